@@ -1,0 +1,5 @@
+"""``python -m ckptd`` is the command line."""
+
+from ckptd.cli import main
+
+main()

@@ -1,0 +1,1 @@
+"""What to do: pure decisions. No sockets, clocks, files, threads or logs in here."""

@@ -1,0 +1,63 @@
+"""The one list of crash points. Each is a no-op unless armed by CKPTD_FAILPOINT.
+
+``CKPTD_FAILPOINT=name`` ends the process that reaches the point with SIGKILL, as a power cut or the OOM killer would.
+``CKPTD_FAILPOINT=name@/path/marker`` does so once: the marker is created exclusively first, so a restarted process goes on.
+"""
+
+import os
+import signal
+
+VARIABLE = "CKPTD_FAILPOINT"
+
+POINTS = (
+    # stage: the daemon takes a segment over from a rank
+    "stage.segment-received",
+    "stage.before-digest",
+    "stage.before-table",
+    "stage.before-digested-seal",
+    "stage.after-digested-seal",
+    "stage.before-staged-told",
+    "stage.after-staged-told",
+    "stage.before-slot-freed",
+    "stage.after-slot-freed",
+    # drain: the worker writes a segment to the store
+    "drain.ordered",
+    "drain.partial-made",
+    "drain.half-written",
+    "drain.before-truncate",
+    "drain.before-file-sync",
+    "drain.before-file-rename",
+    "drain.after-file-rename",
+    "drain.reported",
+    # commit: votes, manifest, rename
+    "commit.before-vote",
+    "commit.vote-unsynced",
+    "commit.after-vote",
+    "commit.before-manifest",
+    "commit.manifest-unsynced",
+    "commit.before-committed",
+    "commit.committed-unsynced",
+    "commit.before-rename",
+    "commit.after-rename",
+    "commit.after-parent-sync",
+    "commit.after-latest",
+    "commit.before-durable-told",
+    "commit.after-durable-told",
+    # retention: older checkpoints leave the store
+    "remove.before-rename",
+    "remove.after-rename",
+)
+
+_armed, _, _marker = os.environ.get(VARIABLE, "").partition("@")
+
+
+def reach(name: str) -> None:
+    """Ends this process if the point is armed. name is one of POINTS."""
+    if name != _armed:
+        return
+    if _marker:
+        try:
+            os.close(os.open(_marker, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        except FileExistsError:
+            return
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,78 @@
+"""The one tree of errors. Each has a stable code, a message that says what and where, and a hint: what to do next."""
+
+
+class CkptdError(Exception):
+    """Base of every error ckptd raises on purpose."""
+
+    code = "error"
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message if not hint else f"{message}\n  hint: {hint}")
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(CkptdError):
+    """A misuse that only the caller can mend: a leaf that cannot be saved, a step saved twice. Raised at once."""
+
+    code = "usage"
+
+
+class ConfigError(CkptdError):
+    """A setting that is unknown, malformed or impossible on this machine."""
+
+    code = "config"
+
+
+class BudgetError(CkptdError):
+    """The state does not fit the arena's memory budget. Says the numbers and the setting to change."""
+
+    code = "budget"
+
+
+class ConnectError(CkptdError):
+    """No daemon answers, or the daemon refused the job."""
+
+    code = "connect"
+
+
+class StaleIncarnationError(CkptdError):
+    """The sender belongs to an incarnation that a newer one has replaced."""
+
+    code = "stale"
+
+
+class SaveFailedError(CkptdError):
+    """A handle can no longer reach the milestone that was waited for."""
+
+    code = "save-failed"
+
+
+class WaitTimeoutError(CkptdError, TimeoutError):
+    """The milestone was not reached in the time given; it may still be."""
+
+    code = "timeout"
+
+
+class RestoreError(CkptdError):
+    """Nothing could be restored, though something should have been: names what is missing or damaged."""
+
+    code = "restore"
+
+
+class MismatchError(RestoreError):
+    """The state does not fit the checkpoint: lists the first differences."""
+
+    code = "mismatch"
+
+
+class DamagedError(CkptdError):
+    """Bytes that do not match their digest, or a structure that breaks the format. Names file and place."""
+
+    code = "damaged"
+
+
+class ProtocolError(CkptdError):
+    """A message that is malformed, too large or of another version."""
+
+    code = "protocol"

@@ -1,0 +1,175 @@
+"""Records of the commit: vote, manifest, COMMITTED. Each is self-checking or checked by the next."""
+
+from typing import Annotated
+
+import msgspec
+
+from ckptd.protocol.digest import DIGEST_NBYTES, KIND, block_count, digest
+from ckptd.protocol.errors import DamagedError
+from ckptd.protocol.ids import Digest, FileName, JobName, Nbytes, NodeName, Rank, SaveId, WorldSize
+
+VERSION = 1
+VOTES_DIR = "votes"
+MANIFEST = "ckptd.manifest"
+COMMITTED = "COMMITTED"
+LATEST = "latest"
+_MAGIC = b"CKPTDMF1"  # before votes and manifests: magic, body, XXH3-128 of both
+
+
+class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One image: its size, the digest of every block, and its rank's layout and leaves as opaque bytes."""
+
+    name: FileName
+    rank: Rank
+    nbytes: Nbytes
+    digests: bytes  # 16 bytes per block of 16 MiB
+    layout: bytes
+    leaves: bytes
+
+
+class Vote(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node says once its files are synced."""
+
+    version: int
+    digest_kind: str
+    job: JobName
+    save: SaveId
+    node: NodeName
+    world_size: WorldSize
+    files: Annotated[list[FileRecord], msgspec.Meta(max_length=4096)]
+
+
+class VoteRef(msgspec.Struct, frozen=True):
+    """A vote's node, size and digest, so that the manifest pins it."""
+
+    node: NodeName
+    nbytes: Nbytes
+    digest: Digest
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """The truth about a committed checkpoint, made from the votes alone."""
+
+    version: int
+    digest_kind: str
+    writer: str
+    job: JobName
+    save: SaveId
+    world_size: WorldSize
+    votes: list[VoteRef]
+    files: list[FileRecord]  # by rank
+
+
+class Committed(msgspec.Struct, frozen=True, kw_only=True):
+    """The small JSON that makes a directory of final name a checkpoint, if it matches the manifest."""
+
+    format: int
+    job: JobName
+    save_id: str
+    step: int
+    incarnation: int
+    counter: int
+    world_size: int
+    files: int
+    nbytes: int
+    manifest_nbytes: int
+    manifest_xxh3_128: str
+
+    @property
+    def save(self) -> SaveId:
+        """The checkpoint this record belongs to."""
+        return SaveId(self.incarnation, self.counter, self.step)
+
+
+_encoder = msgspec.msgpack.Encoder()
+_vote_decoder = msgspec.msgpack.Decoder(Vote)
+_manifest_decoder = msgspec.msgpack.Decoder(Manifest)
+_committed_decoder = msgspec.json.Decoder(Committed)
+
+
+def encode_record(record: Vote | Manifest) -> bytes:
+    """Self-checking file content of a vote or manifest."""
+    body = _MAGIC + _encoder.encode(record)
+    return body + digest(body)
+
+
+def _open_record(data: bytes, where: str) -> memoryview:
+    if len(data) < len(_MAGIC) + DIGEST_NBYTES or data[: len(_MAGIC)] != _MAGIC:
+        raise DamagedError(f"{where}: not a ckptd record")
+    if digest(memoryview(data)[:-DIGEST_NBYTES]) != data[-DIGEST_NBYTES:]:
+        raise DamagedError(f"{where}: digest does not match, the file is damaged")
+    return memoryview(data)[len(_MAGIC) : -DIGEST_NBYTES]
+
+
+def decode_vote(data: bytes, *, where: str) -> Vote:
+    """The vote in a file's content. Raises DamagedError, naming where, on any flipped or missing byte."""
+    try:
+        vote = _vote_decoder.decode(_open_record(data, where))
+    except msgspec.MsgspecError as error:
+        raise DamagedError(f"{where}: {error}") from error
+    _check(vote.version, vote.digest_kind, vote.files, where)
+    return vote
+
+
+def decode_manifest(data: bytes, *, where: str) -> Manifest:
+    """The manifest in a file's content. Raises DamagedError, naming where."""
+    try:
+        manifest = _manifest_decoder.decode(_open_record(data, where))
+    except msgspec.MsgspecError as error:
+        raise DamagedError(f"{where}: {error}") from error
+    _check(manifest.version, manifest.digest_kind, manifest.files, where)
+    if [f.rank for f in manifest.files] != list(range(manifest.world_size)):
+        raise DamagedError(f"{where}: files of {len(manifest.files)} ranks, the job has {manifest.world_size}")
+    return manifest
+
+
+def _check(version: int, kind: str, files: list[FileRecord], where: str) -> None:
+    if version != VERSION or kind != KIND:
+        raise DamagedError(f"{where}: version {version} with digests {kind!r}, this program reads {VERSION} with {KIND!r}")
+    for record in files:
+        if len(record.digests) != block_count(record.nbytes) * DIGEST_NBYTES:
+            raise DamagedError(f"{where}: {record.name}: digests do not cover the file")
+
+
+def make_manifest(votes: list[tuple[Vote, bytes]], *, save: SaveId, writer: str) -> Manifest:
+    """The manifest that votes (with their file content) add up to.
+
+    Raises DamagedError when they disagree about the job, the save or the world, or do not cover each rank exactly once.
+    """
+    first = votes[0][0] if votes else None
+    if first is None or any((v.job, v.save, v.world_size) != (first.job, save, first.world_size) for v, _ in votes):
+        raise DamagedError(f"votes for {save} are missing or disagree about the job")
+    files = sorted((f for v, _ in votes for f in v.files), key=lambda f: f.rank)
+    if [f.rank for f in files] != list(range(first.world_size)):
+        raise DamagedError(f"votes for {save} cover {len(files)} of {first.world_size} ranks")
+    refs = sorted((VoteRef(v.node, len(raw), digest(raw)) for v, raw in votes), key=lambda r: r.node)
+    return Manifest(
+        version=VERSION, digest_kind=KIND, writer=writer, job=first.job, save=save,
+        world_size=first.world_size, votes=refs, files=files,
+    )  # fmt: skip
+
+
+def make_committed(manifest: Manifest, manifest_raw: bytes) -> Committed:
+    """The COMMITTED record of a manifest and its file content."""
+    return Committed(
+        format=VERSION, job=manifest.job, save_id=manifest.save.text, step=manifest.save.step,
+        incarnation=manifest.save.incarnation, counter=manifest.save.counter, world_size=manifest.world_size,
+        files=len(manifest.files), nbytes=sum(f.nbytes for f in manifest.files),
+        manifest_nbytes=len(manifest_raw), manifest_xxh3_128=digest(manifest_raw).hex(),
+    )  # fmt: skip
+
+
+def encode_committed(committed: Committed) -> bytes:
+    """File content of COMMITTED: indented JSON and a newline."""
+    return msgspec.json.format(msgspec.json.encode(committed)) + b"\n"
+
+
+def decode_committed(data: bytes, *, where: str) -> Committed:
+    """The record in COMMITTED. Raises DamagedError, naming where."""
+    try:
+        committed = _committed_decoder.decode(data)
+    except msgspec.MsgspecError as error:
+        raise DamagedError(f"{where}: {error}") from error
+    if committed.format != VERSION:
+        raise DamagedError(f"{where}: format {committed.format}, this program reads {VERSION}")
+    return committed

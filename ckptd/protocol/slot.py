@@ -1,0 +1,132 @@
+"""The bytes of a slot file: image, tail, and two seal pages. docs/format.md draws them.
+
+::
+
+    0                 image_nbytes    tail_offset                                capacity-8192  capacity
+    | image (the file) | pad to 4096 | digest table | layout | leaves | unused .. | seal A | seal B |
+
+The two seal pages alternate: a writer overwrites the older (or broken) one, so a crash in the middle of a write leaves the
+younger valid one in force. No valid page means the slot is free. Whoever owns the slot writes the seal: the rank while it is
+granted to it, the daemon otherwise.
+"""
+
+import enum
+import struct
+from typing import Annotated
+
+import msgspec
+
+from ckptd.protocol.digest import DIGEST_NBYTES, block_count, digest
+from ckptd.protocol.errors import DamagedError
+from ckptd.protocol.ids import Digest, JobKey, Nbytes, Rank, SaveId, WorldSize
+
+PAGE = 4096
+SEAL_NBYTES = PAGE
+SEALS_NBYTES = 2 * SEAL_NBYTES
+_MAGIC = b"CKPTDSL1"
+_PREFIX = struct.Struct("<8sQI")  # magic, sequence, body length
+_BODY_MAX = SEAL_NBYTES - _PREFIX.size - DIGEST_NBYTES
+MAX_LAYOUT_NBYTES = 1 << 30
+MAX_LEAVES_NBYTES = 1 << 30
+
+
+class SlotState(enum.StrEnum):
+    """What a slot's bytes are worth to somebody who finds them."""
+
+    FREE = "free"
+    SEALED = "sealed"  # the rank wrote all of it
+    DIGESTED = "digested"  # and the daemon took the digest of every block
+
+
+class Seal(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Everything needed to finish the job without the rank that wrote the slot."""
+
+    state: SlotState = SlotState.FREE
+    job: JobKey | None = None
+    save: SaveId | None = None
+    rank: Rank = 0
+    world_size: WorldSize = 1
+    image_nbytes: Nbytes = 0
+    header_nbytes: Nbytes = 0
+    layout_nbytes: Annotated[int, msgspec.Meta(ge=0, le=MAX_LAYOUT_NBYTES)] = 0
+    leaves_nbytes: Annotated[int, msgspec.Meta(ge=0, le=MAX_LEAVES_NBYTES)] = 0
+    layout_digest: Digest = bytes(16)
+    leaves_digest: Digest = bytes(16)
+    table_digest: Digest = bytes(16)
+
+    @property
+    def table_offset(self) -> int:
+        """Byte offset of the digest table, one 16-byte digest per block of the image."""
+        return align_up(self.image_nbytes)
+
+    @property
+    def table_nbytes(self) -> int:
+        """Bytes of the digest table."""
+        return block_count(self.image_nbytes) * DIGEST_NBYTES
+
+    @property
+    def layout_offset(self) -> int:
+        """Byte offset of the encoded Layout."""
+        return self.table_offset + self.table_nbytes
+
+    @property
+    def leaves_offset(self) -> int:
+        """Byte offset of the encoded Leaves."""
+        return self.layout_offset + self.layout_nbytes
+
+    @property
+    def content_nbytes(self) -> int:
+        """Bytes from the start of the slot to the end of the tail."""
+        return self.leaves_offset + self.leaves_nbytes
+
+
+def align_up(nbytes: int, unit: int = PAGE) -> int:
+    """nbytes rounded up to a multiple of unit."""
+    return -(-nbytes // unit) * unit
+
+
+def slot_capacity(image_nbytes: int, layout_nbytes: int, leaves_nbytes: int) -> int:
+    """Bytes of the smallest slot file that holds such a segment, a multiple of PAGE."""
+    tail = block_count(image_nbytes) * DIGEST_NBYTES + layout_nbytes + leaves_nbytes
+    return align_up(image_nbytes) + align_up(tail) + SEALS_NBYTES
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Seal)
+
+
+def encode_seal(seal: Seal, sequence: int) -> bytes:
+    """One seal page of exactly SEAL_NBYTES."""
+    body = _encoder.encode(seal)
+    if len(body) > _BODY_MAX:
+        raise DamagedError(f"seal body of {len(body)} bytes exceeds {_BODY_MAX}")
+    head = (_PREFIX.pack(_MAGIC, sequence, len(body)) + body).ljust(SEAL_NBYTES - DIGEST_NBYTES, b"\0")
+    return head + digest(head)
+
+
+def _decode_page(page: bytes) -> tuple[int, Seal] | None:
+    if digest(page[:-DIGEST_NBYTES]) != page[-DIGEST_NBYTES:]:
+        return None
+    magic, sequence, body_nbytes = _PREFIX.unpack_from(page)
+    if magic != _MAGIC or body_nbytes > _BODY_MAX:
+        return None
+    try:
+        return sequence, _decoder.decode(page[_PREFIX.size : _PREFIX.size + body_nbytes])
+    except msgspec.MsgspecError:
+        return None
+
+
+def decode_seals(pages: bytes) -> tuple[int, int, Seal]:
+    """(index, sequence, seal) of the younger valid page of the two; a free seal of sequence 0 when neither is valid."""
+    best = (1, 0, Seal())
+    for index in (0, 1):
+        found = _decode_page(pages[index * SEAL_NBYTES : (index + 1) * SEAL_NBYTES])
+        if found is not None and found[0] > best[1]:
+            best = (index, *found)
+    return best
+
+
+def next_seal(pages: bytes, seal: Seal) -> tuple[int, bytes]:
+    """(offset within the two pages, page bytes) that put seal in force without touching the page that is in force now."""
+    index, sequence, _ = decode_seals(pages)
+    return (1 - index) * SEAL_NBYTES, encode_seal(seal, sequence + 1)
