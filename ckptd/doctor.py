@@ -1,0 +1,55 @@
+"""`ckptd doctor`: is this machine fit for ckptd, and what to type where not. Asks the probes, then the judges."""
+
+import os
+import platform
+
+from ckptd import judge, memory, probe
+from ckptd.judge import Finding, Verdict
+from ckptd.probe_store import probe_store
+from ckptd.protocol.places import SOCKET
+
+__all__ = ["Finding", "Verdict", "examine"]
+
+
+def examine(arena_dir: str, store: str | None = None, *, deadline_s: float = 20.0) -> list[Finding]:
+    """Every finding about machine, arena and store, in reading order. deadline_s bounds the store's part."""
+    facts = probe_store(store, deadline_s=deadline_s) if store else None
+    return [*examine_memory(arena_dir), *examine_arena(arena_dir), *judge.judge_store(facts), *examine_machine()]
+
+
+def examine_memory(arena_dir: str) -> list[Finding]:
+    """How much the arena may hold, and how fast and how safe that memory is."""
+    mount = probe.mount_holding(arena_dir)
+    meminfo = probe.meminfo()
+    return [
+        judge.judge_shm(mount, probe.file_system_nbytes(arena_dir), meminfo.get("MemTotal", 0)),
+        judge.judge_budget(memory.budget(arena_dir)),
+        judge.judge_huge_pages(mount, probe.read_text("/sys/kernel/mm/transparent_hugepage/shmem_enabled")),
+        judge.judge_populate(probe.populate_works(), platform.release()),
+        judge.judge_memlock(probe.memlock_nbytes(), meminfo.get("SwapTotal", 0)),
+    ]
+
+
+def examine_arena(arena_dir: str) -> list[Finding]:
+    """Whether the arena is ours, reachable and safe from logind."""
+    user = probe.user_name()
+    return [
+        judge.judge_arena(probe.arena_facts(arena_dir)),
+        judge.judge_socket_path(os.path.join(arena_dir, SOCKET)),
+        judge.judge_remove_ipc(
+            logind=probe.has_logind(),
+            removes=judge.removes_ipc(probe.logind_texts()),
+            lingers=probe.lingers(user),
+            uid=os.getuid(),
+            user=user,
+        ),
+    ]
+
+
+def examine_machine() -> list[Finding]:
+    """Processors, descriptors and versions."""
+    return [
+        judge.judge_files(*probe.file_limits()),
+        judge.judge_cpus(len(os.sched_getaffinity(0))),
+        judge.judge_versions(probe.versions()),
+    ]

@@ -1,0 +1,62 @@
+"""What systemd wants to hear, by datagram: READY, STATUS, STOPPING, WATCHDOG. Does nothing outside a Type=notify unit.
+
+A manager that does not listen must not end the daemon, so failures are returned, never raised.
+"""
+
+import os
+import socket
+from collections.abc import Mapping
+
+_TIMEOUT_S = 1.0
+
+
+def notify(*assignments: str, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether the assignments ("READY=1", ...) reached the manager. Blocks for at most a second."""
+    address = environ.get("NOTIFY_SOCKET", "")
+    if not address.startswith(("/", "@")):
+        return False
+    if address.startswith("@"):  # abstract: no file, the name starts with a zero byte
+        address = "\0" + address[1:]
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
+            channel.settimeout(_TIMEOUT_S)
+            channel.sendto("\n".join(assignments).encode(), address)
+    except OSError:
+        return False
+    return True
+
+
+def ready(status: str = "") -> bool:
+    """Says that the daemon serves."""
+    return notify("READY=1", f"STATUS={_one_line(status)}")
+
+
+def status(text: str) -> bool:
+    """Puts text on the unit's Status line."""
+    return notify(f"STATUS={_one_line(text)}")
+
+
+def stopping(text: str = "") -> bool:
+    """Says that the daemon is on its way out."""
+    return notify("STOPPING=1", f"STATUS={_one_line(text)}")
+
+
+def watchdog() -> bool:
+    """Says that the loop still turns."""
+    return notify("WATCHDOG=1")
+
+
+def watchdog_interval_s(environ: Mapping[str, str] = os.environ, pid: int | None = None) -> float | None:
+    """Seconds between two watchdog() calls, half of what the unit allows; None when nobody waits for this process."""
+    usec = environ.get("WATCHDOG_USEC", "")
+    meant_for = environ.get("WATCHDOG_PID", "")
+    if not usec.isdigit() or int(usec) == 0:
+        return None
+    if meant_for and meant_for != str(os.getpid() if pid is None else pid):
+        return None
+    return int(usec) / 2e6
+
+
+def _one_line(text: str) -> str:
+    """A newline would start the next assignment."""
+    return " ".join(text.split())
