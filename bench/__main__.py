@@ -1,0 +1,70 @@
+"""``python -m bench``: yardsticks, ckptd's speed budget and its peers in one run; tables, JSON and a picture."""
+
+import argparse
+import contextlib
+import os
+import platform
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from bench import report, states
+from bench.node import OUT, Node, scratch
+from bench.report import Report
+from bench.run import SECTIONS, STATE_NBYTES, Run
+
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def main() -> None:
+    """Runs the chosen sections, shows and writes what they found, leaves nothing else behind."""
+    options = _options()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    torch.set_num_threads(options.threads)
+    console = Console()
+    found = Report(_machine(), {name: str(value) for name, value in vars(options).items()})
+    state = states.realistic(options.nbytes)
+    with scratch(options.store) as (shm_dir, disk_dir), contextlib.closing(Node(shm_dir, disk_dir / "store")) as node:
+        run = Run(found, node, options.nbytes, state, options.repeat, frozenset(options.only), console)
+        run.all(shm_dir, disk_dir)
+    report.show(found, states.nbytes_of(state), console)
+    OUT.mkdir(parents=True, exist_ok=True)
+    report.write_json(found, OUT / "results.json")
+    report.draw(found, OUT / "results.png")
+    console.print(f"written: {OUT}/results.json, {OUT}/results.png")
+
+
+def parse_size(text: str) -> int:
+    """Bytes of "256M", "2G" or a plain number. Raises ValueError otherwise."""
+    unit = _UNITS.get(text[-1:].upper())
+    return int(text) if unit is None else int(text[:-1]) * unit
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("--nbytes", type=parse_size, default=STATE_NBYTES, help="size of the realistic state (2G)")
+    parser.add_argument("--repeat", type=int, default=5, help="measurements of each thing (5)")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads of copies and yardsticks (1)")
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS, help="sections to run (all)")
+    parser.add_argument("--store", type=Path, default=OUT, help=f"directory on the disk to measure ({OUT})")
+    return parser.parse_args()
+
+
+def _machine() -> dict[str, Any]:
+    """What the numbers were taken on."""
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return {
+        "cores": os.cpu_count(),
+        "memory_gib": round(pages / 2**30, 1),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""How things are timed: wall and CPU seconds of a call and of the whole process tree, medians, interleaving."""
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+Mark = TypeVar("Mark")
+Result = TypeVar("Result")
+
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One timed call. cpu_s counts this process and everything below it."""
+
+    seconds: float
+    cpu_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Repeated measurements of one thing, in one unit."""
+
+    unit: str
+    values: tuple[float, ...]
+    cpu_s: float | None = None
+
+    @property
+    def median(self) -> float:
+        """Median of the values."""
+        return statistics.median(self.values)
+
+    @property
+    def low(self) -> float:
+        """Smallest value."""
+        return min(self.values)
+
+    @property
+    def high(self) -> float:
+        """Largest value."""
+        return max(self.values)
+
+    def scaled(self, factor: float, unit: str) -> "Series":
+        """The same measurements in another unit."""
+        return Series(unit, tuple(value * factor for value in self.values), self.cpu_s)
+
+    def rate(self, nbytes: int) -> "Series":
+        """Seconds per nbytes as GB/s (1e9 bytes)."""
+        return Series("GB/s", tuple(nbytes / value / 1e9 for value in self.values), self.cpu_s)
+
+
+def seconds(samples: list[Sample]) -> Series:
+    """Wall seconds of samples, with the median of their CPU seconds."""
+    return Series("s", tuple(s.seconds for s in samples), statistics.median(s.cpu_s for s in samples))
+
+
+def timed(call: Callable[[], object]) -> Sample:
+    """Wall and CPU seconds of one call."""
+    cpu_s = tree_cpu_s()
+    start = time.perf_counter()
+    call()
+    stop = time.perf_counter()
+    return Sample(stop - start, tree_cpu_s() - cpu_s)
+
+
+def interleave(
+    repeat: int, yardstick: Callable[[], Mark], measured: Callable[[], Result]
+) -> tuple[list[Mark], list[Result]]:
+    """What both gave, a yardstick right before and right after each measurement: a shared machine has bad minutes."""
+    marks: list[Mark] = [yardstick()]
+    results: list[Result] = []
+    for _ in range(repeat):
+        results.append(measured())
+        marks.append(yardstick())
+    return marks, results
+
+
+def descendants(root: int) -> Iterator[int]:
+    """Process ids of root and everything below it."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and (fields := _stat_fields(int(entry.name))):
+            children.setdefault(int(fields[1]), []).append(int(entry.name))
+    queue = [root]
+    while queue:
+        pid = queue.pop()
+        yield pid
+        queue += children.get(pid, [])
+
+
+def tree_cpu_s(root: int | None = None) -> float:
+    """CPU seconds of a process (this one) and everything below it, the dead and reaped included."""
+    total = 0.0
+    for pid in descendants(root or os.getpid()):
+        if fields := _stat_fields(pid):
+            total += sum(int(ticks) for ticks in fields[11:15]) * _TICK_S
+    return total
+
+
+def running_cpu_s(root: int) -> float:
+    """CPU seconds of the living threads below root, to the nanosecond: for measuring almost nothing."""
+    total_ns = 0
+    for pid in descendants(root):
+        for task in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+            total_ns += int(task.read_text().split()[0])
+    return total_ns / 1e9
+
+
+def own_memory_nbytes(pid: int) -> int:
+    """RssAnon + RssFile of a process: its own memory, without the arena that it maps."""
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return sum(int(status[key].split()[0]) * 1024 for key in ("RssAnon", "RssFile"))
+
+
+def _stat_fields(pid: int) -> list[str]:
+    """Fields of /proc/pid/stat from the state (third) on; none if the process is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
