@@ -1,0 +1,187 @@
+"""Every file effect of the store's code, one method each, so that a test can put a disk that forgets in its place.
+
+Methods take absolute paths, block for as long as the file system does, and raise OSError with the path in it. Nothing
+here knows what a checkpoint is.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import secrets
+
+_WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+_READ_NBYTES = 8 << 20
+_TEMP_MARK = ".tmp-"
+# What a file system without hard links answers to link(2).
+_NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
+
+
+def temp_name(path: str) -> str:
+    """A hidden name beside path that nobody else uses: a writer left over from a killed process never shares a file."""
+    head, name = os.path.split(path)
+    return os.path.join(head, f".{name}{_TEMP_MARK}{secrets.token_hex(6)}")
+
+
+def is_temp(name: str, of: str = "") -> bool:
+    """Whether name is one that temp_name gives (to a file called of, if said)."""
+    return name.startswith(f".{of}{_TEMP_MARK}") if of else name.startswith(".") and _TEMP_MARK in name
+
+
+class FileLayer:
+    """The real disk. Primitives first; the methods below the line are made of them."""
+
+    def mkdir(self, path: str) -> bool:
+        """Whether path was made; False if something of that name was there."""
+        try:
+            os.mkdir(path)
+        except FileExistsError:
+            return False
+        return True
+
+    def create_exclusive(self, path: str) -> None:
+        """An empty new file. Raises FileExistsError if there is one, also when two processes try at once."""
+        os.close(os.open(path, _WRITE_FLAGS | os.O_EXCL, 0o666))
+
+    def open_write(self, path: str, *, direct: bool) -> int:
+        """Descriptor of a new or emptied file; past the page cache if direct and the file system lets us."""
+        if direct:
+            try:
+                return os.open(path, _WRITE_FLAGS | os.O_DIRECT, 0o666)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+        # No O_EXCL: a refused O_DIRECT leaves the file it created behind.
+        return os.open(path, _WRITE_FLAGS | os.O_TRUNC, 0o666)
+
+    def pwrite(self, fd: int, data: bytes | memoryview, offset: int) -> None:
+        """All of data at offset. Leaves O_DIRECT for good at the first write that it refuses."""
+        with memoryview(data) as view:
+            done = 0
+            while done < len(view):
+                with view[done:] as rest:
+                    done += self._pwrite_some(fd, rest, offset + done)
+
+    @staticmethod
+    def _pwrite_some(fd: int, data: memoryview, offset: int) -> int:
+        try:
+            return os.pwrite(fd, data, offset)
+        except OSError as error:
+            flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+            if error.errno != errno.EINVAL or not flags & os.O_DIRECT:
+                raise
+            fcntl.fcntl(fd, fcntl.F_SETFL, flags & ~os.O_DIRECT)
+            return os.pwrite(fd, data, offset)
+
+    def truncate(self, fd: int, nbytes: int) -> None:
+        """The file's size set to nbytes."""
+        os.ftruncate(fd, nbytes)
+
+    def fsync(self, fd: int) -> None:
+        """Returns when data and size are on the disk. The file's name may still be lost: see fsync_dir."""
+        os.fsync(fd)
+
+    def close(self, fd: int) -> None:
+        """The descriptor given back."""
+        os.close(fd)
+
+    def fsync_dir(self, path: str) -> None:
+        """Returns when the names in this directory are on the disk as they are now."""
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def rename(self, src: str, dst: str) -> None:
+        """Dst becomes src, atomically; replaces a file or an empty directory."""
+        os.rename(src, dst)
+
+    def link(self, src: str, dst: str) -> None:
+        """Dst becomes a second name of src. Raises FileExistsError rather than replace anything."""
+        os.link(src, dst)
+
+    def symlink(self, target: str, path: str) -> None:
+        """A new symbolic link with the text target."""
+        os.symlink(target, path)
+
+    def readlink(self, path: str) -> str:
+        """Text of a symbolic link."""
+        return os.readlink(path)
+
+    def listdir(self, path: str) -> list[str]:
+        """Names in a directory, sorted."""
+        return sorted(os.listdir(path))
+
+    def read_file(self, path: str, max_nbytes: int) -> bytes:
+        """Content of a file. Raises OSError EFBIG when there is more than max_nbytes, before reading it."""
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if os.fstat(fd).st_size > max_nbytes:
+                raise OSError(errno.EFBIG, f"{os.strerror(errno.EFBIG)}, at most {max_nbytes} bytes expected", path)
+            parts = []
+            while part := os.read(fd, _READ_NBYTES):
+                parts.append(part)
+            return b"".join(parts)
+        finally:
+            os.close(fd)
+
+    def size(self, path: str) -> int:
+        """Bytes of a file."""
+        return os.stat(path).st_size
+
+    def space(self, path: str) -> tuple[int, int]:
+        """(bytes this user may still write, bytes in all) of the file system at path."""
+        found = os.statvfs(path)
+        return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+
+    def unlink(self, path: str) -> None:
+        """The name of a file removed. Raises IsADirectoryError for a directory."""
+        os.unlink(path)
+
+    def rmdir(self, path: str) -> None:
+        """An empty directory removed."""
+        os.rmdir(path)
+
+    # -- made of the above --
+
+    def publish(self, temp: str, path: str) -> bool:
+        """Whether path now names temp's file; False if path was there already. temp's name is gone either way."""
+        try:
+            self.link(temp, path)
+        except FileExistsError:
+            self.unlink(temp)
+            return False
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            # Without hard links the last of two racing writers wins; their bytes differ only if their versions do.
+            self.rename(temp, path)
+            return True
+        self.unlink(temp)
+        return True
+
+    def replace_symlink(self, target: str, path: str) -> None:
+        """Path becomes a link to target, atomically, whatever link it was."""
+        temp = temp_name(path)
+        self.symlink(target, temp)
+        try:
+            self.rename(temp, path)
+        except OSError:
+            self.unlink(temp)
+            raise
+
+    def rmtree(self, path: str) -> None:
+        """Path and all below it removed; what another process removes meanwhile is no error."""
+        with contextlib.suppress(FileNotFoundError):
+            for name in self.listdir(path):
+                self._remove_any(os.path.join(path, name))
+            self.rmdir(path)
+
+    def _remove_any(self, path: str) -> None:
+        try:
+            self.unlink(path)
+        except FileNotFoundError:
+            return
+        except IsADirectoryError:
+            self.rmtree(path)

@@ -1,0 +1,290 @@
+"""The sequences that change a job's directory on the store, each in the order that makes a crash at any step harmless.
+
+Each is safe to repeat and harmless when two processes, on one node or two, run it at once. All block for as long as the
+file system does and raise OSError or CkptdError.
+"""
+
+import contextlib
+import os
+import re
+import secrets
+
+import msgspec
+
+from ckptd import failpoints
+from ckptd.filelayer import FileLayer, is_temp, temp_name
+from ckptd.protocol.errors import CkptdError, DamagedError
+from ckptd.protocol.ids import MAX_INCARNATION, JobKey, SaveId, parse_dirname, parse_partial_dirname
+from ckptd.protocol.manifest import (
+    COMMITTED,
+    LATEST,
+    MANIFEST,
+    VOTES_DIR,
+    Committed,
+    Manifest,
+    Vote,
+    decode_manifest,
+    encode_committed,
+    encode_record,
+    make_committed,
+    make_manifest,
+)
+from ckptd.store_scan import (
+    INCARNATIONS_DIR,
+    MAX_RECORD_NBYTES,
+    TRASH_PREFIX,
+    Place,
+    committed_at,
+    job_dir,
+    read_committed,
+    read_vote,
+    scan,
+    vote_names,
+)
+
+KEPT_MARKERS = 4
+_MARKER_RE = re.compile(r"^i([0-9]{8})$")
+
+
+class CommitOutcome(msgspec.Struct, frozen=True, tag="committed"):
+    """The commit's record; note says what went wrong with a convenience (`latest`, tidying), if anything."""
+
+    committed: Committed
+    note: str = ""
+
+
+# -- incarnations --
+
+
+def take_incarnation(fs: FileLayer, key: JobKey, at_least: int = 1) -> int:
+    """A number no one has had for this job, at least at_least and above all traces of the job on the store. Durable."""
+    markers = os.path.join(job_dir(key), INCARNATIONS_DIR)
+    fs.mkdir(job_dir(key))
+    fs.mkdir(markers)
+    while True:
+        number = max([at_least - 1, *_numbers(fs, markers), *_used(fs, job_dir(key))]) + 1
+        if number > MAX_INCARNATION:
+            raise CkptdError(f"{markers}: incarnation numbers are used up", hint="use another job name")
+        try:
+            fs.create_exclusive(os.path.join(markers, f"i{number:08d}"))
+        except FileExistsError:
+            continue
+        # A taker that slept since it listed may create a number that was taken and pruned: then many higher ones exist.
+        highest = sorted(_numbers(fs, markers))[-KEPT_MARKERS:]
+        if number in highest:
+            break
+    for path in (markers, job_dir(key), key.store):
+        fs.fsync_dir(path)
+    _prune_markers(fs, markers, below=highest[0])
+    return number
+
+
+def _numbers(fs: FileLayer, markers: str) -> list[int]:
+    return [int(match[1]) for match in map(_MARKER_RE.match, fs.listdir(markers)) if match]
+
+
+def _used(fs: FileLayer, path: str) -> list[int]:
+    names = fs.listdir(path)
+    finals = [found[1] for found in map(parse_dirname, names) if found]
+    return finals + [save.incarnation for save in map(parse_partial_dirname, names) if save]
+
+
+def _prune_markers(fs: FileLayer, markers: str, *, below: int) -> None:
+    for number in _numbers(fs, markers):
+        if number < below:
+            with contextlib.suppress(OSError):  # tidying only; the next taker tries again
+                fs.unlink(os.path.join(markers, f"i{number:08d}"))
+
+
+# -- votes and commit --
+
+
+def write_vote(fs: FileLayer, key: JobKey, vote: Vote) -> None:
+    """The node's word, durable, that its files are: call it when they and their directory are synced."""
+    place = Place(key, vote.save)
+    path = os.path.join(place.votes, vote.node)
+    fs.mkdir(place.votes)
+    temp = _write_temp(fs, path, encode_record(vote), unsynced="commit.vote-unsynced")
+    fs.rename(temp, path)
+    fs.fsync_dir(place.votes)
+    fs.fsync_dir(place.partial)
+
+
+def _write_temp(fs: FileLayer, path: str, data: bytes, *, unsynced: str) -> str:
+    """Hidden file beside path with data, synced. unsynced: the crash point before that sync."""
+    temp = temp_name(path)
+    fd = fs.open_write(temp, direct=False)
+    try:
+        fs.pwrite(fd, data, 0)
+        failpoints.reach(unsynced)
+        fs.fsync(fd)
+    finally:
+        fs.close(fd)
+    return temp
+
+
+def commit(fs: FileLayer, key: JobKey, save: SaveId, writer: str) -> CommitOutcome:
+    """The checkpoint under its final name, durable, made from the votes on the disk alone.
+
+    Returns at once when it is committed already, by whomever. Raises DamagedError, naming the file, when a vote is
+    damaged or missing, a file is absent or has another size, or another save has the final name. writer: program and
+    version.
+    """
+    place = Place(key, save)
+    committed = committed_at(fs, place)
+    if committed is None:
+        try:
+            committed = _write_and_rename(fs, place, writer)
+        except (OSError, DamagedError):
+            # Another committer may have renamed the directory under us. Then all we wanted is at the target.
+            committed = committed_at(fs, place)
+            if committed is None:
+                raise
+    failpoints.reach("commit.after-rename")
+    fs.fsync_dir(place.job_dir)
+    # Whoever made the job's directory may have died before it synced the directory above.
+    fs.fsync_dir(key.store)
+    failpoints.reach("commit.after-parent-sync")
+    note = _set_latest(fs, place) or _tidy(fs, place.final)
+    failpoints.reach("commit.after-latest")
+    return CommitOutcome(committed, note)
+
+
+def _write_and_rename(fs: FileLayer, place: Place, writer: str) -> Committed:
+    votes = [read_vote(fs, place, node) for node in vote_names(fs, place)]
+    manifest = make_manifest(votes, save=place.save, writer=writer)
+    _check_files(fs, place, manifest)
+    failpoints.reach("commit.before-manifest")
+    manifest, raw = _publish_manifest(fs, os.path.join(place.partial, MANIFEST), manifest)
+    # `.metadata` of stock readers goes here: after the manifest, before COMMITTED.
+    failpoints.reach("commit.before-committed")
+    committed = make_committed(manifest, raw)
+    path = os.path.join(place.partial, COMMITTED)
+    fs.rename(_write_temp(fs, path, encode_committed(committed), unsynced="commit.committed-unsynced"), path)
+    fs.fsync_dir(place.votes)
+    fs.fsync_dir(place.partial)
+    failpoints.reach("commit.before-rename")
+    fs.rename(place.partial, place.final)
+    return committed
+
+
+def _check_files(fs: FileLayer, place: Place, manifest: Manifest) -> None:
+    for record in manifest.files:
+        path = os.path.join(place.partial, record.name)
+        try:
+            nbytes = fs.size(path)
+        except FileNotFoundError:
+            raise DamagedError(f"{path}: missing, though rank {record.rank}'s node voted for it") from None
+        if nbytes != record.nbytes:
+            raise DamagedError(f"{path}: {nbytes} bytes, the vote says {record.nbytes}")
+
+
+def _publish_manifest(fs: FileLayer, path: str, manifest: Manifest) -> tuple[Manifest, bytes]:
+    """The manifest that is at path now, and its bytes.
+
+    Two committers of different versions write different bytes, and the COMMITTED of one must not meet the manifest of
+    the other. So the first manifest stays, unless it is damaged or is of other votes.
+    """
+    raw = encode_record(manifest)
+    temp = _write_temp(fs, path, raw, unsynced="commit.manifest-unsynced")
+    if fs.publish(temp, path):
+        return manifest, raw
+    there = fs.read_file(path, MAX_RECORD_NBYTES)
+    with contextlib.suppress(DamagedError):
+        found = decode_manifest(there, where=path)
+        if msgspec.structs.replace(found, writer=manifest.writer) == manifest:
+            return found, there
+    fs.rename(_write_temp(fs, path, raw, unsynced="commit.manifest-unsynced"), path)
+    return manifest, raw
+
+
+def _set_latest(fs: FileLayer, place: Place) -> str:
+    """Empty, or why `latest` could not be set. Never moves it to an older checkpoint."""
+    path = os.path.join(place.job_dir, LATEST)
+    try:
+        current = _latest_save(fs, place.job_dir)
+        if current is None or current < place.save:
+            fs.replace_symlink(place.save.dirname, path)
+    except OSError as error:
+        return f"{path} was not set: {error}"
+    return ""
+
+
+def _latest_save(fs: FileLayer, path: str) -> SaveId | None:
+    try:
+        return read_committed(fs, os.path.join(path, fs.readlink(os.path.join(path, LATEST)))).save
+    except (OSError, DamagedError):
+        return None
+
+
+def _tidy(fs: FileLayer, path: str) -> str:
+    """Empty, or why hidden files of crashed writers stayed. Only under the final name, where nobody writes."""
+    try:
+        for directory in (path, os.path.join(path, VOTES_DIR)):
+            for name in filter(is_temp, fs.listdir(directory)):
+                fs.unlink(os.path.join(directory, name))
+    except FileNotFoundError:
+        return ""  # the other committer tidies too
+    except OSError as error:
+        return f"{path} was not tidied: {error}"
+    return ""
+
+
+# -- removal --
+
+
+def remove_checkpoint(fs: FileLayer, key: JobKey, save: SaveId) -> None:
+    """The committed checkpoint removed; nothing to do if it is gone. Raises CkptdError for the newest: it stays."""
+    entries = scan(fs, key).committed
+    if save not in (entry.committed.save for entry in entries):
+        if committed_at(fs, Place(key, save)) is None:
+            return
+        raise DamagedError(
+            f"{Place(key, save).final}: not a valid checkpoint", hint=f"see: ckptd verify {job_dir(key)}"
+        )
+    newest = entries[0].committed.save
+    if save == newest:
+        raise CkptdError(
+            f"{Place(key, save).final}: is the newest committed checkpoint of job {key.job!r} and is not removed",
+            hint="commit a newer one first",
+        )
+    # The newer one's rename must be on the disk before this one's: another node may have made it a moment ago.
+    fs.fsync_dir(job_dir(key))
+    _set_latest(fs, Place(key, newest))
+    failpoints.reach("remove.before-rename")
+    _discard(fs, Place(key, save).final)
+
+
+def remove_partial(fs: FileLayer, key: JobKey, save: SaveId) -> None:
+    """The unfinished checkpoint removed, also under a late writer, who gets ENOENT. Never a committed one."""
+    _discard(fs, Place(key, save).partial)
+
+
+def _discard(fs: FileLayer, path: str) -> None:
+    head, name = os.path.split(path)
+    trash = os.path.join(head, f"{TRASH_PREFIX}{name.lstrip('.')}-{secrets.token_hex(6)}")
+    try:
+        fs.rename(path, trash)
+    except FileNotFoundError:
+        return
+    failpoints.reach("remove.after-rename")
+    fs.fsync_dir(head)  # else a crash could bring the old name back over half of the files
+    fs.rmtree(trash)
+
+
+def sweep_trash(fs: FileLayer, key: JobKey) -> int:
+    """Leftovers removed that earlier removals or links of a crashed process left in the job's directory; how many."""
+    try:
+        names = fs.listdir(job_dir(key))
+    except FileNotFoundError:
+        return 0
+    trash = [name for name in names if name.startswith(TRASH_PREFIX)]
+    if trash:
+        fs.fsync_dir(job_dir(key))  # the rename to the trash may still be unsynced
+    for name in trash:
+        fs.rmtree(os.path.join(job_dir(key), name))
+    links = [name for name in names if is_temp(name, LATEST)]
+    for name in links:
+        with contextlib.suppress(FileNotFoundError):
+            fs.unlink(os.path.join(job_dir(key), name))
+    return len(trash) + len(links)

@@ -1,0 +1,92 @@
+"""Slots to files of a save: maps each slot while it is written and makes sure that it stays the save's to the end."""
+
+import mmap
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Self
+
+from ckptd.filelayer import FileLayer
+from ckptd.protocol.errors import CkptdError
+from ckptd.protocol.ids import JobKey
+from ckptd.protocol.slot import SEALS_NBYTES, Seal, SlotState, align_up, decode_seals
+from ckptd.store_image import WRITERS, Flow, Image, make_partial, sync_partial, write_image
+from ckptd.store_messages import Drain, Drained, DrainFile
+from ckptd.store_scan import Place, committed_at
+
+_FILES_AT_ONCE = 2  # one file's sync runs beside the next one's writes
+
+
+class SlotChangedError(CkptdError):
+    """The slot does not hold the save that was to be drained, or no longer."""
+
+    code = "slot-changed"
+
+
+class MappedSlot:
+    """A slot of a save, mapped read-only, as a context. Takes no lock: the daemon keeps the slot for the drain."""
+
+    def __init__(self, place: Place, file: DrainFile) -> None:
+        self._place = place
+        self._file = file
+        self._fd = os.open(file.slot_path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            self.check()
+            # Whole pages, because the last direct write is rounded up to one.
+            self._map = mmap.mmap(self._fd, align_up(file.nbytes), access=mmap.ACCESS_READ)
+        except BaseException:
+            os.close(self._fd)
+            raise
+        self.image = memoryview(self._map)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.image.release()
+        self._map.close()
+        os.close(self._fd)
+
+    def check(self) -> None:
+        """Raises SlotChangedError unless the slot's seal is in force and is this save's."""
+        nbytes = os.fstat(self._fd).st_size
+        seal = Seal()
+        if nbytes >= align_up(self._file.nbytes) + SEALS_NBYTES:
+            seal = decode_seals(os.pread(self._fd, SEALS_NBYTES, nbytes - SEALS_NBYTES))[2]
+        sealed = seal.state in {SlotState.SEALED, SlotState.DIGESTED}
+        theirs = (seal.job, seal.save, seal.image_nbytes)
+        if not sealed or theirs != (self._place.key, self._place.save, self._file.nbytes):
+            held = f"{seal.save} with {seal.image_nbytes} bytes" if sealed else "nothing sealed"
+            wanted = f"{self._place.save} of job {self._place.key.job!r} with {self._file.nbytes} bytes"
+            raise SlotChangedError(f"{self._file.slot_path}: holds {held}, not {wanted}")
+
+
+def drain(fs: FileLayer, store: str, order: Drain, report: Callable[[int], None]) -> Drained:
+    """All files of the order in the save's partial directory, data and names synced.
+
+    report: told the bytes done, from other threads. Raises OSError of store or slot, or SlotChangedError.
+    """
+    start_s = time.monotonic()
+    place = Place(JobKey(store, order.job), order.save)
+    if committed_at(fs, place) is not None:
+        return Drained(0, 0.0, committed=True)
+    make_partial(fs, place)
+    lanes = min(len(order.files), _FILES_AT_ONCE)
+    flow = Flow(bytes_per_s=order.bytes_per_s, writers=WRITERS if lanes == 1 else 2, report=report)
+
+    def write(file: DrainFile) -> None:
+        with MappedSlot(place, file) as slot:
+            write_image(fs, place, Image(file.name, file.nbytes, slot.image, slot.check), flow)
+
+    pool = ThreadPoolExecutor(max(1, lanes))
+    try:
+        for _ in pool.map(write, order.files):
+            pass
+    finally:
+        pool.shutdown(cancel_futures=True)
+    sync_partial(fs, place)
+    return Drained(sum(file.nbytes for file in order.files), time.monotonic() - start_s)

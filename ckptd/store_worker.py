@@ -1,0 +1,184 @@
+"""The process that touches one store, so that a hung mount stops that store's drain and nothing else.
+
+Started by worker_link with ``python -m ckptd.store_worker SOCKET_FD PARENT_PID NICENESS STORE``. It holds no lock,
+keeps nothing between requests, and ends when its daemon does.
+"""
+
+import ctypes
+import errno
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import NoReturn, assert_never
+
+from ckptd import failpoints, store
+from ckptd.filelayer import FileLayer
+from ckptd.protocol.errors import CkptdError, ProtocolError
+from ckptd.protocol.ids import JobKey
+from ckptd.store_drain import drain
+from ckptd.store_messages import (
+    Commit,
+    Done,
+    Drain,
+    Failed,
+    FrameReader,
+    Probe,
+    Progress,
+    RemoveCheckpoint,
+    RemovePartial,
+    Reply,
+    Request,
+    ScanJob,
+    Space,
+    SweepTrash,
+    TakeIncarnation,
+    Taken,
+    WriteVote,
+    decode_request,
+    encode_frame,
+)
+from ckptd.store_scan import scan
+
+_THREADS = 6  # requests at once: a hung one leaves five
+_RECEIVE_NBYTES = 1 << 20
+_PROGRESS_PERIOD_S = 0.1
+_PR_SET_PDEATHSIG = 1
+_HINTS = {
+    errno.ENOSPC: "free space on the store, or keep fewer checkpoints: ckptd prune",
+    errno.EDQUOT: "the quota is used up: free some of it, or keep fewer checkpoints: ckptd prune",
+    errno.ENOENT: "does the store exist and is it mounted? ckptd makes the job's directory, never the store itself",
+    errno.ENOTDIR: "the store must be a directory: set store to another path",
+    errno.EACCES: "the daemon's user may not write there: check owner and mode of the store",
+    errno.EPERM: "the daemon's user may not write there: check owner and mode of the store",
+    errno.EROFS: "the store is mounted read-only: remount it, or set store to another path",
+    errno.ESTALE: "the mount went away under the daemon: remount the store",
+    errno.EIO: "the file system reports a device error: see its logs; the drain is tried again",
+}
+
+
+class Worker:
+    """Carries out requests of one daemon on one store, several at once."""
+
+    def __init__(self, sock: socket.socket, root: str, fs: FileLayer) -> None:
+        self._sock = sock
+        self._root = root
+        self._fs = fs
+        self._sending = threading.Lock()
+        self._pool = ThreadPoolExecutor(_THREADS)
+
+    def serve(self) -> None:
+        """Returns when the daemon closes its end; requests may still be running in threads."""
+        frames = FrameReader()
+        while data := self._sock.recv(_RECEIVE_NBYTES):
+            for body in frames.feed(data):
+                self._pool.submit(self._answer, decode_request(body))
+
+    def _answer(self, request: Request) -> None:
+        try:
+            self._send(self._carry_out(request))
+        except OSError as error:
+            name = errno.errorcode.get(error.errno or 0, "")
+            self._send(Failed(request.id, "os", name, str(error), _HINTS.get(error.errno or 0, "")))
+        except CkptdError as error:
+            self._send(Failed(request.id, error.code, "", error.message, error.hint))
+        except Exception as error:  # noqa: BLE001  # whatever it is, the daemon must get its one answer
+            self._send(Failed(request.id, "bug", "", f"{type(request).__name__}: {error!r}", "please report this"))
+        if isinstance(request, Drain):
+            failpoints.reach("drain.reported")
+
+    def _carry_out(self, request: Request) -> Done:
+        match request:
+            case Drain():
+                failpoints.reach("drain.ordered")
+                return Done(request.id, drain(self._fs, self._root, request, self._reporter(request.id)))
+            case WriteVote(vote=vote):
+                failpoints.reach("commit.before-vote")
+                store.write_vote(self._fs, self._key(vote.job), vote)
+                failpoints.reach("commit.after-vote")
+                return Done(request.id)
+            case Commit(job=job, save=save, writer=writer):
+                return Done(request.id, store.commit(self._fs, self._key(job), save, writer))
+            case TakeIncarnation(job=job, at_least=at_least):
+                return Done(request.id, Taken(store.take_incarnation(self._fs, self._key(job), at_least)))
+            case ScanJob(job=job):
+                return Done(request.id, scan(self._fs, self._key(job)))
+            case RemoveCheckpoint(job=job, save=save):
+                store.remove_checkpoint(self._fs, self._key(job), save)
+                return Done(request.id)
+            case RemovePartial(job=job, save=save):
+                store.remove_partial(self._fs, self._key(job), save)
+                return Done(request.id)
+            case SweepTrash(job=job):
+                store.sweep_trash(self._fs, self._key(job))
+                return Done(request.id)
+            case Probe():
+                return Done(request.id, Space(*self._fs.space(self._root)))
+            case _:
+                assert_never(request)
+
+    def _key(self, job: str) -> JobKey:
+        return JobKey(self._root, job)
+
+    def _reporter(self, request_id: int) -> "_Reporter":
+        return _Reporter(self, request_id)
+
+    def report(self, request_id: int, nbytes: int) -> None:
+        """Progress sent to the daemon."""
+        self._send(Progress(request_id, nbytes))
+
+    def _send(self, reply: Reply) -> None:
+        frame = encode_frame(reply)
+        try:
+            with self._sending:
+                self._sock.sendall(frame)
+        except OSError:
+            os._exit(0)  # the daemon is gone; nobody is left to tell
+
+
+class _Reporter:
+    """Progress of one request, a few times a second. Called under the flow's lock, so never twice at once."""
+
+    def __init__(self, worker: Worker, request_id: int) -> None:
+        self._worker = worker
+        self._id = request_id
+        self._next_s = 0.0
+
+    def __call__(self, nbytes: int) -> None:
+        now_s = time.monotonic()
+        if now_s >= self._next_s:
+            self._next_s = now_s + _PROGRESS_PERIOD_S
+            self._worker.report(self._id, nbytes)
+
+
+def _die_with(parent_pid: int) -> None:
+    """Arranges for SIGKILL when the thread that started us ends; exits if that has happened already."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        os._exit(0)
+
+
+def main(argv: list[str]) -> NoReturn:
+    """Runs until the daemon closes the socket, then ends at once, also when a request hangs in the file system."""
+    fd, parent_pid, niceness = map(int, argv[:3])
+    _die_with(parent_pid)
+    # A Ctrl-C or a stop of the unit is the daemon's to act on: it may want the drain finished first.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.nice(niceness)
+    status = 0
+    try:
+        Worker(socket.socket(fileno=fd), argv[3], FileLayer()).serve()
+    except ProtocolError as error:
+        print(f"ckptd store worker: {error}", file=sys.stderr)  # noqa: T201  # its daemon is of another version
+        status = 1
+    except ConnectionError:
+        pass
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,362 @@
+"""Offline check of checkpoints on a store and of slots in an arena: every digest, every record, named where it fails.
+
+Reads only, with the page cache, one block in memory at a time. Damage is reported, never raised.
+"""
+
+import os
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import BinaryIO
+
+import msgspec
+
+from ckptd.filelayer import FileLayer, is_temp
+from ckptd.protocol.digest import BLOCK_NBYTES, DIGEST_NBYTES, blocks, digest
+from ckptd.protocol.errors import DamagedError
+from ckptd.protocol.ids import parse_dirname, parse_partial_dirname
+from ckptd.protocol.layout import decode_layout, decode_leaves
+from ckptd.protocol.manifest import (
+    COMMITTED,
+    MANIFEST,
+    VOTES_DIR,
+    Committed,
+    FileRecord,
+    Manifest,
+    Vote,
+    decode_manifest,
+    decode_vote,
+)
+from ckptd.protocol.slot import SEAL_NBYTES, SEALS_NBYTES, Seal, SlotState, decode_seals
+from ckptd.store_scan import INCARNATIONS_DIR, MAX_RECORD_NBYTES, TRASH_PREFIX, read_committed
+
+SLOT_SUFFIX = ".slot"
+_OUTPUTS = frozenset({COMMITTED, MANIFEST, VOTES_DIR, ".metadata", "objects.pt"})
+_HEADER_LENGTH = struct.Struct("<Q")  # the first bytes of a safetensors file
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """Something wrong in one file, or in one block of it: bytes start to stop, of which block is the index."""
+
+    path: str
+    what: str
+    block: int | None = None
+    start: int = 0
+    stop: int = 0
+
+    def __str__(self) -> str:
+        place = "" if self.block is None else f" block {self.block} (bytes {self.start} to {self.stop - 1}):"
+        return f"{self.path}:{place} {self.what}"
+
+
+def _ignore(_nbytes: int) -> None:
+    return None
+
+
+@dataclass
+class Report:
+    """What a check found. notes are no damage: unfinished saves, leftovers, slots without digests yet."""
+
+    path: str
+    checked: list[str] = field(default_factory=list)  # checkpoints and slots
+    files: int = 0
+    nbytes: int = 0
+    problems: list[Problem] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    progress: Callable[[int], None] = _ignore  # told the bytes checked so far
+
+    @property
+    def ok(self) -> bool:
+        """Whether something was checked and nothing is wrong."""
+        return bool(self.checked) and not self.problems
+
+    def problem(self, path: str, what: str, block: tuple[int, int] | None = None) -> None:
+        """Adds a problem of a file, or of the block of it that starts and stops there."""
+        if block is None:
+            self.problems.append(Problem(path, what.removeprefix(f"{path}: ")))
+        else:
+            self.problems.append(Problem(path, what, block[0] // BLOCK_NBYTES, *block))
+
+    def read(self, nbytes: int) -> None:
+        """Counts bytes as checked."""
+        self.nbytes += nbytes
+        self.progress(self.nbytes)
+
+
+def verify_path(path: str, progress: Callable[[int], None] = _ignore) -> Report:
+    """Check of whatever path is: a checkpoint, a job's directory, a store, or an arena."""
+    path = os.path.abspath(path)
+    report = Report(path, progress=progress)
+    try:
+        names = sorted(os.listdir(path))
+    except OSError as error:
+        report.problem(path, str(error))
+        return report
+    if _is_checkpoint(path, names):
+        _verify_checkpoint(path, report)
+    elif _is_job(names):
+        _verify_job(path, report)
+    else:
+        jobs = [child for child in (os.path.join(path, name) for name in names) if _is_job(_names(child))]
+        for job in jobs:
+            _verify_job(job, report)
+        for slot in _slots_below(path):
+            _verify_slot(slot, report)
+        if not (report.checked or report.problems or report.notes or jobs):
+            report.problem(path, "no checkpoint, job, store or arena is here: give the path of one")
+    return report
+
+
+def verify_checkpoint(path: str, progress: Callable[[int], None] = _ignore) -> Report:
+    """Check of one checkpoint's directory."""
+    report = Report(os.path.abspath(path), progress=progress)
+    _verify_checkpoint(report.path, report)
+    return report
+
+
+def verify_job(path: str, progress: Callable[[int], None] = _ignore) -> Report:
+    """Check of all checkpoints in a job's directory."""
+    report = Report(os.path.abspath(path), progress=progress)
+    _verify_job(report.path, report)
+    return report
+
+
+def _names(path: str) -> list[str]:
+    try:
+        return sorted(os.listdir(path))
+    except OSError:
+        return []
+
+
+def _is_checkpoint(path: str, names: list[str]) -> bool:
+    base = os.path.basename(path)
+    named = parse_dirname(base) is not None or parse_partial_dirname(base) is not None
+    return named or COMMITTED in names or MANIFEST in names
+
+
+def _is_job(names: list[str]) -> bool:
+    return any(n == INCARNATIONS_DIR or parse_dirname(n) or parse_partial_dirname(n) for n in names)
+
+
+def _slots_below(path: str) -> list[str]:
+    found = [os.path.join(head, name) for head, _, names in os.walk(path) for name in names]
+    return sorted(name for name in found if name.endswith(SLOT_SUFFIX))
+
+
+# -- a job --
+
+
+def _verify_job(path: str, report: Report) -> None:
+    for name in _names(path):
+        child = os.path.join(path, name)
+        if parse_dirname(name) is not None:
+            _verify_checkpoint(child, report)
+        elif parse_partial_dirname(name) is not None:
+            report.notes.append(f"{child}: unfinished, not a checkpoint")
+        elif name.startswith(TRASH_PREFIX):
+            report.notes.append(f"{child}: left by a removal, may be deleted")
+
+
+# -- a checkpoint --
+
+
+def _verify_checkpoint(path: str, report: Report) -> None:
+    report.checked.append(path)
+    committed = _check_committed(path, report)
+    manifest = _check_manifest(path, committed, report)
+    votes = _check_votes(path, manifest, report)
+    # With the manifest gone the votes still say what every file should be.
+    records = manifest.files if manifest else [record for vote in votes for record in vote.files]
+    world_size = manifest.world_size if manifest else max((vote.world_size for vote in votes), default=1)
+    for record in records:
+        _check_file(os.path.join(path, record.name), record, world_size, report)
+    _check_names(path, {record.name for record in records}, report)
+
+
+def _check_committed(path: str, report: Report) -> Committed | None:
+    where = os.path.join(path, COMMITTED)
+    try:
+        committed = read_committed(FileLayer(), path)
+    except FileNotFoundError:
+        report.problem(where, "missing: the checkpoint is not committed")
+        return None
+    except (OSError, DamagedError) as error:
+        report.problem(where, str(error))
+        return None
+    name = os.path.basename(path)
+    if committed.save.dirname != name or committed.save_id != committed.save.text:
+        report.problem(where, f"says {committed.save_id}, of a directory {committed.save.dirname}, but lies in {name}")
+    return committed
+
+
+def _check_manifest(path: str, committed: Committed | None, report: Report) -> Manifest | None:
+    where = os.path.join(path, MANIFEST)
+    try:
+        raw = FileLayer().read_file(where, MAX_RECORD_NBYTES)
+        manifest = decode_manifest(raw, where=where)
+    except (OSError, DamagedError) as error:
+        report.problem(where, str(error))
+        return None
+    if committed is None:
+        return manifest
+    facts = {
+        "job": (manifest.job, committed.job),
+        "save": (manifest.save, committed.save),
+        "ranks": (manifest.world_size, committed.world_size),
+        "files": (len(manifest.files), committed.files),
+        "bytes of the files": (sum(record.nbytes for record in manifest.files), committed.nbytes),
+        "its own bytes": (len(raw), committed.manifest_nbytes),
+        "its digest": (digest(raw).hex(), committed.manifest_xxh3_128),
+    }
+    for fact, (found, said) in facts.items():
+        if found != said:
+            report.problem(os.path.join(path, COMMITTED), f"does not match {MANIFEST}: {fact}: {said} and {found}")
+    return manifest
+
+
+def _check_votes(path: str, manifest: Manifest | None, report: Report) -> list[Vote]:
+    """The votes that are sound. Those the manifest pins are held against it; without one, all that are there."""
+    pinned = {ref.node: ref for ref in manifest.votes} if manifest else {}
+    folder = os.path.join(path, VOTES_DIR)
+    votes = []
+    for node in sorted({*pinned, *(name for name in _names(folder) if not name.startswith("."))}):
+        where = os.path.join(folder, node)
+        ref = pinned.get(node)
+        if manifest and ref is None:
+            report.problem(where, f"a vote that {MANIFEST} does not know")
+            continue
+        try:
+            raw = FileLayer().read_file(where, MAX_RECORD_NBYTES)
+            vote = decode_vote(raw, where=where)
+        except (OSError, DamagedError) as error:
+            report.problem(where, str(error))
+            continue
+        if ref and (len(raw), digest(raw)) != (ref.nbytes, ref.digest):
+            report.problem(where, f"is not the vote that {MANIFEST} was made from")
+        elif manifest and any(record not in manifest.files[record.rank : record.rank + 1] for record in vote.files):
+            report.problem(where, f"its files are not those of {MANIFEST}")
+        else:
+            votes.append(vote)
+    return votes
+
+
+def _check_names(path: str, expected: set[str], report: Report) -> None:
+    for name in _names(path):
+        if is_temp(name):
+            report.notes.append(f"{os.path.join(path, name)}: left by a writer that was killed, may be deleted")
+        elif name not in expected and name not in _OUTPUTS:
+            report.problem(os.path.join(path, name), "no part of the checkpoint")
+
+
+def _check_file(path: str, record: FileRecord, world_size: int, report: Report) -> None:
+    report.files += 1
+    try:
+        with open(path, "rb", buffering=0) as file:
+            nbytes = os.fstat(file.fileno()).st_size
+            if nbytes != record.nbytes:
+                report.problem(path, f"{nbytes} bytes, should be {record.nbytes}")
+            _check_blocks(file, path, min(nbytes, record.nbytes), record, report)
+            _check_header(file, path, record, world_size, report)
+    except OSError as error:
+        report.problem(path, "missing" if isinstance(error, FileNotFoundError) else str(error))
+
+
+def _check_blocks(file: BinaryIO, path: str, nbytes: int, record: FileRecord, report: Report) -> None:
+    """Every block of the record that the file's first nbytes hold in full."""
+    buffer = memoryview(bytearray(min(BLOCK_NBYTES, max(nbytes, 1))))
+    for index, (start, stop) in enumerate(blocks(record.nbytes)):
+        if stop > nbytes:
+            report.problem(path, "missing", (start, stop))
+            continue
+        try:
+            part = buffer[: stop - start]
+            _read_at(file, start, part)
+            found = digest(part)
+        except OSError as error:
+            report.problem(path, f"cannot be read: {error}", (start, stop))
+            continue
+        if found != record.digests[index * DIGEST_NBYTES : (index + 1) * DIGEST_NBYTES]:
+            report.problem(path, "digest does not match, the bytes are damaged", (start, stop))
+        report.read(stop - start)
+
+
+def _read_at(file: BinaryIO, start: int, into: memoryview) -> None:
+    done = 0
+    while done < len(into):
+        got = os.preadv(file.fileno(), [into[done:]], start + done)
+        if got == 0:
+            raise OSError(f"ends at byte {start + done}")
+        done += got
+
+
+def _check_header(file: BinaryIO, path: str, record: FileRecord, world_size: int, report: Report) -> None:
+    """The rank's own account of the file against the file and its record."""
+    try:
+        layout = decode_layout(record.layout, where=path)
+        decode_leaves(record.leaves, where=path)
+    except DamagedError as error:
+        report.problem(path, str(error))
+        return
+    said = (layout.file, layout.rank, layout.world_size, layout.image_nbytes)
+    if said != (record.name or layout.file, record.rank, world_size, record.nbytes):
+        report.problem(path, f"its layout is of another file: {said}")
+    start = os.pread(file.fileno(), _HEADER_LENGTH.size, 0)
+    if len(start) < _HEADER_LENGTH.size or _HEADER_LENGTH.unpack(start)[0] + len(start) != layout.header_nbytes:
+        block = (0, min(BLOCK_NBYTES, record.nbytes))
+        report.problem(path, f"its header does not have the {layout.header_nbytes} bytes that its layout says", block)
+
+
+# -- a slot --
+
+
+def _verify_slot(path: str, report: Report) -> None:
+    try:
+        with open(path, "rb", buffering=0) as file:
+            nbytes = os.fstat(file.fileno()).st_size
+            pages = os.pread(file.fileno(), SEALS_NBYTES, max(0, nbytes - SEALS_NBYTES))
+            index, _, seal = decode_seals(pages)
+            other = pages[(1 - index) * SEAL_NBYTES : (2 - index) * SEAL_NBYTES]
+            if any(other) and decode_seals(other)[1] == 0:
+                report.notes.append(f"{path}: seal page {1 - index} is torn; the other one is in force ({seal.state})")
+            report.checked.append(path)
+            if seal.state == SlotState.FREE:
+                return
+            if seal.content_nbytes > nbytes - SEALS_NBYTES:
+                report.problem(path, f"{nbytes} bytes, too few for the {seal.content_nbytes} that its seal says")
+                return
+            _check_slot(file, path, seal, report)
+    except OSError as error:
+        report.problem(path, str(error))
+
+
+def _check_slot(file: BinaryIO, path: str, seal: Seal, report: Report) -> None:
+    report.files += 1
+    parts = {
+        "layout": (seal.layout_offset, seal.layout_nbytes, seal.layout_digest),
+        "leaves": (seal.leaves_offset, seal.leaves_nbytes, seal.leaves_digest),
+        "digest table": (seal.table_offset, seal.table_nbytes, seal.table_digest),
+    }
+    digested = seal.state == SlotState.DIGESTED
+    if not digested:
+        del parts["digest table"]
+        report.notes.append(f"{path}: {seal.save}, rank {seal.rank}: sealed, not yet digested")
+    sound = {}
+    for part, (offset, nbytes, expected) in parts.items():
+        data = os.pread(file.fileno(), nbytes, offset)
+        if digest(data) != expected:
+            report.problem(path, f"{part} (bytes {offset} to {offset + nbytes - 1}): digest does not match")
+        else:
+            sound[part] = data
+    if "layout" not in sound or "leaves" not in sound:
+        return
+    record = FileRecord(
+        name="",  # a slot has none of its own
+        rank=seal.rank,
+        nbytes=seal.image_nbytes,
+        digests=sound.get("digest table", b""),
+        layout=sound["layout"],
+        leaves=sound["leaves"],
+    )
+    if record.digests:
+        _check_blocks(file, path, seal.image_nbytes, record, report)
+    _check_header(file, path, record, seal.world_size, report)

@@ -1,0 +1,126 @@
+"""The daemon's end of one store worker: starts it, speaks to it without ever blocking, ends it."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import deque
+
+from ckptd.protocol.errors import CkptdError
+from ckptd.store_messages import FrameReader, Reply, Request, decode_reply, encode_frame
+
+_RECEIVE_NBYTES = 1 << 20
+
+
+def _environment() -> dict[str, str]:
+    """Ours, such that the worker imports this very copy of ckptd, installed or not."""
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+
+
+class WorkerDiedError(CkptdError):
+    """The worker is gone; what it had not answered is to be asked again of a new one."""
+
+    code = "worker-died"
+
+
+class StoreLink:
+    """One worker process. Not for use by several threads.
+
+    Create it in the main thread: the worker is killed when the thread that created it ends. Owns the process and the
+    socket; after kill(), or a WorkerDiedError, keep it until poll() says that the process is gone.
+    """
+
+    def __init__(self, store: str, *, niceness: int = 0) -> None:
+        self.store = store
+        self._sock, theirs = socket.socketpair()
+        self._sock.setblocking(False)
+        self._frames = FrameReader()
+        self._outgoing: deque[memoryview] = deque()
+        fd = theirs.fileno()
+        words = [str(fd), str(os.getpid()), str(niceness), store]
+        try:
+            # -P: a file in the current directory must not pass for one of our modules.
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "ckptd.store_worker", *words],
+                env=_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[fd],
+                close_fds=True,
+            )
+        except BaseException:
+            self._sock.close()
+            raise
+        finally:
+            theirs.close()
+
+    @property
+    def pid(self) -> int:
+        """Process id of the worker."""
+        return self._process.pid
+
+    def fileno(self) -> int:
+        """Descriptor to poll; -1 after kill()."""
+        return self._sock.fileno()
+
+    @property
+    def wants_write(self) -> bool:
+        """Whether to poll for room to write, and call on_writable."""
+        return bool(self._outgoing)
+
+    def send(self, request: Request) -> None:
+        """Queues the request and writes what can be written now. A dead worker shows in receive, not here."""
+        self._outgoing.append(memoryview(encode_frame(request)))
+        self.on_writable()
+
+    def on_writable(self) -> None:
+        """Writes as much of the queue as goes."""
+        while self._outgoing:
+            head = self._outgoing[0]
+            try:
+                sent = self._sock.send(head)
+            except BlockingIOError:
+                return
+            except OSError:
+                self._outgoing.clear()
+                return
+            if sent < len(head):
+                self._outgoing[0] = head[sent:]
+            else:
+                self._outgoing.popleft()
+
+    def receive(self) -> list[Reply]:
+        """Replies that are complete by now, maybe none. Raises WorkerDiedError once all of a dead worker's are read."""
+        bodies: list[bytes] = []
+        while True:
+            try:
+                data = self._sock.recv(_RECEIVE_NBYTES)
+            except BlockingIOError:
+                break
+            except OSError:
+                data = b""
+            if not data:
+                if bodies:
+                    break  # the next call finds the end again
+                raise WorkerDiedError(f"the worker of store {self.store} died{self._cause()}")
+            bodies += self._frames.feed(data)
+        return [decode_reply(body) for body in bodies]
+
+    def _cause(self) -> str:
+        status = self._process.poll()
+        if status is None:
+            return ""
+        return f" of signal {signal.Signals(-status).name}" if status < 0 else f" with exit status {status}"
+
+    def kill(self) -> None:
+        """Ends the worker without waiting: one that hangs in the file system goes when its call returns."""
+        self._process.kill()
+        self._sock.close()
+        self._outgoing.clear()
+
+    def poll(self) -> int | None:
+        """Exit status once the process is gone and reaped, negative for a signal; None before."""
+        return self._process.poll()

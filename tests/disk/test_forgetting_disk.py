@@ -1,0 +1,167 @@
+"""Power cuts at every call of a save's way to the store and of the removal after it, on a disk that forgets."""
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from ckptd import store_image
+from ckptd.filelayer import FileLayer
+from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.slot import align_up
+from ckptd.store import commit, remove_checkpoint, sweep_trash, take_incarnation, write_vote
+from ckptd.store_image import Flow, Image, make_partial, sync_partial, write_image
+from ckptd.store_scan import Place, Scan, scan
+from ckptd.verify import verify_checkpoint
+from tests.disk.forgetting import ForgettingDisk, PowerCut
+from tests.slots import Slot, make_vote, write_slot
+
+STORE = "/store"
+KEY = JobKey(STORE, "demo")
+OLD, NEW = SaveId(1, 1, 10), SaveId(1, 2, 20)
+RANKS = 2  # each on a node of its own
+LUCKS = (None, 1, 2, 3)  # what survives of the unsynced: nothing, or some, by seed
+
+
+@pytest.fixture(scope="module")
+def slots(tmp_path_factory: pytest.TempPathFactory) -> dict[SaveId, list[Slot]]:
+    root = tmp_path_factory.mktemp("slots")
+    return {
+        save: [
+            write_slot(root / f"{save.step}-{rank}", KEY, save, rank=rank, world_size=RANKS) for rank in range(RANKS)
+        ]
+        for save in (OLD, NEW)
+    }
+
+
+@pytest.fixture(autouse=True)
+def small_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_image, "CHUNK_NBYTES", 4096)
+
+
+class History:
+    """What the program was told, and so may rely on, when the power went."""
+
+    def __init__(self) -> None:
+        self.durable: list[SaveId] = []
+        self.removing: list[SaveId] = []
+
+    def run(self, fs: FileLayer, slots: dict[SaveId, list[Slot]], saves: tuple[SaveId, ...] = (OLD, NEW)) -> None:
+        take_incarnation(fs, KEY)
+        for save in saves:
+            for rank, slot in enumerate(slots[save]):
+                drain_and_vote(fs, save, f"node{rank}", slot)
+            commit(fs, KEY, save, "test")
+            self.durable.append(save)
+        self.removing.append(OLD)
+        remove_checkpoint(fs, KEY, OLD)
+        sweep_trash(fs, KEY)
+
+
+def drain_and_vote(fs: FileLayer, save: SaveId, node: str, slot: Slot) -> None:
+    place = Place(KEY, save)
+    make_partial(fs, place)
+    padded = memoryview(slot.image.ljust(align_up(len(slot.image)), b"\0"))
+    write_image(fs, place, Image(slot.layout.file, len(slot.image), padded), Flow(writers=1))
+    sync_partial(fs, place)
+    write_vote(fs, KEY, make_vote(KEY, save, node, [slot], world_size=RANKS))
+
+
+def new_disk(cut_at: int = -1, *, deaf: str = "") -> ForgettingDisk:
+    disk = ForgettingDisk(deaf=deaf)
+    disk.mkdir(STORE)
+    disk.root.synced = dict(disk.root.live)
+    disk.calls, disk.cut_at = 0, cut_at
+    return disk
+
+
+def violations(store: str, history: History) -> Iterator[str]:
+    """What is wrong with what survived, before and after a new program tidies up."""
+    key = JobKey(store, KEY.job)
+    fs = FileLayer()
+    before = scan(fs, key)
+    yield from _broken_promises(store, before, history, "after the cut")
+    for partial in before.partials:
+        if partial.finishable:
+            try:
+                commit(fs, key, partial.save, "finisher")
+            except Exception as error:
+                yield f"votes of {partial.save} are all there, but: {error}"
+    yield from _broken_promises(store, scan(fs, key), history, "after finishing")
+
+
+def _broken_promises(store: str, found: Scan, history: History, when: str) -> Iterator[str]:
+    offered = {entry.committed.save for entry in found.committed}
+    for save in history.durable:
+        if save not in offered and save not in history.removing:
+            yield f"{when}: {save} was committed and is gone"
+    if history.durable and not offered:
+        yield f"{when}: no checkpoint is left"
+    for entry in found.committed:
+        report = verify_checkpoint(f"{store}/{KEY.job}/{entry.dirname}")
+        yield from (f"{when}: offered but damaged: {problem}" for problem in report.problems)
+    yield from (f"{when}: {problem}" for problem in found.problems)
+
+
+def campaign(slots: dict[SaveId, list[Slot]], tmp_path_factory: pytest.TempPathFactory, deaf: str = "") -> list[str]:
+    """Every violation found by cutting the power at each call in turn."""
+    whole = new_disk(deaf=deaf)
+    History().run(whole, slots)
+    found = []
+    for cut_at in range(whole.calls + 1):
+        history, disk = History(), new_disk(cut_at, deaf=deaf)
+        try:
+            history.run(disk, slots)
+            assert cut_at == whole.calls, f"call {cut_at} was never made"
+        except PowerCut:
+            pass
+        for seed in LUCKS:
+            root = tmp_path_factory.mktemp("after")
+            disk.survivors(str(root), None if seed is None else random.Random(f"{cut_at}-{seed}"))
+            found += [f"cut at call {cut_at}, luck {seed}: {text}" for text in violations(f"{root}{STORE}", history)]
+        if deaf and found:
+            break
+    return found
+
+
+def test_no_power_cut_breaks_a_promise(slots, tmp_path_factory) -> None:
+    assert campaign(slots, tmp_path_factory) == []
+
+
+@pytest.mark.parametrize("deaf", ["fsync", "fsync_dir"])
+def test_the_campaign_notices_a_disk_that_does_not_sync(slots, tmp_path_factory, deaf) -> None:
+    assert campaign(slots, tmp_path_factory, deaf) != []
+
+
+def test_incarnations_are_never_given_twice_whatever_is_lost(tmp_path_factory) -> None:
+    fs = new_disk()
+    for _ in range(7):
+        take_incarnation(fs, KEY)
+    calls = fs.calls
+    for cut_at in range(calls + 1):
+        disk, taken = new_disk(cut_at), [0]
+        try:
+            for _ in range(7):
+                taken.append(take_incarnation(disk, KEY))  # noqa: PERF401  # kept when the power goes
+        except PowerCut:
+            pass
+        for seed in LUCKS:
+            root = tmp_path_factory.mktemp("after")
+            disk.survivors(str(root), None if seed is None else random.Random(f"{cut_at}-{seed}"))
+            assert take_incarnation(FileLayer(), JobKey(f"{root}{STORE}", "demo")) > taken[-1]
+
+
+def test_nothing_is_lost_when_the_node_that_made_the_directories_died_unsynced(
+    slots, tmp_path_factory
+) -> None:
+    disk = new_disk()
+    for path in (f"{STORE}/{KEY.job}", Place(KEY, NEW).partial):
+        disk.mkdir(path)  # by a node that died before it synced the parents
+    for rank, slot in enumerate(slots[NEW]):
+        drain_and_vote(disk, NEW, f"node{rank}", slot)
+    commit(disk, KEY, NEW, "test")
+    history = History()
+    history.durable.append(NEW)
+    root = tmp_path_factory.mktemp("after")
+    disk.survivors(str(root), None)
+    assert list(violations(f"{root}{STORE}", history)) == []

@@ -1,0 +1,132 @@
+"""Real slot files without torch, for every test that needs some."""
+
+import json
+import math
+import os
+import struct
+from dataclasses import dataclass
+
+import msgspec
+
+from ckptd.protocol import layout as lay
+from ckptd.protocol.digest import KIND, blocks, digest
+from ckptd.protocol.ids import JobKey, SaveId, file_name
+from ckptd.protocol.manifest import VERSION, FileRecord, Vote
+from ckptd.protocol.slot import PAGE, SEALS_NBYTES, Seal, SlotState, align_up, encode_seal, slot_capacity
+
+Tensors = dict[str, tuple[str, tuple[int, ...], bytes]]  # name: (safetensors code, shape, bytes)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A slot file, and everything that went into it."""
+
+    path: str
+    seal: Seal
+    image: bytes
+    layout: lay.Layout
+    layout_raw: bytes
+    leaves_raw: bytes
+    digests: bytes
+
+    @property
+    def record(self) -> FileRecord:
+        return FileRecord(
+            name=self.layout.file,
+            rank=self.layout.rank,
+            nbytes=len(self.image),
+            digests=self.digests,
+            layout=self.layout_raw,
+            leaves=self.leaves_raw,
+        )
+
+
+def some_tensors(nbytes: int = 5000, seed: int = 1) -> Tensors:
+    """One float vector of about nbytes and one small byte matrix, with bytes that differ by seed."""
+    data = bytes((seed * 31 + i * 7) % 251 for i in range(251))
+    count = nbytes // 4
+    return {
+        "model.weight": ("F32", (count,), (data * (count * 4 // len(data) + 1))[: count * 4]),
+        "model.mask": ("U8", (3, 5), data[:15]),
+    }
+
+
+def build_image(save: SaveId, tensors: Tensors, *, rank: int = 0, world_size: int = 1) -> tuple[bytes, lay.Layout]:
+    """A valid safetensors file, header padded to a page, tensors end to end; and the Layout that describes it."""
+    header: dict[str, object] = {
+        "__metadata__": {"format": "pt", "ckptd.save_id": save.text, "ckptd.rank": f"{rank:07d}"}
+    }
+    at = 0
+    for name, (dtype, shape, data) in tensors.items():
+        assert len(data) == lay.box_nbytes(dtype, shape), name
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(data)]}
+        at += len(data)
+    text = json.dumps(header).encode()
+    header_nbytes = align_up(8 + len(text))
+    start = struct.pack("<Q", header_nbytes - 8) + text.ljust(header_nbytes - 8)
+    image = start + b"".join(data for _, _, data in tensors.values())
+    entries, at = [], header_nbytes
+    for name, (dtype, shape, data) in tensors.items():
+        entries.append(lay.TensorEntry(name, dtype, shape, (0,) * len(shape), shape, at, len(data)))
+        assert math.prod(shape) * lay.itemsize(dtype) == len(data)
+        at += len(data)
+    paths: dict[str, lay.Path] = {name: tuple(("k", step) for step in name.split(".")) for name in tensors}
+    layout = lay.Layout(
+        version=lay.VERSION, file=file_name(rank), rank=rank, world_size=world_size, header_nbytes=header_nbytes,
+        image_nbytes=len(image), plan_id="test", tensors=entries, paths=paths, aliases={},
+    )  # fmt: skip
+    return image, layout
+
+
+def write_slot(
+    path: str | os.PathLike[str],
+    key: JobKey,
+    save: SaveId,
+    tensors: Tensors | None = None,
+    *,
+    leaves: dict[str, lay.Leaf] | None = None,
+    rank: int = 0,
+    world_size: int = 1,
+    state: SlotState = SlotState.DIGESTED,
+) -> Slot:
+    """A slot file at path, sealed or digested, of the smallest capacity."""
+    image, layout = build_image(save, tensors or some_tensors(seed=rank + save.step), rank=rank, world_size=world_size)
+    layout_raw = lay.encode(layout)
+    leaves_raw = lay.encode(lay.Leaves(lay.VERSION, leaves or {"step": lay.Leaf("int", b"%d" % save.step)}))
+    digests = b"".join(digest(image[start:stop]) for start, stop in blocks(len(image)))
+    table = digests if state == SlotState.DIGESTED else bytes(len(digests))
+    seal = Seal(
+        state=state, job=key, save=save, rank=rank, world_size=world_size, image_nbytes=len(image),
+        header_nbytes=layout.header_nbytes, layout_nbytes=len(layout_raw), leaves_nbytes=len(leaves_raw),
+        layout_digest=digest(layout_raw), leaves_digest=digest(leaves_raw),
+        table_digest=digest(table) if state == SlotState.DIGESTED else bytes(16),
+    )  # fmt: skip
+    capacity = slot_capacity(len(image), len(layout_raw), len(leaves_raw))
+    content = image.ljust(seal.table_offset, b"\0") + table + layout_raw + leaves_raw
+    body = content.ljust(capacity - SEALS_NBYTES, b"\0")
+    assert capacity % PAGE == 0
+    with open(path, "wb") as file:
+        file.write(body + encode_seal(seal, 1).ljust(SEALS_NBYTES, b"\0"))
+    return Slot(os.fspath(path), seal, image, layout, layout_raw, leaves_raw, digests)
+
+
+def reseal(slot: Slot, seal: Seal, *, sequence: int = 2) -> None:
+    """The slot handed to another save, as the daemon would: the older seal page overwritten."""
+    size = os.path.getsize(slot.path)
+    with open(slot.path, "r+b") as file:
+        file.seek(size - SEALS_NBYTES + (PAGE if sequence % 2 == 0 else 0))
+        file.write(encode_seal(seal, sequence))
+
+
+def make_vote(key: JobKey, save: SaveId, node: str, slots: list[Slot], *, world_size: int) -> Vote:
+    """What a node that drained these slots says."""
+    return Vote(
+        version=VERSION, digest_kind=KIND, job=key.job, save=save, node=node, world_size=world_size,
+        files=[slot.record for slot in slots],
+    )  # fmt: skip
+
+
+def other_save(seal: Seal, step: int) -> Seal:
+    """The same seal for another save of the same job."""
+    assert seal.save is not None
+    return msgspec.structs.replace(seal, save=SaveId(seal.save.incarnation, seal.save.counter + 1, step))
