@@ -1,0 +1,207 @@
+"""Rules that a machine keeps: who may import whom, how long things get, and that documents name what exists."""
+
+import ast
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+PACKAGES = {"ckptd": ROOT / "ckptd", "ckptd_client": ROOT / "client" / "ckptd_client"}
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 50
+
+PURE_BANNED = {"asyncio", "logging", "mmap", "os", "socket", "threading", "time", "torch", "zmq"}
+PURE_ALLOWED = (sys.stdlib_module_names - PURE_BANNED) | {"msgspec", "xxhash"}
+DAEMON_BANNED = {"ckptd_client", "numpy", "pickle", "torch"}
+TOPS = ("ckptd.daemon", "ckptd.cli", "ckptd.__main__")  # who may see everything, each only from further right
+
+
+def sources(package):
+    base = PACKAGES[package]
+    return {
+        module_name(package, path.relative_to(base)): path for path in sorted(base.rglob("*.py")) if path.stat().st_size
+    }
+
+
+def module_name(package, relative):
+    parts = [package, *relative.with_suffix("").parts]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+CKPTD = sources("ckptd")
+CLIENT = sources("ckptd_client")
+EVERYTHING = CKPTD | CLIENT
+
+
+def imports(path):
+    """Modules that a file names anywhere, inside functions too. `from ckptd import x` counts as ckptd.x."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative import"
+            names = (f"{node.module}.{alias.name}" for alias in node.names)
+            yield from (name if name in EVERYTHING else node.module for name in names)
+
+
+def within(name, *packages):
+    return any(name == package or name.startswith(package + ".") for package in packages)
+
+
+def forbidden(module, name):
+    """Why module must not import name, None when it may."""
+    top = name.partition(".")[0]
+    if within(module, "ckptd_client"):
+        return "the client sees only ckptd.protocol" if top == "ckptd" and not within(name, "ckptd.protocol") else None
+    if within(module, "ckptd.protocol", "ckptd.core"):
+        own = ("ckptd.protocol",) if within(module, "ckptd.protocol") else ("ckptd.protocol", "ckptd.core")
+        return None if top in PURE_ALLOWED or within(name, *own) else "protocol and core are pure"
+    if top in DAEMON_BANNED:
+        return f"the daemon's side never imports {top}"
+    rank = next((i for i, package in enumerate(TOPS) if within(module, package)), -1)
+    if within(name, *TOPS[rank + 1 :]):
+        return "only the command line sees the daemon, and nobody the command line"
+    return None
+
+
+@pytest.mark.parametrize("module", EVERYTHING)
+def test_import_rule(module):
+    broken = {name: why for name in imports(EVERYTHING[module]) if (why := forbidden(module, name))}
+    assert broken == {}
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("ckptd.core.node", "asyncio"),
+        ("ckptd.core.node", "ckptd.store"),
+        ("ckptd.protocol.ids", "ckptd.core.node"),
+        ("ckptd.protocol.ids", "os"),
+        ("ckptd.cli.run", "torch"),
+        ("ckptd.store", "ckptd.daemon"),
+        ("ckptd.daemon", "ckptd.cli.run"),
+        ("ckptd.store", "ckptd_client"),
+        ("ckptd_client._tree", "ckptd.core.node"),
+        ("ckptd_client._tree", "ckptd"),
+    ],
+)
+def test_the_rule_catches(module, name):
+    assert forbidden(module, name)
+
+
+def test_the_daemons_side_imports_without_torch():
+    """Each module by itself would take minutes; one process that goes on after a failure says as much."""
+    modules = [module for module in CKPTD if not module.endswith("__main__")]
+    code = """
+import importlib, sys
+for name in ("torch", "numpy", "ckptd_client"):
+    sys.modules[name] = None
+failed = {}
+for module in sys.argv[1:]:
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        failed[module] = error
+sys.exit(repr(failed) if failed else 0)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *modules], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def code_lines(tree, lines):
+    """Numbers of the lines under tree that hold code: no docstrings, comments or blanks."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    skipped = set()
+    for node in ast.walk(tree):
+        if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None:
+            skipped |= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+    first, last = (1, len(lines)) if isinstance(tree, ast.Module) else (tree.lineno, tree.end_lineno)
+    texts = ((number, lines[number - 1].strip()) for number in range(first, last + 1))
+    return [number for number, text in texts if text and not text.startswith("#") and number not in skipped]
+
+
+@pytest.mark.parametrize("module", EVERYTHING)
+def test_lengths(module):
+    text = EVERYTHING[module].read_text()
+    tree, lines = ast.parse(text), text.splitlines()
+    assert len(code_lines(tree, lines)) <= MAX_FILE_LINES
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    long = {node.name: n for node in functions if (n := len(code_lines(node, lines))) > MAX_FUNCTION_LINES}
+    assert long == {}
+
+
+# --- documents ---
+
+DOCUMENTS = [path for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))) if path.exists()]
+PATH_RE = re.compile(
+    r"^(?:ckptd|client|ckptd_client|tests|docs|systemd|deploy|bench|scripts|\.ci)/[\w./@-]*(?:::\w+)?$"
+)
+NAME_RE = re.compile(r"^ckptd(?:_client)?(?:\.\w+)+(?:\(\))?$")
+FILES_OF_USERS = {"ckptd.manifest", "ckptd.sock", "ckptd.log", "ckptd.service"}  # look like modules, are file names
+
+
+def quoted(text):
+    """What stands in single backticks, outside fenced blocks."""
+    text = re.sub(r"^(```|~~~).*?^\1", "", text, flags=re.MULTILINE | re.DOTALL)
+    return set(re.findall(r"(?<!`)`([^`\n]+)`(?!`)", text))
+
+
+def path_exists(quote):
+    name, _, test = quote.partition("::")
+    path = next((base / name for base in (ROOT, ROOT / "client") if (base / name).exists()), None)
+    return path is not None and (not test or f"def {test}(" in path.read_text())
+
+
+def name_exists(quote):
+    """Whether a dotted name is a module, or something that the longest module in it defines or imports."""
+    parts = quote.removesuffix("()").split(".")
+    for cut in range(len(parts), 0, -1):
+        module = EVERYTHING.get(".".join(parts[:cut]))
+        if module is not None:
+            return defines(ast.parse(module.read_text()), parts[cut:])
+    return False
+
+
+def defines(tree, names):
+    if not names:
+        return True
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.name == names[0]:
+            return len(names) == 1 or (isinstance(node, ast.ClassDef) and defines(node, names[1:]))
+        if names[0] in bound_names(node):
+            return True
+    return False
+
+
+def bound_names(node):
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return {alias.asname or alias.name for alias in node.names}
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return {target.id for target in targets if isinstance(target, ast.Name)}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_documents_name_what_exists(document):
+    quotes = quoted(document.read_text())
+    missing = [quote for quote in quotes if PATH_RE.match(quote) and not path_exists(quote)]
+    names = [quote for quote in quotes if NAME_RE.match(quote) and quote not in FILES_OF_USERS]
+    assert sorted(missing + [quote for quote in names if not name_exists(quote)]) == []
+
+
+def test_the_resolver_can_say_no():
+    assert path_exists("ckptd/memory.py")
+    assert path_exists("ckptd_client/py.typed")
+    assert path_exists("tests/unit/test_architecture.py::test_import_rule")
+    assert not path_exists("tests/unit/test_architecture.py::test_nothing")
+    assert not path_exists("ckptd/nothing.py")
+    assert name_exists("ckptd.memory")
+    assert name_exists("ckptd.memory.Budget.tightest")
+    assert name_exists("ckptd.config.load_config()")
+    assert not name_exists("ckptd.memory.nothing")
+    assert not name_exists("ckptd.nothing")
+    assert quoted("a `b` ``c``\n```\n`d`\n```\n") == {"b"}
