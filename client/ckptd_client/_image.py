@@ -1,0 +1,169 @@
+"""Lays out a rank's image: a safetensors file whose header says where every tensor lies. No torch, no I/O.
+
+Two steps: place() decides the order and the offsets of the payloads, _header() writes down what was placed. The format
+allows no hole between payloads, so alignment comes from the order alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+
+from ckptd.protocol.digest import digest
+from ckptd.protocol.errors import UsageError
+from ckptd.protocol.ids import SaveId, file_name
+from ckptd.protocol.layout import VERSION, Layout, Path, TensorEntry, box_nbytes
+from ckptd.protocol.slot import PAGE, align_up
+
+MAX_HEADER_NBYTES = 100_000_000  # the JSON, as safetensors limits it
+FILLER_PREFIX = "__ckptd_pad__."  # names of tensors that are no one's: between payloads, for other readers
+_METADATA = "__metadata__"
+_NO_SAVE = SaveId(0, 0, 0).text
+# The save id comes first, so that its offset is known without a search through text that users' keys may imitate.
+_JSON_START = b'{"__metadata__":{"ckptd.save_id":"'
+_LENGTH_NBYTES = 8
+SAVE_ID_OFFSET = _LENGTH_NBYTES + len(_JSON_START)
+
+
+class Box(NamedTuple):
+    """What a rank stores of one tensor: a box of sizes at offsets in the tensor of global_shape."""
+
+    name: str
+    dtype: str  # safetensors code
+    sizes: tuple[int, ...]
+    global_shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+
+
+class Placed(NamedTuple):
+    """A box and its bytes, start counted from the first byte after the header."""
+
+    box: Box
+    start: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A laid out image: constant from save to save but for the save id in the header."""
+
+    boxes: Sequence[Box]
+    data_offsets: list[int]  # absolute, one per box, in the order of boxes
+    header: bytes  # of save 0-0-0
+    image_nbytes: int
+    plan_id: str
+    rank: int
+    world_size: int
+
+    @property
+    def header_nbytes(self) -> int:
+        """Bytes before the first payload, a multiple of 4096."""
+        return len(self.header)
+
+    def patched_header(self, save: SaveId) -> bytes:
+        """The header of one save."""
+        end = SAVE_ID_OFFSET + len(_NO_SAVE)
+        return b"".join((self.header[:SAVE_ID_OFFSET], save.text.encode(), self.header[end:]))
+
+
+def patch_save_id(image: memoryview | bytearray, save: SaveId) -> None:
+    """Writes the save id into the header at the start of image, in place."""
+    image[SAVE_ID_OFFSET : SAVE_ID_OFFSET + len(_NO_SAVE)] = save.text.encode()
+
+
+def place(boxes: Sequence[Box]) -> list[Placed]:
+    """Boxes in file order without holes; each starts at a multiple of its class, so no element is ever unaligned.
+
+    The class is the largest power of two, at most 4096, that divides the box's bytes. Empty boxes come last.
+    """
+    sized = [(box_nbytes(box.dtype, box.sizes), box) for box in boxes]
+    sized.sort(key=lambda item: -min(item[0] & -item[0], PAGE))
+    placed = []
+    start = 0
+    for nbytes, box in sized:
+        placed.append(Placed(box, start, nbytes))
+        start += nbytes
+    return placed
+
+
+def make_image(boxes: Sequence[Box], *, rank: int, world_size: int) -> Image:
+    """The image of one rank. Raises UsageError for reserved or repeated names and for a header above 100 MB."""
+    _check_names(boxes)
+    placed = place(boxes)
+    header = _header(placed, rank, world_size)
+    starts = {item.box.name: len(header) + item.start for item in placed}
+    return Image(
+        boxes=boxes,
+        data_offsets=[starts[box.name] for box in boxes],
+        header=header,
+        image_nbytes=len(header) + (placed[-1].start + placed[-1].nbytes if placed else 0),
+        plan_id=_plan_id(boxes, header),
+        rank=rank,
+        world_size=world_size,
+    )
+
+
+def make_layout(image: Image, *, paths: dict[str, Path], aliases: dict[str, str]) -> Layout:
+    """Constant part of the rank's manifest fragment. paths covers tensors, aliases and leaves."""
+    tensors = [
+        TensorEntry(
+            box.name, box.dtype, box.global_shape, box.offsets, box.sizes, offset, box_nbytes(box.dtype, box.sizes)
+        )
+        for box, offset in zip(image.boxes, image.data_offsets, strict=True)
+    ]
+    return Layout(
+        version=VERSION,
+        file=file_name(image.rank),
+        rank=image.rank,
+        world_size=image.world_size,
+        header_nbytes=image.header_nbytes,
+        image_nbytes=image.image_nbytes,
+        plan_id=image.plan_id,
+        tensors=tensors,
+        paths=paths,
+        aliases=aliases,
+    )
+
+
+def _check_names(boxes: Sequence[Box]) -> None:
+    seen: set[str] = set()
+    for box in boxes:
+        if box.name == _METADATA or box.name.startswith(FILLER_PREFIX):
+            raise UsageError(f"the tensor name {box.name!r} is reserved by the file format", hint="rename its key")
+        if box.name in seen:
+            raise UsageError(f"two tensors of one rank have the name {box.name!r}")
+        seen.add(box.name)
+
+
+def _header(placed: Sequence[Placed], rank: int, world_size: int) -> bytes:
+    """Length and JSON, padded with spaces so that the payloads start on a page."""
+    encode = msgspec.json.encode
+    sharding = {item.box.name: {"saved_offsets": item.box.offsets} for item in placed}
+    metadata = {
+        "format": "pt",
+        "DCP_VERSION": "1.0",
+        "DCP_SHARDING_INFO": encode(sharding).decode(),
+        "ckptd.version": str(VERSION),
+        "ckptd.rank": str(rank),
+        "ckptd.world_size": str(world_size),
+    }
+    tensors = {
+        box.name: {"dtype": box.dtype, "shape": box.sizes, "data_offsets": (start, start + nbytes)}
+        for box, start, nbytes in placed
+    }
+    # Both dicts are spliced after what comes first: their own opening brace becomes the comma.
+    text = b"".join((_JSON_START, _NO_SAVE.encode(), b'",', encode(metadata)[1:]))
+    text += b"," + encode(tensors)[1:] if tensors else b"}"
+    nbytes = align_up(_LENGTH_NBYTES + len(text)) - _LENGTH_NBYTES
+    if nbytes > MAX_HEADER_NBYTES:
+        raise UsageError(
+            f"{len(placed):,} tensors need a file header of {nbytes:,} bytes; safetensors allows {MAX_HEADER_NBYTES:,}",
+            hint="save fewer or larger tensors per rank, or shorten their names",
+        )
+    return nbytes.to_bytes(_LENGTH_NBYTES, "little") + text.ljust(nbytes)
+
+
+def _plan_id(boxes: Sequence[Box], header: bytes) -> str:
+    """Digest of all that the header says and of the global shapes, which it does not say. Hex."""
+    return digest(digest(header) + digest(msgspec.msgpack.encode([box.global_shape for box in boxes]))).hex()

@@ -1,0 +1,90 @@
+"""The rules for tensor leaves: which tensors can be saved, how their type is written, which share their bytes."""
+
+from collections.abc import Hashable
+from typing import Any, TypeGuard
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from ckptd.protocol.errors import UsageError
+
+_CODES = {
+    "bool": "BOOL", "uint8": "U8", "int8": "I8",
+    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0",
+    "int16": "I16", "uint16": "U16", "float16": "F16", "bfloat16": "BF16",
+    "int32": "I32", "uint32": "U32", "float32": "F32",
+    "int64": "I64", "uint64": "U64", "float64": "F64", "complex64": "C64",
+}  # fmt: skip
+# Older torch lacks some of them.
+CODE_OF: dict[torch.dtype, str] = {getattr(torch, name): code for name, code in _CODES.items() if hasattr(torch, name)}
+DTYPE_OF: dict[str, torch.dtype] = {code: dtype for dtype, code in CODE_OF.items()}
+# nn.Buffer, where it exists, only marks plain tensors.
+_PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
+
+
+def is_tensor(value: Any) -> TypeGuard[torch.Tensor]:
+    """Whether value is a tensor of any kind, also one that cannot be saved."""
+    return isinstance(value, torch.Tensor)
+
+
+def describe(tensor: torch.Tensor, where: str) -> tuple[str, tuple[int, ...]]:
+    """(safetensors dtype code, sizes) of a tensor that can be saved. where is its place in the state, for errors.
+
+    Strided views, also lazily conjugated or negated ones, are fine: the copy resolves them. Anything else is a
+    UsageError.
+    """
+    if type(tensor) not in _PLAIN_TYPES:
+        _refuse_subclass(tensor, where)
+    if tensor.is_nested:
+        raise UsageError(f"{where} is a nested tensor", hint="save its values() and offsets(), or unbind() it")
+    if tensor.is_quantized:
+        raise UsageError(f"{where} is quantized", hint="save int_repr(), scale and zero point, or dequantize() it")
+    if tensor.layout is not torch.strided:
+        raise UsageError(f"{where} is sparse ({tensor.layout})", hint="save its indices and values, or to_dense()")
+    if tensor.is_meta:
+        raise UsageError(f"{where} is on the meta device and has no values", hint="materialise it before saving")
+    code = CODE_OF.get(tensor.dtype)
+    if code is None:
+        raise UsageError(f"{where} has dtype {tensor.dtype}, which safetensors cannot hold", hint=_dtype_hint(tensor))
+    if tensor.numel() and not tensor.untyped_storage().nbytes():
+        raise UsageError(f"{where} has no memory: its storage was freed", hint="gather or unshard it before saving")
+    return code, tuple(tensor.shape)
+
+
+def _refuse_subclass(tensor: torch.Tensor, where: str) -> None:
+    kind = type(tensor)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if tensor.is_nested:
+        hint = "save its values() and offsets(), or unbind() it"
+    elif kind.__name__ == "DTensor":
+        hint = "this version saves plain tensors only; save to_local() on each rank or full_tensor() on one"
+    elif is_lazy(tensor):
+        hint = "run the module once, so that its shape is known"
+    else:
+        hint = "save the plain tensors that it is made of"
+    raise UsageError(f"{where} is a {name}, a tensor subclass that cannot be saved", hint=hint)
+
+
+def _dtype_hint(tensor: torch.Tensor) -> str:
+    if tensor.is_complex():
+        return "save torch.view_as_real(tensor), and read it back with view_as_complex"
+    return "save tensor.view(torch.uint8) and keep the dtype beside it, or convert it"
+
+
+def alias_key(tensor: torch.Tensor) -> Hashable | None:
+    """Equal for tensors that are the same bytes seen in the same way (tied weights); None for an empty tensor.
+
+    Holds only while the tensors live, since memory is reused.
+    """
+    if not tensor.numel():
+        return None
+    return (
+        tensor.device,
+        tensor.untyped_storage().data_ptr(),
+        tensor.storage_offset(),
+        tensor.shape,
+        tensor.stride(),
+        tensor.dtype,
+        tensor.is_conj(),
+        tensor.is_neg(),
+    )
