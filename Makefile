@@ -1,0 +1,58 @@
+# Every target makes what it needs. PIP_* variables of the machine reach pip untouched.
+
+SHELL := /bin/bash
+PYTHON ?= python3
+BIN := .venv/bin
+DEV := .venv/.installed-dev
+TORCH := .venv/.installed-torch
+SOURCES := pyproject.toml constraints.txt
+
+.PHONY: help venv demo test bench check lint types architecture wheel faults clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+venv: $(DEV) ## .venv with everything that development needs
+
+demo: $(TORCH) ## train, kill, restore, and compare with an undisturbed run
+	$(BIN)/ckptd demo
+
+test: $(DEV) ## every test
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -q tests
+
+bench: $(DEV) ## the speed budget, beside its yardsticks
+	$(BIN)/python -m bench
+
+check: lint types architecture wheel ## lint, types, import rule, wheel
+
+lint: $(DEV)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(DEV)
+	$(BIN)/mypy
+
+architecture: $(DEV)
+	$(BIN)/python -m pytest -q tests/unit/test_architecture.py
+
+wheel: $(DEV)
+	scripts/wheel_check.sh $(BIN)/python
+
+faults: $(DEV) ## every crash point, with real processes and real kills; the long form
+	FAULTS=long $(BIN)/python -m pytest -q --timeout 600 -m faults tests
+
+clean: ## remove the environment and everything that was built
+	rm -rf .venv build dist bench/out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	$(PYTHON) -m venv .venv
+
+$(DEV): $(BIN)/python $(SOURCES)
+	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
+	@touch $(DEV) $(TORCH)
+
+# The demo alone needs no test tools; an environment made for development will do.
+$(TORCH): $(BIN)/python $(SOURCES)
+	$(BIN)/python -m pip install -c constraints.txt -e '.[torch]'
+	@touch $@
