@@ -6,6 +6,7 @@ every length against the bytes that are there before they build anything.
 
 import math
 import re
+import sys
 from typing import TYPE_CHECKING, Any
 
 from ckptd.protocol.errors import DamagedError, RestoreError
@@ -16,8 +17,9 @@ if TYPE_CHECKING:
 
 MAX_TENSOR_NBYTES = 16 << 20  # a larger one belongs into the image, not into a message
 _MAX_DIMS = 64  # of numpy arrays and of ckptd's tensors
+_INT63 = range(1 << 63)
 _DEVICE_RE = re.compile(r"[a-z]+(:[0-9]{1,4})?")
-_NUMPY_DTYPE_RE = re.compile(r"[<>|](b1|[iufcSUV][0-9]{1,9}|[mM]8(\[[0-9]{0,9}[a-zA-Zμ]{1,2}\])?)")
+_NUMPY_DTYPE_RE = re.compile(r"[<>|](b1|[iufcSUV][0-9]{1,9}|[mM]8(\[([1-9][0-9]{0,8})?[a-zA-Zμ]{1,2}\])?)")
 _TORCH_DTYPES = {
     "bool": 1, "uint8": 1, "int8": 1,
     "float8_e4m3fn": 1, "float8_e4m3fnuz": 1, "float8_e5m2": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1,
@@ -147,11 +149,13 @@ def _array(text: Any, shape: Any, data: Any) -> "np.ndarray[Any, Any]":
         _check_bools(data)
     if not data:
         return np.empty(shape, dtype)
+    if dtype.kind == "U" and np.frombuffer(data, f"{text[0]}u4").max() > sys.maxunicode:
+        raise DamagedError("text that is no Unicode")  # numpy itself notices when it is read
     return np.frombuffer(data, dtype).reshape(shape).copy()
 
 
 def _shape(shape: Any) -> list[int]:
-    if type(shape) is not list or len(shape) > _MAX_DIMS or any(type(n) is not int or n < 0 for n in shape):
+    if type(shape) is not list or len(shape) > _MAX_DIMS or any(type(n) is not int or n not in _INT63 for n in shape):
         raise DamagedError(f"{str(shape)[:80]} is no shape")
     return shape
 

@@ -1,0 +1,90 @@
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from ckptd.protocol.errors import UsageError  # noqa: E402
+from ckptd.protocol.layout import itemsize  # noqa: E402
+from ckptd_client._tensors import CODE_OF, DTYPE_OF, alias_key, describe, is_tensor  # noqa: E402
+
+
+def test_codes_agree_with_the_protocol_and_with_safetensors():
+    stock = pytest.importorskip("safetensors.torch")._TYPES
+    for dtype, code in CODE_OF.items():
+        assert itemsize(code) == dtype.itemsize
+        assert stock.get(code, dtype) == dtype
+        assert DTYPE_OF[code] is dtype
+    assert {torch.float32, torch.bfloat16, torch.bool, torch.complex64, torch.float8_e4m3fn} <= CODE_OF.keys()
+
+
+def test_plain_tensors_parameters_buffers_and_views():
+    base = torch.randn(4, 6)
+    for tensor in (base, torch.nn.Parameter(base), base.t()[1:], base.expand(3, 4, 6), base[:0]):
+        assert describe(tensor, "state['w']") == ("F32", tuple(tensor.shape))
+    assert describe(torch.tensor(1, dtype=torch.int64), "") == ("I64", ())
+    assert describe(torch.randn(2, dtype=torch.complex64).conj(), "") == ("C64", (2,))
+    assert describe(torch.randn(2, dtype=torch.complex64).conj().imag, "") == ("F32", (2,))
+    assert describe(torch.randn(3).bfloat16(), "") == ("BF16", (3,))
+    if hasattr(torch.nn, "Buffer"):
+        assert describe(torch.nn.Buffer(torch.ones(2)), "") == ("F32", (2,))
+
+
+class Special(torch.Tensor):
+    pass
+
+
+def freed():
+    tensor = torch.ones(4)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("make", "message", "hint"),
+    [
+        (lambda: torch.empty(2, device="meta"), "meta device", "materialise"),
+        (lambda: torch.eye(2).to_sparse(), "sparse", "to_dense"),
+        (lambda: torch.eye(2).to_sparse_csr(), "sparse", "to_dense"),
+        (lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), "quantized", "int_repr"),
+        (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "nested", "unbind"),
+        (lambda: torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged), "NestedTensor", "unbind"),
+        (lambda: torch.ones(2, dtype=torch.complex128), "torch.complex128", "view_as_real"),
+        (lambda: torch.ones(2).to(torch.float8_e4m3fnuz), "float8_e4m3fnuz", "torch.uint8"),
+        (lambda: Special(torch.ones(2)), "Special", "plain tensors"),
+        (lambda: torch.nn.Parameter(Special(torch.ones(2))), "Special", "plain tensors"),
+        (lambda: torch.nn.LazyLinear(3).weight, "UninitializedParameter", "run the module"),
+        (freed, "storage was freed", "unshard"),
+    ],
+)
+def test_what_cannot_be_saved_says_where_and_what_to_do(make, message, hint):
+    with pytest.raises(UsageError) as caught:
+        describe(make(), "state['model']['w']")
+    assert "state['model']['w']" in caught.value.message
+    assert message in caught.value.message
+    assert hint in caught.value.hint
+
+
+def test_dtensor_is_named():
+    class DTensor(torch.Tensor):
+        pass
+
+    with pytest.raises(UsageError, match="this version saves plain tensors only"):
+        describe(DTensor(torch.ones(1)), "state['w']")
+
+
+def test_is_tensor():
+    assert is_tensor(Special(torch.ones(1)))
+    assert is_tensor(torch.nn.Parameter(torch.ones(1)))
+    assert not is_tensor([torch.ones(1)])
+
+
+def test_tied_tensors_have_one_alias_key():
+    weight = torch.nn.Parameter(torch.randn(4, 4))
+    key = alias_key(weight)
+    assert key is not None
+    assert key == alias_key(weight.detach()) == alias_key(weight.view(4, 4))
+    others = [weight.t(), weight[1:], weight.view(16), weight.clone(), weight.detach().view(torch.int32)]
+    assert key not in {alias_key(other) for other in others}
+    values = torch.randn(2, dtype=torch.complex64)
+    assert alias_key(values) != alias_key(values.conj())
+    assert alias_key(weight[:0]) is None
