@@ -1,0 +1,194 @@
+"""The command line's line to a running daemon: one question, one answer, always a deadline.
+
+Unlike the client library it attaches to no job, so it may come and go as it likes. Every failure is a ConnectError that
+says which part is missing and what to type next.
+"""
+
+import fcntl
+import os
+import struct
+import time
+from typing import Any, Self
+
+import msgspec
+import zmq
+
+from ckptd import __version__
+from ckptd.protocol import places
+from ckptd.protocol.errors import CkptdError, ConnectError, ProtocolError
+from ckptd.protocol.ids import JobKey
+from ckptd.protocol.messages import (
+    MAX_MESSAGE_NBYTES,
+    AskDrain,
+    AskStatus,
+    Done,
+    Refused,
+    Reply,
+    Request,
+    StatusReply,
+    decode_reply,
+    encode,
+)
+from ckptd.protocol.status import SCHEMA, Status
+
+_FLOCK = "hhqqi4x"  # struct flock of 64-bit Linux: type, whence, start, length, pid
+_MAX_STATUS_NBYTES = 64 * MAX_MESSAGE_NBYTES  # a status grows with the ranks of a node, a request does not
+
+
+def ask_status(arena: str, timeout_s: float) -> Status:
+    """The whole picture of the daemon that holds arena. Raises ConnectError."""
+    with Daemon(arena, timeout_s) as daemon:
+        return daemon.status()
+
+
+def lock_holder(arena: str) -> int | None:
+    """Pid of the process that holds the arena's lock, None if nobody does.
+
+    The pid is 0 or -1 when the holder lives where we cannot name it, as in another container. Raises OSError.
+    Only asks: taking the lock to see whether it is free could turn away a daemon that starts at this moment.
+    """
+    with open(os.path.join(arena, places.LOCK), "rb") as file:
+        answer = fcntl.fcntl(file, fcntl.F_GETLK, struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+    lock_type, _, _, _, pid = struct.unpack(_FLOCK, answer)
+    return None if lock_type == fcntl.F_UNLCK else int(pid)
+
+
+class Daemon:
+    """A connection to one daemon. Owns its ZeroMQ context; close it, or use ``with``.
+
+    A daemon that restarts meanwhile is found again: the next question goes to the new one.
+    """
+
+    def __init__(self, arena: str, timeout_s: float = 5.0) -> None:
+        self.arena = arena
+        self.timeout_s = timeout_s
+        self._seq = 0
+        require_daemon(arena)
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.linger = 0
+        self._socket.immediate = True  # nothing is queued for a daemon that is not there
+        self._socket.maxmsgsize = _MAX_STATUS_NBYTES
+        self._connect(os.path.join(arena, places.SOCKET))
+
+    def _connect(self, path: str) -> None:
+        try:
+            self._socket.connect(f"ipc://{path}")
+        except zmq.ZMQError as error:
+            self.close()
+            hint = f"a socket's path has at most {zmq.IPC_PATH_MAX_LEN} bytes: choose a shorter arena"
+            raise ConnectError(f"cannot connect to {path}: {error}", hint=hint) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Never blocks."""
+        self._socket.close()
+        self._context.term()
+
+    def status(self) -> Status:
+        """The daemon's picture of now. Raises ConnectError."""
+        reply = self._ask(AskStatus(seq=self._next_seq()))
+        if not isinstance(reply, StatusReply):
+            raise self._unexpected(reply)
+        if reply.status.schema != SCHEMA:
+            raise _other_version(reply.status.version)
+        return reply.status
+
+    def drain(self, job: JobKey) -> None:
+        """Has the newest staged checkpoint of job drained; returns when that is taken over, not when it is done."""
+        reply = self._ask(AskDrain(seq=self._next_seq(), job=job))
+        if not isinstance(reply, Done):
+            raise self._unexpected(reply)
+
+    def _next_seq(self) -> int:
+        self._seq += 1
+        return self._seq
+
+    def _ask(self, request: Request) -> Reply:
+        deadline_s = time.monotonic() + self.timeout_s
+        if not self._socket.poll(_ms_until(deadline_s), zmq.POLLOUT):
+            raise self._no_answer()
+        self._socket.send(encode(request))
+        while self._socket.poll(_ms_until(deadline_s), zmq.POLLIN):
+            reply = _decode(self._socket.recv())
+            # The answer to a question that timed out before may arrive during this one.
+            if getattr(reply, "reply_to", None) == request.seq:
+                return reply
+        raise self._no_answer()
+
+    def _no_answer(self) -> CkptdError:
+        """Why nobody answered, as far as can be seen from here."""
+        pid = require_daemon(self.arena)
+        who = f"the daemon (pid {pid})" if pid > 0 else "the daemon"
+        if not os.path.exists(os.path.join(self.arena, places.SOCKET)):
+            message = f"{who} holds {self.arena} but has no socket there after {self.timeout_s:g} s"
+        else:
+            message = f"{who} of {self.arena} did not answer in {self.timeout_s:g} s"
+        log = os.path.join(self.arena, places.LOG)
+        return ConnectError(message, hint=f"it may be starting, stopped or busy: see {log}, or give a longer --timeout")
+
+    def _unexpected(self, reply: Reply) -> CkptdError:
+        if isinstance(reply, Refused):
+            return _raised_as(reply.code)(reply.message, hint=reply.hint)
+        return ProtocolError(f"the daemon answered with {type(reply).__name__}")
+
+
+def require_daemon(arena: str) -> int:
+    """Pid of the daemon that holds arena, as lock_holder gives it. Raises ConnectError when there is none."""
+    start = f"start one with ckptd run --arena {arena}, or name another arena with --arena or CKPTD_ARENA"
+    if not os.path.isdir(arena):
+        raise ConnectError(f"no daemon: there is no arena at {arena}", hint=start)
+    try:
+        pid = lock_holder(arena)
+    except FileNotFoundError:
+        pid = None
+    except PermissionError as error:
+        hint = "each user has a daemon of their own: run this as the user who started it"
+        raise ConnectError(f"the arena {arena} belongs to somebody else", hint=hint) from error
+    except OSError as error:
+        raise ConnectError(f"cannot look at the lock of {arena}: {error.strerror}") from error
+    if pid is not None:
+        return pid
+    if os.path.exists(os.path.join(arena, places.SOCKET)):
+        message = f"no daemon: {arena} has a socket, but the process that made it is gone"
+        raise ConnectError(message, hint=f"what is staged there waits for the next one: ckptd run --arena {arena}")
+    raise ConnectError(f"no daemon: {arena} is there, but no daemon runs in it", hint=start)
+
+
+def _ms_until(deadline_s: float) -> int:
+    return max(0, int((deadline_s - time.monotonic()) * 1000))
+
+
+def _decode(frame: bytes) -> Reply:
+    try:
+        return decode_reply(frame)
+    except ProtocolError as error:
+        version = _version_within(frame)
+        raise (_other_version(version) if version else error) from error
+
+
+def _version_within(frame: bytes) -> str | None:
+    """The version in a status that is not of our shape, None if there is none to be found."""
+    try:
+        raw: Any = msgspec.msgpack.decode(frame)
+        return str(raw["status"]["version"])
+    except (msgspec.MsgspecError, KeyError, TypeError, ValueError):
+        return None
+
+
+def _other_version(version: str) -> ConnectError:
+    message = f"the daemon is version {version}, this command is {__version__}"
+    return ConnectError(message, hint="use the daemon's environment, or restart the daemon: what is staged stays")
+
+
+def _raised_as(code: str) -> type[CkptdError]:
+    """The error class of a code, the base class for one that we don't know."""
+    classes = [CkptdError]
+    for kind in classes:
+        classes += kind.__subclasses__()
+    return next((kind for kind in classes if kind.code == code), CkptdError)

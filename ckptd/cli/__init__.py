@@ -1,0 +1,111 @@
+"""The command line: one file per verb, loaded when it is called, so that each starts as fast as what it needs.
+
+Every verb returns its exit code; errors come up here, and only here are they turned into words and a code.
+"""
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+import click
+
+from ckptd import __version__
+from ckptd.protocol.errors import CkptdError, ConfigError, ConnectError, UsageError, WaitTimeoutError
+
+FINE, NOT_FINE, USAGE, NO_DAEMON, INTERRUPTED = 0, 1, 2, 3, 130
+
+# Verb -> module. One called "list" would hide the builtin here: a submodule becomes a name of its package.
+_VERBS = {
+    "run": "run",
+    "status": "status",
+    "list": "listing",
+    "verify": "verify",
+    "drain": "drain",
+    "doctor": "doctor",
+    "demo": "demo",
+}
+_EXIT_CODES = """\b
+Exit codes:
+  0  fine
+  1  what was looked at is not fine: damaged, failed, unfit
+  2  usage: an unknown flag or setting, a path with nothing in it
+  3  no daemon, or it was not done in time
+
+\b
+Example:
+  ckptd doctor --store /scratch/$USER/ckpt
+  ckptd run --store /scratch/$USER/ckpt
+  ckptd status --watch
+"""
+
+
+class _Verbs(click.Group):
+    """Loads a verb's module when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Verbs in the order that a newcomer meets them."""
+        del ctx
+        return list(_VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The verb, None if there is none of that name."""
+        del ctx
+        if cmd_name not in _VERBS:
+            return None
+        command: click.Command = importlib.import_module(f"ckptd.cli.{_VERBS[cmd_name]}").command
+        return command
+
+
+@click.group(
+    name="ckptd", cls=_Verbs, epilog=_EXIT_CODES, invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)  # fmt: skip
+@click.version_option(__version__, message="ckptd %(version)s")
+@click.pass_context
+def cli(ctx: click.Context) -> int:
+    """Asynchronous checkpoints: staged in shared memory, drained to the parallel file system by a daemon."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+        return USAGE
+    return FINE
+
+
+def main() -> None:
+    """The console script."""
+    sys.exit(invoke(sys.argv[1:]))
+
+
+def invoke(args: Sequence[str]) -> int:
+    """Exit code of one command line. Errors are told on stderr."""
+    try:
+        return cli.main(list(args), prog_name="ckptd", standalone_mode=False) or FINE
+    except click.ClickException as error:
+        _tell(error.format_message(), f"see {_command_path(error)} --help")
+        return USAGE
+    except CkptdError as error:
+        _tell(error.message, error.hint)
+        return exit_code(error)
+    except (click.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+
+
+def exit_code(error: CkptdError) -> int:
+    """What a script sees of an error."""
+    match error:
+        case UsageError() | ConfigError():
+            return USAGE
+        case ConnectError() | WaitTimeoutError():
+            return NO_DAEMON
+        case _:
+            return NOT_FINE
+
+
+def _command_path(error: click.ClickException) -> str:
+    context = getattr(error, "ctx", None)
+    return context.command_path if context is not None else "ckptd"
+
+
+def _tell(message: str, hint: str) -> None:
+    click.echo(f"{click.style('error:', 'red', bold=True)} {message}", err=True)
+    if hint:
+        click.echo(f"{click.style('hint:', 'cyan')} {hint}", err=True)

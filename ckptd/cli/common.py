@@ -1,0 +1,38 @@
+"""What verbs share: options, the console, JSON."""
+
+import sys
+from typing import Any
+
+import click
+import msgspec
+
+from ckptd.config import load_config
+
+arena_option = click.option("--arena", metavar="DIR", help="The daemon's arena.  [CKPTD_ARENA; /dev/shm/ckptd-UID]")
+json_option = click.option("--json", "as_json", is_flag=True, help="JSON with a schema number, for scripts.")
+timeout_option = click.option(
+    "--timeout", "timeout_s", type=click.FloatRange(0.1), default=5.0, show_default=True, metavar="SECONDS",
+    help="How long to wait for the daemon's answer.",
+)  # fmt: skip
+
+
+def example(*lines: str) -> str:
+    """The end of a verb's help, line breaks kept."""
+    return "\n".join(["\b", "Example:", *(f"  {line}" for line in lines)])
+
+
+def arena_of(flag: str | None) -> str:
+    """The arena that a daemon with these settings would use. Raises ConfigError."""
+    return load_config({"arena": flag})[0].arena
+
+
+def print_json(value: Any, *, indent: int = 2) -> None:
+    """One JSON document. indent 0 keeps it on one line, for a stream of them."""
+    raw = msgspec.json.encode(value)
+    click.echo(msgspec.json.format(raw, indent=indent) if indent else raw)
+
+
+def keep_printing() -> None:
+    """A terminal that cannot show a character gets a question mark, never a traceback."""
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")

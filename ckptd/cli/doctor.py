@@ -1,0 +1,44 @@
+"""``ckptd doctor``: is this machine fit for ckptd, and what to type where it is not."""
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ckptd import human
+from ckptd.cli import common
+from ckptd.config import load_config
+from ckptd.doctor import Finding, Verdict, examine
+
+SCHEMA = 1
+_STYLES = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.BAD: "bold red"}
+
+
+@click.command(epilog=common.example("ckptd doctor --store /scratch/$USER/ckpt"))
+@common.arena_option
+@click.option("--store", metavar="DIR", help="Directory on the parallel file system to try.  [CKPTD_STORE]")
+@common.json_option
+def command(arena: str | None, store: str | None, as_json: bool) -> int:
+    """Examine shared memory, limits, logind and the store. Exit code 1 if something will not work."""
+    common.keep_printing()
+    config, _ = load_config({"arena": arena, "store": store})
+    findings = examine(config.arena, config.store)
+    if as_json:
+        common.print_json({"schema": SCHEMA, "findings": findings})
+    else:
+        Console().print(_table(findings))
+    return int(any(finding.verdict == Verdict.BAD for finding in findings))
+
+
+def _table(findings: list[Finding]) -> Table:
+    """A verdict is a word, not a colour; what to type stands under what is wrong."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for finding in findings:
+        detail = Text(human.printable(finding.detail))
+        if finding.fix:
+            detail.append(f"\nfix: {human.printable(finding.fix)}", "cyan")
+        table.add_row(Text(finding.verdict, _STYLES[finding.verdict]), finding.name, detail)
+    return table

@@ -1,0 +1,168 @@
+"""``ckptd drain``: make the newest staged checkpoint durable now, as before maintenance or at a preemption notice."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+import click
+import msgspec
+from rich.console import Console
+from rich.status import Status as Spinner
+
+from ckptd import human
+from ckptd.ask import Daemon
+from ckptd.cli import NO_DAEMON, common
+from ckptd.protocol.errors import CkptdError, UsageError
+from ckptd.protocol.ids import JobKey
+from ckptd.protocol.messages import End, Milestone
+from ckptd.protocol.status import CheckpointStatus, JobStatus, Status
+from ckptd.units import parse_duration_s
+
+SCHEMA = 1
+_LOOK_AGAIN_S = 0.25
+_LOST = frozenset({End.FAILED.value, End.ABANDONED.value, End.SKIPPED.value})
+_OPEN = frozenset({"asked", "draining"})
+_EXIT_CODES = {"failed": 1, "timeout": NO_DAEMON}
+
+
+class Outcome(msgspec.Struct, kw_only=True):
+    """What became of one job. result: nothing, asked, draining, durable, failed or timeout."""
+
+    job: str
+    store: str
+    step: int | None = None
+    incarnation: int | None = None
+    counter: int | None = None
+    result: str = "nothing"
+    reason: str = ""
+
+    def becomes(self, result: str, reason: str = "", *, of: CheckpointStatus | None = None) -> None:
+        """The outcome changed; of: it is that of another checkpoint than before."""
+        self.result, self.reason = result, reason
+        if of is not None:
+            self.step, self.incarnation, self.counter = of.step, of.incarnation, of.counter
+
+
+@click.command(epilog=common.example("ckptd drain --wait --timeout 10m", "ckptd drain --job llama-7b"))
+@common.arena_option
+@click.option("--job", metavar="NAME", help="This job only; without it, every job of the daemon.")
+@click.option("--wait", is_flag=True, help="Return when it is durable (0), failed (1), or the time is over (3).")
+@click.option("--timeout", metavar="DURATION", default="30m", show_default=True, help="How long --wait waits.")
+@common.json_option
+def command(arena: str | None, job: str | None, wait: bool, timeout: str, as_json: bool) -> int:
+    """Make the newest staged checkpoint of each job durable now."""
+    common.keep_printing()
+    deadline_s = time.monotonic() + _seconds(timeout)
+    with Daemon(common.arena_of(arena)) as daemon:
+        outcomes = [_ask(daemon, one) for one in _chosen(daemon.status(), job)]
+        if wait:
+            _wait(daemon, outcomes, deadline_s, quiet=as_json)
+    if as_json:
+        common.print_json({"schema": SCHEMA, "jobs": outcomes})
+    else:
+        for outcome in outcomes:
+            click.echo(_sentence(outcome))
+        if not outcomes:
+            click.echo("no job here: nothing to drain")
+    return max((_EXIT_CODES.get(outcome.result, 0) for outcome in outcomes), default=0)
+
+
+def _seconds(text: str) -> float:
+    try:
+        return parse_duration_s(text)
+    except ValueError as error:
+        raise UsageError(f"--timeout: {error}", hint='such as "90s" or "10m"') from error
+
+
+def _chosen(status: Status, name: str | None) -> list[JobStatus]:
+    chosen = [job for job in status.jobs if name in {None, job.job}]
+    if name is not None and not chosen:
+        known = ", ".join(sorted({job.job for job in status.jobs})) or "none"
+        raise UsageError(f"this daemon has no job {name}", hint=f"its jobs: {known}")
+    return chosen
+
+
+def _ask(daemon: Daemon, job: JobStatus) -> Outcome:
+    newest = newest_staged(job)
+    outcome = Outcome(job=job.job, store=job.store)
+    if newest is None:
+        outcome.becomes("nothing", "no checkpoint is staged on all ranks")
+    elif newest.milestone == Milestone.DURABLE:
+        outcome.becomes("durable", "it was already", of=newest)
+    else:
+        try:
+            daemon.drain(JobKey(job.store, job.job))
+            outcome.becomes("asked", of=newest)
+        except CkptdError as error:
+            outcome.becomes("failed", error.message, of=newest)
+    return outcome
+
+
+def newest_staged(job: JobStatus) -> CheckpointStatus | None:
+    """The checkpoint that a drain asked for now takes, None if nothing is staged on all ranks."""
+    return next((one for one in job.checkpoints if one.milestone is not None), None)
+
+
+def _wait(daemon: Daemon, outcomes: list[Outcome], deadline_s: float, *, quiet: bool) -> None:
+    """Looks again until nothing is open. Outcomes change in place."""
+    with _spinner(quiet) as spinner:
+        while any(outcome.result in _OPEN for outcome in outcomes):
+            status = daemon.status()
+            jobs = {(job.store, job.job): job for job in status.jobs}
+            for outcome in outcomes:
+                if outcome.result in _OPEN:
+                    _judge(outcome, jobs.get((outcome.store, outcome.job)))
+                    if outcome.result in _OPEN and time.monotonic() >= deadline_s:
+                        outcome.becomes("timeout", outcome.reason)
+            if spinner is not None:
+                spinner.update(_progress(status))
+            time.sleep(_LOOK_AGAIN_S)
+
+
+@contextlib.contextmanager
+def _spinner(quiet: bool) -> Iterator[Spinner | None]:
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield None
+        return
+    with console.status("waiting") as spinner:
+        yield spinner
+
+
+def _judge(outcome: Outcome, job: JobStatus | None) -> None:
+    """Where the save stands. A newer one that becomes durable serves as well: it is what the job would restore."""
+    if job is None:
+        outcome.becomes("failed", "the daemon no longer has the job")
+        return
+    target = (outcome.incarnation or 0, outcome.counter or 0)
+    for one in job.checkpoints:
+        save = (one.incarnation, one.counter)
+        if save >= target and one.milestone == Milestone.DURABLE:
+            outcome.becomes("durable", of=one)
+            return
+        if save == target and one.end in _LOST:
+            outcome.becomes("failed", one.reason or str(one.end))
+    if outcome.result in _OPEN and job.drain is not None:
+        outcome.becomes("draining", job.drain.last_error)
+
+
+def _progress(status: Status) -> str:
+    running = [job.drain for job in status.jobs if job.drain is not None]
+    done, total = sum(one.nbytes_done for one in running), sum(one.nbytes for one in running)
+    speed = sum(one.bytes_per_s for one in running)
+    if not running:
+        return "waiting for the drain to begin"
+    return f"draining: {human.size(done)} of {human.size(total)}, {human.rate(speed)}"
+
+
+def _sentence(outcome: Outcome) -> str:
+    words = {
+        "nothing": "nothing to drain",
+        "asked": f"step {outcome.step} will be drained; watch it with ckptd status --watch",
+        "draining": f"step {outcome.step} is being drained",
+        "durable": f"step {outcome.step} is durable",
+        "failed": f"step {outcome.step} cannot become durable",
+        "timeout": f"step {outcome.step} is not durable yet, the drain goes on",
+    }
+    reason = f" ({human.printable(outcome.reason)})" if outcome.reason else ""
+    return f"{outcome.job}: {words[outcome.result]}{reason}"

@@ -1,0 +1,168 @@
+"""``ckptd list``: what lies on the store. Needs no daemon and changes nothing."""
+
+import os
+from datetime import UTC, datetime
+
+import click
+import msgspec
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from ckptd import human
+from ckptd.cli import common
+from ckptd.filelayer import FileLayer
+from ckptd.protocol.errors import UsageError
+from ckptd.protocol.ids import JobKey, is_job_name, parse_dirname, parse_partial_dirname
+from ckptd.protocol.manifest import COMMITTED, LATEST
+from ckptd.status_view import error_text, plain_table
+from ckptd.store_scan import INCARNATIONS_DIR, CommittedEntry, PartialEntry, Place, Scan, job_dir, scan
+
+SCHEMA = 1
+_HINT = "give a store, or a job's directory in it"
+_NARROW_COLUMNS = 100
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One committed checkpoint."""
+
+    step: int
+    incarnation: int
+    counter: int
+    world_size: int
+    nbytes: int
+    committed_at: str  # ISO 8601, UTC
+    latest: bool
+    path: str
+
+
+class PartialRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One unfinished directory. finishable: its votes suffice to commit it."""
+
+    step: int
+    incarnation: int
+    counter: int
+    finishable: bool
+    missing: str
+    voted: list[str]
+    path: str
+
+
+class JobListing(msgspec.Struct, frozen=True, kw_only=True):
+    """One job's directory."""
+
+    job: str
+    store: str
+    checkpoints: list[Row]  # newest first
+    partials: list[PartialRow]
+    problems: list[str]
+
+
+class Listing(msgspec.Struct, frozen=True, kw_only=True):
+    """What --json prints."""
+
+    schema: int
+    jobs: list[JobListing]
+
+
+@click.command(epilog=common.example("ckptd list /scratch/$USER/ckpt", "ckptd list --json /scratch/$USER/ckpt/llama"))
+@click.argument("path")
+@common.json_option
+def command(path: str, as_json: bool) -> int:
+    """List the checkpoints in PATH, a store or one job's directory in it.
+
+    Exit code 1 if something there is damaged. Digests are not read: that is ckptd verify.
+    """
+    common.keep_printing()
+    jobs = [_listing(key) for key in jobs_at(os.path.abspath(path))]
+    if as_json:
+        common.print_json(Listing(schema=SCHEMA, jobs=jobs))
+    else:
+        console = Console()
+        for job in jobs:
+            console.print(_view(job, narrow=console.width < _NARROW_COLUMNS))
+    return int(any(job.problems for job in jobs))
+
+
+def jobs_at(path: str) -> list[JobKey]:
+    """The job whose directory path is, or all jobs of the store that path is. Raises UsageError if it is neither."""
+    try:
+        if _is_job_dir(path):
+            return [JobKey(*os.path.split(path))]
+        names = sorted(filter(is_job_name, os.listdir(path)))
+    except OSError as error:
+        raise UsageError(f"cannot list {path}: {error.strerror}", hint=_HINT) from error
+    jobs = [JobKey(path, name) for name in names if _is_job_dir(os.path.join(path, name))]
+    if jobs:
+        return jobs
+    if os.path.exists(os.path.join(path, COMMITTED)):
+        raise UsageError(f"{path} is one checkpoint", hint=f"ckptd verify {path}")
+    raise UsageError(f"no checkpoint of any job in {path}", hint=_HINT)
+
+
+def _is_job_dir(path: str) -> bool:
+    """Whether ckptd has ever written a checkpoint of a job, or begun to, in path."""
+    try:
+        names = os.listdir(path)
+    except NotADirectoryError:
+        return False
+    return any(name == INCARNATIONS_DIR or parse_dirname(name) or parse_partial_dirname(name) for name in names)
+
+
+def _listing(key: JobKey) -> JobListing:
+    found: Scan = scan(FileLayer(), key)
+    latest = _latest(key)
+    return JobListing(
+        job=key.job,
+        store=key.store,
+        checkpoints=[_row(key, entry, latest) for entry in found.committed],
+        partials=[_partial_row(key, entry) for entry in found.partials],
+        problems=found.problems,
+    )
+
+
+def _latest(key: JobKey) -> str:
+    try:
+        return os.readlink(os.path.join(job_dir(key), LATEST)).rstrip("/")
+    except OSError:
+        return ""
+
+
+def _row(key: JobKey, entry: CommittedEntry, latest: str) -> Row:
+    path = os.path.join(job_dir(key), entry.dirname)
+    committed = entry.committed
+    when = datetime.fromtimestamp(os.stat(os.path.join(path, COMMITTED)).st_mtime, UTC)
+    return Row(
+        step=committed.step, incarnation=committed.incarnation, counter=committed.counter,
+        world_size=committed.world_size, nbytes=committed.nbytes, path=path, latest=entry.dirname == latest,
+        committed_at=when.isoformat(timespec="seconds"),
+    )  # fmt: skip
+
+
+def _partial_row(key: JobKey, entry: PartialEntry) -> PartialRow:
+    return PartialRow(
+        step=entry.save.step, incarnation=entry.save.incarnation, counter=entry.save.counter, voted=entry.voted,
+        finishable=entry.finishable, missing=entry.missing, path=Place(key, entry.save).partial,
+    )  # fmt: skip
+
+
+def _view(job: JobListing, *, narrow: bool) -> RenderableType:
+    body: list[RenderableType] = [Text("no committed checkpoint", style="dim")]
+    if job.checkpoints:
+        table = plain_table(narrow=narrow)
+        for name in ("step", "inc", "ranks", "size", "committed"):
+            table.add_column(name, justify="right", no_wrap=True)
+        table.add_column("")
+        for row in job.checkpoints:
+            when = datetime.fromisoformat(row.committed_at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+            latest = Text("latest" if row.latest else "", "green")
+            table.add_row(
+                str(row.step), str(row.incarnation), str(row.world_size), human.size(row.nbytes), when, latest
+            )
+        body = [table]
+    for partial in job.partials:
+        state = "all votes are in: the next daemon commits it" if partial.finishable else partial.missing
+        body.append(Text.assemble((f"unfinished step {partial.step}: ", "yellow"), human.printable(state)))
+    body += map(error_text, job.problems)
+    where = Text(human.printable(os.path.join(job.store, job.job)), "bold", overflow="fold")
+    return Group(where, Padding(Group(*body), (0, 0, 0, 2)))

@@ -1,0 +1,63 @@
+"""``ckptd status``: what the daemon holds and does, once or live."""
+
+import contextlib
+import time
+
+import click
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+
+from ckptd.ask import Daemon
+from ckptd.cli import common
+from ckptd.protocol.errors import CkptdError
+from ckptd.status_view import StatusView, error_text
+
+
+@click.command(epilog=common.example("ckptd status --watch", "ckptd status --json | jq '.jobs[].checkpoints[0]'"))
+@common.arena_option
+@common.json_option
+@common.timeout_option
+@click.option("--watch", "-w", is_flag=True, help="Live, until Ctrl-C. With --json: one line per look.")
+@click.option(
+    "--interval", "interval_s", type=click.FloatRange(0.1), default=1.0, show_default=True, metavar="SECONDS",
+    help="Time between two looks of --watch.",
+)  # fmt: skip
+def command(arena: str | None, as_json: bool, timeout_s: float, watch: bool, interval_s: float) -> None:
+    """Show checkpoints and their milestones, the running drain, memory and last errors."""
+    common.keep_printing()
+    with Daemon(common.arena_of(arena), timeout_s) as daemon:
+        if not watch:
+            _show_once(daemon, as_json=as_json)
+            return
+        with contextlib.suppress(KeyboardInterrupt):
+            if as_json or not Console().is_terminal:
+                _stream(daemon, interval_s, as_json=as_json)
+            else:
+                _watch(daemon, interval_s)
+
+
+def _show_once(daemon: Daemon, *, as_json: bool, indent: int = 2) -> None:
+    status = daemon.status()
+    if as_json:
+        common.print_json(status, indent=indent)
+    else:
+        Console().print(StatusView(status))
+
+
+def _stream(daemon: Daemon, interval_s: float, *, as_json: bool) -> None:
+    while True:
+        _show_once(daemon, as_json=as_json, indent=0)
+        time.sleep(interval_s)
+
+
+def _watch(daemon: Daemon, interval_s: float) -> None:
+    """One picture drawn over the last. A daemon that restarts is waited for: that is when one watches."""
+    view: RenderableType = StatusView(daemon.status())
+    with Live(view, auto_refresh=False) as live:
+        while True:
+            live.update(view, refresh=True)
+            time.sleep(interval_s)
+            try:
+                view = StatusView(daemon.status())
+            except CkptdError as error:
+                view = Group(error_text(str(error)), f"looking again every {interval_s:g} s; Ctrl-C ends")

@@ -1,0 +1,88 @@
+"""``ckptd verify``: every digest of what lies at a path, damage named file by file and block by block."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+
+import click
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from ckptd import human
+from ckptd.cli import common
+from ckptd.protocol.errors import UsageError
+from ckptd.verify import Problem, Report, verify_path
+
+SCHEMA = 1
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """What --json prints."""
+
+    schema: int
+    path: str
+    ok: bool
+    checked: list[str]
+    files: int
+    nbytes: int
+    seconds: float
+    problems: list[Problem]
+    notes: list[str]
+
+
+@click.command(epilog=common.example("ckptd verify /scratch/$USER/ckpt/llama-7b/step-000001000.i0003"))
+@click.argument("path")
+@common.json_option
+def command(path: str, as_json: bool) -> int:
+    """Check every digest below PATH: a checkpoint, a job's directory, a store, or an arena that no daemon uses.
+
+    Exit code 1 if anything is damaged: each problem is a line that names file and block. Changes nothing.
+    """
+    common.keep_printing()
+    began_s = time.monotonic()
+    with _progress(quiet=as_json) as progress:
+        report = verify_path(path, progress)
+    seconds = time.monotonic() - began_s
+    if not report.checked and all(problem.path == report.path for problem in report.problems):
+        what = report.problems[0].what if report.problems else "; ".join(report.notes) or "no checkpoint is here"
+        raise UsageError(f"nothing to verify in {report.path}: {human.printable(what)}", hint=f"ckptd list {path}")
+    if as_json:
+        common.print_json(_result(report, seconds))
+    else:
+        _tell(report, seconds)
+    return int(bool(report.problems))
+
+
+@contextlib.contextmanager
+def _progress(*, quiet: bool) -> Iterator[Callable[[int], None]]:
+    """Told the bytes checked so far. How many there will be is known to nobody before the manifests are read."""
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield lambda _nbytes: None
+        return
+    columns = (TextColumn("verifying"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("verifying", total=None)
+        yield lambda nbytes: progress.update(task, completed=nbytes)
+
+
+def _result(report: Report, seconds: float) -> Result:
+    return Result(
+        schema=SCHEMA, path=report.path, ok=report.ok, checked=report.checked, files=report.files,
+        nbytes=report.nbytes, seconds=seconds, problems=report.problems, notes=report.notes,
+    )  # fmt: skip
+
+
+def _tell(report: Report, seconds: float) -> None:
+    """One line each, never wrapped: they are for grep as well."""
+    for problem in report.problems:
+        click.echo(f"{click.style('damaged:', 'red')} {human.printable(str(problem))}")
+    for note in report.notes:
+        click.echo(f"{click.style('note:', dim=True)} {human.printable(note)}")
+    speed = human.rate(report.nbytes / seconds) if seconds else "-"
+    verdict = human.counted(len(report.problems), "problem") if report.problems else "every digest matches"
+    click.echo(
+        f"{len(report.checked)} checked, {human.counted(report.files, 'file')}, {human.size(report.nbytes)} "
+        f"in {human.duration(seconds)} ({speed}): {verdict}"
+    )

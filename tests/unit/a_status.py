@@ -1,0 +1,62 @@
+"""A busy daemon's Status for the tests of everything that shows one."""
+
+from typing import Any
+
+import msgspec
+
+from ckptd.protocol.ids import SaveId
+from ckptd.protocol.status import SCHEMA, CheckpointStatus, DrainStatus, JobStatus, RankStatus, Status, WorkerStatus
+
+GIB = 1 << 30
+STORE = "/scratch/project_465000123/someone/checkpoints/with/a/path/that/does/not/fit/in/one/line"
+
+
+def checkpoint(step: int, phase: str, milestone: str | None = None, **changes: Any) -> CheckpointStatus:
+    values = {
+        "step": step, "incarnation": 4, "counter": step, "phase": phase, "milestone": milestone, "end": None,
+        "reason": "", "tiers": ["arena"], "ranks": 16, "world_size": 16, "nbytes": 376 * GIB, "age_s": 200.0,
+    }  # fmt: skip
+    return CheckpointStatus(**values | changes)
+
+
+def rank(number: int, **changes: Any) -> RankStatus:
+    values = {
+        "rank": number, "host": "node03", "pid": 4000 + number, "alive": True, "slots": 3, "slots_in_use": 2,
+        "slot_nbytes": 24 * GIB, "newest_step": 1300,
+    }  # fmt: skip
+    return RankStatus(**values | changes)
+
+
+def drain(**changes: Any) -> DrainStatus:
+    values = {
+        "save": SaveId(4, 1300, 1300), "nbytes": 376 * GIB, "nbytes_done": 150 * GIB, "seconds": 120.0,
+        "bytes_per_s": 1.25 * GIB, "seconds_left": 180.8, "attempt": 1,
+    }  # fmt: skip
+    return DrainStatus(**values | changes)
+
+
+def job(**changes: Any) -> JobStatus:
+    values = {
+        "job": "llama-7b", "store": STORE, "incarnation": 4, "world_size": 16, "drain": drain(),
+        "ranks": [rank(number, alive=number != 15) for number in range(16)],
+        "checkpoints": [
+            checkpoint(1350, "staging", ranks=9, age_s=None),
+            checkpoint(1300, "draining", "staged"),
+            checkpoint(1250, "superseded", "protected", end="superseded", tiers=["arena", "peer"]),
+            checkpoint(1200, "failed", end="abandoned", reason="rank 15 never delivered within 300 s"),
+            checkpoint(1100, "durable", "durable", tiers=["pfs"]),
+        ],
+        "errors": ["rank 15 ended without close\n  hint: its memory is kept for 24h: restart the job"],
+    }  # fmt: skip
+    return JobStatus(**values | changes)
+
+
+def status(**changes: Any) -> Status:
+    values = {
+        "schema": SCHEMA, "version": "0.1.0", "node": "node03", "pid": 4242, "arena": "/dev/shm/ckptd-1000",
+        "uptime_s": 11520.0, "budget_nbytes": 1200 * GIB, "used_nbytes": 768 * GIB, "refused_messages": 1, "errors": [],
+        "tightest_limit": "memory.max of cgroup /sys/fs/cgroup/system.slice/slurmstepd.scope/job_1234567/step_0/user",
+        "jobs": [job(), job(job="tiny", store="/s", world_size=1, ranks=[], checkpoints=[], drain=None, errors=[])],
+        "workers": [WorkerStatus(store="/s", pid=77, busy=1, idle_s=0.0, problem="no answer for 40 s")],
+    }  # fmt: skip
+    return msgspec.structs.replace(Status(**values), **changes)

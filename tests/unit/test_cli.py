@@ -1,0 +1,359 @@
+"""Every verb as a script sees it: exit code, stdout, stderr. Real processes where the process is what is tested."""
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import click
+import msgspec
+import pytest
+
+from ckptd import __version__, cli
+from ckptd.cli import drain as drain_verb
+from ckptd.cli import status as status_verb
+from ckptd.filelayer import FileLayer
+from ckptd.protocol.digest import KIND, digest
+from ckptd.protocol.errors import BudgetError, ConnectError, DamagedError, UsageError, WaitTimeoutError
+from ckptd.protocol.ids import JobKey, SaveId, file_name
+from ckptd.protocol.manifest import VERSION, FileRecord, Vote
+from ckptd.store import commit, write_vote
+from ckptd.store_scan import Place
+from tests.unit import a_status
+
+VERBS = ("run", "status", "list", "verify", "drain", "doctor", "demo")
+
+
+@pytest.fixture
+def ckptd(capsys, monkeypatch, tmp_path):
+    """ckptd(*args) -> (exit code, stdout, stderr), in an environment without settings."""
+    for name in [name for name in os.environ if name.startswith("CKPTD_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def run(*args):
+        code = cli.invoke(args)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+class Daemon:
+    """A daemon that tells a list of statuses, then the last of them for ever."""
+
+    def __init__(self, *statuses) -> None:
+        self.statuses = list(statuses)
+        self.drained = []
+
+    @contextmanager
+    def connect(self, arena, timeout_s=5.0):
+        yield self
+
+    def status(self):
+        return self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
+
+    def drain(self, job):
+        self.drained.append(job)
+
+
+@pytest.fixture
+def store(tmp_path):
+    """A store with one committed checkpoint of one rank, and one that is unfinished."""
+    path = tmp_path / "store"
+    (path / "job").mkdir(parents=True)
+    key = JobKey(str(path), "job")
+    put(key, SaveId(1, 1, 100))
+    commit(FileLayer(), key, SaveId(1, 1, 100), "test")
+    os.mkdir(Place(key, SaveId(1, 2, 200)).partial)
+    return path
+
+
+def put(key: JobKey, save: SaveId) -> None:
+    place = Place(key, save)
+    os.mkdir(place.partial)
+    image = b"image"
+    with open(os.path.join(place.partial, file_name(0)), "wb") as file:
+        file.write(image)
+    record = FileRecord(name=file_name(0), rank=0, nbytes=len(image), digests=digest(image), layout=b"", leaves=b"")
+    vote = Vote(
+        version=VERSION, digest_kind=KIND, job=key.job, save=save, node="node", world_size=1, files=[record]
+    )  # fmt: skip
+    write_vote(FileLayer(), key, vote)
+
+
+# --- the command itself ---
+
+
+def test_version(ckptd):
+    assert ckptd("--version") == (0, f"ckptd {__version__}\n", "")
+
+
+def test_no_verb_is_help(ckptd):
+    code, out, _ = ckptd()
+    assert code == 2
+    assert all(f"\n  {verb} " in out for verb in VERBS)
+
+
+def test_help_says_the_exit_codes(ckptd):
+    code, out, _ = ckptd("--help")
+    assert code == 0
+    assert "3  no daemon, or it was not done in time" in out
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_of_each_verb_has_an_example(verb):
+    command = cli.cli.get_command(click.Context(cli.cli), verb)
+    text = command.get_help(click.Context(command, info_name=f"ckptd {verb}"))
+    assert f"Example:\n    ckptd {verb}" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_an_unknown_flag_is_usage(ckptd):
+    code, out, err = ckptd("status", "--jsn")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: No such option")
+    assert "hint: see ckptd status --help" in err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UsageError("x"), 2),
+        (ConnectError("x"), 3),
+        (WaitTimeoutError("x"), 3),
+        (DamagedError("x"), 1),
+        (BudgetError("x"), 1),
+    ],
+)
+def test_exit_codes(error, code):
+    assert cli.exit_code(error) == code
+
+
+def test_an_unread_pipe_is_no_traceback():
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "ckptd", "--help"], stdout=writer, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(writer)
+    assert done.stderr == ""
+
+
+def test_status_loads_little():
+    """The slow parts of the daemon, the client and the store stay out of the verb that is typed most."""
+    code = "import sys, ckptd.cli.status; print(*sys.modules)"
+    loaded = set(subprocess.check_output([sys.executable, "-c", code], text=True).split())
+    assert not loaded & {"torch", "numpy", "asyncio", "ckptd.daemon", "ckptd.store", "ckptd_client"}
+
+
+# --- verbs that ask the daemon ---
+
+
+@pytest.mark.parametrize("verb", ["status", "drain"])
+def test_no_daemon(ckptd, tmp_path, verb):
+    code, out, err = ckptd(verb, "--arena", str(tmp_path / "none"))
+    assert (code, out) == (3, "")
+    assert err.startswith("error: no daemon: there is no arena at")
+    assert "hint: start one with ckptd run --arena" in err
+
+
+def test_status_json_is_the_struct(ckptd, monkeypatch):
+    monkeypatch.setattr(status_verb, "Daemon", Daemon(a_status.status()).connect)
+    code, out, _ = ckptd("status", "--json")
+    assert code == 0
+    assert json.loads(out) == msgspec.to_builtins(a_status.status())
+    assert json.loads(out)["schema"] == 1
+
+
+def test_status_for_people(ckptd, monkeypatch):
+    monkeypatch.setattr(status_verb, "Daemon", Daemon(a_status.status()).connect)
+    code, out, _ = ckptd("status")
+    assert code == 0
+    assert "llama-7b  incarnation 4" in out
+    assert "\x1b" not in out
+
+
+def test_watch_as_json_is_a_line_per_look_until_ctrl_c(ckptd, monkeypatch):
+    looks = []
+
+    def sleep(seconds):
+        looks.append(seconds)
+        if len(looks) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(status_verb, "time", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(status_verb, "Daemon", Daemon(a_status.status()).connect)
+    code, out, _ = ckptd("status", "--watch", "--json", "--interval", "0.5")
+    assert code == 0
+    assert looks == [0.5] * 3
+    assert [json.loads(line)["node"] for line in out.splitlines()] == ["node03"] * 3
+
+
+def with_job(*checkpoints, **changes):
+    return a_status.status(jobs=[a_status.job(checkpoints=list(checkpoints), **changes)])
+
+
+STAGED = a_status.checkpoint(10, "staged", "staged")
+DURABLE = a_status.checkpoint(10, "durable", "durable")
+FAILED = a_status.checkpoint(10, "failed", "staged", end="failed", reason="disk full")
+NEWER = a_status.checkpoint(20, "durable", "durable")
+SUPERSEDED = a_status.checkpoint(10, "superseded", "staged", end="superseded")
+
+
+@pytest.mark.parametrize(
+    ("after", "code", "said"),
+    [
+        ([DURABLE], 0, "step 10 is durable"),
+        ([NEWER, SUPERSEDED], 0, "step 20 is durable"),
+        ([FAILED], 1, "step 10 cannot become durable (disk full)"),
+        ([STAGED], 3, "step 10 is not durable yet"),
+    ],
+)
+def test_drain_waits_for_what_it_asked(ckptd, monkeypatch, after, code, said):
+    daemon = Daemon(with_job(STAGED), with_job(STAGED), with_job(*after))
+    monkeypatch.setattr(drain_verb, "Daemon", daemon.connect)
+    monkeypatch.setattr(drain_verb, "_LOOK_AGAIN_S", 0.01)
+    found, out, _ = ckptd("drain", "--wait", "--timeout", "100ms")
+    assert daemon.drained == [JobKey(a_status.STORE, "llama-7b")]
+    assert found == code
+    assert said in out
+
+
+def test_drain_does_not_ask_for_what_is_durable(ckptd, monkeypatch):
+    daemon = Daemon(with_job(a_status.checkpoint(30, "staging"), DURABLE))
+    monkeypatch.setattr(drain_verb, "Daemon", daemon.connect)
+    code, out, _ = ckptd("drain", "--json")
+    assert (code, daemon.drained) == (0, [])
+    assert json.loads(out)["jobs"][0]["result"] == "durable"
+    assert json.loads(out)["schema"] == 1
+
+
+def test_drain_of_nothing(ckptd, monkeypatch):
+    monkeypatch.setattr(drain_verb, "Daemon", Daemon(with_job()).connect)
+    assert ckptd("drain")[:2] == (0, "llama-7b: nothing to drain (no checkpoint is staged on all ranks)\n")
+
+
+def test_drain_of_an_unknown_job_names_those_there_are(ckptd, monkeypatch):
+    monkeypatch.setattr(drain_verb, "Daemon", Daemon(a_status.status()).connect)
+    code, _, err = ckptd("drain", "--job", "other")
+    assert code == 2
+    assert "hint: its jobs: llama-7b, tiny" in err
+
+
+def test_drain_with_a_timeout_that_is_none(ckptd):
+    code, _, err = ckptd("drain", "--timeout", "soon")
+    assert code == 2
+    assert "error: --timeout: 'soon' is no duration" in err
+
+
+# --- verbs that look at the store ---
+
+
+def test_list(ckptd, store):
+    code, out, _ = ckptd("list", str(store))
+    assert code == 0
+    assert "100" in out
+    assert "latest" in out
+    assert "unfinished step 200: no votes" in out
+
+
+def test_list_json_of_a_job(ckptd, store):
+    code, out, _ = ckptd("list", "--json", str(store / "job"))
+    assert code == 0
+    listing = json.loads(out)
+    (job,) = listing["jobs"]
+    assert (listing["schema"], job["job"], job["store"]) == (1, "job", str(store))
+    (row,) = job["checkpoints"]
+    assert (row["step"], row["latest"], row["nbytes"], row["world_size"]) == (100, True, 5, 1)
+    assert row["committed_at"].endswith("+00:00")
+    assert [partial["step"] for partial in job["partials"]] == [200]
+
+
+def test_list_of_a_damaged_store(ckptd, store):
+    (store / "job/step-000000100.i0001/COMMITTED").write_text("{}")
+    code, out, _ = ckptd("list", str(store))
+    assert code == 1
+    assert "error: " in out
+
+
+@pytest.mark.parametrize("verb", ["list", "verify"])
+@pytest.mark.parametrize("path", ["", "none", "file"])
+def test_a_path_with_nothing_in_it(ckptd, tmp_path, verb, path):
+    (tmp_path / "file").touch()
+    code, out, err = ckptd(verb, str(tmp_path / path))
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert "\nhint: " in err
+
+
+def test_list_of_one_checkpoint_says_how_to_look_at_it(ckptd, store):
+    code, _, err = ckptd("list", str(store / "job/step-000000100.i0001"))
+    assert code == 2
+    assert "hint: ckptd verify " in err
+
+
+def test_verify_names_file_and_block(ckptd, store):
+    image = store / "job/step-000000100.i0001" / file_name(0)
+    image.write_bytes(b"imagf")
+    code, out, _ = ckptd("verify", str(store))
+    assert code == 1
+    assert f"damaged: {image}: block 0 (bytes 0 to 4): digest does not match" in out
+
+
+def test_verify_json(ckptd, store):
+    code, out, _ = ckptd("verify", "--json", str(store))
+    result = json.loads(out)
+    assert result["schema"] == 1
+    assert result["files"] == 1
+    assert result["ok"] is (code == 0)
+
+
+# --- the others ---
+
+
+def test_doctor(ckptd, tmp_path):
+    code, out, _ = ckptd("doctor", "--json", "--arena", str(tmp_path))
+    found = json.loads(out)
+    assert found["schema"] == 1
+    verdicts = {finding["name"]: finding["verdict"] for finding in found["findings"]}
+    assert verdicts["shared memory"] in {"ok", "warn", "bad"}
+    assert code == int("bad" in verdicts.values())
+    code, out, _ = ckptd("doctor", "--arena", str(tmp_path))
+    assert "fix: set CKPTD_STORE=" in out
+
+
+def test_run_gives_the_daemon_its_settings(ckptd, monkeypatch):
+    configs = []
+    daemon = SimpleNamespace(run=lambda config: configs.append(config) or 7)
+    monkeypatch.setitem(sys.modules, "ckptd.daemon", daemon)
+    monkeypatch.setattr("ckptd.daemon", daemon, raising=False)
+    code, _, _ = ckptd("run", "--arena", "/x", "--budget-nbytes", "64G", "--no-exit-when-empty", "--keep-last", "5")
+    assert code == 7
+    (config,) = configs
+    assert (config.arena, config.budget_nbytes, config.exit_when_empty, config.keep_last) == ("/x", 64 << 30, False, 5)
+
+
+def test_run_with_a_setting_that_is_none(ckptd):
+    code, _, err = ckptd("run", "--budget-nbytes", "much")
+    assert code == 2
+    assert "budget_nbytes = 'much' (from --budget-nbytes) is not allowed" in err
+    assert "hint: allowed: " in err
+
+
+def test_demo_is_the_client_s(ckptd, monkeypatch):
+    ran = []
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    monkeypatch.setattr("os.execv", lambda path, argv: ran.append(argv))
+    assert ckptd("demo", "--short", "extra")[0] == 0
+    assert ran == [[sys.executable, "-m", "ckptd_client.demo", "--short", "extra"]]
+
+
+def test_demo_without_torch(ckptd, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    code, _, err = ckptd("demo")
+    assert code == 1
+    assert err == "error: the demo needs torch, which is not installed\nhint: pip install 'ckptd[torch]'\n"
