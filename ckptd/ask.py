@@ -4,16 +4,14 @@ Unlike the client library it attaches to no job, so it may come and go as it lik
 says which part is missing and what to type next.
 """
 
-import fcntl
 import os
-import struct
 import time
 from typing import Any, Self
 
 import msgspec
 import zmq
 
-from ckptd import __version__
+from ckptd import __version__, locks
 from ckptd.protocol import places
 from ckptd.protocol.errors import CkptdError, ConnectError, ProtocolError
 from ckptd.protocol.ids import JobKey
@@ -31,7 +29,6 @@ from ckptd.protocol.messages import (
 )
 from ckptd.protocol.status import SCHEMA, Status
 
-_FLOCK = "hhqqi4x"  # struct flock of 64-bit Linux: type, whence, start, length, pid
 _MAX_STATUS_NBYTES = 64 * MAX_MESSAGE_NBYTES  # a status grows with the ranks of a node, a request does not
 
 
@@ -39,18 +36,6 @@ def ask_status(arena: str, timeout_s: float) -> Status:
     """The whole picture of the daemon that holds arena. Raises ConnectError."""
     with Daemon(arena, timeout_s) as daemon:
         return daemon.status()
-
-
-def lock_holder(arena: str) -> int | None:
-    """Pid of the process that holds the arena's lock, None if nobody does.
-
-    The pid is 0 or -1 when the holder lives where we cannot name it, as in another container. Raises OSError.
-    Only asks: taking the lock to see whether it is free could turn away a daemon that starts at this moment.
-    """
-    with open(os.path.join(arena, places.LOCK), "rb") as file:
-        answer = fcntl.fcntl(file, fcntl.F_GETLK, struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
-    lock_type, _, _, _, pid = struct.unpack(_FLOCK, answer)
-    return None if lock_type == fcntl.F_UNLCK else int(pid)
 
 
 class Daemon:
@@ -139,14 +124,15 @@ class Daemon:
 
 
 def require_daemon(arena: str) -> int:
-    """Pid of the daemon that holds arena, as lock_holder gives it. Raises ConnectError when there is none."""
+    """Pid of the daemon that holds arena, 0 if it is outside our pid namespace. Raises ConnectError when there is none.
+
+    Only asks for the lock: taking it to see whether it is free could turn away a daemon that starts at this moment.
+    """
     start = f"start one with ckptd run --arena {arena}, or name another arena with --arena or CKPTD_ARENA"
     if not os.path.isdir(arena):
         raise ConnectError(f"no daemon: there is no arena at {arena}", hint=start)
     try:
-        pid = lock_holder(arena)
-    except FileNotFoundError:
-        pid = None
+        pid = locks.holder(os.path.join(arena, places.LOCK))
     except PermissionError as error:
         hint = "each user has a daemon of their own: run this as the user who started it"
         raise ConnectError(f"the arena {arena} belongs to somebody else", hint=hint) from error
