@@ -251,7 +251,8 @@ def test_cycles_are_refused():
 
 def test_equal_sets_encode_alike():
     words = [str(i) for i in range(50)]
-    assert encode_leaf(set(words), WHERE) == encode_leaf(set(words[::-1]), WHERE)
+    backwards = words[::-1]
+    assert encode_leaf(set(words), WHERE) == encode_leaf(set(backwards), WHERE)
 
 
 def test_register_refuses_other_classes_and_taken_tags():
