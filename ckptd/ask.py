@@ -48,7 +48,6 @@ class Daemon:
         self.arena = arena
         self.timeout_s = timeout_s
         self._seq = 0
-        require_daemon(arena)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.linger = 0
@@ -95,6 +94,7 @@ class Daemon:
         return self._seq
 
     def _ask(self, request: Request) -> Reply:
+        require_daemon(self.arena)  # a daemon that is gone is told at once, not after the time a slow one has
         deadline_s = time.monotonic() + self.timeout_s
         if not self._socket.poll(_ms_until(deadline_s), zmq.POLLOUT):
             raise self._no_answer()

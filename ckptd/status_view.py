@@ -79,7 +79,7 @@ def error_text(error: str) -> Text:
 
 def _header(status: Status, marks: Marks) -> RenderableType:
     dot = f" {marks.dot} "
-    facts = (f"node {status.node}", f"pid {status.pid}", f"up {human.duration(status.uptime_s)}")
+    facts = (f"node {human.printable(status.node)}", f"pid {status.pid}", f"up {human.duration(status.uptime_s)}")
     title = Text.assemble((f"ckptd {status.version}", "bold"), dot, dot.join(facts))
     grid = _facts()
     grid.add_row("arena", _literal(status.arena))
@@ -145,7 +145,7 @@ def _checkpoints(checkpoints: list[CheckpointStatus], marks: Marks, *, narrow: b
             _staged_mark(one, marks),
             _protected_mark(one, marks),
             _durable_mark(one, marks),
-            ", ".join(one.tiers) or marks.none,
+            _literal(", ".join(one.tiers) or marks.none),
             f"{one.ranks}/{one.world_size}",
             human.size(one.nbytes),
             human.duration(one.age_s) if one.age_s is not None else marks.none,

@@ -4,6 +4,7 @@ Every verb returns its exit code; errors come up here, and only here are they tu
 """
 
 import importlib
+import io
 import sys
 from collections.abc import Sequence
 
@@ -72,6 +73,8 @@ def cli(ctx: click.Context) -> int:
 
 def main() -> None:
     """The console script."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # what a terminal cannot show is a question mark, never a traceback
     sys.exit(invoke(sys.argv[1:]))
 
 

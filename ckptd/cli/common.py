@@ -1,10 +1,10 @@
 """What verbs share: options, the console, JSON."""
 
-import sys
 from typing import Any
 
 import click
 import msgspec
+from rich.console import Console
 
 from ckptd.config import load_config
 
@@ -32,7 +32,6 @@ def print_json(value: Any, *, indent: int = 2) -> None:
     click.echo(msgspec.json.format(raw, indent=indent) if indent else raw)
 
 
-def keep_printing() -> None:
-    """A terminal that cannot show a character gets a question mark, never a traceback."""
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="replace")
+def console(*, stderr: bool = False) -> Console:
+    """Where a verb prints. Numbers in a text are not coloured."""
+    return Console(stderr=stderr, highlight=False)

@@ -1,7 +1,6 @@
 """``ckptd doctor``: is this machine fit for ckptd, and what to type where it is not."""
 
 import click
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -20,13 +19,12 @@ _STYLES = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.BAD: "bold red"}
 @common.json_option
 def command(arena: str | None, store: str | None, as_json: bool) -> int:
     """Examine shared memory, limits, logind and the store. Exit code 1 if something will not work."""
-    common.keep_printing()
     config, _ = load_config({"arena": arena, "store": store})
     findings = examine(config.arena, config.store)
     if as_json:
         common.print_json({"schema": SCHEMA, "findings": findings})
     else:
-        Console().print(_table(findings))
+        common.console().print(_table(findings))
     return int(any(finding.verdict == Verdict.BAD for finding in findings))
 
 

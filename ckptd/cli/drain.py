@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import click
 import msgspec
-from rich.console import Console
 from rich.status import Status as Spinner
 
 from ckptd import human
@@ -51,7 +50,6 @@ class Outcome(msgspec.Struct, kw_only=True):
 @common.json_option
 def command(arena: str | None, job: str | None, wait: bool, timeout: str, as_json: bool) -> int:
     """Make the newest staged checkpoint of each job durable now."""
-    common.keep_printing()
     deadline_s = time.monotonic() + _seconds(timeout)
     with Daemon(common.arena_of(arena)) as daemon:
         outcomes = [_ask(daemon, one) for one in _chosen(daemon.status(), job)]
@@ -121,7 +119,7 @@ def _wait(daemon: Daemon, outcomes: list[Outcome], deadline_s: float, *, quiet: 
 
 @contextlib.contextmanager
 def _spinner(quiet: bool) -> Iterator[Spinner | None]:
-    console = Console(stderr=True)
+    console = common.console(stderr=True)
     if quiet or not console.is_terminal:
         yield None
         return

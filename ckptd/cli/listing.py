@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import click
 import msgspec
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
@@ -73,12 +73,11 @@ def command(path: str, as_json: bool) -> int:
 
     Exit code 1 if something there is damaged. Digests are not read: that is ckptd verify.
     """
-    common.keep_printing()
     jobs = [_listing(key) for key in jobs_at(os.path.abspath(path))]
     if as_json:
         common.print_json(Listing(schema=SCHEMA, jobs=jobs))
     else:
-        console = Console()
+        console = common.console()
         for job in jobs:
             console.print(_view(job, narrow=console.width < _NARROW_COLUMNS))
     return int(any(job.problems for job in jobs))

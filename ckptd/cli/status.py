@@ -4,7 +4,7 @@ import contextlib
 import time
 
 import click
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 
 from ckptd.ask import Daemon
@@ -24,13 +24,12 @@ from ckptd.status_view import StatusView, error_text
 )  # fmt: skip
 def command(arena: str | None, as_json: bool, timeout_s: float, watch: bool, interval_s: float) -> None:
     """Show checkpoints and their milestones, the running drain, memory and last errors."""
-    common.keep_printing()
     with Daemon(common.arena_of(arena), timeout_s) as daemon:
         if not watch:
             _show_once(daemon, as_json=as_json)
             return
         with contextlib.suppress(KeyboardInterrupt):
-            if as_json or not Console().is_terminal:
+            if as_json or not common.console().is_terminal:
                 _stream(daemon, interval_s, as_json=as_json)
             else:
                 _watch(daemon, interval_s)
@@ -41,7 +40,7 @@ def _show_once(daemon: Daemon, *, as_json: bool, indent: int = 2) -> None:
     if as_json:
         common.print_json(status, indent=indent)
     else:
-        Console().print(StatusView(status))
+        common.console().print(StatusView(status))
 
 
 def _stream(daemon: Daemon, interval_s: float, *, as_json: bool) -> None:
@@ -53,7 +52,7 @@ def _stream(daemon: Daemon, interval_s: float, *, as_json: bool) -> None:
 def _watch(daemon: Daemon, interval_s: float) -> None:
     """One picture drawn over the last. A daemon that restarts is waited for: that is when one watches."""
     view: RenderableType = StatusView(daemon.status())
-    with Live(view, auto_refresh=False) as live:
+    with Live(view, console=common.console(), auto_refresh=False) as live:
         while True:
             live.update(view, refresh=True)
             time.sleep(interval_s)

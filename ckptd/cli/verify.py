@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 
 import click
 import msgspec
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from ckptd import human
@@ -39,7 +38,6 @@ def command(path: str, as_json: bool) -> int:
 
     Exit code 1 if anything is damaged: each problem is a line that names file and block. Changes nothing.
     """
-    common.keep_printing()
     began_s = time.monotonic()
     with _progress(quiet=as_json) as progress:
         report = verify_path(path, progress)
@@ -57,7 +55,7 @@ def command(path: str, as_json: bool) -> int:
 @contextlib.contextmanager
 def _progress(*, quiet: bool) -> Iterator[Callable[[int], None]]:
     """Told the bytes checked so far. How many there will be is known to nobody before the manifests are read."""
-    console = Console(stderr=True)
+    console = common.console(stderr=True)
     if quiet or not console.is_terminal:
         yield lambda _nbytes: None
         return

@@ -161,6 +161,13 @@ def test_a_daemon_that_does_not_answer(arena, held):
     assert asked == [AskStatus(seq=1)]
 
 
+def test_a_daemon_that_restarts_is_found_again(arena, held):
+    with Daemon(arena) as daemon:
+        for node in ("before", "after"):
+            with answering(arena, lambda request, node=node: [status_reply(request, node=node)]):
+                assert daemon.status().node == node
+
+
 def test_a_path_too_long_for_a_socket(arena, tmp_path):
     deep = str(tmp_path / ("d" * 120))
     os.mkdir(deep)
