@@ -67,10 +67,10 @@ class FileLayer:
         try:
             return os.pwrite(fd, data, offset)
         except OSError as error:
-            flags = fcntl.fcntl(fd, fcntl.F_GETFL)
-            if error.errno != errno.EINVAL or not flags & os.O_DIRECT:
+            if error.errno != errno.EINVAL:
                 raise
-            fcntl.fcntl(fd, fcntl.F_SETFL, flags & ~os.O_DIRECT)
+            # Tried again even if the flag is off by now: another thread may have taken it off since our write failed.
+            fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_DIRECT)
             return os.pwrite(fd, data, offset)
 
     def truncate(self, fd: int, nbytes: int) -> None:

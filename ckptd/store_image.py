@@ -25,6 +25,10 @@ def _no_report(_nbytes: int) -> None:
     return None
 
 
+def _no_window(_start: int, _stop: int) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext()
+
+
 @dataclass(frozen=True)
 class Image:
     """What to write.
@@ -32,12 +36,15 @@ class Image:
     source: the mapped slot, page-aligned and readable to nbytes rounded up to 4096; stays the caller's.
     check_source: raises if source is no longer the save's; called when all is written and synced, before the file gets
     its name.
+    window: entered while bytes start to stop of source are written, to map and unmap them: beside other writes, where
+    it costs nothing. A direct write that takes page faults takes them under the file's lock, one after the other.
     """
 
     name: str
     nbytes: int
     source: memoryview
     check_source: Callable[[], None] = _nothing
+    window: Callable[[int, int], contextlib.AbstractContextManager[None]] = _no_window
 
 
 class Flow:
@@ -128,7 +135,7 @@ def _write_all(fs: FileLayer, fd: int, image: Image, flow: Flow) -> None:
     def write(start: int) -> int:
         stop = min(start + CHUNK_NBYTES, end)
         flow.pace(stop - start)
-        with image.source[start:stop] as chunk:
+        with image.window(start, stop), image.source[start:stop] as chunk:
             fs.pwrite(fd, chunk, start)
         return min(stop, image.nbytes) - start
 

@@ -43,6 +43,7 @@ class History:
     """What the program was told, and so may rely on, when the power went."""
 
     def __init__(self) -> None:
+        self.voted: list[SaveId] = []  # by all nodes
         self.durable: list[SaveId] = []
         self.removing: list[SaveId] = []
 
@@ -51,8 +52,11 @@ class History:
         for save in saves:
             for rank, slot in enumerate(slots[save]):
                 drain_and_vote(fs, save, f"node{rank}", slot)
+            self.voted.append(save)
             commit(fs, KEY, save, "test")
             self.durable.append(save)
+        if saves[-1] == OLD:
+            return
         self.removing.append(OLD)
         remove_checkpoint(fs, KEY, OLD)
         sweep_trash(fs, KEY)
@@ -80,6 +84,10 @@ def violations(store: str, history: History) -> Iterator[str]:
     key = JobKey(store, KEY.job)
     fs = FileLayer()
     before = scan(fs, key)
+    known = {e.committed.save for e in before.committed} | {p.save for p in before.partials if p.finishable}
+    for save in history.voted:
+        if save not in known and save not in history.removing:
+            yield f"after the cut: {save} had all its votes and cannot be finished"
     yield from _broken_promises(store, before, history, "after the cut")
     for partial in before.partials:
         if partial.finishable:
@@ -151,17 +159,33 @@ def test_incarnations_are_never_given_twice_whatever_is_lost(tmp_path_factory) -
             assert take_incarnation(FileLayer(), JobKey(f"{root}{STORE}", "demo")) > taken[-1]
 
 
-def test_nothing_is_lost_when_the_node_that_made_the_directories_died_unsynced(
-    slots, tmp_path_factory
-) -> None:
+def test_nothing_is_lost_when_the_node_that_made_the_directories_died_unsynced(slots, tmp_path_factory) -> None:
     disk = new_disk()
     for path in (f"{STORE}/{KEY.job}", Place(KEY, NEW).partial):
         disk.mkdir(path)  # by a node that died before it synced the parents
     for rank, slot in enumerate(slots[NEW]):
         drain_and_vote(disk, NEW, f"node{rank}", slot)
     commit(disk, KEY, NEW, "test")
+    assert survivors_keep(disk, NEW, tmp_path_factory)
+
+
+def test_a_removal_waits_for_the_newer_commit_of_another_node_to_be_synced(slots, tmp_path_factory) -> None:
+    disk = new_disk()
+    History().run(disk, slots, saves=(OLD,))
+    for rank, slot in enumerate(slots[NEW]):
+        drain_and_vote(disk, NEW, f"node{rank}", slot)
+    job = disk._dir(f"{STORE}/{KEY.job}")
+    before = dict(job.live)
+    commit(disk, KEY, NEW, "another node")
+    job.synced = before  # as if that node had died right after its rename
+    job.pending.append(dict.fromkeys(before.keys() - job.live.keys()))
+    remove_checkpoint(disk, KEY, OLD)
+    assert survivors_keep(disk, NEW, tmp_path_factory)
+
+
+def survivors_keep(disk: ForgettingDisk, save: SaveId, tmp_path_factory: pytest.TempPathFactory) -> bool:
     history = History()
-    history.durable.append(NEW)
+    history.durable.append(save)
     root = tmp_path_factory.mktemp("after")
     disk.survivors(str(root), None)
-    assert list(violations(f"{root}{STORE}", history)) == []
+    return not list(violations(f"{root}{STORE}", history))

@@ -1,0 +1,451 @@
+"""The store's sequences on a real directory: repetition, races, refusals, fallbacks."""
+
+import errno
+import fcntl
+import mmap
+import os
+import tempfile
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from ckptd import store_image
+from ckptd.filelayer import FileLayer, is_temp, temp_name
+from ckptd.protocol.errors import CkptdError, DamagedError
+from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.manifest import COMMITTED, LATEST, MANIFEST
+from ckptd.protocol.slot import align_up
+from ckptd.store import commit, remove_checkpoint, remove_partial, sweep_trash, take_incarnation, write_vote
+from ckptd.store_image import Flow, Image, make_partial, sync_partial, write_image
+from ckptd.store_scan import Place, scan
+from ckptd.verify import verify_checkpoint
+from tests.slots import Slot, make_vote, some_tensors, write_slot
+
+SAVE = SaveId(3, 7, 100)
+
+
+@pytest.fixture
+def key(tmp_path) -> JobKey:
+    (tmp_path / "store").mkdir()
+    return JobKey(str(tmp_path / "store"), "demo")
+
+
+@pytest.fixture
+def shm() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as path:
+        yield path
+
+
+def image_of(slot: Slot, **more) -> Image:
+    pages = mmap.mmap(-1, align_up(len(slot.image)))  # aligned for direct writes
+    pages[: len(slot.image)] = slot.image
+    return Image(slot.layout.file, len(slot.image), memoryview(pages), **more)
+
+
+def drained(fs: FileLayer, key: JobKey, save: SaveId, *, world_size: int = 2, nodes: int = 2) -> Place:
+    """A save whose first nodes have written and voted, one rank each."""
+    place = Place(key, save)
+    make_partial(fs, place)
+    for rank in range(nodes):
+        slot = write_slot(f"{key.store}/slot", key, save, rank=rank, world_size=world_size)
+        write_image(fs, place, image_of(slot), Flow())
+        sync_partial(fs, place)
+        write_vote(fs, key, make_vote(key, save, f"node{rank}", [slot], world_size=world_size))
+    return place
+
+
+def committed(fs: FileLayer, key: JobKey, save: SaveId) -> Place:
+    place = drained(fs, key, save)
+    assert commit(fs, key, save, "test").note == ""
+    return place
+
+
+# -- incarnations --
+
+
+def test_incarnations_grow_and_old_markers_go(key) -> None:
+    fs = FileLayer()
+    assert [take_incarnation(fs, key) for _ in range(9)] == list(range(1, 10))
+    assert take_incarnation(fs, key, at_least=50) == 50
+    assert len(os.listdir(f"{key.store}/demo/.incarnations")) == 4
+
+
+def test_incarnation_is_above_every_trace_of_the_job(key) -> None:
+    fs = FileLayer()
+    committed(fs, key, SaveId(8, 1, 5))
+    assert take_incarnation(fs, key) == 9
+    drained(fs, key, SaveId(20, 1, 5), nodes=1)
+    assert take_incarnation(fs, key) == 21
+
+
+def test_takers_at_once_get_different_numbers(key) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        numbers = list(pool.map(lambda _: take_incarnation(FileLayer(), key), range(24)))
+    assert len(set(numbers)) == 24
+
+
+def test_a_taker_that_slept_does_not_take_a_number_that_was_taken_and_pruned(key) -> None:
+    class Sleeper(FileLayer):
+        slept = False
+
+        def create_exclusive(self, path: str) -> None:
+            if not self.slept:
+                self.slept = True
+                assert [take_incarnation(FileLayer(), key) for _ in range(9)] == list(range(1, 10))
+            super().create_exclusive(path)
+
+    assert take_incarnation(Sleeper(), key) == 10
+
+
+# -- scan --
+
+
+def test_scan_of_nothing_is_empty(key) -> None:
+    for where in (key, JobKey("/nowhere", "demo")):
+        found = scan(FileLayer(), where)
+        assert (found.committed, found.partials, found.problems) == ([], [], [])
+
+
+def test_scan_lists_newest_first_by_incarnation_and_counter_not_by_step(key) -> None:
+    fs = FileLayer()
+    for save in (SaveId(1, 5, 900), SaveId(2, 1, 20), SaveId(1, 6, 30)):
+        committed(fs, key, save)
+    drained(fs, key, SaveId(2, 2, 40), nodes=1)
+    found = scan(fs, key)
+    assert [entry.committed.save for entry in found.committed] == [
+        SaveId(2, 1, 20),
+        SaveId(1, 6, 30),
+        SaveId(1, 5, 900),
+    ]
+    (partial,) = found.partials
+    assert (partial.voted, partial.world_size, partial.finishable) == (["node0"], 2, False)
+    assert partial.missing == "1 of 2 ranks have no vote: 1"
+
+
+def test_scan_lists_what_it_cannot_read_as_problems(key) -> None:
+    fs = FileLayer()
+    good = committed(fs, key, SAVE)
+    os.makedirs(f"{key.store}/demo/step-000000001.i0001")
+    other = f"{key.store}/demo/step-000000002.i0003"
+    os.makedirs(other)
+    for name in (COMMITTED, MANIFEST):
+        os.link(f"{good.final}/{name}", f"{other}/{name}")
+    found = scan(fs, key)
+    assert [entry.dirname for entry in found.committed] == ["step-000000100.i0003"]
+    assert len(found.problems) == 2
+    assert "step-000000001.i0001" in found.problems[0]
+    assert "the name does not agree" in found.problems[1]
+
+
+def test_scan_names_a_damaged_vote(key) -> None:
+    fs = FileLayer()
+    place = drained(fs, key, SAVE)
+    flip(f"{place.votes}/node1")
+    (partial,) = scan(fs, key).partials
+    assert not partial.finishable
+    assert partial.voted == ["node0"]
+    assert f"{place.votes}/node1" in partial.missing
+    with pytest.raises(DamagedError, match="votes/node1"):
+        commit(fs, key, SAVE, "test")
+
+
+def flip(path: str, at: int = 60) -> None:
+    with open(path, "r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 1]))
+
+
+# -- images --
+
+
+@pytest.mark.parametrize("where", ["disk", "shm"])
+@pytest.mark.parametrize("nbytes", [40, 4096 * 5, 4096 * 9 + 17])
+def test_an_image_arrives_whole(key, shm, monkeypatch, where, nbytes) -> None:
+    monkeypatch.setattr(store_image, "CHUNK_NBYTES", 8192)
+    if where == "shm":
+        key = JobKey(shm, "demo")
+    fs, place, seen = FileLayer(), Place(key, SAVE), []
+    slot = write_slot(f"{shm}/slot", key, SAVE, some_tensors(nbytes))
+    make_partial(fs, place)
+    write_image(fs, place, image_of(slot), Flow(report=seen.append))
+    with open(f"{place.partial}/{slot.layout.file}", "rb") as file:
+        assert file.read() == slot.image
+    assert seen[-1] == len(slot.image)
+    assert seen == sorted(seen)
+    assert os.listdir(place.partial) == [slot.layout.file]
+
+
+@pytest.mark.parametrize("refuses", ["open", "write"])
+def test_a_file_system_without_o_direct_is_written_buffered(key, tmp_path, monkeypatch, refuses) -> None:
+    real_open, real_pwrite, direct_writes = os.open, os.pwrite, []
+
+    def refusing_open(path, flags, mode=0o777):
+        if refuses == "open" and flags & os.O_DIRECT:
+            real_open(path, flags & ~os.O_DIRECT, mode)  # the kernel creates the file, then refuses
+            raise OSError(errno.EINVAL, "Invalid argument", path)
+        return real_open(path, flags, mode)
+
+    def refusing_pwrite(fd, data, offset):
+        if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
+            direct_writes.append(offset)
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return real_pwrite(fd, data, offset)
+
+    fs, place = FileLayer(), Place(key, SAVE)
+    make_partial(fs, place)
+    slot = write_slot(tmp_path / "slot", key, SAVE)
+    monkeypatch.setattr(os, "open", refusing_open)
+    monkeypatch.setattr(os, "pwrite", refusing_pwrite)
+    write_image(fs, place, image_of(slot), Flow())
+    with open(f"{place.partial}/{slot.layout.file}", "rb") as file:
+        assert file.read() == slot.image
+    assert bool(direct_writes) == (refuses == "write")
+
+
+def test_an_image_whose_slot_changed_hands_gets_no_name(key, tmp_path) -> None:
+    fs, place = FileLayer(), Place(key, SAVE)
+    make_partial(fs, place)
+    slot = write_slot(tmp_path / "slot", key, SAVE)
+
+    def changed() -> None:
+        raise CkptdError("changed hands")
+
+    with pytest.raises(CkptdError, match="changed hands"):
+        write_image(fs, place, image_of(slot, check_source=changed), Flow())
+    assert all(is_temp(name) for name in os.listdir(place.partial))
+    write_image(fs, place, image_of(slot), Flow())  # and the next try takes the leftover away
+    assert os.listdir(place.partial) == [slot.layout.file]
+
+
+def test_a_failed_write_is_raised_and_the_rest_is_not_written(key, tmp_path, monkeypatch) -> None:
+    class Full(FileLayer):
+        writes = 0
+
+        def pwrite(self, fd: int, data: bytes | memoryview, offset: int) -> None:
+            self.writes += 1
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(store_image, "CHUNK_NBYTES", 4096)
+    fs, place = Full(), Place(key, SAVE)
+    make_partial(fs, place)
+    slot = write_slot(tmp_path / "slot", key, SAVE, some_tensors(4096 * 200))
+    with pytest.raises(OSError, match="No space"):
+        write_image(fs, place, image_of(slot), Flow())
+    assert fs.writes < 200
+    assert not os.path.exists(f"{place.partial}/{slot.layout.file}")
+
+
+def test_a_bandwidth_cap_spaces_the_writes(monkeypatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(store_image.time, "monotonic", lambda: 100.0)
+    monkeypatch.setattr(store_image.time, "sleep", slept.append)
+    flow = Flow(bytes_per_s=1000)
+    for _ in range(3):
+        flow.pace(500)
+    assert slept == [0.0, 0.5, 1.0]
+
+
+# -- commit --
+
+
+def test_a_commit_is_valid_and_latest_points_to_it(key) -> None:
+    fs = FileLayer()
+    place = committed(fs, key, SAVE)
+    report = verify_checkpoint(place.final)
+    assert report.ok, report.problems
+    assert os.readlink(f"{place.job_dir}/{LATEST}") == SAVE.dirname
+    assert not os.path.exists(place.partial)
+
+
+def test_a_commit_can_be_repeated_and_latest_never_goes_back(key) -> None:
+    fs = FileLayer()
+    committed(fs, key, SaveId(3, 1, 100))
+    committed(fs, key, SaveId(3, 2, 50))
+    assert commit(fs, key, SaveId(3, 1, 100), "again").committed.step == 100
+    assert os.readlink(f"{key.store}/demo/{LATEST}") == SaveId(3, 2, 50).dirname
+
+
+def test_a_latest_that_cannot_be_set_is_a_note(key) -> None:
+    fs = FileLayer()
+    os.makedirs(f"{key.store}/demo/{LATEST}/in-the-way")
+    drained(fs, key, SAVE)
+    outcome = commit(fs, key, SAVE, "test")
+    assert LATEST in outcome.note
+    assert outcome.committed.save == SAVE
+
+
+@pytest.mark.parametrize("error", [errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY])
+def test_a_rename_that_another_committer_did_first_is_success(key, error) -> None:
+    class Beaten(FileLayer):
+        def rename(self, src: str, dst: str) -> None:
+            if dst == Place(key, SAVE).final:
+                commit(FileLayer(), key, SAVE, "the other one")
+                raise OSError(error, os.strerror(error), src)
+            super().rename(src, dst)
+
+    place = drained(FileLayer(), key, SAVE)
+    assert commit(Beaten(), key, SAVE, "test").committed.save == SAVE
+    assert verify_checkpoint(place.final).ok
+
+
+def test_another_save_at_the_target_is_an_error(key) -> None:
+    fs = FileLayer()
+    theirs = committed(fs, key, SaveId(3, 1, 100))
+    drained(fs, key, SAVE)
+    with pytest.raises(DamagedError, match="holds job 'demo', step 100 ") as caught:
+        commit(fs, key, SAVE, "test")
+    assert "mv" in caught.value.hint
+    assert verify_checkpoint(theirs.final).ok
+
+
+def test_a_commit_refuses_missing_votes_and_files(key) -> None:
+    fs = FileLayer()
+    place = drained(fs, key, SAVE, nodes=1)
+    with pytest.raises(DamagedError, match="cover 1 of 2 ranks"):
+        commit(fs, key, SAVE, "test")
+    drained(fs, key, SAVE)
+    os.truncate(f"{place.partial}/r00001-p00.safetensors", 100)
+    with pytest.raises(DamagedError, match=r"r00001-p00\.safetensors: 100 bytes"):
+        commit(fs, key, SAVE, "test")
+    os.unlink(f"{place.partial}/r00001-p00.safetensors")
+    with pytest.raises(DamagedError, match=r"r00001-p00\.safetensors: missing"):
+        commit(fs, key, SAVE, "test")
+    assert not os.path.exists(place.final)
+
+
+class Interleaved(FileLayer):
+    """Runs another committer to its end before the n-th call that changes something."""
+
+    def __init__(self, at: int, other) -> None:
+        self.left, self.other = at, other
+
+    def _tick(self) -> None:
+        self.left -= 1
+        if self.left == -1:
+            self.other()
+
+    def open_write(self, path: str, *, direct: bool) -> int:
+        self._tick()
+        return super().open_write(path, direct=direct)
+
+    def publish(self, temp: str, path: str) -> bool:
+        self._tick()
+        return super().publish(temp, path)
+
+    def fsync_dir(self, path: str) -> None:
+        self._tick()
+        super().fsync_dir(path)
+
+    def rename(self, src: str, dst: str) -> None:
+        self._tick()
+        super().rename(src, dst)
+
+    def size(self, path: str) -> int:
+        self._tick()
+        return super().size(path)
+
+
+@pytest.mark.parametrize("at", range(14))
+def test_two_committers_of_different_versions_at_once_are_harmless(key, at) -> None:
+    place = drained(FileLayer(), key, SAVE)
+    outcome = commit(Interleaved(at, lambda: commit(FileLayer(), key, SAVE, "ckptd 2")), key, SAVE, "ckptd 1")
+    assert outcome.committed.save == SAVE
+    report = verify_checkpoint(place.final)
+    assert report.ok, report.problems
+
+
+@pytest.mark.parametrize("at", range(14))
+def test_a_committer_that_dies_anywhere_leaves_work_for_another_version_to_finish(key, at) -> None:
+    class DiedError(Exception):
+        pass
+
+    def die() -> None:
+        raise DiedError
+
+    place = drained(FileLayer(), key, SAVE)
+    try:
+        commit(Interleaved(at, die), key, SAVE, "ckptd 1")
+    except DiedError:
+        commit(FileLayer(), key, SAVE, "ckptd 2")
+    assert verify_checkpoint(place.final).ok
+    assert not [name for name in os.listdir(place.final) if is_temp(name)]
+
+
+def test_many_committers_in_threads(key) -> None:
+    for step in range(5):
+        save = SaveId(1, step, step)
+        place, barrier = drained(FileLayer(), key, save), threading.Barrier(3)
+
+        def race(n: int, save=save, barrier=barrier) -> SaveId:
+            barrier.wait()
+            return commit(FileLayer(), key, save, f"ckptd {n}").committed.save
+
+        with ThreadPoolExecutor(3) as pool:
+            assert list(pool.map(race, range(3))) == [save] * 3
+        assert verify_checkpoint(place.final).ok
+
+
+def test_a_manifest_of_other_votes_is_replaced(key) -> None:
+    fs = FileLayer()
+    place = drained(fs, key, SAVE)
+    with open(f"{place.partial}/{MANIFEST}", "wb") as file:
+        file.write(b"torn")
+    commit(fs, key, SAVE, "test")
+    assert verify_checkpoint(place.final).ok
+
+
+def test_without_hard_links_a_commit_still_works(key, monkeypatch) -> None:
+    def refuse(src, dst):
+        raise OSError(errno.EPERM, "Operation not permitted", src)
+
+    monkeypatch.setattr(os, "link", refuse)
+    assert verify_checkpoint(committed(FileLayer(), key, SAVE).final).ok
+
+
+# -- removal --
+
+
+def test_the_newest_checkpoint_is_never_removed(key) -> None:
+    fs = FileLayer()
+    old, new = committed(fs, key, SaveId(1, 1, 1)), committed(fs, key, SaveId(1, 2, 2))
+    with pytest.raises(CkptdError, match="newest committed"):
+        remove_checkpoint(fs, key, new.save)
+    remove_checkpoint(fs, key, old.save)
+    remove_checkpoint(fs, key, old.save)
+    with pytest.raises(CkptdError, match="newest committed"):
+        remove_checkpoint(fs, key, new.save)
+    assert sorted(os.listdir(new.job_dir)) == [LATEST, new.save.dirname]
+
+
+def test_latest_never_dangles_after_a_removal(key) -> None:
+    fs = FileLayer()
+    old, new = committed(fs, key, SaveId(1, 1, 1)), committed(fs, key, SaveId(1, 2, 2))
+    fs.replace_symlink(old.save.dirname, f"{old.job_dir}/{LATEST}")
+    remove_checkpoint(fs, key, old.save)
+    assert os.readlink(f"{old.job_dir}/{LATEST}") == new.save.dirname
+
+
+def test_what_is_no_valid_checkpoint_is_not_removed_as_one(key) -> None:
+    fs = FileLayer()
+    old = committed(fs, key, SaveId(1, 1, 1))
+    committed(fs, key, SaveId(1, 2, 2))
+    os.truncate(f"{old.final}/{MANIFEST}", 3)
+    with pytest.raises(DamagedError, match="not a valid checkpoint"):
+        remove_checkpoint(fs, key, old.save)
+
+
+def test_partials_and_leftovers_go(key) -> None:
+    fs = FileLayer()
+    place = drained(fs, key, SAVE)
+    remove_partial(fs, key, SAVE)
+    remove_partial(fs, key, SAVE)
+    assert os.listdir(place.job_dir) == []
+    os.makedirs(f"{place.job_dir}/.trash-x/votes")
+    os.symlink("x", temp_name(f"{place.job_dir}/{LATEST}"))
+    assert sweep_trash(fs, key) == 2
+    assert os.listdir(place.job_dir) == []
+    assert sweep_trash(fs, JobKey("/nowhere", "demo")) == 0
