@@ -1,0 +1,32 @@
+"""How long the training is, when it saves, when it is killed, and what one rank is told at its start."""
+
+import msgspec
+
+WORLD_SIZE = 2
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """The demo's steps. Checkpoints are saved after every step s with (s + 1) % save_every == 0."""
+
+    steps: int
+    save_every: int
+    kill_rank_after: int  # act 2: one rank dies when this step's loss is known
+    kill_all_after: int  # act 3: the first drain seen after this step is cut off
+
+
+FULL = Plan(steps=60, save_every=5, kill_rank_after=22, kill_all_after=32)
+SHORT = Plan(steps=24, save_every=4, kill_rank_after=9, kill_all_after=13)
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank needs beyond RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; travels as JSON in its first argument.
+
+    Without an arena the rank trains without ckptd and times torch.save into store instead.
+    """
+
+    steps: int
+    save_every: int
+    journal: str  # the rank's own file, created by it
+    store: str
+    job: str
+    arena: str | None

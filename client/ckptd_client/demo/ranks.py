@@ -1,0 +1,140 @@
+"""Starts, follows and kills the training ranks, as a launcher such as torchrun would."""
+
+import itertools
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import msgspec
+
+from ckptd_client.demo.errors import DemoError
+from ckptd_client.demo.journal import Reader, Record
+from ckptd_client.demo.plan import WORLD_SIZE, Plan, Task
+from ckptd_client.demo.workspace import Workspace
+
+JOB = "demo-gpt"
+_ADDRESS = "127.0.0.1"
+_POLL_S = 0.02
+_SILENCE_S = 60.0
+_NOTICE_S = 5.0  # how long a rank may take to notice that its peer is gone, before the launcher ends it
+_SHOWN_LINES = 30
+
+
+class Ranks:
+    """One start of the training: its processes, and all they have said so far."""
+
+    def __init__(self, name: str, space: Workspace, plan: Plan, *, arena: str | None, settings: dict[str, str]) -> None:
+        self.name = name
+        self.records: list[list[Record]] = [[] for _ in range(WORLD_SIZE)]
+        self._journals = [space.path(f"{name}.rank{rank}.jsonl") for rank in range(WORLD_SIZE)]
+        self._readers = [Reader(path) for path in self._journals]
+        self._logs = [space.path(f"{name}.rank{rank}.log") for rank in range(WORLD_SIZE)]
+        port = free_port()
+        self._processes = [
+            self._start(rank, space, _task(space, plan, journal, arena), {**_torchrun(rank, port), **settings})
+            for rank, journal in enumerate(self._journals)
+        ]
+
+    def _start(self, rank: int, space: Workspace, task: Task, extra: dict[str, str]) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "ckptd_client.demo.train", msgspec.json.encode(task).decode()]
+        with open(self._logs[rank], "wb") as log:
+            return subprocess.Popen(
+                command,
+                env=space.environment(extra),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                process_group=0,  # the terminal's Ctrl-C is the orchestrator's to handle
+            )
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids, by rank."""
+        return [process.pid for process in self._processes]
+
+    def follow(self) -> Iterator[Record]:
+        """What rank 0 says, as it says it, until all ranks have ended well. Raises DemoError if one ends otherwise."""
+        heard = time.monotonic()
+        while True:
+            running = any(process.poll() is None for process in self._processes)  # asked first: no last word is lost
+            for record in self.read():
+                heard = time.monotonic()
+                yield record
+            self._check()
+            if not running:
+                return
+            if time.monotonic() - heard > _SILENCE_S:
+                raise DemoError(f"{self.name}: nothing was heard of the ranks for {_SILENCE_S:.0f} s\n{self._tail()}")
+            time.sleep(_POLL_S)
+
+    def read(self) -> list[Record]:
+        """Takes in what the ranks have said since; returns rank 0's part."""
+        news = [reader.poll() for reader in self._readers]
+        for known, new in zip(self.records, news, strict=True):
+            known.extend(new)
+        return news[0]
+
+    def kill(self, rank: int) -> list[int]:
+        """SIGKILL for one rank, then what a launcher does: waits for the others to notice, and ends those that don't.
+
+        Returns the exit codes by rank, negative for a signal.
+        """
+        self._processes[rank].send_signal(signal.SIGKILL)
+        deadline = time.monotonic() + _NOTICE_S
+        for process in self._processes:
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+        return self._reap()
+
+    def kill_all(self) -> list[int]:
+        """SIGKILL for every rank."""
+        for process in self._processes:
+            process.send_signal(signal.SIGKILL)
+        return self._reap()
+
+    def _reap(self) -> list[int]:
+        codes = [process.wait() for process in self._processes]
+        self.read()
+        return codes
+
+    def _check(self) -> None:
+        codes = [process.poll() for process in self._processes]
+        if any(codes):
+            raise DemoError(f"{self.name}: the ranks ended with exit codes {codes}\n{self._tail()}")
+
+    def _tail(self) -> str:
+        return "\n".join(itertools.chain.from_iterable(_last_lines(path) for path in self._logs))
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody uses now."""
+    with socket.create_server((_ADDRESS, 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def _torchrun(rank: int, port: int) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(WORLD_SIZE),
+        "MASTER_ADDR": _ADDRESS,
+        "MASTER_PORT": str(port),
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+
+
+def _task(space: Workspace, plan: Plan, journal: str, arena: str | None) -> Task:
+    return Task(steps=plan.steps, save_every=plan.save_every, journal=journal, store=space.store, job=JOB, arena=arena)
+
+
+def _last_lines(path: str) -> list[str]:
+    with open(path, errors="replace") as file:
+        lines = file.read().splitlines()[-_SHOWN_LINES:]
+    return [f"{os.path.basename(path)}: {line}" for line in lines]

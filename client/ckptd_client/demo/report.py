@@ -1,0 +1,127 @@
+"""What the demo proves and measures, from the ranks' own records: pure."""
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from rich.table import Table
+
+from ckptd_client.demo.errors import DemoError
+from ckptd_client.demo.journal import Finished, Loss, Reached, Record, Restored, Saved, TorchSaved
+
+Records = Sequence[Sequence[Record]]  # by rank
+_ROWS = 7
+
+R = TypeVar("R", bound=Record)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The loss curve of the interrupted training, already found equal to the reference."""
+
+    points: list[tuple[int, str, str]]  # step, loss, name of the attempt that ran it last
+    compared: int  # losses, over ranks and attempts
+    repeated: int  # steps that were run again after a restore
+    digest: str  # of the weights at the end
+
+
+def join(reference: Records, attempts: Sequence[tuple[str, Records]], steps: int) -> Curve:
+    """The attempts' one loss curve. Raises DemoError, naming the place, at the first loss unlike the reference's."""
+    compared = 0
+    joined: dict[int, tuple[str, str]] = {}
+    run = 0
+    for rank, expected in enumerate(map(losses, reference)):
+        if list(expected) != list(range(steps)):
+            raise DemoError(f"the uninterrupted run has losses for {len(expected)} of {steps} steps on rank {rank}")
+        joined.clear()
+        run = 0
+        for name, records in attempts:
+            for step, loss in losses(records[rank]).items():
+                if loss != expected[step]:
+                    raise DemoError(f"{name}, rank {rank}, step {step}: loss {loss} is not {expected[step]}")
+                joined[step] = (loss, name)
+                run += 1
+        compared += run
+        if sorted(joined) != list(range(steps)):
+            raise DemoError(f"the attempts together have losses for {len(joined)} of {steps} steps on rank {rank}")
+    points = [(step, *joined[step]) for step in sorted(joined)]
+    return Curve(points, compared, run - steps, _one_digest([*reference, *attempts[-1][1]]))
+
+
+def losses(records: Iterable[Record]) -> dict[int, str]:
+    """Exact loss by step."""
+    return {record.step: record.loss for record in records if isinstance(record, Loss)}
+
+
+def _one_digest(ranks: Records) -> str:
+    digests = {record.digest for records in ranks for record in records if isinstance(record, Finished)}
+    if len(digests) != 1:
+        raise DemoError(f"the weights at the end differ: digests {', '.join(sorted(digests)) or 'missing'}")
+    return digests.pop()
+
+
+def curve_table(reference: Records, curve: Curve) -> Table:
+    """A few steps of both curves, digit for digit."""
+    table = _table("step", "uninterrupted run", "killed and resumed", "run in")
+    expected = losses(reference[0])
+    every = max(1, (len(curve.points) - 1) // (_ROWS - 1))
+    for step, loss, name in [*curve.points[:-1:every], curve.points[-1]]:
+        table.add_row(str(step), _both_forms(expected[step]), _both_forms(loss), name)
+    return table
+
+
+def _both_forms(loss: str) -> str:
+    return f"{float.fromhex(loss):.4f}  {loss}"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The records that the last table is made of."""
+
+    reference: Records
+    slowed: list[Records]  # attempts under the daemon whose drain was capped
+    free: list[Records]
+    restores: list[tuple[str, Restored]]  # what was killed, and what came back
+
+    def table(self, cap: str) -> Table:
+        """Stall, time to each milestone and restores, beside torch.save. cap: the drain's cap in words."""
+        torch_saves = _of(TorchSaved, [self.reference])
+        stalls = [saved.stall_s for saved in _of(Saved, [*self.slowed, *self.free])]
+        table = _table("", "ckptd", "torch.save on rank 0")
+        table.add_row("training stops, median", ms(stalls), ms([s.seconds for s in torch_saves]))
+        table.add_row("training stops, worst", ms(stalls, max), ms([s.seconds for s in torch_saves], max))
+        staged = _reached("staged", [*self.slowed, *self.free])
+        table.add_row("safe from any process's death after", ms(staged), "")
+        durable = ms([s.synced_s for s in torch_saves]) + ", training stopped"
+        table.add_row("on disk and synced after", ms(_reached("durable", self.free)), durable)
+        table.add_row(f"  with the drain slowed to {cap}", ms(_reached("durable", self.slowed)), "")
+        for what, restored in self.restores:
+            seconds = ms([restored.seconds])
+            mib = restored.nbytes / 2**20
+            table.add_row(
+                f"restore after {what}", f"{seconds}: step {restored.step} from {restored.tier}, {mib:.0f} MiB", ""
+            )
+        return table
+
+
+def ms(seconds: Sequence[float], choose: Callable[[Sequence[float]], float] = statistics.median) -> str:
+    """Median, or another choice, of some durations, in milliseconds."""
+    if not seconds:
+        return "none was seen"
+    return f"{1000 * choose(seconds):.1f} ms"
+
+
+def _reached(milestone: str, attempts: Sequence[Records]) -> list[float]:
+    return [record.seconds for record in _of(Reached, attempts) if record.milestone == milestone]
+
+
+def _of(kind: type[R], attempts: Sequence[Records]) -> list[R]:
+    return [record for ranks in attempts for records in ranks for record in records if isinstance(record, kind)]
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False, header_style="dim")
+    for column in columns:
+        table.add_column(column)
+    return table

@@ -1,0 +1,88 @@
+"""Where everything of one demo lives, and how it is all gone afterwards, processes included."""
+
+import os
+import shutil
+import signal
+import tempfile
+import time
+from types import TracebackType
+from typing import Self
+
+_MARK = "DEMO_WORKSPACE"  # not CKPTD_*: the daemon refuses variables of that prefix that it does not know
+_LEAVE_S = 5.0
+_KILL_S = 10.0
+_POLL_S = 0.02
+
+
+class Workspace:
+    """A directory for store, journals and logs, and the path of an arena. Leaving the ``with`` leaves nothing behind.
+
+    Every process of the demo carries the directory's name in its environment, so that those it did not start itself,
+    the daemon and its workers, are found too.
+    """
+
+    def __init__(self) -> None:
+        self.root = tempfile.mkdtemp(prefix="ckptd-demo-")
+        self.store = self.path("store")
+        self.arena = f"/dev/shm/ckptd-demo-{os.getpid()}"  # noqa: S108  # the daemon makes it, owner-only
+        os.mkdir(self.store)
+
+    def path(self, name: str) -> str:
+        """A path in the directory."""
+        return os.path.join(self.root, name)
+
+    def environment(self, extra: dict[str, str]) -> dict[str, str]:
+        """The environment of a process of the demo: ours, without any ckptd setting of the user's."""
+        ours = {key: value for key, value in os.environ.items() if not key.startswith("CKPTD_")}
+        return {**ours, "CKPTD_CONFIG": os.devnull, "OMP_NUM_THREADS": "1", _MARK: self.root, **extra}
+
+    def wait_until_empty(self) -> bool:
+        """Whether all processes of the demo left by themselves within a few seconds."""
+        deadline = time.monotonic() + _LEAVE_S
+        while self._processes():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_POLL_S)
+        return True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)  # a second Ctrl-C must not stop the cleaning up
+        self._end_processes()
+        shutil.rmtree(self.arena, ignore_errors=True)
+        shutil.rmtree(self.root, ignore_errors=True)
+
+    def _end_processes(self) -> None:
+        deadline = time.monotonic() + _KILL_S
+        while (pids := self._processes()) and time.monotonic() < deadline:
+            for pid in pids:
+                self._kill(pid)
+            time.sleep(_POLL_S)
+
+    def _kill(self, pid: int) -> None:
+        try:
+            process = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return
+        try:
+            if self._is_ours(pid):  # asked again now that the number cannot pass on to another process
+                signal.pidfd_send_signal(process, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        finally:
+            os.close(process)
+
+    def _processes(self) -> list[int]:
+        return [int(name) for name in os.listdir("/proc") if name.isdigit() and self._is_ours(int(name))]
+
+    def _is_ours(self, pid: int) -> bool:
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                return f"{_MARK}={self.root}".encode() in file.read().split(b"\0")
+        except OSError:  # gone, or somebody else's
+            return False

@@ -1,0 +1,122 @@
+"""The demo: its proof notices what it should, and its short form runs through and leaves nothing behind."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ckptd_client.demo import report
+from ckptd_client.demo.errors import DemoError
+from ckptd_client.demo.journal import Finished, Loss, Reader, Writer
+
+ROOT = Path(__file__).parents[2]
+STEPS = 6
+RANKS = 2
+
+
+def losses(start, stop, digest=None):
+    """What each rank of one attempt says."""
+    records = [Loss(step, (1 / (step + 1)).hex()) for step in range(start, stop)]
+    return [[*records, Finished(digest)] if digest else list(records) for _ in range(RANKS)]
+
+
+def attempts(first, second):
+    return [("first", first), ("second", second)]
+
+
+def test_equal_curves_are_joined():
+    curve = report.join(losses(0, STEPS, "d"), attempts(losses(0, 4), losses(2, STEPS, "d")), STEPS)
+    assert [(step, name) for step, _, name in curve.points] == [
+        (0, "first"), (1, "first"), (2, "second"), (3, "second"), (4, "second"), (5, "second"),
+    ]  # fmt: skip
+    assert (curve.compared, curve.repeated, curve.digest) == (RANKS * 8, 2, "d")
+
+
+@pytest.mark.parametrize("rank", range(RANKS))
+@pytest.mark.parametrize("step", range(4))
+def test_one_bit_of_one_loss_is_noticed_even_if_the_step_was_run_again(rank, step):
+    first = losses(0, 4)
+    value = float.fromhex(first[rank][step].loss)
+    first[rank][step] = Loss(step, (value * (1 + sys.float_info.epsilon)).hex())
+    with pytest.raises(DemoError, match=f"first, rank {rank}, step {step}: "):
+        report.join(losses(0, STEPS, "d"), attempts(first, losses(2, STEPS, "d")), STEPS)
+
+
+def test_a_missing_step_is_noticed():
+    with pytest.raises(DemoError, match="5 of 6 steps"):
+        report.join(losses(0, STEPS, "d"), attempts(losses(0, 2), losses(3, STEPS, "d")), STEPS)
+
+
+def test_other_weights_are_noticed():
+    with pytest.raises(DemoError, match="d, e"):
+        report.join(losses(0, STEPS, "d"), attempts(losses(0, 4), losses(2, STEPS, "e")), STEPS)
+
+
+def test_a_journal_is_read_while_it_is_written(tmp_path):
+    path = str(tmp_path / "journal")
+    reader = Reader(path)
+    assert reader.poll() == []
+    writer = Writer(path)
+    writer.write(Loss(0, "0x1p+0"))
+    assert reader.poll() == [Loss(0, "0x1p+0")]
+    writer.write(Loss(1, "0x1p-1"))
+    with open(path, "ab") as file:
+        file.write(b'{"type":"lo')  # half a line
+    assert reader.poll() == [Loss(1, "0x1p-1")]
+    assert reader.poll() == []
+
+
+def start_demo(tmp_path):
+    """The short demo, its files under tmp_path."""
+    path = os.pathsep.join([str(ROOT), str(ROOT / "client")])
+    return subprocess.Popen(
+        [sys.executable, "-m", "ckptd_client.demo", "--short"],
+        env=os.environ | {"PYTHONPATH": path, "TMPDIR": str(tmp_path), "NO_COLOR": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=tmp_path,
+    )
+
+
+def left_behind(tmp_path, pid):
+    """Files, shared memory and processes of the demo that pid was."""
+    arena = f"/dev/shm/ckptd-demo-{pid}"
+    marks = [f"{tmp_path}/ckptd-demo-".encode(), arena.encode()]
+    processes = []
+    for entry in Path("/proc").iterdir():
+        try:
+            environ = (entry / "environ").read_bytes()
+        except OSError:
+            continue
+        if entry.name.isdigit() and any(mark in environ for mark in marks):
+            processes.append(entry.name)
+    return [*tmp_path.iterdir(), *Path("/dev/shm").glob(f"ckptd-demo-{pid}*"), *processes]
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(180)
+def test_the_short_demo_proves_what_it_says(tmp_path):
+    with start_demo(tmp_path) as demo:
+        output = demo.communicate()[0]
+    assert demo.returncode == 0, output
+    assert "the loss curve equals the uninterrupted run's, bit for bit: 24 steps" in output
+    assert output.count("from tier arena") == 2, output
+    assert left_behind(tmp_path, demo.pid) == []
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(180)
+def test_an_interrupted_demo_leaves_nothing_behind(tmp_path):
+    with start_demo(tmp_path) as demo:
+        for line in demo.stdout:
+            if "ckptd took it over" in line:  # a daemon runs by now
+                break
+        demo.send_signal(signal.SIGINT)
+        output = demo.communicate()[0]
+    assert demo.returncode == 130, output
+    assert left_behind(tmp_path, demo.pid) == []
