@@ -176,7 +176,7 @@ def decode_request(body: bytes) -> Request:
     """The request in a frame. Raises ProtocolError."""
     try:
         return _request_decoder.decode(body)  # type: ignore[no-any-return]  # a Decoder of a union has no type
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ProtocolError(f"malformed request: {error}") from error
 
 
@@ -184,7 +184,7 @@ def decode_reply(body: bytes) -> Reply:
     """The reply in a frame. Raises ProtocolError."""
     try:
         return _reply_decoder.decode(body)  # type: ignore[no-any-return]
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ProtocolError(f"malformed reply: {error}") from error
 
 

@@ -44,7 +44,7 @@ class JobKey(msgspec.Struct, frozen=True, order=True, array_like=True):
 
 
 class SaveId(msgspec.Struct, frozen=True, order=True, array_like=True):
-    """One checkpoint of one job. Ordered by (incarnation, counter): newest is largest, whatever the clock or step say."""
+    """One checkpoint of one job. Ordered by (incarnation, counter): newest is largest, whatever clock or step say."""
 
     incarnation: Incarnation
     counter: Counter

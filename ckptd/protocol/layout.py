@@ -97,7 +97,7 @@ def decode_layout(data: bytes, *, where: str) -> Layout:
     """The layout in data, checked: version, ranges inside the image, no overlap. where names the source in errors."""
     try:
         layout = _layout_decoder.decode(data)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise DamagedError(f"{where}: layout is not readable: {error}") from error
     if layout.version != VERSION:
         raise DamagedError(f"{where}: layout version {layout.version}, this program reads {VERSION}")
@@ -124,7 +124,7 @@ def decode_leaves(data: bytes, *, where: str) -> Leaves:
     """The leaves in data, version checked; their own codecs are the client's business."""
     try:
         leaves = _leaves_decoder.decode(data)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise DamagedError(f"{where}: leaves are not readable: {error}") from error
     if leaves.version != VERSION:
         raise DamagedError(f"{where}: leaves version {leaves.version}, this program reads {VERSION}")

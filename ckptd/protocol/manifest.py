@@ -105,7 +105,7 @@ def decode_vote(data: bytes, *, where: str) -> Vote:
     """The vote in a file's content. Raises DamagedError, naming where, on any flipped or missing byte."""
     try:
         vote = _vote_decoder.decode(_open_record(data, where))
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise DamagedError(f"{where}: {error}") from error
     _check(vote.version, vote.digest_kind, vote.files, where)
     return vote
@@ -115,7 +115,7 @@ def decode_manifest(data: bytes, *, where: str) -> Manifest:
     """The manifest in a file's content. Raises DamagedError, naming where."""
     try:
         manifest = _manifest_decoder.decode(_open_record(data, where))
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise DamagedError(f"{where}: {error}") from error
     _check(manifest.version, manifest.digest_kind, manifest.files, where)
     if [f.rank for f in manifest.files] != list(range(manifest.world_size)):
@@ -125,7 +125,9 @@ def decode_manifest(data: bytes, *, where: str) -> Manifest:
 
 def _check(version: int, kind: str, files: list[FileRecord], where: str) -> None:
     if version != VERSION or kind != KIND:
-        raise DamagedError(f"{where}: version {version} with digests {kind!r}, this program reads {VERSION} with {KIND!r}")
+        raise DamagedError(
+            f"{where}: version {version} with digests {kind!r}, this program reads {VERSION} with {KIND!r}"
+        )
     for record in files:
         if len(record.digests) != block_count(record.nbytes) * DIGEST_NBYTES:
             raise DamagedError(f"{where}: {record.name}: digests do not cover the file")
@@ -168,7 +170,7 @@ def decode_committed(data: bytes, *, where: str) -> Committed:
     """The record in COMMITTED. Raises DamagedError, naming where."""
     try:
         committed = _committed_decoder.decode(data)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise DamagedError(f"{where}: {error}") from error
     if committed.format != VERSION:
         raise DamagedError(f"{where}: format {committed.format}, this program reads {VERSION}")

@@ -5,9 +5,9 @@
     0                 image_nbytes    tail_offset                                capacity-8192  capacity
     | image (the file) | pad to 4096 | digest table | layout | leaves | unused .. | seal A | seal B |
 
-The two seal pages alternate: a writer overwrites the older (or broken) one, so a crash in the middle of a write leaves the
-younger valid one in force. No valid page means the slot is free. Whoever owns the slot writes the seal: the rank while it is
-granted to it, the daemon otherwise.
+The two seal pages alternate: a writer overwrites the older (or broken) one, so a crash in the middle of a write leaves
+the younger valid one in force. No valid page means the slot is free. Whoever owns the slot writes the seal: the rank
+while it is granted to it, the daemon otherwise.
 """
 
 import enum
@@ -81,7 +81,7 @@ class Seal(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 def align_up(nbytes: int, unit: int = PAGE) -> int:
-    """nbytes rounded up to a multiple of unit."""
+    """Rounds a number of bytes up to a multiple of unit."""
     return -(-nbytes // unit) * unit
 
 
@@ -112,7 +112,7 @@ def _decode_page(page: bytes) -> tuple[int, Seal] | None:
         return None
     try:
         return sequence, _decoder.decode(page[_PREFIX.size : _PREFIX.size + body_nbytes])
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
 
 
@@ -127,6 +127,6 @@ def decode_seals(pages: bytes) -> tuple[int, int, Seal]:
 
 
 def next_seal(pages: bytes, seal: Seal) -> tuple[int, bytes]:
-    """(offset within the two pages, page bytes) that put seal in force without touching the page that is in force now."""
+    """(offset within the two pages, page bytes) that put seal in force; the page in force now is not touched."""
     index, sequence, _ = decode_seals(pages)
     return (1 - index) * SEAL_NBYTES, encode_seal(seal, sequence + 1)

@@ -1,0 +1,335 @@
+"""The arena: a directory on tmpfs that this daemon alone owns, and the slot files in it."""
+
+import contextlib
+import mmap
+import os
+import stat
+import threading
+from dataclasses import dataclass
+
+import msgspec
+
+from ckptd import failpoints, locks
+from ckptd.memory import Budget, budget
+from ckptd.protocol import places
+from ckptd.protocol.digest import blocks, digest
+from ckptd.protocol.errors import BudgetError, ConfigError, DamagedError
+from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.slot import SEALS_NBYTES, Seal, SlotState, decode_seals, next_seal
+from ckptd.units import format_size
+
+MAX_SOCKET_PATH = 107  # sun_path, less its final NUL
+_MADV_POPULATE_WRITE = 23
+_POPULATE_NBYTES = 64 << 20  # per call, so that a stop is not held up by a slot of many gigabytes
+
+
+@dataclass(frozen=True, slots=True)
+class FoundSlot:
+    """A slot file seen at start."""
+
+    job_dir: str
+    name: str
+    rank: int
+    capacity: int
+    seal: Seal
+
+
+class Arena:
+    """Owns the directory from open to close. Slot pages may be touched from threads, each slot from one at a time."""
+
+    def __init__(self, path: str, budget_nbytes: int = 0) -> None:
+        self.path = path
+        self._limit_nbytes = budget_nbytes
+        self._lock_fd = -1
+        self._mappings: dict[str, mmap.mmap] = {}
+        self._serials: dict[tuple[JobKey, int], int] = {}
+        self._accounts = threading.Lock()
+        self._used: dict[str, int] = {}  # slot path -> bytes
+        self._reserved = 0
+
+    # --- life of the directory
+
+    def open(self) -> None:
+        """Makes and locks the directory. Raises ConfigError when it is somebody else's, in use, or not usable."""
+        if len(self.socket_path.encode()) > MAX_SOCKET_PATH:
+            raise ConfigError(
+                f"arena {self.path!r}: its socket's path has {len(self.socket_path.encode())} bytes, "
+                f"a unix socket's may have {MAX_SOCKET_PATH}",
+                hint="choose a shorter arena: --arena, CKPTD_ARENA or connect(arena=...)",
+            )
+        try:
+            os.makedirs(self.path, mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"cannot make arena {self.path!r}: {error.strerror}", hint="set --arena") from error
+        found = os.lstat(self.path)
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+            raise ConfigError(
+                f"arena {self.path!r} must be a directory of uid {os.geteuid()} with mode 0700; "
+                f"it is of uid {found.st_uid} with mode {stat.S_IMODE(found.st_mode):04o}",
+                hint="remove it, or set another with --arena",
+            )
+        fd = locks.take(os.path.join(self.path, places.LOCK))
+        if fd is None:
+            pid = locks.holder(os.path.join(self.path, places.LOCK))
+            raise ConfigError(f"a daemon (pid {pid}) already serves arena {self.path!r}", hint="ckptd status")
+        self._lock_fd = fd
+        os.makedirs(os.path.join(self.path, places.JOBS), mode=0o700, exist_ok=True)
+
+    @property
+    def socket_path(self) -> str:
+        """Where ranks reach the daemon."""
+        return os.path.join(self.path, places.SOCKET)
+
+    def close(self, *, remove: bool) -> None:
+        """Gives the directory up; with remove, deletes what is left of it when no slot is. The lock goes last."""
+        for mapping in self._mappings.values():
+            _close_quietly(mapping)
+        self._mappings.clear()
+        _unlink_if_there(self.socket_path)
+        if remove and not self._used:
+            for name in (places.LOG, places.LOCK):
+                _unlink_if_there(os.path.join(self.path, name))
+            for directory in (os.path.join(self.path, places.JOBS), self.path):
+                _rmdir_if_empty(directory)
+        os.close(self._lock_fd)
+
+    def job_path(self, job: JobKey) -> str:
+        """Directory of the job, made if missing."""
+        path = os.path.join(self.path, places.job_dir(job))
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        return path
+
+    def slot_path(self, job: JobKey, name: str) -> str:
+        """Absolute path of a slot."""
+        return os.path.join(self.path, places.job_dir(job), name)
+
+    def scan(self) -> list[FoundSlot]:
+        """Every slot file, with the seal in force. Files that are no slots are left alone."""
+        found = []
+        for job_dir in sorted(_listdir(os.path.join(self.path, places.JOBS))):
+            directory = os.path.join(self.path, places.JOBS, job_dir)
+            for name in sorted(_listdir(directory)):
+                parsed = places.parse_slot_name(name)
+                path = os.path.join(directory, name)
+                if parsed is None:
+                    continue
+                capacity = os.stat(path, follow_symlinks=False).st_size
+                if capacity < SEALS_NBYTES:
+                    os.unlink(path)  # its allocation was cut short
+                    continue
+                found.append(FoundSlot(job_dir, name, parsed[0], capacity, _read_seal(path, capacity)))
+                self._used[path] = capacity
+        return found
+
+    def remove_stray(self, slot: FoundSlot) -> None:
+        """Unlinks a slot file found at start that belongs to no job."""
+        path = os.path.join(self.path, places.JOBS, slot.job_dir, slot.name)
+        _unlink_if_there(path)
+        self._used.pop(path, None)
+        _rmdir_if_empty(os.path.dirname(path))
+
+    def adopt_serial(self, job: JobKey, name: str) -> None:
+        """Makes sure that the slot's serial is not used again."""
+        rank, serial = places.parse_slot_name(name) or (0, 0)
+        self._serials[job, rank] = max(self._serials.get((job, rank), 0), serial)
+
+    # --- memory
+
+    def budget(self) -> Budget:
+        """What could still be allocated now, and which limit says so."""
+        return budget(self.path)
+
+    @property
+    def used_nbytes(self) -> int:
+        """Bytes of all slot files, allocated or about to be."""
+        with self._accounts:
+            return sum(self._used.values()) + self._reserved
+
+    def budget_nbytes(self) -> int:
+        """Bytes the arena may hold in all."""
+        room = self.budget().nbytes + self.used_nbytes
+        return min(room, self._limit_nbytes) if self._limit_nbytes else room
+
+    def reserve(self, rank: int, count: int, capacity: int) -> None:
+        """Sets count x capacity aside. Raises BudgetError with the numbers and the setting to change."""
+        need, limit = count * capacity, self.budget_nbytes()
+        with self._accounts:
+            have = limit - sum(self._used.values()) - self._reserved
+            if need <= have:
+                self._reserved += need
+                return
+        tightest = self.budget().tightest
+        own = self._limit_nbytes and self._limit_nbytes <= limit
+        name = "budget_nbytes (set by you)" if own else tightest.name
+        raise BudgetError(
+            f"rank {rank} needs {count} slots of {format_size(capacity)} = {format_size(need)}, "
+            f"the arena has room for {format_size(max(have, 0))} more (limit: {name})",
+            hint=("raise budget_nbytes, or lower slots_per_rank to 2" if own else tightest.how_to_raise),
+        )
+
+    def allocate(self, job: JobKey, rank: int, capacity: int) -> str:
+        """Makes a slot of the bytes set aside, each page faulted in, and returns its name. Blocks; for threads.
+
+        Raises OSError (ENOSPC) when the tmpfs is fuller than it said.
+        """
+        with self._accounts:
+            serial = self._serials.get((job, rank), 0) + 1
+            self._serials[job, rank] = serial
+        name = places.slot_name(rank, serial)
+        path = os.path.join(self.job_path(job), name)
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                os.posix_fallocate(fd, 0, capacity)
+                _fault_in(fd, capacity)
+            except OSError:
+                os.unlink(path)
+                raise
+            finally:
+                os.close(fd)
+        except OSError:
+            self.release(capacity)
+            raise
+        with self._accounts:
+            self._reserved -= capacity
+            self._used[path] = capacity
+        return name
+
+    def release(self, nbytes: int) -> None:
+        """Gives back bytes that were set aside and not allocated."""
+        with self._accounts:
+            self._reserved -= nbytes
+
+    def unlink(self, job: JobKey, name: str) -> None:
+        """Removes a slot. Whoever still maps it keeps his pages."""
+        path = self.slot_path(job, name)
+        self._forget_mapping(path)
+        _unlink_if_there(path)
+        with self._accounts:
+            self._used.pop(path, None)
+
+    def forget_job(self, job: JobKey) -> None:
+        """Removes the job's directory and the files of ranks that are gone."""
+        directory = os.path.join(self.path, places.job_dir(job))
+        for name in _listdir(directory):
+            if name.endswith(places.RANK_SUFFIX) and locks.holder(os.path.join(directory, name)) is None:
+                _unlink_if_there(os.path.join(directory, name))
+        _rmdir_if_empty(directory)
+
+    # --- slots
+
+    def seal_of(self, job: JobKey, name: str) -> Seal:
+        """The seal in force."""
+        mapping = self._mapping(job, name)
+        return decode_seals(mapping[-SEALS_NBYTES:])[2]
+
+    def free(self, job: JobKey, name: str) -> None:
+        """From here on the slot's old bytes are worth nothing, whoever finds them."""
+        failpoints.reach("stage.before-slot-freed")
+        self._put_seal(job, name, Seal())
+        failpoints.reach("stage.after-slot-freed")
+
+    def digests(self, job: JobKey, name: str, save: SaveId) -> bytes | None:
+        """The digest table of the slot's image, None when it does not hold the save. Blocks; for threads."""
+        failpoints.reach("stage.before-digest")
+        seal = self.seal_of(job, name)
+        if seal.save != save or seal.content_nbytes + SEALS_NBYTES > len(self._mapping(job, name)):
+            return None
+        view = memoryview(self._mapping(job, name))
+        try:
+            return b"".join(digest(view[start:stop]) for start, stop in blocks(seal.image_nbytes))
+        finally:
+            view.release()
+
+    def seal_digests(self, job: JobKey, name: str, table: bytes) -> None:
+        """Puts the digest table, then the seal that vouches for it, in force. The slot must hold what was digested."""
+        mapping, seal = self._mapping(job, name), self.seal_of(job, name)
+        failpoints.reach("stage.before-table")
+        mapping[seal.table_offset : seal.table_offset + len(table)] = table
+        failpoints.reach("stage.before-digested-seal")
+        vouched = msgspec.structs.replace(seal, state=SlotState.DIGESTED, table_digest=digest(table))
+        self._put_seal(job, name, vouched)
+        failpoints.reach("stage.after-digested-seal")
+
+    def fragments(self, job: JobKey, name: str) -> tuple[Seal, bytes, bytes, bytes]:
+        """(seal, digest table, layout, leaves) of a digested slot, each checked. Raises DamagedError."""
+        mapping, seal = self._mapping(job, name), self.seal_of(job, name)
+        if seal.state is not SlotState.DIGESTED:
+            raise DamagedError(f"slot {name}: no digests sealed")
+        table = mapping[seal.table_offset : seal.table_offset + seal.table_nbytes]
+        layout = mapping[seal.layout_offset : seal.leaves_offset]
+        leaves = mapping[seal.leaves_offset : seal.content_nbytes]
+        for what, data, expected in (
+            ("digest table", table, seal.table_digest),
+            ("layout", layout, seal.layout_digest),
+            ("leaves", leaves, seal.leaves_digest),
+        ):
+            if digest(data) != expected:
+                raise DamagedError(f"slot {name}: {what} does not match its digest")
+        return seal, table, layout, leaves
+
+    def _put_seal(self, job: JobKey, name: str, seal: Seal) -> None:
+        mapping = self._mapping(job, name)
+        offset, page = next_seal(mapping[-SEALS_NBYTES:], seal)
+        start = len(mapping) - SEALS_NBYTES + offset
+        mapping[start : start + len(page)] = page
+
+    def _mapping(self, job: JobKey, name: str) -> mmap.mmap:
+        """The slot's mapping, kept while the slot lives: mapping it anew for each save costs a fault per page."""
+        path = self.slot_path(job, name)
+        with self._accounts:
+            mapping = self._mappings.get(path)
+            if mapping is None:
+                fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+                try:
+                    mapping = mmap.mmap(fd, 0)
+                finally:
+                    os.close(fd)
+                self._mappings[path] = mapping
+        return mapping
+
+    def _forget_mapping(self, path: str) -> None:
+        with self._accounts:
+            mapping = self._mappings.pop(path, None)
+        if mapping is not None:
+            _close_quietly(mapping)
+
+
+def _read_seal(path: str, capacity: int) -> Seal:
+    with open(path, "rb") as file:
+        file.seek(capacity - SEALS_NBYTES)
+        return decode_seals(file.read(SEALS_NBYTES))[2]
+
+
+def _fault_in(fd: int, nbytes: int) -> None:
+    """Touches every page: fallocate reserves them, but tmpfs clears each only at its first touch."""
+    with mmap.mmap(fd, nbytes) as mapping:
+        for start in range(0, nbytes, _POPULATE_NBYTES):
+            length = min(_POPULATE_NBYTES, nbytes - start)
+            try:
+                mapping.madvise(_MADV_POPULATE_WRITE, start, length)
+            except OSError:  # kernels before 5.14
+                for offset in range(start, start + length, mmap.PAGESIZE):
+                    mapping[offset] = 0
+
+
+def _close_quietly(mapping: mmap.mmap) -> None:
+    with contextlib.suppress(BufferError):  # a thread still reads it; it goes with the last reader
+        mapping.close()
+
+
+def _listdir(path: str) -> list[str]:
+    try:
+        return os.listdir(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _unlink_if_there(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def _rmdir_if_empty(path: str) -> None:
+    with contextlib.suppress(OSError):
+        os.rmdir(path)

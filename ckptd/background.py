@@ -1,0 +1,49 @@
+"""Blocking work of the daemon in a few threads: it ends as a callback in the main loop, never in the thread."""
+
+import os
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class Background:
+    """``fileno`` becomes readable when a result waits; ``deliver`` runs the callbacks in the caller's thread."""
+
+    def __init__(self, threads: int, name: str) -> None:
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self._results: deque[Callable[[], None]] = deque()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def fileno(self) -> int:
+        """Descriptor to poll for reading."""
+        return self._wake
+
+    def run(self, work: Callable[[], T], done: Callable[[T | Exception], None]) -> None:
+        """Runs work in a thread, then done(result or the exception) in deliver."""
+
+        def job() -> None:
+            outcome: T | Exception
+            try:
+                outcome = work()
+            except Exception as error:  # noqa: BLE001 - whatever it is, the loop decides
+                outcome = error
+            self._results.append(lambda: done(outcome))
+            os.eventfd_write(self._wake, 1)
+
+        self._pool.submit(job)
+
+    def deliver(self) -> None:
+        """Runs the callbacks of all finished work."""
+        try:
+            os.eventfd_read(self._wake)
+        except BlockingIOError:
+            return
+        while self._results:
+            self._results.popleft()()
+
+    def close(self) -> None:
+        """Lets go of the threads; what runs ends with the process."""
+        self._pool.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,123 @@
+"""What the daemon must do: the outputs of the catalogue. Each one that can fail comes back as an event."""
+
+from dataclasses import dataclass
+
+from ckptd.core.events import NodeMessage
+from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.messages import Reply
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """Something to do for a job."""
+
+    job: JobKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToRank(Action):
+    """Send a reply or push to the rank of this session, if it is still there."""
+
+    rank: int
+    session: str
+    message: Reply
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToNode(Action):
+    """Deliver to the coordinator (a Report) or to the nodes of the job (an order). To the own node it loops back."""
+
+    node: str | None = None  # of an order: None is every node of the job
+    message: NodeMessage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocateSlots(Action):
+    """Answered by that many SlotReady, or fewer and one SlotsFailed with the rest."""
+
+    rank: int
+    count: int
+    capacity: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FreeSlot(Action):
+    """Put the seal of a free slot in force: from here on its old bytes are worth nothing."""
+
+    slot: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnlinkSlot(Action):
+    """Give the memory back."""
+
+    slot: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeDigests(Action):
+    """Digest the slot's blocks in the background; answered by DigestsSealed if it still holds the save then."""
+
+    slot: str
+    save: SaveId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeIncarnation(Action):
+    """Answered by IncarnationTaken."""
+
+    at_least: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScanStore(Action):
+    """Answered by StoreScanned."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drain(Action):
+    """Write these slots' images to the store and sync them; answered by DrainMoved and Drained."""
+
+    save: SaveId
+    slots: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteVote(Action):
+    """Write and sync this node's vote for what was drained; answered by VoteWritten."""
+
+    save: SaveId
+    slots: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit(Action):
+    """Make manifest, COMMITTED and the final name from the votes; answered by CommitEnded."""
+
+    save: SaveId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveCheckpoint(Action):
+    """Retention; answered by CheckpointRemoved."""
+
+    save: SaveId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemovePartial(Action):
+    """Remove an unfinished directory that nobody will finish. Not answered."""
+
+    save: SaveId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForgetJob(Action):
+    """Nothing of the job is left on this node: remove its directory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note(Action):
+    """A line for the log and for status: something went wrong and was dealt with."""
+
+    text: str

@@ -1,0 +1,94 @@
+"""All jobs of a daemon: hands each event to the right half of the right job, and loops local messages back. Pure."""
+
+from collections import deque
+from dataclasses import dataclass
+
+from ckptd.core import events as ev
+from ckptd.core.actions import Action, ForgetJob, ToNode
+from ckptd.core.coordinator import Coordinator
+from ckptd.core.node import JobNode
+from ckptd.core.policy import Policy
+from ckptd.protocol.ids import JobKey
+
+_FIRST = (ev.RankAttached, ev.RankFound, ev.SlotAdopted)  # what a job can begin with
+_FOR_COORDINATOR = (ev.Report, ev.IncarnationTaken, ev.StoreScanned, ev.CommitEnded, ev.CheckpointRemoved)
+
+
+@dataclass(slots=True)
+class Job:
+    """Both halves of a job. Every daemon could coordinate; the one of rank 0 does."""
+
+    node: JobNode
+    coordinator: Coordinator
+
+
+class Catalogue:
+    """``handle(event, now) -> actions``. ``now`` is any steady clock, in seconds."""
+
+    def __init__(self, node: str, policy: Policy) -> None:
+        self.node = node
+        self.policy = policy
+        self.jobs: dict[JobKey, Job] = {}
+
+    def handle(self, event: ev.Event, now: float) -> list[Action]:
+        """What to do about an event, messages between the halves on this node already delivered."""
+        if event.job not in self.jobs and not isinstance(event, _FIRST):
+            return []  # the late outcome of something done for a job that is gone
+        return self._deliver(deque([event]), [], now)
+
+    def tick(self, now: float) -> list[Action]:
+        """What is due by now, in all jobs."""
+        out: list[Action] = []
+        for job in list(self.jobs.values()):
+            inbox: deque[ev.Event] = deque()
+            self._route(job.coordinator.tick(now), inbox, out)
+            self._deliver(inbox, out, now)
+        return out
+
+    def adopted(self, key: JobKey, now: float) -> list[Action]:
+        """All slots and live ranks of a job found at start are in: asks for what is missing to go on with them."""
+        job = self._job(key)
+        inbox: deque[ev.Event] = deque()
+        out: list[Action] = []
+        self._route([*job.node.slots.digests_due(), *job.coordinator.adopted(now)], inbox, out)
+        if not job.node.live and not any(slot.save for slot in job.node.slots):
+            inbox.append(ev.JobReleased(job=key, node=self.node))
+        return self._deliver(inbox, out, now)
+
+    def next_deadline(self) -> float | None:
+        """When tick must be called at the latest."""
+        times = (job.coordinator.next_deadline() for job in self.jobs.values())
+        return min((t for t in times if t is not None), default=None)
+
+    @property
+    def empty(self) -> bool:
+        """Whether no rank is here and no memory is in use."""
+        return not any(job.node.ranks or job.node.slots for job in self.jobs.values())
+
+    def check(self) -> None:
+        """Asserts the invariants of every job."""
+        for job in self.jobs.values():
+            job.node.check()
+
+    def _job(self, key: JobKey) -> Job:
+        if key not in self.jobs:
+            self.jobs[key] = Job(JobNode(key, self.node, self.policy), Coordinator(key, self.node, self.policy))
+        return self.jobs[key]
+
+    def _deliver(self, inbox: deque[ev.Event], out: list[Action], now: float) -> list[Action]:
+        while inbox:
+            event = inbox.popleft()
+            job = self._job(event.job)
+            coordinates = isinstance(event, _FOR_COORDINATOR)
+            self._route(job.coordinator.handle(event, now) if coordinates else job.node.handle(event), inbox, out)
+        for action in out:
+            if isinstance(action, ForgetJob):
+                self.jobs.pop(action.job, None)
+        return out
+
+    def _route(self, actions: list[Action], inbox: deque[ev.Event], out: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, ToNode) and action.node in (None, self.node):
+                inbox.append(action.message)
+            else:
+                out.append(action)

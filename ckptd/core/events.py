@@ -1,0 +1,348 @@
+"""What can happen to a job on this node: the inputs of the catalogue. One line each when printed."""
+
+from dataclasses import dataclass, field
+
+from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.messages import Cadence, End, Progress, Tier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened to a job."""
+
+    job: JobKey
+
+
+# --- from ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFound(Event):
+    """A live process holds the lock of a rank file of this job."""
+
+    rank: int
+    session: str
+    pid: int
+    host: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankAttached(Event):
+    """A rank asks to belong to the job. ``incarnation`` 0 is a connect, else it comes back to a restarted daemon."""
+
+    request: int
+    session: str
+    rank: int
+    world_size: int
+    host: str
+    pid: int
+    incarnation: int = 0
+    takeover: bool = False
+    cadence: Cadence = field(default_factory=Cadence)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankGone(Event):
+    """The process behind a rank of a session ended without a word."""
+
+    rank: int
+    session: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankDetached(Event):
+    """The rank closed."""
+
+    request: int = 0
+    rank: int
+    session: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotsAsked(Event):
+    """The rank needs slots of at least capacity bytes and has given back those granted to it."""
+
+    request: int = 0
+    rank: int
+    capacity: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentStaged(Event):
+    """A rank sealed its whole segment in a slot. The caller has checked the seal against this."""
+
+    request: int = 0  # 0: found in the arena, nobody waits for an answer
+    rank: int
+    world_size: int
+    slot: str
+    save: SaveId
+    nbytes: int
+    drain: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveSkipped(Event):
+    """A rank found no slot in time."""
+
+    request: int = 0
+    rank: int
+    save: SaveId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainAsked(Event):
+    """Somebody wants the newest staged checkpoint durable now."""
+
+    request: int = 0
+    rank: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadAsked(Event):
+    """A rank wants to restore; step None is the newest."""
+
+    request: int
+    rank: int
+    step: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadReported(Event):
+    """A rank read, or could not read, what it was pointed to."""
+
+    request: int
+    rank: int
+    save: SaveId
+    tier: Tier
+    problem: str = ""
+    fatal: bool = False  # no other checkpoint would do better
+
+
+# --- from the arena
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotAdopted(Event):
+    """A slot file was found at start. ``save`` None: it holds nothing."""
+
+    rank: int
+    slot: str
+    capacity: int
+    world_size: int = 1
+    save: SaveId | None = None
+    nbytes: int = 0
+    digested: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotReady(Event):
+    """A slot that was asked for is allocated and faulted in."""
+
+    rank: int
+    slot: str
+    capacity: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotsFailed(Event):
+    """count slots that were asked for cannot be had."""
+
+    rank: int
+    count: int
+    code: str
+    message: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DigestsSealed(Event):
+    """The digest of every block of the slot stands in its table, and its seal says so."""
+
+    slot: str
+    save: SaveId
+
+
+# --- from the store
+
+
+@dataclass(frozen=True, slots=True)
+class OnStore:
+    """One committed checkpoint on the store."""
+
+    save: SaveId
+    world_size: int
+    nbytes: int
+    dirname: str
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """One unfinished directory on the store."""
+
+    save: SaveId
+    complete: bool  # the votes there cover every rank: it can be committed from them alone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreScanned(Event):
+    """What lies on the store; ``problem`` not empty: it did not answer, and the lists mean nothing."""
+
+    committed: tuple[OnStore, ...] = ()
+    partials: tuple[Partial, ...] = ()
+    notes: tuple[str, ...] = ()
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IncarnationTaken(Event):
+    """The number this session owns. ``problem`` not empty: the store did not answer, or (``hopeless``) never will."""
+
+    number: int = 0
+    problem: str = ""
+    hint: str = ""
+    hopeless: bool = False  # no such directory, no permission: a setting must change
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainMoved(Event):
+    """So many bytes of this node's share are written."""
+
+    save: SaveId
+    nbytes_done: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drained(Event):
+    """This node's files are written and synced, or ``problem`` says why not."""
+
+    save: SaveId
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VoteWritten(Event):
+    """This node's vote is synced, or ``problem`` says why not."""
+
+    save: SaveId
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitEnded(Event):
+    """The checkpoint has its final name and everything is synced, or ``problem`` says why not."""
+
+    save: SaveId
+    nbytes: int = 0
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRemoved(Event):
+    """Retention's removal ended; ``problem`` not empty: it did not."""
+
+    save: SaveId
+    problem: str = ""
+
+
+# --- between the nodes of a job; on one node they loop back
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentReleased(Event):
+    """A slot of this node no longer holds the save."""
+
+    rank: int
+    save: SaveId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeMessage(Event):
+    """Base of what the daemons of a job tell each other."""
+
+    node: str  # the sender
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report(NodeMessage):
+    """To the coordinator: this happened at my node."""
+
+    event: Event
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionOpened(NodeMessage):
+    """The session is the job now, under this incarnation; ``ranks`` wait for the news at the receiver."""
+
+    session: str
+    incarnation: int
+    ranks: tuple[int, ...]
+    known: tuple[Progress, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionRefused(NodeMessage):
+    """These ranks may not join."""
+
+    session: str
+    ranks: tuple[int, ...]
+    code: str
+    message: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveStaged(NodeMessage):
+    """Every rank's segment is sealed."""
+
+    save: SaveId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveEnded(NodeMessage):
+    """The save's end is decided."""
+
+    save: SaveId
+    end: End
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainOrdered(NodeMessage):
+    """Write your share of the save to the store, then vote."""
+
+    save: SaveId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainDropped(NodeMessage):
+    """The drain of the save is over, well or not: its slots need no more protection for it."""
+
+    save: SaveId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOrdered(NodeMessage):
+    """Where each rank reads from. ``save`` None: nothing to restore. ``agreed``: all have read it."""
+
+    incarnation: int
+    save: SaveId | None = None
+    in_arena: tuple[int, ...] = ()  # ranks that read their slot; the others read the store
+    dirname: str = ""
+    agreed: bool = False
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadRefused(NodeMessage):
+    """The load failed on all ranks."""
+
+    code: str
+    message: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobReleased(NodeMessage):
+    """Nothing of the job is needed in memory any more."""

@@ -1,0 +1,18 @@
+"""The numbers the core decides by. A plain value, so that the core needs no configuration file."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """Deadlines in seconds, counts in checkpoints or slots."""
+
+    slots_per_rank: int = 3
+    keep_last: int = 3
+    connect_timeout_s: float = 30.0
+    stage_timeout_s: float = 300.0
+    drain_retry_s: float = 1.0  # doubled at each failure, up to
+    drain_retry_max_s: float = 60.0
+    drain_give_up_s: float = 1800.0
+    orphan_ttl_s: float = 86400.0
+    client_started: bool = False  # nobody but a client will start the daemon again

@@ -1,0 +1,187 @@
+"""How the ranks of a job agree on what to restore, at the coordinator. Pure.
+
+All ranks ask; the newest checkpoint that every rank can read wins; every rank reads and checks it; only when all
+succeeded is the load agreed. A copy that a rank found damaged is not offered again: the same checkpoint by another route
+comes first, then an older one.
+"""
+
+from dataclasses import dataclass, field
+
+from ckptd.core import events as ev
+from ckptd.core.actions import Action, ScanStore, TakeIncarnation, ToNode
+from ckptd.core.policy import Policy
+from ckptd.core.saves import Record, Saves
+from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.messages import Tier
+
+
+@dataclass(slots=True)
+class Round:
+    """One load of all ranks."""
+
+    since: float
+    step: int | None
+    asked: set[int] = field(default_factory=set)
+    scan: ev.StoreScanned | None = None
+    incarnation: int | None = None
+    choice: SaveId | None = None
+    reported: set[int] = field(default_factory=set)
+    failed: bool = False
+    notes: list[str] = field(default_factory=list)
+    damaged: set[tuple[SaveId, Tier, int]] = field(default_factory=set)
+
+
+class Restores:
+    """The one load that may run in a job."""
+
+    def __init__(self, job: JobKey, node: str, policy: Policy) -> None:
+        self._job = job
+        self._node = node
+        self._policy = policy
+        self._round: Round | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether a load is in progress."""
+        return self._round is not None
+
+    @property
+    def wants_incarnation(self) -> bool:
+        """Whether the load still waits for its incarnation number."""
+        return self._round is not None and self._round.incarnation is None
+
+    def asked(self, event: ev.LoadAsked, world_size: int, incarnation: int, saves: Saves, now: float) -> list[Action]:
+        """A rank wants to restore."""
+        actions: list[Action] = []
+        if self._round is None:
+            self._round = Round(now, event.step)
+            actions = [ScanStore(job=self._job), TakeIncarnation(job=self._job, at_least=incarnation + 1)]
+        if event.step != self._round.step:
+            text = f"ranks ask for different steps: {self._round.step} and {event.step}"
+            return self._refuse("usage", text, "call load with the same step on all ranks")
+        self._round.asked.add(event.rank)
+        return [*actions, *self._choose_when_ready(world_size, saves)]
+
+    def scanned(self, event: ev.StoreScanned, world_size: int, saves: Saves) -> list[Action]:
+        """What lies on the store is known, or that it does not answer."""
+        if self._round is None or self._round.scan is not None:
+            return []
+        self._round.scan = event
+        self._round.notes += event.notes
+        if event.problem:
+            self._round.notes.append(f"the store did not answer: {event.problem}")
+        return self._choose_when_ready(world_size, saves)
+
+    def incarnation_taken(self, number: int, world_size: int, saves: Saves) -> list[Action]:
+        """The number the restored job goes on with."""
+        if self._round is None:
+            return []
+        self._round.incarnation = number
+        return self._choose_when_ready(world_size, saves)
+
+    def _choose_when_ready(self, world_size: int, saves: Saves) -> list[Action]:
+        r = self._round
+        if r is None or r.scan is None or r.incarnation is None or len(r.asked) < world_size or r.choice is not None:
+            return []
+        return self._choose(r, world_size, saves)
+
+    def _choose(self, r: Round, world_size: int, saves: Saves) -> list[Action]:
+        candidates = self._candidates(r, saves)
+        for save in candidates:
+            size = saves.on_store[save].world_size if save in saves.on_store else saves.records[save].world_size
+            if size != world_size:
+                text = f"{save} was saved by {size} ranks, this job has {world_size}"
+                return self._refuse("restore", text, "start as many ranks, or load an older step with load(step=...)")
+            tiers = [self._tier(r, save, rank, saves) for rank in range(world_size)]
+            if None not in tiers:
+                return [self._order(r, save, tiers, saves)]
+        return self._nothing(r, candidates)
+
+    def _candidates(self, r: Round, saves: Saves) -> list[SaveId]:
+        in_memory = {s for s, record in saves.records.items() if record.staged and record.in_memory}
+        found = sorted(in_memory | set(saves.on_store), reverse=True)
+        return [s for s in found if r.step is None or s.step == r.step]
+
+    def _tier(self, r: Round, save: SaveId, rank: int, saves: Saves) -> Tier | None:
+        record: Record | None = saves.records.get(save)
+        in_arena = record is not None and record.staged and rank in record.held
+        if in_arena and (save, Tier.ARENA, rank) not in r.damaged:
+            return Tier.ARENA
+        if save in saves.on_store and (save, Tier.PFS, rank) not in r.damaged:
+            return Tier.PFS
+        return None
+
+    def _order(self, r: Round, save: SaveId, tiers: list[Tier | None], saves: Saves) -> Action:
+        r.choice, r.reported, r.failed = save, set(), False
+        order = ev.LoadOrdered(
+            job=self._job,
+            node=self._node,
+            incarnation=r.incarnation or 0,
+            save=save,
+            in_arena=tuple(rank for rank, tier in enumerate(tiers) if tier is Tier.ARENA),
+            dirname=saves.on_store[save].dirname if save in saves.on_store else "",
+            notes=tuple(r.notes),
+        )
+        return ToNode(job=self._job, message=order)
+
+    def _nothing(self, r: Round, candidates: list[SaveId]) -> list[Action]:
+        if candidates:
+            return self._refuse("restore", "no checkpoint can be restored: " + "; ".join(r.notes), "ckptd verify")
+        if r.scan is not None and r.scan.problem:
+            text = f"cannot tell whether there is a checkpoint: the store did not answer: {r.scan.problem}"
+            return self._refuse("restore", text, f"check {self._job.store}, then start again")
+        if r.step is not None:
+            return self._refuse("restore", f"there is no checkpoint of step {r.step}", "ckptd list, or client.steps()")
+        if r.notes:
+            return self._refuse("restore", "no checkpoint can be restored: " + "; ".join(r.notes), "ckptd verify")
+        order = ev.LoadOrdered(job=self._job, node=self._node, incarnation=r.incarnation or 0)
+        self._round = None
+        return [ToNode(job=self._job, message=order)]
+
+    def reported(self, event: ev.LoadReported, world_size: int, saves: Saves) -> list[Action]:
+        """A rank read its bytes, or could not."""
+        r = self._round
+        if r is None or event.save != r.choice:
+            return []
+        r.reported.add(event.rank)
+        if event.fatal:
+            return self._refuse("mismatch", f"rank {event.rank}, {event.save}: {event.problem}", "")
+        if event.problem:
+            r.failed = True
+            r.damaged.add((event.save, event.tier, event.rank))
+            r.notes.append(f"{event.save}, rank {event.rank}, {event.tier}: {event.problem}")
+        if len(r.reported) < world_size:
+            return []
+        if r.failed:
+            return self._choose(r, world_size, saves)
+        order = ev.LoadOrdered(
+            job=self._job,
+            node=self._node,
+            incarnation=r.incarnation or 0,
+            save=r.choice,
+            agreed=True,
+            notes=tuple(r.notes),
+        )
+        self._round = None
+        return [ToNode(job=self._job, message=order)]
+
+    def rank_gone(self, rank: int) -> list[Action]:
+        """A rank ended in the middle of the load: it cannot be agreed any more."""
+        return self._refuse("restore", f"rank {rank} ended during the load", "") if self._round is not None else []
+
+    def next_deadline(self) -> float | None:
+        """When ranks that wait for others have waited long enough."""
+        return self._round.since + self._policy.stage_timeout_s if self._round and not self._round.choice else None
+
+    def tick(self, now: float, world_size: int) -> list[Action]:
+        """Ends a load that some rank never joined."""
+        deadline = self.next_deadline()
+        if self._round is None or deadline is None or now < deadline:
+            return []
+        missing = sorted(set(range(world_size)) - self._round.asked)
+        return self._refuse("restore", f"ranks {missing} did not call load", "call load on every rank")
+
+    def _refuse(self, code: str, message: str, hint: str) -> list[Action]:
+        self._round = None
+        order = ev.LoadRefused(job=self._job, node=self._node, code=code, message=message, hint=hint)
+        return [ToNode(job=self._job, message=order)]

@@ -1,0 +1,386 @@
+"""The life of each save of a job, as its coordinator sees it: staging, staged, draining, committing, and its end. Pure.
+
+::
+
+    staging --all ranks delivered--> staged --due, store free--> draining --all voted--> committing --renamed--> durable
+       |                               |  ^                         |                        |
+       | rank died, timed out,         |  '------- retry, backoff --'------------------------'
+       v skipped, disagreed            v
+    abandoned / skipped / failed     kept (not due) / superseded (a newer one is staged) / failed (store gave no chance)
+"""
+
+import enum
+from dataclasses import dataclass, field
+
+from ckptd.core import events as ev
+from ckptd.core.actions import Action, Commit, Note, RemoveCheckpoint, RemovePartial, ToNode
+from ckptd.core.policy import Policy
+from ckptd.core.retention import superfluous
+from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.messages import Cadence, End, Milestone, Progress
+
+MAX_RECORDS = 64
+_COMMIT_TRIES = 2  # before the drain itself is done again
+
+
+class Phase(enum.StrEnum):
+    """Where a save stands."""
+
+    STAGING = "staging"
+    STAGED = "staged"
+    DRAINING = "draining"
+    COMMITTING = "committing"
+    DURABLE = "durable"
+
+
+@dataclass(slots=True)
+class Record:
+    """One save."""
+
+    save: SaveId
+    world_size: int
+    since: float
+    phase: Phase = Phase.STAGING
+    held: dict[int, str] = field(default_factory=dict)  # rank -> node whose arena has it
+    delivered: dict[int, int] = field(default_factory=dict)  # rank -> bytes
+    due: bool = False
+    end: End | None = None
+    reason: str = ""
+    voters: set[str] = field(default_factory=set)
+    done: dict[str, int] = field(default_factory=dict)  # node -> bytes on the store
+    drain_since: float = 0.0
+    first_failure: float | None = None
+    failures: int = 0
+    commit_failures: int = 0
+    error: str = ""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all segments delivered so far."""
+        return sum(self.delivered.values())
+
+    @property
+    def staged(self) -> bool:
+        """Whether every rank's segment was sealed."""
+        return self.phase is not Phase.STAGING
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether every rank's segment still lies in an arena."""
+        return 0 < self.world_size == len(self.held)
+
+    @property
+    def milestone(self) -> Milestone | None:
+        """What was reached."""
+        if self.phase is Phase.DURABLE:
+            return Milestone.DURABLE
+        return Milestone.STAGED if self.staged else None
+
+
+class Saves:
+    """All saves of a job that matter, and the one drain that may run."""
+
+    def __init__(self, job: JobKey, node: str, policy: Policy) -> None:
+        self._job = job
+        self._node = node
+        self._policy = policy
+        self.cadence = Cadence()
+        self.records: dict[SaveId, Record] = {}
+        self.on_store: dict[SaveId, ev.OnStore] = {}
+        self.active: SaveId | None = None
+        self.retry_at: float | None = None
+        self._partials: set[SaveId] = set()
+        self._removing: set[SaveId] = set()
+        self._last_due: tuple[int, float] | None = None  # (step, time) of the last save that was due
+        self.hold_retention = False
+        self.ready = False  # the store was seen once: what is durable already is known, so drains may begin
+
+    def _order(self, order: ev.NodeMessage) -> Action:
+        return ToNode(job=self._job, message=order)
+
+    # --- staging
+
+    def staged(self, node: str, event: ev.SegmentStaged, now: float) -> list[Action]:
+        """A rank delivered its segment."""
+        record = self._record(event.save, event.world_size, now)
+        record.held[event.rank] = node
+        record.delivered[event.rank] = event.nbytes
+        record.due |= event.drain
+        clash = self._clash(event.save)
+        if clash is not None:
+            return self._disagree(record, clash)
+        if record.end is not None and not record.staged:
+            return self._tell_end(record)  # a late rank of a save that is over
+        if record.phase is Phase.STAGING and len(record.delivered) == record.world_size:
+            return self._complete(record, now)
+        return []
+
+    def _record(self, save: SaveId, world_size: int, now: float) -> Record:
+        if save not in self.records:
+            self.records[save] = Record(save, world_size, now)
+            self._prune()
+        return self.records[save]
+
+    def _clash(self, save: SaveId) -> Record | None:
+        place = (save.incarnation, save.counter)
+        return next((r for s, r in self.records.items() if s != save and (s.incarnation, s.counter) == place), None)
+
+    def _disagree(self, record: Record, other: Record) -> list[Action]:
+        def name(r: Record) -> str:
+            return f"rank {min(r.delivered, default=0)} saved step {r.save.step}"
+
+        reason = f"ranks disagree about save {record.save.counter}: {name(other)}, {name(record)}"
+        return [a for r in (other, record) if not r.staged for a in self._finish(r, End.FAILED, reason)]
+
+    def _complete(self, record: Record, now: float) -> list[Action]:
+        record.phase = Phase.STAGED
+        actions = [self._order(ev.SaveStaged(job=self._job, node=self._node, save=record.save))]
+        for older in [r for r in self.records.values() if r.save < record.save and not r.staged and r.end is None]:
+            missing = sorted(set(range(older.world_size)) - set(older.delivered))
+            reason = f"{record.save} was staged by all ranks first; ranks {_few(missing)} never delivered this one"
+            actions += self._finish(older, End.ABANDONED, reason)
+        if not (record.due or self._is_due(record.save, now)):
+            return [*actions, *self._finish(record, End.KEPT, "not due for a drain")]
+        record.due = True
+        return [*actions, *self.start_drain(now)]
+
+    def _is_due(self, save: SaveId, now: float) -> bool:
+        last, cadence = self._last_due, self.cadence
+        due = (
+            last is None
+            or (cadence.steps > 0 and not 0 <= save.step - last[0] < cadence.steps)
+            or (cadence.seconds > 0 and now - last[1] >= cadence.seconds)
+        )
+        if due:
+            self._last_due = (save.step, now)
+        return due
+
+    def skipped(self, event: ev.SaveSkipped, world_size: int, now: float) -> list[Action]:
+        """A rank found no slot: the save is over on all nodes."""
+        record = self._record(event.save, world_size, now)
+        reason = f"rank {event.rank}: {event.reason}"
+        return [] if record.end is not None or record.staged else self._finish(record, End.SKIPPED, reason)
+
+    def rank_gone(self, rank: int, why: str) -> list[Action]:
+        """Saves that wait for a rank that ended can never complete."""
+        waiting = [r for r in self.records.values() if not r.staged and r.end is None and rank not in r.delivered]
+        return [a for r in waiting for a in self._finish(r, End.ABANDONED, f"rank {rank} {why} before it delivered")]
+
+    def new_incarnation(self, incarnation: int) -> list[Action]:
+        """What the ranks of an older incarnation did not complete never will be."""
+        old = [r for r in self.records.values() if not r.staged and r.end is None and r.save.incarnation < incarnation]
+        return [a for r in old for a in self._finish(r, End.ABANDONED, f"incarnation {incarnation} began")]
+
+    def released(self, node: str, event: ev.SegmentReleased) -> None:
+        """A node's arena no longer has the segment."""
+        record = self.records.get(event.save)
+        if record is not None and record.held.get(event.rank) == node:
+            del record.held[event.rank]
+
+    @property
+    def newest_staged(self) -> Record | None:
+        """The newest save that every rank delivered and that still lies in memory."""
+        return max((r for r in self.records.values() if r.staged and r.in_memory), key=lambda r: r.save, default=None)
+
+    # --- drain
+
+    def drain_newest(self, now: float) -> list[Action]:
+        """Somebody wants the newest checkpoint durable, whatever the cadence says."""
+        open_saves = [r for r in self.records.values() if r.end is None or r.end in (End.KEPT, End.FAILED)]
+        newest = max((r for r in open_saves if r.staged or r.end is None), key=lambda r: r.save, default=None)
+        staged = self.newest_staged
+        for record in {id(r): r for r in (newest, staged) if r is not None and r.phase is not Phase.DURABLE}.values():
+            record.due, record.end, record.reason = True, None, ""
+            record.first_failure = None
+        self.retry_at = None if self.active is None else self.retry_at
+        return self.start_drain(now)
+
+    def start_drain(self, now: float) -> list[Action]:
+        """Drains the newest staged save that is due, if the store is free; older ones that waited are superseded."""
+        if not self.ready or self.active is not None or (self.retry_at is not None and now < self.retry_at):
+            return []
+        waiting = [r for r in self.records.values() if r.due and r.phase is Phase.STAGED and r.end is None]
+        newest = self.newest_staged
+        if newest is None or not waiting:
+            return []
+        chosen = max(waiting, key=lambda r: r.save)
+        actions: list[Action] = []
+        for record in waiting:
+            if record is not chosen or not record.in_memory:
+                reason = f"{newest.save} was staged before its drain began" + (
+                    f"; last error: {record.error}" if record.error else ""
+                )
+                actions += self._finish(record, End.SUPERSEDED, reason)
+        if not chosen.in_memory:
+            return actions
+        self.retry_at = None
+        return [*actions, *self._begin_drain(chosen, now)]
+
+    def _begin_drain(self, record: Record, now: float) -> list[Action]:
+        self.active = record.save
+        record.phase, record.drain_since = Phase.DRAINING, now
+        record.voters, record.done, record.commit_failures = set(), {}, 0
+        return [self._order(ev.DrainOrdered(job=self._job, node=self._node, save=record.save))]
+
+    def moved(self, node: str, event: ev.DrainMoved) -> None:
+        """Bytes written so far at a node."""
+        if event.save in self.records:
+            self.records[event.save].done[node] = event.nbytes_done
+
+    def voted(self, node: str, save: SaveId, problem: str, now: float) -> list[Action]:
+        """A node's files and vote are synced, or why not."""
+        record = self.records.get(save)
+        if record is None or save != self.active or record.phase is not Phase.DRAINING:
+            return []
+        if problem:
+            return self._drain_failed(record, problem, now)
+        record.voters.add(node)
+        if record.voters >= set(record.held.values()):
+            return self._commit(record)
+        return []
+
+    def _commit(self, record: Record) -> list[Action]:
+        self.active, record.phase = record.save, Phase.COMMITTING
+        return [Commit(job=self._job, save=record.save)]
+
+    def committed(self, event: ev.CommitEnded, now: float) -> list[Action]:
+        """The checkpoint is durable, or why not."""
+        record = self.records.get(event.save)
+        if record is None or event.save != self.active:
+            return []
+        if event.problem:
+            record.commit_failures += 1
+            return self._drain_failed(record, event.problem, now)
+        return [*self._made_durable(record, event.nbytes), *self.start_drain(now)]
+
+    def _made_durable(self, record: Record, nbytes: int) -> list[Action]:
+        save = record.save
+        self.on_store[save] = ev.OnStore(save, record.world_size, nbytes or record.nbytes, save.dirname)
+        record.phase, record.error = Phase.DURABLE, ""
+        actions = self._finish(record, End.DURABLE, "")
+        actions += self._drop_drain(record)
+        for partial in sorted(p for p in self._partials if p <= save):
+            self._partials.discard(partial)
+            actions.append(RemovePartial(job=self._job, save=partial))
+        return [*actions, *self.retire()]
+
+    def _drop_drain(self, record: Record) -> list[Action]:
+        if self.active == record.save:
+            self.active = None
+        return [self._order(ev.DrainDropped(job=self._job, node=self._node, save=record.save))]
+
+    def _drain_failed(self, record: Record, problem: str, now: float) -> list[Action]:
+        record.error = problem
+        record.failures += 1
+        record.first_failure = now if record.first_failure is None else record.first_failure
+        pause = min(self._policy.drain_retry_s * 2 ** (record.failures - 1), self._policy.drain_retry_max_s)
+        self.retry_at = now + pause
+        note = Note(job=self._job, text=f"drain of {record.save} failed, again in {pause:g} s: {problem}")
+        if record.phase is Phase.COMMITTING and record.commit_failures < _COMMIT_TRIES:
+            return [note]  # stays active: the commit alone is tried again
+        record.phase = Phase.STAGED
+        actions: list[Action] = [note]
+        if now - record.first_failure >= self._policy.drain_give_up_s or not record.in_memory:
+            record.due = False
+            actions += self._finish(record, End.FAILED, problem)
+        return [*actions, *self._drop_drain(record)]
+
+    # --- what is found on the store
+
+    def scanned(self, event: ev.StoreScanned, incarnation: int, now: float) -> list[Action]:
+        """Compares with what lies on the store: marks the durable, finishes or removes the unfinished."""
+        if event.problem:
+            return [Note(job=self._job, text=f"the store does not answer: {event.problem}")]
+        self.ready = True
+        self.on_store |= {found.save: found for found in event.committed}
+        actions: list[Action] = []
+        for save in self.on_store:
+            record = self.records.get(save)
+            if record is not None and record.phase is not Phase.DURABLE and self.active != save:
+                record.phase = Phase.DURABLE
+                actions += self._finish(record, End.DURABLE, "")
+        newest = max(self.on_store, default=None)
+        for partial in event.partials:
+            actions += self._judge_partial(partial, newest, incarnation, now)
+        return [*actions, *self.retire(), *self.start_drain(now)]
+
+    def _judge_partial(self, partial: ev.Partial, newest: SaveId | None, incarnation: int, now: float) -> list[Action]:
+        save = partial.save
+        record = self.records.get(save)
+        if save == self.active:
+            return []
+        if newest is not None and save <= newest:
+            return [RemovePartial(job=self._job, save=save)]
+        if partial.complete and self.active is None:
+            record = record or self._record(save, 0, now)
+            return self._commit(record)
+        if record is None and save.incarnation < incarnation:
+            return [RemovePartial(job=self._job, save=save)]
+        self._partials.add(save)
+        return []
+
+    def retire(self) -> list[Action]:
+        """Removes what retention no longer keeps, unless a load reads from the store just now."""
+        if self.hold_retention:
+            return []
+        keep = set(self.on_store) - self._removing
+        gone = superfluous(keep, keep_last=self._policy.keep_last)
+        self._removing |= set(gone)
+        return [RemoveCheckpoint(job=self._job, save=save) for save in gone]
+
+    def removed(self, event: ev.CheckpointRemoved) -> list[Action]:
+        """A removal ended; one that failed is tried again with the next commit."""
+        self._removing.discard(event.save)
+        if event.problem:
+            return [Note(job=self._job, text=f"could not remove {event.save}: {event.problem}")]
+        self.on_store.pop(event.save, None)
+        return []
+
+    # --- ends
+
+    def _finish(self, record: Record, end: End, reason: str) -> list[Action]:
+        record.end, record.reason = end, reason
+        return self._tell_end(record)
+
+    def _tell_end(self, record: Record) -> list[Action]:
+        assert record.end is not None  # noqa: S101 - only ended saves come here
+        end = ev.SaveEnded(job=self._job, node=self._node, save=record.save, end=record.end, reason=record.reason)
+        return [self._order(end)]
+
+    def _prune(self) -> None:
+        ended = sorted(s for s, r in self.records.items() if r.end is not None and not r.held and s != self.active)
+        for save in ended[: max(0, len(self.records) - MAX_RECORDS)]:
+            del self.records[save]
+
+    def known(self, incarnation: int) -> tuple[Progress, ...]:
+        """What a rank that comes back must learn about the saves of its incarnation."""
+        return tuple(
+            Progress(save=r.save, milestone=r.milestone, end=r.end, reason=r.reason)
+            for r in self.records.values()
+            if r.save.incarnation == incarnation
+        )
+
+    def next_deadline(self) -> float | None:
+        """When a staging save has taken too long, or a drain is tried again."""
+        staging = [r.since + self._policy.stage_timeout_s for r in self.records.values() if not r.staged and not r.end]
+        return min([*staging, *([self.retry_at] if self.retry_at is not None else [])], default=None)
+
+    def tick(self, now: float) -> list[Action]:
+        """Gives up what took too long; tries again what failed."""
+        actions: list[Action] = []
+        for record in list(self.records.values()):
+            if not record.staged and record.end is None and now - record.since >= self._policy.stage_timeout_s:
+                missing = sorted(set(range(record.world_size)) - set(record.delivered))
+                reason = f"ranks {_few(missing)} did not deliver within {self._policy.stage_timeout_s:g} s"
+                actions += self._finish(record, End.ABANDONED, reason)
+        if self.retry_at is not None and now >= self.retry_at:
+            self.retry_at = None
+            active = self.records.get(self.active) if self.active is not None else None
+            if active is not None and active.phase is Phase.COMMITTING:
+                return [*actions, *self._commit(active)]
+        return [*actions, *self.start_drain(now)]
+
+
+def _few(ranks: list[int], most: int = 8) -> str:
+    shown = ", ".join(map(str, ranks[:most]))
+    return f"{shown}, ... ({len(ranks)} in all)" if len(ranks) > most else shown

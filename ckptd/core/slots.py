@@ -1,0 +1,163 @@
+"""The slots of one job on one node: who may write which, which hold what, which can be had again. Pure."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ckptd.core.actions import Action, AllocateSlots, FreeSlot, TakeDigests, UnlinkSlot
+from ckptd.core.events import SegmentStaged, SlotAdopted
+from ckptd.protocol.ids import JobKey, SaveId
+
+
+@dataclass(slots=True)
+class Slot:
+    """One slot file. It is held (has a save), granted (a rank may write it), or idle."""
+
+    name: str
+    rank: int
+    capacity: int
+    granted: bool = False
+    save: SaveId | None = None
+    nbytes: int = 0
+    digested: bool = False
+
+
+@dataclass(slots=True)
+class Demand:
+    """What an attached rank asked for."""
+
+    capacity: int
+    allocating: int = 0
+
+
+class SlotTable:
+    """Slots by name and demands by rank. Methods return the actions that make the change real."""
+
+    def __init__(self, job: JobKey, slots_per_rank: int) -> None:
+        self._job = job
+        self._per_rank = slots_per_rank
+        self._slots: dict[str, Slot] = {}
+        self._demands: dict[int, Demand] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._slots)
+
+    def __iter__(self) -> Iterator[Slot]:
+        return iter(self._slots.values())
+
+    def of_rank(self, rank: int) -> list[Slot]:
+        """Slots that belong to a rank."""
+        return [slot for slot in self._slots.values() if slot.rank == rank]
+
+    def holding(self, save: SaveId) -> list[Slot]:
+        """Slots that hold a segment of the save, by rank."""
+        return sorted((s for s in self._slots.values() if s.save == save), key=lambda s: s.rank)
+
+    def adopt(self, event: SlotAdopted) -> None:
+        """Takes a slot file found at start into the table."""
+        self._slots[event.slot] = Slot(
+            event.slot, event.rank, event.capacity, save=event.save, nbytes=event.nbytes, digested=event.digested
+        )
+
+    def demand(self, rank: int, capacity: int) -> list[Action]:
+        """The rank wants slots of this capacity and has given back what was granted to it."""
+        allocating = self._demands[rank].allocating if rank in self._demands else 0
+        self._demands[rank] = Demand(capacity, allocating)
+        for slot in self.of_rank(rank):
+            slot.granted = False
+        return self.provision(rank)
+
+    def provision(self, rank: int) -> list[Action]:
+        """Unlinks idle slots that are too small and asks for as many as the rank is short of."""
+        demand = self._demands.get(rank)
+        if demand is None:
+            return []
+        actions: list[Action] = []
+        for slot in self.of_rank(rank):
+            if slot.save is None and not slot.granted and slot.capacity < demand.capacity:
+                actions += self._unlink(slot)
+        missing = self._per_rank - len(self.of_rank(rank)) - demand.allocating
+        if missing > 0:
+            demand.allocating += missing
+            actions.append(AllocateSlots(job=self._job, rank=rank, count=missing, capacity=demand.capacity))
+        return actions
+
+    def ready(self, name: str, rank: int, capacity: int) -> list[Action]:
+        """An allocation ended well. A slot nobody wants any more is unlinked at once."""
+        demand = self._demands.get(rank)
+        if demand is None:
+            return [UnlinkSlot(job=self._job, slot=name)]
+        demand.allocating -= 1
+        self._slots[name] = Slot(name, rank, capacity)
+        return self.provision(rank)
+
+    def failed(self, rank: int, count: int) -> None:
+        """count allocations ended without a slot; they are asked for again when the rank asks again."""
+        if rank in self._demands:
+            self._demands[rank].allocating -= count
+
+    def grantable(self, rank: int) -> list[Slot]:
+        """Marks the rank's idle slots of sufficient size granted, and returns them."""
+        demand = self._demands.get(rank)
+        if demand is None:
+            return []
+        idle = [s for s in self.of_rank(rank) if s.save is None and not s.granted and s.capacity >= demand.capacity]
+        for slot in idle:
+            slot.granted = True
+        return idle
+
+    def hold(self, event: SegmentStaged) -> str:
+        """The slot holds the save now. Returns why not, if it cannot; empty when it does (also when it did already)."""
+        slot = self._slots.get(event.slot)
+        if slot is None or slot.rank != event.rank:
+            return f"slot {event.slot} does not belong to rank {event.rank}"
+        if slot.save == event.save:
+            return ""
+        if slot.save is not None:
+            return f"slot {event.slot} still holds {slot.save}"
+        slot.granted, slot.save, slot.nbytes, slot.digested = False, event.save, event.nbytes, False
+        return ""
+
+    def digests_due(self) -> list[Action]:
+        """A digest for every held slot that has none; asked once, when the slot is taken over or adopted."""
+        return [
+            TakeDigests(job=self._job, slot=s.name, save=s.save)
+            for s in self._slots.values()
+            if s.save is not None and not s.digested
+        ]
+
+    def digested(self, name: str, save: SaveId) -> bool:
+        """Notes that the slot's digests are sealed; False when it holds something else by now."""
+        slot = self._slots.get(name)
+        if slot is None or slot.save != save:
+            return False
+        slot.digested = True
+        return True
+
+    def free(self, slot: Slot) -> list[Action]:
+        """The slot's save is needed no more."""
+        slot.save, slot.nbytes, slot.digested = None, 0, False
+        return [FreeSlot(job=self._job, slot=slot.name)]
+
+    def trim(self, first_rank: int = 0) -> list[Action]:
+        """Unlinks the idle slots of ranks from first_rank on that ask for none."""
+        idle = [
+            s
+            for s in self._slots.values()
+            if s.rank >= first_rank and s.save is None and not s.granted and s.rank not in self._demands
+        ]
+        return [action for slot in idle for action in self._unlink(slot)]
+
+    def rank_left(self, rank: int, *, writer_gone: bool) -> list[Action]:
+        """The rank's demand and grants end. A writer that may still live keeps its mapping of an unlinked file."""
+        self._demands.pop(rank, None)
+        actions: list[Action] = []
+        for slot in self.of_rank(rank):
+            if slot.granted:
+                slot.granted = False
+                if not writer_gone:
+                    actions += self._unlink(slot)
+        return actions
+
+    def _unlink(self, slot: Slot) -> list[Action]:
+        del self._slots[slot.name]
+        return [UnlinkSlot(job=self._job, slot=slot.name)]

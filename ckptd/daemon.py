@@ -1,0 +1,353 @@
+"""The loop: one event at a time into the catalogue, its actions out to arena, stores and ranks."""
+
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections import deque
+
+import zmq
+
+from ckptd import __version__, notify, picture
+from ckptd.arena import Arena
+from ckptd.background import Background
+from ckptd.config import Config
+from ckptd.core import actions as act
+from ckptd.core import events as ev
+from ckptd.core.catalogue import Catalogue
+from ckptd.core.policy import Policy
+from ckptd.door import Door
+from ckptd.effects import Effects
+from ckptd.liveness import Liveness
+from ckptd.protocol import places
+from ckptd.protocol.ids import JobKey
+from ckptd.protocol.messages import AskDrain, AskStatus, AskSteps, Done, Refused, StatusReply, Steps
+from ckptd.protocol.status import SCHEMA, Status
+from ckptd.rank_socket import Letter, RankSocket
+from ckptd.stores import Stores
+
+log = logging.getLogger("ckptd")
+_EMPTY_GRACE_S = 3.0  # a client-started daemon waits so long for its first rank, and for a next one
+_SWEEP_S = 2.0  # how often ranks without a pidfd are looked at
+_NOTICE_S = 1.0  # how often systemd is told the state
+_MAX_ERRORS = 20
+
+
+class Daemon:
+    """Owns everything. ``run`` returns the exit status."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._arena = Arena(config.arena, config.budget_nbytes)
+        self._arena.open()
+        self._started = time.monotonic()
+        self._node = os.uname().nodename
+        self._catalogue = Catalogue(self._node, _policy(config))
+        self._liveness = Liveness()
+        self._digesting = Background(config.hash_threads, "digest")
+        self._allocating = Background(1, "allocate")
+        self._stores = Stores(niceness=config.worker_nice)
+        self._effects = Effects(
+            node=self._node,
+            arena=self._arena,
+            stores=self._stores,
+            digesting=self._digesting,
+            allocating=self._allocating,
+            deliver=self._handle,
+            store_timeout_s=config.store_timeout_s,
+            bandwidth=config.drain_bandwidth,
+        )
+        self._socket = RankSocket(self._arena.socket_path)
+        self._door = Door(self._socket, self._arena, self._liveness)
+        self._queue: deque[ev.Event] = deque()
+        self._handling = False
+        self._errors: dict[JobKey, list[str]] = {}
+        self._general: deque[str] = deque(maxlen=_MAX_ERRORS)
+        self._wake, self._signals = socket.socketpair()
+        self._stop_asked = 0
+        self._stop_at: float | None = None
+        self._empty_since: float | None = None
+        self._sweep_at = 0.0
+        self._notice_at = 0.0
+        self._watchdog_s = notify.watchdog_interval_s()
+
+    # --- life
+
+    def run(self) -> int:
+        """Serves until SIGTERM, or until it is empty where that ends it."""
+        self._catch_signals()
+        self._adopt()
+        notify.ready("serving")
+        log.info("ready arena=%s pid=%d seconds=%.3f", self._arena.path, os.getpid(), time.monotonic() - self._started)
+        while not self._ends():
+            self._wait()
+            self._work()
+        self._close()
+        return 0
+
+    def _catch_signals(self) -> None:
+        for end in (self._wake, self._signals):
+            end.setblocking(False)
+        signal.set_wakeup_fd(self._signals.fileno(), warn_on_full_buffer=False)
+
+        def stop(_number: int, _frame: object) -> None:
+            self._stop_asked += 1
+
+        signal.signal(signal.SIGTERM, stop)
+        signal.signal(signal.SIGINT, stop)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    def _adopt(self) -> None:
+        """Takes over every slot and live rank that an earlier daemon left. Touches no store."""
+        now = time.monotonic()
+        jobs: dict[str, JobKey] = {}
+        nameless = []
+        slots = self._arena.scan()
+        for slot in slots:
+            if slot.seal.job is not None and places.job_dir(slot.seal.job) == slot.job_dir:
+                jobs[slot.job_dir] = slot.seal.job
+        for slot in slots:
+            job = jobs.get(slot.job_dir)
+            if job is None:
+                nameless.append(slot)
+                continue
+            self._arena.adopt_serial(job, slot.name)
+            self._handle(
+                ev.SlotAdopted(
+                    job=job,
+                    rank=slot.rank,
+                    slot=slot.name,
+                    capacity=slot.capacity,
+                    world_size=slot.seal.world_size,
+                    save=slot.seal.save if slot.seal.state != "free" else None,
+                    nbytes=slot.seal.image_nbytes,
+                    digested=slot.seal.state == "digested",
+                )
+            )
+        for slot in nameless:  # nothing in the job's directory was ever sealed: nobody can miss it
+            self._arena.remove_stray(slot)
+        for directory, job in jobs.items():
+            self._look(job, os.path.join(self._arena.path, places.JOBS, directory))
+            for action in self._catalogue.adopted(job, now):
+                self._perform(action)
+        if slots:
+            log.info("adopted slots=%d jobs=%d", len(slots) - len(nameless), len(jobs))
+
+    def _look(self, job: JobKey, directory: str) -> None:
+        for live in self._liveness.look(job, directory):
+            self._handle(ev.RankFound(job=job, rank=live.rank, session=live.session, pid=live.pid, host=live.host))
+
+    def _ends(self) -> bool:
+        """Whether to leave now: asked to and nothing worth waiting for, or empty long enough."""
+        now = time.monotonic()
+        if self._stop_asked:
+            if self._stop_at is None:
+                self._stop_at = now + self._config.stop_drain_s
+                notify.stopping("finishing the drain that runs")
+            draining = any(job.coordinator.saves.active for job in self._catalogue.jobs.values())
+            return not draining or self._stop_asked > 1 or now >= self._stop_at
+        if not self._config.exit_when_empty or not self._catalogue.empty or self._stores.busy:
+            self._empty_since = None
+            return False
+        self._empty_since = now if self._empty_since is None else self._empty_since
+        return now - self._empty_since >= _EMPTY_GRACE_S
+
+    def _close(self) -> None:
+        notify.stopping()
+        log.info("stopping empty=%s", self._catalogue.empty)
+        self._stores.close()
+        self._liveness.close()
+        self._digesting.close()
+        self._allocating.close()
+        self._socket.close()
+        self._arena.close(remove=self._catalogue.empty and self._config.exit_when_empty)
+
+    # --- loop
+
+    def _wait(self) -> None:
+        """Sleeps until something is readable or due."""
+        poller = zmq.Poller()
+        poller.register(self._socket.pollable, zmq.POLLIN)
+        for fd in (self._wake.fileno(), self._digesting.fileno(), self._allocating.fileno()):
+            poller.register(fd, zmq.POLLIN)
+        for fd in self._liveness.descriptors:
+            poller.register(fd, zmq.POLLIN)
+        for link in self._stores.links:
+            poller.register(link.fileno(), zmq.POLLIN | (zmq.POLLOUT if link.wants_write else 0))
+        self._ready = dict(poller.poll(self._timeout_ms()))
+
+    def _timeout_ms(self) -> int | None:
+        now = time.monotonic()
+        times = [self._catalogue.next_deadline(), self._stores.next_deadline(), self._stop_at]
+        if self._liveness.unwatched:
+            times.append(self._sweep_at)
+        if self._empty_since is not None:
+            times.append(self._empty_since + _EMPTY_GRACE_S)
+        if self._watchdog_s is not None:
+            times.append(self._notice_at + self._watchdog_s)
+        due = min((t for t in times if t is not None), default=None)
+        return None if due is None else max(0, int((due - now) * 1000) + 1)
+
+    def _work(self) -> None:
+        """One round: everything that is ready or due."""
+        now = time.monotonic()
+        if self._wake.fileno() in self._ready:
+            self._wake.recv(4096)
+        for letter in self._socket.receive():
+            self._open(letter)
+        for link in self._stores.links:
+            flags = self._ready.get(link.fileno(), 0)
+            if flags & zmq.POLLOUT:
+                link.on_writable()
+            if flags & ~zmq.POLLOUT:
+                self._stores.receive(link)
+        self._digesting.deliver()
+        self._allocating.deliver()
+        if any(fd in self._ready for fd in self._liveness.descriptors) or (
+            self._liveness.unwatched and now >= self._sweep_at
+        ):
+            self._sweep(now)
+        self._stores.tick()
+        for action in self._catalogue.tick(now):
+            self._perform(action)
+        self._tell_systemd(now)
+
+    def _sweep(self, now: float) -> None:
+        self._sweep_at = now + _SWEEP_S
+        for live in self._liveness.ended():
+            log.info("rank ended job=%s rank=%d pid=%d", live.job.job, live.rank, live.pid)
+            self._handle(ev.RankGone(job=live.job, rank=live.rank, session=live.session))
+            self._door.left(live.job, live.rank, live.session)
+
+    def _open(self, letter: Letter) -> None:
+        request = letter.request
+        if isinstance(request, AskStatus):
+            self._door.answer(letter.identity, StatusReply(reply_to=request.seq, status=self.status()))
+            return
+        if isinstance(request, AskSteps):
+            self._answer_steps(letter)
+            return
+        if isinstance(request, AskDrain) and request.job is not None:
+            self._drain_for(letter, request.job)
+            return
+        for event in self._door.events_of(letter):
+            self._handle(event)
+            if isinstance(event, ev.RankDetached):
+                self._door.left(event.job, event.rank, event.session)
+
+    def _answer_steps(self, letter: Letter) -> None:
+        seat = self._door.seat_of(letter.identity)
+        job = self._catalogue.jobs.get(seat.job) if seat else None
+        known = picture.checkpoints(job, time.monotonic()) if job else []
+        restorable = [c for c in known if c.tiers]
+        self._door.answer(letter.identity, Steps(reply_to=letter.request.seq, checkpoints=restorable))
+
+    def _drain_for(self, letter: Letter, job: JobKey) -> None:
+        """The command line asks, on behalf of nobody."""
+        if job not in self._catalogue.jobs:
+            text = f"this daemon has no job {job.job!r} with store {job.store!r}"
+            refusal = Refused(reply_to=letter.request.seq, code="usage", message=text, hint="ckptd status")
+            self._door.answer(letter.identity, refusal)
+            return
+        self._handle(ev.DrainAsked(job=job))
+        self._door.answer(letter.identity, Done(reply_to=letter.request.seq))
+
+    def _handle(self, event: ev.Event) -> None:
+        """One event through the catalogue. Events that its actions cause wait for their turn."""
+        self._queue.append(event)
+        if self._handling:
+            return
+        self._handling = True
+        try:
+            while self._queue:
+                event = self._queue.popleft()
+                if not isinstance(event, ev.DrainMoved):
+                    log.debug("event %s", event)
+                for action in self._catalogue.handle(event, time.monotonic()):
+                    self._perform(action)
+        finally:
+            self._handling = False
+
+    def _perform(self, action: act.Action) -> None:
+        log.debug("action %s", action)
+        if isinstance(action, act.ToRank):
+            self._door.send(action)
+        elif isinstance(action, act.Note):
+            log.warning("job=%s %s", action.job.job, action.text)
+            errors = self._errors.setdefault(action.job, [])
+            errors.append(action.text)
+            del errors[:-_MAX_ERRORS]
+        else:
+            self._effects.perform(action)
+            if isinstance(action, act.ForgetJob):
+                self._errors.pop(action.job, None)
+
+    # --- status
+
+    def status(self) -> Status:
+        """Everything a user may want to know."""
+        now = time.monotonic()
+        budget = self._arena.budget()
+        return Status(
+            schema=SCHEMA,
+            version=__version__,
+            node=self._node,
+            pid=os.getpid(),
+            arena=self._arena.path,
+            uptime_s=round(now - self._started, 3),
+            budget_nbytes=self._arena.budget_nbytes(),
+            used_nbytes=self._arena.used_nbytes,
+            tightest_limit=budget.tightest.name,
+            jobs=picture.jobs(self._catalogue, now, self._errors),
+            workers=self._stores.status(),
+            refused_messages=self._socket.refused,
+            errors=list(self._general),
+        )
+
+    def _tell_systemd(self, now: float) -> None:
+        if now < self._notice_at + _NOTICE_S or "NOTIFY_SOCKET" not in os.environ:
+            return
+        self._notice_at = now
+        if self._watchdog_s is not None:
+            notify.watchdog()
+        notify.status(_one_line(self._catalogue))
+
+
+def _one_line(catalogue: Catalogue) -> str:
+    """For systemctl status: each job's newest safe step and the drain that runs."""
+    words = []
+    for key, job in sorted(catalogue.jobs.items()):
+        saves = job.coordinator.saves
+        staged = saves.newest_staged
+        word = f"{key.job}: staged {staged.save.step if staged else '-'}"
+        word += f", durable {max(saves.on_store).step if saves.on_store else '-'}"
+        record = saves.records.get(saves.active) if saves.active else None
+        if record is not None and record.nbytes:
+            word += f", draining {record.save.step} {100 * sum(record.done.values()) // record.nbytes} %"
+        words.append(word)
+    return "; ".join(words) or "no jobs"
+
+
+def _policy(config: Config) -> Policy:
+    return Policy(
+        slots_per_rank=config.slots_per_rank,
+        keep_last=config.keep_last,
+        connect_timeout_s=config.connect_timeout_s,
+        stage_timeout_s=config.stage_timeout_s,
+        orphan_ttl_s=config.orphan_ttl_s,
+        client_started=config.exit_when_empty,
+    )
+
+
+def run(config: Config) -> int:
+    """The daemon in the foreground; returns its exit status. Raises ConfigError when it cannot start."""
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=config.log_level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+    )
+    status = Daemon(config).run()
+    sys.stderr.flush()
+    os._exit(status)  # a thread that blocks in a hung file system must not hold the process

@@ -1,0 +1,187 @@
+"""Between messages and events: knows which connection is which rank, checks what a rank claims, sends answers."""
+
+import os
+from dataclasses import dataclass
+
+from ckptd import failpoints
+from ckptd.arena import Arena
+from ckptd.core import events as ev
+from ckptd.core.actions import ToRank
+from ckptd.liveness import Liveness
+from ckptd.protocol import places
+from ckptd.protocol.errors import CkptdError
+from ckptd.protocol.ids import JobKey
+from ckptd.protocol.messages import (
+    VERSION,
+    AskDrain,
+    AskLoad,
+    AskSlots,
+    Attach,
+    Detach,
+    HandOver,
+    Milestone,
+    Progress,
+    Refused,
+    Reply,
+    ReportLoad,
+    Request,
+    Skip,
+)
+from ckptd.protocol.slot import SEALS_NBYTES, SlotState
+from ckptd.rank_socket import Letter, RankSocket
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A rank of a session of a job."""
+
+    job: JobKey
+    rank: int
+    session: str
+
+
+class Door:
+    """Turns letters into events. Requests it can answer itself (a misuse, a stranger) it refuses at once."""
+
+    def __init__(self, socket: RankSocket, arena: Arena, liveness: Liveness) -> None:
+        self._socket = socket
+        self._arena = arena
+        self._liveness = liveness
+        self._seats: dict[bytes, Seat] = {}
+        self._identities: dict[Seat, bytes] = {}
+
+    def events_of(self, letter: Letter) -> list[ev.Event]:
+        """What the letter means, nothing when it was refused. AskStatus and AskSteps are not for this method."""
+        request = letter.request
+        try:
+            if isinstance(request, Attach):
+                return self._attach(letter.identity, request)
+            seat = self._seats.get(letter.identity)
+            if seat is None:
+                raise _error("detached", "this connection is not attached to a job", "attach first")  # noqa: TRY301
+            return [self._event(seat, request)]
+        except CkptdError as error:
+            refusal = Refused(reply_to=request.seq, code=error.code, message=error.message, hint=error.hint)
+            self.answer(letter.identity, refusal)
+            return []
+
+    def _attach(self, identity: bytes, request: Attach) -> list[ev.Event]:
+        if request.version != VERSION:
+            text = f"the client speaks version {request.version} of the protocol, this daemon {VERSION}"
+            raise _error("protocol", text, "install the same ckptd on both sides and restart the daemon")
+        directory = self._arena.job_path(request.job)
+        found = [
+            ev.RankFound(job=request.job, rank=live.rank, session=live.session, pid=live.pid, host=live.host)
+            for live in self._liveness.look(request.job, directory)
+        ]
+        path = os.path.join(directory, places.rank_file_name(request.rank, request.session))
+        if not self._liveness.knows(path):
+            raise _error("protocol", f"rank {request.rank} does not hold the lock of its rank file {path}", "")
+        seat = Seat(request.job, request.rank, request.session)
+        self._leave(self._identities.get(seat))
+        self._seats[identity], self._identities[seat] = seat, identity
+        attached = ev.RankAttached(
+            job=request.job,
+            request=request.seq,
+            session=request.session,
+            rank=request.rank,
+            world_size=request.world_size,
+            host=request.host,
+            pid=request.pid,
+            incarnation=request.incarnation,
+            takeover=request.takeover,
+            cadence=request.cadence,
+        )
+        return [*found, attached]
+
+    def _event(self, seat: Seat, request: Request) -> ev.Event:
+        job, rank, seq = seat.job, seat.rank, request.seq
+        match request:
+            case AskSlots(capacity=capacity):
+                return ev.SlotsAsked(job=job, rank=rank, request=seq, capacity=capacity)
+            case HandOver():
+                return self._hand_over(seat, request)
+            case Skip(save=save, reason=reason):
+                return ev.SaveSkipped(job=job, rank=rank, request=seq, save=save, reason=reason)
+            case AskDrain():
+                return ev.DrainAsked(job=job, rank=rank, request=seq)
+            case AskLoad(step=step):
+                return ev.LoadAsked(job=job, rank=rank, request=seq, step=step)
+            case ReportLoad(save=save, tier=tier, problem=problem, fatal=fatal):
+                return ev.LoadReported(
+                    job=job, rank=rank, request=seq, save=save, tier=tier, problem=problem, fatal=fatal
+                )
+            case Detach():
+                return ev.RankDetached(job=job, rank=rank, session=seat.session, request=seq)
+        raise _error("protocol", f"{type(request).__name__} is not understood here", "")
+
+    def _hand_over(self, seat: Seat, request: HandOver) -> ev.SegmentStaged:
+        """The event, once the slot's own seal confirms every word of the descriptor."""
+        parsed = places.parse_slot_name(request.slot)
+        path = self._arena.slot_path(seat.job, request.slot)
+        if parsed is None or parsed[0] != seat.rank or not os.path.exists(path):
+            raise _error("protocol", f"slot {request.slot} is not one of rank {seat.rank}'s", "")
+        seal = self._arena.seal_of(seat.job, request.slot)
+        fits = seal.content_nbytes + SEALS_NBYTES <= os.stat(path).st_size
+        claimed = (seal.job, seal.save, seal.rank)
+        if seal.state is SlotState.FREE or claimed != (seat.job, request.save, seat.rank) or not fits:
+            raise _error("protocol", f"slot {request.slot} does not hold the sealed segment of {request.save}", "")
+        failpoints.reach("stage.segment-received")
+        return ev.SegmentStaged(
+            job=seat.job,
+            request=request.seq,
+            rank=seat.rank,
+            world_size=seal.world_size,
+            slot=request.slot,
+            save=request.save,
+            nbytes=seal.image_nbytes,
+            drain=request.drain,
+        )
+
+    def send(self, action: ToRank) -> None:
+        """Delivers a message to a rank, if it is still there."""
+        identity = self._identities.get(Seat(action.job, action.rank, action.session))
+        if identity is None:
+            return
+        point = _told_point(action.message)
+        if point:
+            failpoints.reach(f"{point[0]}.before-{point[1]}-told")
+        self.answer(identity, action.message)
+        if point:
+            failpoints.reach(f"{point[0]}.after-{point[1]}-told")
+        if isinstance(action.message, Refused) and action.message.code in ("connect", "stale", "config"):
+            self._leave(identity)
+
+    def answer(self, identity: bytes, message: Reply) -> None:
+        """Delivers to a connection."""
+        self._socket.send(identity, message)
+
+    def seat_of(self, identity: bytes) -> Seat | None:
+        """Who sits behind a connection."""
+        return self._seats.get(identity)
+
+    def left(self, job: JobKey, rank: int, session: str) -> None:
+        """The rank is gone or closed."""
+        self._leave(self._identities.get(Seat(job, rank, session)))
+        directory = os.path.join(self._arena.path, places.job_dir(job))
+        self._liveness.forget(os.path.join(directory, places.rank_file_name(rank, session)))
+
+    def _leave(self, identity: bytes | None) -> None:
+        seat = self._seats.pop(identity, None) if identity is not None else None
+        if seat is not None:
+            self._identities.pop(seat, None)
+
+
+def _told_point(message: Reply) -> tuple[str, str] | None:
+    """The pair of crash points around telling a rank a milestone."""
+    if isinstance(message, Progress) and message.milestone is Milestone.STAGED:
+        return ("stage", "staged")
+    if isinstance(message, Progress) and message.milestone is Milestone.DURABLE:
+        return ("commit", "durable")
+    return None
+
+
+def _error(code: str, message: str, hint: str) -> CkptdError:
+    error = CkptdError(message, hint=hint)
+    error.code = code
+    return error

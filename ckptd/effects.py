@@ -1,0 +1,248 @@
+"""Carries out the catalogue's actions on the arena and the stores; each outcome comes back as an event."""
+
+from collections.abc import Callable
+
+from ckptd import __version__
+from ckptd.arena import Arena
+from ckptd.background import Background
+from ckptd.core import actions as act
+from ckptd.core import events as ev
+from ckptd.protocol.digest import KIND
+from ckptd.protocol.errors import BudgetError, CkptdError
+from ckptd.protocol.ids import JobKey, SaveId, file_name
+from ckptd.protocol.manifest import VERSION, FileRecord, Vote
+from ckptd.store import CommitOutcome
+from ckptd.store_messages import (
+    Commit,
+    Done,
+    Drain,
+    DrainFile,
+    Failed,
+    RemoveCheckpoint,
+    RemovePartial,
+    ScanJob,
+    SweepTrash,
+    TakeIncarnation,
+    Taken,
+    WriteVote,
+)
+from ckptd.store_scan import Scan
+from ckptd.stores import Stores
+
+_HOPELESS = frozenset({"ENOENT", "ENOTDIR", "EACCES", "EPERM", "EROFS"})
+Deliver = Callable[[ev.Event], None]
+
+
+class Effects:
+    """Everything but talking to ranks. ``deliver`` is called with each outcome, in the main thread."""
+
+    def __init__(  # noqa: PLR0913 - the daemon's parts, by name
+        self,
+        *,
+        node: str,
+        arena: Arena,
+        stores: Stores,
+        digesting: Background,
+        allocating: Background,
+        deliver: Deliver,
+        store_timeout_s: float,
+        bandwidth: int,
+    ) -> None:
+        self._node = node
+        self._arena = arena
+        self._stores = stores
+        self._digesting = digesting
+        self._allocating = allocating
+        self._deliver = deliver
+        self._store_timeout_s = store_timeout_s
+        self._bandwidth = bandwidth
+
+    def perform(self, action: act.Action) -> None:  # noqa: C901 - one line per action
+        """Starts the action; none of them blocks."""
+        match action:
+            case act.AllocateSlots():
+                self._allocate(action)
+            case act.FreeSlot():
+                self._arena.free(action.job, action.slot)
+            case act.UnlinkSlot():
+                self._arena.unlink(action.job, action.slot)
+            case act.TakeDigests():
+                self._digest(action)
+            case act.TakeIncarnation():
+                self._take_incarnation(action)
+            case act.ScanStore():
+                self._scan(action)
+            case act.Drain():
+                self._drain(action)
+            case act.WriteVote():
+                self._vote(action)
+            case act.Commit():
+                self._commit(action)
+            case act.RemoveCheckpoint() | act.RemovePartial():
+                self._remove(action)
+            case act.ForgetJob():
+                self._arena.forget_job(action.job)
+
+    # --- arena
+
+    def _allocate(self, action: act.AllocateSlots) -> None:
+        job, rank, capacity = action.job, action.rank, action.capacity
+        try:
+            self._arena.reserve(rank, action.count, capacity)
+        except BudgetError as error:
+            self._slots_failed(action, action.count, error)
+            return
+        for _ in range(action.count):
+
+            def done(outcome: str | Exception) -> None:
+                if isinstance(outcome, Exception):
+                    self._slots_failed(action, 1, outcome)
+                else:
+                    self._deliver(ev.SlotReady(job=job, rank=rank, slot=outcome, capacity=capacity))
+
+            self._allocating.run(lambda: self._arena.allocate(job, rank, capacity), done)
+
+    def _slots_failed(self, action: act.AllocateSlots, count: int, error: Exception) -> None:
+        code, message, hint = _describe(error)
+        if code == "os":
+            code, hint = "budget", self._arena.budget().tightest.how_to_raise
+        self._deliver(
+            ev.SlotsFailed(job=action.job, rank=action.rank, count=count, code=code, message=message, hint=hint)
+        )
+
+    def _digest(self, action: act.TakeDigests) -> None:
+        job, slot, save = action.job, action.slot, action.save
+
+        def done(table: bytes | Exception | None) -> None:
+            if isinstance(table, bytes) and self._holds(job, slot, save):
+                self._arena.seal_digests(job, slot, table)
+                self._deliver(ev.DigestsSealed(job=job, slot=slot, save=save))
+
+        self._digesting.run(lambda: self._arena.digests(job, slot, save), done)
+
+    def _holds(self, job: JobKey, slot: str, save: SaveId) -> bool:
+        try:
+            return self._arena.seal_of(job, slot).save == save
+        except FileNotFoundError:
+            return False
+
+    # --- stores
+
+    def _take_incarnation(self, action: act.TakeIncarnation) -> None:
+        job = action.job
+
+        def answer(reply: Done | Failed) -> None:
+            if isinstance(reply, Done) and isinstance(reply.result, Taken):
+                self._deliver(ev.IncarnationTaken(job=job, number=reply.result.incarnation))
+            elif isinstance(reply, Failed):
+                hopeless = reply.errno in _HOPELESS
+                problem = ev.IncarnationTaken(job=job, problem=reply.message, hint=reply.hint, hopeless=hopeless)
+                self._deliver(problem)
+
+        self._stores.ask(
+            job.store,
+            lambda i: TakeIncarnation(id=i, job=job.job, at_least=action.at_least),
+            answer,
+            patience_s=self._store_timeout_s,
+        )
+
+    def _scan(self, action: act.ScanStore) -> None:
+        job = action.job
+
+        def answer(reply: Done | Failed) -> None:
+            if isinstance(reply, Done) and isinstance(reply.result, Scan):
+                self._deliver(_scanned(job, reply.result))
+                self._stores.ask(job.store, lambda i: SweepTrash(id=i, job=job.job), lambda _: None)
+            else:
+                self._deliver(ev.StoreScanned(job=job, problem=_problem(reply) or "an answer of the wrong kind"))
+
+        self._stores.ask(job.store, lambda i: ScanJob(id=i, job=job.job), answer, patience_s=self._store_timeout_s)
+
+    def _drain(self, action: act.Drain) -> None:
+        job, save = action.job, action.save
+        files = []
+        for slot in action.slots:
+            seal = self._arena.seal_of(job, slot)
+            files.append(DrainFile(self._arena.slot_path(job, slot), file_name(seal.rank), seal.image_nbytes))
+        self._stores.ask(
+            job.store,
+            lambda i: Drain(id=i, job=job.job, save=save, files=files, bytes_per_s=self._bandwidth),
+            lambda reply: self._deliver(ev.Drained(job=job, save=save, problem=_problem(reply))),
+            progress=lambda nbytes: self._deliver(ev.DrainMoved(job=job, save=save, nbytes_done=nbytes)),
+        )
+
+    def _vote(self, action: act.WriteVote) -> None:
+        job, save = action.job, action.save
+        try:
+            vote = self._make_vote(action)
+        except CkptdError as error:
+            self._deliver(ev.VoteWritten(job=job, save=save, problem=error.message))
+            return
+        self._stores.ask(
+            job.store,
+            lambda i: WriteVote(id=i, vote=vote),
+            lambda reply: self._deliver(ev.VoteWritten(job=job, save=save, problem=_problem(reply))),
+        )
+
+    def _make_vote(self, action: act.WriteVote) -> Vote:
+        files, world_size = [], 1
+        for slot in action.slots:
+            seal, table, layout, leaves = self._arena.fragments(action.job, slot)
+            name, world_size = file_name(seal.rank), seal.world_size
+            files.append(
+                FileRecord(
+                    name=name, rank=seal.rank, nbytes=seal.image_nbytes, digests=table, layout=layout, leaves=leaves
+                )
+            )
+        return Vote(
+            version=VERSION,
+            digest_kind=KIND,
+            job=action.job.job,
+            save=action.save,
+            node=self._node,
+            world_size=world_size,
+            files=files,
+        )
+
+    def _commit(self, action: act.Commit) -> None:
+        job, save = action.job, action.save
+
+        def answer(reply: Done | Failed) -> None:
+            nbytes = 0
+            if isinstance(reply, Done) and isinstance(reply.result, CommitOutcome):
+                nbytes = reply.result.committed.nbytes
+            self._deliver(ev.CommitEnded(job=job, save=save, nbytes=nbytes, problem=_problem(reply)))
+
+        writer = f"ckptd {__version__}"
+        self._stores.ask(job.store, lambda i: Commit(id=i, job=job.job, save=save, writer=writer), answer)
+
+    def _remove(self, action: act.RemoveCheckpoint | act.RemovePartial) -> None:
+        job, save = action.job, action.save
+        if isinstance(action, act.RemovePartial):
+            self._stores.ask(job.store, lambda i: RemovePartial(id=i, job=job.job, save=save), lambda _: None)
+            return
+        self._stores.ask(
+            job.store,
+            lambda i: RemoveCheckpoint(id=i, job=job.job, save=save),
+            lambda reply: self._deliver(ev.CheckpointRemoved(job=job, save=save, problem=_problem(reply))),
+        )
+
+
+def _scanned(job: JobKey, scan: Scan) -> ev.StoreScanned:
+    committed = tuple(
+        ev.OnStore(e.committed.save, e.committed.world_size, e.committed.nbytes, e.dirname) for e in scan.committed
+    )
+    partials = tuple(ev.Partial(p.save, not p.missing) for p in scan.partials)
+    return ev.StoreScanned(job=job, committed=committed, partials=partials, notes=tuple(scan.problems))
+
+
+def _problem(reply: Done | Failed) -> str:
+    if isinstance(reply, Done):
+        return ""
+    return f"{reply.message} ({reply.hint})" if reply.hint else reply.message
+
+
+def _describe(error: Exception) -> tuple[str, str, str]:
+    if isinstance(error, CkptdError):
+        return error.code, error.message, error.hint
+    return ("os" if isinstance(error, OSError) else "bug"), str(error) or repr(error), ""

@@ -1,0 +1,115 @@
+"""The status a daemon gives of itself, read off the catalogue. Changes nothing."""
+
+from ckptd.core.catalogue import Catalogue, Job
+from ckptd.core.saves import Phase, Record
+from ckptd.protocol.ids import JobKey
+from ckptd.protocol.status import CheckpointStatus, DrainStatus, JobStatus, RankStatus
+
+_MAX_RANKS = 1024
+_MAX_CHECKPOINTS = 32
+
+
+def jobs(catalogue: Catalogue, now: float, errors: dict[JobKey, list[str]]) -> list[JobStatus]:
+    """One entry per job, by name. ``now`` is the catalogue's clock."""
+    return [_job(key, job, now, errors.get(key, [])) for key, job in sorted(catalogue.jobs.items())]
+
+
+def _job(key: JobKey, job: Job, now: float, errors: list[str]) -> JobStatus:
+    return JobStatus(
+        job=key.job,
+        store=key.store,
+        incarnation=job.coordinator.sessions.incarnation,
+        world_size=job.coordinator.sessions.world_size,
+        ranks=_ranks(job)[:_MAX_RANKS],
+        checkpoints=checkpoints(job, now)[:_MAX_CHECKPOINTS],
+        drain=_drain(job, now),
+        errors=errors,
+    )
+
+
+def checkpoints(job: Job, now: float) -> list[CheckpointStatus]:
+    """Every save that is on its way, in memory or on the store, newest first."""
+    saves = job.coordinator.saves
+    out = {save: _of_record(record, save in saves.on_store, now) for save, record in saves.records.items()}
+    for save, found in saves.on_store.items():
+        if save not in out:
+            out[save] = CheckpointStatus(
+                step=save.step,
+                incarnation=save.incarnation,
+                counter=save.counter,
+                phase="durable",
+                milestone="durable",
+                end="durable",
+                reason="",
+                tiers=["pfs"],
+                ranks=found.world_size,
+                world_size=found.world_size,
+                nbytes=found.nbytes,
+                age_s=None,
+            )
+    return [out[save] for save in sorted(out, reverse=True)]
+
+
+def _of_record(record: Record, on_store: bool, now: float) -> CheckpointStatus:
+    tiers = (["arena"] if record.staged and record.in_memory else []) + (["pfs"] if on_store else [])
+    running = record.phase in (Phase.DRAINING, Phase.COMMITTING)
+    return CheckpointStatus(
+        step=record.save.step,
+        incarnation=record.save.incarnation,
+        counter=record.save.counter,
+        phase=str(record.phase if running or record.end is None else record.end),
+        milestone=str(record.milestone) if record.milestone else None,
+        end=str(record.end) if record.end else None,
+        reason=record.reason or record.error,
+        tiers=tiers,
+        ranks=len(record.delivered) or (record.world_size if on_store else 0),
+        world_size=record.world_size,
+        nbytes=record.nbytes,
+        age_s=round(now - record.since, 3),
+    )
+
+
+def _drain(job: Job, now: float) -> DrainStatus | None:
+    saves = job.coordinator.saves
+    record = saves.records.get(saves.active) if saves.active is not None else None
+    if record is None:
+        waiting = [r for r in saves.records.values() if r.due and r.error and r.end is None]
+        record = max(waiting, key=lambda r: r.save, default=None)
+    if record is None:
+        return None
+    done = sum(record.done.values())
+    seconds = max(now - record.drain_since, 1e-6)
+    rate = done / seconds
+    running = record.phase in (Phase.DRAINING, Phase.COMMITTING)
+    return DrainStatus(
+        save=record.save,
+        nbytes=record.nbytes,
+        nbytes_done=done,
+        seconds=round(seconds, 3),
+        bytes_per_s=round(rate, 1) if running else 0.0,
+        seconds_left=round((record.nbytes - done) / rate, 3) if running and rate > 0 else None,
+        attempt=record.failures + 1,
+        last_error=record.error,
+        retry_in_s=None if saves.retry_at is None else round(max(saves.retry_at - now, 0.0), 3),
+    )
+
+
+def _ranks(job: Job) -> list[RankStatus]:
+    out = []
+    for rank in sorted({slot.rank for slot in job.node.slots} | set(job.node.ranks)):
+        slots = job.node.slots.of_rank(rank)
+        local = job.node.ranks.get(rank)
+        held = [slot.save for slot in slots if slot.save is not None]
+        out.append(
+            RankStatus(
+                rank=rank,
+                host=local.host if local else "",
+                pid=local.pid if local else 0,
+                alive=local is not None and (rank, local.session) in job.node.live,
+                slots=len(slots),
+                slots_in_use=len(held),
+                slot_nbytes=max((slot.capacity for slot in slots), default=0),
+                newest_step=max(held).step if held else None,
+            )
+        )
+    return out

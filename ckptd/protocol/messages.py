@@ -1,0 +1,242 @@
+"""Every message between a rank and its node's daemon, one ZeroMQ frame of msgpack each; docs/protocol.md explains them.
+
+A request carries ``seq``; the reply repeats it as ``reply_to``. Messages with no ``reply_to`` are pushed by the daemon.
+"""
+
+import enum
+from typing import Annotated
+
+import msgspec
+
+from ckptd.protocol.errors import ProtocolError
+from ckptd.protocol.ids import Incarnation, JobKey, Nbytes, Rank, SaveId, Session, Step, WorldSize
+from ckptd.protocol.status import CheckpointStatus, Status
+
+VERSION = 1
+MAX_MESSAGE_NBYTES = 1 << 20
+MAX_CAPACITY = 1 << 46
+
+SlotName = Annotated[str, msgspec.Meta(pattern=r"^r[0-9]{5,7}-[0-9]{6,12}\.slot$")]
+Seq = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
+Text = Annotated[str, msgspec.Meta(max_length=4096)]
+
+
+class Milestone(enum.StrEnum):
+    """How safe a checkpoint is; each survives what the one before does, and more."""
+
+    STAGED = "staged"
+    PROTECTED = "protected"
+    DURABLE = "durable"
+
+
+class End(enum.StrEnum):
+    """How a save's life ends."""
+
+    DURABLE = "durable"
+    KEPT = "kept"  # staged and not due for a drain
+    SUPERSEDED = "superseded"  # a newer one was staged before its drain began
+    SKIPPED = "skipped"  # no slot was free in time
+    ABANDONED = "abandoned"  # some rank never delivered
+    FAILED = "failed"
+
+
+class Tier(enum.StrEnum):
+    """Where a restore's bytes came from."""
+
+    ARENA = "arena"
+    PEER = "peer"
+    REBUILT = "rebuilt"
+    PFS = "pfs"
+
+
+class Cadence(msgspec.Struct, frozen=True, array_like=True):
+    """Which staged checkpoints are drained: one every so many steps, or so many seconds. (1, 0) is each."""
+
+    steps: Annotated[int, msgspec.Meta(ge=0)] = 1
+    seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+
+
+class _Request(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    seq: Seq
+
+
+class Attach(_Request, frozen=True, kw_only=True):
+    """A rank presents itself. ``incarnation``: 0 at connect, the current one when it comes back to a new daemon."""
+
+    version: int
+    job: JobKey
+    session: Session
+    rank: Rank
+    world_size: WorldSize
+    host: Annotated[str, msgspec.Meta(max_length=255)]
+    pid: Annotated[int, msgspec.Meta(ge=1)]
+    incarnation: Incarnation = 0
+    takeover: bool = False
+    cadence: Cadence = Cadence()
+
+
+class AskSlots(_Request, frozen=True, kw_only=True):
+    """Have slots of at least capacity bytes ready for this rank. Slots granted before are given back."""
+
+    capacity: Annotated[int, msgspec.Meta(ge=1, le=MAX_CAPACITY)]
+
+
+class HandOver(_Request, frozen=True, kw_only=True):
+    """The descriptor: this slot holds the whole segment of this save, sealed. The bytes are the daemon's from now on."""
+
+    slot: SlotName
+    save: SaveId
+    drain: bool = False
+
+
+class Skip(_Request, frozen=True, kw_only=True):
+    """This rank found no slot in time; the save cannot complete."""
+
+    save: SaveId
+    reason: Text
+
+
+class AskDrain(_Request, frozen=True, kw_only=True):
+    """Make the newest staged checkpoint durable now. ``job`` None is the sender's own; the command line names it."""
+
+    job: JobKey | None = None
+
+
+class AskLoad(_Request, frozen=True, kw_only=True):
+    """All ranks of the job ask together; step None is the newest."""
+
+    step: Step | None = None
+
+
+class ReportLoad(_Request, frozen=True, kw_only=True):
+    """What became of the bytes that a LoadFrom pointed to: problem is empty when all were read and matched."""
+
+    save: SaveId
+    tier: Tier
+    problem: Text = ""
+    fatal: bool = False  # the state does not fit: no other checkpoint is to be tried
+
+
+class AskSteps(_Request, frozen=True, kw_only=True):
+    """List the checkpoints that could be restored."""
+
+
+class AskStatus(_Request, frozen=True, kw_only=True):
+    """The whole picture; needs no attachment."""
+
+
+class Detach(_Request, frozen=True, kw_only=True):
+    """This rank closes; its memory is freed once what it staged is durable."""
+
+
+Request = Attach | AskSlots | HandOver | Skip | AskDrain | AskLoad | ReportLoad | AskSteps | AskStatus | Detach
+
+
+class _Push(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    pass
+
+
+class _Reply(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    reply_to: Seq
+
+
+class Done(_Reply, frozen=True, kw_only=True):
+    """The request was taken over."""
+
+
+class Refused(_Reply, frozen=True, kw_only=True):
+    """The request was not. ``code`` is that of the error to raise."""
+
+    code: str
+    message: str
+    hint: str = ""
+
+
+class Attached(_Reply, frozen=True, kw_only=True):
+    """The rank belongs to this incarnation now; ``known`` tells what became of earlier saves of it."""
+
+    node: str
+    incarnation: Incarnation
+    client_started: bool = False  # nobody but a client starts this daemon again
+    known: list["Progress"] = []
+    warnings: list[str] = []
+
+
+class SlotGranted(_Push, frozen=True, kw_only=True):
+    """The rank may map and write this slot."""
+
+    slot: SlotName
+    capacity: Nbytes
+
+
+class SlotsRefused(_Push, frozen=True, kw_only=True):
+    """The slots asked for cannot be had, or not all of them."""
+
+    code: str
+    message: str
+    hint: str = ""
+
+
+class Progress(_Push, frozen=True, kw_only=True):
+    """A save reached a milestone, or its end."""
+
+    save: SaveId
+    milestone: Milestone | None = None
+    end: End | None = None
+    reason: str = ""
+
+
+class LoadFrom(_Reply, frozen=True, kw_only=True):
+    """Where to read. ``save`` None: there is nothing to restore, or (with ``agreed``) every rank has read this save."""
+
+    incarnation: Incarnation
+    save: SaveId | None = None
+    tier: Tier = Tier.ARENA
+    slot: str = ""  # in the arena
+    path: str = ""  # absolute, on the PFS
+    agreed: bool = False
+    notes: list[str] = []
+
+
+class Steps(_Reply, frozen=True, kw_only=True):
+    """Restorable checkpoints, newest first."""
+
+    checkpoints: list[CheckpointStatus]
+
+
+class StatusReply(_Reply, frozen=True, kw_only=True):
+    """Answer to AskStatus."""
+
+    status: Status
+
+
+Reply = (
+    Done | Refused | Attached | SlotGranted | SlotsRefused | Progress | LoadFrom | Steps | StatusReply
+)  # fmt: skip
+
+_encoder = msgspec.msgpack.Encoder()
+_request_decoder: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+_reply_decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+
+
+def encode(message: Request | Reply) -> bytes:
+    """One frame."""
+    return _encoder.encode(message)
+
+
+def decode_request(frame: bytes) -> Request:
+    """The request in a frame. Raises ProtocolError for anything else."""
+    if len(frame) > MAX_MESSAGE_NBYTES:
+        raise ProtocolError(f"message of {len(frame)} bytes exceeds {MAX_MESSAGE_NBYTES}")
+    try:
+        return _request_decoder.decode(frame)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"malformed request: {error}") from error
+
+
+def decode_reply(frame: bytes) -> Reply:
+    """The reply or push in a frame. Raises ProtocolError for anything else."""
+    try:
+        return _reply_decoder.decode(frame)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"malformed reply: {error}") from error

@@ -1,0 +1,35 @@
+"""Where things lie in an arena. Messages name slots relative to it, so that containers can mount it anywhere."""
+
+from ckptd.protocol.digest import digest
+from ckptd.protocol.ids import JobKey
+
+SOCKET = "ckptd.sock"
+LOCK = "lock"
+LOG = "ckptd.log"
+JOBS = "jobs"
+SLOT_SUFFIX = ".slot"
+RANK_SUFFIX = ".rank"
+
+
+def job_dir(key: JobKey) -> str:
+    """Directory of a job's slots: its name and eight hex digits of its store, so that equal names never meet."""
+    return f"{JOBS}/{key.job}-{digest(key.store.encode()).hex()[:8]}"
+
+
+def slot_name(rank: int, serial: int) -> str:
+    """File name of a rank's slot. A serial is never used twice while the job lives."""
+    return f"r{rank:05d}-{serial:06d}{SLOT_SUFFIX}"
+
+
+def parse_slot_name(name: str) -> tuple[int, int] | None:
+    """(rank, serial) of a slot's file name, None for any other name."""
+    stem = name.removesuffix(SLOT_SUFFIX)
+    rank, _, serial = stem.removeprefix("r").partition("-")
+    if stem != name and rank.isdigit() and serial.isdigit() and slot_name(int(rank), int(serial)) == name:
+        return int(rank), int(serial)
+    return None
+
+
+def rank_file_name(rank: int, session: str) -> str:
+    """File that a rank keeps locked while it lives. One per rank and session, so an old rank never hides a new one."""
+    return f"r{rank:05d}-{digest(session.encode()).hex()[:16]}{RANK_SUFFIX}"
