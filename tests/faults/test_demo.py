@@ -104,7 +104,7 @@ def test_the_short_demo_proves_what_it_says(tmp_path):
     with start_demo(tmp_path) as demo:
         output = demo.communicate()[0]
     assert demo.returncode == 0, output
-    assert "the loss curve equals the uninterrupted run's, bit for bit: 24 steps" in output
+    assert "the loss curve equals the uninterrupted run's, bit for bit: 40 steps" in output
     assert output.count("from tier arena") == 2, output
     assert left_behind(tmp_path, demo.pid) == []
 

@@ -1,11 +1,12 @@
 """What the orchestrator knows of the daemon: only what ``ckptd status`` tells anybody."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 
 import msgspec
 
@@ -38,15 +39,16 @@ def kill_in_drain(space: Workspace) -> tuple[int, JobStatus]:
 
     Returns the pid that was killed and the job as it was then. Raises DemoError when no drain is seen.
     """
-    for status in _watch(space):
-        for job in status.jobs:
-            if job.drain is not None and 0 < job.drain.nbytes_done < job.drain.nbytes / 2:
-                os.kill(status.pid, signal.SIGKILL)
-                return status.pid, job
-    raise DemoError(f"no drain was seen under way in {_WATCH_S:.0f} s of `ckptd status`")
+    with contextlib.closing(_watch(space)) as watched:
+        for status in watched:
+            for job in status.jobs:
+                if job.drain is not None and 0 < job.drain.nbytes_done < job.drain.nbytes / 2:
+                    os.kill(status.pid, signal.SIGKILL)
+                    return status.pid, job
+    raise DemoError(f"ckptd status --watch showed no drain under way, or ended before {_WATCH_S:.0f} s were over")
 
 
-def _watch(space: Workspace) -> Iterator[Status]:
+def _watch(space: Workspace) -> Generator[Status]:
     """One status after another, for _WATCH_S at most."""
     command = _command("status", "--arena", space.arena, "--json", "--watch", "--interval", str(_INTERVAL_S))
     with subprocess.Popen(

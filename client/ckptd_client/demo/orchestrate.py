@@ -14,7 +14,7 @@ from ckptd_client.demo.plan import WORLD_SIZE, Plan
 from ckptd_client.demo.ranks import Ranks
 from ckptd_client.demo.workspace import Workspace
 
-_SLOW_DRAIN = "16MiB"  # per second: slow enough to be hit in the middle
+_SLOW_DRAIN = "32MiB"  # per second: slow enough to be hit in the middle
 _VICTIM = WORLD_SIZE - 1
 _INDENT = 4
 _NO_DAEMON = 3  # exit code of ckptd status
@@ -178,6 +178,9 @@ class Story:
 
 
 def _newest_staged(ranks: Ranks) -> int:
-    """Newest step that any rank reported staged."""
+    """Newest step that any rank reported staged. Raises DemoError if there is none."""
     records = (record for rank in ranks.records for record in rank)
-    return max(record.step for record in records if isinstance(record, Reached) and record.milestone == "staged")
+    steps = [record.step for record in records if isinstance(record, Reached) and record.milestone == "staged"]
+    if not steps:
+        raise DemoError(f"{ranks.name}: no checkpoint was reported staged")
+    return max(steps)

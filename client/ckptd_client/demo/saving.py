@@ -13,7 +13,8 @@ from ckptd.protocol.errors import SaveFailedError
 from ckptd_client.demo import journal
 from ckptd_client.demo.plan import Task
 
-MILESTONES = ("staged", "durable")
+_MILESTONES = ("staged", "durable")
+_LAST_WORDS_S = 5.0
 
 
 class Saver(Protocol):
@@ -21,6 +22,9 @@ class Saver(Protocol):
 
     def restore(self) -> int:
         """The step to go on with, the state set accordingly; 0 when there is nothing to restore."""
+
+    def prepare(self) -> None:
+        """Gets ready for the first save; the optimizer has its state by now, which it makes in its first step."""
 
     def save(self, step: int) -> None:
         """Saves the state as it is after step."""
@@ -41,6 +45,9 @@ class TorchSaver:
     def restore(self) -> int:
         """0: the reference run is never interrupted."""
         return 0
+
+    def prepare(self) -> None:
+        """torch.save has nothing to prepare."""
 
     def save(self, step: int) -> None:
         """Overwrites one file and notes how long that took."""
@@ -70,6 +77,7 @@ class CkptdSaver:
         self._client = ckptd_client.connect(job=task.job, store=task.store, arena=arena)
         self._state = state
         self._log = log
+        self._watchers: list[threading.Thread] = []
 
     def restore(self) -> int:
         """Goes on after the newest checkpoint, wherever ckptd finds it."""
@@ -79,15 +87,20 @@ class CkptdSaver:
         self._log.write(journal.Restored(restored.step, restored.tier, restored.seconds, restored.nbytes))
         return restored.step + 1
 
+    def prepare(self) -> None:
+        """Has the memory for the checkpoints planned, allocated and touched."""
+        self._client.prepare(self._state)
+
     def save(self, step: int) -> None:
         """Hands the state to ckptd; training goes on before it is safe."""
         began = time.perf_counter()
         handle = self._client.save(self._state, step)
         self._log.write(journal.Saved(step, handle.stall_s))
-        threading.Thread(target=self._watch, args=(handle, began), daemon=True).start()
+        self._watchers.append(threading.Thread(target=self._watch, args=(handle, began), daemon=True))
+        self._watchers[-1].start()
 
     def _watch(self, handle: ckptd_client.SaveHandle, began: float) -> None:
-        for milestone in MILESTONES:
+        for milestone in _MILESTONES:
             try:
                 handle.wait(milestone)
             except SaveFailedError:  # superseded by a newer one: not every checkpoint is drained
@@ -97,4 +110,6 @@ class CkptdSaver:
     def finish(self) -> None:
         """Waits until the newest checkpoint is durable and leaves."""
         self._client.wait("durable")
+        for watcher in self._watchers:
+            watcher.join(_LAST_WORDS_S)
         self._client.close()

@@ -32,8 +32,11 @@ def run(task: Task, rank: int, world_size: int) -> None:
         saver = TorchSaver(task, training.state(), log, rank)
     else:
         saver = CkptdSaver(task, task.arena, training.state(), log)
-    for step in range(saver.restore(), task.steps):
+    first = saver.restore()
+    for step in range(first, task.steps):
         log.write(journal.Loss(step, training.step().hex()))
+        if step == first:
+            saver.prepare()
         if (step + 1) % task.save_every == 0:
             saver.save(step)
     saver.finish()

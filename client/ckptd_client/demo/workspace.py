@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 _MARK = "DEMO_WORKSPACE"  # not CKPTD_*: the daemon refuses variables of that prefix that it does not know
-_LEAVE_S = 5.0
+_LEAVE_S = 10.0
 _KILL_S = 10.0
 _POLL_S = 0.02
 
