@@ -58,7 +58,9 @@ class Arena:
                 hint="choose a shorter arena: --arena, CKPTD_ARENA or connect(arena=...)",
             )
         try:
-            os.makedirs(self.path, mode=0o700, exist_ok=True)
+            os.makedirs(os.path.dirname(self.path), exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(self.path, 0o700)
         except OSError as error:
             raise ConfigError(f"cannot make arena {self.path!r}: {error.strerror}", hint="set --arena") from error
         found = os.lstat(self.path)

@@ -233,6 +233,8 @@ class Daemon:
             self._drain_for(letter, request.job)
             return
         for event in self._door.events_of(letter):
+            if isinstance(event, ev.RankDetached):
+                self._door.unwatch(event.job, event.rank, event.session)
             self._handle(event)
             if isinstance(event, ev.RankDetached):
                 self._door.left(event.job, event.rank, event.session)

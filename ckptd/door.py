@@ -58,7 +58,7 @@ class Door:
                 return self._attach(letter.identity, request)
             seat = self._seats.get(letter.identity)
             if seat is None:
-                raise _error("detached", "this connection is not attached to a job", "attach first")  # noqa: TRY301
+                raise _error("detached", "this connection is not attached to a job", "attach first")
             return [self._event(seat, request)]
         except CkptdError as error:
             refusal = Refused(reply_to=request.seq, code=error.code, message=error.message, hint=error.hint)
@@ -160,11 +160,14 @@ class Door:
         """Who sits behind a connection."""
         return self._seats.get(identity)
 
-    def left(self, job: JobKey, rank: int, session: str) -> None:
-        """The rank is gone or closed."""
-        self._leave(self._identities.get(Seat(job, rank, session)))
+    def unwatch(self, job: JobKey, rank: int, session: str) -> None:
+        """The rank says goodbye: its rank file is of no use any more, though it may still hold it."""
         directory = os.path.join(self._arena.path, places.job_dir(job))
         self._liveness.forget(os.path.join(directory, places.rank_file_name(rank, session)))
+
+    def left(self, job: JobKey, rank: int, session: str) -> None:
+        """The rank is gone or closed: its connection means nothing any more."""
+        self._leave(self._identities.get(Seat(job, rank, session)))
 
     def _leave(self, identity: bytes | None) -> None:
         seat = self._seats.pop(identity, None) if identity is not None else None

@@ -28,6 +28,7 @@ from ckptd.protocol.messages import (
     Refused,
     Reply,
     SlotGranted,
+    SlotsComing,
     SlotsRefused,
     Tier,
 )
@@ -98,7 +99,8 @@ class JobNode:
                 return self._detached(event)
             case ev.SlotsAsked():
                 actions = self.slots.demand(event.rank, event.capacity)
-                return [*self._done(event.rank, event.request), *actions, *self._grant(event.rank)]
+                coming = SlotsComing(reply_to=event.request, count=self.slots.coming(event.rank))
+                return [*self._tell(event.rank, coming), *actions, *self._grant(event.rank)]
             case ev.SlotReady():
                 return [*self.slots.ready(event.slot, event.rank, event.capacity), *self._grant(event.rank)]
             case ev.SlotsFailed():

@@ -1,7 +1,7 @@
 """How the ranks of a job agree on what to restore, at the coordinator. Pure.
 
 All ranks ask; the newest checkpoint that every rank can read wins; every rank reads and checks it; only when all
-succeeded is the load agreed. A copy that a rank found damaged is not offered again: the same checkpoint by another route
+succeeded is the load agreed. A copy found damaged is not offered again: the same checkpoint by another route
 comes first, then an older one.
 """
 

@@ -95,6 +95,10 @@ class SlotTable:
         if rank in self._demands:
             self._demands[rank].allocating -= count
 
+    def coming(self, rank: int) -> int:
+        """Slots the rank can count on: all of its share but those that hold a save."""
+        return self._per_rank - sum(slot.save is not None for slot in self.of_rank(rank))
+
     def grantable(self, rank: int) -> list[Slot]:
         """Marks the rank's idle slots of sufficient size granted, and returns them."""
         demand = self._demands.get(rank)

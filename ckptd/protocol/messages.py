@@ -61,7 +61,7 @@ class _Request(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Attach(_Request, frozen=True, kw_only=True):
-    """A rank presents itself. ``incarnation``: 0 at connect, the current one when it comes back to a new daemon."""
+    """A rank presents itself. ``incarnation``: 0 at connect, its own when it comes back to a restarted daemon."""
 
     version: int
     job: JobKey
@@ -82,7 +82,7 @@ class AskSlots(_Request, frozen=True, kw_only=True):
 
 
 class HandOver(_Request, frozen=True, kw_only=True):
-    """The descriptor: this slot holds the whole segment of this save, sealed. The bytes are the daemon's from now on."""
+    """The descriptor: this slot holds the whole segment of this save, sealed. From now on the daemon owns its bytes."""
 
     slot: SlotName
     save: SaveId
@@ -162,6 +162,12 @@ class Attached(_Reply, frozen=True, kw_only=True):
     warnings: list[str] = []
 
 
+class SlotsComing(_Reply, frozen=True, kw_only=True):
+    """So many slots will be granted without further ado; the others hold checkpoints and follow as they are freed."""
+
+    count: int
+
+
 class SlotGranted(_Push, frozen=True, kw_only=True):
     """The rank may map and write this slot."""
 
@@ -211,7 +217,7 @@ class StatusReply(_Reply, frozen=True, kw_only=True):
 
 
 Reply = (
-    Done | Refused | Attached | SlotGranted | SlotsRefused | Progress | LoadFrom | Steps | StatusReply
+    Done | Refused | Attached | SlotGranted | SlotsRefused | Progress | LoadFrom | Steps | SlotsComing | StatusReply
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

@@ -1,0 +1,34 @@
+"""The training side of ckptd: ``connect`` to this node's daemon, then ``save`` and ``load``."""
+
+from ckptd.protocol.errors import (
+    BudgetError,
+    CkptdError,
+    ConfigError,
+    ConnectError,
+    MismatchError,
+    RestoreError,
+    SaveFailedError,
+    UsageError,
+    WaitTimeoutError,
+)
+from ckptd_client._leaves import register
+from ckptd_client.client import Client, Restored, Stats, connect
+from ckptd_client.handle import SaveHandle
+
+__all__ = [
+    "BudgetError",
+    "CkptdError",
+    "Client",
+    "ConfigError",
+    "ConnectError",
+    "MismatchError",
+    "RestoreError",
+    "Restored",
+    "SaveFailedError",
+    "SaveHandle",
+    "Stats",
+    "UsageError",
+    "WaitTimeoutError",
+    "connect",
+    "register",
+]

@@ -1,0 +1,120 @@
+"""The connection to the daemon: requests with deadlines, pushes as they come. Never used by two threads at once."""
+
+import time
+from collections.abc import Callable
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from ckptd.protocol import errors
+from ckptd.protocol.errors import CkptdError, ConnectError
+from ckptd.protocol.messages import (
+    Progress,
+    Refused,
+    Reply,
+    Request,
+    SlotGranted,
+    SlotsRefused,
+    decode_reply,
+    encode,
+)
+
+Push = SlotGranted | SlotsRefused | Progress
+_LOST = zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
+_KINDS: dict[str, type[CkptdError]] = {
+    kind.code: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, CkptdError)
+}
+
+
+class ChannelLostError(ConnectError):
+    """The daemon is gone; what was asked may or may not have been done."""
+
+    code = "lost"
+
+
+class Channel:
+    """One connection to one life of a daemon. When that ends, ``lost`` is true for ever: make a new Channel."""
+
+    def __init__(self, socket_path: str, on_push: Callable[[Push], None]) -> None:
+        self._path = socket_path
+        self._on_push = on_push
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_CONNECTED | _LOST)
+        self._socket.connect(f"ipc://{socket_path}")
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._monitor, zmq.POLLIN)
+        self._seq = 0
+        self._answers: dict[int, Reply] = {}
+        self.connected = False
+        self.lost = False
+
+    def open(self, deadline: float) -> bool:
+        """Waits until a daemon listens, at most to deadline (time.monotonic). Whether one does."""
+        while not self.connected and not self.lost and self._turn(deadline):
+            pass
+        return self.connected
+
+    def request(self, make: Callable[[int], Request], deadline: float | None) -> Reply:
+        """Sends make(seq) and waits for its answer. deadline None waits as long as the daemon lives.
+
+        Raises the error a refusal stands for, ChannelLostError when the daemon ends, WaitTimeoutError at the deadline.
+        """
+        self._seq += 1
+        seq = self._seq
+        if self.lost:
+            raise ChannelLostError(f"the daemon behind {self._path} ended")
+        self._socket.send(encode(make(seq)))
+        while seq not in self._answers:
+            if not self._turn(deadline):
+                raise errors.WaitTimeoutError(f"the daemon behind {self._path} did not answer in time")
+            if self.lost and seq not in self._answers:
+                raise ChannelLostError(f"the daemon behind {self._path} ended")
+        answer = self._answers.pop(seq)
+        if isinstance(answer, Refused):
+            raise _KINDS.get(answer.code, CkptdError)(answer.message, hint=answer.hint)
+        return answer
+
+    def pump(self, deadline: float) -> bool:
+        """Delivers pushes; returns when one came or the daemon was lost, False at the deadline."""
+        return not self.lost and self._turn(deadline)
+
+    def _turn(self, deadline: float | None) -> bool:
+        """One wait and everything that came. False when the deadline passed with nothing."""
+        left_ms = None if deadline is None else max(0, int((deadline - time.monotonic()) * 1000))
+        ready = dict(self._poller.poll(left_ms))
+        if self._socket in ready:
+            self._receive()
+        if self._monitor in ready:
+            self._hear()
+        return bool(ready)
+
+    def _receive(self) -> None:
+        while True:
+            try:
+                frame = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            reply = decode_reply(frame)
+            if isinstance(reply, SlotGranted | SlotsRefused | Progress):
+                self._on_push(reply)
+            else:
+                self._answers[reply.reply_to] = reply
+
+    def _hear(self) -> None:
+        event = recv_monitor_message(self._monitor)["event"]
+        if event == zmq.EVENT_CONNECTED:
+            self.connected = True
+        elif event & _LOST:
+            self._receive()  # what it said last
+            self.lost = True
+
+    def close(self) -> None:
+        """Drops the connection; nothing queued is waited for."""
+        self._socket.disable_monitor()
+        self._monitor.close(0)
+        self._socket.close(0)
+        self._context.term()

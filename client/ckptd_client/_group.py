@@ -1,0 +1,77 @@
+"""Which rank of which session this process is: from torch.distributed, MPI, the launcher's variables, or alone."""
+
+import itertools
+import os
+import sys
+import uuid
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+from ckptd.protocol.errors import UsageError
+
+_MPI_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "MPI_LOCALNRANKS")
+_connects = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """This process's place in the job. All ranks that connected together share the session."""
+
+    rank: int
+    world_size: int
+    session: str
+
+
+def find_group() -> Group:
+    """Collective: every rank of the job calls it, in the same order as other collectives."""
+    if dist.is_available() and dist.is_initialized():
+        return _from_torch()
+    if _under_mpi():
+        return _from_mpi()
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    if world_size > 1:
+        return _from_launcher(world_size)
+    return Group(0, 1, _new_session())
+
+
+def _new_session() -> str:
+    return uuid.uuid4().hex
+
+
+def _from_torch() -> Group:
+    box = [_new_session() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(box, src=0)
+    return Group(dist.get_rank(), dist.get_world_size(), str(box[0]))
+
+
+def _under_mpi() -> bool:
+    if any(int(os.environ.get(name, "0") or 0) > 1 for name in _MPI_SIZES):
+        return True
+    mpi = sys.modules.get("mpi4py.MPI")
+    return mpi is not None and mpi.Is_initialized() and mpi.COMM_WORLD.Get_size() > 1
+
+
+def _from_mpi() -> Group:
+    try:
+        from mpi4py import MPI  # noqa: PLC0415 - importing it initialises MPI
+    except ImportError as error:
+        raise UsageError(
+            "this process was started by mpiexec, but mpi4py cannot be imported", hint="pip install 'ckptd[mpi]'"
+        ) from error
+    world = MPI.COMM_WORLD
+    session = world.bcast(_new_session() if world.Get_rank() == 0 else None, root=0)
+    return Group(world.Get_rank(), world.Get_size(), session)
+
+
+def _from_launcher(world_size: int) -> Group:
+    """torchrun before init_process_group: its run id and restart count name the session without a collective."""
+    run, rank = os.environ.get("TORCHELASTIC_RUN_ID"), os.environ.get("RANK")
+    if run is None or rank is None:
+        raise UsageError(
+            f"WORLD_SIZE is {world_size}, but the ranks cannot find each other",
+            hint="call torch.distributed.init_process_group before connect, or start with torchrun or mpiexec",
+        )
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    parent = os.environ.get("MASTER_PORT", "0")  # tells apart two runs with the default run id
+    return Group(int(rank), world_size, f"{run[:64]}:{parent}:{restart}:{next(_connects)}")

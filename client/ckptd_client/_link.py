@@ -1,0 +1,245 @@
+"""This rank's tie to its daemon: attaches, comes back after the daemon died, asks for slots, hands segments over."""
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ckptd.protocol import places
+from ckptd.protocol.errors import BudgetError, CkptdError, ConnectError, StaleIncarnationError, WaitTimeoutError
+from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.messages import (
+    VERSION,
+    AskSlots,
+    Attach,
+    Attached,
+    Cadence,
+    Detach,
+    HandOver,
+    Progress,
+    Reply,
+    Request,
+    Skip,
+    SlotGranted,
+    SlotsComing,
+    SlotsRefused,
+)
+from ckptd_client._channel import Channel, ChannelLostError, Push
+from ckptd_client._group import Group
+from ckptd_client._launch import log_tail, start_daemon
+from ckptd_client._slots import RankFile, Slots
+from ckptd_client.handle import HandleBook
+
+log = logging.getLogger("ckptd_client")
+_LISTEN_S = 0.2  # how long a daemon that runs may take to accept a connection
+_START_S = 10.0  # how long a new one may take to get there
+_RETRY_S = 15.0  # after a failed attempt to come back, saves fail at once for so long
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What connect was told."""
+
+    arena: str
+    cadence: Cadence
+    autostart: bool
+    takeover: bool
+    connect_timeout_s: float
+
+
+class Link:
+    """Used under its client's lock only."""
+
+    def __init__(self, job: JobKey, group: Group, settings: Settings) -> None:
+        self.job = job
+        self.group = group
+        self.settings = settings
+        self.incarnation = 0
+        self.book = HandleBook()
+        self.capacity = 0  # of the slots asked for, 0 when none were
+        self.refusal: CkptdError | None = None  # why slots are missing
+        self.slots = Slots(os.path.join(settings.arena, places.job_dir(job)))
+        self._channel: Channel | None = None
+        self._rank_file: RankFile | None = None
+        self._restartable = settings.autostart
+        self._unacknowledged: dict[SaveId, HandOver] = {}
+        self._retry_at = 0.0
+        self._coming = 0
+
+    # --- the connection
+
+    def connect(self) -> list[str]:
+        """First attachment, as part of a new incarnation. Returns warnings. Raises ConnectError and its kin."""
+        deadline = time.monotonic() + self.settings.connect_timeout_s
+        self._rank_file = RankFile(self.settings.arena, self.job, self.group.rank, self.group.session)
+        self._open_channel(deadline)
+        return self._attach(deadline)
+
+    def ensure(self, deadline: float) -> None:
+        """Makes sure that a daemon listens; a new one learns what this rank still holds. Raises ConnectError."""
+        self.pump(time.monotonic())
+        if self._channel is not None and not self._channel.lost:
+            return
+        now = time.monotonic()
+        if now < self._retry_at:
+            raise ConnectError("the daemon is gone and did not come back", hint=f"see {self._log}")
+        try:
+            self._come_back(deadline)
+        except CkptdError:
+            self._retry_at = time.monotonic() + _RETRY_S
+            raise
+
+    def _come_back(self, deadline: float) -> None:
+        self._drop_channel()
+        self._open_channel(deadline)
+        self._attach(deadline)
+        for hand_over in list(self._unacknowledged.values()):
+            self.hand_over(hand_over.slot, hand_over.save, drain=hand_over.drain, deadline=deadline)
+        self.slots.give_back()
+        if self.capacity:
+            self.ask_slots(self.capacity, deadline)
+
+    @property
+    def _log(self) -> str:
+        return os.path.join(self.settings.arena, places.LOG)
+
+    def _open_channel(self, deadline: float) -> None:
+        path = os.path.join(self.settings.arena, places.SOCKET)
+        channel = Channel(path, self._hear)
+        self._channel = channel
+        if channel.open(min(deadline, time.monotonic() + _LISTEN_S)):
+            return
+        if not self._restartable:
+            if self.incarnation and channel.open(deadline):  # somebody else starts it again: give him the time
+                return
+            self._drop_channel()
+            raise ConnectError(f"no daemon listens at {path}", hint="start one: ckptd run, or let connect start it")
+        start_daemon(self.settings.arena)
+        if not channel.open(min(deadline, time.monotonic() + _START_S)):
+            self._drop_channel()
+            raise ConnectError(f"the daemon did not start: {log_tail(self._log)}", hint=f"see {self._log}")
+        if self.group.rank == 0:
+            log.warning("ckptd: no daemon ran on this node; started one, log in %s", self._log)
+
+    def _attach(self, deadline: float) -> list[str]:
+        answer = self._ask(
+            lambda seq: Attach(
+                seq=seq,
+                version=VERSION,
+                job=self.job,
+                session=self.group.session,
+                rank=self.group.rank,
+                world_size=self.group.world_size,
+                host=os.uname().nodename,
+                pid=os.getpid(),
+                incarnation=self.incarnation,
+                takeover=self.settings.takeover,
+                cadence=self.settings.cadence,
+            ),
+            deadline + 5.0,  # the daemon's own answer to a long wait says more than our impatience
+        )
+        assert isinstance(answer, Attached)  # noqa: S101 - the reply to an Attach
+        self.incarnation = answer.incarnation
+        self._restartable = self.settings.autostart and answer.client_started
+        self.book.hear(answer.known)
+        return answer.warnings
+
+    def _drop_channel(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    def close(self) -> None:
+        """Detaches, if a daemon is there to hear it, and lets go of the arena."""
+        if self._channel is not None:
+            with contextlib.suppress(CkptdError):
+                self._ask(lambda seq: Detach(seq=seq), time.monotonic() + 2.0)
+        self._drop_channel()
+        self.slots.close()
+        if self._rank_file is not None:
+            self._rank_file.close()
+            self._rank_file = None
+
+    # --- words
+
+    def _hear(self, push: Push) -> None:
+        if isinstance(push, Progress):
+            self.book.hear([push])
+        elif isinstance(push, SlotGranted):
+            self.refusal = None
+            self.slots.grant(push.slot, push.capacity)
+        elif isinstance(push, SlotsRefused):
+            self.refusal = BudgetError(push.message, hint=push.hint)
+
+    def _ask(self, make: Callable[[int], Request], deadline: float | None) -> Reply:
+        if self._channel is None:
+            raise ChannelLostError("no daemon")
+        return self._channel.request(make, deadline)
+
+    def ask(self, make: Callable[[int], Request], deadline: float | None) -> Reply:
+        """One request and its answer, of a daemon that is made sure of first."""
+        self.ensure(deadline if deadline is not None else time.monotonic() + self.settings.connect_timeout_s)
+        return self._ask(make, deadline)
+
+    def pump(self, deadline: float) -> bool:
+        """Takes in what the daemon has said; waits to the deadline for the first word. False when none came."""
+        return self._channel is not None and self._channel.pump(deadline)
+
+    # --- slots and segments
+
+    def ask_slots(self, capacity: int, deadline: float) -> None:
+        """Has slots of this size made ready; they are granted one by one."""
+        self.refusal = None
+        answer = self._ask(lambda seq: AskSlots(seq=seq, capacity=capacity), deadline)
+        assert isinstance(answer, SlotsComing)  # noqa: S101 - the reply to AskSlots
+        self.capacity, self._coming = capacity, answer.count
+        stale = [name for name, size in self.slots.granted.items() if size < capacity]
+        for name in stale:
+            self.slots.withdraw(name)
+
+    @property
+    def all_granted(self) -> bool:
+        """Whether every slot that was promised is here."""
+        return self.slots.count >= self._coming
+
+    def wait_slot(self, nbytes: int, deadline: float) -> str:
+        """Name of a granted slot of at least so many bytes.
+
+        Raises BudgetError when there will be none, WaitTimeoutError when none was free by the deadline.
+        """
+        while True:
+            name = self.slots.fitting(nbytes)
+            if name is not None:
+                return name
+            if self.refusal is not None and not self.slots.count:
+                raise self.refusal
+            if not self.pump(deadline):
+                if self._channel is not None and self._channel.lost:
+                    raise ChannelLostError("the daemon ended while a save waited for a slot")
+                raise WaitTimeoutError("no slot was free in time")
+
+    def hand_over(self, slot: str, save: SaveId, *, drain: bool, deadline: float) -> None:
+        """Gives a sealed segment to the daemon. Kept and repeated to the next daemon if this one ends first."""
+        self._unacknowledged[save] = HandOver(seq=0, slot=slot, save=save, drain=drain)
+        try:
+            self._ask(lambda seq: HandOver(seq=seq, slot=slot, save=save, drain=drain), deadline)
+        except (ChannelLostError, WaitTimeoutError):
+            raise
+        except StaleIncarnationError:
+            self._unacknowledged.clear()
+            raise
+        except CkptdError:
+            self._unacknowledged.pop(save, None)
+            raise
+        self._unacknowledged.pop(save, None)
+
+    def holds(self, save: SaveId) -> bool:
+        """Whether the save is sealed and still to be handed over."""
+        return save in self._unacknowledged
+
+    def skip(self, save: SaveId, reason: str) -> None:
+        """Tells the coordinator, if it can be told, that this rank cannot take part in the save."""
+        with contextlib.suppress(CkptdError):
+            self._ask(lambda seq: Skip(seq=seq, save=save, reason=reason[:4000]), time.monotonic() + 1.0)

@@ -1,0 +1,164 @@
+"""This rank's side of the arena: its rank file, and the slots it may write."""
+
+import contextlib
+import fcntl
+import json
+import mmap
+import os
+import stat
+
+import torch
+
+from ckptd.protocol import places
+from ckptd.protocol.errors import ConfigError, ConnectError
+from ckptd.protocol.ids import JobKey
+from ckptd.protocol.slot import SEALS_NBYTES, Seal, next_seal
+
+_MADV_POPULATE_WRITE = 23
+_ARENA_HINT = "set another with connect(arena=...) or CKPTD_ARENA"
+
+
+def make_arena(path: str) -> None:
+    """Makes the arena's directory if it is missing. Raises ConfigError when it is not this user's alone."""
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+        found = os.lstat(path)
+    except OSError as error:
+        raise ConfigError(f"cannot make the arena {path!r}: {error.strerror}", hint=_ARENA_HINT) from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        mode = stat.S_IMODE(found.st_mode)
+        raise ConfigError(
+            f"the arena {path!r} must be a directory of uid {os.geteuid()} with mode 0700; "
+            f"it is of uid {found.st_uid} with mode {mode:04o}",
+            hint=f"remove it, or {_ARENA_HINT}",
+        )
+
+
+class RankFile:
+    """Tells the daemon that this process lives: locked until close, or until the process ends however it ends.
+
+    A record lock, because flock would live on in forked DataLoader workers. Nothing else in this process may open the
+    file: closing any descriptor of it would drop the lock.
+    """
+
+    def __init__(self, arena: str, job: JobKey, rank: int, session: str) -> None:
+        make_arena(arena)
+        directory = os.path.join(arena, places.job_dir(job))
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        path = os.path.join(directory, places.rank_file_name(rank, session))
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._fd)
+            raise ConnectError(
+                f"another process is rank {rank} of this session already", hint="give each process its own rank"
+            ) from error
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, json.dumps({"rank": rank, "session": session, "host": os.uname().nodename}).encode(), 0)
+
+    def close(self) -> None:
+        """Lets go of the lock."""
+        os.close(self._fd)
+
+
+class SlotMap:
+    """One mapped slot. The mapping is not inherited by forked children, so none of them can write into it."""
+
+    def __init__(self, path: str) -> None:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            self.memory = mmap.mmap(fd, 0)
+        finally:
+            os.close(fd)
+        self.memory.madvise(mmap.MADV_DONTFORK)
+        self.bytes = torch.frombuffer(self.memory, dtype=torch.uint8)
+        self.views: list[torch.Tensor] = []  # of the tensors of the plan below
+        self.plan_id = ""
+
+    @property
+    def capacity(self) -> int:
+        """Bytes of the slot file."""
+        return len(self.memory)
+
+    def populate(self) -> None:
+        """Maps every page now, so that the first copy is as fast as the next. Blocks; kernels before 5.14 skip it."""
+        with contextlib.suppress(OSError):
+            self.memory.madvise(_MADV_POPULATE_WRITE)
+
+    def put_seal(self, seal: Seal) -> None:
+        """Puts the seal in force: from here on the slot's content is whole for whoever finds it."""
+        offset, page = next_seal(self.memory[-SEALS_NBYTES:], seal)
+        start = self.capacity - SEALS_NBYTES + offset
+        self.memory[start : start + len(page)] = page
+
+    def close(self) -> None:
+        """Unmaps the slot. Tensors that view it must be gone."""
+        self.views = []
+        del self.bytes
+        with contextlib.suppress(BufferError):
+            self.memory.close()
+
+
+class Slots:
+    """The slots granted to this rank, oldest grant first, each mapped once for as long as it exists."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self.granted: dict[str, int] = {}  # name to capacity, to be read only
+        self._maps: dict[str, SlotMap] = {}
+
+    def grant(self, name: str, capacity: int) -> None:
+        """The daemon lets this rank write the slot."""
+        self.granted[name] = capacity
+
+    def give_back(self) -> None:
+        """No slot is granted any more."""
+        self.granted.clear()
+
+    def withdraw(self, name: str) -> None:
+        """The slot is not granted any more."""
+        self.granted.pop(name, None)
+
+    def path(self, name: str) -> str:
+        """Absolute path of a slot."""
+        return os.path.join(self._directory, name)
+
+    def maps(self) -> list[SlotMap]:
+        """The mappings of the granted slots."""
+        return [self.map(name) for name in self.granted]
+
+    @property
+    def count(self) -> int:
+        """Slots granted now."""
+        return len(self.granted)
+
+    def fitting(self, nbytes: int) -> str | None:
+        """Name of a granted slot of at least so many bytes."""
+        return next((name for name, capacity in self.granted.items() if capacity >= nbytes), None)
+
+    def take(self, name: str) -> SlotMap:
+        """The slot's mapping; it is granted no more."""
+        del self.granted[name]
+        return self.map(name)
+
+    def map(self, name: str) -> SlotMap:
+        """The slot's mapping, made now if it is new. Mappings of slots that were unlinked are dropped then."""
+        if name not in self._maps:
+            for old in [n for n in self._maps if not os.path.exists(self.path(n))]:
+                self._maps.pop(old).close()
+            self._maps[name] = SlotMap(self.path(name))
+        return self._maps[name]
+
+    def populate(self) -> None:
+        """Maps all pages of all granted slots. Blocks."""
+        for name in list(self.granted):
+            self.map(name).populate()
+
+    def close(self) -> None:
+        """Unmaps everything."""
+        self.granted.clear()
+        while self._maps:
+            self._maps.popitem()[1].close()

@@ -1,0 +1,378 @@
+"""The client: connect, save, load, wait. One per rank; its methods may be called from any thread, one at a time."""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from ckptd.protocol.digest import digest
+from ckptd.protocol.errors import CkptdError, SaveFailedError, UsageError, WaitTimeoutError
+from ckptd.protocol.ids import MAX_STEP, SaveId
+from ckptd.protocol.messages import AskDrain, AskSteps, End, LoadFrom, Milestone, Request, Steps
+from ckptd.protocol.slot import Seal, SlotState
+from ckptd_client._channel import ChannelLostError
+from ckptd_client._group import find_group
+from ckptd_client._link import Link, Settings
+from ckptd_client._loading import load
+from ckptd_client._plan import Plan, Values, gather, make_plan
+from ckptd_client._settings import arena_path, job_key, parse_cadence
+from ckptd_client._slots import SlotMap
+from ckptd_client.handle import SaveHandle, check_milestone
+
+log = logging.getLogger("ckptd_client")
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What load brought back. ``notes`` says what was damaged or missing on the way, empty when nothing was."""
+
+    step: int
+    tier: str
+    seconds: float
+    nbytes: int
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Stats:
+    """Figures of one client's life. Seconds are of the caller's time."""
+
+    saves: int = 0
+    nbytes: int = 0
+    plans: int = 0
+    stall_s: float = 0.0
+    last_stall_s: float = 0.0
+    failed: int = 0
+
+
+def connect(  # noqa: PLR0913 - keyword-only settings
+    job: str | None = None,
+    *,
+    store: str | os.PathLike[str] | None = None,
+    arena: str | os.PathLike[str] | None = None,
+    drain_every: int | str = 1,
+    save_timeout_s: float = 10.0,
+    connect_timeout_s: float = 60.0,
+    start: bool | None = None,
+    takeover: bool = False,
+) -> "Client":
+    """A client of this node's daemon, which is started if none runs. Collective: every rank of the job calls it.
+
+    job: the training's stable name, default $CKPTD_JOB. store: absolute directory on the parallel file system, default
+    $CKPTD_STORE; it must exist. drain_every: which staged checkpoints go there: every so many steps, or "300s".
+    save_timeout_s: the longest that save may hold up training. start: False never starts a daemon (also
+    $CKPTD_NO_AUTOSTART=1). takeover: replaces ranks of this job that still run.
+
+    Blocks until all earlier ranks of the job are gone, at most connect_timeout_s. Raises ConfigError, ConnectError.
+    """
+    key = job_key(job, store)
+    settings = Settings(
+        arena=arena_path(arena),
+        cadence=parse_cadence(drain_every),
+        autostart=not os.environ.get("CKPTD_NO_AUTOSTART") if start is None else start,
+        takeover=takeover,
+        connect_timeout_s=connect_timeout_s,
+    )
+    return Client(Link(key, find_group(), settings), save_timeout_s)
+
+
+class Client:
+    """Made by connect. Use as a context manager, or call close."""
+
+    def __init__(self, link: Link, save_timeout_s: float) -> None:
+        self._link = link
+        self._save_timeout_s = save_timeout_s
+        self._lock = threading.RLock()
+        self._plan: Plan | None = None
+        self._counter = 0
+        self._last_step = -1
+        self._steps: set[int] = set()
+        self._stats = Stats()
+        self._closed = False
+        try:
+            warnings = link.connect()
+        except BaseException:
+            link.close()
+            raise
+        for warning in warnings if link.group.rank == 0 else []:
+            log.warning("ckptd: %s", warning)
+
+    # --- what a user asks about
+
+    @property
+    def job(self) -> str:
+        """The job's name."""
+        return self._link.job.job
+
+    @property
+    def incarnation(self) -> int:
+        """Which life of the job this is; connect and load each begin a new one."""
+        return self._link.incarnation
+
+    def stats(self) -> Stats:
+        """Counts and stalls since connect."""
+        return self._stats
+
+    def steps(self) -> list[int]:
+        """Steps that load could restore, oldest first."""
+        return sorted({c.step for c in self._checkpoints()})
+
+    def latest(self) -> int | None:
+        """The step that load would restore, None when there is none."""
+        found = self._checkpoints()
+        return found[0].step if found else None
+
+    def _checkpoints(self) -> Any:
+        answer = self._ask(lambda seq: AskSteps(seq=seq))
+        assert isinstance(answer, Steps)  # noqa: S101 - the reply to AskSteps
+        return answer.checkpoints
+
+    def _ask(self, make: Callable[[int], Request]) -> Any:
+        with self._lock:
+            self._check_open()
+            return self._link.ask(make, time.monotonic() + self._link.settings.connect_timeout_s)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError("this client is closed", hint="connect again")
+
+    # --- save
+
+    def prepare(self, state: dict[str, Any]) -> None:
+        """Plans, and has all slots allocated and mapped, so that the first save costs what the next will. Blocks.
+
+        Raises UsageError for what cannot be saved, BudgetError, with the numbers, when the slots do not fit.
+        """
+        with self._lock:
+            self._check_open()
+            values = self._gather(state)
+            deadline = time.monotonic() + 600.0
+            self._link.ensure(deadline)
+            self._fit_slots(self._plan_capacity(values), deadline)
+            seen = 0
+            while True:
+                if self._link.refusal is not None:
+                    raise self._link.refusal
+                if self._link.slots.count > seen:
+                    seen = self._link.slots.count
+                    self._link.slots.populate()
+                    for slot in self._link.slots.maps():
+                        self._views(slot)
+                if self._link.all_granted:
+                    return
+                self._link.pump(time.monotonic() + 1.0)
+                if time.monotonic() > deadline:
+                    raise WaitTimeoutError("the slots were not ready after 600 s")
+
+    def save(self, state: dict[str, Any], step: int | None = None, *, drain: bool = False) -> SaveHandle:
+        """Stages the state and returns as soon as training may go on.
+
+        step: default the one after the last. drain: make this one durable whatever drain_every says. The state may be
+        changed freely afterwards. Raises UsageError for a misuse only; what goes wrong otherwise is in the handle.
+        """
+        began = time.perf_counter()
+        deadline = time.monotonic() + self._save_timeout_s
+        with self._lock:
+            self._check_open()
+            self._counter += 1  # also for a save that fails, so that all ranks count alike
+            save = SaveId(self._link.incarnation, self._counter, self._check_step(step))
+            values = self._gather(state)
+            handle = SaveHandle(save, self._pump)
+            self._link.book.add(handle)
+            self._steps.add(save.step)
+            self._last_step = save.step
+            try:
+                self._stage(handle, values, drain=drain, deadline=deadline)
+            except (CkptdError, OSError, RuntimeError) as error:
+                self._note_failure(handle, error)
+            handle.stall_s = time.perf_counter() - began
+            self._count(handle)
+        return handle
+
+    def _check_step(self, step: int | None) -> int:
+        if step is None:
+            return self._last_step + 1
+        if type(step) is not int or not 0 <= step <= MAX_STEP:
+            raise UsageError(f"step must be an int from 0 to {MAX_STEP}, not {step!r}")
+        if step in self._steps:
+            raise UsageError(
+                f"step {step} was already saved in incarnation {self._link.incarnation}",
+                hint="save each step once; to go back to an older step, load it first",
+            )
+        return step
+
+    def _gather(self, state: dict[str, Any]) -> Values:
+        """The state's values by the plan, which is made anew when the structure changed."""
+        values = gather(self._plan, state) if self._plan is not None else None
+        if values is None:
+            group = self._link.group
+            self._plan = make_plan(state, rank=group.rank, world_size=group.world_size)
+            self._stats.plans += 1
+            values = gather(self._plan, state)
+        if values is None:
+            raise UsageError("the state changes while it is read", hint="save from the thread that trains")
+        return values
+
+    def _plan_capacity(self, values: Values) -> int:
+        assert self._plan is not None  # noqa: S101 - _gather made it
+        return self._plan.capacity(len(values.leaves))
+
+    def _fit_slots(self, capacity: int, deadline: float) -> None:
+        """Asks for slots when those asked for before are too small, or could not be had."""
+        if capacity > self._link.capacity or self._link.refusal is not None:
+            self._link.ask_slots(max(capacity, self._link.capacity), deadline)
+
+    def _stage(self, handle: SaveHandle, values: Values, *, drain: bool, deadline: float) -> None:
+        link, plan = self._link, self._plan
+        assert plan is not None  # noqa: S101 - _gather made it
+        link.ensure(deadline)
+        need = plan.exact_capacity(len(values.leaves))
+        if need > link.capacity or link.refusal is not None:
+            self._fit_slots(self._plan_capacity(values), deadline)
+        try:
+            name = link.wait_slot(need, deadline)
+        except WaitTimeoutError:
+            reason = f"no slot was free within {self._save_timeout_s:g} s; drains are slow, or slots are few"
+            handle.fail(End.SKIPPED, reason)
+            link.skip(handle.save_id, reason)
+            return
+        slot = link.slots.take(name)
+        try:
+            self._write(slot, plan, values, handle.save_id)
+        except BaseException:
+            link.slots.grant(name, slot.capacity)
+            raise
+        link.hand_over(name, handle.save_id, drain=drain, deadline=deadline)
+
+    def _views(self, slot: SlotMap) -> list[torch.Tensor]:
+        assert self._plan is not None  # noqa: S101 - made by _gather
+        if slot.plan_id != self._plan.plan_id and slot.capacity >= self._plan.exact_capacity(0):
+            slot.views, slot.plan_id = self._plan.views(slot.bytes), self._plan.plan_id
+        return slot.views
+
+    def _write(self, slot: SlotMap, plan: Plan, values: Values, save: SaveId) -> None:
+        """Image, layout, leaves, and the seal last."""
+        with torch.no_grad():
+            torch._foreach_copy_(self._views(slot), values.tensors)
+        memory = slot.memory
+        header = plan.image.patched_header(save)
+        memory[: len(header)] = header
+        seal = Seal(
+            state=SlotState.SEALED,
+            job=self._link.job,
+            save=save,
+            rank=self._link.group.rank,
+            world_size=self._link.group.world_size,
+            image_nbytes=plan.nbytes,
+            header_nbytes=plan.image.header_nbytes,
+            layout_nbytes=len(plan.layout),
+            leaves_nbytes=len(values.leaves),
+            layout_digest=plan.layout_digest,
+            leaves_digest=digest(values.leaves),
+        )
+        memory[seal.layout_offset : seal.leaves_offset] = plan.layout
+        memory[seal.leaves_offset : seal.content_nbytes] = values.leaves
+        slot.put_seal(seal)
+
+    def _note_failure(self, handle: SaveHandle, error: Exception) -> None:
+        """An operational fault: training goes on, the handle says why."""
+        if isinstance(error, ChannelLostError) and self._link.holds(handle.save_id):
+            log.warning("ckptd: step %d is sealed, but the daemon ended before it heard of it", handle.step)
+            return  # the next daemon is told
+        handle.fail(End.FAILED, str(error))
+        self._stats.failed += 1
+        log.warning("ckptd: step %d was not saved: %s", handle.step, error)
+        if not isinstance(error, ChannelLostError):
+            self._link.skip(handle.save_id, f"{type(error).__name__}: {error}")
+
+    def _count(self, handle: SaveHandle) -> None:
+        self._stats.saves += 1
+        self._stats.nbytes += self._plan.nbytes if self._plan is not None else 0
+        self._stats.stall_s += handle.stall_s
+        self._stats.last_stall_s = handle.stall_s
+
+    # --- wait
+
+    def _pump(self, seconds: float) -> None:
+        """News for the handles; brings a lost daemon back while somebody waits."""
+        with self._lock:
+            if self._closed:
+                return
+            if seconds > 0:
+                self._link.ensure(time.monotonic() + self._link.settings.connect_timeout_s)
+            self._link.pump(time.monotonic() + min(seconds, 0.05))
+
+    def wait(self, milestone: str = "durable", timeout_s: float | None = None) -> SaveHandle | None:
+        """Blocks until the newest save reached the milestone; "durable" forces its drain. None when nothing was saved.
+
+        Raises SaveFailedError when it cannot be reached, WaitTimeoutError after timeout_s.
+        """
+        wanted = check_milestone(milestone)
+        with self._lock:
+            self._check_open()
+            self._link.pump(time.monotonic())
+            handle = self._link.book.newest
+        if handle is None:
+            return None
+        if wanted is not Milestone.STAGED and not handle.reached(wanted):
+            self._ask(lambda seq: AskDrain(seq=seq))
+            handle.reopen()
+        try:
+            return handle.wait(milestone, timeout_s)
+        except SaveFailedError:
+            newest = self._link.book.newest
+            if newest is None or newest is handle:
+                raise
+            return newest.wait(milestone, timeout_s)  # another thread saved meanwhile
+
+    # --- load
+
+    def load(self, state: dict[str, Any], step: int | None = None) -> Restored | None:
+        """Restores the newest checkpoint (or that of a step) into the state; None when there is nothing to restore.
+
+        Collective. Tensors are filled in place, plain leaves put into the state's containers, Statefuls given their
+        load_state_dict. Each block of bytes is checked before it is used; a damaged checkpoint is passed over for an
+        older one, and notes says so. Raises MismatchError when the state does not fit, RestoreError when there is a
+        checkpoint but none can be read: the tensors may then hold parts of it.
+        """
+        began = time.perf_counter()
+        with self._lock:
+            self._check_open()
+            order, segment = load(self._link, state, step)
+            self._begin_incarnation(order)
+            if segment is None:
+                return None
+            segment.fit.finish(state)
+            notes = [*order.notes, *segment.notes]
+            for note in notes if self._link.group.rank == 0 else []:
+                log.warning("ckptd: restored step %d although: %s", segment.save.step, note)
+            seconds = time.perf_counter() - began
+            return Restored(segment.save.step, str(segment.tier), seconds, segment.nbytes, notes)
+
+    def _begin_incarnation(self, order: LoadFrom) -> None:
+        self._link.incarnation = max(self._link.incarnation, order.incarnation)
+        self._counter, self._steps = 0, set()
+        self._last_step = order.save.step if order.save is not None else -1
+
+    # --- the end
+
+    def close(self) -> None:
+        """Leaves the job. What was staged becomes durable in the background, then its memory is freed. Idempotent."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._link.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
