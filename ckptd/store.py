@@ -57,8 +57,13 @@ class CommitOutcome(msgspec.Struct, frozen=True, tag="committed"):
 
 
 def take_incarnation(fs: FileLayer, key: JobKey, at_least: int = 1) -> int:
-    """A number no one has had for this job, at least at_least and above all traces of the job on the store. Durable."""
+    """A number no one has had for this job, at least at_least and above all traces of the job on the store. Durable.
+
+    Makes the store's directory when only that is missing: a parent that is missing too is more likely not mounted.
+    """
     markers = os.path.join(job_dir(key), INCARNATIONS_DIR)
+    if fs.mkdir(key.store):
+        fs.fsync_dir(os.path.dirname(key.store))
     fs.mkdir(job_dir(key))
     fs.mkdir(markers)
     while True:

@@ -50,7 +50,7 @@ _PR_SET_PDEATHSIG = 1
 _HINTS = {
     errno.ENOSPC: "free space on the store, or keep fewer checkpoints: ckptd prune",
     errno.EDQUOT: "the quota is used up: free some of it, or keep fewer checkpoints: ckptd prune",
-    errno.ENOENT: "does the store exist and is it mounted? ckptd makes the job's directory, never the store itself",
+    errno.ENOENT: "is it mounted? ckptd makes the store's own directory, never the one above it",
     errno.ENOTDIR: "the store must be a directory: set store to another path",
     errno.EACCES: "the daemon's user may not write there: check owner and mode of the store",
     errno.EPERM: "the daemon's user may not write there: check owner and mode of the store",
