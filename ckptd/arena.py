@@ -27,7 +27,7 @@ _POPULATE_NBYTES = 64 << 20  # per call, so that a stop is not held up by a slot
 class FoundSlot:
     """A slot file seen at start."""
 
-    job_dir: str
+    job_dir: str  # relative to the arena, as places.job_dir gives it
     name: str
     rank: int
     capacity: int
@@ -108,8 +108,9 @@ class Arena:
     def scan(self) -> list[FoundSlot]:
         """Every slot file, with the seal in force. Files that are no slots are left alone."""
         found = []
-        for job_dir in sorted(_listdir(os.path.join(self.path, places.JOBS))):
-            directory = os.path.join(self.path, places.JOBS, job_dir)
+        for entry in sorted(_listdir(os.path.join(self.path, places.JOBS))):
+            job_dir = f"{places.JOBS}/{entry}"
+            directory = os.path.join(self.path, job_dir)
             for name in sorted(_listdir(directory)):
                 parsed = places.parse_slot_name(name)
                 path = os.path.join(directory, name)
@@ -125,7 +126,7 @@ class Arena:
 
     def remove_stray(self, slot: FoundSlot) -> None:
         """Unlinks a slot file found at start that belongs to no job."""
-        path = os.path.join(self.path, places.JOBS, slot.job_dir, slot.name)
+        path = os.path.join(self.path, slot.job_dir, slot.name)
         _unlink_if_there(path)
         self._used.pop(path, None)
         _rmdir_if_empty(os.path.dirname(path))

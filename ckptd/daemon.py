@@ -126,10 +126,13 @@ class Daemon:
                     digested=slot.seal.state == "digested",
                 )
             )
-        for slot in nameless:  # nothing in the job's directory was ever sealed: nobody can miss it
-            self._arena.remove_stray(slot)
+        for slot in nameless:
+            if slot.seal.job is None:  # nothing in the job's directory was ever sealed: nobody can miss it
+                self._arena.remove_stray(slot)
+            else:
+                self._general.append(f"slot {slot.job_dir}/{slot.name} belongs elsewhere; left alone")
         for directory, job in jobs.items():
-            self._look(job, os.path.join(self._arena.path, places.JOBS, directory))
+            self._look(job, os.path.join(self._arena.path, directory))
             for action in self._catalogue.adopted(job, now):
                 self._perform(action)
         if slots:
