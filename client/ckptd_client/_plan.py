@@ -65,7 +65,10 @@ class Plan:
         for position, offset in zip(self.stored, self.image.data_offsets, strict=True):
             spec = spec_at[position]
             nbytes = spec.shape.numel() * spec.dtype.itemsize
-            views.append(slot[offset : offset + nbytes].view(spec.dtype).view(spec.shape))
+            if nbytes:
+                views.append(slot[offset : offset + nbytes].view(spec.dtype).view(spec.shape))
+            else:  # they come last in the image, where nothing is aligned
+                views.append(slot.new_empty(spec.shape, dtype=spec.dtype))
         return views
 
 

@@ -258,8 +258,9 @@ class Client:
 
     def _write(self, slot: SlotMap, plan: Plan, values: Values, save: SaveId) -> None:
         """Image, layout, leaves, and the seal last."""
-        with torch.no_grad():
-            torch._foreach_copy_(self._views(slot), values.tensors)
+        if values.tensors:  # torch refuses an empty list
+            with torch.no_grad():
+                torch._foreach_copy_(self._views(slot), values.tensors)
         memory = slot.memory
         header = plan.image.patched_header(save)
         memory[: len(header)] = header
