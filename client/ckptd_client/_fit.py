@@ -95,7 +95,11 @@ def _differences(
     """What differs outside of Statefuls, in words."""
     prefixes = [prefix for prefix, _ in flat.statefuls]
     paths = dict(zip(flat.names, flat.paths, strict=True))
-    differences = []
+    differences = [
+        f"{format_path(prefix)}: {type(stateful).__name__} in the state, nothing in the checkpoint"
+        for prefix, stateful in flat.statefuls
+        if not any(_within(path, prefix) for path in layout.paths.values())
+    ]
     for name in [*flat.names, *(n for n in layout.paths if n not in here)]:
         path = paths.get(name) or layout.paths[name]
         if any(_within(path, prefix) for prefix in prefixes):
