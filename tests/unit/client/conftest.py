@@ -1,0 +1,50 @@
+"""A daemon for a whole test file, and clients of it for one test, each test with a job of its own."""
+
+import re
+
+import pytest
+
+import ckptd_client
+from tests.cluster import Node, wait_for
+
+LAUNCHERS = ("CKPTD_", "PMI_", "PMIX_", "OMPI_", "MPI_", "TORCHELASTIC_")
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory):
+    with Node(str(tmp_path_factory.mktemp("store"))) as node:
+        node.start()
+        yield node
+
+
+@pytest.fixture
+def job(request):
+    """A job's name that no other test has."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", request.node.name)[:64].rstrip("-")
+
+
+@pytest.fixture
+def join(node, job, monkeypatch):
+    """connect() as one rank, alone, to this file's daemon; what a test leaves open is closed."""
+    for name in ("WORLD_SIZE", "RANK"):
+        monkeypatch.delenv(name, raising=False)
+    clients = []
+
+    def connect(name=job, on=node, **settings):
+        settings = {"store": on.store, "arena": on.arena, "start": False} | settings
+        clients.append(ckptd_client.connect(name, **settings))
+        return clients[-1]
+
+    yield connect
+    for client in clients:
+        client.close()
+
+
+@pytest.fixture
+def emptied(node, job):
+    """Waits until the arena holds nothing of this test's job, and says so."""
+
+    def wait(name=job, on=node):
+        return wait_for(lambda: not [path for path in on.slots() if f"/{name}-" in path])
+
+    return wait
