@@ -150,24 +150,27 @@ class Arena:
 
     def budget_nbytes(self) -> int:
         """Bytes the arena may hold in all."""
-        room = self.budget().nbytes + self.used_nbytes
+        with self._accounts:
+            touched = sum(self._used.values())
+        room = self.budget().nbytes + touched
         return min(room, self._limit_nbytes) if self._limit_nbytes else room
 
     def reserve(self, rank: int, count: int, capacity: int) -> None:
         """Sets count x capacity aside. Raises BudgetError with the numbers and the setting to change."""
-        need, limit = count * capacity, self.budget_nbytes()
+        need, free = count * capacity, self.budget()
         with self._accounts:
-            have = limit - sum(self._used.values()) - self._reserved
-            if need <= have:
+            # What is reserved is not touched yet, so the machine still counts it as free.
+            have = free.nbytes - self._reserved
+            own = self._limit_nbytes - sum(self._used.values()) - self._reserved if self._limit_nbytes else have
+            if need <= min(have, own):
                 self._reserved += need
                 return
-        tightest = self.budget().tightest
-        own = self._limit_nbytes and self._limit_nbytes <= limit
-        name = "budget_nbytes (set by you)" if own else tightest.name
+        by_user = own < have
+        name = "budget_nbytes, set by you" if by_user else free.tightest.name
         raise BudgetError(
             f"rank {rank} needs {count} slots of {format_size(capacity)} = {format_size(need)}, "
-            f"the arena has room for {format_size(max(have, 0))} more (limit: {name})",
-            hint=("raise budget_nbytes, or lower slots_per_rank to 2" if own else tightest.how_to_raise),
+            f"the arena has room for {format_size(max(0, min(have, own)))} more (limit: {name})",
+            hint="raise budget_nbytes, or lower slots_per_rank to 2" if by_user else free.tightest.how_to_raise,
         )
 
     def allocate(self, job: JobKey, rank: int, capacity: int) -> str:

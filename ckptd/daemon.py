@@ -47,7 +47,7 @@ class Daemon:
         self._catalogue = Catalogue(self._node, _policy(config))
         self._liveness = Liveness()
         self._digesting = Background(config.hash_threads, "digest")
-        self._allocating = Background(1, "allocate")
+        self._allocating = Background(2, "allocate")
         self._stores = Stores(niceness=config.worker_nice)
         self._effects = Effects(
             node=self._node,

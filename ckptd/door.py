@@ -3,6 +3,8 @@
 import os
 from dataclasses import dataclass
 
+import msgspec
+
 from ckptd import failpoints
 from ckptd.arena import Arena
 from ckptd.core import events as ev
@@ -17,6 +19,7 @@ from ckptd.protocol.messages import (
     AskLoad,
     AskSlots,
     Attach,
+    Attached,
     Detach,
     HandOver,
     Milestone,
@@ -49,6 +52,7 @@ class Door:
         self._liveness = liveness
         self._seats: dict[bytes, Seat] = {}
         self._identities: dict[Seat, bytes] = {}
+        self.warnings: list[str] = []  # told to each rank that attaches
 
     def events_of(self, letter: Letter) -> list[ev.Event]:
         """What the letter means, nothing when it was refused. AskStatus and AskSteps are not for this method."""
@@ -62,8 +66,10 @@ class Door:
             return [self._event(seat, request)]
         except CkptdError as error:
             refusal = Refused(reply_to=request.seq, code=error.code, message=error.message, hint=error.hint)
-            self.answer(letter.identity, refusal)
-            return []
+        except (OSError, ValueError) as error:  # the arena is not as the message says
+            refusal = Refused(reply_to=request.seq, code="protocol", message=str(error))
+        self.answer(letter.identity, refusal)
+        return []
 
     def _attach(self, identity: bytes, request: Attach) -> list[ev.Event]:
         if request.version != VERSION:
@@ -146,7 +152,10 @@ class Door:
         point = _told_point(action.message)
         if point:
             failpoints.reach(f"{point[0]}.before-{point[1]}-told")
-        self.answer(identity, action.message)
+        message = action.message
+        if isinstance(message, Attached):
+            message = msgspec.structs.replace(message, warnings=[*message.warnings, *self.warnings])
+        self.answer(identity, message)
         if point:
             failpoints.reach(f"{point[0]}.after-{point[1]}-told")
         if isinstance(action.message, Refused) and action.message.code in ("connect", "stale", "config"):

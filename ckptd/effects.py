@@ -1,5 +1,6 @@
 """Carries out the catalogue's actions on the arena and the stores; each outcome comes back as an event."""
 
+import logging
 from collections.abc import Callable
 
 from ckptd import __version__
@@ -29,6 +30,7 @@ from ckptd.store_messages import (
 from ckptd.store_scan import Scan
 from ckptd.stores import Stores
 
+log = logging.getLogger("ckptd")
 _HOPELESS = frozenset({"ENOENT", "ENOTDIR", "EACCES", "EPERM", "EROFS"})
 Deliver = Callable[[ev.Event], None]
 
@@ -57,8 +59,17 @@ class Effects:
         self._store_timeout_s = store_timeout_s
         self._bandwidth = bandwidth
 
-    def perform(self, action: act.Action) -> None:  # noqa: C901 - one line per action
-        """Starts the action; none of them blocks."""
+    def perform(self, action: act.Action) -> None:
+        """Starts the action; none of them blocks. One that cannot even start fails as if it had been tried."""
+        try:
+            self._start(action)
+        except (OSError, CkptdError, ValueError) as error:
+            log.exception("could not start %s", action)
+            failure = _failure(action, str(error))
+            if failure is not None:
+                self._deliver(failure)
+
+    def _start(self, action: act.Action) -> None:  # noqa: C901 - one line per action
         match action:
             case act.AllocateSlots():
                 self._allocate(action)
@@ -173,11 +184,7 @@ class Effects:
 
     def _vote(self, action: act.WriteVote) -> None:
         job, save = action.job, action.save
-        try:
-            vote = self._make_vote(action)
-        except CkptdError as error:
-            self._deliver(ev.VoteWritten(job=job, save=save, problem=error.message))
-            return
+        vote = self._make_vote(action)
         self._stores.ask(
             job.store,
             lambda i: WriteVote(id=i, vote=vote),
@@ -234,6 +241,19 @@ def _scanned(job: JobKey, scan: Scan) -> ev.StoreScanned:
     )
     partials = tuple(ev.Partial(p.save, not p.missing) for p in scan.partials)
     return ev.StoreScanned(job=job, committed=committed, partials=partials, notes=tuple(scan.problems))
+
+
+def _failure(action: act.Action, problem: str) -> ev.Event | None:
+    match action:
+        case act.Drain():
+            return ev.Drained(job=action.job, save=action.save, problem=problem)
+        case act.WriteVote():
+            return ev.VoteWritten(job=action.job, save=action.save, problem=problem)
+        case act.AllocateSlots():
+            return ev.SlotsFailed(
+                job=action.job, rank=action.rank, count=action.count, code="os", message=problem, hint=""
+            )
+    return None
 
 
 def _problem(reply: Done | Failed) -> str:

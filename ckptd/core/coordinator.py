@@ -118,7 +118,10 @@ class Coordinator:
 
     def _staged(self, node: str, event: ev.SegmentStaged, now: float) -> list[Action]:
         self.sessions.incarnation = max(self.sessions.incarnation, event.save.incarnation)
-        return self.saves.staged(node, event, now)
+        actions = self.saves.staged(node, event, now)
+        for rank in sorted(self.sessions.departed) if event.request else []:
+            actions += self.saves.rank_gone(rank, "left the job")
+        return actions
 
     def _incarnation(self, event: ev.IncarnationTaken) -> list[Action]:
         if self.sessions.taking:

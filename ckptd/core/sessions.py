@@ -32,6 +32,7 @@ class Sessions:
         self.incarnation = 0
         self.world_size = 0
         self.members: dict[int, str] = {}
+        self.departed: set[int] = set()  # members that left or died; nothing more comes from them
         self._live: dict[tuple[int, str], ev.RankFound] = {}
         self._waiting: dict[str, Waiting] = {}
         self._taking = ""
@@ -43,8 +44,13 @@ class Sessions:
     def gone(self, rank: int, session: str, now: float) -> list[Action]:
         """The process ended; perhaps somebody waits for that."""
         self._live.pop((rank, session), None)
-        if session == self.session:
-            self.members.pop(rank, None)
+        if session == self.session and self.members.pop(rank, None) is not None:
+            self.departed.add(rank)
+        waiting = self._waiting.get(session)
+        if waiting is not None and session != self._taking:
+            waiting.ranks.pop(rank, None)
+            if not waiting.ranks:
+                del self._waiting[session]
         return self._open_waiting(now)
 
     def attach(self, node: str, event: ev.RankAttached, now: float) -> list[Action]:
@@ -56,6 +62,7 @@ class Sessions:
             self.session, self.world_size = event.session, event.world_size
             self.incarnation = max(self.incarnation, event.incarnation)
             self.members[event.rank] = node
+            self.departed.discard(event.rank)
             return [self._welcome(node, (event.rank,))]
         waiting = self._waiting.setdefault(event.session, Waiting(now))
         waiting.takeover |= event.takeover
@@ -115,6 +122,7 @@ class Sessions:
             return [self._refusal(session, tuple(waiting.ranks), "config", text, event.hint)]
         self.session = session
         self.incarnation = max(event.number, self.incarnation + 1)
+        self.departed = set()
         self.members = {rank: node for rank, (node, _) in waiting.ranks.items()}
         self.world_size = next(size for _, size in waiting.ranks.values())
         note = f"the store did not give an incarnation number ({event.problem}); went on with {self.incarnation}"

@@ -35,6 +35,7 @@ from ckptd_client.handle import HandleBook
 log = logging.getLogger("ckptd_client")
 _LISTEN_S = 0.2  # how long a daemon that runs may take to accept a connection
 _START_S = 10.0  # how long a new one may take to get there
+_HURRIED_S = 2.0  # how long a save waits for a daemon that systemd, say, starts again
 _RETRY_S = 15.0  # after a failed attempt to come back, saves fail at once for so long
 
 
@@ -77,16 +78,19 @@ class Link:
         self._open_channel(deadline)
         return self._attach(deadline)
 
-    def ensure(self, deadline: float) -> None:
-        """Makes sure that a daemon listens; a new one learns what this rank still holds. Raises ConnectError."""
+    def ensure(self, deadline: float, *, hurried: bool = False) -> None:
+        """Makes sure that a daemon listens; a new one learns what this rank still holds. Raises ConnectError.
+
+        hurried: training waits, so one that others must start again gets little time, and none soon after a failure.
+        """
         self.pump(time.monotonic())
         if self._channel is not None and not self._channel.lost:
             return
         now = time.monotonic()
-        if now < self._retry_at:
+        if hurried and now < self._retry_at:
             raise ConnectError("the daemon is gone and did not come back", hint=f"see {self._log}")
         try:
-            self._come_back(deadline)
+            self._come_back(min(deadline, now + _HURRIED_S) if hurried and not self._restartable else deadline)
         except CkptdError:
             self._retry_at = time.monotonic() + _RETRY_S
             raise

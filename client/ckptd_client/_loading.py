@@ -10,7 +10,7 @@ from ckptd.protocol.messages import AskLoad, LoadFrom, ReportLoad, Request, Tier
 from ckptd_client._channel import ChannelLostError
 from ckptd_client._fit import Fit, fit
 from ckptd_client._link import Link
-from ckptd_client._restore import FileSource, SlotSource, Source, copy_out
+from ckptd_client._restore import Source, copy_out, open_file, open_slot
 
 _TRIES = 3  # a daemon that dies in the middle is asked again when it is back
 
@@ -23,7 +23,7 @@ class Segment:
     tier: Tier
     fit: Fit
     nbytes: int
-    notes: list[str]
+    notes: tuple[str, ...]
 
 
 def load(link: Link, state: dict[str, Any], step: int | None) -> tuple[LoadFrom, Segment | None]:
@@ -86,12 +86,12 @@ def _read(link: Link, state: dict[str, Any], order: LoadFrom) -> Segment:
         copy_out(source, fitted.targets)
     finally:
         source.close()
-    return Segment(order.save, order.tier, fitted, source.layout.image_nbytes, source.notes)
+    return Segment(order.save, order.tier, fitted, source.nbytes, source.notes)
 
 
 def _source(link: Link, save: SaveId, order: LoadFrom) -> Source:
     if order.tier is Tier.ARENA:
-        return SlotSource(link.slots.path(order.slot), link.job, save, link.group.rank)
+        return open_slot(link.slots.path(order.slot), link.job, save, link.group.rank)
     if not order.path:
         raise DamagedError(f"no copy of {save} is left for rank {link.group.rank}")
-    return FileSource(order.path, save, link.group.rank, link.group.world_size)
+    return open_file(order.path, save, link.group.rank, link.group.world_size)

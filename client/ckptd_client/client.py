@@ -231,7 +231,7 @@ class Client:
     def _stage(self, handle: SaveHandle, values: Values, *, drain: bool, deadline: float) -> None:
         link, plan = self._link, self._plan
         assert plan is not None  # noqa: S101 - _gather made it
-        link.ensure(deadline)
+        link.ensure(deadline, hurried=True)
         need = plan.exact_capacity(len(values.leaves))
         if need > link.capacity or link.refusal is not None:
             self._fit_slots(self._plan_capacity(values), deadline)
