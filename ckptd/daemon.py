@@ -10,7 +10,7 @@ from collections import deque
 
 import zmq
 
-from ckptd import __version__, notify, picture
+from ckptd import __version__, doctor, notify, picture
 from ckptd.arena import Arena
 from ckptd.background import Background
 from ckptd.config import Config
@@ -61,6 +61,9 @@ class Daemon:
         )
         self._socket = RankSocket(self._arena.socket_path)
         self._door = Door(self._socket, self._arena, self._liveness)
+        logout = doctor.examine_remove_ipc()
+        if logout.verdict != "ok":
+            self._door.warnings.append(f"{logout.detail}; {logout.fix}")
         self._queue: deque[ev.Event] = deque()
         self._handling = False
         self._errors: dict[JobKey, list[str]] = {}

@@ -32,18 +32,23 @@ def examine_memory(arena_dir: str) -> list[Finding]:
 
 def examine_arena(arena_dir: str) -> list[Finding]:
     """Whether the arena is ours, reachable and safe from logind."""
-    user = probe.user_name()
     return [
         judge.judge_arena(probe.arena_facts(arena_dir)),
         judge.judge_socket_path(os.path.join(arena_dir, SOCKET)),
-        judge.judge_remove_ipc(
-            logind=probe.has_logind(),
-            removes=judge.removes_ipc(probe.logind_texts()),
-            lingers=probe.lingers(user),
-            uid=os.getuid(),
-            user=user,
-        ),
+        examine_remove_ipc(),
     ]
+
+
+def examine_remove_ipc() -> Finding:
+    """Whether this user's logout wipes shared memory. The daemon asks too, to warn who attaches."""
+    user = probe.user_name()
+    return judge.judge_remove_ipc(
+        logind=probe.has_logind(),
+        removes=judge.removes_ipc(probe.logind_texts()),
+        lingers=probe.lingers(user),
+        uid=os.getuid(),
+        user=user,
+    )
 
 
 def examine_machine() -> list[Finding]:

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from ckptd.protocol import places
 from ckptd.protocol.errors import BudgetError, CkptdError, ConnectError, StaleIncarnationError, WaitTimeoutError
@@ -33,9 +34,11 @@ from ckptd_client._slots import RankFile, Slots
 from ckptd_client.handle import HandleBook
 
 log = logging.getLogger("ckptd_client")
+T = TypeVar("T")
 _LISTEN_S = 0.2  # how long a daemon that runs may take to accept a connection
 _START_S = 10.0  # how long a new one may take to get there
 _HURRIED_S = 2.0  # how long a save waits for a daemon that systemd, say, starts again
+_PAUSE_S = 0.02  # between two daemons that end at once
 _RETRY_S = 15.0  # after a failed attempt to come back, saves fail at once for so long
 
 
@@ -75,8 +78,13 @@ class Link:
         """First attachment, as part of a new incarnation. Returns warnings. Raises ConnectError and its kin."""
         deadline = time.monotonic() + self.settings.connect_timeout_s
         self._rank_file = RankFile(self.settings.arena, self.job, self.group.rank, self.group.session)
-        self._open_channel(deadline)
-        return self._attach(deadline)
+
+        def enter() -> list[str]:
+            self._drop_channel()
+            self._open_channel(deadline)
+            return self._attach(deadline)
+
+        return _until_one_stays(enter, deadline)
 
     def ensure(self, deadline: float, *, hurried: bool = False) -> None:
         """Makes sure that a daemon listens; a new one learns what this rank still holds. Raises ConnectError.
@@ -125,7 +133,11 @@ class Link:
             self._drop_channel()
             raise ConnectError(f"the daemon did not start: {log_tail(self._log)}", hint=f"see {self._log}")
         if self.group.rank == 0:
-            log.warning("ckptd: no daemon ran on this node; started one, log in %s", self._log)
+            log.warning(
+                "ckptd: no daemon ran on this node; started one, which lives as long as this login session, container or "
+                "job step lets it; its log: %s",
+                self._log,
+            )
 
     def _attach(self, deadline: float) -> list[str]:
         answer = self._ask(
@@ -183,9 +195,17 @@ class Link:
         return self._channel.request(make, deadline)
 
     def ask(self, make: Callable[[int], Request], deadline: float | None) -> Reply:
-        """One request and its answer, of a daemon that is made sure of first."""
-        self.ensure(deadline if deadline is not None else time.monotonic() + self.settings.connect_timeout_s)
-        return self._ask(make, deadline)
+        """One request and its answer, of a daemon that is made sure of first.
+
+        With a deadline the next daemon is asked again when one ends before it answers; else that is the caller's to do.
+        """
+        patience = deadline if deadline is not None else time.monotonic() + self.settings.connect_timeout_s
+
+        def once() -> Reply:
+            self.ensure(patience)
+            return self._ask(make, deadline)
+
+        return once() if deadline is None else _until_one_stays(once, deadline)
 
     def pump(self, deadline: float) -> bool:
         """Takes in what the daemon has said; waits to the deadline for the first word. False when none came."""
@@ -247,3 +267,17 @@ class Link:
         """Tells the coordinator, if it can be told, that this rank cannot take part in the save."""
         with contextlib.suppress(CkptdError):
             self._ask(lambda seq: Skip(seq=seq, save=save, reason=reason[:4000]), time.monotonic() + 1.0)
+
+
+def _until_one_stays(talk: Callable[[], T], deadline: float) -> T:
+    """What talk returns, begun again while daemons end in the middle of it.
+
+    A daemon that is being killed still accepts connections for a moment after it dropped ours.
+    """
+    while True:
+        try:
+            return talk()
+        except ChannelLostError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(_PAUSE_S)

@@ -188,7 +188,7 @@ class Client:
             self._steps.add(save.step)
             self._last_step = save.step
             try:
-                self._stage(handle, values, drain=drain, deadline=deadline)
+                self._stage_again(handle, values, drain=drain, deadline=deadline)
             except (CkptdError, OSError, RuntimeError) as error:
                 self._note_failure(handle, error)
             handle.stall_s = time.perf_counter() - began
@@ -227,6 +227,15 @@ class Client:
         """Asks for slots when those asked for before are too small, or could not be had."""
         if capacity > self._link.capacity or self._link.refusal is not None:
             self._link.ask_slots(max(capacity, self._link.capacity), deadline)
+
+    def _stage_again(self, handle: SaveHandle, values: Values, *, drain: bool, deadline: float) -> None:
+        """Begins anew with the next daemon when one ends before the segment was sealed: the other ranks count on us."""
+        while True:
+            try:
+                return self._stage(handle, values, drain=drain, deadline=deadline)
+            except ChannelLostError:
+                if self._link.holds(handle.save_id) or time.monotonic() >= deadline:
+                    raise
 
     def _stage(self, handle: SaveHandle, values: Values, *, drain: bool, deadline: float) -> None:
         link, plan = self._link, self._plan
