@@ -134,7 +134,7 @@ class Link:
             raise ConnectError(f"the daemon did not start: {log_tail(self._log)}", hint=f"see {self._log}")
         if self.group.rank == 0:
             log.warning(
-                "ckptd: no daemon ran on this node; started one, which lives as long as this login session, container or "
+                "ckptd: no daemon ran on this node; started one; it lives as long as this login session, container or "
                 "job step lets it; its log: %s",
                 self._log,
             )
