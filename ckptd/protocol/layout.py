@@ -36,6 +36,8 @@ class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
     sizes: Shape  # of this box
     data_offset: Nbytes  # absolute in the file
     nbytes: Nbytes
+    slice_offset: Nbytes = 0  # where the torch.save archive around the payload lies, 0 when there is none
+    slice_nbytes: Nbytes = 0
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):

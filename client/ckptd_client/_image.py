@@ -1,7 +1,8 @@
 """Lays out a rank's image: a safetensors file whose header says where every tensor lies. No torch, no I/O.
 
-Two steps: place() decides the order and the offsets of the payloads, _header() writes down what was placed. The format
-allows no hole between payloads, so alignment comes from the order alone.
+Two steps: place() decides the order and the offsets, _header() writes down what was placed. The format allows no hole
+between payloads. In a dual image the room between them is taken by filler tensors, whose bytes make a torch.save archive
+of each payload and align it; in a plain one there is no room, and alignment comes from the order alone.
 """
 
 from collections.abc import Sequence
@@ -15,9 +16,11 @@ from ckptd.protocol.errors import UsageError
 from ckptd.protocol.ids import SaveId, file_name
 from ckptd.protocol.layout import VERSION, Layout, Path, TensorEntry, box_nbytes
 from ckptd.protocol.slot import PAGE, align_up
+from ckptd_client._archive import wrap
 
 MAX_HEADER_NBYTES = 100_000_000  # the JSON, as safetensors limits it
 FILLER_PREFIX = "__ckptd_pad__."  # names of tensors that are no one's: between payloads, for other readers
+ALIGN = 64  # of each payload in a dual image: no element is split by a cache line
 _METADATA = "__metadata__"
 _NO_SAVE = SaveId(0, 0, 0).text
 # The save id comes first, so that its offset is known without a search through text that users' keys may imitate.
@@ -44,12 +47,29 @@ class Placed(NamedTuple):
     nbytes: int
 
 
+class Filler(NamedTuple):
+    """Bytes between payloads: constant while the plan lasts."""
+
+    start: int
+    data: bytes
+
+
+class Placement(NamedTuple):
+    """Everything after the header, in file order."""
+
+    placed: list[Placed]  # boxes and, in a dual image, fillers
+    fillers: list[Filler]
+    slices: dict[str, tuple[int, int]]  # of each box: start and bytes of the archive around its payload
+
+
 @dataclass(frozen=True, slots=True)
 class Image:
     """A laid out image: constant from save to save but for the save id in the header."""
 
     boxes: Sequence[Box]
     data_offsets: list[int]  # absolute, one per box, in the order of boxes
+    slices: list[tuple[int, int]]  # absolute offset and bytes of each box's archive; (0, 0) in a plain image
+    fillers: list[Filler]  # start absolute
     header: bytes  # of save 0-0-0
     image_nbytes: int
     plan_id: str
@@ -72,8 +92,8 @@ def patch_save_id(image: memoryview | bytearray, save: SaveId) -> None:
     image[SAVE_ID_OFFSET : SAVE_ID_OFFSET + len(_NO_SAVE)] = save.text.encode()
 
 
-def place(boxes: Sequence[Box]) -> list[Placed]:
-    """Boxes in file order without holes; each starts at a multiple of its class, so no element is ever unaligned.
+def place(boxes: Sequence[Box]) -> Placement:
+    """A plain image: boxes without holes, each at a multiple of its class, so no element is ever unaligned.
 
     The class is the largest power of two, at most 4096, that divides the box's bytes. Empty boxes come last.
     """
@@ -84,20 +104,53 @@ def place(boxes: Sequence[Box]) -> list[Placed]:
     for nbytes, box in sized:
         placed.append(Placed(box, start, nbytes))
         start += nbytes
-    return placed
+    return Placement(placed, [], {})
 
 
-def make_image(boxes: Sequence[Box], *, rank: int, world_size: int) -> Image:
+def place_dual(boxes: Sequence[Box], rank: int) -> Placement:
+    """A dual image: a filler before each box and one at the end, each the tail of one archive and the head of the next."""
+    placed: list[Placed] = []
+    fillers: list[Filler] = []
+    slices: dict[str, tuple[int, int]] = {}
+    start, tail = 0, b""
+    for box in boxes:
+        nbytes = box_nbytes(box.dtype, box.sizes)
+        archive = start + len(tail)  # the header is whole pages, so what is aligned here is aligned in the file
+        around = wrap(box.dtype, box.sizes, nbytes, start=archive, align=ALIGN)
+        start = _fill(placed, fillers, rank, start, tail + around.head)
+        placed.append(Placed(box, start, nbytes))
+        start, tail = start + nbytes, around.tail
+        slices[box.name] = (archive, start + len(tail) - archive)
+    if tail:
+        _fill(placed, fillers, rank, start, tail)
+    return Placement(placed, fillers, slices)
+
+
+def _fill(placed: list[Placed], fillers: list[Filler], rank: int, start: int, data: bytes) -> int:
+    """Adds a filler and returns where it ends. Its name has the rank: readers join equal names of several files."""
+    shape = (len(data),)
+    name = f"{FILLER_PREFIX}{rank}.{len(fillers)}"
+    placed.append(Placed(Box(name, "U8", shape, shape, (0,)), start, len(data)))
+    fillers.append(Filler(start, data))
+    return start + len(data)
+
+
+def make_image(boxes: Sequence[Box], *, rank: int, world_size: int, dual: bool = True) -> Image:
     """The image of one rank. Raises UsageError for reserved or repeated names and for a header above 100 MB."""
     _check_names(boxes)
-    placed = place(boxes)
-    header = _header(placed, rank, world_size)
-    starts = {item.box.name: len(header) + item.start for item in placed}
+    placement = place_dual(boxes, rank) if dual else place(boxes)
+    header = _header(placement.placed, rank, world_size)
+    base = len(header)
+    starts = {item.box.name: base + item.start for item in placement.placed}
+    last = placement.placed[-1] if placement.placed else None
+    slices = [placement.slices.get(box.name) for box in boxes]
     return Image(
         boxes=boxes,
         data_offsets=[starts[box.name] for box in boxes],
+        slices=[(base + found[0], found[1]) if found else (0, 0) for found in slices],
+        fillers=[Filler(base + start, data) for start, data in placement.fillers],
         header=header,
-        image_nbytes=len(header) + (placed[-1].start + placed[-1].nbytes if placed else 0),
+        image_nbytes=base + (last.start + last.nbytes if last else 0),
         plan_id=_plan_id(boxes, header),
         rank=rank,
         world_size=world_size,
@@ -108,9 +161,17 @@ def make_layout(image: Image, *, paths: dict[str, Path], aliases: dict[str, str]
     """Constant part of the rank's manifest fragment. paths covers tensors, aliases and leaves."""
     tensors = [
         TensorEntry(
-            box.name, box.dtype, box.global_shape, box.offsets, box.sizes, offset, box_nbytes(box.dtype, box.sizes)
+            name=box.name,
+            dtype=box.dtype,
+            global_shape=box.global_shape,
+            offsets=box.offsets,
+            sizes=box.sizes,
+            data_offset=offset,
+            nbytes=box_nbytes(box.dtype, box.sizes),
+            slice_offset=archive[0],
+            slice_nbytes=archive[1],
         )
-        for box, offset in zip(image.boxes, image.data_offsets, strict=True)
+        for box, offset, archive in zip(image.boxes, image.data_offsets, image.slices, strict=True)
     ]
     return Layout(
         version=VERSION,

@@ -263,6 +263,8 @@ class Client:
         assert self._plan is not None  # noqa: S101 - made by _gather
         if slot.plan_id != self._plan.plan_id and slot.capacity >= self._plan.exact_capacity(0):
             slot.views, slot.plan_id = self._plan.views(slot.bytes), self._plan.plan_id
+            for start, data in self._plan.image.fillers:  # constant: they stay in the slot from save to save
+                slot.memory[start : start + len(data)] = data
         return slot.views
 
     def _write(self, slot: SlotMap, plan: Plan, values: Values, save: SaveId) -> None:
