@@ -1,4 +1,4 @@
-"""Hypothesis profiles: the default keeps `make test` quick; HYPOTHESIS_PROFILE=long searches for hours' worth of bugs."""
+"""Hypothesis profiles: the default keeps `make test` quick, HYPOTHESIS_PROFILE=long searches for hours."""
 
 import os
 
