@@ -68,6 +68,7 @@ class Door:
             refusal = Refused(reply_to=request.seq, code=error.code, message=error.message, hint=error.hint)
         except (OSError, ValueError) as error:  # the arena is not as the message says
             refusal = Refused(reply_to=request.seq, code="protocol", message=str(error))
+        self._socket.refused += 1
         self.answer(letter.identity, refusal)
         return []
 
@@ -101,24 +102,31 @@ class Door:
         return [*found, attached]
 
     def _event(self, seat: Seat, request: Request) -> ev.Event:
-        job, rank, seq = seat.job, seat.rank, request.seq
+        job, rank, session, seq = seat.job, seat.rank, seat.session, request.seq
         match request:
             case AskSlots(capacity=capacity):
-                return ev.SlotsAsked(job=job, rank=rank, request=seq, capacity=capacity)
+                return ev.SlotsAsked(job=job, rank=rank, session=session, request=seq, capacity=capacity)
             case HandOver():
                 return self._hand_over(seat, request)
             case Skip(save=save, reason=reason):
-                return ev.SaveSkipped(job=job, rank=rank, request=seq, save=save, reason=reason)
+                return ev.SaveSkipped(job=job, rank=rank, session=session, request=seq, save=save, reason=reason)
             case AskDrain():
-                return ev.DrainAsked(job=job, rank=rank, request=seq)
+                return ev.DrainAsked(job=job, rank=rank, session=session, request=seq)
             case AskLoad(step=step):
-                return ev.LoadAsked(job=job, rank=rank, request=seq, step=step)
+                return ev.LoadAsked(job=job, rank=rank, session=session, request=seq, step=step)
             case ReportLoad(save=save, tier=tier, problem=problem, fatal=fatal):
                 return ev.LoadReported(
-                    job=job, rank=rank, request=seq, save=save, tier=tier, problem=problem, fatal=fatal
+                    job=job,
+                    rank=rank,
+                    session=session,
+                    request=seq,
+                    save=save,
+                    tier=tier,
+                    problem=problem,
+                    fatal=fatal,
                 )
             case Detach():
-                return ev.RankDetached(job=job, rank=rank, session=seat.session, request=seq)
+                return ev.RankDetached(job=job, rank=rank, session=session, request=seq)
         raise _error("protocol", f"{type(request).__name__} is not understood here", "")
 
     def _hand_over(self, seat: Seat, request: HandOver) -> ev.SegmentStaged:
@@ -137,6 +145,7 @@ class Door:
             job=seat.job,
             request=request.seq,
             rank=seat.rank,
+            session=seat.session,
             world_size=seal.world_size,
             slot=request.slot,
             save=request.save,

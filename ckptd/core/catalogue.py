@@ -4,7 +4,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from ckptd.core import events as ev
-from ckptd.core.actions import Action, ForgetJob, ToNode
+from ckptd.core.actions import Action, ForgetJob, ToNode, UnlinkSlot
 from ckptd.core.coordinator import Coordinator
 from ckptd.core.node import JobNode
 from ckptd.core.policy import Policy
@@ -32,8 +32,10 @@ class Catalogue:
 
     def handle(self, event: ev.Event, now: float) -> list[Action]:
         """What to do about an event, messages between the halves on this node already delivered."""
-        if event.job not in self.jobs and not isinstance(event, _FIRST):
-            return []  # the late outcome of something done for a job that is gone
+        if event.job not in self.jobs and not isinstance(event, _FIRST):  # a late outcome, for a job that is gone
+            if isinstance(event, ev.SlotReady):
+                return [UnlinkSlot(job=event.job, slot=event.slot), ForgetJob(job=event.job)]
+            return []
         return self._deliver(deque([event]), [], now)
 
     def tick(self, now: float) -> list[Action]:
@@ -63,7 +65,7 @@ class Catalogue:
     @property
     def empty(self) -> bool:
         """Whether no rank is here and no memory is in use."""
-        return not any(job.node.ranks or job.node.slots for job in self.jobs.values())
+        return not any(job.node.ranks or job.node.waiting or job.node.slots for job in self.jobs.values())
 
     def check(self) -> None:
         """Asserts the invariants of every job."""

@@ -36,7 +36,7 @@ from ckptd.protocol.messages import (
 
 @dataclass(slots=True)
 class LocalRank:
-    """A rank that presented itself here; ``joined`` once the coordinator let it in."""
+    """A rank that presented itself here."""
 
     rank: int
     session: str
@@ -44,7 +44,6 @@ class LocalRank:
     host: str
     world_size: int
     request: int
-    joined: bool = False
     load_request: int | None = None
 
 
@@ -57,7 +56,8 @@ class JobNode:
         self.incarnation = 0
         self._client_started = policy.client_started
         self.slots = SlotTable(job, policy.slots_per_rank)
-        self.ranks: dict[int, LocalRank] = {}
+        self.ranks: dict[int, LocalRank] = {}  # let in by the coordinator
+        self.waiting: dict[tuple[int, str], LocalRank] = {}  # by rank and session, before the door
         self.live: dict[tuple[int, str], ev.RankFound] = {}
         self.newest_staged: SaveId | None = None
         self.pending: set[SaveId] = set()  # held here, neither staged nor given up by the coordinator
@@ -72,10 +72,13 @@ class JobNode:
 
     def _tell(self, rank: int, message: Reply) -> list[Action]:
         local = self.ranks.get(rank)
-        return [ToRank(job=self.job, rank=rank, session=local.session, message=message)] if local else []
+        return [self._to(local, message)] if local else []
+
+    def _to(self, local: LocalRank, message: Reply) -> Action:
+        return ToRank(job=self.job, rank=local.rank, session=local.session, message=message)
 
     def _tell_all(self, message: Reply) -> list[Action]:
-        return [a for local in self.ranks.values() if local.joined for a in self._tell(local.rank, message)]
+        return [self._to(local, message) for local in self.ranks.values()]
 
     def _done(self, rank: int, request: int) -> list[Action]:
         return self._tell(rank, Done(reply_to=request))
@@ -87,6 +90,8 @@ class JobNode:
 
     def handle(self, event: ev.Event) -> list[Action]:  # noqa: C901, PLR0912 - one line per event
         """What to do about an event of this node, or an order of the coordinator."""
+        if isinstance(event, ev.FromRank) and event.session and not self._is_in(event):
+            return [self._stranger(event)]
         match event:
             case ev.RankFound():
                 self.live[event.rank, event.session] = event
@@ -158,29 +163,36 @@ class JobNode:
 
     # --- ranks
 
+    def _is_in(self, event: ev.FromRank) -> bool:
+        local = self.ranks.get(event.rank)
+        return local is not None and local.session == event.session
+
+    def _stranger(self, event: ev.FromRank) -> Action:
+        """An answer for a rank that was replaced, or is not let in yet: its words count for nothing."""
+        if (event.rank, event.session) in self.waiting:
+            code, text = "protocol", "this rank is not attached yet"
+        else:
+            code, text = "stale", f"another process is rank {event.rank} of the job now"
+        refusal = Refused(reply_to=event.request, code=code, message=text)
+        return ToRank(job=self.job, rank=event.rank, session=event.session, message=refusal)
+
     def _attached(self, event: ev.RankAttached) -> list[Action]:
-        actions: list[Action] = []
-        old = self.ranks.get(event.rank)
-        if old is not None and old.session != event.session:
-            alive = (old.rank, old.session) in self.live
-            actions += self.slots.rank_left(event.rank, writer_gone=not alive)
         self.live[event.rank, event.session] = ev.RankFound(
             job=self.job, rank=event.rank, session=event.session, pid=event.pid, host=event.host
         )
-        self.ranks[event.rank] = LocalRank(
+        self.waiting[event.rank, event.session] = LocalRank(
             event.rank, event.session, event.pid, event.host, event.world_size, event.request
         )
-        actions += [self._report(found) for found in self.live.values()]
-        return [*actions, self._report(event)]
+        return [*(self._report(found) for found in self.live.values()), self._report(event)]
 
     def _opened(self, order: ev.SessionOpened) -> list[Action]:
         self.incarnation = max(self.incarnation, order.incarnation)
         actions: list[Action] = []
         for rank in order.ranks:
-            local = self.ranks.get(rank)
-            if local is None or local.session != order.session:
+            local = self.waiting.pop((rank, order.session), None)
+            if local is None:
                 continue
-            local.joined = True
+            actions += self._seat(local)
             welcome = Attached(
                 reply_to=local.request,
                 node=self.node,
@@ -189,16 +201,25 @@ class JobNode:
                 known=list(order.known),
                 warnings=list(order.warnings),
             )
-            actions += [*self._tell(rank, welcome), *self.slots.trim(local.world_size)]
+            actions += [self._to(local, welcome), *self.slots.trim(local.world_size)]
         return actions
+
+    def _seat(self, local: LocalRank) -> list[Action]:
+        """The rank is in. What another process of that rank may still be writing is given up."""
+        old = self.ranks.get(local.rank)
+        self.ranks[local.rank] = local
+        others = any(rank == local.rank and session != local.session for rank, session in self.live)
+        if others or (old is not None and old.session != local.session):
+            return self.slots.rank_left(local.rank, writer_gone=not others)
+        return []
 
     def _refused(self, order: ev.SessionRefused) -> list[Action]:
         actions: list[Action] = []
         for rank in order.ranks:
-            local = self.ranks.get(rank)
-            if local is not None and local.session == order.session:
-                actions += self._refuse(rank, local.request, order.code, order.message, order.hint)
-                del self.ranks[rank]
+            local = self.waiting.pop((rank, order.session), None)
+            if local is not None:
+                refusal = Refused(reply_to=local.request, code=order.code, message=order.message, hint=order.hint)
+                actions.append(self._to(local, refusal))
         return actions
 
     def _gone(self, event: ev.RankGone) -> list[Action]:
@@ -206,11 +227,13 @@ class JobNode:
         return [*self._drop(event.rank, event.session), self._report(event)]
 
     def _detached(self, event: ev.RankDetached) -> list[Action]:
-        answer = self._done(event.rank, event.request)
+        done = Done(reply_to=event.request)
+        answer = ToRank(job=self.job, rank=event.rank, session=event.session, message=done)
         self.live.pop((event.rank, event.session), None)
-        return [*answer, *self._drop(event.rank, event.session), self._report(event)]
+        return [answer, *self._drop(event.rank, event.session), self._report(event)]
 
     def _drop(self, rank: int, session: str) -> list[Action]:
+        self.waiting.pop((rank, session), None)
         local = self.ranks.get(rank)
         if local is None or local.session != session:
             return []
@@ -308,7 +331,8 @@ class JobNode:
         return [self._report(event)]
 
     def _load_ordered(self, order: ev.LoadOrdered) -> list[Action]:
-        self.incarnation = max(self.incarnation, order.incarnation)
+        if order.agreed or order.save is None:  # a load that fails leaves the ranks in the incarnation they have
+            self.incarnation = max(self.incarnation, order.incarnation)
         self._loading = None if order.agreed else order.save
         actions: list[Action] = []
         for local in self.ranks.values():
@@ -334,9 +358,11 @@ class JobNode:
         return self._tell(local.rank, answer)
 
     def _load_refused(self, order: ev.LoadRefused) -> list[Action]:
-        self._loading = None
+        self._loading = None if order.rank is None else self._loading
         actions: list[Action] = []
         for local in self.ranks.values():
+            if order.rank not in (None, local.rank):
+                continue
             request, local.load_request = local.load_request, None
             if request is not None:
                 actions += self._refuse(local.rank, request, order.code, order.message, order.hint)
@@ -348,7 +374,7 @@ class JobNode:
         self.newest_staged = None
         self.pending.clear()
         actions = [*self.collect(), *self.slots.trim()]
-        return actions if self.ranks or self.slots else [*actions, ForgetJob(job=self.job)]
+        return actions if self.ranks or self.waiting or self.slots else [*actions, ForgetJob(job=self.job)]
 
     def check(self) -> None:
         """Asserts what must always hold; tests call it after every event."""

@@ -111,6 +111,8 @@ class Saves:
             return self._disagree(record, clash)
         if record.end is not None and not record.staged:
             return self._tell_end(record)  # a late rank of a save that is over
+        if record.staged:  # said again, by a rank that did not hear the answer
+            return [self._order(ev.SaveStaged(job=self._job, node=self._node, save=record.save))]
         if record.phase is Phase.STAGING and len(record.delivered) == record.world_size:
             return self._complete(record, now)
         return []
@@ -130,7 +132,8 @@ class Saves:
             return f"rank {min(r.delivered, default=0)} saved step {r.save.step}"
 
         reason = f"ranks disagree about save {record.save.counter}: {name(other)}, {name(record)}"
-        return [a for r in (other, record) if not r.staged for a in self._finish(r, End.FAILED, reason)]
+        lost = [r for r in (other, record) if not r.staged]
+        return [a for r in lost for a in (self._tell_end(r) if r.end else self._finish(r, End.FAILED, reason))]
 
     def _complete(self, record: Record, now: float) -> list[Action]:
         record.phase = Phase.STAGED
@@ -167,15 +170,24 @@ class Saves:
         return [a for r in waiting for a in self._finish(r, End.ABANDONED, f"rank {rank} {why} before it delivered")]
 
     def new_incarnation(self, incarnation: int) -> list[Action]:
-        """What the ranks of an older incarnation did not complete never will be."""
+        """What the ranks of an older incarnation did not complete never will be. The first save of this one is due."""
+        self._last_due = None
         old = [r for r in self.records.values() if not r.staged and r.end is None and r.save.incarnation < incarnation]
         return [a for r in old for a in self._finish(r, End.ABANDONED, f"incarnation {incarnation} began")]
 
-    def released(self, node: str, event: ev.SegmentReleased) -> None:
-        """A node's arena no longer has the segment."""
+    def released(self, node: str, event: ev.SegmentReleased) -> list[Action]:
+        """A node's arena no longer has the segment; a save that still waited for its drain waits in vain."""
         record = self.records.get(event.save)
-        if record is not None and record.held.get(event.rank) == node:
-            del record.held[event.rank]
+        if record is None or record.held.get(event.rank) != node:
+            return []
+        del record.held[event.rank]
+        waited = record.phase is Phase.STAGED and record.due and record.end is None
+        return self._superseded(record) if waited and self.ready else []
+
+    def _superseded(self, record: Record) -> list[Action]:
+        newest = self.newest_staged
+        reason = f"{newest.save if newest else 'a newer save'} was staged before its drain began"
+        return self._finish(record, End.SUPERSEDED, reason + (f"; last error: {record.error}" if record.error else ""))
 
     @property
     def newest_staged(self) -> Record | None:
@@ -187,7 +199,8 @@ class Saves:
     def drain_newest(self, now: float) -> list[Action]:
         """Somebody wants the newest checkpoint durable, whatever the cadence says."""
         open_saves = [r for r in self.records.values() if r.end is None or r.end in (End.KEPT, End.FAILED)]
-        newest = max((r for r in open_saves if r.staged or r.end is None), key=lambda r: r.save, default=None)
+        alive = [r for r in open_saves if (r.in_memory if r.staged else r.end is None)]
+        newest = max(alive, key=lambda r: r.save, default=None)
         staged = self.newest_staged
         for record in {id(r): r for r in (newest, staged) if r is not None and r.phase is not Phase.DURABLE}.values():
             record.due, record.end, record.reason = True, None, ""
@@ -207,10 +220,7 @@ class Saves:
         actions: list[Action] = []
         for record in waiting:
             if record is not chosen or not record.in_memory:
-                reason = f"{newest.save} was staged before its drain began" + (
-                    f"; last error: {record.error}" if record.error else ""
-                )
-                actions += self._finish(record, End.SUPERSEDED, reason)
+                actions += self._superseded(record)
         if not chosen.in_memory:
             return actions
         self.retry_at = None

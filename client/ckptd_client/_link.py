@@ -98,7 +98,8 @@ class Link:
         if hurried and now < self._retry_at:
             raise ConnectError("the daemon is gone and did not come back", hint=f"see {self._log}")
         try:
-            self._come_back(min(deadline, now + _HURRIED_S) if hurried and not self._restartable else deadline)
+            patience = min(deadline, now + _HURRIED_S) if hurried and not self._restartable else deadline
+            _until_one_stays(lambda: self._come_back(patience), patience)
         except CkptdError:
             self._retry_at = time.monotonic() + _RETRY_S
             raise
