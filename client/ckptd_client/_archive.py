@@ -2,7 +2,7 @@
 
 An archive of one tensor holds three stored records: ``data.pkl`` (a pickle that rebuilds a contiguous CPU tensor over
 storage 0), ``version``, and ``data/0``, which is the payload itself. Written by hand because torch can only write an
-archive whole, payload included, and because a plan of a thousand tensors must cost milliseconds. docs/format.md draws it.
+archive whole, payload included, and because a plan of a thousand tensors must cost milliseconds. See docs/format.md.
 """
 
 import struct

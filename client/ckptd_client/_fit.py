@@ -1,25 +1,56 @@
 """Fits a checkpoint onto a state: which bytes go to which tensor, which leaf to which place, or what differs."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from ckptd.protocol.errors import MismatchError
-from ckptd.protocol.layout import Layout, Leaves, Path, TensorEntry
+from ckptd.protocol.errors import CkptdError, MismatchError
+from ckptd.protocol.layout import Layout, Leaves, Path
 from ckptd_client._leaves import decode_leaf
+from ckptd_client._reshard import Box, Run, Saved, cover
 from ckptd_client._restore import Target
-from ckptd_client._tensors import DTYPE_OF, describe, is_tensor
+from ckptd_client._tensors import DTYPE_OF, Shard, is_tensor, shard_of
 from ckptd_client._tree import Flat, assign, flatten, format_path, unflatten
 
 _SHOWN = 8
+
+
+class OtherRanksNeededError(CkptdError):
+    """What this rank wants was saved by others: it must be read from all files."""
+
+    code = "reshard"
+
+
+@dataclass(frozen=True, slots=True)
+class Saves:
+    """What a checkpoint holds of each name, in the images of some or all ranks."""
+
+    boxes: dict[str, list[Saved]]
+    paths: dict[str, Path]
+    leaves: Leaves  # of the rank that this one goes on as
+    whole: bool  # all ranks' layouts are in
+
+
+def saves_of(layouts: Iterable[Layout], leaves: Leaves, *, whole: bool) -> Saves:
+    """Layouts by name. A tied name has the boxes of the name that holds its bytes."""
+    boxes: dict[str, list[Saved]] = {}
+    paths: dict[str, Path] = {}
+    for layout in layouts:
+        paths |= {name: path for name, path in layout.paths.items() if name not in paths}
+        own = {entry.name: Saved(layout.rank, entry) for entry in layout.tensors}
+        own |= {name: own[owner] for name, owner in layout.aliases.items()}
+        for name, saved in own.items():
+            boxes.setdefault(name, []).append(saved)
+    return Saves(boxes, paths, leaves, whole)
 
 
 @dataclass(slots=True)
 class Fit:
     """Where everything goes. Keeps the tensors it points into alive."""
 
-    targets: list[Target] = field(default_factory=list)
+    targets: dict[int, list[Target]] = field(default_factory=dict)  # by the rank whose image is read
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)  # by name: what holds the value afterwards
     through: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)  # (read here, copy there)
     statefuls: list[tuple[Path, Any]] = field(default_factory=list)
@@ -50,78 +81,126 @@ def _within(path: Path, prefix: Path) -> bool:
     return path[: len(prefix)] == prefix
 
 
-def fit(state: Any, layout: Layout, leaves: Leaves, *, where: str) -> Fit:
-    """Matches names, shapes and dtypes. Raises MismatchError that lists the first differences.
+def fit(state: Any, saves: Saves, *, rank: int, where: str) -> Fit:
+    """Matches names, shapes and dtypes, and plans what to read.
 
     Inside a Stateful the checkpoint decides what there is: its load_state_dict judges. A tensor it already has, of the
-    same shape and dtype, is read in place.
+    same shape and dtype, is read in place. Raises MismatchError that lists the first differences, and
+    OtherRanksNeededError when saves are this rank's own and do not hold all it needs.
     """
     flat = flatten(state, is_tensor)
     here = dict(zip(flat.names, flat.values, strict=True))
-    entries = {entry.name: entry for entry in layout.tensors}
-    entries |= {name: entries[owner] for name, owner in layout.aliases.items()}
-    differences = _differences(flat, here, entries, leaves, layout)
+    differences = _differences(flat, here, saves)
     if differences:
         shown = "\n  ".join(differences[:_SHOWN])
         more = f"\n  ... and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
         raise MismatchError(f"the state does not fit the checkpoint {where}:\n  {shown}{more}")
-    out = Fit(statefuls=flat.statefuls, paths=layout.paths)
-    filled: dict[tuple[int, int], str] = {}
-    for name, entry in entries.items():
-        tensor = here.get(name)
-        if not is_tensor(tensor) or (tuple(tensor.shape), tensor.dtype) != (entry.sizes, DTYPE_OF[entry.dtype]):
-            tensor = torch.empty(entry.sizes, dtype=DTYPE_OF[entry.dtype])
+    out = Fit(statefuls=flat.statefuls, paths=saves.paths)
+    _look_elsewhere(flat, here, saves, where)
+    filled: set[tuple[int, tuple[Run, ...]]] = set()
+    for name, boxes in saves.boxes.items():
+        if name not in here and not _in_stateful(saves.paths[name], flat):
+            continue  # other ranks' business
+        tensor = _home(name, here.get(name), boxes[0], flat, saves)
         out.tensors[name] = tensor
-        place = (tensor.data_ptr(), entry.data_offset)
-        if entry.nbytes and place not in filled:  # tied here too: its bytes come once
-            filled[place] = name
-            out.targets.append(_target(out, tensor, entry))
-    out.leaves = {name: decode_leaf(leaf, format_path(layout.paths[name])) for name, leaf in leaves.leaves.items()}
+        shard = shard_of(tensor, name)
+        runs = cover(Box(shard.offsets, shard.sizes), boxes, prefer=rank)
+        if runs is None:
+            raise OtherRanksNeededError(f"{format_path(saves.paths[name])} is not whole in {where}")
+        _aim(out, shard, runs, filled)
+    for name in saves.paths:
+        if name not in out.tensors and is_tensor(here.get(name)):
+            out.tensors[name] = here[name]  # this rank has, and needs, nothing of it
+    out.leaves = {name: decode_leaf(leaf, format_path(saves.paths[name])) for name, leaf in saves.leaves.leaves.items()}
     return out
 
 
-def _target(out: Fit, tensor: torch.Tensor, entry: TensorEntry) -> Target:
-    plain = tensor.detach()
+def _look_elsewhere(flat: Flat, here: dict[str, Any], saves: Saves, where: str) -> None:
+    """Raises OtherRanksNeededError for tensors that this rank's own image cannot describe."""
+    unknown = [name for name in saves.paths if name not in saves.boxes and name not in saves.leaves.leaves]
+    lost = [name for name in unknown if name not in here and _in_stateful(saves.paths[name], flat)]
+    missing = [
+        name
+        for name, value in here.items()
+        if is_tensor(value) and name not in saves.boxes and not shard_of(value, name).absent
+    ]
+    paths = dict(zip(flat.names, flat.paths, strict=True))
+    for name in [n for n in missing if not _in_stateful(paths[n], flat)] + lost:
+        raise OtherRanksNeededError(f"{name} is not in {where}")
+
+
+def _home(name: str, tensor: Any, saved: Saved, flat: Flat, saves: Saves) -> torch.Tensor:
+    """The state's own tensor if it has the saved shape and dtype, else a new one for its Stateful to take over."""
+    shape, dtype = saved.entry.global_shape, DTYPE_OF[saved.entry.dtype]
+    if is_tensor(tensor) and (tuple(tensor.shape), tensor.dtype) == (shape, dtype):
+        return tensor
+    like = _parameter(saves.paths[name], flat)
+    if like is not None and tuple(like.shape) == shape:
+        return torch.empty_like(like, dtype=dtype, requires_grad=False)
+    return torch.empty(shape, dtype=dtype)
+
+
+def _parameter(path: Path, flat: Flat) -> torch.Tensor | None:
+    """The parameter that a torch optimizer keeps this state for: it tells the state's device and sharding."""
+    for prefix, stateful in flat.statefuls:
+        match path[len(prefix) :] if _within(path, prefix) else ():
+            case (("k", "state"), ("i", int(index)), ("k", _)) if isinstance(stateful, torch.optim.Optimizer):
+                parameters = [p for group in stateful.param_groups for p in group["params"]]
+                return parameters[index] if index < len(parameters) else None
+    return None
+
+
+def _aim(out: Fit, shard: Shard, runs: list[Run], filled: set[tuple[int, tuple[Run, ...]]]) -> None:
+    """Adds the reads that fill a shard."""
+    plain = shard.local.detach()
     if plain.device.type != "cpu" or not plain.is_contiguous() or plain.is_conj() or plain.is_neg():
-        scratch = torch.empty(entry.sizes, dtype=tensor.dtype)
+        scratch = torch.empty(shard.sizes, dtype=plain.dtype)
         out.through.append((scratch, plain))
         plain = scratch
-    return Target(entry.data_offset, entry.nbytes, plain.data_ptr())
+    place = (plain.data_ptr(), tuple(runs))
+    if place in filled:
+        return  # tied here too: its bytes come once
+    filled.add(place)
+    for run in runs:
+        target = Target(run.source, run.nbytes, plain.data_ptr() + run.target)
+        out.targets.setdefault(run.rank, []).append(target)
 
 
-def _differences(
-    flat: Flat, here: dict[str, Any], entries: dict[str, TensorEntry], leaves: Leaves, layout: Layout
-) -> list[str]:
+def _in_stateful(path: Path, flat: Flat) -> bool:
+    return any(_within(path, prefix) for prefix, _ in flat.statefuls)
+
+
+def _differences(flat: Flat, here: dict[str, Any], saves: Saves) -> list[str]:
     """What differs outside of Statefuls, in words."""
-    prefixes = [prefix for prefix, _ in flat.statefuls]
     paths = dict(zip(flat.names, flat.paths, strict=True))
     differences = [
         f"{format_path(prefix)}: {type(stateful).__name__} in the state, nothing in the checkpoint"
         for prefix, stateful in flat.statefuls
-        if not any(_within(path, prefix) for path in layout.paths.values())
+        if not any(_within(path, prefix) for path in saves.paths.values())
     ]
-    for name in [*flat.names, *(n for n in layout.paths if n not in here)]:
-        path = paths.get(name) or layout.paths[name]
-        if any(_within(path, prefix) for prefix in prefixes):
-            continue
-        difference = _difference(name, here, entries, leaves)
+    extra = [name for name in saves.paths if name not in here]
+    for name in [*flat.names, *extra]:
+        path = paths.get(name) or saves.paths[name]
+        difference = "" if _in_stateful(path, flat) else _difference(name, here, saves)
         if difference:
             differences.append(f"{format_path(path)}: {difference}")
     return differences
 
 
-def _difference(name: str, here: dict[str, Any], entries: dict[str, TensorEntry], leaves: Leaves) -> str:
-    saved = entries.get(name)
+def _difference(name: str, here: dict[str, Any], saves: Saves) -> str:
     if name not in here:
         return "in the checkpoint, not in the state"
-    value = here[name]
+    value, saved = here[name], saves.boxes.get(name)
     if not is_tensor(value):
         if saved is not None:
             return f"a tensor in the checkpoint, {type(value).__name__} in the state"
-        return "" if name in leaves.leaves else "in the state, not in the checkpoint"
+        return "" if name in saves.leaves.leaves else "in the state, not in the checkpoint"
     if saved is None:
-        return "a tensor in the state, none in the checkpoint"
-    code, sizes = describe(value, name)
-    if (code, sizes) != (saved.dtype, saved.sizes):
-        return f"{saved.dtype} {list(saved.sizes)} in the checkpoint, {code} {list(sizes)} in the state"
+        if name in saves.leaves.leaves:
+            return "a tensor in the state, a plain value in the checkpoint"
+        return "in the state, not in the checkpoint" if saves.whole else ""  # the others may have it
+    shard, entry = shard_of(value, name), saved[0].entry
+    if (shard.code, shard.global_shape) != (entry.dtype, entry.global_shape):
+        theirs, ours = f"{entry.dtype} {list(entry.global_shape)}", f"{shard.code} {list(shard.global_shape)}"
+        return f"{theirs} in the checkpoint, {ours} in the state"
     return ""

@@ -1,8 +1,8 @@
 """Lays out a rank's image: a safetensors file whose header says where every tensor lies. No torch, no I/O.
 
 Two steps: place() decides the order and the offsets, _header() writes down what was placed. The format allows no hole
-between payloads. In a dual image the room between them is taken by filler tensors, whose bytes make a torch.save archive
-of each payload and align it; in a plain one there is no room, and alignment comes from the order alone.
+between payloads. In a dual image filler tensors lie between them, whose bytes make a torch.save archive of each payload
+and align it; in a plain one alignment comes from the order alone.
 """
 
 from collections.abc import Sequence
@@ -108,7 +108,7 @@ def place(boxes: Sequence[Box]) -> Placement:
 
 
 def place_dual(boxes: Sequence[Box], rank: int) -> Placement:
-    """A dual image: a filler before each box and one at the end, each the tail of one archive and the head of the next."""
+    """A dual image: a filler before each box and one at the end: the tail of one archive and the head of the next."""
     placed: list[Placed] = []
     fillers: list[Filler] = []
     slices: dict[str, tuple[int, int]] = {}

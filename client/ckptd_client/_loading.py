@@ -1,16 +1,20 @@
 """One rank's part in a load: asks where to read, reads and checks, reports, until all ranks agree."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from ckptd.protocol.errors import CkptdError, DamagedError, MismatchError
 from ckptd.protocol.ids import SaveId
+from ckptd.protocol.layout import decode_layout, decode_leaves
+from ckptd.protocol.manifest import FileRecord
 from ckptd.protocol.messages import AskLoad, LoadFrom, ReportLoad, Request, Tier
 from ckptd_client._channel import ChannelLostError
-from ckptd_client._fit import Fit, fit
+from ckptd_client._fit import Fit, OtherRanksNeededError, fit, saves_of
+from ckptd_client._group import Group
 from ckptd_client._link import Link
-from ckptd_client._restore import Source, copy_out, open_file, open_slot
+from ckptd_client._restore import copy_out, open_file, open_slot, read_manifest, vote_notes
 
 _TRIES = 3  # a daemon that dies in the middle is asked again when it is back
 
@@ -79,19 +83,62 @@ def _report(link: Link, order: LoadFrom, problem: str, misfit: MismatchError | N
 
 def _read(link: Link, state: dict[str, Any], order: LoadFrom) -> Segment:
     assert order.save is not None  # noqa: S101 - the caller looked
-    source = _source(link, order.save, order)
+    if order.tier is Tier.ARENA:
+        return _read_slot(link, state, order, order.save)
+    if not order.path:
+        raise DamagedError(f"no copy of {order.save} is left for rank {link.group.rank}")
+    fitted, nbytes, notes = read_checkpoint(order.path, state, save=order.save, group=link.group)
+    return Segment(order.save, order.tier, fitted, nbytes, notes)
+
+
+def _read_slot(link: Link, state: dict[str, Any], order: LoadFrom, save: SaveId) -> Segment:
+    rank = link.group.rank
+    source = open_slot(link.slots.path(order.slot), link.job, save, rank)
     try:
-        where = f"{order.path if order.tier is Tier.PFS else order.slot} (step {order.save.step})"
-        fitted = fit(state, source.layout, source.leaves, where=where)
-        copy_out(source, fitted.targets)
+        saves = saves_of([source.layout], source.leaves, whole=link.group.world_size == 1)
+        fitted = fit(state, saves, rank=rank, where=f"{order.slot} (step {save.step})")
+        copy_out(source, fitted.targets.get(rank, []))
     finally:
         source.close()
-    return Segment(order.save, order.tier, fitted, source.nbytes, source.notes)
+    return Segment(save, order.tier, fitted, source.nbytes, ())
 
 
-def _source(link: Link, save: SaveId, order: LoadFrom) -> Source:
-    if order.tier is Tier.ARENA:
-        return open_slot(link.slots.path(order.slot), link.job, save, link.group.rank)
-    if not order.path:
-        raise DamagedError(f"no copy of {save} is left for rank {link.group.rank}")
-    return open_file(order.path, save, link.group.rank, link.group.world_size)
+def read_checkpoint(
+    directory: str, state: dict[str, Any], *, group: Group, save: SaveId | None = None
+) -> tuple[Fit, int, tuple[str, ...]]:
+    """Reads a committed checkpoint into the state. Returns the fit, still to be finished, its bytes, and notes.
+
+    This rank's own image if that has all it needs, else the ranges it needs of every image.
+    """
+    manifest = read_manifest(directory, save)
+    notes = vote_notes(directory, manifest)
+    where = f"{directory} (step {manifest.save.step})"
+    if manifest.world_size == group.world_size:
+        own = manifest.files[group.rank]
+        try:
+            return *_read_files(
+                directory, [own], state, rank=group.rank, whole=group.world_size == 1, where=where
+            ), notes
+        except OtherRanksNeededError:
+            pass
+    return *_read_files(directory, manifest.files, state, rank=group.rank, whole=True, where=where), notes
+
+
+def _read_files(  # noqa: PLR0913 - what to read, and for whom
+    directory: str, records: list[FileRecord], state: dict[str, Any], *, rank: int, whole: bool, where: str
+) -> tuple[Fit, int]:
+    layouts = [decode_layout(r.layout, where=os.path.join(directory, r.name)) for r in records]
+    like = next((r for r in records if r.rank == rank), records[0])  # whose plain values this rank goes on with
+    leaves = decode_leaves(like.leaves, where=os.path.join(directory, like.name))
+    fitted = fit(state, saves_of(layouts, leaves, whole=whole), rank=rank, where=where)
+    nbytes = 0
+    for record in records:
+        targets = fitted.targets.get(record.rank, [])
+        if targets:
+            source = open_file(directory, record)
+            try:
+                copy_out(source, targets)
+            finally:
+                source.close()
+            nbytes += sum(target.nbytes for target in targets)
+    return fitted, nbytes

@@ -12,7 +12,7 @@ from ckptd.protocol.layout import VERSION, Leaf, Leaves, encode
 from ckptd.protocol.slot import slot_capacity
 from ckptd_client._image import Box, Image, make_image, make_layout
 from ckptd_client._leaves import encode_leaf
-from ckptd_client._tensors import alias_key, describe, is_tensor
+from ckptd_client._tensors import alias_key, is_tensor, local_of, shard_of
 from ckptd_client._tree import Flat, Structure, collect, flatten, format_path
 
 _LEAVES_ROOM = 64 << 10  # at least so many bytes are kept for leaves, which change size from save to save
@@ -26,6 +26,9 @@ class Spec:
     shape: torch.Size
     dtype: torch.dtype
     device: torch.device
+    local_shape: torch.Size
+    mesh: Any  # of a DTensor, with its placements; None for a plain tensor
+    placements: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +67,11 @@ class Plan:
         views = []
         for position, offset in zip(self.stored, self.image.data_offsets, strict=True):
             spec = spec_at[position]
-            nbytes = spec.shape.numel() * spec.dtype.itemsize
+            nbytes = spec.local_shape.numel() * spec.dtype.itemsize
             if nbytes:
-                views.append(slot[offset : offset + nbytes].view(spec.dtype).view(spec.shape))
-            else:  # they come last in the image, where nothing is aligned
-                views.append(slot.new_empty(spec.shape, dtype=spec.dtype))
+                views.append(slot[offset : offset + nbytes].view(spec.dtype).view(spec.local_shape))
+            else:  # of a plain image they come last, where nothing is aligned
+                views.append(slot.new_empty(spec.local_shape, dtype=spec.dtype))
         return views
 
 
@@ -91,12 +94,32 @@ def gather(plan: Plan, state: Any) -> Values | None:
             return None
         if value.dtype is not spec.dtype or value.device != spec.device:
             return None
+        if spec.mesh is not None and not _same_shard(value, spec):
+            return None
     for tied, stored in plan.ties:
-        if values[tied].data_ptr() != values[stored].data_ptr():
+        if local_of(values[tied]).data_ptr() != local_of(values[stored]).data_ptr():
             return None
     if any(is_tensor(values[position]) for position in plan.leaves):
         return None
-    return Values([values[position] for position in plan.stored], _encode_leaves(plan.names, plan, values))
+    return Values([local_of(values[position]) for position in plan.stored], _encode_leaves(plan.names, plan, values))
+
+
+def _same_shard(tensor: Any, spec: Spec) -> bool:
+    if tensor.placements != spec.placements or tensor.device_mesh != spec.mesh:
+        return False
+    return bool(local_of(tensor).shape == spec.local_shape)
+
+
+def _spec(tensor: torch.Tensor) -> Spec:
+    return Spec(
+        kind=type(tensor),
+        shape=tensor.shape,
+        dtype=tensor.dtype,
+        device=tensor.device,
+        local_shape=local_of(tensor).shape,
+        mesh=getattr(tensor, "device_mesh", None),
+        placements=getattr(tensor, "placements", None),
+    )
 
 
 def _encode_leaves(names: list[str], plan: Plan, values: Sequence[Any]) -> bytes:
@@ -117,7 +140,7 @@ def make_plan(state: Any, *, rank: int, world_size: int) -> Plan:
     image = make_image(boxes, rank=rank, world_size=world_size)
     aliases = {flat.names[tied]: flat.names[source] for tied, source in ties}
     layout = encode(make_layout(image, paths=dict(zip(flat.names, flat.paths, strict=True)), aliases=aliases))
-    specs = [Spec(type(v), v.shape, v.dtype, v.device) for v in (flat.values[i] for i in tensors)]
+    specs = [_spec(flat.values[i]) for i in tensors]
     return Plan(
         structure=flat.structure,
         names=flat.names,
@@ -141,13 +164,15 @@ def _boxes(flat: Flat, tensors: list[int], wheres: list[str]) -> tuple[list[int]
     boxes: list[Box] = []
     owner: dict[Any, int] = {}
     for i in tensors:
-        code, sizes = describe(flat.values[i], wheres[i])
-        key = alias_key(flat.values[i])
+        shard = shard_of(flat.values[i], wheres[i])
+        if shard.absent:
+            continue  # other ranks hold it
+        key = alias_key(shard.local)
         if key is not None and key in owner:
             ties.append((i, owner[key]))
             continue
         if key is not None:
             owner[key] = i
         stored.append(i)
-        boxes.append(Box(flat.names[i], code, sizes, sizes, (0,) * len(sizes)))
+        boxes.append(Box(flat.names[i], shard.code, shard.sizes, shard.global_shape, shard.offsets))
     return stored, ties, boxes

@@ -10,11 +10,19 @@ from queue import SimpleQueue
 
 import torch
 
-from ckptd.protocol.digest import BLOCK_NBYTES, DIGEST_NBYTES, block_count, digest
+from ckptd.protocol.digest import BLOCK_NBYTES, DIGEST_NBYTES, digest
 from ckptd.protocol.errors import DamagedError
-from ckptd.protocol.ids import JobKey, SaveId, file_name
+from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.layout import Layout, Leaves, decode_layout, decode_leaves
-from ckptd.protocol.manifest import COMMITTED, MANIFEST, VOTES_DIR, decode_committed, decode_manifest
+from ckptd.protocol.manifest import (
+    COMMITTED,
+    MANIFEST,
+    VOTES_DIR,
+    FileRecord,
+    Manifest,
+    decode_committed,
+    decode_manifest,
+)
 from ckptd.protocol.slot import PAGE, SEALS_NBYTES, Seal, SlotState, align_up, decode_seals
 
 _STORE_READERS = 4  # reads in flight: what large O_DIRECT reads need to keep a device busy
@@ -33,7 +41,6 @@ class Source:
     layout: Layout
     leaves: Leaves
     readers: int
-    notes: tuple[str, ...] = ()
 
     def close(self) -> None:
         """Closes the file."""
@@ -98,37 +105,40 @@ def _part(fd: int, path: str, start: int, nbytes: int, expected: bytes, what: st
     return data
 
 
-def open_file(directory: str, save: SaveId, rank: int, world_size: int) -> Source:
-    """The segment in a committed checkpoint, read past the page cache where possible. Raises DamagedError, OSError."""
+def read_manifest(directory: str, save: SaveId | None = None) -> Manifest:
+    """The manifest of a committed checkpoint (of save, if given). Raises DamagedError, OSError."""
     manifest_path, committed_path = os.path.join(directory, MANIFEST), os.path.join(directory, COMMITTED)
     manifest_raw = _contents(manifest_path)
     committed = decode_committed(_contents(committed_path), where=committed_path)
     manifest = decode_manifest(manifest_raw, where=manifest_path)
-    if (committed.save, committed.manifest_xxh3_128) != (save, digest(manifest_raw).hex()):
+    if (committed.save, committed.manifest_xxh3_128) != (manifest.save, digest(manifest_raw).hex()):
         raise DamagedError(f"{committed_path}: does not match {MANIFEST}")
-    if (manifest.save, manifest.world_size) != (save, world_size):
-        raise DamagedError(f"{manifest_path}: is of {manifest.save} and {manifest.world_size} ranks")
-    record = manifest.files[rank]
-    path = os.path.join(directory, file_name(rank))
-    notes = [note for vote in manifest.votes if (note := _vote_note(directory, vote.node, vote.digest))]
+    if save is not None and manifest.save != save:
+        raise DamagedError(f"{manifest_path}: is of {manifest.save}, not of {save}")
+    return manifest
+
+
+def vote_notes(directory: str, manifest: Manifest) -> tuple[str, ...]:
+    """What is wrong with the votes. The data is proven without them, but somebody should know."""
+    return tuple(note for vote in manifest.votes if (note := _vote_note(directory, vote.node, vote.digest)))
+
+
+def open_file(directory: str, record: FileRecord) -> Source:
+    """An image of a committed checkpoint, read past the page cache where possible. Raises DamagedError, OSError."""
+    path = os.path.join(directory, record.name)
+    layout, leaves = decode_layout(record.layout, where=path), decode_leaves(record.leaves, where=path)
     fd = _open_direct(path)
     try:
-        found = os.fstat(fd).st_size
-        if found != record.nbytes:
-            raise DamagedError(f"{path}: {found} bytes, the manifest says {record.nbytes}")  # noqa: TRY301
-        return Source(
-            fd=fd,
-            where=path,
-            nbytes=record.nbytes,
-            table=record.digests,
-            layout=decode_layout(record.layout, where=path),
-            leaves=decode_leaves(record.leaves, where=path),
-            readers=_STORE_READERS,
-            notes=tuple(notes),
-        )
+        _check_size(path, os.fstat(fd).st_size, record.nbytes)
     except BaseException:
         os.close(fd)
         raise
+    return Source(fd, path, record.nbytes, record.digests, layout, leaves, readers=_STORE_READERS)
+
+
+def _check_size(path: str, found: int, expected: int) -> None:
+    if found != expected:
+        raise DamagedError(f"{path}: {found} bytes, the manifest says {expected}")
 
 
 def _contents(path: str) -> bytes:
@@ -144,7 +154,6 @@ def _open_direct(path: str) -> int:
 
 
 def _vote_note(directory: str, node: str, expected: bytes) -> str:
-    """What is wrong with a vote. The data is proven without it, but somebody should know."""
     path = os.path.join(directory, VOTES_DIR, node)
     try:
         matches = digest(_contents(path)) == expected
@@ -163,15 +172,16 @@ class Target:
 
 
 def copy_out(source: Source, targets: list[Target]) -> None:
-    """Copies the image into the targets, several blocks at once. Raises DamagedError for the first bad block.
+    """Copies parts of the image into the targets, several blocks at once. Raises DamagedError for the first bad block.
+
+    Only the blocks that hold something of a target are read.
 
     Reads, digests and copies run outside the GIL. On an error the targets hold verified bytes of some blocks and their
     old bytes elsewhere.
     """
     pieces = _pieces(targets)
-    count = block_count(source.nbytes)
     buffers: SimpleQueue[mmap.mmap] = SimpleQueue()
-    for _ in range(min(source.readers, count)):
+    for _ in range(min(source.readers, len(pieces))):
         buffers.put(_buffer())
 
     def copy_block(index: int) -> None:
@@ -179,13 +189,15 @@ def copy_out(source: Source, targets: list[Target]) -> None:
         try:
             source.read(index, buffer)
             base = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
-            for offset, target, nbytes in pieces.get(index, ()):
+            for offset, target, nbytes in pieces[index]:
                 ctypes.memmove(target, base + offset, nbytes)
         finally:
             buffers.put(buffer)
 
+    if not pieces:
+        return
     with ThreadPoolExecutor(source.readers) as pool:
-        jobs = [pool.submit(copy_block, index) for index in range(count)]
+        jobs = [pool.submit(copy_block, index) for index in sorted(pieces)]
         try:
             for job in jobs:
                 job.result()

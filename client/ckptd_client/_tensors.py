@@ -1,9 +1,10 @@
 """The rules for tensor leaves: which tensors can be saved, how their type is written, which share their bytes."""
 
 from collections.abc import Hashable
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
+from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
 from ckptd.protocol.errors import UsageError
@@ -25,6 +26,42 @@ _PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
 def is_tensor(value: Any) -> TypeGuard[torch.Tensor]:
     """Whether value is a tensor of any kind, also one that cannot be saved."""
     return isinstance(value, torch.Tensor)
+
+
+class Shard(NamedTuple):
+    """This rank's part of a tensor: all of a plain one, one box of a DTensor."""
+
+    code: str  # safetensors dtype code
+    sizes: tuple[int, ...]
+    global_shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+    local: torch.Tensor  # shares the tensor's memory
+
+    @property
+    def absent(self) -> bool:
+        """Whether the tensor has elements and this rank none of them."""
+        return 0 in self.sizes and 0 not in self.global_shape
+
+
+def shard_of(tensor: torch.Tensor, where: str) -> Shard:
+    """This rank's part of a tensor that can be saved. where is its place in the state. Raises UsageError."""
+    if not isinstance(tensor, DTensor):
+        code, sizes = describe(tensor, where)
+        return Shard(code, sizes, sizes, (0,) * len(sizes), tensor)
+    code, sizes = describe(local_of(tensor), where)
+    if any(placement.is_partial() for placement in tensor.placements):
+        raise UsageError(f"{where} is a DTensor with a partial placement", hint="redistribute() it before saving")
+    chunks = tensor.__create_chunk_list__()  # type: ignore[no-untyped-call]  # DCP's own question
+    if len(chunks) > 1:
+        text = f"{where} is a DTensor whose shard on this rank is {len(chunks)} separate boxes"
+        raise UsageError(text, hint="redistribute() it to placements without strides")
+    offsets = tuple(chunks[0].offsets) if chunks else (0,) * len(sizes)
+    return Shard(code, sizes, tuple(tensor.shape), offsets, local_of(tensor))
+
+
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The plain tensor that holds this rank's elements. No copy, no autograd, no collective."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor  # noqa: SLF001 - to_local() costs 20 us
 
 
 def describe(tensor: torch.Tensor, where: str) -> tuple[str, tuple[int, ...]]:
@@ -56,8 +93,6 @@ def _refuse_subclass(tensor: torch.Tensor, where: str) -> None:
     name = f"{kind.__module__}.{kind.__qualname__}"
     if tensor.is_nested:
         hint = "save its values() and offsets(), or unbind() it"
-    elif kind.__name__ == "DTensor":
-        hint = "this version saves plain tensors only; save to_local() on each rank or full_tensor() on one"
     elif is_lazy(tensor):
         hint = "run the module once, so that its shape is known"
     else:
