@@ -38,6 +38,7 @@ T = TypeVar("T")
 _LISTEN_S = 0.2  # how long a daemon that runs may take to accept a connection
 _START_S = 10.0  # how long a new one may take to get there
 _HURRIED_S = 2.0  # how long a save waits for a daemon that systemd, say, starts again
+_DOOR_S = 5.0  # connect is this much more patient than the door: its refusal says more than our impatience
 _PAUSE_S = 0.02  # between two daemons that end at once
 _RETRY_S = 15.0  # after a failed attempt to come back, saves fail at once for so long
 
@@ -82,7 +83,7 @@ class Link:
         def enter() -> list[str]:
             self._drop_channel()
             self._open_channel(deadline)
-            return self._attach(deadline)
+            return self._attach(deadline + _DOOR_S)
 
         return _until_one_stays(enter, deadline)
 
@@ -109,10 +110,19 @@ class Link:
         self._open_channel(deadline)
         self._attach(deadline)
         for hand_over in list(self._unacknowledged.values()):
-            self.hand_over(hand_over.slot, hand_over.save, drain=hand_over.drain, deadline=deadline)
+            self._hand_over_again(hand_over, deadline)
         self.slots.give_back()
         if self.capacity:
             self.ask_slots(self.capacity, deadline)
+
+    def _hand_over_again(self, old: HandOver, deadline: float) -> None:
+        """An acknowledgement that never came may have been for a save that is over by now: no reason to stay away."""
+        try:
+            self.hand_over(old.slot, old.save, drain=old.drain, deadline=deadline)
+        except (ChannelLostError, WaitTimeoutError, StaleIncarnationError):
+            raise
+        except CkptdError as error:
+            self.book.give_up(old.save, str(error))
 
     @property
     def _log(self) -> str:
@@ -155,7 +165,7 @@ class Link:
                 takeover=self.settings.takeover,
                 cadence=self.settings.cadence,
             ),
-            deadline + 5.0,  # the daemon's own answer to a long wait says more than our impatience
+            deadline,
         )
         assert isinstance(answer, Attached)  # noqa: S101 - the reply to an Attach
         self.incarnation = answer.incarnation
@@ -264,8 +274,11 @@ class Link:
         """Whether the save is sealed and still to be handed over."""
         return save in self._unacknowledged
 
-    def skip(self, save: SaveId, reason: str) -> None:
-        """Tells the coordinator, if it can be told, that this rank cannot take part in the save."""
+    def skip(self, save: SaveId, reason: str, deadline: float) -> None:
+        """Tells the coordinator, if it can be told, that this rank cannot take part in the save.
+
+        After the deadline it is told without waiting for its answer.
+        """
         with contextlib.suppress(CkptdError):
             self._ask(lambda seq: Skip(seq=seq, save=save, reason=reason[:4000]), time.monotonic() + 1.0)
 

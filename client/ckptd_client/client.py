@@ -190,7 +190,7 @@ class Client:
             try:
                 self._stage_again(handle, values, drain=drain, deadline=deadline)
             except (CkptdError, OSError, RuntimeError) as error:
-                self._note_failure(handle, error)
+                self._note_failure(handle, error, deadline)
             handle.stall_s = time.perf_counter() - began
             self._count(handle)
         return handle
@@ -249,7 +249,7 @@ class Client:
         except WaitTimeoutError:
             reason = f"no slot was free within {self._save_timeout_s:g} s; drains are slow, or slots are few"
             handle.fail(End.SKIPPED, reason)
-            link.skip(handle.save_id, reason)
+            link.skip(handle.save_id, reason, deadline)
             return
         slot = link.slots.take(name)
         try:
@@ -290,7 +290,7 @@ class Client:
         memory[seal.leaves_offset : seal.content_nbytes] = values.leaves
         slot.put_seal(seal)
 
-    def _note_failure(self, handle: SaveHandle, error: Exception) -> None:
+    def _note_failure(self, handle: SaveHandle, error: Exception, deadline: float) -> None:
         """An operational fault: training goes on, the handle says why."""
         if isinstance(error, ChannelLostError) and self._link.holds(handle.save_id):
             log.warning("ckptd: step %d is sealed, but the daemon ended before it heard of it", handle.step)
@@ -299,7 +299,7 @@ class Client:
         self._stats.failed += 1
         log.warning("ckptd: step %d was not saved: %s", handle.step, error)
         if not isinstance(error, ChannelLostError):
-            self._link.skip(handle.save_id, f"{type(error).__name__}: {error}")
+            self._link.skip(handle.save_id, f"{type(error).__name__}: {error}", deadline)
 
     def _count(self, handle: SaveHandle) -> None:
         self._stats.saves += 1

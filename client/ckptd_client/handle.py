@@ -128,6 +128,12 @@ class HandleBook:
             if item.save in self._handles:
                 self._handles[item.save].hear(item)
 
+    def give_up(self, save: SaveId, reason: str) -> None:
+        """The save can no more be handed over; if its handle knows nothing better, it failed."""
+        handle = self._handles.get(save)
+        if handle is not None and handle._milestone is None and handle._end is None:  # noqa: SLF001
+            handle.fail(End.FAILED, reason)
+
     @property
     def newest(self) -> SaveHandle | None:
         """The newest save that may have reached, or may still reach, something."""
