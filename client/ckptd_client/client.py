@@ -198,8 +198,7 @@ class Client:
     def _check_step(self, step: int | None) -> int:
         if step is None:
             return self._last_step + 1
-        if type(step) is not int or not 0 <= step <= MAX_STEP:
-            raise UsageError(f"step must be an int from 0 to {MAX_STEP}, not {step!r}")
+        _check_range(step)
         if step in self._steps:
             raise UsageError(
                 f"step {step} was already saved in incarnation {self._link.incarnation}",
@@ -352,6 +351,10 @@ class Client:
         checkpoint but none can be read: the tensors may then hold parts of it.
         """
         began = time.perf_counter()
+        if type(state) is not dict:
+            raise UsageError(f"the state must be a dict, not {type(state).__name__}", hint='load({"model": model, ...})')
+        if step is not None:
+            _check_range(step)
         with self._lock:
             self._check_open()
             order, segment = load(self._link, state, step)
@@ -386,3 +389,8 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _check_range(step: object) -> None:
+    if type(step) is not int or not 0 <= step <= MAX_STEP:
+        raise UsageError(f"step must be an int from 0 to {MAX_STEP}, not {step!r}")
