@@ -311,6 +311,11 @@ class Client:
     def _pump(self, seconds: float) -> None:
         """News for the handles; brings a lost daemon back while somebody waits."""
         with self._lock:
+            if self._closed and seconds > 0:
+                raise SaveFailedError(
+                    "the client was closed and hears no more of its saves",
+                    hint="wait before close; what was staged becomes durable all the same",
+                )
             if self._closed:
                 return
             if seconds > 0:
