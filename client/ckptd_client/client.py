@@ -225,7 +225,8 @@ class Client:
     def _fit_slots(self, capacity: int, deadline: float) -> None:
         """Asks for slots when those asked for before are too small, or could not be had."""
         if capacity > self._link.capacity or self._link.refusal is not None:
-            self._link.ask_slots(max(capacity, self._link.capacity), deadline)
+            refused = self._link.refusal is not None  # then what was asked for is no measure
+            self._link.ask_slots(capacity if refused else max(capacity, self._link.capacity), deadline)
 
     def _stage_again(self, handle: SaveHandle, values: Values, *, drain: bool, deadline: float) -> None:
         """Begins anew with the next daemon when one ends before the segment was sealed: the other ranks count on us."""
