@@ -71,7 +71,8 @@ class Link:
         self._restartable = settings.autostart
         self._unacknowledged: dict[SaveId, HandOver] = {}
         self._retry_at = 0.0
-        self._coming = 0
+        self._grants = 0  # heard so far
+        self._grants_due = 0  # heard when every slot that was promised is here
 
     # --- the connection
 
@@ -196,6 +197,7 @@ class Link:
             self.book.hear([push])
         elif isinstance(push, SlotGranted):
             self.refusal = None
+            self._grants += 1
             self.slots.grant(push.slot, push.capacity)
         elif isinstance(push, SlotsRefused):
             self.refusal = BudgetError(push.message, hint=push.hint)
@@ -226,10 +228,10 @@ class Link:
 
     def ask_slots(self, capacity: int, deadline: float) -> None:
         """Has slots of this size made ready; they are granted one by one."""
-        self.refusal = None
+        self.refusal, before = None, self._grants
         answer = self._ask(lambda seq: AskSlots(seq=seq, capacity=capacity), deadline)
         assert isinstance(answer, SlotsComing)  # noqa: S101 - the reply to AskSlots
-        self.capacity, self._coming = capacity, answer.count
+        self.capacity, self._grants_due = capacity, before + answer.count
         stale = [name for name, size in self.slots.granted.items() if size < capacity]
         for name in stale:
             self.slots.withdraw(name)
@@ -237,7 +239,7 @@ class Link:
     @property
     def all_granted(self) -> bool:
         """Whether every slot that was promised is here."""
-        return self.slots.count >= self._coming
+        return self._grants >= self._grants_due
 
     def wait_slot(self, nbytes: int, deadline: float) -> str:
         """Name of a granted slot of at least so many bytes.
