@@ -325,7 +325,6 @@ def test_older_steps_can_be_loaded_and_saved_again(join):
         client.load(state, step=17)
 
 
-@pytest.mark.xfail(strict=True, reason="the daemon counts the cadence on from the step before the load")
 def test_a_step_saved_again_after_a_load_is_drained_as_any_other(join):
     client = join(drain_every=1)
     for step in range(2):
