@@ -282,7 +282,7 @@ class Link:
         After the deadline it is told without waiting for its answer.
         """
         with contextlib.suppress(CkptdError):
-            self._ask(lambda seq: Skip(seq=seq, save=save, reason=reason[:4000]), time.monotonic() + 1.0)
+            self._ask(lambda seq: Skip(seq=seq, save=save, reason=reason[:4000]), deadline)
 
 
 def _until_one_stays(talk: Callable[[], T], deadline: float) -> T:

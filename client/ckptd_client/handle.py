@@ -87,6 +87,9 @@ class SaveHandle:
         if news.milestone is not None and not self.reached(news.milestone):
             self._milestone = news.milestone
         self._end, self._reason = news.end, news.reason
+        if self._end is End.ABANDONED and self._milestone is not None:
+            # It was staged, then a newer one; the daemon died while it freed the slots, and the next finds only some.
+            self._end = End.SUPERSEDED
 
     def fail(self, end: End, reason: str) -> None:
         """The save ended on this side."""
