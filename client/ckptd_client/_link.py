@@ -71,6 +71,7 @@ class Link:
         self._restartable = settings.autostart
         self._unacknowledged: dict[SaveId, HandOver] = {}
         self._retry_at = 0.0
+        self._replaced: StaleIncarnationError | None = None
         self._grants = 0  # heard so far
         self._grants_due = 0  # heard when every slot that was promised is here
 
@@ -93,6 +94,8 @@ class Link:
 
         hurried: training waits, so one that others must start again gets little time, and none soon after a failure.
         """
+        if self._replaced is not None:
+            raise self._replaced
         self.pump(time.monotonic())
         if self._channel is not None and not self._channel.lost:
             return
@@ -205,7 +208,11 @@ class Link:
     def _ask(self, make: Callable[[int], Request], deadline: float | None) -> Reply:
         if self._channel is None:
             raise ChannelLostError("no daemon")
-        return self._channel.request(make, deadline)
+        try:
+            return self._channel.request(make, deadline)
+        except StaleIncarnationError as error:
+            self._replaced = error  # the daemon has shut the door: nothing but this would be heard of it again
+            raise
 
     def ask(self, make: Callable[[int], Request], deadline: float | None) -> Reply:
         """One request and its answer, of a daemon that is made sure of first.
