@@ -191,6 +191,7 @@ class _Trainer:
         self._history: list[tuple[int, str | None, str | None]] = []
         self._logs: list[str] = []
         self._keep: list[Any] = []
+        self._made: dict[int, dict[str, Any]] = {}
         handler = logging.Handler()
         handler.emit = lambda record: self._logs.append(record.getMessage())  # type: ignore[method-assign]
         logging.getLogger("ckptd_client").addHandler(handler)
@@ -223,9 +224,14 @@ class _Trainer:
         """prepare."""
         self._client.prepare(self._state(0))
 
+    def make(self, step: int) -> None:
+        """The state of the step, ahead of its save."""
+        self._made[step] = self._state(step)
+
     def save(self, step: int, **named: Any) -> float:
         """save; the seconds that the handle says."""
-        handle = self._handles[step] = self._client.save(self._state(step), step, **named)
+        state = self._made.pop(step, None) or self._state(step)
+        handle = self._handles[step] = self._client.save(state, step, **named)
         self.watch()
         return float(handle.stall_s)
 
