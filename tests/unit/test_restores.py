@@ -16,6 +16,7 @@ def a_load(*, committed=(), staged=(), step=None, world=2):
     job = AJob(world=world).start(committed=committed)
     for save in staged:
         job.stage_all(save)
+        job.digest_all(save)
     asked = [job.ask_load(rank, step=step) for rank in range(world)]
     job.scan(*committed)
     job.number(2)
@@ -188,3 +189,14 @@ def test_retention_waits_for_a_load():
     assert isinstance(job.answer(seq), LoadFrom)
     job.report(0, three[-1], Tier.PFS)
     assert [a.save for a in job.did if type(a).__name__ == "RemoveCheckpoint"] == list(three[:3])
+
+
+def test_a_rank_is_sent_to_its_slot_once_the_digests_are_taken():
+    job = AJob().start()
+    job.stage_all(TWO)
+    asked = [job.ask_load(rank) for rank in range(2)]
+    job.scan()
+    job.number(2)
+    assert orders(job, asked) == [None, None]
+    job.digest_all(TWO)
+    assert [o.tier for o in orders(job, asked)] == [Tier.ARENA] * 2

@@ -473,7 +473,6 @@ def test_prepare_costs_nothing_twice_and_the_first_save_needs_no_plan(join):
     assert client.stats().plans == 1
 
 
-@pytest.mark.xfail(strict=True, reason="the daemon sends ranks to a slot whose digests it has not taken yet")
 def test_a_load_right_after_a_large_save_waits_for_its_digests(join):
     client = join(drain_every=100)
     state = {"w": torch.zeros(256 << 20, dtype=torch.uint8)}
