@@ -88,6 +88,7 @@ def test_a_store_that_does_not_answer_is_no_empty_store():
 def test_memory_serves_while_the_store_does_not_answer():
     job = AJob(world=1).start()
     job.stage(0, ONE)
+    job.digest_all(ONE)
     seq = job.ask_load(0)
     job.scan(problem="EIO")
     job.say(ev.IncarnationTaken(job=KEY, problem="EIO"))
