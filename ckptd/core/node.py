@@ -45,6 +45,7 @@ class LocalRank:
     world_size: int
     request: int
     load_request: int | None = None
+    load_order: ev.LoadOrdered | None = None  # the answer, kept back until the slot's digests are taken
 
 
 class JobNode:
@@ -121,7 +122,8 @@ class JobNode:
             case ev.LoadAsked() | ev.LoadReported():
                 return self._load_word(event)
             case ev.DigestsSealed():
-                return self._vote() if self.slots.digested(event.slot, event.save) else []
+                known = self.slots.digested(event.slot, event.save)
+                return [*self._vote(), *self._answer_loads()] if known else []
             case ev.DrainMoved():
                 return [self._report(event)]
             case ev.Drained():
@@ -334,17 +336,28 @@ class JobNode:
         if order.agreed or order.save is None:  # a load that fails leaves the ranks in the incarnation they have
             self.incarnation = max(self.incarnation, order.incarnation)
         self._loading = None if order.agreed else order.save
+        for local in self.ranks.values():
+            local.load_order = order if local.load_request is not None else None
+        return [*self._answer_loads(), *self.collect()]
+
+    def _answer_loads(self) -> list[Action]:
+        """Answers the ranks that have their order and can follow it: a slot can be read once its digests are taken."""
         actions: list[Action] = []
         for local in self.ranks.values():
-            if local.load_request is not None:
-                actions += self._answer_load(local, order)
-        return [*actions, *self.collect()]
+            order = local.load_order
+            slot = self._slot_to_read(local.rank, order) if order is not None else None
+            if order is not None and (slot is None or slot.digested):
+                local.load_order = None
+                actions += self._answer_load(local, order, slot.name if slot else "")
+        return actions
 
-    def _answer_load(self, local: LocalRank, order: ev.LoadOrdered) -> list[Action]:
+    def _slot_to_read(self, rank: int, order: ev.LoadOrdered) -> Slot | None:
+        if order.save is None or order.agreed or rank not in order.in_arena:
+            return None
+        return next((slot for slot in self.slots.holding(order.save) if slot.rank == rank), None)
+
+    def _answer_load(self, local: LocalRank, order: ev.LoadOrdered, slot: str) -> list[Action]:
         request, local.load_request = local.load_request, None
-        slot = ""
-        if order.save is not None and local.rank in order.in_arena:
-            slot = next((s.name for s in self.slots.holding(order.save) if s.rank == local.rank), "")
         answer = LoadFrom(
             reply_to=request or 0,
             incarnation=order.incarnation,
@@ -363,7 +376,7 @@ class JobNode:
         for local in self.ranks.values():
             if order.rank not in (None, local.rank):
                 continue
-            request, local.load_request = local.load_request, None
+            request, local.load_request, local.load_order = local.load_request, None, None
             if request is not None:
                 actions += self._refuse(local.rank, request, order.code, order.message, order.hint)
         return [*actions, *self.collect()]

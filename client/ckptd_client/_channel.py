@@ -65,6 +65,7 @@ class Channel:
         """
         self._seq += 1
         seq = self._seq
+        self._answers.clear()  # late ones, to requests that nobody waits for any more
         if self.lost:
             raise ChannelLostError(f"the daemon behind {self._path} ended")
         self._socket.send(encode(make(seq)))

@@ -87,6 +87,9 @@ class SaveHandle:
         if news.milestone is not None and not self.reached(news.milestone):
             self._milestone = news.milestone
         self._end, self._reason = news.end, news.reason
+        if self._end is End.ABANDONED and self._milestone is not None:
+            # It was staged, then a newer one; the daemon died while it freed the slots, and the next finds only some.
+            self._end = End.SUPERSEDED
 
     def fail(self, end: End, reason: str) -> None:
         """The save ended on this side."""
@@ -127,6 +130,12 @@ class HandleBook:
         for item in news:
             if item.save in self._handles:
                 self._handles[item.save].hear(item)
+
+    def give_up(self, save: SaveId, reason: str) -> None:
+        """The save can no more be handed over; if its handle knows nothing better, it failed."""
+        handle = self._handles.get(save)
+        if handle is not None and handle._milestone is None and handle._end is None:  # noqa: SLF001
+            handle.fail(End.FAILED, reason)
 
     @property
     def newest(self) -> SaveHandle | None:

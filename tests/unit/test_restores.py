@@ -16,6 +16,7 @@ def a_load(*, committed=(), staged=(), step=None, world=2):
     job = AJob(world=world).start(committed=committed)
     for save in staged:
         job.stage_all(save)
+        job.digest_all(save)
     asked = [job.ask_load(rank, step=step) for rank in range(world)]
     job.scan(*committed)
     job.number(2)
@@ -87,6 +88,7 @@ def test_a_store_that_does_not_answer_is_no_empty_store():
 def test_memory_serves_while_the_store_does_not_answer():
     job = AJob(world=1).start()
     job.stage(0, ONE)
+    job.digest_all(ONE)
     seq = job.ask_load(0)
     job.scan(problem="EIO")
     job.say(ev.IncarnationTaken(job=KEY, problem="EIO"))
@@ -188,3 +190,14 @@ def test_retention_waits_for_a_load():
     assert isinstance(job.answer(seq), LoadFrom)
     job.report(0, three[-1], Tier.PFS)
     assert [a.save for a in job.did if type(a).__name__ == "RemoveCheckpoint"] == list(three[:3])
+
+
+def test_a_rank_is_sent_to_its_slot_once_the_digests_are_taken():
+    job = AJob().start()
+    job.stage_all(TWO)
+    asked = [job.ask_load(rank) for rank in range(2)]
+    job.scan()
+    job.number(2)
+    assert orders(job, asked) == [None, None]
+    job.digest_all(TWO)
+    assert [o.tier for o in orders(job, asked)] == [Tier.ARENA] * 2
