@@ -114,7 +114,7 @@ class Door:
                 return ev.DrainAsked(job=job, rank=rank, session=session, request=seq)
             case AskLoad(step=step):
                 return ev.LoadAsked(job=job, rank=rank, session=session, request=seq, step=step)
-            case ReportLoad(save=save, tier=tier, problem=problem, fatal=fatal):
+            case ReportLoad(save=save, tier=tier, problem=problem, fatal=fatal, reshape=reshape):
                 return ev.LoadReported(
                     job=job,
                     rank=rank,
@@ -124,6 +124,7 @@ class Door:
                     tier=tier,
                     problem=problem,
                     fatal=fatal,
+                    reshape=reshape,
                 )
             case Detach():
                 return ev.RankDetached(job=job, rank=rank, session=session, request=seq)

@@ -35,7 +35,7 @@ class Coordinator:
             case ev.StoreScanned():
                 return self._scanned(event, now)
             case ev.CommitEnded():
-                return [*self.saves.committed(event, now), *self._release_when_safe(now)]
+                return self._committed(event, now)
             case ev.CheckpointRemoved():
                 return self.saves.removed(event)
         raise AssertionError(f"no row for {event}")
@@ -67,7 +67,7 @@ class Coordinator:
                 known = self.sessions.incarnation
                 return self._load(self.restores.asked(event, self.sessions.world_size, known, self.saves, now))
             case ev.LoadReported():
-                return self._load(self.restores.reported(event, self.sessions.world_size, self.saves))
+                return self._load(self.restores.reported(event, self.sessions.world_size, self.saves, now))
         raise AssertionError(f"no row for {event}")
 
     def _attached(self, node: str, event: ev.RankAttached, now: float) -> list[Action]:
@@ -142,12 +142,18 @@ class Coordinator:
         if not self.restores.wants_incarnation:
             return []
         number = max(event.number, self.sessions.incarnation + 1)
-        return self._load(self.restores.incarnation_taken(number, self.sessions.world_size, self.saves))
+        return self._load(self.restores.incarnation_taken(number, self.sessions.world_size, self.saves, now))
+
+    def _committed(self, event: ev.CommitEnded, now: float) -> list[Action]:
+        actions = self.saves.committed(event, now)
+        if not event.problem:
+            actions += self._load(self.restores.committed(event.save, self.sessions.world_size, self.saves, now))
+        return [*actions, *self._release_when_safe(now)]
 
     def _scanned(self, event: ev.StoreScanned, now: float) -> list[Action]:
         self._rescan_at = now + self._policy.drain_retry_max_s / 4 if event.problem and not self.saves.ready else None
         actions = self.saves.scanned(event, self.sessions.incarnation, now)
-        actions += self._load(self.restores.scanned(event, self.sessions.world_size, self.saves))
+        actions += self._load(self.restores.scanned(event, self.sessions.world_size, self.saves, now))
         return [*actions, *self._release_when_safe(now)]
 
     def _load(self, actions: list[Action]) -> list[Action]:

@@ -115,6 +115,7 @@ class LoadReported(FromRank):
     tier: Tier
     problem: str = ""
     fatal: bool = False  # no other checkpoint would do better
+    reshape: bool = False  # nothing is wrong with it, but this rank needs other ranks' images too
 
 
 # --- from the arena

@@ -3,6 +3,9 @@
 All ranks ask; the newest checkpoint that every rank can read wins; every rank reads and checks it; only when all
 succeeded is the load agreed. A copy found damaged is not offered again: the same checkpoint by another route
 comes first, then an older one.
+
+A checkpoint of another world size, or whose boxes lie otherwise on the ranks now, is read from the store, where every
+rank reaches every image; one that is only in memory is drained first.
 """
 
 from dataclasses import dataclass, field
@@ -29,6 +32,8 @@ class Round:
     failed: bool = False
     notes: list[str] = field(default_factory=list)
     damaged: set[tuple[SaveId, Tier, int]] = field(default_factory=set)
+    reshaped: set[SaveId] = field(default_factory=set)  # some rank needs other ranks' images of it
+    awaited: SaveId | None = None  # must be on the store first; its drain runs
 
 
 class Restores:
@@ -65,9 +70,9 @@ class Restores:
             text = f"rank {event.rank} asked again while the others were reading"
             return self._refuse("restore", text, "call load again on all ranks")
         self._round.asked.add(event.rank)
-        return [*actions, *self._choose_when_ready(world_size, saves)]
+        return [*actions, *self._choose_when_ready(world_size, saves, now)]
 
-    def scanned(self, event: ev.StoreScanned, world_size: int, saves: Saves) -> list[Action]:
+    def scanned(self, event: ev.StoreScanned, world_size: int, saves: Saves, now: float) -> list[Action]:
         """What lies on the store is known, or that it does not answer."""
         if self._round is None or self._round.scan is not None:
             return []
@@ -75,28 +80,37 @@ class Restores:
         self._round.notes += event.notes
         if event.problem:
             self._round.notes.append(f"the store did not answer: {event.problem}")
-        return self._choose_when_ready(world_size, saves)
+        return self._choose_when_ready(world_size, saves, now)
 
-    def incarnation_taken(self, number: int, world_size: int, saves: Saves) -> list[Action]:
+    def incarnation_taken(self, number: int, world_size: int, saves: Saves, now: float) -> list[Action]:
         """The number the restored job goes on with."""
         if self._round is None:
             return []
         self._round.incarnation = number
-        return self._choose_when_ready(world_size, saves)
+        return self._choose_when_ready(world_size, saves, now)
 
-    def _choose_when_ready(self, world_size: int, saves: Saves) -> list[Action]:
+    def committed(self, save: SaveId, world_size: int, saves: Saves, now: float) -> list[Action]:
+        """A checkpoint is on the store; perhaps the load waits for it."""
+        if self._round is None or self._round.awaited != save:
+            return []
+        self._round.awaited = None
+        return self._choose_when_ready(world_size, saves, now)
+
+    def _choose_when_ready(self, world_size: int, saves: Saves, now: float) -> list[Action]:
         r = self._round
         if r is None or r.scan is None or r.incarnation is None or len(r.asked) < world_size or r.choice is not None:
             return []
-        return self._choose(r, world_size, saves)
+        return self._choose(r, world_size, saves, now)
 
-    def _choose(self, r: Round, world_size: int, saves: Saves) -> list[Action]:
+    def _choose(self, r: Round, world_size: int, saves: Saves, now: float) -> list[Action]:
         candidates = self._candidates(r, saves)
         for save in candidates:
             size = saves.on_store[save].world_size if save in saves.on_store else saves.records[save].world_size
             if size != world_size:
-                text = f"{save} was saved by {size} ranks, this job has {world_size}"
-                return self._refuse("restore", text, "start as many ranks, or load an older step with load(step=...)")
+                r.reshaped.add(save)
+            if save in r.reshaped and save not in saves.on_store and saves.newest_staged is saves.records[save]:
+                r.choice, r.awaited = None, save
+                return saves.drain_newest(now)
             tiers = [self._tier(r, save, rank, saves) for rank in range(world_size)]
             if None not in tiers:
                 return [self._order(r, save, tiers, saves)]
@@ -109,7 +123,7 @@ class Restores:
 
     def _tier(self, r: Round, save: SaveId, rank: int, saves: Saves) -> Tier | None:
         record: Record | None = saves.records.get(save)
-        in_arena = record is not None and record.staged and rank in record.held
+        in_arena = record is not None and record.staged and rank in record.held and save not in r.reshaped
         if in_arena and (save, Tier.ARENA, rank) not in r.damaged:
             return Tier.ARENA
         if save in saves.on_store and (save, Tier.PFS, rank) not in r.damaged:
@@ -143,7 +157,7 @@ class Restores:
         self._round = None
         return [ToNode(job=self._job, message=order)]
 
-    def reported(self, event: ev.LoadReported, world_size: int, saves: Saves) -> list[Action]:
+    def reported(self, event: ev.LoadReported, world_size: int, saves: Saves, now: float) -> list[Action]:
         """A rank read its bytes, or could not."""
         r = self._round
         if r is None or event.save != r.choice:
@@ -153,14 +167,17 @@ class Restores:
         r.reported.add(event.rank)
         if event.fatal:
             return self._refuse("mismatch", f"rank {event.rank}, {event.save}: {event.problem}", "")
-        if event.problem:
+        if event.reshape:
+            r.failed = True
+            r.reshaped.add(event.save)
+        elif event.problem:
             r.failed = True
             r.damaged.add((event.save, event.tier, event.rank))
             r.notes.append(f"{event.save}, rank {event.rank}, {event.tier}: {event.problem}")
         if len(r.reported) < world_size:
             return []
         if r.failed:
-            return self._choose(r, world_size, saves)
+            return self._choose(r, world_size, saves, now)
         order = ev.LoadOrdered(
             job=self._job,
             node=self._node,
@@ -189,6 +206,9 @@ class Restores:
         deadline = self.next_deadline()
         if self._round is None or deadline is None or now < deadline:
             return []
+        if self._round.awaited is not None:
+            text = f"{self._round.awaited} must be on the store to be read by these ranks, and its drain does not end"
+            return self._refuse("restore", text, "ckptd status tells why; or start the ranks as they were")
         missing = sorted(set(range(world_size)) - self._round.asked)
         return self._refuse("restore", f"ranks {missing} did not call load", "call load on every rank")
 

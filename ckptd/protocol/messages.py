@@ -115,6 +115,7 @@ class ReportLoad(_Request, frozen=True, kw_only=True):
     tier: Tier
     problem: Text = ""
     fatal: bool = False  # the state does not fit: no other checkpoint is to be tried
+    reshape: bool = False  # the rank needs other ranks' images too
 
 
 class AskSteps(_Request, frozen=True, kw_only=True):

@@ -45,17 +45,14 @@ def _run(link: Link, state: dict[str, Any], step: int | None) -> tuple[LoadFrom,
     order = _ask(link, lambda seq: AskLoad(seq=seq, step=step))
     segment: Segment | None = None
     while order.save is not None and not order.agreed:
-        problem, misfit = "", None
+        error: Exception | None = None
         if segment is None or (segment.save, segment.tier) != (order.save, order.tier):
+            segment = None
             try:
                 segment = _read(link, state, order)
-            except MismatchError as error:
-                problem, misfit = str(error), error
-            except (CkptdError, OSError) as error:
-                problem = str(error)
-        order = _report(link, order, problem, misfit)
-        if problem:
-            segment = None
+            except (CkptdError, OSError) as problem:
+                error = problem
+        order = _report(link, order, error)
     return order, segment
 
 
@@ -66,18 +63,25 @@ def _ask(link: Link, make: Callable[[int], Request]) -> LoadFrom:
     return answer
 
 
-def _report(link: Link, order: LoadFrom, problem: str, misfit: MismatchError | None) -> LoadFrom:
+def _report(link: Link, order: LoadFrom, error: Exception | None) -> LoadFrom:
     save, tier = order.save, order.tier
     assert save is not None  # noqa: S101 - only orders to read are reported
 
     def make(seq: int) -> Request:
-        return ReportLoad(seq=seq, save=save, tier=tier, problem=problem[:4000], fatal=misfit is not None)
+        return ReportLoad(
+            seq=seq,
+            save=save,
+            tier=tier,
+            problem=str(error)[:4000] if error else "",
+            fatal=isinstance(error, MismatchError),
+            reshape=isinstance(error, OtherRanksNeededError),
+        )
 
     try:
         return _ask(link, make)
     except CkptdError:
-        if misfit is not None:
-            raise misfit from None
+        if isinstance(error, MismatchError):
+            raise error from None
         raise
 
 

@@ -360,7 +360,9 @@ class Client:
         """
         began = time.perf_counter()
         if type(state) is not dict:
-            raise UsageError(f"the state must be a dict, not {type(state).__name__}", hint='load({"model": model, ...})')
+            raise UsageError(
+                f"the state must be a dict, not {type(state).__name__}", hint='load({"model": model, ...})'
+            )
         if step is not None:
             _check_range(step)
         with self._lock:
