@@ -269,7 +269,8 @@ class Saves:
         record.phase, record.error = Phase.DURABLE, ""
         actions = self._finish(record, End.DURABLE, "")
         actions += self._drop_drain(record)
-        for partial in sorted(p for p in self._partials if p <= save):
+        self._partials.discard(save)  # it has its final name now
+        for partial in sorted(p for p in self._partials if p < save):
             self._partials.discard(partial)
             actions.append(RemovePartial(job=self._job, save=partial))
         return [*actions, *self.retire()]
@@ -285,6 +286,7 @@ class Saves:
         record.first_failure = now if record.first_failure is None else record.first_failure
         pause = min(self._policy.drain_retry_s * 2 ** (record.failures - 1), self._policy.drain_retry_max_s)
         self.retry_at = now + pause
+        self._partials.add(record.save)  # what it left goes with the next commit, if that is of a newer save
         note = Note(job=self._job, text=f"drain of {record.save} failed, again in {pause:g} s: {problem}")
         if record.phase is Phase.COMMITTING and record.commit_failures < _COMMIT_TRIES:
             return [note]  # stays active: the commit alone is tried again
