@@ -141,9 +141,10 @@ class Ranks:
 
 
 @contextlib.contextmanager
-def told(store: str, arena: str | None = None) -> Iterator[Node]:
-    """A node whose daemons' log is printed when the test fails."""
+def told(store: str, arena: str | None = None, logs: str = "") -> Iterator[Node]:
+    """A node whose daemons' log, in the store or the directory logs, is printed when the test fails."""
     with Node(store, arena=arena) as node:
+        node.log = os.path.join(logs or store, os.path.basename(node.log))
         try:
             yield node
         except BaseException:
