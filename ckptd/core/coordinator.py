@@ -73,9 +73,16 @@ class Coordinator:
     def _attached(self, node: str, event: ev.RankAttached, now: float) -> list[Action]:
         scan: list[Action] = [] if self._asked_scan else [ScanStore(job=self.job)]
         self._asked_scan = True
+        before = self.sessions.session
         actions = self._with_news(self.sessions.attach(node, event, now))
+        return [*scan, *actions, *self._entered(before)]
+
+    def _entered(self, before: str) -> list[Action]:
+        """What follows when the door was opened: another session than before ends what its predecessor had begun."""
         self._somebody_is_in()
-        return [*scan, *actions]
+        if self.sessions.session == before:
+            return []
+        return [*self._load(self.restores.replaced()), *self.saves.new_incarnation(self.sessions.incarnation)]
 
     def _somebody_is_in(self) -> None:
         """Ranks belong to the job: it is neither closing nor an orphan. Who only knocks changes nothing."""
@@ -134,11 +141,7 @@ class Coordinator:
         if self.sessions.taking:
             before = self.sessions.session
             actions = self._with_news(self.sessions.opened(event, now))
-            if self.sessions.session == before:
-                return actions
-            self._somebody_is_in()
-            actions += self._load(self.restores.replaced())
-            return [*actions, *self.saves.new_incarnation(self.sessions.incarnation)]
+            return [*actions, *self._entered(before)]
         if not self.restores.wants_incarnation:
             return []
         number = max(event.number, self.sessions.incarnation + 1)

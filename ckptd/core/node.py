@@ -63,6 +63,7 @@ class JobNode:
         self.newest_staged: SaveId | None = None
         self.pending: set[SaveId] = set()  # held here, neither staged nor given up by the coordinator
         self.draining: SaveId | None = None
+        self.forced: set[SaveId] = set()  # to be drained for sure, so kept until they are
         self._written = False  # the draining save's files are synced
         self._loading: SaveId | None = None
 
@@ -146,6 +147,7 @@ class JobNode:
                 return [*self._tell_all(Progress(save=order.save, milestone=Milestone.STAGED)), *self.collect()]
             case ev.SaveEnded():
                 self.pending.discard(order.save)
+                self.forced.discard(order.save)
                 milestone = Milestone.DURABLE if order.end == "durable" else None
                 news = Progress(save=order.save, milestone=milestone, end=order.end, reason=order.reason)
                 return [*self._tell_all(news), *self.collect()]
@@ -190,6 +192,9 @@ class JobNode:
     def _opened(self, order: ev.SessionOpened) -> list[Action]:
         self.incarnation = max(self.incarnation, order.incarnation)
         actions: list[Action] = []
+        for old in [local for local in self.ranks.values() if local.session != order.session]:
+            del self.ranks[old.rank]
+            actions += self.slots.rank_left(old.rank, writer_gone=(old.rank, old.session) not in self.live)
         for rank in order.ranks:
             local = self.waiting.pop((rank, order.session), None)
             if local is None:
@@ -208,12 +213,9 @@ class JobNode:
 
     def _seat(self, local: LocalRank) -> list[Action]:
         """The rank is in. What another process of that rank may still be writing is given up."""
-        old = self.ranks.get(local.rank)
         self.ranks[local.rank] = local
         others = any(rank == local.rank and session != local.session for rank, session in self.live)
-        if others or (old is not None and old.session != local.session):
-            return self.slots.rank_left(local.rank, writer_gone=not others)
-        return []
+        return self.slots.rank_left(local.rank, writer_gone=False) if others else []
 
     def _refused(self, order: ev.SessionRefused) -> list[Action]:
         actions: list[Action] = []
@@ -259,6 +261,8 @@ class JobNode:
         if problem:
             return self._refuse(event.rank, event.request, "protocol", problem)
         self.pending.add(event.save)
+        if event.drain:
+            self.forced.add(event.save)
         digests = TakeDigests(job=self.job, slot=event.slot, save=event.save)
         return [*self._done(event.rank, event.request), digests, self._report(event)]
 
@@ -280,7 +284,11 @@ class JobNode:
 
     def collect(self) -> list[Action]:
         """Frees every slot that nothing holds on to, and grants it again."""
-        wanted = self.pending | {s for s in (self.newest_staged, self.draining, self._loading) if s is not None}
+        wanted = (
+            self.pending
+            | self.forced
+            | {s for s in (self.newest_staged, self.draining, self._loading) if s is not None}
+        )
         actions: list[Action] = []
         for slot in [s for s in self.slots if s.save is not None and s.save not in wanted]:
             actions += self._free(slot)
@@ -386,6 +394,7 @@ class JobNode:
     def _released(self) -> list[Action]:
         self.newest_staged = None
         self.pending.clear()
+        self.forced.clear()
         actions = [*self.collect(), *self.slots.trim()]
         return actions if self.ranks or self.waiting or self.slots else [*actions, ForgetJob(job=self.job)]
 

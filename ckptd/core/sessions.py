@@ -61,7 +61,9 @@ class Sessions:
         problem = self._misfit(event)
         if problem:
             return [self._refusal(event.session, (event.rank,), *problem)]
-        if event.session == self.session or (event.incarnation > 0 and not self.session):
+        if event.session == self.session or event.incarnation > 0:
+            if event.session != self.session:
+                self.members, self.departed = {}, set()
             self.session, self.world_size, self.cadence = event.session, event.world_size, event.cadence
             self.incarnation = max(self.incarnation, event.incarnation)
             self.members[event.rank] = node
@@ -73,9 +75,10 @@ class Sessions:
         return self._open_waiting(now)
 
     def _misfit(self, event: ev.RankAttached) -> tuple[str, str, str] | None:
-        if event.incarnation and (event.session != self.session and self.session):
-            return ("stale", f"incarnation {event.incarnation} was replaced by {self.incarnation}", "")
-        if event.incarnation and event.incarnation < self.incarnation:
+        replaced = event.incarnation < self.incarnation
+        if self.session and event.session != self.session:
+            replaced = event.incarnation <= self.incarnation
+        if event.incarnation and replaced:
             return ("stale", f"incarnation {event.incarnation} was replaced by {self.incarnation}", "")
         if event.rank >= event.world_size:
             return ("usage", f"rank {event.rank} does not exist in a job of {event.world_size} ranks", "")
