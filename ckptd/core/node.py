@@ -194,6 +194,9 @@ class JobNode:
         actions: list[Action] = []
         for old in [local for local in self.ranks.values() if local.session != order.session]:
             del self.ranks[old.rank]
+            if old.load_request is not None:
+                text = f"another process is rank {old.rank} of the job now"
+                actions.append(self._to(old, Refused(reply_to=old.load_request, code="stale", message=text)))
             actions += self.slots.rank_left(old.rank, writer_gone=(old.rank, old.session) not in self.live)
         for rank in order.ranks:
             local = self.waiting.pop((rank, order.session), None)
