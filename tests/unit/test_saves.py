@@ -48,6 +48,7 @@ def test_a_hand_over_said_twice_does_not_hold_its_slot_for_ever():
     job.stage(0, ONE, slot=slot)
     job.drain(ONE)
     assert isinstance(job.answer(job.stage(0, ONE, slot=slot)), Done)
+    assert job.told(0)[-1].end == "durable"  # and no news that would undo the end
     job.stage(0, TWO)
     assert job.node.slots.holding(ONE) == []
 
