@@ -59,9 +59,7 @@ def source_of(tmp_path):
 def cut(nbytes):
     """Tensors that cover an image of nbytes end to end, and where each begins."""
     edges = sorted({0, nbytes, *(at for at in CUTS if at < nbytes)})
-    return [
-        (start, torch.zeros(stop - start, dtype=torch.uint8)) for start, stop in zip(edges, edges[1:], strict=False)
-    ]
+    return [(start, torch.zeros(stop - start, dtype=torch.uint8)) for start, stop in pairwise(edges)]
 
 
 def targets_of(pieces):
