@@ -59,6 +59,7 @@ class JobNode:
         self.slots = SlotTable(job, policy.slots_per_rank)
         self.ranks: dict[int, LocalRank] = {}  # let in by the coordinator
         self.waiting: dict[tuple[int, str], LocalRank] = {}  # by rank and session, before the door
+        self.replaced: dict[tuple[int, str], LocalRank] = {}  # still told what becomes of their saves
         self.live: dict[tuple[int, str], ev.RankFound] = {}
         self.newest_staged: SaveId | None = None
         self.pending: set[SaveId] = set()  # held here, neither staged nor given up by the coordinator
@@ -80,7 +81,7 @@ class JobNode:
         return ToRank(job=self.job, rank=local.rank, session=local.session, message=message)
 
     def _tell_all(self, message: Reply) -> list[Action]:
-        return [self._to(local, message) for local in self.ranks.values()]
+        return [self._to(local, message) for local in (*self.ranks.values(), *self.replaced.values())]
 
     def _done(self, rank: int, request: int) -> list[Action]:
         return self._tell(rank, Done(reply_to=request))
@@ -125,6 +126,8 @@ class JobNode:
             case ev.DigestsSealed():
                 known = self.slots.digested(event.slot, event.save)
                 return [*self._vote(), *self._answer_loads()] if known else []
+            case ev.DigestsFailed():
+                return self._unreadable(event)
             case ev.DrainMoved():
                 return [self._report(event)]
             case ev.Drained():
@@ -194,6 +197,8 @@ class JobNode:
         actions: list[Action] = []
         for old in [local for local in self.ranks.values() if local.session != order.session]:
             del self.ranks[old.rank]
+            if (old.rank, old.session) in self.live:
+                self.replaced[old.rank, old.session] = old
             if old.load_request is not None:
                 text = f"another process is rank {old.rank} of the job now"
                 actions.append(self._to(old, Refused(reply_to=old.load_request, code="stale", message=text)))
@@ -241,6 +246,7 @@ class JobNode:
 
     def _drop(self, rank: int, session: str) -> list[Action]:
         self.waiting.pop((rank, session), None)
+        self.replaced.pop((rank, session), None)
         local = self.ranks.get(rank)
         if local is None or local.session != session:
             return []
@@ -333,6 +339,19 @@ class JobNode:
         self._written = False
         names = tuple(slot.name for slot in held)
         return [WriteVote(job=self.job, save=save, slots=names)]
+
+    def _unreadable(self, event: ev.DigestsFailed) -> list[Action]:
+        """A slot that cannot be read can be neither voted for nor loaded: who waits for it is told."""
+        actions: list[Action] = [Note(job=self.job, text=event.problem)]
+        if event.save == self.draining:
+            self._written = False
+            actions.append(self._report(ev.Drained(job=self.job, save=event.save, problem=event.problem)))
+        for local in self.ranks.values():
+            order = local.load_order
+            if order is not None and order.save == event.save:
+                local.load_order = None
+                actions += self._answer_load(local, order, "")
+        return actions
 
     # --- load
 

@@ -281,3 +281,15 @@ def test_after_a_restart_the_newer_of_two_sessions_is_the_job_whoever_came_back_
     assert job.sessions.session == "new"
     assert set(job.node.ranks) == {0}
     assert job.answer(job.attach(1, "old", incarnation=1)).code == "stale"
+
+
+def test_a_replaced_rank_still_hears_what_becomes_of_its_saves():
+    job = AJob(world=2).start()
+    job.stage_all(ONE)
+    job.stage(0, TWO)
+    for rank in range(2):
+        job.attach(rank, "b", takeover=True)
+    job.number(2)
+    assert job.ends(TWO, 0, "a") == ["abandoned"]
+    job.drain(ONE)
+    assert job.ends(ONE, 1, "a") == ["durable"]
