@@ -266,14 +266,17 @@ class JobNode:
         if event.save.incarnation != self.incarnation:
             text = f"{event.save} comes from an incarnation that {self.incarnation} has replaced"
             return self._refuse(event.rank, event.request, "stale", text)
+        again = any(slot.name == event.slot for slot in self.slots.holding(event.save))
         problem = self.slots.hold(event)
         if problem:
             return self._refuse(event.rank, event.request, "protocol", problem)
-        self.pending.add(event.save)
         if event.drain:
             self.forced.add(event.save)
-        digests = TakeDigests(job=self.job, slot=event.slot, save=event.save)
-        return [*self._done(event.rank, event.request), digests, self._report(event)]
+        answer = self._done(event.rank, event.request)
+        if again:  # by a rank that did not hear the answer
+            return [*answer, self._report(event)]
+        self.pending.add(event.save)
+        return [*answer, TakeDigests(job=self.job, slot=event.slot, save=event.save), self._report(event)]
 
     def _adopted(self, event: ev.SlotAdopted) -> list[Action]:
         self.slots.adopt(event)

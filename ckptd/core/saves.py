@@ -113,8 +113,6 @@ class Saves:
             return self._disagree(record, clash)
         if record.end is not None:
             return self._tell_end(record)  # a late rank of a save that is over, or one that says again what it said
-        if record.staged:  # said again, by a rank that did not hear the answer
-            return [self._order(ev.SaveStaged(job=self._job, node=self._node, save=record.save))]
         if record.phase is Phase.STAGING and len(record.delivered) == record.world_size:
             return self._complete(record, now)
         return []
