@@ -293,3 +293,13 @@ def test_a_replaced_rank_still_hears_what_becomes_of_its_saves():
     assert job.ends(TWO, 0, "a") == ["abandoned"]
     job.drain(ONE)
     assert job.ends(ONE, 1, "a") == ["durable"]
+
+
+def test_a_replaced_rank_is_answered_also_when_its_job_is_gone():
+    job = AJob(world=1).start()
+    job.attach(0, "b", takeover=True)
+    job.number(2)
+    job.detach(0, "b")
+    assert not job.catalogue.jobs
+    assert job.answer(job.ask_load(0, "a")).code == "stale"
+    assert isinstance(job.answer(job.detach(0, "a")), Done)
