@@ -160,7 +160,7 @@ def test_a_full_store_is_tried_again_until_there_is_room(tmp_path: Path):
             wait_for(lambda: (drain := node.job(JOB).drain) and drain.attempt >= 3 and drain.retry_in_s)
             drain = node.job(JOB).drain
             assert "No space left" in drain.last_error
-            assert "prune" in drain.last_error
+            assert "free space on the store" in drain.last_error
             assert 1 < drain.retry_in_s <= 2
             assert any("No space left" in error for error in node.job(JOB).errors)
             ranks.call("save", 3)
