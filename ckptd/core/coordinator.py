@@ -65,7 +65,8 @@ class Coordinator:
             case ev.LoadAsked():
                 self.saves.hold_retention = True
                 known = self.sessions.incarnation
-                return self._load(self.restores.asked(event, self.sessions.world_size, known, self.saves, now))
+                actions = self.restores.asked(event, self.sessions.world_size, known, self.saves, now)
+                return self._load([*actions, *self.restores.hopeless(self.sessions.spoiled)])
             case ev.LoadReported():
                 return self._load(self.restores.reported(event, self.sessions.world_size, self.saves))
         raise AssertionError(f"no row for {event}")
@@ -75,6 +76,7 @@ class Coordinator:
         self._asked_scan = True
         before = self.sessions.session
         actions = self._with_news(self.sessions.attach(node, event, now))
+        actions += self._load(self.restores.hopeless(self.sessions.spoiled))
         return [*scan, *actions, *self._entered(before)]
 
     def _entered(self, before: str) -> list[Action]:

@@ -36,6 +36,7 @@ class Sessions:
         self.cadence = Cadence()
         self.members: dict[int, str] = {}
         self.departed: set[int] = set()  # members that left or died; nothing more comes from them
+        self.spoiled = ""  # why the session will not be complete: a rank of it was refused
         self._live: dict[tuple[int, str], ev.RankFound] = {}
         self._waiting: dict[str, Waiting] = {}
         self._taking = ""
@@ -60,6 +61,8 @@ class Sessions:
         """A rank stands before the door."""
         problem = self._misfit(event)
         if problem:
+            if event.session == self.session:
+                self.spoiled = f"rank {event.rank} was refused: {problem[1]}"
             return [self._refusal(event.session, (event.rank,), *problem)]
         if event.session == self.session or event.incarnation > 0:
             if event.session != self.session:
@@ -68,6 +71,7 @@ class Sessions:
             self.incarnation = max(self.incarnation, event.incarnation)
             self.members[event.rank] = node
             self.departed.discard(event.rank)
+            self.spoiled = ""
             return [self._welcome(node, (event.rank,))]
         waiting = self._waiting.setdefault(event.session, Waiting(now, event.cadence))
         waiting.takeover |= event.takeover

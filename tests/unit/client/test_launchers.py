@@ -205,7 +205,6 @@ def test_ranks_that_disagree_about_the_size_are_told(ranks):
     assert seconds < 10
 
 
-@pytest.mark.xfail(strict=True, reason="rank 0 waits stage_timeout_s, 300 s, for a rank that was refused at the door")
 def test_a_rank_that_was_refused_at_the_door_is_not_waited_for(tmp_path, monkeypatch):
     def connect(rank, size):
         monkeypatch.setattr(client, "find_group", lambda: Group(rank, size, "session"))
