@@ -52,6 +52,7 @@ class Door:
         self._liveness = liveness
         self._seats: dict[bytes, Seat] = {}
         self._identities: dict[Seat, bytes] = {}
+        self._let_in: set[Seat] = set()  # one that is replaced later still hears what becomes of its saves
         self.warnings: list[str] = []  # told to each rank that attaches
 
     def events_of(self, letter: Letter) -> list[ev.Event]:
@@ -164,11 +165,13 @@ class Door:
             failpoints.reach(f"{point[0]}.before-{point[1]}-told")
         message = action.message
         if isinstance(message, Attached):
+            self._let_in.add(Seat(action.job, action.rank, action.session))
             message = msgspec.structs.replace(message, warnings=[*message.warnings, *self.warnings])
         self.answer(identity, message)
         if point:
             failpoints.reach(f"{point[0]}.after-{point[1]}-told")
-        if isinstance(action.message, Refused) and action.message.code in ("connect", "stale", "config"):
+        refused = isinstance(action.message, Refused) and action.message.code in ("connect", "stale", "config")
+        if refused and Seat(action.job, action.rank, action.session) not in self._let_in:
             self._leave(identity)
 
     def answer(self, identity: bytes, message: Reply) -> None:
@@ -192,6 +195,7 @@ class Door:
         seat = self._seats.pop(identity, None) if identity is not None else None
         if seat is not None:
             self._identities.pop(seat, None)
+            self._let_in.discard(seat)
 
 
 def _told_point(message: Reply) -> tuple[str, str] | None:

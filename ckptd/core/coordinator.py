@@ -65,7 +65,8 @@ class Coordinator:
             case ev.LoadAsked():
                 self.saves.hold_retention = True
                 known = self.sessions.incarnation
-                return self._load(self.restores.asked(event, self.sessions.world_size, known, self.saves, now))
+                actions = self.restores.asked(event, self.sessions.world_size, known, self.saves, now)
+                return self._load([*actions, *self.restores.hopeless(self.sessions.spoiled)])
             case ev.LoadReported():
                 return self._load(self.restores.reported(event, self.sessions.world_size, self.saves, now))
         raise AssertionError(f"no row for {event}")
@@ -73,9 +74,17 @@ class Coordinator:
     def _attached(self, node: str, event: ev.RankAttached, now: float) -> list[Action]:
         scan: list[Action] = [] if self._asked_scan else [ScanStore(job=self.job)]
         self._asked_scan = True
+        before = self.sessions.session
         actions = self._with_news(self.sessions.attach(node, event, now))
+        actions += self._load(self.restores.hopeless(self.sessions.spoiled))
+        return [*scan, *actions, *self._entered(before)]
+
+    def _entered(self, before: str) -> list[Action]:
+        """What follows when the door was opened: another session than before ends what its predecessor had begun."""
         self._somebody_is_in()
-        return [*scan, *actions]
+        if self.sessions.session == before:
+            return []
+        return [*self._load(self.restores.replaced()), *self.saves.new_incarnation(self.sessions.incarnation)]
 
     def _somebody_is_in(self) -> None:
         """Ranks belong to the job: it is neither closing nor an orphan. Who only knocks changes nothing."""
@@ -134,11 +143,7 @@ class Coordinator:
         if self.sessions.taking:
             before = self.sessions.session
             actions = self._with_news(self.sessions.opened(event, now))
-            if self.sessions.session == before:
-                return actions
-            self._somebody_is_in()
-            actions += self._load(self.restores.replaced())
-            return [*actions, *self.saves.new_incarnation(self.sessions.incarnation)]
+            return [*actions, *self._entered(before)]
         if not self.restores.wants_incarnation:
             return []
         number = max(event.number, self.sessions.incarnation + 1)

@@ -162,6 +162,15 @@ class DigestsSealed(Event):
     save: SaveId
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DigestsFailed(Event):
+    """The slot's digests cannot be taken: its memory cannot be read."""
+
+    slot: str
+    save: SaveId
+    problem: str
+
+
 # --- from the store
 
 

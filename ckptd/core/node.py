@@ -59,10 +59,12 @@ class JobNode:
         self.slots = SlotTable(job, policy.slots_per_rank)
         self.ranks: dict[int, LocalRank] = {}  # let in by the coordinator
         self.waiting: dict[tuple[int, str], LocalRank] = {}  # by rank and session, before the door
+        self.replaced: dict[tuple[int, str], LocalRank] = {}  # still told what becomes of their saves
         self.live: dict[tuple[int, str], ev.RankFound] = {}
         self.newest_staged: SaveId | None = None
         self.pending: set[SaveId] = set()  # held here, neither staged nor given up by the coordinator
         self.draining: SaveId | None = None
+        self.forced: set[SaveId] = set()  # to be drained for sure, so kept until they are
         self._written = False  # the draining save's files are synced
         self._loading: SaveId | None = None
 
@@ -79,7 +81,7 @@ class JobNode:
         return ToRank(job=self.job, rank=local.rank, session=local.session, message=message)
 
     def _tell_all(self, message: Reply) -> list[Action]:
-        return [self._to(local, message) for local in self.ranks.values()]
+        return [self._to(local, message) for local in (*self.ranks.values(), *self.replaced.values())]
 
     def _done(self, rank: int, request: int) -> list[Action]:
         return self._tell(rank, Done(reply_to=request))
@@ -124,6 +126,8 @@ class JobNode:
             case ev.DigestsSealed():
                 known = self.slots.digested(event.slot, event.save)
                 return [*self._vote(), *self._answer_loads()] if known else []
+            case ev.DigestsFailed():
+                return self._unreadable(event)
             case ev.DrainMoved():
                 return [self._report(event)]
             case ev.Drained():
@@ -146,6 +150,7 @@ class JobNode:
                 return [*self._tell_all(Progress(save=order.save, milestone=Milestone.STAGED)), *self.collect()]
             case ev.SaveEnded():
                 self.pending.discard(order.save)
+                self.forced.discard(order.save)
                 milestone = Milestone.DURABLE if order.end == "durable" else None
                 news = Progress(save=order.save, milestone=milestone, end=order.end, reason=order.reason)
                 return [*self._tell_all(news), *self.collect()]
@@ -190,6 +195,14 @@ class JobNode:
     def _opened(self, order: ev.SessionOpened) -> list[Action]:
         self.incarnation = max(self.incarnation, order.incarnation)
         actions: list[Action] = []
+        for old in [local for local in self.ranks.values() if local.session != order.session]:
+            del self.ranks[old.rank]
+            if (old.rank, old.session) in self.live:
+                self.replaced[old.rank, old.session] = old
+            if old.load_request is not None:
+                text = f"another process is rank {old.rank} of the job now"
+                actions.append(self._to(old, Refused(reply_to=old.load_request, code="stale", message=text)))
+            actions += self.slots.rank_left(old.rank, writer_gone=(old.rank, old.session) not in self.live)
         for rank in order.ranks:
             local = self.waiting.pop((rank, order.session), None)
             if local is None:
@@ -208,12 +221,9 @@ class JobNode:
 
     def _seat(self, local: LocalRank) -> list[Action]:
         """The rank is in. What another process of that rank may still be writing is given up."""
-        old = self.ranks.get(local.rank)
         self.ranks[local.rank] = local
         others = any(rank == local.rank and session != local.session for rank, session in self.live)
-        if others or (old is not None and old.session != local.session):
-            return self.slots.rank_left(local.rank, writer_gone=not others)
-        return []
+        return self.slots.rank_left(local.rank, writer_gone=False) if others else []
 
     def _refused(self, order: ev.SessionRefused) -> list[Action]:
         actions: list[Action] = []
@@ -236,6 +246,7 @@ class JobNode:
 
     def _drop(self, rank: int, session: str) -> list[Action]:
         self.waiting.pop((rank, session), None)
+        self.replaced.pop((rank, session), None)
         local = self.ranks.get(rank)
         if local is None or local.session != session:
             return []
@@ -255,12 +266,17 @@ class JobNode:
         if event.save.incarnation != self.incarnation:
             text = f"{event.save} comes from an incarnation that {self.incarnation} has replaced"
             return self._refuse(event.rank, event.request, "stale", text)
+        again = any(slot.name == event.slot for slot in self.slots.holding(event.save))
         problem = self.slots.hold(event)
         if problem:
             return self._refuse(event.rank, event.request, "protocol", problem)
+        if event.drain:
+            self.forced.add(event.save)
+        answer = self._done(event.rank, event.request)
+        if again:  # by a rank that did not hear the answer
+            return [*answer, self._report(event)]
         self.pending.add(event.save)
-        digests = TakeDigests(job=self.job, slot=event.slot, save=event.save)
-        return [*self._done(event.rank, event.request), digests, self._report(event)]
+        return [*answer, TakeDigests(job=self.job, slot=event.slot, save=event.save), self._report(event)]
 
     def _adopted(self, event: ev.SlotAdopted) -> list[Action]:
         self.slots.adopt(event)
@@ -280,7 +296,11 @@ class JobNode:
 
     def collect(self) -> list[Action]:
         """Frees every slot that nothing holds on to, and grants it again."""
-        wanted = self.pending | {s for s in (self.newest_staged, self.draining, self._loading) if s is not None}
+        wanted = (
+            self.pending
+            | self.forced
+            | {s for s in (self.newest_staged, self.draining, self._loading) if s is not None}
+        )
         actions: list[Action] = []
         for slot in [s for s in self.slots if s.save is not None and s.save not in wanted]:
             actions += self._free(slot)
@@ -322,6 +342,19 @@ class JobNode:
         self._written = False
         names = tuple(slot.name for slot in held)
         return [WriteVote(job=self.job, save=save, slots=names)]
+
+    def _unreadable(self, event: ev.DigestsFailed) -> list[Action]:
+        """A slot that cannot be read can be neither voted for nor loaded: who waits for it is told."""
+        actions: list[Action] = [Note(job=self.job, text=event.problem)]
+        if event.save == self.draining:
+            self._written = False
+            actions.append(self._report(ev.Drained(job=self.job, save=event.save, problem=event.problem)))
+        for local in self.ranks.values():
+            order = local.load_order
+            if order is not None and order.save == event.save:
+                local.load_order = None
+                actions += self._answer_load(local, order, "")
+        return actions
 
     # --- load
 
@@ -386,6 +419,7 @@ class JobNode:
     def _released(self) -> list[Action]:
         self.newest_staged = None
         self.pending.clear()
+        self.forced.clear()
         actions = [*self.collect(), *self.slots.trim()]
         return actions if self.ranks or self.waiting or self.slots else [*actions, ForgetJob(job=self.job)]
 

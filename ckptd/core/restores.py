@@ -193,6 +193,10 @@ class Restores:
         """A rank ended in the middle of the load: it cannot be agreed any more."""
         return self._refuse("restore", f"rank {rank} ended during the load", "") if self._round is not None else []
 
+    def hopeless(self, why: str) -> list[Action]:
+        """Some rank will never join, if why is not empty."""
+        return self._refuse("restore", why, "start all ranks again, alike") if why and self._round is not None else []
+
     def replaced(self) -> list[Action]:
         """Another session is the job now."""
         return self._refuse("stale", "another session took the job over", "") if self._round is not None else []

@@ -44,6 +44,7 @@ class Record:
     held: dict[int, str] = field(default_factory=dict)  # rank -> node whose arena has it
     delivered: dict[int, int] = field(default_factory=dict)  # rank -> bytes
     due: bool = False
+    forced: bool = False  # somebody asked for this very one: a newer one does not take its turn
     end: End | None = None
     reason: str = ""
     voters: set[str] = field(default_factory=set)
@@ -106,13 +107,12 @@ class Saves:
         record.held[event.rank] = node
         record.delivered[event.rank] = event.nbytes
         record.due |= event.drain
+        record.forced |= event.drain
         clash = self._clash(event.save)
         if clash is not None:
             return self._disagree(record, clash)
-        if record.end is not None and not record.staged:
-            return self._tell_end(record)  # a late rank of a save that is over
-        if record.staged:  # said again, by a rank that did not hear the answer
-            return [self._order(ev.SaveStaged(job=self._job, node=self._node, save=record.save))]
+        if record.end is not None:
+            return self._tell_end(record)  # a late rank of a save that is over, or one that says again what it said
         if record.phase is Phase.STAGING and len(record.delivered) == record.world_size:
             return self._complete(record, now)
         return []
@@ -185,7 +185,10 @@ class Saves:
         return self._superseded(record) if waited and self.ready else []
 
     def _superseded(self, record: Record) -> list[Action]:
+        """The save's turn is over before it came; the newest takes it."""
         newest = self.newest_staged
+        if newest is not None and newest.phase is Phase.STAGED and newest.end is End.KEPT:
+            newest.due, newest.end, newest.reason = True, None, ""
         reason = f"{newest.save if newest else 'a newer save'} was staged before its drain began"
         return self._finish(record, End.SUPERSEDED, reason + (f"; last error: {record.error}" if record.error else ""))
 
@@ -209,21 +212,25 @@ class Saves:
         return self.start_drain(now)
 
     def start_drain(self, now: float) -> list[Action]:
-        """Drains the newest staged save that is due, if the store is free; older ones that waited are superseded."""
+        """Drains the newest staged save if any waits and the store is free; older ones that waited are superseded.
+
+        A forced save comes before: it was asked for by name, and there is at most one that waits.
+        """
         if not self.ready or self.active is not None or (self.retry_at is not None and now < self.retry_at):
             return []
         waiting = [r for r in self.records.values() if r.due and r.phase is Phase.STAGED and r.end is None]
         newest = self.newest_staged
         if newest is None or not waiting:
             return []
-        chosen = max(waiting, key=lambda r: r.save)
+        forced = [r for r in waiting if r.forced and r.in_memory]
+        chosen = max(forced, key=lambda r: r.save) if forced else newest
         actions: list[Action] = []
         for record in waiting:
-            if record is not chosen or not record.in_memory:
+            if record.save < chosen.save or not record.in_memory:
                 actions += self._superseded(record)
-        if not chosen.in_memory:
+        if chosen.phase is not Phase.STAGED:
             return actions
-        self.retry_at = None
+        self.retry_at, chosen.due, chosen.end = None, True, None
         return [*actions, *self._begin_drain(chosen, now)]
 
     def _begin_drain(self, record: Record, now: float) -> list[Action]:
@@ -269,7 +276,8 @@ class Saves:
         record.phase, record.error = Phase.DURABLE, ""
         actions = self._finish(record, End.DURABLE, "")
         actions += self._drop_drain(record)
-        for partial in sorted(p for p in self._partials if p <= save):
+        self._partials.discard(save)  # it has its final name now
+        for partial in sorted(p for p in self._partials if p < save):
             self._partials.discard(partial)
             actions.append(RemovePartial(job=self._job, save=partial))
         return [*actions, *self.retire()]
@@ -285,6 +293,7 @@ class Saves:
         record.first_failure = now if record.first_failure is None else record.first_failure
         pause = min(self._policy.drain_retry_s * 2 ** (record.failures - 1), self._policy.drain_retry_max_s)
         self.retry_at = now + pause
+        self._partials.add(record.save)  # what it left goes with the next commit, if that is of a newer save
         note = Note(job=self._job, text=f"drain of {record.save} failed, again in {pause:g} s: {problem}")
         if record.phase is Phase.COMMITTING and record.commit_failures < _COMMIT_TRIES:
             return [note]  # stays active: the commit alone is tried again

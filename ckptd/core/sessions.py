@@ -36,6 +36,7 @@ class Sessions:
         self.cadence = Cadence()
         self.members: dict[int, str] = {}
         self.departed: set[int] = set()  # members that left or died; nothing more comes from them
+        self.spoiled = ""  # why the session will not be complete: a rank of it was refused
         self._live: dict[tuple[int, str], ev.RankFound] = {}
         self._waiting: dict[str, Waiting] = {}
         self._taking = ""
@@ -60,12 +61,17 @@ class Sessions:
         """A rank stands before the door."""
         problem = self._misfit(event)
         if problem:
+            if event.session == self.session:
+                self.spoiled = f"rank {event.rank} was refused: {problem[1]}"
             return [self._refusal(event.session, (event.rank,), *problem)]
-        if event.session == self.session or (event.incarnation > 0 and not self.session):
+        if event.session == self.session or event.incarnation > 0:
+            if event.session != self.session:
+                self.members, self.departed = {}, set()
             self.session, self.world_size, self.cadence = event.session, event.world_size, event.cadence
             self.incarnation = max(self.incarnation, event.incarnation)
             self.members[event.rank] = node
             self.departed.discard(event.rank)
+            self.spoiled = ""
             return [self._welcome(node, (event.rank,))]
         waiting = self._waiting.setdefault(event.session, Waiting(now, event.cadence))
         waiting.takeover |= event.takeover
@@ -73,9 +79,10 @@ class Sessions:
         return self._open_waiting(now)
 
     def _misfit(self, event: ev.RankAttached) -> tuple[str, str, str] | None:
-        if event.incarnation and (event.session != self.session and self.session):
-            return ("stale", f"incarnation {event.incarnation} was replaced by {self.incarnation}", "")
-        if event.incarnation and event.incarnation < self.incarnation:
+        replaced = event.incarnation < self.incarnation
+        if self.session and event.session != self.session:
+            replaced = event.incarnation <= self.incarnation
+        if event.incarnation and replaced:
             return ("stale", f"incarnation {event.incarnation} was replaced by {self.incarnation}", "")
         if event.rank >= event.world_size:
             return ("usage", f"rank {event.rank} does not exist in a job of {event.world_size} ranks", "")

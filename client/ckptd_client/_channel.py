@@ -1,6 +1,8 @@
 """The connection to the daemon: requests with deadlines, pushes as they come. Never used by two threads at once."""
 
+import os
 import time
+import weakref
 from collections.abc import Callable
 
 import zmq
@@ -47,6 +49,8 @@ class Channel:
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
+        # Also when it is only dropped: ZeroMQ's context would wait for ever for a socket that nobody closes.
+        self._finalizer = weakref.finalize(self, _close, self._socket, self._monitor, self._context, os.getpid())
         self._seq = 0
         self._answers: dict[int, Reply] = {}
         self.connected = False
@@ -102,8 +106,8 @@ class Channel:
             reply = decode_reply(frame)
             if isinstance(reply, SlotGranted | SlotsRefused | Progress):
                 self._on_push(reply)
-            else:
-                self._answers[reply.reply_to] = reply
+            else:  # 0: the daemon could not even read the request, of which there is one at a time
+                self._answers[reply.reply_to or self._seq] = reply
 
     def _hear(self) -> None:
         event = recv_monitor_message(self._monitor)["event"]
@@ -115,7 +119,16 @@ class Channel:
 
     def close(self) -> None:
         """Drops the connection; nothing queued is waited for."""
-        self._socket.disable_monitor()
-        self._monitor.close(0)
-        self._socket.close(0)
-        self._context.term()
+        self._finalizer()
+
+
+def _close(
+    socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes], context: zmq.Context[zmq.Socket[bytes]], pid: int
+) -> None:
+    """A forked child leaves its parent's connection alone."""
+    if os.getpid() != pid:
+        return
+    socket.disable_monitor()
+    monitor.close(0)
+    socket.close(0)
+    context.term()

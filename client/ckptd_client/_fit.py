@@ -197,10 +197,15 @@ def _difference(name: str, here: dict[str, Any], saves: Saves) -> str:
         return "" if name in saves.leaves.leaves else "in the state, not in the checkpoint"
     if saved is None:
         if name in saves.leaves.leaves:
-            return "a tensor in the state, a plain value in the checkpoint"
+            return "a tensor in the state, none in the checkpoint"
         return "in the state, not in the checkpoint" if saves.whole else ""  # the others may have it
     shard, entry = shard_of(value, name), saved[0].entry
     if (shard.code, shard.global_shape) != (entry.dtype, entry.global_shape):
         theirs, ours = f"{entry.dtype} {list(entry.global_shape)}", f"{shard.code} {list(shard.global_shape)}"
         return f"{theirs} in the checkpoint, {ours} in the state"
-    return ""
+    return "its elements share memory, as after expand()" if _shares_elements(shard.local) else ""
+
+
+def _shares_elements(tensor: torch.Tensor) -> bool:
+    """Whether some elements of a tensor are the same memory, so that it cannot be filled."""
+    return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))

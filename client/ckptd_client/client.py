@@ -21,7 +21,7 @@ from ckptd_client._group import find_group
 from ckptd_client._link import Link, Settings
 from ckptd_client._loading import load
 from ckptd_client._plan import Plan, Values, gather, make_plan
-from ckptd_client._settings import arena_path, job_key, parse_cadence
+from ckptd_client._settings import arena_path, job_key, parse_cadence, save_timeout
 from ckptd_client._slots import SlotMap
 from ckptd_client.handle import SaveHandle, check_milestone
 
@@ -57,7 +57,7 @@ def connect(  # noqa: PLR0913 - keyword-only settings
     store: str | os.PathLike[str] | None = None,
     arena: str | os.PathLike[str] | None = None,
     drain_every: int | str = 1,
-    save_timeout_s: float = 10.0,
+    save_timeout_s: float | None = None,
     connect_timeout_s: float = 60.0,
     start: bool | None = None,
     takeover: bool = False,
@@ -65,9 +65,9 @@ def connect(  # noqa: PLR0913 - keyword-only settings
     """A client of this node's daemon, which is started if none runs. Collective: every rank of the job calls it.
 
     job: the training's stable name, default $CKPTD_JOB. store: absolute directory on the parallel file system, default
-    $CKPTD_STORE; it must exist. drain_every: which staged checkpoints go there: every so many steps, or "300s".
-    save_timeout_s: the longest that save may hold up training. start: False never starts a daemon (also
-    $CKPTD_NO_AUTOSTART=1). takeover: replaces ranks of this job that still run.
+    $CKPTD_STORE; made if only its last part is missing. drain_every: which staged checkpoints go there: every so many
+    steps, or "300s". save_timeout_s: the longest that save may hold up training, default $CKPTD_SAVE_TIMEOUT_S or 10.
+    start: False never starts a daemon (also $CKPTD_NO_AUTOSTART=1). takeover: replaces ranks of this job that run.
 
     Blocks until all earlier ranks of the job are gone, at most connect_timeout_s. Raises ConfigError, ConnectError.
     """
@@ -79,7 +79,7 @@ def connect(  # noqa: PLR0913 - keyword-only settings
         takeover=takeover,
         connect_timeout_s=connect_timeout_s,
     )
-    return Client(Link(key, find_group(), settings), save_timeout_s)
+    return Client(Link(key, find_group(), settings), save_timeout(save_timeout_s))
 
 
 class Client:

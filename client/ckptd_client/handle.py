@@ -24,6 +24,7 @@ class SaveHandle:
         self._milestone: Milestone | None = None
         self._end: End | None = None
         self._reason = ""
+        self._failed_here = False
         self.stall_s = 0.0
         """Seconds that ``save`` held up the caller."""
 
@@ -84,6 +85,8 @@ class SaveHandle:
 
     def hear(self, news: Progress) -> None:
         """Takes in what the daemon says."""
+        if news.milestone is None and self._failed_here:
+            return  # what happened here says more than what the daemon makes of it
         if news.milestone is not None and not self.reached(news.milestone):
             self._milestone = news.milestone
         self._end, self._reason = news.end, news.reason
@@ -93,7 +96,7 @@ class SaveHandle:
 
     def fail(self, end: End, reason: str) -> None:
         """The save ended on this side."""
-        self._end, self._reason = end, reason
+        self._end, self._reason, self._failed_here = end, reason, True
 
     def reopen(self) -> None:
         """A forced drain gives a kept or failed save another chance."""

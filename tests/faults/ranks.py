@@ -24,7 +24,8 @@ _IDLE_S = 0.02
 _LOG_CHARS = 30_000
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "ckptd_client", "torch.utils.data"])
+# Ours are imported by each rank: the server does not look where the tests import from.
+_context.set_forkserver_preload(["torch", "torch.utils.data", "msgspec", "msgpack", "numpy", "xxhash", "zmq"])
 
 
 class RankError(Exception):
@@ -141,9 +142,10 @@ class Ranks:
 
 
 @contextlib.contextmanager
-def told(store: str, arena: str | None = None) -> Iterator[Node]:
-    """A node whose daemons' log is printed when the test fails."""
+def told(store: str, arena: str | None = None, logs: str = "") -> Iterator[Node]:
+    """A node whose daemons' log, in the store or the directory logs, is printed when the test fails."""
     with Node(store, arena=arena) as node:
+        node.log = os.path.join(logs or store, os.path.basename(node.log))
         try:
             yield node
         except BaseException:

@@ -48,6 +48,7 @@ def test_a_hand_over_said_twice_does_not_hold_its_slot_for_ever():
     job.stage(0, ONE, slot=slot)
     job.drain(ONE)
     assert isinstance(job.answer(job.stage(0, ONE, slot=slot)), Done)
+    assert job.told(0)[-1].end == "durable"  # and no news that would undo the end
     job.stage(0, TWO)
     assert job.node.slots.holding(ONE) == []
 
@@ -308,3 +309,41 @@ def test_records_of_the_past_are_bounded():
         job.stage(0, save)
         job.drain(save)
     assert len(job.saves.records) <= 65
+
+
+def test_a_forced_save_is_drained_though_newer_ones_are_staged_meanwhile():
+    job = AJob(world=1, cadence=Cadence(100, 0)).start()
+    job.stage(0, ONE)  # the first is due: its drain runs
+    job.stage(0, TWO, drain=True)
+    job.stage(0, THREE)
+    assert {str(s.save.step) for s in job.node.slots if s.save} == {"10", "20", "30"}
+    job.drain(ONE)
+    assert job.of(act.Drain)[-1].save == TWO
+    job.drain(TWO)
+    assert job.ends(TWO) == ["durable"]
+    assert job.ends(THREE) == ["kept"]
+    assert job.node.newest_staged == THREE
+
+
+def test_of_two_forced_saves_that_wait_the_newer_is_drained():
+    job = AJob(world=1, cadence=Cadence(100, 0), slots_per_rank=4).start()
+    job.stage(0, ONE)
+    job.stage(0, TWO, drain=True)
+    job.stage(0, THREE, drain=True)
+    job.drain(ONE)
+    assert job.of(act.Drain)[-1].save == THREE
+    assert job.ends(TWO) == ["superseded"]
+    assert not job.node.slots.holding(TWO)
+
+
+def test_the_newest_takes_the_turn_of_a_due_save_that_it_supersedes():
+    job = AJob(world=1, cadence=Cadence(20, 0)).start()
+    job.stage(0, ONE)  # due: step 10
+    job.stage(0, THREE)  # due: step 30, waits
+    later = SaveId(1, 4, 40)
+    job.stage(0, later)  # not due
+    assert job.ends(THREE) == ["superseded"]
+    job.drain(ONE)
+    assert job.of(act.Drain)[-1].save == later
+    job.drain(later)
+    assert job.ends(later)[-1] == "durable"

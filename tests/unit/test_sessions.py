@@ -168,7 +168,7 @@ def test_a_takeover_ends_the_load_of_the_replaced_session():
         job.attach(rank, "b", takeover=True)
     job.number(2)  # the door is served first, whoever asked
     job.number(3)
-    assert job.answer(old) is not None or not job.catalogue.jobs[KEY].coordinator.restores.running
+    assert job.answer(old).code == "stale"
     asked = [job.ask_load(rank, "b") for rank in (1, 0)]
     job.scan()
     job.scan()
@@ -259,3 +259,47 @@ def test_slots_that_are_allocated_after_the_job_is_gone_are_unlinked():
     late = job.ready(0)
     assert [a.slot for a in job.of(act.UnlinkSlot)] == [late]
     assert not job.catalogue.jobs
+
+
+def test_ranks_of_a_larger_session_that_was_taken_over_belong_no_more():
+    job = AJob(world=2).start()
+    job.world = 1
+    job.attach(0, "b", takeover=True, world=1)
+    job.number(2)
+    assert set(job.node.ranks) == {0}
+    assert job.answer(job.ask_load(1)).code == "stale"
+
+
+def test_after_a_restart_the_newer_of_two_sessions_is_the_job_whoever_came_back_first():
+    job = AJob(world=2)
+    for rank, session in ((0, "old"), (1, "old"), (0, "new")):
+        job.say(ev.RankFound(job=KEY, rank=rank, session=session, pid=1, host="h"))
+    olds = [job.attach(rank, "old", incarnation=1) for rank in range(2)]
+    assert all(isinstance(job.answer(seq), Attached) for seq in olds)
+    new = job.attach(0, "new", incarnation=5, world=1)
+    assert job.answer(new).incarnation == 5
+    assert job.sessions.session == "new"
+    assert set(job.node.ranks) == {0}
+    assert job.answer(job.attach(1, "old", incarnation=1)).code == "stale"
+
+
+def test_a_replaced_rank_still_hears_what_becomes_of_its_saves():
+    job = AJob(world=2).start()
+    job.stage_all(ONE)
+    job.stage(0, TWO)
+    for rank in range(2):
+        job.attach(rank, "b", takeover=True)
+    job.number(2)
+    assert job.ends(TWO, 0, "a") == ["abandoned"]
+    job.drain(ONE)
+    assert job.ends(ONE, 1, "a") == ["durable"]
+
+
+def test_a_replaced_rank_is_answered_also_when_its_job_is_gone():
+    job = AJob(world=1).start()
+    job.attach(0, "b", takeover=True)
+    job.number(2)
+    job.detach(0, "b")
+    assert not job.catalogue.jobs
+    assert job.answer(job.ask_load(0, "a")).code == "stale"
+    assert isinstance(job.answer(job.detach(0, "a")), Done)

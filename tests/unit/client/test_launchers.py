@@ -13,7 +13,7 @@ import torch
 import ckptd_client
 from ckptd_client import CkptdError, RestoreError, UsageError, client
 from ckptd_client._group import Group
-from tests.cluster import ROOT
+from tests.cluster import ROOT, Node
 
 BIN = os.path.dirname(sys.executable)
 LIFE = """
@@ -205,6 +205,22 @@ def test_ranks_that_disagree_about_the_size_are_told(ranks):
     assert seconds < 10
 
 
+def test_a_rank_that_was_refused_at_the_door_is_not_waited_for(tmp_path, monkeypatch):
+    def connect(rank, size):
+        monkeypatch.setattr(client, "find_group", lambda: Group(rank, size, "session"))
+        return ckptd_client.connect("door", store=node.store, arena=node.arena, start=False)
+
+    with Node(str(tmp_path)) as node:
+        node.start("--stage-timeout-s", "4s")
+        with connect(0, 2) as first:
+            with pytest.raises(UsageError, match="rank 1 says the job has 3 ranks"):
+                connect(1, 3)
+            began = time.monotonic()
+            with pytest.raises(RestoreError, match="rank"):
+                first.load({})
+            assert time.monotonic() - began < 2
+
+
 def test_a_misfit_on_one_rank_is_told_on_all_ranks(ranks):
     assert ranks(save_one(0), save_one(0))[0] == ["durable"] * 2
     results, seconds = ranks(load_one(), lambda link_up: link_up.load({"w": torch.zeros(4)}), session="later")
@@ -222,10 +238,10 @@ def test_a_rank_that_is_missing_ends_the_load_of_the_others_when_it_closes(ranks
     assert seconds < 10
 
 
-@pytest.mark.parametrize(
-    ("environ", "message"),
-    [({"WORLD_SIZE": "2"}, "init_process_group"), ({"PMI_SIZE": "2"}, "mpi4py cannot be imported")],
-)
+LOST = [({"WORLD_SIZE": "2"}, "init_process_group"), ({"PMI_SIZE": "2"}, "mpi4py cannot be imported")]
+
+
+@pytest.mark.parametrize(("environ", "message"), LOST)
 def test_ranks_that_cannot_find_each_other_are_told_what_to_call(environ, message, monkeypatch):
     for name in ("TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
