@@ -46,7 +46,7 @@ class StockFile(msgspec.Struct, frozen=True):
     digest: Digest  # of the whole file
 
 
-class Vote(msgspec.Struct, frozen=True, kw_only=True):
+class Vote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a node says once its files are synced."""
 
     version: int
@@ -67,7 +67,7 @@ class VoteRef(msgspec.Struct, frozen=True):
     digest: Digest
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The truth about a committed checkpoint, made from the votes alone."""
 
     version: int
