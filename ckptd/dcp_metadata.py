@@ -12,7 +12,7 @@ from ckptd.protocol.layout import TORCH_DTYPES, Layout, Path, Shape, TensorEntry
 from ckptd.protocol.manifest import STOCK_OBJECTS
 
 VERSION = "1.0.0"  # of torch's format, which has had no other
-# A reader unpickles the whole file on every rank, at some 20 us a box. Above this nobody would want to.
+# A reader unpickles the whole file on every rank, at some 10 us a box, and the commit waits for it to be made.
 MAX_BOXES = 1_000_000
 
 _METADATA = Global(DCP_METADATA, "Metadata")
