@@ -13,6 +13,7 @@ import msgspec
 
 from ckptd import failpoints
 from ckptd.filelayer import FileLayer, is_temp, temp_name
+from ckptd.protocol.digest import digest
 from ckptd.protocol.errors import CkptdError, DamagedError
 from ckptd.protocol.ids import MAX_INCARNATION, JobKey, SaveId, parse_dirname, parse_partial_dirname
 from ckptd.protocol.manifest import (
@@ -22,6 +23,7 @@ from ckptd.protocol.manifest import (
     VOTES_DIR,
     Committed,
     Manifest,
+    StockFile,
     Vote,
     decode_manifest,
     encode_committed,
@@ -41,6 +43,7 @@ from ckptd.store_scan import (
     scan,
     vote_names,
 )
+from ckptd.store_stock import stock_files
 
 KEPT_MARKERS = 4
 _MARKER_RE = re.compile(r"^i([0-9]{8})$")
@@ -115,13 +118,14 @@ def write_vote(fs: FileLayer, key: JobKey, vote: Vote) -> None:
     fs.fsync_dir(place.partial)
 
 
-def _write_temp(fs: FileLayer, path: str, data: bytes, *, unsynced: str) -> str:
-    """Hidden file beside path with data, synced. unsynced: the crash point before that sync."""
+def _write_temp(fs: FileLayer, path: str, data: bytes, *, unsynced: str | None = None) -> str:
+    """Hidden file beside path with data, synced. unsynced: the crash point before that sync, if it has one."""
     temp = temp_name(path)
     fd = fs.open_write(temp, direct=False)
     try:
         fs.pwrite(fd, data, 0)
-        failpoints.reach(unsynced)
+        if unsynced:
+            failpoints.reach(unsynced)
         fs.fsync(fd)
     finally:
         fs.close(fd)
@@ -160,8 +164,9 @@ def _write_and_rename(fs: FileLayer, place: Place, writer: str) -> Committed:
     manifest = make_manifest(votes, save=place.save, writer=writer)
     _check_files(fs, place, manifest)
     failpoints.reach("commit.before-manifest")
+    stock = _publish_stock(fs, place, [vote for vote, _ in votes])
+    manifest = msgspec.structs.replace(manifest, stock=stock)
     manifest, raw = _publish_manifest(fs, os.path.join(place.partial, MANIFEST), manifest)
-    # `.metadata` of stock readers goes here: after the manifest, before COMMITTED.
     failpoints.reach("commit.before-committed")
     committed = make_committed(manifest, raw)
     path = os.path.join(place.partial, COMMITTED)
@@ -182,6 +187,21 @@ def _check_files(fs: FileLayer, place: Place, manifest: Manifest) -> None:
             raise DamagedError(f"{path}: missing, though rank {record.rank}'s node voted for it") from None
         if nbytes != record.nbytes:
             raise DamagedError(f"{path}: {nbytes} bytes, the vote says {record.nbytes}")
+
+
+def _publish_stock(fs: FileLayer, place: Place, votes: list[Vote]) -> list[StockFile]:
+    """What lies there for stock readers from now on, synced but for the names.
+
+    Before the manifest, which pins their digests. As of the manifest, the first one stays: two committers of different
+    versions may write different bytes.
+    """
+    found = []
+    for name, data in stock_files(votes, place.save).items():
+        path = os.path.join(place.partial, name)
+        ours = fs.publish(_write_temp(fs, path, data), path)
+        there = data if ours else fs.read_file(path, MAX_RECORD_NBYTES)
+        found.append(StockFile(name, len(there), digest(there)))
+    return found
 
 
 def _publish_manifest(fs: FileLayer, path: str, manifest: Manifest) -> tuple[Manifest, bytes]:

@@ -19,10 +19,13 @@ from ckptd.protocol.layout import decode_layout, decode_leaves
 from ckptd.protocol.manifest import (
     COMMITTED,
     MANIFEST,
+    STOCK_METADATA,
+    STOCK_OBJECTS,
     VOTES_DIR,
     Committed,
     FileRecord,
     Manifest,
+    StockFile,
     Vote,
     decode_manifest,
     decode_vote,
@@ -31,7 +34,7 @@ from ckptd.protocol.slot import SEAL_NBYTES, SEALS_NBYTES, Seal, SlotState, deco
 from ckptd.store_scan import INCARNATIONS_DIR, MAX_RECORD_NBYTES, TRASH_PREFIX, read_committed
 
 SLOT_SUFFIX = ".slot"
-_OUTPUTS = frozenset({COMMITTED, MANIFEST, VOTES_DIR, ".metadata", "objects.pt"})
+_RECORDS = frozenset({COMMITTED, MANIFEST, VOTES_DIR})
 _HEADER_LENGTH = struct.Struct("<Q")  # the first bytes of a safetensors file
 
 
@@ -170,7 +173,11 @@ def _verify_checkpoint(path: str, report: Report) -> None:
     world_size = manifest.world_size if manifest else max((vote.world_size for vote in votes), default=1)
     for record in records:
         _check_file(os.path.join(path, record.name), record, world_size, report)
-    _check_names(path, {record.name for record in records}, report)
+    if manifest:
+        for stock in manifest.stock:
+            _check_stock(os.path.join(path, stock.name), stock, report)
+    outputs = {stock.name for stock in manifest.stock} if manifest else {STOCK_METADATA, STOCK_OBJECTS}
+    _check_names(path, {record.name for record in records} | outputs, report)
 
 
 def _check_committed(path: str, report: Report) -> Committed | None:
@@ -244,8 +251,21 @@ def _check_names(path: str, expected: set[str], report: Report) -> None:
     for name in _names(path):
         if is_temp(name):
             report.notes.append(f"{os.path.join(path, name)}: left by a writer that was killed, may be deleted")
-        elif name not in expected and name not in _OUTPUTS:
+        elif name not in expected | _RECORDS:
             report.problem(os.path.join(path, name), "no part of the checkpoint")
+
+
+def _check_stock(path: str, stock: StockFile, report: Report) -> None:
+    """A file for stock readers: its bytes alone, since what they say is made from the layouts."""
+    report.files += 1
+    try:
+        data = FileLayer().read_file(path, MAX_RECORD_NBYTES)
+    except OSError as error:
+        report.problem(path, "missing" if isinstance(error, FileNotFoundError) else str(error))
+        return
+    if (len(data), digest(data)) != (stock.nbytes, stock.digest):
+        report.problem(path, f"is not the file that {MANIFEST} knows: the bytes are damaged or another's")
+    report.read(len(data))
 
 
 def _check_file(path: str, record: FileRecord, world_size: int, report: Report) -> None:

@@ -11,7 +11,7 @@ import msgspec
 from ckptd.protocol import layout as lay
 from ckptd.protocol.digest import KIND, blocks, digest
 from ckptd.protocol.ids import JobKey, SaveId, file_name
-from ckptd.protocol.manifest import VERSION, FileRecord, Vote
+from ckptd.protocol.manifest import VERSION, FileRecord, StockObjects, Vote
 from ckptd.protocol.slot import PAGE, SEALS_NBYTES, Seal, SlotState, align_up, encode_seal, slot_capacity
 
 Tensors = dict[str, tuple[str, tuple[int, ...], bytes]]  # name: (safetensors code, shape, bytes)
@@ -51,29 +51,40 @@ def some_tensors(nbytes: int = 5000, seed: int = 1) -> Tensors:
     }
 
 
-def build_image(save: SaveId, tensors: Tensors, *, rank: int = 0, world_size: int = 1) -> tuple[bytes, lay.Layout]:
-    """A valid safetensors file, header padded to a page, tensors end to end; and the Layout that describes it."""
+def build_image(
+    save: SaveId, tensors: Tensors, *, rank: int = 0, world_size: int = 1, archives: bool = False
+) -> tuple[bytes, lay.Layout]:
+    """A valid safetensors file, header padded to a page, tensors end to end; and the Layout that describes it.
+
+    archives: with bytes before and after each tensor that stand for the head and tail of a torch.save archive.
+    """
     header: dict[str, object] = {
         "__metadata__": {"format": "pt", "ckptd.save_id": save.text, "ckptd.rank": f"{rank:07d}"}
     }
-    at = 0
-    for name, (dtype, shape, data) in tensors.items():
-        assert len(data) == lay.box_nbytes(dtype, shape), name
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(data)]}
-        at += len(data)
+    at, parts, entries = 0, [], []
+    pad = b"pk" * 20 if archives else b""
+    for number, (name, (dtype, shape, data)) in enumerate(tensors.items()):
+        assert len(data) == lay.box_nbytes(dtype, shape) == math.prod(shape) * lay.itemsize(dtype), name
+        pieces = [(f"__ckptd_pad__.{2 * number}", "U8", (len(pad),), pad), (name, dtype, shape, data)]
+        pieces.append((f"__ckptd_pad__.{2 * number + 1}", "U8", (len(pad),), pad))
+        entries.append((name, dtype, shape, at))
+        for piece, code, sizes, content in pieces if archives else pieces[1:2]:
+            header[piece] = {"dtype": code, "shape": sizes, "data_offsets": [at, at + len(content)]}
+            parts.append(content)
+            at += len(content)
     text = json.dumps(header).encode()
     header_nbytes = align_up(8 + len(text))
     start = struct.pack("<Q", header_nbytes - 8) + text.ljust(header_nbytes - 8)
-    image = start + b"".join(data for _, _, data in tensors.values())
-    entries, at = [], header_nbytes
-    for name, (dtype, shape, data) in tensors.items():
-        entries.append(lay.TensorEntry(name, dtype, shape, (0,) * len(shape), shape, at, len(data)))
-        assert math.prod(shape) * lay.itemsize(dtype) == len(data)
-        at += len(data)
+    image = start + b"".join(parts)
+    boxes = []
+    for name, dtype, shape, first in entries:
+        outer, nbytes = header_nbytes + first, lay.box_nbytes(dtype, shape)
+        archive = (outer, nbytes + 2 * len(pad)) if archives else ()
+        boxes.append(lay.TensorEntry(name, dtype, shape, (0,) * len(shape), shape, outer + len(pad), nbytes, *archive))
     paths: dict[str, lay.Path] = {name: tuple(("k", step) for step in name.split(".")) for name in tensors}
     layout = lay.Layout(
         version=lay.VERSION, file=file_name(rank), rank=rank, world_size=world_size, header_nbytes=header_nbytes,
-        image_nbytes=len(image), plan_id="test", tensors=entries, paths=paths, aliases={},
+        image_nbytes=len(image), plan_id="test", tensors=boxes, paths=paths, aliases={},
     )  # fmt: skip
     return image, layout
 
@@ -88,9 +99,11 @@ def write_slot(
     rank: int = 0,
     world_size: int = 1,
     state: SlotState = SlotState.DIGESTED,
+    archives: bool = False,
 ) -> Slot:
     """A slot file at path, sealed or digested, of the smallest capacity."""
-    image, layout = build_image(save, tensors or some_tensors(seed=rank + save.step), rank=rank, world_size=world_size)
+    tensors = tensors or some_tensors(seed=rank + save.step)
+    image, layout = build_image(save, tensors, rank=rank, world_size=world_size, archives=archives)
     layout_raw = lay.encode(layout)
     leaves_raw = lay.encode(lay.Leaves(lay.VERSION, leaves or {"step": lay.Leaf("int", b"%d" % save.step)}))
     digests = b"".join(digest(image[start:stop]) for start, stop in blocks(len(image)))
@@ -118,11 +131,13 @@ def reseal(slot: Slot, seal: Seal, *, sequence: int = 2) -> None:
         file.write(encode_seal(seal, sequence))
 
 
-def make_vote(key: JobKey, save: SaveId, node: str, slots: list[Slot], *, world_size: int) -> Vote:
+def make_vote(
+    key: JobKey, save: SaveId, node: str, slots: list[Slot], *, world_size: int, objects: StockObjects | None = None
+) -> Vote:
     """What a node that drained these slots says."""
     return Vote(
         version=VERSION, digest_kind=KIND, job=key.job, save=save, node=node, world_size=world_size,
-        files=[slot.record for slot in slots],
+        files=[slot.record for slot in slots], stock_objects=objects,
     )  # fmt: skip
 
 

@@ -19,6 +19,14 @@ _ITEMSIZE = {
     "I32": 4, "U32": 4, "F32": 4,
     "I64": 8, "U64": 8, "F64": 8, "C64": 8,
 }  # fmt: skip
+# The same codes as names of the module torch. What else torch has, safetensors has no code for.
+TORCH_DTYPES = {
+    "BOOL": "bool", "U8": "uint8", "I8": "int8",
+    "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu",
+    "I16": "int16", "U16": "uint16", "F16": "float16", "BF16": "bfloat16",
+    "I32": "int32", "U32": "uint32", "F32": "float32",
+    "I64": "int64", "U64": "uint64", "F64": "float64", "C64": "complex64",
+}  # fmt: skip
 
 Shape = Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)], ...], msgspec.Meta(max_length=MAX_DIMS)]
 # One step from a container to an item of it: "k" a dict by string, "i" a dict by int, "l" a list, "t" a tuple index.
@@ -36,8 +44,16 @@ class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
     sizes: Shape  # of this box
     data_offset: Nbytes  # absolute in the file
     nbytes: Nbytes
-    slice_offset: Nbytes = 0  # where the torch.save archive around the payload lies, 0 when there is none
+    # Where the torch.save archive around the payload lies, 0 when there is none.
+    slice_offset: Nbytes = 0
     slice_nbytes: Nbytes = 0
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        """First byte and end of all that is this tensor's: the archive, or the bare payload."""
+        if self.slice_nbytes:
+            return self.slice_offset, self.slice_offset + self.slice_nbytes
+        return self.data_offset, self.data_offset + self.nbytes
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,11 +120,12 @@ def decode_layout(data: bytes, *, where: str) -> Layout:
     if layout.version != VERSION:
         raise DamagedError(f"{where}: layout version {layout.version}, this program reads {VERSION}")
     end = layout.header_nbytes
-    for entry in sorted(layout.tensors, key=lambda e: (e.data_offset, e.nbytes)):
+    for entry in sorted(layout.tensors, key=lambda e: e.extent):
         _check_entry(entry, where)
-        if entry.data_offset < end or entry.data_offset + entry.nbytes > layout.image_nbytes:
+        start, stop = entry.extent
+        if start < end or stop > layout.image_nbytes:
             raise DamagedError(f"{where}: tensor {entry.name!r} lies outside its image or over another tensor")
-        end = entry.data_offset + entry.nbytes
+        end = stop
     return layout
 
 
@@ -120,6 +137,11 @@ def _check_entry(entry: TensorEntry, where: str) -> None:
         raise DamagedError(f"{where}: tensor {entry.name!r}: a box outside its tensor")
     if entry.nbytes != box_nbytes(entry.dtype, entry.sizes):
         raise DamagedError(f"{where}: tensor {entry.name!r}: {entry.nbytes} bytes do not fit its shape")
+    start, stop = entry.extent
+    if entry.data_offset < start or entry.data_offset + entry.nbytes > stop:
+        raise DamagedError(f"{where}: tensor {entry.name!r}: its payload lies outside its archive")
+    if entry.slice_offset and not entry.slice_nbytes:
+        raise DamagedError(f"{where}: tensor {entry.name!r}: an archive without bytes")
 
 
 def decode_leaves(data: bytes, *, where: str) -> Leaves:

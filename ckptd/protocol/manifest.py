@@ -1,6 +1,7 @@
 """Records of the commit: vote, manifest, COMMITTED. Each is self-checking or checked by the next."""
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -13,7 +14,10 @@ VOTES_DIR = "votes"
 MANIFEST = "ckptd.manifest"
 COMMITTED = "COMMITTED"
 LATEST = "latest"
+STOCK_METADATA: Final = ".metadata"
+STOCK_OBJECTS: Final = "objects.pt"
 _MAGIC = b"CKPTDMF1"  # before votes and manifests: magic, body, XXH3-128 of both
+StockName = Literal[".metadata", "objects.pt"]
 
 
 class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,7 +31,22 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
     leaves: bytes
 
 
-class Vote(msgspec.Struct, frozen=True, kw_only=True):
+class StockObjects(msgspec.Struct, frozen=True):
+    """Rank 0's plain leaves for stock readers: content of `objects.pt`, and the (offset, length) of each leaf in it."""
+
+    data: bytes
+    index: dict[str, tuple[Nbytes, Nbytes]]
+
+
+class StockFile(msgspec.Struct, frozen=True):
+    """A file that is there for stock readers alone; ckptd only compares its digest."""
+
+    name: StockName
+    nbytes: Nbytes
+    digest: Digest  # of the whole file
+
+
+class Vote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a node says once its files are synced."""
 
     version: int
@@ -37,6 +56,7 @@ class Vote(msgspec.Struct, frozen=True, kw_only=True):
     node: NodeName
     world_size: WorldSize
     files: Annotated[list[FileRecord], msgspec.Meta(max_length=4096)]
+    stock_objects: StockObjects | None = None  # from rank 0's node, when it makes them
 
 
 class VoteRef(msgspec.Struct, frozen=True):
@@ -47,7 +67,7 @@ class VoteRef(msgspec.Struct, frozen=True):
     digest: Digest
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The truth about a committed checkpoint, made from the votes alone."""
 
     version: int
@@ -58,6 +78,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     world_size: WorldSize
     votes: list[VoteRef]
     files: list[FileRecord]  # by rank
+    stock: list[StockFile] = []
 
 
 class Committed(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,6 +129,9 @@ def decode_vote(data: bytes, *, where: str) -> Vote:
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise DamagedError(f"{where}: {error}") from error
     _check(vote.version, vote.digest_kind, vote.files, where)
+    stock = vote.stock_objects
+    if stock and any(offset + nbytes > len(stock.data) for offset, nbytes in stock.index.values()):
+        raise DamagedError(f"{where}: a leaf lies outside {STOCK_OBJECTS}")
     return vote
 
 
@@ -133,8 +157,10 @@ def _check(version: int, kind: str, files: list[FileRecord], where: str) -> None
             raise DamagedError(f"{where}: {record.name}: digests do not cover the file")
 
 
-def make_manifest(votes: list[tuple[Vote, bytes]], *, save: SaveId, writer: str) -> Manifest:
-    """The manifest that votes (with their file content) add up to.
+def make_manifest(
+    votes: list[tuple[Vote, bytes]], *, save: SaveId, writer: str, stock: Sequence[StockFile] = ()
+) -> Manifest:
+    """The manifest that votes (with their file content) add up to; stock: what lies beside them for stock readers.
 
     Raises DamagedError when they disagree about the job, the save or the world, or do not cover each rank exactly once.
     """
@@ -147,7 +173,7 @@ def make_manifest(votes: list[tuple[Vote, bytes]], *, save: SaveId, writer: str)
     refs = sorted((VoteRef(v.node, len(raw), digest(raw)) for v, raw in votes), key=lambda r: r.node)
     return Manifest(
         version=VERSION, digest_kind=KIND, writer=writer, job=first.job, save=save,
-        world_size=first.world_size, votes=refs, files=files,
+        world_size=first.world_size, votes=refs, files=files, stock=list(stock),
     )  # fmt: skip
 
 

@@ -8,17 +8,13 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
 from ckptd.protocol.errors import UsageError
+from ckptd.protocol.layout import TORCH_DTYPES
 
-_CODES = {
-    "bool": "BOOL", "uint8": "U8", "int8": "I8",
-    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0",
-    "int16": "I16", "uint16": "U16", "float16": "F16", "bfloat16": "BF16",
-    "int32": "I32", "uint32": "U32", "float32": "F32",
-    "int64": "I64", "uint64": "U64", "float64": "F64", "complex64": "C64",
-}  # fmt: skip
 # Older torch lacks some of them.
-CODE_OF: dict[torch.dtype, str] = {getattr(torch, name): code for name, code in _CODES.items() if hasattr(torch, name)}
-DTYPE_OF: dict[str, torch.dtype] = {code: dtype for dtype, code in CODE_OF.items()}
+DTYPE_OF: dict[str, torch.dtype] = {
+    code: getattr(torch, name) for code, name in TORCH_DTYPES.items() if hasattr(torch, name)
+}
+CODE_OF: dict[torch.dtype, str] = {dtype: code for code, dtype in DTYPE_OF.items()}
 # nn.Buffer, where it exists, only marks plain tensors.
 _PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
 

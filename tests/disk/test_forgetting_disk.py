@@ -1,5 +1,6 @@
 """Power cuts at every call of a save's way to the store and of the removal after it, on a disk that forgets."""
 
+import os
 import random
 from collections.abc import Iterator
 
@@ -8,6 +9,7 @@ import pytest
 from ckptd import store_image
 from ckptd.filelayer import FileLayer
 from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.manifest import STOCK_METADATA, STOCK_OBJECTS, StockObjects
 from ckptd.protocol.slot import align_up
 from ckptd.store import commit, remove_checkpoint, sweep_trash, take_incarnation, write_vote
 from ckptd.store_image import Flow, Image, make_partial, sync_partial, write_image
@@ -20,6 +22,7 @@ STORE = "/store"
 KEY = JobKey(STORE, "demo")
 OLD, NEW = SaveId(1, 1, 10), SaveId(1, 2, 20)
 RANKS = 2  # each on a node of its own
+OBJECTS = (StockObjects(b"a saved leaf", {"step": (2, 5)}), None)  # of each rank's node
 LUCKS = (None, 1, 2, 3)  # what survives of the unsynced: nothing, or some, by seed
 
 
@@ -28,7 +31,8 @@ def slots(tmp_path_factory: pytest.TempPathFactory) -> dict[SaveId, list[Slot]]:
     root = tmp_path_factory.mktemp("slots")
     return {
         save: [
-            write_slot(root / f"{save.step}-{rank}", KEY, save, rank=rank, world_size=RANKS) for rank in range(RANKS)
+            write_slot(root / f"{save.step}-{rank}", KEY, save, rank=rank, world_size=RANKS, archives=True)
+            for rank in range(RANKS)
         ]
         for save in (OLD, NEW)
     }
@@ -68,7 +72,7 @@ def drain_and_vote(fs: FileLayer, save: SaveId, node: str, slot: Slot) -> None:
     padded = memoryview(slot.image.ljust(align_up(len(slot.image)), b"\0"))
     write_image(fs, place, Image(slot.layout.file, len(slot.image), padded), Flow(writers=1))
     sync_partial(fs, place)
-    write_vote(fs, KEY, make_vote(KEY, save, node, [slot], world_size=RANKS))
+    write_vote(fs, KEY, make_vote(KEY, save, node, [slot], world_size=RANKS, objects=OBJECTS[slot.layout.rank]))
 
 
 def new_disk(cut_at: int = -1, *, deaf: str = "") -> ForgettingDisk:
@@ -106,7 +110,10 @@ def _broken_promises(store: str, found: Scan, history: History, when: str) -> It
     if history.durable and not offered:
         yield f"{when}: no checkpoint is left"
     for entry in found.committed:
-        report = verify_checkpoint(f"{store}/{KEY.job}/{entry.dirname}")
+        path = f"{store}/{KEY.job}/{entry.dirname}"
+        report = verify_checkpoint(path)
+        if report.ok and not {STOCK_METADATA, STOCK_OBJECTS}.issubset(os.listdir(path)):
+            yield f"{when}: {path} lacks what stock readers need"
         yield from (f"{when}: offered but damaged: {problem}" for problem in report.problems)
     yield from (f"{when}: {problem}" for problem in found.problems)
 

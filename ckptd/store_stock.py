@@ -1,0 +1,35 @@
+"""The files of a checkpoint that stock readers need beside the images, made from the votes. ckptd never reads them."""
+
+from collections.abc import Iterable, Iterator
+
+from ckptd.dcp_metadata import metadata_bytes
+from ckptd.protocol.errors import DamagedError
+from ckptd.protocol.ids import SaveId
+from ckptd.protocol.layout import Layout, decode_layout
+from ckptd.protocol.manifest import STOCK_METADATA, STOCK_OBJECTS, FileRecord, StockName, StockObjects, Vote
+
+
+def stock_files(votes: Iterable[Vote], save: SaveId) -> dict[StockName, bytes]:
+    """Name and content of each, none of them for images that stock readers cannot open.
+
+    The same for all votes that add up to this save, whichever node has how many of its ranks.
+    """
+    votes = list(votes)
+    objects = _objects(votes)
+    records = sorted((record for vote in votes for record in vote.files), key=lambda record: record.rank)
+    files: dict[StockName, bytes] = {} if objects is None else {STOCK_OBJECTS: objects.data}
+    try:
+        index = objects.index if objects else {}
+        metadata = metadata_bytes(_layouts(records), index, checkpoint_id=save.dirname, save_id=save.text)
+    except DamagedError:
+        return files  # a layout that nobody can read is no reason to refuse the data
+    return files if metadata is None else files | {STOCK_METADATA: metadata}
+
+
+def _objects(votes: list[Vote]) -> StockObjects | None:
+    return next((vote.stock_objects for vote in votes if any(record.rank == 0 for record in vote.files)), None)
+
+
+def _layouts(records: list[FileRecord]) -> Iterator[Layout]:
+    """One at a time: those of a large job fill gigabytes."""
+    return (decode_layout(record.layout, where=record.name) for record in records)
