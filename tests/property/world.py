@@ -391,10 +391,8 @@ class World:
             others = {p.incarnation for p in self.procs if p.session != proc.session}
             assert all(number < message.incarnation for number in others), "two sessions of one incarnation"
         proc.incarnation = message.incarnation
-        for news in message.known:  # a new daemon may know of an end only when it has seen the store
-            ends = proc.saves.get(news.save)
-            if news.end is not None or not ends or ends[-1] is not End.DURABLE:
-                self._news(proc, news)
+        for news in message.known:
+            self._news(proc, news)
 
     def _refused(self, proc: Proc, what: str, message: Refused) -> None:
         if what == "attach":
@@ -424,7 +422,7 @@ class World:
         if news.milestone is Milestone.DURABLE or news.end is End.DURABLE:
             assert save in self.ever, f"{save} is not committed"
         ends = proc.saves.get(save)
-        if ends is None or save in proc.skipped:
+        if ends is None or save in proc.skipped or news.end is None:  # a new daemon may know of no end yet
             return
         former = ends[-1]
         if former is not None and former != news.end:
