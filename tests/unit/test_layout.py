@@ -1,5 +1,7 @@
 """Layouts and leaves: believed only when they are consistent."""
 
+import itertools
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -69,14 +71,14 @@ def test_flipped_bits_never_escape_as_another_error(at, bit):
         return
     ends = sorted((e.data_offset, e.data_offset + e.nbytes) for e in found.tensors)
     assert all(start >= found.header_nbytes and stop <= found.image_nbytes for start, stop in ends)
-    assert all(a[1] <= b[0] for a, b in zip(ends, ends[1:], strict=False))
+    assert all(a[1] <= b[0] for a, b in itertools.pairwise(ends))
 
 
 def test_leaves_come_back_and_other_versions_do_not():
     leaves = lay.Leaves(lay.VERSION, {"a": lay.Leaf("int", b"1")})
     assert lay.decode_leaves(lay.encode(leaves), where="x") == leaves
     for raw in (lay.encode(lay.Leaves(9, {})), b"", b"\x92\x01", b"\x92\x01\x81\xa1\xff\x92\xa1a\xc4\x00"):
-        with pytest.raises(DamagedError, match="^x"):
+        with pytest.raises(DamagedError, match=r"^x"):
             lay.decode_leaves(raw, where="x")
 
 

@@ -69,7 +69,7 @@ def test_votes_that_do_not_add_up(votes):
 def test_any_flipped_bit_of_a_manifest_is_found(at, bit):
     broken = bytearray(RAW)
     broken[at] ^= 1 << bit
-    with pytest.raises(DamagedError, match="^here"):
+    with pytest.raises(DamagedError, match=r"^here"):
         man.decode_manifest(bytes(broken), where="here")
 
 
@@ -102,13 +102,13 @@ def test_a_vote_is_no_manifest_and_the_other_way_round():
 )
 def test_a_manifest_with_a_good_digest_and_bad_words_is_refused(words):
     raw = man.encode_record(msgspec.structs.replace(MANIFEST, **words))
-    with pytest.raises(DamagedError, match="^x"):
+    with pytest.raises(DamagedError, match=r"^x"):
         man.decode_manifest(raw, where="x")
 
 
 @pytest.mark.parametrize("raw", [b"", b"{}", b"[]", b"\xff\xfe", b'{"format": 1}', b"null"])
 def test_a_committed_that_is_none(raw):
-    with pytest.raises(DamagedError, match="^x"):
+    with pytest.raises(DamagedError, match=r"^x"):
         man.decode_committed(raw, where="x")
 
 
