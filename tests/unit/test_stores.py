@@ -93,7 +93,7 @@ def test_a_worker_that_is_killed_fails_what_it_had_and_a_new_one_takes_over(make
     os.kill(old, signal.SIGKILL)
     answers.turn(4)
     assert [a.code for a in answers[1:]] == ["worker"] * 3
-    assert "SIGKILL" in answers[-1].message
+    assert "died" in answers[-1].message
     assert stores.status()[0].problem
     answers.ask()
     assert isinstance(answers.turn(5)[-1], Done)
