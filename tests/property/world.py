@@ -387,7 +387,7 @@ class World:
         proc.state = "in"
         if proc.incarnation:
             assert message.incarnation == proc.incarnation, "an incarnation changed behind a rank's back"
-        elif not self.made_up:
+        elif not self.made_up and not any(p.incarnation for p in self.procs if p.session == proc.session):
             others = {p.incarnation for p in self.procs if p.session != proc.session}
             assert all(number < message.incarnation for number in others), "two sessions of one incarnation"
         proc.incarnation = message.incarnation
