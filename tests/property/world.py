@@ -26,6 +26,7 @@ from ckptd.protocol.messages import (
 KEY = JobKey("/store", "job")
 POLICY = Policy(slots_per_rank=3, keep_last=2, connect_timeout_s=30, stage_timeout_s=300, drain_give_up_s=120)
 REOPENED = {End.KEPT, End.FAILED}
+LOST = {End.SKIPPED, End.ABANDONED, End.FAILED}
 ASYNC = (
     act.AllocateSlots, act.TakeDigests, act.TakeIncarnation, act.ScanStore, act.Drain, act.WriteVote, act.Commit,
     act.RemoveCheckpoint, act.RemovePartial,
@@ -90,6 +91,7 @@ class World:
         self.past: set[SaveId] = set()  # staged once, given up when their job was over
         self.orphan_since: float | None = None
         self.seq = 0
+        self.lives = 1
         self.catalogue: Catalogue | None = Catalogue("node", POLICY)
         self.trace: list[str] = []
         self.exits: list[Proc] = []  # refused at the door, about to end
@@ -158,6 +160,7 @@ class World:
                 proc.reading, proc.loading = None, False
 
     def restart(self) -> None:
+        self.lives += 1
         self.catalogue = Catalogue("node", POLICY)
         self.trace.append("daemon started")
         if any(f.save for f in self.files.values()):
@@ -427,6 +430,8 @@ class World:
         former = ends[-1]
         if former is not None and former != news.end:
             allowed = former in REOPENED or (news.end is End.DURABLE and save in self.ever)
+            # What was never staged leaves no trace in the arena: a new daemon may lose it for another reason.
+            allowed |= self.lives > 1 and {former, news.end} <= LOST and save not in self.staged
             assert allowed, f"{save} ended {former}, then {news.end}"
         ends.append(news.end)
 
