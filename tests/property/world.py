@@ -388,6 +388,10 @@ class World:
 
     def _welcome(self, proc: Proc, message: Attached) -> None:
         proc.state = "in"
+        peers = [p for p in self.procs if p.session == proc.session]
+        if not any(p.incarnation or p.takeover for p in peers):
+            others = [p for p in self.procs if p.alive and p.session != proc.session and p.state == "in"]
+            assert not others, f"{proc} was let in while {others[0]} lives"
         if proc.incarnation:
             assert message.incarnation == proc.incarnation, "an incarnation changed behind a rank's back"
         elif not self.made_up and not any(p.incarnation for p in self.procs if p.session == proc.session):
