@@ -421,7 +421,8 @@ class JobNode:
         self.pending.clear()
         self.forced.clear()
         actions = [*self.collect(), *self.slots.trim()]
-        return actions if self.ranks or self.waiting or self.slots else [*actions, ForgetJob(job=self.job)]
+        needed = self.ranks or self.waiting or self.live or self.slots  # who lives must not be forgotten
+        return actions if needed else [*actions, ForgetJob(job=self.job)]
 
     def check(self) -> None:
         """Asserts what must always hold; tests call it after every event."""

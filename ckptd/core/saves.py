@@ -43,6 +43,7 @@ class Record:
     phase: Phase = Phase.STAGING
     held: dict[int, str] = field(default_factory=dict)  # rank -> node whose arena has it
     delivered: dict[int, int] = field(default_factory=dict)  # rank -> bytes
+    adopted: bool = False  # found in the arena at start
     due: bool = False
     forced: bool = False  # somebody asked for this very one: a newer one does not take its turn
     end: End | None = None
@@ -104,6 +105,7 @@ class Saves:
     def staged(self, node: str, event: ev.SegmentStaged, now: float) -> list[Action]:
         """A rank delivered its segment."""
         record = self._record(event.save, event.world_size, now)
+        record.adopted |= event.request == 0
         record.held[event.rank] = node
         record.delivered[event.rank] = event.nbytes
         record.due |= event.drain
@@ -138,14 +140,21 @@ class Saves:
     def _complete(self, record: Record, now: float) -> list[Action]:
         record.phase = Phase.STAGED
         actions = [self._order(ev.SaveStaged(job=self._job, node=self._node, save=record.save))]
-        for older in [r for r in self.records.values() if r.save < record.save and not r.staged and r.end is None]:
-            missing = sorted(set(range(older.world_size)) - set(older.delivered))
-            reason = f"{record.save} was staged by all ranks first; ranks {_few(missing)} never delivered this one"
-            actions += self._finish(older, End.ABANDONED, reason)
+        actions += self._outrun(record.save)
         if not (record.due or self._is_due(record.save, now)):
             return [*actions, *self._finish(record, End.KEPT, "not due for a drain")]
         record.due = True
         return [*actions, *self.start_drain(now)]
+
+    def _outrun(self, newer: SaveId) -> list[Action]:
+        """Older halves are over. Of what was found at start only the store can say whether it was whole once."""
+        actions: list[Action] = []
+        for older in [r for r in self.records.values() if r.save < newer and not r.staged and r.end is None]:
+            if self.ready or not older.adopted:
+                missing = sorted(set(range(older.world_size)) - set(older.delivered))
+                reason = f"{newer} was staged by all ranks first; ranks {_few(missing)} never delivered this one"
+                actions += self._finish(older, End.ABANDONED, reason)
+        return actions
 
     def _is_due(self, save: SaveId, now: float) -> bool:
         last, cadence = self._last_due, self.cadence
@@ -318,6 +327,8 @@ class Saves:
             if record is not None and record.phase is not Phase.DURABLE and self.active != save:
                 record.phase = Phase.DURABLE
                 actions += self._finish(record, End.DURABLE, "")
+        staged = self.newest_staged
+        actions += self._outrun(staged.save) if staged is not None else []
         newest = max(self.on_store, default=None)
         for partial in event.partials:
             actions += self._judge_partial(partial, newest, incarnation, now)

@@ -22,6 +22,7 @@ from ckptd.protocol.messages import (
 )
 
 Push = SlotGranted | SlotsRefused | Progress
+_STRANGER = "detached"  # the code of a refusal: this daemon has not seen us attach
 _LOST = zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
 _KINDS: dict[str, type[CkptdError]] = {
     kind.code: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, CkptdError)
@@ -79,6 +80,10 @@ class Channel:
             if self.lost and seq not in self._answers:
                 raise ChannelLostError(f"the daemon behind {self._path} ended")
         answer = self._answers.pop(seq)
+        if isinstance(answer, Refused) and answer.code == _STRANGER:
+            # The daemon ended while nobody listened here, and the socket has found the next one by itself.
+            self.lost = True
+            raise ChannelLostError(f"the daemon behind {self._path} is another one now")
         if isinstance(answer, Refused):
             raise _KINDS.get(answer.code, CkptdError)(answer.message, hint=answer.hint)
         return answer

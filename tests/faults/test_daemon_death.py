@@ -163,6 +163,29 @@ def test_a_waiting_handle_is_enough_to_bring_the_sealed_segment_home(node: Node)
         assert ranks.results() == [("durable", "durable")]
 
 
+def test_a_segment_sealed_after_the_next_daemon_looked_is_handed_to_it(node: Node):
+    node.start()
+    with Ranks(node, 2) as ranks:
+        ready(ranks)
+        ranks.call("save", 1)
+        ranks.call("wait", 1)
+        ranks.start("save_slowly", 2)
+        wait_for(lambda: len([path for path in node.slots() if any(content(path))]) == 4)  # two of each rank
+        node.kill()
+        node.start()
+        for rank in ranks.all:
+            rank.kill(signal.SIGUSR1)
+        assert max(ranks.results()) < 5
+        ranks.start("wait", 2)
+        assert ranks.results() == [("durable", "durable")] * 2
+
+
+def content(path: str) -> bytes:
+    """Some bytes of what a rank copies first."""
+    with open(path, "rb") as file:
+        return os.pread(file.fileno(), 4096, os.path.getsize(path) // 8)
+
+
 def test_a_daemon_that_stops_answering_never_holds_a_save_beyond_its_deadline(node: Node):
     node.start()
     with Ranks(node) as ranks:

@@ -26,6 +26,7 @@ from ckptd.protocol.messages import (
 KEY = JobKey("/store", "job")
 POLICY = Policy(slots_per_rank=3, keep_last=2, connect_timeout_s=30, stage_timeout_s=300, drain_give_up_s=120)
 REOPENED = {End.KEPT, End.FAILED}
+LOST = {End.SKIPPED, End.ABANDONED, End.FAILED}
 ASYNC = (
     act.AllocateSlots, act.TakeDigests, act.TakeIncarnation, act.ScanStore, act.Drain, act.WriteVote, act.Commit,
     act.RemoveCheckpoint, act.RemovePartial,
@@ -90,6 +91,7 @@ class World:
         self.past: set[SaveId] = set()  # staged once, given up when their job was over
         self.orphan_since: float | None = None
         self.seq = 0
+        self.lives = 1
         self.catalogue: Catalogue | None = Catalogue("node", POLICY)
         self.trace: list[str] = []
         self.exits: list[Proc] = []  # refused at the door, about to end
@@ -158,6 +160,7 @@ class World:
                 proc.reading, proc.loading = None, False
 
     def restart(self) -> None:
+        self.lives += 1
         self.catalogue = Catalogue("node", POLICY)
         self.trace.append("daemon started")
         if any(f.save for f in self.files.values()):
@@ -385,16 +388,18 @@ class World:
 
     def _welcome(self, proc: Proc, message: Attached) -> None:
         proc.state = "in"
+        peers = [p for p in self.procs if p.session == proc.session]
+        if not any(p.incarnation or p.takeover for p in peers):
+            others = [p for p in self.procs if p.alive and p.session != proc.session and p.state == "in"]
+            assert not others, f"{proc} was let in while {others[0]} lives"
         if proc.incarnation:
             assert message.incarnation == proc.incarnation, "an incarnation changed behind a rank's back"
-        elif not self.made_up:
+        elif not self.made_up and not any(p.incarnation for p in self.procs if p.session == proc.session):
             others = {p.incarnation for p in self.procs if p.session != proc.session}
             assert all(number < message.incarnation for number in others), "two sessions of one incarnation"
         proc.incarnation = message.incarnation
-        for news in message.known:  # a new daemon may know of an end only when it has seen the store
-            ends = proc.saves.get(news.save)
-            if news.end is not None or not ends or ends[-1] is not End.DURABLE:
-                self._news(proc, news)
+        for news in message.known:
+            self._news(proc, news)
 
     def _refused(self, proc: Proc, what: str, message: Refused) -> None:
         if what == "attach":
@@ -424,11 +429,13 @@ class World:
         if news.milestone is Milestone.DURABLE or news.end is End.DURABLE:
             assert save in self.ever, f"{save} is not committed"
         ends = proc.saves.get(save)
-        if ends is None or save in proc.skipped:
+        if ends is None or save in proc.skipped or news.end is None:  # a new daemon may know of no end yet
             return
         former = ends[-1]
         if former is not None and former != news.end:
             allowed = former in REOPENED or (news.end is End.DURABLE and save in self.ever)
+            # What was never staged leaves no trace in the arena: a new daemon may lose it for another reason.
+            allowed |= self.lives > 1 and {former, news.end} <= LOST and save not in self.staged
             assert allowed, f"{save} ended {former}, then {news.end}"
         ends.append(news.end)
 

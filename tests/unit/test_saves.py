@@ -347,3 +347,28 @@ def test_the_newest_takes_the_turn_of_a_due_save_that_it_supersedes():
     assert job.of(act.Drain)[-1].save == later
     job.drain(later)
     assert job.ends(later)[-1] == "durable"
+
+
+def test_slots_are_adopted_in_any_order_without_an_end_that_is_not_one():
+    """Both saves are whole; the newer one's slots come first. Whether the older is durable only the store can say."""
+    job = AJob(world=2)
+    for rank, save in ((0, ONE), (0, TWO), (1, TWO), (1, ONE)):
+        name = f"r{rank:05d}-{save.counter:06d}.slot"
+        job.say(ev.SlotAdopted(job=KEY, rank=rank, slot=name, capacity=4096, world_size=2, save=save, nbytes=10))
+    job.did += job.catalogue.adopted(KEY, job.now)
+    known = job.answer(job.attach(0, incarnation=1)).known
+    assert {(p.save.counter, p.end) for p in known} == {(1, None), (2, None)}
+    job.scan(ONE)
+    assert job.ends(ONE) == ["durable"]
+
+
+def test_halves_that_were_adopted_end_when_the_store_knows_nothing_better():
+    job = AJob(world=2)
+    for rank, save in ((0, ONE), (0, TWO), (1, TWO)):
+        name = f"r{rank:05d}-{save.counter:06d}.slot"
+        job.say(ev.SlotAdopted(job=KEY, rank=rank, slot=name, capacity=4096, world_size=2, save=save, nbytes=10))
+    job.did += job.catalogue.adopted(KEY, job.now)
+    job.attach(0, incarnation=1)
+    job.scan()
+    assert job.ends(ONE) == ["abandoned"]
+    assert not job.node.slots.holding(ONE)

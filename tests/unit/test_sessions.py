@@ -295,11 +295,20 @@ def test_a_replaced_rank_still_hears_what_becomes_of_its_saves():
     assert job.ends(ONE, 1, "a") == ["durable"]
 
 
-def test_a_replaced_rank_is_answered_also_when_its_job_is_gone():
+def test_a_replaced_rank_is_not_forgotten_with_its_successor():
     job = AJob(world=1).start()
     job.attach(0, "b", takeover=True)
     job.number(2)
     job.detach(0, "b")
-    assert not job.catalogue.jobs
+    assert not job.node.slots
+    third = job.attach(0, "c")
+    assert job.answer(third) is None  # for the first one lives
+    job.gone(0, "a")
+    job.number(3)
+    assert job.answer(third).incarnation == 3
+
+
+def test_a_rank_is_answered_also_when_its_job_is_gone():
+    job = AJob(world=1)
     assert job.answer(job.ask_load(0, "a")).code == "stale"
     assert isinstance(job.answer(job.detach(0, "a")), Done)
