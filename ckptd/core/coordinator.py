@@ -66,7 +66,7 @@ class Coordinator:
                 self.saves.hold_retention = True
                 known = self.sessions.incarnation
                 actions = self.restores.asked(event, self.sessions.world_size, known, self.saves, now)
-                return self._load([*actions, *self.restores.hopeless(self.sessions.spoiled)])
+                return self._load([*actions, *self.restores.hopeless(self.sessions.incomplete)])
             case ev.LoadReported():
                 return self._load(self.restores.reported(event, self.sessions.world_size, self.saves, now))
         raise AssertionError(f"no row for {event}")

@@ -22,7 +22,7 @@ from ckptd.protocol.messages import Tier
 class Round:
     """One load of all ranks."""
 
-    since: float
+    since: float  # when the ranks began to wait
     step: int | None
     asked: set[int] = field(default_factory=set)
     scan: ev.StoreScanned | None = None
@@ -109,7 +109,7 @@ class Restores:
             if size != world_size:
                 r.reshaped.add(save)
             if save in r.reshaped and save not in saves.on_store and saves.newest_staged is saves.records[save]:
-                r.choice, r.awaited = None, save
+                r.choice, r.awaited, r.since = None, save, now
                 return saves.drain_newest(now)
             tiers = [self._tier(r, save, rank, saves) for rank in range(world_size)]
             if None not in tiers:
@@ -167,7 +167,7 @@ class Restores:
         r.reported.add(event.rank)
         if event.fatal:
             return self._refuse("mismatch", f"rank {event.rank}, {event.save}: {event.problem}", "")
-        if event.reshape:
+        if event.reshape and event.tier is not Tier.PFS:  # there it had all images
             r.failed = True
             r.reshaped.add(event.save)
         elif event.problem:

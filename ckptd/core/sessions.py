@@ -124,6 +124,11 @@ class Sessions:
         return bool(self.members or self._waiting or self._live)
 
     @property
+    def incomplete(self) -> str:
+        """Why not all ranks of the session will ever act together, empty when they may."""
+        return self.spoiled or (f"rank {min(self.departed)} left the job" if self.departed else "")
+
+    @property
     def taking(self) -> bool:
         """Whether an incarnation number is on its way for the door."""
         return bool(self._taking)

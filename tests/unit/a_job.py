@@ -128,12 +128,10 @@ class AJob:
         self.say(ev.LoadAsked(job=KEY, request=seq, rank=rank, session=session, step=step))
         return seq
 
-    def report(
-        self, rank: int, save: SaveId, tier: Tier, problem: str = "", *, session: str = "a", fatal: bool = False
-    ):
+    def report(self, rank: int, save: SaveId, tier: Tier, problem: str = "", *, session: str = "a", **words: bool):
         seq = self.request()
         self.say(ev.LoadReported(
-            job=KEY, request=seq, rank=rank, session=session, save=save, tier=tier, problem=problem, fatal=fatal
+            job=KEY, request=seq, rank=rank, session=session, save=save, tier=tier, problem=problem, **words
         ))  # fmt: skip
         return seq
 

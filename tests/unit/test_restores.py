@@ -4,7 +4,7 @@ import pytest
 
 from ckptd.core import events as ev
 from ckptd.protocol.ids import SaveId
-from ckptd.protocol.messages import Done, LoadFrom, Refused, Tier
+from ckptd.protocol.messages import Cadence, Done, LoadFrom, Refused, Tier
 from tests.unit.a_job import KEY, AJob
 
 ONE = SaveId(1, 1, 10)
@@ -96,12 +96,78 @@ def test_memory_serves_while_the_store_does_not_answer():
     assert any("EIO" in note for note in job.answer(seq).notes)
 
 
-def test_another_world_size_is_refused_with_words():
-    job = AJob(world=1).start(committed=())
-    seq = job.ask_load(0)
+# --- other ranks than those that saved
+
+
+def test_a_checkpoint_of_another_world_size_is_read_from_the_store_by_all():
+    job = AJob(world=2).start()
+    asked = [job.ask_load(rank) for rank in range(2)]
     job.say(ev.StoreScanned(job=KEY, committed=(ev.OnStore(ONE, 4, 10, ONE.dirname),)))
     job.number(2)
-    assert "saved by 4 ranks, this job has 1" in job.answer(seq).message
+    assert [(o.save, o.tier) for o in orders(job, asked)] == [(ONE, Tier.PFS)] * 2
+    assert orders(job, asked)[0].path.endswith(ONE.dirname)
+
+
+def another_world():
+    """A job of one rank whose newest checkpoint, of two, is in memory only; and the request of its load."""
+    job = AJob(world=2, cadence=Cadence(steps=100)).start(committed=())
+    job.stage_all(ONE)
+    job.drain(ONE)
+    job.stage_all(TWO)
+    job.digest_all(TWO)
+    for rank in range(2):
+        job.gone(rank)
+    job.world = 1
+    job.attach(0, "b")
+    job.number(2)
+    return job
+
+
+def test_one_that_lies_in_memory_only_is_drained_first():
+    job = another_world()
+    job.take()
+    seq = job.ask_load(0, "b")
+    job.say(ev.StoreScanned(job=KEY, committed=(ev.OnStore(ONE, 2, 10, ONE.dirname),)))
+    job.number(3)
+    assert job.answer(seq) is None
+    assert job.saves.active == TWO
+    job.drain(TWO)
+    assert (job.answer(seq).save, job.answer(seq).tier) == (TWO, Tier.PFS)
+
+
+def test_a_rank_that_needs_other_ranks_images_sends_all_to_the_store():
+    job, _ = a_load(committed=(ONE,), staged=(ONE,))
+    seqs = [job.report(0, ONE, Tier.ARENA, "not here", reshape=True), job.report(1, ONE, Tier.ARENA)]
+    assert [(job.answer(seq).save, job.answer(seq).tier) for seq in seqs] == [(ONE, Tier.PFS)] * 2
+    assert not job.answer(seqs[0]).notes, "nothing was wrong"
+    seqs = [job.report(rank, ONE, Tier.PFS) for rank in range(2)]
+    assert all(job.answer(seq).agreed for seq in seqs)
+
+
+def test_a_rank_that_needs_other_ranks_images_has_them_drained():
+    job, _ = a_load(staged=(ONE,))
+    seqs = [job.report(0, ONE, Tier.ARENA, "not here", reshape=True), job.report(1, ONE, Tier.ARENA)]
+    assert [job.answer(seq) for seq in seqs] == [None, None]
+    job.drain(ONE)
+    assert [(job.answer(seq).save, job.answer(seq).tier) for seq in seqs] == [(ONE, Tier.PFS)] * 2
+
+
+def test_a_rank_that_finds_all_images_too_few_has_found_damage():
+    job, _ = a_load(committed=(ONE, TWO))
+    seqs = [job.report(rank, TWO, Tier.PFS, "not there", reshape=True) for rank in range(2)]
+    assert {job.answer(seq).save for seq in seqs} == {ONE}
+    assert "not there" in job.answer(seqs[0]).notes[0]
+
+
+def test_a_drain_that_a_load_waits_for_has_a_time_of_its_own():
+    job, _ = a_load(staged=(ONE,))
+    job.tick(290)
+    seqs = [job.report(rank, ONE, Tier.ARENA, "not here", reshape=True) for rank in range(2)]
+    job.tick(290)
+    assert [job.answer(seq) for seq in seqs] == [None, None]
+    job.tick(20)
+    assert {job.answer(seq).code for seq in seqs} == {"restore"}
+    assert "its drain does not end" in job.answer(seqs[0]).message
 
 
 def test_a_rank_that_never_asks_ends_the_load():
@@ -123,6 +189,16 @@ def test_a_rank_that_still_reads_when_another_ends_is_answered(end):
     seq = job.report(0, ONE, Tier.ARENA)
     assert isinstance(job.answer(seq), Refused)
     assert "rank 1" in job.answer(seq).message
+
+
+@pytest.mark.parametrize("end", ["gone", "detach"])
+def test_a_rank_that_asks_when_another_has_ended_is_answered(end):
+    job = AJob(world=2).start()
+    getattr(job, end)(1)
+    seq = job.ask_load(0)
+    assert isinstance(job.answer(seq), Refused)
+    assert "rank 1 left the job" in job.answer(seq).message
+    assert job.answer(seq).code == "restore"
 
 
 def test_a_rank_that_still_reads_when_anothers_state_does_not_fit_is_answered():
