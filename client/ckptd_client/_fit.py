@@ -1,13 +1,13 @@
 """Fits a checkpoint onto a state: which bytes go to which tensor, which leaf to which place, or what differs."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from ckptd.protocol.errors import CkptdError, MismatchError
-from ckptd.protocol.layout import Layout, Leaves, Path
+from ckptd.protocol.errors import CkptdError, DamagedError, MismatchError
+from ckptd.protocol.layout import Layout, Leaves, Path, TensorEntry
 from ckptd_client._leaves import decode_leaf
 from ckptd_client._reshard import Box, Run, Saved, cover
 from ckptd_client._restore import Target
@@ -25,25 +25,41 @@ class OtherRanksNeededError(CkptdError):
 
 @dataclass(frozen=True, slots=True)
 class Saves:
-    """What a checkpoint holds of each name, in the images of some or all ranks."""
+    """What a checkpoint holds of each name, in the images of one rank or of all."""
 
     boxes: dict[str, list[Saved]]
     paths: dict[str, Path]
+    expected: set[str]  # names that the state must have a place for
     leaves: Leaves  # of the rank that this one goes on as
+    rank: int  # that rank: what each rank has of its own is taken from it
     whole: bool  # all ranks' layouts are in
 
 
-def saves_of(layouts: Iterable[Layout], leaves: Leaves, *, whole: bool) -> Saves:
-    """Layouts by name. A tied name has the boxes of the name that holds its bytes."""
+def saves_of(layouts: Iterable[Layout], leaves: Leaves, *, rank: int, world_size: int) -> Saves:
+    """Layouts of one rank or of all, for a job of world_size, by name. A tied name has the boxes of its holder.
+
+    Where ranks mean different tensors by a name, that of rank counts. Expected is what rank saved; in a job of another
+    size what all saved, for what only some ranks have may be anybody's.
+    """
+    ordered = sorted(layouts, key=lambda layout: (layout.rank != rank, layout.rank))
     boxes: dict[str, list[Saved]] = {}
     paths: dict[str, Path] = {}
-    for layout in layouts:
+    for layout in ordered:
         paths |= {name: path for name, path in layout.paths.items() if name not in paths}
         own = {entry.name: Saved(layout.rank, entry) for entry in layout.tensors}
         own |= {name: own[owner] for name, owner in layout.aliases.items()}
         for name, saved in own.items():
-            boxes.setdefault(name, []).append(saved)
-    return Saves(boxes, paths, leaves, whole)
+            alike = boxes.setdefault(name, [])
+            if not alike or _kind(saved.entry) == _kind(alike[0].entry):
+                alike.append(saved)
+    expected = set(ordered[0].paths)
+    if ordered[0].world_size != world_size:
+        expected = expected.intersection(*(layout.paths for layout in ordered))
+    return Saves(boxes, paths, expected, leaves, rank, whole=len(ordered) == ordered[0].world_size)
+
+
+def _kind(entry: TensorEntry) -> tuple[str, tuple[int, ...]]:
+    return entry.dtype, entry.global_shape
 
 
 @dataclass(slots=True)
@@ -81,15 +97,16 @@ def _within(path: Path, prefix: Path) -> bool:
     return path[: len(prefix)] == prefix
 
 
-def fit(state: Any, saves: Saves, *, rank: int, where: str) -> Fit:
+def fit(state: Any, saves: Saves, *, where: str) -> Fit:
     """Matches names, shapes and dtypes, and plans what to read.
 
     Inside a Stateful the checkpoint decides what there is: its load_state_dict judges. A tensor it already has, of the
-    same shape and dtype, is read in place. Raises MismatchError that lists the first differences, and
-    OtherRanksNeededError when saves are this rank's own and do not hold all it needs.
+    same shape and dtype, is read in place. Raises MismatchError that lists the first differences; for a tensor that
+    saves do not hold all of, OtherRanksNeededError if they are one rank's and DamagedError if they are all ranks'.
     """
     flat = flatten(state, is_tensor)
     here = dict(zip(flat.names, flat.values, strict=True))
+    saves = _relevant(flat, here, saves)
     differences = _differences(flat, here, saves)
     if differences:
         shown = "\n  ".join(differences[:_SHOWN])
@@ -99,24 +116,37 @@ def fit(state: Any, saves: Saves, *, rank: int, where: str) -> Fit:
     _look_elsewhere(flat, here, saves, where)
     filled: set[tuple[int, tuple[Run, ...]]] = set()
     for name, boxes in saves.boxes.items():
-        if name not in here and not _in_stateful(saves.paths[name], flat):
-            continue  # other ranks' business
         tensor = _home(name, here.get(name), boxes[0], flat, saves)
         out.tensors[name] = tensor
         shard = shard_of(tensor, name)
-        runs = cover(Box(shard.offsets, shard.sizes), boxes, prefer=rank)
+        runs = cover(Box(shard.offsets, shard.sizes), boxes, prefer=saves.rank)
         if runs is None:
-            raise OtherRanksNeededError(f"{format_path(saves.paths[name])} is not whole in {where}")
+            raise _incomplete(saves, f"{where}: {format_path(saves.paths[name])} is not whole")
         _aim(out, shard, runs, filled)
     for name in saves.paths:
         if name not in out.tensors and is_tensor(here.get(name)):
             out.tensors[name] = here[name]  # this rank has, and needs, nothing of it
-    out.leaves = {name: decode_leaf(leaf, format_path(saves.paths[name])) for name, leaf in saves.leaves.leaves.items()}
+    leaves = {name: leaf for name, leaf in saves.leaves.leaves.items() if name in saves.paths}
+    out.leaves = {name: decode_leaf(leaf, format_path(saves.paths[name])) for name, leaf in leaves.items()}
     return out
 
 
+def _relevant(flat: Flat, here: dict[str, Any], saves: Saves) -> Saves:
+    """Without what only other ranks have a place for."""
+    paths = {
+        name: path
+        for name, path in saves.paths.items()
+        if name in saves.expected or name in here or (name in saves.leaves.leaves and _in_stateful(path, flat))
+    }
+    return replace(saves, paths=paths, boxes={name: b for name, b in saves.boxes.items() if name in paths})
+
+
+def _incomplete(saves: Saves, text: str) -> CkptdError:
+    return DamagedError(text) if saves.whole else OtherRanksNeededError(text)
+
+
 def _look_elsewhere(flat: Flat, here: dict[str, Any], saves: Saves, where: str) -> None:
-    """Raises OtherRanksNeededError for tensors that this rank's own image cannot describe."""
+    """Raises when there are tensors that saves say nothing of but the name."""
     unknown = [name for name in saves.paths if name not in saves.boxes and name not in saves.leaves.leaves]
     lost = [name for name in unknown if name not in here and _in_stateful(saves.paths[name], flat)]
     missing = [
@@ -126,7 +156,7 @@ def _look_elsewhere(flat: Flat, here: dict[str, Any], saves: Saves, where: str) 
     ]
     paths = dict(zip(flat.names, flat.paths, strict=True))
     for name in [n for n in missing if not _in_stateful(paths[n], flat)] + lost:
-        raise OtherRanksNeededError(f"{name} is not in {where}")
+        raise _incomplete(saves, f"{where}: {format_path(paths.get(name) or saves.paths[name])} is not there")
 
 
 def _home(name: str, tensor: Any, saved: Saved, flat: Flat, saves: Saves) -> torch.Tensor:
@@ -196,11 +226,10 @@ def _difference(name: str, here: dict[str, Any], saves: Saves) -> str:
             return f"a tensor in the checkpoint, {type(value).__name__} in the state"
         return "" if name in saves.leaves.leaves else "in the state, not in the checkpoint"
     if saved is None:
-        if name in saves.leaves.leaves:
-            return "a tensor in the state, none in the checkpoint"
-        return "in the state, not in the checkpoint" if saves.whole else ""  # the others may have it
+        sure = saves.whole or name in saves.leaves.leaves  # else the others may have it
+        return "a tensor in the state, none in the checkpoint" if sure else ""
     shard, entry = shard_of(value, name), saved[0].entry
-    if (shard.code, shard.global_shape) != (entry.dtype, entry.global_shape):
+    if (shard.code, shard.global_shape) != _kind(entry):
         theirs, ours = f"{entry.dtype} {list(entry.global_shape)}", f"{shard.code} {list(shard.global_shape)}"
         return f"{theirs} in the checkpoint, {ours} in the state"
     return "its elements share memory, as after expand()" if _shares_elements(shard.local) else ""

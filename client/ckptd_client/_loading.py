@@ -1,5 +1,6 @@
 """One rank's part in a load: asks where to read, reads and checks, reports, until all ranks agree."""
 
+import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,14 +8,14 @@ from typing import Any
 
 from ckptd.protocol.errors import CkptdError, DamagedError, MismatchError
 from ckptd.protocol.ids import SaveId
-from ckptd.protocol.layout import decode_layout, decode_leaves
-from ckptd.protocol.manifest import FileRecord
+from ckptd.protocol.layout import Layout, decode_layout, decode_leaves
+from ckptd.protocol.manifest import FileRecord, Manifest
 from ckptd.protocol.messages import AskLoad, LoadFrom, ReportLoad, Request, Tier
 from ckptd_client._channel import ChannelLostError
 from ckptd_client._fit import Fit, OtherRanksNeededError, fit, saves_of
 from ckptd_client._group import Group
 from ckptd_client._link import Link
-from ckptd_client._restore import copy_out, open_file, open_slot, read_manifest, vote_notes
+from ckptd_client._restore import Source, copy_out, open_file, open_slot, read_manifest, vote_notes
 
 _TRIES = 3  # a daemon that dies in the middle is asked again when it is back
 
@@ -96,15 +97,20 @@ def _read(link: Link, state: dict[str, Any], order: LoadFrom) -> Segment:
 
 
 def _read_slot(link: Link, state: dict[str, Any], order: LoadFrom, save: SaveId) -> Segment:
-    rank = link.group.rank
-    source = open_slot(link.slots.path(order.slot), link.job, save, rank)
+    source = open_slot(link.slots.path(order.slot), link.job, save, link.group.rank)
+    fitted = _read_own(source, state, link.group, where=f"{order.slot} (step {save.step})")
+    return Segment(save, order.tier, fitted, source.nbytes, ())
+
+
+def _read_own(source: Source, state: dict[str, Any], group: Group, *, where: str) -> Fit:
+    """All of this rank's own image into the state. Closes source."""
     try:
-        saves = saves_of([source.layout], source.leaves, whole=link.group.world_size == 1)
-        fitted = fit(state, saves, rank=rank, where=f"{order.slot} (step {save.step})")
-        copy_out(source, fitted.targets.get(rank, []))
+        saves = saves_of([source.layout], source.leaves, rank=group.rank, world_size=group.world_size)
+        fitted = fit(state, saves, where=where)
+        copy_out(source, fitted.targets.get(group.rank, []))
     finally:
         source.close()
-    return Segment(save, order.tier, fitted, source.nbytes, ())
+    return fitted
 
 
 def read_checkpoint(
@@ -118,31 +124,31 @@ def read_checkpoint(
     notes = vote_notes(directory, manifest)
     where = f"{directory} (step {manifest.save.step})"
     if manifest.world_size == group.world_size:
-        own = manifest.files[group.rank]
+        with contextlib.suppress(OtherRanksNeededError):
+            source = open_file(directory, manifest.files[group.rank])
+            return _read_own(source, state, group, where=where), source.nbytes, notes
+    fitted = _fit_all(directory, manifest, state, group, where=where)
+    for rank, targets in fitted.targets.items():
+        source = open_file(directory, manifest.files[rank])
         try:
-            return *_read_files(
-                directory, [own], state, rank=group.rank, whole=group.world_size == 1, where=where
-            ), notes
-        except OtherRanksNeededError:
-            pass
-    return *_read_files(directory, manifest.files, state, rank=group.rank, whole=True, where=where), notes
+            copy_out(source, targets, sparse=True)
+        finally:
+            source.close()
+    nbytes = sum(target.nbytes for targets in fitted.targets.values() for target in targets)
+    return fitted, nbytes, notes
 
 
-def _read_files(  # noqa: PLR0913 - what to read, and for whom
-    directory: str, records: list[FileRecord], state: dict[str, Any], *, rank: int, whole: bool, where: str
-) -> tuple[Fit, int]:
-    layouts = [decode_layout(r.layout, where=os.path.join(directory, r.name)) for r in records]
-    like = next((r for r in records if r.rank == rank), records[0])  # whose plain values this rank goes on with
+def _fit_all(directory: str, manifest: Manifest, state: dict[str, Any], group: Group, *, where: str) -> Fit:
+    """The state and all images. A rank that there was not goes on with the plain values of rank 0."""
+    layouts = [_layout(directory, record) for record in manifest.files]
+    like = manifest.files[group.rank if group.rank < manifest.world_size else 0]
     leaves = decode_leaves(like.leaves, where=os.path.join(directory, like.name))
-    fitted = fit(state, saves_of(layouts, leaves, whole=whole), rank=rank, where=where)
-    nbytes = 0
-    for record in records:
-        targets = fitted.targets.get(record.rank, [])
-        if targets:
-            source = open_file(directory, record)
-            try:
-                copy_out(source, targets)
-            finally:
-                source.close()
-            nbytes += sum(target.nbytes for target in targets)
-    return fitted, nbytes
+    return fit(state, saves_of(layouts, leaves, rank=like.rank, world_size=group.world_size), where=where)
+
+
+def _layout(directory: str, record: FileRecord) -> Layout:
+    where = os.path.join(directory, record.name)
+    layout = decode_layout(record.layout, where=where)
+    if layout.rank != record.rank:
+        raise DamagedError(f"{where}: its layout is of rank {layout.rank}, not {record.rank}")
+    return layout

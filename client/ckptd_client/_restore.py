@@ -12,7 +12,7 @@ from queue import SimpleQueue
 
 import torch
 
-from ckptd.protocol.digest import BLOCK_NBYTES, DIGEST_NBYTES, digest
+from ckptd.protocol.digest import BLOCK_NBYTES, DIGEST_NBYTES, block_count, digest
 from ckptd.protocol.errors import DamagedError
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.layout import Layout, Leaves, decode_layout, decode_leaves
@@ -184,17 +184,18 @@ class Target:
     address: int
 
 
-def copy_out(source: Source, targets: list[Target]) -> None:
+def copy_out(source: Source, targets: list[Target], *, sparse: bool = False) -> None:
     """Copies parts of the image into the targets, several blocks at once. Raises DamagedError for the first bad block.
 
-    Only the blocks that hold something of a target are read.
+    All of the image is checked; sparse: only the blocks that hold something of a target are read.
 
     Reads, digests and copies run outside the GIL. On an error the targets hold verified bytes of some blocks and their
     old bytes elsewhere.
     """
     pieces = _pieces(targets)
+    wanted = sorted(pieces) if sparse else range(block_count(source.nbytes))
     buffers: SimpleQueue[mmap.mmap] = SimpleQueue()
-    for _ in range(min(source.readers, len(pieces))):
+    for _ in range(min(source.readers, len(wanted))):
         buffers.put(_buffer())
 
     def copy_block(index: int) -> None:
@@ -202,15 +203,15 @@ def copy_out(source: Source, targets: list[Target]) -> None:
         try:
             source.read(index, buffer)
             base = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
-            for offset, target, nbytes in pieces[index]:
+            for offset, target, nbytes in pieces.get(index, ()):
                 ctypes.memmove(target, base + offset, nbytes)
         finally:
             buffers.put(buffer)
 
-    if not pieces:
+    if not wanted:
         return
     with ThreadPoolExecutor(source.readers) as pool:
-        jobs = [pool.submit(copy_block, index) for index in sorted(pieces)]
+        jobs = [pool.submit(copy_block, index) for index in wanted]
         try:
             for job in jobs:
                 job.result()

@@ -80,15 +80,15 @@ def test_what_cannot_be_saved_is_refused_at_once_with_its_place_and_the_next_sav
     assert client.save({"w": torch.ones(1)}, 1).wait("durable", 20).step == 1
 
 
-def test_a_dtensor_is_refused_with_its_place(join):
+def test_a_dtensor_without_a_value_is_refused_with_its_place(join):
     client = join()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        from torch.distributed.tensor import Replicate, distribute_tensor, init_device_mesh  # noqa: PLC0415
+        from torch.distributed.tensor import DTensor, Partial, init_device_mesh  # noqa: PLC0415
 
-        shard = distribute_tensor(torch.zeros(4), init_device_mesh("cpu", (1,)), [Replicate()])
-        with pytest.raises(UsageError, match=r"state\['m'\]\['w'\] is a .*DTensor"):
-            client.save({"m": {"w": shard}}, 0)
+        part = DTensor.from_local(torch.zeros(4), init_device_mesh("cpu", (1,)), [Partial()])
+        with pytest.raises(UsageError, match=r"state\['m'\]\['w'\] is a DTensor with a partial placement"):
+            client.save({"m": {"w": part}}, 0)
     finally:
         dist.destroy_process_group()
 

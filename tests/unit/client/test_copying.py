@@ -12,10 +12,10 @@ import torch
 from ckptd.protocol.digest import BLOCK_NBYTES, blocks, digest
 from ckptd.protocol.errors import DamagedError, MismatchError
 from ckptd.protocol.ids import JobKey, SaveId
-from ckptd.protocol.layout import VERSION, Layout, Leaves
+from ckptd.protocol.layout import VERSION, Layout, Leaves, decode_layout, decode_leaves
 from ckptd.protocol.slot import PAGE, SlotState, slot_capacity
 from ckptd_client import _restore
-from ckptd_client._fit import fit
+from ckptd_client._fit import OtherRanksNeededError, fit, saves_of
 from ckptd_client._plan import gather, make_plan
 from ckptd_client._restore import Source, Target, copy_out, open_slot
 from tests.slots import reseal, some_tensors, write_slot
@@ -101,6 +101,17 @@ def test_nothing_to_copy_is_checked_all_the_same(source_of):
         file.write(DATA[:-1] + b"?")
     with pytest.raises(DamagedError, match=r"image: block 2 \(bytes 33554432 to 33554433\) does not match"):
         copy_out(source, [])
+
+
+def test_of_an_image_of_which_parts_are_wanted_only_their_blocks_are_read(source_of):
+    source = source_of(DATA)
+    with open(source.where, "wb") as file:
+        file.write(b"?" + DATA[1:])
+    tensor = torch.zeros(9, dtype=torch.uint8)
+    copy_out(source, [Target(2 * BLOCK_NBYTES - 8, 9, tensor.data_ptr())], sparse=True)
+    assert tensor.numpy().tobytes() == DATA[2 * BLOCK_NBYTES - 8 :]
+    with pytest.raises(DamagedError, match="image: block 0 "):
+        copy_out(source, [Target(BLOCK_NBYTES - 1, 9, tensor.data_ptr())], sparse=True)
 
 
 @pytest.mark.parametrize("block", [0, 1, 2])
@@ -217,22 +228,37 @@ def test_a_slot_that_got_another_save_is_not_read(tmp_path):
 # --- fitting
 
 
-def plan_of(state):
+def saved(state, rank=0, world_size=1):
     """Layout and leaves of a state, as a save would write them."""
-    from ckptd.protocol.layout import decode_layout, decode_leaves  # noqa: PLC0415
-
-    plan = make_plan(state, rank=0, world_size=1)
+    plan = make_plan(state, rank=rank, world_size=world_size)
     values = gather(plan, state)
     assert plan.exact_capacity(len(values.leaves)) == slot_capacity(plan.nbytes, len(plan.layout), len(values.leaves))
     return decode_layout(plan.layout, where="here"), decode_leaves(values.leaves, where="here")
 
 
+def fit_one(state, saved_state):
+    """A lone rank's state onto what a lone rank saved; the fit and its targets."""
+    layout, leaves = saved(saved_state)
+    found = fit(state, saves_of([layout], leaves, rank=0, world_size=1), where="here")
+    assert set(found.targets) <= {0}
+    return found, found.targets.get(0, [])
+
+
+def fit_rank(state, *saved_states, rank=0, world_size=None, read=None):
+    """A rank's state onto what these ranks saved, all of it or only the image of one."""
+    ranks = [saved(content, i, len(saved_states)) for i, content in enumerate(saved_states)]
+    layouts = [layout for layout, _ in ranks] if read is None else [ranks[read][0]]
+    leaves = ranks[rank if rank < len(ranks) else 0][1]
+    like = rank if rank < len(ranks) else 0
+    return fit(state, saves_of(layouts, leaves, rank=like, world_size=world_size or len(ranks)), where="here")
+
+
 def test_contiguous_tensors_are_read_in_place_and_others_through_a_copy():
-    saved = {"a": torch.zeros(4, 5), "b": torch.zeros(4, 5), "e": torch.zeros(0)}
+    saved_state = {"a": torch.zeros(4, 5), "b": torch.zeros(4, 5), "e": torch.zeros(0)}
     state = {"a": torch.zeros(4, 5), "b": torch.zeros(5, 4).t(), "e": torch.zeros(0)}
-    found = fit(state, *plan_of(saved), where="here")
-    addresses = {target.address for target in found.targets}
-    assert len(found.targets) == 2, "an empty tensor needs no bytes"
+    found, targets = fit_one(state, saved_state)
+    addresses = {target.address for target in targets}
+    assert len(targets) == 2, "an empty tensor needs no bytes"
     assert state["a"].data_ptr() in addresses
     assert state["b"].data_ptr() not in addresses
     [(scratch, tensor)] = found.through
@@ -244,13 +270,59 @@ def test_contiguous_tensors_are_read_in_place_and_others_through_a_copy():
 
 def test_tied_tensors_get_their_bytes_once():
     one = torch.zeros(100)
-    assert len(fit({"a": one, "b": one}, *plan_of({"a": one, "b": one}), where="here").targets) == 1
+    assert len(fit_one({"a": one, "b": one}, {"a": one, "b": one})[1]) == 1
     untied = {"a": torch.zeros(100), "b": torch.zeros(100)}
-    assert len(fit(untied, *plan_of({"a": one, "b": one}), where="here").targets) == 2
+    assert len(fit_one(untied, {"a": one, "b": one})[1]) == 2
 
 
 def test_a_tensor_whose_elements_share_memory_is_a_misfit():
-    saved = {"e": torch.zeros(3, 4)}
     state = {"e": torch.zeros(3, 1).expand(3, 4)}
     with pytest.raises(MismatchError, match=r"state\['e'\]"):
-        fit(state, *plan_of(saved), where="here")
+        fit_one(state, {"e": torch.zeros(3, 4)})
+
+
+# --- fitting onto what several ranks saved
+
+
+def test_a_tensor_that_this_rank_did_not_save_is_asked_of_the_others():
+    with pytest.raises(OtherRanksNeededError, match=r"state\['b'\]"):
+        fit_rank({"a": torch.zeros(2), "b": torch.zeros(3)}, {"a": torch.zeros(2)}, {"b": torch.zeros(3)}, read=0)
+    found = fit_rank({"a": torch.zeros(2), "b": torch.zeros(3)}, {"a": torch.zeros(2)}, {"b": torch.zeros(3)})
+    assert set(found.targets) == {0, 1}
+
+
+def test_a_tensor_that_nobody_saved_is_a_misfit():
+    with pytest.raises(MismatchError, match=r"state\['b'\]: a tensor in the state, none in the checkpoint"):
+        fit_rank({"a": torch.zeros(2), "b": torch.zeros(3)}, {"a": torch.zeros(2)}, {"a": torch.zeros(2)})
+
+
+def test_each_rank_gets_its_own_of_what_all_have():
+    states = [{"rng": torch.zeros(4 + rank), "who": rank} for rank in range(2)]
+    for rank in range(2):
+        found = fit_rank({"rng": torch.zeros(4 + rank), "who": 9}, *states, rank=rank)
+        assert set(found.targets) == {rank}
+        assert found.leaves == {"who": rank}
+
+
+def test_a_rank_that_there_was_not_goes_on_with_what_rank_0_has():
+    states = [{"rng": torch.zeros(4), "who": rank} for rank in range(2)]
+    found = fit_rank({"rng": torch.zeros(4), "who": 9}, *states, rank=5, world_size=6)
+    assert set(found.targets) == {0}
+    assert found.leaves == {"who": 0}
+
+
+def test_names_of_other_ranks_alone_are_their_business():
+    states = [{"w": torch.zeros(2), f"rng.{rank}": torch.zeros(3), f"seed.{rank}": rank} for rank in range(4)]
+    for world_size in (1, 2, 4, 5):
+        found = fit_rank({"w": torch.zeros(2), "rng.0": torch.zeros(3), "seed.0": 7}, *states, world_size=world_size)
+        assert found.leaves == {"seed.0": 0}
+        assert set(found.tensors) == {"w", "rng.0"}
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_what_every_rank_saved_must_have_a_place(world_size):
+    states = [{"w": torch.zeros(2), "epoch": 3}] * 2
+    with pytest.raises(MismatchError, match=r"state\['epoch'\]: in the checkpoint, not in the state"):
+        fit_rank({"w": torch.zeros(2)}, *states, world_size=world_size)
+    with pytest.raises(MismatchError, match=r"state\['w'\]: in the checkpoint, not in the state"):
+        fit_rank({"epoch": 3}, *states, world_size=world_size)

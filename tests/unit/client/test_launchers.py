@@ -118,11 +118,12 @@ def test_every_rank_goes_on_where_it_was_as_if_nothing_had_been(launch, node, tm
         assert {one["end"], two["end"]} == {"durable"}
         assert one["plans"] <= 2, "AdamW has no state before its first step"
     assert len({tuple(one["drawn"]) for one in first}) == len(first), "each rank has a generator of its own"
-    ranks = LAUNCHES[launch][0]
-    if ranks > 1:
-        alone = join()
-        with pytest.raises(RestoreError, match=f"step 4 .* was saved by {ranks} ranks, this job has 1"):
-            alone.load({"w": torch.zeros(1)})
+    model = torch.nn.Linear(3, 3)
+    alone = {"model": model, "optimizer": torch.optim.AdamW(model.parameters()), "rng": torch.get_rng_state()}
+    alone |= {"drawn": [], "rank": 9}
+    assert join().load(alone).step == 4
+    weights = [parameter.tolist() for parameter in model.parameters()]
+    assert (alone["drawn"], weights, alone["rank"]) == (*undisturbed(0, 5), 0), "one rank goes on as rank 0"
 
 
 @pytest.fixture
@@ -171,11 +172,27 @@ def load_one(step=None):
     return lambda link_up: link_up.load({"w": torch.zeros(3)}, step)
 
 
-def test_a_job_of_another_size_is_told_on_all_ranks(ranks):
+def test_a_job_of_another_size_goes_on(ranks):
+    def load(link_up):
+        state = {"w": torch.zeros(3)}
+        restored = link_up.load(state)
+        return restored.step, restored.tier, restored.notes, state["w"].tolist()
+
+    assert ranks(save_one(5), save_one(5))[0] == ["durable"] * 2
+    for count in (3, 1):
+        results, seconds = ranks(*[load] * count, session=f"of-{count}")
+        assert results == [(5, "pfs", [], [5.0] * 3)] * count
+        assert seconds < 10
+
+
+def test_a_misfit_in_a_job_of_another_size_is_told_on_all_ranks(ranks):
+    def load(link_up):
+        return link_up.load({"w": torch.zeros(3), "v": torch.zeros(1)})
+
     assert ranks(save_one(0), save_one(0))[0] == ["durable"] * 2
-    results, seconds = ranks(load_one(), load_one(), load_one(), session="later")
+    results, seconds = ranks(load, load, load, session="later")
     assert all(isinstance(result, RestoreError) for result in results), results
-    assert all("was saved by 2 ranks, this job has 3" in str(result) for result in results)
+    assert all("state['v']: a tensor in the state, none in the checkpoint" in str(result) for result in results)
     assert seconds < 10
 
 

@@ -2,9 +2,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import torch.distributed as dist  # noqa: E402
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, init_device_mesh  # noqa: E402
+from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
+
 from ckptd.protocol.errors import UsageError  # noqa: E402
 from ckptd.protocol.layout import itemsize  # noqa: E402
-from ckptd_client._tensors import CODE_OF, DTYPE_OF, alias_key, describe, is_tensor  # noqa: E402
+from ckptd_client._tensors import CODE_OF, DTYPE_OF, alias_key, describe, is_tensor, shard_of  # noqa: E402
 
 
 def test_codes_agree_with_the_protocol_and_with_safetensors():
@@ -64,12 +68,61 @@ def test_what_cannot_be_saved_says_where_and_what_to_do(make, message, hint):
     assert hint in caught.value.hint
 
 
-def test_dtensor_is_named():
+def test_a_class_that_is_only_called_dtensor_is_a_subclass_like_others():
     class DTensor(torch.Tensor):
         pass
 
-    with pytest.raises(UsageError, match="this version saves plain tensors only"):
-        describe(DTensor(torch.ones(1)), "state['w']")
+    with pytest.raises(UsageError, match=r"state\['w'\] is a .*DTensor, a tensor subclass"):
+        shard_of(DTensor(torch.ones(1)), "state['w']")
+
+
+@pytest.fixture
+def mesh():
+    """Of 8 ranks of which this process is the sixth; nothing is sent."""
+    dist.init_process_group("fake", store=FakeStore(), rank=5, world_size=8)
+    yield init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
+    dist.destroy_process_group()
+
+
+def test_a_plain_tensor_is_all_of_itself():
+    tensor = torch.ones(3, 4)
+    assert shard_of(tensor, "w") == ("F32", (3, 4), (3, 4), (0, 0), tensor)
+
+
+@pytest.mark.parametrize(
+    ("shape", "placements", "offsets", "sizes"),
+    [
+        ((8, 8), [Replicate(), Shard(0)], (2, 0), (2, 8)),
+        ((8, 8), [Replicate(), Shard(1)], (0, 2), (8, 2)),
+        ((8, 8), [Shard(0), Shard(1)], (4, 2), (4, 2)),
+        ((8, 8), [Replicate(), Replicate()], (0, 0), (8, 8)),
+        ((5, 3), [Replicate(), Shard(0)], (2, 0), (2, 3)),
+        ((16, 3), [Shard(0), Shard(0)], (10, 0), (2, 3)),
+        ((), [Replicate(), Replicate()], (), ()),
+    ],
+)
+def test_a_dtensor_is_the_box_that_this_rank_has(shape, placements, offsets, sizes, mesh):
+    tensor = DTensor.from_local(
+        torch.ones(sizes), mesh, placements, run_check=False, shape=shape, stride=torch.empty(shape).stride()
+    )
+    shard = shard_of(tensor, "w")
+    assert (shard.sizes, shard.global_shape, shard.offsets) == (sizes, shape, offsets)
+    assert shard.local.data_ptr() == tensor.to_local().data_ptr()
+    assert not shard.absent
+
+
+def test_a_shard_without_elements_is_absent(mesh):
+    tensor = DTensor.from_local(
+        torch.ones(0, 3), mesh, [Replicate(), Shard(0)], run_check=False, shape=(1, 3), stride=(3, 1)
+    )
+    assert shard_of(tensor, "w").absent
+    assert not shard_of(torch.empty(0, 3), "w").absent
+
+
+def test_a_partial_dtensor_is_refused_with_its_place(mesh):
+    tensor = DTensor.from_local(torch.ones(2), mesh, [Partial(), Replicate()], run_check=False)
+    with pytest.raises(UsageError, match=r"state\['w'\] is a DTensor with a partial placement"):
+        shard_of(tensor, "state['w']")
 
 
 def test_is_tensor():
