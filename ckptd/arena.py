@@ -6,6 +6,7 @@ import os
 import stat
 import threading
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
@@ -32,6 +33,16 @@ class FoundSlot:
     rank: int
     capacity: int
     seal: Seal
+
+
+class Fragments(NamedTuple):
+    """What a digested slot holds beside its image."""
+
+    seal: Seal
+    table: bytes
+    layout: bytes
+    leaves: bytes
+    objects: bytes = b""  # of rank 0 alone
 
 
 class Arena:
@@ -259,22 +270,17 @@ class Arena:
         self._put_seal(job, name, vouched)
         failpoints.reach("stage.after-digested-seal")
 
-    def fragments(self, job: JobKey, name: str) -> tuple[Seal, bytes, bytes, bytes]:
-        """(seal, digest table, layout, leaves) of a digested slot, each checked. Raises DamagedError."""
+    def fragments(self, job: JobKey, name: str) -> Fragments:
+        """The tail of a digested slot, each part checked. Raises DamagedError."""
         mapping, seal = self._mapping(job, name), self.seal_of(job, name)
         if seal.state is not SlotState.DIGESTED:
             raise DamagedError(f"slot {name}: no digests sealed")
-        table = mapping[seal.table_offset : seal.table_offset + seal.table_nbytes]
-        layout = mapping[seal.layout_offset : seal.leaves_offset]
-        leaves = mapping[seal.leaves_offset : seal.content_nbytes]
-        for what, data, expected in (
-            ("digest table", table, seal.table_digest),
-            ("layout", layout, seal.layout_digest),
-            ("leaves", leaves, seal.leaves_digest),
-        ):
-            if digest(data) != expected:
+        parts = []
+        for what, part in seal.tail.items():
+            parts.append(mapping[part.offset : part.offset + part.nbytes])
+            if digest(parts[-1]) != part.digest:
                 raise DamagedError(f"slot {name}: {what} does not match its digest")
-        return seal, table, layout, leaves
+        return Fragments(seal, *parts)
 
     def _put_seal(self, job: JobKey, name: str, seal: Seal) -> None:
         mapping = self._mapping(job, name)

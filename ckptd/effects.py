@@ -4,14 +4,14 @@ import logging
 from collections.abc import Callable
 
 from ckptd import __version__
-from ckptd.arena import Arena
+from ckptd.arena import Arena, Fragments
 from ckptd.background import Background
 from ckptd.core import actions as act
 from ckptd.core import events as ev
 from ckptd.protocol.digest import KIND
-from ckptd.protocol.errors import BudgetError, CkptdError
+from ckptd.protocol.errors import BudgetError, CkptdError, DamagedError
 from ckptd.protocol.ids import JobKey, SaveId, file_name
-from ckptd.protocol.manifest import VERSION, FileRecord, Vote
+from ckptd.protocol.manifest import STOCK_OBJECTS, VERSION, FileRecord, StockObjects, Vote, decode_objects
 from ckptd.store import CommitOutcome
 from ckptd.store_messages import (
     Commit,
@@ -201,15 +201,13 @@ class Effects:
         )
 
     def _make_vote(self, action: act.WriteVote) -> Vote:
-        files, world_size = [], 1
+        files, world_size, objects = [], 1, None
         for slot in action.slots:
-            seal, table, layout, leaves = self._arena.fragments(action.job, slot)
-            name, world_size = file_name(seal.rank), seal.world_size
-            files.append(
-                FileRecord(
-                    name=name, rank=seal.rank, nbytes=seal.image_nbytes, digests=table, layout=layout, leaves=leaves
-                )
-            )
+            found = self._arena.fragments(action.job, slot)
+            world_size = found.seal.world_size
+            files.append(_file_record(found))
+            if found.objects:
+                objects = _stock_objects(found.objects, slot)
         return Vote(
             version=VERSION,
             digest_kind=KIND,
@@ -218,6 +216,7 @@ class Effects:
             node=self._node,
             world_size=world_size,
             files=files,
+            stock_objects=objects,
         )
 
     def _commit(self, action: act.Commit) -> None:
@@ -242,6 +241,27 @@ class Effects:
             lambda i: RemoveCheckpoint(id=i, job=job.job, save=save),
             lambda reply: self._deliver(ev.CheckpointRemoved(job=job, save=save, problem=_problem(reply))),
         )
+
+
+def _file_record(found: Fragments) -> FileRecord:
+    seal = found.seal
+    return FileRecord(
+        name=file_name(seal.rank),
+        rank=seal.rank,
+        nbytes=seal.image_nbytes,
+        digests=found.table,
+        layout=found.layout,
+        leaves=found.leaves,
+    )
+
+
+def _stock_objects(data: bytes, slot: str) -> StockObjects | None:
+    """None for what is not readable: stock readers then miss the leaves, ckptd misses nothing."""
+    try:
+        return decode_objects(data, where=slot)
+    except DamagedError as error:
+        log.error("the checkpoint goes without %s: %s", STOCK_OBJECTS, error)  # noqa: TRY400 - no bug of ours
+        return None
 
 
 def _scanned(job: JobKey, scan: Scan) -> ev.StoreScanned:

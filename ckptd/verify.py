@@ -351,11 +351,7 @@ def _verify_slot(path: str, report: Report) -> None:
 
 def _check_slot(file: BinaryIO, path: str, seal: Seal, report: Report) -> None:
     report.files += 1
-    parts = {
-        "layout": (seal.layout_offset, seal.layout_nbytes, seal.layout_digest),
-        "leaves": (seal.leaves_offset, seal.leaves_nbytes, seal.leaves_digest),
-        "digest table": (seal.table_offset, seal.table_nbytes, seal.table_digest),
-    }
+    parts = seal.tail
     digested = seal.state == SlotState.DIGESTED
     if not digested:
         del parts["digest table"]

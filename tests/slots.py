@@ -11,7 +11,7 @@ import msgspec
 from ckptd.protocol import layout as lay
 from ckptd.protocol.digest import KIND, blocks, digest
 from ckptd.protocol.ids import JobKey, SaveId, file_name
-from ckptd.protocol.manifest import VERSION, FileRecord, StockObjects, Vote
+from ckptd.protocol.manifest import VERSION, FileRecord, StockObjects, Vote, encode_objects
 from ckptd.protocol.slot import PAGE, SEALS_NBYTES, Seal, SlotState, align_up, encode_seal, slot_capacity
 
 Tensors = dict[str, tuple[str, tuple[int, ...], bytes]]  # name: (safetensors code, shape, bytes)
@@ -100,12 +100,14 @@ def write_slot(
     world_size: int = 1,
     state: SlotState = SlotState.DIGESTED,
     archives: bool = False,
+    objects: StockObjects | None = None,
 ) -> Slot:
     """A slot file at path, sealed or digested, of the smallest capacity."""
     tensors = tensors or some_tensors(seed=rank + save.step)
     image, layout = build_image(save, tensors, rank=rank, world_size=world_size, archives=archives)
     layout_raw = lay.encode(layout)
     leaves_raw = lay.encode(lay.Leaves(lay.VERSION, leaves or {"step": lay.Leaf("int", b"%d" % save.step)}))
+    objects_raw = encode_objects(objects) if objects else b""
     digests = b"".join(digest(image[start:stop]) for start, stop in blocks(len(image)))
     table = digests if state == SlotState.DIGESTED else bytes(len(digests))
     seal = Seal(
@@ -113,9 +115,10 @@ def write_slot(
         header_nbytes=layout.header_nbytes, layout_nbytes=len(layout_raw), leaves_nbytes=len(leaves_raw),
         layout_digest=digest(layout_raw), leaves_digest=digest(leaves_raw),
         table_digest=digest(table) if state == SlotState.DIGESTED else bytes(16),
+        objects_nbytes=len(objects_raw), objects_digest=digest(objects_raw) if objects else bytes(16),
     )  # fmt: skip
-    capacity = slot_capacity(len(image), len(layout_raw), len(leaves_raw))
-    content = image.ljust(seal.table_offset, b"\0") + table + layout_raw + leaves_raw
+    capacity = slot_capacity(len(image), len(layout_raw), len(leaves_raw) + len(objects_raw))
+    content = image.ljust(seal.table_offset, b"\0") + table + layout_raw + leaves_raw + objects_raw
     body = content.ljust(capacity - SEALS_NBYTES, b"\0")
     assert capacity % PAGE == 0
     with open(path, "wb") as file:

@@ -103,6 +103,7 @@ class Committed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
+_objects_decoder = msgspec.msgpack.Decoder(StockObjects)
 _vote_decoder = msgspec.msgpack.Decoder(Vote)
 _manifest_decoder = msgspec.msgpack.Decoder(Manifest)
 _committed_decoder = msgspec.json.Decoder(Committed)
@@ -129,10 +130,29 @@ def decode_vote(data: bytes, *, where: str) -> Vote:
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise DamagedError(f"{where}: {error}") from error
     _check(vote.version, vote.digest_kind, vote.files, where)
-    stock = vote.stock_objects
-    if stock and any(offset + nbytes > len(stock.data) for offset, nbytes in stock.index.values()):
-        raise DamagedError(f"{where}: a leaf lies outside {STOCK_OBJECTS}")
+    if vote.stock_objects:
+        _check_objects(vote.stock_objects, where)
     return vote
+
+
+def encode_objects(objects: StockObjects) -> bytes:
+    """Encoded form, as it lies in a slot."""
+    return _encoder.encode(objects)
+
+
+def decode_objects(data: bytes, *, where: str) -> StockObjects:
+    """Rank 0's leaves for stock readers, as they lie in a slot. Raises DamagedError, naming where."""
+    try:
+        objects = _objects_decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise DamagedError(f"{where}: {STOCK_OBJECTS} is not readable: {error}") from error
+    _check_objects(objects, where)
+    return objects
+
+
+def _check_objects(objects: StockObjects, where: str) -> None:
+    if any(offset + nbytes > len(objects.data) for offset, nbytes in objects.index.values()):
+        raise DamagedError(f"{where}: a leaf lies outside {STOCK_OBJECTS}")
 
 
 def decode_manifest(data: bytes, *, where: str) -> Manifest:

@@ -2,8 +2,8 @@
 
 ::
 
-    0                 image_nbytes    tail_offset                                capacity-8192  capacity
-    | image (the file) | pad to 4096 | digest table | layout | leaves | unused .. | seal A | seal B |
+    0                 image_nbytes    tail_offset                                          capacity-8192  capacity
+    | image (the file) | pad to 4096 | digest table | layout | leaves | objects | unused .. | seal A | seal B |
 
 The two seal pages alternate: a writer overwrites the older (or broken) one, so a crash in the middle of a write leaves
 the younger valid one in force. No valid page means the slot is free. Whoever owns the slot writes the seal: the rank
@@ -12,7 +12,7 @@ while it is granted to it, the daemon otherwise.
 
 import enum
 import struct
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -28,6 +28,7 @@ _PREFIX = struct.Struct("<8sQI")  # magic, sequence, body length
 _BODY_MAX = SEAL_NBYTES - _PREFIX.size - DIGEST_NBYTES
 MAX_LAYOUT_NBYTES = 1 << 30
 MAX_LEAVES_NBYTES = 1 << 30
+MAX_OBJECTS_NBYTES = 1 << 30
 
 
 class SlotState(enum.StrEnum):
@@ -36,6 +37,14 @@ class SlotState(enum.StrEnum):
     FREE = "free"
     SEALED = "sealed"  # the rank wrote all of it
     DIGESTED = "digested"  # and the daemon took the digest of every block
+
+
+class Part(NamedTuple):
+    """Bytes of the tail, and the digest that the seal has of them."""
+
+    offset: int
+    nbytes: int
+    digest: bytes
 
 
 class Seal(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -52,6 +61,8 @@ class Seal(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     leaves_nbytes: Annotated[int, msgspec.Meta(ge=0, le=MAX_LEAVES_NBYTES)] = 0
     layout_digest: Digest = bytes(16)
     leaves_digest: Digest = bytes(16)
+    objects_nbytes: Annotated[int, msgspec.Meta(ge=0, le=MAX_OBJECTS_NBYTES)] = 0
+    objects_digest: Digest = bytes(16)
     table_digest: Digest = bytes(16)
 
     @property
@@ -75,9 +86,26 @@ class Seal(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         return self.layout_offset + self.layout_nbytes
 
     @property
+    def objects_offset(self) -> int:
+        """Byte offset of the encoded StockObjects, which only rank 0 has."""
+        return self.leaves_offset + self.leaves_nbytes
+
+    @property
+    def tail(self) -> dict[str, Part]:
+        """The parts of the tail by name, in their order; without objects when there are none."""
+        parts = {
+            "digest table": Part(self.table_offset, self.table_nbytes, self.table_digest),
+            "layout": Part(self.layout_offset, self.layout_nbytes, self.layout_digest),
+            "leaves": Part(self.leaves_offset, self.leaves_nbytes, self.leaves_digest),
+        }
+        if self.objects_nbytes:
+            parts["objects"] = Part(self.objects_offset, self.objects_nbytes, self.objects_digest)
+        return parts
+
+    @property
     def content_nbytes(self) -> int:
         """Bytes from the start of the slot to the end of the tail."""
-        return self.leaves_offset + self.leaves_nbytes
+        return self.objects_offset + self.objects_nbytes
 
 
 def align_up(nbytes: int, unit: int = PAGE) -> int:
@@ -85,9 +113,9 @@ def align_up(nbytes: int, unit: int = PAGE) -> int:
     return -(-nbytes // unit) * unit
 
 
-def slot_capacity(image_nbytes: int, layout_nbytes: int, leaves_nbytes: int) -> int:
-    """Bytes of the smallest slot file that holds such a segment, a multiple of PAGE."""
-    tail = block_count(image_nbytes) * DIGEST_NBYTES + layout_nbytes + leaves_nbytes
+def slot_capacity(image_nbytes: int, layout_nbytes: int, plain_nbytes: int) -> int:
+    """Bytes of the smallest slot file that holds such a segment, a multiple of PAGE. plain: leaves and objects."""
+    tail = block_count(image_nbytes) * DIGEST_NBYTES + layout_nbytes + plain_nbytes
     return align_up(image_nbytes) + align_up(tail) + SEALS_NBYTES
 
 

@@ -1,6 +1,5 @@
 """What one rank saves and where it lies in the image: made once, kept while the structure of the state stays."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,14 +7,15 @@ import torch
 
 from ckptd.protocol.digest import digest
 from ckptd.protocol.errors import UsageError
-from ckptd.protocol.layout import VERSION, Leaf, Leaves, encode
+from ckptd.protocol.layout import VERSION, Leaves, encode
 from ckptd.protocol.slot import slot_capacity
 from ckptd_client._image import Box, Image, make_image, make_layout
 from ckptd_client._leaves import encode_leaf
+from ckptd_client._stock import StockLeaves
 from ckptd_client._tensors import alias_key, is_tensor, local_of, shard_of
 from ckptd_client._tree import Flat, Structure, collect, flatten, format_path
 
-_LEAVES_ROOM = 64 << 10  # at least so many bytes are kept for leaves, which change size from save to save
+_PLAIN_ROOM = 64 << 10  # at least so many bytes are kept for plain values, which change size from save to save
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +53,13 @@ class Plan:
         """Bytes of the image."""
         return self.image.image_nbytes
 
-    def capacity(self, leaves_nbytes: int) -> int:
-        """Bytes of a slot that holds this plan and leaves of twice the size."""
-        return slot_capacity(self.nbytes, len(self.layout), max(_LEAVES_ROOM, 2 * leaves_nbytes))
+    def capacity(self, plain_nbytes: int) -> int:
+        """Bytes of a slot that holds this plan and plain values of twice the size."""
+        return slot_capacity(self.nbytes, len(self.layout), max(_PLAIN_ROOM, 2 * plain_nbytes))
 
-    def exact_capacity(self, leaves_nbytes: int) -> int:
-        """Bytes of the smallest slot that holds this plan and so many bytes of leaves."""
-        return slot_capacity(self.nbytes, len(self.layout), leaves_nbytes)
+    def exact_capacity(self, plain_nbytes: int) -> int:
+        """Bytes of the smallest slot that holds this plan and so many bytes of plain values."""
+        return slot_capacity(self.nbytes, len(self.layout), plain_nbytes)
 
     def views(self, slot: torch.Tensor) -> list[torch.Tensor]:
         """Where each stored tensor goes in a slot, as tensors over its bytes, in the order of ``stored``."""
@@ -81,9 +81,15 @@ class Values:
 
     tensors: list[torch.Tensor]  # the stored ones
     leaves: bytes
+    objects: bytes  # the leaves once more, for stock readers; rank 0 makes them
+
+    @property
+    def plain_nbytes(self) -> int:
+        """Bytes of all that is no tensor."""
+        return len(self.leaves) + len(self.objects)
 
 
-def gather(plan: Plan, state: Any) -> Values | None:
+def gather(plan: Plan, state: Any, stock: StockLeaves | None = None) -> Values | None:
     """The state's values if it still has the plan's structure, else None. The hot path: no names, no copies."""
     values = collect(state, plan.structure)
     if values is None:
@@ -101,7 +107,12 @@ def gather(plan: Plan, state: Any) -> Values | None:
             return None
     if any(is_tensor(values[position]) for position in plan.leaves):
         return None
-    return Values([local_of(values[position]) for position in plan.stored], _encode_leaves(plan.names, plan, values))
+    leaves = {plan.names[i]: encode_leaf(values[i], plan.wheres[i]) for i in plan.leaves}
+    return Values(
+        tensors=[local_of(values[position]) for position in plan.stored],
+        leaves=encode(Leaves(VERSION, leaves)),
+        objects=stock.encode(leaves) if stock is not None else b"",
+    )
 
 
 def _same_shard(tensor: Any, spec: Spec) -> bool:
@@ -120,13 +131,6 @@ def _spec(tensor: torch.Tensor) -> Spec:
         mesh=getattr(tensor, "device_mesh", None),
         placements=getattr(tensor, "placements", None),
     )
-
-
-def _encode_leaves(names: list[str], plan: Plan, values: Sequence[Any]) -> bytes:
-    leaves: dict[str, Leaf] = {}
-    for position in plan.leaves:
-        leaves[names[position]] = encode_leaf(values[position], plan.wheres[position])
-    return encode(Leaves(VERSION, leaves))
 
 
 def make_plan(state: Any, *, rank: int, world_size: int) -> Plan:

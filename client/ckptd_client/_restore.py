@@ -84,9 +84,7 @@ def open_slot(path: str, job: JobKey, save: SaveId, rank: int) -> Source:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         seal = _checked_seal(fd, path, job, save, rank)
-        table = _part(fd, path, seal.table_offset, seal.table_nbytes, seal.table_digest, "digest table")
-        layout = _part(fd, path, seal.layout_offset, seal.layout_nbytes, seal.layout_digest, "layout")
-        leaves = _part(fd, path, seal.leaves_offset, seal.leaves_nbytes, seal.leaves_digest, "leaves")
+        table, layout, leaves = (_part(fd, path, seal, what) for what in ("digest table", "layout", "leaves"))
         return Source(
             fd=fd,
             where=path,
@@ -111,7 +109,8 @@ def _checked_seal(fd: int, path: str, job: JobKey, save: SaveId, rank: int) -> S
     return seal
 
 
-def _part(fd: int, path: str, start: int, nbytes: int, expected: bytes, what: str) -> bytes:  # noqa: PLR0913, PLR0917
+def _part(fd: int, path: str, seal: Seal, what: str) -> bytes:
+    start, nbytes, expected = seal.tail[what]
     data = os.pread(fd, nbytes, start)
     if digest(data) != expected:
         raise DamagedError(f"{path}: {what} (bytes {start} to {start + nbytes}) does not match its digest")

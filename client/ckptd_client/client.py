@@ -23,6 +23,7 @@ from ckptd_client._loading import load
 from ckptd_client._plan import Plan, Values, gather, make_plan
 from ckptd_client._settings import arena_path, job_key, parse_cadence, save_timeout
 from ckptd_client._slots import SlotMap
+from ckptd_client._stock import StockLeaves
 from ckptd_client.handle import SaveHandle, check_milestone
 
 log = logging.getLogger("ckptd_client")
@@ -90,6 +91,7 @@ class Client:
         self._save_timeout_s = save_timeout_s
         self._lock = threading.RLock()
         self._plan: Plan | None = None
+        self._stock = StockLeaves() if link.group.rank == 0 else None
         self._counter = 0
         self._last_step = -1
         self._steps: set[int] = set()
@@ -208,19 +210,19 @@ class Client:
 
     def _gather(self, state: dict[str, Any]) -> Values:
         """The state's values by the plan, which is made anew when the structure changed."""
-        values = gather(self._plan, state) if self._plan is not None else None
+        values = gather(self._plan, state, self._stock) if self._plan is not None else None
         if values is None:
             group = self._link.group
             self._plan = make_plan(state, rank=group.rank, world_size=group.world_size)
             self._stats.plans += 1
-            values = gather(self._plan, state)
+            values = gather(self._plan, state, self._stock)
         if values is None:
             raise UsageError("the state changes while it is read", hint="save from the thread that trains")
         return values
 
     def _plan_capacity(self, values: Values) -> int:
         assert self._plan is not None  # noqa: S101 - _gather made it
-        return self._plan.capacity(len(values.leaves))
+        return self._plan.capacity(values.plain_nbytes)
 
     def _fit_slots(self, capacity: int, deadline: float) -> None:
         """Asks for slots when those asked for before are too small, or could not be had."""
@@ -241,7 +243,7 @@ class Client:
         link, plan = self._link, self._plan
         assert plan is not None  # noqa: S101 - _gather made it
         link.ensure(deadline, hurried=True)
-        need = plan.exact_capacity(len(values.leaves))
+        need = plan.exact_capacity(values.plain_nbytes)
         if need > link.capacity or link.refusal is not None:
             self._fit_slots(self._plan_capacity(values), deadline)
         try:
@@ -268,7 +270,7 @@ class Client:
         return slot.views
 
     def _write(self, slot: SlotMap, plan: Plan, values: Values, save: SaveId) -> None:
-        """Image, layout, leaves, and the seal last."""
+        """Image, layout, plain values, and the seal last."""
         if values.tensors:  # torch refuses an empty list
             with torch.no_grad():
                 torch._foreach_copy_(self._views(slot), values.tensors)
@@ -287,9 +289,12 @@ class Client:
             leaves_nbytes=len(values.leaves),
             layout_digest=plan.layout_digest,
             leaves_digest=digest(values.leaves),
+            objects_nbytes=len(values.objects),
+            objects_digest=digest(values.objects) if values.objects else bytes(16),
         )
         memory[seal.layout_offset : seal.leaves_offset] = plan.layout
-        memory[seal.leaves_offset : seal.content_nbytes] = values.leaves
+        memory[seal.leaves_offset : seal.objects_offset] = values.leaves
+        memory[seal.objects_offset : seal.content_nbytes] = values.objects
         slot.put_seal(seal)
 
     def _note_failure(self, handle: SaveHandle, error: Exception, deadline: float) -> None:

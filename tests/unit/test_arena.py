@@ -15,6 +15,7 @@ from ckptd.protocol import places
 from ckptd.protocol.digest import digest
 from ckptd.protocol.errors import BudgetError, ConfigError, DamagedError
 from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.manifest import StockObjects, encode_objects
 from ckptd.protocol.slot import PAGE, SEALS_NBYTES, Seal, SlotState, next_seal
 from tests.cluster import ROOT
 from tests.slots import write_slot
@@ -42,6 +43,9 @@ def arena(path):
 def a_slot(arena, capacity=CAPACITY, rank=0):
     arena.reserve(rank, 1, capacity)
     return arena.allocate(KEY, rank, capacity)
+
+
+OBJECTS = StockObjects(b"archives", {"step": (0, 8)})
 
 
 def sealed(arena, **words):
@@ -199,15 +203,16 @@ def test_a_serial_is_never_used_twice(arena):
 
 
 def test_a_slot_from_allocation_to_vote_and_back(arena):
-    name, slot = sealed(arena)
+    name, slot = sealed(arena, objects=OBJECTS)
     assert arena.seal_of(KEY, name).save == SAVE
     with pytest.raises(DamagedError, match="no digests"):
         arena.fragments(KEY, name)
     table = arena.digests(KEY, name, SAVE)
     assert table == slot.digests
     arena.seal_digests(KEY, name, table)
-    seal, found, layout, leaves = arena.fragments(KEY, name)
-    assert (seal.state, found, layout, leaves) == (SlotState.DIGESTED, table, slot.layout_raw, slot.leaves_raw)
+    found = arena.fragments(KEY, name)
+    assert found.seal.state is SlotState.DIGESTED
+    assert found[1:] == (table, slot.layout_raw, slot.leaves_raw, encode_objects(OBJECTS))
     arena.free(KEY, name)
     assert arena.seal_of(KEY, name).state is SlotState.FREE
     assert arena.digests(KEY, name, SAVE) is None
@@ -229,9 +234,9 @@ def test_a_seal_that_claims_more_than_the_file_has_is_not_read(arena):
     assert arena.digests(KEY, name, SAVE) is None
 
 
-@pytest.mark.parametrize("part", ["table", "layout", "leaves"])
+@pytest.mark.parametrize("part", ["table", "layout", "leaves", "objects"])
 def test_a_changed_byte_of_the_tail_is_found_before_it_is_voted_for(arena, part):
-    name, _ = sealed(arena)
+    name, _ = sealed(arena, objects=OBJECTS)
     arena.seal_digests(KEY, name, arena.digests(KEY, name, SAVE))
     seal = arena.seal_of(KEY, name)
     with open(arena.slot_path(KEY, name), "r+b") as file:

@@ -113,10 +113,13 @@ def test_the_longest_names_fit():
     encode_seal(Seal(state=SlotState.SEALED, job=JobKey("/" + "é" * 1023, "j" * 64), save=SaveId(1, 1, 1)), 2**63)
 
 
-@given(image=st.integers(0, 5 * BLOCK_NBYTES), layout=st.integers(0, 10**6), leaves=st.integers(0, 10**6))
-def test_a_segment_fits_the_capacity_made_for_it(image, layout, leaves):
-    seal = Seal(image_nbytes=image, layout_nbytes=layout, leaves_nbytes=leaves)
-    capacity = slot_capacity(image, layout, leaves)
+@given(st.integers(0, 5 * BLOCK_NBYTES), st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**6))
+def test_a_segment_fits_the_capacity_made_for_it(image, layout, leaves, objects):
+    seal = Seal(image_nbytes=image, layout_nbytes=layout, leaves_nbytes=leaves, objects_nbytes=objects)
+    capacity = slot_capacity(image, layout, leaves + objects)
+    ends = [part.offset + part.nbytes for part in seal.tail.values()]
+    assert [part.offset for part in seal.tail.values()] == [seal.table_offset, *ends[:-1]]
+    assert ends[-1] == seal.content_nbytes
     assert capacity % PAGE == 0
     assert seal.content_nbytes + SEALS_NBYTES <= capacity < seal.content_nbytes + SEALS_NBYTES + 2 * PAGE
     assert seal.table_offset % PAGE == 0

@@ -9,7 +9,7 @@ from ckptd import verify
 from ckptd.filelayer import FileLayer
 from ckptd.protocol.digest import BLOCK_NBYTES
 from ckptd.protocol.ids import JobKey, SaveId
-from ckptd.protocol.manifest import COMMITTED, MANIFEST
+from ckptd.protocol.manifest import COMMITTED, MANIFEST, StockObjects
 from ckptd.protocol.slot import SEALS_NBYTES, Seal, SlotState, align_up
 from ckptd.store import commit, write_vote
 from ckptd.store_image import Flow, Image, make_partial, sync_partial, write_image
@@ -155,7 +155,8 @@ def test_a_path_that_is_nothing_says_so(tmp_path) -> None:
 def slot(tmp_path):
     (tmp_path / "jobs").mkdir()
     key = JobKey("/store", "demo")
-    return write_slot(tmp_path / "jobs/r00000-0.slot", key, SAVE, some_tensors(BLOCK_NBYTES + 5000))
+    tensors, objects = some_tensors(BLOCK_NBYTES + 5000), StockObjects(b"archives", {"step": (0, 8)})
+    return write_slot(tmp_path / "jobs/r00000-0.slot", key, SAVE, tensors, objects=objects)
 
 
 def test_a_sound_slot(tmp_path, slot) -> None:
@@ -171,6 +172,7 @@ def test_a_bit_of_a_slot(tmp_path, slot) -> None:
         slot.seal.table_offset: "digest table",
         slot.seal.layout_offset + 3: "layout",
         slot.seal.leaves_offset + 3: "leaves",
+        slot.seal.objects_offset + 3: "objects",
     }
     for at, part in parts.items():
         flip(slot.path, at)
