@@ -131,7 +131,7 @@ def ranks(node, job, monkeypatch):
     """Runs one function per rank, each in a thread with a client of its own; their results or errors, and the time."""
     clients = []
 
-    def run(*parts, name=job, sizes=None, session="session"):
+    def run(*parts, name=job, sizes=None, session="session", **settings):
         results = [None] * len(parts)
         began = time.monotonic()
 
@@ -140,7 +140,7 @@ def ranks(node, job, monkeypatch):
                 with lock:
                     size = sizes[rank] if sizes else len(parts)
                     monkeypatch.setattr(client, "find_group", lambda: Group(rank, size, session))
-                    link_up = ckptd_client.connect(name, store=node.store, arena=node.arena, start=False)
+                    link_up = ckptd_client.connect(name, store=node.store, arena=node.arena, start=False, **settings)
                     clients.append(link_up)
                 barrier.wait(10)
                 results[rank] = part(link_up)
@@ -183,6 +183,22 @@ def test_a_job_of_another_size_goes_on(ranks):
         results, seconds = ranks(*[load] * count, session=f"of-{count}")
         assert results == [(5, "pfs", [], [5.0] * 3)] * count
         assert seconds < 10
+
+
+def test_tensors_that_another_rank_saved_are_drained_first_and_read_from_the_store(ranks):
+    def swap(rank):
+        def run(link_up):
+            link_up.save({f"of {rank}": torch.zeros(3)}, 0).wait("durable", 20)
+            assert link_up.save({f"of {rank}": torch.full((3,), rank + 1.0)}, 1).wait("staged", 20).end != "durable"
+            state = {"of 0": torch.zeros(3), "of 1": torch.zeros(3)}
+            restored = link_up.load(state)
+            return restored.step, restored.tier, restored.notes, state["of 0"].tolist(), state["of 1"].tolist()
+
+        return run
+
+    results, seconds = ranks(swap(0), swap(1), drain_every=100)
+    assert results == [(1, "pfs", [], [1.0] * 3, [2.0] * 3)] * 2
+    assert seconds < 10
 
 
 def test_a_misfit_in_a_job_of_another_size_is_told_on_all_ranks(ranks):
