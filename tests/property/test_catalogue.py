@@ -167,11 +167,12 @@ class Machine(RuleBasedStateMachine):
                 self.world.load(proc)
 
     @precondition(lambda self: self.up() and any(p.reading for p in self.procs("in")))
-    @rule(pick=PICK, well=MOSTLY, fatal=MOSTLY.map(lambda x: not x))
+    @rule(pick=PICK, how=st.sampled_from(["well"] * 8 + ["damaged", "fatal", "reshape"]))
     @told
-    def report(self, pick, well, fatal):
+    def report(self, pick, how):
         procs = [p for p in self.procs("in") if p.reading]
-        self.world.report(procs[pick % len(procs)], "" if well else "damaged", fatal=not well and fatal)
+        problem = "" if how == "well" else how
+        self.world.report(procs[pick % len(procs)], problem, fatal=how == "fatal", reshape=how == "reshape")
 
     # --- time, outcomes and deaths
 

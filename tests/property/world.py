@@ -335,12 +335,12 @@ class World:
         seq = self.request(proc, "load")
         self.say(ev.LoadAsked(job=KEY, request=seq, rank=proc.rank, session=proc.session))
 
-    def report(self, proc: Proc, problem: str, *, fatal: bool = False) -> None:
+    def report(self, proc: Proc, problem: str, *, fatal: bool = False, reshape: bool = False) -> None:
         order, proc.reading = proc.reading, None
         seq = self.request(proc, "report")
         self.say(ev.LoadReported(
             job=KEY, request=seq, rank=proc.rank, session=proc.session, save=order.save, tier=order.tier,
-            problem=problem, fatal=fatal,
+            problem=problem, fatal=fatal, reshape=reshape,
         ))  # fmt: skip
 
     def drain_asked(self, proc: Proc) -> None:
