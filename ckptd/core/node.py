@@ -98,7 +98,7 @@ class JobNode:
         match event:
             case ev.RankFound():
                 self.live[event.rank, event.session] = event
-                return []
+                return [self._report(event)]
             case ev.RankAttached():
                 return self._attached(event)
             case ev.RankGone():

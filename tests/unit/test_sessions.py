@@ -227,9 +227,9 @@ def test_memory_stays_while_a_process_that_may_come_back_lives():
     job.say(ev.SlotAdopted(job=KEY, rank=0, slot="r00000-000001.slot", capacity=4096, save=ONE, nbytes=10))
     job.say(ev.RankFound(job=KEY, rank=0, session="a", pid=1, host="h"))
     job.did += job.catalogue.adopted(KEY, job.now)
-    job.scan()
     job.tick(90000)
     assert job.node.slots.holding(ONE)
+    job.scan()
     job.gone(0)
     job.tick()
     assert job.node.slots.holding(ONE)  # the worker reads it
