@@ -228,6 +228,8 @@ class Machine(RuleBasedStateMachine):
                 if proc.reading:
                     world.report(proc, "")
             due = world.catalogue.next_deadline()
+            if any(p.reading for p in self.procs("in")):
+                continue
             if not world.todo and (due is None or due - world.now > 3600):
                 break
             world.now = max(world.now, due if due is not None and due - world.now < 3600 else world.now)
