@@ -66,7 +66,7 @@ class Coordinator:
                 self.saves.hold_retention = True
                 known = self.sessions.incarnation
                 actions = self.restores.asked(event, self.sessions.world_size, known, self.saves, now)
-                return self._load([*actions, *self.restores.hopeless(self.sessions.spoiled)])
+                return self._load([*actions, *self.restores.hopeless(self.sessions.incomplete)])
             case ev.LoadReported():
                 return self._load(self.restores.reported(event, self.sessions.world_size, self.saves))
         raise AssertionError(f"no row for {event}")
@@ -76,7 +76,7 @@ class Coordinator:
         self._asked_scan = True
         before = self.sessions.session
         actions = self._with_news(self.sessions.attach(node, event, now))
-        actions += self._load(self.restores.hopeless(self.sessions.spoiled))
+        actions += self._load(self.restores.hopeless(self.sessions.incomplete))
         return [*scan, *actions, *self._entered(before)]
 
     def _entered(self, before: str) -> list[Action]:

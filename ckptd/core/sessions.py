@@ -124,6 +124,12 @@ class Sessions:
         return bool(self.members or self._waiting or self._live)
 
     @property
+    def incomplete(self) -> str:
+        """Why this session can do nothing that takes all its ranks, empty when it can."""
+        gone = ", ".join(map(str, sorted(self.departed)))
+        return self.spoiled or (f"rank {gone} left the job" if gone else "")
+
+    @property
     def taking(self) -> bool:
         """Whether an incarnation number is on its way for the door."""
         return bool(self._taking)

@@ -211,7 +211,7 @@ class Machine(RuleBasedStateMachine):
 
     # --- in the end
 
-    def settle(self):
+    def settle(self):  # noqa: C901
         """All outcomes come, all ranks that live come back and finish what they do, and time passes."""
         world = self.world
         if not self.up():
