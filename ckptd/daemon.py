@@ -20,7 +20,7 @@ from ckptd.core.catalogue import Catalogue
 from ckptd.core.policy import Policy
 from ckptd.door import Door
 from ckptd.effects import Effects
-from ckptd.liveness import Liveness
+from ckptd.liveness import Liveness, job_of
 from ckptd.protocol import places
 from ckptd.protocol.ids import JobKey
 from ckptd.protocol.messages import AskDrain, AskStatus, AskSteps, Done, Refused, StatusReply, Steps
@@ -109,8 +109,10 @@ class Daemon:
         nameless = []
         slots = self._arena.scan()
         for slot in slots:
-            if slot.seal.job is not None and places.job_dir(slot.seal.job) == slot.job_dir:
-                jobs[slot.job_dir] = slot.seal.job
+            directory = os.path.join(self._arena.path, slot.job_dir)
+            job = slot.seal.job or job_of(directory)  # before its first seal, a job is known by its ranks alone
+            if job is not None and places.job_dir(job) == slot.job_dir:
+                jobs[slot.job_dir] = job
         for slot in slots:
             job = jobs.get(slot.job_dir)
             if job is None:
@@ -142,8 +144,11 @@ class Daemon:
             log.info("adopted slots=%d jobs=%d", len(slots) - len(nameless), len(jobs))
 
     def _look(self, job: JobKey, directory: str) -> None:
-        for live in self._liveness.look(job, directory):
-            self._handle(ev.RankFound(job=job, rank=live.rank, session=live.session, pid=live.pid, host=live.host))
+        live, dead = self._liveness.look(directory)
+        for rank in live:
+            self._handle(ev.RankFound(job=job, rank=rank.rank, session=rank.session, pid=rank.pid, host=rank.host))
+        for record in dead:  # while no daemon was there to see it
+            self._handle(ev.RankGone(job=job, rank=record.rank, session=record.session))
 
     def _ends(self) -> bool:
         """Whether to leave now: asked to and nothing worth waiting for, or empty long enough."""

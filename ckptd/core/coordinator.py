@@ -76,6 +76,8 @@ class Coordinator:
         self._asked_scan = True
         before = self.sessions.session
         actions = self._with_news(self.sessions.attach(node, event, now))
+        for rank in sorted(self.sessions.departed):
+            actions += self.saves.rank_gone(rank, "left the job")
         actions += self._load(self.restores.hopeless(self.sessions.incomplete))
         return [*scan, *actions, *self._entered(before)]
 

@@ -2,14 +2,13 @@
 
 import contextlib
 import fcntl
-import json
 import mmap
 import os
 import stat
 
 import torch
 
-from ckptd.protocol import places
+from ckptd.protocol import places, rank_file
 from ckptd.protocol.errors import ConfigError, ConnectError
 from ckptd.protocol.ids import JobKey
 from ckptd.protocol.slot import SEALS_NBYTES, Seal, next_seal
@@ -57,7 +56,7 @@ class RankFile:
                 f"another process is rank {rank} of this session already", hint="give each process its own rank"
             ) from error
         os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, json.dumps({"rank": rank, "session": session, "host": os.uname().nodename}).encode(), 0)
+        os.pwrite(self._fd, rank_file.encode(rank_file.RankRecord(job, rank, session, os.uname().nodename)), 0)
 
     def close(self) -> None:
         """Lets go of the lock."""
