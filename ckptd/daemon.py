@@ -48,6 +48,7 @@ class Daemon:
         self._liveness = Liveness()
         self._digesting = Background(config.hash_threads, "digest")
         self._allocating = Background(2, "allocate")
+        self._cleaning = Background(1, "clean")
         self._stores = Stores(niceness=config.worker_nice, hang_s=config.store_hang_s)
         self._effects = Effects(
             node=self._node,
@@ -55,6 +56,7 @@ class Daemon:
             stores=self._stores,
             digesting=self._digesting,
             allocating=self._allocating,
+            cleaning=self._cleaning,
             deliver=self._handle,
             store_timeout_s=config.store_timeout_s,
             bandwidth=config.drain_bandwidth,
@@ -159,7 +161,8 @@ class Daemon:
                 notify.stopping("finishing the drain that runs")
             draining = any(job.coordinator.saves.active for job in self._catalogue.jobs.values())
             return not draining or self._stop_asked > 1 or now >= self._stop_at
-        if not self._config.exit_when_empty or not self._catalogue.empty or self._stores.busy:
+        busy = self._stores.busy or self._cleaning.busy or not self._catalogue.empty
+        if not self._config.exit_when_empty or busy:
             self._empty_since = None
             return False
         self._empty_since = now if self._empty_since is None else self._empty_since
@@ -172,6 +175,7 @@ class Daemon:
         self._liveness.close()
         self._digesting.close()
         self._allocating.close()
+        self._cleaning.close()
         self._socket.close()
         self._arena.close(remove=self._catalogue.empty and self._config.exit_when_empty)
 
@@ -181,8 +185,9 @@ class Daemon:
         """Sleeps until something is readable or due."""
         poller = zmq.Poller()
         poller.register(self._socket.pollable, zmq.POLLIN)
-        for fd in (self._wake.fileno(), self._digesting.fileno(), self._allocating.fileno()):
-            poller.register(fd, zmq.POLLIN)
+        poller.register(self._wake.fileno(), zmq.POLLIN)
+        for work in (self._digesting, self._allocating, self._cleaning):
+            poller.register(work.fileno(), zmq.POLLIN)
         for fd in self._liveness.descriptors:
             poller.register(fd, zmq.POLLIN)
         for link in self._stores.links:
@@ -214,8 +219,8 @@ class Daemon:
                 link.on_writable()
             if flags & ~zmq.POLLOUT:
                 self._stores.receive(link)
-        self._digesting.deliver()
-        self._allocating.deliver()
+        for work in (self._digesting, self._allocating, self._cleaning):
+            work.deliver()
         if any(fd in self._ready for fd in self._liveness.descriptors) or (
             self._liveness.unwatched and now >= self._sweep_at
         ):

@@ -17,6 +17,15 @@ _MADV_POPULATE_WRITE = 23
 _ARENA_HINT = "set another with connect(arena=...) or CKPTD_ARENA"
 
 
+def _create(path: str) -> int:
+    """Descriptor of a new file. A daemon that forgets the job's last life may remove the directory at any moment."""
+    for _ in range(100):
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    raise ConnectError(f"{os.path.dirname(path)} is removed again and again")
+
+
 def make_arena(path: str) -> None:
     """Makes the arena's directory if it is missing. Raises ConfigError when it is not this user's alone."""
     try:
@@ -44,10 +53,7 @@ class RankFile:
 
     def __init__(self, arena: str, job: JobKey, rank: int, session: str) -> None:
         make_arena(arena)
-        directory = os.path.join(arena, places.job_dir(job))
-        os.makedirs(directory, mode=0o700, exist_ok=True)
-        path = os.path.join(directory, places.rank_file_name(rank, session))
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._fd = _create(os.path.join(arena, places.job_dir(job), places.rank_file_name(rank, session)))
         try:
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
