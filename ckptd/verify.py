@@ -85,7 +85,7 @@ class Report:
 
 def verify_path(path: str, progress: Callable[[int], None] = _ignore) -> Report:
     """Check of whatever path is: a checkpoint, a job's directory, a store, or an arena."""
-    path = os.path.abspath(path)
+    path = _real(path)
     report = Report(path, progress=progress)
     try:
         names = sorted(os.listdir(path))
@@ -109,16 +109,22 @@ def verify_path(path: str, progress: Callable[[int], None] = _ignore) -> Report:
 
 def verify_checkpoint(path: str, progress: Callable[[int], None] = _ignore) -> Report:
     """Check of one checkpoint's directory."""
-    report = Report(os.path.abspath(path), progress=progress)
+    report = Report(_real(path), progress=progress)
     _verify_checkpoint(report.path, report)
     return report
 
 
 def verify_job(path: str, progress: Callable[[int], None] = _ignore) -> Report:
     """Check of all checkpoints in a job's directory."""
-    report = Report(os.path.abspath(path), progress=progress)
+    report = Report(_real(path), progress=progress)
     _verify_job(report.path, report)
     return report
+
+
+def _real(path: str) -> str:
+    """The absolute path, of what is linked to if it is a link: a checkpoint is held against its directory's name."""
+    path = os.path.abspath(path)
+    return os.path.realpath(path) if os.path.islink(path) else path
 
 
 def _names(path: str) -> list[str]:

@@ -60,6 +60,16 @@ def test_a_sound_checkpoint_passes_however_it_is_named(tmp_path) -> None:
     assert verify.verify_checkpoint(str(final)).ok
 
 
+def test_a_link_is_checked_as_what_it_points_at(tmp_path) -> None:
+    final = build(tmp_path)
+    latest = final.parent / "latest"
+    latest.unlink(missing_ok=True)
+    latest.symlink_to(final.name)
+    for report in (verify.verify_path(f"{latest}/"), verify.verify_checkpoint(str(latest))):
+        assert report.ok, words(report)
+        assert (report.path, report.checked) == (str(final), [str(final)])
+
+
 @pytest.mark.parametrize("at", [0, 9, 4096, 5000, -1])
 def test_a_bit_of_a_file(tmp_path, at) -> None:
     final = build(tmp_path)
