@@ -148,14 +148,26 @@ def test_unfinished_saves_and_trash_are_notes(tmp_path) -> None:
     report = verify.verify_path(str(tmp_path))
     assert report.ok
     assert [note.rpartition(": ")[2] for note in report.notes] == [
-        "unfinished, not a checkpoint",
-        "left by a removal, may be deleted",
+        "left unfinished, unless a daemon is at work on it",
+        "left by a removal, may be deleted unless a daemon is at work",
     ]
 
 
 def test_a_path_that_is_nothing_says_so(tmp_path) -> None:
     assert "no checkpoint, job, store or arena" in words(verify.verify_path(str(tmp_path)))
     assert "No such file" in words(verify.verify_path(str(tmp_path / "nowhere")))
+
+
+def test_directories_that_are_none_of_ours_are_not_walked(tmp_path, monkeypatch) -> None:
+    deep = tmp_path / "somebody/else"
+    deep.mkdir(parents=True)
+    (deep / "a.slot").write_bytes(b"x" * 100)
+    build(deep)
+    listed = []
+    listdir = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: listed.append(str(path)) or listdir(path))
+    assert "no checkpoint, job, store or arena" in words(verify.verify_path(str(tmp_path)))
+    assert not any(path.startswith(str(deep)) for path in listed)
 
 
 # -- slots --
