@@ -21,7 +21,7 @@ from ckptd.units import format_size
 
 MAX_SOCKET_PATH = 107  # sun_path, less its final NUL
 _MADV_POPULATE_WRITE = 23
-_POPULATE_NBYTES = 64 << 20  # per call, so that a stop is not held up by a slot of many gigabytes
+_POPULATE_NBYTES = 4 << 20  # per call: each holds the process's memory lock, for which the main loop may have to wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,9 +220,9 @@ class Arena:
             self._reserved -= nbytes
 
     def unlink(self, job: JobKey, name: str) -> None:
-        """Removes a slot. Whoever still maps it keeps his pages."""
+        """Removes a slot. Whoever still maps it keeps his pages. Gives its memory back, which blocks; for threads."""
         path = self.slot_path(job, name)
-        self._forget_mapping(path)
+        self.forget_mapping(job, name)
         _unlink_if_there(path)
         with self._accounts:
             self._used.pop(path, None)
@@ -302,9 +302,10 @@ class Arena:
                 self._mappings[path] = mapping
         return mapping
 
-    def _forget_mapping(self, path: str) -> None:
+    def forget_mapping(self, job: JobKey, name: str) -> None:
+        """Unmaps a slot that nobody will ask for again."""
         with self._accounts:
-            mapping = self._mappings.pop(path, None)
+            mapping = self._mappings.pop(self.slot_path(job, name), None)
         if mapping is not None:
             _close_quietly(mapping)
 

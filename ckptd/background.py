@@ -16,6 +16,7 @@ class Background:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
         self._results: deque[Callable[[], None]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._running = 0
 
     def fileno(self) -> int:
         """Descriptor to poll for reading."""
@@ -33,7 +34,13 @@ class Background:
             self._results.append(lambda: done(outcome))
             os.eventfd_write(self._wake, 1)
 
+        self._running += 1
         self._pool.submit(job)
+
+    @property
+    def busy(self) -> bool:
+        """Whether some work is not delivered yet."""
+        return self._running > 0
 
     def deliver(self) -> None:
         """Runs the callbacks of all finished work."""
@@ -42,6 +49,7 @@ class Background:
         except BlockingIOError:
             return
         while self._results:
+            self._running -= 1
             self._results.popleft()()
 
     def close(self) -> None:

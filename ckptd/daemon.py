@@ -20,7 +20,7 @@ from ckptd.core.catalogue import Catalogue
 from ckptd.core.policy import Policy
 from ckptd.door import Door
 from ckptd.effects import Effects
-from ckptd.liveness import Liveness
+from ckptd.liveness import Liveness, job_of
 from ckptd.protocol import places
 from ckptd.protocol.ids import JobKey
 from ckptd.protocol.messages import AskDrain, AskStatus, AskSteps, Done, Refused, StatusReply, Steps
@@ -48,6 +48,7 @@ class Daemon:
         self._liveness = Liveness()
         self._digesting = Background(config.hash_threads, "digest")
         self._allocating = Background(2, "allocate")
+        self._cleaning = Background(1, "clean")
         self._stores = Stores(niceness=config.worker_nice, hang_s=config.store_hang_s)
         self._effects = Effects(
             node=self._node,
@@ -55,6 +56,7 @@ class Daemon:
             stores=self._stores,
             digesting=self._digesting,
             allocating=self._allocating,
+            cleaning=self._cleaning,
             deliver=self._handle,
             store_timeout_s=config.store_timeout_s,
             bandwidth=config.drain_bandwidth,
@@ -109,8 +111,10 @@ class Daemon:
         nameless = []
         slots = self._arena.scan()
         for slot in slots:
-            if slot.seal.job is not None and places.job_dir(slot.seal.job) == slot.job_dir:
-                jobs[slot.job_dir] = slot.seal.job
+            directory = os.path.join(self._arena.path, slot.job_dir)
+            job = slot.seal.job or job_of(directory)  # before its first seal, a job is known by its ranks alone
+            if job is not None and places.job_dir(job) == slot.job_dir:
+                jobs[slot.job_dir] = job
         for slot in slots:
             job = jobs.get(slot.job_dir)
             if job is None:
@@ -142,8 +146,11 @@ class Daemon:
             log.info("adopted slots=%d jobs=%d", len(slots) - len(nameless), len(jobs))
 
     def _look(self, job: JobKey, directory: str) -> None:
-        for live in self._liveness.look(job, directory):
-            self._handle(ev.RankFound(job=job, rank=live.rank, session=live.session, pid=live.pid, host=live.host))
+        live, dead = self._liveness.look(directory)
+        for rank in live:
+            self._handle(ev.RankFound(job=job, rank=rank.rank, session=rank.session, pid=rank.pid, host=rank.host))
+        for record in dead:  # while no daemon was there to see it
+            self._handle(ev.RankGone(job=job, rank=record.rank, session=record.session))
 
     def _ends(self) -> bool:
         """Whether to leave now: asked to and nothing worth waiting for, or empty long enough."""
@@ -154,7 +161,8 @@ class Daemon:
                 notify.stopping("finishing the drain that runs")
             draining = any(job.coordinator.saves.active for job in self._catalogue.jobs.values())
             return not draining or self._stop_asked > 1 or now >= self._stop_at
-        if not self._config.exit_when_empty or not self._catalogue.empty or self._stores.busy:
+        busy = self._stores.busy or self._cleaning.busy or not self._catalogue.empty
+        if not self._config.exit_when_empty or busy:
             self._empty_since = None
             return False
         self._empty_since = now if self._empty_since is None else self._empty_since
@@ -167,6 +175,7 @@ class Daemon:
         self._liveness.close()
         self._digesting.close()
         self._allocating.close()
+        self._cleaning.close()
         self._socket.close()
         self._arena.close(remove=self._catalogue.empty and self._config.exit_when_empty)
 
@@ -176,8 +185,9 @@ class Daemon:
         """Sleeps until something is readable or due."""
         poller = zmq.Poller()
         poller.register(self._socket.pollable, zmq.POLLIN)
-        for fd in (self._wake.fileno(), self._digesting.fileno(), self._allocating.fileno()):
-            poller.register(fd, zmq.POLLIN)
+        poller.register(self._wake.fileno(), zmq.POLLIN)
+        for work in (self._digesting, self._allocating, self._cleaning):
+            poller.register(work.fileno(), zmq.POLLIN)
         for fd in self._liveness.descriptors:
             poller.register(fd, zmq.POLLIN)
         for link in self._stores.links:
@@ -209,8 +219,8 @@ class Daemon:
                 link.on_writable()
             if flags & ~zmq.POLLOUT:
                 self._stores.receive(link)
-        self._digesting.deliver()
-        self._allocating.deliver()
+        for work in (self._digesting, self._allocating, self._cleaning):
+            work.deliver()
         if any(fd in self._ready for fd in self._liveness.descriptors) or (
             self._liveness.unwatched and now >= self._sweep_at
         ):

@@ -80,7 +80,7 @@ class Door:
         directory = self._arena.job_path(request.job)
         found = [
             ev.RankFound(job=request.job, rank=live.rank, session=live.session, pid=live.pid, host=live.host)
-            for live in self._liveness.look(request.job, directory)
+            for live in self._liveness.look(directory)[0]
         ]
         path = os.path.join(directory, places.rank_file_name(request.rank, request.session))
         if not self._liveness.knows(path):

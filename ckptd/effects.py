@@ -47,6 +47,7 @@ class Effects:
         stores: Stores,
         digesting: Background,
         allocating: Background,
+        cleaning: Background,
         deliver: Deliver,
         store_timeout_s: float,
         bandwidth: int,
@@ -56,6 +57,7 @@ class Effects:
         self._stores = stores
         self._digesting = digesting
         self._allocating = allocating
+        self._cleaning = cleaning
         self._deliver = deliver
         self._store_timeout_s = store_timeout_s
         self._bandwidth = bandwidth
@@ -72,12 +74,13 @@ class Effects:
 
     def _start(self, action: act.Action) -> None:  # noqa: C901 - one line per action
         match action:
-            case act.AllocateSlots():
-                self._allocate(action)
+            case act.AllocateSlots():  # after what is being unlinked has made room
+                self._cleaning.run(lambda: None, lambda _: self._allocate(action))
             case act.FreeSlot():
                 self._arena.free(action.job, action.slot)
             case act.UnlinkSlot():
-                self._arena.unlink(action.job, action.slot)
+                self._arena.forget_mapping(action.job, action.slot)
+                self._clean(lambda: self._arena.unlink(action.job, action.slot))
             case act.TakeDigests():
                 self._digest(action)
             case act.TakeIncarnation():
@@ -93,9 +96,18 @@ class Effects:
             case act.RemoveCheckpoint() | act.RemovePartial():
                 self._remove(action)
             case act.ForgetJob():
-                self._arena.forget_job(action.job)
+                self._clean(lambda: self._arena.forget_job(action.job))
 
     # --- arena
+
+    def _clean(self, work: Callable[[], None]) -> None:
+        """In order, one after the other: to give gigabytes back to the system takes a while."""
+
+        def done(outcome: Exception | None) -> None:
+            if outcome is not None:
+                log.error("could not clean up: %r", outcome)
+
+        self._cleaning.run(work, done)
 
     def _allocate(self, action: act.AllocateSlots) -> None:
         job, rank, capacity = action.job, action.rank, action.capacity

@@ -1,12 +1,14 @@
 """Which training processes live. Each keeps its rank file locked while it does; a pidfd wakes us when it ends."""
 
-import json
 import os
 from dataclasses import dataclass
 
 from ckptd import locks
 from ckptd.protocol import places
+from ckptd.protocol.errors import DamagedError
 from ckptd.protocol.ids import JobKey
+from ckptd.protocol.places import job_dir
+from ckptd.protocol.rank_file import MAX_NBYTES, RankRecord, decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +45,22 @@ class Liveness:
         """Whether a live process holds this rank file."""
         return path in self._ranks
 
-    def look(self, job: JobKey, directory: str) -> list[LiveRank]:
-        """Live ranks of a job that were not known; files nobody holds are removed."""
-        found = []
-        for name in sorted(os.listdir(directory)) if os.path.isdir(directory) else []:
-            path = os.path.join(directory, name)
-            if not name.endswith(places.RANK_SUFFIX) or path in self._ranks:
+    def look(self, directory: str) -> tuple[list[LiveRank], list[RankRecord]]:
+        """Live ranks of a job's directory that were not known, and those that died unseen; the latter's files go."""
+        live, dead = [], []
+        for path in _rank_files(directory):
+            if path in self._ranks:
                 continue
             pid = locks.holder(path)
-            rank = None if pid is None else _read(job, path, pid)
-            if rank is not None:
+            record = _read(path)
+            if record is not None and pid is not None:
+                rank = LiveRank(record.job, record.rank, record.session, pid, record.host, path)
                 self._watch(rank)
-                found.append(rank)
+                live.append(rank)
             elif pid is None and _is_complete(path):
                 os.unlink(path)
-        return found
+                dead += [record] if record is not None else []
+        return live, dead
 
     def _watch(self, rank: LiveRank) -> None:
         self._ranks[rank.path] = rank
@@ -93,13 +96,24 @@ class Liveness:
         self._fds.clear()
 
 
-def _read(job: JobKey, path: str, pid: int) -> LiveRank | None:
+def job_of(directory: str) -> JobKey | None:
+    """The job that some rank file in the directory names."""
+    records = [record for path in _rank_files(directory) if (record := _read(path)) is not None]
+    return next((r.job for r in records if os.path.basename(directory) == os.path.basename(job_dir(r.job))), None)
+
+
+def _rank_files(directory: str) -> list[str]:
+    names = sorted(os.listdir(directory)) if os.path.isdir(directory) else []
+    return [os.path.join(directory, name) for name in names if name.endswith(places.RANK_SUFFIX)]
+
+
+def _read(path: str) -> RankRecord | None:
+    """None while it is just being written."""
     try:
         with open(path, "rb") as file:
-            data = json.loads(file.read(4096))
-        return LiveRank(job, int(data["rank"]), str(data["session"]), pid, str(data["host"]), path)
-    except (ValueError, KeyError, TypeError):
-        return None  # it is just being written
+            return decode(file.read(MAX_NBYTES), where=path)
+    except (OSError, DamagedError):
+        return None
 
 
 def _is_complete(path: str) -> bool:

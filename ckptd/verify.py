@@ -12,9 +12,10 @@ from typing import BinaryIO
 import msgspec
 
 from ckptd.filelayer import FileLayer, is_temp
+from ckptd.protocol import places
 from ckptd.protocol.digest import BLOCK_NBYTES, DIGEST_NBYTES, blocks, digest
 from ckptd.protocol.errors import DamagedError
-from ckptd.protocol.ids import parse_dirname, parse_partial_dirname
+from ckptd.protocol.ids import is_job_name, parse_dirname, parse_partial_dirname
 from ckptd.protocol.layout import decode_layout, decode_leaves
 from ckptd.protocol.manifest import (
     COMMITTED,
@@ -33,7 +34,6 @@ from ckptd.protocol.manifest import (
 from ckptd.protocol.slot import SEAL_NBYTES, SEALS_NBYTES, Seal, SlotState, decode_seals
 from ckptd.store_scan import INCARNATIONS_DIR, MAX_RECORD_NBYTES, TRASH_PREFIX, read_committed
 
-SLOT_SUFFIX = ".slot"
 _RECORDS = frozenset({COMMITTED, MANIFEST, VOTES_DIR})
 _HEADER_LENGTH = struct.Struct("<Q")  # the first bytes of a safetensors file
 
@@ -88,40 +88,47 @@ class Report:
 
 def verify_path(path: str, progress: Callable[[int], None] = _ignore) -> Report:
     """Check of whatever path is: a checkpoint, a job's directory, a store, or an arena."""
-    path = os.path.abspath(path)
+    path = _real(path)
     report = Report(path, progress=progress)
     try:
         names = sorted(os.listdir(path))
     except OSError as error:
-        report.problem(path, str(error))
+        report.problem(path, error.strerror or str(error))
         return report
     if _is_checkpoint(path, names):
         _verify_checkpoint(path, report)
     elif _is_job(names):
         _verify_job(path, report)
     else:
-        jobs = [child for child in (os.path.join(path, name) for name in names) if _is_job(_names(child))]
+        jobs = [os.path.join(path, name) for name in names if is_job_name(name)]
+        jobs = [job for job in jobs if _is_job(_names(job))]
         for job in jobs:
             _verify_job(job, report)
-        for slot in _slots_below(path):
+        for slot in _slots_in(path):
             _verify_slot(slot, report)
         if not (report.checked or report.problems or report.notes or jobs):
-            report.problem(path, "no checkpoint, job, store or arena is here: give the path of one")
+            report.problem(path, "no checkpoint, job, store or arena is here")
     return report
 
 
 def verify_checkpoint(path: str, progress: Callable[[int], None] = _ignore) -> Report:
     """Check of one checkpoint's directory."""
-    report = Report(os.path.abspath(path), progress=progress)
+    report = Report(_real(path), progress=progress)
     _verify_checkpoint(report.path, report)
     return report
 
 
 def verify_job(path: str, progress: Callable[[int], None] = _ignore) -> Report:
     """Check of all checkpoints in a job's directory."""
-    report = Report(os.path.abspath(path), progress=progress)
+    report = Report(_real(path), progress=progress)
     _verify_job(report.path, report)
     return report
+
+
+def _real(path: str) -> str:
+    """The absolute path, of what is linked to if it is a link: a checkpoint is held against its directory's name."""
+    path = os.path.abspath(path)
+    return os.path.realpath(path) if os.path.islink(path) else path
 
 
 def _names(path: str) -> list[str]:
@@ -141,9 +148,12 @@ def _is_job(names: list[str]) -> bool:
     return any(n == INCARNATIONS_DIR or parse_dirname(n) or parse_partial_dirname(n) for n in names)
 
 
-def _slots_below(path: str) -> list[str]:
-    found = [os.path.join(head, name) for head, _, names in os.walk(path) for name in names]
-    return sorted(name for name in found if name.endswith(SLOT_SUFFIX))
+def _slots_in(path: str) -> list[str]:
+    """Slots of the arena at path, or of one job of it. No more is walked: what else lies there is a stranger's."""
+    below = os.path.join(path, places.JOBS)
+    directories = [path, below, *(os.path.join(below, name) for name in _names(below))]
+    found = [os.path.join(directory, name) for directory in directories for name in _names(directory)]
+    return sorted(name for name in found if name.endswith(places.SLOT_SUFFIX))
 
 
 # -- a job --
@@ -155,9 +165,9 @@ def _verify_job(path: str, report: Report) -> None:
         if parse_dirname(name) is not None:
             _verify_checkpoint(child, report)
         elif parse_partial_dirname(name) is not None:
-            report.notes.append(f"{child}: unfinished, not a checkpoint")
+            report.notes.append(f"{child}: not a checkpoint: left unfinished, unless a daemon is at work on it")
         elif name.startswith(TRASH_PREFIX):
-            report.notes.append(f"{child}: left by a removal, may be deleted")
+            report.notes.append(f"{child}: left by a removal, may be deleted unless a daemon is at work")
 
 
 # -- a checkpoint --
@@ -250,7 +260,9 @@ def _check_votes(path: str, manifest: Manifest | None, report: Report) -> list[V
 def _check_names(path: str, expected: set[str], report: Report) -> None:
     for name in _names(path):
         if is_temp(name):
-            report.notes.append(f"{os.path.join(path, name)}: left by a writer that was killed, may be deleted")
+            report.notes.append(
+                f"{os.path.join(path, name)}: left by a killed writer, may be deleted unless a daemon is at work"
+            )
         elif name not in expected | _RECORDS:
             report.problem(os.path.join(path, name), "no part of the checkpoint")
 

@@ -14,6 +14,7 @@ from ckptd.protocol.errors import UsageError
 from ckptd.verify import Problem, Report, verify_path
 
 SCHEMA = 1
+_HINT = "give a store, a job's directory in it, a checkpoint, or an arena"
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +45,8 @@ def command(path: str, as_json: bool) -> int:
     seconds = time.monotonic() - began_s
     if not report.checked and all(problem.path == report.path for problem in report.problems):
         what = report.problems[0].what if report.problems else "; ".join(report.notes) or "no checkpoint is here"
-        raise UsageError(f"nothing to verify in {report.path}: {human.printable(what)}", hint=f"ckptd list {path}")
+        what = human.printable(what.removeprefix(f"{report.path}: "))
+        raise UsageError(f"nothing to verify in {report.path}: {what}", hint=_HINT)
     if as_json:
         common.print_json(_result(report, seconds))
     else:

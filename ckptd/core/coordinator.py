@@ -76,7 +76,9 @@ class Coordinator:
         self._asked_scan = True
         before = self.sessions.session
         actions = self._with_news(self.sessions.attach(node, event, now))
-        actions += self._load(self.restores.hopeless(self.sessions.spoiled))
+        for rank in sorted(self.sessions.departed):
+            actions += self.saves.rank_gone(rank, "left the job")
+        actions += self._load(self.restores.hopeless(self.sessions.incomplete))
         return [*scan, *actions, *self._entered(before)]
 
     def _entered(self, before: str) -> list[Action]:

@@ -98,7 +98,7 @@ class JobNode:
         match event:
             case ev.RankFound():
                 self.live[event.rank, event.session] = event
-                return []
+                return [self._report(event)]
             case ev.RankAttached():
                 return self._attached(event)
             case ev.RankGone():
@@ -254,11 +254,12 @@ class JobNode:
         return self.slots.rank_left(rank, writer_gone=True)
 
     def _grant(self, rank: int) -> list[Action]:
-        return [
-            action
-            for slot in self.slots.grantable(rank)
-            for action in self._tell(rank, SlotGranted(slot=slot.name, capacity=slot.capacity))
-        ]
+        """No seal of a save that nobody heard of may be in force while the rank overwrites its bytes."""
+        actions: list[Action] = []
+        for slot in self.slots.grantable(rank):
+            actions += self.slots.free(slot) if slot.unsure else []
+            actions += self._tell(rank, SlotGranted(slot=slot.name, capacity=slot.capacity))
+        return actions
 
     # --- segments
 

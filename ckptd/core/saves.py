@@ -229,7 +229,10 @@ class Saves:
             return []
         waiting = [r for r in self.records.values() if r.due and r.phase is Phase.STAGED and r.end is None]
         newest = self.newest_staged
-        if newest is None or not waiting:
+        if newest is None:
+            reason = "its memory was given up before it was drained"
+            return [a for record in waiting for a in self._finish(record, End.FAILED, reason)]
+        if not waiting:
             return []
         forced = [r for r in waiting if r.forced and r.in_memory]
         chosen = max(forced, key=lambda r: r.save) if forced else newest

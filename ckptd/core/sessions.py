@@ -36,6 +36,7 @@ class Sessions:
         self.cadence = Cadence()
         self.members: dict[int, str] = {}
         self.departed: set[int] = set()  # members that left or died; nothing more comes from them
+        self._dead: set[tuple[int, str]] = set()
         self.spoiled = ""  # why the session will not be complete: a rank of it was refused
         self._live: dict[tuple[int, str], ev.RankFound] = {}
         self._waiting: dict[str, Waiting] = {}
@@ -48,6 +49,8 @@ class Sessions:
     def gone(self, rank: int, session: str, now: float) -> list[Action]:
         """The process ended; perhaps somebody waits for that."""
         self._live.pop((rank, session), None)
+        if not self.session:
+            self._dead.add((rank, session))  # before anybody said which session is the job
         if session == self.session and self.members.pop(rank, None) is not None:
             self.departed.add(rank)
         waiting = self._waiting.get(session)
@@ -66,7 +69,8 @@ class Sessions:
             return [self._refusal(event.session, (event.rank,), *problem)]
         if event.session == self.session or event.incarnation > 0:
             if event.session != self.session:
-                self.members, self.departed = {}, set()
+                self.members = {}
+                self.departed = {rank for rank, session in self._dead if session == event.session}
             self.session, self.world_size, self.cadence = event.session, event.world_size, event.cadence
             self.incarnation = max(self.incarnation, event.incarnation)
             self.members[event.rank] = node
@@ -125,8 +129,9 @@ class Sessions:
 
     @property
     def incomplete(self) -> str:
-        """Why not all ranks of the session will ever act together, empty when they may."""
-        return self.spoiled or (f"rank {min(self.departed)} left the job" if self.departed else "")
+        """Why this session can do nothing that takes all its ranks, empty when it can."""
+        gone = ", ".join(map(str, sorted(self.departed)))
+        return self.spoiled or (f"rank {gone} left the job" if gone else "")
 
     @property
     def taking(self) -> bool:

@@ -19,6 +19,7 @@ class Slot:
     save: SaveId | None = None
     nbytes: int = 0
     digested: bool = False
+    unsure: bool = False  # a rank may have sealed it since it was last known to be free
 
 
 class SlotTable:
@@ -48,13 +49,20 @@ class SlotTable:
     def adopt(self, event: SlotAdopted) -> None:
         """Takes a slot file found at start into the table."""
         self._slots[event.slot] = Slot(
-            event.slot, event.rank, event.capacity, save=event.save, nbytes=event.nbytes, digested=event.digested
+            event.slot,
+            event.rank,
+            event.capacity,
+            save=event.save,
+            nbytes=event.nbytes,
+            digested=event.digested,
+            unsure=True,
         )
 
     def demand(self, rank: int, capacity: int) -> list[Action]:
         """The rank wants slots of this capacity and has given back what was granted to it."""
         self._demands[rank] = capacity
         for slot in self.of_rank(rank):
+            slot.unsure |= slot.granted
             slot.granted = False
         return self.provision(rank)
 
@@ -135,7 +143,7 @@ class SlotTable:
 
     def free(self, slot: Slot) -> list[Action]:
         """The slot's save is needed no more."""
-        slot.save, slot.nbytes, slot.digested = None, 0, False
+        slot.save, slot.nbytes, slot.digested, slot.unsure = None, 0, False, False
         return [FreeSlot(job=self._job, slot=slot.name)]
 
     def trim(self, first_rank: int = 0) -> list[Action]:
@@ -155,6 +163,7 @@ class SlotTable:
         self._demands.pop(rank, None)
         actions: list[Action] = []
         for slot in self.of_rank(rank):
+            slot.unsure |= slot.granted
             slot.granted = False
             if not writer_gone and slot.save is None:
                 actions += self._unlink(slot)

@@ -11,6 +11,7 @@ from zmq.utils.monitor import recv_monitor_message
 from ckptd.protocol import errors
 from ckptd.protocol.errors import CkptdError, ConnectError
 from ckptd.protocol.messages import (
+    Attached,
     Progress,
     Refused,
     Reply,
@@ -111,8 +112,12 @@ class Channel:
             reply = decode_reply(frame)
             if isinstance(reply, SlotGranted | SlotsRefused | Progress):
                 self._on_push(reply)
-            else:  # 0: the daemon could not even read the request, of which there is one at a time
-                self._answers[reply.reply_to or self._seq] = reply
+                continue
+            if isinstance(reply, Attached):
+                for news in reply.known:  # now: the pushes behind it are younger
+                    self._on_push(news)
+            # 0: the daemon could not even read the request, of which there is one at a time
+            self._answers[reply.reply_to or self._seq] = reply
 
     def _hear(self) -> None:
         event = recv_monitor_message(self._monitor)["event"]

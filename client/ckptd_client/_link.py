@@ -174,7 +174,6 @@ class Link:
         assert isinstance(answer, Attached)  # noqa: S101 - the reply to an Attach
         self.incarnation = answer.incarnation
         self._restartable = self.settings.autostart and answer.client_started
-        self.book.hear(answer.known)
         return answer.warnings
 
     def _drop_channel(self) -> None:

@@ -2,20 +2,28 @@
 
 import contextlib
 import fcntl
-import json
 import mmap
 import os
 import stat
 
 import torch
 
-from ckptd.protocol import places
+from ckptd.protocol import places, rank_file
 from ckptd.protocol.errors import ConfigError, ConnectError
 from ckptd.protocol.ids import JobKey
 from ckptd.protocol.slot import SEALS_NBYTES, Seal, next_seal
 
 _MADV_POPULATE_WRITE = 23
 _ARENA_HINT = "set another with connect(arena=...) or CKPTD_ARENA"
+
+
+def _create(path: str) -> int:
+    """Descriptor of a new file. A daemon that forgets the job's last life may remove the directory at any moment."""
+    for _ in range(100):
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    raise ConnectError(f"{os.path.dirname(path)} is removed again and again")
 
 
 def make_arena(path: str) -> None:
@@ -45,10 +53,7 @@ class RankFile:
 
     def __init__(self, arena: str, job: JobKey, rank: int, session: str) -> None:
         make_arena(arena)
-        directory = os.path.join(arena, places.job_dir(job))
-        os.makedirs(directory, mode=0o700, exist_ok=True)
-        path = os.path.join(directory, places.rank_file_name(rank, session))
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._fd = _create(os.path.join(arena, places.job_dir(job), places.rank_file_name(rank, session)))
         try:
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -57,7 +62,7 @@ class RankFile:
                 f"another process is rank {rank} of this session already", hint="give each process its own rank"
             ) from error
         os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, json.dumps({"rank": rank, "session": session, "host": os.uname().nodename}).encode(), 0)
+        os.pwrite(self._fd, rank_file.encode(rank_file.RankRecord(job, rank, session, os.uname().nodename)), 0)
 
     def close(self) -> None:
         """Lets go of the lock."""

@@ -212,7 +212,7 @@ class Machine(RuleBasedStateMachine):
 
     # --- in the end
 
-    def settle(self):
+    def settle(self):  # noqa: C901
         """All outcomes come, all ranks that live come back and finish what they do, and time passes."""
         world = self.world
         if not self.up():
@@ -229,6 +229,8 @@ class Machine(RuleBasedStateMachine):
                 if proc.reading:
                     world.report(proc, "")
             due = world.catalogue.next_deadline()
+            if any(p.reading for p in self.procs("in")):
+                continue
             if not world.todo and (due is None or due - world.now > 3600):
                 break
             world.now = max(world.now, due if due is not None and due - world.now < 3600 else world.now)

@@ -304,6 +304,13 @@ def test_verify_names_file_and_block(ckptd, store):
     assert f"damaged: {image}: block 0 (bytes 0 to 4): digest does not match" in out
 
 
+def test_verify_of_nothing_says_what_to_give(ckptd, tmp_path):
+    code, _, err = ckptd("verify", str(tmp_path / "none"))
+    assert code == 2
+    assert err.startswith(f"error: nothing to verify in {tmp_path}/none: No such file or directory\n")
+    assert "hint: give a store, a job's directory in it, a checkpoint, or an arena" in err
+
+
 def test_verify_json(ckptd, store):
     code, out, _ = ckptd("verify", "--json", str(store))
     result = json.loads(out)

@@ -3,7 +3,6 @@
 import contextlib
 import fcntl
 import itertools
-import json
 import os
 import random
 import time
@@ -13,7 +12,7 @@ import pytest
 import zmq
 
 from ckptd.protocol import messages as m
-from ckptd.protocol import places
+from ckptd.protocol import places, rank_file
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.slot import SlotState
 from tests.cluster import Node, wait_for
@@ -82,7 +81,7 @@ class Rank(Stranger):
         os.makedirs(directory, mode=0o700, exist_ok=True)
         self.fd = os.open(os.path.join(directory, places.rank_file_name(rank, session)), os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.lockf(self.fd, fcntl.LOCK_EX)
-        os.pwrite(self.fd, json.dumps({"rank": rank, "session": session, "host": "h"}).encode(), 0)
+        os.pwrite(self.fd, rank_file.encode(rank_file.RankRecord(job, rank, session, "h")), 0)
         self.welcome = self.ask(m.Attach, **attach_words(job, rank, world, session) | words)
 
     def path(self, slot):
@@ -117,6 +116,19 @@ def slot_nbytes(node, job):
 
 
 @pytest.fixture
+def join(node):
+    """Ranks that are closed whatever the test did: an open socket keeps the process from ending."""
+    with contextlib.ExitStack() as stack:
+
+        def join(*words, **more):
+            rank = Rank(node, *words, **more)
+            stack.callback(rank.close)
+            return rank
+
+        yield join
+
+
+@pytest.fixture
 def stranger(node):
     stranger = Stranger(node)
     yield stranger
@@ -124,13 +136,12 @@ def stranger(node):
 
 
 @pytest.fixture
-def rank(node, job):
-    rank = Rank(node, job)
+def rank(node, job, join):
+    rank = join(job)
     assert isinstance(rank.welcome, m.Attached), rank.welcome
     rank.ask(m.AskSlots, capacity=slot_nbytes(node, job))
     rank.granted()
-    yield rank
-    rank.close()
+    return rank
 
 
 @contextlib.contextmanager
@@ -234,10 +245,8 @@ def test_requests_without_attachment_are_refused(node, stranger):
     assert stranger.ask(m.AskSteps).checkpoints == []
 
 
-def test_a_rank_outside_its_job_is_refused(node, job):
-    rank = Rank(node, job, rank=3, world=2)
-    assert rank.welcome.code == "usage"
-    rank.close()
+def test_a_rank_outside_its_job_is_refused(job, join):
+    assert join(job, rank=3, world=2).welcome.code == "usage"
 
 
 # --- what is handed over
@@ -275,20 +284,17 @@ def test_a_seal_that_says_something_else(node, rank, other):
         assert rank.ask(m.HandOver, slot=slot, save=save).code == "protocol"
 
 
-def test_the_slot_of_another_rank(node, job):
-    ranks = [None, None]
-    sockets = []
-    for number in range(2):
-        ranks[number] = Rank(node, JobKey(job.store, f"{job.job[:50]}-{number}"), rank=0)
-        ranks[number].ask(m.AskSlots, capacity=slot_nbytes(node, job))
-        sockets.append(ranks[number].granted()[0])
-    save = SaveId(1, 1, 10)
+def test_the_slot_of_another_rank(node, job, join):
+    rank = join(job, world=2)
+    other = join(job, rank=1, world=2)
+    other.ask(m.AskSlots, capacity=slot_nbytes(node, job))
+    taken = other.granted()[0]
+    save = SaveId(other.welcome.incarnation, 1, 10)
+    other.fill(taken, save, rank=1, world_size=2)
     with refused_more(node, 2):
-        reply = ranks[0].ask(m.HandOver, slot=places.slot_name(1, 1), save=save)
+        reply = rank.ask(m.HandOver, slot=taken, save=save)
         assert "is not one of rank 0's" in reply.message
-        assert ranks[0].ask(m.HandOver, slot=places.slot_name(0, 999), save=save).code == "protocol"
-    for rank in ranks:
-        rank.close()
+        assert rank.ask(m.HandOver, slot=places.slot_name(0, 999), save=save).code == "protocol"
 
 
 @pytest.mark.parametrize("name", ["../../lock", "/etc/passwd", "r00000-000001.slot/../x", "r00000-000001.slot\n", "."])
@@ -315,14 +321,13 @@ def test_an_older_incarnation_is_stale(node, rank):
     assert rank.ask(m.HandOver, slot=slot, save=save).code == "stale"
 
 
-def test_a_capacity_beyond_all_memory_is_refused_with_numbers(node, job):
-    rank = Rank(node, job)
+def test_a_capacity_beyond_all_memory_is_refused_with_numbers(job, join):
+    rank = join(job)
     assert isinstance(rank.ask(m.AskSlots, capacity=1 << 45), m.SlotsComing)
     while not isinstance(push := rank.receive(), m.SlotsRefused):
         pass
     assert push.code == "budget"
     assert "rank 0 needs 3 slots of 32.0 TiB" in push.message
-    rank.close()
 
 
 def test_in_the_end_the_daemon_is_the_same(node):

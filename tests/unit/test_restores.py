@@ -277,3 +277,11 @@ def test_a_rank_is_sent_to_its_slot_once_the_digests_are_taken():
     assert orders(job, asked) == [None, None]
     job.digest_all(TWO)
     assert [o.tier for o in orders(job, asked)] == [Tier.ARENA] * 2
+
+
+def test_a_load_after_a_rank_left_is_refused_at_once():
+    job = AJob(world=2).start()
+    job.detach(1)
+    asked = job.ask_load(0)
+    assert job.answer(asked).code == "restore"
+    assert "rank 1 left" in job.answer(asked).message

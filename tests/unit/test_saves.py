@@ -372,3 +372,14 @@ def test_halves_that_were_adopted_end_when_the_store_knows_nothing_better():
     job.scan()
     assert job.ends(ONE) == ["abandoned"]
     assert not job.node.slots.holding(ONE)
+
+
+def test_what_waited_for_its_drain_when_the_memory_was_given_up_has_an_end():
+    job = AJob(world=1)
+    job.say(ev.SlotAdopted(job=KEY, rank=0, slot="r00000-000001.slot", capacity=4096, save=ONE, nbytes=10))
+    job.did += job.catalogue.adopted(KEY, job.now)
+    job.attach(0, "b")  # waits for its number, so the job is not forgotten
+    job.catalogue.jobs[KEY].node.handle(ev.JobReleased(job=KEY, node="node"))
+    job.say(ev.Report(job=KEY, node="node", event=ev.SegmentReleased(job=KEY, rank=0, save=ONE)))
+    job.scan()
+    assert job.saves.records[ONE].end == "failed"

@@ -227,9 +227,9 @@ def test_memory_stays_while_a_process_that_may_come_back_lives():
     job.say(ev.SlotAdopted(job=KEY, rank=0, slot="r00000-000001.slot", capacity=4096, save=ONE, nbytes=10))
     job.say(ev.RankFound(job=KEY, rank=0, session="a", pid=1, host="h"))
     job.did += job.catalogue.adopted(KEY, job.now)
-    job.scan()
     job.tick(90000)
     assert job.node.slots.holding(ONE)
+    job.scan()
     job.gone(0)
     job.tick()
     assert job.node.slots.holding(ONE)  # the worker reads it
@@ -312,3 +312,33 @@ def test_a_rank_is_answered_also_when_its_job_is_gone():
     job = AJob(world=1)
     assert job.answer(job.ask_load(0, "a")).code == "stale"
     assert isinstance(job.answer(job.detach(0, "a")), Done)
+
+
+def freed_then_granted(job, slot, session):
+    told = [
+        (type(a).__name__, getattr(a, "slot", "") or getattr(getattr(a, "message", None), "slot", "")) for a in job.did
+    ]
+    return told.index(("FreeSlot", slot)) < told.index(("ToRank", slot))
+
+
+def test_a_seal_that_nobody_heard_of_is_broken_before_the_slot_is_granted_again():
+    """A rank that dies between seal and hand over: the next writer's half written bytes must not pass for its save."""
+    job = AJob(world=1).start()
+    slot = job.idle(0)
+    job.gone(0)
+    job.attach(0, "b")
+    job.number(2)
+    job.take()
+    job.ask(0, "b")
+    assert freed_then_granted(job, slot, "b")
+
+
+def test_a_slot_that_looked_free_to_a_new_daemon_may_have_been_sealed_since():
+    job = AJob(world=1)
+    job.say(ev.SlotAdopted(job=KEY, rank=0, slot="r00000-000001.slot", capacity=4096, save=ONE, nbytes=10))
+    job.say(ev.SlotAdopted(job=KEY, rank=0, slot="r00000-000002.slot", capacity=4096))
+    job.did += job.catalogue.adopted(KEY, job.now)
+    job.attach(0, incarnation=1)
+    job.take()
+    job.ask(0)
+    assert freed_then_granted(job, "r00000-000002.slot", "a")

@@ -60,6 +60,16 @@ def test_a_sound_checkpoint_passes_however_it_is_named(tmp_path) -> None:
     assert verify.verify_checkpoint(str(final)).ok
 
 
+def test_a_link_is_checked_as_what_it_points_at(tmp_path) -> None:
+    final = build(tmp_path)
+    latest = final.parent / "latest"
+    latest.unlink(missing_ok=True)
+    latest.symlink_to(final.name)
+    for report in (verify.verify_path(f"{latest}/"), verify.verify_checkpoint(str(latest))):
+        assert report.ok, words(report)
+        assert (report.path, report.checked) == (str(final), [str(final)])
+
+
 @pytest.mark.parametrize("at", [0, 9, 4096, 5000, -1])
 def test_a_bit_of_a_file(tmp_path, at) -> None:
     final = build(tmp_path)
@@ -138,14 +148,26 @@ def test_unfinished_saves_and_trash_are_notes(tmp_path) -> None:
     report = verify.verify_path(str(tmp_path))
     assert report.ok
     assert [note.rpartition(": ")[2] for note in report.notes] == [
-        "unfinished, not a checkpoint",
-        "left by a removal, may be deleted",
+        "left unfinished, unless a daemon is at work on it",
+        "left by a removal, may be deleted unless a daemon is at work",
     ]
 
 
 def test_a_path_that_is_nothing_says_so(tmp_path) -> None:
     assert "no checkpoint, job, store or arena" in words(verify.verify_path(str(tmp_path)))
     assert "No such file" in words(verify.verify_path(str(tmp_path / "nowhere")))
+
+
+def test_directories_that_are_none_of_ours_are_not_walked(tmp_path, monkeypatch) -> None:
+    deep = tmp_path / "somebody/else"
+    deep.mkdir(parents=True)
+    (deep / "a.slot").write_bytes(b"x" * 100)
+    build(deep)
+    listed = []
+    listdir = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: listed.append(str(path)) or listdir(path))
+    assert "no checkpoint, job, store or arena" in words(verify.verify_path(str(tmp_path)))
+    assert not any(path.startswith(str(deep)) for path in listed)
 
 
 # -- slots --
