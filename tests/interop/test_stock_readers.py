@@ -18,7 +18,7 @@ from tests.cluster import ROOT, Node
 from tests.interop.ranks import JOB
 from tests.unit.client.same import bits
 
-pytestmark = [pytest.mark.faults, pytest.mark.xdist_group("stock readers"), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(180)]
 
 SCRIPT = os.path.join(os.path.dirname(__file__), "ranks.py")
 WORLDS = [(4, "fsdp"), (2, "fsdp,ddp"), (1, "fsdp")]
