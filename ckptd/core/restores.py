@@ -84,6 +84,11 @@ class Restores:
         self._round.incarnation = number
         return self._choose_when_ready(world_size, saves)
 
+    def raise_number(self, at_least: int) -> None:
+        """The store has numbers that were not known when this load's was taken."""
+        if self._round is not None and self._round.incarnation is not None and self._round.choice is None:
+            self._round.incarnation = max(self._round.incarnation, at_least)
+
     def _choose_when_ready(self, world_size: int, saves: Saves) -> list[Action]:
         r = self._round
         if r is None or r.scan is None or r.incarnation is None or len(r.asked) < world_size or r.choice is not None:
