@@ -235,6 +235,7 @@ class Link:
     def ask_slots(self, capacity: int, deadline: float) -> None:
         """Has slots of this size made ready; they are granted one by one."""
         self.refusal, before = None, self._grants
+        self.slots.unmap_below(capacity)  # the daemon gives them back, and counts what is free for the larger ones
         answer = self._ask(lambda seq: AskSlots(seq=seq, capacity=capacity), deadline)
         assert isinstance(answer, SlotsComing)  # noqa: S101 - the reply to AskSlots
         self.capacity, self._grants_due = capacity, before + answer.count
