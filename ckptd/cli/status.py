@@ -40,7 +40,7 @@ def _show_once(daemon: Daemon, *, as_json: bool, indent: int = 2) -> None:
     if as_json:
         common.print_json(status, indent=indent)
     else:
-        common.console().print(StatusView(status))
+        common.show(StatusView(status))
 
 
 def _stream(daemon: Daemon, interval_s: float, *, as_json: bool) -> None:

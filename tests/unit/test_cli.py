@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from ckptd import __version__, cli
+from ckptd.cli import common
 from ckptd.cli import drain as drain_verb
 from ckptd.cli import status as status_verb
 from ckptd.filelayer import FileLayer
@@ -175,6 +176,13 @@ def test_status_for_people(ckptd, monkeypatch):
     assert code == 0
     assert "llama-7b  incarnation 4" in out
     assert "\x1b" not in out
+    assert not any(line.endswith(" ") for line in out.splitlines())
+
+
+def test_a_pipe_is_80_columns_wide(monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr("os.get_terminal_size", lambda *_: os.terminal_size((200, 50)))
+    assert common.console().width == 80
 
 
 def test_watch_as_json_is_a_line_per_look_until_ctrl_c(ckptd, monkeypatch):
@@ -277,7 +285,7 @@ def test_list_of_a_damaged_store(ckptd, store):
     (store / "job/step-000000100.i0001/COMMITTED").write_text("{}")
     code, out, _ = ckptd("list", str(store))
     assert code == 1
-    assert "error: " in out
+    assert "error:" in out
 
 
 @pytest.mark.parametrize("verb", ["list", "verify"])
