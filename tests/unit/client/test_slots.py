@@ -24,6 +24,7 @@ def put(directory, fill: bytes, name=NAME):
 
 def test_a_slot_whose_name_was_used_again_is_mapped_anew(tmp_path):
     slots = Slots(str(tmp_path))
+    put(tmp_path, b"a")
     slots.grant(NAME, SIZE)
     slots.take(NAME).memory[:3] = b"old"
     path = put(tmp_path, b"b")
