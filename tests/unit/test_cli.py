@@ -162,6 +162,14 @@ def test_no_daemon(ckptd, tmp_path, verb):
     assert "hint: start one with ckptd run --arena" in err
 
 
+def test_status_without_an_arena_says_where_daemons_come_from(ckptd, tmp_path):
+    _, _, err = ckptd("status", "--arena", str(tmp_path / "none"))
+    assert "hint: a training starts one with connect(); it leaves when its last job is closed and durable\n" in err
+    assert "hint: what lies on a store: ckptd list PATH\n" in err
+    (tmp_path / "there").mkdir(mode=0o700)
+    assert "ckptd list" not in ckptd("status", "--arena", str(tmp_path / "there"))[2]
+
+
 def test_status_json_is_the_struct(ckptd, monkeypatch):
     monkeypatch.setattr(status_verb, "Daemon", Daemon(a_status.status()).connect)
     code, out, _ = ckptd("status", "--json")

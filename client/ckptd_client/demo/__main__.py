@@ -1,4 +1,4 @@
-"""A small GPT is trained, killed twice and resumed, and its loss curve compared bit for bit: `ckptd demo`."""
+"""A small GPT is trained, killed twice and resumed, and its loss curve compared bit for bit."""
 
 import argparse
 import signal

@@ -114,8 +114,8 @@ class Story:
             self._print(Text(note, style="dim"))
         self._console.print()
         self._say(
-            "[bold green]It holds:[/] killed twice, the training came back from memory twice, and ended as the one that "
-            f"nobody disturbed: {curve.compared} losses and the weights at the end are equal, bit for bit"
+            "[bold green]It holds:[/] killed twice, the training came back from memory twice, and ended as the one "
+            f"that nobody disturbed: {curve.compared} losses and the weights at the end are equal, bit for bit"
         )
 
     def _start(self, name: str, *, ckptd: bool = True, slow: bool = False) -> Ranks:
