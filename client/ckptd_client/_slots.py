@@ -53,7 +53,10 @@ class RankFile:
 
     def __init__(self, arena: str, job: JobKey, rank: int, session: str) -> None:
         make_arena(arena)
-        self._fd = _create(os.path.join(arena, places.job_dir(job), places.rank_file_name(rank, session)))
+        self._path = os.path.join(arena, places.job_dir(job), places.rank_file_name(rank, session))
+        self._fd = _create(self._path)
+        found = os.fstat(self._fd)
+        self._file = (found.st_dev, found.st_ino)
         try:
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -63,6 +66,11 @@ class RankFile:
             ) from error
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, rank_file.encode(rank_file.RankRecord(job, rank, session, os.uname().nodename)), 0)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the file is gone, as after rm -r or logind's RemoveIPC, so that nobody sees the lock."""
+        return _file_at(self._path) != self._file
 
     def close(self) -> None:
         """Lets go of the lock."""

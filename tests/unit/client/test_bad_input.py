@@ -101,7 +101,7 @@ def test_load_wants_a_dict_too(state, join):
         client.load(state)
 
 
-@pytest.mark.parametrize("step", [-1, 1.5, "3", True, 10**12, torch.tensor(3)], ids=str)
+@pytest.mark.parametrize("step", [-1, 1.5, "3", True, 10**12, torch.tensor(3.0), torch.ones(2)], ids=str)
 def test_a_step_is_a_natural_number(step, join):
     client = join()
     with pytest.raises(UsageError, match="step must be an int from 0 to"):
