@@ -23,6 +23,7 @@ class Coordinator:
         self._asked_scan = False
         self._rescan_at: float | None = None  # the store did not answer; drains wait until it does
         self.orphaned_at: float | None = None  # when the last rank ended without closing
+        self._number_given = True  # the store gave the number that the load in progress will go on with
         self._crashed = False  # some rank of the session ended without closing
         self._closing = False  # every rank closed: free the memory once durable
 
@@ -154,6 +155,7 @@ class Coordinator:
         if not self.restores.wants_incarnation:
             return []
         number = self.sessions.number_of(event)
+        self._number_given = not event.problem
         return self._load(self.restores.incarnation_taken(number, self.sessions.world_size, self.saves))
 
     def _scanned(self, event: ev.StoreScanned, now: float) -> list[Action]:
@@ -179,6 +181,7 @@ class Coordinator:
         for order in [a.message for a in actions if isinstance(a, ToNode)]:
             if isinstance(order, ev.LoadOrdered) and (order.agreed or order.save is None):
                 self.sessions.incarnation = max(self.sessions.incarnation, order.incarnation)
+                self.sessions.confirmed = self._number_given or self.saves.ready
                 actions = [*actions, *self.saves.new_incarnation(self.sessions.incarnation)]
         if self.saves.hold_retention and not self.restores.running:
             self.saves.hold_retention = False
