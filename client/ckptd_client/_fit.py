@@ -1,5 +1,6 @@
 """Fits a checkpoint onto a state: which bytes go to which tensor, which leaf to which place, or what differs."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,7 +10,7 @@ from ckptd.protocol.errors import MismatchError
 from ckptd.protocol.layout import Layout, Leaves, Path, TensorEntry
 from ckptd_client._leaves import decode_leaf
 from ckptd_client._restore import Target
-from ckptd_client._tensors import DTYPE_OF, describe, is_tensor
+from ckptd_client._tensors import DTYPE_OF, alias_key, describe, is_tensor
 from ckptd_client._tree import Flat, assign, flatten, format_path, unflatten
 
 _SHOWN = 8
@@ -22,9 +23,20 @@ class Fit:
     targets: list[Target] = field(default_factory=list)
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)  # by name: what holds the value afterwards
     through: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)  # (read here, copy there)
+    shared: list[tuple[str, str, torch.Tensor, torch.Tensor]] = field(default_factory=list)  # (name, of whom, as above)
     statefuls: list[tuple[Path, Any]] = field(default_factory=list)
     leaves: dict[str, Any] = field(default_factory=dict)
     paths: dict[str, Path] = field(default_factory=dict)
+
+    def settle_shared(self) -> None:
+        """After the bytes are in: tensors that share memory here get theirs. Raises MismatchError when those differ."""
+        with torch.no_grad():
+            for _, _, scratch, tensor in self.shared:
+                tensor.copy_(scratch)
+        for name, other, scratch, tensor in self.shared:
+            if not torch.equal(_bits(tensor), _bits(scratch)):
+                mine, others = format_path(self.paths[name]), format_path(self.paths[other])
+                raise MismatchError(f"{mine} and {others} share memory in the state, but differ in the checkpoint")
 
     def finish(self, state: Any) -> None:
         """After the bytes are in: strided and device tensors, plain leaves, and load_state_dict of each Stateful."""
@@ -35,7 +47,11 @@ class Fit:
             if not any(_within(self.paths[name], prefix) for prefix, _ in self.statefuls):
                 assign(state, self.paths[name], value)
         for prefix, stateful in sorted(self.statefuls, key=lambda item: -len(item[0])):
-            stateful.load_state_dict(self._content(prefix))
+            try:
+                stateful.load_state_dict(self._content(prefix))
+            except (RuntimeError, ValueError) as error:
+                text = f"{format_path(prefix)}: {type(stateful).__name__} does not take what was saved: {error}"
+                raise MismatchError(text) from error
 
     def _content(self, prefix: Path) -> Any:
         items = []
@@ -66,18 +82,51 @@ def fit(state: Any, layout: Layout, leaves: Leaves, *, where: str) -> Fit:
         more = f"\n  ... and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
         raise MismatchError(f"the state does not fit the checkpoint {where}:\n  {shown}{more}")
     out = Fit(statefuls=flat.statefuls, paths=layout.paths)
-    filled: dict[tuple[int, int], str] = {}
+    filled: set[tuple[Hashable, int]] = set()
+    wanted: list[tuple[str, torch.Tensor, TensorEntry]] = []
     for name, entry in entries.items():
         tensor = here.get(name)
         if not is_tensor(tensor) or (tuple(tensor.shape), tensor.dtype) != (entry.sizes, DTYPE_OF[entry.dtype]):
             tensor = torch.empty(entry.sizes, dtype=DTYPE_OF[entry.dtype])
         out.tensors[name] = tensor
-        place = (tensor.data_ptr(), entry.data_offset)
+        place = (alias_key(tensor), entry.data_offset)
         if entry.nbytes and place not in filled:  # tied here too: its bytes come once
-            filled[place] = name
+            filled.add(place)
+            wanted.append((name, tensor, entry))
+    sharing = _sharing(wanted)
+    for name, tensor, entry in wanted:
+        if name in sharing:
+            scratch = torch.empty(entry.sizes, dtype=tensor.dtype)
+            out.shared.append((name, sharing[name], scratch, tensor.detach()))
+            out.targets.append(Target(entry.data_offset, entry.nbytes, scratch.data_ptr()))
+        else:
             out.targets.append(_target(out, tensor, entry))
     out.leaves = {name: decode_leaf(leaf, format_path(layout.paths[name])) for name, leaf in leaves.leaves.items()}
     return out
+
+
+def _sharing(wanted: list[tuple[str, torch.Tensor, TensorEntry]]) -> dict[str, str]:
+    """Tensors whose memory overlaps that of another, and of which: they were saved apart."""
+    storages: dict[tuple[torch.device, int], list[tuple[int, int, str]]] = {}
+    for name, tensor, _ in wanted:
+        first = int(tensor.storage_offset()) * tensor.itemsize
+        extent = 1 + sum(int(step) * (size - 1) for step, size in zip(tensor.stride(), tensor.shape, strict=True))
+        storage = (tensor.device, tensor.untyped_storage().data_ptr())
+        storages.setdefault(storage, []).append((first, first + extent * tensor.itemsize, name))
+    sharing: dict[str, str] = {}
+    for spans in storages.values():
+        end, last = 0, ""
+        for start, stop, name in sorted(spans):
+            if start < end:
+                sharing[name] = last
+                sharing.setdefault(last, name)
+            if stop > end:
+                end, last = stop, name
+    return sharing
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _target(out: Fit, tensor: torch.Tensor, entry: TensorEntry) -> Target:

@@ -241,7 +241,8 @@ class Link:
     def _hear(self, push: Push) -> None:
         if isinstance(push, Progress):
             self.book.hear([push])
-            self._unacknowledged.pop(push.save, None)  # it was heard of
+            if push.milestone is not None or push.end is not None:  # else only other ranks' segments are known
+                self._unacknowledged.pop(push.save, None)
         elif isinstance(push, SlotGranted):
             self.refusal = None
             self._grants += 1

@@ -84,6 +84,7 @@ def _read(link: Link, state: dict[str, Any], order: LoadFrom) -> Segment:
         where = f"{order.path if order.tier is Tier.PFS else order.slot} (step {order.save.step})"
         fitted = fit(state, source.layout, source.leaves, where=where)
         copy_out(source, fitted.targets)
+        fitted.settle_shared()
     finally:
         source.close()
     return Segment(order.save, order.tier, fitted, source.nbytes, source.notes)

@@ -92,7 +92,7 @@ def gather(plan: Plan, state: Any) -> Values | None:
         if value.dtype is not spec.dtype or value.device != spec.device:
             return None
     for tied, stored in plan.ties:
-        if values[tied].data_ptr() != values[stored].data_ptr():
+        if alias_key(values[tied]) != alias_key(values[stored]):
             return None
     if any(is_tensor(values[position]) for position in plan.leaves):
         return None
