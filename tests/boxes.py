@@ -37,11 +37,11 @@ class Whole:
             first = offsets[0] if offsets else 0
             return self.data[first * row_nbytes :][: item * math.prod(sizes)]
         out = []
-        for index in itertools.product(*(range(o, o + s) for o, s in zip(offsets, sizes, strict=True))):
+        for index in itertools.product(*(range(o, o + s) for o, s in zip(offsets[:-1], sizes[:-1], strict=True))):
             at = 0
-            for i, size in zip(index, self.shape, strict=True):
+            for i, size in zip((*index, offsets[-1]), self.shape, strict=True):
                 at = at * size + i
-            out.append(self.data[at * item : (at + 1) * item])
+            out.append(self.data[at * item : (at + sizes[-1]) * item])
         return b"".join(out)
 
     def rows(self, part: int, parts: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

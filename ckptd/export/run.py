@@ -14,12 +14,12 @@ from ckptd.export.names import Choice, Chosen, choose
 from ckptd.export.plan import FilePlan
 from ckptd.export.read import VerifiedReader
 from ckptd.export.source import Checkpoint, find, load
-from ckptd.export.write import THREADS, OutputFile, write_files
-from ckptd.filelayer import FileLayer
+from ckptd.export.write import OutputFile, write_files
+from ckptd.filelayer import FileLayer, is_temp
 from ckptd.protocol.errors import CkptdError, UsageError
 
 SCHEMA = 1
-_BLOCKS = 2 * THREADS + 2  # of 16 MiB; with pieces and the interpreter below 256 MiB
+_BLOCKS = 9  # of 16 MiB: eight files cut across, and one more; in all below 256 MiB
 
 Format = Literal["safetensors", "torch"]
 
@@ -49,6 +49,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     tensors: int
     nbytes: int  # of the files
     leaves_left_out: int  # values that are no tensors
+    notes: list[str]  # what is wrong with other checkpoints of the job
     seconds: float
 
 
@@ -62,7 +63,8 @@ def export(order: Order, report: Callable[[int, int], None] = lambda _done, _tot
     if order.choice.dtype:
         casts.require_numpy()
     try:
-        checkpoint = load(find(order.source))
+        path, notes = find(order.source)
+        checkpoint = load(path)
         _check_out(order, out, checkpoint)
         chosen = choose(checkpoint.layouts, order.choice)
         plans = _plans(order, out, chosen, checkpoint)
@@ -72,7 +74,7 @@ def export(order: Order, report: Callable[[int, int], None] = lambda _done, _tot
     return Summary(
         schema=SCHEMA, source=checkpoint.path, step=checkpoint.save.step, incarnation=checkpoint.save.incarnation,
         format=order.format, out=out, files=files, tensors=len(chosen), nbytes=sum(plan.nbytes for plan in plans),
-        leaves_left_out=checkpoint.leaves, seconds=time.monotonic() - began_s,
+        leaves_left_out=checkpoint.leaves, notes=notes, seconds=time.monotonic() - began_s,
     )  # fmt: skip
 
 
@@ -117,8 +119,7 @@ def _write(
         for output in outputs:
             output.sync()
             output.close()
-        if order.format == "safetensors":
-            _remove_earlier(fs, directory)
+        _remove_earlier(fs, directory, outputs)
         for output in outputs:
             output.publish()
     except BaseException:
@@ -150,8 +151,13 @@ def _check_space(fs: FileLayer, directory: str, nbytes: int) -> None:
         )
 
 
-def _remove_earlier(fs: FileLayer, directory: str) -> None:
-    """The files of an earlier export, index first: without it nobody takes a mix of both for a model."""
-    names = [name for name in fs.listdir(directory) if safetensors_out.is_output(name)]
-    for name in sorted(names, key=lambda name: name != safetensors_out.INDEX):
-        fs.unlink(os.path.join(directory, name))
+def _remove_earlier(fs: FileLayer, directory: str, outputs: Sequence[OutputFile]) -> None:
+    """An earlier export, index first: without it nobody takes a mix of both for a model. And what a killed one left."""
+    kept = {os.path.basename(output.temp) for output in outputs}
+    ours = {os.path.basename(output.path) for output in outputs}
+    shards = safetensors_out.INDEX in ours
+    for name in sorted(fs.listdir(directory), key=lambda name: name != safetensors_out.INDEX):
+        of = name[1:].rpartition(".tmp-")[0] if is_temp(name) else name
+        left = is_temp(name) and of in ours
+        if name not in kept and (left or (shards and safetensors_out.is_output(of))):
+            fs.unlink(os.path.join(directory, name))

@@ -24,20 +24,23 @@ class Checkpoint(msgspec.Struct, frozen=True):
     leaves: int  # values that are no tensors
 
 
-def find(path: str) -> str:
-    """The checkpoint's directory: path itself, or the newest in the job's directory that path is. Raises UsageError."""
+def find(path: str) -> tuple[str, list[str]]:
+    """The checkpoint's directory: path itself, or the newest in the job's directory that path is. Raises UsageError.
+
+    And what is wrong with other checkpoints of the job: one of them may be newer.
+    """
     path = os.path.realpath(path)
     base = os.path.basename(path)
     if parse_partial_dirname(base) is not None:
         raise UsageError(f"{path} is unfinished, not a checkpoint", hint=f"ckptd list {os.path.dirname(path)}")
     if parse_dirname(base) is not None or os.path.exists(os.path.join(path, COMMITTED)):
-        return path
+        return path, []
     key = JobKey(*os.path.split(path))
     found = scan(FileLayer(), key)
     if not found.committed:
         why = found.problems[0] if found.problems else "neither a checkpoint nor the directory of a job that has one"
         raise UsageError(f"nothing to export in {path}: {why}", hint=f"ckptd list {path}")
-    return os.path.join(job_dir(key), found.committed[0].dirname)
+    return os.path.join(job_dir(key), found.committed[0].dirname), found.problems
 
 
 def load(path: str) -> Checkpoint:

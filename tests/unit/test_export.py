@@ -118,6 +118,10 @@ def test_a_job_exports_its_newest(checkpoint, tmp_path):
         summary = export(Order(source=str(source), out=str(tmp_path / "out"), force=True))
         assert (summary.step, summary.source) == (31, str(newer))
     assert_whole(loaded(tmp_path / "out"), {"x": some_whole("F32", (3,))})
+    (newer / "COMMITTED").write_text("{")
+    summary = export(Order(source=str(newer.parent), out=str(tmp_path / "out"), force=True))
+    assert summary.step == 30
+    assert str(newer) in summary.notes[0]
 
 
 def test_names(checkpoint, tmp_path):
@@ -149,11 +153,21 @@ def test_force_replaces_an_earlier_export_and_nothing_else(checkpoint, tmp_path)
     out = tmp_path / "out"
     export(Order(source=str(checkpoint), out=str(out), max_shard_nbytes=1000))
     (out / "config.json").write_text("{}")
+    (out / ".model-00001-of-00009.safetensors.tmp-0123456789ab").write_text("of a killed one")
     with pytest.raises(UsageError, match=r"there already\n  hint: replace it: ckptd export .* --force"):
         export(Order(source=str(checkpoint), out=str(out)))
     export(Order(source=str(checkpoint), out=str(out), force=True))
     assert sorted(os.listdir(out)) == ["config.json", "model.safetensors", safetensors_out.INDEX]
     assert_whole(loaded(out))
+
+
+def test_columns_larger_than_blocks(tmp_path):
+    whole = some_whole("U8", (4096, 10_000))
+    ranks = [{"w": (whole, (0, at), (4096, 5000))} for at in (0, 5000)]
+    assert BLOCK_NBYTES < 4096 * 5000
+    source = write_checkpoint(tmp_path / "store", ranks)
+    export(Order(source=str(source), out=str(tmp_path / "out")))
+    assert raw(loaded(tmp_path / "out")["w"]) == whole.data
 
 
 # --- torch ---

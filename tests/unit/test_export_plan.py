@@ -46,7 +46,8 @@ class Files:
         stop = start + nbytes
         while start < stop:
             take = min(self.block - start % self.block, stop - start)
-            yield memoryview(self.contents[file])[start : start + take]
+            with memoryview(self.contents[file])[start : start + take] as view:  # as the reader does
+                yield view
             start += take
 
 
@@ -62,7 +63,7 @@ def contents_of(layouts, whole):
 
 def assembled(layouts, whole, piece_nbytes):
     tensor = whole_tensors(layouts, {"w"})["w"]
-    files = Files(contents_of(layouts, whole), block=1 << 24)
+    files = Files(contents_of(layouts, whole), block=37)
     out = bytearray(b"\xee" * tensor.nbytes)
     covered = 0
     for piece in itertools.chain.from_iterable(batches([Target(tensor, 0, 4096, tensor.dtype)], piece_nbytes)):
