@@ -4,6 +4,7 @@ A rank's box of a tensor is contiguous in its file, but in the whole tensor it m
 pieces: each is contiguous in the output and needs one contiguous range of each file that has a part in it.
 """
 
+import heapq
 import itertools
 import math
 from collections.abc import Container, Iterable, Iterator, Sequence
@@ -167,25 +168,39 @@ def _meet(one: Box, other: Box) -> bool:
 
 
 def batches(targets: Iterable[Target], piece_nbytes: int = PIECE_NBYTES) -> Iterator[list[Piece]]:
-    """All copying, in an order that reads every block of every file once if a few blocks per file fit in memory.
+    """All copying, in an order that reads every block once if a block of each file that a tensor is cut across fits.
 
-    Pieces of one batch share their first block. First comes what is one run in the output, in the order of the files;
-    then tensors that are cut across, whose pieces come from many files at once.
+    Goes through all files side by side: what lies in the first block of each, then in the second. Pieces of one batch
+    begin in the same block of one file, or are a single one of a tensor that is cut across.
     """
-    runs: list[tuple[Box, Target]] = []
+    runs: dict[int, list[tuple[Box, Target]]] = {}
     across: list[Target] = []
     for target in targets:
         if all(_is_run(box, target.tensor.shape) for box in target.tensor.boxes):
-            runs += ((box, target) for box in target.tensor.boxes)
+            for box in target.tensor.boxes:
+                runs.setdefault(box.file, []).append((box, target))
         else:
             across.append(target)
-    runs.sort(key=lambda run: (run[0].file, run[0].start))
-    pieces = itertools.chain.from_iterable(_run_pieces(box, target, piece_nbytes) for box, target in runs)
-    for _, batch in itertools.groupby(pieces, key=lambda p: (p.parts[0].file, p.parts[0].start // BLOCK_NBYTES)):
+    streams = [_file_pieces(runs[file], piece_nbytes) for file in sorted(runs)]
+    across.sort(key=lambda target: min(box.start for box in target.tensor.boxes))
+    streams.append(itertools.chain.from_iterable(_slab_pieces(target, piece_nbytes) for target in across))
+    for _, batch in itertools.groupby(heapq.merge(*streams, key=_block), key=_batch_key):
         yield list(batch)
-    across.sort(key=lambda target: min((box.file, box.start) for box in target.tensor.boxes))
-    for target in across:
-        yield from ([piece] for piece in _slab_pieces(target, piece_nbytes))
+
+
+def _file_pieces(runs: list[tuple[Box, Target]], piece_nbytes: int) -> Iterator[Piece]:
+    for box, target in sorted(runs, key=lambda run: run[0].start):
+        yield from _run_pieces(box, target, piece_nbytes)
+
+
+def _block(piece: Piece) -> int:
+    return min(part.start for part in piece.parts) // BLOCK_NBYTES
+
+
+def _batch_key(piece: Piece) -> tuple[int, int]:
+    if len(piece.parts) > 1:
+        return -1 - piece.target.file, piece.target.start + piece.start
+    return piece.parts[0].file, _block(piece)
 
 
 def _strides(shape: Sequence[int]) -> list[int]:

@@ -9,14 +9,17 @@ import mmap
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
-from concurrent.futures import Future
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Self
 
 import msgspec
 
 from ckptd.protocol.digest import BLOCK_NBYTES, DIGEST_NBYTES, digest
 from ckptd.protocol.errors import DamagedError
 from ckptd.protocol.slot import align_up
+
+AHEAD = 4  # blocks that are read before they are needed
 
 
 class SourceFile(msgspec.Struct, frozen=True):
@@ -37,16 +40,41 @@ class _Block:
 
 
 class VerifiedReader:
-    """Checked blocks of files, for several threads. capacity: blocks in memory, more than there are threads.
+    """Checked blocks of files, for several threads. A context: its own threads, which read ahead, end with it.
 
-    A thread holds one block at a time; so there is always one that can be reused.
+    capacity: blocks in memory, more than there are threads, its own too. Each holds one block at a time; so there is
+    always one that can be reused.
     """
 
     def __init__(self, files: list[SourceFile], capacity: int) -> None:
         self._files = files
         self._capacity = capacity
+        self._ahead = ThreadPoolExecutor(AHEAD)
+        self._begun: dict[int, int] = {}  # by file, the furthest block that was read ahead
         self._lock = threading.Lock()
         self._blocks: OrderedDict[tuple[int, int], _Block] = OrderedDict()  # used last comes last
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self._ahead.shutdown(cancel_futures=True)
+
+    def ahead(self, parts: Sequence[tuple[int, int]]) -> None:
+        """Begins to read the blocks after those of these places (file, byte), if both fit in memory."""
+        if 2 * len(parts) > self._capacity:
+            return
+        for file, start in parts:
+            index = start // BLOCK_NBYTES + 1
+            with self._lock:
+                wanted = index * BLOCK_NBYTES < self._files[file].nbytes and index > self._begun.get(file, 0)
+                self._begun[file] = max(index, self._begun.get(file, 0))
+            if wanted:
+                self._ahead.submit(self._warm, file, index)
+
+    def _warm(self, file: int, index: int) -> None:
+        with contextlib.suppress(DamagedError, OSError), self._block(file, index):
+            pass  # whoever needs the block gets the error
 
     def read(self, file: int, start: int, nbytes: int) -> Iterator[memoryview]:
         """Bytes of a file, block by block; each view is valid until the next is asked for.

@@ -114,8 +114,8 @@ def _write(
         _check_space(fs, directory, sum(plan.nbytes for plan in plans))
         for output in outputs:
             output.open()
-        reader = VerifiedReader(checkpoint.files, _BLOCKS)
-        write_files(plans, outputs, reader, lambda done: report(done, total))
+        with VerifiedReader(checkpoint.files, _BLOCKS) as reader:
+            write_files(plans, outputs, reader, lambda done: report(done, total))
         for output in outputs:
             output.sync()
             output.close()

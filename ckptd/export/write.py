@@ -147,6 +147,8 @@ def _copy(piece: Piece, turn: int, reader: VerifiedReader, output: OutputFile, s
         return out_nbytes
     phase = offset % PAGE
     with scratch.source(phase if same else 0, piece.nbytes) as source:
+        if len(piece.parts) > 1:
+            reader.ahead([(part.file, part.start) for part in piece.parts])
         for i in range(len(piece.parts)):
             _place(piece.parts[(i + turn) % len(piece.parts)], reader, source)  # each thread begins with another file
         if same:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from ckptd.export import write
 from ckptd.export.plan import Part, Target, batches, whole_tensors
 from ckptd.protocol import layout as lay
+from ckptd.protocol.digest import BLOCK_NBYTES
 from ckptd.protocol.errors import DamagedError
 from ckptd.protocol.ids import file_name
 from tests.boxes import some_whole
@@ -135,14 +136,24 @@ def test_nothing_is_whole(shape):
     assert (tensor.nbytes, list(batches([Target(tensor, 0, 0, "F32")]))) == (0, [])
 
 
-def test_rows_are_read_in_the_order_of_the_files():
-    """Two tensors over two ranks: each file is gone through once, whatever the order of the outputs."""
-    ranks = [layout(rank, 2, [(name, "U8", (200,), (rank * 100,), (100,)) for name in ("a", "b")]) for rank in range(2)]
-    tensors = whole_tensors(ranks, {"a", "b"})
-    targets = [Target(tensors["b"], 0, 0, "U8"), Target(tensors["a"], 0, 200, "U8")]
-    (batch, other) = batches(targets, 64)
-    places = [(piece.parts[0].file, piece.parts[0].start) for piece in batch + other]
-    assert places == sorted(places)
+def test_files_are_gone_through_once_side_by_side():
+    """Tensors in rows and one in columns over two ranks, outputs in another order."""
+    rows = 3 * BLOCK_NBYTES // 2
+    ranks = []
+    for rank in range(2):
+        a = ("a", "U8", (2 * rows,), (rank * rows,), (rows,))
+        c = ("c", "U8", (4096, 8192), (0, rank * 4096), (4096, 4096))
+        b = ("b", "U8", (200,), (rank * 100,), (100,))
+        ranks.append(layout(rank, 2, [a, c, b]))
+    tensors = whole_tensors(ranks, {"a", "b", "c"})
+    starts = {"b": 0, "c": 4096, "a": 1 << 26}
+    targets = [Target(tensors[name], 0, start, "U8") for name, start in starts.items()]
+    blocks = [min(p.start for p in batch[0].parts) // BLOCK_NBYTES for batch in batches(targets)]
+    assert blocks == sorted(blocks)
+    pieces = list(itertools.chain.from_iterable(batches(targets)))
+    assert sum(piece.nbytes for piece in pieces) == sum(tensor.nbytes for tensor in tensors.values())
+    seen = list(dict.fromkeys((p.file, p.start // BLOCK_NBYTES) for piece in pieces for p in piece.parts))
+    assert seen == [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (1, 2)]
 
 
 def test_many_boxes_are_checked_in_a_moment():
