@@ -118,6 +118,6 @@ def _tell(summary: Summary) -> None:
         f"{human.counted(len(summary.files), 'file')} in {human.duration(summary.seconds)} ({speed}): "
         f"{human.printable(summary.out)}"
     )
-    left_out = [f"{human.counted(summary.leaves_left_out, 'value')} that are no tensors stay behind"]
+    left_out = [f"left behind, because no tensor: {human.counted(summary.leaves_left_out, 'value')}"]
     for note in (left_out if summary.leaves_left_out else []) + summary.notes:
         click.echo(f"{click.style('note:', dim=True)} {human.printable(note)}")
