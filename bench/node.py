@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import ckptd_client
-
 from bench.states import State
 
 OUT = Path("bench/out")

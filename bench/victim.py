@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import ckptd_client
-
 from bench import states
 
 _TIMEOUT_S = 180.0

@@ -114,9 +114,10 @@ class Arena:
             for name in sorted(_listdir(directory)):
                 parsed = places.parse_slot_name(name)
                 path = os.path.join(directory, name)
-                if parsed is None:
+                file = os.lstat(path)
+                if parsed is None or not stat.S_ISREG(file.st_mode):
                     continue
-                capacity = os.stat(path, follow_symlinks=False).st_size
+                capacity = file.st_size
                 if capacity < SEALS_NBYTES:
                     os.unlink(path)  # its allocation was cut short
                     continue
@@ -182,8 +183,9 @@ class Arena:
             serial = self._serials.get((job, rank), 0) + 1
             self._serials[job, rank] = serial
         name = places.slot_name(rank, serial)
-        path = os.path.join(self.job_path(job), name)
+        path = self.slot_path(job, name)
         try:
+            self.job_path(job)
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
                 os.posix_fallocate(fd, 0, capacity)

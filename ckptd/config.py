@@ -55,6 +55,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     store_timeout_s: Annotated[
         float, Meta(gt=0, extra=_DURATION, description="how long connect and load wait for the store")
     ] = 10.0
+    store_hang_s: Annotated[
+        float, Meta(gt=0, extra=_DURATION, description="silence after which a store's worker is replaced")
+    ] = 300.0
     stop_drain_s: Annotated[
         float, Meta(ge=0, extra=_DURATION, description="how long SIGTERM waits for a running drain")
     ] = 20.0
@@ -66,7 +69,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     hash_threads: Annotated[int, Meta(ge=1, le=64, description="threads that take digests")] = 1
     keep_last: Annotated[int, Meta(ge=1, description="committed checkpoints kept per job")] = 3
     connect_timeout_s: Annotated[
-        float, Meta(gt=0, extra=_DURATION, description="how long connect waits for all ranks of the job")
+        float, Meta(gt=0, extra=_DURATION, description="how long connect waits for the job's old ranks to end")
     ] = 30.0
     exit_when_empty: Annotated[bool, Meta(description="leave when no job is left, as a client-started daemon does")] = (
         False

@@ -48,7 +48,7 @@ class Daemon:
         self._liveness = Liveness()
         self._digesting = Background(config.hash_threads, "digest")
         self._allocating = Background(2, "allocate")
-        self._stores = Stores(niceness=config.worker_nice)
+        self._stores = Stores(niceness=config.worker_nice, hang_s=config.store_hang_s)
         self._effects = Effects(
             node=self._node,
             arena=self._arena,

@@ -52,6 +52,7 @@ class Door:
         self._liveness = liveness
         self._seats: dict[bytes, Seat] = {}
         self._identities: dict[Seat, bytes] = {}
+        self._let_in: set[Seat] = set()  # one that is replaced later still hears what becomes of its saves
         self.warnings: list[str] = []  # told to each rank that attaches
 
     def events_of(self, letter: Letter) -> list[ev.Event]:
@@ -68,6 +69,7 @@ class Door:
             refusal = Refused(reply_to=request.seq, code=error.code, message=error.message, hint=error.hint)
         except (OSError, ValueError) as error:  # the arena is not as the message says
             refusal = Refused(reply_to=request.seq, code="protocol", message=str(error))
+        self._socket.refused += 1
         self.answer(letter.identity, refusal)
         return []
 
@@ -101,24 +103,31 @@ class Door:
         return [*found, attached]
 
     def _event(self, seat: Seat, request: Request) -> ev.Event:
-        job, rank, seq = seat.job, seat.rank, request.seq
+        job, rank, session, seq = seat.job, seat.rank, seat.session, request.seq
         match request:
             case AskSlots(capacity=capacity):
-                return ev.SlotsAsked(job=job, rank=rank, request=seq, capacity=capacity)
+                return ev.SlotsAsked(job=job, rank=rank, session=session, request=seq, capacity=capacity)
             case HandOver():
                 return self._hand_over(seat, request)
             case Skip(save=save, reason=reason):
-                return ev.SaveSkipped(job=job, rank=rank, request=seq, save=save, reason=reason)
+                return ev.SaveSkipped(job=job, rank=rank, session=session, request=seq, save=save, reason=reason)
             case AskDrain():
-                return ev.DrainAsked(job=job, rank=rank, request=seq)
+                return ev.DrainAsked(job=job, rank=rank, session=session, request=seq)
             case AskLoad(step=step):
-                return ev.LoadAsked(job=job, rank=rank, request=seq, step=step)
+                return ev.LoadAsked(job=job, rank=rank, session=session, request=seq, step=step)
             case ReportLoad(save=save, tier=tier, problem=problem, fatal=fatal):
                 return ev.LoadReported(
-                    job=job, rank=rank, request=seq, save=save, tier=tier, problem=problem, fatal=fatal
+                    job=job,
+                    rank=rank,
+                    session=session,
+                    request=seq,
+                    save=save,
+                    tier=tier,
+                    problem=problem,
+                    fatal=fatal,
                 )
             case Detach():
-                return ev.RankDetached(job=job, rank=rank, session=seat.session, request=seq)
+                return ev.RankDetached(job=job, rank=rank, session=session, request=seq)
         raise _error("protocol", f"{type(request).__name__} is not understood here", "")
 
     def _hand_over(self, seat: Seat, request: HandOver) -> ev.SegmentStaged:
@@ -137,6 +146,7 @@ class Door:
             job=seat.job,
             request=request.seq,
             rank=seat.rank,
+            session=seat.session,
             world_size=seal.world_size,
             slot=request.slot,
             save=request.save,
@@ -154,11 +164,13 @@ class Door:
             failpoints.reach(f"{point[0]}.before-{point[1]}-told")
         message = action.message
         if isinstance(message, Attached):
+            self._let_in.add(Seat(action.job, action.rank, action.session))
             message = msgspec.structs.replace(message, warnings=[*message.warnings, *self.warnings])
         self.answer(identity, message)
         if point:
             failpoints.reach(f"{point[0]}.after-{point[1]}-told")
-        if isinstance(action.message, Refused) and action.message.code in ("connect", "stale", "config"):
+        refused = isinstance(action.message, Refused) and action.message.code in ("connect", "stale", "config")
+        if refused and Seat(action.job, action.rank, action.session) not in self._let_in:
             self._leave(identity)
 
     def answer(self, identity: bytes, message: Reply) -> None:
@@ -182,6 +194,7 @@ class Door:
         seat = self._seats.pop(identity, None) if identity is not None else None
         if seat is not None:
             self._identities.pop(seat, None)
+            self._let_in.discard(seat)
 
 
 def _told_point(message: Reply) -> tuple[str, str] | None:

@@ -31,6 +31,7 @@ from ckptd.store_scan import Scan
 from ckptd.stores import Stores
 
 log = logging.getLogger("ckptd")
+_DIGEST_TRIES = 3
 _HOPELESS = frozenset({"ENOENT", "ENOTDIR", "EACCES", "EPERM", "EROFS"})
 Deliver = Callable[[ev.Event], None]
 
@@ -121,13 +122,21 @@ class Effects:
             ev.SlotsFailed(job=action.job, rank=action.rank, count=count, code=code, message=message, hint=hint)
         )
 
-    def _digest(self, action: act.TakeDigests) -> None:
+    def _digest(self, action: act.TakeDigests, tries: int = _DIGEST_TRIES) -> None:
         job, slot, save = action.job, action.slot, action.save
 
         def done(table: bytes | Exception | None) -> None:
-            if isinstance(table, bytes) and self._holds(job, slot, save):
+            if not self._holds(job, slot, save):
+                return  # it was freed meanwhile
+            if isinstance(table, bytes):
                 self._arena.seal_digests(job, slot, table)
                 self._deliver(ev.DigestsSealed(job=job, slot=slot, save=save))
+            elif tries > 1:
+                log.error("digests of %s failed, trying again: %r", slot, table)
+                self._digest(action, tries - 1)
+            else:
+                problem = f"digests of {slot} could not be taken: {table}"
+                self._deliver(ev.DigestsFailed(job=job, slot=slot, save=save, problem=problem))
 
         self._digesting.run(lambda: self._arena.digests(job, slot, save), done)
 

@@ -287,7 +287,7 @@ def judge_store_space(path: str, fs_type: str, free_nbytes: int) -> Finding:
     """Free bytes; quotas are not in statvfs, so the command that shows them is named."""
     detail = f"{format_size(free_nbytes)} free (quota: `{_quota_command(path, fs_type)}`)"
     if free_nbytes < _LOW_STORE_NBYTES:
-        return _warn("store space", detail, "lower keep_last, or `ckptd prune` older checkpoints")
+        return _warn("store space", detail, "lower keep_last, or remove older checkpoints")
     return _ok("store space", detail)
 
 

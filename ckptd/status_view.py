@@ -221,7 +221,7 @@ def _slot_use(rank: RankStatus, marks: Marks) -> Text:
     if rank.newest_step is not None:
         text.append(f", newest step {rank.newest_step}")
     if not rank.alive:
-        text.append(f", gone (pid {rank.pid} on {human.printable(rank.host)})", "yellow")
+        text.append(f", gone (pid {rank.pid} on {human.printable(rank.host)})" if rank.pid else ", gone", "yellow")
     return text
 
 

@@ -48,8 +48,8 @@ _RECEIVE_NBYTES = 1 << 20
 _PROGRESS_PERIOD_S = 0.1
 _PR_SET_PDEATHSIG = 1
 _HINTS = {
-    errno.ENOSPC: "free space on the store, or keep fewer checkpoints: ckptd prune",
-    errno.EDQUOT: "the quota is used up: free some of it, or keep fewer checkpoints: ckptd prune",
+    errno.ENOSPC: "free space on the store, or keep fewer checkpoints: keep_last",
+    errno.EDQUOT: "the quota is used up: free some of it, or keep fewer checkpoints: keep_last",
     errno.ENOENT: "is it mounted? ckptd makes the store's own directory, never the one above it",
     errno.ENOTDIR: "the store must be a directory: set store to another path",
     errno.EACCES: "the daemon's user may not write there: check owner and mode of the store",

@@ -8,7 +8,6 @@ from ckptd.protocol.status import WorkerStatus
 from ckptd.store_messages import Done, Failed, Progress, Request
 from ckptd.worker_link import StoreLink, WorkerDiedError
 
-HANG_S = 60.0  # a worker with work to do that says nothing for so long is taken for hung
 _MAX_STUCK = 3  # killed workers that a hung mount keeps from ending; no more are started beside them
 
 Answer = Callable[[Done | Failed], None]
@@ -32,9 +31,12 @@ class _Store:
 
 
 class Stores:
-    """Owns the workers. Not for several threads; every answer is called from ``receive``, ``tick`` or ``ask``."""
+    """Owns the workers. Not for several threads; every answer is called from ``receive``, ``tick`` or ``ask``.
 
-    def __init__(self, *, niceness: int, hang_s: float = HANG_S) -> None:
+    hang_s: a worker with work to do that says nothing for so long is taken for hung. One long fsync is such a silence.
+    """
+
+    def __init__(self, *, niceness: int, hang_s: float) -> None:
         self._niceness = niceness
         self._hang_s = hang_s
         self._stores: dict[str, _Store] = {}

@@ -1,4 +1,4 @@
-"""Real daemons and real ranks for tests: an arena of its own under /dev/shm, a store of its own, nothing left behind."""
+"""Real daemons and real ranks for tests: an arena under /dev/shm and a store of their own, nothing left behind."""
 
 import os
 import shutil

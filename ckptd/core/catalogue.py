@@ -4,11 +4,12 @@ from collections import deque
 from dataclasses import dataclass
 
 from ckptd.core import events as ev
-from ckptd.core.actions import Action, ForgetJob, ToNode
+from ckptd.core.actions import Action, ForgetJob, ToNode, ToRank, UnlinkSlot
 from ckptd.core.coordinator import Coordinator
 from ckptd.core.node import JobNode
 from ckptd.core.policy import Policy
 from ckptd.protocol.ids import JobKey
+from ckptd.protocol.messages import Done, Refused
 
 _FIRST = (ev.RankAttached, ev.RankFound, ev.SlotAdopted)  # what a job can begin with
 _FOR_COORDINATOR = (ev.Report, ev.IncarnationTaken, ev.StoreScanned, ev.CommitEnded, ev.CheckpointRemoved)
@@ -32,8 +33,8 @@ class Catalogue:
 
     def handle(self, event: ev.Event, now: float) -> list[Action]:
         """What to do about an event, messages between the halves on this node already delivered."""
-        if event.job not in self.jobs and not isinstance(event, _FIRST):
-            return []  # the late outcome of something done for a job that is gone
+        if event.job not in self.jobs and not isinstance(event, _FIRST):  # a late outcome, for a job that is gone
+            return _afterwards(event)
         return self._deliver(deque([event]), [], now)
 
     def tick(self, now: float) -> list[Action]:
@@ -63,7 +64,7 @@ class Catalogue:
     @property
     def empty(self) -> bool:
         """Whether no rank is here and no memory is in use."""
-        return not any(job.node.ranks or job.node.slots for job in self.jobs.values())
+        return not any(job.node.ranks or job.node.waiting or job.node.slots for job in self.jobs.values())
 
     def check(self) -> None:
         """Asserts the invariants of every job."""
@@ -92,3 +93,17 @@ class Catalogue:
                 inbox.append(action.message)
             else:
                 out.append(action)
+
+
+def _afterwards(event: ev.Event) -> list[Action]:
+    """What an event still asks for whose job is gone: memory to be given back, or an answer."""
+    match event:
+        case ev.SlotReady():
+            return [UnlinkSlot(job=event.job, slot=event.slot), ForgetJob(job=event.job)]
+        case ev.RankDetached():
+            done = Done(reply_to=event.request)
+            return [ToRank(job=event.job, rank=event.rank, session=event.session, message=done)]
+        case ev.FromRank() if event.session:
+            refusal = Refused(reply_to=event.request, code="stale", message="the job was replaced and is over")
+            return [ToRank(job=event.job, rank=event.rank, session=event.session, message=refusal)]
+    return []

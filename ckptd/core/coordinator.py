@@ -31,7 +31,7 @@ class Coordinator:
             case ev.Report():
                 return self._report(event.node, event.event, now)
             case ev.IncarnationTaken():
-                return self._incarnation(event)
+                return self._incarnation(event, now)
             case ev.StoreScanned():
                 return self._scanned(event, now)
             case ev.CommitEnded():
@@ -52,8 +52,7 @@ class Coordinator:
             case ev.SegmentStaged():
                 return self._staged(node, event, now)
             case ev.SegmentReleased():
-                self.saves.released(node, event)
-                return []
+                return self.saves.released(node, event)
             case ev.SaveSkipped():
                 return self.saves.skipped(event, self.sessions.world_size, now)
             case ev.DrainAsked():
@@ -66,17 +65,32 @@ class Coordinator:
             case ev.LoadAsked():
                 self.saves.hold_retention = True
                 known = self.sessions.incarnation
-                return self._load(self.restores.asked(event, self.sessions.world_size, known, self.saves, now))
+                actions = self.restores.asked(event, self.sessions.world_size, known, self.saves, now)
+                return self._load([*actions, *self.restores.hopeless(self.sessions.spoiled)])
             case ev.LoadReported():
                 return self._load(self.restores.reported(event, self.sessions.world_size, self.saves))
         raise AssertionError(f"no row for {event}")
 
     def _attached(self, node: str, event: ev.RankAttached, now: float) -> list[Action]:
-        self._closing, self.orphaned_at = False, None
-        self.saves.cadence = event.cadence
         scan: list[Action] = [] if self._asked_scan else [ScanStore(job=self.job)]
         self._asked_scan = True
-        return [*scan, *self._with_news(self.sessions.attach(node, event, now))]
+        before = self.sessions.session
+        actions = self._with_news(self.sessions.attach(node, event, now))
+        actions += self._load(self.restores.hopeless(self.sessions.spoiled))
+        return [*scan, *actions, *self._entered(before)]
+
+    def _entered(self, before: str) -> list[Action]:
+        """What follows when the door was opened: another session than before ends what its predecessor had begun."""
+        self._somebody_is_in()
+        if self.sessions.session == before:
+            return []
+        return [*self._load(self.restores.replaced()), *self.saves.new_incarnation(self.sessions.incarnation)]
+
+    def _somebody_is_in(self) -> None:
+        """Ranks belong to the job: it is neither closing nor an orphan. Who only knocks changes nothing."""
+        if self.sessions.members:
+            self._closing, self.orphaned_at = False, None
+            self.saves.cadence = self.sessions.cadence
 
     def adopted(self, now: float) -> list[Action]:
         """Memory of the job was found at start and nobody is attached yet."""
@@ -105,6 +119,8 @@ class Coordinator:
         ours = event.session == self.sessions.session and event.rank in self.sessions.members
         actions = self.sessions.gone(event.rank, event.session, now)
         if not ours:
+            if not self.sessions.members and not self._closing and self.orphaned_at is None:
+                self.orphaned_at = now  # it was the last that might have had a use for what lies here
             return actions
         crashed = isinstance(event, ev.RankGone)
         actions += self.saves.rank_gone(event.rank, "ended" if crashed else "closed")
@@ -123,16 +139,15 @@ class Coordinator:
             actions += self.saves.rank_gone(rank, "left the job")
         return actions
 
-    def _incarnation(self, event: ev.IncarnationTaken) -> list[Action]:
+    def _incarnation(self, event: ev.IncarnationTaken, now: float) -> list[Action]:
         if self.sessions.taking:
-            actions = self._with_news(self.sessions.opened(event))
-            return [*actions, *self.saves.new_incarnation(self.sessions.incarnation)]
+            before = self.sessions.session
+            actions = self._with_news(self.sessions.opened(event, now))
+            return [*actions, *self._entered(before)]
         if not self.restores.wants_incarnation:
             return []
-        self.sessions.incarnation = max(event.number, self.sessions.incarnation + 1)
-        number = self.sessions.incarnation
-        actions = self.saves.new_incarnation(number)
-        return [*actions, *self._load(self.restores.incarnation_taken(number, self.sessions.world_size, self.saves))]
+        number = max(event.number, self.sessions.incarnation + 1)
+        return self._load(self.restores.incarnation_taken(number, self.sessions.world_size, self.saves))
 
     def _scanned(self, event: ev.StoreScanned, now: float) -> list[Action]:
         self._rescan_at = now + self._policy.drain_retry_max_s / 4 if event.problem and not self.saves.ready else None
@@ -141,7 +156,11 @@ class Coordinator:
         return [*actions, *self._release_when_safe(now)]
 
     def _load(self, actions: list[Action]) -> list[Action]:
-        """After each word of a load: retention may go on when the load is over."""
+        """After each word of a load: one that succeeded begins an incarnation; retention may go on when it is over."""
+        for order in [a.message for a in actions if isinstance(a, ToNode)]:
+            if isinstance(order, ev.LoadOrdered) and (order.agreed or order.save is None):
+                self.sessions.incarnation = max(self.sessions.incarnation, order.incarnation)
+                actions = [*actions, *self.saves.new_incarnation(self.sessions.incarnation)]
         if self.saves.hold_retention and not self.restores.running:
             self.saves.hold_retention = False
             actions += self.saves.retire()
@@ -149,22 +168,27 @@ class Coordinator:
 
     def _release_when_safe(self, now: float) -> list[Action]:
         """A closed job's memory is free once its newest checkpoint is durable; a crashed one's after orphan_ttl_s."""
-        expired = self.orphaned_at is not None and now - self.orphaned_at >= self._policy.orphan_ttl_s
+        expired = self._orphan_until is not None and now >= self._orphan_until
         if self.sessions.members or not (self._closing or expired):
             return []
         newest = self.saves.newest_staged
         waits = newest is not None and newest.end not in (End.DURABLE, End.FAILED)
-        if (waits or self.saves.active is not None) and not expired:
+        if self.saves.active is not None or (waits and not expired):
             return []
         self._closing, self.orphaned_at = False, None
         return [ToNode(job=self.job, message=ev.JobReleased(job=self.job, node=self._node))]
 
+    @property
+    def _orphan_until(self) -> float | None:
+        """When the memory of a crashed job is given up; None while anybody may want it, or a drain reads it."""
+        if self.orphaned_at is None or self.sessions.wanted or self.saves.active is not None:
+            return None
+        return self.orphaned_at + self._policy.orphan_ttl_s
+
     def next_deadline(self) -> float | None:
         """The earliest time at which tick has something to do."""
         times = [self.sessions.next_deadline(), self.saves.next_deadline(), self.restores.next_deadline()]
-        times.append(self._rescan_at)
-        if self.orphaned_at is not None:
-            times.append(self.orphaned_at + self._policy.orphan_ttl_s)
+        times += [self._rescan_at, self._orphan_until]
         return min((t for t in times if t is not None), default=None)
 
     def tick(self, now: float) -> list[Action]:

@@ -59,20 +59,25 @@ class RankDetached(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlotsAsked(Event):
+class FromRank(Event):
+    """A word of an attached rank. ``session`` says of which one; empty when the daemon speaks for it."""
+
+    rank: int
+    session: str = ""
+    request: int = 0  # 0: nobody waits for an answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotsAsked(FromRank):
     """The rank needs slots of at least capacity bytes and has given back those granted to it."""
 
-    request: int = 0
-    rank: int
     capacity: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SegmentStaged(Event):
+class SegmentStaged(FromRank):
     """A rank sealed its whole segment in a slot. The caller has checked the seal against this."""
 
-    request: int = 0  # 0: found in the arena, nobody waits for an answer
-    rank: int
     world_size: int
     slot: str
     save: SaveId
@@ -81,38 +86,31 @@ class SegmentStaged(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SaveSkipped(Event):
+class SaveSkipped(FromRank):
     """A rank found no slot in time."""
 
-    request: int = 0
-    rank: int
     save: SaveId
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DrainAsked(Event):
+class DrainAsked(FromRank):
     """Somebody wants the newest staged checkpoint durable now."""
 
-    request: int = 0
     rank: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadAsked(Event):
+class LoadAsked(FromRank):
     """A rank wants to restore; step None is the newest."""
 
-    request: int
-    rank: int
     step: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadReported(Event):
+class LoadReported(FromRank):
     """A rank read, or could not read, what it was pointed to."""
 
-    request: int
-    rank: int
     save: SaveId
     tier: Tier
     problem: str = ""
@@ -161,6 +159,15 @@ class DigestsSealed(Event):
 
     slot: str
     save: SaveId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DigestsFailed(Event):
+    """The slot's digests cannot be taken: its memory cannot be read."""
+
+    slot: str
+    save: SaveId
+    problem: str
 
 
 # --- from the store
@@ -336,11 +343,12 @@ class LoadOrdered(NodeMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadRefused(NodeMessage):
-    """The load failed on all ranks."""
+    """The load failed, on all ranks or on one."""
 
     code: str
     message: str
     hint: str = ""
+    rank: int | None = None  # None: on all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,7 @@ from ckptd.protocol.messages import (
 
 @dataclass(slots=True)
 class LocalRank:
-    """A rank that presented itself here; ``joined`` once the coordinator let it in."""
+    """A rank that presented itself here."""
 
     rank: int
     session: str
@@ -44,8 +44,8 @@ class LocalRank:
     host: str
     world_size: int
     request: int
-    joined: bool = False
     load_request: int | None = None
+    load_order: ev.LoadOrdered | None = None  # the answer, kept back until the slot's digests are taken
 
 
 class JobNode:
@@ -57,11 +57,14 @@ class JobNode:
         self.incarnation = 0
         self._client_started = policy.client_started
         self.slots = SlotTable(job, policy.slots_per_rank)
-        self.ranks: dict[int, LocalRank] = {}
+        self.ranks: dict[int, LocalRank] = {}  # let in by the coordinator
+        self.waiting: dict[tuple[int, str], LocalRank] = {}  # by rank and session, before the door
+        self.replaced: dict[tuple[int, str], LocalRank] = {}  # still told what becomes of their saves
         self.live: dict[tuple[int, str], ev.RankFound] = {}
         self.newest_staged: SaveId | None = None
         self.pending: set[SaveId] = set()  # held here, neither staged nor given up by the coordinator
         self.draining: SaveId | None = None
+        self.forced: set[SaveId] = set()  # to be drained for sure, so kept until they are
         self._written = False  # the draining save's files are synced
         self._loading: SaveId | None = None
 
@@ -72,10 +75,13 @@ class JobNode:
 
     def _tell(self, rank: int, message: Reply) -> list[Action]:
         local = self.ranks.get(rank)
-        return [ToRank(job=self.job, rank=rank, session=local.session, message=message)] if local else []
+        return [self._to(local, message)] if local else []
+
+    def _to(self, local: LocalRank, message: Reply) -> Action:
+        return ToRank(job=self.job, rank=local.rank, session=local.session, message=message)
 
     def _tell_all(self, message: Reply) -> list[Action]:
-        return [a for local in self.ranks.values() if local.joined for a in self._tell(local.rank, message)]
+        return [self._to(local, message) for local in (*self.ranks.values(), *self.replaced.values())]
 
     def _done(self, rank: int, request: int) -> list[Action]:
         return self._tell(rank, Done(reply_to=request))
@@ -87,6 +93,8 @@ class JobNode:
 
     def handle(self, event: ev.Event) -> list[Action]:  # noqa: C901, PLR0912 - one line per event
         """What to do about an event of this node, or an order of the coordinator."""
+        if isinstance(event, ev.FromRank) and event.session and not self._is_in(event):
+            return [self._stranger(event)]
         match event:
             case ev.RankFound():
                 self.live[event.rank, event.session] = event
@@ -116,7 +124,10 @@ class JobNode:
             case ev.LoadAsked() | ev.LoadReported():
                 return self._load_word(event)
             case ev.DigestsSealed():
-                return self._vote() if self.slots.digested(event.slot, event.save) else []
+                known = self.slots.digested(event.slot, event.save)
+                return [*self._vote(), *self._answer_loads()] if known else []
+            case ev.DigestsFailed():
+                return self._unreadable(event)
             case ev.DrainMoved():
                 return [self._report(event)]
             case ev.Drained():
@@ -139,6 +150,7 @@ class JobNode:
                 return [*self._tell_all(Progress(save=order.save, milestone=Milestone.STAGED)), *self.collect()]
             case ev.SaveEnded():
                 self.pending.discard(order.save)
+                self.forced.discard(order.save)
                 milestone = Milestone.DURABLE if order.end == "durable" else None
                 news = Progress(save=order.save, milestone=milestone, end=order.end, reason=order.reason)
                 return [*self._tell_all(news), *self.collect()]
@@ -158,29 +170,44 @@ class JobNode:
 
     # --- ranks
 
+    def _is_in(self, event: ev.FromRank) -> bool:
+        local = self.ranks.get(event.rank)
+        return local is not None and local.session == event.session
+
+    def _stranger(self, event: ev.FromRank) -> Action:
+        """An answer for a rank that was replaced, or is not let in yet: its words count for nothing."""
+        if (event.rank, event.session) in self.waiting:
+            code, text = "protocol", "this rank is not attached yet"
+        else:
+            code, text = "stale", f"another process is rank {event.rank} of the job now"
+        refusal = Refused(reply_to=event.request, code=code, message=text)
+        return ToRank(job=self.job, rank=event.rank, session=event.session, message=refusal)
+
     def _attached(self, event: ev.RankAttached) -> list[Action]:
-        actions: list[Action] = []
-        old = self.ranks.get(event.rank)
-        if old is not None and old.session != event.session:
-            alive = (old.rank, old.session) in self.live
-            actions += self.slots.rank_left(event.rank, writer_gone=not alive)
         self.live[event.rank, event.session] = ev.RankFound(
             job=self.job, rank=event.rank, session=event.session, pid=event.pid, host=event.host
         )
-        self.ranks[event.rank] = LocalRank(
+        self.waiting[event.rank, event.session] = LocalRank(
             event.rank, event.session, event.pid, event.host, event.world_size, event.request
         )
-        actions += [self._report(found) for found in self.live.values()]
-        return [*actions, self._report(event)]
+        return [*(self._report(found) for found in self.live.values()), self._report(event)]
 
     def _opened(self, order: ev.SessionOpened) -> list[Action]:
         self.incarnation = max(self.incarnation, order.incarnation)
         actions: list[Action] = []
+        for old in [local for local in self.ranks.values() if local.session != order.session]:
+            del self.ranks[old.rank]
+            if (old.rank, old.session) in self.live:
+                self.replaced[old.rank, old.session] = old
+            if old.load_request is not None:
+                text = f"another process is rank {old.rank} of the job now"
+                actions.append(self._to(old, Refused(reply_to=old.load_request, code="stale", message=text)))
+            actions += self.slots.rank_left(old.rank, writer_gone=(old.rank, old.session) not in self.live)
         for rank in order.ranks:
-            local = self.ranks.get(rank)
-            if local is None or local.session != order.session:
+            local = self.waiting.pop((rank, order.session), None)
+            if local is None:
                 continue
-            local.joined = True
+            actions += self._seat(local)
             welcome = Attached(
                 reply_to=local.request,
                 node=self.node,
@@ -189,16 +216,22 @@ class JobNode:
                 known=list(order.known),
                 warnings=list(order.warnings),
             )
-            actions += [*self._tell(rank, welcome), *self.slots.trim(local.world_size)]
+            actions += [self._to(local, welcome), *self.slots.trim(local.world_size)]
         return actions
+
+    def _seat(self, local: LocalRank) -> list[Action]:
+        """The rank is in. What another process of that rank may still be writing is given up."""
+        self.ranks[local.rank] = local
+        others = any(rank == local.rank and session != local.session for rank, session in self.live)
+        return self.slots.rank_left(local.rank, writer_gone=False) if others else []
 
     def _refused(self, order: ev.SessionRefused) -> list[Action]:
         actions: list[Action] = []
         for rank in order.ranks:
-            local = self.ranks.get(rank)
-            if local is not None and local.session == order.session:
-                actions += self._refuse(rank, local.request, order.code, order.message, order.hint)
-                del self.ranks[rank]
+            local = self.waiting.pop((rank, order.session), None)
+            if local is not None:
+                refusal = Refused(reply_to=local.request, code=order.code, message=order.message, hint=order.hint)
+                actions.append(self._to(local, refusal))
         return actions
 
     def _gone(self, event: ev.RankGone) -> list[Action]:
@@ -206,11 +239,14 @@ class JobNode:
         return [*self._drop(event.rank, event.session), self._report(event)]
 
     def _detached(self, event: ev.RankDetached) -> list[Action]:
-        answer = self._done(event.rank, event.request)
+        done = Done(reply_to=event.request)
+        answer = ToRank(job=self.job, rank=event.rank, session=event.session, message=done)
         self.live.pop((event.rank, event.session), None)
-        return [*answer, *self._drop(event.rank, event.session), self._report(event)]
+        return [answer, *self._drop(event.rank, event.session), self._report(event)]
 
     def _drop(self, rank: int, session: str) -> list[Action]:
+        self.waiting.pop((rank, session), None)
+        self.replaced.pop((rank, session), None)
         local = self.ranks.get(rank)
         if local is None or local.session != session:
             return []
@@ -230,12 +266,17 @@ class JobNode:
         if event.save.incarnation != self.incarnation:
             text = f"{event.save} comes from an incarnation that {self.incarnation} has replaced"
             return self._refuse(event.rank, event.request, "stale", text)
+        again = any(slot.name == event.slot for slot in self.slots.holding(event.save))
         problem = self.slots.hold(event)
         if problem:
             return self._refuse(event.rank, event.request, "protocol", problem)
+        if event.drain:
+            self.forced.add(event.save)
+        answer = self._done(event.rank, event.request)
+        if again:  # by a rank that did not hear the answer
+            return [*answer, self._report(event)]
         self.pending.add(event.save)
-        digests = TakeDigests(job=self.job, slot=event.slot, save=event.save)
-        return [*self._done(event.rank, event.request), digests, self._report(event)]
+        return [*answer, TakeDigests(job=self.job, slot=event.slot, save=event.save), self._report(event)]
 
     def _adopted(self, event: ev.SlotAdopted) -> list[Action]:
         self.slots.adopt(event)
@@ -255,7 +296,11 @@ class JobNode:
 
     def collect(self) -> list[Action]:
         """Frees every slot that nothing holds on to, and grants it again."""
-        wanted = self.pending | {s for s in (self.newest_staged, self.draining, self._loading) if s is not None}
+        wanted = (
+            self.pending
+            | self.forced
+            | {s for s in (self.newest_staged, self.draining, self._loading) if s is not None}
+        )
         actions: list[Action] = []
         for slot in [s for s in self.slots if s.save is not None and s.save not in wanted]:
             actions += self._free(slot)
@@ -298,6 +343,19 @@ class JobNode:
         names = tuple(slot.name for slot in held)
         return [WriteVote(job=self.job, save=save, slots=names)]
 
+    def _unreadable(self, event: ev.DigestsFailed) -> list[Action]:
+        """A slot that cannot be read can be neither voted for nor loaded: who waits for it is told."""
+        actions: list[Action] = [Note(job=self.job, text=event.problem)]
+        if event.save == self.draining:
+            self._written = False
+            actions.append(self._report(ev.Drained(job=self.job, save=event.save, problem=event.problem)))
+        for local in self.ranks.values():
+            order = local.load_order
+            if order is not None and order.save == event.save:
+                local.load_order = None
+                actions += self._answer_load(local, order, "")
+        return actions
+
     # --- load
 
     def _load_word(self, event: ev.LoadAsked | ev.LoadReported) -> list[Action]:
@@ -308,19 +366,31 @@ class JobNode:
         return [self._report(event)]
 
     def _load_ordered(self, order: ev.LoadOrdered) -> list[Action]:
-        self.incarnation = max(self.incarnation, order.incarnation)
+        if order.agreed or order.save is None:  # a load that fails leaves the ranks in the incarnation they have
+            self.incarnation = max(self.incarnation, order.incarnation)
         self._loading = None if order.agreed else order.save
+        for local in self.ranks.values():
+            local.load_order = order if local.load_request is not None else None
+        return [*self._answer_loads(), *self.collect()]
+
+    def _answer_loads(self) -> list[Action]:
+        """Answers the ranks that have their order and can follow it: a slot can be read once its digests are taken."""
         actions: list[Action] = []
         for local in self.ranks.values():
-            if local.load_request is not None:
-                actions += self._answer_load(local, order)
-        return [*actions, *self.collect()]
+            order = local.load_order
+            slot = self._slot_to_read(local.rank, order) if order is not None else None
+            if order is not None and (slot is None or slot.digested):
+                local.load_order = None
+                actions += self._answer_load(local, order, slot.name if slot else "")
+        return actions
 
-    def _answer_load(self, local: LocalRank, order: ev.LoadOrdered) -> list[Action]:
+    def _slot_to_read(self, rank: int, order: ev.LoadOrdered) -> Slot | None:
+        if order.save is None or order.agreed or rank not in order.in_arena:
+            return None
+        return next((slot for slot in self.slots.holding(order.save) if slot.rank == rank), None)
+
+    def _answer_load(self, local: LocalRank, order: ev.LoadOrdered, slot: str) -> list[Action]:
         request, local.load_request = local.load_request, None
-        slot = ""
-        if order.save is not None and local.rank in order.in_arena:
-            slot = next((s.name for s in self.slots.holding(order.save) if s.rank == local.rank), "")
         answer = LoadFrom(
             reply_to=request or 0,
             incarnation=order.incarnation,
@@ -334,10 +404,12 @@ class JobNode:
         return self._tell(local.rank, answer)
 
     def _load_refused(self, order: ev.LoadRefused) -> list[Action]:
-        self._loading = None
+        self._loading = None if order.rank is None else self._loading
         actions: list[Action] = []
         for local in self.ranks.values():
-            request, local.load_request = local.load_request, None
+            if order.rank not in (None, local.rank):
+                continue
+            request, local.load_request, local.load_order = local.load_request, None, None
             if request is not None:
                 actions += self._refuse(local.rank, request, order.code, order.message, order.hint)
         return [*actions, *self.collect()]
@@ -347,8 +419,9 @@ class JobNode:
     def _released(self) -> list[Action]:
         self.newest_staged = None
         self.pending.clear()
+        self.forced.clear()
         actions = [*self.collect(), *self.slots.trim()]
-        return actions if self.ranks or self.slots else [*actions, ForgetJob(job=self.job)]
+        return actions if self.ranks or self.waiting or self.slots else [*actions, ForgetJob(job=self.job)]
 
     def check(self) -> None:
         """Asserts what must always hold; tests call it after every event."""

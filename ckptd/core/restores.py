@@ -39,6 +39,7 @@ class Restores:
         self._node = node
         self._policy = policy
         self._round: Round | None = None
+        self._ended = "no load is running"  # what a rank is told that reports to one that is over
 
     @property
     def running(self) -> bool:
@@ -55,10 +56,14 @@ class Restores:
         actions: list[Action] = []
         if self._round is None:
             self._round = Round(now, event.step)
+            self._ended = ""
             actions = [ScanStore(job=self._job), TakeIncarnation(job=self._job, at_least=incarnation + 1)]
         if event.step != self._round.step:
             text = f"ranks ask for different steps: {self._round.step} and {event.step}"
             return self._refuse("usage", text, "call load with the same step on all ranks")
+        if self._round.choice is not None:
+            text = f"rank {event.rank} asked again while the others were reading"
+            return self._refuse("restore", text, "call load again on all ranks")
         self._round.asked.add(event.rank)
         return [*actions, *self._choose_when_ready(world_size, saves)]
 
@@ -142,7 +147,9 @@ class Restores:
         """A rank read its bytes, or could not."""
         r = self._round
         if r is None or event.save != r.choice:
-            return []
+            text = self._ended or f"the load of {event.save} is over"
+            refusal = ev.LoadRefused(job=self._job, node=self._node, code="restore", message=text, rank=event.rank)
+            return [ToNode(job=self._job, message=refusal)]
         r.reported.add(event.rank)
         if event.fatal:
             return self._refuse("mismatch", f"rank {event.rank}, {event.save}: {event.problem}", "")
@@ -169,6 +176,14 @@ class Restores:
         """A rank ended in the middle of the load: it cannot be agreed any more."""
         return self._refuse("restore", f"rank {rank} ended during the load", "") if self._round is not None else []
 
+    def hopeless(self, why: str) -> list[Action]:
+        """Some rank will never join, if why is not empty."""
+        return self._refuse("restore", why, "start all ranks again, alike") if why and self._round is not None else []
+
+    def replaced(self) -> list[Action]:
+        """Another session is the job now."""
+        return self._refuse("stale", "another session took the job over", "") if self._round is not None else []
+
     def next_deadline(self) -> float | None:
         """When ranks that wait for others have waited long enough."""
         return self._round.since + self._policy.stage_timeout_s if self._round and not self._round.choice else None
@@ -182,6 +197,6 @@ class Restores:
         return self._refuse("restore", f"ranks {missing} did not call load", "call load on every rank")
 
     def _refuse(self, code: str, message: str, hint: str) -> list[Action]:
-        self._round = None
+        self._round, self._ended = None, message
         order = ev.LoadRefused(job=self._job, node=self._node, code=code, message=message, hint=hint)
         return [ToNode(job=self._job, message=order)]

@@ -43,7 +43,9 @@ class Record:
     phase: Phase = Phase.STAGING
     held: dict[int, str] = field(default_factory=dict)  # rank -> node whose arena has it
     delivered: dict[int, int] = field(default_factory=dict)  # rank -> bytes
+    adopted: bool = False  # found in the arena at start
     due: bool = False
+    forced: bool = False  # somebody asked for this very one: a newer one does not take its turn
     end: End | None = None
     reason: str = ""
     voters: set[str] = field(default_factory=set)
@@ -103,14 +105,16 @@ class Saves:
     def staged(self, node: str, event: ev.SegmentStaged, now: float) -> list[Action]:
         """A rank delivered its segment."""
         record = self._record(event.save, event.world_size, now)
+        record.adopted |= event.request == 0
         record.held[event.rank] = node
         record.delivered[event.rank] = event.nbytes
         record.due |= event.drain
+        record.forced |= event.drain
         clash = self._clash(event.save)
         if clash is not None:
             return self._disagree(record, clash)
-        if record.end is not None and not record.staged:
-            return self._tell_end(record)  # a late rank of a save that is over
+        if record.end is not None:
+            return self._tell_end(record)  # a late rank of a save that is over, or one that says again what it said
         if record.phase is Phase.STAGING and len(record.delivered) == record.world_size:
             return self._complete(record, now)
         return []
@@ -130,19 +134,27 @@ class Saves:
             return f"rank {min(r.delivered, default=0)} saved step {r.save.step}"
 
         reason = f"ranks disagree about save {record.save.counter}: {name(other)}, {name(record)}"
-        return [a for r in (other, record) if not r.staged for a in self._finish(r, End.FAILED, reason)]
+        lost = [r for r in (other, record) if not r.staged]
+        return [a for r in lost for a in (self._tell_end(r) if r.end else self._finish(r, End.FAILED, reason))]
 
     def _complete(self, record: Record, now: float) -> list[Action]:
         record.phase = Phase.STAGED
         actions = [self._order(ev.SaveStaged(job=self._job, node=self._node, save=record.save))]
-        for older in [r for r in self.records.values() if r.save < record.save and not r.staged and r.end is None]:
-            missing = sorted(set(range(older.world_size)) - set(older.delivered))
-            reason = f"{record.save} was staged by all ranks first; ranks {_few(missing)} never delivered this one"
-            actions += self._finish(older, End.ABANDONED, reason)
+        actions += self._outrun(record.save)
         if not (record.due or self._is_due(record.save, now)):
             return [*actions, *self._finish(record, End.KEPT, "not due for a drain")]
         record.due = True
         return [*actions, *self.start_drain(now)]
+
+    def _outrun(self, newer: SaveId) -> list[Action]:
+        """Older halves are over. Of what was found at start only the store can say whether it was whole once."""
+        actions: list[Action] = []
+        for older in [r for r in self.records.values() if r.save < newer and not r.staged and r.end is None]:
+            if self.ready or not older.adopted:
+                missing = sorted(set(range(older.world_size)) - set(older.delivered))
+                reason = f"{newer} was staged by all ranks first; ranks {_few(missing)} never delivered this one"
+                actions += self._finish(older, End.ABANDONED, reason)
+        return actions
 
     def _is_due(self, save: SaveId, now: float) -> bool:
         last, cadence = self._last_due, self.cadence
@@ -167,15 +179,27 @@ class Saves:
         return [a for r in waiting for a in self._finish(r, End.ABANDONED, f"rank {rank} {why} before it delivered")]
 
     def new_incarnation(self, incarnation: int) -> list[Action]:
-        """What the ranks of an older incarnation did not complete never will be."""
+        """What the ranks of an older incarnation did not complete never will be. The first save of this one is due."""
+        self._last_due = None
         old = [r for r in self.records.values() if not r.staged and r.end is None and r.save.incarnation < incarnation]
         return [a for r in old for a in self._finish(r, End.ABANDONED, f"incarnation {incarnation} began")]
 
-    def released(self, node: str, event: ev.SegmentReleased) -> None:
-        """A node's arena no longer has the segment."""
+    def released(self, node: str, event: ev.SegmentReleased) -> list[Action]:
+        """A node's arena no longer has the segment; a save that still waited for its drain waits in vain."""
         record = self.records.get(event.save)
-        if record is not None and record.held.get(event.rank) == node:
-            del record.held[event.rank]
+        if record is None or record.held.get(event.rank) != node:
+            return []
+        del record.held[event.rank]
+        waited = record.phase is Phase.STAGED and record.due and record.end is None
+        return self._superseded(record) if waited and self.ready else []
+
+    def _superseded(self, record: Record) -> list[Action]:
+        """The save's turn is over before it came; the newest takes it."""
+        newest = self.newest_staged
+        if newest is not None and newest.phase is Phase.STAGED and newest.end is End.KEPT:
+            newest.due, newest.end, newest.reason = True, None, ""
+        reason = f"{newest.save if newest else 'a newer save'} was staged before its drain began"
+        return self._finish(record, End.SUPERSEDED, reason + (f"; last error: {record.error}" if record.error else ""))
 
     @property
     def newest_staged(self) -> Record | None:
@@ -187,7 +211,8 @@ class Saves:
     def drain_newest(self, now: float) -> list[Action]:
         """Somebody wants the newest checkpoint durable, whatever the cadence says."""
         open_saves = [r for r in self.records.values() if r.end is None or r.end in (End.KEPT, End.FAILED)]
-        newest = max((r for r in open_saves if r.staged or r.end is None), key=lambda r: r.save, default=None)
+        alive = [r for r in open_saves if (r.in_memory if r.staged else r.end is None)]
+        newest = max(alive, key=lambda r: r.save, default=None)
         staged = self.newest_staged
         for record in {id(r): r for r in (newest, staged) if r is not None and r.phase is not Phase.DURABLE}.values():
             record.due, record.end, record.reason = True, None, ""
@@ -196,24 +221,25 @@ class Saves:
         return self.start_drain(now)
 
     def start_drain(self, now: float) -> list[Action]:
-        """Drains the newest staged save that is due, if the store is free; older ones that waited are superseded."""
+        """Drains the newest staged save if any waits and the store is free; older ones that waited are superseded.
+
+        A forced save comes before: it was asked for by name, and there is at most one that waits.
+        """
         if not self.ready or self.active is not None or (self.retry_at is not None and now < self.retry_at):
             return []
         waiting = [r for r in self.records.values() if r.due and r.phase is Phase.STAGED and r.end is None]
         newest = self.newest_staged
         if newest is None or not waiting:
             return []
-        chosen = max(waiting, key=lambda r: r.save)
+        forced = [r for r in waiting if r.forced and r.in_memory]
+        chosen = max(forced, key=lambda r: r.save) if forced else newest
         actions: list[Action] = []
         for record in waiting:
-            if record is not chosen or not record.in_memory:
-                reason = f"{newest.save} was staged before its drain began" + (
-                    f"; last error: {record.error}" if record.error else ""
-                )
-                actions += self._finish(record, End.SUPERSEDED, reason)
-        if not chosen.in_memory:
+            if record.save < chosen.save or not record.in_memory:
+                actions += self._superseded(record)
+        if chosen.phase is not Phase.STAGED:
             return actions
-        self.retry_at = None
+        self.retry_at, chosen.due, chosen.end = None, True, None
         return [*actions, *self._begin_drain(chosen, now)]
 
     def _begin_drain(self, record: Record, now: float) -> list[Action]:
@@ -259,7 +285,8 @@ class Saves:
         record.phase, record.error = Phase.DURABLE, ""
         actions = self._finish(record, End.DURABLE, "")
         actions += self._drop_drain(record)
-        for partial in sorted(p for p in self._partials if p <= save):
+        self._partials.discard(save)  # it has its final name now
+        for partial in sorted(p for p in self._partials if p < save):
             self._partials.discard(partial)
             actions.append(RemovePartial(job=self._job, save=partial))
         return [*actions, *self.retire()]
@@ -275,6 +302,7 @@ class Saves:
         record.first_failure = now if record.first_failure is None else record.first_failure
         pause = min(self._policy.drain_retry_s * 2 ** (record.failures - 1), self._policy.drain_retry_max_s)
         self.retry_at = now + pause
+        self._partials.add(record.save)  # what it left goes with the next commit, if that is of a newer save
         note = Note(job=self._job, text=f"drain of {record.save} failed, again in {pause:g} s: {problem}")
         if record.phase is Phase.COMMITTING and record.commit_failures < _COMMIT_TRIES:
             return [note]  # stays active: the commit alone is tried again
@@ -299,6 +327,8 @@ class Saves:
             if record is not None and record.phase is not Phase.DURABLE and self.active != save:
                 record.phase = Phase.DURABLE
                 actions += self._finish(record, End.DURABLE, "")
+        staged = self.newest_staged
+        actions += self._outrun(staged.save) if staged is not None else []
         newest = max(self.on_store, default=None)
         for partial in event.partials:
             actions += self._judge_partial(partial, newest, incarnation, now)

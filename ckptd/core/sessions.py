@@ -10,6 +10,7 @@ from ckptd.core import events as ev
 from ckptd.core.actions import Action, TakeIncarnation, ToNode
 from ckptd.core.policy import Policy
 from ckptd.protocol.ids import JobKey
+from ckptd.protocol.messages import Cadence
 
 
 @dataclass(slots=True)
@@ -17,6 +18,7 @@ class Waiting:
     """Ranks of a session that stand before the door."""
 
     since: float
+    cadence: Cadence
     takeover: bool = False
     ranks: dict[int, tuple[str, int]] = field(default_factory=dict)  # rank -> (node, world size)
 
@@ -31,8 +33,10 @@ class Sessions:
         self.session = ""
         self.incarnation = 0
         self.world_size = 0
+        self.cadence = Cadence()
         self.members: dict[int, str] = {}
         self.departed: set[int] = set()  # members that left or died; nothing more comes from them
+        self.spoiled = ""  # why the session will not be complete: a rank of it was refused
         self._live: dict[tuple[int, str], ev.RankFound] = {}
         self._waiting: dict[str, Waiting] = {}
         self._taking = ""
@@ -47,9 +51,9 @@ class Sessions:
         if session == self.session and self.members.pop(rank, None) is not None:
             self.departed.add(rank)
         waiting = self._waiting.get(session)
-        if waiting is not None and session != self._taking:
+        if waiting is not None:
             waiting.ranks.pop(rank, None)
-            if not waiting.ranks:
+            if not waiting.ranks and session != self._taking:
                 del self._waiting[session]
         return self._open_waiting(now)
 
@@ -57,28 +61,34 @@ class Sessions:
         """A rank stands before the door."""
         problem = self._misfit(event)
         if problem:
+            if event.session == self.session:
+                self.spoiled = f"rank {event.rank} was refused: {problem[1]}"
             return [self._refusal(event.session, (event.rank,), *problem)]
-        if event.session == self.session or (event.incarnation > 0 and not self.session):
-            self.session, self.world_size = event.session, event.world_size
+        if event.session == self.session or event.incarnation > 0:
+            if event.session != self.session:
+                self.members, self.departed = {}, set()
+            self.session, self.world_size, self.cadence = event.session, event.world_size, event.cadence
             self.incarnation = max(self.incarnation, event.incarnation)
             self.members[event.rank] = node
             self.departed.discard(event.rank)
+            self.spoiled = ""
             return [self._welcome(node, (event.rank,))]
-        waiting = self._waiting.setdefault(event.session, Waiting(now))
+        waiting = self._waiting.setdefault(event.session, Waiting(now, event.cadence))
         waiting.takeover |= event.takeover
         waiting.ranks[event.rank] = (node, event.world_size)
         return self._open_waiting(now)
 
     def _misfit(self, event: ev.RankAttached) -> tuple[str, str, str] | None:
-        if event.incarnation and (event.session != self.session and self.session):
-            return ("stale", f"incarnation {event.incarnation} was replaced by {self.incarnation}", "")
-        if event.incarnation and event.incarnation < self.incarnation:
+        replaced = event.incarnation < self.incarnation
+        if self.session and event.session != self.session:
+            replaced = event.incarnation <= self.incarnation
+        if event.incarnation and replaced:
             return ("stale", f"incarnation {event.incarnation} was replaced by {self.incarnation}", "")
         if event.rank >= event.world_size:
             return ("usage", f"rank {event.rank} does not exist in a job of {event.world_size} ranks", "")
         world = self.world_size if event.session == self.session else event.world_size
         if event.session in self._waiting:
-            world = next(size for _, size in self._waiting[event.session].ranks.values())
+            world = next((size for _, size in self._waiting[event.session].ranks.values()), world)
         if event.world_size != world:
             text = f"rank {event.rank} says the job has {event.world_size} ranks, others say {world}"
             return ("usage", text, "start all ranks with the same world size")
@@ -109,18 +119,25 @@ class Sessions:
         return actions
 
     @property
+    def wanted(self) -> bool:
+        """Whether anybody may still need the job's memory: a member, one at the door, a process that may come back."""
+        return bool(self.members or self._waiting or self._live)
+
+    @property
     def taking(self) -> bool:
         """Whether an incarnation number is on its way for the door."""
         return bool(self._taking)
 
-    def opened(self, event: ev.IncarnationTaken) -> list[Action]:
+    def opened(self, event: ev.IncarnationTaken, now: float) -> list[Action]:
         """The number is there: the session is the job now."""
         session, self._taking = self._taking, ""
         waiting = self._waiting.pop(session)
+        if not waiting.ranks:  # they ended meanwhile
+            return self._open_waiting(now)
         if event.hopeless:
             text = f"store {self._job.store!r} cannot be used: {event.problem}"
-            return [self._refusal(session, tuple(waiting.ranks), "config", text, event.hint)]
-        self.session = session
+            return [self._refusal(session, tuple(waiting.ranks), "config", text, event.hint), *self._open_waiting(now)]
+        self.session, self.cadence = session, waiting.cadence
         self.incarnation = max(event.number, self.incarnation + 1)
         self.departed = set()
         self.members = {rank: node for rank, (node, _) in waiting.ranks.items()}
@@ -128,10 +145,13 @@ class Sessions:
         note = f"the store did not give an incarnation number ({event.problem}); went on with {self.incarnation}"
         warnings = (note,) if event.problem else ()
         nodes = sorted(set(self.members.values()))
-        return [self._welcome(node, tuple(r for r, n in self.members.items() if n == node), warnings) for node in nodes]
+        ranks = {node: tuple(r for r, n in self.members.items() if n == node) for node in nodes}
+        return [*(self._welcome(node, ranks[node], warnings) for node in nodes), *self._open_waiting(now)]
 
     def next_deadline(self) -> float | None:
         """When somebody has waited long enough."""
+        if self._taking:
+            return None  # who gets the number is settled first
         return min((w.since + self._policy.connect_timeout_s for w in self._waiting.values()), default=None)
 
     def tick(self, now: float) -> list[Action]:

@@ -21,14 +21,6 @@ class Slot:
     digested: bool = False
 
 
-@dataclass(slots=True)
-class Demand:
-    """What an attached rank asked for."""
-
-    capacity: int
-    allocating: int = 0
-
-
 class SlotTable:
     """Slots by name and demands by rank. Methods return the actions that make the change real."""
 
@@ -36,7 +28,8 @@ class SlotTable:
         self._job = job
         self._per_rank = slots_per_rank
         self._slots: dict[str, Slot] = {}
-        self._demands: dict[int, Demand] = {}
+        self._demands: dict[int, int] = {}  # rank -> capacity that it asked for
+        self._allocating: dict[int, int] = {}  # rank -> slots on their way, also those that a former one asked for
 
     def __bool__(self) -> bool:
         return bool(self._slots)
@@ -60,40 +53,41 @@ class SlotTable:
 
     def demand(self, rank: int, capacity: int) -> list[Action]:
         """The rank wants slots of this capacity and has given back what was granted to it."""
-        allocating = self._demands[rank].allocating if rank in self._demands else 0
-        self._demands[rank] = Demand(capacity, allocating)
+        self._demands[rank] = capacity
         for slot in self.of_rank(rank):
             slot.granted = False
         return self.provision(rank)
 
     def provision(self, rank: int) -> list[Action]:
         """Unlinks idle slots that are too small and asks for as many as the rank is short of."""
-        demand = self._demands.get(rank)
-        if demand is None:
+        capacity = self._demands.get(rank)
+        if capacity is None:
             return []
         actions: list[Action] = []
         for slot in self.of_rank(rank):
-            if slot.save is None and not slot.granted and slot.capacity < demand.capacity:
+            if slot.save is None and not slot.granted and slot.capacity < capacity:
                 actions += self._unlink(slot)
-        missing = self._per_rank - len(self.of_rank(rank)) - demand.allocating
+        allocating = self._allocating.get(rank, 0)
+        missing = self._per_rank - len(self.of_rank(rank)) - allocating
         if missing > 0:
-            demand.allocating += missing
-            actions.append(AllocateSlots(job=self._job, rank=rank, count=missing, capacity=demand.capacity))
+            self._allocating[rank] = allocating + missing
+            actions.append(AllocateSlots(job=self._job, rank=rank, count=missing, capacity=capacity))
         return actions
 
     def ready(self, name: str, rank: int, capacity: int) -> list[Action]:
         """An allocation ended well. A slot nobody wants any more is unlinked at once."""
-        demand = self._demands.get(rank)
-        if demand is None:
+        self._arrived(rank, 1)
+        if rank not in self._demands:
             return [UnlinkSlot(job=self._job, slot=name)]
-        demand.allocating -= 1
         self._slots[name] = Slot(name, rank, capacity)
         return self.provision(rank)
 
     def failed(self, rank: int, count: int) -> None:
         """count allocations ended without a slot; they are asked for again when the rank asks again."""
-        if rank in self._demands:
-            self._demands[rank].allocating -= count
+        self._arrived(rank, count)
+
+    def _arrived(self, rank: int, count: int) -> None:
+        self._allocating[rank] = max(0, self._allocating.get(rank, 0) - count)
 
     def coming(self, rank: int) -> int:
         """Slots the rank can count on: all of its share but those that hold a save."""
@@ -101,10 +95,10 @@ class SlotTable:
 
     def grantable(self, rank: int) -> list[Slot]:
         """Marks the rank's idle slots of sufficient size granted, and returns them."""
-        demand = self._demands.get(rank)
-        if demand is None:
+        capacity = self._demands.get(rank)
+        if capacity is None:
             return []
-        idle = [s for s in self.of_rank(rank) if s.save is None and not s.granted and s.capacity >= demand.capacity]
+        idle = [s for s in self.of_rank(rank) if s.save is None and not s.granted and s.capacity >= capacity]
         for slot in idle:
             slot.granted = True
         return idle
@@ -118,6 +112,8 @@ class SlotTable:
             return ""
         if slot.save is not None:
             return f"slot {event.slot} still holds {slot.save}"
+        if any(other.save == event.save for other in self.of_rank(event.rank)):
+            return f"another slot of rank {event.rank} holds {event.save} already"
         slot.granted, slot.save, slot.nbytes, slot.digested = False, event.save, event.nbytes, False
         return ""
 
@@ -152,14 +148,16 @@ class SlotTable:
         return [action for slot in idle for action in self._unlink(slot)]
 
     def rank_left(self, rank: int, *, writer_gone: bool) -> list[Action]:
-        """The rank's demand and grants end. A writer that may still live keeps its mapping of an unlinked file."""
+        """The rank's demand and grants end. A writer that may still live keeps its mapping of an unlinked file.
+
+        Not only what is granted goes then: what a former daemon granted looks idle after a restart.
+        """
         self._demands.pop(rank, None)
         actions: list[Action] = []
         for slot in self.of_rank(rank):
-            if slot.granted:
-                slot.granted = False
-                if not writer_gone:
-                    actions += self._unlink(slot)
+            slot.granted = False
+            if not writer_gone and slot.save is None:
+                actions += self._unlink(slot)
         return actions
 
     def _unlink(self, slot: Slot) -> list[Action]:

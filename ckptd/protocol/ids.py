@@ -12,11 +12,11 @@ MAX_STEP = 10**12 - 1
 MAX_INCARNATION = 10**8 - 1
 MAX_COUNTER = 10**10 - 1
 
-_JOB_PATTERN = rf"^[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_JOB_CHARS - 1}}}$"
-_STORE_PATTERN = rf"^/[^\x00-\x1f]{{0,{MAX_STORE_CHARS - 1}}}$"
-_FILE_PATTERN = r"^r[0-9]{5,7}-p[0-9]{2}\.safetensors$"
-_NODE_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,254}$"
-_SESSION_PATTERN = r"^[A-Za-z0-9._:-]{1,128}$"
+_JOB_PATTERN = rf"^[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_JOB_CHARS - 1}}}\Z"
+_STORE_PATTERN = rf"^/[^\x00-\x1f]{{0,{MAX_STORE_CHARS - 1}}}\Z"
+_FILE_PATTERN = r"^r[0-9]{5,7}-p[0-9]{2}\.safetensors\Z"
+_NODE_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,254}\Z"
+_SESSION_PATTERN = r"^[A-Za-z0-9._:-]{1,128}\Z"
 
 JobName = Annotated[str, msgspec.Meta(pattern=_JOB_PATTERN)]
 StorePath = Annotated[str, msgspec.Meta(pattern=_STORE_PATTERN)]
@@ -32,8 +32,8 @@ Nbytes = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 Digest = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 
 _JOB_RE = re.compile(_JOB_PATTERN)
-_STEP_DIR_RE = re.compile(r"^step-([0-9]{9,12})\.i([0-9]{4,8})$")
-_PARTIAL_RE = re.compile(r"^\.step-[0-9]{9,12}\.i[0-9]{4,8}\.partial-([0-9]{8})-([0-9]{10})-([0-9]{12})$")
+_STEP_DIR_RE = re.compile(r"^step-([0-9]{9,12})\.i([0-9]{4,8})\Z")
+_PARTIAL_RE = re.compile(r"^\.step-[0-9]{9,12}\.i[0-9]{4,8}\.partial-([0-9]{8})-([0-9]{10})-([0-9]{12})\Z")
 
 
 class JobKey(msgspec.Struct, frozen=True, order=True, array_like=True):

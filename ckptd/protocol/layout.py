@@ -111,6 +111,8 @@ def decode_layout(data: bytes, *, where: str) -> Layout:
 
 
 def _check_entry(entry: TensorEntry, where: str) -> None:
+    if entry.dtype not in _ITEMSIZE:
+        raise DamagedError(f"{where}: tensor {entry.name!r}: unknown dtype code {entry.dtype!r}")
     dims = len(entry.global_shape)
     if len(entry.offsets) != dims or len(entry.sizes) != dims:
         raise DamagedError(f"{where}: tensor {entry.name!r}: shape, offsets and sizes differ in length")

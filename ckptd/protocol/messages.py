@@ -16,7 +16,7 @@ VERSION = 1
 MAX_MESSAGE_NBYTES = 1 << 20
 MAX_CAPACITY = 1 << 46
 
-SlotName = Annotated[str, msgspec.Meta(pattern=r"^r[0-9]{5,7}-[0-9]{6,12}\.slot$")]
+SlotName = Annotated[str, msgspec.Meta(pattern=r"^r[0-9]{5,7}-[0-9]{6,12}\.slot\Z")]
 Seq = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
 
@@ -236,7 +236,7 @@ def decode_request(frame: bytes) -> Request:
         raise ProtocolError(f"message of {len(frame)} bytes exceeds {MAX_MESSAGE_NBYTES}")
     try:
         return _request_decoder.decode(frame)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ProtocolError(f"malformed request: {error}") from error
 
 
@@ -244,5 +244,5 @@ def decode_reply(frame: bytes) -> Reply:
     """The reply or push in a frame. Raises ProtocolError for anything else."""
     try:
         return _reply_decoder.decode(frame)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ProtocolError(f"malformed reply: {error}") from error

@@ -1,6 +1,8 @@
 """The connection to the daemon: requests with deadlines, pushes as they come. Never used by two threads at once."""
 
+import os
 import time
+import weakref
 from collections.abc import Callable
 
 import zmq
@@ -20,6 +22,7 @@ from ckptd.protocol.messages import (
 )
 
 Push = SlotGranted | SlotsRefused | Progress
+_STRANGER = "detached"  # the code of a refusal: this daemon has not seen us attach
 _LOST = zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
 _KINDS: dict[str, type[CkptdError]] = {
     kind.code: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, CkptdError)
@@ -47,6 +50,8 @@ class Channel:
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
+        # Also when it is only dropped: ZeroMQ's context would wait for ever for a socket that nobody closes.
+        self._finalizer = weakref.finalize(self, _close, self._socket, self._monitor, self._context, os.getpid())
         self._seq = 0
         self._answers: dict[int, Reply] = {}
         self.connected = False
@@ -65,6 +70,7 @@ class Channel:
         """
         self._seq += 1
         seq = self._seq
+        self._answers.clear()  # late ones, to requests that nobody waits for any more
         if self.lost:
             raise ChannelLostError(f"the daemon behind {self._path} ended")
         self._socket.send(encode(make(seq)))
@@ -74,6 +80,10 @@ class Channel:
             if self.lost and seq not in self._answers:
                 raise ChannelLostError(f"the daemon behind {self._path} ended")
         answer = self._answers.pop(seq)
+        if isinstance(answer, Refused) and answer.code == _STRANGER:
+            # The daemon ended while nobody listened here, and the socket has found the next one by itself.
+            self.lost = True
+            raise ChannelLostError(f"the daemon behind {self._path} is another one now")
         if isinstance(answer, Refused):
             raise _KINDS.get(answer.code, CkptdError)(answer.message, hint=answer.hint)
         return answer
@@ -101,8 +111,8 @@ class Channel:
             reply = decode_reply(frame)
             if isinstance(reply, SlotGranted | SlotsRefused | Progress):
                 self._on_push(reply)
-            else:
-                self._answers[reply.reply_to] = reply
+            else:  # 0: the daemon could not even read the request, of which there is one at a time
+                self._answers[reply.reply_to or self._seq] = reply
 
     def _hear(self) -> None:
         event = recv_monitor_message(self._monitor)["event"]
@@ -114,7 +124,16 @@ class Channel:
 
     def close(self) -> None:
         """Drops the connection; nothing queued is waited for."""
-        self._socket.disable_monitor()
-        self._monitor.close(0)
-        self._socket.close(0)
-        self._context.term()
+        self._finalizer()
+
+
+def _close(
+    socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes], context: zmq.Context[zmq.Socket[bytes]], pid: int
+) -> None:
+    """A forked child leaves its parent's connection alone."""
+    if os.getpid() != pid:
+        return
+    socket.disable_monitor()
+    monitor.close(0)
+    socket.close(0)
+    context.term()

@@ -124,4 +124,9 @@ def _difference(name: str, here: dict[str, Any], entries: dict[str, TensorEntry]
     code, sizes = describe(value, name)
     if (code, sizes) != (saved.dtype, saved.sizes):
         return f"{saved.dtype} {list(saved.sizes)} in the checkpoint, {code} {list(sizes)} in the state"
-    return ""
+    return "its elements share memory, as after expand()" if _shares_elements(value) else ""
+
+
+def _shares_elements(tensor: torch.Tensor) -> bool:
+    """Whether some elements of a tensor are the same memory, so that it cannot be filled."""
+    return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))

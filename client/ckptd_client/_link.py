@@ -38,6 +38,7 @@ T = TypeVar("T")
 _LISTEN_S = 0.2  # how long a daemon that runs may take to accept a connection
 _START_S = 10.0  # how long a new one may take to get there
 _HURRIED_S = 2.0  # how long a save waits for a daemon that systemd, say, starts again
+_DOOR_S = 5.0  # connect is this much more patient than the door: its refusal says more than our impatience
 _PAUSE_S = 0.02  # between two daemons that end at once
 _RETRY_S = 15.0  # after a failed attempt to come back, saves fail at once for so long
 
@@ -70,7 +71,9 @@ class Link:
         self._restartable = settings.autostart
         self._unacknowledged: dict[SaveId, HandOver] = {}
         self._retry_at = 0.0
-        self._coming = 0
+        self._replaced: StaleIncarnationError | None = None
+        self._grants = 0  # heard so far
+        self._grants_due = 0  # heard when every slot that was promised is here
 
     # --- the connection
 
@@ -82,7 +85,7 @@ class Link:
         def enter() -> list[str]:
             self._drop_channel()
             self._open_channel(deadline)
-            return self._attach(deadline)
+            return self._attach(deadline + _DOOR_S)
 
         return _until_one_stays(enter, deadline)
 
@@ -91,6 +94,8 @@ class Link:
 
         hurried: training waits, so one that others must start again gets little time, and none soon after a failure.
         """
+        if self._replaced is not None:
+            raise self._replaced
         self.pump(time.monotonic())
         if self._channel is not None and not self._channel.lost:
             return
@@ -98,7 +103,8 @@ class Link:
         if hurried and now < self._retry_at:
             raise ConnectError("the daemon is gone and did not come back", hint=f"see {self._log}")
         try:
-            self._come_back(min(deadline, now + _HURRIED_S) if hurried and not self._restartable else deadline)
+            patience = min(deadline, now + _HURRIED_S) if hurried and not self._restartable else deadline
+            _until_one_stays(lambda: self._come_back(patience), patience)
         except CkptdError:
             self._retry_at = time.monotonic() + _RETRY_S
             raise
@@ -108,10 +114,19 @@ class Link:
         self._open_channel(deadline)
         self._attach(deadline)
         for hand_over in list(self._unacknowledged.values()):
-            self.hand_over(hand_over.slot, hand_over.save, drain=hand_over.drain, deadline=deadline)
+            self._hand_over_again(hand_over, deadline)
         self.slots.give_back()
         if self.capacity:
             self.ask_slots(self.capacity, deadline)
+
+    def _hand_over_again(self, old: HandOver, deadline: float) -> None:
+        """An acknowledgement that never came may have been for a save that is over by now: no reason to stay away."""
+        try:
+            self.hand_over(old.slot, old.save, drain=old.drain, deadline=deadline)
+        except (ChannelLostError, WaitTimeoutError, StaleIncarnationError):
+            raise
+        except CkptdError as error:
+            self.book.give_up(old.save, str(error))
 
     @property
     def _log(self) -> str:
@@ -154,7 +169,7 @@ class Link:
                 takeover=self.settings.takeover,
                 cadence=self.settings.cadence,
             ),
-            deadline + 5.0,  # the daemon's own answer to a long wait says more than our impatience
+            deadline,
         )
         assert isinstance(answer, Attached)  # noqa: S101 - the reply to an Attach
         self.incarnation = answer.incarnation
@@ -185,6 +200,7 @@ class Link:
             self.book.hear([push])
         elif isinstance(push, SlotGranted):
             self.refusal = None
+            self._grants += 1
             self.slots.grant(push.slot, push.capacity)
         elif isinstance(push, SlotsRefused):
             self.refusal = BudgetError(push.message, hint=push.hint)
@@ -192,7 +208,11 @@ class Link:
     def _ask(self, make: Callable[[int], Request], deadline: float | None) -> Reply:
         if self._channel is None:
             raise ChannelLostError("no daemon")
-        return self._channel.request(make, deadline)
+        try:
+            return self._channel.request(make, deadline)
+        except StaleIncarnationError as error:
+            self._replaced = error  # the daemon has shut the door: nothing but this would be heard of it again
+            raise
 
     def ask(self, make: Callable[[int], Request], deadline: float | None) -> Reply:
         """One request and its answer, of a daemon that is made sure of first.
@@ -215,10 +235,10 @@ class Link:
 
     def ask_slots(self, capacity: int, deadline: float) -> None:
         """Has slots of this size made ready; they are granted one by one."""
-        self.refusal = None
+        self.refusal, before = None, self._grants
         answer = self._ask(lambda seq: AskSlots(seq=seq, capacity=capacity), deadline)
         assert isinstance(answer, SlotsComing)  # noqa: S101 - the reply to AskSlots
-        self.capacity, self._coming = capacity, answer.count
+        self.capacity, self._grants_due = capacity, before + answer.count
         stale = [name for name, size in self.slots.granted.items() if size < capacity]
         for name in stale:
             self.slots.withdraw(name)
@@ -226,7 +246,7 @@ class Link:
     @property
     def all_granted(self) -> bool:
         """Whether every slot that was promised is here."""
-        return self.slots.count >= self._coming
+        return self._grants >= self._grants_due
 
     def wait_slot(self, nbytes: int, deadline: float) -> str:
         """Name of a granted slot of at least so many bytes.
@@ -263,10 +283,13 @@ class Link:
         """Whether the save is sealed and still to be handed over."""
         return save in self._unacknowledged
 
-    def skip(self, save: SaveId, reason: str) -> None:
-        """Tells the coordinator, if it can be told, that this rank cannot take part in the save."""
+    def skip(self, save: SaveId, reason: str, deadline: float) -> None:
+        """Tells the coordinator, if it can be told, that this rank cannot take part in the save.
+
+        After the deadline it is told without waiting for its answer.
+        """
         with contextlib.suppress(CkptdError):
-            self._ask(lambda seq: Skip(seq=seq, save=save, reason=reason[:4000]), time.monotonic() + 1.0)
+            self._ask(lambda seq: Skip(seq=seq, save=save, reason=reason[:4000]), deadline)
 
 
 def _until_one_stays(talk: Callable[[], T], deadline: float) -> T:

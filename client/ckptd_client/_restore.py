@@ -2,6 +2,8 @@
 
 import contextlib
 import ctypes
+import errno
+import fcntl
 import mmap
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -49,14 +51,25 @@ class Source:
         with memoryview(buffer) as view:
             done = 0
             while done < nbytes:
-                got = os.preadv(self.fd, [view[done : align_up(nbytes)]], start + done)
+                got = self._pread(view[done : align_up(nbytes)], start + done)
+                got -= 0 if done + got >= nbytes else got % PAGE  # O_DIRECT wants whole pages
                 if got == 0:
                     raise DamagedError(f"{self.where}: ends at byte {start + done}, it should have {self.nbytes}")
-                done += got if done + got >= nbytes else got - got % PAGE  # O_DIRECT wants whole pages
+                done += got
             matches = digest(view[:nbytes]) == self.table[index * DIGEST_NBYTES : (index + 1) * DIGEST_NBYTES]
         if not matches:
             place = f"block {index} (bytes {start} to {start + nbytes})"
             raise DamagedError(f"{self.where}: {place} does not match its digest")
+
+    def _pread(self, view: memoryview, offset: int) -> int:
+        try:
+            return os.preadv(self.fd, [view], offset)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+        # Some file systems take O_DIRECT at open and refuse it at the first read.
+        fcntl.fcntl(self.fd, fcntl.F_SETFL, fcntl.fcntl(self.fd, fcntl.F_GETFL) & ~os.O_DIRECT)
+        return os.preadv(self.fd, [view], offset)
 
 
 def open_slot(path: str, job: JobKey, save: SaveId, rank: int) -> Source:

@@ -43,3 +43,15 @@ def parse_cadence(drain_every: int | str) -> Cadence:
             f"drain_every={drain_every!r}", hint='a number of steps such as 10, or seconds such as "300s"'
         )
     return Cadence(0, seconds)
+
+
+def save_timeout(seconds: float | None) -> float:
+    """The longest a save may take: connect's argument, the environment, or 10 seconds. Raises ConfigError."""
+    raw = os.environ.get("CKPTD_SAVE_TIMEOUT_S", "10") if seconds is None else seconds
+    try:
+        value = float(raw)
+    except ValueError:
+        value = 0.0
+    if value <= 0:
+        raise ConfigError(f"save_timeout_s={raw!r}", hint="a number of seconds above 0, such as 10")
+    return value

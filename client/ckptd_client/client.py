@@ -21,7 +21,7 @@ from ckptd_client._group import find_group
 from ckptd_client._link import Link, Settings
 from ckptd_client._loading import load
 from ckptd_client._plan import Plan, Values, gather, make_plan
-from ckptd_client._settings import arena_path, job_key, parse_cadence
+from ckptd_client._settings import arena_path, job_key, parse_cadence, save_timeout
 from ckptd_client._slots import SlotMap
 from ckptd_client.handle import SaveHandle, check_milestone
 
@@ -57,7 +57,7 @@ def connect(  # noqa: PLR0913 - keyword-only settings
     store: str | os.PathLike[str] | None = None,
     arena: str | os.PathLike[str] | None = None,
     drain_every: int | str = 1,
-    save_timeout_s: float = 10.0,
+    save_timeout_s: float | None = None,
     connect_timeout_s: float = 60.0,
     start: bool | None = None,
     takeover: bool = False,
@@ -65,9 +65,9 @@ def connect(  # noqa: PLR0913 - keyword-only settings
     """A client of this node's daemon, which is started if none runs. Collective: every rank of the job calls it.
 
     job: the training's stable name, default $CKPTD_JOB. store: absolute directory on the parallel file system, default
-    $CKPTD_STORE; it must exist. drain_every: which staged checkpoints go there: every so many steps, or "300s".
-    save_timeout_s: the longest that save may hold up training. start: False never starts a daemon (also
-    $CKPTD_NO_AUTOSTART=1). takeover: replaces ranks of this job that still run.
+    $CKPTD_STORE; made if only its last part is missing. drain_every: which staged checkpoints go there: every so many
+    steps, or "300s". save_timeout_s: the longest that save may hold up training, default $CKPTD_SAVE_TIMEOUT_S or 10.
+    start: False never starts a daemon (also $CKPTD_NO_AUTOSTART=1). takeover: replaces ranks of this job that run.
 
     Blocks until all earlier ranks of the job are gone, at most connect_timeout_s. Raises ConfigError, ConnectError.
     """
@@ -79,7 +79,7 @@ def connect(  # noqa: PLR0913 - keyword-only settings
         takeover=takeover,
         connect_timeout_s=connect_timeout_s,
     )
-    return Client(Link(key, find_group(), settings), save_timeout_s)
+    return Client(Link(key, find_group(), settings), save_timeout(save_timeout_s))
 
 
 class Client:
@@ -190,7 +190,7 @@ class Client:
             try:
                 self._stage_again(handle, values, drain=drain, deadline=deadline)
             except (CkptdError, OSError, RuntimeError) as error:
-                self._note_failure(handle, error)
+                self._note_failure(handle, error, deadline)
             handle.stall_s = time.perf_counter() - began
             self._count(handle)
         return handle
@@ -198,8 +198,7 @@ class Client:
     def _check_step(self, step: int | None) -> int:
         if step is None:
             return self._last_step + 1
-        if type(step) is not int or not 0 <= step <= MAX_STEP:
-            raise UsageError(f"step must be an int from 0 to {MAX_STEP}, not {step!r}")
+        _check_range(step)
         if step in self._steps:
             raise UsageError(
                 f"step {step} was already saved in incarnation {self._link.incarnation}",
@@ -226,7 +225,8 @@ class Client:
     def _fit_slots(self, capacity: int, deadline: float) -> None:
         """Asks for slots when those asked for before are too small, or could not be had."""
         if capacity > self._link.capacity or self._link.refusal is not None:
-            self._link.ask_slots(max(capacity, self._link.capacity), deadline)
+            refused = self._link.refusal is not None  # then what was asked for is no measure
+            self._link.ask_slots(capacity if refused else max(capacity, self._link.capacity), deadline)
 
     def _stage_again(self, handle: SaveHandle, values: Values, *, drain: bool, deadline: float) -> None:
         """Begins anew with the next daemon when one ends before the segment was sealed: the other ranks count on us."""
@@ -249,7 +249,7 @@ class Client:
         except WaitTimeoutError:
             reason = f"no slot was free within {self._save_timeout_s:g} s; drains are slow, or slots are few"
             handle.fail(End.SKIPPED, reason)
-            link.skip(handle.save_id, reason)
+            link.skip(handle.save_id, reason, deadline)
             return
         slot = link.slots.take(name)
         try:
@@ -290,7 +290,7 @@ class Client:
         memory[seal.leaves_offset : seal.content_nbytes] = values.leaves
         slot.put_seal(seal)
 
-    def _note_failure(self, handle: SaveHandle, error: Exception) -> None:
+    def _note_failure(self, handle: SaveHandle, error: Exception, deadline: float) -> None:
         """An operational fault: training goes on, the handle says why."""
         if isinstance(error, ChannelLostError) and self._link.holds(handle.save_id):
             log.warning("ckptd: step %d is sealed, but the daemon ended before it heard of it", handle.step)
@@ -299,7 +299,7 @@ class Client:
         self._stats.failed += 1
         log.warning("ckptd: step %d was not saved: %s", handle.step, error)
         if not isinstance(error, ChannelLostError):
-            self._link.skip(handle.save_id, f"{type(error).__name__}: {error}")
+            self._link.skip(handle.save_id, f"{type(error).__name__}: {error}", deadline)
 
     def _count(self, handle: SaveHandle) -> None:
         self._stats.saves += 1
@@ -312,6 +312,11 @@ class Client:
     def _pump(self, seconds: float) -> None:
         """News for the handles; brings a lost daemon back while somebody waits."""
         with self._lock:
+            if self._closed and seconds > 0:
+                raise SaveFailedError(
+                    "the client was closed and hears no more of its saves",
+                    hint="wait before close; what was staged becomes durable all the same",
+                )
             if self._closed:
                 return
             if seconds > 0:
@@ -352,6 +357,12 @@ class Client:
         checkpoint but none can be read: the tensors may then hold parts of it.
         """
         began = time.perf_counter()
+        if type(state) is not dict:
+            raise UsageError(
+                f"the state must be a dict, not {type(state).__name__}", hint='load({"model": model, ...})'
+            )
+        if step is not None:
+            _check_range(step)
         with self._lock:
             self._check_open()
             order, segment = load(self._link, state, step)
@@ -386,3 +397,8 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _check_range(step: object) -> None:
+    if type(step) is not int or not 0 <= step <= MAX_STEP:
+        raise UsageError(f"step must be an int from 0 to {MAX_STEP}, not {step!r}")

@@ -24,6 +24,7 @@ class SaveHandle:
         self._milestone: Milestone | None = None
         self._end: End | None = None
         self._reason = ""
+        self._failed_here = False
         self.stall_s = 0.0
         """Seconds that ``save`` held up the caller."""
 
@@ -84,13 +85,18 @@ class SaveHandle:
 
     def hear(self, news: Progress) -> None:
         """Takes in what the daemon says."""
+        if news.milestone is None and self._failed_here:
+            return  # what happened here says more than what the daemon makes of it
         if news.milestone is not None and not self.reached(news.milestone):
             self._milestone = news.milestone
         self._end, self._reason = news.end, news.reason
+        if self._end is End.ABANDONED and self._milestone is not None:
+            # It was staged, then a newer one; the daemon died while it freed the slots, and the next finds only some.
+            self._end = End.SUPERSEDED
 
     def fail(self, end: End, reason: str) -> None:
         """The save ended on this side."""
-        self._end, self._reason = end, reason
+        self._end, self._reason, self._failed_here = end, reason, True
 
     def reopen(self) -> None:
         """A forced drain gives a kept or failed save another chance."""
@@ -127,6 +133,12 @@ class HandleBook:
         for item in news:
             if item.save in self._handles:
                 self._handles[item.save].hear(item)
+
+    def give_up(self, save: SaveId, reason: str) -> None:
+        """The save can no more be handed over; if its handle knows nothing better, it failed."""
+        handle = self._handles.get(save)
+        if handle is not None and handle._milestone is None and handle._end is None:  # noqa: SLF001
+            handle.fail(End.FAILED, reason)
 
     @property
     def newest(self) -> SaveHandle | None:

@@ -34,7 +34,8 @@ class Workspace:
     def environment(self, extra: dict[str, str]) -> dict[str, str]:
         """The environment of a process of the demo: ours, without any ckptd setting of the user's."""
         ours = {key: value for key, value in os.environ.items() if not key.startswith("CKPTD_")}
-        return {**ours, "CKPTD_CONFIG": os.devnull, "OMP_NUM_THREADS": "1", _MARK: self.root, **extra}
+        own = {"CKPTD_CONFIG": os.devnull, "OMP_NUM_THREADS": "1", "TMPDIR": self.root, _MARK: self.root}
+        return {**ours, **own, **extra}
 
     def wait_until_empty(self) -> bool:
         """Whether all processes of the demo left by themselves within a few seconds."""

@@ -5,9 +5,8 @@ import re
 import pytest
 
 import ckptd_client
+from ckptd.protocol.digest import digest
 from tests.cluster import Node, wait_for
-
-LAUNCHERS = ("CKPTD_", "PMI_", "PMIX_", "OMPI_", "MPI_", "TORCHELASTIC_")
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +19,8 @@ def node(tmp_path_factory):
 @pytest.fixture
 def job(request):
     """A job's name that no other test has."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", request.node.name)[:64].rstrip("-")
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", request.node.name).strip("-")
+    return f"{name[:50]}-{digest(name.encode()).hex()[:8]}"
 
 
 @pytest.fixture

@@ -325,7 +325,6 @@ def test_older_steps_can_be_loaded_and_saved_again(join):
         client.load(state, step=17)
 
 
-@pytest.mark.xfail(strict=True, reason="the daemon counts the cadence on from the step before the load")
 def test_a_step_saved_again_after_a_load_is_drained_as_any_other(join):
     client = join(drain_every=1)
     for step in range(2):
@@ -474,7 +473,6 @@ def test_prepare_costs_nothing_twice_and_the_first_save_needs_no_plan(join):
     assert client.stats().plans == 1
 
 
-@pytest.mark.xfail(strict=True, reason="the daemon sends ranks to a slot whose digests it has not taken yet")
 def test_a_load_right_after_a_large_save_waits_for_its_digests(join):
     client = join(drain_every=100)
     state = {"w": torch.zeros(256 << 20, dtype=torch.uint8)}

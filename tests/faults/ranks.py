@@ -1,0 +1,369 @@
+"""Training processes that a test steers call by call. Forked from a server that has torch, so they start fast."""
+
+import contextlib
+import ctypes
+import logging
+import multiprocessing
+import os
+import signal
+import time
+import uuid
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import Any, Self
+
+from ckptd.protocol.slot import SEALS_NBYTES, decode_seals
+from tests.cluster import Node
+
+JOB = "job"
+SAVE_TIMEOUT_S = 10.0
+MB = 1 << 20
+_PR_SET_PDEATHSIG = 1
+_IDLE_S = 0.02
+_LOG_CHARS = 30_000
+
+_context = multiprocessing.get_context("forkserver")
+# Ours are imported by each rank: the server does not look where the tests import from.
+_context.set_forkserver_preload(["torch", "torch.utils.data", "msgspec", "msgpack", "numpy", "xxhash", "zmq"])
+
+
+class RankError(Exception):
+    """What the rank's call raised; ``kind`` is the name of the class."""
+
+    def __init__(self, kind: str, text: str, seconds: float) -> None:
+        super().__init__(f"{kind}: {text}")
+        self.kind = kind
+        self.seconds = seconds
+
+
+class Rank:
+    """One rank of JOB. ``call(name, ...)`` runs a method of _Trainer over there; ``start`` and ``result`` split it."""
+
+    def __init__(
+        self, node: Node, rank: int = 0, world: int = 1, *, run: str = "", nbytes: int = 2 * MB, **environ: str
+    ) -> None:
+        self.rank = rank
+        self._conn, theirs = _context.Pipe()
+        variables = {k: v for k, v in node.environ(**environ).items() if k.startswith(("CKPTD_", "PYTHONPATH"))}
+        if world > 1:
+            variables |= {"WORLD_SIZE": str(world), "RANK": str(rank), "TORCHELASTIC_RUN_ID": run, "MASTER_PORT": "1"}
+        self.process = _context.Process(target=_main, args=(theirs, variables, rank, nbytes))
+        self.process.start()
+        theirs.close()
+        self.seconds = 0.0  # of the last call, as measured over there
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self.process.pid or 0
+
+    def start(self, name: str, *args: Any, **named: Any) -> Self:
+        """Has the rank begin a call."""
+        self._conn.send((name, args, named))
+        return self
+
+    @property
+    def done(self) -> bool:
+        """Whether the call that was started has ended."""
+        return self._conn.poll(0)
+
+    def result(self, timeout_s: float = 60.0) -> Any:
+        """What the call that was started returned. Raises RankError."""
+        assert self._conn.poll(timeout_s), f"rank {self.rank} (pid {self.pid}) did not end its call in {timeout_s} s"
+        good, value, self.seconds = self._conn.recv()
+        if not good:
+            raise RankError(*value, self.seconds)
+        return value
+
+    def call(self, name: str, *args: Any, timeout_s: float = 60.0, **named: Any) -> Any:
+        """Both."""
+        return self.start(name, *args, **named).result(timeout_s)
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """A signal; a deadly one is waited for."""
+        os.kill(self.pid, number)
+        if number == signal.SIGKILL:
+            self.process.join(10)
+            assert not self.process.is_alive()
+
+    def end(self) -> None:
+        """Whatever state it is in, it is gone after this."""
+        if self.process.is_alive():
+            self.process.kill()
+        self.process.join(10)
+        self._conn.close()
+
+
+class Ranks:
+    """All ranks of one start of the job, as a context that ends them."""
+
+    def __init__(self, node: Node, world: int = 1, **named: Any) -> None:
+        run = uuid.uuid4().hex
+        self.all = [Rank(node, rank, world, run=run, **named) for rank in range(world)]
+
+    def __getitem__(self, rank: int) -> Rank:
+        return self.all[rank]
+
+    def start(self, name: str, *args: Any, **named: Any) -> None:
+        """The same call on all ranks, at once."""
+        for rank in self.all:
+            rank.start(name, *args, **named)
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended on all ranks."""
+        return all(rank.done for rank in self.all)
+
+    def results(self, timeout_s: float = 60.0) -> list[Any]:
+        """What it returned, by rank."""
+        return [rank.result(timeout_s) for rank in self.all]
+
+    def call(self, name: str, *args: Any, timeout_s: float = 60.0, **named: Any) -> list[Any]:
+        """Both."""
+        self.start(name, *args, **named)
+        return self.results(timeout_s)
+
+    def kill(self) -> None:
+        """SIGKILL to all."""
+        for rank in self.all:
+            os.kill(rank.pid, signal.SIGKILL)
+        for rank in self.all:
+            rank.process.join(10)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for rank in self.all:
+            rank.end()
+
+
+@contextlib.contextmanager
+def told(store: str, arena: str | None = None, logs: str = "") -> Iterator[Node]:
+    """A node whose daemons' log, in the store or the directory logs, is printed when the test fails."""
+    with Node(store, arena=arena) as node:
+        node.log = os.path.join(logs or store, os.path.basename(node.log))
+        try:
+            yield node
+        except BaseException:
+            if os.path.exists(node.log):
+                print(node.log_text()[-_LOG_CHARS:])
+            raise
+
+
+def sealed(node: Node) -> list[tuple[int, int]]:
+    """(rank, step) of every slot in the arena that holds a whole segment."""
+    seals = []
+    for path in node.slots():
+        with open(path, "rb") as file:
+            file.seek(-SEALS_NBYTES, os.SEEK_END)
+            seals.append(decode_seals(file.read())[2])
+    return sorted((seal.rank, seal.save.step) for seal in seals if seal.save is not None and seal.state != "free")
+
+
+def daemons(arena: str) -> list[int]:
+    """Pids of the daemons, and of their children, that were started for this arena."""
+    found = []
+    for entry in os.listdir("/proc"):
+        try:
+            with open(f"/proc/{entry}/cmdline", "rb") as file:
+                words = file.read().split(b"\0")
+        except (OSError, ValueError):
+            continue
+        if entry.isdigit() and b"run" in words and arena.encode() in words:
+            found.append(int(entry))
+    return found
+
+
+# --- over there
+
+
+class _Trainer:
+    """The rank's side. Every public method is a call."""
+
+    def __init__(self, rank: int, nbytes: int) -> None:
+        self._rank = rank
+        self._nbytes = nbytes
+        self._client: Any = None
+        self._handles: dict[int, Any] = {}  # by step
+        self._told: dict[int, tuple[str | None, str | None]] = {}
+        self._history: list[tuple[int, str | None, str | None]] = []
+        self._logs: list[str] = []
+        self._keep: list[Any] = []
+        self._made: dict[int, dict[str, Any]] = {}
+        handler = logging.Handler()
+        handler.emit = lambda record: self._logs.append(record.getMessage())  # type: ignore[method-assign]
+        logging.getLogger("ckptd_client").addHandler(handler)
+
+    def _state(self, step: int | None) -> dict[str, Any]:
+        """What this rank trains at a step, all of it other bytes at each step; None: a fresh state."""
+        import torch  # noqa: PLC0415
+
+        count = self._nbytes // 8
+        numbers = torch.zeros(count, dtype=torch.int64)
+        if step is not None:
+            torch.arange(count, out=numbers)
+            numbers.add_((step * 1000 + self._rank) << 32)
+        half = count // 2
+        model = {"weight": numbers[:half].view(torch.float32), "moments": [numbers[half:].view(torch.bfloat16)]}
+        return {"model": model, "step": step, "name": f"rank {self._rank}"}
+
+    def connect(self, **settings: Any) -> int:
+        """connect; the incarnation."""
+        import ckptd_client  # noqa: PLC0415
+
+        self._client = ckptd_client.connect(JOB, **{"save_timeout_s": SAVE_TIMEOUT_S, **settings})
+        return int(self._client.incarnation)
+
+    def resize(self, nbytes: int) -> None:
+        """The state of the next saves has this size."""
+        self._nbytes = nbytes
+
+    def prepare(self) -> None:
+        """prepare."""
+        self._client.prepare(self._state(0))
+
+    def make(self, step: int) -> None:
+        """The state of the step, ahead of its save."""
+        self._made[step] = self._state(step)
+
+    def save(self, step: int, **named: Any) -> float:
+        """save; the seconds that the handle says."""
+        state = self._made.pop(step, None) or self._state(step)
+        handle = self._handles[step] = self._client.save(state, step, **named)
+        self.watch()
+        return float(handle.stall_s)
+
+    def save_slowly(self, step: int) -> float:
+        """A save whose copy stops half way until the process gets SIGUSR1 (or is killed)."""
+        import torch  # noqa: PLC0415
+
+        plain = torch._foreach_copy_
+
+        def half(targets: list[Any], sources: list[Any]) -> None:
+            first = targets[0].reshape(-1)
+            first[: first.numel() // 2].copy_(sources[0].reshape(-1)[: first.numel() // 2])
+            signal.sigwait({signal.SIGUSR1})
+            plain(targets, sources)
+
+        torch._foreach_copy_ = half
+        try:
+            return self.save(step)
+        finally:
+            torch._foreach_copy_ = plain
+
+    def wait(self, step: int, milestone: str = "durable", timeout_s: float | None = 30.0) -> tuple[str, str]:
+        """The handle's wait."""
+        try:
+            self._handles[step].wait(milestone, timeout_s)
+        finally:
+            self.watch()
+        return self.handle(step)[:2]
+
+    def settle(self, step: int, timeout_s: float = 30.0) -> tuple[str | None, str | None, str]:
+        """Until the save of the step has ended, well or not."""
+        handle = self._handles[step]
+        deadline = time.monotonic() + timeout_s
+        while handle.end is None:
+            assert time.monotonic() < deadline, f"step {step} has no end after {timeout_s} s: {handle}"
+            self._client._pump(0.05)
+            self.watch()
+        return self.handle(step)
+
+    def wait_newest(self, milestone: str = "durable", timeout_s: float | None = 30.0) -> int | None:
+        """The client's wait; the step."""
+        handle = self._client.wait(milestone, timeout_s)
+        self.watch()
+        return None if handle is None else int(handle.step)
+
+    def handle(self, step: int) -> tuple[str | None, str | None, str]:
+        """(milestone, end, reason) of the step's handle."""
+        handle = self._handles[step]
+        milestone, end = handle.milestone, handle.end
+        return (milestone and str(milestone), end and str(end), handle.reason)
+
+    def load(self, step: int | None = None) -> dict[str, Any] | None:
+        """load into a fresh state, and whether each bit of it is as it was saved."""
+        state = self._state(None)
+        found = self._client.load(state, step)
+        if found is None:
+            return None
+        self._handles, self._told = {}, {}
+        good = _same(state, self._state(found.step))
+        return {"step": found.step, "tier": found.tier, "notes": found.notes, "intact": good}
+
+    def steps(self) -> list[int]:
+        """steps."""
+        return list(self._client.steps())
+
+    def history(self) -> list[tuple[int, str | None, str | None]]:
+        """(step, milestone, end) of every news of a handle, as it came."""
+        return self._history
+
+    def logs(self) -> list[str]:
+        """What the client library said."""
+        return self._logs
+
+    def close(self) -> None:
+        """close."""
+        self._client.close()
+
+    def fork_workers(self, count: int = 2) -> list[int]:
+        """A DataLoader with forked workers that stay; their pids."""
+        from torch.utils.data import DataLoader  # noqa: PLC0415
+
+        loader = DataLoader(list(range(64)), num_workers=count, persistent_workers=True, multiprocessing_context="fork")
+        batches = iter(loader)
+        next(batches)
+        self._keep += [loader, batches]
+        return [worker.pid for worker in batches._workers]
+
+    def watch(self) -> None:
+        """Notes what handles say now, if it is new."""
+        for step, handle in self._handles.items():
+            milestone, end = handle.milestone, handle.end
+            news = (milestone and str(milestone), end and str(end))
+            if self._told.get(step, (None, None)) != news:
+                self._told[step] = news
+                self._history.append((step, *news))
+
+
+def _same(left: Any, right: Any) -> bool:
+    import torch  # noqa: PLC0415
+
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(_same(left[key], right[key]) for key in left)
+    if isinstance(left, list):
+        return len(left) == len(right) and all(map(_same, left, right))
+    if isinstance(left, torch.Tensor):
+        return left.dtype == right.dtype and torch.equal(left.view(torch.int16), right.view(torch.int16))
+    return bool(left == right)
+
+
+def _main(conn: Connection, variables: dict[str, str], rank: int, nbytes: int) -> None:
+    import torch  # noqa: PLC0415
+
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    for name in [name for name in os.environ if name.startswith("CKPTD_")]:
+        del os.environ[name]
+    os.environ.update(variables)
+    torch.set_num_threads(1)
+    trainer = _Trainer(rank, nbytes)
+    while True:
+        while not conn.poll(_IDLE_S):
+            trainer.watch()
+        try:
+            name, args, named = conn.recv()
+        except EOFError:
+            os._exit(0)
+        began = time.monotonic()
+        try:
+            answer = (True, getattr(trainer, name)(*args, **named))
+        except Exception as error:
+            answer = (False, (type(error).__name__, str(error)))
+        conn.send((*answer, time.monotonic() - began))

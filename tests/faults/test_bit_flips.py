@@ -1,0 +1,247 @@
+"""One flipped bit anywhere: no restore uses it, ``ckptd verify`` names it, and the next best copy is restored."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import ckptd_client
+from ckptd.protocol.digest import BLOCK_NBYTES
+from ckptd.protocol.ids import SaveId
+from ckptd.protocol.manifest import COMMITTED, MANIFEST, VOTES_DIR
+from ckptd.protocol.slot import SEALS_NBYTES, decode_seals
+from ckptd.verify import verify_checkpoint
+from ckptd_client import RestoreError
+from tests.cluster import Node, wait_for
+
+pytestmark = pytest.mark.faults
+
+NBYTES = 2 * BLOCK_NBYTES + 1000  # of the tensor: three blocks with the header, the last one short
+IMAGE = "r00000-p00.safetensors"
+
+
+def state_of(step):
+    return {"w": torch.arange(NBYTES, dtype=torch.int64).to(torch.uint8) + step, "step": step}
+
+
+def flip(path, offset, bit=3):
+    """Flips one bit of a file, counted from the end if offset is negative."""
+    with open(path, "r+b", buffering=0) as file:
+        at = file.seek(offset, os.SEEK_END if offset < 0 else os.SEEK_SET)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 1 << bit]))
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory):
+    with Node(str(tmp_path_factory.mktemp("store"))) as node:
+        node.start()
+        yield node
+
+
+@pytest.fixture
+def join(node, monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    clients = []
+
+    def connect(job, **settings):
+        clients.append(ckptd_client.connect(job, store=node.store, arena=node.arena, start=False, **settings))
+        return clients[-1]
+
+    yield connect
+    for client in clients:
+        client.close()
+
+
+def check_state(state, step):
+    assert state["step"] == step
+    assert torch.equal(state["w"], state_of(step)["w"])
+
+
+def verify(path):
+    """(exit code, output) of ckptd verify."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "ckptd", "verify", path],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def slot_of(node, job, step):
+    """(path, seal) of the slot that holds a step."""
+    for path in node.slots():
+        if f"/{job}-" in path:
+            with open(path, "rb") as file:
+                file.seek(-SEALS_NBYTES, os.SEEK_END)
+                seal = decode_seals(file.read())[2]
+            if seal.save is not None and seal.save.step == step:
+                return path, seal
+    raise AssertionError(f"no slot holds step {step}")
+
+
+def in_force(path):
+    """Offset of the seal page in force."""
+    with open(path, "rb") as file:
+        file.seek(-SEALS_NBYTES, os.SEEK_END)
+        index = decode_seals(file.read())[0]
+    return os.path.getsize(path) - SEALS_NBYTES + index * SEALS_NBYTES // 2
+
+
+SLOT_PLACES = {
+    "header length": (lambda path, seal: 0, "block 0 "),
+    "header": (lambda path, seal: 100, "block 0 "),
+    "first payload byte": (lambda path, seal: seal.header_nbytes, "block 0 "),
+    "block 1": (lambda path, seal: BLOCK_NBYTES, "block 1 "),
+    "last byte of block 1": (lambda path, seal: 2 * BLOCK_NBYTES - 1, "block 1 "),
+    "last byte": (lambda path, seal: seal.image_nbytes - 1, "block 2 "),
+    "digest table": (lambda path, seal: seal.table_offset + 20, "digest table"),
+    "layout": (lambda path, seal: seal.layout_offset + 5, "layout"),
+    "leaves": (lambda path, seal: seal.leaves_offset + seal.leaves_nbytes - 1, "leaves"),
+    "seal": (lambda path, seal: in_force(path) + 60, "seal"),
+}
+
+
+@pytest.mark.parametrize("place", SLOT_PLACES)
+def test_a_bit_in_a_slot_falls_back_to_the_same_step_on_the_store(place, node, join):
+    where, word = SLOT_PLACES[place]
+    job = f"slot-{place.replace(' ', '-')}"
+    client = join(job)
+    for step in range(2):
+        client.save(state_of(step), step).wait("durable", 20)
+    path, seal = slot_of(node, job, 1)
+    flip(path, where(path, seal))
+    code, text = verify(node.arena)
+    line = next(line for line in text.splitlines() if path in line)
+    assert word in line, text
+    assert code == (0 if place == "seal" else 1), "a torn seal page is what a crash leaves: noted, no damage"
+    state = state_of(9)
+    restored = client.load(state)
+    check_state(state, 1)
+    assert (restored.step, restored.tier) == (1, "pfs")
+    assert any(path in note and word in note for note in restored.notes), restored.notes
+    client.save(state_of(2), 2).wait("durable", 20)
+    assert client.load(state).notes == [], "and life goes on"
+    check_state(state, 2)
+
+
+def test_a_bit_in_a_slot_that_is_not_committed_falls_back_to_an_older_step(node, join):
+    client = join("kept", drain_every=100)
+    client.save(state_of(0), 0).wait("durable", 20)
+    client.save(state_of(1), 1).wait("staged", 20)
+    path, seal = slot_of(node, "kept", 1)
+    wait_for(lambda: slot_of(node, "kept", 1)[1].state == "digested")
+    flip(path, seal.image_nbytes - 1)
+    state = state_of(9)
+    restored = client.load(state)
+    check_state(state, 0)
+    assert (restored.step, restored.tier) == (0, "pfs")
+    assert any(path in note and "block 2 " in note for note in restored.notes), restored.notes
+
+
+def damage(path, name, where):
+    """Flips a bit in a part of a checkpoint; returns the file's path."""
+    target = os.path.join(path, name)
+    if name == VOTES_DIR:
+        target = os.path.join(target, os.listdir(target)[0])
+    flip(target, where)
+    return target
+
+
+FILE_PLACES = {
+    "header length": (IMAGE, 0, "block 0 "),
+    "header": (IMAGE, 100, "block 0 "),
+    "block 1": (IMAGE, BLOCK_NBYTES + 17, "block 1 "),
+    "last byte": (IMAGE, -1, "block 2 "),
+    "manifest": (MANIFEST, 200, "digest"),
+    "manifest's digest": (MANIFEST, -1, "digest"),
+    "manifest's magic": (MANIFEST, 0, "record"),
+    "committed": (COMMITTED, 0, ""),
+    "committed's digest": (COMMITTED, -10, ""),
+}
+
+
+def two_committed(node, join, job):
+    """Steps 0 and 1 committed, memory freed; the directories of both."""
+    with join(job) as client:
+        handles = [client.save(state_of(step), step).wait("durable", 20) for step in range(2)]
+    wait_for(lambda: not any(f"/{job}-" in path for path in node.slots()))
+    return [os.path.join(node.store, job, handle.save_id.dirname) for handle in handles]
+
+
+@pytest.mark.parametrize("place", FILE_PLACES)
+def test_a_bit_in_a_committed_file_falls_back_to_an_older_step(place, node, join):
+    name, offset, word = FILE_PLACES[place]
+    job = f"file-{place.replace(' ', '-').replace(chr(39), '')}"
+    older, newest = two_committed(node, join, job)
+    path = damage(newest, name, offset)
+    code, text = verify(newest)
+    assert code == 1
+    assert any(path in line and word in line for line in text.splitlines()), text
+    state = state_of(9)
+    client = join(job)
+    restored = client.load(state)
+    check_state(state, 0)
+    assert (restored.step, restored.tier) == (0, "pfs")
+    assert any(path in note and word in note for note in restored.notes), restored.notes
+    damage(older, IMAGE, -1)
+    for _ in range(2):
+        with pytest.raises(RestoreError) as caught:
+            client.load(state)
+        assert path in str(caught.value), "names both"
+        assert os.path.join(older, IMAGE) in str(caught.value)
+        assert "block 2 " in str(caught.value)
+        assert "ckptd verify" in str(caught.value)
+    assert os.path.exists(newest), "nothing is removed: somebody may want to look"
+
+
+def test_a_bit_in_a_vote_is_noted_and_harms_nothing(node, join):
+    _, newest = two_committed(node, join, "vote")
+    path = damage(newest, VOTES_DIR, 100)
+    code, text = verify(newest)
+    assert code == 1
+    assert path in text
+    state = state_of(9)
+    restored = join("vote").load(state)
+    check_state(state, 1)
+    assert restored.step == 1
+    assert any(path in note and "block 0 " in note for note in restored.notes), restored.notes
+
+
+def test_arena_and_store_both_damaged_name_both(node, join):
+    client = join("both")
+    handle = client.save(state_of(0), 0).wait("durable", 20)
+    path, _ = slot_of(node, "both", 0)
+    flip(path, BLOCK_NBYTES)
+    image = os.path.join(node.store, "both", handle.save_id.dirname, IMAGE)
+    flip(image, 10)
+    with pytest.raises(RestoreError) as caught:
+        client.load(state_of(9))
+    text = str(caught.value)
+    assert path in text
+    assert image in text
+    assert "block 1 " in text
+    assert "block 0 " in text
+
+
+def test_no_bit_of_a_checkpoint_is_missed_by_verify(node, join):
+    with join("tiny") as client:
+        save = client.save({"w": torch.ones(3)}, 0).wait("durable", 20).save_id
+    assert isinstance(save, SaveId)
+    folder = os.path.join(node.store, "tiny", save.dirname)
+    vote = os.path.join(VOTES_DIR, os.listdir(os.path.join(folder, VOTES_DIR))[0])
+    assert verify_checkpoint(folder).ok
+    for name in (COMMITTED, MANIFEST, vote, IMAGE):
+        path = os.path.join(folder, name)
+        size = os.path.getsize(path)
+        for at in range(0, size * 8, 8 * max(1, size // 200) + 3):
+            flip(path, at // 8, at % 8)
+            report = verify_checkpoint(folder)
+            assert any(problem.path == path for problem in report.problems), (name, at, report.problems)
+            flip(path, at // 8, at % 8)
+    assert verify_checkpoint(folder).ok

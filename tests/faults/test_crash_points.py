@@ -1,0 +1,215 @@
+"""Every crash point of the list: the daemon or its worker dies there by SIGKILL, and every promise still holds."""
+
+import glob
+import itertools
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from ckptd import failpoints
+from ckptd.filelayer import FileLayer
+from ckptd.protocol import places
+from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.messages import End, Milestone, Progress
+from ckptd.store_scan import TRASH_PREFIX, scan
+from ckptd.verify import verify_path
+from ckptd_client.handle import SaveHandle
+from tests.cluster import Node, wait_for
+from tests.faults.ranks import JOB, SAVE_TIMEOUT_S, Ranks, told
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(90)]
+
+KEEP = 2
+FLAGS = ("--keep-last", str(KEEP), "--log-level", "debug")
+FIRST_STEPS = (10, 20, 30)  # saved before the daemon is armed in the long form's second ordering
+STEPS = (40, 50, 60, 70)
+WORKER = tuple(p for p in failpoints.POINTS if not p.startswith("stage.") and "durable-told" not in p)
+LONG = os.environ.get("FAULTS") == "long"
+
+# (point, who dies, ranks, whether the store holds checkpoints when the daemon is armed)
+CASES = [
+    (point, dies, world, warm)
+    for point, (dies, world, warm) in itertools.product(
+        failpoints.POINTS, itertools.product(("worker", "both"), (1, 2), (False, True))
+    )
+    if (point in WORKER or dies == "both")
+    and (LONG or ((world == 2) == (dies == "both") and warm == (failpoints.POINTS.index(point) % 2 == 1)))
+]
+
+
+class Store:
+    """What a stranger sees in the job's directory."""
+
+    def __init__(self, root: str) -> None:
+        self.key = JobKey(root, JOB)
+        self.path = os.path.join(root, JOB)
+
+    def committed(self) -> list[int]:
+        """Steps, oldest first."""
+        return sorted(entry.committed.save.step for entry in scan(FileLayer(), self.key).committed)
+
+    def check(self) -> None:
+        """Nothing unfinished is offered, and each digest of what is offered matches. For when nobody writes."""
+        if not os.path.isdir(self.path):
+            return
+        found = scan(FileLayer(), self.key)
+        assert found.problems == []
+        finals = {entry.dirname for entry in found.committed}
+        offered = set(glob.glob("**/*.safetensors", root_dir=self.path, recursive=True))
+        homes = {path.partition(os.sep)[0] for path in offered}
+        if os.path.islink(os.path.join(self.path, "latest")):
+            assert os.readlink(os.path.join(self.path, "latest")) in finals
+        assert homes - {"latest"} == finals
+        visible = {name for name in os.listdir(self.path) if not name.startswith(".")}
+        assert visible - {"latest"} == finals
+        assert verify_path(self.path).problems == []
+
+    def leftovers(self) -> list[str]:
+        """Hidden directories that should go."""
+        return [name for name in os.listdir(self.path) if ".partial-" in name or name.startswith(TRASH_PREFIX)]
+
+
+class Case:
+    """One job that lives through one death at one point."""
+
+    def __init__(self, node: Node, point: str, dies: str, marker: str) -> None:
+        self.node, self.point, self.dies, self.marker = node, point, dies, marker
+        self.store = Store(node.store)
+        self.deaths = 0
+        self.pid = 0
+
+    def arm(self) -> None:
+        """A daemon that will die, or whose worker will."""
+        self.pid = self.node.start(*FLAGS, CKPTD_FAILPOINT=f"{self.point}@{self.marker}").pid
+
+    def watch(self, ranks: Ranks, timeout_s: float = 40.0) -> list:
+        """The results of what the ranks were started on; a daemon that dies meanwhile is followed by another."""
+        deadline = time.monotonic() + timeout_s
+        while not ranks.done:
+            assert time.monotonic() < deadline, "the ranks are stuck"
+            self._follow()
+            time.sleep(0.002)
+        return ranks.results()
+
+    def _follow(self) -> None:
+        if self.deaths or not os.path.exists(self.marker):
+            return
+        if self.dies == "both" and self.node.daemon.poll() is None:
+            self.node.daemon.send_signal(signal.SIGKILL)
+        if self.dies == "both":
+            assert self.node.daemon.wait(10) == -signal.SIGKILL
+            self.store.check()
+            self.node.start(*FLAGS)
+        self.deaths += 1
+
+    def saves(self, ranks: Ranks, steps: tuple[int, ...]) -> None:
+        """Saves of the steps, the middle two without a pause; each ends somewhere, the last one well."""
+        for step in steps:
+            ranks.start("save", step)
+            self.watch(ranks)
+            if step != steps[1]:
+                for each in [step] if step != steps[2] else steps[1:3]:
+                    self._settle(ranks, each)
+        assert {rank.call("handle", steps[-1])[:2] for rank in ranks.all} == {("durable", "durable")}
+
+    def _settle(self, ranks: Ranks, step: int) -> None:
+        ranks.start("settle", step)
+        for milestone, end, reason in self.watch(ranks):
+            if end not in ("durable", "superseded"):  # a restart that takes long may cost a save, but no staged one
+                assert (milestone, end in ("failed", "skipped", "abandoned")) == (None, True), (milestone, end, reason)
+                assert self.deaths, reason
+        ranks.start("steps")  # brings a rank back that gave its daemon up
+        self.watch(ranks)
+
+
+def newest(history: list, milestone: str) -> int:
+    """The newest step whose handle said that the milestone was reached; -1 for none."""
+    reached = {"staged": ("staged", "durable"), "durable": ("durable",)}[milestone]
+    return max((step for step, said, _ in history if said in reached), default=-1)
+
+
+def restore(node: Node, world: int, *, at_least: int, tier: str) -> int:
+    """A fresh start of the job gets back, bit for bit, a step that is new enough."""
+    with Ranks(node, world) as ranks:
+        ranks.call("connect")
+        found = ranks.call("load")
+        assert all(f is not None and f["intact"] and f["step"] >= at_least for f in found), (found, at_least)
+        assert {f["tier"] for f in found} == {tier}, found
+        assert len({f["step"] for f in found}) == 1, found
+        ranks.kill()
+        return found[0]["step"]
+
+
+@pytest.mark.parametrize(("point", "dies", "world", "warm"), CASES)
+def test_a_death_at_this_point_breaks_no_promise(tmp_path: Path, point: str, dies: str, world: int, warm: bool):
+    store = tmp_path / "store"
+    store.mkdir()
+    with told(str(store)) as node:
+        case = Case(node, point, dies, str(tmp_path / "marker"))
+        with Ranks(node, world) as ranks:
+            run_through_the_death(case, ranks, warm=warm)
+            history = [news for rank in ranks.call("history") for news in rank]
+            if world == 1:
+                ranks.kill()  # the job crashes; with two ranks it goes on to the end below
+            else:
+                ranks.call("close")
+        assert os.path.exists(case.marker), f"{point} was not reached"
+        staged, durable = newest(history, "staged"), newest(history, "durable")
+        assert durable == STEPS[-1]
+        assert case.store.committed()[-1] >= durable
+        restore(node, world, at_least=staged, tier="arena" if world == 1 else "pfs")
+        leaves_nothing(case, world)
+        node.lose_arena() if node.stop() == 0 else pytest.fail(node.log_text())
+        node.start(*FLAGS)
+        assert restore(node, world, at_least=durable, tier="pfs") == STEPS[-1] + 10
+
+
+def run_through_the_death(case: Case, ranks: Ranks, *, warm: bool) -> None:
+    """Saves until all is durable again. The daemon is armed from the beginning, or once it has some checkpoints."""
+    if warm:
+        case.node.start(*FLAGS)
+    else:
+        case.arm()
+    ranks.start("connect")
+    case.watch(ranks)
+    ranks.start("load")
+    case.watch(ranks)
+    if warm:
+        case.saves(ranks, FIRST_STEPS)
+        assert case.node.stop() == 0
+        case.arm()
+    case.saves(ranks, STEPS)
+    if case.dies == "worker":
+        assert case.node.daemon.pid == case.pid, "the daemon goes on by itself"
+        assert case.node.daemon.poll() is None
+
+
+def leaves_nothing(case: Case, world: int) -> None:
+    """One more checkpoint, then close: no slot, no partial, no old checkpoint beyond the last two."""
+    with Ranks(case.node, world) as ranks:
+        ranks.call("connect")
+        ranks.call("load")
+        stalls = ranks.call("save", STEPS[-1] + 10)
+        assert max(stalls) <= SAVE_TIMEOUT_S
+        ranks.call("wait", STEPS[-1] + 10)
+        ranks.call("close")
+    wait_for(lambda: case.node.slots() == [])
+    wait_for(lambda: case.store.leftovers() == [] and len(case.store.committed()) == KEEP)
+    wait_for(lambda: not os.listdir(os.path.join(case.node.arena, places.JOBS)))
+    case.store.check()
+
+
+def test_a_save_that_was_staged_is_never_called_abandoned():
+    """A daemon that dies between freeing two slots of a superseded save leaves the next one half of it."""
+    handle = SaveHandle(SaveId(1, 1, 1), lambda _: None)
+    handle.hear(Progress(save=handle.save_id, milestone=Milestone.STAGED))
+    handle.hear(Progress(save=handle.save_id, end=End.ABANDONED, reason="step 2 was staged by all ranks first"))
+    assert (handle.milestone, handle.end) == ("staged", "superseded")
+
+
+def test_the_list_that_was_walked_is_the_whole_list():
+    assert {point for point, *_ in CASES} == set(failpoints.POINTS)
+    assert {point for point, dies, *_ in CASES if dies == "worker"} == set(WORKER)

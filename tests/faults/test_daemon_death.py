@@ -1,0 +1,247 @@
+"""The daemon is absent, dies, stops answering or is stopped: training goes on, and what was sealed is not lost."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import Node, wait_for
+from tests.faults.ranks import MB, RankError, Ranks, daemons, sealed, told
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(60)]
+
+SLOW = ("--drain-bandwidth", "16M")  # of three chunks of 16 MiB the last is written after two seconds
+SLOW_NBYTES = 48 * MB
+SLACK_S = 0.6  # of two busy cores, over a deadline
+
+
+@pytest.fixture(name="node")
+def fixture_node(tmp_path: Path):
+    with told(str(tmp_path)) as node:
+        yield node
+
+
+def ready(ranks: Ranks, **settings) -> Ranks:
+    """Connected, and with slots."""
+    ranks.call("connect", **settings)
+    ranks.call("prepare")
+    return ranks
+
+
+def own_daemon(node: Node) -> int:
+    """Pid of the daemon that a client started."""
+    return node.status().pid
+
+
+# --- none runs
+
+
+def test_without_a_daemon_connect_says_so_when_it_may_not_start_one(node: Node):
+    with Ranks(node) as ranks:
+        with pytest.raises(RankError, match="no daemon listens") as error:
+            ranks.call("connect", start=False)
+        assert error.value.kind == "ConnectError"
+        assert "ckptd run" in str(error.value)
+        assert error.value.seconds < 2
+    assert daemons(node.arena) == []
+
+
+def test_a_client_starts_a_daemon_and_says_so_and_it_leaves_when_it_is_empty(node: Node):
+    with Ranks(node) as ranks:
+        ranks.call("connect")
+        pid = own_daemon(node)
+        assert [log for log in ranks[0].call("logs") if "started one" in log and "ckptd.log" in log]
+        ranks.call("save", 1)
+        ranks.call("wait", 1)
+        ranks.call("close")
+    wait_for(lambda: not os.path.exists(f"/proc/{pid}"))
+    assert not os.path.exists(node.arena)
+
+
+def test_eight_ranks_that_start_a_daemon_at_once_end_with_one(node: Node):
+    with Ranks(node, 8) as ranks:
+        ranks.call("connect")
+        wait_for(lambda: daemons(node.arena) == [own_daemon(node)])
+        ranks.call("save", 1)
+        assert ranks.call("wait", 1) == [("durable", "durable")] * 8
+        ranks.call("close")
+    wait_for(lambda: daemons(node.arena) == [])
+
+
+# --- it is killed between saves
+
+
+def test_a_daemon_that_a_client_started_comes_back_by_itself(node: Node):
+    with Ranks(node, 2) as ranks:
+        ready(ranks)
+        ranks.call("save", 1)
+        ranks.call("wait", 1, "staged")
+        old = own_daemon(node)
+        os.kill(old, signal.SIGKILL)
+        ranks.call("save", 2)
+        assert ranks.call("settle", 2) == [("durable", "durable", "")] * 2
+        assert own_daemon(node) != old
+        assert {milestone for milestone, _, _ in ranks.call("handle", 1)} <= {"staged", "durable"}
+        ranks.call("close")
+
+
+def test_saves_go_on_with_a_daemon_that_was_started_again(node: Node):
+    node.start()
+    with Ranks(node, 2) as ranks:
+        ready(ranks)
+        ranks.call("save", 1)
+        ranks.call("wait", 1)
+        node.kill()
+        node.start()
+        ranks.call("save", 2)
+        assert ranks.call("settle", 2) == [("durable", "durable", "")] * 2
+
+
+def test_without_its_daemon_training_goes_on_and_saves_say_why_they_failed(node: Node):
+    node.start()
+    with Ranks(node) as ranks:
+        ready(ranks, save_timeout_s=3.0)
+        ranks.call("save", 1)
+        ranks.call("wait", 1)
+        node.kill()
+        assert ranks.call("save", 2)[0] <= 3.0 + SLACK_S
+        assert ranks.call("save", 3)[0] <= SLACK_S  # it does not wait again so soon
+        for step in (2, 3):
+            ((_, end, reason),) = ranks.call("handle", step)
+            assert end == "failed"
+            assert "daemon" in reason
+        with pytest.raises(RankError, match="will not become durable"):
+            ranks.call("wait", 3)
+        node.start()
+        assert ranks.call("steps") == [[1]]  # who does not train may wait for the daemon, and finds it at once
+        assert saved(ranks, 4)
+
+
+def saved(ranks: Ranks, step: int) -> bool:
+    """Whether a save becomes durable."""
+    ranks.call("save", step)
+    return all(end == "durable" for _, end, _ in ranks.call("settle", step))
+
+
+# --- it dies or stops while a save waits for it
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_killed_while_a_save_waits_for_its_acknowledgement(node: Node, world: int):
+    node.start()
+    with Ranks(node, world) as ranks:
+        ready(ranks)
+        node.daemon.send_signal(signal.SIGSTOP)
+        ranks.start("save", 1)
+        wait_for(lambda: sealed(node) == [(rank, 1) for rank in range(world)])
+        time.sleep(0.2)
+        assert not ranks.done
+        node.kill()
+        assert max(ranks.results()) < 2
+        assert all(end is None for _, end, _ in ranks.call("handle", 1))
+        node.start()
+        ranks.call("save", 2)
+        assert ranks.call("settle", 2) == [("durable", "durable", "")] * world
+        for milestone, end, _ in ranks.call("handle", 1):
+            assert milestone in ("staged", "durable")
+            assert end in ("durable", "superseded")
+
+
+def test_a_waiting_handle_is_enough_to_bring_the_sealed_segment_home(node: Node):
+    node.start()
+    with Ranks(node) as ranks:
+        ready(ranks)
+        node.daemon.send_signal(signal.SIGSTOP)
+        ranks.start("save", 1)
+        wait_for(lambda: sealed(node) == [(0, 1)])
+        node.kill()
+        ranks.results()
+        ranks.start("wait", 1)
+        node.start()
+        assert ranks.results() == [("durable", "durable")]
+
+
+def test_a_segment_sealed_after_the_next_daemon_looked_is_handed_to_it(node: Node):
+    node.start()
+    with Ranks(node, 2) as ranks:
+        ready(ranks)
+        ranks.call("save", 1)
+        ranks.call("wait", 1)
+        ranks.start("save_slowly", 2)
+        wait_for(lambda: len([path for path in node.slots() if any(content(path))]) == 4)  # two of each rank
+        node.kill()
+        node.start()
+        for rank in ranks.all:
+            rank.kill(signal.SIGUSR1)
+        assert max(ranks.results()) < 5
+        ranks.start("wait", 2)
+        assert ranks.results() == [("durable", "durable")] * 2
+
+
+def content(path: str) -> bytes:
+    """Some bytes of what a rank copies first."""
+    with open(path, "rb") as file:
+        return os.pread(file.fileno(), 4096, os.path.getsize(path) // 8)
+
+
+def test_a_daemon_that_stops_answering_never_holds_a_save_beyond_its_deadline(node: Node):
+    node.start()
+    with Ranks(node) as ranks:
+        ready(ranks, save_timeout_s=1.0)
+        node.daemon.send_signal(signal.SIGSTOP)
+        for step in (1, 2, 3, 4, 5):  # more than there are slots
+            (stall,) = ranks.call("save", step)
+            assert stall <= 1.0 + SLACK_S, step
+            ((_, end, reason),) = ranks.call("handle", step)
+            assert end in ("failed", "skipped"), (step, end)
+            assert reason
+        node.daemon.send_signal(signal.SIGCONT)
+        assert saved(ranks, 6)
+        node.kill()
+        node.start()
+        assert saved(ranks, 7), "what was never acknowledged must not stand in the way of the next daemon"
+
+
+def test_a_new_daemon_that_does_not_answer_holds_no_save_either(node: Node):
+    node.start()
+    with Ranks(node) as ranks:
+        ready(ranks, save_timeout_s=2.0)
+        node.kill()
+        node.start().send_signal(signal.SIGSTOP)
+        assert ranks.call("save", 1)[0] <= 2.0 + SLACK_S
+
+
+# --- it is stopped, in the middle of a drain
+
+
+def test_sigterm_finishes_the_drain_that_runs(node: Node):
+    node.start(*SLOW)
+    with Ranks(node, nbytes=SLOW_NBYTES) as ranks:
+        ready(ranks)
+        ranks.call("save", 1)
+        wait_for(lambda: (job := node.job("job")) and job.drain and job.drain.nbytes_done)
+        assert node.stop(15) == 0
+        assert [name for name in os.listdir(f"{node.store}/job") if name.startswith("step-")] == [
+            "step-000000001.i0001"
+        ]
+
+
+def test_what_a_stop_leaves_unfinished_the_next_start_finishes(node: Node):
+    node.start(*SLOW, "--stop-drain-s", "0")
+    with Ranks(node, nbytes=SLOW_NBYTES) as ranks:
+        ready(ranks)
+        ranks.call("save", 1)
+        wait_for(lambda: (job := node.job("job")) and job.drain and job.drain.nbytes_done)
+        began = time.monotonic()
+        assert node.stop(15) == 0
+        assert time.monotonic() - began < 1.5
+        assert not [name for name in os.listdir(f"{node.store}/job") if name.startswith("step-")]
+        ranks.kill()  # nobody asks for it, nobody is there
+    node.start()
+    wait_for(lambda: os.path.exists(f"{node.store}/job/step-000000001.i0001/COMMITTED"))
+    with Ranks(node, nbytes=SLOW_NBYTES) as ranks:
+        ranks.call("connect")
+        (found,) = ranks.call("load")
+        assert (found["step"], found["intact"]) == (1, True)

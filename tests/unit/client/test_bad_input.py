@@ -1,0 +1,334 @@
+"""What cannot be saved is told at once, with the place or the numbers; what may change between saves just works."""
+
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import ckptd_client
+from ckptd_client import BudgetError, ConfigError, ConnectError, SaveFailedError, UsageError
+from tests.cluster import Node
+from tests.unit.client.same import difference
+
+MIB = 1 << 20
+
+
+class Unknown:
+    """No plain value, and nothing that ckptd could look into."""
+
+
+class Fickle:
+    """A Stateful with other keys at each look."""
+
+    looks = 0
+
+    def state_dict(self):
+        self.looks += 1
+        return {f"look {self.looks}": torch.zeros(1)}
+
+    def load_state_dict(self, state):
+        raise AssertionError
+
+
+def cycle():
+    state = {"a": {}}
+    state["a"]["b"] = state
+    return state
+
+
+UNSAVABLE = {
+    "unknown type": ({"a": [{"b": Unknown()}]}, r"state\['a'\]\[0\]\['b'\] cannot be saved: .*Unknown"),
+    "unknown type in a leaf": ({"a": (1, [2, Unknown()])}, r"state\['a'\]\[1\]\[1\] cannot be saved"),
+    "function": ({"a": len}, r"state\['a'\] cannot be saved"),
+    "class": ({"a": nn.Linear}, r"state\['a'\] cannot be saved"),
+    "generator": ({"rng": torch.Generator()}, r"state\['rng'\] cannot be saved"),
+    "key": ({"a": {(1, 2): torch.zeros(1)}}, r"state\['a'\] has the key \(1, 2\) of type tuple"),
+    "bool key": ({"a": {True: torch.zeros(1)}}, r"state\['a'\] has the key True of type bool"),
+    "colliding names": (
+        {"a": {"b": torch.zeros(1)}, "a.b": torch.zeros(1)},
+        r"state\['a'\]\['b'\] and state\['a.b'\] both have the name 'a.b'",
+    ),
+    "colliding int key": ({"a": {1: torch.zeros(1), "1": 2}}, r"both have the name 'a.1'"),
+    "reserved name": ({"__metadata__": torch.zeros(1)}, "'__metadata__' is reserved"),
+    "meta": ({"m": {"w": torch.zeros(1, device="meta")}}, r"state\['m'\]\['w'\] is on the meta device"),
+    "sparse": ({"s": torch.eye(2).to_sparse()}, r"state\['s'\] is sparse"),
+    "complex128": ({"c": torch.zeros(1, dtype=torch.complex128)}, r"state\['c'\] has dtype torch.complex128"),
+    "lazy": ({"m": nn.LazyLinear(2)}, r"state\['m'\]\['weight'\]"),
+    "cycle": (cycle(), r"state\['a'\]\['b'\] contains itself"),
+    "list": ([torch.zeros(1)], "must be a dict, not list"),
+    "module": (nn.Linear(1, 1), "must be a dict, not Linear"),
+    "tensor": (torch.zeros(1), "must be a dict, not Tensor"),
+    "none": (None, "must be a dict, not NoneType"),
+    "fickle": ({"f": Fickle()}, "changes while it is read"),
+}
+
+
+@pytest.mark.parametrize("kind", UNSAVABLE)
+def test_what_cannot_be_saved_is_refused_at_once_with_its_place_and_the_next_save_works(kind, join):
+    state, message = UNSAVABLE[kind]
+    client = join()
+    with pytest.raises(UsageError, match=message) as caught:
+        client.save(state, 0)
+    assert "hint: " in str(caught.value)
+    with pytest.raises(UsageError, match=message):
+        client.prepare(state)
+    assert client.save({"w": torch.ones(1)}, 0).wait("durable", 20).step == 0, "the step was not used up"
+    with pytest.raises(UsageError, match=message):
+        client.save(state, 1)
+    assert client.save({"w": torch.ones(1)}, 1).wait("durable", 20).step == 1
+
+
+def test_a_dtensor_is_refused_with_its_place(join):
+    client = join()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        from torch.distributed.tensor import Replicate, distribute_tensor, init_device_mesh  # noqa: PLC0415
+
+        shard = distribute_tensor(torch.zeros(4), init_device_mesh("cpu", (1,)), [Replicate()])
+        with pytest.raises(UsageError, match=r"state\['m'\]\['w'\] is a .*DTensor"):
+            client.save({"m": {"w": shard}}, 0)
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("state", [[torch.zeros(1)], nn.Linear(1, 1), None], ids=["list", "module", "none"])
+def test_load_wants_a_dict_too(state, join):
+    client = join()
+    client.save({"w": torch.ones(1)}, 0).wait("durable", 20)
+    with pytest.raises(UsageError, match="must be a dict"):
+        client.load(state)
+
+
+@pytest.mark.parametrize("step", [-1, 1.5, "3", True, 10**12, torch.tensor(3)], ids=str)
+def test_a_step_is_a_natural_number(step, join):
+    client = join()
+    with pytest.raises(UsageError, match="step must be an int from 0 to"):
+        client.save({"w": torch.ones(1)}, step)
+    assert client.save({"w": torch.ones(1)}).step == 0
+    with pytest.raises(UsageError, match="step must be an int from 0 to"):
+        client.load({"w": torch.ones(1)}, step)
+
+
+def test_a_step_is_saved_once(join):
+    client = join()
+    client.save({"w": torch.ones(1)}, 3)
+    with pytest.raises(UsageError, match="step 3 was already saved in incarnation 1"):
+        client.save({"w": torch.ones(1)}, 3)
+    assert client.save({"w": torch.ones(1)}, 2).wait("durable", 20).end == "durable"
+    assert client.latest() == 2, "newest is what was saved last"
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "..", ".hidden", "ü", "a" * 65, "a b"])
+def test_a_job_needs_a_plain_name(name, join, monkeypatch):
+    monkeypatch.delenv("CKPTD_JOB", raising=False)
+    with pytest.raises(ConfigError, match=r"connect\(job=...\) or CKPTD_JOB"):
+        join(name)
+    with pytest.raises(ConfigError, match="the job has no name"):
+        join(None)
+
+
+def test_a_store_is_an_absolute_directory_that_exists(join, monkeypatch, tmp_path):
+    monkeypatch.delenv("CKPTD_STORE", raising=False)
+    with pytest.raises(ConfigError, match="'relative' is not an absolute path"):
+        join(store="relative")
+    with pytest.raises(ConfigError, match="no store is set"):
+        join(store=None)
+    missing = str(tmp_path / "not" / "mounted")
+    with pytest.raises(ConfigError, match=f"store '{missing}' cannot be used"):
+        join(store=missing)
+    assert not os.path.exists(missing)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be used"):
+        join(store=str(tmp_path / "file"))
+
+
+@pytest.mark.parametrize("cadence", [0, -1, "fast", "0s", 1.5, None])
+def test_a_cadence_is_steps_or_seconds(cadence, join):
+    with pytest.raises(ConfigError, match="drain_every"):
+        join(drain_every=cadence)
+
+
+def test_without_a_daemon_connect_says_how_to_start_one(join, tmp_path, node):
+    with Node(str(tmp_path)) as idle, pytest.raises(ConnectError, match="hint: start one: ckptd run") as caught:
+        join(on=idle)
+    assert idle.arena in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """A daemon that may use 64 MiB."""
+    with Node(str(tmp_path_factory.mktemp("small"))) as node:
+        node.start("--budget-nbytes", "64M")
+        yield node
+
+
+def test_a_state_above_the_budget_is_told_before_training_with_the_numbers(small, join):
+    client = join(on=small)
+    state = {"w": torch.zeros(40 * MIB, dtype=torch.uint8)}
+    with pytest.raises(BudgetError) as caught:
+        client.prepare(state)
+    text = str(caught.value)
+    assert "64" in text, text
+    assert "40" in text or "120" in text, text
+    assert "budget" in text, text
+    handle = client.save(state, 0)
+    assert handle.end in ("failed", "skipped")
+    with pytest.raises(SaveFailedError, match="64"):
+        handle.wait("staged", 5)
+    assert handle.stall_s < 5
+    assert client.stats().failed == 1
+    little = {"w": torch.zeros(4 * MIB, dtype=torch.uint8)}
+    assert client.save(little, 1).wait("durable", 20).end == "durable", "a smaller one is saved"
+    client.prepare(little)
+
+
+def test_a_state_that_outgrows_the_budget_fails_and_one_that_shrinks_again_is_saved(small, join):
+    client = join(on=small)
+    for step, mib in enumerate((4, 50, 4)):
+        handle = client.save({"w": torch.zeros(mib * MIB, dtype=torch.uint8)}, step)
+        if mib == 50:
+            with pytest.raises(SaveFailedError, match=r"2 slots of 50\.1 MiB"):
+                handle.wait("staged", 5)
+        else:
+            handle.wait("durable", 20)
+
+
+w = torch.arange(1000.0)
+GROWTH = {
+    "a tensor grew": ({"w": w[:10]}, {"w": w}),
+    "a tensor grew much": ({"w": w}, {"w": torch.ones(3 * MIB)}),
+    "a tensor shrank": ({"w": w}, {"w": w[:10]}),
+    "a new key": ({"w": w}, {"w": w, "v": w + 1}),
+    "a key is gone": ({"w": w, "v": w}, {"v": w}),
+    "another order of keys": ({"a": w, "b": w + 1}, {"b": w + 2, "a": w + 3}),
+    "another dtype": ({"w": w}, {"w": w.to(torch.bfloat16)}),
+    "another dtype of one size": ({"w": w}, {"w": w.view(torch.int32)}),
+    "another shape of one size": ({"w": w}, {"w": w.reshape(10, 100)}),
+    "a tensor became a leaf": ({"w": w, "v": w}, {"w": 3, "v": w}),
+    "a leaf became a tensor": ({"w": 3, "v": w}, {"w": w + 1, "v": w}),
+    "the only tensor became a leaf": ({"w": w}, {"w": 3}),
+    "the only leaf became a tensor": ({"w": 3}, {"w": w}),
+    "none became a tensor": ({"w": None}, {"w": w}),
+    "a dict became a list": ({"x": {"0": w}}, {"x": [w + 1]}),
+    "a list became a tuple": ({"x": [w]}, {"x": (w + 1,)}),
+    "a list grew": ({"x": [w]}, {"x": [w, w + 1]}),
+    "a leaf became a list with a tensor": ({"x": [1, 2]}, {"x": [1, w]}),
+    "an empty dict was filled": ({"x": {}}, {"x": {"y": w}}),
+    "a dict was emptied": ({"x": {"y": w}}, {"x": {}}),
+    "a leaf grew": ({"x": "a"}, {"x": "a" * MIB}),
+    "a leaf became another kind": ({"x": 1, "w": w}, {"x": "one", "w": w}),
+    "tied became untied": ({"a": w, "b": w}, {"a": w, "b": w + 1}),
+    "untied became tied": ({"a": w, "b": w + 1}, {"a": w + 2, "b": w + 2}),
+    "a tensor became a parameter": ({"w": w}, {"w": nn.Parameter(w)}),
+    "a tensor lies elsewhere": ({"w": w}, {"w": w.clone() + 1}),
+    "contiguous became strided": ({"w": w}, {"w": torch.arange(2000.0)[::2]}),
+    "a module became its dict": ({"m": nn.Linear(1, 1)}, {"m": {"weight": w}}),
+}
+
+
+@pytest.mark.parametrize("kind", GROWTH)
+def test_what_a_state_may_become_is_saved_at_the_next_save(kind, join):
+    before, after = GROWTH[kind]
+    client = join()
+    client.prepare(before)
+    for step in range(2):
+        client.save(before, 2 * step).wait("staged", 20)
+        client.save(after, 2 * step + 1).wait("durable", 20)
+        state = blank(after)
+        assert client.load(state).step == 2 * step + 1
+        assert not difference(state, after)
+
+
+def blank(value):
+    """The same structure with other values."""
+    if isinstance(value, torch.Tensor):
+        return torch.zeros_like(value.detach(), memory_format=torch.contiguous_format)
+    if isinstance(value, dict):
+        return {key: blank(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(blank(item) for item in value)
+    return None
+
+
+def test_a_tensor_that_grows_at_each_save_is_saved_each_time(join):
+    client = join()
+    handles = [client.save({"w": torch.full((n,), float(n))}, n) for n in (1, 1 << 10, 1 << 20, 3 << 20, 2)]
+    client.wait("durable", 20)
+    assert [handle.milestone is not None for handle in handles] == [True] * 5
+    assert client.stats().plans == 5
+
+
+def test_waits_for_other_words_are_refused(join):
+    client = join()
+    handle = client.save({"w": w}, 0)
+    for wait in (client.wait, handle.wait):
+        with pytest.raises(UsageError, match="no milestone is called 'saved'"):
+            wait("saved")
+
+
+def test_after_close_everything_says_so_and_handles_end(join):
+    client = join()
+    handle = client.save({"w": w}, 0).wait("durable", 20)
+    client.close()
+    for call in (
+        lambda: client.save({"w": w}, 1),
+        lambda: client.load({"w": w}),
+        lambda: client.prepare({"w": w}),
+        client.wait,
+        client.steps,
+        client.latest,
+    ):
+        with pytest.raises(UsageError, match="this client is closed"):
+            call()
+    assert handle.milestone == "durable"
+    assert handle.wait("durable") is handle
+    assert client.stats().saves == 1
+
+
+def test_a_handle_waited_for_after_close_does_not_wait_for_ever(join, tmp_path):
+    with Node(str(tmp_path)) as slow:
+        slow.start("--drain-bandwidth", "4M")
+        client = join(on=slow)
+        handle = client.save({"w": torch.rand(1 << 21)}, 0)
+        client.close()
+        with pytest.raises(SaveFailedError, match="closed"):
+            handle.wait("durable", 5)
+
+
+def test_two_jobs_in_one_process_do_not_meet(join, job):
+    one, two = join("one"), join("two")
+    one.save({"w": w}, 1).wait("durable", 20)
+    assert two.steps() == []
+    two.save({"w": w + 1}, 2).wait("durable", 20)
+    state = {"w": torch.zeros(1000)}
+    assert one.load(state).step == 1
+    assert torch.equal(state["w"], w)
+    assert two.load(state).step == 2
+    assert torch.equal(state["w"], w + 1)
+    one.close()
+    assert two.save({"w": w}, 3).wait("durable", 20).end == "durable"
+
+
+def test_the_same_job_twice_in_one_process_is_told_who_runs(tmp_path, join):
+    with Node(str(tmp_path)) as node:
+        node.start("--connect-timeout-s", "0.5s")
+        first = join("twice", on=node)
+        with pytest.raises(ConnectError, match=f"'twice' is still running: rank 0 .pid {os.getpid()}") as caught:
+            join("twice", on=node)
+        assert "takeover=True" in str(caught.value)
+        assert first.save({"w": w}, 0).wait("durable", 20).end == "durable"
+        second = join("twice", on=node, takeover=True)
+        assert second.incarnation > first.incarnation
+        old = first.save({"w": w}, 1)
+        with pytest.raises(SaveFailedError, match="it ended failed"):
+            old.wait("staged", 5)
+        assert second.load({"w": torch.zeros(1000)}).step == 0
+        assert second.save({"w": w}, 5).wait("durable", 20).end == "durable"
+        assert second.steps() == [0, 5]
+
+
+def test_the_public_names_are_all_there():
+    for name in ckptd_client.__all__:
+        assert getattr(ckptd_client, name) is not None

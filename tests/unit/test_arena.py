@@ -1,0 +1,307 @@
+"""The arena on a real tmpfs: whose it is, what fits, what a new daemon finds, and that the accounts stay true."""
+
+import errno
+import os
+import subprocess
+import sys
+import tempfile
+
+import pytest
+
+from ckptd import arena as arena_module
+from ckptd.arena import Arena
+from ckptd.memory import Budget, Limit
+from ckptd.protocol import places
+from ckptd.protocol.digest import digest
+from ckptd.protocol.errors import BudgetError, ConfigError, DamagedError
+from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.slot import PAGE, SEALS_NBYTES, Seal, SlotState, next_seal
+from tests.cluster import ROOT
+from tests.slots import write_slot
+
+KEY = JobKey("/store", "job")
+SAVE = SaveId(1, 1, 10)
+CAPACITY = 16 * PAGE
+
+
+@pytest.fixture
+def path():
+    with tempfile.TemporaryDirectory(prefix="ckptd-test-", dir="/dev/shm") as directory:
+        yield os.path.join(directory, "arena")
+
+
+@pytest.fixture
+def arena(path):
+    arena = Arena(path)
+    arena.open()
+    yield arena
+    if arena._lock_fd >= 0:
+        os.close(arena._lock_fd)
+
+
+def a_slot(arena, capacity=CAPACITY, rank=0):
+    arena.reserve(rank, 1, capacity)
+    return arena.allocate(KEY, rank, capacity)
+
+
+def sealed(arena, **words):
+    """A slot that a rank wrote and sealed."""
+    name = a_slot(arena)
+    slot = write_slot(arena.slot_path(KEY, name), KEY, SAVE, state=SlotState.SEALED, **words)
+    return name, slot
+
+
+# --- the directory
+
+
+def test_it_is_made_for_its_owner_only_and_goes_when_empty(path):
+    arena = Arena(path)
+    arena.open()
+    assert os.stat(path).st_mode & 0o777 == 0o700
+    arena.close(remove=True)
+    assert not os.path.exists(path)
+
+
+def test_it_stays_when_it_holds_slots(path):
+    arena = Arena(path)
+    arena.open()
+    name = a_slot(arena)
+    arena.close(remove=True)
+    assert os.path.exists(os.path.join(path, places.job_dir(KEY), name))
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o770, 0o701])
+def test_a_directory_that_others_may_enter_is_refused(path, mode):
+    os.mkdir(path)
+    os.chmod(path, mode)
+    with pytest.raises(ConfigError, match=f"mode {mode:04o}"):
+        Arena(path).open()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+def test_a_directory_of_somebody_else_is_refused(path):
+    os.mkdir(path, 0o700)
+    os.chown(path, 12345, -1)
+    with pytest.raises(ConfigError, match="it is of uid 12345"):
+        Arena(path).open()
+
+
+def test_a_symlink_or_a_file_is_refused(path):
+    os.mkdir(path + "-real", 0o700)
+    os.symlink(path + "-real", path)
+    with pytest.raises(ConfigError, match="must be a directory"):
+        Arena(path).open()
+    os.unlink(path)
+    with open(path, "w"):
+        pass
+    with pytest.raises(ConfigError, match="must be a directory"):
+        Arena(path).open()
+
+
+def test_a_path_that_no_socket_can_have_is_refused_before_anything_is_made(path):
+    long = path + "x" * 100
+    with pytest.raises(ConfigError, match="may have 107") as caught:
+        Arena(long).open()
+    assert "--arena" in caught.value.hint
+    assert not os.path.exists(long)
+
+
+def test_a_second_daemon_is_told_who_has_it(path):
+    code = (
+        "import sys, time; from ckptd.arena import Arena; a = Arena(sys.argv[1]); a.open(); print('up', flush=True);"
+        "time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, path], stdout=subprocess.PIPE, cwd=ROOT) as other:
+        try:
+            assert other.stdout.readline() == b"up\n"
+            with pytest.raises(ConfigError, match=rf"pid {other.pid}\) already serves"):
+                Arena(path).open()
+        finally:
+            other.kill()
+    arena = Arena(path)
+    arena.open()  # the lock went with its process
+    arena.close(remove=True)
+
+
+def test_a_directory_that_cannot_be_made_is_told():
+    with pytest.raises(ConfigError, match="cannot make arena"):
+        Arena("/proc/ckptd").open()
+
+
+# --- memory
+
+
+def test_what_does_not_fit_is_refused_with_numbers_and_the_setting(path):
+    arena = Arena(path, 8 * CAPACITY)
+    arena.open()
+    arena.reserve(0, 6, CAPACITY)
+    with pytest.raises(BudgetError) as caught:
+        arena.reserve(1, 3, CAPACITY)
+    assert "rank 1 needs 3 slots of 64.0 KiB = 192.0 KiB" in caught.value.message
+    assert "room for 128.0 KiB more" in caught.value.message
+    assert "budget_nbytes" in caught.value.hint
+    arena.reserve(1, 2, CAPACITY)
+    assert arena.used_nbytes == 8 * CAPACITY
+    arena.close(remove=False)
+
+
+def test_the_machines_own_limit_is_named(arena, monkeypatch):
+    limit = Limit("memory.max of cgroup /x", 3 * CAPACITY, "ask Slurm")
+    monkeypatch.setattr(arena_module, "budget", lambda _: Budget(limit.nbytes_free, (limit,)))
+    arena.reserve(0, 2, CAPACITY)
+    with pytest.raises(BudgetError, match=r"memory\.max of cgroup /x") as caught:
+        arena.reserve(0, 2, CAPACITY)
+    assert caught.value.hint == "ask Slurm"
+
+
+def test_allocating_freeing_and_unlinking_keep_the_accounts(arena):
+    arena.reserve(0, 2, CAPACITY)
+    names = [arena.allocate(KEY, 0, CAPACITY) for _ in range(2)]
+    assert arena.used_nbytes == 2 * CAPACITY
+    assert [os.stat(arena.slot_path(KEY, n)).st_blocks * 512 for n in names] == [CAPACITY] * 2  # faulted in
+    for name in names:
+        arena.unlink(KEY, name)
+    assert arena.used_nbytes == 0
+    arena.unlink(KEY, names[0])  # again: nothing happens
+    assert arena.used_nbytes == 0
+
+
+def test_an_allocation_that_fails_gives_its_share_back_and_leaves_no_file(arena, monkeypatch):
+    def full(fd, start, length):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    arena.reserve(0, 1, CAPACITY)
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="No space"):
+        arena.allocate(KEY, 0, CAPACITY)
+    assert arena.used_nbytes == 0
+    assert os.listdir(arena.job_path(KEY)) == []
+
+
+def test_an_allocation_whose_job_directory_cannot_be_made_gives_its_share_back(arena):
+    with open(os.path.join(arena.path, places.job_dir(KEY)), "w"):
+        pass
+    arena.reserve(0, 1, CAPACITY)
+    with pytest.raises(OSError, match="exists"):
+        arena.allocate(KEY, 0, CAPACITY)
+    assert arena.used_nbytes == 0
+
+
+def test_a_serial_is_never_used_twice(arena):
+    first = a_slot(arena)
+    arena.unlink(KEY, first)
+    arena.adopt_serial(KEY, places.slot_name(0, 41))
+    names = [a_slot(arena), a_slot(arena), a_slot(arena, rank=1)]
+    assert names == [places.slot_name(0, 42), places.slot_name(0, 43), places.slot_name(1, 1)]
+
+
+# --- slots
+
+
+def test_a_slot_from_allocation_to_vote_and_back(arena):
+    name, slot = sealed(arena)
+    assert arena.seal_of(KEY, name).save == SAVE
+    with pytest.raises(DamagedError, match="no digests"):
+        arena.fragments(KEY, name)
+    table = arena.digests(KEY, name, SAVE)
+    assert table == slot.digests
+    arena.seal_digests(KEY, name, table)
+    seal, found, layout, leaves = arena.fragments(KEY, name)
+    assert (seal.state, found, layout, leaves) == (SlotState.DIGESTED, table, slot.layout_raw, slot.leaves_raw)
+    arena.free(KEY, name)
+    assert arena.seal_of(KEY, name).state is SlotState.FREE
+    assert arena.digests(KEY, name, SAVE) is None
+
+
+def test_digests_of_another_save_are_not_taken(arena):
+    name, _ = sealed(arena)
+    assert arena.digests(KEY, name, SaveId(1, 2, 20)) is None
+
+
+def test_a_seal_that_claims_more_than_the_file_has_is_not_read(arena):
+    name = a_slot(arena)
+    seal = Seal(state=SlotState.SEALED, job=KEY, save=SAVE, image_nbytes=100 * CAPACITY)
+    with open(arena.slot_path(KEY, name), "r+b") as file:
+        file.seek(CAPACITY - SEALS_NBYTES)
+        offset, page = next_seal(bytes(SEALS_NBYTES), seal)
+        file.seek(offset, os.SEEK_CUR)
+        file.write(page)
+    assert arena.digests(KEY, name, SAVE) is None
+
+
+@pytest.mark.parametrize("part", ["table", "layout", "leaves"])
+def test_a_changed_byte_of_the_tail_is_found_before_it_is_voted_for(arena, part):
+    name, _ = sealed(arena)
+    arena.seal_digests(KEY, name, arena.digests(KEY, name, SAVE))
+    seal = arena.seal_of(KEY, name)
+    with open(arena.slot_path(KEY, name), "r+b") as file:
+        file.seek(getattr(seal, f"{part}_offset"))
+        byte = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte[0] ^ 1]))
+    with pytest.raises(DamagedError, match=part if part != "table" else "digest table"):
+        arena.fragments(KEY, name)
+
+
+def test_the_table_is_vouched_for_only_once_it_is_written(arena):
+    name, _ = sealed(arena)
+    table = arena.digests(KEY, name, SAVE)
+    arena.seal_digests(KEY, name, table)
+    assert arena.seal_of(KEY, name).table_digest == digest(table)
+
+
+# --- what a new daemon finds
+
+
+def test_a_new_daemon_finds_slots_and_their_seals(arena):
+    name, _ = sealed(arena)
+    idle = a_slot(arena)
+    again = Arena(arena.path)
+    found = {s.name: s for s in again.scan()}
+    assert set(found) == {name, idle}
+    assert (found[name].seal.save, found[name].rank, found[name].capacity) == (SAVE, 0, os.path.getsize(
+        arena.slot_path(KEY, name)
+    ))  # fmt: skip
+    assert found[idle].seal.state is SlotState.FREE
+    assert again.used_nbytes == sum(s.capacity for s in found.values())
+
+
+def test_debris_is_left_alone_or_removed_and_never_stops_the_scan(arena):
+    name, _ = sealed(arena)
+    directory = arena.job_path(KEY)
+    for junk, size in (
+        ("r00000-000007.slot", 10),  # its allocation was cut short
+        ("r00000-000008.slot", 5 * PAGE),  # garbage
+        ("r0-1.slot", 5 * PAGE),
+        ("README", 3),
+        ("r00000-0123456789abcdef.rank", 9),
+    ):
+        with open(os.path.join(directory, junk), "wb") as file:
+            file.write(b"\xa5" * size)
+    os.mkdir(os.path.join(directory, "r00000-000009.slot"))
+    os.symlink("/etc/passwd", os.path.join(directory, "r00000-000010.slot"))
+    os.symlink(arena.slot_path(KEY, name), os.path.join(directory, "r00000-000011.slot"))
+    with open(os.path.join(arena.path, places.JOBS, "a-file"), "w"):
+        pass
+    found = {s.name: s.seal.state for s in Arena(arena.path).scan()}
+    assert found == {name: SlotState.SEALED, "r00000-000008.slot": SlotState.FREE}
+    assert not os.path.exists(os.path.join(directory, "r00000-000007.slot"))
+    assert os.path.exists(os.path.join(directory, "README"))
+
+
+def test_a_stray_is_removed_with_its_directory(arena):
+    a_slot(arena)
+    again = Arena(arena.path)
+    for slot in again.scan():
+        again.remove_stray(slot)
+    assert again.used_nbytes == 0
+    assert os.listdir(os.path.join(arena.path, places.JOBS)) == []
+
+
+def test_a_job_is_forgotten_with_the_files_of_dead_ranks(arena):
+    directory = arena.job_path(KEY)
+    with open(os.path.join(directory, places.rank_file_name(0, "s")), "w") as file:
+        file.write("{}")
+    arena.forget_job(KEY)
+    assert not os.path.exists(directory)
+    arena.forget_job(KEY)

@@ -1,0 +1,118 @@
+"""Votes, manifest, COMMITTED: whole or refused."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckptd.protocol import manifest as man
+from ckptd.protocol.digest import BLOCK_NBYTES, KIND
+from ckptd.protocol.errors import DamagedError
+from ckptd.protocol.ids import SaveId, file_name
+
+SAVE = SaveId(2, 3, 100)
+
+
+def a_file(rank, nbytes=10):
+    count = -(-nbytes // BLOCK_NBYTES)
+    return man.FileRecord(
+        name=file_name(rank), rank=rank, nbytes=nbytes, digests=b"d" * 16 * count, layout=b"l", leaves=b"v"
+    )
+
+
+def a_vote(node="n0", ranks=(0, 1), **words):
+    vote = man.Vote(
+        version=1, digest_kind=KIND, job="job", save=SAVE, node=node, world_size=2, files=[a_file(r) for r in ranks]
+    )
+    vote = msgspec.structs.replace(vote, **words)
+    return vote, man.encode_record(vote)
+
+
+VOTES = [a_vote("n1", (1,)), a_vote("n0", (0,))]
+MANIFEST = man.make_manifest(VOTES, save=SAVE, writer="test")
+RAW = man.encode_record(MANIFEST)
+COMMITTED = man.make_committed(MANIFEST, RAW)
+
+
+def test_records_come_back():
+    vote, raw = VOTES[0]
+    assert man.decode_vote(raw, where="x") == vote
+    assert man.decode_manifest(RAW, where="x") == MANIFEST
+    assert man.decode_committed(man.encode_committed(COMMITTED), where="x") == COMMITTED
+    assert COMMITTED.save == SAVE
+
+
+def test_a_manifest_is_made_in_order_whatever_order_votes_come_in():
+    assert [f.rank for f in MANIFEST.files] == [0, 1]
+    assert [v.node for v in MANIFEST.votes] == ["n0", "n1"]
+    assert man.encode_record(man.make_manifest(VOTES[::-1], save=SAVE, writer="test")) == RAW
+
+
+@pytest.mark.parametrize(
+    "votes",
+    [
+        [],
+        VOTES[:1],
+        [*VOTES, a_vote("n2", (1,))],
+        [VOTES[0], a_vote("n0", (0,), job="other")],
+        [VOTES[0], a_vote("n0", (0,), world_size=3)],
+        [VOTES[0], a_vote("n0", (0,), save=SaveId(2, 4, 100))],
+    ],
+    ids=["none", "missing", "twice", "job", "world", "save"],
+)
+def test_votes_that_do_not_add_up(votes):
+    with pytest.raises(DamagedError, match="votes for step 100"):
+        man.make_manifest(votes, save=SAVE, writer="test")
+
+
+@given(at=st.integers(0, len(RAW) - 1), bit=st.integers(0, 7))
+def test_any_flipped_bit_of_a_manifest_is_found(at, bit):
+    broken = bytearray(RAW)
+    broken[at] ^= 1 << bit
+    with pytest.raises(DamagedError, match=r"^here"):
+        man.decode_manifest(bytes(broken), where="here")
+
+
+@given(st.integers(0, len(RAW) - 1))
+def test_any_truncation_of_a_manifest_is_found(length):
+    with pytest.raises(DamagedError):
+        man.decode_manifest(RAW[:length], where="x")
+
+
+def test_a_vote_is_no_manifest_and_the_other_way_round():
+    with pytest.raises(DamagedError):
+        man.decode_manifest(VOTES[0][1], where="x")
+    with pytest.raises(DamagedError):
+        man.decode_vote(RAW, where="x")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"version": 2},
+        {"digest_kind": "md5"},
+        {"files": [a_file(0)]},
+        {"files": [a_file(1), a_file(0)]},
+        {"files": [a_file(0), msgspec.structs.replace(a_file(1), digests=b"")]},
+        {"files": [a_file(0), msgspec.structs.replace(a_file(1), nbytes=BLOCK_NBYTES + 1)]},
+        {"files": [a_file(0), msgspec.structs.replace(a_file(1), name="../x")]},
+        {"job": "../x"},
+    ],
+    ids=str,
+)
+def test_a_manifest_with_a_good_digest_and_bad_words_is_refused(words):
+    raw = man.encode_record(msgspec.structs.replace(MANIFEST, **words))
+    with pytest.raises(DamagedError, match=r"^x"):
+        man.decode_manifest(raw, where="x")
+
+
+@pytest.mark.parametrize("raw", [b"", b"{}", b"[]", b"\xff\xfe", b'{"format": 1}', b"null"])
+def test_a_committed_that_is_none(raw):
+    with pytest.raises(DamagedError, match=r"^x"):
+        man.decode_committed(raw, where="x")
+
+
+def test_a_committed_of_another_format():
+    raw = man.encode_committed(msgspec.structs.replace(COMMITTED, format=2))
+    with pytest.raises(DamagedError, match="format 2"):
+        man.decode_committed(raw, where="x")

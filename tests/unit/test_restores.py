@@ -1,0 +1,203 @@
+"""Loads: every rank is answered, whatever the others do, and all get the same bytes."""
+
+import pytest
+
+from ckptd.core import events as ev
+from ckptd.protocol.ids import SaveId
+from ckptd.protocol.messages import Done, LoadFrom, Refused, Tier
+from tests.unit.a_job import KEY, AJob
+
+ONE = SaveId(1, 1, 10)
+TWO = SaveId(1, 2, 20)
+
+
+def a_load(*, committed=(), staged=(), step=None, world=2):
+    """A job whose ranks have all asked; returns it and the requests."""
+    job = AJob(world=world).start(committed=committed)
+    for save in staged:
+        job.stage_all(save)
+        job.digest_all(save)
+    asked = [job.ask_load(rank, step=step) for rank in range(world)]
+    job.scan(*committed)
+    job.number(2)
+    return job, asked
+
+
+def orders(job, asked):
+    return [job.answer(seq) for seq in asked]
+
+
+def test_nothing_to_restore():
+    job, asked = a_load()
+    assert [(o.save, o.agreed, o.incarnation) for o in orders(job, asked)] == [(None, False, 2)] * 2
+
+
+def test_the_newest_wins_and_is_agreed_when_all_have_read_it():
+    job, asked = a_load(committed=(ONE,), staged=(TWO,))
+    assert {(o.save, o.tier, o.agreed) for o in orders(job, asked)} == {(TWO, Tier.ARENA, False)}
+    first = job.report(0, TWO, Tier.ARENA)
+    assert job.answer(first) is None
+    last = job.report(1, TWO, Tier.ARENA)
+    assert job.answer(first).agreed
+    assert job.answer(last).agreed
+    assert job.answer(last).incarnation == 2
+
+
+def test_a_damaged_slot_falls_to_the_store_for_that_rank_only():
+    job, _ = a_load(committed=(ONE,), staged=(ONE,))
+    seqs = [job.report(0, ONE, Tier.ARENA, "digest"), job.report(1, ONE, Tier.ARENA)]
+    assert [job.answer(seq).tier for seq in seqs] == [Tier.PFS, Tier.ARENA]
+    assert job.answer(seqs[0]).path == f"/store/job/{ONE.dirname}"
+    assert any("digest" in note for note in job.answer(seqs[0]).notes)
+
+
+def test_a_checkpoint_that_one_rank_cannot_read_is_passed_over_by_all():
+    job, _ = a_load(committed=(ONE,), staged=(TWO,))
+    seqs = [job.report(0, TWO, Tier.ARENA, "digest"), job.report(1, TWO, Tier.ARENA)]
+    assert [(job.answer(seq).save, job.answer(seq).tier) for seq in seqs] == [(ONE, Tier.PFS)] * 2
+
+
+def test_when_nothing_is_left_all_are_refused_with_every_reason():
+    job, _ = a_load(staged=(TWO,))
+    seqs = [job.report(0, TWO, Tier.ARENA, "digest of block 3"), job.report(1, TWO, Tier.ARENA)]
+    for seq in seqs:
+        assert "digest of block 3" in job.answer(seq).message
+        assert job.answer(seq).code == "restore"
+
+
+def test_a_step_that_is_not_there():
+    job, asked = a_load(committed=(ONE,), step=11)
+    assert {o.message for o in orders(job, asked)} == {"there is no checkpoint of step 11"}
+
+
+def test_ranks_that_ask_for_different_steps():
+    job = AJob(world=2).start()
+    asked = [job.ask_load(0, step=1), job.ask_load(1, step=2)]
+    assert {o.code for o in orders(job, asked)} == {"usage"}
+
+
+def test_a_store_that_does_not_answer_is_no_empty_store():
+    job = AJob(world=1).start()
+    seq = job.ask_load(0)
+    job.scan(problem="EIO")
+    job.number(2)
+    assert job.answer(seq).code == "restore"
+    assert "EIO" in job.answer(seq).message
+
+
+def test_memory_serves_while_the_store_does_not_answer():
+    job = AJob(world=1).start()
+    job.stage(0, ONE)
+    job.digest_all(ONE)
+    seq = job.ask_load(0)
+    job.scan(problem="EIO")
+    job.say(ev.IncarnationTaken(job=KEY, problem="EIO"))
+    assert (job.answer(seq).save, job.answer(seq).tier) == (ONE, Tier.ARENA)
+    assert any("EIO" in note for note in job.answer(seq).notes)
+
+
+def test_another_world_size_is_refused_with_words():
+    job = AJob(world=1).start(committed=())
+    seq = job.ask_load(0)
+    job.say(ev.StoreScanned(job=KEY, committed=(ev.OnStore(ONE, 4, 10, ONE.dirname),)))
+    job.number(2)
+    assert "saved by 4 ranks, this job has 1" in job.answer(seq).message
+
+
+def test_a_rank_that_never_asks_ends_the_load():
+    job = AJob(world=2).start()
+    seq = job.ask_load(0)
+    job.scan()
+    job.number(2)
+    job.tick(301)
+    assert "ranks [1] did not call load" in job.answer(seq).message
+
+
+# --- nobody waits for ever
+
+
+@pytest.mark.parametrize("end", ["gone", "detach"])
+def test_a_rank_that_still_reads_when_another_ends_is_answered(end):
+    job, _ = a_load(staged=(ONE,))
+    getattr(job, end)(1)
+    seq = job.report(0, ONE, Tier.ARENA)
+    assert isinstance(job.answer(seq), Refused)
+    assert "rank 1" in job.answer(seq).message
+
+
+def test_a_rank_that_still_reads_when_anothers_state_does_not_fit_is_answered():
+    job, _ = a_load(staged=(ONE,))
+    first = job.report(0, ONE, Tier.ARENA, "shapes differ", fatal=True)
+    last = job.report(1, ONE, Tier.ARENA)
+    assert job.answer(first).code == "mismatch"
+    assert isinstance(job.answer(last), Refused)
+    assert "shapes differ" in job.answer(last).message
+
+
+def test_a_rank_that_asks_again_in_the_middle_gets_no_agreement_for_bytes_it_did_not_read():
+    job, _ = a_load(staged=(ONE,))
+    waiting = job.report(0, ONE, Tier.ARENA)
+    again = job.ask_load(1)
+    for seq in (waiting, again):
+        assert isinstance(job.answer(seq), Refused)
+    assert not job.catalogue.jobs[KEY].coordinator.restores.running
+
+
+def test_the_next_load_starts_afresh_after_a_failed_one():
+    job, _ = a_load(staged=(ONE,))
+    job.report(0, ONE, Tier.ARENA, "shapes differ", fatal=True)
+    job.report(1, ONE, Tier.ARENA)
+    asked = [job.ask_load(rank) for rank in range(2)]
+    job.scan()
+    job.number(3)
+    assert {o.save for o in orders(job, asked)} == {ONE}
+    seqs = [job.report(rank, ONE, Tier.ARENA) for rank in range(2)]
+    assert all(job.answer(seq).agreed for seq in seqs)
+
+
+def test_after_a_load_that_failed_the_job_goes_on_saving_in_its_incarnation():
+    job, _ = a_load(staged=(ONE,))
+    job.report(0, ONE, Tier.ARENA, "shapes differ", fatal=True)
+    job.report(1, ONE, Tier.ARENA)
+    for rank in range(2):
+        assert isinstance(job.answer(job.stage(rank, TWO)), Done)
+    assert isinstance(job.answer(job.attach(0, incarnation=1)), object)
+    assert job.sessions.incarnation == 1
+
+
+def test_after_a_load_that_succeeded_the_former_incarnation_is_stale():
+    job, _ = a_load(staged=(ONE,))
+    for rank in range(2):
+        job.report(rank, ONE, Tier.ARENA)
+    assert job.answer(job.stage(0, TWO)).code == "stale"
+    assert isinstance(job.answer(job.stage(0, SaveId(2, 1, 20))), Done)
+
+
+def test_the_slots_of_the_chosen_checkpoint_are_held_until_all_have_read():
+    job, _ = a_load(staged=(ONE,))
+    job.report(0, ONE, Tier.ARENA)
+    assert len(job.node.slots.holding(ONE)) == 2
+
+
+def test_retention_waits_for_a_load():
+    three = tuple(SaveId(1, i, i) for i in range(1, 6))
+    job = AJob(world=1, keep_last=2).start()
+    seq = job.ask_load(0)
+    job.take()
+    job.say(ev.StoreScanned(job=KEY, committed=tuple(ev.OnStore(s, 1, 1, s.dirname) for s in three)))
+    assert not [a for a in job.did if type(a).__name__ == "RemoveCheckpoint"]
+    job.number(2)
+    assert isinstance(job.answer(seq), LoadFrom)
+    job.report(0, three[-1], Tier.PFS)
+    assert [a.save for a in job.did if type(a).__name__ == "RemoveCheckpoint"] == list(three[:3])
+
+
+def test_a_rank_is_sent_to_its_slot_once_the_digests_are_taken():
+    job = AJob().start()
+    job.stage_all(TWO)
+    asked = [job.ask_load(rank) for rank in range(2)]
+    job.scan()
+    job.number(2)
+    assert orders(job, asked) == [None, None]
+    job.digest_all(TWO)
+    assert [o.tier for o in orders(job, asked)] == [Tier.ARENA] * 2

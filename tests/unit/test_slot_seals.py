@@ -1,0 +1,122 @@
+"""The two seal pages: the younger valid one counts, whatever happened to the other."""
+
+import pathlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckptd.protocol.digest import BLOCK_NBYTES
+from ckptd.protocol.errors import DamagedError
+from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.slot import (
+    PAGE,
+    SEAL_NBYTES,
+    SEALS_NBYTES,
+    Seal,
+    SlotState,
+    decode_seals,
+    encode_seal,
+    next_seal,
+    slot_capacity,
+)
+
+GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "seal-v1.hex"
+KEY = JobKey("/store/runs", "llama-7b")
+SEAL = Seal(
+    state=SlotState.DIGESTED, job=KEY, save=SaveId(3, 7, 100), rank=5, world_size=8, image_nbytes=123456,
+    header_nbytes=4096, layout_nbytes=321, leaves_nbytes=99, layout_digest=bytes(range(16)),
+    leaves_digest=bytes(range(16, 32)), table_digest=bytes(range(32, 48)),
+)  # fmt: skip
+EMPTY = bytes(SEALS_NBYTES)
+
+
+def put(pages, seal):
+    offset, page = next_seal(pages, seal)
+    return pages[:offset] + page + pages[offset + len(page) :]
+
+
+def numbered(counter):
+    return Seal(state=SlotState.SEALED, job=KEY, save=SaveId(1, counter, counter))
+
+
+def test_the_bytes_of_version_1():
+    """To be read for ever: a slot outlives an upgrade of the daemon."""
+    page = bytes.fromhex(GOLDEN.read_text())
+    assert decode_seals(page + bytes(SEAL_NBYTES)) == (0, 41, SEAL)
+    assert encode_seal(SEAL, 41) == page
+
+
+def test_nothing_valid_is_a_free_slot():
+    assert decode_seals(EMPTY)[2].state is SlotState.FREE
+    assert decode_seals(b"\xff" * SEALS_NBYTES)[2].state is SlotState.FREE
+
+
+def test_pages_alternate_and_the_one_in_force_is_never_touched():
+    pages, at = EMPTY, []
+    for counter in range(1, 6):
+        offset, page = next_seal(pages, numbered(counter))
+        at.append(offset)
+        assert len(page) == SEAL_NBYTES
+        pages = put(pages, numbered(counter))
+        assert decode_seals(pages)[1:] == (counter, numbered(counter))
+    assert at == [0, PAGE, 0, PAGE, 0]
+
+
+@given(cut=st.integers(0, SEAL_NBYTES - 1), counter=st.integers(1, 4))
+def test_a_write_that_was_torn_leaves_the_former_seal_in_force(cut, counter):
+    pages = EMPTY
+    for number in range(1, counter + 1):
+        pages = put(pages, numbered(number))
+    offset, page = next_seal(pages, SEAL)
+    torn = pages[:offset] + page[:cut] + pages[offset + cut :]
+    found = decode_seals(torn)[2]
+    assert found == numbered(counter) or (found == SEAL and torn[offset : offset + PAGE] == page)
+
+
+@given(bit=st.integers(0, SEAL_NBYTES * 8 - 1))
+def test_any_flipped_bit_is_found(bit):
+    page = bytearray(encode_seal(SEAL, 2))
+    page[bit // 8] ^= 1 << bit % 8
+    assert decode_seals(bytes(page) + bytes(SEAL_NBYTES))[2] == Seal()
+    older = encode_seal(numbered(1), 1)
+    assert decode_seals(older + bytes(page)) == (0, 1, numbered(1))
+
+
+def test_every_byte_flipped_is_found():
+    page = encode_seal(SEAL, 2)
+    for index in range(SEAL_NBYTES):
+        broken = page[:index] + bytes([page[index] ^ 0x40]) + page[index + 1 :]
+        assert decode_seals(broken + bytes(SEAL_NBYTES))[1] == 0
+
+
+def test_a_valid_digest_over_nonsense_is_no_seal():
+    from ckptd.protocol.digest import digest  # noqa: PLC0415
+
+    for head in (b"CKPTDSL1" + (9).to_bytes(8, "little") + (5000).to_bytes(4, "little"), b"CKPTDSL9", b""):
+        page = head.ljust(SEAL_NBYTES - 16, b"\0")
+        assert decode_seals((page + digest(page)) * 2)[2] == Seal()
+
+
+@pytest.mark.parametrize("words", [{"rank": -1}, {"image_nbytes": -1}, {"world_size": 0}, {"layout_digest": b"short"}])
+def test_a_seal_with_impossible_numbers_is_no_seal(words):
+    page = encode_seal(Seal(state=SlotState.SEALED, job=KEY, save=SaveId(1, 1, 1), **words), 3)
+    assert decode_seals(page + bytes(SEAL_NBYTES))[2] == Seal()
+
+
+def test_a_seal_that_does_not_fit_its_page_is_refused():
+    with pytest.raises(DamagedError):
+        encode_seal(Seal(job=JobKey("/" + "x" * 5000, "j")), 1)
+
+
+def test_the_longest_names_fit():
+    encode_seal(Seal(state=SlotState.SEALED, job=JobKey("/" + "é" * 1023, "j" * 64), save=SaveId(1, 1, 1)), 2**63)
+
+
+@given(image=st.integers(0, 5 * BLOCK_NBYTES), layout=st.integers(0, 10**6), leaves=st.integers(0, 10**6))
+def test_a_segment_fits_the_capacity_made_for_it(image, layout, leaves):
+    seal = Seal(image_nbytes=image, layout_nbytes=layout, leaves_nbytes=leaves)
+    capacity = slot_capacity(image, layout, leaves)
+    assert capacity % PAGE == 0
+    assert seal.content_nbytes + SEALS_NBYTES <= capacity < seal.content_nbytes + SEALS_NBYTES + 2 * PAGE
+    assert seal.table_offset % PAGE == 0
