@@ -21,6 +21,7 @@ _VERBS = {
     "status": "status",
     "list": "listing",
     "verify": "verify",
+    "export": "export",
     "drain": "drain",
     "doctor": "doctor",
     "demo": "demo",
