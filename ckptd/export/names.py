@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from ckptd.export import casts
-from ckptd.export.plan import Tensor, all_aliases, whole_tensors
-from ckptd.protocol.errors import DamagedError, UsageError
+from ckptd.export.plan import Tensor, whole_tensors
+from ckptd.protocol.errors import UsageError
 from ckptd.protocol.layout import Layout, itemsize
 
 _NAMES_SHOWN = 5
@@ -43,20 +43,31 @@ def choose(layouts: Sequence[Layout], choice: Choice) -> list[Chosen]:
     Only what is chosen has to be whole. Raises DamagedError when it is not; UsageError when nothing is chosen, a
     rename names nothing, or two tensors get one name.
     """
-    aliases = all_aliases(layouts)
-    there = dict.fromkeys(entry.name for layout in layouts for entry in layout.tensors)
-    ordered = itertools.chain((name for layout in layouts for name in layout.paths), there)
-    known = [name for name in dict.fromkeys(ordered) if name in there or name in aliases]
-    names = [name for name in known if not choice.only or any(is_below(name, prefix) for prefix in choice.only)]
+    there = {entry.name for layout in layouts for entry in layout.tensors}
+    there.update(name for layout in layouts for name in layout.aliases)
+    ordered = itertools.chain((name for layout in layouts for name in layout.paths), sorted(there))
+    known = [name for name in dict.fromkeys(ordered) if name in there]
+    names = [name for name in known if wanted(name, choice)]
     _check(choice, names, known)
-    owners = {name: name if name in there else aliases[name] for name in names}
-    for name, owner in owners.items():
-        if owner not in there:
-            raise DamagedError(f"{name!r} is tied to {owner!r}, which no rank has")
-    tensors = whole_tensors(layouts, set(owners.values()))
-    chosen = [_chosen(name, tensors[owner], choice) for name, owner in owners.items()]
+    tensors = whole_tensors(layouts, set(names))
+    chosen = [_chosen(name, tensors[name], choice) for name in names]
     _check_unique(chosen)
     return chosen
+
+
+def wanted(name: str, choice: Choice) -> bool:
+    """Whether a value of this name is exported."""
+    return not choice.only or any(is_below(name, prefix) for prefix in choice.only)
+
+
+def new_name(name: str, choice: Choice) -> str:
+    """What it is called in the output."""
+    new = choice.renames.get(name)
+    if new is not None:
+        return new
+    if not choice.strip or not is_below(name, choice.strip):
+        return name
+    return name.removeprefix(choice.strip.rstrip(".")).removeprefix(".") or name
 
 
 def is_below(name: str, prefix: str) -> bool:
@@ -65,12 +76,7 @@ def is_below(name: str, prefix: str) -> bool:
 
 
 def _chosen(name: str, tensor: Tensor, choice: Choice) -> Chosen:
-    new = choice.renames.get(name)
-    if new is None:
-        new = name
-        if choice.strip and is_below(name, choice.strip):
-            new = name.removeprefix(choice.strip.rstrip(".")).removeprefix(".") or name
-    return Chosen(new, name, tensor, casts.target_dtype(tensor.dtype, choice.dtype))
+    return Chosen(new_name(name, choice), name, tensor, casts.target_dtype(tensor.dtype, choice.dtype))
 
 
 def _check(choice: Choice, names: list[str], known: list[str]) -> None:

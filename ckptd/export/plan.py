@@ -85,27 +85,35 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
 
 
 def whole_tensors(layouts: Sequence[Layout], names: Container[str]) -> dict[str, Tensor]:
-    """The tensors of these names, in the order of the ranks' images.
+    """The tensors of these names, in the order of the ranks' images. Tied names have the same one.
 
-    A box that several ranks have is taken from the first. Raises DamagedError, naming tensor and files, when ranks
-    disagree about a tensor or when the boxes leave a gap or overlap.
+    A box that several ranks have is taken from the first; a tied name has on each rank the box of its holder there.
+    Raises DamagedError, naming tensor and files, when ranks disagree about a tensor or when the boxes leave a gap or
+    overlap.
     """
     found: dict[str, list[tuple[int, TensorEntry]]] = {}
     for index, layout in enumerate(layouts):
-        for entry in layout.tensors:
-            if entry.name in names:
-                found.setdefault(entry.name, []).append((index, entry))
-    return {name: _whole(name, entries, layouts) for name, entries in found.items()}
+        for name, entry in _entries(layout):
+            if name in names:
+                found.setdefault(name, []).append((index, entry))
+    by_boxes: dict[tuple[Box, ...], Tensor] = {}
+    tensors: dict[str, Tensor] = {}
+    for name, entries in found.items():
+        tensor = _whole(name, entries, layouts)
+        tensors[name] = by_boxes.setdefault(tensor.boxes, tensor) if tensor.boxes else tensor
+    return tensors
 
 
-def all_aliases(layouts: Sequence[Layout]) -> dict[str, str]:
-    """Every tied name to the name that holds its bytes. Raises DamagedError when ranks disagree."""
-    aliases: dict[str, str] = {}
-    for layout in layouts:
-        for name, owner in layout.aliases.items():
-            if aliases.setdefault(name, owner) != owner:
-                raise DamagedError(f"{layout.file}: {name!r} is tied to {owner!r}, elsewhere to {aliases[name]!r}")
-    return aliases
+def _entries(layout: Layout) -> Iterator[tuple[str, TensorEntry]]:
+    """Every name of a rank and its boxes, tied names too."""
+    own: dict[str, list[TensorEntry]] = {}
+    for entry in layout.tensors:
+        own.setdefault(entry.name, []).append(entry)
+        yield entry.name, entry
+    for name, owner in layout.aliases.items():
+        if owner not in own:
+            raise DamagedError(f"{layout.file}: {name!r} is tied to {owner!r}, which is not there")
+        yield from ((name, entry) for entry in own[owner])
 
 
 def _whole(name: str, entries: list[tuple[int, TensorEntry]], layouts: Sequence[Layout]) -> Tensor:

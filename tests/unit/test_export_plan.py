@@ -118,6 +118,19 @@ def test_a_box_left_out_is_a_gap_and_one_twice_is_used_once(tiling, data):
         whole_tensors(layouts_of("F32", shape, boxes), {"w"})
 
 
+def test_a_tied_name_has_on_each_rank_what_its_holder_has_there():
+    """b is a on rank 0, and on rank 1, which has no a, a tensor of its own."""
+    a, b = (("F32", (4,), (at,), (2,)) for at in (0, 2))
+    ranks = [layout(0, 2, [("a", *a)], aliases={"b": "a"}), layout(1, 2, [("b", *b)])]
+    assert [(box.file, box.offsets) for box in whole_tensors(ranks, {"b"})["b"].boxes] == [(0, (0,)), (1, (2,))]
+    ranks[1] = layout(1, 2, [("a", *b)], aliases={"b": "a"})
+    tensors = whole_tensors(ranks, {"a", "b"})
+    assert tensors["a"] is tensors["b"]
+    ranks[1] = layout(1, 2, [], aliases={"b": "a"})
+    with pytest.raises(DamagedError, match=r"r00001.*'b' is tied to 'a', which is not there"):
+        whole_tensors(ranks, {"b"})
+
+
 def test_an_overlap_names_tensor_boxes_and_files():
     boxes = [((0, 0), (2, 4)), ((1, 0), (3, 4))]
     with pytest.raises(DamagedError, match=r"'w': \[0:2, 0:4\] in r00000.* and \[1:4, 0:4\] in r00001.* overlap"):
