@@ -27,13 +27,14 @@ from ckptd.units import parse_size
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["safetensors", "torch"]),
+    type=click.Choice(["safetensors", "torch", "dcp"]),
     default="safetensors",
     show_default=True,
     help="safetensors: OUT is a directory, with shards and index as HuggingFace has them. torch: OUT is one file for "
-    "torch.load(OUT, weights_only=True).",
+    "torch.load(OUT, weights_only=True). dcp: OUT is a directory for torch.distributed.checkpoint.load, with the "
+    "shards of all ranks and the values that are no tensors.",
 )
-@click.option("--max-shard-size", default="5G", show_default=True, metavar="SIZE", help="Of a safetensors file.")
+@click.option("--max-shard-size", default="5G", show_default=True, metavar="SIZE", help="Of a file in a directory.")
 @click.option("--only", multiple=True, metavar="PREFIX", help="Only names that begin so, such as model. Repeatable.")
 @click.option("--strip", default="", metavar="PREFIX", help="Take it off the names.")
 @click.option("--map", "map_path", metavar="FILE", help="JSON of new names by old ones. Others keep theirs.")
@@ -57,7 +58,7 @@ def command(  # noqa: PLR0913, PLR0917  # a flag each
     """Write the whole tensors of SOURCE, a checkpoint or a job's directory (its newest), to OUT.
 
     Put together from all ranks, every digest checked on the way; damage leaves nothing behind and exit code 1.
-    Tensors only: other values stay behind.
+    Other values than tensors stay behind, but for dcp, which has those of rank 0.
     """
     if nested and (form != "torch" or strip or map_path):
         raise UsageError("--nested goes with --format torch, and without --strip and --map")
@@ -118,6 +119,7 @@ def _tell(summary: Summary) -> None:
         f"{human.counted(len(summary.files), 'file')} in {human.duration(summary.seconds)} ({speed}): "
         f"{human.printable(summary.out)}"
     )
-    left_out = [f"left behind, because no tensor: {human.counted(summary.leaves_left_out, 'value')}"]
+    why = "of other ranks, or not chosen" if summary.format == "dcp" else "because no tensor"
+    left_out = [f"left behind, {why}: {human.counted(summary.leaves_left_out, 'value')}"]
     for note in (left_out if summary.leaves_left_out else []) + summary.notes:
         click.echo(f"{click.style('note:', dim=True)} {human.printable(note)}")

@@ -10,7 +10,7 @@ from ckptd.protocol.digest import digest
 from ckptd.protocol.errors import CkptdError, DamagedError, UsageError
 from ckptd.protocol.ids import JobKey, SaveId, parse_dirname, parse_partial_dirname
 from ckptd.protocol.layout import Layout, decode_layout, decode_leaves
-from ckptd.protocol.manifest import COMMITTED, MANIFEST, FileRecord, decode_manifest
+from ckptd.protocol.manifest import COMMITTED, MANIFEST, VOTES_DIR, FileRecord, VoteRef, decode_manifest, decode_vote
 from ckptd.store_scan import MAX_RECORD_NBYTES, job_dir, read_committed, scan
 
 
@@ -22,6 +22,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
     files: list[SourceFile]
     layouts: list[Layout]
     leaves: int  # values that are no tensors
+    votes: list[VoteRef]
 
 
 def find(path: str) -> tuple[str, list[str]]:
@@ -61,7 +62,28 @@ def load(path: str) -> Checkpoint:
     files = [_source(path, record) for record in manifest.files]
     layouts = [_layout(path, record, manifest.world_size) for record in manifest.files]
     leaves = sum(len(decode_leaves(record.leaves, where=where).leaves) for record in manifest.files)
-    return Checkpoint(path, committed.save, files, layouts, leaves)
+    return Checkpoint(path, committed.save, files, layouts, leaves, manifest.votes)
+
+
+def stock_leaves(checkpoint: Checkpoint) -> dict[str, bytes]:
+    """Rank 0's values that are no tensors, a torch.save archive each; none if it made none.
+
+    Opaque bytes, checked like all else. Raises DamagedError or OSError, naming the file.
+    """
+    for ref in checkpoint.votes:
+        where = os.path.join(checkpoint.path, VOTES_DIR, ref.node)
+        raw = FileLayer().read_file(where, MAX_RECORD_NBYTES)
+        if (len(raw), digest(raw)) != (ref.nbytes, ref.digest):
+            raise DamagedError(
+                f"{where}: is not the vote that {MANIFEST} names", hint=f"ckptd verify {checkpoint.path}"
+            )
+        vote = decode_vote(raw, where=where)
+        if any(record.rank == 0 for record in vote.files):
+            objects = vote.stock_objects
+            if objects is None:
+                return {}
+            return {name: objects.data[at : at + nbytes] for name, (at, nbytes) in objects.index.items()}
+    return {}
 
 
 def _source(path: str, record: FileRecord) -> SourceFile:

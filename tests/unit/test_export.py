@@ -10,9 +10,11 @@ import pytest
 import safetensors
 import safetensors.torch
 import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from ckptd import cli
-from ckptd.export import casts, run, safetensors_out, torch_out
+from ckptd.export import archive, casts, run, safetensors_out, torch_out
 from ckptd.export.names import Choice
 from ckptd.export.run import Order, export
 from ckptd.protocol.digest import BLOCK_NBYTES
@@ -210,7 +212,7 @@ def test_zip64(monkeypatch, checkpoint, tmp_path):
     """As for files of more than 4 GiB, by a lower limit: the fields say "see the wide ones"."""
     plan = torch_out.plan_file("x", [])
     assert plan.nbytes == sum(len(blob) for _, blob in plan.blobs)
-    size = torch_out._Zip()
+    size = archive.Archive()
     start = size.reserve("data/0", 5 << 30)
     size.add("version", b"3\n")
     size.close()
@@ -227,6 +229,59 @@ def test_zip64(monkeypatch, checkpoint, tmp_path):
         assert opened.read("archive/version") == b"3\n"
         assert infos["archive/version"].header_offset == start + (5 << 30)
     assert start % 4096 == 0
+
+
+# --- dcp ---
+
+
+def read_by_dcp(out):
+    """Every tensor of the directory, by torch's reader."""
+    metadata = dcp.FileSystemReader(out).read_metadata()
+    found = {
+        name: torch.full(entry.size, 1, dtype=torch.uint8).to(entry.properties.dtype)
+        for name, entry in metadata.state_dict_metadata.items()
+        if isinstance(entry, TensorStorageMetadata)
+    }
+    dcp.load(found, checkpoint_id=str(out), no_dist=True)
+    return found
+
+
+ALONE = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+
+
+@ALONE
+def test_dcp_load_opens_it(checkpoint, tmp_path):
+    out = tmp_path / "out"
+    summary = export(Order(source=str(checkpoint), out=str(out), format="dcp"))
+    assert sorted(summary.files) == [".metadata", "__0_0.distcp", "__1_0.distcp", "__2_0.distcp"]
+    assert sorted(os.listdir(out)) == sorted(summary.files)
+    state = read_by_dcp(out)
+    assert_whole(state)
+    assert raw(state["model.tied"]) == WHOLES["model.w"].data
+    stored = dcp.FileSystemReader(out).read_metadata().storage_data
+    assert len({(place.relative_path, place.offset) for index, place in stored.items() if "model.w" in index.fqn}) == 3
+
+
+@ALONE
+def test_dcp_files_stay_below_their_size_and_are_replaced_whole(checkpoint, tmp_path):
+    out = tmp_path / "out"
+    summary = export(Order(source=str(checkpoint), out=str(out), format="dcp", max_shard_nbytes=100_000))
+    assert "__0_1.distcp" in summary.files
+    choice = Choice(only=("model",), strip="model", dtype="BF16", renames={"model.w": "weight"})
+    again = Order(source=str(checkpoint), out=str(out), format="dcp", choice=choice, force=True)
+    assert sorted(export(again).files) == sorted(os.listdir(out))
+    assert sorted(os.listdir(out)) == [".metadata", "__0_0.distcp", "__1_0.distcp", "__2_0.distcp"]
+    state = read_by_dcp(out)
+    assert set(state) == {"weight", "tied", "across", "norm", "steps", "none", "big"}
+    assert state["weight"].dtype == torch.bfloat16
+    assert raw(state["across"]) == WHOLES["model.across"].data
+
+
+def test_dcp_of_a_damaged_block_leaves_nothing(checkpoint, tmp_path):
+    flip(checkpoint / "r00001-p00.safetensors", -1 % os.path.getsize(checkpoint / "r00001-p00.safetensors"))
+    with pytest.raises(DamagedError, match="block 0"):
+        export(Order(source=str(checkpoint), out=str(tmp_path / "out"), format="dcp"))
+    assert not (tmp_path / "out").exists()
 
 
 # --- casts ---
@@ -420,7 +475,7 @@ pickle.load = pickle.loads = pickle.Unpickler = None
 from ckptd.cli import main
 main()
 """
-    for form in ("safetensors", "torch"):
+    for form in ("safetensors", "torch", "dcp"):
         args = [sys.executable, "-c", code, "export", str(checkpoint), str(tmp_path / form), "--format", form]
         done = subprocess.run(args, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
