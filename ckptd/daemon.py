@@ -356,6 +356,7 @@ def _policy(config: Config) -> Policy:
         keep_last=config.keep_last,
         connect_timeout_s=config.connect_timeout_s,
         stage_timeout_s=config.stage_timeout_s,
+        read_timeout_s=config.read_timeout_s,
         orphan_ttl_s=config.orphan_ttl_s,
         client_started=config.exit_when_empty,
     )

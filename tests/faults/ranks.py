@@ -295,6 +295,22 @@ class _Trainer:
         good = _same(state, self._state(found.step))
         return {"step": found.step, "tier": found.tier, "notes": found.notes, "intact": good}
 
+    def load_and_hang(self) -> dict[str, Any] | None:
+        """A load whose read hangs until the process gets SIGUSR1 (or is killed)."""
+        from ckptd_client import _loading  # noqa: PLC0415
+
+        plain = _loading.copy_out
+
+        def hang(*args: Any) -> None:
+            signal.sigwait({signal.SIGUSR1})
+            plain(*args)
+
+        _loading.copy_out = hang
+        try:
+            return self.load()
+        finally:
+            _loading.copy_out = plain
+
     def steps(self) -> list[int]:
         """steps."""
         return list(self._client.steps())
