@@ -229,6 +229,14 @@ class Saves:
         """The newest save that every rank delivered and that still lies in memory."""
         return max((r for r in self.records.values() if r.staged and r.in_memory), key=lambda r: r.save, default=None)
 
+    @property
+    def only_here(self) -> list[SaveId]:
+        """Checkpoints in memory that somebody may miss and the store does not have, as far as it was seen."""
+        newest, durable = self.newest_staged, max(self.on_store, default=None)
+        wanted = [r for r in self.records.values() if r.staged and r.in_memory and r.phase is not Phase.DURABLE]
+        wanted = [r for r in wanted if r is newest or r.forced]
+        return sorted(r.save for r in wanted if r.forced or durable is None or r.save > durable)
+
     # --- drain
 
     def drain_newest(self, now: float) -> list[Action]:
