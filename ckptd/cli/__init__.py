@@ -22,6 +22,8 @@ _VERBS = {
     "list": "listing",
     "verify": "verify",
     "drain": "drain",
+    "stop": "stop",
+    "forget": "forget",
     "doctor": "doctor",
     "demo": "demo",
 }

@@ -72,7 +72,7 @@ class Coordinator:
                 actions = self.restores.asked(event, self.sessions.world_size, known, self.saves, now)
                 return self._load([*actions, *self.restores.hopeless(self.sessions.incomplete)])
             case ev.LoadReported():
-                return self._load(self.restores.reported(event, self.sessions.world_size, self.saves))
+                return self._load(self.restores.reported(event, self.sessions.world_size, self.saves, now))
         raise AssertionError(f"no row for {event}")
 
     def _attached(self, node: str, event: ev.RankAttached, now: float) -> list[Action]:
@@ -156,13 +156,13 @@ class Coordinator:
             return []
         number = self.sessions.number_of(event)
         self._number_given = not event.problem
-        return self._load(self.restores.incarnation_taken(number, self.sessions.world_size, self.saves))
+        return self._load(self.restores.incarnation_taken(number, self.sessions.world_size, self.saves, now))
 
     def _scanned(self, event: ev.StoreScanned, now: float) -> list[Action]:
         self._rescan_at = now + self._policy.drain_retry_max_s / 4 if event.problem and not self.saves.ready else None
         actions = self._weigh_numbers(event)
         actions += self.saves.scanned(event, self.sessions.incarnation, now)
-        actions += self._load(self.restores.scanned(event, self.sessions.world_size, self.saves))
+        actions += self._load(self.restores.scanned(event, self.sessions.world_size, self.saves, now))
         return [*actions, *self._release_when_safe(now)]
 
     def _weigh_numbers(self, event: ev.StoreScanned) -> list[Action]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, ScanStore, TakeIncarnation, ToNode
 from ckptd.core.policy import Policy
-from ckptd.core.saves import Record, Saves
+from ckptd.core.saves import Record, Saves, few
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.messages import Tier
 
@@ -25,6 +25,7 @@ class Round:
     scan: ev.StoreScanned | None = None
     incarnation: int | None = None
     choice: SaveId | None = None
+    ordered: float = 0.0  # when the ranks were sent to read the choice
     reported: set[int] = field(default_factory=set)
     failed: bool = False
     notes: list[str] = field(default_factory=list)
@@ -65,9 +66,9 @@ class Restores:
             text = f"rank {event.rank} asked again while the others were reading"
             return self._refuse("restore", text, "call load again on all ranks")
         self._round.asked.add(event.rank)
-        return [*actions, *self._choose_when_ready(world_size, saves)]
+        return [*actions, *self._choose_when_ready(world_size, saves, now)]
 
-    def scanned(self, event: ev.StoreScanned, world_size: int, saves: Saves) -> list[Action]:
+    def scanned(self, event: ev.StoreScanned, world_size: int, saves: Saves, now: float) -> list[Action]:
         """What lies on the store is known, or that it does not answer."""
         if self._round is None or self._round.scan is not None:
             return []
@@ -75,27 +76,27 @@ class Restores:
         self._round.notes += event.notes
         if event.problem:
             self._round.notes.append(f"the store did not answer: {event.problem}")
-        return self._choose_when_ready(world_size, saves)
+        return self._choose_when_ready(world_size, saves, now)
 
-    def incarnation_taken(self, number: int, world_size: int, saves: Saves) -> list[Action]:
+    def incarnation_taken(self, number: int, world_size: int, saves: Saves, now: float) -> list[Action]:
         """The number the restored job goes on with."""
         if self._round is None:
             return []
         self._round.incarnation = number
-        return self._choose_when_ready(world_size, saves)
+        return self._choose_when_ready(world_size, saves, now)
 
     def raise_number(self, at_least: int) -> None:
         """The store has numbers that were not known when this load's was taken."""
         if self._round is not None and self._round.incarnation is not None and self._round.choice is None:
             self._round.incarnation = max(self._round.incarnation, at_least)
 
-    def _choose_when_ready(self, world_size: int, saves: Saves) -> list[Action]:
+    def _choose_when_ready(self, world_size: int, saves: Saves, now: float) -> list[Action]:
         r = self._round
         if r is None or r.scan is None or r.incarnation is None or len(r.asked) < world_size or r.choice is not None:
             return []
-        return self._choose(r, world_size, saves)
+        return self._choose(r, world_size, saves, now)
 
-    def _choose(self, r: Round, world_size: int, saves: Saves) -> list[Action]:
+    def _choose(self, r: Round, world_size: int, saves: Saves, now: float) -> list[Action]:
         candidates = self._candidates(r, saves)
         for save in candidates:
             size = saves.on_store[save].world_size if save in saves.on_store else saves.records[save].world_size
@@ -104,6 +105,7 @@ class Restores:
                 return self._refuse("restore", text, "start as many ranks, or load an older step with load(step=...)")
             tiers = [self._tier(r, save, rank, saves) for rank in range(world_size)]
             if None not in tiers:
+                r.ordered = now
                 return [self._order(r, save, tiers, saves)]
         return self._nothing(r, candidates)
 
@@ -148,7 +150,7 @@ class Restores:
         self._round = None
         return [ToNode(job=self._job, message=order)]
 
-    def reported(self, event: ev.LoadReported, world_size: int, saves: Saves) -> list[Action]:
+    def reported(self, event: ev.LoadReported, world_size: int, saves: Saves, now: float) -> list[Action]:
         """A rank read its bytes, or could not."""
         r = self._round
         if r is None or event.save != r.choice:
@@ -165,7 +167,7 @@ class Restores:
         if len(r.reported) < world_size:
             return []
         if r.failed:
-            return self._choose(r, world_size, saves)
+            return self._choose(r, world_size, saves, now)
         order = ev.LoadOrdered(
             job=self._job,
             node=self._node,
@@ -191,15 +193,22 @@ class Restores:
 
     def next_deadline(self) -> float | None:
         """When ranks that wait for others have waited long enough."""
-        return self._round.since + self._policy.stage_timeout_s if self._round and not self._round.choice else None
+        r = self._round
+        if r is None:
+            return None
+        return r.since + self._policy.stage_timeout_s if r.choice is None else r.ordered + self._policy.read_timeout_s
 
     def tick(self, now: float, world_size: int) -> list[Action]:
-        """Ends a load that some rank never joined."""
-        deadline = self.next_deadline()
-        if self._round is None or deadline is None or now < deadline:
+        """Ends a load that some rank never joined, or in which one does not come back from its read."""
+        r, deadline = self._round, self.next_deadline()
+        if r is None or deadline is None or now < deadline:
             return []
-        missing = sorted(set(range(world_size)) - self._round.asked)
-        return self._refuse("restore", f"ranks {missing} did not call load", "call load on every rank")
+        if r.choice is None:
+            missing = sorted(set(range(world_size)) - r.asked)
+            return self._refuse("restore", f"ranks {missing} did not call load", "call load on every rank")
+        ranks = few(sorted(set(range(world_size)) - r.reported))
+        text = f"ranks {ranks} did not report within {self._policy.read_timeout_s:g} s that they have read {r.choice}"
+        return self._refuse("restore", text, "end these ranks and start the job again; a longer time: read_timeout_s")
 
     def _refuse(self, code: str, message: str, hint: str) -> list[Action]:
         self._round, self._ended = None, message
