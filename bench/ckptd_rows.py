@@ -128,6 +128,7 @@ def cold(bench: Bench) -> list[Row]:
     """
     sticks = bench.yardsticks
     with bench.node.client("cold") as client:
+        client.prepare(bench.state)
         save(bench, client, bench.state)
     drained = bench.node.store / "cold" / "latest" / file_name(0)
     ready: list[float] = []

@@ -18,8 +18,11 @@ from ckptd.protocol.ids import JobKey
 from ckptd.protocol.messages import (
     MAX_MESSAGE_NBYTES,
     AskDrain,
+    AskForget,
     AskStatus,
+    AskStop,
     Done,
+    Forgotten,
     Refused,
     Reply,
     Request,
@@ -30,6 +33,7 @@ from ckptd.protocol.messages import (
 from ckptd.protocol.status import SCHEMA, Status
 
 _MAX_STATUS_NBYTES = 64 * MAX_MESSAGE_NBYTES  # a status grows with the ranks of a node, a request does not
+_LOOK_MS = 1000
 
 
 def ask_status(arena: str, timeout_s: float) -> Status:
@@ -89,6 +93,20 @@ class Daemon:
         if not isinstance(reply, Done):
             raise self._unexpected(reply)
 
+    def stop(self, *, wait: bool) -> Status:
+        """Has the daemon end as SIGTERM does; its picture of now or, with wait, its last one. Raises ConnectError."""
+        reply = self._ask(AskStop(seq=self._next_seq(), wait=wait))
+        if not isinstance(reply, StatusReply):
+            raise self._unexpected(reply)
+        return reply.status
+
+    def forget(self, job: JobKey, *, force: bool) -> Forgotten:
+        """Has the job's memory given back; returns when it is. Raises CkptdError with the reason when it is refused."""
+        reply = self._ask(AskForget(seq=self._next_seq(), job=job, force=force))
+        if not isinstance(reply, Forgotten):
+            raise self._unexpected(reply)
+        return reply
+
     def _next_seq(self) -> int:
         self._seq += 1
         return self._seq
@@ -99,7 +117,10 @@ class Daemon:
         if not self._socket.poll(_ms_until(deadline_s), zmq.POLLOUT):
             raise self._no_answer()
         self._socket.send(encode(request))
-        while self._socket.poll(_ms_until(deadline_s), zmq.POLLIN):
+        while (left_ms := _ms_until(deadline_s)) or self._socket.poll(0, zmq.POLLIN):
+            if not self._socket.poll(min(left_ms, _LOOK_MS), zmq.POLLIN):
+                require_daemon(self.arena)  # an answer that takes long may have lost its daemon
+                continue
             reply = _decode(self._socket.recv())
             # The answer to a question that timed out before may arrive during this one.
             if getattr(reply, "reply_to", None) == request.seq:

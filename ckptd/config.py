@@ -52,6 +52,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     stage_timeout_s: Annotated[
         float, Meta(gt=0, extra=_DURATION, description="how long a step may take to be staged on all ranks")
     ] = 300.0
+    read_timeout_s: Annotated[
+        float, Meta(gt=0, extra=_DURATION, description="how long a rank may read in a load while others wait for it")
+    ] = 3600.0
     store_timeout_s: Annotated[
         float, Meta(gt=0, extra=_DURATION, description="how long connect and load wait for the store")
     ] = 10.0

@@ -22,8 +22,20 @@ from ckptd.door import Door
 from ckptd.effects import Effects
 from ckptd.liveness import Liveness, job_of
 from ckptd.protocol import places
+from ckptd.protocol.errors import CkptdError
 from ckptd.protocol.ids import JobKey
-from ckptd.protocol.messages import AskDrain, AskStatus, AskSteps, Done, Refused, StatusReply, Steps
+from ckptd.protocol.messages import (
+    AskDrain,
+    AskForget,
+    AskStatus,
+    AskSteps,
+    AskStop,
+    Done,
+    Forgotten,
+    Refused,
+    StatusReply,
+    Steps,
+)
 from ckptd.protocol.status import SCHEMA, Status
 from ckptd.rank_socket import Letter, RankSocket
 from ckptd.stores import Stores
@@ -32,6 +44,7 @@ log = logging.getLogger("ckptd")
 _EMPTY_GRACE_S = 3.0  # a client-started daemon waits so long for its first rank, and for a next one
 _SWEEP_S = 2.0  # how often ranks without a pidfd are looked at
 _NOTICE_S = 1.0  # how often systemd is told the state
+_LAST_WORDS_S = 0.5  # who waits for the end may take so long to hear of it
 _MAX_ERRORS = 20
 
 
@@ -73,6 +86,7 @@ class Daemon:
         self._wake, self._signals = socket.socketpair()
         self._stop_asked = 0
         self._stop_at: float | None = None
+        self._stop_waiters: list[Letter] = []
         self._empty_since: float | None = None
         self._sweep_at = 0.0
         self._notice_at = 0.0
@@ -171,12 +185,14 @@ class Daemon:
     def _close(self) -> None:
         notify.stopping()
         log.info("stopping empty=%s", self._catalogue.empty)
+        for letter in self._stop_waiters:
+            self._door.answer(letter.identity, StatusReply(reply_to=letter.request.seq, status=self.status()))
         self._stores.close()
         self._liveness.close()
         self._digesting.close()
         self._allocating.close()
         self._cleaning.close()
-        self._socket.close()
+        self._socket.close(linger_s=_LAST_WORDS_S if self._stop_asked else 0.0)
         self._arena.close(remove=self._catalogue.empty and self._config.exit_when_empty)
 
     # --- loop
@@ -245,6 +261,12 @@ class Daemon:
         if isinstance(request, AskSteps):
             self._answer_steps(letter)
             return
+        if isinstance(request, AskStop):
+            self._stop_for(letter, wait=request.wait)
+            return
+        if isinstance(request, AskForget):
+            self._forget_for(letter, request)
+            return
         if isinstance(request, AskDrain) and request.job is not None:
             self._drain_for(letter, request.job)
             return
@@ -271,6 +293,30 @@ class Daemon:
             return
         self._handle(ev.DrainAsked(job=job))
         self._door.answer(letter.identity, Done(reply_to=letter.request.seq))
+
+    def _stop_for(self, letter: Letter, *, wait: bool) -> None:
+        """As SIGTERM does; unlike it, asked twice it still finishes what runs."""
+        self._stop_asked = max(self._stop_asked, 1)
+        if wait:
+            self._stop_waiters.append(letter)
+        else:
+            self._door.answer(letter.identity, StatusReply(reply_to=letter.request.seq, status=self.status()))
+
+    def _forget_for(self, letter: Letter, request: AskForget) -> None:
+        """The answer comes after the memory is given back, which is done in the order it was asked for."""
+        job = self._catalogue.jobs.get(request.job)
+        sizes = [slot.capacity for slot in job.node.slots] if job else []
+        try:
+            actions = self._catalogue.forget(request.job, force=request.force)
+        except CkptdError as error:
+            refusal = Refused(reply_to=request.seq, code=error.code, message=error.message, hint=error.hint)
+            self._door.answer(letter.identity, refusal)
+            return
+        log.info("forgetting job=%s slots=%d force=%s", request.job.job, len(sizes), request.force)
+        for action in actions:
+            self._perform(action)
+        done = Forgotten(reply_to=request.seq, slots=len(sizes), nbytes=sum(sizes))
+        self._cleaning.run(lambda: None, lambda _: self._door.answer(letter.identity, done))
 
     def _handle(self, event: ev.Event) -> None:
         """One event through the catalogue. Events that its actions cause wait for their turn."""
@@ -356,6 +402,7 @@ def _policy(config: Config) -> Policy:
         keep_last=config.keep_last,
         connect_timeout_s=config.connect_timeout_s,
         stage_timeout_s=config.stage_timeout_s,
+        read_timeout_s=config.read_timeout_s,
         orphan_ttl_s=config.orphan_ttl_s,
         client_started=config.exit_when_empty,
     )

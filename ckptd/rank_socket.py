@@ -61,7 +61,7 @@ class RankSocket:
         with contextlib.suppress(zmq.ZMQError):
             self._socket.send_multipart([identity, encode(message)], zmq.NOBLOCK)
 
-    def close(self) -> None:
-        """Closes the socket; ZeroMQ removes its file."""
-        self._socket.close(0)
+    def close(self, *, linger_s: float = 0.0) -> None:
+        """Closes the socket; ZeroMQ removes its file. Blocks up to linger_s for last words that are not sent yet."""
+        self._socket.close(int(linger_s * 1000))
         self._context.term()

@@ -82,7 +82,8 @@ def scan(fs: FileLayer, key: JobKey) -> Scan:
     """What the job has on the store; empty if the store or the job is not there.
 
     A checkpoint is committed if its name, COMMITTED and its manifest's size agree. Digests are verify's business.
-    What cannot be read is a problem in the list, never an exception.
+    What cannot be read is a problem in the list, never an exception; what goes meanwhile, by retention or by a commit's
+    rename, is not in it.
     """
     found = Scan([], [], [])
     try:
@@ -97,13 +98,27 @@ def scan(fs: FileLayer, key: JobKey) -> Scan:
             if parse_dirname(name) is not None:
                 found.committed.append(_committed_entry(fs, key, name))
         except (CkptdError, OSError) as error:
-            found.problems.append(str(error))
+            if not _is_gone(fs, key, name):
+                found.problems.append(str(error))
     committed = {entry.committed.save for entry in found.committed}
     for save in filter(None, map(parse_partial_dirname, names)):
-        found.partials.append(_partial_entry(fs, Place(key, save), save in committed))
+        entry = _partial_entry(fs, Place(key, save), save in committed)
+        if entry.finishable or not _is_gone(fs, key, save.partial_dirname):
+            found.partials.append(entry)
     found.committed.sort(key=lambda entry: entry.committed.save, reverse=True)
     found.partials.sort(key=lambda entry: entry.save, reverse=True)
     return found
+
+
+def _is_gone(fs: FileLayer, key: JobKey, name: str) -> bool:
+    """Whether a directory that was listed a moment ago is not there any more."""
+    try:
+        fs.listdir(os.path.join(job_dir(key), name))
+    except FileNotFoundError:
+        return True
+    except OSError:
+        pass  # it is there, and whatever is wrong with it is said already
+    return False
 
 
 def _committed_entry(fs: FileLayer, key: JobKey, name: str) -> CommittedEntry:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from ckptd.protocol.status import WorkerStatus
@@ -42,6 +43,8 @@ class Stores:
         self._hang_s = hang_s
         self._stores: dict[str, _Store] = {}
         self._next_id = 0
+        # One thread that lives as long as we do: the workers that it starts end with it.
+        self._starting = ThreadPoolExecutor(1, thread_name_prefix="start")
 
     def ask(
         self,
@@ -72,7 +75,7 @@ class Stores:
     def _ensure(self, state: _Store) -> bool:
         state.stuck = [link for link in state.stuck if link.poll() is None]
         if state.link is None and len(state.stuck) < _MAX_STUCK:
-            state.link = StoreLink(state.path, niceness=self._niceness)
+            state.link = StoreLink(state.path, niceness=self._niceness, start=self._starting.submit)
         return state.link is not None
 
     @property
@@ -174,3 +177,4 @@ class Stores:
                 if link.poll() is not None:
                     break
                 time.sleep(0.01)
+        self._starting.shutdown(wait=False, cancel_futures=True)

@@ -1,16 +1,19 @@
-"""The daemon's end of one store worker: starts it, speaks to it without ever blocking, ends it."""
+"""The daemon's end of one store worker: has it started, speaks to it without ever blocking, ends it."""
 
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections import deque
+from collections.abc import Callable
 
 from ckptd.protocol.errors import CkptdError
 from ckptd.store_messages import FrameReader, Reply, Request, decode_reply, encode_frame
 
 _RECEIVE_NBYTES = 1 << 20
+Start = Callable[[Callable[[], None]], object]
 
 
 def _environment() -> dict[str, str]:
@@ -18,6 +21,23 @@ def _environment() -> dict[str, str]:
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+
+
+def _popen(fd: int, niceness: int, store: str) -> subprocess.Popen[bytes]:
+    words = [str(fd), str(os.getpid()), str(niceness), store]
+    # -P: a file in the current directory must not pass for one of our modules.
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "ckptd.store_worker", *words],
+        env=_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        pass_fds=[fd],
+        close_fds=True,
+    )
+
+
+def _at_once(work: Callable[[], None]) -> None:
+    work()
 
 
 class WorkerDiedError(CkptdError):
@@ -29,38 +49,44 @@ class WorkerDiedError(CkptdError):
 class StoreLink:
     """One worker process. Not for use by several threads.
 
-    Create it in the main thread: the worker is killed when the thread that created it ends. Owns the process and the
-    socket; after kill(), or a WorkerDiedError, keep it until poll() says that the process is gone.
+    start carries the call out that starts the process, now (the default) or in a thread: that reads the interpreter
+    from where it is installed, which may hang. The worker is killed when the thread that started it ends. What is sent
+    before it runs waits in the socket. Owns the process and the socket; after kill(), or a WorkerDiedError, keep it
+    until poll() says that the process is gone.
     """
 
-    def __init__(self, store: str, *, niceness: int = 0) -> None:
+    def __init__(self, store: str, *, niceness: int = 0, start: Start = _at_once) -> None:
         self.store = store
         self._sock, theirs = socket.socketpair()
         self._sock.setblocking(False)
         self._frames = FrameReader()
         self._outgoing: deque[memoryview] = deque()
-        fd = theirs.fileno()
-        words = [str(fd), str(os.getpid()), str(niceness), store]
+        self._settling = threading.Lock()  # of the next three, between this thread and the one that starts
+        self._process: subprocess.Popen[bytes] | None = None
+        self._problem = ""  # why it was not started
+        self._unwanted = False
+        start(lambda: self._start(theirs, niceness))
+
+    def _start(self, theirs: socket.socket, niceness: int) -> None:
+        process, problem = None, ""
         try:
-            # -P: a file in the current directory must not pass for one of our modules.
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "ckptd.store_worker", *words],
-                env=_environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=[fd],
-                close_fds=True,
-            )
-        except BaseException:
-            self._sock.close()
-            raise
+            if self._unwanted:
+                problem = "it was not wanted any more"
+            else:
+                process = _popen(theirs.fileno(), niceness, self.store)
+        except Exception as error:  # noqa: BLE001 - whatever it is, who waits for answers must learn it
+            problem = str(error) or repr(error)
         finally:
-            theirs.close()
+            with self._settling:
+                self._process, self._problem = process, problem
+                if process is not None and self._unwanted:
+                    process.kill()
+            theirs.close()  # after that: who reads the end of the worker from the socket finds its cause here
 
     @property
     def pid(self) -> int:
-        """Process id of the worker."""
-        return self._process.pid
+        """Process id of the worker, 0 while it is being started."""
+        return self._process.pid if self._process is not None else 0
 
     def fileno(self) -> int:
         """Descriptor to poll; -1 after kill()."""
@@ -110,6 +136,8 @@ class StoreLink:
         return [decode_reply(body) for body in bodies]
 
     def _cause(self) -> str:
+        if self._process is None:
+            return f": it could not be started: {self._problem}"
         status = self._process.poll()
         if status is None:
             return ""
@@ -117,10 +145,16 @@ class StoreLink:
 
     def kill(self) -> None:
         """Ends the worker without waiting: one that hangs in the file system goes when its call returns."""
-        self._process.kill()
+        with self._settling:
+            self._unwanted = True
+            if self._process is not None:
+                self._process.kill()
         self._sock.close()
         self._outgoing.clear()
 
     def poll(self) -> int | None:
-        """Exit status once the process is gone and reaped, negative for a signal; None before."""
-        return self._process.poll()
+        """Exit status once the process is gone and reaped, negative for a signal; None before. 127: it never was."""
+        with self._settling:
+            if self._process is not None:
+                return self._process.poll()
+            return 127 if self._problem else None

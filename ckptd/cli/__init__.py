@@ -23,6 +23,8 @@ _VERBS = {
     "verify": "verify",
     "export": "export",
     "drain": "drain",
+    "stop": "stop",
+    "forget": "forget",
     "doctor": "doctor",
     "demo": "demo",
 }

@@ -8,6 +8,7 @@ from ckptd.core.actions import Action, ForgetJob, ToNode, ToRank, UnlinkSlot
 from ckptd.core.coordinator import Coordinator
 from ckptd.core.node import JobNode
 from ckptd.core.policy import Policy
+from ckptd.protocol.errors import CkptdError, UsageError
 from ckptd.protocol.ids import JobKey
 from ckptd.protocol.messages import Done, Refused
 
@@ -55,6 +56,28 @@ class Catalogue:
         if not job.node.live and not any(slot.save for slot in job.node.slots):
             inbox.append(ev.JobReleased(job=key, node=self.node))
         return self._deliver(inbox, out, now)
+
+    def forget(self, key: JobKey, *, force: bool) -> list[Action]:
+        """Gives up all that the job has on this node. Raises CkptdError with the reason when that does harm.
+
+        A drain that runs finds its slots gone or goes on in what it has mapped; what it leaves is no checkpoint.
+        """
+        job = self.jobs.get(key)
+        if job is None:
+            known = ", ".join(sorted({known.job for known in self.jobs})) or "none"
+            raise UsageError(f"this daemon has no job {key.job!r} with store {key.store!r}", hint=f"its jobs: {known}")
+        live = [job.node.live[place] for place in sorted(job.node.live)]
+        if live or job.coordinator.sessions.wanted:
+            who = ", ".join(f"rank {rank.rank} (pid {rank.pid} on {rank.host})" for rank in live) or "ranks at the door"
+            raise CkptdError(f"job {key.job!r} lives: {who}", hint="end those processes first")
+        lost = job.coordinator.saves.only_here
+        if lost and not force:
+            steps = ", ".join(str(save.step) for save in lost)
+            text = f"step {steps} of job {key.job!r} is in memory only and not durable: it would be lost"
+            raise CkptdError(text, hint=f"ckptd drain --job {key.job} --wait, or give it up with --force")
+        slots = [UnlinkSlot(job=key, slot=slot.name) for slot in job.node.slots]
+        del self.jobs[key]
+        return [*slots, ForgetJob(job=key)]
 
     def next_deadline(self) -> float | None:
         """When tick must be called at the latest."""

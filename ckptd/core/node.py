@@ -22,6 +22,7 @@ from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.messages import (
     Attached,
     Done,
+    End,
     LoadFrom,
     Milestone,
     Progress,
@@ -67,6 +68,8 @@ class JobNode:
         self.forced: set[SaveId] = set()  # to be drained for sure, so kept until they are
         self._written = False  # the draining save's files are synced
         self._loading: SaveId | None = None
+        self._world_size = 0  # of the session that is in
+        self._settled = 0  # the incarnation that has a checkpoint as safe as it was to become
 
     # --- shorthands
 
@@ -151,6 +154,8 @@ class JobNode:
             case ev.SaveEnded():
                 self.pending.discard(order.save)
                 self.forced.discard(order.save)
+                if order.end in (End.DURABLE, End.KEPT):
+                    self._settled = max(self._settled, order.save.incarnation)
                 milestone = Milestone.DURABLE if order.end == "durable" else None
                 news = Progress(save=order.save, milestone=milestone, end=order.end, reason=order.reason)
                 return [*self._tell_all(news), *self.collect()]
@@ -216,6 +221,7 @@ class JobNode:
                 known=list(order.known),
                 warnings=list(order.warnings),
             )
+            self._world_size = local.world_size
             actions += [self._to(local, welcome), *self.slots.trim(local.world_size)]
         return actions
 
@@ -302,7 +308,10 @@ class JobNode:
         return [self._report(segment)]
 
     def collect(self) -> list[Action]:
-        """Frees every slot that nothing holds on to, and grants it again."""
+        """Frees every slot that nothing holds on to, and grants it again.
+
+        Those of ranks that a smaller world does not have go altogether, once a checkpoint of it is safe.
+        """
         wanted = (
             self.pending
             | self.forced
@@ -311,6 +320,8 @@ class JobNode:
         actions: list[Action] = []
         for slot in [s for s in self.slots if s.save is not None and s.save not in wanted]:
             actions += self._free(slot)
+        if self._world_size and self._settled == self.incarnation:
+            actions += self.slots.trim(self._world_size)
         return actions
 
     def _free(self, slot: Slot) -> list[Action]:

@@ -11,6 +11,7 @@ class Policy:
     keep_last: int = 3
     connect_timeout_s: float = 30.0
     stage_timeout_s: float = 300.0
+    read_timeout_s: float = 3600.0  # of one round of a load
     drain_retry_s: float = 1.0  # doubled at each failure, up to
     drain_retry_max_s: float = 60.0
     drain_give_up_s: float = 1800.0

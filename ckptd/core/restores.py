@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, ScanStore, TakeIncarnation, ToNode
 from ckptd.core.policy import Policy
-from ckptd.core.saves import Record, Saves
+from ckptd.core.saves import Record, Saves, few
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.messages import Tier
 
@@ -28,6 +28,7 @@ class Round:
     scan: ev.StoreScanned | None = None
     incarnation: int | None = None
     choice: SaveId | None = None
+    ordered: float = 0.0  # when the ranks were sent to read the choice
     reported: set[int] = field(default_factory=set)
     failed: bool = False
     notes: list[str] = field(default_factory=list)
@@ -121,6 +122,7 @@ class Restores:
                 return saves.drain_newest(now)
             tiers = [self._tier(r, save, rank, saves) for rank in range(world_size)]
             if None not in tiers:
+                r.ordered = now
                 return [self._order(r, save, tiers, saves)]
         return self._nothing(r, candidates)
 
@@ -218,18 +220,25 @@ class Restores:
 
     def next_deadline(self) -> float | None:
         """When ranks that wait for others have waited long enough."""
-        return self._round.since + self._policy.stage_timeout_s if self._round and not self._round.choice else None
+        r = self._round
+        if r is None:
+            return None
+        return r.since + self._policy.stage_timeout_s if r.choice is None else r.ordered + self._policy.read_timeout_s
 
     def tick(self, now: float, world_size: int) -> list[Action]:
-        """Ends a load that some rank never joined."""
-        deadline = self.next_deadline()
-        if self._round is None or deadline is None or now < deadline:
+        """Ends a load that some rank never joined, or in which one does not come back from its read."""
+        r, deadline = self._round, self.next_deadline()
+        if r is None or deadline is None or now < deadline:
             return []
-        if self._round.awaited is not None:
-            text = f"{self._round.awaited} must be on the store to be read by these ranks, and its drain does not end"
+        if r.awaited is not None:
+            text = f"{r.awaited} must be on the store to be read by these ranks, and its drain does not end"
             return self._refuse("restore", text, "ckptd status tells why; or start the ranks as they were")
-        missing = sorted(set(range(world_size)) - self._round.asked)
-        return self._refuse("restore", f"ranks {missing} did not call load", "call load on every rank")
+        if r.choice is None:
+            missing = sorted(set(range(world_size)) - r.asked)
+            return self._refuse("restore", f"ranks {missing} did not call load", "call load on every rank")
+        ranks = few(sorted(set(range(world_size)) - r.reported))
+        text = f"ranks {ranks} did not report within {self._policy.read_timeout_s:g} s that they have read {r.choice}"
+        return self._refuse("restore", text, "end these ranks and start the job again; a longer time: read_timeout_s")
 
     def _refuse(self, code: str, message: str, hint: str) -> list[Action]:
         self._round, self._ended = None, message

@@ -159,7 +159,7 @@ class Saves:
         for older in [r for r in self.records.values() if r.save < newer and not r.staged and r.end is None]:
             if self.ready or not older.adopted:
                 missing = sorted(set(range(older.world_size)) - set(older.delivered))
-                reason = f"{newer} was staged by all ranks first; ranks {_few(missing)} never delivered this one"
+                reason = f"{newer} was staged by all ranks first; ranks {few(missing)} never delivered this one"
                 actions += self._finish(older, End.ABANDONED, reason)
         return actions
 
@@ -228,6 +228,14 @@ class Saves:
     def newest_staged(self) -> Record | None:
         """The newest save that every rank delivered and that still lies in memory."""
         return max((r for r in self.records.values() if r.staged and r.in_memory), key=lambda r: r.save, default=None)
+
+    @property
+    def only_here(self) -> list[SaveId]:
+        """Checkpoints in memory that somebody may miss and the store does not have, as far as it was seen."""
+        newest, durable = self.newest_staged, max(self.on_store, default=None)
+        wanted = [r for r in self.records.values() if r.staged and r.in_memory and r.phase is not Phase.DURABLE]
+        wanted = [r for r in wanted if r is newest or r.forced]
+        return sorted(r.save for r in wanted if r.forced or durable is None or r.save > durable)
 
     # --- drain
 
@@ -437,7 +445,7 @@ class Saves:
         for record in list(self.records.values()):
             if not record.staged and record.end is None and now - record.since >= self._policy.stage_timeout_s:
                 missing = sorted(set(range(record.world_size)) - set(record.delivered))
-                reason = f"ranks {_few(missing)} did not deliver within {self._policy.stage_timeout_s:g} s"
+                reason = f"ranks {few(missing)} did not deliver within {self._policy.stage_timeout_s:g} s"
                 actions += self._finish(record, End.ABANDONED, reason)
         if self.silent_since is not None and now - self.silent_since >= self._policy.drain_give_up_s:
             self.silent_since = None
@@ -456,6 +464,7 @@ class Saves:
         return [a for r in waiting for a in self._finish(r, End.FAILED if r.in_memory else End.SUPERSEDED, reason)]
 
 
-def _few(ranks: list[int], most: int = 8) -> str:
+def few(ranks: list[int], most: int = 8) -> str:
+    """The first of many numbers, for a sentence."""
     shown = ", ".join(map(str, ranks[:most]))
     return f"{shown}, ... ({len(ranks)} in all)" if len(ranks) > most else shown

@@ -126,11 +126,27 @@ class AskStatus(_Request, frozen=True, kw_only=True):
     """The whole picture; needs no attachment."""
 
 
+class AskStop(_Request, frozen=True, kw_only=True):
+    """End the daemon as SIGTERM does; needs no attachment. ``wait``: answer only when it ends."""
+
+    wait: bool = False
+
+
+class AskForget(_Request, frozen=True, kw_only=True):
+    """Give up all that a job has in this arena; needs no attachment. ``force``: also what is nowhere else."""
+
+    job: JobKey
+    force: bool = False
+
+
 class Detach(_Request, frozen=True, kw_only=True):
     """This rank closes; its memory is freed once what it staged is durable."""
 
 
-Request = Attach | AskSlots | HandOver | Skip | AskDrain | AskLoad | ReportLoad | AskSteps | AskStatus | Detach
+Request = (
+    Attach | AskSlots | HandOver | Skip | AskDrain | AskLoad | ReportLoad | AskSteps | AskStatus | AskStop | AskForget
+    | Detach
+)  # fmt: skip
 
 
 class _Push(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -212,13 +228,21 @@ class Steps(_Reply, frozen=True, kw_only=True):
 
 
 class StatusReply(_Reply, frozen=True, kw_only=True):
-    """Answer to AskStatus."""
+    """Answer to AskStatus and AskStop."""
 
     status: Status
 
 
+class Forgotten(_Reply, frozen=True, kw_only=True):
+    """The job's slots are unlinked, and their memory is given back."""
+
+    slots: int
+    nbytes: Nbytes
+
+
 Reply = (
     Done | Refused | Attached | SlotGranted | SlotsRefused | Progress | LoadFrom | Steps | SlotsComing | StatusReply
+    | Forgotten
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

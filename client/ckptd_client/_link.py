@@ -46,6 +46,8 @@ _SILENT_S = 1.0  # connect says what it waits for after this
 _PAUSE_S = 0.02  # between two daemons that end at once
 _RETRY_S = 15.0  # after a failed attempt to come back, saves fail at once for so long
 
+_ALLOCATED_PER_S = 100e6  # bytes; the first touch of pages is five times as fast on a slow machine
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -81,6 +83,8 @@ class Link:
         self._replaced: StaleIncarnationError | None = None
         self._grants = 0  # heard so far
         self._grants_due = 0  # heard when every slot that was promised is here
+        self._grants_before = 0  # heard when they were promised
+        self._allocated_by = 0.0  # the first of them, on a machine however slow
 
     # --- the connection
 
@@ -279,12 +283,16 @@ class Link:
     # --- slots and segments
 
     def ask_slots(self, capacity: int, deadline: float) -> None:
-        """Has slots of this size made ready; they are granted one by one."""
+        """Has slots of this size made ready; they are granted one by one.
+
+        Who waits for the first may wait on after the deadline, for as long as its memory takes to be allocated.
+        """
         self.refusal, before = None, self._grants
         self.slots.unmap_below(capacity)  # the daemon gives them back, and counts what is free for the larger ones
         answer = self._ask(lambda seq: AskSlots(seq=seq, capacity=capacity), deadline)
         assert isinstance(answer, SlotsComing)  # noqa: S101 - the reply to AskSlots
-        self.capacity, self._grants_due = capacity, before + answer.count
+        self.capacity, self._grants_before, self._grants_due = capacity, before, before + answer.count
+        self._allocated_by = deadline + capacity / _ALLOCATED_PER_S
         stale = [name for name, size in self.slots.granted.items() if size < capacity]
         for name in stale:
             self.slots.withdraw(name)
@@ -294,10 +302,16 @@ class Link:
         """Whether every slot that was promised is here."""
         return self._grants >= self._grants_due
 
+    @property
+    def allocating(self) -> bool:
+        """Whether slots were promised and the memory of the first is not there yet."""
+        return self._grants_before == self._grants < self._grants_due
+
     def wait_slot(self, nbytes: int, deadline: float) -> str:
         """Name of a granted slot of at least so many bytes.
 
-        Raises BudgetError when there will be none, WaitTimeoutError when none was free by the deadline.
+        Raises BudgetError when there will be none, WaitTimeoutError when none was free by the deadline; while the first
+        is being allocated that is extended, since its pages are touched once, and without it there is no first save.
         """
         while True:
             name = self.slots.fitting(nbytes)
@@ -305,7 +319,7 @@ class Link:
                 return name
             if self.refusal is not None and not self.slots.count:
                 raise self.refusal
-            if not self.pump(deadline):
+            if not self.pump(max(deadline, self._allocated_by) if self.allocating else deadline):
                 if self._channel is not None and self._channel.lost:
                     raise ChannelLostError("the daemon ended while a save waited for a slot")
                 raise WaitTimeoutError("no slot was free in time")

@@ -1,9 +1,10 @@
-"""Reads a segment back: each block is checked against its digest before any of its bytes reach a tensor."""
+"""Reads a segment back: no load succeeds unless every block matches its digest."""
 
 import ctypes
 import errno
 import fcntl
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -11,7 +12,7 @@ from queue import SimpleQueue
 import torch
 
 from ckptd.mapping import Mapping, fill, fill_huge
-from ckptd.protocol.digest import BLOCK_NBYTES, DIGEST_NBYTES, block_count, digest
+from ckptd.protocol.digest import BLOCK_NBYTES, DIGEST_NBYTES, Digest, block_count, digest
 from ckptd.protocol.errors import DamagedError
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.layout import Layout, Leaves, decode_layout, decode_leaves
@@ -27,6 +28,7 @@ from ckptd.protocol.manifest import (
 from ckptd.protocol.slot import PAGE, SEALS_NBYTES, Seal, SlotState, align_up, decode_seals
 
 _STORE_READERS = 4  # reads in flight: what large O_DIRECT reads need to keep a device busy
+_CHUNK_NBYTES = 1 << 20  # fits the second-level cache of a core
 _ARENA_READERS = 2  # at least; a copy out of memory gains nothing from more threads than torch has
 
 
@@ -49,27 +51,20 @@ class Source:
             self.mapping.close()
         os.close(self.fd)
 
-    def checked(self, index: int, buffer: Mapping | None) -> int:
-        """Address of a block that matches its digest: in buffer, which is filled with it, or in the mapped slot.
-
-        Raises DamagedError naming file, block and bytes. Thread-safe.
-        """
+    def checked(self, index: int, buffer: Mapping) -> int:
+        """Address of buffer, filled with a block that matches its digest. Raises DamagedError. Thread-safe."""
         start = index * BLOCK_NBYTES
         nbytes = min(BLOCK_NBYTES, self.nbytes - start)
-        if self.mapping is not None:
-            self._check(index, self.mapping.view[start : start + nbytes])
-            return self.mapping.address + start
-        assert buffer is not None  # noqa: S101 - only a mapped slot needs none
         self._fill(buffer.view, start, nbytes)
-        self._check(index, buffer.view[:nbytes])
+        self.check(index, digest(buffer.view[:nbytes]))
         return buffer.address
 
-    def _check(self, index: int, block: memoryview) -> None:
-        with block:
-            if digest(block) != self.table[index * DIGEST_NBYTES : (index + 1) * DIGEST_NBYTES]:
-                start = index * BLOCK_NBYTES
-                place = f"block {index} (bytes {start} to {start + len(block)})"
-                raise DamagedError(f"{self.where}: {place} does not match its digest")
+    def check(self, index: int, found: bytes) -> None:
+        """Raises DamagedError naming file, block and bytes unless the block should have this digest."""
+        if found != self.table[index * DIGEST_NBYTES : (index + 1) * DIGEST_NBYTES]:
+            start = index * BLOCK_NBYTES
+            place = f"block {index} (bytes {start} to {min(start + BLOCK_NBYTES, self.nbytes)})"
+            raise DamagedError(f"{self.where}: {place} does not match its digest")
 
     def _fill(self, view: memoryview, start: int, nbytes: int) -> None:
         done = 0
@@ -201,26 +196,15 @@ def copy_out(source: Source, targets: list[Target], *, sparse: bool = False) -> 
 
     All of the image is checked; sparse: only the blocks that hold something of a target are read.
 
-    Reads, digests and copies run outside the GIL. On an error the targets hold verified bytes of some blocks and their
-    old bytes elsewhere.
+    Reads, digests and copies run outside the GIL. On an error the targets hold parts of the image, damaged or not, and
+    their old bytes elsewhere.
     """
-    pieces = _pieces(targets)
-    wanted = sorted(pieces) if sparse else range(block_count(source.nbytes))
-    buffers: SimpleQueue[Mapping | None] = SimpleQueue()
-    for _ in range(min(source.readers, len(wanted))):
-        buffers.put(_buffer() if source.mapping is None else None)
-
-    def copy_block(index: int) -> None:
-        buffer = buffers.get()  # as many as threads: never waits
-        try:
-            base = source.checked(index, buffer)
-            for offset, target, nbytes in pieces.get(index, ()):
-                ctypes.memmove(target, base + offset, nbytes)
-        finally:
-            buffers.put(buffer)
-
+    wanted = _blocks_of(targets) if sparse else list(range(block_count(source.nbytes)))
     if not wanted:
         return
+    copy_block = (
+        _from_memory(source, targets) if source.mapping is not None else _from_file(source, targets, len(wanted))
+    )
     with ThreadPoolExecutor(source.readers) as pool:
         jobs = [pool.submit(copy_block, index) for index in wanted]
         try:
@@ -231,6 +215,48 @@ def copy_out(source: Source, targets: list[Target], *, sparse: bool = False) -> 
             raise
 
 
+def _blocks_of(targets: list[Target]) -> list[int]:
+    """The blocks that hold something of a target."""
+    return sorted(_pieces(targets, BLOCK_NBYTES))
+
+
+def _from_file(source: Source, targets: list[Target], count: int) -> Callable[[int], None]:
+    """Reads a block into a buffer, checks it, copies it; count blocks in all."""
+    pieces = _pieces(targets, BLOCK_NBYTES)
+    buffers: SimpleQueue[Mapping] = SimpleQueue()
+    for _ in range(min(source.readers, count)):
+        buffers.put(_buffer())
+
+    def copy_block(index: int) -> None:
+        buffer = buffers.get()  # as many as threads: never waits
+        try:
+            base = source.checked(index, buffer)
+            for offset, target, nbytes in pieces.get(index, ()):
+                ctypes.memmove(target, base + offset, nbytes)
+        finally:
+            buffers.put(buffer)
+
+    return copy_block
+
+
+def _from_memory(source: Source, targets: list[Target]) -> Callable[[int], None]:
+    """Digests and copies a block chunk by chunk, each while it is in the core's own cache: memory is read once."""
+    assert source.mapping is not None  # noqa: S101 - the caller looked
+    view, base = source.mapping.view, source.mapping.address
+    pieces = _pieces(targets, _CHUNK_NBYTES)
+
+    def copy_block(index: int) -> None:
+        found = Digest()
+        start = index * BLOCK_NBYTES
+        for at in range(start, min(start + BLOCK_NBYTES, source.nbytes), _CHUNK_NBYTES):
+            found.update(view[at : min(at + _CHUNK_NBYTES, source.nbytes)])
+            for offset, target, nbytes in pieces.get(at // _CHUNK_NBYTES, ()):
+                ctypes.memmove(target, base + at + offset, nbytes)
+        source.check(index, found.value())
+
+    return copy_block
+
+
 def _buffer() -> Mapping:
     """Memory for one block, in huge pages where the kernel gives them: a disk reads into scattered pages bit by bit."""
     buffer = Mapping(None, BLOCK_NBYTES)
@@ -239,14 +265,14 @@ def _buffer() -> Mapping:
     return buffer
 
 
-def _pieces(targets: list[Target]) -> dict[int, list[tuple[int, int, int]]]:
-    """For each block: (offset in the block, target address, bytes) of what it holds of each target."""
+def _pieces(targets: list[Target], step: int) -> dict[int, list[tuple[int, int, int]]]:
+    """For each step of the image: (offset in it, target address, bytes) of what it holds of each target."""
     out: dict[int, list[tuple[int, int, int]]] = {}
     for target in targets:
         done = 0
         while done < target.nbytes:
-            index, offset = divmod(target.data_offset + done, BLOCK_NBYTES)
-            nbytes = min(BLOCK_NBYTES - offset, target.nbytes - done)
+            index, offset = divmod(target.data_offset + done, step)
+            nbytes = min(step - offset, target.nbytes - done)
             out.setdefault(index, []).append((offset, target.address + done, nbytes))
             done += nbytes
     return out

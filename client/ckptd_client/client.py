@@ -72,7 +72,8 @@ def connect(  # noqa: PLR0913 - keyword-only settings
 
     job: the training's stable name, default $CKPTD_JOB. store: absolute directory on the parallel file system, default
     $CKPTD_STORE; made if only its last part is missing. drain_every: which staged checkpoints go there: every so many
-    steps, or "300s". save_timeout_s: the longest that save may hold up training, default $CKPTD_SAVE_TIMEOUT_S or 10.
+    steps, or "300s". save_timeout_s: the longest that save may hold up training, default $CKPTD_SAVE_TIMEOUT_S or 10;
+    a first save without prepare also waits for its memory, at most a second per 100 MB.
     start: False never starts a daemon (also $CKPTD_NO_AUTOSTART=1). takeover: replaces ranks of this job that run.
 
     Blocks until all earlier ranks of the job are gone, at most connect_timeout_s. Raises ConfigError, ConnectError.
@@ -335,13 +336,20 @@ class Client:
         need = plan.exact_capacity(values.plain_nbytes)
         if need > link.capacity or link.refusal is not None:
             self._fit_slots(self._plan_capacity(values), deadline)
+        began, allocating = time.monotonic(), link.allocating
         try:
             name = link.wait_slot(need, deadline)
         except WaitTimeoutError:
             reason = f"no slot was free within {self._save_timeout_s:g} s; drains are slow, or slots are few"
+            if link.allocating:
+                seconds = time.monotonic() - began
+                reason = f"the memory of its slots is still being allocated after {seconds:.3g} s"
+                reason += "; call prepare(state) before training"
             handle.fail(End.SKIPPED, reason)
             link.skip(handle.save_id, reason, deadline)
             return
+        if allocating:  # it is done once, and is not what the timeout is for
+            deadline += time.monotonic() - began
         slot = link.slots.take(name)
         try:
             self._write(slot, plan, values, handle.save_id)

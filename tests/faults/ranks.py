@@ -295,6 +295,22 @@ class _Trainer:
         good = _same(state, self._state(found.step))
         return {"step": found.step, "tier": found.tier, "notes": found.notes, "intact": good}
 
+    def load_and_hang(self) -> dict[str, Any] | None:
+        """A load whose read hangs until the process gets SIGUSR1 (or is killed)."""
+        from ckptd_client import _loading  # noqa: PLC0415
+
+        plain = _loading.copy_out
+
+        def hang(*args: Any) -> None:
+            signal.sigwait({signal.SIGUSR1})
+            plain(*args)
+
+        _loading.copy_out = hang
+        try:
+            return self.load()
+        finally:
+            _loading.copy_out = plain
+
     def steps(self) -> list[int]:
         """steps."""
         return list(self._client.steps())
@@ -312,12 +328,18 @@ class _Trainer:
         self._client.close()
 
     def fork_workers(self, count: int = 2) -> list[int]:
-        """A DataLoader with forked workers that stay; their pids."""
+        """A DataLoader with forked workers in the middle of a batch that never ends; their pids.
+
+        A worker between two batches looks every 5 s whether its rank lives, and leaves when it does not.
+        """
         from torch.utils.data import DataLoader  # noqa: PLC0415
 
-        loader = DataLoader(list(range(64)), num_workers=count, persistent_workers=True, multiprocessing_context="fork")
+        data = _Endless(count)
+        loader = DataLoader(data, num_workers=count, persistent_workers=True, multiprocessing_context="fork")
         batches = iter(loader)
         next(batches)
+        for _ in range(count):
+            assert data.stuck.acquire(timeout=30), "a worker does not work"
         self._keep += [loader, batches]
         return [worker.pid for worker in batches._workers]
 
@@ -329,6 +351,24 @@ class _Trainer:
             if self._told.get(step, (None, None)) != news:
                 self._told[step] = news
                 self._history.append((step, *news))
+
+
+class _Endless:
+    """A data set of which each worker gets one item, and no second one."""
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self.stuck = multiprocessing.get_context("fork").Semaphore(0)
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> int:
+        if index >= self._workers:
+            self.stuck.release()
+            while True:
+                time.sleep(60)
+        return index
 
 
 def _same(left: Any, right: Any) -> bool:

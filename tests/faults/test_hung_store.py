@@ -2,10 +2,12 @@
 
 import os
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
+import zmq
 
 from ckptd.verify import verify_path
 from tests.cluster import Node, wait_for
@@ -172,3 +174,37 @@ def test_a_full_store_is_tried_again_until_there_is_room(tmp_path: Path):
         wait_for(lambda: node.slots() == [])
         wait_for(lambda: not [name for name in os.listdir(store / JOB) if ".partial-" in name])
         assert verify_path(str(store / JOB)).problems == []
+
+
+# --- an environment that lies on a mount that hangs
+
+
+@needs_fuse
+def test_a_worker_that_cannot_be_started_while_its_python_hangs_holds_nothing_up(tmp_path: Path):
+    with FuseStore(str(tmp_path)) as fuse, told(str(tmp_path)) as node:
+        os.symlink(sys.executable, os.path.join(fuse.behind, "python"))
+        packages = os.pathsep.join([node.environ()["PYTHONPATH"], os.path.dirname(os.path.dirname(zmq.__file__))])
+        with open(node.log, "ab") as log:
+            node.daemon = subprocess.Popen(
+                [os.path.join(fuse.path, "python"), "-P", "-m", "ckptd", "run", "--arena", node.arena, *FLAGS],
+                env=node.environ(PYTHONPATH=packages) | {"CKPTD_STORE": ""},
+                stdout=log,
+                stderr=log,
+            )
+        wait_for(node.try_status)
+        time.sleep(1.5)  # the kernel knows the name for a second
+        fuse.hang()
+        try:
+            with Ranks(node) as ranks:
+                ranks.start("connect")
+                for _ in range(20):
+                    answers_at_once(node)
+                    time.sleep(0.1)
+                ranks.results(10)
+                ranks.call("save", 1)
+                assert ranks.call("wait", 1, "staged") == [("staged", None)]
+                answers_at_once(node)
+                fuse.go_on()
+                assert ranks.call("wait", 1, timeout_s=60) == [("durable", "durable")]
+        finally:
+            fuse.go_on()

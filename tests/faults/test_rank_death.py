@@ -238,6 +238,24 @@ def test_a_rank_that_never_saves_ends_the_wait_of_the_others(node: Node):
         durable(ranks, 2)
 
 
+def test_a_rank_that_hangs_in_its_read_ends_the_load_of_the_others(node: Node):
+    node.start("--read-timeout-s", "1.5")
+    with Ranks(node, 2) as ranks:
+        ready(ranks)
+        durable(ranks, 1)
+        ranks.kill()
+    with Ranks(node, 2) as ranks:
+        ranks.call("connect")
+        ranks[1].start("load_and_hang")
+        with pytest.raises(RankError, match=r"ranks 1 did not report within 1.5 s") as error:
+            ranks[0].call("load", timeout_s=15)
+        assert error.value.kind == "RestoreError"
+        ranks[1].kill(signal.SIGUSR1)
+        with pytest.raises(RankError, match=r"ranks 1 did not report within 1.5 s"):
+            ranks[1].result()
+        assert [(f["step"], f["intact"]) for f in ranks.call("load")] == [(1, True)] * 2
+
+
 def test_wait_ends_when_the_daemon_is_gone_for_good(node: Node):
     node.start("--stage-timeout-s", "600")
     with Ranks(node, 2) as ranks:

@@ -24,7 +24,7 @@ from ckptd.store import commit, write_vote
 from ckptd.store_scan import Place
 from tests.unit import a_status
 
-VERBS = ("run", "status", "list", "verify", "export", "drain", "doctor", "demo")
+VERBS = ("run", "status", "list", "verify", "export", "drain", "stop", "forget", "doctor", "demo")
 
 
 @pytest.fixture

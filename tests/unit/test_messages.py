@@ -27,6 +27,8 @@ REQUESTS = [
     m.ReportLoad(seq=9, save=SAVE, tier=m.Tier.PFS, problem="digest", fatal=True),
     m.AskSteps(seq=10),
     m.AskStatus(seq=11),
+    m.AskStop(seq=12, wait=True),
+    m.AskForget(seq=13, job=KEY, force=True),
     m.Detach(seq=(1 << 53) - 1),
 ]
 REPLIES = [
@@ -39,6 +41,7 @@ REPLIES = [
     m.Progress(save=SAVE, milestone=m.Milestone.DURABLE, end=m.End.DURABLE),
     m.LoadFrom(reply_to=5, incarnation=6, save=SAVE, tier=m.Tier.ARENA, slot=SLOT, notes=["n"]),
     m.Steps(reply_to=6, checkpoints=[]),
+    m.Forgotten(reply_to=7, slots=3, nbytes=1 << 40),
 ]
 
 

@@ -319,3 +319,49 @@ def test_a_load_after_a_rank_left_is_refused_at_once():
     asked = job.ask_load(0)
     assert job.answer(asked).code == "restore"
     assert "rank 1 left" in job.answer(asked).message
+
+
+# --- a rank that hangs in its read
+
+
+def test_a_rank_that_never_reports_ends_the_load_and_is_named():
+    job, _ = a_load(staged=(ONE,), world=3)
+    waiting = job.report(1, ONE, Tier.ARENA)
+    job.tick(3599)
+    assert job.answer(waiting) is None
+    job.tick(2)
+    refused = job.answer(waiting)
+    assert refused.code == "restore"
+    assert "ranks 0, 2 did not report within 3600 s" in refused.message
+    assert not job.catalogue.jobs[KEY].coordinator.restores.running
+
+
+def test_the_late_one_is_told_why_its_load_is_over_and_another_load_can_begin():
+    job, _ = a_load(staged=(ONE,))
+    job.report(0, ONE, Tier.ARENA)
+    job.tick(3601)
+    late = job.report(1, ONE, Tier.ARENA)
+    assert "ranks 1 did not report" in job.answer(late).message
+    asked = [job.ask_load(rank) for rank in range(2)]
+    job.scan()
+    job.number(3)
+    assert {o.save for o in orders(job, asked)} == {ONE}
+
+
+def test_each_round_of_a_load_has_its_own_time_to_read():
+    job, _ = a_load(committed=(ONE,), staged=(TWO,))
+    job.tick(3000)
+    seqs = [job.report(0, TWO, Tier.ARENA, "digest"), job.report(1, TWO, Tier.ARENA)]
+    assert [job.answer(seq).save for seq in seqs] == [ONE, ONE]
+    waiting = job.report(0, ONE, Tier.PFS)
+    job.tick(3000)
+    assert job.answer(waiting) is None
+    job.tick(601)
+    assert "ranks 1 did not report" in job.answer(waiting).message
+
+
+def test_the_slots_are_free_again_once_the_load_is_given_up():
+    job, _ = a_load(staged=(ONE,))
+    job.report(0, ONE, Tier.ARENA)
+    job.tick(3601)
+    assert job.node._loading is None

@@ -383,3 +383,67 @@ def test_what_waited_for_its_drain_when_the_memory_was_given_up_has_an_end():
     job.say(ev.Report(job=KEY, node="node", event=ev.SegmentReleased(job=KEY, rank=0, save=ONE)))
     job.scan()
     assert job.saves.records[ONE].end == "failed"
+
+
+# --- a smaller world: the slots of ranks that are no more
+
+
+def a_smaller_world(*, cadence=None, drained=True):
+    """Three ranks staged ONE, ended, and started again as one rank."""
+    job = AJob(world=3, cadence=cadence).start()
+    job.stage_all(ONE)
+    if drained:
+        job.drain(ONE)
+    for rank in range(3):
+        job.gone(rank)
+    job.world = 1
+    job.attach(0, "b")
+    job.number(2)
+    job.slots(0, "b")
+    return job
+
+
+def held_ranks(job) -> list[int]:
+    return sorted(slot.rank for slot in job.node.slots.holding(ONE))
+
+
+def room_of_the_missing(job) -> int:
+    return len(job.node.slots.of_rank(1)) + len(job.node.slots.of_rank(2))
+
+
+def test_slots_of_missing_ranks_go_when_the_smaller_world_has_a_durable_checkpoint():
+    job = a_smaller_world()
+    assert held_ranks(job) == [0, 1, 2], "the only copy in memory"
+    new = SaveId(2, 1, 20)
+    job.stage(0, new, session="b")
+    assert room_of_the_missing(job) == 2, "not before it is durable"
+    job.drain(new)
+    assert room_of_the_missing(job) == 0
+    assert len(job.node.slots.of_rank(0)) == 3
+
+
+def test_slots_of_missing_ranks_go_when_it_is_staged_where_no_drain_is_due():
+    job = a_smaller_world(cadence=Cadence(steps=100))
+    job.saves._last_due = (10, 0.0)  # else the first of an incarnation is
+    job.stage(0, SaveId(2, 1, 20), session="b")
+    assert job.ends(SaveId(2, 1, 20), 0, "b") == ["kept"]
+    assert room_of_the_missing(job) == 0
+
+
+def test_slots_of_missing_ranks_stay_while_nothing_newer_is_whole():
+    job = a_smaller_world(drained=False)
+    job.say(ev.SaveSkipped(job=KEY, request=99, rank=0, session="b", save=SaveId(2, 1, 20), reason="no slot"))
+    job.drain(ONE)
+    assert held_ranks(job) == [0, 1, 2]
+    job.tick(3600)
+    assert held_ranks(job) == [0, 1, 2]
+
+
+def test_slots_of_missing_ranks_that_a_drain_still_reads_go_with_its_end():
+    job = a_smaller_world(drained=False, cadence=Cadence(steps=100))
+    job.saves._last_due = (10, 0.0)
+    job.stage(0, SaveId(2, 1, 20), session="b")
+    assert job.ends(SaveId(2, 1, 20), 0, "b") == ["kept"]
+    assert held_ranks(job) == [0, 1, 2], "its drain runs"
+    job.drain(ONE)
+    assert room_of_the_missing(job) == 0

@@ -24,6 +24,7 @@ from ckptd.verify import verify_checkpoint
 from tests.slots import Slot, make_vote, some_tensors, write_slot
 
 SAVE = SaveId(3, 7, 100)
+OLDER = SaveId(3, 6, 90)
 
 
 @pytest.fixture
@@ -449,3 +450,45 @@ def test_partials_and_leftovers_go(key) -> None:
     assert sweep_trash(fs, key) == 2
     assert os.listdir(place.job_dir) == []
     assert sweep_trash(fs, JobKey("/nowhere", "demo")) == 0
+
+
+class _Meanwhile(FileLayer):
+    """Somebody else does something right after the job's directory was listed."""
+
+    def __init__(self, key: JobKey, what) -> None:
+        self._path, self._what = os.path.join(key.store, key.job), what
+
+    def listdir(self, path: str) -> list[str]:
+        names = super().listdir(path)
+        if path == self._path and self._what is not None:
+            what, self._what = self._what, None
+            what()
+        return names
+
+
+def test_a_checkpoint_that_retention_removes_under_a_scan_is_no_problem(key) -> None:
+    fs = FileLayer()
+    committed(fs, key, OLDER)
+    committed(fs, key, SAVE)
+    found = scan(_Meanwhile(key, lambda: remove_checkpoint(fs, key, OLDER)), key)
+    assert [entry.committed.save for entry in found.committed] == [SAVE]
+    assert found.problems == []
+
+
+def test_an_unfinished_one_that_is_removed_or_committed_under_a_scan_is_not_listed(key) -> None:
+    fs = FileLayer()
+    drained(fs, key, OLDER)
+    found = scan(_Meanwhile(key, lambda: remove_partial(fs, key, OLDER)), key)
+    assert (found.partials, found.problems) == ([], [])
+    drained(fs, key, SAVE)
+    found = scan(_Meanwhile(key, lambda: commit(fs, key, SAVE, "test")), key)
+    assert (found.partials, found.problems) == ([], [])
+
+
+def test_a_checkpoint_that_lacks_a_file_is_still_a_problem(key) -> None:
+    fs = FileLayer()
+    place = committed(fs, key, SAVE)
+    os.unlink(os.path.join(place.final, COMMITTED))
+    found = scan(fs, key)
+    assert found.committed == []
+    assert COMMITTED in found.problems[0]

@@ -4,6 +4,8 @@ import contextlib
 import os
 import select
 import signal
+import subprocess
+import threading
 import time
 
 import pytest
@@ -58,7 +60,7 @@ class Answers(list):
 
 
 def pid(stores):
-    return stores.links[0].pid
+    return wait_for(lambda: stores.links[0].pid)
 
 
 def test_every_request_gets_its_own_answer(make, tmp_path):
@@ -78,6 +80,7 @@ def test_stores_do_not_share_a_worker(make, tmp_path):
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         Answers(stores, tmp_path / name).ask()
+    assert wait_for(lambda: all(link.pid for link in stores.links))
     assert len({link.pid for link in stores.links}) == 2
 
 
@@ -149,7 +152,7 @@ def test_an_idle_worker_is_never_taken_for_hung(make, tmp_path):
 class Immortal:
     """A worker that SIGKILL does not end: it sleeps in a file system that does not answer."""
 
-    def __init__(self, store, *, niceness):
+    def __init__(self, store, *, niceness, start):
         self.pid, self.ended = 0, None
         self.read, self.write = os.pipe()
 
@@ -208,3 +211,40 @@ def test_workers_go_with_their_daemon(make, tmp_path):
     worker = pid(stores)
     stores.close()
     wait_for(lambda: not os.path.exists(f"/proc/{worker}"))
+
+
+def test_a_worker_that_cannot_be_started_fails_what_it_had_with_the_reason(make, tmp_path, monkeypatch):
+    answers = Answers(make(), tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.executable", str(tmp_path / "no-such-python"))
+        answers.ask()
+        (failed,) = answers.turn(1)
+    assert isinstance(failed, Failed)
+    assert "could not be started" in failed.message
+    assert "no-such-python" in failed.message
+    answers.ask()
+    assert isinstance(answers.turn(2)[-1], Done)
+    answers.stores.tick()
+    assert not answers.stores._stores[str(tmp_path)].stuck
+
+
+def test_one_that_is_given_up_before_it_runs_does_not_stay(make, tmp_path, monkeypatch):
+    stores, go_on, pids = make(), threading.Event(), []
+    plain = subprocess.Popen
+
+    def slow(*args, **named):
+        go_on.wait(20)
+        pids.append((process := plain(*args, **named)).pid)
+        return process
+
+    monkeypatch.setattr("subprocess.Popen", slow)
+    answers = Answers(stores, tmp_path)
+    answers.ask()
+    (link,) = stores.links
+    assert link.pid == 0
+    stores.retire(str(tmp_path))
+    link.kill()
+    assert link.poll() is None
+    go_on.set()
+    wait_for(lambda: link.poll() is not None)
+    assert all(not os.path.exists(f"/proc/{pid}") for pid in pids)

@@ -1,0 +1,44 @@
+"""``ckptd forget``: give back the memory of a job that no longer runs."""
+
+import click
+
+from ckptd import human
+from ckptd.ask import Daemon
+from ckptd.cli import common
+from ckptd.protocol.errors import UsageError
+from ckptd.protocol.ids import JobKey
+from ckptd.protocol.status import JobStatus, Status
+
+SCHEMA = 1
+
+
+@click.command(epilog=common.example("ckptd forget llama-7b", "ckptd forget llama-7b --force"))
+@click.argument("job")
+@common.arena_option
+@click.option("--store", metavar="DIR", help="Which, where jobs of that name have several stores.")
+@click.option("--force", is_flag=True, help="Also when checkpoints that are not durable are lost.")
+@common.timeout_option
+@common.json_option
+def command(  # noqa: PLR0913, PLR0917 - one for each flag
+    job: str, arena: str | None, store: str | None, force: bool, timeout_s: float, as_json: bool
+) -> int:
+    """Give back the memory of JOB, which no longer runs. What lies on its store stays."""
+    with Daemon(common.arena_of(arena), timeout_s) as daemon:
+        chosen = _chosen(daemon.status(), job, store)
+        freed = daemon.forget(JobKey(chosen.store, chosen.job), force=force)
+    if as_json:
+        found = {"job": chosen.job, "store": chosen.store, "slots": freed.slots, "nbytes": freed.nbytes}
+        common.print_json({"schema": SCHEMA, **found})
+    else:
+        click.echo(f"{chosen.job}: freed {human.size(freed.nbytes)} in {human.counted(freed.slots, 'slot')}")
+    return 0
+
+
+def _chosen(status: Status, name: str, store: str | None) -> JobStatus:
+    found = [job for job in status.jobs if job.job == name and store in (None, job.store)]
+    if not found:
+        known = ", ".join(sorted({job.job for job in status.jobs})) or "none"
+        raise UsageError(f"this daemon has no job {name}", hint=f"its jobs: {known}")
+    if len(found) > 1:
+        raise UsageError(f"job {name} has several stores", hint="--store " + " or ".join(job.store for job in found))
+    return found[0]

@@ -1,0 +1,113 @@
+"""``ckptd stop``: end the daemon of an arena, as SIGTERM does. What is staged stays in memory for the next one."""
+
+import os
+import time
+
+import click
+import msgspec
+
+from ckptd import human, locks
+from ckptd.ask import Daemon, ask_status
+from ckptd.cli import common
+from ckptd.cli.drain import newest_staged
+from ckptd.protocol import places
+from ckptd.protocol.errors import ConnectError, UsageError, WaitTimeoutError
+from ckptd.protocol.messages import Milestone
+from ckptd.protocol.status import Status
+from ckptd.units import parse_duration_s
+
+SCHEMA = 1
+_LOOK_AGAIN_S = 0.02
+_ANSWER_S = 5.0
+
+
+class Remains(msgspec.Struct, kw_only=True):
+    """The newest checkpoint of a job that is staged on all ranks."""
+
+    job: str
+    store: str
+    step: int
+    durable: bool
+    in_memory: bool
+
+
+@click.command(epilog=common.example("ckptd stop", "ckptd stop --wait --timeout 2m"))
+@common.arena_option
+@click.option("--wait", is_flag=True, help="Return when it has ended (0), or the time is over (3).")
+@click.option("--timeout", metavar="DURATION", default="2m", show_default=True, help="How long --wait waits.")
+@common.json_option
+def command(arena: str | None, wait: bool, timeout: str, as_json: bool) -> int:
+    """End the daemon: it finishes the drain that runs, for up to stop_drain_s, and leaves what is staged in memory."""
+    where = common.arena_of(arena)
+    before = ask_status(where, _ANSWER_S)
+    status = _stop(where, before, _seconds(timeout)) if wait else _ask(where)
+    remains = _remains(status)
+    if as_json:
+        found = {"arena": where, "pid": status.pid, "stopped": wait, "used_nbytes": status.used_nbytes}
+        common.print_json({"schema": SCHEMA, **found, "jobs": remains})
+        return 0
+    click.echo(f"the daemon (pid {status.pid}) of {where} {'has ended' if wait else 'is ending'}")
+    for one in remains:
+        click.echo(_sentence(one))
+    for job in status.jobs:
+        if any(rank.alive for rank in job.ranks):
+            click.echo(f"{job.job} still runs: its saves fail until a daemon is there, or start one themselves")
+    if status.used_nbytes:
+        used = human.size(status.used_nbytes)
+        click.echo(f"{used} stay in {where} for the next daemon: ckptd run, or give a job up first: ckptd forget JOB")
+    return 0
+
+
+def _seconds(text: str) -> float:
+    try:
+        return parse_duration_s(text)
+    except ValueError as error:
+        raise UsageError(f"--timeout: {error}", hint='such as "90s" or "10m"') from error
+
+
+def _ask(where: str) -> Status:
+    with Daemon(where, _ANSWER_S) as daemon:
+        return daemon.stop(wait=False)
+
+
+def _stop(where: str, before: Status, timeout_s: float) -> Status:
+    """The daemon's last picture of itself, once it has let go of the arena. Raises WaitTimeoutError."""
+    deadline_s, status = time.monotonic() + timeout_s, before
+    try:
+        with Daemon(where, timeout_s) as daemon:
+            status = daemon.stop(wait=True)
+    except ConnectError:
+        pass  # it said nothing more: whether it is gone is seen below
+    while _is_held(where):
+        if time.monotonic() >= deadline_s:
+            hint = "it finishes its drain, for up to stop_drain_s: ckptd status"
+            raise WaitTimeoutError(f"the daemon (pid {before.pid}) is still stopping after {timeout_s:g} s", hint=hint)
+        time.sleep(_LOOK_AGAIN_S)
+    return status
+
+
+def _is_held(where: str) -> bool:
+    try:
+        return locks.holder(os.path.join(where, places.LOCK)) is not None
+    except FileNotFoundError:
+        return False  # it took an empty arena with it
+
+
+def _remains(status: Status) -> list[Remains]:
+    found = [(job, newest_staged(job)) for job in status.jobs]
+    return [
+        Remains(
+            job=job.job,
+            store=job.store,
+            step=newest.step,
+            durable=newest.milestone == Milestone.DURABLE,
+            in_memory="arena" in newest.tiers,
+        )
+        for job, newest in found
+        if newest is not None
+    ]
+
+
+def _sentence(one: Remains) -> str:
+    where = "stays in memory" if one.in_memory else "is no longer in memory"
+    return f"{one.job}: step {one.step} {where} and is {'durable' if one.durable else 'not durable'}"

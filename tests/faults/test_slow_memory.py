@@ -1,0 +1,132 @@
+"""Slots whose pages take long to be touched: the first save waits for them, and says so where it cannot."""
+
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import ckptd_client
+from ckptd_client import _link
+from tests.cluster import Node, wait_for
+from tests.faults.ranks import told
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(60)]
+
+STATE = {"w": torch.arange(1000)}
+SLACK_S = 1.0
+TIMEOUT_S = 0.5
+SLOW_DAEMON = """
+import sys, time
+from ckptd.arena import Arena
+from ckptd.cli import main
+plain, seconds = Arena.allocate, float(sys.argv.pop(1))
+def allocate(*args, **named):
+    time.sleep(seconds)
+    return plain(*args, **named)
+Arena.allocate = allocate
+main()
+"""
+
+
+@pytest.fixture(name="node")
+def fixture_node(tmp_path: Path):
+    with told(str(tmp_path)) as node:
+        yield node
+
+
+@pytest.fixture(name="join")
+def fixture_join(node: Node, monkeypatch):
+    """connect() in this process, by default with little time for a save."""
+    for name in ("WORLD_SIZE", "RANK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in node.environ().items():
+        monkeypatch.setenv(name, value)
+    clients = []
+
+    def connect(**settings):
+        clients.append(ckptd_client.connect("job", **{"start": False, "save_timeout_s": TIMEOUT_S} | settings))
+        return clients[-1]
+
+    yield connect
+    for client in clients:
+        client.close()
+
+
+def start(node: Node, seconds: float) -> None:
+    """A daemon for which each slot takes so long."""
+    with open(node.log, "ab") as log:
+        words = [sys.executable, "-P", "-c", SLOW_DAEMON, str(seconds), "run", "--arena", node.arena]
+        node.daemon = subprocess.Popen(words, env=node.environ() | {"CKPTD_STORE": ""}, stdout=log, stderr=log)
+    wait_for(node.try_status)
+
+
+@pytest.fixture(name="patient")
+def fixture_patient(monkeypatch):
+    """The slots of STATE may take a minute or more."""
+    monkeypatch.setattr(_link, "_ALLOCATED_PER_S", 100.0)
+
+
+@pytest.mark.usefixtures("patient")
+def test_the_first_save_waits_for_slots_that_are_on_their_way(node, join):
+    start(node, 1.5)
+    client = join()
+    handle = client.save(STATE, 1)
+    assert handle.end != "skipped", handle.reason
+    assert handle.stall_s > TIMEOUT_S
+    assert handle.wait("durable", 20).step == 1
+    assert client.save(STATE, 2).stall_s < TIMEOUT_S
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_state_that_grew_waits_for_its_larger_slots(node, join):
+    start(node, 1.0)
+    client = join()
+    client.prepare(STATE)
+    handle = client.save({"w": torch.arange(100_000)}, 1)
+    assert handle.stall_s > TIMEOUT_S
+    assert handle.wait("durable", 20).step == 1
+
+
+def test_memory_that_takes_too_long_is_named_as_the_reason(node, join):
+    start(node, 4.0)
+    client = join()
+    began = time.monotonic()
+    handle = client.save(STATE, 1)
+    assert time.monotonic() - began < TIMEOUT_S + SLACK_S
+    assert handle.end == "skipped"
+    assert "memory of its slots is still being allocated" in handle.reason
+    assert "prepare(state)" in handle.reason
+    client.prepare(STATE)
+    assert client.save(STATE, 2).wait("durable", 20).step == 2
+
+
+@pytest.mark.usefixtures("patient")
+def test_slots_that_hold_checkpoints_are_no_memory_that_comes(node, join):
+    node.start("--slots-per-rank", "2")
+    client = join()
+    client.prepare(STATE)
+    for name in list(client._link.slots.granted):
+        client._link.slots.withdraw(name)
+    began = time.monotonic()
+    handle = client.save(STATE, 1)
+    assert time.monotonic() - began < TIMEOUT_S + SLACK_S
+    assert handle.end == "skipped"
+    assert "no slot was free within 0.5 s" in handle.reason
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_daemon_that_ends_meanwhile_is_seen_at_once(node, join):
+    start(node, 30.0)
+    client = join()
+    killer = threading.Timer(1.0, node.kill)
+    killer.start()
+    began = time.monotonic()
+    handle = client.save(STATE, 1)
+    killer.join()
+    assert handle.end == "failed"
+    assert "the daemon ended" in handle.reason
+    assert 0.9 < time.monotonic() - began < 1 + SLACK_S

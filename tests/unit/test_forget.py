@@ -1,0 +1,71 @@
+"""Giving up a job's memory by hand: never under a living rank, nor what nothing else has, unless forced."""
+
+import pytest
+
+from ckptd.core import actions as act
+from ckptd.core import events as ev
+from ckptd.protocol.errors import CkptdError, UsageError
+from ckptd.protocol.ids import JobKey, SaveId
+from tests.unit.a_job import KEY, AJob
+
+ONE, TWO = SaveId(1, 1, 10), SaveId(1, 2, 20)
+
+
+def a_dead_job(*saves: SaveId, drained: bool = True) -> AJob:
+    job = AJob(world=2).start()
+    for save in saves:
+        job.stage_all(save)
+        if drained:
+            job.drain(save)
+    for rank in range(2):
+        job.gone(rank)
+    job.take()
+    return job
+
+
+def test_a_job_whose_newest_is_durable_goes_with_all_its_slots():
+    job = a_dead_job(ONE)
+    names = {slot.name for slot in job.node.slots}
+    actions = job.catalogue.forget(KEY, force=False)
+    assert {a.slot for a in actions if isinstance(a, act.UnlinkSlot)} == names
+    assert isinstance(actions[-1], act.ForgetJob)
+    assert not job.catalogue.jobs
+    assert job.catalogue.empty
+
+
+def test_a_job_that_lives_is_refused_forced_or_not():
+    job = AJob(world=2).start()
+    for force in (False, True):
+        with pytest.raises(CkptdError, match=r"rank 0 \(pid 100 on host\), rank 1 \(pid 101 on host\)"):
+            job.catalogue.forget(KEY, force=force)
+    job.gone(0)
+    with pytest.raises(CkptdError, match="rank 1"):
+        job.catalogue.forget(KEY, force=True)
+
+
+def test_what_nothing_else_has_is_refused_by_name_unless_forced():
+    job = a_dead_job(ONE, TWO, drained=False)
+    with pytest.raises(CkptdError, match=r"step 20 .*not durable") as error:
+        job.catalogue.forget(KEY, force=False)
+    assert "ckptd drain --job job --wait" in error.value.hint
+    assert "--force" in error.value.hint
+    job.catalogue.forget(KEY, force=True)
+    assert not job.catalogue.jobs
+
+
+def test_what_comes_after_it_is_forgotten_harms_nothing():
+    job = a_dead_job(ONE, drained=False)
+    slot = job.node.slots.holding(ONE)[0].name
+    job.catalogue.forget(KEY, force=True)
+    for late in (
+        ev.DigestsSealed(job=KEY, slot=slot, save=ONE),
+        ev.Drained(job=KEY, save=ONE),
+        ev.VoteWritten(job=KEY, save=ONE),
+        ev.CommitEnded(job=KEY, save=ONE, nbytes=20),
+    ):
+        assert job.catalogue.handle(late, 0.0) == []
+
+
+def test_a_job_that_is_not_here_is_a_misuse():
+    with pytest.raises(UsageError, match="no job 'other'"):
+        a_dead_job(ONE).catalogue.forget(JobKey("/store", "other"), force=True)
