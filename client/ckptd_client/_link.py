@@ -72,6 +72,7 @@ class Link:
         self._unacknowledged: dict[SaveId, HandOver] = {}
         self._retry_at = 0.0
         self._replaced: StaleIncarnationError | None = None
+        self.attachments = 0  # so far; grants of an earlier one mean nothing
         self._grants = 0  # heard so far
         self._grants_due = 0  # heard when every slot that was promised is here
 
@@ -173,6 +174,7 @@ class Link:
         )
         assert isinstance(answer, Attached)  # noqa: S101 - the reply to an Attach
         self.incarnation = answer.incarnation
+        self.attachments += 1
         self._restartable = self.settings.autostart and answer.client_started
         return answer.warnings
 

@@ -12,15 +12,17 @@ from typing import Any, Self
 import torch
 
 from ckptd.protocol.digest import digest
-from ckptd.protocol.errors import CkptdError, SaveFailedError, UsageError, WaitTimeoutError
+from ckptd.protocol.errors import CkptdError, RestoreError, SaveFailedError, UsageError, WaitTimeoutError
 from ckptd.protocol.ids import MAX_STEP, SaveId
 from ckptd.protocol.messages import AskDrain, AskSteps, End, LoadFrom, Milestone, Request, Steps
 from ckptd.protocol.slot import Seal, SlotState
 from ckptd_client._channel import ChannelLostError
-from ckptd_client._group import find_group
+from ckptd_client._checkpoint import Checkpoint
+from ckptd_client._group import Group, find_group
 from ckptd_client._link import Link, Settings
-from ckptd_client._loading import load
+from ckptd_client._loading import find, load
 from ckptd_client._plan import Plan, Values, gather, make_plan
+from ckptd_client._segments import PlainValues, Segment, SegmentPlan
 from ckptd_client._settings import arena_path, job_key, parse_cadence, save_timeout
 from ckptd_client._slots import SlotMap
 from ckptd_client._stock import StockLeaves
@@ -91,6 +93,7 @@ class Client:
         self._save_timeout_s = save_timeout_s
         self._lock = threading.RLock()
         self._plan: Plan | None = None
+        self._segments: list[Segment] = []  # filled, still to be sealed: saves of DCP's, in two steps
         self._stock = StockLeaves() if link.group.rank == 0 else None
         self._counter = 0
         self._last_step = -1
@@ -116,6 +119,11 @@ class Client:
     def incarnation(self) -> int:
         """Which life of the job this is; connect and load each begin a new one."""
         return self._link.incarnation
+
+    @property
+    def group(self) -> Group:
+        """This rank's place in the job."""
+        return self._link.group
 
     def stats(self) -> Stats:
         """Counts and stalls since connect."""
@@ -165,7 +173,7 @@ class Client:
                     seen = self._link.slots.count
                     self._link.slots.populate()
                     for slot in self._link.slots.maps():
-                        self._views(slot)
+                        self._views(slot, self._plan)
                 if self._link.all_granted:
                     return
                 self._link.pump(time.monotonic() + 1.0)
@@ -261,19 +269,28 @@ class Client:
             raise
         link.hand_over(name, handle.save_id, drain=drain, deadline=deadline)
 
-    def _views(self, slot: SlotMap) -> list[torch.Tensor]:
-        assert self._plan is not None  # noqa: S101 - made by _gather
-        if slot.plan_id != self._plan.plan_id and slot.capacity >= self._plan.exact_capacity(0):
-            slot.views, slot.plan_id = self._plan.views(slot.bytes), self._plan.plan_id
-            for start, data in self._plan.image.fillers:  # constant: they stay in the slot from save to save
+    def _views(self, slot: SlotMap, plan: SegmentPlan | None) -> list[torch.Tensor]:
+        assert plan is not None  # noqa: S101 - made by _gather
+        if slot.plan_id != plan.plan_id and slot.capacity >= plan.exact_capacity(0):
+            slot.views, slot.plan_id = plan.views(slot.bytes), plan.plan_id
+            for start, data in plan.image.fillers:  # constant: they stay in the slot from save to save
                 slot.memory[start : start + len(data)] = data
         return slot.views
 
     def _write(self, slot: SlotMap, plan: Plan, values: Values, save: SaveId) -> None:
         """Image, layout, plain values, and the seal last."""
-        if values.tensors:  # torch refuses an empty list
+        self._fill(slot, plan, values.tensors)
+        self._seal(slot, plan, values, save)
+
+    def _fill(self, slot: SlotMap, plan: SegmentPlan, tensors: list[torch.Tensor]) -> None:
+        """The payloads: the one copy. What lies in the slot stays unsealed."""
+        views = self._views(slot, plan)
+        if tensors:  # torch refuses an empty list
             with torch.no_grad():
-                torch._foreach_copy_(self._views(slot), values.tensors)
+                torch._foreach_copy_(views, tensors)
+
+    def _seal(self, slot: SlotMap, plan: SegmentPlan, values: PlainValues, save: SaveId) -> None:
+        """Everything but the payloads, and the seal last."""
         memory = slot.memory
         header = plan.image.patched_header(save)
         memory[: len(header)] = header
@@ -382,6 +399,19 @@ class Client:
                 log.warning("ckptd: restored step %d although: %s", segment.save.step, note)
             seconds = time.perf_counter() - began
             return Restored(segment.save.step, str(segment.tier), seconds, segment.nbytes, notes)
+
+    def find(self, step: int | None = None) -> Checkpoint:
+        """The checkpoint that load would restore, agreed by all ranks and to be read by the caller. Collective.
+
+        Raises RestoreError when there is none.
+        """
+        with self._lock:
+            self._check_open()
+            order, found = find(self._link, step)
+            self._begin_incarnation(order)
+            if found is None:
+                raise RestoreError("there is no checkpoint to restore", hint="ckptd list, or client.steps()")
+            return found
 
     def _begin_incarnation(self, order: LoadFrom) -> None:
         self._link.incarnation = max(self._link.incarnation, order.incarnation)
