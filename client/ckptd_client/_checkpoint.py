@@ -24,7 +24,7 @@ _CLOSED = -1
 class Checkpoint:
     """A checkpoint to read from. Files are opened when first read; close closes them."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - keyword-only
         self,
         sources: dict[int, Source],
         *,

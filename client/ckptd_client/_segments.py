@@ -5,9 +5,10 @@ the segment goes back into its own, or is copied into another. Written as a part
 """
 # ruff: noqa: SLF001 - see above
 
+import contextlib
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -102,7 +103,7 @@ class Segment:
 
 def count(client: "Client") -> int:
     """The number of the next save. Every rank counts alike, also a save that fails."""
-    with client._lock:
+    with client._numbers:
         client._check_open()
         client._counter += 1
         return client._counter
@@ -110,13 +111,10 @@ def count(client: "Client") -> int:
 
 def begin(client: "Client", counter: int, step: int | None) -> SaveHandle:
     """Opens the handle of a save. Raises UsageError for a step that was saved already."""
-    with client._lock:
+    with client._numbers:
         client._check_open()
-        save = SaveId(client._link.incarnation, counter, client._check_step(step))
-        handle = SaveHandle(save, client._pump)
-        client._link.book.add(handle)
-        client._steps.add(save.step)
-        client._last_step = save.step
+        handle = client._begin(SaveId(client._link.incarnation, counter, client._check_step(step)))
+        client._link.unsealed.add(handle.save_id)
         client._stats.saves += 1
         return handle
 
@@ -142,8 +140,7 @@ def fill(client: "Client", plan: SegmentPlan, tensors: list[torch.Tensor], plain
         link.slots.held.add(name)
         return Segment(plan, name, slot, slot.bytes, link.attachments, weakref.ref(owner))
 
-    with client._lock:
-        client._check_open()
+    with _turn(client):
         for left in [segment for segment in client._segments if segment.owner() is None]:
             release(client, left)
         segment: Segment = _while_daemons_end(client, once)
@@ -164,8 +161,7 @@ def seal(client: "Client", segment: Segment, handle: SaveHandle, plain: Plain, *
         client._link.slots.held.discard(segment.name)
         client._link.hand_over(segment.name, handle.save_id, drain=drain, deadline=deadline)
 
-    with client._lock:
-        client._check_open()
+    with _turn(client):
         try:
             _while_daemons_end(client, once)
         except ChannelLostError:
@@ -176,6 +172,7 @@ def seal(client: "Client", segment: Segment, handle: SaveHandle, plain: Plain, *
         except BaseException:
             release(client, segment)
             raise
+        client._link.unsealed.discard(handle.save_id)
         client._segments.remove(segment)
 
 
@@ -210,11 +207,21 @@ def stock_objects(client: "Client", leaves: dict[str, Leaf]) -> bytes:
 
 def give_up(client: "Client", handle: SaveHandle, error: BaseException) -> None:
     """Tells everybody that this rank does not take part in the save. Never raises; blocks at most save_timeout_s."""
-    with client._lock:
-        if client._closed or handle.failed_here:
-            return
-        told = error if isinstance(error, Exception) else RuntimeError(repr(error))
-        client._note_failure(handle, told, time.monotonic() + client._save_timeout_s)
+    client._link.unsealed.discard(handle.save_id)
+    deadline = time.monotonic() + client._save_timeout_s
+    with client._first(deadline) as mine:
+        if not client._closed and not handle.failed_here:
+            client._note_failure(handle, error, deadline=deadline if mine else None)
+
+
+@contextlib.contextmanager
+def _turn(client: "Client") -> Iterator[None]:
+    """The client's lock, ahead of threads that wait for news."""
+    with client._first(time.monotonic() + client._save_timeout_s) as mine:
+        if not mine:
+            raise WaitTimeoutError("another thread kept the client to itself")
+        client._check_open()
+        yield
 
 
 def _while_daemons_end(client: "Client", once: Callable[[float], Any]) -> Any:
