@@ -23,6 +23,7 @@ from ckptd_client._channel import ChannelLostError, PreemptedError
 from ckptd_client._checkpoint import Checkpoint
 from ckptd_client._group import Group, find_group
 from ckptd_client._link import Link, Settings
+from ckptd_client._load_from import Loaded, load_from
 from ckptd_client._loading import find, load
 from ckptd_client._plan import Plan, Values, gather, make_plan
 from ckptd_client._segments import PlainValues, Segment, SegmentPlan
@@ -490,6 +491,23 @@ class Client:
                 log.warning("ckptd: restored step %d although: %s", segment.save.step, note)
             seconds = time.perf_counter() - began
             return Restored(segment.save.step, str(segment.tier), seconds, segment.nbytes, notes)
+
+    def load_from(self, path: str | os.PathLike[str], state: dict[str, Any]) -> Loaded:
+        """Fills the state from a checkpoint anywhere: of ckptd, of torch.distributed.checkpoint, or safetensors files.
+
+        Of any number of ranks and any layout; each rank reads the ranges that it needs. Not collective, needs no
+        daemon, and begins no new incarnation. What the checkpoint has and the state has no place for is left out.
+        Raises MismatchError when something of the state is missing or of another shape or dtype, DamagedError for
+        bytes that are not what they should be (only ckptd's own have digests), RestoreError for a pickled value.
+        """
+        began = time.perf_counter()
+        if not isinstance(state, dict):
+            raise UsageError(f"the state must be a dict, not {type(state).__name__}", hint="load_from(path, state)")
+        where = os.path.abspath(os.fspath(path))
+        with self._first():
+            self._check_open()
+            kind, step, nbytes, notes = load_from(where, state, self.group)
+        return Loaded(kind, where, step, time.perf_counter() - began, nbytes, notes)
 
     def find(self, step: int | None = None) -> Checkpoint:
         """The checkpoint that load would restore, agreed by all ranks and to be read by the caller. Collective.
