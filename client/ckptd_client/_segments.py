@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from ckptd.protocol.errors import SaveFailedError, WaitTimeoutError
+from ckptd.protocol.errors import SaveFailedError, UsageError, WaitTimeoutError
 from ckptd.protocol.ids import SaveId
 from ckptd.protocol.layout import Leaf
 from ckptd_client._channel import ChannelLostError
@@ -101,19 +101,23 @@ class Segment:
         return self.plan.views(self.memory)
 
 
-def count(client: "Client") -> int:
-    """The number of the next save. Every rank counts alike, also a save that fails."""
+def count(client: "Client") -> tuple[int, int]:
+    """Incarnation and number of the next save. Every rank counts alike, also a save that fails."""
     with client._numbers:
         client._check_open()
         client._counter += 1
-        return client._counter
+        return client._link.incarnation, client._counter
 
 
-def begin(client: "Client", counter: int, step: int | None) -> SaveHandle:
+def begin(client: "Client", number: tuple[int, int], step: int | None) -> SaveHandle:
     """Opens the handle of a save. Raises UsageError for a step that was saved already."""
     with client._numbers:
         client._check_open()
-        handle = client._begin(SaveId(client._link.incarnation, counter, client._check_step(step)))
+        incarnation, counter = number
+        if incarnation != client._link.incarnation:
+            text = "the state was staged before the load that came after it, and cannot be saved any more"
+            raise UsageError(text, hint="wait for the future of dcp.async_save before a load")
+        handle = client._begin(SaveId(incarnation, counter, client._check_step(step)))
         client._link.unsealed.add(handle.save_id)
         client._stats.saves += 1
         return handle

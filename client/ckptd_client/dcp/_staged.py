@@ -13,7 +13,7 @@ from ckptd_client._tensors import is_tensor, local_of
 class Staged:
     """One save: the slot that holds it, or why there is none."""
 
-    counter: int
+    number: tuple[int, int]
     segment: Segment | None = None
     leaves: dict[str, Leaf] = field(default_factory=dict)
     seconds: float = 0.0

@@ -99,7 +99,8 @@ class CkptdWriter(StorageWriter):
         self._end_last()
         self._current = staged = self._staged.pop(0) if self._staged else None
         step, self._step = self._step, None
-        self._handle = segments.begin(self._client, staged.counter if staged else segments.count(self._client), step)
+        self._segment = staged.segment if staged else None
+        self._handle = segments.begin(self._client, staged.number if staged else segments.count(self._client), step)
         self._open, self._leaves = True, {}
         if staged is not None:
             self._segment, self._leaves, self._handle.stall_s = staged.segment, staged.leaves, staged.seconds
@@ -161,6 +162,9 @@ class CkptdWriter(StorageWriter):
         """Gives up a save that DCP began and, because of another rank, did not end."""
         if self._open:
             self._give_up(SaveFailedError("another rank could not save"))
+        elif self._segment is not None:  # staged, and refused before it had a handle
+            segments.release(self._client, self._segment)
+            self._segment = None
 
     def _give_up(self, error: BaseException) -> None:
         self._open = False
