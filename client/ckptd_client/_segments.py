@@ -10,7 +10,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,58 +18,13 @@ from ckptd.protocol.errors import SaveFailedError, UsageError, WaitTimeoutError
 from ckptd.protocol.ids import SaveId
 from ckptd.protocol.layout import Leaf
 from ckptd_client._channel import ChannelLostError
-from ckptd_client._image import Image
 from ckptd_client._plan import Plan, Values
+from ckptd_client._slot_writing import SegmentPlan, fill_slot, seal_slot
 from ckptd_client._slots import SlotMap
 from ckptd_client.handle import SaveHandle
 
 if TYPE_CHECKING:
     from ckptd_client.client import Client
-
-
-class PlainValues(Protocol):
-    """What is no tensor, encoded."""
-
-    @property
-    def leaves(self) -> bytes:
-        """Encoded Leaves of this rank."""
-
-    @property
-    def objects(self) -> bytes:
-        """Encoded StockObjects, empty but on rank 0."""
-
-
-class SegmentPlan(Protocol):
-    """What must be known of a segment to write it."""
-
-    @property
-    def image(self) -> Image:
-        """Header, fillers and offsets."""
-
-    @property
-    def layout(self) -> bytes:
-        """Encoded Layout."""
-
-    @property
-    def layout_digest(self) -> bytes:
-        """Its digest."""
-
-    @property
-    def plan_id(self) -> str:
-        """Equal for plans that write the same bytes in the same places."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the image."""
-
-    def capacity(self, plain_nbytes: int) -> int:
-        """Bytes of a slot with room for plain values that grow."""
-
-    def exact_capacity(self, plain_nbytes: int) -> int:
-        """Bytes of the smallest slot that will do."""
-
-    def views(self, slot: torch.Tensor) -> list[torch.Tensor]:
-        """Where each tensor goes in a slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +92,7 @@ def fill(client: "Client", plan: SegmentPlan, tensors: list[torch.Tensor], plain
         name = _wait_slot(client, need, deadline)
         slot = link.slots.take(name)
         try:
-            client._fill(slot, plan, tensors)
+            fill_slot(slot, plan, tensors)
         except BaseException:
             link.slots.grant(name, slot.capacity)
             raise
@@ -161,7 +116,7 @@ def seal(client: "Client", segment: Segment, handle: SaveHandle, plain: Plain, *
         if client._link.holds(handle.save_id):
             return  # it was sealed: a new daemon has heard of it by now
         _settle(client, segment, plan.exact_capacity(plain.nbytes), deadline)
-        client._seal(segment.slot, plan, plain, handle.save_id)
+        seal_slot(segment.slot, plan, plain, handle.save_id, job=client._link.job, group=client._link.group)
         client._link.slots.held.discard(segment.name)
         client._link.hand_over(segment.name, handle.save_id, drain=drain, deadline=deadline)
 

@@ -12,13 +12,9 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
-import torch
-
-from ckptd.protocol.digest import digest
 from ckptd.protocol.errors import CkptdError, RestoreError, SaveFailedError, UsageError, WaitTimeoutError
 from ckptd.protocol.ids import MAX_STEP, SaveId
 from ckptd.protocol.messages import AskDrain, AskSteps, End, LoadFrom, Milestone, Request, Steps
-from ckptd.protocol.slot import Seal, SlotState
 from ckptd_client._channel import ChannelLostError, PreemptedError
 from ckptd_client._checkpoint import Checkpoint
 from ckptd_client._group import Group, find_group
@@ -26,8 +22,9 @@ from ckptd_client._link import Link, Settings
 from ckptd_client._load_from import Loaded, load_from
 from ckptd_client._loading import find, load
 from ckptd_client._plan import Plan, Values, gather, make_plan
-from ckptd_client._segments import PlainValues, Segment, SegmentPlan
+from ckptd_client._segments import Segment
 from ckptd_client._settings import arena_path, job_key, parse_cadence, save_timeout
+from ckptd_client._slot_writing import fill_slot, seal_slot, slot_views
 from ckptd_client._slots import SlotMap
 from ckptd_client._stock import StockLeaves
 from ckptd_client.handle import SaveHandle, check_milestone
@@ -185,7 +182,7 @@ class Client:
                     seen = self._link.slots.count
                     self._link.slots.populate()
                     for slot in self._link.slots.maps():
-                        self._views(slot, self._plan)
+                        slot_views(slot, self._plan)
                 if self._link.all_granted:
                     return
                 self._link.pump(time.monotonic() + 1.0)
@@ -359,50 +356,10 @@ class Client:
             raise
         link.hand_over(name, handle.save_id, drain=drain, deadline=deadline)
 
-    def _views(self, slot: SlotMap, plan: SegmentPlan | None) -> list[torch.Tensor]:
-        assert plan is not None  # noqa: S101 - made by _gather
-        if slot.plan_id != plan.plan_id and slot.capacity >= plan.exact_capacity(0):
-            slot.views, slot.plan_id = plan.views(slot.bytes), plan.plan_id
-            for start, data in plan.image.fillers:  # constant: they stay in the slot from save to save
-                slot.memory[start : start + len(data)] = data
-        return slot.views
-
     def _write(self, slot: SlotMap, plan: Plan, values: Values, save: SaveId) -> None:
         """Image, layout, plain values, and the seal last."""
-        self._fill(slot, plan, values.tensors)
-        self._seal(slot, plan, values, save)
-
-    def _fill(self, slot: SlotMap, plan: SegmentPlan, tensors: list[torch.Tensor]) -> None:
-        """The payloads: the one copy. What lies in the slot stays unsealed."""
-        views = self._views(slot, plan)
-        if tensors:  # torch refuses an empty list
-            with torch.no_grad():
-                torch._foreach_copy_(views, tensors)
-
-    def _seal(self, slot: SlotMap, plan: SegmentPlan, values: PlainValues, save: SaveId) -> None:
-        """Everything but the payloads, and the seal last."""
-        memory = slot.memory
-        header = plan.image.patched_header(save)
-        memory[: len(header)] = header
-        seal = Seal(
-            state=SlotState.SEALED,
-            job=self._link.job,
-            save=save,
-            rank=self._link.group.rank,
-            world_size=self._link.group.world_size,
-            image_nbytes=plan.nbytes,
-            header_nbytes=plan.image.header_nbytes,
-            layout_nbytes=len(plan.layout),
-            leaves_nbytes=len(values.leaves),
-            layout_digest=plan.layout_digest,
-            leaves_digest=digest(values.leaves),
-            objects_nbytes=len(values.objects),
-            objects_digest=digest(values.objects) if values.objects else bytes(16),
-        )
-        memory[seal.layout_offset : seal.leaves_offset] = plan.layout
-        memory[seal.leaves_offset : seal.objects_offset] = values.leaves
-        memory[seal.objects_offset : seal.content_nbytes] = values.objects
-        slot.put_seal(seal)
+        fill_slot(slot, plan, values.tensors)
+        seal_slot(slot, plan, values, save, job=self._link.job, group=self._link.group)
 
     def _note_failure(self, handle: SaveHandle, error: BaseException, *, deadline: float | None) -> None:
         """An operational fault: training goes on, the handle says why. deadline None: the daemon cannot be told."""

@@ -14,9 +14,9 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 SCRIPT = os.path.join(os.path.dirname(__file__), "dcp_ranks.py")
 
 
-def torchrun(node, ranks, *args):
+def torchrun(node, ranks, *args, script=SCRIPT):
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), SCRIPT, *args],
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), script, *args],
         env=node.environ(PYTHONWARNINGS="ignore"),
         cwd=ROOT,
         capture_output=True,
@@ -36,10 +36,9 @@ def node(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def saved(node):
-    """By 4 ranks, and FSDP2 by 2 ranks besides."""
-    folder, two = os.path.join(node.store, "four"), os.path.join(node.store, "two")
+    """By 4 ranks, in every layout."""
+    folder = os.path.join(node.store, "four")
     os.mkdir(folder)
-    os.mkdir(two)
     torchrun(node, 4, "save", folder, "fsdp,hsdp,tp,fsdp_tp,ddp")
     return folder
 
@@ -73,3 +72,14 @@ def test_two_ranks_to_four(node, tmp_path):
 @pytest.mark.parametrize("case", ["arena", "staged", "caching", "leaves_of_one", "errors"])
 def test_four_ranks(case, node):
     torchrun(node, 4, case)
+
+
+def test_the_example_of_the_documents_runs_and_goes_on(node, tmp_path):
+    with open(os.path.join(ROOT, "docs", "dcp.md"), encoding="utf-8") as file:
+        code = file.read().partition("```python\n")[2].partition("```")[0]
+    script = tmp_path / "train.py"
+    script.write_text(code.replace('"/tmp/ckpt"', repr(node.store)))
+    for _ in range(2):
+        torchrun(node, 2, script=str(script))
+    steps = [name for name in os.listdir(os.path.join(node.store, "dcp-example")) if name.startswith("step-")]
+    assert max(steps) == "step-000000005.i0003"  # 3 saves, connect and load again, 3 more
