@@ -461,9 +461,8 @@ class Client:
         if not isinstance(state, dict):
             raise UsageError(f"the state must be a dict, not {type(state).__name__}", hint="load_from(path, state)")
         where = os.path.abspath(os.fspath(path))
-        with self._first():
-            self._check_open()
-            kind, step, nbytes, notes = load_from(where, state, self.group)
+        self._check_open()
+        kind, step, nbytes, notes = load_from(where, state, self.group)  # needs no lock: saves go on meanwhile
         return Loaded(kind, where, step, time.perf_counter() - began, nbytes, notes)
 
     def find(self, step: int | None = None) -> Checkpoint:
