@@ -162,4 +162,4 @@ def _described(directory: str, record: FileRecord) -> Source:
 
 
 def _closed(source: Source) -> Source:
-    return replace(source, fd=_CLOSED)
+    return replace(source, fd=_CLOSED, mapping=None)
