@@ -6,6 +6,7 @@ user's own are only written and built when register() was called with them.
 
 import dataclasses
 import enum
+import io
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
@@ -51,6 +52,7 @@ class _Code(enum.IntEnum):
     ENUM = 16
     DATACLASS = 17
     NAMEDTUPLE = 18
+    BYTESIO = 19
     TORCH_SIZE = 32
     TORCH_DTYPE = 33
     TORCH_DEVICE = 34
@@ -229,6 +231,7 @@ _ENCODERS: dict[type, Callable[[Any, list[Any]], msgpack.ExtType]] = {
     datetime: lambda v, _: _ext(_Code.DATETIME, _datetime_fields(v)),
     time: lambda v, _: _ext(_Code.TIME, _time_fields(v)),
     timedelta: lambda v, _: _ext(_Code.TIMEDELTA, [v.days, v.seconds, v.microseconds]),
+    io.BytesIO: lambda v, _: _ext(_Code.BYTESIO, [v.tell(), v.getvalue()]),
     PurePosixPath: lambda v, _: _ext(_Code.PATH, str(v)),
     PosixPath: lambda v, _: _ext(_Code.PATH, str(v)),
 }
@@ -318,6 +321,13 @@ def _deque(body: Any) -> deque[Any]:
     return deque(items, maxlen)
 
 
+def _bytes_io(body: Any) -> io.BytesIO:
+    position, data = body
+    made = io.BytesIO(_need(bytes, data))
+    made.seek(_need(int, position))
+    return made
+
+
 def _moment(make: Callable[..., Any], body: Any) -> Any:
     *fields, fold, offset = _need(list, body)
     zone = None if offset is None else timezone(timedelta(microseconds=offset))
@@ -383,6 +393,7 @@ _DECODERS: dict[int, Callable[[Any], Any]] = {
     _Code.ENUM: _enum,
     _Code.DATACLASS: _dataclass,
     _Code.NAMEDTUPLE: _namedtuple,
+    _Code.BYTESIO: _bytes_io,
     _Code.TORCH_SIZE: arrays.decode_size,
     _Code.TORCH_DTYPE: arrays.decode_dtype,
     _Code.TORCH_DEVICE: arrays.decode_device,

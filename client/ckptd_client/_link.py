@@ -78,9 +78,11 @@ class Link:
         self.rivals: set[object] = set()  # who waits for the client's lock and has little time
         self.yields = False  # whether what is done now may be broken off for them
         self.staging: SaveId | None = None  # the save that the caller makes now
+        self.unsealed: set[SaveId] = set()  # begun, and handed over by somebody later
         self._unacknowledged: dict[SaveId, HandOver] = {}
         self._retry_at = 0.0
         self._replaced: StaleIncarnationError | None = None
+        self.attachments = 0  # so far; grants of an earlier one mean nothing
         self._grants = 0  # heard so far
         self._grants_due = 0  # heard when every slot that was promised is here
         self._grants_before = 0  # heard when they were promised
@@ -215,7 +217,8 @@ class Link:
         )
         assert isinstance(answer, Attached)  # noqa: S101 - the reply to an Attach
         self.incarnation = answer.incarnation
-        held = [*self._unacknowledged, *([self.staging] if self.staging is not None else [])]
+        self.attachments += 1
+        held = [*self._unacknowledged, *self.unsealed, *([self.staging] if self.staging is not None else [])]
         self.book.orphan([news.save for news in answer.known], held)
         self._restartable = self.settings.autostart and answer.client_started
         return answer.warnings

@@ -4,7 +4,7 @@ import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from ckptd.protocol.errors import CkptdError, DamagedError, MismatchError
 from ckptd.protocol.ids import SaveId
@@ -12,6 +12,7 @@ from ckptd.protocol.layout import Layout, decode_layout, decode_leaves
 from ckptd.protocol.manifest import FileRecord, Manifest
 from ckptd.protocol.messages import AskLoad, LoadFrom, ReportLoad, Request, Tier
 from ckptd_client._channel import ChannelLostError
+from ckptd_client._checkpoint import Checkpoint, open_arena, open_directory
 from ckptd_client._fit import Fit, OtherRanksNeededError, fit, saves_of
 from ckptd_client._group import Group
 from ckptd_client._link import Link
@@ -31,30 +32,54 @@ class Segment:
     notes: tuple[str, ...]
 
 
+class Found(Protocol):
+    """What a rank has found or read of a checkpoint."""
+
+    @property
+    def save(self) -> SaveId:
+        """The checkpoint."""
+
+    @property
+    def tier(self) -> Tier:
+        """Where it was found."""
+
+
+T = TypeVar("T", bound=Found)
+
+
 def load(link: Link, state: dict[str, Any], step: int | None) -> tuple[LoadFrom, Segment | None]:
     """Runs the load to its end; None when there is nothing to restore. Raises RestoreError, MismatchError."""
+    return _agree(link, step, lambda order: _read(link, state, order))
+
+
+def find(link: Link, step: int | None) -> tuple[LoadFrom, Checkpoint | None]:
+    """Agrees with all ranks on a checkpoint of which each can read every layout; its bytes are still to be read."""
+    return _agree(link, step, lambda order: _find(link, order))
+
+
+def _agree(link: Link, step: int | None, read: Callable[[LoadFrom], T]) -> tuple[LoadFrom, T | None]:
     for left in reversed(range(_TRIES)):
         try:
-            return _run(link, state, step)
+            return _run(link, step, read)
         except ChannelLostError:
             if not left:
                 raise
     raise AssertionError("unreachable")
 
 
-def _run(link: Link, state: dict[str, Any], step: int | None) -> tuple[LoadFrom, Segment | None]:
+def _run(link: Link, step: int | None, read: Callable[[LoadFrom], T]) -> tuple[LoadFrom, T | None]:
     order = _ask(link, lambda seq: AskLoad(seq=seq, step=step))
-    segment: Segment | None = None
+    found: T | None = None
     while order.save is not None and not order.agreed:
         error: Exception | None = None
-        if segment is None or (segment.save, segment.tier) != (order.save, order.tier):
-            segment = None
+        if found is None or (found.save, found.tier) != (order.save, order.tier):
+            found = None
             try:
-                segment = _read(link, state, order)
+                found = read(order)
             except (CkptdError, OSError) as problem:
                 error = problem
         order = _report(link, order, error)
-    return order, segment
+    return order, found
 
 
 def _ask(link: Link, make: Callable[[int], Request]) -> LoadFrom:
@@ -94,6 +119,16 @@ def _read(link: Link, state: dict[str, Any], order: LoadFrom) -> Segment:
         raise DamagedError(f"no copy of {order.save} is left for rank {link.group.rank}")
     fitted, nbytes, notes = read_checkpoint(order.path, state, save=order.save, group=link.group)
     return Segment(order.save, order.tier, fitted, nbytes, notes)
+
+
+def _find(link: Link, order: LoadFrom) -> Checkpoint:
+    assert order.save is not None  # noqa: S101 - the caller looked
+    if order.tier is Tier.ARENA:
+        directory = os.path.dirname(link.slots.path(order.slot))
+        return open_arena(directory, order.slot, link.job, order.save, link.group.rank)
+    if not order.path:
+        raise DamagedError(f"no copy of {order.save} is left for rank {link.group.rank}")
+    return open_directory(order.path, order.save)
 
 
 def _read_slot(link: Link, state: dict[str, Any], order: LoadFrom, save: SaveId) -> Segment:

@@ -69,6 +69,11 @@ def cover(target: Box, saved: Iterable[Saved], *, prefer: int) -> list[Run] | No
     return None
 
 
+def runs(source: Saved, box: Box) -> Iterator[Run]:
+    """The runs that fill a box of a tensor from a saved box that holds all of it."""
+    return _runs(box, source, box)
+
+
 def intersection(a: Box, b: Box) -> Box | None:
     """What two boxes share, None when that is nothing."""
     offsets = tuple(map(max, a.offsets, b.offsets))

@@ -136,6 +136,7 @@ class Slots:
     def __init__(self, directory: str) -> None:
         self._directory = directory
         self.granted: dict[str, int] = {}  # name to capacity, to be read only
+        self.held: set[str] = set()  # filled and not yet sealed: not to be taken even if a new daemon grants them again
         self._maps: dict[str, SlotMap] = {}
 
     def grant(self, name: str, capacity: int) -> None:
@@ -165,7 +166,8 @@ class Slots:
 
     def fitting(self, nbytes: int) -> str | None:
         """Name of a granted slot of at least so many bytes."""
-        return next((name for name, capacity in self.granted.items() if capacity >= nbytes), None)
+        fits = (name for name, capacity in self.granted.items() if capacity >= nbytes and name not in self.held)
+        return next(fits, None)
 
     def take(self, name: str) -> SlotMap:
         """The slot's mapping; it is granted no more. Stays granted when it cannot be mapped."""

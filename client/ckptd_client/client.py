@@ -12,19 +12,19 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
-import torch
-
-from ckptd.protocol.digest import digest
-from ckptd.protocol.errors import CkptdError, SaveFailedError, UsageError, WaitTimeoutError
+from ckptd.protocol.errors import CkptdError, RestoreError, SaveFailedError, UsageError, WaitTimeoutError
 from ckptd.protocol.ids import MAX_STEP, SaveId
 from ckptd.protocol.messages import AskDrain, AskSteps, End, LoadFrom, Milestone, Request, Steps
-from ckptd.protocol.slot import Seal, SlotState
 from ckptd_client._channel import ChannelLostError, PreemptedError
-from ckptd_client._group import find_group
+from ckptd_client._checkpoint import Checkpoint
+from ckptd_client._group import Group, find_group
 from ckptd_client._link import Link, Settings
-from ckptd_client._loading import load
+from ckptd_client._load_from import Loaded, load_from
+from ckptd_client._loading import find, load
 from ckptd_client._plan import Plan, Values, gather, make_plan
+from ckptd_client._segments import Segment
 from ckptd_client._settings import arena_path, job_key, parse_cadence, save_timeout
+from ckptd_client._slot_writing import fill_slot, seal_slot, slot_views
 from ckptd_client._slots import SlotMap
 from ckptd_client._stock import StockLeaves
 from ckptd_client.handle import SaveHandle, check_milestone
@@ -98,6 +98,7 @@ class Client:
         self._lock = threading.RLock()
         self._numbers = threading.RLock()  # of saves; held for moments only, also by a save that cannot get the other
         self._plan: Plan | None = None
+        self._segments: list[Segment] = []  # filled, still to be sealed: saves of DCP's, in two steps
         self._stock = StockLeaves() if link.group.rank == 0 else None
         self._counter = 0
         self._last_step = self._highest = -1
@@ -124,6 +125,11 @@ class Client:
     def incarnation(self) -> int:
         """Which life of the job this is; connect and load each begin a new one."""
         return self._link.incarnation
+
+    @property
+    def group(self) -> Group:
+        """This rank's place in the job."""
+        return self._link.group
 
     def stats(self) -> Stats:
         """Counts and stalls since connect."""
@@ -177,7 +183,7 @@ class Client:
                     seen = self._link.slots.count
                     self._link.slots.populate()
                     for slot in self._link.slots.maps():
-                        self._views(slot)
+                        slot_views(slot, self._plan)
                 if self._link.all_granted:
                     return
                 self._link.pump(time.monotonic() + 1.0)
@@ -358,41 +364,10 @@ class Client:
             raise
         link.hand_over(name, handle.save_id, drain=drain, deadline=deadline)
 
-    def _views(self, slot: SlotMap) -> list[torch.Tensor]:
-        assert self._plan is not None  # noqa: S101 - made by _gather
-        if slot.plan_id != self._plan.plan_id and slot.capacity >= self._plan.exact_capacity(0):
-            slot.views, slot.plan_id = self._plan.views(slot.bytes), self._plan.plan_id
-            for start, data in self._plan.image.fillers:  # constant: they stay in the slot from save to save
-                slot.memory[start : start + len(data)] = data
-        return slot.views
-
     def _write(self, slot: SlotMap, plan: Plan, values: Values, save: SaveId) -> None:
         """Image, layout, plain values, and the seal last."""
-        if values.tensors:  # torch refuses an empty list
-            with torch.no_grad():
-                torch._foreach_copy_(self._views(slot), values.tensors)
-        memory = slot.memory
-        header = plan.image.patched_header(save)
-        memory[: len(header)] = header
-        seal = Seal(
-            state=SlotState.SEALED,
-            job=self._link.job,
-            save=save,
-            rank=self._link.group.rank,
-            world_size=self._link.group.world_size,
-            image_nbytes=plan.nbytes,
-            header_nbytes=plan.image.header_nbytes,
-            layout_nbytes=len(plan.layout),
-            leaves_nbytes=len(values.leaves),
-            layout_digest=plan.layout_digest,
-            leaves_digest=digest(values.leaves),
-            objects_nbytes=len(values.objects),
-            objects_digest=digest(values.objects) if values.objects else bytes(16),
-        )
-        memory[seal.layout_offset : seal.leaves_offset] = plan.layout
-        memory[seal.leaves_offset : seal.objects_offset] = values.leaves
-        memory[seal.objects_offset : seal.content_nbytes] = values.objects
-        slot.put_seal(seal)
+        fill_slot(slot, plan, values.tensors)
+        seal_slot(slot, plan, values, save, job=self._link.job, group=self._link.group)
 
     def _note_failure(self, handle: SaveHandle, error: BaseException, *, deadline: float | None) -> None:
         """An operational fault: training goes on, the handle says why. deadline None: the daemon cannot be told."""
@@ -481,6 +456,35 @@ class Client:
                 log.warning("ckptd: restored step %d although: %s", segment.save.step, note)
             seconds = time.perf_counter() - began
             return Restored(segment.save.step, str(segment.tier), seconds, segment.nbytes, notes)
+
+    def load_from(self, path: str | os.PathLike[str], state: dict[str, Any]) -> Loaded:
+        """Fills the state from a checkpoint anywhere: of ckptd, of torch.distributed.checkpoint, or safetensors files.
+
+        Of any number of ranks and any layout; each rank reads the ranges that it needs. Not collective, needs no
+        daemon, and begins no new incarnation. What the checkpoint has and the state has no place for is left out.
+        Raises MismatchError when something of the state is missing or of another shape or dtype, DamagedError for
+        bytes that are not what they should be (only ckptd's own have digests), RestoreError for a pickled value.
+        """
+        began = time.perf_counter()
+        if not isinstance(state, dict):
+            raise UsageError(f"the state must be a dict, not {type(state).__name__}", hint="load_from(path, state)")
+        where = os.path.abspath(os.fspath(path))
+        self._check_open()
+        kind, step, nbytes, notes = load_from(where, state, self.group)  # needs no lock: saves go on meanwhile
+        return Loaded(kind, where, step, time.perf_counter() - began, nbytes, notes)
+
+    def find(self, step: int | None = None) -> Checkpoint:
+        """The checkpoint that load would restore, agreed by all ranks and to be read by the caller. Collective.
+
+        Raises RestoreError when there is none.
+        """
+        with self._first():
+            self._check_open()
+            order, found = find(self._link, step)
+            self._begin_incarnation(order)
+            if found is None:
+                raise RestoreError("there is no checkpoint to restore", hint="ckptd list, or client.steps()")
+            return found
 
     def _begin_incarnation(self, order: LoadFrom) -> None:
         with self._numbers:

@@ -111,6 +111,11 @@ class SaveHandle:
         """The save ended on this side."""
         self._end, self._reason, self._failed_here = end, reason, True
 
+    @property
+    def failed_here(self) -> bool:
+        """Whether it ended on this side."""
+        return self._failed_here
+
     def reopen(self) -> None:
         """A forced drain gives a kept or failed save another chance."""
         if self._end in (End.KEPT, End.FAILED) and self._milestone is not None:

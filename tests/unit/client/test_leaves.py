@@ -2,6 +2,7 @@
 import contextlib
 import dataclasses
 import enum
+import io
 import math
 import random
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
@@ -383,3 +384,11 @@ def test_a_hundred_leaves_are_fast():
     values = [1, 2.5, "abc", None, True, [1, 2, 3], {"a": 1, "b": [1.5]}, (0.9, 0.999), {"lr": 0.1}, "adam"] * 10
     taken = min(repeat(lambda: [encode_leaf(value, WHERE) for value in values], number=1, repeat=5))
     assert taken < 0.001  # 0.0001 measured
+
+
+def test_bytes_in_a_stream_keep_content_and_position():
+    stream = io.BytesIO(b"some bytes")
+    stream.seek(4)
+    again = decode_leaf(encode_leaf(stream, "state['x']"), "state['x']")
+    assert type(again) is io.BytesIO
+    assert (again.getvalue(), again.tell()) == (b"some bytes", 4)

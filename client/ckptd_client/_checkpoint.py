@@ -1,0 +1,165 @@
+"""All images of one checkpoint, wherever each lies nearest: in a slot of this node, or on the store."""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
+
+from ckptd.protocol import places
+from ckptd.protocol.errors import DamagedError
+from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.layout import Layout, Leaves, decode_layout, decode_leaves
+from ckptd.protocol.manifest import COMMITTED, FileRecord
+from ckptd.protocol.messages import Tier
+from ckptd.protocol.slot import SEALS_NBYTES, Seal, SlotState, decode_seals
+from ckptd_client._fit import OtherRanksNeededError
+from ckptd_client._restore import Source, Target, copy_out, open_file, open_slot, read_manifest, vote_notes
+
+_DIGESTS_S = 60.0  # how long a neighbour's digests may take: the daemon is at it
+_PAUSE_S = 0.01
+_CLOSED = -1
+
+
+class Checkpoint:
+    """A checkpoint to read from. Files are opened when first read; close closes them."""
+
+    def __init__(  # noqa: PLR0913 - keyword-only
+        self,
+        sources: dict[int, Source],
+        *,
+        save: SaveId,
+        tier: Tier,
+        store_dir: str,
+        opener: Callable[[int], Source],
+        notes: tuple[str, ...] = (),
+    ) -> None:
+        self.save = save
+        self.tier = tier
+        self.notes = notes
+        self._sources = sources
+        self._open = opener
+        self._store_dir = store_dir
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks saved it."""
+        return len(self._sources)
+
+    @property
+    def layouts(self) -> dict[int, Layout]:
+        """By rank."""
+        return {rank: source.layout for rank, source in self._sources.items()}
+
+    @property
+    def leaves(self) -> dict[int, Leaves]:
+        """By rank."""
+        return {rank: source.leaves for rank, source in self._sources.items()}
+
+    def read(self, rank: int, targets: list[Target]) -> None:
+        """Fills the targets from a rank's image, digests checked; from the store when the slot's bytes are damaged.
+
+        Raises DamagedError that names file and block, OSError.
+        """
+        try:
+            copy_out(self._opened(rank), targets, sparse=True)
+        except (DamagedError, OSError):
+            if self.tier is not Tier.ARENA or not os.path.exists(os.path.join(self._store_dir, COMMITTED)):
+                raise
+            record = read_manifest(self._store_dir, self.save).files[rank]
+            with contextlib.closing(open_file(self._store_dir, record)) as source:
+                copy_out(source, targets, sparse=True)
+
+    def _opened(self, rank: int) -> Source:
+        if self._sources[rank].fd < 0:
+            self._sources[rank] = self._open(rank)
+        return self._sources[rank]
+
+    def close(self) -> None:
+        """Closes the files; nothing can be read afterwards. Idempotent."""
+        for rank, source in self._sources.items():
+            if source.fd >= 0:
+                source.close()
+                self._sources[rank] = _closed(source)
+
+
+def open_directory(directory: str, save: SaveId | None = None) -> Checkpoint:
+    """A committed checkpoint on the store. Raises DamagedError, OSError."""
+    manifest = read_manifest(directory, save)
+
+    return Checkpoint(
+        {record.rank: _described(directory, record) for record in manifest.files},
+        save=manifest.save,
+        tier=Tier.PFS,
+        store_dir=directory,
+        opener=lambda rank: open_file(directory, manifest.files[rank]),
+        notes=vote_notes(directory, manifest),
+    )
+
+
+def open_arena(directory: str, slot: str, job: JobKey, save: SaveId, rank: int) -> Checkpoint:
+    """A staged checkpoint, when the slots of all its ranks lie in this directory of the arena.
+
+    slot: this rank's own. Raises OtherRanksNeededError when some are elsewhere, DamagedError, OSError.
+    """
+    own = open_slot(os.path.join(directory, slot), job, save, rank)
+    sources = {rank: own}
+    try:
+        names = dict(_slots_of(directory, job, save))
+        _check_complete(names, own.layout, save)
+        for other in range(own.layout.world_size):
+            if other != rank:
+                sources[other] = open_slot(os.path.join(directory, names[other]), job, save, other)
+    except BaseException:
+        for source in sources.values():
+            source.close()
+        raise
+    store_dir = os.path.join(job.store, job.job, save.dirname)
+    return Checkpoint(
+        dict(sorted(sources.items())),
+        save=save,
+        tier=Tier.ARENA,
+        store_dir=store_dir,
+        opener=sources.__getitem__,
+    )
+
+
+def _check_complete(names: Collection[int], own: Layout, save: SaveId) -> None:
+    missing = sorted(set(range(own.world_size)) - {*names, own.rank})
+    if missing:
+        raise OtherRanksNeededError(f"{save}: the images of ranks {missing} are not on this node")
+
+
+def _slots_of(directory: str, job: JobKey, save: SaveId) -> Iterator[tuple[int, str]]:
+    """(rank, name) of each slot that holds a rank of this save, once the daemon has taken its digests."""
+    for name in sorted(os.listdir(directory)):
+        if places.parse_slot_name(name) is not None:
+            seal = _settled_seal(os.path.join(directory, name), save)
+            if seal is not None and (seal.job, seal.save, seal.state) == (job, save, SlotState.DIGESTED):
+                yield seal.rank, name
+
+
+def _settled_seal(path: str, save: SaveId) -> Seal | None:
+    deadline = time.monotonic() + _DIGESTS_S
+    while True:
+        try:
+            with open(path, "rb") as file:
+                file.seek(-SEALS_NBYTES, os.SEEK_END)
+                seal = decode_seals(file.read())[2]
+        except OSError:
+            return None  # unlinked meanwhile, or still being made
+        if seal.save != save or seal.state is not SlotState.SEALED or time.monotonic() > deadline:
+            return seal
+        time.sleep(_PAUSE_S)
+
+
+def _described(directory: str, record: FileRecord) -> Source:
+    where = os.path.join(directory, record.name)
+    layout, leaves = decode_layout(record.layout, where=where), decode_leaves(record.leaves, where=where)
+    if layout.rank != record.rank:
+        raise DamagedError(f"{where}: its layout is of rank {layout.rank}, not {record.rank}")
+    return Source(_CLOSED, where, record.nbytes, record.digests, layout, leaves, readers=0)
+
+
+def _closed(source: Source) -> Source:
+    return replace(source, fd=_CLOSED, mapping=None)

@@ -1,0 +1,147 @@
+"""Fills a state from a checkpoint directory of ckptd, of torch.distributed.checkpoint, or of safetensors files."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from ckptd.protocol.errors import DamagedError, MismatchError, UsageError
+from ckptd.protocol.ids import parse_dirname, parse_partial_dirname
+from ckptd.protocol.layout import Leaf, Leaves, Path
+from ckptd.protocol.manifest import COMMITTED, LATEST, MANIFEST
+from ckptd_client._checkpoint import open_directory
+from ckptd_client._dcp_directory import METADATA, open_dcp
+from ckptd_client._fit import Fit, Saves, fit, saves_of
+from ckptd_client._foreign import Foreign
+from ckptd_client._group import Group
+from ckptd_client._leaves import encode_leaf
+from ckptd_client._safetensors_files import open_safetensors
+from ckptd_client._tensors import is_tensor
+from ckptd_client._tree import flatten, format_path
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What load_from read. kind: 'ckptd', 'dcp' or 'safetensors'. step: of a ckptd checkpoint, else None."""
+
+    kind: str
+    path: str
+    step: int | None
+    seconds: float
+    nbytes: int
+    notes: list[str] = field(default_factory=list)
+
+
+def load_from(path: str, state: dict[str, Any], group: Group) -> tuple[str, int | None, int, list[str]]:
+    """Fills the state. Returns kind, step, bytes read, and notes. Raises what Client.load_from says."""
+    kind = kind_of(path)
+    if kind == "ckptd":
+        return _load_own(path, state, group)
+    found = open_dcp(path) if kind == "dcp" else open_safetensors(path)
+    return (kind, None, _load_foreign(path, state, found), [])
+
+
+def kind_of(path: str) -> str:
+    """Whose checkpoint lies there. Raises UsageError, with what to type, when nobody's does."""
+    if not os.path.exists(path):
+        raise UsageError(f"{path} does not exist", hint="give the directory of a checkpoint, or a safetensors file")
+    names = set(os.listdir(path)) if os.path.isdir(path) else set()
+    if names & {COMMITTED, MANIFEST}:
+        return "ckptd"
+    last = os.path.basename(os.path.normpath(path))
+    if parse_dirname(last) is not None or parse_partial_dirname(last) is not None:
+        raise DamagedError(f"{path} is no committed checkpoint: {COMMITTED} is missing", hint="ckptd list")
+    if METADATA in names:
+        return "dcp"
+    if LATEST in names or any(parse_dirname(name) for name in names):
+        raise UsageError(
+            f"{path} holds checkpoints, and is none", hint=f"load_from({os.path.join(path, LATEST)!r}, ..)"
+        )
+    return "safetensors"
+
+
+def _load_own(path: str, state: dict[str, Any], group: Group) -> tuple[str, int | None, int, list[str]]:
+    path = os.path.realpath(path)  # latest may move on meanwhile
+    checkpoint = open_directory(path)
+    like = group.rank if group.rank < checkpoint.world_size else 0
+    try:
+        saves = saves_of(checkpoint.layouts.values(), checkpoint.leaves[like], rank=like, world_size=group.world_size)
+        fitted = fit(state, _placed(saves, state), where=path)
+        for rank, targets in fitted.targets.items():
+            checkpoint.read(rank, targets)
+    finally:
+        checkpoint.close()
+    fitted.settle_shared()
+    fitted.finish(state)
+    return "ckptd", checkpoint.save.step, _nbytes(fitted), list(checkpoint.notes)
+
+
+def _load_foreign(path: str, state: dict[str, Any], found: Foreign) -> int:
+    empty = encode_leaf(None, path)  # stands for a value until it is known which are wanted
+    leaves = Leaves(1, {name: Leaf(empty.codec, empty.data) for name in found.values})
+    saves = _placed(Saves(found.boxes, found.paths, set(), leaves, rank=-1, whole=True), state)
+    _check_readable(state, found)
+    fitted = fit(state, saves, where=path)
+    fitted.leaves = {name: found.values[name]() for name in fitted.leaves}
+    for number, targets in sorted(fitted.targets.items()):
+        found.sources[number](targets)
+    fitted.settle_shared()
+    fitted.finish(state)
+    return _nbytes(fitted)
+
+
+def _nbytes(fitted: Fit) -> int:
+    return sum(target.nbytes for targets in fitted.targets.values() for target in targets)
+
+
+def _check_readable(state: Any, found: Foreign) -> None:
+    flat = flatten(state, is_tensor)
+    for name, path in zip(flat.names, flat.paths, strict=True):
+        if name in found.unreadable:
+            text = f"{format_path(path)} is in the checkpoint {found.unreadable[name]}"
+            raise MismatchError(text, hint="leave it out of the state")
+
+
+def _placed(saves: Saves, state: Any) -> Saves:
+    """With the places that the state has for the names. What it has no place for is not expected of it.
+
+    Another program may nest otherwise, or not at all; the names, joined with dots, are the same. Inside a Stateful the
+    checkpoint still decides what there is.
+    """
+    flat = flatten(state, is_tensor)
+    here = dict(zip(flat.names, flat.paths, strict=True))
+    owners = {".".join(str(key) for _, key in prefix): (prefix, stateful) for prefix, stateful in flat.statefuls}
+    paths: dict[str, Path] = {}
+    inside: set[str] = set()
+    for name, path in saves.paths.items():
+        owner = _owner(name, owners)
+        if owner:
+            inside.add(name)
+        paths[name] = here.get(name) or (_inside(name, path, owner, owners[owner]) if owner else path)
+    return replace(saves, paths=paths, expected=inside)
+
+
+def _owner(name: str, owners: Mapping[str, tuple[Path, Any]]) -> str:
+    """Name of the innermost Stateful that the name lies in, empty when there is none."""
+    return max((owner for owner in owners if name.startswith(f"{owner}.")), key=len, default="")
+
+
+def _inside(name: str, path: Path, owner: str, stateful: tuple[Path, Any]) -> Path:
+    """The place in a Stateful's own nesting."""
+    prefix, value = stateful
+    rest: Path = (("k", name[len(owner) + 1 :]),)
+    if ".".join(str(key) for _, key in path[: len(prefix)]) == owner and len(path) > len(prefix):
+        rest = path[len(prefix) :]
+    if isinstance(value, torch.optim.Optimizer):
+        rest = _numbered(rest)
+    return prefix + rest
+
+
+def _numbered(path: Path) -> Path:
+    """DCP makes text of the numbers by which an optimizer knows its parameters."""
+    match path:
+        case (("k", "state"), ("k", str(number)), *more) if number.isdecimal():
+            return (("k", "state"), ("i", int(number)), *more)
+    return path

@@ -1,0 +1,228 @@
+"""Saves in two steps, for torch.distributed.checkpoint: fill a slot now, seal and hand it over later.
+
+Between the two a segment holds its slot. It survives a daemon that ends meanwhile: the next one grants slots anew, and
+the segment goes back into its own, or is copied into another. Written as a part of Client in a file of its own.
+"""
+# ruff: noqa: SLF001 - see above
+
+import contextlib
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ckptd.protocol.errors import SaveFailedError, UsageError, WaitTimeoutError
+from ckptd.protocol.ids import SaveId
+from ckptd.protocol.layout import Leaf
+from ckptd_client._channel import ChannelLostError
+from ckptd_client._plan import Plan, Values
+from ckptd_client._slot_writing import SegmentPlan, fill_slot, seal_slot
+from ckptd_client._slots import SlotMap
+from ckptd_client.handle import SaveHandle
+
+if TYPE_CHECKING:
+    from ckptd_client.client import Client
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """Encoded plain values of one save."""
+
+    leaves: bytes
+    objects: bytes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both."""
+        return len(self.leaves) + len(self.objects)
+
+
+@dataclass(slots=True, eq=False)
+class Segment:
+    """A filled slot. Owned by owner: when that is gone, the slot is free for the next save."""
+
+    plan: SegmentPlan
+    name: str
+    slot: SlotMap
+    memory: torch.Tensor  # of the slot; keeps it mapped
+    attachment: int
+    owner: "weakref.ref[Any]"
+
+    def views(self) -> list[torch.Tensor]:
+        """The tensors in the slot, in the order of the plan."""
+        return self.plan.views(self.memory)
+
+
+def count(client: "Client") -> tuple[int, int]:
+    """Incarnation and number of the next save. Every rank counts alike, also a save that fails."""
+    with client._numbers:
+        client._check_open()
+        client._counter += 1
+        return client._link.incarnation, client._counter
+
+
+def begin(client: "Client", number: tuple[int, int], step: int | None) -> SaveHandle:
+    """Opens the handle of a save. Raises UsageError for a step that was saved already."""
+    with client._numbers:
+        client._check_open()
+        incarnation, counter = number
+        if incarnation != client._link.incarnation:
+            text = "the state was staged before the load that came after it, and cannot be saved any more"
+            raise UsageError(text, hint="wait for the future of dcp.async_save before a load")
+        handle = client._begin(SaveId(incarnation, counter, client._check_step(step)))
+        client._link.unsealed.add(handle.save_id)
+        client._stats.saves += 1
+        return handle
+
+
+def fill(client: "Client", plan: SegmentPlan, tensors: list[torch.Tensor], plain_nbytes: int, owner: Any) -> Segment:
+    """Copies the tensors into a free slot, which the segment then holds. Blocks at most save_timeout_s.
+
+    Raises CkptdError when there is none in time.
+    """
+
+    def once(deadline: float) -> Segment:
+        link = client._link
+        need = plan.exact_capacity(plain_nbytes)
+        if need > link.capacity or link.refusal is not None:
+            client._fit_slots(plan.capacity(plain_nbytes), deadline)
+        name = _wait_slot(client, need, deadline)
+        slot = link.slots.take(name)
+        try:
+            fill_slot(slot, plan, tensors)
+        except BaseException:
+            link.slots.grant(name, slot.capacity)
+            raise
+        link.slots.held.add(name)
+        return Segment(plan, name, slot, slot.bytes, link.attachments, weakref.ref(owner))
+
+    with _turn(client):
+        for left in [segment for segment in client._segments if segment.owner() is None]:
+            release(client, left)
+        segment: Segment = _while_daemons_end(client, once)
+        client._segments.append(segment)
+        client._stats.nbytes += plan.nbytes
+        return segment
+
+
+def seal(client: "Client", segment: Segment, handle: SaveHandle, plain: Plain, *, drain: bool) -> None:
+    """Seals the segment and hands it over. Raises CkptdError when that fails."""
+    plan = segment.plan
+
+    def once(deadline: float) -> None:
+        if client._link.holds(handle.save_id):
+            return  # it was sealed: a new daemon has heard of it by now
+        _settle(client, segment, plan.exact_capacity(plain.nbytes), deadline)
+        seal_slot(segment.slot, plan, plain, handle.save_id, job=client._link.job, group=client._link.group)
+        client._link.slots.held.discard(segment.name)
+        client._link.hand_over(segment.name, handle.save_id, drain=drain, deadline=deadline)
+
+    with _turn(client):
+        try:
+            _while_daemons_end(client, once)
+        except ChannelLostError:
+            if not client._link.holds(handle.save_id):
+                release(client, segment)
+                raise
+            # It is sealed, and the next daemon is told.
+        except BaseException:
+            release(client, segment)
+            raise
+        client._link.unsealed.discard(handle.save_id)
+        client._segments.remove(segment)
+
+
+def release(client: "Client", segment: Segment) -> None:
+    """Gives an unsealed segment's slot back. Idempotent."""
+    with client._lock:
+        if segment not in client._segments:
+            return
+        client._segments.remove(segment)
+        link = client._link
+        if segment.name in link.slots.held:
+            link.slots.held.discard(segment.name)
+            if segment.attachment == link.attachments:
+                link.slots.grant(segment.name, segment.slot.capacity)
+
+
+def plan_of(client: "Client", state: dict[str, Any]) -> tuple[Plan, Values]:
+    """The client's own plan of a state, and its values now. Raises UsageError for what cannot be saved."""
+    with client._lock:
+        client._check_open()
+        values = client._gather(state)
+        plan = client._plan
+        assert plan is not None  # noqa: S101 - _gather made it
+        return plan, values
+
+
+def stock_objects(client: "Client", leaves: dict[str, Leaf]) -> bytes:
+    """The leaves for stock readers, encoded; empty but on rank 0."""
+    with client._lock:
+        return client._stock.encode(leaves) if client._stock is not None else b""
+
+
+def give_up(client: "Client", handle: SaveHandle, error: BaseException) -> None:
+    """Tells everybody that this rank does not take part in the save. Never raises; blocks at most save_timeout_s."""
+    client._link.unsealed.discard(handle.save_id)
+    deadline = time.monotonic() + client._save_timeout_s
+    with client._first(deadline) as mine:
+        if not client._closed and not handle.failed_here:
+            client._note_failure(handle, error, deadline=deadline if mine else None)
+
+
+@contextlib.contextmanager
+def _turn(client: "Client") -> Iterator[None]:
+    """The client's lock, ahead of threads that wait for news."""
+    with client._first(time.monotonic() + client._save_timeout_s) as mine:
+        if not mine:
+            raise WaitTimeoutError("another thread kept the client to itself")
+        client._check_open()
+        yield
+
+
+def _while_daemons_end(client: "Client", once: Callable[[float], Any]) -> Any:
+    """What once returns, begun anew with the next daemon when one ends in the middle of it."""
+    deadline = time.monotonic() + client._save_timeout_s
+    while True:
+        try:
+            client._link.ensure(deadline, hurried=True)
+            return once(deadline)
+        except ChannelLostError:
+            if time.monotonic() >= deadline:
+                raise
+
+
+def _settle(client: "Client", segment: Segment, need: int, deadline: float) -> None:
+    """Makes sure that the segment lies in a slot that is this rank's to seal, and large enough."""
+    link = client._link
+    own = segment.attachment == link.attachments
+    if own and segment.slot.capacity >= need:
+        return
+    if need > link.capacity or link.refusal is not None:
+        client._fit_slots(segment.plan.capacity(need - segment.plan.exact_capacity(0)), deadline)
+        own = False  # what was granted before is withdrawn
+    if link.slots.granted.get(segment.name, 0) >= need:
+        link.slots.take(segment.name)
+    else:
+        old, nbytes = segment.memory, segment.plan.nbytes
+        link.slots.held.discard(segment.name)
+        if own:
+            link.slots.grant(segment.name, segment.slot.capacity)
+        segment.name = _wait_slot(client, need, deadline)
+        segment.slot = link.slots.take(segment.name)
+        segment.memory = segment.slot.bytes
+        segment.slot.plan_id = ""  # its fillers are not those of the plan it had
+        segment.memory[:nbytes].copy_(old[:nbytes])
+        link.slots.held.add(segment.name)
+    segment.attachment = link.attachments
+
+
+def _wait_slot(client: "Client", need: int, deadline: float) -> str:
+    try:
+        return client._link.wait_slot(need, deadline)
+    except WaitTimeoutError:
+        text = f"no slot was free within {client._save_timeout_s:g} s; drains are slow, or slots are few"
+        raise SaveFailedError(text, hint="save less often, or raise slots_per_rank or save_timeout_s") from None

@@ -1,0 +1,103 @@
+"""Writes a segment into a slot: first the payloads, at last, with the seal, what says that they are whole."""
+
+from typing import Protocol
+
+import torch
+
+from ckptd.protocol.digest import digest
+from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.slot import Seal, SlotState
+from ckptd_client._group import Group
+from ckptd_client._image import Image
+from ckptd_client._slots import SlotMap
+
+
+class PlainValues(Protocol):
+    """What is no tensor, encoded."""
+
+    @property
+    def leaves(self) -> bytes:
+        """Encoded Leaves of this rank."""
+
+    @property
+    def objects(self) -> bytes:
+        """Encoded StockObjects, empty but on rank 0."""
+
+
+class SegmentPlan(Protocol):
+    """What must be known of a segment to write it."""
+
+    @property
+    def image(self) -> Image:
+        """Header, fillers and offsets."""
+
+    @property
+    def layout(self) -> bytes:
+        """Encoded Layout."""
+
+    @property
+    def layout_digest(self) -> bytes:
+        """Its digest."""
+
+    @property
+    def plan_id(self) -> str:
+        """Equal for plans that write the same bytes in the same places."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the image."""
+
+    def capacity(self, plain_nbytes: int) -> int:
+        """Bytes of a slot with room for plain values that grow."""
+
+    def exact_capacity(self, plain_nbytes: int) -> int:
+        """Bytes of the smallest slot that will do."""
+
+    def views(self, slot: torch.Tensor) -> list[torch.Tensor]:
+        """Where each tensor goes in a slot."""
+
+
+def slot_views(slot: SlotMap, plan: SegmentPlan | None) -> list[torch.Tensor]:
+    """The plan's tensors in the slot, made once for as long as the slot is used for this plan."""
+    assert plan is not None  # noqa: S101 - whoever has values has a plan
+    if slot.plan_id != plan.plan_id and slot.capacity >= plan.exact_capacity(0):
+        slot.views, slot.plan_id = plan.views(slot.bytes), plan.plan_id
+        for start, data in plan.image.fillers:  # constant: they stay in the slot from save to save
+            slot.memory[start : start + len(data)] = data
+    return slot.views
+
+
+def fill_slot(slot: SlotMap, plan: SegmentPlan, tensors: list[torch.Tensor]) -> None:
+    """The payloads: the one copy. What lies in the slot stays unsealed."""
+    views = slot_views(slot, plan)
+    if tensors:  # torch refuses an empty list
+        with torch.no_grad():
+            torch._foreach_copy_(views, tensors)
+
+
+def seal_slot(  # noqa: PLR0913 - keyword-only
+    slot: SlotMap, plan: SegmentPlan, values: PlainValues, save: SaveId, *, job: JobKey, group: Group
+) -> None:
+    """Everything but the payloads, and the seal last."""
+    memory = slot.memory
+    header = plan.image.patched_header(save)
+    memory[: len(header)] = header
+    seal = Seal(
+        state=SlotState.SEALED,
+        job=job,
+        save=save,
+        rank=group.rank,
+        world_size=group.world_size,
+        image_nbytes=plan.nbytes,
+        header_nbytes=plan.image.header_nbytes,
+        layout_nbytes=len(plan.layout),
+        leaves_nbytes=len(values.leaves),
+        layout_digest=plan.layout_digest,
+        leaves_digest=digest(values.leaves),
+        objects_nbytes=len(values.objects),
+        objects_digest=digest(values.objects) if values.objects else bytes(16),
+    )
+    memory[seal.layout_offset : seal.leaves_offset] = plan.layout
+    memory[seal.leaves_offset : seal.objects_offset] = values.leaves
+    memory[seal.objects_offset : seal.content_nbytes] = values.objects
+    slot.put_seal(seal)

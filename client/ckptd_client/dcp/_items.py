@@ -1,0 +1,113 @@
+"""A segment laid out from the items of a DCP save plan: what the planner decided that this rank writes."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.planner import WriteItem
+
+from ckptd.protocol.digest import digest
+from ckptd.protocol.errors import UsageError
+from ckptd.protocol.layout import Path, encode
+from ckptd.protocol.slot import slot_capacity
+from ckptd_client._image import Box, Image, make_image, make_layout
+from ckptd_client._tensors import describe
+
+_PLAIN_ROOM = 64 << 10  # at least so many bytes are kept for plain values, which change size from save to save
+
+Spec = tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...], torch.dtype]  # name, sizes, offsets, whole, dtype
+
+
+@dataclass(frozen=True, slots=True)
+class ItemPlan:
+    """Constant while the items, and the names of the state, stay what they are."""
+
+    specs: list[Spec]
+    image: Image
+    layout: bytes
+    layout_digest: bytes
+    plan_id: str
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the image."""
+        return self.image.image_nbytes
+
+    def capacity(self, plain_nbytes: int) -> int:
+        """Bytes of a slot that holds this plan and plain values of twice the size."""
+        return slot_capacity(self.nbytes, len(self.layout), max(_PLAIN_ROOM, 2 * plain_nbytes))
+
+    def exact_capacity(self, plain_nbytes: int) -> int:
+        """Bytes of the smallest slot that holds this plan and so many bytes of plain values."""
+        return slot_capacity(self.nbytes, len(self.layout), plain_nbytes)
+
+    def views(self, slot: torch.Tensor) -> list[torch.Tensor]:
+        """Where each tensor goes in a slot, in the order of the items."""
+        views = []
+        for (_, sizes, _, _, dtype), offset in zip(self.specs, self.image.data_offsets, strict=True):
+            nbytes = torch.Size(sizes).numel() * dtype.itemsize
+            if nbytes:
+                views.append(slot[offset : offset + nbytes].view(dtype).view(sizes))
+            else:
+                views.append(slot.new_empty(sizes, dtype=dtype))
+        return views
+
+
+class ItemPlans:
+    """Makes the plan of a save, or hands out the last one again. One per client."""
+
+    def __init__(self) -> None:
+        self._names: frozenset[str] = frozenset()
+        self._plan: ItemPlan | None = None
+
+    def plan(self, specs: list[Spec], paths: Mapping[str, Path], *, rank: int, world_size: int) -> ItemPlan:
+        """The plan of these boxes. paths: of every name of this rank, also those that other ranks write.
+
+        Raises UsageError for what the format cannot hold.
+        """
+        names = frozenset(paths)
+        if self._plan is None or self._plan.specs != specs or self._names != names:
+            self._plan, self._names = _make(specs, paths, rank, world_size), names
+        return self._plan
+
+
+def _make(specs: list[Spec], paths: Mapping[str, Path], rank: int, world_size: int) -> ItemPlan:
+    boxes = [
+        Box(name, describe(torch.empty(0, dtype=dtype), name)[0], sizes, whole, offsets)
+        for name, sizes, offsets, whole, dtype in specs
+    ]
+    image = make_image(boxes, rank=rank, world_size=world_size)
+    layout = encode(make_layout(image, paths=dict(paths), aliases={}))
+    found = digest(layout)
+    return ItemPlan(specs, image, layout, found, found.hex())
+
+
+def resolved(items: Sequence[WriteItem], tensors: Iterable[torch.Tensor]) -> tuple[list[Spec], list[torch.Tensor]]:
+    """Specs and tensors of the items that have elements, or whose whole tensor has none. Raises UsageError."""
+    specs: list[Spec] = []
+    kept: list[torch.Tensor] = []
+    for item, given in zip(items, tensors, strict=True):
+        tensor, data = given.detach(), item.tensor_data
+        if data is None:
+            raise UsageError(f"the planner describes no tensor for {item.index.fqn!r}", hint="fill in tensor_data")
+        sizes, whole = tuple(data.chunk.sizes), tuple(data.size)
+        if tuple(tensor.shape) != sizes:
+            text = f"the planner promised {list(sizes)} of {item.index.fqn!r} and gives {list(tensor.shape)}"
+            raise UsageError(text, hint="resolve_data must return what create_local_plan announced")
+        if 0 in sizes and 0 not in whole:
+            continue  # an empty shard: other ranks hold the tensor
+        describe(tensor, f"{item.index.fqn!r}")
+        specs.append((item.index.fqn, sizes, tuple(data.chunk.offsets), whole, tensor.dtype))
+        kept.append(tensor)
+    return specs, kept
+
+
+def paths_of(names: Iterable[str], mappings: Mapping[str, tuple[Any, ...]] | None) -> dict[str, Path]:
+    """Where each name belongs in the nesting, as DCP's planner says; at the top when it says nothing."""
+    mappings = mappings or {}
+    return {name: tuple(_step(key) for key in mappings.get(name, (name,))) for name in names}
+
+
+def _step(key: object) -> Any:
+    return ("l", key) if type(key) is int else ("k", str(key))

@@ -1,0 +1,72 @@
+"""What a ckptd checkpoint holds, as DCP's Metadata, and which image to read each of its boxes from."""
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from ckptd.protocol.layout import Layout, Leaf, Leaves, Path, Shape
+from ckptd_client._reshard import Saved
+from ckptd_client._tensors import DTYPE_OF
+
+
+class Content(NamedTuple):
+    """Of a checkpoint, for one rank."""
+
+    metadata: Metadata
+    boxes: dict[str, dict[Shape, Saved]]  # by name and offsets
+    leaves: dict[str, Leaf]
+
+
+def content_of(layouts: Mapping[int, Layout], leaves: Mapping[int, Leaves], rank: int) -> Content:
+    """What the layouts add up to. rank: whose own image comes first, then the others in order.
+
+    So each rank of a job of the old size gets back the plain tensors and values that it saved itself. A tensor whose
+    boxes don't add up to it is not listed, so that DCP finds it missing.
+    """
+    boxes: dict[str, dict[Shape, Saved]] = {}
+    paths: dict[str, Path] = {}
+    plain: dict[str, Leaf] = {}
+    for number in sorted(layouts, key=lambda r: (r != rank, r)):
+        layout = layouts[number]
+        own = {entry.name: entry for entry in layout.tensors}
+        own |= {name: own[owner] for name, owner in layout.aliases.items()}
+        for name, entry in own.items():
+            alike = boxes.setdefault(name, {})
+            first = next(iter(alike.values())).entry if alike else entry
+            same = (entry.dtype, entry.global_shape) == (first.dtype, first.global_shape)
+            if same and (entry.nbytes or 0 in entry.global_shape):
+                alike.setdefault(entry.offsets, Saved(number, entry))
+        plain = leaves[number].leaves | plain
+        paths = layout.paths | paths
+    boxes = {name: alike for name, alike in boxes.items() if _whole(alike)}
+    plain = {name: leaf for name, leaf in plain.items() if name not in boxes}
+    listed = {name: _tensor(alike) for name, alike in boxes.items()}
+    mapping = {n: tuple(str(k) if kind in "ki" else k for kind, k in p) for n, p in paths.items()}
+    metadata = Metadata(
+        state_dict_metadata={**listed, **{name: BytesStorageMetadata() for name in plain}},
+        planner_data={name: path for name, path in mapping.items() if name in listed or name in plain},
+        storage_data={},
+    )
+    return Content(metadata, boxes, plain)
+
+
+def _whole(boxes: Mapping[Shape, Saved]) -> bool:
+    volumes = [(math.prod(saved.entry.sizes), math.prod(saved.entry.global_shape)) for saved in boxes.values()]
+    return bool(volumes) and sum(own for own, _ in volumes) == volumes[0][1]
+
+
+def _tensor(boxes: Mapping[Shape, Saved]) -> TensorStorageMetadata:
+    entry = next(iter(boxes.values())).entry
+    chunks = [
+        ChunkStorageMetadata(torch.Size(saved.entry.offsets), torch.Size(saved.entry.sizes)) for saved in boxes.values()
+    ]
+    return TensorStorageMetadata(TensorProperties(DTYPE_OF[entry.dtype]), torch.Size(entry.global_shape), chunks)

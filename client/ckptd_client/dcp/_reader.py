@@ -1,0 +1,169 @@
+"""The storage reader: a checkpoint from this node's memory or from the store, by the ranges that DCP plans to read."""
+
+import os
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.storage import StorageReader
+
+from ckptd.protocol.errors import RestoreError, UsageError
+from ckptd_client._checkpoint import Checkpoint, open_directory
+from ckptd_client._group import Group
+from ckptd_client._reshard import Box, runs
+from ckptd_client._restore import Target
+from ckptd_client._tensors import DTYPE_OF
+from ckptd_client.client import Client
+from ckptd_client.dcp._leaves import archive
+from ckptd_client.dcp._metadata import Content, content_of
+from ckptd_client.dcp._writer import step_of
+
+
+class CkptdReader(StorageReader):
+    """``dcp.load(state, storage_reader=CkptdReader(client))``. One for all loads, or one for each.
+
+    source: an open client of all ranks that load, for the newest checkpoint, or that of step, by the nearest route; or
+    the directory of a committed checkpoint, for which no daemon is needed. A checkpoint_id given to dcp.load is such a
+    directory, or ends in the step. Every block is checked against its digest before a byte of it is used.
+
+    A rank of a job of the same size gets its own plain tensors and values back, else those of the lowest rank.
+    """
+
+    def __init__(self, source: Client | str | os.PathLike[str] | None = None, *, step: int | None = None) -> None:
+        super().__init__()
+        self._client = source if isinstance(source, Client) else None
+        self._directory = os.fspath(source) if source is not None and not isinstance(source, Client) else None
+        self._step = step
+        self._checkpoint: Checkpoint | None = None
+        self._content: Content | None = None
+
+    @property
+    def step(self) -> int | None:
+        """Of the checkpoint that the last load found."""
+        return self._checkpoint.save.step if self._checkpoint is not None else None
+
+    @property
+    def tier(self) -> str | None:
+        """Where the last load found it: 'arena' or 'pfs'."""
+        return str(self._checkpoint.tier) if self._checkpoint is not None else None
+
+    # --- what DCP calls, in this order
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Whether it is a directory."""
+        return os.path.isdir(checkpoint_id)
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """What to load. Raises UsageError for text that is neither a directory nor names a step."""
+        if checkpoint_id is None:
+            return
+        if self._client is not None and not os.path.isdir(checkpoint_id):
+            self._step = step_of(checkpoint_id)
+        else:
+            self._directory = os.fspath(checkpoint_id)
+
+    def read_metadata(self, *_args: Any, **_options: Any) -> Metadata:
+        """Finds the checkpoint. With a client a round of all ranks. Raises RestoreError when there is none.
+
+        No parameter is called kwargs: DCP would take that for leave to go on without the other ranks after an error.
+        """
+        if self._checkpoint is not None:
+            self._checkpoint.close()
+        rank = self._client.group.rank if self._client is not None else _rank()
+        if self._directory is not None:
+            self._checkpoint = open_directory(self._directory)
+        elif self._client is not None:
+            self._checkpoint = self._client.find(self._step)
+        else:
+            raise UsageError("nothing to read from", hint="CkptdReader(client), CkptdReader(path) or checkpoint_id=")
+        self._content = content_of(self._checkpoint.layouts, self._checkpoint.leaves, self._like(rank))
+        return self._content.metadata
+
+    def _like(self, rank: int) -> int:
+        """The rank whose own values this one goes on with."""
+        assert self._checkpoint is not None  # noqa: S101 - read_metadata made it
+        size = self._client.group.world_size if self._client is not None else _world_size()
+        return rank if size == self._checkpoint.world_size else 0
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Nothing."""
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """As it is."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """As they are."""
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> torch.futures.Future[None]:
+        """Reads the ranges of the plan. Raises DamagedError that names file and block."""
+        checkpoint, content = self._checkpoint, self._content
+        assert checkpoint is not None and content is not None  # noqa: S101, PT018 - read_metadata made them
+        targets: dict[int, list[Target]] = {}
+        fills = []
+        for item in plan.items:
+            if item.type == LoadItemType.BYTE_IO:
+                name = item.storage_index.fqn
+                planner.load_bytes(item, archive(content.leaves[name], name))
+            else:
+                fill = _Fill(item, planner, content)
+                fills.append(fill)
+                targets.setdefault(fill.rank, []).extend(fill.targets)
+        try:
+            for rank, wanted in sorted(targets.items()):
+                checkpoint.read(rank, wanted)
+        finally:
+            checkpoint.close()
+        for fill in fills:
+            fill.finish(planner)
+        done: torch.futures.Future[None] = torch.futures.Future()
+        done.set_result(None)
+        return done
+
+
+class _Fill:
+    """One item of a load plan: a box of a saved box, and the tensor it goes to."""
+
+    def __init__(self, item: ReadItem, planner: LoadPlanner, content: Content) -> None:
+        offset = item.storage_index.offset
+        saved = content.boxes[item.storage_index.fqn][tuple(offset or ())]
+        self._item = item
+        self._tensor = planner.resolve_tensor(item).detach()
+        sizes = tuple(item.lengths)
+        if tuple(self._tensor.shape) != sizes:
+            text = f"the planner gives {list(self._tensor.shape)} for {list(sizes)} of {item.dest_index.fqn!r}"
+            raise RestoreError(text, hint="resolve_tensor must return what create_local_plan asked for")
+        dtype = DTYPE_OF[saved.entry.dtype]
+        direct = self._tensor.device.type == "cpu" and self._tensor.is_contiguous() and self._tensor.dtype == dtype
+        direct = direct and not self._tensor.is_conj() and not self._tensor.is_neg()
+        self._read = self._tensor if direct else torch.empty(sizes, dtype=dtype)
+        start = zip(saved.entry.offsets, item.storage_offsets, strict=True)
+        box = Box(tuple(a + b for a, b in start), sizes)
+        address = self._read.data_ptr()
+        self.rank = saved.rank
+        self.targets = [Target(run.source, run.nbytes, address + run.target) for run in runs(saved, box)]
+
+    def finish(self, planner: LoadPlanner) -> None:
+        """After the bytes are in. A tensor of another dtype is converted, as DCP's own readers do."""
+        if self._read is not self._tensor:
+            with torch.no_grad():
+                self._tensor.copy_(self._read)
+        planner.commit_tensor(self._item, self._tensor)
+
+
+def _group() -> Group | None:
+    dist = torch.distributed
+    return Group(dist.get_rank(), dist.get_world_size(), "") if dist.is_available() and dist.is_initialized() else None
+
+
+def _rank() -> int:
+    group = _group()
+    return group.rank if group else 0
+
+
+def _world_size() -> int:
+    group = _group()
+    return group.world_size if group else 1

@@ -1,0 +1,104 @@
+"""The stager: one copy, from the state straight into the slot that the writer hands over later."""
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.distributed.checkpoint.staging import AsyncStager
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+from ckptd.protocol.layout import decode_layout, decode_leaves
+from ckptd_client import _segments as segments
+from ckptd_client._leaves import decode_leaf
+from ckptd_client._plan import Plan, Spec
+from ckptd_client._slots import SlotMap
+from ckptd_client._tree import unflatten
+from ckptd_client.dcp._staged import Staged
+from ckptd_client.dcp._writer import CkptdWriter
+
+
+class CkptdStager(AsyncStager):
+    """``dcp.async_save(state, storage_writer=writer, async_stager=CkptdStager(writer))``.
+
+    ``stage`` copies the state once, into shared memory, and returns a state of the same names whose tensors lie there.
+    The save that follows in the background plans, seals and hands over, and copies no tensor again. All of a rank's
+    state is staged, also what DCP would leave to another rank, because a rank cannot know yet what the others have.
+
+    A fault while staging is raised where DCP gathers errors from all ranks: by the future, not here.
+    """
+
+    _synchronize_after_execute = False
+
+    def __init__(self, writer: CkptdWriter) -> None:
+        self._writer = writer
+        self._tensors: WeakKeyDictionary[SlotMap, tuple[str, list[torch.Tensor]]] = WeakKeyDictionary()
+        self._paths: tuple[str, dict[str, Any]] = ("", {})
+
+    def stage(self, state_dict: dict[str, Any]) -> Future[dict[str, Any]] | dict[str, Any]:
+        """The state as it is now, which may be changed freely afterwards."""
+        began = time.perf_counter()
+        client = self._writer.client
+        staged = Staged(segments.count(client))
+        state = state_dict
+        try:
+            state = self._stage(state_dict, staged)
+        except Exception as error:  # noqa: BLE001 - raised by the writer, where all ranks hear of it
+            staged.error = error
+        staged.seconds = time.perf_counter() - began
+        self._writer.add_staged(staged)
+        return state
+
+    def synchronize_staging(self) -> None:
+        """Nothing: stage has copied everything."""
+
+    def close(self) -> None:
+        """Lets go of the slots."""
+        self._tensors.clear()
+
+    def _stage(self, state: dict[str, Any], staged: Staged) -> dict[str, Any]:
+        plan, values = segments.plan_of(self._writer.client, state)
+        segment = segments.fill(self._writer.client, plan, values.tensors, values.plain_nbytes, self._writer)
+        staged.segment = segment
+        staged.leaves = decode_leaves(values.leaves, where="state").leaves
+        tensors = dict(zip((plan.names[i] for i in plan.tensors), self._in_slot(segment.slot, plan), strict=True))
+        if self._paths[0] != plan.plan_id:
+            self._paths = (plan.plan_id, decode_layout(plan.layout, where="state").paths)
+        made: dict[str, Any] = unflatten(
+            (
+                tuple(("l", step[1]) if step[0] == "t" else step for step in path),
+                tensors[name] if name in tensors else decode_leaf(staged.leaves[name], name),
+            )
+            for name, path in self._paths[1].items()
+        )
+        return made
+
+    def _in_slot(self, slot: SlotMap, plan: Plan) -> list[torch.Tensor]:
+        """The state's tensors, DTensors too, over the memory of a slot; made once per slot and plan."""
+        known = self._tensors.get(slot)
+        if known is None or known[0] != plan.plan_id:
+            known = self._tensors[slot] = (plan.plan_id, list(_tensors(slot, plan)))
+        return known[1]
+
+
+def _tensors(slot: SlotMap, plan: Plan) -> Iterator[torch.Tensor]:
+    local = dict(zip(plan.stored, plan.views(slot.bytes), strict=True))
+    for tied, stored in plan.ties:
+        local[tied] = local[stored]
+    for position, spec in zip(plan.tensors, plan.specs, strict=True):
+        view = local.get(position)
+        if view is None:  # an empty shard
+            view = torch.empty(spec.local_shape, dtype=spec.dtype)
+        yield view if spec.mesh is None else _dtensor(view, spec)
+
+
+def _dtensor(local: torch.Tensor, spec: Spec) -> torch.Tensor:
+    """A DTensor over local, which stays where it is: from_local would move it to the mesh's device."""
+    stride = torch.empty(spec.shape, device="meta").stride()
+    meta = TensorMeta(spec.shape, stride, spec.dtype)
+    whole = DTensorSpec(spec.mesh, spec.placements, tensor_meta=meta)
+    made: torch.Tensor = DTensor(local, whole, requires_grad=False)  # type: ignore[no-untyped-call]
+    return made

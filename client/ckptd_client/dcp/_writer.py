@@ -1,0 +1,224 @@
+"""The storage writer: what dcp.save plans goes into this node's memory, and from there wherever ckptd takes it."""
+
+import os
+import re
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+
+from ckptd.protocol.errors import SaveFailedError, UsageError
+from ckptd.protocol.ids import parse_dirname
+from ckptd.protocol.layout import VERSION, Leaf, Leaves, encode
+from ckptd_client import _segments as segments
+from ckptd_client._segments import Plain, Segment
+from ckptd_client.client import Client, connect
+from ckptd_client.dcp._items import ItemPlans, paths_of, resolved
+from ckptd_client.dcp._leaves import own_leaves
+from ckptd_client.dcp._staged import Staged
+from ckptd_client.handle import SaveHandle, check_milestone
+
+_NUMBER = re.compile(r"(\d+)\D*\Z")
+
+
+class CkptdWriter(StorageWriter):
+    """``dcp.save(state, storage_writer=CkptdWriter(client))``. One for all saves, or one for each.
+
+    client: an open client of all ranks that save, of which there is one per process; without it the other settings are
+    those of ckptd_client.connect (collective), and ``close`` closes what it made. step: of the next save; else
+    checkpoint_id, a number or a text that ends in one; else one after the last. wait: what dcp.save, or the future of
+    dcp.async_save, waits for: "staged" (in memory on all ranks), "durable", or None for nothing. drain: makes each save
+    durable whatever drain_every says.
+
+    As DCP has it, a fault on one rank is a CheckpointException on all, and the save ends on all.
+    """
+
+    def __init__(
+        self,
+        client: Client | None = None,
+        *,
+        step: int | None = None,
+        wait: str | None = "staged",
+        drain: bool = False,
+        **connect_settings: Any,
+    ) -> None:
+        super().__init__()
+        if client is not None and connect_settings:
+            raise UsageError(f"a client and settings for another: {sorted(connect_settings)}", hint="give one of them")
+        self._wait = check_milestone(wait) if wait is not None else None
+        self._owned = client is None
+        self._client = connect(**connect_settings) if client is None else client
+        self._step = step
+        self._drain = drain
+        self._plans = ItemPlans()
+        self._staged: list[Staged] = []
+        self._coordinates = False
+        self._handle: SaveHandle | None = None
+        self._open = False  # begun, and neither handed over nor given up
+        self._current: Staged | None = None
+        self._segment: Segment | None = None
+        self._leaves: dict[str, Leaf] = {}
+
+    @property
+    def client(self) -> Client:
+        """The client that it writes through."""
+        return self._client
+
+    @property
+    def handle(self) -> SaveHandle | None:
+        """The newest save's handle on this rank, None before the first."""
+        return self._handle
+
+    def close(self) -> None:
+        """Closes the client if this writer made it."""
+        if self._owned:
+            self._client.close()
+
+    def add_staged(self, staged: Staged) -> None:
+        """The stager's: the next save that DCP begins is this one."""
+        self._staged.append(staged)
+
+    # --- what DCP calls, in this order
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Whether it ends in a number, the step."""
+        return _NUMBER.search(os.fspath(checkpoint_id)) is not None
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """A save begins, of the step that checkpoint_id ends in."""
+        if checkpoint_id is not None:
+            self._step = step_of(checkpoint_id)
+
+    def storage_meta(self) -> StorageMeta | None:
+        """DCP's first question on every rank: from here on the save counts."""
+        self._end_last()
+        self._current = staged = self._staged.pop(0) if self._staged else None
+        step, self._step = self._step, None
+        self._segment = staged.segment if staged else None
+        self._handle = segments.begin(self._client, staged.number if staged else segments.count(self._client), step)
+        self._open, self._leaves = True, {}
+        if staged is not None:
+            self._segment, self._leaves, self._handle.stall_s = staged.segment, staged.leaves, staged.seconds
+            if staged.error is not None:
+                self._give_up(staged.error)
+                raise staged.error
+        return None
+
+    def set_up_storage_writer(self, is_coordinator: bool, *_args: Any, **kwargs: Any) -> None:
+        """Remembers the role. Raises UsageError unless DCP's ranks are the client's."""
+        self._coordinates = is_coordinator
+        group, rank = self._client.group, kwargs.get("rank", self._client.group.rank)
+        if rank != group.rank:
+            text = f"rank {rank} of the process group is rank {group.rank} of {group.world_size} in ckptd"
+            raise UsageError(text, hint="save with a process group of all ranks that called connect, in their order")
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """As it is."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """As they are. Raises UsageError unless they are of all the client's ranks."""
+        if len(plans) != self._client.group.world_size:
+            text = f"{len(plans)} ranks save, {self._client.group.world_size} called connect"
+            raise UsageError(text, hint="save with a process group of all ranks that called connect")
+        return plans
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
+        """The one copy, into shared memory. The coordinator's part is handed over by finish, when all have theirs."""
+        try:
+            if self._current is not None:
+                self._current.check(planner)
+            else:
+                self._segment = self._fill(plan.items, planner)
+            if not self._coordinates:
+                self._seal({})
+        except BaseException as error:
+            self._give_up(error)
+            raise
+        done: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
+        done.set_result([self._result(item) for item in plan.items])
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:  # noqa: ARG002 - the layouts say it
+        """On the coordinator, when every rank has written. Waits for the milestone asked for."""
+        if self._open:  # else not the coordinator, in a save without collectives
+            try:
+                found = {r.index.fqn: r.storage_data for part in results for r in part if r.storage_data is not None}
+                self._seal(found)
+            except BaseException as error:
+                self._give_up(error)
+                raise
+        if self._wait is not None and self._handle is not None:
+            self._handle.wait(self._wait)
+
+    # --- the two steps
+
+    def _end_last(self) -> None:
+        """Gives up a save that DCP began and, because of another rank, did not end."""
+        if self._open:
+            self._give_up(SaveFailedError("another rank could not save"))
+        elif self._segment is not None:  # staged, and refused before it had a handle
+            segments.release(self._client, self._segment)
+            self._segment = None
+
+    def _give_up(self, error: BaseException) -> None:
+        self._open = False
+        segment, self._segment = self._segment, None
+        if segment is not None:
+            segments.release(self._client, segment)
+        if self._handle is not None:
+            segments.give_up(self._client, self._handle, error)
+
+    def _fill(self, items: Sequence[WriteItem], planner: SavePlanner) -> Segment:
+        began = time.perf_counter()
+        written = [item for item in items if item.type != WriteItemType.BYTE_IO]
+        specs, tensors = resolved(written, (_tensor(planner, item) for item in written))
+        self._leaves = own_leaves(planner, items)
+        state = getattr(planner, "state_dict", None)
+        names = [*state] if isinstance(state, dict) else [item.index.fqn for item in items]
+        paths = paths_of(names, getattr(planner, "mappings", None))
+        group = self._client.group
+        plan = self._plans.plan(specs, paths, rank=group.rank, world_size=group.world_size)
+        segment = segments.fill(self._client, plan, tensors, self._plain({}).nbytes, self)
+        if self._handle is not None:
+            self._handle.stall_s = time.perf_counter() - began
+        return segment
+
+    def _seal(self, others: dict[str, Leaf]) -> None:
+        segment, self._segment = self._segment, None
+        assert segment is not None and self._handle is not None  # noqa: S101, PT018 - write_data filled it
+        segments.seal(self._client, segment, self._handle, self._plain(others), drain=self._drain)
+        self._open = False
+
+    def _plain(self, others: dict[str, Leaf]) -> Plain:
+        """others: plain values that only other ranks have; stock readers look for them in rank 0's."""
+        objects = segments.stock_objects(self._client, others | self._leaves)
+        return Plain(encode(Leaves(VERSION, self._leaves)), objects)
+
+    def _result(self, item: WriteItem) -> WriteResult:
+        nbytes = item.tensor_storage_size() or 0
+        leaf = self._leaves.get(item.index.fqn) if item.type == WriteItemType.BYTE_IO else None
+        return WriteResult(index=item.index, size_in_bytes=nbytes or len(leaf.data if leaf else b""), storage_data=leaf)
+
+
+def _tensor(planner: SavePlanner, item: WriteItem) -> torch.Tensor:
+    data = planner.resolve_data(item)
+    if not isinstance(data, torch.Tensor):
+        raise UsageError(f"the planner gives no tensor for {item.index.fqn!r}", hint="return one from resolve_data")
+    return data
+
+
+def step_of(checkpoint_id: str | os.PathLike[str]) -> int:
+    """The number that a checkpoint_id ends in. Raises UsageError when there is none."""
+    name = os.path.basename(os.fspath(checkpoint_id).rstrip("/"))
+    match, own = _NUMBER.search(name), parse_dirname(name)
+    if own is not None:
+        return own[0]
+    if match is None:
+        raise UsageError(f"checkpoint_id {os.fspath(checkpoint_id)!r} names no step", hint='such as "step-100"')
+    return int(match[1])

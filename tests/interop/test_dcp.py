@@ -1,0 +1,85 @@
+"""PyTorch's own cases for FSDP and DTensor state under DCP, with CkptdWriter, CkptdReader and CkptdStager."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from ckptd.verify import verify_checkpoint
+from tests.cluster import ROOT, Node
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
+
+SCRIPT = os.path.join(os.path.dirname(__file__), "dcp_ranks.py")
+
+
+def torchrun(node, ranks, *args, script=SCRIPT):
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), script, *args],
+        env=node.environ(PYTHONWARNINGS="ignore"),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory):
+    with Node(str(tmp_path_factory.mktemp("dcp"))) as node:
+        node.start()
+        yield node
+
+
+@pytest.fixture(scope="module")
+def saved(node):
+    """By 4 ranks, in every layout."""
+    folder = os.path.join(node.store, "four")
+    os.mkdir(folder)
+    torchrun(node, 4, "save", folder, "fsdp,hsdp,tp,fsdp_tp,ddp")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("ranks", "pairs"),
+    [
+        (4, "fsdp>fsdp,hsdp>hsdp,tp>tp,fsdp_tp>fsdp_tp,ddp>fsdp"),
+        (2, "fsdp>fsdp,fsdp>ddp,hsdp>fsdp,tp>tp,fsdp_tp>tp"),
+        (1, "fsdp>fsdp,tp>tp"),
+    ],
+)
+def test_every_layout_comes_back(ranks, pairs, node, saved):
+    torchrun(node, ranks, "load", saved, pairs)
+
+
+def test_what_the_writer_wrote_is_sound(node, saved):
+    for layout in ("fsdp", "hsdp", "tp", "fsdp_tp", "ddp"):
+        directory = os.path.join(node.store, f"dcp-{layout}", "latest")
+        report = verify_checkpoint(directory)
+        assert report.ok, report.problems
+
+
+def test_two_ranks_to_four(node, tmp_path):
+    with Node(str(tmp_path)) as other:
+        other.start()
+        torchrun(other, 2, "save", str(tmp_path), "fsdp,tp")
+        torchrun(other, 4, "load", str(tmp_path), "fsdp>fsdp,tp>tp")
+
+
+@pytest.mark.parametrize("case", ["arena", "staged", "caching", "leaves_of_one", "errors"])
+def test_four_ranks(case, node):
+    torchrun(node, 4, case)
+
+
+def test_the_example_of_the_documents_runs_and_goes_on(node, tmp_path):
+    with open(os.path.join(ROOT, "docs", "dcp.md"), encoding="utf-8") as file:
+        code = file.read().partition("```python\n")[2].partition("```")[0]
+    script = tmp_path / "train.py"
+    script.write_text(code.replace('"/tmp/ckpt"', repr(node.store)))
+    for _ in range(2):
+        torchrun(node, 2, script=str(script))
+    steps = [name for name in os.listdir(os.path.join(node.store, "dcp-example")) if name.startswith("step-")]
+    assert max(steps) == "step-000000005.i0003"  # 3 saves, connect and load again, 3 more
