@@ -122,6 +122,8 @@ class Arena:
         for entry in sorted(_listdir(os.path.join(self.path, places.JOBS))):
             job_dir = f"{places.JOBS}/{entry}"
             directory = os.path.join(self.path, job_dir)
+            if os.path.islink(directory):
+                continue  # not ours, so nothing of it is removed
             for name in sorted(_listdir(directory)):
                 parsed = places.parse_slot_name(name)
                 path = os.path.join(directory, name)

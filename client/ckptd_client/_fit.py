@@ -1,12 +1,13 @@
 """Fits a checkpoint onto a state: which bytes go to which tensor, which leaf to which place, or what differs."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from ckptd.protocol.errors import CkptdError, DamagedError, MismatchError
+from ckptd.protocol.errors import CkptdError, DamagedError, MismatchError, RestoreError
 from ckptd.protocol.layout import Layout, Leaves, Path, TensorEntry
 from ckptd_client._leaves import decode_leaf
 from ckptd_client._reshard import Box, Run, Saved, cover
@@ -116,7 +117,12 @@ def fit(state: Any, saves: Saves, *, where: str) -> Fit:
     _look_elsewhere(flat, here, saves, where)
     filled: set[tuple[int, tuple[Run, ...]]] = set()
     for name, boxes in saves.boxes.items():
-        tensor = _home(name, here.get(name), boxes[0], flat, saves)
+        if DTYPE_OF.get(boxes[0].entry.dtype) is None:
+            text = f"{where}: {format_path(saves.paths[name])} is {boxes[0].entry.dtype}"
+            raise RestoreError(
+                f"{text}, which this torch does not have", hint="load with the release of torch that saved it"
+            )
+        tensor = _home(name, here.get(name), flat, saves, where=where)
         out.tensors[name] = tensor
         shard = shard_of(tensor, name)
         runs = cover(Box(shard.offsets, shard.sizes), boxes, prefer=saves.rank)
@@ -159,15 +165,22 @@ def _look_elsewhere(flat: Flat, here: dict[str, Any], saves: Saves, where: str) 
         raise _incomplete(saves, f"{where}: {format_path(paths.get(name) or saves.paths[name])} is not there")
 
 
-def _home(name: str, tensor: Any, saved: Saved, flat: Flat, saves: Saves) -> torch.Tensor:
+def _home(name: str, tensor: Any, flat: Flat, saves: Saves, *, where: str) -> torch.Tensor:
     """The state's own tensor if it has the saved shape and dtype, else a new one for its Stateful to take over."""
-    shape, dtype = saved.entry.global_shape, DTYPE_OF[saved.entry.dtype]
+    boxes = saves.boxes[name]
+    shape, dtype = boxes[0].entry.global_shape, DTYPE_OF[boxes[0].entry.dtype]
     if is_tensor(tensor) and (tuple(tensor.shape), tensor.dtype) == (shape, dtype):
         return tensor
     like = _parameter(saves.paths[name], flat)
     if like is not None and tuple(like.shape) == shape:
         return torch.empty_like(like, dtype=dtype, requires_grad=False)
-    return torch.empty(shape, dtype=dtype)
+    place = f"{where}: {format_path(saves.paths[name])}"
+    if sum(math.prod(saved.entry.sizes) for saved in boxes) < math.prod(shape):  # no memory on a layout's word alone
+        raise _incomplete(saves, f"{place} is not whole")
+    try:
+        return torch.empty(shape, dtype=dtype)
+    except RuntimeError as error:  # of no elements, and yet beyond what torch can count
+        raise DamagedError(f"{place} has the impossible shape {list(shape)[:8]}") from error
 
 
 def _parameter(path: Path, flat: Flat) -> torch.Tensor | None:

@@ -8,14 +8,14 @@ from typing import Any
 
 from ckptd.protocol.errors import CkptdError, DamagedError, MismatchError
 from ckptd.protocol.ids import SaveId
-from ckptd.protocol.layout import Layout, decode_layout, decode_leaves
-from ckptd.protocol.manifest import FileRecord, Manifest
+from ckptd.protocol.layout import decode_leaves
+from ckptd.protocol.manifest import Manifest, layout_of
 from ckptd.protocol.messages import AskLoad, LoadFrom, ReportLoad, Request, Tier
 from ckptd_client._channel import ChannelLostError
 from ckptd_client._fit import Fit, OtherRanksNeededError, fit, saves_of
 from ckptd_client._group import Group
 from ckptd_client._link import Link
-from ckptd_client._restore import Source, copy_out, open_file, open_slot, read_manifest, vote_notes
+from ckptd_client._restore import Source, check_sizes, copy_out, open_file, open_slot, read_manifest, vote_notes
 
 _TRIES = 3  # a daemon that dies in the middle is asked again when it is back
 
@@ -118,18 +118,28 @@ def read_checkpoint(
 ) -> tuple[Fit, int, tuple[str, ...]]:
     """Reads a committed checkpoint into the state. Returns the fit, still to be finished, its bytes, and notes.
 
-    This rank's own image if that has all it needs, else the ranges it needs of every image.
+    This rank's own image if that has all it needs, else the ranges it needs of every image. Raises DamagedError, also
+    for what cannot be read, and MismatchError.
     """
+    try:
+        return _read_checkpoint(directory, state, group, save)
+    except OSError as error:
+        raise DamagedError(f"{error.filename or directory}: {error.strerror}") from error
+
+
+def _read_checkpoint(
+    directory: str, state: dict[str, Any], group: Group, save: SaveId | None
+) -> tuple[Fit, int, tuple[str, ...]]:
     manifest = read_manifest(directory, save)
     notes = vote_notes(directory, manifest)
     where = f"{directory} (step {manifest.save.step})"
     if manifest.world_size == group.world_size:
         with contextlib.suppress(OtherRanksNeededError):
-            source = open_file(directory, manifest.files[group.rank])
+            source = open_file(directory, manifest.files[group.rank], manifest.world_size)
             return _read_own(source, state, group, where=where), source.nbytes, notes
     fitted = _fit_all(directory, manifest, state, group, where=where)
     for rank, targets in fitted.targets.items():
-        source = open_file(directory, manifest.files[rank])
+        source = open_file(directory, manifest.files[rank], manifest.world_size)
         try:
             copy_out(source, targets, sparse=True)
         finally:
@@ -140,15 +150,9 @@ def read_checkpoint(
 
 def _fit_all(directory: str, manifest: Manifest, state: dict[str, Any], group: Group, *, where: str) -> Fit:
     """The state and all images. A rank that there was not goes on with the plain values of rank 0."""
-    layouts = [_layout(directory, record) for record in manifest.files]
+    check_sizes(directory, manifest)
+    files = [(record, os.path.join(directory, record.name)) for record in manifest.files]
+    layouts = [layout_of(record, manifest.world_size, where=where) for record, where in files]
     like = manifest.files[group.rank if group.rank < manifest.world_size else 0]
     leaves = decode_leaves(like.leaves, where=os.path.join(directory, like.name))
     return fit(state, saves_of(layouts, leaves, rank=like.rank, world_size=group.world_size), where=where)
-
-
-def _layout(directory: str, record: FileRecord) -> Layout:
-    where = os.path.join(directory, record.name)
-    layout = decode_layout(record.layout, where=where)
-    if layout.rank != record.rank:
-        raise DamagedError(f"{where}: its layout is of rank {layout.rank}, not {record.rank}")
-    return layout
