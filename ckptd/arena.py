@@ -233,8 +233,10 @@ class Arena:
         """Removes the job's directory and the files of ranks that are gone."""
         directory = os.path.join(self.path, places.job_dir(job))
         for name in _listdir(directory):
-            if name.endswith(places.RANK_SUFFIX) and locks.holder(os.path.join(directory, name)) is None:
-                _unlink_if_there(os.path.join(directory, name))
+            path = os.path.join(directory, name)
+            with contextlib.suppress(OSError):  # a link or a directory of that name stays, and so does the job's
+                if name.endswith(places.RANK_SUFFIX) and locks.holder(path) is None:
+                    os.unlink(path)
         _rmdir_if_empty(directory)
 
     # --- slots
