@@ -100,10 +100,13 @@ def test_the_reader_names_it(finals, harm, ranks):
     """On as many ranks, and on another number, where everything is read range by range."""
     assert load(finals[1], 1, ranks)["seed"] == 20
     word = harm(*finals)
-    with pytest.raises(CkptdError) as caught:
-        for rank in range(ranks):
+    told = []
+    for rank in range(ranks):
+        try:
             load(finals[1], rank, ranks)
-    assert word.split(":")[0].removesuffix("1-p00.safetensors") in caught.value.message
+        except CkptdError as error:
+            told.append(error.message)
+    assert word.split(":")[0].removesuffix("1-p00.safetensors") in "\n".join(told)
 
 
 def test_load_passes_over_it_and_says_so(tmp_path, monkeypatch):
