@@ -103,7 +103,7 @@ def gather(plan: Plan, state: Any, stock: StockLeaves | None = None) -> Values |
         if spec.mesh is not None and not _same_shard(value, spec):
             return None
     for tied, stored in plan.ties:
-        if local_of(values[tied]).data_ptr() != local_of(values[stored]).data_ptr():
+        if alias_key(local_of(values[tied])) != alias_key(local_of(values[stored])):
             return None
     if any(is_tensor(values[position]) for position in plan.leaves):
         return None

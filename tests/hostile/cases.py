@@ -20,9 +20,9 @@ from ckptd.protocol.manifest import COMMITTED, MANIFEST, STOCK_METADATA, STOCK_O
 from tests.hostile import forge
 from tests.hostile.forge import RANK0
 
-LOAD, VERIFY, LIST = "load", "verify", "list"
-ALL = frozenset({LOAD, VERIFY, LIST})
-BOTH = frozenset({LOAD, VERIFY})
+LOAD, VERIFY, LIST, EXPORT = "load", "verify", "list", "export"
+ALL = frozenset({LOAD, VERIFY, LIST, EXPORT})
+BOTH = frozenset({LOAD, VERIFY, EXPORT})
 DEEP = b"\x81\xa1x" + b"\x91" * 200_000 + b"\x01"  # a map with one key that nobody knows, nested
 MARKER = "CKPTD_TEST_MARKER"
 

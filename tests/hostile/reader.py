@@ -11,12 +11,15 @@ import os
 import resource
 import signal
 import sys
+import tempfile
 import time
 import warnings
 
 import torch
 
 from ckptd.cli import invoke
+from ckptd.export import run
+from ckptd.export.run import Order
 from ckptd.protocol.errors import CkptdError
 from ckptd.verify import verify_path
 from ckptd_client._group import Group
@@ -80,7 +83,29 @@ def listing(directory):
     return ""
 
 
-READERS = {"load": load, "load_two": load_two, "verify": verify, "list": listing}
+def export(directory, form="torch"):
+    """To a place that goes away again."""
+    with tempfile.TemporaryDirectory(prefix="ckptd-hostile-") as folder:
+        try:
+            run.export(Order(source=directory, out=f"{folder}/out", format=form))
+        except OSError as error:
+            raise RefusedError(str(error)) from error  # names the file; the verb says the same
+    return ""
+
+
+def export_dcp(directory):
+    """With the plain values, from the votes."""
+    return export(directory, "dcp")
+
+
+READERS = {
+    "load": load,
+    "load_two": load_two,
+    "verify": verify,
+    "list": listing,
+    "export": export,
+    "export_dcp": export_dcp,
+}
 
 
 def peak_nbytes():

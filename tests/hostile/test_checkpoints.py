@@ -11,12 +11,12 @@ import pytest
 
 from tests.checkpoints import write_checkpoint
 from tests.cluster import ROOT
-from tests.hostile.cases import CASES, LIST, LOAD, MARKER, VERIFY
+from tests.hostile.cases import CASES, EXPORT, LIST, LOAD, MARKER, VERIFY
 from tests.hostile.reader import some_state
 
 pytestmark = pytest.mark.timeout(300)
 MAX_GROWN_NBYTES = 48 << 20  # a buffer of 16 MiB and what Python keeps; the largest of the files has 1.1 MB
-READERS = {"load": LOAD, "load_two": LOAD, "verify": VERIFY, "list": LIST}
+READERS = {"load": LOAD, "load_two": LOAD, "verify": VERIFY, "list": LIST, "export": EXPORT, "export_dcp": EXPORT}
 
 
 def copy_of(sound: Path, folder: Path) -> Path:

@@ -1,0 +1,110 @@
+"""A committed checkpoint found and opened: its records checked against each other, its layouts decoded."""
+
+import os
+
+import msgspec
+
+from ckptd.export.read import SourceFile
+from ckptd.filelayer import FileLayer
+from ckptd.protocol.digest import digest
+from ckptd.protocol.errors import CkptdError, DamagedError, UsageError
+from ckptd.protocol.ids import JobKey, SaveId, parse_dirname, parse_partial_dirname
+from ckptd.protocol.layout import Layout, decode_leaves
+from ckptd.protocol.manifest import (
+    COMMITTED,
+    MANIFEST,
+    VOTES_DIR,
+    FileRecord,
+    VoteRef,
+    check_committed,
+    decode_manifest,
+    decode_vote,
+    layout_of,
+)
+from ckptd.store_scan import job_dir, read_committed, scan
+
+
+class Checkpoint(msgspec.Struct, frozen=True):
+    """What a committed checkpoint consists of. files and layouts by rank."""
+
+    path: str
+    save: SaveId
+    files: list[SourceFile]
+    layouts: list[Layout]
+    leaves: int  # values that are no tensors
+    votes: list[VoteRef]
+
+
+def find(path: str) -> tuple[str, list[str]]:
+    """The checkpoint's directory: path itself, or the newest in the job's directory that path is. Raises UsageError.
+
+    And what is wrong with other checkpoints of the job: one of them may be newer.
+    """
+    path = os.path.realpath(path)
+    base = os.path.basename(path)
+    if parse_partial_dirname(base) is not None:
+        raise UsageError(f"{path} is unfinished, not a checkpoint", hint=f"ckptd list {os.path.dirname(path)}")
+    if parse_dirname(base) is not None or os.path.exists(os.path.join(path, COMMITTED)):
+        return path, []
+    key = JobKey(*os.path.split(path))
+    found = scan(FileLayer(), key)
+    if not found.committed:
+        why = found.problems[0] if found.problems else "neither a checkpoint nor the directory of a job that has one"
+        raise UsageError(f"nothing to export in {path}: {why}", hint=f"ckptd list {path}")
+    return os.path.join(job_dir(key), found.committed[0].dirname), found.problems
+
+
+def load(path: str) -> Checkpoint:
+    """The checkpoint in the directory path. Raises DamagedError or OSError, naming the file."""
+    where = os.path.join(path, MANIFEST)
+    try:
+        committed = read_committed(FileLayer(), path)
+    except FileNotFoundError as error:
+        raise CkptdError(f"{error.filename}: missing: not committed", hint=f"ckptd verify {path}") from error
+    if committed.save.dirname != os.path.basename(path):
+        raise DamagedError(
+            f"{path}: its name should be {committed.save.dirname}", hint="give the directory its name back"
+        )
+    raw = FileLayer().read_file(where, committed.manifest_nbytes)
+    manifest = decode_manifest(raw, where=where)
+    if digest(raw).hex() != committed.manifest_xxh3_128:
+        raise DamagedError(f"{where}: is not the manifest that {COMMITTED} names", hint=f"ckptd verify {path}")
+    check_committed(committed, manifest, raw, where=os.path.join(path, COMMITTED))
+    files = [_source(path, record) for record in manifest.files]
+    layouts = [layout_of(r, manifest.world_size, where=os.path.join(path, r.name)) for r in manifest.files]
+    leaves = sum(len(decode_leaves(r.leaves, where=os.path.join(path, r.name)).leaves) for r in manifest.files)
+    return Checkpoint(path, committed.save, files, layouts, leaves, manifest.votes)
+
+
+def stock_leaves(checkpoint: Checkpoint) -> dict[str, bytes]:
+    """Rank 0's values that are no tensors, a torch.save archive each; none if it made none.
+
+    Opaque bytes, checked like all else. Raises DamagedError or OSError, naming the file.
+    """
+    for ref in checkpoint.votes:
+        where = os.path.join(checkpoint.path, VOTES_DIR, ref.node)
+        raw = FileLayer().read_file(where, ref.nbytes)
+        if (len(raw), digest(raw)) != (ref.nbytes, ref.digest):
+            raise DamagedError(
+                f"{where}: is not the vote that {MANIFEST} names", hint=f"ckptd verify {checkpoint.path}"
+            )
+        vote = decode_vote(raw, where=where)
+        if any(record.rank == 0 for record in vote.files):
+            objects = vote.stock_objects
+            if objects is None:
+                return {}
+            return {name: objects.data[at : at + nbytes] for name, (at, nbytes) in objects.index.items()}
+    return {}
+
+
+def _source(path: str, record: FileRecord) -> SourceFile:
+    """The file, there and with its size."""
+    where = os.path.join(path, record.name)
+    hint = f"ckptd verify {path}"
+    try:
+        nbytes = FileLayer().size(where)
+    except FileNotFoundError:
+        raise DamagedError(f"{where}: missing", hint=hint) from None
+    if nbytes != record.nbytes:
+        raise DamagedError(f"{where}: {nbytes} bytes, should be {record.nbytes}", hint=hint)
+    return SourceFile(where, record.nbytes, record.digests)
