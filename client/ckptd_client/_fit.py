@@ -9,7 +9,7 @@ import torch
 
 from ckptd.protocol.errors import CkptdError, DamagedError, MismatchError, RestoreError
 from ckptd.protocol.layout import Layout, Leaves, Path, TensorEntry
-from ckptd_client._leaves import decode_leaf
+from ckptd_client._pickle import NO_PICKLE, PickleKeys, decode
 from ckptd_client._reshard import Box, Run, Saved, cover
 from ckptd_client._restore import Target
 from ckptd_client._tensors import DTYPE_OF, alias_key, is_tensor, shard_of
@@ -121,7 +121,7 @@ def _within(path: Path, prefix: Path) -> bool:
     return path[: len(prefix)] == prefix
 
 
-def fit(state: Any, saves: Saves, *, where: str) -> Fit:
+def fit(state: Any, saves: Saves, *, where: str, pickle_keys: PickleKeys = NO_PICKLE) -> Fit:
     """Matches names, shapes and dtypes, and plans what to read.
 
     Inside a Stateful the checkpoint decides what there is: its load_state_dict judges. A tensor it already has, of the
@@ -163,7 +163,9 @@ def fit(state: Any, saves: Saves, *, where: str) -> Fit:
         if name not in out.tensors and is_tensor(here.get(name)):
             out.tensors[name] = here[name]  # this rank has, and needs, nothing of it
     leaves = {name: leaf for name, leaf in saves.leaves.leaves.items() if name in saves.paths}
-    out.leaves = {name: decode_leaf(leaf, format_path(saves.paths[name])) for name, leaf in leaves.items()}
+    out.leaves = {
+        name: decode(leaf, name, format_path(saves.paths[name]), pickle_keys) for name, leaf in leaves.items()
+    }
     return out
 
 
