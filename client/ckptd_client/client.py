@@ -66,7 +66,7 @@ def connect(  # noqa: PLR0913 - keyword-only settings
     steps, or "300s". save_timeout_s: the longest that save may hold up training, default $CKPTD_SAVE_TIMEOUT_S or 10.
     start: False never starts a daemon (also $CKPTD_NO_AUTOSTART=1). takeover: replaces ranks of this job that run.
     allow_pickle: keys, or patterns such as "hooks.*", of values that may be pickled if they have no safe encoding, and
-    be read back: a pickle runs code of whoever wrote it. To be said to the client that saves, and to the one that loads.
+    be read back: a pickle runs code of whoever wrote it. To be said to the client that saves, and to one that loads.
 
     Blocks until all earlier ranks of the job are gone, at most connect_timeout_s. Raises ConfigError, ConnectError.
     """
