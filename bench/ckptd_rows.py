@@ -9,6 +9,7 @@ from bench.node import Client, Node
 from bench.report import Row, ratio
 from bench.training import Training
 from bench.yardsticks import Yardsticks
+from ckptd.protocol.ids import file_name
 
 _STAGED_TIMEOUT_S = 60.0
 _DURABLE_TIMEOUT_S = 180.0
@@ -120,10 +121,15 @@ def many_tensors(bench: Bench) -> list[Row]:
 
 
 def cold(bench: Bench) -> list[Row]:
-    """A node lost and replaced, again and again: daemon start, restore from the store, first save after prepare."""
+    """A node lost and replaced, again and again: daemon start, restore from the store, first save after prepare.
+
+    The yardstick reads the very file that is restored, and both after one more read of it: disks below disks remember
+    what was read last, and another file may lie elsewhere.
+    """
     sticks = bench.yardsticks
     with bench.node.client("cold") as client:
         save(bench, client, bench.state)
+    drained = bench.node.store / "cold" / "latest" / file_name(0)
     ready: list[float] = []
     firsts: list[Sample] = []
     settled: list[Sample] = []
@@ -139,14 +145,18 @@ def cold(bench: Bench) -> list[Row]:
         settled.extend(saves[_SETTLED_SAVES:])
         return restored
 
-    marks, restores = interleave(bench.repeat, sticks.direct_read, lose_node)
+    def read_again() -> Sample:
+        sticks.direct_read(path=drained)
+        return sticks.direct_read(path=drained)
+
+    marks, restores = interleave(bench.repeat, read_again, lose_node)
     return [
         ratio("first save after prepare", seconds(firsts), seconds(settled), "the same client's later saves", bar=1.3),
         ratio(
             "restore from the store, digests checked",
             seconds(restores).rate(bench.nbytes),
             seconds(marks).rate(sticks.nbytes),
-            sticks.read_name,
+            f"{sticks.read_name}, of the same file",
             bar=0.9,
             sense=">=",
         ),

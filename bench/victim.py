@@ -27,6 +27,7 @@ def main() -> None:
     state = states.realistic(int(nbytes))
     states.mutate(state, os.getpid())
     client = ckptd_client.connect(job=job, store=store, arena=arena)
+    client.prepare(state)
     client.save(state, 1).wait("durable", _TIMEOUT_S)
     print(states.fingerprint(state), flush=True)
     os.kill(os.getpid(), signal.SIGKILL)

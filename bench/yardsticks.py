@@ -111,14 +111,14 @@ class Yardsticks:
 
         return timed(write)
 
-    def direct_read(self, depth: int | None = None) -> Sample:
-        """O_DIRECT reads of 16 MiB of that file into mapped, warm tmpfs, depth in flight."""
+    def direct_read(self, depth: int | None = None, path: Path | None = None) -> Sample:
+        """O_DIRECT reads of 16 MiB of a file of at least nbytes, or of our own, into warm tmpfs, depth in flight."""
         depth = depth or self.read_depth
-        if not self._path.exists():
+        if path is None and not self._path.exists():
             self.direct_write()
 
         def read() -> None:
-            with _opened(self._path, os.O_RDONLY | os.O_DIRECT) as descriptor:
+            with _opened(path or self._path, os.O_RDONLY | os.O_DIRECT) as descriptor:
                 self._blocks(lambda view, offset: os.preadv(descriptor, [view], offset), depth)
 
         return timed(read)

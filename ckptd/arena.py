@@ -1,16 +1,17 @@
 """The arena: a directory on tmpfs that this daemon alone owns, and the slot files in it."""
 
 import contextlib
-import mmap
 import os
 import stat
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
 
 from ckptd import failpoints, locks
+from ckptd.mapping import HUGE_NBYTES, Mapping, fill, fill_huge
 from ckptd.memory import Budget, budget
 from ckptd.protocol import places
 from ckptd.protocol.digest import blocks, digest
@@ -20,8 +21,8 @@ from ckptd.protocol.slot import SEALS_NBYTES, Seal, SlotState, decode_seals, nex
 from ckptd.units import format_size
 
 MAX_SOCKET_PATH = 107  # sun_path, less its final NUL
-_MADV_POPULATE_WRITE = 23
-_POPULATE_NBYTES = 4 << 20  # per call: each holds the process's memory lock, for which the main loop may have to wait
+_MAX_REFUSALS = 8  # of huge pages: then memory is too scattered to go on asking for them
+_FILL_NBYTES = 2 * HUGE_NBYTES  # per call: each holds the process's memory lock, for which the main loop may wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class Arena:
         self.path = path
         self._limit_nbytes = budget_nbytes
         self._lock_fd = -1
-        self._mappings: dict[str, mmap.mmap] = {}
+        self._mappings: dict[str, Mapping] = {}
         self._serials: dict[tuple[JobKey, int], int] = {}
         self._accounts = threading.Lock()
         self._used: dict[str, int] = {}  # slot path -> bytes
@@ -95,9 +96,7 @@ class Arena:
 
     def close(self, *, remove: bool) -> None:
         """Gives the directory up; with remove, deletes what is left of it when no slot is. The lock goes last."""
-        for mapping in self._mappings.values():
-            _close_quietly(mapping)
-        self._mappings.clear()
+        self._mappings.clear()  # a thread that still reads one keeps it
         _unlink_if_there(self.socket_path)
         if remove and not self._used:
             for name in (places.LOG, places.LOCK):
@@ -131,8 +130,8 @@ class Arena:
                 if parsed is None or not stat.S_ISREG(file.st_mode):
                     continue
                 capacity = file.st_size
-                if capacity < SEALS_NBYTES:
-                    os.unlink(path)  # its allocation was cut short
+                if capacity < SEALS_NBYTES or file.st_blocks * 512 < capacity:
+                    os.unlink(path)  # its allocation was cut short: a write where no page is would kill the writer
                     continue
                 found.append(FoundSlot(job_dir, name, parsed[0], capacity, _read_seal(path, capacity)))
                 self._used[path] = capacity
@@ -197,34 +196,19 @@ class Arena:
             self._serials[job, rank] = serial
         name = places.slot_name(rank, serial)
         path = self.slot_path(job, name)
+        left = capacity
         try:
-            fd = self._create(job, path, capacity)
+            self.job_path(job)
+            for taken in _make_slot(path, capacity):
+                left -= taken
+                with self._accounts:  # what has its pages is no longer free, as the machine counts
+                    self._reserved -= taken
+                    self._used[path] = self._used.get(path, 0) + taken
         except OSError:
-            self.release(capacity)
-            raise
-        with self._accounts:  # the pages are taken from here on, touched or not: the machine counts them itself
-            self._reserved -= capacity
-            self._used[path] = capacity
-        try:
-            _fault_in(fd, capacity)
-        except OSError:
+            self.release(left)
             self.unlink(job, name)
             raise
-        finally:
-            os.close(fd)
         return name
-
-    def _create(self, job: JobKey, path: str, capacity: int) -> int:
-        """Descriptor of a new file that has all its pages; nothing is left when it cannot have them."""
-        self.job_path(job)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            os.posix_fallocate(fd, 0, capacity)
-        except OSError:
-            os.close(fd)
-            os.unlink(path)
-            raise
-        return fd
 
     def release(self, nbytes: int) -> None:
         """Gives back bytes that were set aside and not allocated."""
@@ -253,8 +237,7 @@ class Arena:
 
     def seal_of(self, job: JobKey, name: str) -> Seal:
         """The seal in force."""
-        mapping = self._mapping(job, name)
-        return decode_seals(mapping[-SEALS_NBYTES:])[2]
+        return decode_seals(bytes(self._view(job, name)[-SEALS_NBYTES:]))[2]
 
     def free(self, job: JobKey, name: str) -> None:
         """From here on the slot's old bytes are worth nothing, whoever finds them."""
@@ -266,19 +249,16 @@ class Arena:
         """The digest table of the slot's image, None when it does not hold the save. Blocks; for threads."""
         failpoints.reach("stage.before-digest")
         seal = self.seal_of(job, name)
-        if seal.save != save or seal.content_nbytes + SEALS_NBYTES > len(self._mapping(job, name)):
+        view = self._view(job, name)
+        if seal.save != save or seal.content_nbytes + SEALS_NBYTES > len(view):
             return None
-        view = memoryview(self._mapping(job, name))
-        try:
-            return b"".join(digest(view[start:stop]) for start, stop in blocks(seal.image_nbytes))
-        finally:
-            view.release()
+        return b"".join(digest(view[start:stop]) for start, stop in blocks(seal.image_nbytes))
 
     def seal_digests(self, job: JobKey, name: str, table: bytes) -> None:
         """Puts the digest table, then the seal that vouches for it, in force. The slot must hold what was digested."""
-        mapping, seal = self._mapping(job, name), self.seal_of(job, name)
+        view, seal = self._view(job, name), self.seal_of(job, name)
         failpoints.reach("stage.before-table")
-        mapping[seal.table_offset : seal.table_offset + len(table)] = table
+        view[seal.table_offset : seal.table_offset + len(table)] = table
         failpoints.reach("stage.before-digested-seal")
         vouched = msgspec.structs.replace(seal, state=SlotState.DIGESTED, table_digest=digest(table))
         self._put_seal(job, name, vouched)
@@ -286,42 +266,40 @@ class Arena:
 
     def fragments(self, job: JobKey, name: str) -> Fragments:
         """The tail of a digested slot, each part checked. Raises DamagedError."""
-        mapping, seal = self._mapping(job, name), self.seal_of(job, name)
+        view, seal = self._view(job, name), self.seal_of(job, name)
         if seal.state is not SlotState.DIGESTED:
             raise DamagedError(f"slot {name}: no digests sealed")
         parts = []
         for what, part in seal.tail.items():
-            parts.append(mapping[part.offset : part.offset + part.nbytes])
+            parts.append(bytes(view[part.offset : part.offset + part.nbytes]))
             if digest(parts[-1]) != part.digest:
                 raise DamagedError(f"slot {name}: {what} does not match its digest")
         return Fragments(seal, *parts)
 
     def _put_seal(self, job: JobKey, name: str, seal: Seal) -> None:
-        mapping = self._mapping(job, name)
-        offset, page = next_seal(mapping[-SEALS_NBYTES:], seal)
-        start = len(mapping) - SEALS_NBYTES + offset
-        mapping[start : start + len(page)] = page
+        view = self._view(job, name)
+        offset, page = next_seal(bytes(view[-SEALS_NBYTES:]), seal)
+        start = len(view) - SEALS_NBYTES + offset
+        view[start : start + len(page)] = page
 
-    def _mapping(self, job: JobKey, name: str) -> mmap.mmap:
-        """The slot's mapping, kept while the slot lives: mapping it anew for each save costs a fault per page."""
+    def _view(self, job: JobKey, name: str) -> memoryview:
+        """The slot's bytes, mapped while the slot lives: mapping it anew for each save costs page faults."""
         path = self.slot_path(job, name)
         with self._accounts:
             mapping = self._mappings.get(path)
             if mapping is None:
                 fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
                 try:
-                    mapping = mmap.mmap(fd, 0)
+                    mapping = Mapping(fd, os.fstat(fd).st_size)
                 finally:
                     os.close(fd)
                 self._mappings[path] = mapping
-        return mapping
+        return mapping.view
 
     def forget_mapping(self, job: JobKey, name: str) -> None:
-        """Unmaps a slot that nobody will ask for again."""
+        """Unmaps a slot that nobody will ask for again; a thread that still reads it keeps it."""
         with self._accounts:
-            mapping = self._mappings.pop(self.slot_path(job, name), None)
-        if mapping is not None:
-            _close_quietly(mapping)
+            self._mappings.pop(self.slot_path(job, name), None)
 
 
 def _read_seal(path: str, capacity: int) -> Seal:
@@ -330,21 +308,21 @@ def _read_seal(path: str, capacity: int) -> Seal:
         return decode_seals(file.read(SEALS_NBYTES))[2]
 
 
-def _fault_in(fd: int, nbytes: int) -> None:
-    """Touches every page: fallocate reserves them, but tmpfs clears each only at its first touch."""
-    with mmap.mmap(fd, nbytes) as mapping:
-        for start in range(0, nbytes, _POPULATE_NBYTES):
-            length = min(_POPULATE_NBYTES, nbytes - start)
-            try:
-                mapping.madvise(_MADV_POPULATE_WRITE, start, length)
-            except OSError:  # kernels before 5.14
-                for offset in range(start, start + length, mmap.PAGESIZE):
-                    mapping[offset] = 0
-
-
-def _close_quietly(mapping: mmap.mmap) -> None:
-    with contextlib.suppress(BufferError):  # a thread still reads it; it goes with the last reader
-        mapping.close()
+def _make_slot(path: str, capacity: int) -> Iterator[int]:
+    """Makes the file and gives it its memory part by part; yields the bytes of each. Raises OSError (ENOSPC)."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.ftruncate(fd, capacity)
+        mapping, refusals = Mapping(fd, capacity), 0
+        for start in range(0, capacity, _FILL_NBYTES):
+            nbytes = min(_FILL_NBYTES, capacity - start)
+            if nbytes < _FILL_NBYTES or refusals > _MAX_REFUSALS or not fill_huge(mapping, start, nbytes):
+                refusals += 1
+                os.posix_fallocate(fd, start, nbytes)  # says that there is no room, where a touch would kill us
+                fill(mapping, start, nbytes)
+            yield nbytes
+    finally:
+        os.close(fd)
 
 
 def _listdir(path: str) -> list[str]:
@@ -355,7 +333,7 @@ def _listdir(path: str) -> list[str]:
 
 
 def _unlink_if_there(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         os.unlink(path)
 
 

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from ckptd.filelayer import FileLayer
+from ckptd.mapping import POPULATE_READ, Mapping
 from ckptd.protocol.errors import CkptdError
 from ckptd.protocol.ids import JobKey
 from ckptd.protocol.slot import SEALS_NBYTES, Seal, SlotState, align_up, decode_seals
@@ -17,7 +18,6 @@ from ckptd.store_image import WRITERS, Flow, Image, make_partial, sync_partial, 
 from ckptd.store_messages import Drain, Drained, DrainFile
 from ckptd.store_scan import Place, committed_at
 
-_MADV_POPULATE_READ = 22
 _FILES_AT_ONCE = 2  # one file's sync runs beside the next one's writes
 
 
@@ -37,11 +37,11 @@ class MappedSlot:
         try:
             self.check()
             # Whole pages, because the last direct write is rounded up to one.
-            self._map = mmap.mmap(self._fd, align_up(file.nbytes), access=mmap.ACCESS_READ)
+            self._map = Mapping(self._fd, align_up(file.nbytes), writable=False)
         except BaseException:
             os.close(self._fd)
             raise
-        self.image = memoryview(self._map)
+        self.image = self._map.view
 
     def __enter__(self) -> Self:
         return self
@@ -57,9 +57,9 @@ class MappedSlot:
     def window(self, start: int, stop: int) -> Iterator[None]:
         """A part of the image, of whole pages, that is mapped at once before and unmapped after."""
         with contextlib.suppress(OSError):  # Linux before 5.14: each page is mapped as it is written
-            self._map.madvise(_MADV_POPULATE_READ, start, stop - start)
+            self._map.advise(POPULATE_READ, start, stop - start)
         yield
-        self._map.madvise(mmap.MADV_DONTNEED, start, stop - start)
+        self._map.advise(mmap.MADV_DONTNEED, start, stop - start)
 
     def check(self) -> None:
         """Raises SlotChangedError unless the slot's seal is in force and is this save's."""

@@ -1,10 +1,8 @@
 """Reads a segment back: each block is checked against its digest before any of its bytes reach a tensor."""
 
-import contextlib
 import ctypes
 import errno
 import fcntl
-import mmap
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -12,6 +10,7 @@ from queue import SimpleQueue
 
 import torch
 
+from ckptd.mapping import Mapping, fill, fill_huge
 from ckptd.protocol.digest import BLOCK_NBYTES, DIGEST_NBYTES, block_count, digest
 from ckptd.protocol.errors import DamagedError
 from ckptd.protocol.ids import JobKey, SaveId
@@ -34,7 +33,6 @@ from ckptd_client._files import contents, open_regular
 
 _STORE_READERS = 4  # reads in flight: what large O_DIRECT reads need to keep a device busy
 _ARENA_READERS = 2  # at least; a copy out of memory gains nothing from more threads than torch has
-_HUGE = getattr(mmap, "MADV_HUGEPAGE", 14)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,30 +46,44 @@ class Source:
     layout: Layout
     leaves: Leaves
     readers: int
+    mapping: Mapping | None = None  # of a slot: its huge pages cost less to map than to read
 
     def close(self) -> None:
         """Closes the file."""
+        if self.mapping is not None:
+            self.mapping.close()
         os.close(self.fd)
 
-    def read(self, index: int, buffer: mmap.mmap) -> None:
-        """Fills buffer with a block and checks it. Raises DamagedError naming file, block and bytes. Thread-safe.
+    def checked(self, index: int, buffer: Mapping | None) -> int:
+        """Address of a block that matches its digest: in buffer, which is filled with it, or in the mapped slot.
 
-        A slot is read like a file, not mapped: one system call costs less than a page fault per 4 KiB.
+        Raises DamagedError naming file, block and bytes. Thread-safe.
         """
         start = index * BLOCK_NBYTES
         nbytes = min(BLOCK_NBYTES, self.nbytes - start)
-        with memoryview(buffer) as view:
-            done = 0
-            while done < nbytes:
-                got = self._pread(view[done : align_up(nbytes)], start + done)
-                got -= 0 if done + got >= nbytes else got % PAGE  # O_DIRECT wants whole pages
-                if got == 0:
-                    raise DamagedError(f"{self.where}: ends at byte {start + done}, it should have {self.nbytes}")
-                done += got
-            matches = digest(view[:nbytes]) == self.table[index * DIGEST_NBYTES : (index + 1) * DIGEST_NBYTES]
-        if not matches:
-            place = f"block {index} (bytes {start} to {start + nbytes})"
-            raise DamagedError(f"{self.where}: {place} does not match its digest")
+        if self.mapping is not None:
+            self._check(index, self.mapping.view[start : start + nbytes])
+            return self.mapping.address + start
+        assert buffer is not None  # noqa: S101 - only a mapped slot needs none
+        self._fill(buffer.view, start, nbytes)
+        self._check(index, buffer.view[:nbytes])
+        return buffer.address
+
+    def _check(self, index: int, block: memoryview) -> None:
+        with block:
+            if digest(block) != self.table[index * DIGEST_NBYTES : (index + 1) * DIGEST_NBYTES]:
+                start = index * BLOCK_NBYTES
+                place = f"block {index} (bytes {start} to {start + len(block)})"
+                raise DamagedError(f"{self.where}: {place} does not match its digest")
+
+    def _fill(self, view: memoryview, start: int, nbytes: int) -> None:
+        done = 0
+        while done < nbytes:
+            got = self._pread(view[done : align_up(nbytes)], start + done)
+            got -= 0 if done + got >= nbytes else got % PAGE  # O_DIRECT wants whole pages
+            if got == 0:
+                raise DamagedError(f"{self.where}: ends at byte {start + done}, it should have {self.nbytes}")
+            done += got
 
     def _pread(self, view: memoryview, offset: int) -> int:
         try:
@@ -98,6 +110,7 @@ def open_slot(path: str, job: JobKey, save: SaveId, rank: int) -> Source:
             layout=_slot_layout(layout, seal, path),
             leaves=decode_leaves(leaves, where=path),
             readers=max(_ARENA_READERS, torch.get_num_threads()),
+            mapping=Mapping(fd, seal.image_nbytes, writable=False),
         )
     except BaseException:
         os.close(fd)
@@ -208,15 +221,14 @@ def copy_out(source: Source, targets: list[Target], *, sparse: bool = False) -> 
     """
     pieces = _pieces(targets)
     wanted = sorted(pieces) if sparse else range(block_count(source.nbytes))
-    buffers: SimpleQueue[mmap.mmap] = SimpleQueue()
+    buffers: SimpleQueue[Mapping | None] = SimpleQueue()
     for _ in range(min(source.readers, len(wanted))):
-        buffers.put(_buffer())
+        buffers.put(_buffer() if source.mapping is None else None)
 
     def copy_block(index: int) -> None:
         buffer = buffers.get()  # as many as threads: never waits
         try:
-            source.read(index, buffer)
-            base = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+            base = source.checked(index, buffer)
             for offset, target, nbytes in pieces.get(index, ()):
                 ctypes.memmove(target, base + offset, nbytes)
         finally:
@@ -234,11 +246,11 @@ def copy_out(source: Source, targets: list[Target], *, sparse: bool = False) -> 
             raise
 
 
-def _buffer() -> mmap.mmap:
-    """Page-aligned memory for one block, in huge pages where the kernel gives them."""
-    buffer = mmap.mmap(-1, BLOCK_NBYTES)
-    with contextlib.suppress(OSError):
-        buffer.madvise(_HUGE)
+def _buffer() -> Mapping:
+    """Memory for one block, in huge pages where the kernel gives them: a disk reads into scattered pages bit by bit."""
+    buffer = Mapping(None, BLOCK_NBYTES)
+    if not fill_huge(buffer, 0, BLOCK_NBYTES):
+        fill(buffer, 0, BLOCK_NBYTES)
     return buffer
 
 

@@ -8,12 +8,12 @@ import stat
 
 import torch
 
+from ckptd.mapping import POPULATE_WRITE, Mapping
 from ckptd.protocol import places, rank_file
 from ckptd.protocol.errors import ConfigError, ConnectError
 from ckptd.protocol.ids import JobKey
 from ckptd.protocol.slot import SEALS_NBYTES, Seal, next_seal
 
-_MADV_POPULATE_WRITE = 23
 _ARENA_HINT = "set another with connect(arena=...) or CKPTD_ARENA"
 
 
@@ -94,36 +94,40 @@ class SlotMap:
         try:
             found = os.fstat(fd)
             self.file = (found.st_dev, found.st_ino)
-            self.memory = mmap.mmap(fd, 0)
+            self.mapping = Mapping(fd, found.st_size)
         finally:
             os.close(fd)
-        self.memory.madvise(mmap.MADV_DONTFORK)
-        self.bytes = torch.frombuffer(self.memory, dtype=torch.uint8)
+        self.mapping.advise(mmap.MADV_DONTFORK)
+        self.bytes = torch.frombuffer(self.mapping.view, dtype=torch.uint8)
         self.views: list[torch.Tensor] = []  # of the tensors of the plan below
         self.plan_id = ""
 
     @property
     def capacity(self) -> int:
         """Bytes of the slot file."""
-        return len(self.memory)
+        return self.mapping.nbytes
+
+    @property
+    def memory(self) -> memoryview:
+        """The slot's bytes."""
+        return self.mapping.view
 
     def populate(self) -> None:
         """Maps every page now, so that the first copy is as fast as the next. Blocks; kernels before 5.14 skip it."""
         with contextlib.suppress(OSError):
-            self.memory.madvise(_MADV_POPULATE_WRITE)
+            self.mapping.advise(POPULATE_WRITE)
 
     def put_seal(self, seal: Seal) -> None:
         """Puts the seal in force: from here on the slot's content is whole for whoever finds it."""
-        offset, page = next_seal(self.memory[-SEALS_NBYTES:], seal)
+        offset, page = next_seal(bytes(self.memory[-SEALS_NBYTES:]), seal)
         start = self.capacity - SEALS_NBYTES + offset
         self.memory[start : start + len(page)] = page
 
     def close(self) -> None:
-        """Unmaps the slot. Tensors that view it must be gone."""
+        """Lets go of the slot; a tensor that still views it keeps it mapped."""
         self.views = []
         del self.bytes
-        with contextlib.suppress(BufferError):
-            self.memory.close()
+        self.mapping.close()
 
 
 class Slots:

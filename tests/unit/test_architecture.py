@@ -56,7 +56,8 @@ def forbidden(module, name):
     """Why module must not import name, None when it may."""
     top = name.partition(".")[0]
     if within(module, "ckptd_client"):
-        return "the client sees only ckptd.protocol" if top == "ckptd" and not within(name, "ckptd.protocol") else None
+        seen = within(name, "ckptd.protocol", "ckptd.mapping")
+        return "the client sees only ckptd.protocol and ckptd.mapping" if top == "ckptd" and not seen else None
     if within(module, "ckptd.protocol", "ckptd.core"):
         own = ("ckptd.protocol",) if within(module, "ckptd.protocol") else ("ckptd.protocol", "ckptd.core")
         return None if top in PURE_ALLOWED or within(name, *own) else "protocol and core are pure"

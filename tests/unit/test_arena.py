@@ -10,6 +10,7 @@ import pytest
 
 from ckptd import arena as arena_module
 from ckptd.arena import Arena
+from ckptd.mapping import HUGE_NBYTES
 from ckptd.memory import Budget, Limit
 from ckptd.protocol import places
 from ckptd.protocol.digest import digest
@@ -175,7 +176,7 @@ def test_an_allocation_that_fails_gives_its_share_back_and_leaves_no_file(arena,
         raise OSError(errno.ENOSPC, "No space left on device")
 
     arena.reserve(0, 1, CAPACITY)
-    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(os, "posix_fallocate", full)  # what huge pages do not fill
     with pytest.raises(OSError, match="No space"):
         arena.allocate(KEY, 0, CAPACITY)
     assert arena.used_nbytes == 0
@@ -269,6 +270,24 @@ def test_a_new_daemon_finds_slots_and_their_seals(arena):
     ))  # fmt: skip
     assert found[idle].seal.state is SlotState.FREE
     assert again.used_nbytes == sum(s.capacity for s in found.values())
+
+
+def test_a_slot_whose_allocation_was_cut_short_is_not_adopted(arena):
+    """It has its size from the start and its pages one after the other: a rank would die where none is left."""
+    path = os.path.join(arena.job_path(KEY), "r00000-000007.slot")
+    with open(path, "wb") as file:
+        file.truncate(CAPACITY)
+        os.posix_fallocate(file.fileno(), 0, CAPACITY // 2)
+    assert arena.scan() == []
+    assert not os.path.exists(path)
+
+
+def test_a_slot_of_huge_pages_has_all_its_bytes_and_counts_them(arena):
+    capacity = 3 * HUGE_NBYTES + PAGE
+    arena.reserve(0, 1, capacity)
+    name = arena.allocate(KEY, 0, capacity)
+    assert os.stat(arena.slot_path(KEY, name)).st_blocks * 512 == arena.used_nbytes == capacity
+    assert [found.capacity for found in arena.scan()] == [capacity]
 
 
 def test_debris_is_left_alone_or_removed_and_never_stops_the_scan(arena):
