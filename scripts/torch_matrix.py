@@ -40,9 +40,12 @@ def install(release: str) -> str:
     if (folder / ".installed").exists():
         return ""
     venv.create(folder, with_pip=True)
-    pip = [str(folder / "bin/python"), "-m", "pip", "install", "-q", "--extra-index-url", CPU_INDEX]
+    pip = [str(folder / "bin/python"), "-m", "pip", "install", "-q"]
     # First torch alone: what its index lacks is found out before anything is fetched.
-    for packages in ([f"torch=={release}+cpu"], ["-c", str(constraints(release)), "-e", f"{ROOT}[test]"]):
+    for packages in (
+        ["--extra-index-url", CPU_INDEX, f"torch=={release}+cpu"],
+        ["-c", str(constraints(release)), "-e", f"{ROOT}[test]"],
+    ):
         done = subprocess.run([*pip, *packages], capture_output=True, text=True, check=False)
         if done.returncode:
             return done.stderr.strip().splitlines()[-1]
