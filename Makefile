@@ -7,10 +7,10 @@ DEV := .venv/.installed-dev
 TORCH := .venv/.installed-torch
 SOURCES := pyproject.toml constraints.txt
 
-.PHONY: help venv demo test bench check lint types architecture wheel faults clean
+.PHONY: help venv demo test test-matrix golden bench check lint types architecture wheel faults clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 venv: $(DEV) ## .venv with everything that development needs
 
@@ -19,6 +19,12 @@ demo: $(TORCH) ## train, kill, restore, and compare with an undisturbed run
 
 test: $(DEV) ## every test
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -q tests
+
+test-matrix: $(BIN)/python ## client, stock readers and golden files against several releases of torch (CPU wheels)
+	$(BIN)/python scripts/torch_matrix.py $(MATRIX)
+
+golden: $(DEV) ## the golden checkpoints anew: only for a change of the format that is meant
+	PYTHONPATH=.:client $(BIN)/python -W ignore -m tests.golden.make tests/golden/files
 
 bench: $(DEV) ## the speed budget, beside its yardsticks
 	$(BIN)/python -m bench
@@ -42,7 +48,7 @@ faults: $(DEV) ## every crash point, with real processes and real kills; the lon
 	FAULTS=long $(BIN)/python -m pytest -q --timeout 600 -m faults tests
 
 clean: ## remove the environment and everything that was built
-	rm -rf .venv build dist bench/out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .matrix build dist bench/out .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:

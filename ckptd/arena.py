@@ -121,6 +121,8 @@ class Arena:
         for entry in sorted(_listdir(os.path.join(self.path, places.JOBS))):
             job_dir = f"{places.JOBS}/{entry}"
             directory = os.path.join(self.path, job_dir)
+            if os.path.islink(directory):
+                continue  # not ours, so nothing of it is removed
             for name in sorted(_listdir(directory)):
                 parsed = places.parse_slot_name(name)
                 path = os.path.join(directory, name)
@@ -225,8 +227,10 @@ class Arena:
         """Removes the job's directory and the files of ranks that are gone."""
         directory = os.path.join(self.path, places.job_dir(job))
         for name in _listdir(directory):
-            if name.endswith(places.RANK_SUFFIX) and locks.holder(os.path.join(directory, name)) is None:
-                _unlink_if_there(os.path.join(directory, name))
+            path = os.path.join(directory, name)
+            with contextlib.suppress(OSError):  # a link or a directory of that name stays, and so does the job's
+                if name.endswith(places.RANK_SUFFIX) and locks.holder(path) is None:
+                    os.unlink(path)
         _rmdir_if_empty(directory)
 
     # --- slots

@@ -13,6 +13,7 @@ import zmq
 
 from ckptd import __version__, locks
 from ckptd.protocol import places
+from ckptd.protocol.decoding import MALFORMED
 from ckptd.protocol.errors import CkptdError, ConnectError, ProtocolError
 from ckptd.protocol.ids import JobKey
 from ckptd.protocol.messages import (
@@ -184,7 +185,7 @@ def _version_within(frame: bytes) -> str | None:
     try:
         raw: Any = msgspec.msgpack.decode(frame)
         return str(raw["status"]["version"])
-    except (msgspec.MsgspecError, KeyError, TypeError, ValueError):
+    except (*MALFORMED, KeyError, TypeError, ValueError):
         return None
 
 

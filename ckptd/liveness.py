@@ -1,6 +1,7 @@
 """Which training processes live. Each keeps its rank file locked while it does; a pidfd wakes us when it ends."""
 
 import os
+import stat
 from dataclasses import dataclass
 
 from ckptd import locks
@@ -104,7 +105,16 @@ def job_of(directory: str) -> JobKey | None:
 
 def _rank_files(directory: str) -> list[str]:
     names = sorted(os.listdir(directory)) if os.path.isdir(directory) else []
-    return [os.path.join(directory, name) for name in names if name.endswith(places.RANK_SUFFIX)]
+    paths = [os.path.join(directory, name) for name in names if name.endswith(places.RANK_SUFFIX)]
+    return [path for path in paths if _is_file(path)]
+
+
+def _is_file(path: str) -> bool:
+    """Whether it is a file and nothing that leads elsewhere or holds up who opens it."""
+    try:
+        return stat.S_ISREG(os.lstat(path).st_mode)
+    except FileNotFoundError:
+        return False
 
 
 def _read(path: str) -> RankRecord | None:

@@ -20,6 +20,7 @@ from ckptd.protocol.manifest import (
     COMMITTED,
     LATEST,
     MANIFEST,
+    MAX_RECORD_NBYTES,
     VOTES_DIR,
     Committed,
     Manifest,
@@ -33,7 +34,6 @@ from ckptd.protocol.manifest import (
 )
 from ckptd.store_scan import (
     INCARNATIONS_DIR,
-    MAX_RECORD_NBYTES,
     TRASH_PREFIX,
     Place,
     committed_at,
@@ -237,7 +237,8 @@ def _set_latest(fs: FileLayer, place: Place) -> str:
 
 def _latest_save(fs: FileLayer, path: str) -> SaveId | None:
     try:
-        return read_committed(fs, os.path.join(path, fs.readlink(os.path.join(path, LATEST)))).save
+        target = fs.readlink(os.path.join(path, LATEST))
+        return read_committed(fs, os.path.join(path, target)).save if parse_dirname(target) else None
     except (OSError, DamagedError):
         return None
 

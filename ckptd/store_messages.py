@@ -9,6 +9,7 @@ from typing import Annotated
 
 import msgspec
 
+from ckptd.protocol.decoding import MALFORMED
 from ckptd.protocol.errors import ProtocolError
 from ckptd.protocol.ids import FileName, Incarnation, JobName, Nbytes, SaveId
 from ckptd.protocol.manifest import Vote
@@ -176,7 +177,7 @@ def decode_request(body: bytes) -> Request:
     """The request in a frame. Raises ProtocolError."""
     try:
         return _request_decoder.decode(body)  # type: ignore[no-any-return]  # a Decoder of a union has no type
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except MALFORMED as error:
         raise ProtocolError(f"malformed request: {error}") from error
 
 
@@ -184,7 +185,7 @@ def decode_reply(body: bytes) -> Reply:
     """The reply in a frame. Raises ProtocolError."""
     try:
         return _reply_decoder.decode(body)  # type: ignore[no-any-return]
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except MALFORMED as error:
         raise ProtocolError(f"malformed reply: {error}") from error
 
 

@@ -7,10 +7,18 @@ import msgspec
 from ckptd.filelayer import FileLayer
 from ckptd.protocol.errors import CkptdError, DamagedError
 from ckptd.protocol.ids import JobKey, SaveId, parse_dirname, parse_partial_dirname
-from ckptd.protocol.manifest import COMMITTED, MANIFEST, VOTES_DIR, Committed, Vote, decode_committed, decode_vote
+from ckptd.protocol.manifest import (
+    COMMITTED,
+    MANIFEST,
+    MAX_COMMITTED_NBYTES,
+    MAX_RECORD_NBYTES,
+    VOTES_DIR,
+    Committed,
+    Vote,
+    decode_committed,
+    decode_vote,
+)
 
-MAX_COMMITTED_NBYTES = 64 << 10
-MAX_RECORD_NBYTES = 8 << 30
 TRASH_PREFIX = ".trash-"
 INCARNATIONS_DIR = ".incarnations"
 _MAX_RANKS_LISTED = 4

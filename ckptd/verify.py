@@ -4,7 +4,6 @@ Reads only, with the page cache, one block in memory at a time. Damage is report
 """
 
 import os
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import BinaryIO
@@ -12,14 +11,17 @@ from typing import BinaryIO
 import msgspec
 
 from ckptd.filelayer import FileLayer, is_temp
+from ckptd.pickle_names import stranger_in
 from ckptd.protocol import places
 from ckptd.protocol.digest import BLOCK_NBYTES, DIGEST_NBYTES, blocks, digest
 from ckptd.protocol.errors import DamagedError
-from ckptd.protocol.ids import is_job_name, parse_dirname, parse_partial_dirname
-from ckptd.protocol.layout import decode_layout, decode_leaves
+from ckptd.protocol.header import MAX_HEADER_NBYTES, check_header
+from ckptd.protocol.ids import SaveId, file_name, is_job_name, parse_dirname, parse_partial_dirname
+from ckptd.protocol.layout import decode_leaves
 from ckptd.protocol.manifest import (
     COMMITTED,
     MANIFEST,
+    MAX_RECORD_NBYTES,
     STOCK_METADATA,
     STOCK_OBJECTS,
     VOTES_DIR,
@@ -30,12 +32,12 @@ from ckptd.protocol.manifest import (
     Vote,
     decode_manifest,
     decode_vote,
+    layout_of,
 )
 from ckptd.protocol.slot import SEAL_NBYTES, SEALS_NBYTES, Seal, SlotState, decode_seals
-from ckptd.store_scan import INCARNATIONS_DIR, MAX_RECORD_NBYTES, TRASH_PREFIX, read_committed
+from ckptd.store_scan import INCARNATIONS_DIR, TRASH_PREFIX, read_committed
 
 _RECORDS = frozenset({COMMITTED, MANIFEST, VOTES_DIR})
-_HEADER_LENGTH = struct.Struct("<Q")  # the first bytes of a safetensors file
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -180,9 +182,10 @@ def _verify_checkpoint(path: str, report: Report) -> None:
     votes = _check_votes(path, manifest, report)
     # With the manifest gone the votes still say what every file should be.
     records = manifest.files if manifest else [record for vote in votes for record in vote.files]
-    world_size = manifest.world_size if manifest else max((vote.world_size for vote in votes), default=1)
+    said = ([manifest] if manifest else votes)[:1]
+    whose = (said[0].save, said[0].world_size) if said else (None, 1)
     for record in records:
-        _check_file(os.path.join(path, record.name), record, world_size, report)
+        _check_file(os.path.join(path, record.name), record, whose, report)
     if manifest:
         for stock in manifest.stock:
             _check_stock(os.path.join(path, stock.name), stock, report)
@@ -209,7 +212,7 @@ def _check_committed(path: str, report: Report) -> Committed | None:
 def _check_manifest(path: str, committed: Committed | None, report: Report) -> Manifest | None:
     where = os.path.join(path, MANIFEST)
     try:
-        raw = FileLayer().read_file(where, MAX_RECORD_NBYTES)
+        raw = FileLayer().read_file(where, committed.manifest_nbytes if committed else MAX_RECORD_NBYTES)
         manifest = decode_manifest(raw, where=where)
     except (OSError, DamagedError) as error:
         report.problem(where, str(error))
@@ -235,7 +238,9 @@ def _check_votes(path: str, manifest: Manifest | None, report: Report) -> list[V
     """The votes that are sound. Those the manifest pins are held against it; without one, all that are there."""
     pinned = {ref.node: ref for ref in manifest.votes} if manifest else {}
     folder = os.path.join(path, VOTES_DIR)
-    votes = []
+    votes: list[Vote] = []
+    if os.path.islink(folder):
+        report.problem(folder, "a symbolic link where a directory belongs")
     for node in sorted({*pinned, *(name for name in _names(folder) if not name.startswith("."))}):
         where = os.path.join(folder, node)
         ref = pinned.get(node)
@@ -243,7 +248,7 @@ def _check_votes(path: str, manifest: Manifest | None, report: Report) -> list[V
             report.problem(where, f"a vote that {MANIFEST} does not know")
             continue
         try:
-            raw = FileLayer().read_file(where, MAX_RECORD_NBYTES)
+            raw = FileLayer().read_file(where, ref.nbytes if ref else MAX_RECORD_NBYTES)
             vote = decode_vote(raw, where=where)
         except (OSError, DamagedError) as error:
             report.problem(where, str(error))
@@ -268,27 +273,31 @@ def _check_names(path: str, expected: set[str], report: Report) -> None:
 
 
 def _check_stock(path: str, stock: StockFile, report: Report) -> None:
-    """A file for stock readers: its bytes alone, since what they say is made from the layouts."""
+    """A file for stock readers: its bytes, and that the one which they unpickle names nothing but torch's metadata."""
     report.files += 1
+    other = f"is not the file that {MANIFEST} knows: the bytes are damaged or another's"
     try:
-        data = FileLayer().read_file(path, MAX_RECORD_NBYTES)
+        fits = FileLayer().size(path) == stock.nbytes
+        data = FileLayer().read_file(path, stock.nbytes) if fits else b""
     except OSError as error:
         report.problem(path, "missing" if isinstance(error, FileNotFoundError) else str(error))
         return
     if (len(data), digest(data)) != (stock.nbytes, stock.digest):
-        report.problem(path, f"is not the file that {MANIFEST} knows: the bytes are damaged or another's")
+        report.problem(path, other)
+    elif stock.name == STOCK_METADATA and (stranger := stranger_in(data)):
+        report.problem(path, f"no metadata of torch: {stranger}; do not load it with a reader that unpickles")
     report.read(len(data))
 
 
-def _check_file(path: str, record: FileRecord, world_size: int, report: Report) -> None:
+def _check_file(path: str, record: FileRecord, whose: tuple[SaveId | None, int], report: Report) -> None:
     report.files += 1
     try:
-        with open(path, "rb", buffering=0) as file:
+        with open(FileLayer().open_read(path), "rb", buffering=0) as file:
             nbytes = os.fstat(file.fileno()).st_size
             if nbytes != record.nbytes:
                 report.problem(path, f"{nbytes} bytes, should be {record.nbytes}")
             _check_blocks(file, path, min(nbytes, record.nbytes), record, report)
-            _check_header(file, path, record, world_size, report)
+            _check_header(file, path, record, whose, report)
     except OSError as error:
         report.problem(path, "missing" if isinstance(error, FileNotFoundError) else str(error))
 
@@ -321,21 +330,18 @@ def _read_at(file: BinaryIO, start: int, into: memoryview) -> None:
         done += got
 
 
-def _check_header(file: BinaryIO, path: str, record: FileRecord, world_size: int, report: Report) -> None:
-    """The rank's own account of the file against the file and its record."""
+def _check_header(
+    file: BinaryIO, path: str, record: FileRecord, whose: tuple[SaveId | None, int], report: Report
+) -> None:
+    """The rank's own account of the file against the file and its record. whose: save, and number of ranks."""
+    save, world_size = whose
     try:
-        layout = decode_layout(record.layout, where=path)
+        layout = layout_of(record, world_size, where=path)
         decode_leaves(record.leaves, where=path)
+        if save is not None and layout.header_nbytes <= MAX_HEADER_NBYTES:
+            check_header(os.pread(file.fileno(), layout.header_nbytes, 0), layout, save, where=path)
     except DamagedError as error:
         report.problem(path, str(error))
-        return
-    said = (layout.file, layout.rank, layout.world_size, layout.image_nbytes)
-    if said != (record.name or layout.file, record.rank, world_size, record.nbytes):
-        report.problem(path, f"its layout is of another file: {said}")
-    start = os.pread(file.fileno(), _HEADER_LENGTH.size, 0)
-    if len(start) < _HEADER_LENGTH.size or _HEADER_LENGTH.unpack(start)[0] + len(start) != layout.header_nbytes:
-        block = (0, min(BLOCK_NBYTES, record.nbytes))
-        report.problem(path, f"its header does not have the {layout.header_nbytes} bytes that its layout says", block)
 
 
 # -- a slot --
@@ -343,7 +349,7 @@ def _check_header(file: BinaryIO, path: str, record: FileRecord, world_size: int
 
 def _verify_slot(path: str, report: Report) -> None:
     try:
-        with open(path, "rb", buffering=0) as file:
+        with open(FileLayer().open_read(path), "rb", buffering=0) as file:
             nbytes = os.fstat(file.fileno()).st_size
             pages = os.pread(file.fileno(), SEALS_NBYTES, max(0, nbytes - SEALS_NBYTES))
             index, _, seal = decode_seals(pages)
@@ -378,7 +384,7 @@ def _check_slot(file: BinaryIO, path: str, seal: Seal, report: Report) -> None:
     if "layout" not in sound or "leaves" not in sound:
         return
     record = FileRecord(
-        name="",  # a slot has none of its own
+        name=file_name(seal.rank),
         rank=seal.rank,
         nbytes=seal.image_nbytes,
         digests=sound.get("digest table", b""),
@@ -387,4 +393,4 @@ def _check_slot(file: BinaryIO, path: str, seal: Seal, report: Report) -> None:
     )
     if record.digests:
         _check_blocks(file, path, seal.image_nbytes, record, report)
-    _check_header(file, path, record, seal.world_size, report)
+    _check_header(file, path, record, (seal.save, seal.world_size), report)

@@ -5,6 +5,7 @@ import math
 import os
 import struct
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -58,9 +59,11 @@ def build_image(
 
     archives: with bytes before and after each tensor that stand for the head and tail of a torch.save archive.
     """
-    header: dict[str, object] = {
-        "__metadata__": {"format": "pt", "ckptd.save_id": save.text, "ckptd.rank": f"{rank:07d}"}
-    }
+    header: dict[str, Any] = {
+        "__metadata__": {
+            "format": "pt", "ckptd.save_id": save.text, "ckptd.rank": str(rank), "ckptd.world_size": str(world_size)
+        }
+    }  # fmt: skip
     at, parts, entries = 0, [], []
     pad = b"pk" * 20 if archives else b""
     for number, (name, (dtype, shape, data)) in enumerate(tensors.items()):
@@ -72,6 +75,8 @@ def build_image(
             header[piece] = {"dtype": code, "shape": sizes, "data_offsets": [at, at + len(content)]}
             parts.append(content)
             at += len(content)
+    sharding = {name: {"saved_offsets": [0] * len(item["shape"])} for name, item in header.items() if "shape" in item}
+    header["__metadata__"]["DCP_SHARDING_INFO"] = json.dumps(sharding)
     text = json.dumps(header).encode()
     header_nbytes = align_up(8 + len(text))
     start = struct.pack("<Q", header_nbytes - 8) + text.ljust(header_nbytes - 8)

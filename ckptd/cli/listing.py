@@ -130,12 +130,20 @@ def _latest(key: JobKey) -> str:
 def _row(key: JobKey, entry: CommittedEntry, latest: str) -> Row:
     path = os.path.join(job_dir(key), entry.dirname)
     committed = entry.committed
-    when = datetime.fromtimestamp(os.stat(os.path.join(path, COMMITTED)).st_mtime, UTC)
+    when = _moment(os.stat(os.path.join(path, COMMITTED)).st_mtime)
     return Row(
         step=committed.step, incarnation=committed.incarnation, counter=committed.counter,
         world_size=committed.world_size, nbytes=committed.nbytes, path=path, latest=entry.dirname == latest,
         committed_at=when.isoformat(timespec="seconds"),
     )  # fmt: skip
+
+
+def _moment(seconds: float) -> datetime:
+    """The time of a file; the last there is for one beyond the calendar, which some file systems can keep."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC)
+    except (ValueError, OverflowError, OSError):
+        return datetime.max.replace(tzinfo=UTC)
 
 
 def _partial_row(key: JobKey, entry: PartialEntry) -> PartialRow:

@@ -9,9 +9,19 @@ from ckptd.filelayer import FileLayer
 from ckptd.protocol.digest import digest
 from ckptd.protocol.errors import CkptdError, DamagedError, UsageError
 from ckptd.protocol.ids import JobKey, SaveId, parse_dirname, parse_partial_dirname
-from ckptd.protocol.layout import Layout, decode_layout, decode_leaves
-from ckptd.protocol.manifest import COMMITTED, MANIFEST, VOTES_DIR, FileRecord, VoteRef, decode_manifest, decode_vote
-from ckptd.store_scan import MAX_RECORD_NBYTES, job_dir, read_committed, scan
+from ckptd.protocol.layout import Layout, decode_leaves
+from ckptd.protocol.manifest import (
+    COMMITTED,
+    MANIFEST,
+    VOTES_DIR,
+    FileRecord,
+    VoteRef,
+    check_committed,
+    decode_manifest,
+    decode_vote,
+    layout_of,
+)
+from ckptd.store_scan import job_dir, read_committed, scan
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
@@ -55,13 +65,14 @@ def load(path: str) -> Checkpoint:
         raise DamagedError(
             f"{path}: its name should be {committed.save.dirname}", hint="give the directory its name back"
         )
-    raw = FileLayer().read_file(where, MAX_RECORD_NBYTES)
+    raw = FileLayer().read_file(where, committed.manifest_nbytes)
     manifest = decode_manifest(raw, where=where)
-    if (len(raw), digest(raw).hex()) != (committed.manifest_nbytes, committed.manifest_xxh3_128):
+    if digest(raw).hex() != committed.manifest_xxh3_128:
         raise DamagedError(f"{where}: is not the manifest that {COMMITTED} names", hint=f"ckptd verify {path}")
+    check_committed(committed, manifest, raw, where=os.path.join(path, COMMITTED))
     files = [_source(path, record) for record in manifest.files]
-    layouts = [_layout(path, record, manifest.world_size) for record in manifest.files]
-    leaves = sum(len(decode_leaves(record.leaves, where=where).leaves) for record in manifest.files)
+    layouts = [layout_of(r, manifest.world_size, where=os.path.join(path, r.name)) for r in manifest.files]
+    leaves = sum(len(decode_leaves(r.leaves, where=os.path.join(path, r.name)).leaves) for r in manifest.files)
     return Checkpoint(path, committed.save, files, layouts, leaves, manifest.votes)
 
 
@@ -72,7 +83,7 @@ def stock_leaves(checkpoint: Checkpoint) -> dict[str, bytes]:
     """
     for ref in checkpoint.votes:
         where = os.path.join(checkpoint.path, VOTES_DIR, ref.node)
-        raw = FileLayer().read_file(where, MAX_RECORD_NBYTES)
+        raw = FileLayer().read_file(where, ref.nbytes)
         if (len(raw), digest(raw)) != (ref.nbytes, ref.digest):
             raise DamagedError(
                 f"{where}: is not the vote that {MANIFEST} names", hint=f"ckptd verify {checkpoint.path}"
@@ -91,18 +102,9 @@ def _source(path: str, record: FileRecord) -> SourceFile:
     where = os.path.join(path, record.name)
     hint = f"ckptd verify {path}"
     try:
-        nbytes = os.stat(where).st_size
+        nbytes = FileLayer().size(where)
     except FileNotFoundError:
         raise DamagedError(f"{where}: missing", hint=hint) from None
     if nbytes != record.nbytes:
         raise DamagedError(f"{where}: {nbytes} bytes, should be {record.nbytes}", hint=hint)
     return SourceFile(where, record.nbytes, record.digests)
-
-
-def _layout(path: str, record: FileRecord, world_size: int) -> Layout:
-    where = os.path.join(path, record.name)
-    layout = decode_layout(record.layout, where=where)
-    said = (layout.file, layout.rank, layout.world_size, layout.image_nbytes)
-    if said != (record.name, record.rank, world_size, record.nbytes):
-        raise DamagedError(f"{where}: its layout is of another file: {said}")
-    return layout

@@ -7,12 +7,16 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from ckptd.protocol.decoding import MALFORMED
 from ckptd.protocol.errors import DamagedError
 from ckptd.protocol.ids import FileName, Nbytes, Rank, WorldSize
 
 VERSION = 1
 MAX_TENSORS = 10_000_000
 MAX_DIMS = 64
+MAX_STEPS = 101  # of a path
+MIN_HEADER_NBYTES = 10  # the length, and {}
+_INT64 = range(-(1 << 63), 1 << 63)
 _ITEMSIZE = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
     "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
@@ -115,11 +119,14 @@ def decode_layout(data: bytes, *, where: str) -> Layout:
     """The layout in data, checked: version, ranges inside the image, no overlap. where names the source in errors."""
     try:
         layout = _layout_decoder.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except MALFORMED as error:
         raise DamagedError(f"{where}: layout is not readable: {error}") from error
     if layout.version != VERSION:
         raise DamagedError(f"{where}: layout version {layout.version}, this program reads {VERSION}")
+    _check_names(layout, where)
     end = layout.header_nbytes
+    if not MIN_HEADER_NBYTES <= end <= layout.image_nbytes:
+        raise DamagedError(f"{where}: layout: a header of {end} bytes in an image of {layout.image_nbytes}")
     for entry in sorted(layout.tensors, key=lambda e: e.extent):
         _check_entry(entry, where)
         start, stop = entry.extent
@@ -127,6 +134,30 @@ def decode_layout(data: bytes, *, where: str) -> Layout:
             raise DamagedError(f"{where}: tensor {entry.name!r} lies outside its image or over another tensor")
         end = stop
     return layout
+
+
+def _check_names(layout: Layout, where: str) -> None:
+    """A name is one tensor's, stands for its path, and a tied one leads to a tensor."""
+    names = {entry.name for entry in layout.tensors}
+    if len(names) != len(layout.tensors):
+        raise DamagedError(f"{where}: layout: two tensors of one name")
+    for name, path in layout.paths.items():
+        if not 0 < len(path) <= MAX_STEPS or name != ".".join([str(key) for _, key in path]):
+            raise DamagedError(f"{where}: layout: the path of {name[:80]!r} is another's")
+        if not all(_is_step(kind, key) for kind, key in path):
+            raise DamagedError(f"{where}: layout: the path of {name[:80]!r} has an impossible key")
+    for name, holder in layout.aliases.items():
+        if holder not in names or name in names:
+            raise DamagedError(f"{where}: layout: {name[:80]!r} is tied to {holder[:80]!r}, which is no tensor")
+    strays = (names | layout.aliases.keys()) - layout.paths.keys()
+    if strays:
+        raise DamagedError(f"{where}: layout: {min(strays)[:80]!r} has no path")
+
+
+def _is_step(kind: str, key: str | int) -> bool:
+    if kind == "k":
+        return isinstance(key, str)
+    return isinstance(key, int) and key in _INT64 and (kind == "i" or key >= 0)
 
 
 def _check_entry(entry: TensorEntry, where: str) -> None:
@@ -150,7 +181,7 @@ def decode_leaves(data: bytes, *, where: str) -> Leaves:
     """The leaves in data, version checked; their own codecs are the client's business."""
     try:
         leaves = _leaves_decoder.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except MALFORMED as error:
         raise DamagedError(f"{where}: leaves are not readable: {error}") from error
     if leaves.version != VERSION:
         raise DamagedError(f"{where}: leaves version {leaves.version}, this program reads {VERSION}")

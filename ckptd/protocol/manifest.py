@@ -5,9 +5,23 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
+from ckptd.protocol.decoding import MALFORMED
 from ckptd.protocol.digest import DIGEST_NBYTES, KIND, block_count, digest
 from ckptd.protocol.errors import DamagedError
-from ckptd.protocol.ids import Digest, FileName, JobName, Nbytes, NodeName, Rank, SaveId, WorldSize
+from ckptd.protocol.ids import (
+    Counter,
+    Digest,
+    FileName,
+    Incarnation,
+    JobName,
+    Nbytes,
+    NodeName,
+    Rank,
+    SaveId,
+    Step,
+    WorldSize,
+)
+from ckptd.protocol.layout import Layout, decode_layout
 
 VERSION = 1
 VOTES_DIR = "votes"
@@ -17,6 +31,8 @@ LATEST = "latest"
 STOCK_METADATA: Final = ".metadata"
 STOCK_OBJECTS: Final = "objects.pt"
 _MAGIC = b"CKPTDMF1"  # before votes and manifests: magic, body, XXH3-128 of both
+MAX_COMMITTED_NBYTES = 64 << 10
+MAX_RECORD_NBYTES = 8 << 30  # of a vote or manifest
 StockName = Literal[".metadata", "objects.pt"]
 
 
@@ -86,15 +102,15 @@ class Committed(msgspec.Struct, frozen=True, kw_only=True):
 
     format: int
     job: JobName
-    save_id: str
-    step: int
-    incarnation: int
-    counter: int
-    world_size: int
-    files: int
-    nbytes: int
-    manifest_nbytes: int
-    manifest_xxh3_128: str
+    save_id: Annotated[str, msgspec.Meta(max_length=64)]
+    step: Step
+    incarnation: Incarnation
+    counter: Counter
+    world_size: WorldSize
+    files: WorldSize
+    nbytes: Nbytes
+    manifest_nbytes: Annotated[int, msgspec.Meta(ge=0, le=MAX_RECORD_NBYTES)]
+    manifest_xxh3_128: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
 
     @property
     def save(self) -> SaveId:
@@ -127,7 +143,7 @@ def decode_vote(data: bytes, *, where: str) -> Vote:
     """The vote in a file's content. Raises DamagedError, naming where, on any flipped or missing byte."""
     try:
         vote = _vote_decoder.decode(_open_record(data, where))
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except MALFORMED as error:
         raise DamagedError(f"{where}: {error}") from error
     _check(vote.version, vote.digest_kind, vote.files, where)
     if vote.stock_objects:
@@ -144,7 +160,7 @@ def decode_objects(data: bytes, *, where: str) -> StockObjects:
     """Rank 0's leaves for stock readers, as they lie in a slot. Raises DamagedError, naming where."""
     try:
         objects = _objects_decoder.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except MALFORMED as error:
         raise DamagedError(f"{where}: {STOCK_OBJECTS} is not readable: {error}") from error
     _check_objects(objects, where)
     return objects
@@ -159,7 +175,7 @@ def decode_manifest(data: bytes, *, where: str) -> Manifest:
     """The manifest in a file's content. Raises DamagedError, naming where."""
     try:
         manifest = _manifest_decoder.decode(_open_record(data, where))
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except MALFORMED as error:
         raise DamagedError(f"{where}: {error}") from error
     _check(manifest.version, manifest.digest_kind, manifest.files, where)
     if [f.rank for f in manifest.files] != list(range(manifest.world_size)):
@@ -173,8 +189,28 @@ def _check(version: int, kind: str, files: list[FileRecord], where: str) -> None
             f"{where}: version {version} with digests {kind!r}, this program reads {VERSION} with {KIND!r}"
         )
     for record in files:
+        if not record.name.startswith(f"r{record.rank:05d}-"):
+            raise DamagedError(f"{where}: {record.name} is said to be of rank {record.rank}")
         if len(record.digests) != block_count(record.nbytes) * DIGEST_NBYTES:
             raise DamagedError(f"{where}: {record.name}: digests do not cover the file")
+
+
+def layout_of(record: FileRecord, world_size: int, *, where: str) -> Layout:
+    """The layout in a file's record, held against it. Raises DamagedError, naming where."""
+    layout = decode_layout(record.layout, where=where)
+    said = (layout.file, layout.rank, layout.world_size, layout.image_nbytes)
+    if said != (record.name, record.rank, world_size, record.nbytes):
+        raise DamagedError(f"{where}: its layout is of another file: {said}")
+    return layout
+
+
+def check_committed(committed: Committed, manifest: Manifest, manifest_raw: bytes, *, where: str) -> None:
+    """Raises DamagedError, naming where COMMITTED lies, unless it vouches for the manifest."""
+    expected = make_committed(manifest, manifest_raw)
+    for field in committed.__struct_fields__:
+        said, found = getattr(committed, field), getattr(expected, field)
+        if said != found:
+            raise DamagedError(f"{where}: does not match {MANIFEST}: {field}: {said} and {found}")
 
 
 def make_manifest(
@@ -216,7 +252,7 @@ def decode_committed(data: bytes, *, where: str) -> Committed:
     """The record in COMMITTED. Raises DamagedError, naming where."""
     try:
         committed = _committed_decoder.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except MALFORMED as error:
         raise DamagedError(f"{where}: {error}") from error
     if committed.format != VERSION:
         raise DamagedError(f"{where}: format {committed.format}, this program reads {VERSION}")

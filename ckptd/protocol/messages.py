@@ -8,6 +8,7 @@ from typing import Annotated
 
 import msgspec
 
+from ckptd.protocol.decoding import MALFORMED
 from ckptd.protocol.errors import ProtocolError
 from ckptd.protocol.ids import Incarnation, JobKey, Nbytes, Rank, SaveId, Session, Step, WorldSize
 from ckptd.protocol.status import CheckpointStatus, Status
@@ -261,7 +262,7 @@ def decode_request(frame: bytes) -> Request:
         raise ProtocolError(f"message of {len(frame)} bytes exceeds {MAX_MESSAGE_NBYTES}")
     try:
         return _request_decoder.decode(frame)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except MALFORMED as error:
         raise ProtocolError(f"malformed request: {error}") from error
 
 
@@ -269,5 +270,5 @@ def decode_reply(frame: bytes) -> Reply:
     """The reply or push in a frame. Raises ProtocolError for anything else."""
     try:
         return _reply_decoder.decode(frame)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except MALFORMED as error:
         raise ProtocolError(f"malformed reply: {error}") from error

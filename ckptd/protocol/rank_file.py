@@ -4,6 +4,7 @@ from typing import Annotated
 
 import msgspec
 
+from ckptd.protocol.decoding import MALFORMED
 from ckptd.protocol.errors import DamagedError
 from ckptd.protocol.ids import JobKey, Rank, Session
 
@@ -31,5 +32,5 @@ def decode(data: bytes, *, where: str) -> RankRecord:
     """The record in a file. Raises DamagedError, also for a file that is just being written."""
     try:
         return _decoder.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except MALFORMED as error:
         raise DamagedError(f"{where}: {error}") from error

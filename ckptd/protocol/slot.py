@@ -16,6 +16,7 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
+from ckptd.protocol.decoding import MALFORMED
 from ckptd.protocol.digest import DIGEST_NBYTES, block_count, digest
 from ckptd.protocol.errors import DamagedError
 from ckptd.protocol.ids import Digest, JobKey, Nbytes, Rank, SaveId, WorldSize
@@ -140,7 +141,7 @@ def _decode_page(page: bytes) -> tuple[int, Seal] | None:
         return None
     try:
         return sequence, _decoder.decode(page[_PREFIX.size : _PREFIX.size + body_nbytes])
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except MALFORMED:
         return None
 
 

@@ -12,7 +12,8 @@ from ckptd.protocol.errors import (
     WaitTimeoutError,
 )
 from ckptd_client._leaves import register
-from ckptd_client.client import Client, Restored, Stats, connect
+from ckptd_client._stats import Stats
+from ckptd_client.client import Client, Restored, connect
 from ckptd_client.handle import SaveHandle
 
 __all__ = [

@@ -9,12 +9,12 @@ from dataclasses import replace
 from ckptd.protocol import places
 from ckptd.protocol.errors import DamagedError
 from ckptd.protocol.ids import JobKey, SaveId
-from ckptd.protocol.layout import Layout, Leaves, decode_layout, decode_leaves
-from ckptd.protocol.manifest import COMMITTED, FileRecord
+from ckptd.protocol.layout import Layout, Leaves, decode_leaves
+from ckptd.protocol.manifest import COMMITTED, FileRecord, layout_of
 from ckptd.protocol.messages import Tier
 from ckptd.protocol.slot import SEALS_NBYTES, Seal, SlotState, decode_seals
 from ckptd_client._fit import OtherRanksNeededError
-from ckptd_client._restore import Source, Target, copy_out, open_file, open_slot, read_manifest, vote_notes
+from ckptd_client._restore import Source, Target, check_sizes, copy_out, open_file, open_slot, read_manifest, vote_notes
 
 _DIGESTS_S = 60.0  # how long a neighbour's digests may take: the daemon is at it
 _PAUSE_S = 0.01
@@ -66,8 +66,9 @@ class Checkpoint:
         except (DamagedError, OSError):
             if self.tier is not Tier.ARENA or not os.path.exists(os.path.join(self._store_dir, COMMITTED)):
                 raise
-            record = read_manifest(self._store_dir, self.save).files[rank]
-            with contextlib.closing(open_file(self._store_dir, record)) as source:
+            manifest = read_manifest(self._store_dir, self.save)
+            opened = open_file(self._store_dir, manifest.files[rank], manifest.world_size)
+            with contextlib.closing(opened) as source:
                 copy_out(source, targets, sparse=True)
 
     def _opened(self, rank: int) -> Source:
@@ -86,13 +87,13 @@ class Checkpoint:
 def open_directory(directory: str, save: SaveId | None = None) -> Checkpoint:
     """A committed checkpoint on the store. Raises DamagedError, OSError."""
     manifest = read_manifest(directory, save)
-
+    check_sizes(directory, manifest)
     return Checkpoint(
-        {record.rank: _described(directory, record) for record in manifest.files},
+        {record.rank: _described(directory, record, manifest.world_size) for record in manifest.files},
         save=manifest.save,
         tier=Tier.PFS,
         store_dir=directory,
-        opener=lambda rank: open_file(directory, manifest.files[rank]),
+        opener=lambda rank: open_file(directory, manifest.files[rank], manifest.world_size),
         notes=vote_notes(directory, manifest),
     )
 
@@ -153,11 +154,9 @@ def _settled_seal(path: str, save: SaveId) -> Seal | None:
         time.sleep(_PAUSE_S)
 
 
-def _described(directory: str, record: FileRecord) -> Source:
+def _described(directory: str, record: FileRecord, world_size: int) -> Source:
     where = os.path.join(directory, record.name)
-    layout, leaves = decode_layout(record.layout, where=where), decode_leaves(record.leaves, where=where)
-    if layout.rank != record.rank:
-        raise DamagedError(f"{where}: its layout is of rank {layout.rank}, not {record.rank}")
+    layout, leaves = layout_of(record, world_size, where=where), decode_leaves(record.leaves, where=where)
     return Source(_CLOSED, where, record.nbytes, record.digests, layout, leaves, readers=0)
 
 

@@ -1,14 +1,15 @@
 """Fits a checkpoint onto a state: which bytes go to which tensor, which leaf to which place, or what differs."""
 
+import math
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
 
-from ckptd.protocol.errors import CkptdError, DamagedError, MismatchError
+from ckptd.protocol.errors import CkptdError, DamagedError, MismatchError, RestoreError
 from ckptd.protocol.layout import Layout, Leaves, Path, TensorEntry
-from ckptd_client._leaves import decode_leaf
+from ckptd_client._pickle import NO_PICKLE, PickleKeys, decode
 from ckptd_client._reshard import Box, Run, Saved, cover
 from ckptd_client._restore import Target
 from ckptd_client._tensors import DTYPE_OF, alias_key, is_tensor, shard_of
@@ -120,7 +121,7 @@ def _within(path: Path, prefix: Path) -> bool:
     return path[: len(prefix)] == prefix
 
 
-def fit(state: Any, saves: Saves, *, where: str) -> Fit:
+def fit(state: Any, saves: Saves, *, where: str, pickle_keys: PickleKeys = NO_PICKLE) -> Fit:
     """Matches names, shapes and dtypes, and plans what to read.
 
     Inside a Stateful the checkpoint decides what there is: its load_state_dict judges. A tensor it already has, of the
@@ -140,7 +141,12 @@ def fit(state: Any, saves: Saves, *, where: str) -> Fit:
     filled: set[tuple[Hashable, tuple[Run, ...]]] = set()
     wanted: list[Wanted] = []
     for name, boxes in saves.boxes.items():
-        tensor = _home(name, here.get(name), boxes[0], flat, saves)
+        if DTYPE_OF.get(boxes[0].entry.dtype) is None:
+            text = f"{where}: {format_path(saves.paths[name])} is {boxes[0].entry.dtype}"
+            raise RestoreError(
+                f"{text}, which this torch does not have", hint="load with the release of torch that saved it"
+            )
+        tensor = _home(name, here.get(name), flat, saves, where=where)
         out.tensors[name] = tensor
         shard = shard_of(tensor, name)
         runs = cover(Box(shard.offsets, shard.sizes), boxes, prefer=saves.rank)
@@ -157,7 +163,9 @@ def fit(state: Any, saves: Saves, *, where: str) -> Fit:
         if name not in out.tensors and is_tensor(here.get(name)):
             out.tensors[name] = here[name]  # this rank has, and needs, nothing of it
     leaves = {name: leaf for name, leaf in saves.leaves.leaves.items() if name in saves.paths}
-    out.leaves = {name: decode_leaf(leaf, format_path(saves.paths[name])) for name, leaf in leaves.items()}
+    out.leaves = {
+        name: decode(leaf, name, format_path(saves.paths[name]), pickle_keys) for name, leaf in leaves.items()
+    }
     return out
 
 
@@ -189,15 +197,22 @@ def _look_elsewhere(flat: Flat, here: dict[str, Any], saves: Saves, where: str) 
         raise _incomplete(saves, f"{where}: {format_path(paths.get(name) or saves.paths[name])} is not there")
 
 
-def _home(name: str, tensor: Any, saved: Saved, flat: Flat, saves: Saves) -> torch.Tensor:
+def _home(name: str, tensor: Any, flat: Flat, saves: Saves, *, where: str) -> torch.Tensor:
     """The state's own tensor if it has the saved shape and dtype, else a new one for its Stateful to take over."""
-    shape, dtype = saved.entry.global_shape, DTYPE_OF[saved.entry.dtype]
+    boxes = saves.boxes[name]
+    shape, dtype = boxes[0].entry.global_shape, DTYPE_OF[boxes[0].entry.dtype]
     if is_tensor(tensor) and (tuple(tensor.shape), tensor.dtype) == (shape, dtype):
         return tensor
     like = _parameter(saves.paths[name], flat)
     if like is not None and tuple(like.shape) == shape:
         return torch.empty_like(like, dtype=dtype, requires_grad=False)
-    return torch.empty(shape, dtype=dtype)
+    place = f"{where}: {format_path(saves.paths[name])}"
+    if sum(math.prod(saved.entry.sizes) for saved in boxes) < math.prod(shape):  # no memory on a layout's word alone
+        raise _incomplete(saves, f"{place} is not whole")
+    try:
+        return torch.empty(shape, dtype=dtype)
+    except RuntimeError as error:  # of no elements, and yet beyond what torch can count
+        raise DamagedError(f"{place} has the impossible shape {list(shape)[:8]}") from error
 
 
 def _parameter(path: Path, flat: Flat) -> torch.Tensor | None:

@@ -33,6 +33,7 @@ from ckptd.protocol.messages import (
 from ckptd_client._channel import Channel, ChannelLostError, PreemptedError, Push
 from ckptd_client._group import Group
 from ckptd_client._launch import log_tail, start_daemon
+from ckptd_client._pickle import NO_PICKLE, PickleKeys
 from ckptd_client._slots import RankFile, Slots
 from ckptd_client.handle import HandleBook
 
@@ -58,6 +59,7 @@ class Settings:
     autostart: bool
     takeover: bool
     connect_timeout_s: float
+    pickle_keys: PickleKeys = NO_PICKLE
 
 
 class Link:

@@ -6,17 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from ckptd.protocol.errors import CkptdError, DamagedError, MismatchError
+from ckptd.protocol.errors import CkptdError, DamagedError, RestoreError
 from ckptd.protocol.ids import SaveId
-from ckptd.protocol.layout import Layout, decode_layout, decode_leaves
-from ckptd.protocol.manifest import FileRecord, Manifest
+from ckptd.protocol.layout import decode_leaves
+from ckptd.protocol.manifest import Manifest, layout_of
 from ckptd.protocol.messages import AskLoad, LoadFrom, ReportLoad, Request, Tier
 from ckptd_client._channel import ChannelLostError
 from ckptd_client._checkpoint import Checkpoint, open_arena, open_directory
-from ckptd_client._fit import Fit, OtherRanksNeededError, fit, saves_of
+from ckptd_client._fit import Fit, OtherRanksNeededError, Saves, fit, saves_of
 from ckptd_client._group import Group
 from ckptd_client._link import Link
-from ckptd_client._restore import Source, copy_out, open_file, open_slot, read_manifest, vote_notes
+from ckptd_client._pickle import NO_PICKLE, PickleKeys
+from ckptd_client._restore import Source, check_sizes, copy_out, open_file, open_slot, read_manifest, vote_notes
 
 _TRIES = 3  # a daemon that dies in the middle is asked again when it is back
 
@@ -99,14 +100,14 @@ def _report(link: Link, order: LoadFrom, error: Exception | None) -> LoadFrom:
             save=save,
             tier=tier,
             problem=str(error)[:4000] if error else "",
-            fatal=isinstance(error, MismatchError),
+            fatal=isinstance(error, RestoreError),  # no older checkpoint suits this process better
             reshape=isinstance(error, OtherRanksNeededError),
         )
 
     try:
         return _ask(link, make)
     except CkptdError:
-        if isinstance(error, MismatchError):
+        if isinstance(error, RestoreError):
             raise error from None
         raise
 
@@ -117,7 +118,9 @@ def _read(link: Link, state: dict[str, Any], order: LoadFrom) -> Segment:
         return _read_slot(link, state, order, order.save)
     if not order.path:
         raise DamagedError(f"no copy of {order.save} is left for rank {link.group.rank}")
-    fitted, nbytes, notes = read_checkpoint(order.path, state, save=order.save, group=link.group)
+    fitted, nbytes, notes = read_checkpoint(
+        order.path, state, save=order.save, group=link.group, keys=link.settings.pickle_keys
+    )
     return Segment(order.save, order.tier, fitted, nbytes, notes)
 
 
@@ -133,15 +136,16 @@ def _find(link: Link, order: LoadFrom) -> Checkpoint:
 
 def _read_slot(link: Link, state: dict[str, Any], order: LoadFrom, save: SaveId) -> Segment:
     source = open_slot(link.slots.path(order.slot), link.job, save, link.group.rank)
-    fitted = _read_own(source, state, link.group, where=f"{order.slot} (step {save.step})")
+    where = f"{order.slot} (step {save.step})"
+    fitted = _read_own(source, state, link.group, link.settings.pickle_keys, where=where)
     return Segment(save, order.tier, fitted, source.nbytes, ())
 
 
-def _read_own(source: Source, state: dict[str, Any], group: Group, *, where: str) -> Fit:
+def _read_own(source: Source, state: dict[str, Any], group: Group, keys: PickleKeys, *, where: str) -> Fit:
     """All of this rank's own image into the state. Closes source."""
     try:
         saves = saves_of([source.layout], source.leaves, rank=group.rank, world_size=group.world_size)
-        fitted = fit(state, saves, where=where)
+        fitted = fit(state, saves, where=where, pickle_keys=keys)
         copy_out(source, fitted.targets.get(group.rank, []))
         fitted.settle_shared()
     finally:
@@ -150,22 +154,33 @@ def _read_own(source: Source, state: dict[str, Any], group: Group, *, where: str
 
 
 def read_checkpoint(
-    directory: str, state: dict[str, Any], *, group: Group, save: SaveId | None = None
+    directory: str, state: dict[str, Any], *, group: Group, save: SaveId | None = None, keys: PickleKeys = NO_PICKLE
 ) -> tuple[Fit, int, tuple[str, ...]]:
     """Reads a committed checkpoint into the state. Returns the fit, still to be finished, its bytes, and notes.
 
-    This rank's own image if that has all it needs, else the ranges it needs of every image.
+    This rank's own image if that has all it needs, else the ranges it needs of every image. Raises DamagedError, also
+    for what cannot be read, and MismatchError.
     """
+    try:
+        return _read_checkpoint(directory, state, group, keys, save=save)
+    except OSError as error:
+        raise DamagedError(f"{error.filename or directory}: {error.strerror}") from error
+
+
+def _read_checkpoint(
+    directory: str, state: dict[str, Any], group: Group, keys: PickleKeys, *, save: SaveId | None
+) -> tuple[Fit, int, tuple[str, ...]]:
     manifest = read_manifest(directory, save)
     notes = vote_notes(directory, manifest)
     where = f"{directory} (step {manifest.save.step})"
     if manifest.world_size == group.world_size:
         with contextlib.suppress(OtherRanksNeededError):
-            source = open_file(directory, manifest.files[group.rank])
-            return _read_own(source, state, group, where=where), source.nbytes, notes
-    fitted = _fit_all(directory, manifest, state, group, where=where)
+            source = open_file(directory, manifest.files[group.rank], manifest.world_size)
+            return _read_own(source, state, group, keys, where=where), source.nbytes, notes
+    saves = _all_saves(directory, manifest, group)
+    fitted = fit(state, saves, where=where, pickle_keys=keys)
     for rank, targets in fitted.targets.items():
-        source = open_file(directory, manifest.files[rank])
+        source = open_file(directory, manifest.files[rank], manifest.world_size)
         try:
             copy_out(source, targets, sparse=True)
         finally:
@@ -175,17 +190,11 @@ def read_checkpoint(
     return fitted, nbytes, notes
 
 
-def _fit_all(directory: str, manifest: Manifest, state: dict[str, Any], group: Group, *, where: str) -> Fit:
-    """The state and all images. A rank that there was not goes on with the plain values of rank 0."""
-    layouts = [_layout(directory, record) for record in manifest.files]
+def _all_saves(directory: str, manifest: Manifest, group: Group) -> Saves:
+    """What is in all images. A rank that there was not goes on with the plain values of rank 0."""
+    check_sizes(directory, manifest)
+    files = [(record, os.path.join(directory, record.name)) for record in manifest.files]
+    layouts = [layout_of(record, manifest.world_size, where=where) for record, where in files]
     like = manifest.files[group.rank if group.rank < manifest.world_size else 0]
     leaves = decode_leaves(like.leaves, where=os.path.join(directory, like.name))
-    return fit(state, saves_of(layouts, leaves, rank=like.rank, world_size=group.world_size), where=where)
-
-
-def _layout(directory: str, record: FileRecord) -> Layout:
-    where = os.path.join(directory, record.name)
-    layout = decode_layout(record.layout, where=where)
-    if layout.rank != record.rank:
-        raise DamagedError(f"{where}: its layout is of rank {layout.rank}, not {record.rank}")
-    return layout
+    return saves_of(layouts, leaves, rank=like.rank, world_size=group.world_size)

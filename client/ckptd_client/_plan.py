@@ -10,7 +10,8 @@ from ckptd.protocol.errors import UsageError
 from ckptd.protocol.layout import VERSION, Leaves, encode
 from ckptd.protocol.slot import slot_capacity
 from ckptd_client._image import Box, Image, make_image, make_layout
-from ckptd_client._leaves import encode_leaf
+from ckptd_client._pickle import NO_PICKLE, PickleKeys
+from ckptd_client._pickle import encode as encode_plain
 from ckptd_client._stock import StockLeaves
 from ckptd_client._tensors import alias_key, is_tensor, local_of, shard_of
 from ckptd_client._tree import Flat, Structure, collect, flatten, format_path
@@ -43,6 +44,7 @@ class Plan:
     stored: list[int]  # positions of tensors whose bytes are written; the others are tied to one of these
     ties: list[tuple[int, int]]  # (position of a tied tensor, position of the one that is stored)
     specs: list[Spec]  # of tensors
+    pickled: frozenset[int]  # positions of leaves that may be pickled
     image: Image
     layout: bytes
     layout_digest: bytes
@@ -107,7 +109,10 @@ def gather(plan: Plan, state: Any, stock: StockLeaves | None = None) -> Values |
             return None
     if any(is_tensor(values[position]) for position in plan.leaves):
         return None
-    leaves = {plan.names[i]: encode_leaf(values[i], plan.wheres[i]) for i in plan.leaves}
+    leaves = {
+        plan.names[i]: encode_plain(values[i], plan.names[i], plan.wheres[i], allowed=i in plan.pickled)
+        for i in plan.leaves
+    }
     return Values(
         tensors=[local_of(values[position]) for position in plan.stored],
         leaves=encode(Leaves(VERSION, leaves)),
@@ -133,7 +138,7 @@ def _spec(tensor: torch.Tensor) -> Spec:
     )
 
 
-def make_plan(state: Any, *, rank: int, world_size: int) -> Plan:
+def make_plan(state: Any, *, rank: int, world_size: int, pickle_keys: PickleKeys = NO_PICKLE) -> Plan:
     """Lays the state out. Raises UsageError, with the key path, for a leaf that cannot be saved."""
     if type(state) is not dict:
         raise UsageError(f"the state must be a dict, not {type(state).__name__}", hint='save({"model": model, ...})')
@@ -154,6 +159,7 @@ def make_plan(state: Any, *, rank: int, world_size: int) -> Plan:
         stored=stored,
         ties=ties,
         specs=specs,
+        pickled=frozenset(i for i, name in enumerate(flat.names) if pickle_keys.allow(name)),
         image=image,
         layout=layout,
         layout_digest=digest(layout),

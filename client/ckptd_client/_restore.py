@@ -19,13 +19,18 @@ from ckptd.protocol.layout import Layout, Leaves, decode_layout, decode_leaves
 from ckptd.protocol.manifest import (
     COMMITTED,
     MANIFEST,
+    MAX_COMMITTED_NBYTES,
     VOTES_DIR,
     FileRecord,
     Manifest,
+    VoteRef,
+    check_committed,
     decode_committed,
     decode_manifest,
+    layout_of,
 )
 from ckptd.protocol.slot import PAGE, SEALS_NBYTES, Seal, SlotState, align_up, decode_seals
+from ckptd_client._files import contents, open_regular
 
 _STORE_READERS = 4  # reads in flight: what large O_DIRECT reads need to keep a device busy
 _CHUNK_NBYTES = 1 << 20  # fits the second-level cache of a core
@@ -88,7 +93,7 @@ class Source:
 
 def open_slot(path: str, job: JobKey, save: SaveId, rank: int) -> Source:
     """The segment in a slot of the arena. Raises DamagedError, OSError."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = open_regular(path)
     try:
         seal = _checked_seal(fd, path, job, save, rank)
         table, layout, leaves = (_part(fd, path, seal, what) for what in ("digest table", "layout", "leaves"))
@@ -97,7 +102,7 @@ def open_slot(path: str, job: JobKey, save: SaveId, rank: int) -> Source:
             where=path,
             nbytes=seal.image_nbytes,
             table=table,
-            layout=decode_layout(layout, where=path),
+            layout=_slot_layout(layout, seal, path),
             leaves=decode_leaves(leaves, where=path),
             readers=max(_ARENA_READERS, torch.get_num_threads()),
             mapping=Mapping(fd, seal.image_nbytes, writable=False),
@@ -117,6 +122,13 @@ def _checked_seal(fd: int, path: str, job: JobKey, save: SaveId, rank: int) -> S
     return seal
 
 
+def _slot_layout(raw: bytes, seal: Seal, path: str) -> Layout:
+    layout = decode_layout(raw, where=path)
+    if (layout.rank, layout.world_size, layout.image_nbytes) != (seal.rank, seal.world_size, seal.image_nbytes):
+        raise DamagedError(f"{path}: its layout is of another slot")
+    return layout
+
+
 def _part(fd: int, path: str, seal: Seal, what: str) -> bytes:
     start, nbytes, expected = seal.tail[what]
     data = os.pread(fd, nbytes, start)
@@ -128,11 +140,10 @@ def _part(fd: int, path: str, seal: Seal, what: str) -> bytes:
 def read_manifest(directory: str, save: SaveId | None = None) -> Manifest:
     """The manifest of a committed checkpoint (of save, if given). Raises DamagedError, OSError."""
     manifest_path, committed_path = os.path.join(directory, MANIFEST), os.path.join(directory, COMMITTED)
-    manifest_raw = _contents(manifest_path)
-    committed = decode_committed(_contents(committed_path), where=committed_path)
+    committed = decode_committed(contents(committed_path, MAX_COMMITTED_NBYTES), where=committed_path)
+    manifest_raw = contents(manifest_path, committed.manifest_nbytes)
     manifest = decode_manifest(manifest_raw, where=manifest_path)
-    if (committed.save, committed.manifest_xxh3_128) != (manifest.save, digest(manifest_raw).hex()):
-        raise DamagedError(f"{committed_path}: does not match {MANIFEST}")
+    check_committed(committed, manifest, manifest_raw, where=committed_path)
     if save is not None and manifest.save != save:
         raise DamagedError(f"{manifest_path}: is of {manifest.save}, not of {save}")
     return manifest
@@ -140,13 +151,13 @@ def read_manifest(directory: str, save: SaveId | None = None) -> Manifest:
 
 def vote_notes(directory: str, manifest: Manifest) -> tuple[str, ...]:
     """What is wrong with the votes. The data is proven without them, but somebody should know."""
-    return tuple(note for vote in manifest.votes if (note := _vote_note(directory, vote.node, vote.digest)))
+    return tuple(note for vote in manifest.votes if (note := _vote_note(directory, vote)))
 
 
-def open_file(directory: str, record: FileRecord) -> Source:
+def open_file(directory: str, record: FileRecord, world_size: int) -> Source:
     """An image of a committed checkpoint, read past the page cache where possible. Raises DamagedError, OSError."""
     path = os.path.join(directory, record.name)
-    layout, leaves = decode_layout(record.layout, where=path), decode_leaves(record.leaves, where=path)
+    layout, leaves = layout_of(record, world_size, where=path), decode_leaves(record.leaves, where=path)
     fd = _open_direct(path)
     try:
         _check_size(path, os.fstat(fd).st_size, record.nbytes)
@@ -156,27 +167,31 @@ def open_file(directory: str, record: FileRecord) -> Source:
     return Source(fd, path, record.nbytes, record.digests, layout, leaves, readers=_STORE_READERS)
 
 
+def check_sizes(directory: str, manifest: Manifest) -> None:
+    """Raises unless every image is there and as large as the manifest says: before memory is taken on its word."""
+    for record in manifest.files:
+        path = os.path.join(directory, record.name)
+        _check_size(path, os.lstat(path).st_size, record.nbytes)
+
+
 def _check_size(path: str, found: int, expected: int) -> None:
     if found != expected:
         raise DamagedError(f"{path}: {found} bytes, the manifest says {expected}")
 
 
-def _contents(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()
-
-
 def _open_direct(path: str) -> int:
     try:
-        return os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
-    except OSError:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return open_regular(path, os.O_DIRECT)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return open_regular(path)
 
 
-def _vote_note(directory: str, node: str, expected: bytes) -> str:
-    path = os.path.join(directory, VOTES_DIR, node)
+def _vote_note(directory: str, vote: VoteRef) -> str:
+    path = os.path.join(directory, VOTES_DIR, vote.node)
     try:
-        matches = digest(_contents(path)) == expected
+        matches = digest(contents(path, vote.nbytes)) == vote.digest
     except OSError as error:
         return f"{path}: {error.strerror}"
     return "" if matches else f"{path}: block 0 does not match its digest; the data is not affected"

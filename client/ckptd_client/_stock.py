@@ -9,6 +9,7 @@ from ckptd.protocol.layout import Leaf
 from ckptd.protocol.manifest import StockObjects, encode_objects
 from ckptd.protocol.slot import MAX_OBJECTS_NBYTES
 from ckptd_client._leaves import decode_leaf
+from ckptd_client._pickle import CODEC as PICKLE
 
 log = logging.getLogger("ckptd_client")
 
@@ -35,6 +36,8 @@ class StockLeaves:
 
     def _save(self, name: str, leaf: Leaf) -> bytes:
         """The archive of what load would give back, so that every reader gets the same; empty if pickle refuses it."""
+        if leaf.codec == PICKLE:
+            return leaf.data
         buffer = io.BytesIO()
         try:
             torch.save(decode_leaf(leaf, name), buffer)

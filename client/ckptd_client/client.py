@@ -7,7 +7,7 @@ import os
 import reprlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -21,11 +21,13 @@ from ckptd_client._group import Group, find_group
 from ckptd_client._link import Link, Settings
 from ckptd_client._load_from import Loaded, load_from
 from ckptd_client._loading import find, load
+from ckptd_client._pickle import pickle_keys
 from ckptd_client._plan import Plan, Values, gather, make_plan
 from ckptd_client._segments import Segment
 from ckptd_client._settings import arena_path, job_key, parse_cadence, save_timeout
 from ckptd_client._slot_writing import fill_slot, seal_slot, slot_views
 from ckptd_client._slots import SlotMap
+from ckptd_client._stats import Stats
 from ckptd_client._stock import StockLeaves
 from ckptd_client.handle import SaveHandle, check_milestone
 
@@ -45,18 +47,6 @@ class Restored:
     notes: list[str] = field(default_factory=list)
 
 
-@dataclass(slots=True)
-class Stats:
-    """Figures of one client's life. Seconds are of the caller's time."""
-
-    saves: int = 0
-    nbytes: int = 0
-    plans: int = 0
-    stall_s: float = 0.0
-    last_stall_s: float = 0.0
-    failed: int = 0
-
-
 def connect(  # noqa: PLR0913 - keyword-only settings
     job: str | None = None,
     *,
@@ -67,6 +57,7 @@ def connect(  # noqa: PLR0913 - keyword-only settings
     connect_timeout_s: float = 60.0,
     start: bool | None = None,
     takeover: bool = False,
+    allow_pickle: Sequence[str] = (),
 ) -> "Client":
     """A client of this node's daemon, which is started if none runs. Collective: every rank of the job calls it.
 
@@ -75,6 +66,8 @@ def connect(  # noqa: PLR0913 - keyword-only settings
     steps, or "300s". save_timeout_s: the longest that save may hold up training, default $CKPTD_SAVE_TIMEOUT_S or 10;
     a first save without prepare also waits for its memory, at most a second per 100 MB.
     start: False never starts a daemon (also $CKPTD_NO_AUTOSTART=1). takeover: replaces ranks of this job that run.
+    allow_pickle: keys, or patterns such as "hooks.*", of values that may be pickled if they have no safe encoding, and
+    be read back: a pickle runs code of whoever wrote it. To be said to the client that saves, and to one that loads.
 
     Blocks until all earlier ranks of the job are gone, at most connect_timeout_s. Raises ConfigError, ConnectError.
     """
@@ -85,6 +78,7 @@ def connect(  # noqa: PLR0913 - keyword-only settings
         autostart=not os.environ.get("CKPTD_NO_AUTOSTART") if start is None else start,
         takeover=takeover,
         connect_timeout_s=connect_timeout_s,
+        pickle_keys=pickle_keys(allow_pickle),
     )
     return Client(Link(key, find_group(), settings), save_timeout(save_timeout_s))
 
@@ -291,8 +285,8 @@ class Client:
         """The state's values by the plan, which is made anew when the structure changed."""
         values = gather(self._plan, state, self._stock) if self._plan is not None else None
         if values is None:
-            group = self._link.group
-            self._plan = make_plan(state, rank=group.rank, world_size=group.world_size)
+            group, keys = self._link.group, self._link.settings.pickle_keys
+            self._plan = make_plan(state, rank=group.rank, world_size=group.world_size, pickle_keys=keys)
             self._stats.plans += 1
             values = gather(self._plan, state, self._stock)
         if values is None:

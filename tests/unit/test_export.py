@@ -187,13 +187,13 @@ def test_torch_load_opens_it(checkpoint, tmp_path):
 
 
 def test_torch_nested_as_saved(tmp_path):
-    names = ["model.w", "model.norm"]
+    wholes = {"model.1.0": WHOLES["model.w"], "opt.7.exp.avg": WHOLES["model.norm"]}
     paths = {
-        "model.w": (("k", "model"), ("l", 1), ("t", 0)),
-        "model.norm": (("k", "opt"), ("i", 7), ("k", "exp.avg")),
+        "model.1.0": (("k", "model"), ("l", 1), ("t", 0)),
+        "opt.7.exp.avg": (("k", "opt"), ("i", 7), ("k", "exp.avg")),
     }
-    cut = {name: (WHOLES[name], (0,) * len(WHOLES[name].shape), WHOLES[name].shape) for name in names}
-    source = write_checkpoint(tmp_path / "store", [cut], paths=paths, aliases={"tied": "model.w"})
+    cut = {name: (whole, (0,) * len(whole.shape), whole.shape) for name, whole in wholes.items()}
+    source = write_checkpoint(tmp_path / "store", [cut], paths=paths, aliases={"tied": "model.1.0"})
     out = tmp_path / "model.pt"
     export(Order(source=str(source), out=str(out), format="torch", nested=True))
     state = torch.load(out, weights_only=True)

@@ -13,6 +13,7 @@ import torch.distributed.checkpoint as dcp
 
 from ckptd import verify
 from ckptd.filelayer import FileLayer
+from ckptd.pickling import dumps
 from ckptd.protocol import layout as lay
 from ckptd.protocol.digest import digest
 from ckptd.protocol.errors import DamagedError
@@ -107,9 +108,10 @@ def test_a_layout_that_nobody_can_read_costs_only_the_metadata(tmp_path):
 
 def test_a_committer_of_another_version_keeps_what_the_first_wrote(place):
     """The first was killed when it had written its own idea of `.metadata`."""
-    (Path(place.partial) / STOCK_METADATA).write_bytes(b"of another version")
+    theirs = dumps("of another version")
+    (Path(place.partial) / STOCK_METADATA).write_bytes(theirs)
     final = finish(place)
-    assert (final / STOCK_METADATA).read_bytes() == b"of another version"
+    assert (final / STOCK_METADATA).read_bytes() == theirs
     assert words(final) == ""
 
 

@@ -47,7 +47,9 @@ def dual_file(tensors, rank=0):
     for offset, tensor in zip(image.data_offsets, tensors.values(), strict=True):
         bytes_ = raw(tensor)
         data[offset : offset + len(bytes_)] = bytes_
-    layout = decode_layout(encode(make_layout(image, paths={}, aliases={})), where="test")
+    layout = decode_layout(
+        encode(make_layout(image, paths={n: (("k", n),) for n in tensors}, aliases={})), where="test"
+    )
     return layout, bytes(data)
 
 

@@ -1,0 +1,38 @@
+"""Opens what a checkpoint's directory says is a file, and nothing else: no link, pipe or device that bears its name."""
+
+import errno
+import os
+import stat
+
+_READ_NBYTES = 8 << 20
+
+
+def open_regular(path: str, flags: int = 0) -> int:
+    """Descriptor for reading. Raises OSError, at once, for a symbolic link and for all that is no regular file."""
+    # Without O_NONBLOCK the open of a pipe waits for its writer.
+    flags |= os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        fd = os.open(path, flags)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "a symbolic link where a file belongs", path) from None
+        raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "no regular file", path)
+    return fd
+
+
+def contents(path: str, max_nbytes: int) -> bytes:
+    """Content of a file. Raises OSError, before it is read, when there is more than max_nbytes of it."""
+    fd = open_regular(path)
+    try:
+        nbytes = os.fstat(fd).st_size
+        if nbytes > max_nbytes:
+            raise OSError(errno.EFBIG, f"{nbytes} bytes, at most {max_nbytes} expected", path)
+        parts = []
+        while part := os.read(fd, min(_READ_NBYTES, nbytes + 1)):
+            parts.append(part)
+        return b"".join(parts)
+    finally:
+        os.close(fd)

@@ -1,0 +1,76 @@
+"""Pickle, for the leaves whose keys the user named, when they are saved and again when they are loaded.
+
+Such a leaf is a torch.save archive under the codec ``pickle``. Everything else of ckptd passes it on as bytes.
+"""
+
+import fnmatch
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ckptd.protocol.errors import ConfigError, RestoreError, UsageError
+from ckptd.protocol.layout import Leaf
+from ckptd_client._leaves import decode_leaf, encode_leaf
+
+CODEC = "pickle"
+
+
+@dataclass(frozen=True, slots=True)
+class PickleKeys:
+    """Which leaves may be pickled: patterns as of fnmatch, over names such as ``loader.sampler``."""
+
+    patterns: tuple[str, ...] = ()
+
+    def allow(self, name: str) -> bool:
+        """Whether a pattern fits the name."""
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.patterns)
+
+
+NO_PICKLE = PickleKeys()
+
+
+def pickle_keys(patterns: Sequence[Any]) -> PickleKeys:
+    """What connect was told. Raises ConfigError."""
+    if isinstance(patterns, str) or not all(isinstance(p, str) and p for p in patterns):
+        raise ConfigError(f"allow_pickle is {patterns!r}", hint='a list of keys, such as ["loader.sampler", "hooks.*"]')
+    return PickleKeys(tuple(patterns))
+
+
+def encode(value: Any, name: str, where: str, *, allowed: bool) -> Leaf:
+    """A leaf: in the safe encoding where there is one, as a pickle where that is allowed. Raises UsageError."""
+    try:
+        return encode_leaf(value, where)
+    except UsageError as error:
+        if not allowed:
+            hint = f"{error.hint}; or let it be pickled: connect(allow_pickle=[{name!r}])"
+            raise UsageError(error.message, hint=hint) from None
+    buffer = io.BytesIO()
+    try:
+        torch.save(value, buffer)
+    except Exception as error:  # pickle raises what it likes, and runs methods of the user's
+        text = f"{where} cannot be saved, not even as a pickle: {type(error).__name__}: {error}"
+        raise UsageError(text, hint="save plain values from which it can be made again") from error
+    return Leaf(CODEC, buffer.getvalue())
+
+
+def decode(leaf: Leaf, name: str, where: str, keys: PickleKeys) -> Any:
+    """The value of a leaf. A pickle is read, and so runs code of whoever wrote it, only for an allowed key.
+
+    Raises RestoreError for a key that is not allowed and for what this process cannot build, DamagedError for bytes
+    that encode nothing.
+    """
+    if leaf.codec != CODEC:
+        return decode_leaf(leaf, where)
+    if not keys.allow(name):
+        raise RestoreError(
+            f"{where} is a pickle, which may run any code when it is read",
+            hint=f"if you trust who wrote the checkpoint: connect(allow_pickle=[{name!r}])",
+        )
+    try:
+        return torch.load(io.BytesIO(leaf.data), map_location="cpu", weights_only=False)
+    except Exception as error:  # what a class of the user's raises
+        text = f"{where}: its pickle cannot be read: {type(error).__name__}: {error}"
+        raise RestoreError(text, hint="import what it needs first, in the versions that saved it") from error

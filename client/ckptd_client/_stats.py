@@ -1,0 +1,15 @@
+"""What a client counts."""
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Stats:
+    """Figures of one client's life. Seconds are of the caller's time."""
+
+    saves: int = 0
+    nbytes: int = 0
+    plans: int = 0
+    stall_s: float = 0.0
+    last_stall_s: float = 0.0
+    failed: int = 0

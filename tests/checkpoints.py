@@ -1,0 +1,73 @@
+"""Committed checkpoints made by the client's and the store's own code, in one process and without a daemon."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ckptd.filelayer import FileLayer
+from ckptd.protocol.digest import KIND, blocks, digest
+from ckptd.protocol.ids import JobKey, SaveId, file_name
+from ckptd.protocol.manifest import VERSION, FileRecord, StockObjects, Vote, decode_objects
+from ckptd.protocol.slot import align_up
+from ckptd.store import commit, write_vote
+from ckptd.store_image import Flow, Image, make_partial, sync_partial, write_image
+from ckptd.store_scan import Place
+from ckptd_client._plan import gather, make_plan
+from ckptd_client._stock import StockLeaves
+
+State = dict[str, Any]
+SAVE = SaveId(1, 1, 10)
+
+
+def image_of(state: State, save: SaveId, *, rank: int = 0, world_size: int = 1) -> tuple[bytes, FileRecord, bytes]:
+    """What a rank leaves in its slot: image, its record, and the encoded objects (of rank 0)."""
+    plan = make_plan(state, rank=rank, world_size=world_size)
+    values = gather(plan, state, StockLeaves() if rank == 0 else None)
+    memory = torch.zeros(align_up(plan.nbytes), dtype=torch.uint8)
+    if values.tensors:
+        with torch.no_grad():
+            torch._foreach_copy_(plan.views(memory), values.tensors)
+    image = bytearray(memory.numpy().tobytes()[: plan.nbytes])
+    for start, data in plan.image.fillers:
+        image[start : start + len(data)] = data
+    header = plan.image.patched_header(save)
+    image[: len(header)] = header
+    digests = b"".join(digest(image[start:stop]) for start, stop in blocks(len(image)))
+    record = FileRecord(
+        name=file_name(rank), rank=rank, nbytes=len(image), digests=digests, layout=plan.layout, leaves=values.leaves
+    )
+    return bytes(image), record, values.objects
+
+
+def put_image(place: Place, record: FileRecord, image: bytes) -> None:
+    """An image into the save's hidden directory, as a drain does it."""
+    fs = FileLayer()
+    make_partial(fs, place)
+    write_image(fs, place, Image(record.name, len(image), memoryview(image.ljust(align_up(len(image)), b"\0"))), Flow())
+    sync_partial(fs, place)
+
+
+def put_vote(place: Place, records: list[FileRecord], *, world_size: int, node: str, objects: StockObjects | None):
+    """A node's vote for these."""
+    vote = Vote(
+        version=VERSION, digest_kind=KIND, job=place.key.job, save=place.save, node=node, world_size=world_size,
+        files=records, stock_objects=objects,
+    )  # fmt: skip
+    write_vote(FileLayer(), place.key, vote)
+
+
+def write_checkpoint(
+    store: Path | str, states: list[State], *, job: str = "demo", save: SaveId = SAVE, writer: str = "test"
+) -> Path:
+    """A committed checkpoint of one state per rank, each on a node of its own. Returns its directory."""
+    os.makedirs(store, exist_ok=True)
+    place = Place(JobKey(str(store), job), save)
+    for rank, state in enumerate(states):
+        image, record, objects = image_of(state, save, rank=rank, world_size=len(states))
+        put_image(place, record, image)
+        found = decode_objects(objects, where="objects") if objects else None
+        put_vote(place, [record], world_size=len(states), node=f"node{rank}", objects=found)
+    commit(FileLayer(), place.key, save, writer)
+    return Path(place.final)

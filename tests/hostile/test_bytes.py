@@ -1,0 +1,158 @@
+"""Every decoder on bytes that are cut anywhere, flipped anywhere, or random: a value, or an error of ours."""
+
+import contextlib
+import shutil
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckptd.pickle_names import stranger_in
+from ckptd.protocol import layout as lay
+from ckptd.protocol import manifest as man
+from ckptd.protocol import rank_file, slot
+from ckptd.protocol.errors import CkptdError, DamagedError
+from ckptd.protocol.header import check_header
+from ckptd.protocol.ids import JobKey
+from ckptd.verify import verify_path
+from ckptd_client._group import Group
+from ckptd_client._loading import read_checkpoint
+from tests.checkpoints import SAVE, write_checkpoint
+from tests.hostile import forge
+from tests.hostile.reader import some_state
+
+WHERE = "the file"
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    return write_checkpoint(tmp_path_factory.mktemp("bytes"), [some_state()])
+
+
+@pytest.fixture(scope="module")
+def parts(sound):
+    """What each decoder takes: (name, its bytes, decoder)."""
+    record = forge.manifest_of(sound).files[0]
+    layout = lay.decode_layout(record.layout, where=WHERE)
+    image = (sound / record.name).read_bytes()
+    objects = man.decode_vote((sound / "votes/node0").read_bytes(), where=WHERE).stock_objects
+    page = slot.encode_seal(slot.Seal(job=JobKey("/store", "demo"), save=SAVE), 1)
+    rank = rank_file.encode(rank_file.RankRecord(JobKey("/store", "demo"), 0, "session", "host"))
+    return {
+        "manifest": ((sound / man.MANIFEST).read_bytes(), lambda raw: man.decode_manifest(raw, where=WHERE)),
+        "manifest's body": (
+            (sound / man.MANIFEST).read_bytes()[8:-16],
+            lambda raw: man.decode_manifest(forge.sealed(raw), where=WHERE),
+        ),
+        "vote's body": (
+            (sound / "votes/node0").read_bytes()[8:-16],
+            lambda raw: man.decode_vote(forge.sealed(raw), where=WHERE),
+        ),
+        "committed": ((sound / man.COMMITTED).read_bytes(), lambda raw: man.decode_committed(raw, where=WHERE)),
+        "layout": (record.layout, lambda raw: lay.decode_layout(raw, where=WHERE)),
+        "leaves": (record.leaves, lambda raw: lay.decode_leaves(raw, where=WHERE)),
+        "objects": (man.encode_objects(objects), lambda raw: man.decode_objects(raw, where=WHERE)),
+        "header": (image[: layout.header_nbytes], lambda raw: check_header(raw, layout, SAVE, where=WHERE)),
+        "rank file": (rank, lambda raw: rank_file.decode(raw, where=WHERE)),
+        "seal": (page, lambda raw: slot.decode_seals(raw.ljust(slot.SEALS_NBYTES, b"\0")[: slot.SEALS_NBYTES])),
+        "metadata": ((sound / ".metadata").read_bytes(), stranger_in),
+    }
+
+
+NAMES = [
+    "manifest", "manifest's body", "vote's body", "committed", "layout", "leaves", "objects", "header", "rank file",
+    "seal", "metadata",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_whole_is_read(parts, name):
+    raw, decode = parts[name]
+    decode(raw)
+    assert set(parts) == set(NAMES)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("seal", "metadata")])
+def test_cut_at_every_length(parts, name):
+    raw, decode = parts[name]
+    whole = len(raw.rstrip()) if name == "committed" else len(raw)  # its last byte is a newline
+    for length in range(whole):
+        with pytest.raises(DamagedError, match=WHERE):
+            decode(raw[:length])
+
+
+def test_cut_seals_are_free_and_cut_metadata_is_strange(parts):
+    seal, metadata = parts["seal"][0], parts["metadata"][0]
+    assert all(slot.decode_seals(seal[:n].ljust(8192, b"\0"))[2] == slot.Seal() for n in range(4080, 4096))
+    assert all(stranger_in(metadata[:n]) for n in range(len(metadata)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_flipped_and_replaced_anywhere(parts, name):
+    raw, decode = parts[name]
+
+    @given(st.lists(st.tuples(st.integers(0, len(raw) - 1), st.integers(0, 255)), min_size=1, max_size=6))
+    def check(changes):
+        damaged = bytearray(raw)
+        for at, byte in changes:
+            damaged[at] = byte
+        with contextlib.suppress(CkptdError):
+            decode(bytes(damaged))
+
+    check()
+
+
+@given(st.sampled_from(NAMES), st.binary(max_size=300))
+def test_random_bytes(parts, name, raw):
+    with contextlib.suppress(CkptdError):
+        parts[name][1](raw)
+
+
+def test_nesting_beyond_all_reason(parts):
+    deep = b"\x81\xa1x" + b"\x91" * 100_000 + b"\x01"
+    for name in ("manifest's body", "vote's body", "layout", "leaves", "objects"):
+        with pytest.raises(DamagedError, match=WHERE):
+            parts[name][1](deep)
+    for name in ("committed", "rank file"):
+        with pytest.raises(DamagedError, match=WHERE):
+            parts[name][1](b'{"x":' + b"[" * 100_000)
+    body = b"\x81\xa1x" + b"\x91" * 4000 + b"\x01"
+    head = (slot._PREFIX.pack(slot._MAGIC, 1, len(body)) + body).ljust(4080, b"\0")
+    page = head + slot.digest(head)
+    assert slot.decode_seals(page + page)[2] == slot.Seal()
+
+
+leaf_bodies = st.recursive(
+    st.none() | st.integers(-(1 << 63), (1 << 63) - 1) | st.text(max_size=4) | st.binary(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.sampled_from(["version", "file", "rank", "header_nbytes", "image_nbytes", "tensors", "paths", "aliases"]),
+       leaf_bodies)  # fmt: skip
+def test_fields_of_other_kinds_reach_the_reader(sound, tmp_path_factory, field, value):
+    """Through read_checkpoint and verify, digests made right: as an attacker would do it, value by value."""
+    final = tmp_path_factory.mktemp("field") / "store/demo" / sound.name
+    shutil.copytree(sound, final, symlinks=True)
+    forge.edit_layout(final, lambda raw: raw.update({field: value}))
+    with contextlib.suppress(CkptdError):
+        state = some_state()
+        read_checkpoint(str(final), state, group=Group(0, 1, "test"))[0].finish(state)
+    verify_path(str(final))
+    shutil.rmtree(final.parents[2])
+
+
+@given(st.sampled_from(range(9)), leaf_bodies, st.integers(0, 3))
+def test_entries_of_other_kinds_reach_the_reader(sound, tmp_path_factory, index, value, which):
+    final = tmp_path_factory.mktemp("entry") / "store/demo" / sound.name
+    shutil.copytree(sound, final, symlinks=True)
+    raw = msgspec.msgpack.decode(forge.manifest_of(final).files[0].layout)
+    raw["tensors"][which][index] = value
+    forge.put_layout(final, msgspec.msgpack.encode(raw))
+    with contextlib.suppress(CkptdError):
+        state = some_state()
+        read_checkpoint(str(final), state, group=Group(0, 1, "test"))[0].finish(state)
+    verify_path(str(final))
+    shutil.rmtree(final.parents[2])

@@ -1,0 +1,81 @@
+"""Every malformed checkpoint to every reader of ours: an error that names the file, nothing run, nothing hung."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoints import write_checkpoint
+from tests.cluster import ROOT
+from tests.hostile.cases import CASES, EXPORT, LIST, LOAD, MARKER, VERIFY
+from tests.hostile.reader import some_state
+
+pytestmark = pytest.mark.timeout(300)
+MAX_GROWN_NBYTES = 48 << 20  # a buffer of 16 MiB and what Python keeps; the largest of the files has 1.1 MB
+READERS = {"load": LOAD, "load_two": LOAD, "verify": VERIFY, "list": LIST, "export": EXPORT, "export_dcp": EXPORT}
+
+
+def copy_of(sound: Path, folder: Path) -> Path:
+    """A job of its own with the same checkpoint."""
+    final = folder / "store" / "demo" / sound.name
+    shutil.copytree(sound.parent, final.parent, symlinks=True)
+    return final
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    return write_checkpoint(tmp_path_factory.mktemp("sound"), [some_state()])
+
+
+@pytest.fixture(scope="module")
+def forged(sound, tmp_path_factory):
+    """Case name to directory."""
+    folder = tmp_path_factory.mktemp("forged")
+    made = {}
+    for number, (name, case) in enumerate(CASES.items()):
+        made[name] = copy_of(sound, folder / str(number))
+        case.make(made[name])
+    return made
+
+
+@pytest.fixture(scope="module")
+def marker(tmp_path_factory):
+    return tmp_path_factory.mktemp("marker") / "made"
+
+
+def answers(reader, directories, marker):
+    """What each directory, after a sound one, came to. One process for all: it must live to the end."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.hostile.reader", reader],
+        input="\n".join(map(str, directories)),
+        env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/client", MARKER: str(marker), "OMP_NUM_THREADS": "1"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(found) == len(directories), f"it died at {directories[len(found)]}:\n{done.stderr[-3000:]}"
+    return found
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_every_case_is_refused_by_name(reader, sound, forged, marker):
+    first, *others = answers(reader, [sound, *forged.values()], marker)
+    assert first["kind"] == "", first
+    wrong = []
+    for (name, case), found in zip(CASES.items(), others, strict=True):
+        told = f"{name}: {found['kind']} {found['text'][:300]}"
+        if found["kind"] not in ("", "CkptdError") or found["seconds"] > 10:
+            wrong.append(f"not an error of ours: {told} after {found['seconds']:.1f} s")
+        elif READERS[reader] in case.by and (not found["kind"] or case.file not in found["text"]):
+            wrong.append(f"not refused by the name {case.file}: {told}")
+        elif found["grown"] > MAX_GROWN_NBYTES:
+            wrong.append(f"took {found['grown']:,} bytes: {told}")
+    assert not marker.exists(), "something of the checkpoint was run"
+    assert not wrong, f"{len(wrong)} of {len(others)}:\n" + "\n".join(wrong)
