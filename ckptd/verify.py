@@ -3,6 +3,7 @@
 Reads only, with the page cache, one block in memory at a time. Damage is reported, never raised.
 """
 
+import contextlib
 import os
 import struct
 from collections.abc import Callable
@@ -182,12 +183,13 @@ def _verify_checkpoint(path: str, report: Report) -> None:
     records = manifest.files if manifest else [record for vote in votes for record in vote.files]
     world_size = manifest.world_size if manifest else max((vote.world_size for vote in votes), default=1)
     for record in records:
-        _check_file(os.path.join(path, record.name), record, world_size, report)
+        _check_image(path, record, world_size, report)
     if manifest:
         for stock in manifest.stock:
             _check_stock(os.path.join(path, stock.name), stock, report)
     outputs = {stock.name for stock in manifest.stock} if manifest else {STOCK_METADATA, STOCK_OBJECTS}
-    _check_names(path, {record.name for record in records} | outputs, report)
+    files = {extent.name for record in records for extent in record.extents()}
+    _check_names(path, files | outputs, report)
 
 
 def _check_committed(path: str, report: Report) -> Committed | None:
@@ -220,7 +222,7 @@ def _check_manifest(path: str, committed: Committed | None, report: Report) -> M
         "job": (manifest.job, committed.job),
         "save": (manifest.save, committed.save),
         "ranks": (manifest.world_size, committed.world_size),
-        "files": (len(manifest.files), committed.files),
+        "files": (sum(len(record.extents()) for record in manifest.files), committed.files),
         "bytes of the files": (sum(record.nbytes for record in manifest.files), committed.nbytes),
         "its own bytes": (len(raw), committed.manifest_nbytes),
         "its digest": (digest(raw).hex(), committed.manifest_xxh3_128),
@@ -280,35 +282,87 @@ def _check_stock(path: str, stock: StockFile, report: Report) -> None:
     report.read(len(data))
 
 
-def _check_file(path: str, record: FileRecord, world_size: int, report: Report) -> None:
-    report.files += 1
+@dataclass(frozen=True)
+class _Part:
+    """A file of an image, or the slot that holds all of it. Bytes are counted in the image."""
+
+    path: str
+    start: int
+    nbytes: int
+    file: BinaryIO
+
+    @property
+    def stop(self) -> int:
+        """Where the next one begins."""
+        return self.start + self.nbytes
+
+
+def _check_image(path: str, record: FileRecord, world_size: int, report: Report) -> None:
+    """All files of a rank, and what they should be together."""
+    with contextlib.ExitStack() as stack:
+        parts = []
+        for name, start, nbytes in record.extents():
+            where = os.path.join(path, name)
+            report.files += 1
+            try:
+                file = stack.enter_context(open(where, "rb", buffering=0))
+                found = os.fstat(file.fileno()).st_size
+            except OSError as error:
+                report.problem(where, "missing" if isinstance(error, FileNotFoundError) else str(error))
+                continue
+            if found != nbytes:
+                report.problem(where, f"{found} bytes, should be {nbytes}")
+            parts.append(_Part(where, start, nbytes, file))
+        _check_parts(parts, record, world_size, report)
+
+
+def _check_parts(parts: list[_Part], record: FileRecord, world_size: int, report: Report) -> None:
+    if not parts:
+        return
+    _check_blocks(parts, record, report)
     try:
-        with open(path, "rb", buffering=0) as file:
-            nbytes = os.fstat(file.fileno()).st_size
-            if nbytes != record.nbytes:
-                report.problem(path, f"{nbytes} bytes, should be {record.nbytes}")
-            _check_blocks(file, path, min(nbytes, record.nbytes), record, report)
-            _check_header(file, path, record, world_size, report)
-    except OSError as error:
-        report.problem(path, "missing" if isinstance(error, FileNotFoundError) else str(error))
+        layout = decode_layout(record.layout, where=parts[0].path)
+        decode_leaves(record.leaves, where=parts[0].path)
+    except DamagedError as error:
+        report.problem(parts[0].path, str(error))
+        return
+    said = (layout.file, layout.rank, layout.world_size, layout.image_nbytes)
+    expected = (record.name or layout.file, record.rank, world_size, record.nbytes)
+    if said != expected or tuple(part.nbytes for part in layout.parts) != record.parts:
+        report.problem(parts[0].path, f"its layout is of another file: {said}")
+        return
+    headers = {0: layout.header_nbytes}
+    headers |= {e.start: part.header_nbytes for e, part in zip(layout.extents(), layout.parts, strict=False)}
+    for start, nbytes in headers.items():
+        for part in parts:
+            if part.start <= start < part.stop:
+                _check_header(part, start, nbytes, report)
 
 
-def _check_blocks(file: BinaryIO, path: str, nbytes: int, record: FileRecord, report: Report) -> None:
-    """Every block of the record that the file's first nbytes hold in full."""
-    buffer = memoryview(bytearray(min(BLOCK_NBYTES, max(nbytes, 1))))
+def _check_blocks(parts: list[_Part], record: FileRecord, report: Report) -> None:
+    """Every block that the record has a digest for. Those of which a file is missing have been reported with it."""
+    if not record.digests:
+        return  # a slot that is not digested yet
+    buffer = memoryview(bytearray(min(BLOCK_NBYTES, max(record.nbytes, 1))))
     for index, (start, stop) in enumerate(blocks(record.nbytes)):
-        if stop > nbytes:
-            report.problem(path, "missing", (start, stop))
+        inside = [part for part in parts if part.start < stop and start < part.stop]
+        if sum(min(part.stop, stop) - max(part.start, start) for part in inside) < stop - start:
             continue
+        at = inside[0]
+        block = (start, stop)
         try:
-            part = buffer[: stop - start]
-            _read_at(file, start, part)
-            found = digest(part)
-        except OSError as error:
-            report.problem(path, f"cannot be read: {error}", (start, stop))
+            for at in inside:
+                first, last = max(at.start, start), min(at.stop, stop)
+                _read_at(at.file, first - at.start, buffer[first - start : last - start])
+        except EOFError:
+            report.problem(at.path, "missing", block)
             continue
-        if found != record.digests[index * DIGEST_NBYTES : (index + 1) * DIGEST_NBYTES]:
-            report.problem(path, "digest does not match, the bytes are damaged", (start, stop))
+        except OSError as error:
+            report.problem(at.path, f"cannot be read: {error}", block)
+            continue
+        if digest(buffer[: stop - start]) != record.digests[index * DIGEST_NBYTES : (index + 1) * DIGEST_NBYTES]:
+            others = f" (of it and of {', '.join(p.path for p in inside[1:])})" if inside[1:] else ""
+            report.problem(inside[0].path, f"digest does not match, the bytes are damaged{others}", block)
         report.read(stop - start)
 
 
@@ -317,25 +371,21 @@ def _read_at(file: BinaryIO, start: int, into: memoryview) -> None:
     while done < len(into):
         got = os.preadv(file.fileno(), [into[done:]], start + done)
         if got == 0:
-            raise OSError(f"ends at byte {start + done}")
+            raise EOFError(f"ends at byte {start + done}")
         done += got
 
 
-def _check_header(file: BinaryIO, path: str, record: FileRecord, world_size: int, report: Report) -> None:
-    """The rank's own account of the file against the file and its record."""
+def _check_header(part: _Part, start: int, nbytes: int, report: Report) -> None:
+    """The length of the safetensors header at start of the image."""
     try:
-        layout = decode_layout(record.layout, where=path)
-        decode_leaves(record.leaves, where=path)
-    except DamagedError as error:
-        report.problem(path, str(error))
+        found = os.pread(part.file.fileno(), _HEADER_LENGTH.size, start - part.start)
+    except OSError as error:
+        report.problem(part.path, str(error))
         return
-    said = (layout.file, layout.rank, layout.world_size, layout.image_nbytes)
-    if said != (record.name or layout.file, record.rank, world_size, record.nbytes):
-        report.problem(path, f"its layout is of another file: {said}")
-    start = os.pread(file.fileno(), _HEADER_LENGTH.size, 0)
-    if len(start) < _HEADER_LENGTH.size or _HEADER_LENGTH.unpack(start)[0] + len(start) != layout.header_nbytes:
-        block = (0, min(BLOCK_NBYTES, record.nbytes))
-        report.problem(path, f"its header does not have the {layout.header_nbytes} bytes that its layout says", block)
+    if len(found) < _HEADER_LENGTH.size or _HEADER_LENGTH.unpack(found)[0] + len(found) != nbytes:
+        first = start - start % BLOCK_NBYTES
+        block = (first, min(first + BLOCK_NBYTES, part.stop))
+        report.problem(part.path, f"its header does not have the {nbytes} bytes that its layout says", block)
 
 
 # -- a slot --
@@ -384,7 +434,6 @@ def _check_slot(file: BinaryIO, path: str, seal: Seal, report: Report) -> None:
         digests=sound.get("digest table", b""),
         layout=sound["layout"],
         leaves=sound["leaves"],
+        parts=seal.parts,
     )
-    if record.digests:
-        _check_blocks(file, path, seal.image_nbytes, record, report)
-    _check_header(file, path, record, seal.world_size, report)
+    _check_parts([_Part(path, 0, seal.image_nbytes, file)], record, seal.world_size, report)

@@ -7,7 +7,8 @@ import msgspec
 
 from ckptd.protocol.digest import DIGEST_NBYTES, KIND, block_count, digest
 from ckptd.protocol.errors import DamagedError
-from ckptd.protocol.ids import Digest, FileName, JobName, Nbytes, NodeName, Rank, SaveId, WorldSize
+from ckptd.protocol.ids import MAX_PARTS, Digest, FileName, JobName, Nbytes, NodeName, Rank, SaveId, WorldSize
+from ckptd.protocol.layout import Extent, are_parts, extents
 
 VERSION = 1
 VOTES_DIR = "votes"
@@ -20,7 +21,7 @@ _MAGIC = b"CKPTDMF1"  # before votes and manifests: magic, body, XXH3-128 of bot
 StockName = Literal[".metadata", "objects.pt"]
 
 
-class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
+class FileRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One image: its size, the digest of every block, and its rank's layout and leaves as opaque bytes."""
 
     name: FileName
@@ -29,6 +30,11 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
     digests: bytes  # 16 bytes per block of 16 MiB
     layout: bytes
     leaves: bytes
+    parts: Annotated[tuple[Nbytes, ...], msgspec.Meta(max_length=MAX_PARTS)] = ()  # bytes of each file, if several
+
+    def extents(self) -> list[Extent]:
+        """The files that the image lies in, one after the other."""
+        return extents(self.rank, self.nbytes, self.parts)
 
 
 class StockObjects(msgspec.Struct, frozen=True):
@@ -175,6 +181,8 @@ def _check(version: int, kind: str, files: list[FileRecord], where: str) -> None
     for record in files:
         if len(record.digests) != block_count(record.nbytes) * DIGEST_NBYTES:
             raise DamagedError(f"{where}: {record.name}: digests do not cover the file")
+        if record.parts and not are_parts(record.parts, record.nbytes):
+            raise DamagedError(f"{where}: {record.name}: its parts do not add up to {record.nbytes} bytes")
 
 
 def make_manifest(
@@ -202,7 +210,7 @@ def make_committed(manifest: Manifest, manifest_raw: bytes) -> Committed:
     return Committed(
         format=VERSION, job=manifest.job, save_id=manifest.save.text, step=manifest.save.step,
         incarnation=manifest.save.incarnation, counter=manifest.save.counter, world_size=manifest.world_size,
-        files=len(manifest.files), nbytes=sum(f.nbytes for f in manifest.files),
+        files=sum(len(f.extents()) for f in manifest.files), nbytes=sum(f.nbytes for f in manifest.files),
         manifest_nbytes=len(manifest_raw), manifest_xxh3_128=digest(manifest_raw).hex(),
     )  # fmt: skip
 

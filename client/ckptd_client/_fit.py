@@ -11,7 +11,7 @@ from ckptd.protocol.layout import Layout, Leaves, Path, TensorEntry
 from ckptd_client._leaves import decode_leaf
 from ckptd_client._reshard import Box, Run, Saved, cover
 from ckptd_client._restore import Target
-from ckptd_client._tensors import DTYPE_OF, Shard, is_tensor, shard_of
+from ckptd_client._tensors import DTYPE_OF, Chunk, copyable, is_tensor, shard_of
 from ckptd_client._tree import Flat, assign, flatten, format_path, unflatten
 
 _SHOWN = 8
@@ -46,12 +46,13 @@ def saves_of(layouts: Iterable[Layout], leaves: Leaves, *, rank: int, world_size
     paths: dict[str, Path] = {}
     for layout in ordered:
         paths |= {name: path for name, path in layout.paths.items() if name not in paths}
-        own = {entry.name: Saved(layout.rank, entry) for entry in layout.tensors}
+        own: dict[str, list[Saved]] = {}
+        for entry in layout.tensors:
+            own.setdefault(entry.name, []).append(Saved(layout.rank, entry))
         own |= {name: own[owner] for name, owner in layout.aliases.items()}
-        for name, saved in own.items():
+        for name, found in own.items():
             alike = boxes.setdefault(name, [])
-            if not alike or _kind(saved.entry) == _kind(alike[0].entry):
-                alike.append(saved)
+            alike += [saved for saved in found if _kind(saved.entry) == _kind((alike or found)[0].entry)]
     expected = set(ordered[0].paths)
     if ordered[0].world_size != world_size:
         expected = expected.intersection(*(layout.paths for layout in ordered))
@@ -119,10 +120,11 @@ def fit(state: Any, saves: Saves, *, where: str) -> Fit:
         tensor = _home(name, here.get(name), boxes[0], flat, saves)
         out.tensors[name] = tensor
         shard = shard_of(tensor, name)
-        runs = cover(Box(shard.offsets, shard.sizes), boxes, prefer=saves.rank)
-        if runs is None:
-            raise _incomplete(saves, f"{where}: {format_path(saves.paths[name])} is not whole")
-        _aim(out, shard, runs, filled)
+        for chunk in shard.chunks:
+            runs = cover(Box(*chunk.box), boxes, prefer=saves.rank)
+            if runs is None:
+                raise _incomplete(saves, f"{where}: {format_path(saves.paths[name])} is not whole")
+            _aim(out, chunk, runs, filled)
     for name in saves.paths:
         if name not in out.tensors and is_tensor(here.get(name)):
             out.tensors[name] = here[name]  # this rank has, and needs, nothing of it
@@ -180,11 +182,11 @@ def _parameter(path: Path, flat: Flat) -> torch.Tensor | None:
     return None
 
 
-def _aim(out: Fit, shard: Shard, runs: list[Run], filled: set[tuple[int, tuple[Run, ...]]]) -> None:
-    """Adds the reads that fill a shard."""
-    plain = shard.local.detach()
+def _aim(out: Fit, chunk: Chunk, runs: list[Run], filled: set[tuple[int, tuple[Run, ...]]]) -> None:
+    """Adds the reads that fill a box."""
+    plain = copyable(chunk.local.detach())
     if plain.device.type != "cpu" or not plain.is_contiguous() or plain.is_conj() or plain.is_neg():
-        scratch = torch.empty(shard.sizes, dtype=plain.dtype)
+        scratch = torch.empty(chunk.sizes, dtype=plain.dtype)
         out.through.append((scratch, plain))
         plain = scratch
     place = (plain.data_ptr(), tuple(runs))
@@ -232,7 +234,8 @@ def _difference(name: str, here: dict[str, Any], saves: Saves) -> str:
     if (shard.code, shard.global_shape) != _kind(entry):
         theirs, ours = f"{entry.dtype} {list(entry.global_shape)}", f"{shard.code} {list(shard.global_shape)}"
         return f"{theirs} in the checkpoint, {ours} in the state"
-    return "its elements share memory, as after expand()" if _shares_elements(shard.local) else ""
+    shared = any(_shares_elements(chunk.local) for chunk in shard.chunks)
+    return "its elements share memory, as after expand()" if shared else ""
 
 
 def _shares_elements(tensor: torch.Tensor) -> bool:

@@ -33,40 +33,23 @@ _HUGE = getattr(mmap, "MADV_HUGEPAGE", 14)
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """A rank's segment in a slot or on the store. Owns ``fd``; close it with ``close``."""
+class Piece:
+    """A file that holds bytes of an image, from start on. start is whole pages, and nbytes too but for the last."""
 
     fd: int
     where: str
-    nbytes: int  # of the image, which starts the file
-    table: bytes  # one digest per block
-    layout: Layout
-    leaves: Leaves
-    readers: int
+    start: int
+    nbytes: int
 
-    def close(self) -> None:
-        """Closes the file."""
-        os.close(self.fd)
-
-    def read(self, index: int, buffer: mmap.mmap) -> None:
-        """Fills buffer with a block and checks it. Raises DamagedError naming file, block and bytes. Thread-safe.
-
-        A slot is read like a file, not mapped: one system call costs less than a page fault per 4 KiB.
-        """
-        start = index * BLOCK_NBYTES
-        nbytes = min(BLOCK_NBYTES, self.nbytes - start)
-        with memoryview(buffer) as view:
-            done = 0
-            while done < nbytes:
-                got = self._pread(view[done : align_up(nbytes)], start + done)
-                got -= 0 if done + got >= nbytes else got % PAGE  # O_DIRECT wants whole pages
-                if got == 0:
-                    raise DamagedError(f"{self.where}: ends at byte {start + done}, it should have {self.nbytes}")
-                done += got
-            matches = digest(view[:nbytes]) == self.table[index * DIGEST_NBYTES : (index + 1) * DIGEST_NBYTES]
-        if not matches:
-            place = f"block {index} (bytes {start} to {start + nbytes})"
-            raise DamagedError(f"{self.where}: {place} does not match its digest")
+    def read(self, view: memoryview, offset: int, nbytes: int) -> None:
+        """Fills view, nbytes rounded up to pages, with the bytes from offset on. Raises DamagedError, OSError."""
+        done = 0
+        while done < nbytes:
+            got = self._pread(view[done:], offset + done)
+            got -= 0 if done + got >= nbytes else got % PAGE  # O_DIRECT wants whole pages
+            if got == 0:
+                raise DamagedError(f"{self.where}: ends at byte {offset + done}, it should have {self.nbytes}")
+            done += got
 
     def _pread(self, view: memoryview, offset: int) -> int:
         try:
@@ -79,6 +62,42 @@ class Source:
         return os.preadv(self.fd, [view], offset)
 
 
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A rank's segment in a slot or on the store. Owns the descriptors of ``files``; close it with ``close``."""
+
+    files: tuple["Piece", ...]  # of the image, in its order
+    where: str
+    nbytes: int  # of the image, which starts the file
+    table: bytes  # one digest per block
+    layout: Layout
+    leaves: Leaves
+    readers: int
+
+    def close(self) -> None:
+        """Closes the files."""
+        for piece in self.files:
+            os.close(piece.fd)
+
+    def read(self, index: int, buffer: mmap.mmap) -> None:
+        """Fills buffer with a block and checks it. Raises DamagedError naming file, block and bytes. Thread-safe.
+
+        A slot is read like a file, not mapped: one system call costs less than a page fault per 4 KiB.
+        """
+        start = index * BLOCK_NBYTES
+        nbytes = min(BLOCK_NBYTES, self.nbytes - start)
+        with memoryview(buffer) as view:
+            for piece in self.files:
+                first, stop = max(start, piece.start), min(start + nbytes, piece.start + piece.nbytes)
+                if first < stop:
+                    with view[first - start : align_up(stop - start)] as part:
+                        piece.read(part, first - piece.start, stop - first)
+            matches = digest(view[:nbytes]) == self.table[index * DIGEST_NBYTES : (index + 1) * DIGEST_NBYTES]
+        if not matches:
+            place = f"block {index} (bytes {start} to {start + nbytes})"
+            raise DamagedError(f"{self.where}: {place} does not match its digest")
+
+
 def open_slot(path: str, job: JobKey, save: SaveId, rank: int) -> Source:
     """The segment in a slot of the arena. Raises DamagedError, OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -86,7 +105,7 @@ def open_slot(path: str, job: JobKey, save: SaveId, rank: int) -> Source:
         seal = _checked_seal(fd, path, job, save, rank)
         table, layout, leaves = (_part(fd, path, seal, what) for what in ("digest table", "layout", "leaves"))
         return Source(
-            fd=fd,
+            files=(Piece(fd, path, 0, seal.image_nbytes),),
             where=path,
             nbytes=seal.image_nbytes,
             table=table,
@@ -139,13 +158,17 @@ def open_file(directory: str, record: FileRecord) -> Source:
     """An image of a committed checkpoint, read past the page cache where possible. Raises DamagedError, OSError."""
     path = os.path.join(directory, record.name)
     layout, leaves = decode_layout(record.layout, where=path), decode_leaves(record.leaves, where=path)
-    fd = _open_direct(path)
+    files: list[Piece] = []
     try:
-        _check_size(path, os.fstat(fd).st_size, record.nbytes)
+        for name, start, nbytes in record.extents():
+            where = os.path.join(directory, name)
+            files.append(Piece(_open_direct(where), where, start, nbytes))
+            _check_size(where, os.fstat(files[-1].fd).st_size, nbytes)
     except BaseException:
-        os.close(fd)
+        for piece in files:
+            os.close(piece.fd)
         raise
-    return Source(fd, path, record.nbytes, record.digests, layout, leaves, readers=_STORE_READERS)
+    return Source(tuple(files), path, record.nbytes, record.digests, layout, leaves, readers=_STORE_READERS)
 
 
 def _check_size(path: str, found: int, expected: int) -> None:

@@ -45,6 +45,13 @@ def parse_cadence(drain_every: int | str) -> Cadence:
     return Cadence(0, seconds)
 
 
+def is_dual(layout: str) -> bool:
+    """Whether images hold torch.save archives for stock readers. Raises ConfigError."""
+    if layout not in {"dual", "plain"}:
+        raise ConfigError(f"layout={layout!r}", hint='"dual", or "plain" for safetensors images without .metadata')
+    return layout == "dual"
+
+
 def save_timeout(seconds: float | None) -> float:
     """The longest a save may take: connect's argument, the environment, or 10 seconds. Raises ConfigError."""
     raw = os.environ.get("CKPTD_SAVE_TIMEOUT_S", "10") if seconds is None else seconds

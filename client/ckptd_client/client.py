@@ -21,7 +21,7 @@ from ckptd_client._group import find_group
 from ckptd_client._link import Link, Settings
 from ckptd_client._loading import load
 from ckptd_client._plan import Plan, Values, gather, make_plan
-from ckptd_client._settings import arena_path, job_key, parse_cadence, save_timeout
+from ckptd_client._settings import arena_path, is_dual, job_key, parse_cadence, save_timeout
 from ckptd_client._slots import SlotMap
 from ckptd_client._stock import StockLeaves
 from ckptd_client.handle import SaveHandle, check_milestone
@@ -58,6 +58,7 @@ def connect(  # noqa: PLR0913 - keyword-only settings
     store: str | os.PathLike[str] | None = None,
     arena: str | os.PathLike[str] | None = None,
     drain_every: int | str = 1,
+    layout: str = "dual",
     save_timeout_s: float | None = None,
     connect_timeout_s: float = 60.0,
     start: bool | None = None,
@@ -67,7 +68,8 @@ def connect(  # noqa: PLR0913 - keyword-only settings
 
     job: the training's stable name, default $CKPTD_JOB. store: absolute directory on the parallel file system, default
     $CKPTD_STORE; made if only its last part is missing. drain_every: which staged checkpoints go there: every so many
-    steps, or "300s". save_timeout_s: the longest that save may hold up training, default $CKPTD_SAVE_TIMEOUT_S or 10.
+    steps, or "300s". layout: "dual", or "plain" for images without torch.save archives in them, which are a thousandth
+    smaller and which a plain dcp.load does not read. save_timeout_s: the longest that save may hold up training, default $CKPTD_SAVE_TIMEOUT_S or 10.
     start: False never starts a daemon (also $CKPTD_NO_AUTOSTART=1). takeover: replaces ranks of this job that run.
 
     Blocks until all earlier ranks of the job are gone, at most connect_timeout_s. Raises ConfigError, ConnectError.
@@ -80,18 +82,20 @@ def connect(  # noqa: PLR0913 - keyword-only settings
         takeover=takeover,
         connect_timeout_s=connect_timeout_s,
     )
-    return Client(Link(key, find_group(), settings), save_timeout(save_timeout_s))
+    dual = is_dual(layout)
+    return Client(Link(key, find_group(), settings), save_timeout(save_timeout_s), dual=dual)
 
 
 class Client:
     """Made by connect. Use as a context manager, or call close."""
 
-    def __init__(self, link: Link, save_timeout_s: float) -> None:
+    def __init__(self, link: Link, save_timeout_s: float, *, dual: bool = True) -> None:
         self._link = link
+        self._dual = dual
         self._save_timeout_s = save_timeout_s
         self._lock = threading.RLock()
         self._plan: Plan | None = None
-        self._stock = StockLeaves() if link.group.rank == 0 else None
+        self._stock = StockLeaves() if dual and link.group.rank == 0 else None
         self._counter = 0
         self._last_step = -1
         self._steps: set[int] = set()
@@ -213,7 +217,7 @@ class Client:
         values = gather(self._plan, state, self._stock) if self._plan is not None else None
         if values is None:
             group = self._link.group
-            self._plan = make_plan(state, rank=group.rank, world_size=group.world_size)
+            self._plan = make_plan(state, rank=group.rank, world_size=group.world_size, dual=self._dual)
             self._stats.plans += 1
             values = gather(self._plan, state, self._stock)
         if values is None:
@@ -275,8 +279,8 @@ class Client:
             with torch.no_grad():
                 torch._foreach_copy_(self._views(slot), values.tensors)
         memory = slot.memory
-        header = plan.image.patched_header(save)
-        memory[: len(header)] = header
+        for start, header in plan.image.patched_headers(save):
+            memory[start : start + len(header)] = header
         seal = Seal(
             state=SlotState.SEALED,
             job=self._link.job,
@@ -291,6 +295,7 @@ class Client:
             leaves_digest=digest(values.leaves),
             objects_nbytes=len(values.objects),
             objects_digest=digest(values.objects) if values.objects else bytes(16),
+            parts=plan.image.part_nbytes,
         )
         memory[seal.layout_offset : seal.leaves_offset] = plan.layout
         memory[seal.leaves_offset : seal.objects_offset] = values.leaves
