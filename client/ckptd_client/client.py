@@ -68,9 +68,9 @@ def connect(  # noqa: PLR0913 - keyword-only settings
 
     job: the training's stable name, default $CKPTD_JOB. store: absolute directory on the parallel file system, default
     $CKPTD_STORE; made if only its last part is missing. drain_every: which staged checkpoints go there: every so many
-    steps, or "300s". layout: "dual", or "plain" for images without torch.save archives in them, which are a thousandth
-    smaller and which a plain dcp.load does not read. save_timeout_s: the longest that save may hold up training, default $CKPTD_SAVE_TIMEOUT_S or 10.
-    start: False never starts a daemon (also $CKPTD_NO_AUTOSTART=1). takeover: replaces ranks of this job that run.
+    steps, or "300s". layout: "plain" for images without torch.save archives, which plain dcp.load does not read.
+    save_timeout_s: the longest that save may hold up training, default $CKPTD_SAVE_TIMEOUT_S or 10. start: False never
+    starts a daemon (also $CKPTD_NO_AUTOSTART=1). takeover: replaces ranks of this job that run.
 
     Blocks until all earlier ranks of the job are gone, at most connect_timeout_s. Raises ConfigError, ConnectError.
     """
