@@ -196,23 +196,33 @@ class Arena:
         name = places.slot_name(rank, serial)
         path = self.slot_path(job, name)
         try:
-            self.job_path(job)
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            try:
-                os.posix_fallocate(fd, 0, capacity)
-                _fault_in(fd, capacity)
-            except OSError:
-                os.unlink(path)
-                raise
-            finally:
-                os.close(fd)
+            fd = self._create(job, path, capacity)
         except OSError:
             self.release(capacity)
             raise
-        with self._accounts:
+        with self._accounts:  # the pages are taken from here on, touched or not: the machine counts them itself
             self._reserved -= capacity
             self._used[path] = capacity
+        try:
+            _fault_in(fd, capacity)
+        except OSError:
+            self.unlink(job, name)
+            raise
+        finally:
+            os.close(fd)
         return name
+
+    def _create(self, job: JobKey, path: str, capacity: int) -> int:
+        """Descriptor of a new file that has all its pages; nothing is left when it cannot have them."""
+        self.job_path(job)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, capacity)
+        except OSError:
+            os.close(fd)
+            os.unlink(path)
+            raise
+        return fd
 
     def release(self, nbytes: int) -> None:
         """Gives back bytes that were set aside and not allocated."""

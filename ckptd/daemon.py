@@ -301,6 +301,8 @@ class Daemon:
             self._effects.perform(action)
             if isinstance(action, act.ForgetJob):
                 self._errors.pop(action.job, None)
+                if all(key.store != action.job.store for key in self._catalogue.jobs):
+                    self._stores.retire(action.job.store)
 
     # --- status
 

@@ -51,12 +51,17 @@ class _Sizes(dict[Shape, Call]):
 
 
 def metadata_bytes(
-    layouts: Iterable[Layout], objects: Mapping[str, tuple[int, int]], *, checkpoint_id: str, save_id: str
+    layouts: Iterable[Layout],
+    objects: Mapping[str, tuple[int, int]],
+    *,
+    checkpoint_id: str,
+    save_id: str,
+    objects_file: str = STOCK_OBJECTS,
 ) -> bytes | None:
     """Content of `.metadata` for layouts by rank; None when stock readers have no way to these files.
 
     That is: a tensor without a torch.save archive around it, more than MAX_BOXES boxes, or nothing to list. objects:
-    (offset, length) of each leaf in `objects.pt`. Of boxes at one place the lowest rank's is listed, of ranks that
+    (offset, length) of each leaf in objects_file. Of boxes at one place the lowest rank's is listed, of ranks that
     disagree about type or shape of a name the lowest. A tensor that its boxes don't add up to is not listed: a reader
     has to find it missing, since the gaps would keep whatever its memory held.
     """
@@ -72,7 +77,7 @@ def metadata_bytes(
     state = {
         "state_dict_metadata": Items(_described(tensors, leaves, sizes)),
         "planner_data": Items(_nested(content.paths, {*tensors, *leaves})),
-        "storage_data": Items(_stored(tensors, leaves, sizes)),
+        "storage_data": Items(_stored(tensors, leaves, sizes, objects_file)),
         "storage_meta": New(_STORAGE_META, meta),
         "version": VERSION,
     }
@@ -130,14 +135,14 @@ def _described(
 
 
 def _stored(
-    tensors: dict[str, list[_Box]], leaves: dict[str, tuple[int, int]], sizes: _Sizes
+    tensors: dict[str, list[_Box]], leaves: dict[str, tuple[int, int]], sizes: _Sizes, objects_file: str
 ) -> Iterator[tuple[New, New]]:
     for name, boxes in tensors.items():
         for number, (file, start, entry) in enumerate(boxes):
             index = {"fqn": name, "index": number, "offset": sizes[entry.offsets]}
             yield New(_INDEX, index), _info(file, start, entry.slice_nbytes)
     for name, (offset, nbytes) in leaves.items():
-        yield New(_INDEX, {"fqn": name, "index": None}), _info(STOCK_OBJECTS, offset, nbytes)
+        yield New(_INDEX, {"fqn": name, "index": None}), _info(objects_file, offset, nbytes)
 
 
 def _info(file: str, offset: int, nbytes: int) -> New:

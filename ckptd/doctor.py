@@ -4,17 +4,36 @@ import os
 import platform
 
 from ckptd import judge, memory, probe
+from ckptd.ask import ask_status
 from ckptd.judge import Finding, Verdict
 from ckptd.probe_store import probe_store
+from ckptd.protocol.errors import CkptdError
 from ckptd.protocol.places import SOCKET
 
 __all__ = ["Finding", "Verdict", "examine"]
 
+_STATUS_S = 1.0
+
 
 def examine(arena_dir: str, store: str | None = None, *, deadline_s: float = 20.0) -> list[Finding]:
     """Every finding about machine, arena and store, in reading order. deadline_s bounds the store's part."""
-    facts = probe_store(store, deadline_s=deadline_s) if store else None
-    return [*examine_memory(arena_dir), *examine_arena(arena_dir), *judge.judge_store(facts), *examine_machine()]
+    return [
+        *examine_memory(arena_dir),
+        *examine_arena(arena_dir),
+        *examine_store(arena_dir, store, deadline_s=deadline_s),
+        *examine_machine(),
+    ]
+
+
+def examine_store(arena_dir: str, store: str | None, *, deadline_s: float) -> list[Finding]:
+    """The store, tried with real files; without one, only which stores the jobs of a running daemon have."""
+    if store:
+        return judge.judge_store(probe_store(store, deadline_s=deadline_s))
+    try:
+        jobs = ask_status(arena_dir, _STATUS_S).jobs
+    except CkptdError:
+        jobs = []
+    return judge.judge_store(None, sorted({job.store for job in jobs}))
 
 
 def examine_memory(arena_dir: str) -> list[Finding]:

@@ -70,7 +70,7 @@ class Door:
             refusal = Refused(reply_to=request.seq, code=error.code, message=error.message, hint=error.hint)
         except (OSError, ValueError) as error:  # the arena is not as the message says
             refusal = Refused(reply_to=request.seq, code="protocol", message=str(error))
-        self._socket.refused += 1
+        self._socket.refused += not isinstance(request, Detach)  # a goodbye of one who never came in is nobody's fault
         self.answer(letter.identity, refusal)
         return []
 

@@ -18,6 +18,7 @@ from ckptd.store_messages import (
     Commit,
     Done,
     Drain,
+    Drained,
     DrainFile,
     Failed,
     RemoveCheckpoint,
@@ -201,7 +202,9 @@ class Effects:
         self._stores.ask(
             job.store,
             lambda i: Drain(id=i, job=job.job, save=save, files=files, bytes_per_s=self._bandwidth),
-            lambda reply: self._deliver(ev.Drained(job=job, save=save, problem=_problem(reply))),
+            lambda reply: self._deliver(
+                ev.Drained(job=job, save=save, problem=_problem(reply), committed=_was_committed(reply))
+            ),
             progress=lambda nbytes: self._deliver(ev.DrainMoved(job=job, save=save, nbytes_done=nbytes)),
         )
 
@@ -297,7 +300,19 @@ def _failure(action: act.Action, problem: str) -> ev.Event | None:
             return ev.SlotsFailed(
                 job=action.job, rank=action.rank, count=action.count, code="os", message=problem, hint=""
             )
+        case act.TakeIncarnation():
+            return ev.IncarnationTaken(job=action.job, problem=problem)
+        case act.ScanStore():
+            return ev.StoreScanned(job=action.job, problem=problem)
+        case act.Commit():
+            return ev.CommitEnded(job=action.job, save=action.save, problem=problem)
+        case act.RemoveCheckpoint():
+            return ev.CheckpointRemoved(job=action.job, save=action.save, problem=problem)
     return None
+
+
+def _was_committed(reply: Done | Failed) -> bool:
+    return isinstance(reply, Done) and isinstance(reply.result, Drained) and reply.result.committed
 
 
 def _problem(reply: Done | Failed) -> str:

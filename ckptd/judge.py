@@ -1,7 +1,9 @@
 """Facts about this machine -> findings of `ckptd doctor`. Pure: every threshold and every piece of advice is here."""
 
 import enum
+import os
 import stat
+from collections.abc import Sequence
 
 import msgspec
 
@@ -62,6 +64,7 @@ class StoreFacts(msgspec.Struct, frozen=True, kw_only=True):
     doing: str = ""  # the call it was in when it last reported
     finished: bool = False
     error: str = ""  # why it could not go on
+    missing: str = ""  # the topmost directory that is not there
     fs_type: str = ""
     free_nbytes: int | None = None
     fsync_s: float | None = None
@@ -236,10 +239,11 @@ def judge_versions(versions: dict[str, str | None]) -> Finding:
 # --- the store ---
 
 
-def judge_store(facts: StoreFacts | None) -> list[Finding]:
-    """Everything about the store, as far as the probe came."""
+def judge_store(facts: StoreFacts | None, in_use: Sequence[str] = ()) -> list[Finding]:
+    """Everything about the store, as far as the probe came. in_use: stores of the jobs of a daemon that runs."""
     if facts is None:
-        return [_warn("store", "none is configured: nothing can become durable", "set CKPTD_STORE=/path/on/the/pfs")]
+        named = f"the daemon's jobs have {', '.join(in_use)}" if in_use else "connect(store=...) names it"
+        return [_ok("store", f"none given here; {named}. To try one: ckptd doctor --store {next(iter(in_use), 'DIR')}")]
     if facts.error:
         return [_judge_store_error(facts)]
     found = [_judge_store_answers(facts)]
@@ -261,6 +265,9 @@ def _judge_store_error(facts: StoreFacts) -> Finding:
     if facts.fs_type:
         fix = f"df -h {facts.path}; {_quota_command(facts.path, facts.fs_type)}"
         return _bad("store", f"{facts.error}, when {facts.doing}", fix)
+    if facts.missing not in {"", facts.path}:
+        fix = f"mount it, or mkdir -p {os.path.dirname(facts.path)} if no mount belongs there"
+        return _bad("store", f"{facts.missing} is missing: is it mounted?", fix)
     fix = f"mkdir -p {facts.path} as a user who may, then chown it to the user that trains"
     return _bad("store", f"{facts.path}: {facts.error}", fix)
 
@@ -270,6 +277,10 @@ def _quota_command(path: str, fs_type: str) -> str:
 
 
 def _judge_store_answers(facts: StoreFacts) -> Finding:
+    if facts.finished and facts.missing:
+        return _ok(
+            "store", f"{facts.path} is not there yet, connect makes it: {os.path.dirname(facts.path)} is writable"
+        )
     if facts.finished:
         return _ok("store", f"{facts.path} is writable")
     fix = f"check the mount: `timeout 10 stat -f {facts.path}`; training goes on without it, nothing becomes durable"

@@ -32,6 +32,7 @@ _GRACE_S = 0.5
 
 def probe_store(path: str, *, deadline_s: float = 20.0) -> StoreFacts:
     """What can be found out about the store at path within deadline_s. Never touches path in this process."""
+    path = os.path.abspath(path)
     command = [sys.executable, "-m", "ckptd.probe_store", path]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
     try:
@@ -65,6 +66,10 @@ def parse_report(path: str, output: bytes) -> StoreFacts:
 def examine_store(path: str) -> Iterator[dict[str, object]]:
     """Pieces of StoreFacts as they become known, each preceded by what is about to be tried."""
     yield {"doing": "opening the directory"}
+    missing = _missing(path)
+    yield {"missing": missing}
+    if missing == path:  # ckptd makes the store itself, so what counts is the directory above it
+        path = os.path.dirname(path)
     try:
         scratch = tempfile.mkdtemp(prefix=_PREFIX, dir=path)
     except OSError as error:
@@ -88,6 +93,14 @@ def examine_store(path: str) -> Iterator[dict[str, object]]:
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     yield {"finished": True}
+
+
+def _missing(path: str) -> str:
+    """The topmost directory of path that is not there, "" if path is."""
+    missing = ""
+    while not os.path.lexists(path):
+        missing, path = path, os.path.dirname(path)
+    return missing
 
 
 def _fs_type(path: str) -> str:

@@ -4,7 +4,7 @@ A milestone has a word and a mark besides its colour, so that nothing is lost wi
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
@@ -17,8 +17,10 @@ from ckptd.protocol.messages import End, Milestone, Tier
 from ckptd.protocol.status import CheckpointStatus, DrainStatus, JobStatus, RankStatus, Status
 
 _NARROW_COLUMNS = 100
+_TOO_NARROW_COLUMNS = 72  # for the column that means least today: protected
 _BAR_COLUMNS = 32
 _MAX_CHECKPOINTS = 10
+_MAX_REMOVED = 3
 _MAX_SLOT_MARKS = 16
 _NEARLY_FULL = 0.9
 _BAD_ENDS = frozenset({End.FAILED.value, End.ABANDONED.value, End.SKIPPED.value})
@@ -26,7 +28,7 @@ _BAD_ENDS = frozenset({End.FAILED.value, End.ABANDONED.value, End.SKIPPED.value}
 
 @dataclass(frozen=True)
 class Marks:
-    """Glyphs, in the one alphabet or the other."""
+    """Glyphs, in the one alphabet or the other; bars: whether a bar is more than a run of the same blanks."""
 
     reached: str
     running: str
@@ -35,6 +37,7 @@ class Marks:
     used: str
     free: str
     dot: str
+    bars: bool = True
 
 
 _UNICODE = Marks(reached="✓", running="…", missed="✗", none="–", used="■", free="□", dot="·")  # noqa: RUF001
@@ -53,7 +56,7 @@ class StatusView:
         for job in self.status.jobs:
             problem = next((w.problem for w in self.status.workers if w.store == job.store), "")
             yield Text()
-            yield _job(job, problem, marks, narrow=options.max_width < _NARROW_COLUMNS)
+            yield _job(job, problem, marks, options.max_width)
         if not self.status.jobs:
             yield Text("\nno job yet: a training joins with ckptd_client.connect(job=...)", style="dim")
         if self.status.errors:
@@ -62,8 +65,8 @@ class StatusView:
 
 
 def marks_for(options: ConsoleOptions) -> Marks:
-    """The glyphs that this console can encode."""
-    return _ASCII if options.ascii_only else _UNICODE
+    """The glyphs that this console can encode. A file or a pipe has no colour, without which a bar is not seen."""
+    return replace(_ASCII if options.ascii_only else _UNICODE, bars=options.is_terminal)
 
 
 def error_text(error: str) -> Text:
@@ -83,7 +86,7 @@ def _header(status: Status, marks: Marks) -> RenderableType:
     title = Text.assemble((f"ckptd {status.version}", "bold"), dot, dot.join(facts))
     grid = _facts()
     grid.add_row("arena", _literal(status.arena))
-    grid.add_row("memory", _memory(status))
+    grid.add_row("memory", _memory(status, marks))
     if status.tightest_limit:
         grid.add_row("limit", _literal(status.tightest_limit))
     if status.refused_messages:
@@ -92,15 +95,17 @@ def _header(status: Status, marks: Marks) -> RenderableType:
     return Group(title, grid)
 
 
-def _memory(status: Status) -> RenderableType:
+def _memory(status: Status, marks: Marks) -> RenderableType:
     used, budget = status.used_nbytes, status.budget_nbytes
     style = "red" if used > _NEARLY_FULL * budget else "green"
     text = f"{human.size(used)} of {human.size(budget)} ({human.percent(used, budget)})"
-    return _bar(used, budget, text, style)
+    return _bar(used, budget, text, style, marks)
 
 
-def _bar(done: float, total: float, text: str, style: str) -> RenderableType:
-    """A bar and its numbers. An empty total is a full bar."""
+def _bar(done: float, total: float, text: str, style: str, marks: Marks) -> RenderableType:
+    """A bar and its numbers, or the numbers alone. An empty total is a full bar."""
+    if not marks.bars:
+        return Text(text)
     bar = ProgressBar(total or 1, done if total else 1, _BAR_COLUMNS, complete_style=style, finished_style=style)
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(width=_BAR_COLUMNS)
@@ -109,31 +114,43 @@ def _bar(done: float, total: float, text: str, style: str) -> RenderableType:
     return grid
 
 
-def _job(job: JobStatus, store_problem: str, marks: Marks, *, narrow: bool) -> RenderableType:
+def _job(job: JobStatus, store_problem: str, marks: Marks, width: int) -> RenderableType:
     dot = f" {marks.dot} "
     facts = dot.join((f"incarnation {job.incarnation}", human.counted(job.world_size, "rank")))
     body: list[RenderableType] = [_literal(job.store, "dim")]
     if job.checkpoints:
-        body.append(_checkpoints(job.checkpoints[:_MAX_CHECKPOINTS], marks, narrow=narrow))
-        body += _remarks(job.checkpoints)
+        shown = _worth_showing(job.checkpoints)
+        body.append(_checkpoints(shown, marks, width))
+        body += _remarks(shown, len(job.checkpoints) - len(shown))
     else:
         body.append(Text("no checkpoint yet", style="dim"))
     grid = _facts()
     if job.drain is not None:
         grid.add_row("drain", _drain(job.drain, marks))
-    for number, (label, value) in enumerate(_rank_rows(job.ranks, marks)):
-        grid.add_row("ranks" if number == 0 else "", Text.assemble((f"{label}  ", "bold"), value))
+    for number, row in enumerate(_rank_rows(job.ranks, marks)):
+        grid.add_row("ranks" if number == 0 else "", row)
     if grid.row_count:
         body.append(grid)
     body += map(error_text, [store_problem, *job.errors] if store_problem else job.errors)
     return Group(Text.assemble((job.job, "bold"), "  ", facts), Padding(Group(*body), (0, 0, 0, 2)))
 
 
-def _checkpoints(checkpoints: list[CheckpointStatus], marks: Marks, *, narrow: bool) -> Table:
-    table = plain_table(narrow=narrow)
+def _worth_showing(checkpoints: list[CheckpointStatus]) -> list[CheckpointStatus]:
+    """The newest, and of those that were removed since only the first few: they are history."""
+    removed = [one for one in checkpoints if _is_removed(one)][_MAX_REMOVED:]
+    return [one for one in checkpoints if not any(one is other for other in removed)][:_MAX_CHECKPOINTS]
+
+
+def _is_removed(one: CheckpointStatus) -> bool:
+    return one.milestone == Milestone.DURABLE and not one.tiers
+
+
+def _checkpoints(checkpoints: list[CheckpointStatus], marks: Marks, width: int) -> Table:
+    table = plain_table(narrow=width < _NARROW_COLUMNS)
+    wide = width >= _TOO_NARROW_COLUMNS
     for name in ("step", "inc"):
         table.add_column(name, justify="right", no_wrap=True)
-    for name in ("staged", "protected", "durable"):
+    for name in ("staged", *(["protected"] if wide else []), "durable"):
         table.add_column(name, justify="center", no_wrap=True)
     table.add_column("in")
     for name in ("ranks", "size", "age"):
@@ -143,9 +160,9 @@ def _checkpoints(checkpoints: list[CheckpointStatus], marks: Marks, *, narrow: b
             str(one.step),
             str(one.incarnation),
             _staged_mark(one, marks),
-            _protected_mark(one, marks),
+            *([_protected_mark(one, marks)] if wide else []),
             _durable_mark(one, marks),
-            _literal(", ".join(one.tiers) or marks.none),
+            Text("removed", "dim") if _is_removed(one) else _literal(", ".join(one.tiers) or marks.none),
             f"{one.ranks}/{one.world_size}",
             human.size(one.nbytes),
             human.duration(one.age_s) if one.age_s is not None else marks.none,
@@ -175,18 +192,17 @@ def _durable_mark(one: CheckpointStatus, marks: Marks) -> Text:
     return Text(marks.none, "dim")
 
 
-def _remarks(checkpoints: list[CheckpointStatus]) -> Iterator[Text]:
+def _remarks(shown: list[CheckpointStatus], hidden: int) -> Iterator[Text]:
     """What the table has no room for: why a save ended badly, and how many rows are not shown."""
-    for one in checkpoints[:_MAX_CHECKPOINTS]:
+    for one in shown:
         if one.end in _BAD_ENDS and one.reason:
             yield Text.assemble((f"step {one.step} {one.end}: ", "red"), human.printable(one.reason))
-    hidden = len(checkpoints) - _MAX_CHECKPOINTS
     if hidden > 0:
         yield Text(f"and {human.counted(hidden, 'older checkpoint')}", style="dim")
 
 
 def _drain(drain: DrainStatus, marks: Marks) -> RenderableType:
-    bar = _bar(drain.nbytes_done, drain.nbytes, human.percent(drain.nbytes_done, drain.nbytes), "cyan")
+    bar = _bar(drain.nbytes_done, drain.nbytes, human.percent(drain.nbytes_done, drain.nbytes), "cyan", marks)
     facts = [f"step {drain.save.step}", f"{human.size(drain.nbytes_done)} of {human.size(drain.nbytes)}"]
     if drain.retry_in_s is None:
         facts.append(human.rate(drain.bytes_per_s))
@@ -200,28 +216,40 @@ def _drain(drain: DrainStatus, marks: Marks) -> RenderableType:
     return Group(*lines)
 
 
-def _rank_rows(ranks: list[RankStatus], marks: Marks) -> Iterator[tuple[str, Text]]:
+def _rank_rows(ranks: list[RankStatus], marks: Marks) -> Iterator[Text]:
     """One row for all ranks of equal state, so that 8 ranks in step are one row; a dead one stands out."""
     alike: dict[tuple[object, ...], list[RankStatus]] = {}
     for rank in ranks:
         where = None if rank.alive else (rank.pid, rank.host)
         alike.setdefault((rank.slots_in_use, rank.slots, rank.slot_nbytes, rank.newest_step, where), []).append(rank)
     labels = [human.ranges(rank.rank for rank in group) for group in alike.values()]
-    width = max(map(len, labels), default=0)
+    width = max((len(label) for label, group in zip(labels, alike.values(), strict=True) if group[0].alive), default=0)
     for label, group in zip(labels, alike.values(), strict=True):
-        yield label.ljust(width), _slot_use(group[0], marks)
+        rank = group[0]
+        if rank.alive:
+            yield Text.assemble((f"{label.ljust(width)}  ", "bold"), _slot_use(rank, marks))
+        else:
+            yield Text.assemble(_ended(label, group), _slot_use(rank, marks))
+
+
+def _ended(label: str, group: list[RankStatus]) -> Text:
+    """What is known of ranks that run no more, up to the slots that they left."""
+    rank = group[0]
+    what = "process ended" if len(group) == 1 else "processes ended"
+    who = f" (pid {rank.pid} on {human.printable(rank.host)})" if rank.pid else ""
+    newest = f"; newest step {rank.newest_step}" if rank.newest_step is not None else ""
+    noun = "rank" if len(group) == 1 else "ranks"
+    return Text.assemble((f"{noun} {label}: ", "bold"), (f"{what}{newest}{who}", "yellow"), "; ")
 
 
 def _slot_use(rank: RankStatus, marks: Marks) -> Text:
     text = Text()
-    if rank.slots <= _MAX_SLOT_MARKS:
+    if rank.alive and rank.slots <= _MAX_SLOT_MARKS:
         text.append(marks.used * rank.slots_in_use, "cyan")
         text.append(marks.free * (rank.slots - rank.slots_in_use) + "  ", "dim")
     text.append(f"{rank.slots_in_use} of {rank.slots} slots of {human.size(rank.slot_nbytes)} in use")
-    if rank.newest_step is not None:
+    if rank.alive and rank.newest_step is not None:
         text.append(f", newest step {rank.newest_step}")
-    if not rank.alive:
-        text.append(f", gone (pid {rank.pid} on {human.printable(rank.host)})" if rank.pid else ", gone", "yellow")
     return text
 
 

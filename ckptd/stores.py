@@ -28,6 +28,7 @@ class _Store:
     heard: float = 0.0
     stuck: list[StoreLink] = field(default_factory=list)
     problem: str = ""
+    retired: bool = False
 
 
 class Stores:
@@ -53,6 +54,7 @@ class Stores:
     ) -> None:
         """Sends make(id) to the store's worker. answer is called once, with Failed after patience_s without one."""
         state = self._stores.setdefault(store, _Store(store))
+        state.retired = False
         now = time.monotonic()
         self._next_id += 1
         request = make(self._next_id)
@@ -101,6 +103,7 @@ class Stores:
                     pending.progress(reply.nbytes_done)
             elif reply.id in state.pending:
                 state.pending.pop(reply.id).answer(reply)
+        self._end_retired(state)
 
     def _lose(self, state: _Store, problem: str) -> None:
         link, state.link = state.link, None
@@ -122,6 +125,7 @@ class Stores:
         """Fails requests whose patience is over; replaces a worker that hangs."""
         now = time.monotonic()
         for state in self._stores.values():
+            state.stuck = [link for link in state.stuck if link.poll() is None]
             late = [i for i, p in state.pending.items() if p.deadline is not None and now >= p.deadline]
             for request_id in late:
                 text = f"{state.path} did not answer in time"
@@ -129,6 +133,20 @@ class Stores:
                 state.pending.pop(request_id).answer(Failed(request_id, "late", "", text, "is the mount alive?"))
             if state.pending and now - state.heard >= self._hang_s:
                 self._lose(state, f"{state.path} hangs: no word from its worker for {self._hang_s:g} s")
+
+    def retire(self, store: str) -> None:
+        """No job uses the store any more: its worker ends once it has answered everything."""
+        state = self._stores.get(store)
+        if state is not None:
+            state.retired = True
+            self._end_retired(state)
+
+    @staticmethod
+    def _end_retired(state: _Store) -> None:
+        if state.retired and not state.pending and state.link is not None:
+            state.link.kill()
+            state.stuck.append(state.link)
+            state.link = None
 
     def status(self) -> list[WorkerStatus]:
         """One line per store."""
@@ -142,6 +160,7 @@ class Stores:
                 problem=s.problem,
             )
             for s in self._stores.values()
+            if s.link is not None or s.problem
         ]
 
     def close(self) -> None:

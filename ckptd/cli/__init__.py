@@ -21,6 +21,7 @@ _VERBS = {
     "status": "status",
     "list": "listing",
     "verify": "verify",
+    "export": "export",
     "drain": "drain",
     "doctor": "doctor",
     "demo": "demo",
@@ -110,5 +111,5 @@ def _command_path(error: click.ClickException) -> str:
 
 def _tell(message: str, hint: str) -> None:
     click.echo(f"{click.style('error:', 'red', bold=True)} {message}", err=True)
-    if hint:
-        click.echo(f"{click.style('hint:', 'cyan')} {hint}", err=True)
+    for line in hint.splitlines():
+        click.echo(f"{click.style('hint:', 'cyan')} {line}", err=True)

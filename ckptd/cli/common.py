@@ -1,10 +1,11 @@
 """What verbs share: options, the console, JSON."""
 
+import os
 from typing import Any
 
 import click
 import msgspec
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from ckptd.config import load_config
 
@@ -14,6 +15,8 @@ timeout_option = click.option(
     "--timeout", "timeout_s", type=click.FloatRange(0.1), default=5.0, show_default=True, metavar="SECONDS",
     help="How long to wait for the daemon's answer.",
 )  # fmt: skip
+
+_PIPED_COLUMNS = 80
 
 
 def example(*lines: str) -> str:
@@ -33,5 +36,19 @@ def print_json(value: Any, *, indent: int = 2) -> None:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Where a verb prints. Numbers in a text are not coloured."""
-    return Console(stderr=stderr, highlight=False)
+    """Where a verb prints. Numbers in a text are not coloured. A file or a pipe is 80 columns wide, unless $COLUMNS."""
+    made = Console(stderr=stderr, highlight=False)
+    if not made.is_terminal and not os.environ.get("COLUMNS"):
+        made.width = _PIPED_COLUMNS  # not that of the terminal which happens to be at stdin
+    return made
+
+
+def show(what: RenderableType) -> None:
+    """Prints to people; to a file or a pipe without the blanks that only fill lines up."""
+    to = console()
+    if to.is_terminal:
+        to.print(what)
+        return
+    with to.capture() as captured:
+        to.print(what)
+    click.echo("\n".join(line.rstrip() for line in captured.get().rstrip("\n").split("\n")))

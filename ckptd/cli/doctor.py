@@ -24,7 +24,7 @@ def command(arena: str | None, store: str | None, as_json: bool) -> int:
     if as_json:
         common.print_json({"schema": SCHEMA, "findings": findings})
     else:
-        common.console().print(_table(findings))
+        common.show(_table(findings))
     return int(any(finding.verdict == Verdict.BAD for finding in findings))
 
 

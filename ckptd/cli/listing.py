@@ -77,9 +77,9 @@ def command(path: str, as_json: bool) -> int:
     if as_json:
         common.print_json(Listing(schema=SCHEMA, jobs=jobs))
     else:
-        console = common.console()
+        narrow = common.console().width < _NARROW_COLUMNS
         for job in jobs:
-            console.print(_view(job, narrow=console.width < _NARROW_COLUMNS))
+            common.show(_view(job, narrow=narrow))
     return int(any(job.problems for job in jobs))
 
 

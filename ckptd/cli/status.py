@@ -1,7 +1,9 @@
 """``ckptd status``: what the daemon holds and does, once or live."""
 
 import contextlib
+import os
 import time
+from collections.abc import Iterator
 
 import click
 from rich.console import Group, RenderableType
@@ -9,8 +11,12 @@ from rich.live import Live
 
 from ckptd.ask import Daemon
 from ckptd.cli import common
-from ckptd.protocol.errors import CkptdError
+from ckptd.protocol.errors import CkptdError, ConnectError
 from ckptd.status_view import StatusView, error_text
+
+_WHERE_DAEMONS_COME_FROM = """\
+a training starts one with connect(); it leaves when its last job is closed and durable
+what lies on a store: ckptd list PATH"""
 
 
 @click.command(epilog=common.example("ckptd status --watch", "ckptd status --json | jq '.jobs[].checkpoints[0]'"))
@@ -24,7 +30,8 @@ from ckptd.status_view import StatusView, error_text
 )  # fmt: skip
 def command(arena: str | None, as_json: bool, timeout_s: float, watch: bool, interval_s: float) -> None:
     """Show checkpoints and their milestones, the running drain, memory and last errors."""
-    with Daemon(common.arena_of(arena), timeout_s) as daemon:
+    path = common.arena_of(arena)
+    with _newcomers_told(path), Daemon(path, timeout_s) as daemon:
         if not watch:
             _show_once(daemon, as_json=as_json)
             return
@@ -35,12 +42,23 @@ def command(arena: str | None, as_json: bool, timeout_s: float, watch: bool, int
                 _watch(daemon, interval_s)
 
 
+@contextlib.contextmanager
+def _newcomers_told(arena: str) -> Iterator[None]:
+    """Adds to the error of a daemon that is not there where daemons come from, and where they go."""
+    try:
+        yield
+    except ConnectError as error:
+        if os.path.isdir(arena):
+            raise
+        raise ConnectError(error.message, hint=f"{error.hint}\n{_WHERE_DAEMONS_COME_FROM}") from error
+
+
 def _show_once(daemon: Daemon, *, as_json: bool, indent: int = 2) -> None:
     status = daemon.status()
     if as_json:
         common.print_json(status, indent=indent)
     else:
-        common.console().print(StatusView(status))
+        common.show(StatusView(status))
 
 
 def _stream(daemon: Daemon, interval_s: float, *, as_json: bool) -> None:

@@ -23,6 +23,8 @@ class Coordinator:
         self._asked_scan = False
         self._rescan_at: float | None = None  # the store did not answer; drains wait until it does
         self.orphaned_at: float | None = None  # when the last rank ended without closing
+        self._number_given = True  # the store gave the number that the load in progress will go on with
+        self._crashed = False  # some rank of the session ended without closing
         self._closing = False  # every rank closed: free the memory once durable
 
     def handle(self, event: ev.Event, now: float) -> list[Action]:
@@ -60,11 +62,13 @@ class Coordinator:
             case ev.DrainMoved():
                 self.saves.moved(node, event)
                 return []
+            case ev.Drained(committed=True):
+                return self.saves.found_committed(event.save)
             case ev.Drained() | ev.VoteWritten():
                 return self.saves.voted(node, event.save, event.problem, now)
             case ev.LoadAsked():
                 self.saves.hold_retention = True
-                known = self.sessions.incarnation
+                known = self.sessions.next_number - 1
                 actions = self.restores.asked(event, self.sessions.world_size, known, self.saves, now)
                 return self._load([*actions, *self.restores.hopeless(self.sessions.incomplete)])
             case ev.LoadReported():
@@ -86,6 +90,7 @@ class Coordinator:
         self._somebody_is_in()
         if self.sessions.session == before:
             return []
+        self._crashed = False
         return [*self._load(self.restores.replaced()), *self.saves.new_incarnation(self.sessions.incarnation)]
 
     def _somebody_is_in(self) -> None:
@@ -125,11 +130,12 @@ class Coordinator:
                 self.orphaned_at = now  # it was the last that might have had a use for what lies here
             return actions
         crashed = isinstance(event, ev.RankGone)
+        self._crashed |= crashed
         actions += self.saves.rank_gone(event.rank, "ended" if crashed else "closed")
         actions += self._load(self.restores.rank_gone(event.rank))
         if not self.sessions.members:
-            self.orphaned_at = now if crashed else None
-            self._closing = not crashed
+            self.orphaned_at = now
+            self._closing = not self._crashed
             actions += self.saves.drain_newest(now)
             actions += self._release_when_safe(now)
         return actions
@@ -148,26 +154,40 @@ class Coordinator:
             return [*actions, *self._entered(before)]
         if not self.restores.wants_incarnation:
             return []
-        number = max(event.number, self.sessions.incarnation + 1)
+        number = self.sessions.number_of(event)
+        self._number_given = not event.problem
         return self._load(self.restores.incarnation_taken(number, self.sessions.world_size, self.saves, now))
 
     def _committed(self, event: ev.CommitEnded, now: float) -> list[Action]:
         actions = self.saves.committed(event, now)
-        if not event.problem:
-            actions += self._load(self.restores.committed(event.save, self.sessions.world_size, self.saves, now))
+        actions += self._load(self.restores.store_moved(self.sessions.world_size, self.saves, now))
         return [*actions, *self._release_when_safe(now)]
 
     def _scanned(self, event: ev.StoreScanned, now: float) -> list[Action]:
         self._rescan_at = now + self._policy.drain_retry_max_s / 4 if event.problem and not self.saves.ready else None
-        actions = self.saves.scanned(event, self.sessions.incarnation, now)
+        actions = self._weigh_numbers(event)
+        actions += self.saves.scanned(event, self.sessions.incarnation, now)
         actions += self._load(self.restores.scanned(event, self.sessions.world_size, self.saves, now))
+        actions += self._load(self.restores.store_moved(self.sessions.world_size, self.saves, now))
         return [*actions, *self._release_when_safe(now)]
+
+    def _weigh_numbers(self, event: ev.StoreScanned) -> list[Action]:
+        """Incarnations that lie on the store: a number made up while it was silent must not be one of them."""
+        seen = [found.save.incarnation for found in event.committed] + [p.save.incarnation for p in event.partials]
+        if event.problem or not seen:
+            return []
+        self.sessions.floor = max(self.sessions.floor, *seen)
+        self.restores.raise_number(self.sessions.next_number)
+        if self.sessions.confirmed or max(seen) < self.sessions.incarnation:
+            return []
+        return self.saves.dispute(self.sessions.incarnation)
 
     def _load(self, actions: list[Action]) -> list[Action]:
         """After each word of a load: one that succeeded begins an incarnation; retention may go on when it is over."""
         for order in [a.message for a in actions if isinstance(a, ToNode)]:
             if isinstance(order, ev.LoadOrdered) and (order.agreed or order.save is None):
                 self.sessions.incarnation = max(self.sessions.incarnation, order.incarnation)
+                self.sessions.confirmed = self._number_given or self.saves.ready
                 actions = [*actions, *self.saves.new_incarnation(self.sessions.incarnation)]
         if self.saves.hold_retention and not self.restores.running:
             self.saves.hold_retention = False
@@ -180,7 +200,9 @@ class Coordinator:
         if self.sessions.members or not (self._closing or expired):
             return []
         newest = self.saves.newest_staged
-        waits = newest is not None and newest.end not in (End.DURABLE, End.FAILED)
+        if newest is not None and newest.end is End.FAILED and not expired:
+            return self.saves.drain_newest(now)  # the only copy: it is tried until the memory must go
+        waits = newest is not None and newest.end is not End.DURABLE
         if self.saves.active is not None or (waits and not expired):
             return []
         self._closing, self.orphaned_at = False, None
@@ -191,7 +213,8 @@ class Coordinator:
         """When the memory of a crashed job is given up; None while anybody may want it, or a drain reads it."""
         if self.orphaned_at is None or self.sessions.wanted or self.saves.active is not None:
             return None
-        return self.orphaned_at + self._policy.orphan_ttl_s
+        held = self.saves.anything_held  # else it is only room, kept for a launcher that tries again at once
+        return self.orphaned_at + (self._policy.orphan_ttl_s if held else self._policy.empty_ttl_s)
 
     def next_deadline(self) -> float | None:
         """The earliest time at which tick has something to do."""

@@ -226,6 +226,7 @@ class Drained(Event):
 
     save: SaveId
     problem: str = ""
+    committed: bool = False  # nothing was written: the save was found under its final name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -236,7 +236,13 @@ class JobNode:
 
     def _gone(self, event: ev.RankGone) -> list[Action]:
         self.live.pop((event.rank, event.session), None)
-        return [*self._drop(event.rank, event.session), self._report(event)]
+        actions = [*self._drop(event.rank, event.session), self._report(event)]
+        return actions if self.needed else [*actions, ForgetJob(job=self.job)]
+
+    @property
+    def needed(self) -> bool:
+        """Whether anybody is here, or anything lies here."""
+        return bool(self.ranks or self.waiting or self.live or self.slots)
 
     def _detached(self, event: ev.RankDetached) -> list[Action]:
         done = Done(reply_to=event.request)
@@ -327,7 +333,7 @@ class JobNode:
     def _drained(self, event: ev.Drained) -> list[Action]:
         if event.save != self.draining:
             return []
-        if event.problem:
+        if event.problem or event.committed:
             return [self._report(event)]
         self._written = True
         return self._vote()
@@ -338,6 +344,10 @@ class JobNode:
         if save is None or not self._written:
             return []
         held = self.slots.holding(save)
+        bad = next((slot.unreadable for slot in held if slot.unreadable), "")
+        if bad:
+            self._written = False
+            return [self._report(ev.Drained(job=self.job, save=save, problem=bad))]
         if not held or not all(slot.digested for slot in held):
             return []
         self._written = False
@@ -347,9 +357,9 @@ class JobNode:
     def _unreadable(self, event: ev.DigestsFailed) -> list[Action]:
         """A slot that cannot be read can be neither voted for nor loaded: who waits for it is told."""
         actions: list[Action] = [Note(job=self.job, text=event.problem)]
-        if event.save == self.draining:
-            self._written = False
-            actions.append(self._report(ev.Drained(job=self.job, save=event.save, problem=event.problem)))
+        for slot in self.slots.holding(event.save):
+            slot.unreadable = event.problem if slot.name == event.slot else slot.unreadable
+        actions += self._vote()
         for local in self.ranks.values():
             order = local.load_order
             if order is not None and order.save == event.save:
@@ -422,8 +432,7 @@ class JobNode:
         self.pending.clear()
         self.forced.clear()
         actions = [*self.collect(), *self.slots.trim()]
-        needed = self.ranks or self.waiting or self.live or self.slots  # who lives must not be forgotten
-        return actions if needed else [*actions, ForgetJob(job=self.job)]
+        return actions if self.needed else [*actions, ForgetJob(job=self.job)]
 
     def check(self) -> None:
         """Asserts what must always hold; tests call it after every event."""

@@ -15,4 +15,5 @@ class Policy:
     drain_retry_max_s: float = 60.0
     drain_give_up_s: float = 1800.0
     orphan_ttl_s: float = 86400.0
+    empty_ttl_s: float = 60.0  # of a job that died before its first save
     client_started: bool = False  # nobody but a client will start the daemon again

@@ -89,9 +89,17 @@ class Restores:
         self._round.incarnation = number
         return self._choose_when_ready(world_size, saves, now)
 
-    def committed(self, save: SaveId, world_size: int, saves: Saves, now: float) -> list[Action]:
-        """A checkpoint is on the store; perhaps the load waits for it."""
-        if self._round is None or self._round.awaited != save:
+    def raise_number(self, at_least: int) -> None:
+        """The store has numbers that were not known when this load's was taken."""
+        if self._round is not None and self._round.incarnation is not None and self._round.choice is None:
+            self._round.incarnation = max(self._round.incarnation, at_least)
+
+    def store_moved(self, world_size: int, saves: Saves, now: float) -> list[Action]:
+        """More is known of the store than before; perhaps about what the load waits for."""
+        awaited = self._round.awaited if self._round is not None else None
+        if self._round is None or awaited is None:
+            return []
+        if awaited not in saves.on_store and awaited.incarnation != saves.disputed:
             return []
         self._round.awaited = None
         return self._choose_when_ready(world_size, saves, now)
@@ -108,13 +116,20 @@ class Restores:
             size = saves.on_store[save].world_size if save in saves.on_store else saves.records[save].world_size
             if size != world_size:
                 r.reshaped.add(save)
-            if save in r.reshaped and save not in saves.on_store and saves.newest_staged is saves.records[save]:
+            if save in r.reshaped and self._may_be_drained(save, saves):
                 r.choice, r.awaited, r.since = None, save, now
                 return saves.drain_newest(now)
             tiers = [self._tier(r, save, rank, saves) for rank in range(world_size)]
             if None not in tiers:
                 return [self._order(r, save, tiers, saves)]
         return self._nothing(r, candidates)
+
+    @staticmethod
+    def _may_be_drained(save: SaveId, saves: Saves) -> bool:
+        """Whether it is not on the store yet, and its drain is one that will run."""
+        if save in saves.on_store or save.incarnation == saves.disputed:
+            return False
+        return saves.newest_staged is saves.records[save]
 
     def _candidates(self, r: Round, saves: Saves) -> list[SaveId]:
         in_memory = {s for s, record in saves.records.items() if record.staged and record.in_memory}

@@ -95,6 +95,8 @@ class Saves:
         self._removing: set[SaveId] = set()
         self._last_due: tuple[int, float] | None = None  # (step, time) of the last save that was due
         self.hold_retention = False
+        self.disputed = -1  # an incarnation whose number an older life on the store has too
+        self.silent_since: float | None = None  # the store was asked then, and has never answered
         self.ready = False  # the store was seen once: what is durable already is known, so drains may begin
 
     def _order(self, order: ev.NodeMessage) -> Action:
@@ -141,9 +143,14 @@ class Saves:
         record.phase = Phase.STAGED
         actions = [self._order(ev.SaveStaged(job=self._job, node=self._node, save=record.save))]
         actions += self._outrun(record.save)
+        if record.save.incarnation == self.disputed:
+            return [*actions, *self.dispute(self.disputed)]
         if not (record.due or self._is_due(record.save, now)):
             return [*actions, *self._finish(record, End.KEPT, "not due for a drain")]
         record.due = True
+        if record.forced:  # one that waits at a time: each holds a slot
+            older = [r for r in self.records.values() if r.forced and r.save < record.save and self._waits(r)]
+            actions += [a for r in older for a in self._superseded(r)]
         return [*actions, *self.start_drain(now)]
 
     def _outrun(self, newer: SaveId) -> list[Action]:
@@ -184,14 +191,25 @@ class Saves:
         old = [r for r in self.records.values() if not r.staged and r.end is None and r.save.incarnation < incarnation]
         return [a for r in old for a in self._finish(r, End.ABANDONED, f"incarnation {incarnation} began")]
 
+    def dispute(self, incarnation: int) -> list[Action]:
+        """An older life owns this incarnation's names: nothing of it may be drained, or taken for what lies there."""
+        self.disputed = incarnation
+        reason = f"incarnation {incarnation} was begun while the store was silent, and the store has it already"
+        ours = [r for r in self.records.values() if r.save.incarnation == incarnation and r.end is not End.FAILED]
+        return [a for r in ours for a in self._finish(r, End.FAILED, f"{reason}; connect or load again")]
+
     def released(self, node: str, event: ev.SegmentReleased) -> list[Action]:
         """A node's arena no longer has the segment; a save that still waited for its drain waits in vain."""
         record = self.records.get(event.save)
         if record is None or record.held.get(event.rank) != node:
             return []
         del record.held[event.rank]
-        waited = record.phase is Phase.STAGED and record.due and record.end is None
-        return self._superseded(record) if waited and self.ready else []
+        return self._superseded(record) if self._waits(record) and self.ready else []
+
+    @staticmethod
+    def _waits(record: Record) -> bool:
+        """Whether it is staged and its drain is yet to come."""
+        return record.phase is Phase.STAGED and record.due and record.end is None
 
     def _superseded(self, record: Record) -> list[Action]:
         """The save's turn is over before it came; the newest takes it."""
@@ -200,6 +218,11 @@ class Saves:
             newest.due, newest.end, newest.reason = True, None, ""
         reason = f"{newest.save if newest else 'a newer save'} was staged before its drain began"
         return self._finish(record, End.SUPERSEDED, reason + (f"; last error: {record.error}" if record.error else ""))
+
+    @property
+    def anything_held(self) -> bool:
+        """Whether some segment of some save lies in an arena."""
+        return any(record.held for record in self.records.values())
 
     @property
     def newest_staged(self) -> Record | None:
@@ -211,9 +234,12 @@ class Saves:
     def drain_newest(self, now: float) -> list[Action]:
         """Somebody wants the newest checkpoint durable, whatever the cadence says."""
         open_saves = [r for r in self.records.values() if r.end is None or r.end in (End.KEPT, End.FAILED)]
+        open_saves = [r for r in open_saves if r.save.incarnation != self.disputed]
         alive = [r for r in open_saves if (r.in_memory if r.staged else r.end is None)]
         newest = max(alive, key=lambda r: r.save, default=None)
         staged = self.newest_staged
+        if staged is not None and staged.save.incarnation == self.disputed:
+            return []
         for record in {id(r): r for r in (newest, staged) if r is not None and r.phase is not Phase.DURABLE}.values():
             record.due, record.end, record.reason = True, None, ""
             record.first_failure = None
@@ -227,12 +253,12 @@ class Saves:
         """
         if not self.ready or self.active is not None or (self.retry_at is not None and now < self.retry_at):
             return []
-        waiting = [r for r in self.records.values() if r.due and r.phase is Phase.STAGED and r.end is None]
+        waiting = [r for r in self.records.values() if self._waits(r)]
         newest = self.newest_staged
         if newest is None:
             reason = "its memory was given up before it was drained"
             return [a for record in waiting for a in self._finish(record, End.FAILED, reason)]
-        if not waiting:
+        if not waiting or newest.save.incarnation == self.disputed:
             return []
         forced = [r for r in waiting if r.forced and r.in_memory]
         chosen = max(forced, key=lambda r: r.save) if forced else newest
@@ -267,6 +293,11 @@ class Saves:
         if record.voters >= set(record.held.values()):
             return self._commit(record)
         return []
+
+    def found_committed(self, save: SaveId) -> list[Action]:
+        """The drain found its save committed already: the commit, repeated, confirms it."""
+        record = self.records.get(save)
+        return self._commit(record) if record is not None and save == self.active else []
 
     def _commit(self, record: Record) -> list[Action]:
         self.active, record.phase = record.save, Phase.COMMITTING
@@ -321,12 +352,13 @@ class Saves:
     def scanned(self, event: ev.StoreScanned, incarnation: int, now: float) -> list[Action]:
         """Compares with what lies on the store: marks the durable, finishes or removes the unfinished."""
         if event.problem:
+            self.silent_since = now if self.silent_since is None else self.silent_since
             return [Note(job=self._job, text=f"the store does not answer: {event.problem}")]
-        self.ready = True
+        self.ready, self.silent_since = True, None
         self.on_store |= {found.save: found for found in event.committed}
         actions: list[Action] = []
         for save in self.on_store:
-            record = self.records.get(save)
+            record = self.records.get(save) if save.incarnation != self.disputed else None
             if record is not None and record.phase is not Phase.DURABLE and self.active != save:
                 record.phase = Phase.DURABLE
                 actions += self._finish(record, End.DURABLE, "")
@@ -396,7 +428,8 @@ class Saves:
     def next_deadline(self) -> float | None:
         """When a staging save has taken too long, or a drain is tried again."""
         staging = [r.since + self._policy.stage_timeout_s for r in self.records.values() if not r.staged and not r.end]
-        return min([*staging, *([self.retry_at] if self.retry_at is not None else [])], default=None)
+        silent = self.silent_since + self._policy.drain_give_up_s if self.silent_since is not None else None
+        return min([*staging, *(t for t in (self.retry_at, silent) if t is not None)], default=None)
 
     def tick(self, now: float) -> list[Action]:
         """Gives up what took too long; tries again what failed."""
@@ -406,12 +439,21 @@ class Saves:
                 missing = sorted(set(range(record.world_size)) - set(record.delivered))
                 reason = f"ranks {_few(missing)} did not deliver within {self._policy.stage_timeout_s:g} s"
                 actions += self._finish(record, End.ABANDONED, reason)
+        if self.silent_since is not None and now - self.silent_since >= self._policy.drain_give_up_s:
+            self.silent_since = None
+            actions += self._give_up_on_the_store()
         if self.retry_at is not None and now >= self.retry_at:
             self.retry_at = None
             active = self.records.get(self.active) if self.active is not None else None
             if active is not None and active.phase is Phase.COMMITTING:
                 return [*actions, *self._commit(active)]
         return [*actions, *self.start_drain(now)]
+
+    def _give_up_on_the_store(self) -> list[Action]:
+        """It never answered: who waits for a drain is told. The memory stays, and a later answer is welcome."""
+        waiting = [r for r in self.records.values() if self._waits(r)]
+        reason = "the store has not answered since the daemon started"
+        return [a for r in waiting for a in self._finish(r, End.FAILED if r.in_memory else End.SUPERSEDED, reason)]
 
 
 def _few(ranks: list[int], most: int = 8) -> str:

@@ -37,6 +37,8 @@ class Sessions:
         self.members: dict[int, str] = {}
         self.departed: set[int] = set()  # members that left or died; nothing more comes from them
         self._dead: set[tuple[int, str]] = set()
+        self.floor = 0  # the largest number seen on the store
+        self.confirmed = True  # the store gave the present number, so nobody else has it
         self.spoiled = ""  # why the session will not be complete: a rank of it was refused
         self._live: dict[tuple[int, str], ev.RankFound] = {}
         self._waiting: dict[str, Waiting] = {}
@@ -67,6 +69,8 @@ class Sessions:
             if event.session == self.session:
                 self.spoiled = f"rank {event.rank} was refused: {problem[1]}"
             return [self._refusal(event.session, (event.rank,), *problem)]
+        if event.session == self.session and not event.incarnation and not self.members and self.departed:
+            self.session = ""  # all of it ended: who comes under the same name now is a new life
         if event.session == self.session or event.incarnation > 0:
             if event.session != self.session:
                 self.members = {}
@@ -107,7 +111,7 @@ class Sessions:
         for session, waiting in self._waiting.items():
             if waiting.takeover or not self._others(session):
                 self._taking = session
-                return [TakeIncarnation(job=self._job, at_least=self.incarnation + 1)]
+                return [TakeIncarnation(job=self._job, at_least=self.next_number)]
         return self._refuse_late(now)
 
     def _refuse_late(self, now: float) -> list[Action]:
@@ -126,6 +130,15 @@ class Sessions:
     def wanted(self) -> bool:
         """Whether anybody may still need the job's memory: a member, one at the door, a process that may come back."""
         return bool(self.members or self._waiting or self._live)
+
+    @property
+    def next_number(self) -> int:
+        """The least number that nobody can have had, as far as this coordinator knows."""
+        return max(self.incarnation, self.floor) + 1
+
+    def number_of(self, event: ev.IncarnationTaken) -> int:
+        """The number to go on with: the store's, or one that is new as far as this coordinator knows."""
+        return self.next_number if event.problem else max(event.number, self.incarnation + 1)
 
     @property
     def incomplete(self) -> str:
@@ -148,7 +161,8 @@ class Sessions:
             text = f"store {self._job.store!r} cannot be used: {event.problem}"
             return [self._refusal(session, tuple(waiting.ranks), "config", text, event.hint), *self._open_waiting(now)]
         self.session, self.cadence = session, waiting.cadence
-        self.incarnation = max(event.number, self.incarnation + 1)
+        self.incarnation = self.number_of(event)
+        self.confirmed = not event.problem
         self.departed = set()
         self.members = {rank: node for rank, (node, _) in waiting.ranks.items()}
         self.world_size = next(size for _, size in waiting.ranks.values())

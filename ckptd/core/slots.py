@@ -19,6 +19,7 @@ class Slot:
     save: SaveId | None = None
     nbytes: int = 0
     digested: bool = False
+    unreadable: str = ""  # why its digests cannot be taken
     unsure: bool = False  # a rank may have sealed it since it was last known to be free
 
 
@@ -143,7 +144,7 @@ class SlotTable:
 
     def free(self, slot: Slot) -> list[Action]:
         """The slot's save is needed no more."""
-        slot.save, slot.nbytes, slot.digested, slot.unsure = None, 0, False, False
+        slot.save, slot.nbytes, slot.digested, slot.unsure, slot.unreadable = None, 0, False, False, ""
         return [FreeSlot(job=self._job, slot=slot.name)]
 
     def trim(self, first_rank: int = 0) -> list[Action]:

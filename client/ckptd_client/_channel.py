@@ -23,6 +23,7 @@ from ckptd.protocol.messages import (
 )
 
 Push = SlotGranted | SlotsRefused | Progress
+_TURN_S = 0.1  # a wait looks so often whether somebody with less time wants the connection
 _STRANGER = "detached"  # the code of a refusal: this daemon has not seen us attach
 _LOST = zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
 _KINDS: dict[str, type[CkptdError]] = {
@@ -36,12 +37,22 @@ class ChannelLostError(ConnectError):
     code = "lost"
 
 
+class PreemptedError(Exception):
+    """Somebody with less time wants the connection; what was asked may or may not have been done."""
+
+
+def _stay() -> None:
+    """Nobody else wants the connection."""
+
+
 class Channel:
     """One connection to one life of a daemon. When that ends, ``lost`` is true for ever: make a new Channel."""
 
-    def __init__(self, socket_path: str, on_push: Callable[[Push], None]) -> None:
+    def __init__(self, socket_path: str, on_push: Callable[[Push], None], give_way: Callable[[], None] = _stay) -> None:
+        """give_way is called ten times a second during any wait, and may raise to end it."""
         self._path = socket_path
         self._on_push = on_push
+        self._give_way = give_way
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -95,8 +106,12 @@ class Channel:
 
     def _turn(self, deadline: float | None) -> bool:
         """One wait and everything that came. False when the deadline passed with nothing."""
-        left_ms = None if deadline is None else max(0, int((deadline - time.monotonic()) * 1000))
-        ready = dict(self._poller.poll(left_ms))
+        while True:
+            left = _TURN_S if deadline is None else max(0.0, deadline - time.monotonic())
+            ready = dict(self._poller.poll(int(min(left, _TURN_S) * 1000)))
+            if ready or (left < _TURN_S and deadline is not None):
+                break
+            self._give_way()
         if self._socket in ready:
             self._receive()
         if self._monitor in ready:

@@ -1,8 +1,8 @@
 """Fits a checkpoint onto a state: which bytes go to which tensor, which leaf to which place, or what differs."""
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -11,7 +11,7 @@ from ckptd.protocol.layout import Layout, Leaves, Path, TensorEntry
 from ckptd_client._leaves import decode_leaf
 from ckptd_client._reshard import Box, Run, Saved, cover
 from ckptd_client._restore import Target
-from ckptd_client._tensors import DTYPE_OF, Chunk, copyable, is_tensor, shard_of
+from ckptd_client._tensors import DTYPE_OF, alias_key, copyable, is_tensor, shard_of
 from ckptd_client._tree import Flat, assign, flatten, format_path, unflatten
 
 _SHOWN = 8
@@ -70,9 +70,20 @@ class Fit:
     targets: dict[int, list[Target]] = field(default_factory=dict)  # by the rank whose image is read
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)  # by name: what holds the value afterwards
     through: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)  # (read here, copy there)
+    shared: list[tuple[str, str, torch.Tensor, torch.Tensor]] = field(default_factory=list)  # (name, of whom, as above)
     statefuls: list[tuple[Path, Any]] = field(default_factory=list)
     leaves: dict[str, Any] = field(default_factory=dict)
     paths: dict[str, Path] = field(default_factory=dict)
+
+    def settle_shared(self) -> None:
+        """After the bytes are in: tensors that share memory here get theirs. Raises MismatchError when those differ."""
+        with torch.no_grad():
+            for _, _, scratch, tensor in self.shared:
+                tensor.copy_(scratch)
+        for name, other, scratch, tensor in self.shared:
+            if not torch.equal(_bits(tensor), _bits(scratch)):
+                mine, others = format_path(self.paths[name]), format_path(self.paths[other])
+                raise MismatchError(f"{mine} and {others} share memory in the state, but differ in the checkpoint")
 
     def finish(self, state: Any) -> None:
         """After the bytes are in: strided and device tensors, plain leaves, and load_state_dict of each Stateful."""
@@ -83,7 +94,11 @@ class Fit:
             if not any(_within(self.paths[name], prefix) for prefix, _ in self.statefuls):
                 assign(state, self.paths[name], value)
         for prefix, stateful in sorted(self.statefuls, key=lambda item: -len(item[0])):
-            stateful.load_state_dict(self._content(prefix))
+            try:
+                stateful.load_state_dict(self._content(prefix))
+            except (RuntimeError, ValueError) as error:
+                text = f"{format_path(prefix)}: {type(stateful).__name__} does not take what was saved: {error}"
+                raise MismatchError(text) from error
 
     def _content(self, prefix: Path) -> Any:
         items = []
@@ -92,6 +107,14 @@ class Fit:
                 value = self.tensors[name] if name in self.tensors else self.leaves[name]
                 items.append((path[len(prefix) :], value))
         return unflatten(items)
+
+
+class Wanted(NamedTuple):
+    """Memory that is to be filled."""
+
+    name: str
+    local: torch.Tensor  # detached; this rank's elements
+    runs: list[Run]
 
 
 def _within(path: Path, prefix: Path) -> bool:
@@ -115,7 +138,8 @@ def fit(state: Any, saves: Saves, *, where: str) -> Fit:
         raise MismatchError(f"the state does not fit the checkpoint {where}:\n  {shown}{more}")
     out = Fit(statefuls=flat.statefuls, paths=saves.paths)
     _look_elsewhere(flat, here, saves, where)
-    filled: set[tuple[int, tuple[Run, ...]]] = set()
+    filled: set[tuple[Hashable, tuple[Run, ...]]] = set()
+    wanted: list[Wanted] = []
     for name, boxes in saves.boxes.items():
         tensor = _home(name, here.get(name), boxes[0], flat, saves)
         out.tensors[name] = tensor
@@ -124,7 +148,13 @@ def fit(state: Any, saves: Saves, *, where: str) -> Fit:
             runs = cover(Box(*chunk.box), boxes, prefer=saves.rank)
             if runs is None:
                 raise _incomplete(saves, f"{where}: {format_path(saves.paths[name])} is not whole")
-            _aim(out, chunk, runs, filled)
+            place = (alias_key(chunk.local), tuple(runs))
+            if runs and place not in filled:  # tied here too: its bytes come once
+                filled.add(place)
+                wanted.append(Wanted(name, copyable(chunk.local.detach()), runs))
+    sharing = _sharing(wanted)
+    for index, want in enumerate(wanted):
+        _aim(out, want, sharing.get(index))
     for name in saves.paths:
         if name not in out.tensors and is_tensor(here.get(name)):
             out.tensors[name] = here[name]  # this rank has, and needs, nothing of it
@@ -182,18 +212,43 @@ def _parameter(path: Path, flat: Flat) -> torch.Tensor | None:
     return None
 
 
-def _aim(out: Fit, chunk: Chunk, runs: list[Run], filled: set[tuple[int, tuple[Run, ...]]]) -> None:
-    """Adds the reads that fill a box."""
-    plain = copyable(chunk.local.detach())
-    if plain.device.type != "cpu" or not plain.is_contiguous() or plain.is_conj() or plain.is_neg():
-        scratch = torch.empty(chunk.sizes, dtype=plain.dtype)
-        out.through.append((scratch, plain))
-        plain = scratch
-    place = (plain.data_ptr(), tuple(runs))
-    if place in filled:
-        return  # tied here too: its bytes come once
-    filled.add(place)
-    for run in runs:
+def _sharing(wanted: list[Wanted]) -> dict[int, str]:
+    """Which of the wanted may overlap another in memory, and whose that is: they were saved apart.
+
+    Also boxes of one tensor that lie between each other's rows: they lose nothing but a copy.
+    """
+    storages: dict[tuple[torch.device, int], list[tuple[int, int, int]]] = {}
+    for index, (_, tensor, _) in enumerate(wanted):
+        first = int(tensor.storage_offset()) * tensor.itemsize
+        extent = 1 + sum(int(step) * (size - 1) for step, size in zip(tensor.stride(), tensor.shape, strict=True))
+        storage = (tensor.device, tensor.untyped_storage().data_ptr())
+        storages.setdefault(storage, []).append((first, first + extent * tensor.itemsize, index))
+    sharing: dict[int, str] = {}
+    for spans in storages.values():
+        end, last = 0, -1
+        for start, stop, index in sorted(spans):
+            if start < end:
+                sharing[index] = wanted[last].name
+                sharing.setdefault(last, wanted[index].name)
+            if stop > end:
+                end, last = stop, index
+    return sharing
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _aim(out: Fit, want: Wanted, sharer: str | None) -> None:
+    """Adds the reads that fill a tensor. sharer: whose memory it shares, if any."""
+    plain = want.local
+    if sharer is not None:
+        plain = torch.empty(plain.shape, dtype=plain.dtype)
+        out.shared.append((want.name, sharer, plain, want.local))
+    elif plain.device.type != "cpu" or not plain.is_contiguous() or plain.is_conj() or plain.is_neg():
+        plain = torch.empty(plain.shape, dtype=plain.dtype)
+        out.through.append((plain, want.local))
+    for run in want.runs:
         target = Target(run.source, run.nbytes, plain.data_ptr() + run.target)
         out.targets.setdefault(run.rank, []).append(target)
 

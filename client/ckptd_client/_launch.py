@@ -4,20 +4,28 @@ import os
 import subprocess
 import sys
 
+from ckptd.protocol.errors import ConnectError
 from ckptd.protocol.places import LOG
 
 _DETACH = 'exec >>"$CKPTD_LOG" 2>&1 </dev/null; unset CKPTD_LOG; "$@" &'
 
 
 def start_daemon(arena: str) -> str:
-    """Starts one in the background for an arena that exists, and returns its log's path. Does not wait for it."""
+    """Starts one in the background for an arena that exists, and returns its log's path. Does not wait for it.
+
+    Raises ConnectError.
+    """
     log = os.path.join(arena, LOG)
     root = _import_root()
     paths = [path for path in (root, os.environ.get("PYTHONPATH")) if path]
     environ = os.environ | {"CKPTD_LOG": log, "PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable, "-P", "-m", "ckptd", "run", "--arena", arena, "--exit-when-empty"]
     # The shell leaves at once, so the daemon is nobody's child here and outlives this process and its terminal.
-    subprocess.run(["/bin/sh", "-c", _DETACH, "ckptd", *command], env=environ, start_new_session=True, check=True)
+    shell = ["/bin/sh", "-c", _DETACH, "ckptd", *command]
+    try:
+        subprocess.run(shell, env=environ, start_new_session=True, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ConnectError(f"the daemon could not be started: {error}", hint="start one: ckptd run") from error
     return log
 
 

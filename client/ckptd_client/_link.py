@@ -3,10 +3,13 @@
 import contextlib
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
+
+import zmq
 
 from ckptd.protocol import places
 from ckptd.protocol.errors import BudgetError, CkptdError, ConnectError, StaleIncarnationError, WaitTimeoutError
@@ -27,7 +30,7 @@ from ckptd.protocol.messages import (
     SlotsComing,
     SlotsRefused,
 )
-from ckptd_client._channel import Channel, ChannelLostError, Push
+from ckptd_client._channel import Channel, ChannelLostError, PreemptedError, Push
 from ckptd_client._group import Group
 from ckptd_client._launch import log_tail, start_daemon
 from ckptd_client._slots import RankFile, Slots
@@ -39,6 +42,7 @@ _LISTEN_S = 0.2  # how long a daemon that runs may take to accept a connection
 _START_S = 10.0  # how long a new one may take to get there
 _HURRIED_S = 2.0  # how long a save waits for a daemon that systemd, say, starts again
 _DOOR_S = 5.0  # connect is this much more patient than the door: its refusal says more than our impatience
+_SILENT_S = 1.0  # connect says what it waits for after this
 _PAUSE_S = 0.02  # between two daemons that end at once
 _RETRY_S = 15.0  # after a failed attempt to come back, saves fail at once for so long
 
@@ -69,6 +73,9 @@ class Link:
         self._channel: Channel | None = None
         self._rank_file: RankFile | None = None
         self._restartable = settings.autostart
+        self.rivals: set[object] = set()  # who waits for the client's lock and has little time
+        self.yields = False  # whether what is done now may be broken off for them
+        self.staging: SaveId | None = None  # the save that the caller makes now
         self._unacknowledged: dict[SaveId, HandOver] = {}
         self._retry_at = 0.0
         self._replaced: StaleIncarnationError | None = None
@@ -80,14 +87,36 @@ class Link:
     def connect(self) -> list[str]:
         """First attachment, as part of a new incarnation. Returns warnings. Raises ConnectError and its kin."""
         deadline = time.monotonic() + self.settings.connect_timeout_s
-        self._rank_file = RankFile(self.settings.arena, self.job, self.group.rank, self.group.session)
+        self._make_rank_file()
 
         def enter() -> list[str]:
             self._drop_channel()
             self._open_channel(deadline)
             return self._attach(deadline + _DOOR_S)
 
-        return _until_one_stays(enter, deadline)
+        said = threading.Timer(_SILENT_S, self._say_that_we_wait)
+        said.daemon = True
+        said.start()
+        try:
+            return _until_one_stays(enter, deadline)
+        finally:
+            said.cancel()
+
+    def _say_that_we_wait(self) -> None:
+        if self.group.rank == 0:
+            log.warning(
+                "ckptd: job %s waits, up to %g s: for all its ranks to connect, and for its old ranks to end",
+                self.job.job,
+                self.settings.connect_timeout_s,
+            )
+
+    def _make_rank_file(self) -> None:
+        """Also anew, when the arena was wiped: a daemon takes a rank without it for dead."""
+        if self._rank_file is not None and self._rank_file.lost:
+            self._rank_file.close()
+            self._rank_file = None
+        if self._rank_file is None:
+            self._rank_file = RankFile(self.settings.arena, self.job, self.group.rank, self.group.session)
 
     def ensure(self, deadline: float, *, hurried: bool = False) -> None:
         """Makes sure that a daemon listens; a new one learns what this rank still holds. Raises ConnectError.
@@ -105,12 +134,17 @@ class Link:
         try:
             patience = min(deadline, now + _HURRIED_S) if hurried and not self._restartable else deadline
             _until_one_stays(lambda: self._come_back(patience), patience)
-        except CkptdError:
+        except PreemptedError:
+            self._drop_channel()  # half of coming back is no daemon yet
+            raise
+        except Exception:
+            self._drop_channel()
             self._retry_at = time.monotonic() + _RETRY_S
             raise
 
     def _come_back(self, deadline: float) -> None:
         self._drop_channel()
+        self._make_rank_file()
         self._open_channel(deadline)
         self._attach(deadline)
         for hand_over in list(self._unacknowledged.values()):
@@ -120,12 +154,16 @@ class Link:
             self.ask_slots(self.capacity, deadline)
 
     def _hand_over_again(self, old: HandOver, deadline: float) -> None:
-        """An acknowledgement that never came may have been for a save that is over by now: no reason to stay away."""
+        """An acknowledgement that never came may have been for a save that is over by now: no reason to stay away.
+
+        Not even when it is stale: this daemon has just let us in.
+        """
         try:
             self.hand_over(old.slot, old.save, drain=old.drain, deadline=deadline)
-        except (ChannelLostError, WaitTimeoutError, StaleIncarnationError):
+        except (ChannelLostError, WaitTimeoutError):
             raise
         except CkptdError as error:
+            self._replaced = None
             self.book.give_up(old.save, str(error))
 
     @property
@@ -134,7 +172,7 @@ class Link:
 
     def _open_channel(self, deadline: float) -> None:
         path = os.path.join(self.settings.arena, places.SOCKET)
-        channel = Channel(path, self._hear)
+        channel = Channel(path, self._hear, self._give_way)
         self._channel = channel
         if channel.open(min(deadline, time.monotonic() + _LISTEN_S)):
             return
@@ -173,6 +211,8 @@ class Link:
         )
         assert isinstance(answer, Attached)  # noqa: S101 - the reply to an Attach
         self.incarnation = answer.incarnation
+        held = [*self._unacknowledged, *([self.staging] if self.staging is not None else [])]
+        self.book.orphan([news.save for news in answer.known], held)
         self._restartable = self.settings.autostart and answer.client_started
         return answer.warnings
 
@@ -192,11 +232,17 @@ class Link:
             self._rank_file.close()
             self._rank_file = None
 
+    def _give_way(self) -> None:
+        if self.yields and self.rivals:
+            raise PreemptedError
+
     # --- words
 
     def _hear(self, push: Push) -> None:
         if isinstance(push, Progress):
             self.book.hear([push])
+            if push.milestone is not None or push.end is not None:  # else only other ranks' segments are known
+                self._unacknowledged.pop(push.save, None)
         elif isinstance(push, SlotGranted):
             self.refusal = None
             self._grants += 1
@@ -235,6 +281,7 @@ class Link:
     def ask_slots(self, capacity: int, deadline: float) -> None:
         """Has slots of this size made ready; they are granted one by one."""
         self.refusal, before = None, self._grants
+        self.slots.unmap_below(capacity)  # the daemon gives them back, and counts what is free for the larger ones
         answer = self._ask(lambda seq: AskSlots(seq=seq, capacity=capacity), deadline)
         assert isinstance(answer, SlotsComing)  # noqa: S101 - the reply to AskSlots
         self.capacity, self._grants_due = capacity, before + answer.count
@@ -270,13 +317,21 @@ class Link:
             self._ask(lambda seq: HandOver(seq=seq, slot=slot, save=save, drain=drain), deadline)
         except (ChannelLostError, WaitTimeoutError):
             raise
-        except StaleIncarnationError:
-            self._unacknowledged.clear()
-            raise
         except CkptdError:
             self._unacknowledged.pop(save, None)
             raise
         self._unacknowledged.pop(save, None)
+
+    def let_go(self, save: SaveId) -> None:
+        """The save is given up, and is handed to no other daemon."""
+        self._unacknowledged.pop(save, None)
+
+    def begin_incarnation(self, incarnation: int) -> None:
+        """A load has begun it; what was not handed over before is of no use to it."""
+        self.incarnation = max(self.incarnation, incarnation)
+        for save in list(self._unacknowledged):
+            self.book.give_up(save, "a load began before the daemon heard of it")
+        self._unacknowledged.clear()
 
     def holds(self, save: SaveId) -> bool:
         """Whether the save is sealed and still to be handed over."""
@@ -287,7 +342,7 @@ class Link:
 
         After the deadline it is told without waiting for its answer.
         """
-        with contextlib.suppress(CkptdError):
+        with contextlib.suppress(CkptdError, zmq.ZMQError):
             self._ask(lambda seq: Skip(seq=seq, save=save, reason=reason[:4000]), deadline)
 
 

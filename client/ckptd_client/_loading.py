@@ -108,6 +108,7 @@ def _read_own(source: Source, state: dict[str, Any], group: Group, *, where: str
         saves = saves_of([source.layout], source.leaves, rank=group.rank, world_size=group.world_size)
         fitted = fit(state, saves, where=where)
         copy_out(source, fitted.targets.get(group.rank, []))
+        fitted.settle_shared()
     finally:
         source.close()
     return fitted
@@ -134,6 +135,7 @@ def read_checkpoint(
             copy_out(source, targets, sparse=True)
         finally:
             source.close()
+    fitted.settle_shared()
     nbytes = sum(target.nbytes for targets in fitted.targets.values() for target in targets)
     return fitted, nbytes, notes
 

@@ -1,6 +1,7 @@
 """What one rank saves and where it lies in the image: made once, kept while the structure of the state stays."""
 
 import logging
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,17 @@ from ckptd.protocol.slot import slot_capacity
 from ckptd_client._image import Box, Image, make_image, make_layout
 from ckptd_client._leaves import encode_leaf
 from ckptd_client._stock import StockLeaves
-from ckptd_client._tensors import DTYPE_OF, PLAIN_TYPES, alias_key, copied_as, copyable, is_tensor, local_of, shard_of
+from ckptd_client._tensors import (
+    DTYPE_OF,
+    PLAIN_TYPES,
+    Shard,
+    alias_key,
+    copied_as,
+    copyable,
+    is_tensor,
+    local_of,
+    shard_of,
+)
 from ckptd_client._tree import Flat, Structure, collect, flatten, format_path
 
 log = logging.getLogger("ckptd_client")
@@ -104,7 +115,7 @@ def gather(plan: Plan, state: Any, stock: StockLeaves | None = None) -> Values |
         if spec.mesh is not None and not _same_shard(value, spec):
             return None
     for tied, stored in plan.ties:
-        if _address(values[tied]) != _address(values[stored]):
+        if _alias(values[tied]) != _alias(values[stored]):
             return None
     pieces = _pieces(plan, values) if plan.cut else []
     if pieces is None:
@@ -128,11 +139,14 @@ def _pieces(plan: Plan, values: list[Any]) -> list[torch.Tensor] | None:
     return [copyable(chunk.local) for chunk in chunks]
 
 
-def _address(tensor: torch.Tensor) -> int:
+def _alias(tensor: torch.Tensor) -> Hashable:
+    """Equal for tensors of the same bytes, seen in the same way."""
     local = local_of(tensor)
-    if type(local) in PLAIN_TYPES:
-        return local.data_ptr()
-    return shard_of(tensor, "").chunks[0].local.data_ptr()
+    return alias_key(local) if type(local) in PLAIN_TYPES else _aliases(shard_of(tensor, ""))
+
+
+def _aliases(shard: Shard) -> tuple[Hashable | None, ...]:
+    return tuple(alias_key(chunk.local) for chunk in shard.chunks)
 
 
 def _same_shard(tensor: Any, spec: Spec) -> bool:
@@ -208,7 +222,7 @@ def _boxes(
         shard = shard_of(value, wheres[i])
         if shard.absent:
             continue  # other ranks hold it
-        keys = tuple(alias_key(chunk.local) for chunk in shard.chunks)
+        keys = _aliases(shard)
         if None not in keys and owner.setdefault(keys, i) != i:
             ties.append((i, owner[keys]))
             continue

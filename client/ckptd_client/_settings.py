@@ -1,10 +1,15 @@
 """What connect was told, or the environment instead of it."""
 
+import operator
 import os
+import reprlib
 
-from ckptd.protocol.errors import ConfigError
-from ckptd.protocol.ids import MAX_STORE_CHARS, JobKey, is_job_name
+from ckptd.protocol.errors import ConfigError, UsageError
+from ckptd.protocol.ids import MAX_STEP, MAX_STORE_CHARS, JobKey, is_job_name
 from ckptd.protocol.messages import Cadence
+from ckptd.protocol.places import SOCKET
+
+_MAX_SOCKET_PATH = 107  # sun_path, less its final NUL
 
 
 def job_key(job: str | None, store: str | os.PathLike[str] | None) -> JobKey:
@@ -17,17 +22,25 @@ def job_key(job: str | None, store: str | os.PathLike[str] | None) -> JobKey:
         )
     where = os.fspath(store) if store is not None else os.environ.get("CKPTD_STORE", "")
     if not os.path.isabs(where) or len(where) >= MAX_STORE_CHARS:
-        raise ConfigError(
-            f"store {where!r} is not an absolute path" if where else "no store is set",
-            hint="connect(store=...) or CKPTD_STORE: a directory on the parallel file system",
-        )
+        hint = "connect(store=...) or CKPTD_STORE: a directory on the parallel file system"
+        if where and not os.path.isabs(where):
+            hint = f"from here it would be {os.path.abspath(where)!r}"
+        fault = f"has more than {MAX_STORE_CHARS - 1} characters" if os.path.isabs(where) else "is not an absolute path"
+        raise ConfigError(f"store {where!r} {fault}" if where else "no store is set", hint=hint)
     return JobKey(os.path.normpath(where), name)
 
 
 def arena_path(arena: str | os.PathLike[str] | None) -> str:
-    """The arena of connect's argument, the environment, or this user's own."""
+    """The arena of connect's argument, the environment, or this user's own. Raises ConfigError."""
     chosen = os.fspath(arena) if arena is not None else os.environ.get("CKPTD_ARENA", "")
-    return os.path.abspath(chosen) if chosen else f"/dev/shm/ckptd-{os.getuid()}"  # noqa: S108 - the daemon checks it
+    path = os.path.abspath(chosen) if chosen else f"/dev/shm/ckptd-{os.getuid()}"  # noqa: S108 - the daemon checks it
+    nbytes = len(os.fsencode(os.path.join(path, SOCKET)))
+    if nbytes > _MAX_SOCKET_PATH:
+        raise ConfigError(
+            f"arena {path!r}: its socket's path has {nbytes} bytes, a unix socket's may have {_MAX_SOCKET_PATH}",
+            hint="choose a shorter arena: --arena, CKPTD_ARENA or connect(arena=...)",
+        )
+    return path
 
 
 def parse_cadence(drain_every: int | str) -> Cadence:
@@ -61,4 +74,16 @@ def save_timeout(seconds: float | None) -> float:
         value = 0.0
     if value <= 0:
         raise ConfigError(f"save_timeout_s={raw!r}", hint="a number of seconds above 0, such as 10")
+    return value
+
+
+def as_step(step: object) -> int:
+    """Any kind of integer, such as numpy's or a tensor's only element."""
+    try:
+        value = -1 if isinstance(step, bool) else operator.index(step)  # type: ignore[arg-type]
+    except (TypeError, RuntimeError, ValueError):
+        value = -1
+    if not 0 <= value <= MAX_STEP:
+        hint = "save(state, step)" if isinstance(step, dict) else ""
+        raise UsageError(f"step must be an int from 0 to {MAX_STEP}, not {reprlib.repr(step)}", hint=hint)
     return value

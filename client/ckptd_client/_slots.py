@@ -53,7 +53,10 @@ class RankFile:
 
     def __init__(self, arena: str, job: JobKey, rank: int, session: str) -> None:
         make_arena(arena)
-        self._fd = _create(os.path.join(arena, places.job_dir(job), places.rank_file_name(rank, session)))
+        self._path = os.path.join(arena, places.job_dir(job), places.rank_file_name(rank, session))
+        self._fd = _create(self._path)
+        found = os.fstat(self._fd)
+        self._file = (found.st_dev, found.st_ino)
         try:
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -64,9 +67,23 @@ class RankFile:
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, rank_file.encode(rank_file.RankRecord(job, rank, session, os.uname().nodename)), 0)
 
+    @property
+    def lost(self) -> bool:
+        """Whether the file is gone, as after rm -r or logind's RemoveIPC, so that nobody sees the lock."""
+        return _file_at(self._path) != self._file
+
     def close(self) -> None:
         """Lets go of the lock."""
         os.close(self._fd)
+
+
+def _file_at(path: str) -> tuple[int, int] | None:
+    """What tells files of one name apart."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return (found.st_dev, found.st_ino)
 
 
 class SlotMap:
@@ -75,6 +92,8 @@ class SlotMap:
     def __init__(self, path: str) -> None:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
+            found = os.fstat(fd)
+            self.file = (found.st_dev, found.st_ino)
             self.memory = mmap.mmap(fd, 0)
         finally:
             os.close(fd)
@@ -108,7 +127,7 @@ class SlotMap:
 
 
 class Slots:
-    """The slots granted to this rank, oldest grant first, each mapped once for as long as it exists."""
+    """The slots granted to this rank, oldest grant first, each file mapped once for as long as it exists."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
@@ -145,17 +164,26 @@ class Slots:
         return next((name for name, capacity in self.granted.items() if capacity >= nbytes), None)
 
     def take(self, name: str) -> SlotMap:
-        """The slot's mapping; it is granted no more."""
+        """The slot's mapping; it is granted no more. Stays granted when it cannot be mapped."""
+        slot = self.map(name)
         del self.granted[name]
-        return self.map(name)
+        return slot
 
     def map(self, name: str) -> SlotMap:
-        """The slot's mapping, made now if it is new. Mappings of slots that were unlinked are dropped then."""
-        if name not in self._maps:
-            for old in [n for n in self._maps if not os.path.exists(self.path(n))]:
+        """The slot's mapping, made now if it is new. Mappings of files that are gone are dropped then.
+
+        A name alone says little: a daemon that found the arena empty counts from the start again.
+        """
+        if name not in self._maps or self._maps[name].file != _file_at(self.path(name)):
+            for old in [n for n, slot in self._maps.items() if slot.file != _file_at(self.path(n))]:
                 self._maps.pop(old).close()
             self._maps[name] = SlotMap(self.path(name))
         return self._maps[name]
+
+    def unmap_below(self, capacity: int) -> None:
+        """Lets go of the memory of smaller slots: what a process has mapped is not free when its file is unlinked."""
+        for name in [name for name, slot in self._maps.items() if slot.capacity < capacity]:
+            self._maps.pop(name).close()
 
     def populate(self) -> None:
         """Maps all pages of all granted slots. Blocks."""

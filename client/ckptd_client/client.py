@@ -1,10 +1,12 @@
 """The client: connect, save, load, wait. One per rank; its methods may be called from any thread, one at a time."""
 
+import contextlib
 import logging
 import os
+import reprlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -13,20 +15,22 @@ import torch
 
 from ckptd.protocol.digest import digest
 from ckptd.protocol.errors import CkptdError, SaveFailedError, UsageError, WaitTimeoutError
-from ckptd.protocol.ids import MAX_STEP, SaveId
+from ckptd.protocol.ids import SaveId
 from ckptd.protocol.messages import AskDrain, AskSteps, End, LoadFrom, Milestone, Request, Steps
 from ckptd.protocol.slot import Seal, SlotState
-from ckptd_client._channel import ChannelLostError
+from ckptd_client._channel import ChannelLostError, PreemptedError
 from ckptd_client._group import find_group
 from ckptd_client._link import Link, Settings
 from ckptd_client._loading import load
 from ckptd_client._plan import Plan, Values, gather, make_plan
-from ckptd_client._settings import arena_path, is_dual, job_key, parse_cadence, save_timeout
+from ckptd_client._settings import arena_path, as_step, is_dual, job_key, parse_cadence, save_timeout
 from ckptd_client._slots import SlotMap
 from ckptd_client._stock import StockLeaves
 from ckptd_client.handle import SaveHandle, check_milestone
 
 log = logging.getLogger("ckptd_client")
+_YIELD_S = 0.005
+_LAST_WORDS_S = 0.2  # of a save that is broken off
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +98,13 @@ class Client:
         self._dual = dual
         self._save_timeout_s = save_timeout_s
         self._lock = threading.RLock()
+        self._numbers = threading.RLock()  # of saves; held for moments only, also by a save that cannot get the other
         self._plan: Plan | None = None
         self._stock = StockLeaves() if dual and link.group.rank == 0 else None
         self._counter = 0
-        self._last_step = -1
+        self._last_step = self._highest = -1
         self._steps: set[int] = set()
+        self._warned = False
         self._stats = Stats()
         self._closed = False
         try:
@@ -140,9 +146,13 @@ class Client:
         return answer.checkpoints
 
     def _ask(self, make: Callable[[int], Request]) -> Any:
-        with self._lock:
-            self._check_open()
-            return self._link.ask(make, time.monotonic() + self._link.settings.connect_timeout_s)
+        deadline = time.monotonic() + self._link.settings.connect_timeout_s
+        while True:
+            with contextlib.suppress(PreemptedError), self._last(deadline) as mine:
+                self._check_open()
+                if not mine:
+                    raise WaitTimeoutError("another thread kept the client to itself")
+                return self._link.ask(make, deadline)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -155,7 +165,7 @@ class Client:
 
         Raises UsageError for what cannot be saved, BudgetError, with the numbers, when the slots do not fit.
         """
-        with self._lock:
+        with self._first():
             self._check_open()
             values = self._gather(state)
             deadline = time.monotonic() + 600.0
@@ -184,33 +194,94 @@ class Client:
         """
         began = time.perf_counter()
         deadline = time.monotonic() + self._save_timeout_s
-        with self._lock:
+        with self._first(deadline) as mine:
             self._check_open()
+            save = self._number(step, state)
+            values = self._gather(state) if mine else None
+            handle = self._begin(save)
+            if values is not None:
+                self._stage_or_fail(handle, values, drain=drain, deadline=deadline)
+            else:
+                self._note_failure(handle, WaitTimeoutError("another thread kept the client to itself"), deadline=None)
+            handle.stall_s = time.perf_counter() - began
+            self._count(handle)
+        return handle
+
+    @contextlib.contextmanager
+    def _first(self, deadline: float | None = None) -> Iterator[bool]:
+        """The lock, ahead of threads that only wait for news. False when it could not be had by the deadline."""
+        rival = object()
+        self._link.rivals.add(rival)
+        try:
+            left = -1.0 if deadline is None else max(0.0, deadline - time.monotonic())
+            mine = self._lock.acquire(timeout=left)
+        finally:
+            self._link.rivals.discard(rival)
+        if not mine:
+            yield False
+            return
+        yields, self._link.yields = self._link.yields, False
+        try:
+            yield True
+        finally:
+            self._link.yields = yields
+            self._lock.release()
+
+    @contextlib.contextmanager
+    def _last(self, deadline: float) -> Iterator[bool]:
+        """The lock, for a wait that is broken off (PreemptedError) when a save wants it. False as above."""
+        while self._link.rivals and time.monotonic() < deadline:
+            time.sleep(_YIELD_S)
+        mine = self._lock.acquire(timeout=max(0.0, deadline - time.monotonic()))
+        if not mine:
+            yield False
+            return
+        yields, self._link.yields = self._link.yields, True
+        try:
+            yield True
+        finally:
+            self._link.yields = yields
+            self._lock.release()
+
+    def _number(self, step: int | None, state: object) -> SaveId:
+        with self._numbers:
             self._counter += 1  # also for a save that fails, so that all ranks count alike
-            save = SaveId(self._link.incarnation, self._counter, self._check_step(step))
-            values = self._gather(state)
-            handle = SaveHandle(save, self._pump)
+            if isinstance(step, dict) and not isinstance(state, dict):
+                text = f"save was given {reprlib.repr(state)} as the state, and a dict as the step"
+                raise UsageError(text, hint="save(state, step)")
+            return SaveId(self._link.incarnation, self._counter, self._check_step(step))
+
+    def _begin(self, save: SaveId) -> SaveHandle:
+        handle = SaveHandle(save, self._pump)
+        with self._numbers:
             self._link.book.add(handle)
             self._steps.add(save.step)
             self._last_step = save.step
-            try:
-                self._stage_again(handle, values, drain=drain, deadline=deadline)
-            except (CkptdError, OSError, RuntimeError) as error:
-                self._note_failure(handle, error, deadline)
-            handle.stall_s = time.perf_counter() - began
-            self._count(handle)
+            lower, self._highest = save.step < self._highest, max(save.step, self._highest)
+            if lower and not self._warned:
+                self._warned = True
+                log.warning(
+                    "ckptd: step %d is saved after step %d: load restores the newest save, not the highest step",
+                    save.step,
+                    self._highest,
+                )
         return handle
 
     def _check_step(self, step: int | None) -> int:
         if step is None:
             return self._last_step + 1
-        _check_range(step)
-        if step in self._steps:
+        step = as_step(step)
+        if step in self._steps and not self._was_in_vain(step):
             raise UsageError(
                 f"step {step} was already saved in incarnation {self._link.incarnation}",
                 hint="save each step once; to go back to an older step, load it first",
             )
         return step
+
+    def _was_in_vain(self, step: int) -> bool:
+        """Whether nothing can come any more of the step's save, so that it may be saved again."""
+        handle = self._link.book.of_step(self._link.incarnation, step)
+        return handle is not None and handle.in_vain and not self._link.holds(handle.save_id)
 
     def _gather(self, state: dict[str, Any]) -> Values:
         """The state's values by the plan, which is made anew when the structure changed."""
@@ -234,14 +305,31 @@ class Client:
             refused = self._link.refusal is not None  # then what was asked for is no measure
             self._link.ask_slots(capacity if refused else max(capacity, self._link.capacity), deadline)
 
+    def _stage_or_fail(self, handle: SaveHandle, values: Values, *, drain: bool, deadline: float) -> None:
+        self._link.staging = handle.save_id
+        try:
+            self._stage_again(handle, values, drain=drain, deadline=deadline)
+        except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
+            self._note_failure(handle, error, deadline=deadline)
+        except BaseException as error:  # Ctrl-C, say: whoever goes on all the same must not wait for this save
+            self._link.let_go(handle.save_id)
+            self._note_failure(handle, error, deadline=time.monotonic() + _LAST_WORDS_S)
+            raise
+        finally:
+            self._link.staging = None
+
     def _stage_again(self, handle: SaveHandle, values: Values, *, drain: bool, deadline: float) -> None:
         """Begins anew with the next daemon when one ends before the segment was sealed: the other ranks count on us."""
         while True:
             try:
                 return self._stage(handle, values, drain=drain, deadline=deadline)
             except ChannelLostError:
-                if self._link.holds(handle.save_id) or time.monotonic() >= deadline:
+                if self._was_delivered(handle) or time.monotonic() >= deadline:
                     raise
+
+    def _was_delivered(self, handle: SaveHandle) -> bool:
+        """Whether its segment is sealed, and the daemon has it or the next one will be told."""
+        return self._link.holds(handle.save_id) or handle.known_milestone is not None
 
     def _stage(self, handle: SaveHandle, values: Values, *, drain: bool, deadline: float) -> None:
         link, plan = self._link, self._plan
@@ -302,15 +390,18 @@ class Client:
         memory[seal.objects_offset : seal.content_nbytes] = values.objects
         slot.put_seal(seal)
 
-    def _note_failure(self, handle: SaveHandle, error: Exception, deadline: float) -> None:
-        """An operational fault: training goes on, the handle says why."""
-        if isinstance(error, ChannelLostError) and self._link.holds(handle.save_id):
+    def _note_failure(self, handle: SaveHandle, error: BaseException, *, deadline: float | None) -> None:
+        """An operational fault: training goes on, the handle says why. deadline None: the daemon cannot be told."""
+        if handle.known_milestone is not None:
+            return  # it was all but over: the daemon has the segment
+        if isinstance(error, ChannelLostError) and self._was_delivered(handle):
             log.warning("ckptd: step %d is sealed, but the daemon ended before it heard of it", handle.step)
             return  # the next daemon is told
-        handle.fail(End.FAILED, str(error))
+        text = str(error) if isinstance(error, CkptdError) else f"{type(error).__name__}: {error}"
+        handle.fail(End.FAILED, text)
         self._stats.failed += 1
-        log.warning("ckptd: step %d was not saved: %s", handle.step, error)
-        if not isinstance(error, ChannelLostError):
+        log.warning("ckptd: step %d was not saved: %s", handle.step, text)
+        if deadline is not None and not isinstance(error, ChannelLostError):
             self._link.skip(handle.save_id, f"{type(error).__name__}: {error}", deadline)
 
     def _count(self, handle: SaveHandle) -> None:
@@ -323,13 +414,13 @@ class Client:
 
     def _pump(self, seconds: float) -> None:
         """News for the handles; brings a lost daemon back while somebody waits."""
-        with self._lock:
-            if self._closed and seconds > 0:
-                raise SaveFailedError(
-                    "the client was closed and hears no more of its saves",
-                    hint="wait before close; what was staged becomes durable all the same",
-                )
-            if self._closed:
+        if self._closed and seconds > 0:
+            raise SaveFailedError(
+                "the client was closed and hears no more of its saves",
+                hint="wait before close; what was staged becomes durable all the same",
+            )
+        with contextlib.suppress(PreemptedError), self._last(time.monotonic() + seconds) as mine:
+            if self._closed or not mine:  # who has the lock hears the news for all
                 return
             if seconds > 0:
                 self._link.ensure(time.monotonic() + self._link.settings.connect_timeout_s)
@@ -341,10 +432,9 @@ class Client:
         Raises SaveFailedError when it cannot be reached, WaitTimeoutError after timeout_s.
         """
         wanted = check_milestone(milestone)
-        with self._lock:
-            self._check_open()
-            self._link.pump(time.monotonic())
-            handle = self._link.book.newest
+        self._check_open()
+        self._pump(0.0)
+        handle = self._link.book.newest
         if handle is None:
             return None
         if wanted is not Milestone.STAGED and not handle.reached(wanted):
@@ -374,8 +464,8 @@ class Client:
                 f"the state must be a dict, not {type(state).__name__}", hint='load({"model": model, ...})'
             )
         if step is not None:
-            _check_range(step)
-        with self._lock:
+            step = as_step(step)
+        with self._first():
             self._check_open()
             order, segment = load(self._link, state, step)
             self._begin_incarnation(order)
@@ -389,15 +479,17 @@ class Client:
             return Restored(segment.save.step, str(segment.tier), seconds, segment.nbytes, notes)
 
     def _begin_incarnation(self, order: LoadFrom) -> None:
-        self._link.incarnation = max(self._link.incarnation, order.incarnation)
-        self._counter, self._steps = 0, set()
-        self._last_step = order.save.step if order.save is not None else -1
+        with self._numbers:
+            self._link.begin_incarnation(order.incarnation)
+            self._counter, self._steps = 0, set()
+            self._last_step = order.save.step if order.save is not None else -1
+            self._highest, self._warned = -1, False
 
     # --- the end
 
     def close(self) -> None:
         """Leaves the job. What was staged becomes durable in the background, then its memory is freed. Idempotent."""
-        with self._lock:
+        with self._first():
             if not self._closed:
                 self._closed = True
                 self._link.close()
@@ -409,8 +501,3 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _check_range(step: object) -> None:
-    if type(step) is not int or not 0 <= step <= MAX_STEP:
-        raise UsageError(f"step must be an int from 0 to {MAX_STEP}, not {step!r}")

@@ -1,6 +1,7 @@
 """What a save returns, and the book of all of them."""
 
 import time
+import weakref
 from collections.abc import Callable, Iterable
 
 from ckptd.protocol.errors import SaveFailedError, UsageError, WaitTimeoutError
@@ -10,7 +11,9 @@ from ckptd.protocol.messages import End, Milestone, Progress
 _ORDER = list(Milestone)
 _FINAL = frozenset({End.DURABLE, End.SUPERSEDED, End.SKIPPED, End.ABANDONED, End.FAILED})
 _KEPT_HINT = "client.wait('durable') forces the newest; save(..., drain=True) forces one; drain_every decides"
-MAX_HANDLES = 256
+MAX_HANDLES = 256  # beyond these, what has ended is let go
+MAX_OPEN = 4096
+_GONE = "the daemon that knew of it is gone"
 
 Pump = Callable[[float], None]
 
@@ -79,6 +82,16 @@ class SaveHandle:
         return self._milestone is not None and _ORDER.index(self._milestone) >= _ORDER.index(wanted)
 
     @property
+    def known_milestone(self) -> Milestone | None:
+        """The milestone as of the last news."""
+        return self._milestone
+
+    @property
+    def in_vain(self) -> bool:
+        """Whether it has ended as of the last news, and no bytes of it were ever whole."""
+        return self._milestone is None and self._end in (End.FAILED, End.SKIPPED, End.ABANDONED)
+
+    @property
     def ended(self) -> bool:
         """Whether no news will change it, short of a forced drain of a kept one."""
         return self._end in _FINAL
@@ -105,7 +118,8 @@ class SaveHandle:
 
     def __repr__(self) -> str:
         state = self._end or self._milestone or "staging"
-        return f"<SaveHandle step {self.step} {state}{': ' + self._reason if self._reason else ''}>"
+        reason = self._reason.partition("\n")[0]
+        return f"<SaveHandle step {self.step} {state}{': ' + reason if reason else ''}>"
 
 
 def check_milestone(name: str) -> Milestone:
@@ -117,26 +131,49 @@ def check_milestone(name: str) -> Milestone:
 
 
 class HandleBook:
-    """The handles of one client, newest last; the oldest ended ones are let go."""
+    """The handles of one client, newest last; the oldest ended ones are let go.
+
+    What somebody else still holds hears its news all the same.
+    """
 
     def __init__(self) -> None:
         self._handles: dict[SaveId, SaveHandle] = {}
+        self._alive: weakref.WeakValueDictionary[SaveId, SaveHandle] = weakref.WeakValueDictionary()
 
     def add(self, handle: SaveHandle) -> None:
         """A new save."""
-        self._handles[handle.save_id] = handle
-        for save in list(self._handles)[:-MAX_HANDLES]:
-            del self._handles[save]
+        self._handles[handle.save_id] = self._alive[handle.save_id] = handle
+        surplus = len(self._handles) - MAX_HANDLES
+        if surplus > 0:
+            ended = [save for save, known in self._handles.items() if known._end is not None][:surplus]  # noqa: SLF001
+            for save in ended or list(self._handles)[:-MAX_OPEN]:
+                del self._handles[save]
 
     def hear(self, news: Iterable[Progress]) -> None:
         """Passes news on to the handles they concern."""
         for item in news:
-            if item.save in self._handles:
-                self._handles[item.save].hear(item)
+            handle = self._alive.get(item.save)
+            if handle is not None:
+                handle.hear(item)
+
+    def orphan(self, known: Iterable[SaveId], held: Iterable[SaveId]) -> None:
+        """A daemon knows these saves only, and those held here are still to be told to it: the others have ended."""
+        known = set(known)
+        newest = max(known, default=None)
+        for save in sorted(set(self._alive.keys()) - known - set(held)):
+            handle = self._alive.get(save)
+            if handle is not None and handle._end is None:  # noqa: SLF001
+                outrun = handle._milestone is not None and newest is not None and save < newest  # noqa: SLF001
+                handle.fail(End.SUPERSEDED if outrun else End.FAILED, _GONE)
+
+    def of_step(self, incarnation: int, step: int) -> SaveHandle | None:
+        """The newest save of the step in the incarnation, None when it was let go."""
+        same = [h for save, h in list(self._alive.items()) if (save.incarnation, save.step) == (incarnation, step)]
+        return max(same, key=lambda h: h.save_id, default=None)
 
     def give_up(self, save: SaveId, reason: str) -> None:
         """The save can no more be handed over; if its handle knows nothing better, it failed."""
-        handle = self._handles.get(save)
+        handle = self._alive.get(save)
         if handle is not None and handle._milestone is None and handle._end is None:  # noqa: SLF001
             handle.fail(End.FAILED, reason)
 
@@ -144,5 +181,6 @@ class HandleBook:
     def newest(self) -> SaveHandle | None:
         """The newest save that may have reached, or may still reach, something."""
         lost = (End.SKIPPED, End.ABANDONED)
-        alive = [h for h in self._handles.values() if h._end not in lost and (h._milestone or not h.ended)]  # noqa: SLF001
-        return alive[-1] if alive else next(reversed(self._handles.values()), None)
+        handles = list(self._handles.values())
+        alive = [h for h in handles if h._end not in lost and (h._milestone or not h.ended)]  # noqa: SLF001
+        return next(reversed(alive or handles), None)

@@ -10,7 +10,7 @@ import pytest
 
 from ckptd_client.demo import report
 from ckptd_client.demo.errors import DemoError
-from ckptd_client.demo.journal import Finished, Loss, Reader, Writer
+from ckptd_client.demo.journal import Finished, Loss, Reached, Reader, Restored, Saved, TorchSaved, Writer
 
 ROOT = Path(__file__).parents[2]
 STEPS = 6
@@ -53,6 +53,31 @@ def test_a_missing_step_is_noticed():
 def test_other_weights_are_noticed():
     with pytest.raises(DemoError, match="d, e"):
         report.join(losses(0, STEPS, "d"), attempts(losses(0, 4), losses(2, STEPS, "e")), STEPS)
+
+
+def test_the_curves_show_their_bits_only_where_they_differ():
+    curve = report.join(losses(0, STEPS, "d"), attempts(losses(0, 4), losses(2, STEPS, "d")), STEPS)
+    assert "0x" not in cells(report.curve_table(losses(0, STEPS, "d"), curve))
+    other = losses(0, STEPS, "d")
+    other[0][3] = Loss(3, "0x1p-30")
+    assert "0x1p-30" in cells(report.curve_table(other, curve))
+
+
+def cells(table):
+    return " | ".join(str(cell) for column in table.columns for cell in [column.header, *column.cells])
+
+
+def test_what_was_not_measured_has_no_row():
+    restored = Restored(3, "arena", 0.1, 38 << 20)
+    first = [[Saved(1, 0.2), Saved(3, 0.1), Reached(3, "staged", 0.3)]]
+    free = [[Saved(5, 0.1), Reached(5, "staged", 0.3), Reached(5, "durable", 0.4)]]
+    measured = report.Measured([[TorchSaved(1, 37 << 20, 0.1, 0.2)], []], [first], [free], [("a death", restored)])
+    text = cells(measured.table("32 MiB/s"))
+    assert "none was seen" not in text
+    assert "32 MiB/s" not in text
+    assert "ckptd, 38 MiB per rank | " in text
+    assert "400.0 ms, meanwhile training goes on" in text
+    assert measured.notes()[0].startswith("worst stop of ckptd: the save of step 1, the first after a start")
 
 
 def test_a_journal_is_read_while_it_is_written(tmp_path):
@@ -106,6 +131,8 @@ def test_the_short_demo_proves_what_it_says(tmp_path):
     assert demo.returncode == 0, output
     assert "the loss curve equals the uninterrupted run's, bit for bit: 40 steps" in output
     assert output.count("from tier arena") == 2, output
+    assert "none was seen" not in output
+    assert output.splitlines()[-1] == 'Everything it made is removed. Next: "A first save" in README.md'
     assert left_behind(tmp_path, demo.pid) == []
 
 

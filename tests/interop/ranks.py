@@ -2,6 +2,7 @@
 
     torchrun ranks.py save <folder>            a few steps, a durable checkpoint, and each rank's values as reference.pt
     torchrun ranks.py load <folder> <layouts>  layouts: fsdp, ddp, hsdp, joined by commas
+    torchrun ranks.py dcp <folder> <layouts> <directory>  by dcp.load alone, from there
 
 Run under torchrun on CPUs with gloo.
 """
@@ -129,6 +130,12 @@ def load(folder, layouts):
         read_by_huggingface(layout, reference["ranks"], directory)
 
 
+def load_dcp(folder, layouts, directory):
+    ranks = torch.load(f"{folder}/reference.pt", weights_only=False)["ranks"]
+    for layout in layouts.split(","):
+        read_by_dcp(layout, ranks, directory)
+
+
 def check(reader, state, reference):
     """The state is, name for name, what one of the ranks in reference had. A DTensor was the same whole on all."""
     found = whole(state)
@@ -165,7 +172,7 @@ def read_by_huggingface(layout, reference, directory):
 def main():
     dist.init_process_group("gloo")
     command, *args = sys.argv[1:]
-    {"save": save, "load": load}[command](*args)
+    {"save": save, "load": load, "dcp": load_dcp}[command](*args)
     dist.barrier()
     sys.stdout.flush()
     os._exit(0)  # FSDP2 with gloo now and then aborts at the end of the interpreter, when all is done

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from ckptd import __version__, cli
+from ckptd.cli import common
 from ckptd.cli import drain as drain_verb
 from ckptd.cli import status as status_verb
 from ckptd.filelayer import FileLayer
@@ -23,7 +24,7 @@ from ckptd.store import commit, write_vote
 from ckptd.store_scan import Place
 from tests.unit import a_status
 
-VERBS = ("run", "status", "list", "verify", "drain", "doctor", "demo")
+VERBS = ("run", "status", "list", "verify", "export", "drain", "doctor", "demo")
 
 
 @pytest.fixture
@@ -161,6 +162,14 @@ def test_no_daemon(ckptd, tmp_path, verb):
     assert "hint: start one with ckptd run --arena" in err
 
 
+def test_status_without_an_arena_says_where_daemons_come_from(ckptd, tmp_path):
+    _, _, err = ckptd("status", "--arena", str(tmp_path / "none"))
+    assert "hint: a training starts one with connect(); it leaves when its last job is closed and durable\n" in err
+    assert "hint: what lies on a store: ckptd list PATH\n" in err
+    (tmp_path / "there").mkdir(mode=0o700)
+    assert "ckptd list" not in ckptd("status", "--arena", str(tmp_path / "there"))[2]
+
+
 def test_status_json_is_the_struct(ckptd, monkeypatch):
     monkeypatch.setattr(status_verb, "Daemon", Daemon(a_status.status()).connect)
     code, out, _ = ckptd("status", "--json")
@@ -175,6 +184,13 @@ def test_status_for_people(ckptd, monkeypatch):
     assert code == 0
     assert "llama-7b  incarnation 4" in out
     assert "\x1b" not in out
+    assert not any(line.endswith(" ") for line in out.splitlines())
+
+
+def test_a_pipe_is_80_columns_wide(monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr("os.get_terminal_size", lambda *_: os.terminal_size((200, 50)))
+    assert common.console().width == 80
 
 
 def test_watch_as_json_is_a_line_per_look_until_ctrl_c(ckptd, monkeypatch):
@@ -277,7 +293,7 @@ def test_list_of_a_damaged_store(ckptd, store):
     (store / "job/step-000000100.i0001/COMMITTED").write_text("{}")
     code, out, _ = ckptd("list", str(store))
     assert code == 1
-    assert "error: " in out
+    assert "error:" in out
 
 
 @pytest.mark.parametrize("verb", ["list", "verify"])
@@ -330,7 +346,7 @@ def test_doctor(ckptd, tmp_path):
     assert verdicts["shared memory"] in {"ok", "warn", "bad"}
     assert code == int("bad" in verdicts.values())
     code, out, _ = ckptd("doctor", "--arena", str(tmp_path))
-    assert "fix: set CKPTD_STORE=" in out
+    assert "To try one:" in out
 
 
 def test_run_gives_the_daemon_its_settings(ckptd, monkeypatch):

@@ -199,8 +199,12 @@ def test_a_store_with_one_fault(changes, name, verdict):
     assert found.fix
 
 
-def test_no_store_is_said():
-    assert [finding.name for finding in judge.judge_store(None)] == ["store"]
+def test_no_store_is_no_fault_and_is_said():
+    (found,) = judge.judge_store(None)
+    assert (found.name, found.verdict) == ("store", Verdict.OK)
+    assert "connect(store=...) names it. To try one: ckptd doctor --store DIR" in found.detail
+    (found,) = judge.judge_store(None, ["/a", "/b"])
+    assert "the daemon's jobs have /a, /b. To try one: ckptd doctor --store /a" in found.detail
 
 
 def test_a_report_cut_short():
@@ -222,10 +226,21 @@ def test_probing_a_real_store(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_probing_a_store_that_is_not_there(tmp_path):
+def test_a_store_that_is_not_there_yet_is_tried_in_the_directory_above(tmp_path):
     facts = probe_store.probe_store(str(tmp_path / "missing"))
-    assert facts.error == "No such file or directory"
-    assert judge.judge_store(facts)[0].fix.startswith("mkdir -p")
+    assert facts.finished
+    first = judge.judge_store(facts)[0]
+    assert first.verdict == Verdict.OK
+    assert "is not there yet" in first.detail
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_parent_that_is_missing_is_most_likely_a_mount(tmp_path):
+    facts = probe_store.probe_store(str(tmp_path / "nope/deep/x"))
+    (found,) = judge.judge_store(facts)
+    assert found.verdict == Verdict.BAD
+    assert found.detail == f"{tmp_path}/nope is missing: is it mounted?"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_hung_store_costs_the_deadline_only(tmp_path, monkeypatch):

@@ -170,6 +170,40 @@ def test_a_drain_that_a_load_waits_for_has_a_time_of_its_own():
     assert "its drain does not end" in job.answer(seqs[0]).message
 
 
+def a_silent_store(**number):
+    """A job whose store has not answered. The load of its ranks waits for the drain of what lies in memory."""
+    job = AJob(world=2)
+    for rank in range(2):
+        job.attach(rank)
+    job.say(ev.IncarnationTaken(job=KEY, **number))
+    job.scan(problem="EIO")
+    for rank in range(2):
+        job.slots(rank)
+    job.stage_all(ONE)
+    job.digest_all(ONE)
+    for rank in range(2):
+        job.ask_load(rank)
+    job.scan(problem="EIO")
+    job.say(ev.IncarnationTaken(job=KEY, problem="EIO"))
+    seqs = [job.report(0, ONE, Tier.ARENA, "not here", reshape=True), job.report(1, ONE, Tier.ARENA)]
+    assert orders(job, seqs) == [None, None]
+    return job, seqs
+
+
+def test_a_load_that_waits_for_a_drain_goes_on_when_the_checkpoint_is_found_on_the_store():
+    job, seqs = a_silent_store(number=1)
+    job.scan(ONE)
+    assert [(o.save, o.tier) for o in orders(job, seqs)] == [(ONE, Tier.PFS)] * 2
+
+
+def test_a_load_does_not_wait_for_a_drain_that_an_older_life_forbids():
+    job, seqs = a_silent_store(problem="EIO")
+    theirs = SaveId(1, 1, 5)
+    job.scan(theirs)
+    job.tick()
+    assert [(o.save, o.tier) for o in orders(job, seqs)] == [(theirs, Tier.PFS)] * 2
+
+
 def test_a_rank_that_never_asks_ends_the_load():
     job = AJob(world=2).start()
     seq = job.ask_load(0)

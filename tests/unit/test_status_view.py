@@ -56,7 +56,9 @@ def test_checkpoints_say_how_safe_they_are():
 def test_ranks_in_step_share_a_line_and_a_dead_one_stands_out():
     text = shown(a_status.status(), width=120)
     assert line(text, "ranks 0-14") == "ranks 0-14 ■■□ 2 of 3 slots of 24.0 GiB in use, newest step 1300"
-    assert line(text, "15").endswith("newest step 1300, gone (pid 4015 on node03)")
+    assert line(text, "rank 15: ") == (
+        "rank 15: process ended; newest step 1300 (pid 4015 on node03); 2 of 3 slots of 24.0 GiB in use"
+    )
 
 
 def test_a_drain_that_failed_says_when_it_tries_again():
@@ -70,6 +72,31 @@ def test_only_the_newest_checkpoints_are_shown():
     many = [a_status.checkpoint(step, "durable", "durable") for step in range(1000, 0, -1)]
     text = shown(a_status.status(jobs=[a_status.job(checkpoints=many)]))
     assert "and 990 older checkpoints" in text
+
+
+def test_what_was_removed_is_said_and_soon_left_out():
+    here = [a_status.checkpoint(step, "durable", "durable", tiers=["pfs"]) for step in (900, 800)]
+    removed = [a_status.checkpoint(step, "durable", "durable", tiers=[]) for step in range(700, 200, -100)]
+    text = shown(a_status.status(jobs=[a_status.job(checkpoints=[*here, *removed])]))
+    assert line(text, "800").split()[5] == "pfs"
+    assert line(text, "700").split()[5] == "removed"
+    assert text.count("removed") == 3
+    assert "and 2 older checkpoints" in text
+
+
+def test_a_narrow_terminal_loses_the_protected_column_first():
+    text = shown(a_status.status(jobs=[a_status.job()]), width=60)
+    assert line(text, "step inc") == "step inc staged durable in ranks size age"
+    assert "superseded" in text
+    assert max(map(len, text.splitlines())) <= 60
+
+
+def test_a_bar_is_for_terminals_only():
+    assert "━" in shown(a_status.status(), force_terminal=True)
+    plain = shown(a_status.status())
+    assert "━" not in plain
+    assert line(plain, "memory") == "memory 768.0 GiB of 1.2 TiB (64 %)"
+    assert line(plain, "drain") == "drain 40 %"
 
 
 def test_no_job_says_how_one_comes():

@@ -15,6 +15,7 @@ from ckptd_client.demo.ranks import Ranks
 from ckptd_client.demo.workspace import Workspace
 
 _SLOW_DRAIN = "32MiB"  # per second: slow enough to be hit in the middle
+_SLOW_RATE = "32 MiB/s"
 _VICTIM = WORLD_SIZE - 1
 _INDENT = 4
 _NO_DAEMON = 3  # exit code of ckptd status
@@ -51,7 +52,7 @@ class Story:
 
     def _act_2(self) -> tuple[Ranks, Ranks, Restored]:
         self._title("Act 2: the same training with ckptd, and one rank dies")
-        self._say(f"the drain is slowed to {_SLOW_DRAIN}/s, so that act 3 can hit one in the middle")
+        self._say(f"the drain is slowed to {_SLOW_RATE}, so that act 3 can hit one in the middle")
         first = self._start("act 2", slow=True)
         self._follow_until(first, self._plan.kill_rank_after)
         self._show("status", "--arena", self._space.arena)
@@ -99,13 +100,23 @@ class Story:
             f"[bold green]the loss curve equals the uninterrupted run's, bit for bit:[/] {len(curve.points)} steps, "
             f"{curve.repeated} of them run twice"
         )
-        self._say(f"{curve.compared} losses were compared, and the weights at the end: digest {curve.digest}")
+        self._say(
+            f"{curve.compared} losses were compared, over all ranks and starts, and the weights at the end: "
+            f"digest {curve.digest}"
+        )
         if not self._space.wait_until_empty():
             raise DemoError("the job is closed and durable, yet its daemon has not left")
         self._say("the daemon has left by itself: a client had started it, and its last job is closed and durable")
         self._title("The numbers")
         measured = report.Measured(reference.records, [r.records for r in slowed], [third.records], restores)
-        self._print(measured.table(f"{_SLOW_DRAIN}/s"))
+        self._print(measured.table(_SLOW_RATE))
+        for note in measured.notes():
+            self._print(Text(note, style="dim"))
+        self._console.print()
+        self._say(
+            "[bold green]It holds:[/] killed twice, the training came back from memory twice, and ended as the one "
+            f"that nobody disturbed: {curve.compared} losses and the weights at the end are equal, bit for bit"
+        )
 
     def _start(self, name: str, *, ckptd: bool = True, slow: bool = False) -> Ranks:
         settings = {"CKPTD_DRAIN_BANDWIDTH": _SLOW_DRAIN} if slow else {}

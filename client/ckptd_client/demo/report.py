@@ -62,17 +62,19 @@ def _one_digest(ranks: Records) -> str:
 
 
 def curve_table(reference: Records, curve: Curve) -> Table:
-    """A few steps of both curves, digit for digit."""
+    """A few steps of both curves."""
     table = _table("step", "uninterrupted run", "killed and resumed", "run in")
     expected = losses(reference[0])
     every = max(1, (len(curve.points) - 1) // (_ROWS - 1))
     for step, loss, name in [*curve.points[:-1:every], curve.points[-1]]:
-        table.add_row(str(step), _both_forms(expected[step]), _both_forms(loss), name)
+        exact = loss != expected[step]
+        table.add_row(str(step), _shown(expected[step], exact=exact), _shown(loss, exact=exact), name)
     return table
 
 
-def _both_forms(loss: str) -> str:
-    return f"{float.fromhex(loss):.4f}  {loss}"
+def _shown(loss: str, *, exact: bool) -> str:
+    """Digits that people read; the hexadecimal form too where only that would show a difference."""
+    return f"{float.fromhex(loss):.6f}" + (f"  {loss}" if exact else "")
 
 
 @dataclass(frozen=True)
@@ -88,21 +90,39 @@ class Measured:
         """Stall, time to each milestone and restores, beside torch.save. cap: the drain's cap in words."""
         torch_saves = _of(TorchSaved, [self.reference])
         stalls = [saved.stall_s for saved in _of(Saved, [*self.slowed, *self.free])]
-        table = _table("", "ckptd", "torch.save on rank 0")
+        ours, theirs = [restored.nbytes for _, restored in self.restores], [s.nbytes for s in torch_saves]
+        table = _table(
+            "",
+            f"ckptd, {_mib(ours)} per rank",
+            f"torch.save, {_mib(theirs)} on rank 0",
+        )
         table.add_row("training stops, median", ms(stalls), ms([s.seconds for s in torch_saves]))
         table.add_row("training stops, worst", ms(stalls, max), ms([s.seconds for s in torch_saves], max))
         staged = _reached("staged", [*self.slowed, *self.free])
-        table.add_row("safe from any process's death after", ms(staged), "")
-        durable = ms([s.synced_s for s in torch_saves]) + ", training stopped"
-        table.add_row("on disk and synced after", ms(_reached("durable", self.free)), durable)
-        table.add_row(f"  with the drain slowed to {cap}", ms(_reached("durable", self.slowed)), "")
+        table.add_row("safe from dying processes after", ms(staged), "")
+        on_disk = f"{ms(_reached('durable', self.free))}, meanwhile training goes on"
+        table.add_row("on disk and synced after", on_disk, f"{ms([s.synced_s for s in torch_saves])}, training stopped")
+        slowed = _reached("durable", self.slowed)
+        if slowed:
+            table.add_row(f"  with the drain at {cap}", ms(slowed), "")
         for what, restored in self.restores:
             seconds = ms([restored.seconds])
-            mib = restored.nbytes / 2**20
-            table.add_row(
-                f"restore after {what}", f"{seconds}: step {restored.step} from {restored.tier}, {mib:.0f} MiB", ""
-            )
+            table.add_row(f"restore after {what}", f"{seconds}: step {restored.step} from {restored.tier}", "")
         return table
+
+    def notes(self) -> list[str]:
+        """What the table needs said: which save the worst stop was, so that nobody takes it for the rule."""
+        starts = [_of(Saved, [ranks]) for ranks in [*self.slowed, *self.free]]
+        saves = [(saved.stall_s, saved.step, saved.step == start[0].step) for start in starts for saved in start]
+        if not saves:
+            return []
+        _, step, first = max(saves)
+        which = "the first after a start" if first else "not the first after a start"
+        return [f"worst stop of ckptd: the save of step {step}, {which}; all ranks share this machine's cores"]
+
+
+def _mib(nbytes: Sequence[int]) -> str:
+    return f"{max(nbytes) / 2**20:.0f} MiB" if nbytes else "nothing"
 
 
 def ms(seconds: Sequence[float], choose: Callable[[Sequence[float]], float] = statistics.median) -> str:

@@ -1,14 +1,16 @@
 """What cannot be saved is told at once, with the place or the numbers; what may change between saves just works."""
 
 import os
+import re
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
 import ckptd_client
-from ckptd_client import BudgetError, ConfigError, ConnectError, SaveFailedError, UsageError
+from ckptd_client import BudgetError, ConfigError, ConnectError, MismatchError, SaveFailedError, UsageError
 from tests.cluster import Node
 from tests.unit.client.same import difference
 
@@ -101,7 +103,7 @@ def test_load_wants_a_dict_too(state, join):
         client.load(state)
 
 
-@pytest.mark.parametrize("step", [-1, 1.5, "3", True, 10**12, torch.tensor(3)], ids=str)
+@pytest.mark.parametrize("step", [-1, 1.5, "3", True, 10**12, torch.tensor(3.0), torch.ones(2)], ids=str)
 def test_a_step_is_a_natural_number(step, join):
     client = join()
     with pytest.raises(UsageError, match="step must be an int from 0 to"):
@@ -332,3 +334,42 @@ def test_the_same_job_twice_in_one_process_is_told_who_runs(tmp_path, join):
 def test_the_public_names_are_all_there():
     for name in ckptd_client.__all__:
         assert getattr(ckptd_client, name) is not None
+
+
+def test_an_arena_whose_socket_would_have_too_long_a_path_is_told(join):
+    with pytest.raises(ConfigError, match="a unix socket's may have 107"):
+        join(arena="/dev/shm/" + "a" * 100)
+
+
+def test_a_relative_store_is_told_what_it_would_be(join):
+    with pytest.raises(ConfigError, match=re.escape(os.path.abspath("relative"))):
+        join(store="relative")
+
+
+def test_steps_may_be_any_integer_and_swapped_arguments_are_told(join):
+    client = join()
+    assert client.save({"w": w}, np.int64(3)).step == 3
+    assert client.save({"w": w}, torch.tensor(4)).step == 4
+    with pytest.raises(UsageError, match=r"save\(state, step\)") as error:
+        client.save(1, {"w": torch.zeros(10**5)})
+    assert len(str(error.value)) < 300
+
+
+def test_tensors_saved_apart_that_share_memory_here_must_be_equal(join):
+    client = join()
+    client.save({"a": torch.zeros(10), "b": torch.ones(10)}, 0).wait("durable", 20)
+    one = torch.full((10,), 2.0)
+    with pytest.raises(MismatchError, match=r"state\['b'\] and state\['a'\]|state\['a'\] and state\['b'\]"):
+        client.load({"a": one, "b": one})
+    whole = torch.zeros(20)
+    with pytest.raises(MismatchError, match="share memory"):
+        client.load({"a": whole[:10], "b": whole[5:15]})
+    client.load({"a": whole[::2], "b": whole[1::2]})
+    assert whole.sum() == 10, "interleaved tensors share no element"
+
+
+def test_a_module_that_does_not_take_its_state_is_told_where(join):
+    client = join()
+    client.save({"m": torch.nn.Linear(2, 3)}, 0).wait("durable", 20)
+    with pytest.raises(MismatchError, match=r"state\['m'\]: Linear does not take"):
+        client.load({"m": torch.nn.Linear(3, 2)})

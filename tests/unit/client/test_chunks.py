@@ -4,8 +4,10 @@ import os
 import pickle
 
 import pytest
+import safetensors.torch
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch.distributed._shard.sharded_tensor import Shard as ShardedTensorShard
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata, TensorProperties
@@ -16,6 +18,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import ckptd_client
+from ckptd.export.run import Order, export
 from ckptd.protocol.errors import ConfigError, UsageError
 from ckptd.protocol.ids import MAX_PARTS
 from ckptd.protocol.layout import decode_layout
@@ -177,6 +180,33 @@ def test_several_boxes_come_back_by_both_routes(make, as_rank, join, emptied, pl
     for (offsets, sizes), values in expected:
         where = tuple(slice(o, o + n) for o, n in zip(offsets, sizes, strict=True))
         assert torch.equal(whole["cut"][where], values)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_exports_join_the_boxes(join, places, as_rank, tmp_path):
+    mesh = as_rank(0, 1)
+    state = {"cut": wrapped(3, mesh), "complex": torch.randn(4, dtype=torch.complex128), "packed": packed(5)}
+    expected = torch.cat([local for _, local in pieces(state["cut"])], 1)
+    handle = join().save(state, 1).wait("durable", 20)
+    source = os.path.join(places[0], handle.save_id.dirname)
+    for form in ("torch", "safetensors", "dcp"):
+        export(Order(source=source, out=str(tmp_path / form), format=form))
+    found = torch.load(tmp_path / "torch")
+    assert torch.equal(found["cut"], expected)
+    assert torch.equal(found["complex"], state["complex"])
+    assert found["packed"].dtype == torch.float4_e2m1fn_x2
+    assert torch.equal(found["packed"].view(torch.uint8), state["packed"].view(torch.uint8))
+    found = safetensors.torch.load_file(tmp_path / "safetensors" / "model.safetensors")
+    assert torch.equal(found["cut"], expected)
+    assert torch.equal(torch.view_as_complex(found["complex"]), state["complex"])
+    target = {"cut": torch.zeros(6, 7), "complex": torch.zeros(4, dtype=torch.complex128)}
+    dcp.load(target, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    assert torch.equal(target["cut"], expected)
+    assert torch.equal(target["complex"], state["complex"])
+
+
+def packed(nbytes):
+    return torch.arange(nbytes, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
 
 
 def test_other_boxes_need_another_plan(as_rank):

@@ -1,0 +1,125 @@
+"""``ckptd export``: a checkpoint as files that other programs open. Needs no daemon."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import click
+import msgspec
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from ckptd import human
+from ckptd.cli import common
+from ckptd.export.casts import TARGETS
+from ckptd.export.names import Choice
+from ckptd.export.run import Format, Order, Summary, export
+from ckptd.protocol.errors import UsageError
+from ckptd.units import parse_size
+
+
+@click.command(
+    epilog=common.example(
+        "ckptd export /scratch/$USER/ckpt/llama-7b out --only model --strip model",
+        "ckptd export --format torch --dtype BF16 STEP-DIRECTORY model.pt",
+    )
+)
+@click.argument("source")
+@click.argument("out")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["safetensors", "torch", "dcp"]),
+    default="safetensors",
+    show_default=True,
+    help="safetensors: OUT is a directory, with shards and index as HuggingFace has them. torch: OUT is one file for "
+    "torch.load(OUT, weights_only=True). dcp: OUT is a directory for torch.distributed.checkpoint.load, with the "
+    "shards of all ranks and the values that are no tensors.",
+)
+@click.option("--max-shard-size", default="5G", show_default=True, metavar="SIZE", help="Of a file in a directory.")
+@click.option("--only", multiple=True, metavar="PREFIX", help="Only names that begin so, such as model. Repeatable.")
+@click.option("--strip", default="", metavar="PREFIX", help="Take it off the names.")
+@click.option("--map", "map_path", metavar="FILE", help="JSON of new names by old ones. Others keep theirs.")
+@click.option("--dtype", type=click.Choice(TARGETS), help="Cast BF16, F16, F32 and F64. Needs numpy.")
+@click.option("--nested", is_flag=True, help="torch: nested as it was saved, not one flat dict.")
+@click.option("--force", is_flag=True, help="Replace an earlier export.")
+@common.json_option
+def command(  # noqa: PLR0913, PLR0917  # a flag each
+    source: str,
+    out: str,
+    form: Format,
+    max_shard_size: str,
+    only: tuple[str, ...],
+    strip: str,
+    map_path: str | None,
+    dtype: str | None,
+    nested: bool,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Write the whole tensors of SOURCE, a checkpoint or a job's directory (its newest), to OUT.
+
+    Put together from all ranks, every digest checked on the way; damage leaves nothing behind and exit code 1.
+    Other values than tensors stay behind, but for dcp, which has those of rank 0.
+    """
+    if nested and (form != "torch" or strip or map_path):
+        raise UsageError("--nested goes with --format torch, and without --strip and --map")
+    choice = Choice(only=only, strip=strip, renames=_renames(map_path), dtype=dtype)
+    order = Order(
+        source=source, out=out, format=form, max_shard_nbytes=_size(max_shard_size), choice=choice, nested=nested,
+        force=force,
+    )  # fmt: skip
+    with _progress(quiet=as_json) as progress:
+        summary = export(order, progress)
+    if as_json:
+        common.print_json(summary)
+    else:
+        _tell(summary)
+
+
+def _size(text: str) -> int:
+    try:
+        nbytes = parse_size(text)
+    except ValueError as error:
+        raise UsageError(f"--max-shard-size: {error}", hint="such as 5G or 500M") from error
+    if not nbytes:
+        raise UsageError("--max-shard-size is 0", hint="such as 5G or 500M")
+    return nbytes
+
+
+def _renames(path: str | None) -> dict[str, str]:
+    if path is None:
+        return {}
+    hint = 'it holds {"old.name": "new.name", ...}'
+    try:
+        with open(path, "rb") as file:
+            return msgspec.json.decode(file.read(), type=dict[str, str])
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise UsageError(f"--map {path}: {error}", hint=hint) from error
+
+
+@contextlib.contextmanager
+def _progress(*, quiet: bool) -> Iterator[Callable[[int, int], None]]:
+    """Told the bytes written so far and in all."""
+    console = common.console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield lambda _done, _total: None
+        return
+    columns = (
+        TextColumn("exporting"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("exporting", total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+def _tell(summary: Summary) -> None:
+    speed = human.rate(summary.nbytes / summary.seconds) if summary.seconds else "-"
+    click.echo(
+        f"step {summary.step}: {human.counted(summary.tensors, 'tensor')}, {human.size(summary.nbytes)} in "
+        f"{human.counted(len(summary.files), 'file')} in {human.duration(summary.seconds)} ({speed}): "
+        f"{human.printable(summary.out)}"
+    )
+    why = "of other ranks, or not chosen" if summary.format == "dcp" else "because no tensor"
+    left_out = [f"left behind, {why}: {human.counted(summary.leaves_left_out, 'value')}"]
+    for note in (left_out if summary.leaves_left_out else []) + summary.notes:
+        click.echo(f"{click.style('note:', dim=True)} {human.printable(note)}")

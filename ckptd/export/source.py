@@ -1,0 +1,109 @@
+"""A committed checkpoint found and opened: its records checked against each other, its layouts decoded."""
+
+import os
+
+import msgspec
+
+from ckptd.export.read import SourceFile
+from ckptd.filelayer import FileLayer
+from ckptd.protocol.digest import digest
+from ckptd.protocol.errors import CkptdError, DamagedError, UsageError
+from ckptd.protocol.ids import JobKey, SaveId, parse_dirname, parse_partial_dirname
+from ckptd.protocol.layout import Layout, decode_layout, decode_leaves
+from ckptd.protocol.manifest import COMMITTED, MANIFEST, VOTES_DIR, FileRecord, VoteRef, decode_manifest, decode_vote
+from ckptd.store_scan import MAX_RECORD_NBYTES, job_dir, read_committed, scan
+
+
+class Checkpoint(msgspec.Struct, frozen=True):
+    """What a committed checkpoint consists of. files and layouts by rank."""
+
+    path: str
+    save: SaveId
+    files: list[SourceFile]
+    layouts: list[Layout]
+    leaves: int  # values that are no tensors
+    votes: list[VoteRef]
+
+
+def find(path: str) -> tuple[str, list[str]]:
+    """The checkpoint's directory: path itself, or the newest in the job's directory that path is. Raises UsageError.
+
+    And what is wrong with other checkpoints of the job: one of them may be newer.
+    """
+    path = os.path.realpath(path)
+    base = os.path.basename(path)
+    if parse_partial_dirname(base) is not None:
+        raise UsageError(f"{path} is unfinished, not a checkpoint", hint=f"ckptd list {os.path.dirname(path)}")
+    if parse_dirname(base) is not None or os.path.exists(os.path.join(path, COMMITTED)):
+        return path, []
+    key = JobKey(*os.path.split(path))
+    found = scan(FileLayer(), key)
+    if not found.committed:
+        why = found.problems[0] if found.problems else "neither a checkpoint nor the directory of a job that has one"
+        raise UsageError(f"nothing to export in {path}: {why}", hint=f"ckptd list {path}")
+    return os.path.join(job_dir(key), found.committed[0].dirname), found.problems
+
+
+def load(path: str) -> Checkpoint:
+    """The checkpoint in the directory path. Raises DamagedError or OSError, naming the file."""
+    where = os.path.join(path, MANIFEST)
+    try:
+        committed = read_committed(FileLayer(), path)
+    except FileNotFoundError as error:
+        raise CkptdError(f"{error.filename}: missing: not committed", hint=f"ckptd verify {path}") from error
+    if committed.save.dirname != os.path.basename(path):
+        raise DamagedError(
+            f"{path}: its name should be {committed.save.dirname}", hint="give the directory its name back"
+        )
+    raw = FileLayer().read_file(where, MAX_RECORD_NBYTES)
+    manifest = decode_manifest(raw, where=where)
+    if (len(raw), digest(raw).hex()) != (committed.manifest_nbytes, committed.manifest_xxh3_128):
+        raise DamagedError(f"{where}: is not the manifest that {COMMITTED} names", hint=f"ckptd verify {path}")
+    files = [_source(path, record) for record in manifest.files]
+    layouts = [_layout(path, record, manifest.world_size) for record in manifest.files]
+    leaves = sum(len(decode_leaves(record.leaves, where=where).leaves) for record in manifest.files)
+    return Checkpoint(path, committed.save, files, layouts, leaves, manifest.votes)
+
+
+def stock_leaves(checkpoint: Checkpoint) -> dict[str, bytes]:
+    """Rank 0's values that are no tensors, a torch.save archive each; none if it made none.
+
+    Opaque bytes, checked like all else. Raises DamagedError or OSError, naming the file.
+    """
+    for ref in checkpoint.votes:
+        where = os.path.join(checkpoint.path, VOTES_DIR, ref.node)
+        raw = FileLayer().read_file(where, MAX_RECORD_NBYTES)
+        if (len(raw), digest(raw)) != (ref.nbytes, ref.digest):
+            raise DamagedError(
+                f"{where}: is not the vote that {MANIFEST} names", hint=f"ckptd verify {checkpoint.path}"
+            )
+        vote = decode_vote(raw, where=where)
+        if any(record.rank == 0 for record in vote.files):
+            objects = vote.stock_objects
+            if objects is None:
+                return {}
+            return {name: objects.data[at : at + nbytes] for name, (at, nbytes) in objects.index.items()}
+    return {}
+
+
+def _source(path: str, record: FileRecord) -> SourceFile:
+    """The image, its files there and with their sizes."""
+    parts = tuple(extent._replace(name=os.path.join(path, extent.name)) for extent in record.extents())
+    hint = f"ckptd verify {path}"
+    for where, _, expected in parts:
+        try:
+            nbytes = os.stat(where).st_size
+        except FileNotFoundError:
+            raise DamagedError(f"{where}: missing", hint=hint) from None
+        if nbytes != expected:
+            raise DamagedError(f"{where}: {nbytes} bytes, should be {expected}", hint=hint)
+    return SourceFile(os.path.join(path, record.name), record.nbytes, record.digests, parts)
+
+
+def _layout(path: str, record: FileRecord, world_size: int) -> Layout:
+    where = os.path.join(path, record.name)
+    layout = decode_layout(record.layout, where=where)
+    said = (layout.file, layout.rank, layout.world_size, layout.image_nbytes)
+    if said != (record.name, record.rank, world_size, record.nbytes):
+        raise DamagedError(f"{where}: its layout is of another file: {said}")
+    return layout
