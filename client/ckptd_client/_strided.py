@@ -3,8 +3,8 @@
 torch's own answer is one box at the first offset. That is wrong where a strided shard is not one run of rows.
 """
 
+import functools
 import itertools
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -43,40 +43,58 @@ def boxes_of(tensor: DTensor, local: torch.Tensor, where: str) -> list[LocalBox]
         return [LocalBox(tuple(c.offsets), shape, tuple(slice(0, size) for size in shape)) for c in chunks]
     if 0 in tensor.shape:
         return [LocalBox((0,) * len(shape), shape, tuple(slice(0, size) for size in shape))]
+    mesh = tuple(tensor.device_mesh.shape)
+    boxes = _dealt(tuple(tensor.shape), mesh, tuple(coordinate), tuple(tensor.placements), shape)
+    if boxes is None:
+        text = f"{where} has a local tensor of {list(shape)}, which its placements {tensor.placements} do not give"
+        raise UsageError(text, hint="redistribute() it to placements without strides before saving")
+    return boxes
+
+
+@functools.lru_cache(4096)  # many tensors are cut alike, and rows are many
+def _dealt(
+    whole: tuple[int, ...], mesh: tuple[int, ...], coordinate: tuple[int, ...], placements: tuple[Any, ...],
+    shape: tuple[int, ...],
+) -> list[LocalBox] | None:  # fmt: skip
+    """The boxes of a rank whose local tensor has this shape; None when the placements give no such shape."""
+    steps = [_Step(p, p.dim, mesh[d], coordinate[d]) for d, p in enumerate(placements) if hasattr(p, "dim")]
     # FSDP2 over tensor parallelism shards the local tensor of the inner mesh, right to left. The placements that it
     # writes down mean the same read from left to right, but where that leaves a rank without rows.
-    for rows in (_left_to_right(tensor, coordinate), _right_to_left(tensor, coordinate)):
+    for rows in (_left_to_right(whole, steps), _right_to_left(whole, steps)):
         if tuple(map(len, rows)) == shape:
             return _product([_runs(dim) for dim in rows])
-    text = f"{where} has a local tensor of {list(shape)}, which its placements {tensor.placements} do not give"
-    raise UsageError(text, hint="redistribute() it to placements without strides before saving")
+    return None
+
+
+class _Step(NamedTuple):
+    """What one dimension of the mesh does to a dimension of the tensor."""
+
+    placement: Any
+    dim: int
+    ranks: int
+    mine: int  # which of them
 
 
 def _is_strided(placement: Any) -> bool:
     return hasattr(placement, "split_factor")
 
 
-def _left_to_right(tensor: DTensor, coordinate: Sequence[int]) -> list[torch.Tensor]:
+def _left_to_right(whole: tuple[int, ...], steps: list[_Step]) -> list[torch.Tensor]:
     """Of each dimension the rows of this rank, in their order: as distribute_tensor() deals them out."""
-    rows = [torch.arange(size) for size in tensor.shape]
-    for mesh_dim, placement in enumerate(tensor.placements):
-        if hasattr(placement, "dim"):
-            dim = placement.dim
-            shaped = rows[dim].view([1] * dim + [-1])  # the placement splits along its own dimension
-            parts = placement._split_tensor(  # type: ignore[attr-defined]  # noqa: SLF001 - torch has no public one
-                shaped, tensor.device_mesh.size(mesh_dim), with_padding=False, contiguous=False
-            )[0]
-            rows[dim] = parts[coordinate[mesh_dim]].reshape(-1)
+    rows = [torch.arange(size) for size in whole]
+    for placement, dim, ranks, mine in steps:
+        shaped = rows[dim].view([1] * dim + [-1])  # the placement splits along its own dimension
+        # torch has no public name for it, and its meaning is its version's.
+        parts = placement._split_tensor(shaped, ranks, with_padding=False, contiguous=False)[0]  # noqa: SLF001
+        rows[dim] = parts[mine].reshape(-1)
     return rows
 
 
-def _right_to_left(tensor: DTensor, coordinate: Sequence[int]) -> list[torch.Tensor]:
-    rows = [torch.arange(size) for size in tensor.shape]
-    for mesh_dim, placement in reversed(list(enumerate(tensor.placements))):
-        if hasattr(placement, "dim"):
-            parts = rows[placement.dim].chunk(tensor.device_mesh.size(mesh_dim))
-            mine = coordinate[mesh_dim]
-            rows[placement.dim] = parts[mine] if mine < len(parts) else rows[placement.dim][:0]
+def _right_to_left(whole: tuple[int, ...], steps: list[_Step]) -> list[torch.Tensor]:
+    rows = [torch.arange(size) for size in whole]
+    for _, dim, ranks, mine in reversed(steps):
+        parts = rows[dim].chunk(ranks)
+        rows[dim] = parts[mine] if mine < len(parts) else rows[dim][:0]
     return rows
 
 
