@@ -31,6 +31,7 @@ _DTYPES = {code: Global("torch", name) for code, name in TORCH_DTYPES.items()}
 
 class _Box(NamedTuple):
     file: str
+    start: int  # of the archive, in the file
     entry: TensorEntry
 
 
@@ -94,7 +95,8 @@ def _collect(layouts: Iterable[Layout]) -> _Content | None:
         if count > MAX_BOXES or not all(entry.slice_nbytes for entry in layout.tensors):
             return None
         for entry in layout.tensors:
-            box = _Box(layout.file, entry)
+            file, start = layout.place(entry.slice_offset)
+            box = _Box(file, start, entry)
             for name in (entry.name, *twins.get(entry.name, ())):
                 _add(content.tensors.setdefault(name, {}), box)
         for name, path in layout.paths.items():
@@ -115,7 +117,7 @@ def _add(boxes: dict[Shape, _Box], box: _Box) -> None:
 
 def _whole(boxes: Iterable[_Box]) -> bool:
     """Whether the boxes have as many elements as their tensor."""
-    volumes = [(math.prod(entry.sizes), math.prod(entry.global_shape)) for _, entry in boxes]
+    volumes = [(math.prod(box.entry.sizes), math.prod(box.entry.global_shape)) for box in boxes]
     return bool(volumes) and sum(own for own, _ in volumes) == volumes[0][1]
 
 
@@ -124,7 +126,7 @@ def _described(
 ) -> Iterator[tuple[str, New]]:
     for name, boxes in tensors.items():
         first = boxes[0].entry
-        chunks = [New(_CHUNK, {"offsets": sizes[entry.offsets], "sizes": sizes[entry.sizes]}) for _, entry in boxes]
+        chunks = [New(_CHUNK, {"offsets": sizes[entry.offsets], "sizes": sizes[entry.sizes]}) for *_, entry in boxes]
         # Of the properties only the dtype says something; torch calls the others deprecated.
         properties = New(_PROPERTIES, (_DTYPES[first.dtype], _STRIDED, False, _CONTIGUOUS, False))
         yield name, New(_TENSOR, {"properties": properties, "size": sizes[first.global_shape], "chunks": chunks})
@@ -136,9 +138,9 @@ def _stored(
     tensors: dict[str, list[_Box]], leaves: dict[str, tuple[int, int]], sizes: _Sizes, objects_file: str
 ) -> Iterator[tuple[New, New]]:
     for name, boxes in tensors.items():
-        for number, (file, entry) in enumerate(boxes):
+        for number, (file, start, entry) in enumerate(boxes):
             index = {"fqn": name, "index": number, "offset": sizes[entry.offsets]}
-            yield New(_INDEX, index), _info(file, entry.slice_offset, entry.slice_nbytes)
+            yield New(_INDEX, index), _info(file, start, entry.slice_nbytes)
     for name, (offset, nbytes) in leaves.items():
         yield New(_INDEX, {"fqn": name, "index": None}), _info(objects_file, offset, nbytes)
 

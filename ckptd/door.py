@@ -13,6 +13,7 @@ from ckptd.liveness import Liveness
 from ckptd.protocol import places
 from ckptd.protocol.errors import CkptdError
 from ckptd.protocol.ids import JobKey
+from ckptd.protocol.layout import are_parts
 from ckptd.protocol.messages import (
     VERSION,
     AskDrain,
@@ -139,6 +140,7 @@ class Door:
             raise _error("protocol", f"slot {request.slot} is not one of rank {seat.rank}'s", "")
         seal = self._arena.seal_of(seat.job, request.slot)
         fits = seal.content_nbytes + SEALS_NBYTES <= os.stat(path).st_size
+        fits = fits and (not seal.parts or are_parts(seal.parts, seal.image_nbytes))
         claimed = (seal.job, seal.save, seal.rank)
         if seal.state is SlotState.FREE or claimed != (seat.job, request.save, seat.rank) or not fits:
             raise _error("protocol", f"slot {request.slot} does not hold the sealed segment of {request.save}", "")

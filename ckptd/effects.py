@@ -11,6 +11,7 @@ from ckptd.core import events as ev
 from ckptd.protocol.digest import KIND
 from ckptd.protocol.errors import BudgetError, CkptdError, DamagedError
 from ckptd.protocol.ids import JobKey, SaveId, file_name
+from ckptd.protocol.layout import extents
 from ckptd.protocol.manifest import STOCK_OBJECTS, VERSION, FileRecord, StockObjects, Vote, decode_objects
 from ckptd.store import CommitOutcome
 from ckptd.store_messages import (
@@ -196,7 +197,8 @@ class Effects:
         files = []
         for slot in action.slots:
             seal = self._arena.seal_of(job, slot)
-            files.append(DrainFile(self._arena.slot_path(job, slot), file_name(seal.rank), seal.image_nbytes))
+            path = self._arena.slot_path(job, slot)
+            files += [DrainFile(path, *extent) for extent in extents(seal.rank, seal.image_nbytes, seal.parts)]
         self._stores.ask(
             job.store,
             lambda i: Drain(id=i, job=job.job, save=save, files=files, bytes_per_s=self._bandwidth),
@@ -267,6 +269,7 @@ def _file_record(found: Fragments) -> FileRecord:
         digests=found.table,
         layout=found.layout,
         leaves=found.leaves,
+        parts=seal.parts,
     )
 
 

@@ -180,13 +180,14 @@ def _write_and_rename(fs: FileLayer, place: Place, writer: str) -> Committed:
 
 def _check_files(fs: FileLayer, place: Place, manifest: Manifest) -> None:
     for record in manifest.files:
-        path = os.path.join(place.partial, record.name)
-        try:
-            nbytes = fs.size(path)
-        except FileNotFoundError:
-            raise DamagedError(f"{path}: missing, though rank {record.rank}'s node voted for it") from None
-        if nbytes != record.nbytes:
-            raise DamagedError(f"{path}: {nbytes} bytes, the vote says {record.nbytes}")
+        for name, _, expected in record.extents():
+            path = os.path.join(place.partial, name)
+            try:
+                nbytes = fs.size(path)
+            except FileNotFoundError:
+                raise DamagedError(f"{path}: missing, though rank {record.rank}'s node voted for it") from None
+            if nbytes != expected:
+                raise DamagedError(f"{path}: {nbytes} bytes, the vote says {expected}")
 
 
 def _publish_stock(fs: FileLayer, place: Place, votes: list[Vote]) -> list[StockFile]:

@@ -13,6 +13,7 @@ from ckptd.filelayer import FileLayer
 from ckptd.mapping import POPULATE_READ, Mapping
 from ckptd.protocol.errors import CkptdError
 from ckptd.protocol.ids import JobKey
+from ckptd.protocol.layout import extents
 from ckptd.protocol.slot import SEALS_NBYTES, Seal, SlotState, align_up, decode_seals
 from ckptd.store_image import WRITERS, Flow, Image, make_partial, sync_partial, write_image
 from ckptd.store_messages import Drain, Drained, DrainFile
@@ -37,11 +38,11 @@ class MappedSlot:
         try:
             self.check()
             # Whole pages, because the last direct write is rounded up to one.
-            self._map = Mapping(self._fd, align_up(file.nbytes), writable=False)
+            self._map = Mapping(self._fd, align_up(file.start + file.nbytes), writable=False)
         except BaseException:
             os.close(self._fd)
             raise
-        self.image = self._map.view
+        self.image = self._map.view[file.start :]
 
     def __enter__(self) -> Self:
         return self
@@ -55,7 +56,8 @@ class MappedSlot:
 
     @contextlib.contextmanager
     def window(self, start: int, stop: int) -> Iterator[None]:
-        """A part of the image, of whole pages, that is mapped at once before and unmapped after."""
+        """Some of the file's bytes, whole pages, that are mapped at once before and unmapped after."""
+        start, stop = self._file.start + start, self._file.start + stop
         with contextlib.suppress(OSError):  # Linux before 5.14: each page is mapped as it is written
             self._map.advise(POPULATE_READ, start, stop - start)
         yield
@@ -65,13 +67,15 @@ class MappedSlot:
         """Raises SlotChangedError unless the slot's seal is in force and is this save's."""
         nbytes = os.fstat(self._fd).st_size
         seal = Seal()
-        if nbytes >= align_up(self._file.nbytes) + SEALS_NBYTES:
+        file = self._file
+        if nbytes >= align_up(file.start + file.nbytes) + SEALS_NBYTES:
             seal = decode_seals(os.pread(self._fd, SEALS_NBYTES, nbytes - SEALS_NBYTES))[2]
         sealed = seal.state in {SlotState.SEALED, SlotState.DIGESTED}
-        theirs = (seal.job, seal.save, seal.image_nbytes)
-        if not sealed or theirs != (self._place.key, self._place.save, self._file.nbytes):
+        files = extents(seal.rank, seal.image_nbytes, seal.parts)
+        theirs = (seal.job, seal.save, (file.name, file.start, file.nbytes) in files)
+        if not sealed or theirs != (self._place.key, self._place.save, True):
             held = f"{seal.save} with {seal.image_nbytes} bytes" if sealed else "nothing sealed"
-            wanted = f"{self._place.save} of job {self._place.key.job!r} with {self._file.nbytes} bytes"
+            wanted = f"{self._place.save} of job {self._place.key.job!r} with {file.nbytes} bytes of {file.name}"
             raise SlotChangedError(f"{self._file.slot_path}: holds {held}, not {wanted}")
 
 

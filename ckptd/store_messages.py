@@ -11,7 +11,7 @@ import msgspec
 
 from ckptd.protocol.decoding import MALFORMED
 from ckptd.protocol.errors import ProtocolError
-from ckptd.protocol.ids import FileName, Incarnation, JobName, Nbytes, SaveId
+from ckptd.protocol.ids import MAX_PARTS, FileName, Incarnation, JobName, Nbytes, SaveId
 from ckptd.protocol.manifest import Vote
 from ckptd.store import CommitOutcome
 from ckptd.store_scan import Scan
@@ -36,11 +36,12 @@ class ScanJob(msgspec.Struct, frozen=True, kw_only=True, tag="scan-job"):
 
 
 class DrainFile(msgspec.Struct, frozen=True):
-    """One slot and the file to make of it."""
+    """One slot and a file to make of it: of its image, or of a part."""
 
     slot_path: str
     name: FileName
-    nbytes: Nbytes  # of the image
+    start: Nbytes  # of the part in the image; whole pages
+    nbytes: Nbytes  # of the part
 
 
 class Drain(msgspec.Struct, frozen=True, kw_only=True, tag="drain"):
@@ -49,7 +50,7 @@ class Drain(msgspec.Struct, frozen=True, kw_only=True, tag="drain"):
     id: int
     job: JobName
     save: SaveId
-    files: Annotated[list[DrainFile], msgspec.Meta(max_length=4096)]
+    files: Annotated[list[DrainFile], msgspec.Meta(max_length=4096 * MAX_PARTS)]
     bytes_per_s: Nbytes = 0  # 0: no cap
 
 

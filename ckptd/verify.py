@@ -3,6 +3,7 @@
 Reads only, with the page cache, one block in memory at a time. Damage is reported, never raised.
 """
 
+import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from ckptd.protocol.digest import BLOCK_NBYTES, DIGEST_NBYTES, blocks, digest
 from ckptd.protocol.errors import DamagedError
 from ckptd.protocol.header import MAX_HEADER_NBYTES, check_header
 from ckptd.protocol.ids import SaveId, file_name, is_job_name, parse_dirname, parse_partial_dirname
-from ckptd.protocol.layout import decode_leaves
+from ckptd.protocol.layout import Layout, decode_leaves, file_layouts
 from ckptd.protocol.manifest import (
     COMMITTED,
     MANIFEST,
@@ -52,6 +53,9 @@ class Problem(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         place = "" if self.block is None else f" block {self.block} (bytes {self.start} to {self.stop - 1}):"
         return f"{self.path}:{place} {self.what}"
+
+
+Whose = tuple[SaveId | None, int]  # the save, if known, and the number of ranks
 
 
 def _ignore(_nbytes: int) -> None:
@@ -183,14 +187,15 @@ def _verify_checkpoint(path: str, report: Report) -> None:
     # With the manifest gone the votes still say what every file should be.
     records = manifest.files if manifest else [record for vote in votes for record in vote.files]
     said = ([manifest] if manifest else votes)[:1]
-    whose = (said[0].save, said[0].world_size) if said else (None, 1)
+    whose: Whose = (said[0].save, said[0].world_size) if said else (None, 1)
     for record in records:
-        _check_file(os.path.join(path, record.name), record, whose, report)
+        _check_image(path, record, whose, report)
     if manifest:
         for stock in manifest.stock:
             _check_stock(os.path.join(path, stock.name), stock, report)
     outputs = {stock.name for stock in manifest.stock} if manifest else {STOCK_METADATA, STOCK_OBJECTS}
-    _check_names(path, {record.name for record in records} | outputs, report)
+    files = {extent.name for record in records for extent in record.extents()}
+    _check_names(path, files | outputs, report)
 
 
 def _check_committed(path: str, report: Report) -> Committed | None:
@@ -223,7 +228,7 @@ def _check_manifest(path: str, committed: Committed | None, report: Report) -> M
         "job": (manifest.job, committed.job),
         "save": (manifest.save, committed.save),
         "ranks": (manifest.world_size, committed.world_size),
-        "files": (len(manifest.files), committed.files),
+        "files": (sum(len(record.extents()) for record in manifest.files), committed.files),
         "bytes of the files": (sum(record.nbytes for record in manifest.files), committed.nbytes),
         "its own bytes": (len(raw), committed.manifest_nbytes),
         "its digest": (digest(raw).hex(), committed.manifest_xxh3_128),
@@ -289,35 +294,84 @@ def _check_stock(path: str, stock: StockFile, report: Report) -> None:
     report.read(len(data))
 
 
-def _check_file(path: str, record: FileRecord, whose: tuple[SaveId | None, int], report: Report) -> None:
-    report.files += 1
+@dataclass(frozen=True)
+class _Part:
+    """A file of an image, or the slot that holds all of it. Bytes are counted in the image."""
+
+    path: str
+    start: int
+    nbytes: int
+    file: BinaryIO
+
+    @property
+    def stop(self) -> int:
+        """Where the next one begins."""
+        return self.start + self.nbytes
+
+
+def _check_image(path: str, record: FileRecord, whose: Whose, report: Report) -> None:
+    """All files of a rank, and what they should be together."""
+    with contextlib.ExitStack() as stack:
+        parts = []
+        for name, start, nbytes in record.extents():
+            where = os.path.join(path, name)
+            report.files += 1
+            try:
+                file = stack.enter_context(open(FileLayer().open_read(where), "rb", buffering=0))
+                found = os.fstat(file.fileno()).st_size
+            except OSError as error:
+                report.problem(where, "missing" if isinstance(error, FileNotFoundError) else str(error))
+                continue
+            if found != nbytes:
+                report.problem(where, f"{found} bytes, should be {nbytes}")
+            parts.append(_Part(where, start, nbytes, file))
+        _check_parts(parts, record, whose, report)
+
+
+def _check_parts(parts: list[_Part], record: FileRecord, whose: Whose, report: Report) -> None:
+    """Blocks, and the rank's own account of the files against them and its record."""
+    if not parts:
+        return
+    _check_blocks(parts, record, report)
+    save, world_size = whose
     try:
-        with open(FileLayer().open_read(path), "rb", buffering=0) as file:
-            nbytes = os.fstat(file.fileno()).st_size
-            if nbytes != record.nbytes:
-                report.problem(path, f"{nbytes} bytes, should be {record.nbytes}")
-            _check_blocks(file, path, min(nbytes, record.nbytes), record, report)
-            _check_header(file, path, record, whose, report)
-    except OSError as error:
-        report.problem(path, "missing" if isinstance(error, FileNotFoundError) else str(error))
+        layout = layout_of(record, world_size, where=parts[0].path)
+        decode_leaves(record.leaves, where=parts[0].path)
+    except DamagedError as error:
+        report.problem(parts[0].path, str(error))
+        return
+    if save is None:
+        return
+    for start, own in file_layouts(layout):
+        for part in parts:
+            if part.start <= start < part.stop and own.header_nbytes <= MAX_HEADER_NBYTES:
+                _check_header(part, start, own, save, report)
 
 
-def _check_blocks(file: BinaryIO, path: str, nbytes: int, record: FileRecord, report: Report) -> None:
-    """Every block of the record that the file's first nbytes hold in full."""
-    buffer = memoryview(bytearray(min(BLOCK_NBYTES, max(nbytes, 1))))
+def _check_blocks(parts: list[_Part], record: FileRecord, report: Report) -> None:
+    """Every block that the record has a digest for. Those of which a file is missing have been reported with it."""
+    if not record.digests:
+        return  # a slot that is not digested yet
+    buffer = memoryview(bytearray(min(BLOCK_NBYTES, max(record.nbytes, 1))))
     for index, (start, stop) in enumerate(blocks(record.nbytes)):
-        if stop > nbytes:
-            report.problem(path, "missing", (start, stop))
+        inside = [part for part in parts if part.start < stop and start < part.stop]
+        if sum(min(part.stop, stop) - max(part.start, start) for part in inside) < stop - start:
             continue
+        at = inside[0]
+        block = (start, stop)
         try:
-            part = buffer[: stop - start]
-            _read_at(file, start, part)
-            found = digest(part)
-        except OSError as error:
-            report.problem(path, f"cannot be read: {error}", (start, stop))
+            for at in inside:
+                first, last = max(at.start, start), min(at.stop, stop)
+                _read_at(at.file, first - at.start, buffer[first - start : last - start])
+        except EOFError:
+            report.problem(at.path, "missing", block)
             continue
-        if found != record.digests[index * DIGEST_NBYTES : (index + 1) * DIGEST_NBYTES]:
-            report.problem(path, "digest does not match, the bytes are damaged", (start, stop))
+        except OSError as error:
+            report.problem(at.path, f"cannot be read: {error}", block)
+            continue
+        if digest(buffer[: stop - start]) != record.digests[index * DIGEST_NBYTES : (index + 1) * DIGEST_NBYTES]:
+            others = f" (of it and of {', '.join(p.path for p in inside[1:])})" if inside[1:] else ""
+            report.problem(inside[0].path, f"digest does not match, the bytes are damaged{others}", block)
         report.read(stop - start)
 
 
@@ -326,22 +380,17 @@ def _read_at(file: BinaryIO, start: int, into: memoryview) -> None:
     while done < len(into):
         got = os.preadv(file.fileno(), [into[done:]], start + done)
         if got == 0:
-            raise OSError(f"ends at byte {start + done}")
+            raise EOFError(f"ends at byte {start + done}")
         done += got
 
 
-def _check_header(
-    file: BinaryIO, path: str, record: FileRecord, whose: tuple[SaveId | None, int], report: Report
-) -> None:
-    """The rank's own account of the file against the file and its record. whose: save, and number of ranks."""
-    save, world_size = whose
+def _check_header(part: _Part, start: int, layout: Layout, save: SaveId, report: Report) -> None:
+    """The safetensors header at start of the image."""
     try:
-        layout = layout_of(record, world_size, where=path)
-        decode_leaves(record.leaves, where=path)
-        if save is not None and layout.header_nbytes <= MAX_HEADER_NBYTES:
-            check_header(os.pread(file.fileno(), layout.header_nbytes, 0), layout, save, where=path)
-    except DamagedError as error:
-        report.problem(path, str(error))
+        found = os.pread(part.file.fileno(), layout.header_nbytes, start - part.start)
+        check_header(found, layout, save, where=part.path)
+    except (OSError, DamagedError) as error:
+        report.problem(part.path, str(error))
 
 
 # -- a slot --
@@ -390,7 +439,7 @@ def _check_slot(file: BinaryIO, path: str, seal: Seal, report: Report) -> None:
         digests=sound.get("digest table", b""),
         layout=sound["layout"],
         leaves=sound["leaves"],
+        parts=seal.parts,
     )
-    if record.digests:
-        _check_blocks(file, path, seal.image_nbytes, record, report)
-    _check_header(file, path, record, (seal.save, seal.world_size), report)
+    whose = (seal.save, seal.world_size)
+    _check_parts([_Part(path, 0, seal.image_nbytes, file)], record, whose, report)

@@ -17,17 +17,21 @@ import msgspec
 
 from ckptd.protocol.digest import BLOCK_NBYTES, DIGEST_NBYTES, digest
 from ckptd.protocol.errors import DamagedError
+from ckptd.protocol.layout import Extent
 from ckptd.protocol.slot import align_up
 
 AHEAD = 4  # blocks that are read before they are needed
 
 
 class SourceFile(msgspec.Struct, frozen=True):
-    """A file and what its manifest says of it."""
+    """An image and what its manifest says of it."""
 
     path: str
     nbytes: int
     digests: bytes  # 16 per block
+    parts: tuple[
+        Extent, ...
+    ] = ()  # its files by path, when it is several: end to end, each of whole pages but the last
 
 
 class _Block:
@@ -123,7 +127,7 @@ class VerifiedReader:
         source = self._files[file]
         nbytes = min(BLOCK_NBYTES, source.nbytes - index * BLOCK_NBYTES)
         try:
-            _read_range(source, index * BLOCK_NBYTES, nbytes, block.buffer)
+            _read_block(source, index * BLOCK_NBYTES, nbytes, block.buffer)
             _check(source, index, nbytes, block.buffer)
         except BaseException as error:
             block.filled.set_exception(error)
@@ -143,9 +147,19 @@ def _check(source: SourceFile, index: int, nbytes: int, buffer: mmap.mmap) -> No
         )
 
 
-def _read_range(source: SourceFile, start: int, nbytes: int, into: mmap.mmap) -> None:
+def _read_block(source: SourceFile, start: int, nbytes: int, into: mmap.mmap) -> None:
+    with memoryview(into) as whole:
+        for part in source.parts or (Extent(source.path, 0, source.nbytes),):
+            first, stop = max(start, part.start), min(start + nbytes, part.start + part.nbytes)
+            if first < stop:
+                with whole[first - start : align_up(stop - start)] as view:
+                    _read_range(part, first - part.start, stop - first, view)
+
+
+def _read_range(part: Extent, start: int, nbytes: int, into: memoryview) -> None:
+    """Bytes of a file from start on. into: nbytes rounded up to whole pages."""
     try:
-        fd = os.open(source.path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
+        fd = os.open(part.name, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
@@ -153,22 +167,21 @@ def _read_range(source: SourceFile, start: int, nbytes: int, into: mmap.mmap) ->
         with contextlib.closing(open(fd, "rb", buffering=0)) as file:
             if _read_direct(file.fileno(), start, nbytes, into):
                 return
-    with open(source.path, "rb", buffering=0) as file, memoryview(into) as whole:
+    with open(part.name, "rb", buffering=0) as file:
         done = 0
         while done < nbytes:
-            with whole[done:nbytes] as rest:
+            with into[done:nbytes] as rest:
                 got = os.preadv(file.fileno(), [rest], start + done)
             if not got:
-                raise DamagedError(f"{source.path}: ends at byte {start + done}, should have {source.nbytes}")
+                raise DamagedError(f"{part.name}: ends at byte {start + done}, should have {part.nbytes}")
             done += got
 
 
-def _read_direct(fd: int, start: int, nbytes: int, into: mmap.mmap) -> bool:
+def _read_direct(fd: int, start: int, nbytes: int, into: memoryview) -> bool:
     """Whether one read past the page cache gave all. If not, another way is tried, which finds out why."""
-    with memoryview(into) as whole, whole[: align_up(nbytes)] as pages:
-        try:
-            return os.preadv(fd, [pages], start) >= nbytes
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
-            return False
+    try:
+        return os.preadv(fd, [into], start) >= nbytes
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return False

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from ckptd.export.names import Chosen
 from ckptd.export.plan import FilePlan
 from ckptd.protocol.errors import UsageError
+from ckptd.protocol.layout import file_view
 from ckptd.protocol.slot import PAGE, align_up
 
 INDEX = "model.safetensors.index.json"
@@ -53,9 +54,10 @@ def _file(name: str, shard: list[Chosen]) -> FilePlan:
     for one in ordered:
         if one.name == "__metadata__":
             raise UsageError("a tensor cannot be called __metadata__", hint="rename it with --map")
+        dtype, shape = file_view(one.dtype, one.tensor.shape)
         entries[one.name] = {
-            "dtype": one.dtype,
-            "shape": one.tensor.shape,
+            "dtype": dtype,
+            "shape": shape,
             "data_offsets": (at, at + one.nbytes),
         }
         starts.append(at)

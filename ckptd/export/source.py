@@ -98,13 +98,14 @@ def stock_leaves(checkpoint: Checkpoint) -> dict[str, bytes]:
 
 
 def _source(path: str, record: FileRecord) -> SourceFile:
-    """The file, there and with its size."""
-    where = os.path.join(path, record.name)
+    """The image, its files there and with their sizes."""
+    parts = tuple(extent._replace(name=os.path.join(path, extent.name)) for extent in record.extents())
     hint = f"ckptd verify {path}"
-    try:
-        nbytes = FileLayer().size(where)
-    except FileNotFoundError:
-        raise DamagedError(f"{where}: missing", hint=hint) from None
-    if nbytes != record.nbytes:
-        raise DamagedError(f"{where}: {nbytes} bytes, should be {record.nbytes}", hint=hint)
-    return SourceFile(where, record.nbytes, record.digests)
+    for where, _, expected in parts:
+        try:
+            nbytes = FileLayer().size(where)
+        except FileNotFoundError:
+            raise DamagedError(f"{where}: missing", hint=hint) from None
+        if nbytes != expected:
+            raise DamagedError(f"{where}: {nbytes} bytes, should be {expected}", hint=hint)
+    return SourceFile(os.path.join(path, record.name), record.nbytes, record.digests, parts)

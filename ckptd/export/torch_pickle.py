@@ -9,11 +9,12 @@ from ckptd.protocol.layout import Shape
 _STORAGES = {
     "BOOL": "BoolStorage", "U8": "ByteStorage", "I8": "CharStorage", "I16": "ShortStorage", "I32": "IntStorage",
     "I64": "LongStorage", "F16": "HalfStorage", "BF16": "BFloat16Storage", "F32": "FloatStorage",
-    "F64": "DoubleStorage", "C64": "ComplexFloatStorage",
+    "F64": "DoubleStorage", "C64": "ComplexFloatStorage", "complex128": "ComplexDoubleStorage",
 }  # fmt: skip
 _UNTYPED = {
     "U16": "uint16", "U32": "uint32", "U64": "uint64",
     "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz", "float4_e2m1fn_x2": "float4_e2m1fn_x2",
 }  # fmt: skip
 _BYTE, _WORD, _INT32 = 1 << 8, 1 << 16, 1 << 31
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from ckptd.protocol.errors import DamagedError
 from ckptd.protocol.ids import SaveId
-from ckptd.protocol.layout import Layout, box_nbytes
+from ckptd.protocol.layout import Layout, TensorEntry, box_nbytes, file_view
 
 LENGTH_NBYTES = 8
 MAX_HEADER_NBYTES = 100_000_000  # more is refused by safetensors
@@ -86,7 +86,7 @@ def _numbers(found: Any, place: str) -> tuple[int, ...]:
 def _check_tensors(places: dict[str, tuple[str, tuple[int, ...], tuple[int, int]]], layout: Layout, where: str) -> None:
     for entry in layout.tensors:
         start = entry.data_offset - layout.header_nbytes
-        expected = entry.dtype, entry.sizes, (start, start + entry.nbytes)
+        expected = *file_view(entry.dtype, entry.sizes), (start, start + entry.nbytes)
         if places.get(entry.name) != expected:
             raise DamagedError(f"{where}: header: tensor {entry.name[:80]!r} is not what the layout says")
     strays = places.keys() - {entry.name for entry in layout.tensors}
@@ -102,5 +102,10 @@ def _check_sharding(text: str, names: Any, layout: Layout, where: str) -> None:
         offsets = {name: tuple(found[name]["saved_offsets"]) for name in names}
     except (*_NO_JSON, TypeError, LookupError) as error:
         raise DamagedError(f"{where}: header: DCP_SHARDING_INFO does not name every tensor") from error
-    if any(offsets[entry.name] != entry.offsets for entry in layout.tensors):
+    if any(offsets[entry.name] != _file_offsets(entry) for entry in layout.tensors):
         raise DamagedError(f"{where}: header: DCP_SHARDING_INFO is not what the layout says")
+
+
+def _file_offsets(entry: TensorEntry) -> tuple[int, ...]:
+    _, sizes = file_view(entry.dtype, entry.sizes)
+    return (*entry.offsets, *[0] * (len(sizes) - len(entry.sizes)))

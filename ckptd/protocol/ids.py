@@ -6,6 +6,7 @@ from typing import Annotated
 import msgspec
 
 MAX_JOB_CHARS = 64
+MAX_PARTS = 100  # files of one image: their names have two digits for it
 MAX_STORE_CHARS = 1024
 MAX_RANKS = 1 << 20
 MAX_STEP = 10**12 - 1
@@ -90,5 +91,5 @@ def parse_partial_dirname(name: str) -> SaveId | None:
 
 
 def file_name(rank: int, part: int = 0) -> str:
-    """Name of a rank's image in the checkpoint directory."""
+    """Name of a rank's image, or of a part of it, in the checkpoint directory."""
     return f"r{rank:05d}-p{part:02d}.safetensors"

@@ -3,13 +3,16 @@
 Split in two: the Layout is encoded once per plan and copied as bytes at each save, the Leaves change at each save.
 """
 
-from typing import Annotated, Literal
+import bisect
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
 from ckptd.protocol.decoding import MALFORMED
 from ckptd.protocol.errors import DamagedError
-from ckptd.protocol.ids import FileName, Nbytes, Rank, WorldSize
+from ckptd.protocol.ids import MAX_PARTS, FileName, Nbytes, Rank, WorldSize, file_name
 
 VERSION = 1
 MAX_TENSORS = 10_000_000
@@ -17,19 +20,26 @@ MAX_DIMS = 64
 MAX_STEPS = 101  # of a path
 MIN_HEADER_NBYTES = 10  # the length, and {}
 _INT64 = range(-(1 << 63), 1 << 63)
+_PAGE = 4096
 _ITEMSIZE = {
-    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
+    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1,
     "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
     "I32": 4, "U32": 4, "F32": 4,
     "I64": 8, "U64": 8, "F64": 8, "C64": 8,
+    "complex128": 16, "float4_e2m1fn_x2": 1,
 }  # fmt: skip
-# The same codes as names of the module torch. What else torch has, safetensors has no code for.
+# Dtypes that safetensors has no code for, by torch's name: the code and the extra last dimension that they have in the
+# file. The dimension is there even if it is 1, so that nobody takes the numbers for the values.
+FILE_VIEWS = {"complex128": ("F64", 2), "float4_e2m1fn_x2": ("U8", 1)}
+# The same codes as names of the module torch.
 TORCH_DTYPES = {
     "BOOL": "bool", "U8": "uint8", "I8": "int8",
     "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
     "I16": "int16", "U16": "uint16", "F16": "float16", "BF16": "bfloat16",
     "I32": "int32", "U32": "uint32", "F32": "float32",
     "I64": "int64", "U64": "uint64", "F64": "float64", "C64": "complex64",
+    "complex128": "complex128", "float4_e2m1fn_x2": "float4_e2m1fn_x2",
 }  # fmt: skip
 
 Shape = Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)], ...], msgspec.Meta(max_length=MAX_DIMS)]
@@ -42,11 +52,11 @@ class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
     """One box of one named tensor: which part of the global tensor it is, and its bytes in the image."""
 
     name: str
-    dtype: str  # safetensors code
+    dtype: str  # safetensors code, or a name of FILE_VIEWS
     global_shape: Shape
     offsets: Shape  # of this box in the global tensor
     sizes: Shape  # of this box
-    data_offset: Nbytes  # absolute in the file
+    data_offset: Nbytes  # absolute in the image: in the file, if the image is one
     nbytes: Nbytes
     # Where the torch.save archive around the payload lies, 0 when there is none.
     slice_offset: Nbytes = 0
@@ -60,7 +70,22 @@ class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
         return self.data_offset, self.data_offset + self.nbytes
 
 
-class Layout(msgspec.Struct, frozen=True, kw_only=True):
+class LayoutPart(msgspec.Struct, frozen=True, array_like=True):
+    """One file of an image that is several. All but the last are whole pages."""
+
+    nbytes: Nbytes
+    header_nbytes: Nbytes
+
+
+class Extent(NamedTuple):
+    """A file and the bytes of the image that it holds."""
+
+    name: str
+    start: int
+    nbytes: int
+
+
+class Layout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Constant part of a rank's manifest fragment."""
 
     version: int
@@ -73,6 +98,55 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     tensors: Annotated[list[TensorEntry], msgspec.Meta(max_length=MAX_TENSORS)]
     paths: dict[str, Path]  # every name, tensor or leaf, to its place in the nesting
     aliases: dict[str, str]  # tied tensors: name to the name that holds the bytes
+    # The files one after the other, when they are more than one: a name can stand but once in each.
+    parts: Annotated[list[LayoutPart], msgspec.Meta(max_length=MAX_PARTS)] = []
+
+    def place(self, offset: int) -> tuple[str, int]:
+        """The file that holds a byte of the image, and the byte's offset in it."""
+        if not self.parts:
+            return self.file, offset
+        extent = next(e for e in reversed(self.extents()) if e.start <= offset)
+        return extent.name, offset - extent.start
+
+    def extents(self) -> list[Extent]:
+        """The files of the image, in its order."""
+        return extents(self.rank, self.image_nbytes, [part.nbytes for part in self.parts])
+
+
+def file_layouts(layout: Layout) -> Iterator[tuple[int, Layout]]:
+    """(start in the image, its own layout) of each file, as if it stood alone."""
+    entries = sorted(layout.tensors, key=_start)
+    parts = layout.parts or [LayoutPart(layout.image_nbytes, layout.header_nbytes)]
+    first = 0
+    for extent, part in zip(layout.extents(), parts, strict=True):
+        stop = _stop_of(part, parts, entries, extent.start, first)
+        own = msgspec.structs.replace(
+            layout,
+            file=extent.name,
+            header_nbytes=part.header_nbytes,
+            image_nbytes=part.nbytes,
+            tensors=[_moved(entry, -extent.start) for entry in entries[first:stop]],
+            parts=[],
+        )
+        first = stop
+        yield extent.start, own
+
+
+def _stop_of(part: LayoutPart, parts: list[LayoutPart], entries: list[TensorEntry], base: int, first: int) -> int:
+    """Which of the sorted entries is the first that the part, from base on, does not have. The last has the rest."""
+    return len(entries) if part is parts[-1] else bisect.bisect_left(entries, base + part.nbytes, first, key=_start)
+
+
+def _moved(entry: TensorEntry, by: int) -> TensorEntry:
+    slice_offset = entry.slice_offset + by if entry.slice_nbytes else 0
+    return msgspec.structs.replace(entry, data_offset=entry.data_offset + by, slice_offset=slice_offset)
+
+
+def extents(rank: int, image_nbytes: int, parts: Sequence[int]) -> list[Extent]:
+    """The files that an image is drained to, from the bytes of each: one file when parts is empty."""
+    starts = itertools.accumulate(parts or [image_nbytes], initial=0)
+    sized = zip(starts, parts or [image_nbytes], strict=False)
+    return [Extent(file_name(rank, number), start, nbytes) for number, (start, nbytes) in enumerate(sized)]
 
 
 class Leaf(msgspec.Struct, frozen=True, array_like=True):
@@ -89,8 +163,14 @@ class Leaves(msgspec.Struct, frozen=True, array_like=True):
     leaves: dict[str, Leaf]
 
 
+def file_view(dtype: str, sizes: Shape) -> tuple[str, Shape]:
+    """Code and sizes of a box as the file's header has them: safetensors has no code for some dtypes."""
+    code, last = FILE_VIEWS.get(dtype, (dtype, 0))
+    return (code, (*sizes, last)) if last else (code, sizes)
+
+
 def itemsize(dtype: str) -> int:
-    """Bytes per element of a safetensors dtype code. Raises DamagedError for an unknown code."""
+    """Bytes per element of a dtype code. Raises DamagedError for an unknown code."""
     try:
         return _ITEMSIZE[dtype]
     except KeyError:
@@ -124,23 +204,41 @@ def decode_layout(data: bytes, *, where: str) -> Layout:
     if layout.version != VERSION:
         raise DamagedError(f"{where}: layout version {layout.version}, this program reads {VERSION}")
     _check_names(layout, where)
-    end = layout.header_nbytes
-    if not MIN_HEADER_NBYTES <= end <= layout.image_nbytes:
-        raise DamagedError(f"{where}: layout: a header of {end} bytes in an image of {layout.image_nbytes}")
-    for entry in sorted(layout.tensors, key=lambda e: e.extent):
-        _check_entry(entry, where)
-        start, stop = entry.extent
-        if start < end or stop > layout.image_nbytes:
-            raise DamagedError(f"{where}: tensor {entry.name!r} lies outside its image or over another tensor")
-        end = stop
+    parts = layout.parts or [LayoutPart(layout.image_nbytes, layout.header_nbytes)]
+    adds_up = are_parts([part.nbytes for part in parts], layout.image_nbytes)
+    if not adds_up or parts[0].header_nbytes != layout.header_nbytes:
+        raise DamagedError(f"{where}: layout: the parts of the image do not add up to it")
+    entries = sorted(layout.tensors, key=lambda e: e.extent)
+    at, base = 0, 0
+    for part in parts:
+        stop = _stop_of(part, parts, entries, base, at)
+        _check_part(part, base, entries[at:stop], where)
+        at, base = stop, base + part.nbytes
     return layout
 
 
+def _start(entry: TensorEntry) -> int:
+    return entry.extent[0]
+
+
+def _check_part(part: LayoutPart, base: int, entries: list[TensorEntry], where: str) -> None:
+    """One file of the image, from base on: its tensors, in their order, lie behind its header and apart."""
+    if not MIN_HEADER_NBYTES <= part.header_nbytes <= part.nbytes:
+        raise DamagedError(f"{where}: layout: a header of {part.header_nbytes} bytes in a file of {part.nbytes}")
+    if len({entry.name for entry in entries}) != len(entries):
+        raise DamagedError(f"{where}: layout: two tensors of one name in one file")
+    end = base + part.header_nbytes
+    for entry in entries:
+        _check_entry(entry, where)
+        start, stop = entry.extent
+        if start < end or stop > base + part.nbytes:
+            raise DamagedError(f"{where}: tensor {entry.name!r} lies outside its image or over another tensor")
+        end = stop
+
+
 def _check_names(layout: Layout, where: str) -> None:
-    """A name is one tensor's, stands for its path, and a tied one leads to a tensor."""
+    """A name stands for its path, and a tied one leads to a tensor."""
     names = {entry.name for entry in layout.tensors}
-    if len(names) != len(layout.tensors):
-        raise DamagedError(f"{where}: layout: two tensors of one name")
     for name, path in layout.paths.items():
         if not 0 < len(path) <= MAX_STEPS or name != ".".join([str(key) for _, key in path]):
             raise DamagedError(f"{where}: layout: the path of {name[:80]!r} is another's")
@@ -158,6 +256,11 @@ def _is_step(kind: str, key: str | int) -> bool:
     if kind == "k":
         return isinstance(key, str)
     return isinstance(key, int) and key in _INT64 and (kind == "i" or key >= 0)
+
+
+def are_parts(parts: Sequence[int], image_nbytes: int) -> bool:
+    """Whether files of so many bytes make up an image; each but the last is whole pages, so that all can be mapped."""
+    return sum(parts) == image_nbytes and not any(nbytes % _PAGE for nbytes in parts[:-1])
 
 
 def _check_entry(entry: TensorEntry, where: str) -> None:

@@ -9,6 +9,7 @@ from ckptd.protocol.decoding import MALFORMED
 from ckptd.protocol.digest import DIGEST_NBYTES, KIND, block_count, digest
 from ckptd.protocol.errors import DamagedError
 from ckptd.protocol.ids import (
+    MAX_PARTS,
     Counter,
     Digest,
     FileName,
@@ -21,7 +22,7 @@ from ckptd.protocol.ids import (
     Step,
     WorldSize,
 )
-from ckptd.protocol.layout import Layout, decode_layout
+from ckptd.protocol.layout import Extent, Layout, are_parts, decode_layout, extents
 
 VERSION = 1
 VOTES_DIR = "votes"
@@ -36,7 +37,7 @@ MAX_RECORD_NBYTES = 8 << 30  # of a vote or manifest
 StockName = Literal[".metadata", "objects.pt"]
 
 
-class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
+class FileRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One image: its size, the digest of every block, and its rank's layout and leaves as opaque bytes."""
 
     name: FileName
@@ -45,6 +46,11 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
     digests: bytes  # 16 bytes per block of 16 MiB
     layout: bytes
     leaves: bytes
+    parts: Annotated[tuple[Nbytes, ...], msgspec.Meta(max_length=MAX_PARTS)] = ()  # bytes of each file, if several
+
+    def extents(self) -> list[Extent]:
+        """The files that the image lies in, one after the other."""
+        return extents(self.rank, self.nbytes, self.parts)
 
 
 class StockObjects(msgspec.Struct, frozen=True):
@@ -193,13 +199,16 @@ def _check(version: int, kind: str, files: list[FileRecord], where: str) -> None
             raise DamagedError(f"{where}: {record.name} is said to be of rank {record.rank}")
         if len(record.digests) != block_count(record.nbytes) * DIGEST_NBYTES:
             raise DamagedError(f"{where}: {record.name}: digests do not cover the file")
+        if record.parts and not are_parts(record.parts, record.nbytes):
+            raise DamagedError(f"{where}: {record.name}: its parts do not add up to {record.nbytes} bytes")
 
 
 def layout_of(record: FileRecord, world_size: int, *, where: str) -> Layout:
     """The layout in a file's record, held against it. Raises DamagedError, naming where."""
     layout = decode_layout(record.layout, where=where)
     said = (layout.file, layout.rank, layout.world_size, layout.image_nbytes)
-    if said != (record.name, record.rank, world_size, record.nbytes):
+    expected = (record.name, record.rank, world_size, record.nbytes)
+    if said != expected or tuple(part.nbytes for part in layout.parts) != record.parts:
         raise DamagedError(f"{where}: its layout is of another file: {said}")
     return layout
 
@@ -238,7 +247,7 @@ def make_committed(manifest: Manifest, manifest_raw: bytes) -> Committed:
     return Committed(
         format=VERSION, job=manifest.job, save_id=manifest.save.text, step=manifest.save.step,
         incarnation=manifest.save.incarnation, counter=manifest.save.counter, world_size=manifest.world_size,
-        files=len(manifest.files), nbytes=sum(f.nbytes for f in manifest.files),
+        files=sum(len(f.extents()) for f in manifest.files), nbytes=sum(f.nbytes for f in manifest.files),
         manifest_nbytes=len(manifest_raw), manifest_xxh3_128=digest(manifest_raw).hex(),
     )  # fmt: skip
 

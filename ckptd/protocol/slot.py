@@ -19,7 +19,7 @@ import msgspec
 from ckptd.protocol.decoding import MALFORMED
 from ckptd.protocol.digest import DIGEST_NBYTES, block_count, digest
 from ckptd.protocol.errors import DamagedError
-from ckptd.protocol.ids import Digest, JobKey, Nbytes, Rank, SaveId, WorldSize
+from ckptd.protocol.ids import MAX_PARTS, Digest, JobKey, Nbytes, Rank, SaveId, WorldSize
 
 PAGE = 4096
 SEAL_NBYTES = PAGE
@@ -65,6 +65,7 @@ class Seal(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     objects_nbytes: Annotated[int, msgspec.Meta(ge=0, le=MAX_OBJECTS_NBYTES)] = 0
     objects_digest: Digest = bytes(16)
     table_digest: Digest = bytes(16)
+    parts: Annotated[tuple[Nbytes, ...], msgspec.Meta(max_length=MAX_PARTS)] = ()  # bytes of each file, if several
 
     @property
     def table_offset(self) -> int:

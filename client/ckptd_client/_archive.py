@@ -24,6 +24,7 @@ _STORAGES = {
     "U8": "ByteStorage",
     "BOOL": "BoolStorage",
     "C64": "ComplexFloatStorage",
+    "complex128": "ComplexDoubleStorage",
 }
 _DTYPES = {
     "U16": "uint16",
@@ -32,6 +33,9 @@ _DTYPES = {
     "F8_E4M3": "float8_e4m3fn",
     "F8_E5M2": "float8_e5m2",
     "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "float4_e2m1fn_x2": "float4_e2m1fn_x2",
 }
 _ROOT = b"a/"  # every record lies in one directory; torch takes its name from the first
 _ZIP64 = 0xFFFFFFFF  # sizes and offsets from here on do not fit the old fields

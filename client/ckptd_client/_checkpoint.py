@@ -18,7 +18,6 @@ from ckptd_client._restore import Source, Target, check_sizes, copy_out, open_fi
 
 _DIGESTS_S = 60.0  # how long a neighbour's digests may take: the daemon is at it
 _PAUSE_S = 0.01
-_CLOSED = -1
 
 
 class Checkpoint:
@@ -72,14 +71,14 @@ class Checkpoint:
                 copy_out(source, targets, sparse=True)
 
     def _opened(self, rank: int) -> Source:
-        if self._sources[rank].fd < 0:
+        if not self._sources[rank].files:
             self._sources[rank] = self._open(rank)
         return self._sources[rank]
 
     def close(self) -> None:
         """Closes the files; nothing can be read afterwards. Idempotent."""
         for rank, source in self._sources.items():
-            if source.fd >= 0:
+            if source.files:
                 source.close()
                 self._sources[rank] = _closed(source)
 
@@ -157,8 +156,8 @@ def _settled_seal(path: str, save: SaveId) -> Seal | None:
 def _described(directory: str, record: FileRecord, world_size: int) -> Source:
     where = os.path.join(directory, record.name)
     layout, leaves = layout_of(record, world_size, where=where), decode_leaves(record.leaves, where=where)
-    return Source(_CLOSED, where, record.nbytes, record.digests, layout, leaves, readers=0)
+    return Source((), where, record.nbytes, record.digests, layout, leaves, readers=0)
 
 
 def _closed(source: Source) -> Source:
-    return replace(source, fd=_CLOSED, mapping=None)
+    return replace(source, files=(), mapping=None)

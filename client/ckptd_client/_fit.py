@@ -12,7 +12,7 @@ from ckptd.protocol.layout import Layout, Leaves, Path, TensorEntry
 from ckptd_client._pickle import NO_PICKLE, PickleKeys, decode
 from ckptd_client._reshard import Box, Run, Saved, cover
 from ckptd_client._restore import Target
-from ckptd_client._tensors import DTYPE_OF, alias_key, is_tensor, shard_of
+from ckptd_client._tensors import DTYPE_OF, alias_key, copyable, is_tensor, shard_of
 from ckptd_client._tree import Flat, assign, flatten, format_path, unflatten
 
 _SHOWN = 8
@@ -47,12 +47,13 @@ def saves_of(layouts: Iterable[Layout], leaves: Leaves, *, rank: int, world_size
     paths: dict[str, Path] = {}
     for layout in ordered:
         paths |= {name: path for name, path in layout.paths.items() if name not in paths}
-        own = {entry.name: Saved(layout.rank, entry) for entry in layout.tensors}
+        own: dict[str, list[Saved]] = {}
+        for entry in layout.tensors:
+            own.setdefault(entry.name, []).append(Saved(layout.rank, entry))
         own |= {name: own[owner] for name, owner in layout.aliases.items()}
-        for name, saved in own.items():
+        for name, found in own.items():
             alike = boxes.setdefault(name, [])
-            if not alike or _kind(saved.entry) == _kind(alike[0].entry):
-                alike.append(saved)
+            alike += [saved for saved in found if _kind(saved.entry) == _kind((alike or found)[0].entry)]
     expected = set(ordered[0].paths)
     if ordered[0].world_size != world_size:
         expected = expected.intersection(*(layout.paths for layout in ordered))
@@ -149,16 +150,17 @@ def fit(state: Any, saves: Saves, *, where: str, pickle_keys: PickleKeys = NO_PI
         tensor = _home(name, here.get(name), flat, saves, where=where)
         out.tensors[name] = tensor
         shard = shard_of(tensor, name)
-        runs = cover(Box(shard.offsets, shard.sizes), boxes, prefer=saves.rank)
-        if runs is None:
-            raise _incomplete(saves, f"{where}: {format_path(saves.paths[name])} is not whole")
-        place = (alias_key(shard.local), tuple(runs))
-        if runs and place not in filled:  # tied here too: its bytes come once
-            filled.add(place)
-            wanted.append(Wanted(name, shard.local.detach(), runs))
+        for chunk in shard.chunks:
+            runs = cover(Box(*chunk.box), boxes, prefer=saves.rank)
+            if runs is None:
+                raise _incomplete(saves, f"{where}: {format_path(saves.paths[name])} is not whole")
+            place = (alias_key(chunk.local), tuple(runs))
+            if runs and place not in filled:  # tied here too: its bytes come once
+                filled.add(place)
+                wanted.append(Wanted(name, copyable(chunk.local.detach()), runs))
     sharing = _sharing(wanted)
-    for want in wanted:
-        _aim(out, want, sharing.get(want.name))
+    for index, want in enumerate(wanted):
+        _aim(out, want, sharing.get(index))
     for name in saves.paths:
         if name not in out.tensors and is_tensor(here.get(name)):
             out.tensors[name] = here[name]  # this rank has, and needs, nothing of it
@@ -225,23 +227,26 @@ def _parameter(path: Path, flat: Flat) -> torch.Tensor | None:
     return None
 
 
-def _sharing(wanted: list[Wanted]) -> dict[str, str]:
-    """Tensors whose memory overlaps that of another, and of which: they were saved apart."""
-    storages: dict[tuple[torch.device, int], list[tuple[int, int, str]]] = {}
-    for name, tensor, _ in wanted:
+def _sharing(wanted: list[Wanted]) -> dict[int, str]:
+    """Which of the wanted may overlap another in memory, and whose that is: they were saved apart.
+
+    Also boxes of one tensor that lie between each other's rows: they lose nothing but a copy.
+    """
+    storages: dict[tuple[torch.device, int], list[tuple[int, int, int]]] = {}
+    for index, (_, tensor, _) in enumerate(wanted):
         first = int(tensor.storage_offset()) * tensor.itemsize
         extent = 1 + sum(int(step) * (size - 1) for step, size in zip(tensor.stride(), tensor.shape, strict=True))
         storage = (tensor.device, tensor.untyped_storage().data_ptr())
-        storages.setdefault(storage, []).append((first, first + extent * tensor.itemsize, name))
-    sharing: dict[str, str] = {}
+        storages.setdefault(storage, []).append((first, first + extent * tensor.itemsize, index))
+    sharing: dict[int, str] = {}
     for spans in storages.values():
-        end, last = 0, ""
-        for start, stop, name in sorted(spans):
+        end, last = 0, -1
+        for start, stop, index in sorted(spans):
             if start < end:
-                sharing[name] = last
-                sharing.setdefault(last, name)
+                sharing[index] = wanted[last].name
+                sharing.setdefault(last, wanted[index].name)
             if stop > end:
-                end, last = stop, name
+                end, last = stop, index
     return sharing
 
 
@@ -299,7 +304,8 @@ def _difference(name: str, here: dict[str, Any], saves: Saves) -> str:
     if (shard.code, shard.global_shape) != _kind(entry):
         theirs, ours = f"{entry.dtype} {list(entry.global_shape)}", f"{shard.code} {list(shard.global_shape)}"
         return f"{theirs} in the checkpoint, {ours} in the state"
-    return "its elements share memory, as after expand()" if _shares_elements(shard.local) else ""
+    shared = any(_shares_elements(chunk.local) for chunk in shard.chunks)
+    return "its elements share memory, as after expand()" if shared else ""
 
 
 def _shares_elements(tensor: torch.Tensor) -> bool:

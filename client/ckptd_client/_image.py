@@ -5,7 +5,7 @@ between payloads. In a dual image filler tensors lie between them, whose bytes m
 and align it; in a plain one alignment comes from the order alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ import msgspec
 from ckptd.protocol.digest import digest
 from ckptd.protocol.errors import UsageError
 from ckptd.protocol.ids import SaveId, file_name
-from ckptd.protocol.layout import VERSION, Layout, Path, TensorEntry, box_nbytes
+from ckptd.protocol.layout import VERSION, Layout, LayoutPart, Path, TensorEntry, box_nbytes, file_view
 from ckptd.protocol.slot import PAGE, align_up
 from ckptd_client._archive import wrap
 
@@ -33,10 +33,11 @@ class Box(NamedTuple):
     """What a rank stores of one tensor: a box of sizes at offsets in the tensor of global_shape."""
 
     name: str
-    dtype: str  # safetensors code
+    dtype: str  # code
     sizes: tuple[int, ...]
     global_shape: tuple[int, ...]
     offsets: tuple[int, ...]
+    part: int = 0  # which file: a name can stand but once in each
 
 
 class Placed(NamedTuple):
@@ -61,6 +62,19 @@ class Placement(NamedTuple):
     fillers: list[Filler]
     slices: dict[str, tuple[int, int]]  # of each box: start and bytes of the archive around its payload
 
+    @property
+    def end(self) -> int:
+        """Bytes after the header."""
+        return self.placed[-1].start + self.placed[-1].nbytes if self.placed else 0
+
+
+class Part(NamedTuple):
+    """One file of an image."""
+
+    start: int  # in the image
+    nbytes: int
+    header: bytes  # of save 0-0-0
+
 
 @dataclass(frozen=True, slots=True)
 class Image:
@@ -70,21 +84,32 @@ class Image:
     data_offsets: list[int]  # absolute, one per box, in the order of boxes
     slices: list[tuple[int, int]]  # absolute offset and bytes of each box's archive; (0, 0) in a plain image
     fillers: list[Filler]  # start absolute
-    header: bytes  # of save 0-0-0
+    parts: list[Part]  # at least one
     image_nbytes: int
     plan_id: str
     rank: int
     world_size: int
 
     @property
+    def header(self) -> bytes:
+        """The first file's, of save 0-0-0."""
+        return self.parts[0].header
+
+    @property
     def header_nbytes(self) -> int:
         """Bytes before the first payload, a multiple of 4096."""
         return len(self.header)
 
-    def patched_header(self, save: SaveId) -> bytes:
-        """The header of one save."""
+    @property
+    def part_nbytes(self) -> tuple[int, ...]:
+        """Bytes of each file; empty when there is one."""
+        return tuple(part.nbytes for part in self.parts) if len(self.parts) > 1 else ()
+
+    def patched_headers(self, save: SaveId) -> Iterator[tuple[int, bytes]]:
+        """Start and bytes of each file's header in one save."""
         end = SAVE_ID_OFFSET + len(_NO_SAVE)
-        return b"".join((self.header[:SAVE_ID_OFFSET], save.text.encode(), self.header[end:]))
+        for start, _, header in self.parts:
+            yield start, b"".join((header[:SAVE_ID_OFFSET], save.text.encode(), header[end:]))
 
 
 def patch_save_id(image: memoryview | bytearray, save: SaveId) -> None:
@@ -107,8 +132,11 @@ def place(boxes: Sequence[Box]) -> Placement:
     return Placement(placed, [], {})
 
 
-def place_dual(boxes: Sequence[Box], rank: int) -> Placement:
-    """A dual image: a filler before each box and one at the end: the tail of one archive and the head of the next."""
+def place_dual(boxes: Sequence[Box], rank: int, first: int = 0) -> Placement:
+    """A dual image: a filler before each box and one at the end: the tail of one archive and the head of the next.
+
+    first: the number of the first filler.
+    """
     placed: list[Placed] = []
     fillers: list[Filler] = []
     slices: dict[str, tuple[int, int]] = {}
@@ -117,20 +145,19 @@ def place_dual(boxes: Sequence[Box], rank: int) -> Placement:
         nbytes = box_nbytes(box.dtype, box.sizes)
         archive = start + len(tail)  # the header is whole pages, so what is aligned here is aligned in the file
         around = wrap(box.dtype, box.sizes, nbytes, start=archive, align=ALIGN)
-        start = _fill(placed, fillers, rank, start, tail + around.head)
+        start = _fill(placed, fillers, f"{rank}.{first + len(fillers)}", start, tail + around.head)
         placed.append(Placed(box, start, nbytes))
         start, tail = start + nbytes, around.tail
         slices[box.name] = (archive, start + len(tail) - archive)
     if tail:
-        _fill(placed, fillers, rank, start, tail)
+        _fill(placed, fillers, f"{rank}.{first + len(fillers)}", start, tail)
     return Placement(placed, fillers, slices)
 
 
-def _fill(placed: list[Placed], fillers: list[Filler], rank: int, start: int, data: bytes) -> int:
-    """Adds a filler and returns where it ends. Its name has the rank: readers join equal names of several files."""
+def _fill(placed: list[Placed], fillers: list[Filler], number: str, start: int, data: bytes) -> int:
+    """Adds a filler and returns where it ends. Its number has the rank: readers join equal names of several files."""
     shape = (len(data),)
-    name = f"{FILLER_PREFIX}{rank}.{len(fillers)}"
-    placed.append(Placed(Box(name, "U8", shape, shape, (0,)), start, len(data)))
+    placed.append(Placed(Box(f"{FILLER_PREFIX}{number}", "U8", shape, shape, (0,)), start, len(data)))
     fillers.append(Filler(start, data))
     return start + len(data)
 
@@ -138,20 +165,39 @@ def _fill(placed: list[Placed], fillers: list[Filler], rank: int, start: int, da
 def make_image(boxes: Sequence[Box], *, rank: int, world_size: int, dual: bool = True) -> Image:
     """The image of one rank. Raises UsageError for reserved or repeated names and for a header above 100 MB."""
     _check_names(boxes)
-    placement = place_dual(boxes, rank) if dual else place(boxes)
-    header = _header(placement.placed, rank, world_size)
-    base = len(header)
-    starts = {item.box.name: base + item.start for item in placement.placed}
-    last = placement.placed[-1] if placement.placed else None
-    slices = [placement.slices.get(box.name) for box in boxes]
+    count = max((box.part for box in boxes), default=0) + 1
+    parts: list[Part] = []
+    fillers: list[Filler] = []
+    found: dict[tuple[int, str], tuple[int, tuple[int, int]]] = {}  # start of payload, archive
+    start = 0
+    for number in range(count):
+        own = [box for box in boxes if box.part == number] if count > 1 else boxes
+        placement = place_dual(own, rank, len(fillers)) if dual else place(own)
+        pad = -placement.end % PAGE if number < count - 1 else 0
+        if pad:  # the next file begins with a page of the image
+            _fill(
+                placement.placed,
+                placement.fillers,
+                f"{rank}.{len(fillers) + len(placement.fillers)}",
+                placement.end,
+                bytes(pad),
+            )
+        header = _header(placement.placed, rank, world_size)
+        base = start + len(header)
+        for box, at, _ in placement.placed:
+            archive = placement.slices.get(box.name)
+            found[number, box.name] = base + at, (base + archive[0], archive[1]) if archive else (0, 0)
+        fillers += [Filler(base + at, data) for at, data in placement.fillers]
+        parts.append(Part(start, len(header) + placement.end, header))
+        start += parts[-1].nbytes
     return Image(
         boxes=boxes,
-        data_offsets=[starts[box.name] for box in boxes],
-        slices=[(base + found[0], found[1]) if found else (0, 0) for found in slices],
-        fillers=[Filler(base + start, data) for start, data in placement.fillers],
-        header=header,
-        image_nbytes=base + (last.start + last.nbytes if last else 0),
-        plan_id=_plan_id(boxes, header),
+        data_offsets=[found[box.part, box.name][0] for box in boxes],
+        slices=[found[box.part, box.name][1] for box in boxes],
+        fillers=fillers,
+        parts=parts,
+        image_nbytes=start,
+        plan_id=_plan_id(boxes, b"".join(part.header for part in parts)),
         rank=rank,
         world_size=world_size,
     )
@@ -184,23 +230,28 @@ def make_layout(image: Image, *, paths: dict[str, Path], aliases: dict[str, str]
         tensors=tensors,
         paths=paths,
         aliases=aliases,
+        parts=[LayoutPart(nbytes, len(header)) for _, nbytes, header in image.parts] if image.part_nbytes else [],
     )
 
 
 def _check_names(boxes: Sequence[Box]) -> None:
-    seen: set[str] = set()
+    seen: set[tuple[int, str]] = set()
     for box in boxes:
         if box.name == _METADATA or box.name.startswith(FILLER_PREFIX):
             raise UsageError(f"the tensor name {box.name!r} is reserved by the file format", hint="rename its key")
-        if box.name in seen:
+        if (box.part, box.name) in seen:
             raise UsageError(f"two tensors of one rank have the name {box.name!r}")
-        seen.add(box.name)
+        seen.add((box.part, box.name))
 
 
 def _header(placed: Sequence[Placed], rank: int, world_size: int) -> bytes:
     """Length and JSON, padded with spaces so that the payloads start on a page."""
     encode = msgspec.json.encode
-    sharding = {item.box.name: {"saved_offsets": item.box.offsets} for item in placed}
+    views = [file_view(item.box.dtype, item.box.sizes) for item in placed]
+    sharding = {
+        box.name: {"saved_offsets": (*box.offsets, *[0] * (len(sizes) - len(box.sizes)))}
+        for (box, _, _), (_, sizes) in zip(placed, views, strict=True)
+    }
     metadata = {
         "format": "pt",
         "DCP_VERSION": "1.0",
@@ -210,8 +261,8 @@ def _header(placed: Sequence[Placed], rank: int, world_size: int) -> bytes:
         "ckptd.world_size": str(world_size),
     }
     tensors = {
-        box.name: {"dtype": box.dtype, "shape": box.sizes, "data_offsets": (start, start + nbytes)}
-        for box, start, nbytes in placed
+        box.name: {"dtype": code, "shape": sizes, "data_offsets": (start, start + nbytes)}
+        for (box, start, nbytes), (code, sizes) in zip(placed, views, strict=True)
     }
     # Both dicts are spliced after what comes first: their own opening brace becomes the comma.
     text = b"".join((_JSON_START, _NO_SAVE.encode(), b'",', encode(metadata)[1:]))

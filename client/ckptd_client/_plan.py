@@ -1,5 +1,7 @@
 """What one rank saves and where it lies in the image: made once, kept while the structure of the state stays."""
 
+import logging
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,15 +9,26 @@ import torch
 
 from ckptd.protocol.digest import digest
 from ckptd.protocol.errors import UsageError
-from ckptd.protocol.layout import VERSION, Leaves, encode
+from ckptd.protocol.layout import VERSION, Leaves, box_nbytes, encode
 from ckptd.protocol.slot import slot_capacity
 from ckptd_client._image import Box, Image, make_image, make_layout
 from ckptd_client._pickle import NO_PICKLE, PickleKeys
 from ckptd_client._pickle import encode as encode_plain
 from ckptd_client._stock import StockLeaves
-from ckptd_client._tensors import alias_key, is_tensor, local_of, shard_of
+from ckptd_client._tensors import (
+    DTYPE_OF,
+    PLAIN_TYPES,
+    Shard,
+    alias_key,
+    copied_as,
+    copyable,
+    is_tensor,
+    local_of,
+    shard_of,
+)
 from ckptd_client._tree import Flat, Structure, collect, flatten, format_path
 
+log = logging.getLogger("ckptd_client")
 _PLAIN_ROOM = 64 << 10  # at least so many bytes are kept for plain values, which change size from save to save
 
 
@@ -41,7 +54,8 @@ class Plan:
     wheres: list[str]  # each value's place in Python notation
     tensors: list[int]  # positions among the values
     leaves: list[int]
-    stored: list[int]  # positions of tensors whose bytes are written; the others are tied to one of these
+    stored: list[int]  # positions of tensors that are written as they lie here; the others are tied to one of these
+    cut: list[int]  # positions of tensors whose boxes are written one by one
     ties: list[tuple[int, int]]  # (position of a tied tensor, position of the one that is stored)
     specs: list[Spec]  # of tensors
     pickled: frozenset[int]  # positions of leaves that may be pickled
@@ -64,16 +78,14 @@ class Plan:
         return slot_capacity(self.nbytes, len(self.layout), plain_nbytes)
 
     def views(self, slot: torch.Tensor) -> list[torch.Tensor]:
-        """Where each stored tensor goes in a slot, as tensors over its bytes, in the order of ``stored``."""
-        spec_at = dict(zip(self.tensors, self.specs, strict=True))
+        """Where each box goes in a slot, as tensors over its bytes: ``stored``, then the boxes of ``cut``."""
         views = []
-        for position, offset in zip(self.stored, self.image.data_offsets, strict=True):
-            spec = spec_at[position]
-            nbytes = spec.local_shape.numel() * spec.dtype.itemsize
+        for box, offset in zip(self.image.boxes, self.image.data_offsets, strict=True):
+            nbytes, dtype = box_nbytes(box.dtype, box.sizes), copied_as(DTYPE_OF[box.dtype])
             if nbytes:
-                views.append(slot[offset : offset + nbytes].view(spec.dtype).view(spec.local_shape))
+                views.append(slot[offset : offset + nbytes].view(dtype).view(box.sizes))
             else:  # of a plain image they come last, where nothing is aligned
-                views.append(slot.new_empty(spec.local_shape, dtype=spec.dtype))
+                views.append(slot.new_empty(box.sizes, dtype=dtype))
         return views
 
 
@@ -81,7 +93,7 @@ class Plan:
 class Values:
     """One save's values, gathered by a plan. Refers to the state's tensors; not to be kept."""
 
-    tensors: list[torch.Tensor]  # the stored ones
+    tensors: list[torch.Tensor]  # the boxes, as the plan orders them
     leaves: bytes
     objects: bytes  # the leaves once more, for stock readers; rank 0 makes them
 
@@ -105,8 +117,11 @@ def gather(plan: Plan, state: Any, stock: StockLeaves | None = None) -> Values |
         if spec.mesh is not None and not _same_shard(value, spec):
             return None
     for tied, stored in plan.ties:
-        if alias_key(local_of(values[tied])) != alias_key(local_of(values[stored])):
+        if _alias(values[tied]) != _alias(values[stored]):
             return None
+    pieces = _pieces(plan, values) if plan.cut else []
+    if pieces is None:
+        return None
     if any(is_tensor(values[position]) for position in plan.leaves):
         return None
     leaves = {
@@ -114,10 +129,29 @@ def gather(plan: Plan, state: Any, stock: StockLeaves | None = None) -> Values |
         for i in plan.leaves
     }
     return Values(
-        tensors=[local_of(values[position]) for position in plan.stored],
+        tensors=[*[local_of(values[position]) for position in plan.stored], *pieces],
         leaves=encode(Leaves(VERSION, leaves)),
         objects=stock.encode(leaves) if stock is not None else b"",
     )
+
+
+def _pieces(plan: Plan, values: list[Any]) -> list[torch.Tensor] | None:
+    """The boxes of the tensors that are cut; None when they are not the plan's."""
+    chunks = [chunk for i in plan.cut for chunk in shard_of(values[i], plan.wheres[i]).chunks]
+    boxes = plan.image.boxes[len(plan.stored) :]
+    if [(box.offsets, box.sizes) for box in boxes] != [chunk.box for chunk in chunks]:
+        return None
+    return [copyable(chunk.local) for chunk in chunks]
+
+
+def _alias(tensor: torch.Tensor) -> Hashable:
+    """Equal for tensors of the same bytes, seen in the same way."""
+    local = local_of(tensor)
+    return alias_key(local) if type(local) in PLAIN_TYPES else _aliases(shard_of(tensor, ""))
+
+
+def _aliases(shard: Shard) -> tuple[Hashable | None, ...]:
+    return tuple(alias_key(chunk.local) for chunk in shard.chunks)
 
 
 def _same_shard(tensor: Any, spec: Spec) -> bool:
@@ -138,15 +172,18 @@ def _spec(tensor: torch.Tensor) -> Spec:
     )
 
 
-def make_plan(state: Any, *, rank: int, world_size: int, pickle_keys: PickleKeys = NO_PICKLE) -> Plan:
-    """Lays the state out. Raises UsageError, with the key path, for a leaf that cannot be saved."""
+def make_plan(
+    state: Any, *, rank: int, world_size: int, dual: bool = True, pickle_keys: PickleKeys = NO_PICKLE
+) -> Plan:
+    """Lays the state out; dual: for stock readers too. Raises UsageError, with the key path, for what has no code."""
     if type(state) is not dict:
         raise UsageError(f"the state must be a dict, not {type(state).__name__}", hint='save({"model": model, ...})')
     flat = flatten(state, is_tensor)
     wheres = [format_path(path) for path in flat.paths]
     tensors = [i for i, value in enumerate(flat.values) if is_tensor(value)]
-    stored, ties, boxes = _boxes(flat, tensors, wheres)
-    image = make_image(boxes, rank=rank, world_size=world_size)
+    stored, cut, ties, boxes = _boxes(flat, tensors, wheres)
+    _warn(boxes, rank)
+    image = make_image(boxes, rank=rank, world_size=world_size, dual=dual)
     aliases = {flat.names[tied]: flat.names[source] for tied, source in ties}
     layout = encode(make_layout(image, paths=dict(zip(flat.names, flat.paths, strict=True)), aliases=aliases))
     specs = [_spec(flat.values[i]) for i in tensors]
@@ -157,6 +194,7 @@ def make_plan(state: Any, *, rank: int, world_size: int, pickle_keys: PickleKeys
         tensors=tensors,
         leaves=sorted(set(range(len(flat.values))) - set(tensors)),
         stored=stored,
+        cut=cut,
         ties=ties,
         specs=specs,
         pickled=frozenset(i for i, name in enumerate(flat.names) if pickle_keys.allow(name)),
@@ -167,22 +205,43 @@ def make_plan(state: Any, *, rank: int, world_size: int, pickle_keys: PickleKeys
     )
 
 
-def _boxes(flat: Flat, tensors: list[int], wheres: list[str]) -> tuple[list[int], list[tuple[int, int]], list[Box]]:
-    """Which tensors are stored, which are tied to those, and the stored ones' boxes."""
+def _warn(boxes: list[Box], rank: int) -> None:
+    names = [box.name for box in boxes if box.dtype == "F8_E8M0"]
+    if names and rank == 0:
+        log.warning(
+            "ckptd: %s is float8_e8m0fnu: torch's HuggingFaceStorageReader refuses every directory that has such a "
+            "tensor; all other readers take it",
+            names[0],
+        )
+
+
+def _boxes(
+    flat: Flat, tensors: list[int], wheres: list[str]
+) -> tuple[list[int], list[int], list[tuple[int, int]], list[Box]]:
+    """Which tensors are stored as they lie, which in boxes, which are tied to those; and the boxes of both."""
     stored: list[int] = []
+    cut: list[int] = []
     ties: list[tuple[int, int]] = []
-    boxes: list[Box] = []
+    whole: list[Box] = []
+    pieces: list[Box] = []
     owner: dict[Any, int] = {}
     for i in tensors:
-        shard = shard_of(flat.values[i], wheres[i])
+        value = flat.values[i]
+        shard = shard_of(value, wheres[i])
         if shard.absent:
             continue  # other ranks hold it
-        key = alias_key(shard.local)
-        if key is not None and key in owner:
-            ties.append((i, owner[key]))
+        keys = _aliases(shard)
+        if None not in keys and owner.setdefault(keys, i) != i:
+            ties.append((i, owner[keys]))
             continue
-        if key is not None:
-            owner[key] = i
-        stored.append(i)
-        boxes.append(Box(flat.names[i], shard.code, shard.sizes, shard.global_shape, shard.offsets))
-    return stored, ties, boxes
+        boxes = [
+            Box(flat.names[i], shard.code, chunk.sizes, shard.global_shape, chunk.offsets, part)
+            for part, chunk in enumerate(shard.chunks)
+        ]
+        if shard.chunks[0].local is local_of(value) and copied_as(value.dtype) is value.dtype:
+            stored.append(i)
+            whole += boxes
+        else:
+            cut.append(i)
+            pieces += boxes
+    return stored, cut, ties, whole + pieces

@@ -38,46 +38,22 @@ _ARENA_READERS = 2  # at least; a copy out of memory gains nothing from more thr
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """A rank's segment in a slot or on the store. Owns ``fd``; close it with ``close``."""
+class Piece:
+    """A file that holds bytes of an image, from start on. start is whole pages, and nbytes too but for the last."""
 
     fd: int
     where: str
-    nbytes: int  # of the image, which starts the file
-    table: bytes  # one digest per block
-    layout: Layout
-    leaves: Leaves
-    readers: int
-    mapping: Mapping | None = None  # of a slot: its huge pages cost less to map than to read
+    start: int
+    nbytes: int
 
-    def close(self) -> None:
-        """Closes the file."""
-        if self.mapping is not None:
-            self.mapping.close()
-        os.close(self.fd)
-
-    def checked(self, index: int, buffer: Mapping) -> int:
-        """Address of buffer, filled with a block that matches its digest. Raises DamagedError. Thread-safe."""
-        start = index * BLOCK_NBYTES
-        nbytes = min(BLOCK_NBYTES, self.nbytes - start)
-        self._fill(buffer.view, start, nbytes)
-        self.check(index, digest(buffer.view[:nbytes]))
-        return buffer.address
-
-    def check(self, index: int, found: bytes) -> None:
-        """Raises DamagedError naming file, block and bytes unless the block should have this digest."""
-        if found != self.table[index * DIGEST_NBYTES : (index + 1) * DIGEST_NBYTES]:
-            start = index * BLOCK_NBYTES
-            place = f"block {index} (bytes {start} to {min(start + BLOCK_NBYTES, self.nbytes)})"
-            raise DamagedError(f"{self.where}: {place} does not match its digest")
-
-    def _fill(self, view: memoryview, start: int, nbytes: int) -> None:
+    def read(self, view: memoryview, offset: int, nbytes: int) -> None:
+        """Fills view, nbytes rounded up to pages, with the bytes from offset on. Raises DamagedError, OSError."""
         done = 0
         while done < nbytes:
-            got = self._pread(view[done : align_up(nbytes)], start + done)
+            got = self._pread(view[done:], offset + done)
             got -= 0 if done + got >= nbytes else got % PAGE  # O_DIRECT wants whole pages
             if got == 0:
-                raise DamagedError(f"{self.where}: ends at byte {start + done}, it should have {self.nbytes}")
+                raise DamagedError(f"{self.where}: ends at byte {offset + done}, it should have {self.nbytes}")
             done += got
 
     def _pread(self, view: memoryview, offset: int) -> int:
@@ -91,6 +67,46 @@ class Source:
         return os.preadv(self.fd, [view], offset)
 
 
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A rank's segment in a slot or on the store. Owns the descriptors of ``files``; close it with ``close``."""
+
+    files: tuple[Piece, ...]  # of the image, in its order
+    where: str
+    nbytes: int  # of the image, which starts the file
+    table: bytes  # one digest per block
+    layout: Layout
+    leaves: Leaves
+    readers: int
+    mapping: Mapping | None = None  # of a slot: its huge pages cost less to map than to read
+
+    def close(self) -> None:
+        """Closes the files."""
+        if self.mapping is not None:
+            self.mapping.close()
+        for piece in self.files:
+            os.close(piece.fd)
+
+    def checked(self, index: int, buffer: Mapping) -> int:
+        """Address of buffer, filled with a block that matches its digest. Raises DamagedError. Thread-safe."""
+        start = index * BLOCK_NBYTES
+        stop = min(start + BLOCK_NBYTES, self.nbytes)
+        for piece in self.files:
+            first, last = max(start, piece.start), min(stop, piece.start + piece.nbytes)
+            if first < last:
+                part = buffer.view[first - start : align_up(last - start)]
+                piece.read(part, first - piece.start, last - first)
+        self.check(index, digest(buffer.view[: stop - start]))
+        return buffer.address
+
+    def check(self, index: int, found: bytes) -> None:
+        """Raises DamagedError naming file, block and bytes unless the block should have this digest."""
+        if found != self.table[index * DIGEST_NBYTES : (index + 1) * DIGEST_NBYTES]:
+            start = index * BLOCK_NBYTES
+            place = f"block {index} (bytes {start} to {min(start + BLOCK_NBYTES, self.nbytes)})"
+            raise DamagedError(f"{self.where}: {place} does not match its digest")
+
+
 def open_slot(path: str, job: JobKey, save: SaveId, rank: int) -> Source:
     """The segment in a slot of the arena. Raises DamagedError, OSError."""
     fd = open_regular(path)
@@ -98,7 +114,7 @@ def open_slot(path: str, job: JobKey, save: SaveId, rank: int) -> Source:
         seal = _checked_seal(fd, path, job, save, rank)
         table, layout, leaves = (_part(fd, path, seal, what) for what in ("digest table", "layout", "leaves"))
         return Source(
-            fd=fd,
+            files=(Piece(fd, path, 0, seal.image_nbytes),),
             where=path,
             nbytes=seal.image_nbytes,
             table=table,
@@ -158,20 +174,25 @@ def open_file(directory: str, record: FileRecord, world_size: int) -> Source:
     """An image of a committed checkpoint, read past the page cache where possible. Raises DamagedError, OSError."""
     path = os.path.join(directory, record.name)
     layout, leaves = layout_of(record, world_size, where=path), decode_leaves(record.leaves, where=path)
-    fd = _open_direct(path)
+    files: list[Piece] = []
     try:
-        _check_size(path, os.fstat(fd).st_size, record.nbytes)
+        for name, start, nbytes in record.extents():
+            where = os.path.join(directory, name)
+            files.append(Piece(_open_direct(where), where, start, nbytes))
+            _check_size(where, os.fstat(files[-1].fd).st_size, nbytes)
     except BaseException:
-        os.close(fd)
+        for piece in files:
+            os.close(piece.fd)
         raise
-    return Source(fd, path, record.nbytes, record.digests, layout, leaves, readers=_STORE_READERS)
+    return Source(tuple(files), path, record.nbytes, record.digests, layout, leaves, readers=_STORE_READERS)
 
 
 def check_sizes(directory: str, manifest: Manifest) -> None:
     """Raises unless every image is there and as large as the manifest says: before memory is taken on its word."""
     for record in manifest.files:
-        path = os.path.join(directory, record.name)
-        _check_size(path, os.lstat(path).st_size, record.nbytes)
+        for name, _, nbytes in record.extents():
+            path = os.path.join(directory, name)
+            _check_size(path, os.lstat(path).st_size, nbytes)
 
 
 def _check_size(path: str, found: int, expected: int) -> None:

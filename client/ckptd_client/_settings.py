@@ -1,9 +1,11 @@
 """What connect was told, or the environment instead of it."""
 
+import operator
 import os
+import reprlib
 
-from ckptd.protocol.errors import ConfigError
-from ckptd.protocol.ids import MAX_STORE_CHARS, JobKey, is_job_name
+from ckptd.protocol.errors import ConfigError, UsageError
+from ckptd.protocol.ids import MAX_STEP, MAX_STORE_CHARS, JobKey, is_job_name
 from ckptd.protocol.messages import Cadence
 from ckptd.protocol.places import SOCKET
 
@@ -56,6 +58,13 @@ def parse_cadence(drain_every: int | str) -> Cadence:
     return Cadence(0, seconds)
 
 
+def is_dual(layout: str) -> bool:
+    """Whether images hold torch.save archives for stock readers. Raises ConfigError."""
+    if layout not in {"dual", "plain"}:
+        raise ConfigError(f"layout={layout!r}", hint='"dual", or "plain" for safetensors images without .metadata')
+    return layout == "dual"
+
+
 def save_timeout(seconds: float | None) -> float:
     """The longest a save may take: connect's argument, the environment, or 10 seconds. Raises ConfigError."""
     raw = os.environ.get("CKPTD_SAVE_TIMEOUT_S", "10") if seconds is None else seconds
@@ -65,4 +74,16 @@ def save_timeout(seconds: float | None) -> float:
         value = 0.0
     if value <= 0:
         raise ConfigError(f"save_timeout_s={raw!r}", hint="a number of seconds above 0, such as 10")
+    return value
+
+
+def as_step(step: object) -> int:
+    """Any kind of integer, such as numpy's or a tensor's only element."""
+    try:
+        value = -1 if isinstance(step, bool) else operator.index(step)  # type: ignore[arg-type]
+    except (TypeError, RuntimeError, ValueError):
+        value = -1
+    if not 0 <= value <= MAX_STEP:
+        hint = "save(state, step)" if isinstance(step, dict) else ""
+        raise UsageError(f"step must be an int from 0 to {MAX_STEP}, not {reprlib.repr(step)}", hint=hint)
     return value

@@ -80,8 +80,8 @@ def seal_slot(  # noqa: PLR0913 - keyword-only
 ) -> None:
     """Everything but the payloads, and the seal last."""
     memory = slot.memory
-    header = plan.image.patched_header(save)
-    memory[: len(header)] = header
+    for start, header in plan.image.patched_headers(save):
+        memory[start : start + len(header)] = header
     seal = Seal(
         state=SlotState.SEALED,
         job=job,
@@ -96,6 +96,7 @@ def seal_slot(  # noqa: PLR0913 - keyword-only
         leaves_digest=digest(values.leaves),
         objects_nbytes=len(values.objects),
         objects_digest=digest(values.objects) if values.objects else bytes(16),
+        parts=plan.image.part_nbytes,
     )
     memory[seal.layout_offset : seal.leaves_offset] = plan.layout
     memory[seal.leaves_offset : seal.objects_offset] = values.leaves

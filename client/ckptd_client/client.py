@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import operator
 import os
 import reprlib
 import threading
@@ -13,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from ckptd.protocol.errors import CkptdError, RestoreError, SaveFailedError, UsageError, WaitTimeoutError
-from ckptd.protocol.ids import MAX_STEP, SaveId
+from ckptd.protocol.ids import SaveId
 from ckptd.protocol.messages import AskDrain, AskSteps, End, LoadFrom, Milestone, Request, Steps
 from ckptd_client._channel import ChannelLostError, PreemptedError
 from ckptd_client._checkpoint import Checkpoint
@@ -24,7 +23,7 @@ from ckptd_client._loading import find, load
 from ckptd_client._pickle import pickle_keys
 from ckptd_client._plan import Plan, Values, gather, make_plan
 from ckptd_client._segments import Segment
-from ckptd_client._settings import arena_path, job_key, parse_cadence, save_timeout
+from ckptd_client._settings import arena_path, as_step, is_dual, job_key, parse_cadence, save_timeout
 from ckptd_client._slot_writing import fill_slot, seal_slot, slot_views
 from ckptd_client._slots import SlotMap
 from ckptd_client._stats import Stats
@@ -53,6 +52,7 @@ def connect(  # noqa: PLR0913 - keyword-only settings
     store: str | os.PathLike[str] | None = None,
     arena: str | os.PathLike[str] | None = None,
     drain_every: int | str = 1,
+    layout: str = "dual",
     save_timeout_s: float | None = None,
     connect_timeout_s: float = 60.0,
     start: bool | None = None,
@@ -63,9 +63,10 @@ def connect(  # noqa: PLR0913 - keyword-only settings
 
     job: the training's stable name, default $CKPTD_JOB. store: absolute directory on the parallel file system, default
     $CKPTD_STORE; made if only its last part is missing. drain_every: which staged checkpoints go there: every so many
-    steps, or "300s". save_timeout_s: the longest that save may hold up training, default $CKPTD_SAVE_TIMEOUT_S or 10;
-    a first save without prepare also waits for its memory, at most a second per 100 MB.
-    start: False never starts a daemon (also $CKPTD_NO_AUTOSTART=1). takeover: replaces ranks of this job that run.
+    steps, or "300s". layout: "plain" for images without torch.save archives, which plain dcp.load does not read.
+    save_timeout_s: the longest that save may hold up training, default $CKPTD_SAVE_TIMEOUT_S or 10; a first save
+    without prepare also waits for its memory, at most a second per 100 MB. start: False never starts a daemon (also
+    $CKPTD_NO_AUTOSTART=1). takeover: replaces ranks of this job that run.
     allow_pickle: keys, or patterns such as "hooks.*", of values that may be pickled if they have no safe encoding, and
     be read back: a pickle runs code of whoever wrote it. To be said to the client that saves, and to one that loads.
 
@@ -80,20 +81,22 @@ def connect(  # noqa: PLR0913 - keyword-only settings
         connect_timeout_s=connect_timeout_s,
         pickle_keys=pickle_keys(allow_pickle),
     )
-    return Client(Link(key, find_group(), settings), save_timeout(save_timeout_s))
+    dual = is_dual(layout)
+    return Client(Link(key, find_group(), settings), save_timeout(save_timeout_s), dual=dual)
 
 
 class Client:
     """Made by connect. Use as a context manager, or call close."""
 
-    def __init__(self, link: Link, save_timeout_s: float) -> None:
+    def __init__(self, link: Link, save_timeout_s: float, *, dual: bool = True) -> None:
         self._link = link
+        self._dual = dual
         self._save_timeout_s = save_timeout_s
         self._lock = threading.RLock()
         self._numbers = threading.RLock()  # of saves; held for moments only, also by a save that cannot get the other
         self._plan: Plan | None = None
         self._segments: list[Segment] = []  # filled, still to be sealed: saves of DCP's, in two steps
-        self._stock = StockLeaves() if link.group.rank == 0 else None
+        self._stock = StockLeaves() if dual and link.group.rank == 0 else None
         self._counter = 0
         self._last_step = self._highest = -1
         self._steps: set[int] = set()
@@ -268,7 +271,7 @@ class Client:
     def _check_step(self, step: int | None) -> int:
         if step is None:
             return self._last_step + 1
-        step = _as_step(step)
+        step = as_step(step)
         if step in self._steps and not self._was_in_vain(step):
             raise UsageError(
                 f"step {step} was already saved in incarnation {self._link.incarnation}",
@@ -286,7 +289,8 @@ class Client:
         values = gather(self._plan, state, self._stock) if self._plan is not None else None
         if values is None:
             group, keys = self._link.group, self._link.settings.pickle_keys
-            self._plan = make_plan(state, rank=group.rank, world_size=group.world_size, pickle_keys=keys)
+            rank, size = group.rank, group.world_size
+            self._plan = make_plan(state, rank=rank, world_size=size, dual=self._dual, pickle_keys=keys)
             self._stats.plans += 1
             values = gather(self._plan, state, self._stock)
         if values is None:
@@ -437,7 +441,7 @@ class Client:
                 f"the state must be a dict, not {type(state).__name__}", hint='load({"model": model, ...})'
             )
         if step is not None:
-            step = _as_step(step)
+            step = as_step(step)
         with self._first():
             self._check_open()
             order, segment = load(self._link, state, step)
@@ -503,15 +507,3 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _as_step(step: object) -> int:
-    """Any kind of integer, such as numpy's or a tensor's only element."""
-    try:
-        value = -1 if isinstance(step, bool) else operator.index(step)  # type: ignore[arg-type]
-    except (TypeError, RuntimeError, ValueError):
-        value = -1
-    if not 0 <= value <= MAX_STEP:
-        hint = "save(state, step)" if isinstance(step, dict) else ""
-        raise UsageError(f"step must be an int from 0 to {MAX_STEP}, not {reprlib.repr(step)}", hint=hint)
-    return value

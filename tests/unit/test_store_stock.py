@@ -36,6 +36,7 @@ from tests.slots import Slot, build_image, make_vote, write_slot
 
 SAVE = SaveId(1, 2, 30)
 CODES = {getattr(torch, name): code for code, name in lay.TORCH_DTYPES.items()}
+PACKED = {"float4_e2m1fn_x2"}  # torch cannot copy it, so dcp.load cannot either
 OBJECTS = StockObjects(b"0123456789", {"step": (0, 4), "lr": (4, 6)})
 STOCK = [STOCK_OBJECTS, STOCK_METADATA]
 
@@ -243,7 +244,7 @@ def parts(model, rank):
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_a_plain_dcp_load_reads_it_back(tmp_path):
-    tensors = {name: torch.arange(12).reshape(6, 2).to(dtype) for dtype, name in CODES.items()}
+    tensors = {name: torch.arange(12).reshape(6, 2).to(dtype) for dtype, name in CODES.items() if name not in PACKED}
     tensors |= {"halves": torch.randn(8, 3), "scalar": torch.tensor(5), "nothing": torch.zeros(0, 4)}
     model = {f"model.{name}": tensor for name, tensor in tensors.items()}
     paths = {f"model.{name}": (("k", "model"), ("k", name)) for name in (*tensors, "tied")}

@@ -103,7 +103,7 @@ def slots_of(link: StoreLink, shm: Path, save: SaveId, count: int = 2, nbytes: i
 
 
 def order(slots: list[Slot], save: SaveId = SAVE, **more) -> Drain:
-    files = [DrainFile(slot.path, slot.layout.file, len(slot.image)) for slot in slots]
+    files = [DrainFile(slot.path, slot.layout.file, 0, len(slot.image)) for slot in slots]
     return Drain(id=7, job="demo", save=save, files=files, **more)
 
 

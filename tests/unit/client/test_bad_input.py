@@ -56,7 +56,7 @@ UNSAVABLE = {
     "reserved name": ({"__metadata__": torch.zeros(1)}, "'__metadata__' is reserved"),
     "meta": ({"m": {"w": torch.zeros(1, device="meta")}}, r"state\['m'\]\['w'\] is on the meta device"),
     "sparse": ({"s": torch.eye(2).to_sparse()}, r"state\['s'\] is sparse"),
-    "complex128": ({"c": torch.zeros(1, dtype=torch.complex128)}, r"state\['c'\] has dtype torch.complex128"),
+    "sub-byte": ({"c": torch.empty(1, dtype=torch.uint4)}, r"state\['c'\] has dtype torch.uint4"),
     "lazy": ({"m": nn.LazyLinear(2)}, r"state\['m'\]\['weight'\]"),
     "cycle": (cycle(), r"state\['a'\]\['b'\] contains itself"),
     "list": ([torch.zeros(1)], "must be a dict, not list"),

@@ -17,7 +17,7 @@ from ckptd.protocol.slot import PAGE, SlotState, slot_capacity
 from ckptd_client import _restore
 from ckptd_client._fit import OtherRanksNeededError, fit, saves_of
 from ckptd_client._plan import gather, make_plan
-from ckptd_client._restore import Source, Target, copy_out, open_slot
+from ckptd_client._restore import Piece, Source, Target, copy_out, open_slot
 from tests.slots import reseal, some_tensors, write_slot
 
 KEY = JobKey("/pfs", "job")
@@ -48,7 +48,8 @@ def source_of(tmp_path):
         fd = _restore._open_direct(str(path)) if direct else os.open(path, os.O_RDONLY)
         table = b"".join(digest(data[start:stop]) for start, stop in blocks(len(data)))
         leaves = Leaves(VERSION, {})
-        made.append(Source(fd, str(path), len(data), table, layout_of(len(data)), leaves, readers))
+        files = (Piece(fd, str(path), 0, len(data)),)
+        made.append(Source(files, str(path), len(data), table, layout_of(len(data)), leaves, readers))
         return made[-1]
 
     yield make
@@ -156,7 +157,7 @@ def test_a_file_system_without_direct_reads_is_read_through_the_cache(source_of,
     monkeypatch.setattr(os, "open", refusing)
     tensor = torch.zeros(len(DATA), dtype=torch.uint8)
     source = source_of(DATA, direct=True)
-    assert not fcntl.fcntl(source.fd, fcntl.F_GETFL) & os.O_DIRECT
+    assert not fcntl.fcntl(source.files[0].fd, fcntl.F_GETFL) & os.O_DIRECT
     copy_out(source, [Target(0, len(tensor), tensor.data_ptr())])
     assert tensor.numpy().tobytes() == DATA
 

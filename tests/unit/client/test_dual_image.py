@@ -7,13 +7,15 @@ from hypothesis import strategies as st
 from safetensors.torch import load
 
 from ckptd.protocol.ids import SaveId
-from ckptd.protocol.layout import decode_layout, encode
+from ckptd.protocol.layout import FILE_VIEWS, decode_layout, encode
 from ckptd_client._archive import wrap
 from ckptd_client._image import ALIGN, Box, make_image, make_layout
 from ckptd_client._tensors import DTYPE_OF
 
 SAVE = SaveId(3, 17, 100)
-READABLE = sorted(set(DTYPE_OF) - {"F8_E8M0"})  # safetensors writes the code but has no torch dtype for it
+READABLE = sorted(
+    set(DTYPE_OF) - {"F8_E8M0"} - set(FILE_VIEWS)
+)  # safetensors writes the code but has no torch dtype for it
 SHAPES = st.lists(st.integers(0, 9), max_size=4).map(tuple)
 
 
@@ -22,6 +24,8 @@ def random_tensor(code, shape, seed=0):
     generator = torch.Generator().manual_seed(seed)
     dtype = DTYPE_OF[code]
     top = 2 if code == "BOOL" else 100
+    if code == "float4_e2m1fn_x2":
+        return torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8).view(dtype)
     return torch.randint(0, top, shape, generator=generator).to(dtype)
 
 
@@ -41,7 +45,7 @@ def dual_file(tensors, rank=0):
     boxes = [Box(n, codes[t.dtype], tuple(t.shape), tuple(t.shape), (0,) * t.dim()) for n, t in tensors.items()]
     image = make_image(boxes, rank=rank, world_size=rank + 1)
     data = bytearray(image.image_nbytes)
-    data[: image.header_nbytes] = image.patched_header(SAVE)
+    data[: image.header_nbytes] = dict(image.patched_headers(SAVE))[0]
     for start, filler in image.fillers:
         data[start : start + len(filler)] = filler
     for offset, tensor in zip(image.data_offsets, tensors.values(), strict=True):
@@ -74,6 +78,18 @@ def test_one_file_two_readers(specs):
         archive = data[entry.slice_offset : entry.slice_offset + entry.slice_nbytes]
         assert equal(torch.load(io.BytesIO(archive), weights_only=True), tensors[entry.name])
         assert equal(by_safetensors[entry.name], tensors[entry.name])
+
+
+@pytest.mark.parametrize("code", sorted(set(FILE_VIEWS) & set(DTYPE_OF)))
+def test_a_dtype_without_a_code_is_itself_to_torch_and_numbers_with_one_more_dimension_to_safetensors(code):
+    tensor = random_tensor(code, (3, 5))
+    layout, data = dual_file({"t": tensor})
+    (entry,) = layout.tensors
+    archive = data[entry.slice_offset : entry.slice_offset + entry.slice_nbytes]
+    assert equal(torch.load(io.BytesIO(archive), weights_only=True), tensor)
+    found = load(data)["t"]
+    assert found.shape == (3, 5, FILE_VIEWS[code][1])
+    assert raw(found) == raw(tensor)
 
 
 def test_fillers_of_two_ranks_never_share_a_name():

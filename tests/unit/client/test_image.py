@@ -30,7 +30,7 @@ def whole(name, dtype, sizes):
 def image_bytes(image, save=SAVE):
     """The file: every payload filled with its index among the boxes."""
     data = bytearray(image.image_nbytes)
-    data[: image.header_nbytes] = image.patched_header(save)
+    data[: image.header_nbytes] = dict(image.patched_headers(save))[0]
     for index, (box, start) in enumerate(zip(image.boxes, image.data_offsets, strict=True)):
         nbytes = box_nbytes(box.dtype, box.sizes)
         data[start : start + nbytes] = bytes([index % 2]) * nbytes
@@ -114,7 +114,7 @@ def test_stock_reader_joins_the_rows_of_two_ranks(tmp_path):
         image = make_image([Box("w", "F32", (stop - start, 4), (5, 4), (start, 0))], rank=rank, world_size=2)
         layout = make_layout(image, paths={"w": (("k", "w"),)}, aliases={})
         payload = rows[start:stop].numpy().tobytes()
-        (tmp_path / layout.file).write_bytes(image.patched_header(SAVE) + payload)
+        (tmp_path / layout.file).write_bytes(dict(image.patched_headers(SAVE))[0] + payload)
     state = {"w": torch.zeros(5, 4)}
     dcp.load(state, storage_reader=hf.HuggingFaceStorageReader(str(tmp_path)), no_dist=True)
     assert torch.equal(state["w"], rows)
@@ -122,7 +122,7 @@ def test_stock_reader_joins_the_rows_of_two_ranks(tmp_path):
 
 def test_metadata_says_whose_image_it_is():
     image = make_image([Box("w", "F32", (2, 4), (8, 4), (6, 0))], rank=3, world_size=4)
-    metadata = json.loads(image.patched_header(SAVE)[8:])["__metadata__"]
+    metadata = json.loads(dict(image.patched_headers(SAVE))[0][8:])["__metadata__"]
     assert json.loads(metadata.pop("DCP_SHARDING_INFO")) == {"w": {"saved_offsets": [6, 0]}}
     assert metadata == {
         "format": "pt",
@@ -139,7 +139,7 @@ def test_the_save_id_is_patched_in_place_whatever_the_names():
     image = make_image(boxes, rank=0, world_size=1)
     buffer = bytearray(image_bytes(image, SaveId(0, 0, 0)))
     patch_save_id(memoryview(buffer), SAVE)
-    assert bytes(buffer[: image.header_nbytes]) == image.patched_header(SAVE)
+    assert bytes(buffer[: image.header_nbytes]) == dict(image.patched_headers(SAVE))[0]
     assert buffer[SAVE_ID_OFFSET:].startswith(SAVE.text.encode())
     assert header_json(image)["__metadata__"]["ckptd.save_id"] == SaveId(0, 0, 0).text
 
@@ -184,7 +184,7 @@ def test_no_tensors_at_all():
     safetensors = pytest.importorskip("safetensors")
     image = make_image([], rank=0, world_size=1)
     assert image.image_nbytes == image.header_nbytes == 4096
-    assert safetensors.deserialize(image.patched_header(SAVE)) == []
+    assert safetensors.deserialize(dict(image.patched_headers(SAVE))[0]) == []
 
 
 def test_a_name_of_many_pages():

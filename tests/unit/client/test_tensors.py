@@ -52,8 +52,9 @@ def freed():
         (lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), "quantized", "int_repr"),
         (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "nested", "unbind"),
         (lambda: torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged), "NestedTensor", "unbind"),
-        (lambda: torch.ones(2, dtype=torch.complex128), "torch.complex128", "view_as_real"),
-        (lambda: torch.ones(2).to(torch.float8_e4m3fnuz), "float8_e4m3fnuz", "torch.uint8"),
+        (lambda: torch.empty(2, dtype=torch.uint4), "torch.uint4", "torch.uint8"),
+        (lambda: torch.empty(2, dtype=torch.bits8), "torch.bits8", "torch.uint8"),
+        (lambda: torch.empty(2, dtype=torch.complex32), "torch.complex32", "view_as_real"),
         (lambda: Special(torch.ones(2)), "Special", "plain tensors"),
         (lambda: torch.nn.Parameter(Special(torch.ones(2))), "Special", "plain tensors"),
         (lambda: torch.nn.LazyLinear(3).weight, "UninitializedParameter", "run the module"),
@@ -86,7 +87,7 @@ def mesh():
 
 def test_a_plain_tensor_is_all_of_itself():
     tensor = torch.ones(3, 4)
-    assert shard_of(tensor, "w") == ("F32", (3, 4), (3, 4), (0, 0), tensor)
+    assert shard_of(tensor, "w") == ("F32", (3, 4), (((0, 0), (3, 4), tensor),))
 
 
 @pytest.mark.parametrize(
@@ -106,8 +107,9 @@ def test_a_dtensor_is_the_box_that_this_rank_has(shape, placements, offsets, siz
         torch.ones(sizes), mesh, placements, run_check=False, shape=shape, stride=torch.empty(shape).stride()
     )
     shard = shard_of(tensor, "w")
-    assert (shard.sizes, shard.global_shape, shard.offsets) == (sizes, shape, offsets)
-    assert shard.local.data_ptr() == tensor.to_local().data_ptr()
+    (chunk,) = shard.chunks
+    assert (chunk.sizes, shard.global_shape, chunk.offsets) == (sizes, shape, offsets)
+    assert chunk.local.data_ptr() == tensor.to_local().data_ptr()
     assert not shard.absent
 
 
