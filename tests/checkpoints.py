@@ -32,12 +32,13 @@ def image_of(state: State, save: SaveId, *, rank: int = 0, world_size: int = 1) 
     image = bytearray(memory.numpy().tobytes()[: plan.nbytes])
     for start, data in plan.image.fillers:
         image[start : start + len(data)] = data
-    header = plan.image.patched_header(save)
-    image[: len(header)] = header
+    for start, header in plan.image.patched_headers(save):
+        image[start : start + len(header)] = header
     digests = b"".join(digest(image[start:stop]) for start, stop in blocks(len(image)))
     record = FileRecord(
-        name=file_name(rank), rank=rank, nbytes=len(image), digests=digests, layout=plan.layout, leaves=values.leaves
-    )
+        name=file_name(rank), rank=rank, nbytes=len(image), digests=digests, layout=plan.layout, leaves=values.leaves,
+        parts=plan.image.part_nbytes,
+    )  # fmt: skip
     return bytes(image), record, values.objects
 
 

@@ -15,6 +15,7 @@ import safetensors.torch
 import torch
 import torch.distributed.checkpoint as dcp
 
+from ckptd.protocol.layout import FILE_VIEWS
 from ckptd.protocol.manifest import MANIFEST, STOCK_OBJECTS, decode_manifest
 from ckptd.verify import verify_path
 from ckptd_client._group import Group
@@ -95,7 +96,9 @@ def test_safetensors():
     found = safetensors.torch.load_file(directory("dtypes") / "r00000-p00.safetensors")
     for code, tensors in make.dtypes().items():
         for kind, tensor in tensors.items():
-            assert bits(found[f"{code}.{kind}"]) == bits(tensor)
+            got, made = bits(found[f"{code}.{kind}"]), bits(tensor)
+            assert got[2] == made[2]
+            assert code in FILE_VIEWS or got == made, "safetensors has no code for the others: they lie there as views"
 
 
 @pytest.mark.parametrize("reader", ["plain dcp.load", "HuggingFace reader"])
