@@ -217,7 +217,7 @@ def _check_committed(path: str, report: Report) -> Committed | None:
 def _check_manifest(path: str, committed: Committed | None, report: Report) -> Manifest | None:
     where = os.path.join(path, MANIFEST)
     try:
-        raw = FileLayer().read_file(where, committed.manifest_nbytes if committed else MAX_RECORD_NBYTES)
+        raw = FileLayer().read_file(where, MAX_RECORD_NBYTES)
         manifest = decode_manifest(raw, where=where)
     except (OSError, DamagedError) as error:
         report.problem(where, str(error))
