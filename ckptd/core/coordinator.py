@@ -228,5 +228,5 @@ class Coordinator:
         if self._rescan_at is not None and now >= self._rescan_at:
             self._rescan_at = None
             actions.append(ScanStore(job=self.job))
-        actions += self._load(self.restores.tick(now, self.sessions.world_size))
+        actions += self._load(self.restores.tick(now, self.sessions.world_size, self.saves))
         return [*actions, *self._release_when_safe(now)]

@@ -31,6 +31,7 @@ class Round:
     ordered: float = 0.0  # when the ranks were sent to read the choice
     reported: set[int] = field(default_factory=set)
     failed: bool = False
+    given_up: set[SaveId] = field(default_factory=set)  # drains that were waited for in vain
     notes: list[str] = field(default_factory=list)
     damaged: set[tuple[SaveId, Tier, int]] = field(default_factory=set)
     reshaped: set[SaveId] = field(default_factory=set)  # some rank needs other ranks' images of it
@@ -117,7 +118,7 @@ class Restores:
             size = saves.on_store[save].world_size if save in saves.on_store else saves.records[save].world_size
             if size != world_size:
                 r.reshaped.add(save)
-            if save in r.reshaped and self._may_be_drained(save, saves):
+            if save in r.reshaped and save not in r.given_up and self._may_be_drained(save, saves):
                 r.choice, r.awaited, r.since = None, save, now
                 return saves.drain_newest(now)
             tiers = [self._tier(r, save, rank, saves) for rank in range(world_size)]
@@ -225,14 +226,17 @@ class Restores:
             return None
         return r.since + self._policy.stage_timeout_s if r.choice is None else r.ordered + self._policy.read_timeout_s
 
-    def tick(self, now: float, world_size: int) -> list[Action]:
+    def tick(self, now: float, world_size: int, saves: Saves) -> list[Action]:
         """Ends a load that some rank never joined, or in which one does not come back from its read."""
         r, deadline = self._round, self.next_deadline()
         if r is None or deadline is None or now < deadline:
             return []
         if r.awaited is not None:
             text = f"{r.awaited} must be on the store to be read by these ranks, and its drain does not end"
-            return self._refuse("restore", text, "ckptd status tells why; or start the ranks as they were")
+            r.notes.append(f"{text}: ckptd status tells why; started as they were, the ranks read it from memory")
+            r.given_up.add(r.awaited)
+            r.awaited = None
+            return self._choose(r, world_size, saves, now)
         if r.choice is None:
             missing = sorted(set(range(world_size)) - r.asked)
             return self._refuse("restore", f"ranks {missing} did not call load", "call load on every rank")

@@ -19,6 +19,7 @@ from ckptd.export.write import OutputFile, write_files
 from ckptd.filelayer import FileLayer, is_temp
 from ckptd.protocol.errors import CkptdError, UsageError
 from ckptd.protocol.layout import itemsize
+from ckptd.protocol.manifest import COMMITTED, MANIFEST
 
 SCHEMA = 1
 _BLOCKS = 9  # of 16 MiB: eight files cut across, and one more; in all below 256 MiB
@@ -96,6 +97,8 @@ def _check_out(order: Order, out: str, checkpoint: Checkpoint) -> None:
     if os.path.realpath(out).startswith(checkpoint.path + os.sep) or os.path.realpath(out) == checkpoint.path:
         raise UsageError(f"{out} lies in the checkpoint itself", hint="choose an OUT elsewhere")
     directory = order.format in _DIRECTORIES
+    if directory and any(os.path.lexists(os.path.join(out, name)) for name in (COMMITTED, MANIFEST)):
+        raise UsageError(f"{out} is a checkpoint itself", hint="choose an OUT elsewhere; --force replaces exports only")
     if not directory and os.path.isdir(out):
         raise UsageError(f"{out} is a directory", hint=f"name a file in it: {os.path.join(order.out, 'model.pt')}")
     if directory and os.path.exists(out) and not os.path.isdir(out):

@@ -163,6 +163,16 @@ def test_force_replaces_an_earlier_export_and_nothing_else(checkpoint, tmp_path)
     assert_whole(loaded(out))
 
 
+def test_no_force_replaces_a_checkpoint(checkpoint, tmp_path):
+    (tmp_path / "other").mkdir()
+    other = write_checkpoint(tmp_path / "other", [{"w": (some_whole("U8", (4, 4)), (0, 0), (4, 4))}])
+    before = sorted(os.listdir(other))
+    for kind in ("safetensors", "dcp"):
+        with pytest.raises(UsageError, match="is a checkpoint itself"):
+            export(Order(source=str(checkpoint), out=str(other), format=kind, force=True))
+    assert sorted(os.listdir(other)) == before
+
+
 def test_columns_larger_than_blocks(tmp_path):
     whole = some_whole("U8", (4096, 10_000))
     ranks = [{"w": (whole, (0, at), (4096, 5000))} for at in (0, 5000)]

@@ -170,6 +170,15 @@ def test_a_drain_that_a_load_waits_for_has_a_time_of_its_own():
     assert "its drain does not end" in job.answer(seqs[0]).message
 
 
+def test_a_drain_that_a_load_waits_for_in_vain_is_given_up_for_an_older_checkpoint():
+    job, _ = a_load(staged=(TWO,), committed=(ONE,))
+    seqs = [job.report(rank, TWO, Tier.ARENA, "not here", reshape=True) for rank in range(2)]
+    job.tick(310)
+    answer = job.answer(seqs[0])
+    assert (answer.save, answer.tier) == (ONE, Tier.PFS)
+    assert "its drain does not end" in answer.notes[-1]
+
+
 def a_silent_store(**number):
     """A job whose store has not answered. The load of its ranks waits for the drain of what lies in memory."""
     job = AJob(world=2)
