@@ -130,11 +130,11 @@ print(time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF).ru_m
 def exported(source: str, out: Path, form: str) -> tuple[float, int]:
     """Seconds and peak memory of a process that exports."""
     target = out / ("out.pt" if form == "torch" else "out")
-    done = subprocess.run(  # noqa: S603 - our own
+    done = subprocess.run(
         [sys.executable, "-c", _EXPORT, source, str(target), form], check=True, capture_output=True, text=True
     )
     seconds, nbytes = done.stdout.split()
-    subprocess.run(["rm", "-rf", str(target)], check=True)  # noqa: S603, S607 - our own
+    subprocess.run(["rm", "-rf", str(target)], check=True)
     return float(seconds), int(nbytes)
 
 

@@ -36,7 +36,9 @@ def put(final: Path, parts: list[int]) -> None:
 # --- the record says other files than there are
 
 
-def record(name: str, change: Callable[[list[int]], list[int]], by: frozenset[str] = BOTH, file: str = MANIFEST) -> None:
+def record(
+    name: str, change: Callable[[list[int]], list[int]], by: frozenset[str] = BOTH, file: str = MANIFEST
+) -> None:
     def make(final: Path) -> None:
         parts = change(sizes(final))
         put(final, parts)
