@@ -28,6 +28,7 @@ POINTS = (
     "drain.before-file-sync",
     "drain.before-file-rename",
     "drain.after-file-rename",
+    "drain.between-parts",
     "drain.reported",
     # commit: votes, manifest, rename
     "commit.before-vote",

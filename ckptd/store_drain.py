@@ -3,12 +3,15 @@
 import contextlib
 import mmap
 import os
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
 
+from ckptd import failpoints
 from ckptd.filelayer import FileLayer
 from ckptd.mapping import POPULATE_READ, Mapping
 from ckptd.protocol.errors import CkptdError
@@ -92,9 +95,16 @@ def drain(fs: FileLayer, store: str, order: Drain, report: Callable[[int], None]
     lanes = min(len(order.files), _FILES_AT_ONCE)
     flow = Flow(bytes_per_s=order.bytes_per_s, writers=WRITERS if lanes == 1 else 2, report=report)
 
+    left = Counter(file.slot_path for file in order.files)
+    lock = threading.Lock()
+
     def write(file: DrainFile) -> None:
         with MappedSlot(place, file) as slot:
             write_image(fs, place, Image(file.name, file.nbytes, slot.image, slot.check, slot.window), flow)
+        with lock:  # each image's last file finds nothing left
+            left[file.slot_path] -= 1
+            if left[file.slot_path]:
+                failpoints.reach("drain.between-parts")
 
     pool = ThreadPoolExecutor(max(1, lanes))
     try:

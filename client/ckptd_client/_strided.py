@@ -29,6 +29,11 @@ class _Run(NamedTuple):
     nrows: int
 
 
+def is_interleaving(tensor: DTensor) -> bool:
+    """Whether its rows may be dealt out by strides, so that torch's one box is not to be trusted."""
+    return any(_is_strided(placement) for placement in tensor.placements)
+
+
 def boxes_of(tensor: DTensor, local: torch.Tensor, where: str) -> list[LocalBox]:
     """The boxes that make up local, the local tensor of a DTensor. where is its place in the state.
 
@@ -38,7 +43,7 @@ def boxes_of(tensor: DTensor, local: torch.Tensor, where: str) -> list[LocalBox]
     if coordinate is None:
         return []  # the mesh is one of other ranks
     shape = tuple(local.shape)
-    if not any(_is_strided(placement) for placement in tensor.placements):
+    if not is_interleaving(tensor):
         chunks = tensor.__create_chunk_list__()  # type: ignore[no-untyped-call]  # DCP's own question
         return [LocalBox(tuple(c.offsets), shape, tuple(slice(0, size) for size in shape)) for c in chunks]
     if 0 in tensor.shape:

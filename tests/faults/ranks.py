@@ -187,6 +187,7 @@ class _Trainer:
     def __init__(self, rank: int, nbytes: int) -> None:
         self._rank = rank
         self._nbytes = nbytes
+        self._boxes = 0
         self._client: Any = None
         self._handles: dict[int, Any] = {}  # by step
         self._told: dict[int, tuple[str | None, str | None]] = {}
@@ -209,7 +210,18 @@ class _Trainer:
             numbers.add_((step * 1000 + self._rank) << 32)
         half = count // 2
         model = {"weight": numbers[:half].view(torch.float32), "moments": [numbers[half:].view(torch.bfloat16)]}
+        if self._boxes:
+            model["boxes"] = self._in_boxes(numbers[: 3 * self._boxes].view(torch.int32))
         return {"model": model, "step": step, "name": f"rank {self._rank}"}
+
+    def _in_boxes(self, numbers: Any) -> Any:
+        """A tensor of which every other row block is this rank's: each needs a file of the image."""
+        from ckptd_client._tensors import Chunk  # noqa: PLC0415
+        from ckptd_client.dcp._boxes import Boxes  # noqa: PLC0415
+
+        rows = numbers.view(self._boxes, 6)
+        chunks = [Chunk((2 * i + self._rank, 0), (1, 6), rows[i : i + 1]) for i in range(self._boxes)]
+        return Boxes((2 * self._boxes, 6), rows.dtype, chunks)
 
     def connect(self, **settings: Any) -> int:
         """connect; the incarnation."""
@@ -217,6 +229,10 @@ class _Trainer:
 
         self._client = ckptd_client.connect(JOB, **{"save_timeout_s": SAVE_TIMEOUT_S, **settings})
         return int(self._client.incarnation)
+
+    def divide(self, boxes: int) -> None:
+        """Part of the state of the next saves and loads is in so many boxes."""
+        self._boxes = boxes
 
     def resize(self, nbytes: int) -> None:
         """The state of the next saves has this size."""
@@ -378,6 +394,9 @@ def _same(left: Any, right: Any) -> bool:
         return left.keys() == right.keys() and all(_same(left[key], right[key]) for key in left)
     if isinstance(left, list):
         return len(left) == len(right) and all(map(_same, left, right))
+    if hasattr(left, "_chunks"):
+        mine, theirs = ([chunk.local for chunk in value._chunks] for value in (left, right))
+        return len(mine) == len(theirs) and all(map(_same, mine, theirs))
     if isinstance(left, torch.Tensor):
         return left.dtype == right.dtype and torch.equal(left.view(torch.int16), right.view(torch.int16))
     return bool(left == right)

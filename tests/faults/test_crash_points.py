@@ -23,6 +23,7 @@ from tests.faults.ranks import JOB, SAVE_TIMEOUT_S, Ranks, told
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(90)]
 
 KEEP = 2
+BOXES = 2  # of one tensor on each rank, so that each image is that many files
 FLAGS = ("--keep-last", str(KEEP), "--log-level", "debug")
 FIRST_STEPS = (10, 20, 30)  # saved before the daemon is armed in the long form's second ordering
 STEPS = (40, 50, 60, 70)
@@ -134,6 +135,7 @@ def newest(history: list, milestone: str) -> int:
 def restore(node: Node, world: int, *, at_least: int, tier: str) -> int:
     """A fresh start of the job gets back, bit for bit, a step that is new enough."""
     with Ranks(node, world) as ranks:
+        ranks.call("divide", BOXES)
         ranks.call("connect")
         found = ranks.call("load")
         assert all(f is not None and f["intact"] and f["step"] >= at_least for f in found), (found, at_least)
@@ -150,6 +152,7 @@ def test_a_death_at_this_point_breaks_no_promise(tmp_path: Path, point: str, die
     with told(str(store)) as node:
         case = Case(node, point, dies, str(tmp_path / "marker"))
         with Ranks(node, world) as ranks:
+            ranks.call("divide", BOXES)
             run_through_the_death(case, ranks, warm=warm)
             history = [news for rank in ranks.call("history") for news in rank]
             if world == 1:
@@ -190,6 +193,7 @@ def run_through_the_death(case: Case, ranks: Ranks, *, warm: bool) -> None:
 def leaves_nothing(case: Case, world: int) -> None:
     """One more checkpoint, then close: no slot, no partial, no old checkpoint beyond the last two."""
     with Ranks(case.node, world) as ranks:
+        ranks.call("divide", BOXES)
         ranks.call("connect")
         ranks.call("load")
         stalls = ranks.call("save", STEPS[-1] + 10)

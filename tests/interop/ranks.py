@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import ckptd_client
+from ckptd_client.dcp import CkptdReader
 from tests.unit.client.same import difference
 
 JOB = "stock"
@@ -125,7 +126,8 @@ def load(folder, layouts):
     reference = torch.load(f"{folder}/reference.pt", weights_only=False)
     directory = os.path.join(os.environ["CKPTD_STORE"], JOB, reference["dirname"])
     for layout in layouts.split(","):
-        read_by_client(layout, reference["ranks"])
+        read_by_client(layout, reference["ranks"], directory)
+        read_by_plugin(layout, reference["ranks"], directory)
         read_by_dcp(layout, reference["ranks"], directory)
         read_by_huggingface(layout, reference["ranks"], directory)
 
@@ -145,13 +147,35 @@ def check(reader, state, reference):
     return set(found)
 
 
-def read_by_client(layout, reference):
-    """Everybody gets back what was its own: generators, and the buffers of BatchNorm, which no one synchronises."""
+def own(reference):
+    """What this rank gets of what each rank had of its own: its own in a job of the same size, else rank 0's."""
+    return [reference[dist.get_rank() if dist.get_world_size() == len(reference) else 0]]
+
+
+def read_by_client(layout, reference, directory):
+    """By load and by load_from.
+
+    Everybody gets back what was its own: generators, and the buffers of BatchNorm, which no one synchronises.
+    """
     state = Trainer(layout, 2).state()
     with ckptd_client.connect(JOB, start=False) as client:
         restored = client.load(state)
+        other = Trainer(layout, 5).state()
+        loaded = client.load_from(directory, other)
     assert (restored.step, restored.tier, restored.notes) == (3, "pfs", []), restored
+    assert (loaded.step, loaded.notes) == (3, []), loaded
+    assert check("client.load_from", other, [reference[dist.get_rank()]]) == set(reference[0])
     assert check("client.load", state, [reference[dist.get_rank()]]) == set(reference[0])
+
+
+def read_by_plugin(layout, reference, directory):
+    """CkptdReader, through an open client and of the directory."""
+    with ckptd_client.connect(JOB, start=False) as client:
+        for reader in (CkptdReader(client), CkptdReader(directory)):
+            state = Trainer(layout, 6).state()
+            dcp.load(state, storage_reader=reader)
+            assert (reader.step, reader.tier) == (3, "pfs")
+            assert check("CkptdReader", state, own(reference)) == set(reference[0])
 
 
 def read_by_dcp(layout, reference, directory):

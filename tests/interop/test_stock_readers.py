@@ -1,7 +1,8 @@
 """One drained checkpoint of 4 ranks (FSDP2, AdamW, scheduler, generators), read to the bit by every reader there is.
 
-That is safetensors alone, plain ``dcp.load`` without a reader argument, torch's HuggingFace reader, and
-``client.load``; on as many ranks and on fewer, as FSDP2, HSDP and DDP. FAULTS=long adds worlds.
+That is safetensors alone, plain ``dcp.load`` without a reader argument, torch's HuggingFace reader, CkptdReader,
+``client.load`` and ``client.load_from``; on 4, 3, 2 and 1 ranks, as FSDP2, HSDP and DDP; plain values through all that
+can hold them. FAULTS=long adds layouts.
 """
 
 import os
@@ -24,8 +25,8 @@ from tests.unit.client.same import bits
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(180)]
 
 SCRIPT = os.path.join(os.path.dirname(__file__), "ranks.py")
-WORLDS = [(4, "fsdp"), (2, "fsdp,ddp"), (1, "fsdp")]
-LONG = [(3, "fsdp,ddp"), (4, "hsdp,ddp")]
+WORLDS = [(4, "fsdp,ddp"), (3, "fsdp"), (2, "fsdp,ddp"), (1, "fsdp")]
+LONG = [(3, "ddp"), (4, "hsdp"), (1, "ddp")]
 
 
 def torchrun(node, ranks, *args):

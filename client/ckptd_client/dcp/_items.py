@@ -1,5 +1,6 @@
 """A segment laid out from the items of a DCP save plan: what the planner decided that this rank writes."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,10 +10,11 @@ from torch.distributed.checkpoint.planner import WriteItem
 
 from ckptd.protocol.digest import digest
 from ckptd.protocol.errors import UsageError
+from ckptd.protocol.ids import MAX_PARTS
 from ckptd.protocol.layout import Path, encode
 from ckptd.protocol.slot import slot_capacity
 from ckptd_client._image import Box, Image, make_image, make_layout
-from ckptd_client._tensors import describe
+from ckptd_client._tensors import CODE_OF, copied_as, copyable, describe
 
 _PLAIN_ROOM = 64 << 10  # at least so many bytes are kept for plain values, which change size from save to save
 
@@ -48,9 +50,9 @@ class ItemPlan:
         for (_, sizes, _, _, dtype), offset in zip(self.specs, self.image.data_offsets, strict=True):
             nbytes = torch.Size(sizes).numel() * dtype.itemsize
             if nbytes:
-                views.append(slot[offset : offset + nbytes].view(dtype).view(sizes))
+                views.append(slot[offset : offset + nbytes].view(copied_as(dtype)).view(sizes))
             else:
-                views.append(slot.new_empty(sizes, dtype=dtype))
+                views.append(slot.new_empty(sizes, dtype=copied_as(dtype)))
         return views
 
 
@@ -73,10 +75,14 @@ class ItemPlans:
 
 
 def _make(specs: list[Spec], paths: Mapping[str, Path], rank: int, world_size: int) -> ItemPlan:
-    boxes = [
-        Box(name, describe(torch.empty(0, dtype=dtype), name)[0], sizes, whole, offsets)
-        for name, sizes, offsets, whole, dtype in specs
-    ]
+    parts: Counter[str] = Counter()  # box k of a tensor lies in file k of the image
+    boxes = []
+    for name, sizes, offsets, whole, dtype in specs:
+        if parts[name] == MAX_PARTS:
+            text = f"{name!r} has more than {MAX_PARTS} separate boxes on this rank"
+            raise UsageError(text, hint="redistribute() it to placements without strides")
+        boxes.append(Box(name, CODE_OF[dtype], sizes, whole, offsets, parts[name]))
+        parts[name] += 1
     image = make_image(boxes, rank=rank, world_size=world_size)
     layout = encode(make_layout(image, paths=dict(paths), aliases={}))
     found = digest(layout)
@@ -99,7 +105,7 @@ def resolved(items: Sequence[WriteItem], tensors: Iterable[torch.Tensor]) -> tup
             continue  # an empty shard: other ranks hold the tensor
         describe(tensor, f"{item.index.fqn!r}")
         specs.append((item.index.fqn, sizes, tuple(data.chunk.offsets), whole, tensor.dtype))
-        kept.append(tensor)
+        kept.append(copyable(tensor))
     return specs, kept
 
 

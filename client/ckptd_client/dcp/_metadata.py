@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from ckptd.protocol.layout import Layout, Leaf, Leaves, Path, Shape
+from ckptd.protocol.layout import Layout, Leaf, Leaves, Path, Shape, TensorEntry
 from ckptd_client._reshard import Saved
 from ckptd_client._tensors import DTYPE_OF
 
@@ -37,14 +37,12 @@ def content_of(layouts: Mapping[int, Layout], leaves: Mapping[int, Leaves], rank
     plain: dict[str, Leaf] = {}
     for number in sorted(layouts, key=lambda r: (r != rank, r)):
         layout = layouts[number]
-        own = {entry.name: entry for entry in layout.tensors}
+        own: dict[str, list[TensorEntry]] = {}
+        for entry in layout.tensors:
+            own.setdefault(entry.name, []).append(entry)
         own |= {name: own[owner] for name, owner in layout.aliases.items()}
-        for name, entry in own.items():
-            alike = boxes.setdefault(name, {})
-            first = next(iter(alike.values())).entry if alike else entry
-            same = (entry.dtype, entry.global_shape) == (first.dtype, first.global_shape)
-            if same and (entry.nbytes or 0 in entry.global_shape):
-                alike.setdefault(entry.offsets, Saved(number, entry))
+        for name, entries in own.items():
+            _add(boxes.setdefault(name, {}), number, entries)
         plain = leaves[number].leaves | plain
         paths = layout.paths | paths
     boxes = {name: alike for name, alike in boxes.items() if _whole(alike)}
@@ -57,6 +55,15 @@ def content_of(layouts: Mapping[int, Layout], leaves: Mapping[int, Leaves], rank
         storage_data={},
     )
     return Content(metadata, boxes, plain)
+
+
+def _add(alike: dict[Shape, Saved], rank: int, entries: list[TensorEntry]) -> None:
+    """The boxes of a rank, of which those count that are of the same tensor as the first one's, once each."""
+    for entry in entries:
+        first = next(iter(alike.values())).entry if alike else entry
+        same = (entry.dtype, entry.global_shape) == (first.dtype, first.global_shape)
+        if same and (entry.nbytes or 0 in entry.global_shape):
+            alike.setdefault(entry.offsets, Saved(rank, entry))
 
 
 def _whole(boxes: Mapping[Shape, Saved]) -> bool:

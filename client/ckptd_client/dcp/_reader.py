@@ -7,13 +7,15 @@ import torch
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader
+from torch.distributed.tensor import DTensor
 
 from ckptd.protocol.errors import RestoreError, UsageError
 from ckptd_client._checkpoint import Checkpoint, open_directory
 from ckptd_client._group import Group
-from ckptd_client._reshard import Box, runs
+from ckptd_client._reshard import Box, cover, runs
 from ckptd_client._restore import Target
-from ckptd_client._tensors import DTYPE_OF
+from ckptd_client._strided import is_interleaving
+from ckptd_client._tensors import DTYPE_OF, copied_as, copyable, shard_of
 from ckptd_client.client import Client
 from ckptd_client.dcp._leaves import archive
 from ckptd_client.dcp._metadata import Content, content_of
@@ -103,15 +105,22 @@ class CkptdReader(StorageReader):
         checkpoint, content = self._checkpoint, self._content
         assert checkpoint is not None and content is not None  # noqa: S101, PT018 - read_metadata made them
         targets: dict[int, list[Target]] = {}
-        fills = []
+        fills: list[_Fill | _BoxesFill] = []
+        interleaved = _interleaved(planner, content)
+        for several in [_BoxesFill(name, tensor, content) for name, tensor in interleaved.items()]:
+            fills.append(several)
+            for rank, target in several.targets:
+                targets.setdefault(rank, []).append(target)
         for item in plan.items:
+            if item.dest_index.fqn in interleaved:
+                continue  # DCP takes its shard for one run of rows
             if item.type == LoadItemType.BYTE_IO:
                 name = item.storage_index.fqn
                 planner.load_bytes(item, archive(content.leaves[name], name))
             else:
-                fill = _Fill(item, planner, content)
-                fills.append(fill)
-                targets.setdefault(fill.rank, []).extend(fill.targets)
+                one = _Fill(item, planner, content)
+                fills.append(one)
+                targets.setdefault(one.rank, []).extend(one.targets)
         try:
             for rank, wanted in sorted(targets.items()):
                 checkpoint.read(rank, wanted)
@@ -152,6 +161,40 @@ class _Fill:
             with torch.no_grad():
                 self._tensor.copy_(self._read)
         planner.commit_tensor(self._item, self._tensor)
+
+
+class _BoxesFill:
+    """A DTensor of the state whose shard is of several boxes, which DCP's items do not know."""
+
+    def __init__(self, name: str, tensor: DTensor, content: Content) -> None:
+        self.targets: list[tuple[int, Target]] = []  # with the rank whose image is read
+        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        boxes = content.boxes[name].values()
+        dtype = copied_as(DTYPE_OF[next(iter(boxes)).entry.dtype])
+        for chunk in shard_of(tensor, repr(name)).chunks:
+            found = cover(Box(*chunk.box), boxes, prefer=-1)
+            if found is None:
+                raise RestoreError(f"{name!r} is not whole in the checkpoint", hint="ckptd verify")
+            read = torch.empty(chunk.sizes, dtype=dtype)
+            self._copies.append((copyable(chunk.local.detach()), read))
+            self.targets += [(run.rank, Target(run.source, run.nbytes, read.data_ptr() + run.target)) for run in found]
+
+    def finish(self, _planner: LoadPlanner) -> None:
+        """After the bytes are in."""
+        with torch.no_grad():
+            for tensor, read in self._copies:
+                tensor.copy_(read)
+
+
+def _interleaved(planner: LoadPlanner, content: Content) -> dict[str, DTensor]:
+    """What to fill box by box: of planners that keep the names of the state."""
+    state = getattr(planner, "state_dict", None)
+    values = state.items() if isinstance(state, dict) else ()
+    return {
+        name: value
+        for name, value in values
+        if isinstance(value, DTensor) and name in content.boxes and is_interleaving(value)
+    }
 
 
 def _group() -> Group | None:

@@ -6,7 +6,7 @@ from typing import Any
 from ckptd.protocol.errors import UsageError
 from ckptd.protocol.layout import Leaf
 from ckptd_client._segments import Segment
-from ckptd_client._tensors import is_tensor, local_of
+from ckptd_client._tensors import is_tensor, shard_of
 
 
 @dataclass(slots=True)
@@ -27,8 +27,9 @@ class Staged:
         start = self.segment.memory.data_ptr()
         end = start + self.segment.memory.numel()
         for value in state.values():
-            if is_tensor(value) and local_of(value).numel():
-                if not start <= local_of(value).data_ptr() < end:
+            chunks = shard_of(value, "").chunks if is_tensor(value) else ()
+            if chunks and chunks[0].local.numel():
+                if not start <= chunks[0].local.data_ptr() < end:
                     text = "dcp.save was called while an asynchronous save of the same writer was still to be written"
                     raise UsageError(text, hint="wait for the future of dcp.async_save first, or use a second writer")
                 return

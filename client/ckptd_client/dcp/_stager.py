@@ -16,7 +16,9 @@ from ckptd_client import _segments as segments
 from ckptd_client._leaves import decode_leaf
 from ckptd_client._plan import Plan, Spec
 from ckptd_client._slots import SlotMap
+from ckptd_client._tensors import DTYPE_OF, PLAIN_TYPES, Chunk
 from ckptd_client._tree import unflatten
+from ckptd_client.dcp._boxes import Boxes
 from ckptd_client.dcp._staged import Staged
 from ckptd_client.dcp._writer import CkptdWriter
 
@@ -85,14 +87,20 @@ class CkptdStager(AsyncStager):
 
 
 def _tensors(slot: SlotMap, plan: Plan) -> Iterator[torch.Tensor]:
-    local = dict(zip(plan.stored, plan.views(slot.bytes), strict=True))
-    for tied, stored in plan.ties:
-        local[tied] = local[stored]
+    chunks: dict[str, list[Chunk]] = {}
+    for box, view in zip(plan.image.boxes, plan.views(slot.bytes), strict=True):
+        chunks.setdefault(box.name, []).append(Chunk(box.offsets, box.sizes, view.view(DTYPE_OF[box.dtype])))
+    owner = dict(plan.ties)
+    cut = set(plan.cut)
     for position, spec in zip(plan.tensors, plan.specs, strict=True):
-        view = local.get(position)
-        if view is None:  # an empty shard
-            view = torch.empty(spec.local_shape, dtype=spec.dtype)
-        yield view if spec.mesh is None else _dtensor(view, spec)
+        source = owner.get(position, position)
+        own = chunks.get(plan.names[source], [])  # of an empty shard there is none
+        if spec.kind in PLAIN_TYPES:
+            yield own[0].local
+        elif source in cut or not own:
+            yield Boxes(spec.shape, spec.dtype, own)
+        else:
+            yield _dtensor(own[0].local, spec)
 
 
 def _dtensor(local: torch.Tensor, spec: Spec) -> torch.Tensor:

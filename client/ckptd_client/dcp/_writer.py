@@ -10,12 +10,15 @@ import torch
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+from torch.distributed.tensor import DTensor
 
 from ckptd.protocol.errors import SaveFailedError, UsageError
 from ckptd.protocol.ids import parse_dirname
 from ckptd.protocol.layout import VERSION, Leaf, Leaves, encode
 from ckptd_client import _segments as segments
 from ckptd_client._segments import Plain, Segment
+from ckptd_client._strided import is_interleaving
+from ckptd_client._tensors import shard_of
 from ckptd_client.client import Client, connect
 from ckptd_client.dcp._items import ItemPlans, paths_of, resolved
 from ckptd_client.dcp._leaves import own_leaves
@@ -207,10 +210,22 @@ class CkptdWriter(StorageWriter):
 
 
 def _tensor(planner: SavePlanner, item: WriteItem) -> torch.Tensor:
+    whole = (getattr(planner, "state_dict", None) or {}).get(item.index.fqn)
+    if isinstance(whole, DTensor) and is_interleaving(whole):
+        _check_box(item, whole)
     data = planner.resolve_data(item)
     if not isinstance(data, torch.Tensor):
         raise UsageError(f"the planner gives no tensor for {item.index.fqn!r}", hint="return one from resolve_data")
     return data
+
+
+def _check_box(item: WriteItem, whole: DTensor) -> None:
+    """Raises UsageError when DCP has not understood which rows this rank has."""
+    planned = item.tensor_data.chunk if item.tensor_data is not None else None
+    box = (tuple(planned.offsets), tuple(planned.sizes)) if planned is not None else ((), ())
+    if 0 not in box[1] and box not in [chunk.box for chunk in shard_of(whole, repr(item.index.fqn)).chunks]:
+        text = f"{item.index.fqn!r} has other rows on this rank than the planner says: its placements interleave"
+        raise UsageError(text, hint="dcp.save(..., planner=CkptdSavePlanner())")
 
 
 def step_of(checkpoint_id: str | os.PathLike[str]) -> int:

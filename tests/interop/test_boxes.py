@@ -1,0 +1,48 @@
+"""Tensors of which a rank has several boxes, through DCP's plug-ins: on 4 ranks of 2 by 2, and resharded to 2 and 1."""
+
+import os
+
+import pytest
+import torch
+
+from ckptd.verify import verify_checkpoint
+from tests.cluster import Node
+from tests.interop.box_ranks import JOB, STAGED
+from tests.interop.test_dcp import torchrun
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
+
+SCRIPT = os.path.join(os.path.dirname(__file__), "box_ranks.py")
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory):
+    with Node(str(tmp_path_factory.mktemp("boxes"))) as node:
+        node.start()
+        yield node
+
+
+@pytest.fixture(scope="module")
+def saved(node):
+    folder = os.path.join(node.store, "of-boxes")
+    os.mkdir(folder)
+    torchrun(node, 4, "save", folder, script=SCRIPT)
+    return folder
+
+
+@pytest.mark.parametrize("job", [JOB, STAGED])
+def test_each_box_has_a_file_of_the_image(job, node, saved):
+    name = torch.load(f"{saved}/whole.pt", weights_only=True)["names"][job]
+    directory = os.path.join(node.store, job, name)
+    assert any("-p03." in file for file in os.listdir(directory))
+    report = verify_checkpoint(directory)
+    assert report.ok, report.problems
+
+
+@pytest.mark.parametrize("ranks", [4, 2, 1])
+def test_every_box_comes_back_by_every_reader(ranks, node, saved):
+    torchrun(node, ranks, "load", saved, script=SCRIPT)
+
+
+def test_rows_that_dcp_misunderstands_are_refused(node):
+    torchrun(node, 4, "refuse", script=SCRIPT)
