@@ -9,6 +9,7 @@ import torch
 
 from ckptd.protocol.errors import CkptdError, DamagedError, MismatchError, RestoreError
 from ckptd.protocol.layout import Layout, Leaves, Path, TensorEntry
+from ckptd_client._keys import settled
 from ckptd_client._pickle import NO_PICKLE, PickleKeys, decode
 from ckptd_client._reshard import Box, Run, Saved, cover
 from ckptd_client._restore import Target
@@ -131,6 +132,7 @@ def fit(state: Any, saves: Saves, *, where: str, pickle_keys: PickleKeys = NO_PI
     """
     flat = flatten(state, is_tensor)
     here = dict(zip(flat.names, flat.values, strict=True))
+    saves = replace(saves, paths=settled(saves.paths, saves.leaves.leaves, flat))
     saves = _relevant(flat, here, saves)
     differences = _differences(flat, here, saves)
     if differences:

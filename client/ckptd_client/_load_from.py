@@ -5,8 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
-
 from ckptd.protocol.errors import DamagedError, MismatchError, UsageError
 from ckptd.protocol.ids import parse_dirname, parse_partial_dirname
 from ckptd.protocol.layout import Leaf, Leaves, Path
@@ -130,18 +128,8 @@ def _owner(name: str, owners: Mapping[str, tuple[Path, Any]]) -> str:
 
 def _inside(name: str, path: Path, owner: str, stateful: tuple[Path, Any]) -> Path:
     """The place in a Stateful's own nesting."""
-    prefix, value = stateful
+    prefix, _ = stateful
     rest: Path = (("k", name[len(owner) + 1 :]),)
     if ".".join(str(key) for _, key in path[: len(prefix)]) == owner and len(path) > len(prefix):
         rest = path[len(prefix) :]
-    if isinstance(value, torch.optim.Optimizer):
-        rest = _numbered(rest)
     return prefix + rest
-
-
-def _numbered(path: Path) -> Path:
-    """DCP makes text of the numbers by which an optimizer knows its parameters."""
-    match path:
-        case (("k", "state"), ("k", str(number)), *more) if number.isdecimal():
-            return (("k", "state"), ("i", int(number)), *more)
-    return path
