@@ -1,13 +1,17 @@
 """DCP's plug-ins and the client on the same checkpoints: what each of them must not lose, mix up or hang on."""
 
 import os
+import threading
+import time
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 import ckptd_client
-from ckptd_client.dcp import CkptdWriter
+from ckptd_client.dcp import CkptdStager, CkptdWriter
 from tests.cluster import Node
 
 pytestmark = [pytest.mark.faults, pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]
@@ -71,3 +75,65 @@ def test_client_load_of_a_writers_optimizer(node, wrap, tier):
         assert torch.equal(optimizer.state[old]["exp_avg"], restored.state[new]["exp_avg"])
     fresh(torch.ones(4, 3)).sum().backward()
     restored.step()
+
+
+def small(seed):
+    return {"w": torch.full((10,), float(seed)), "n": seed}
+
+
+def newest(client):
+    state = small(0)
+    client.load(state)
+    return state["n"]
+
+
+def test_a_checkpoint_id_without_a_number_ends_its_own_save_only(node):
+    with client_of(node) as client:
+        writer = CkptdWriter(client)
+        stager = CkptdStager(writer)
+        for seed, name in ((1, "run/final"), (2, "run/step-2")):
+            if seed == 1:
+                stager.stage(small(seed))
+                with pytest.raises(CheckpointException, match="names no step"):
+                    dcp.save(small(seed), storage_writer=writer, checkpoint_id=name)
+            else:
+                dcp.save(stager.stage(small(seed)), storage_writer=writer, checkpoint_id=name)
+        assert writer.handle.step == 2
+        assert newest(client) == 2
+
+
+def test_a_fault_of_the_planner_leaves_no_save_behind(node):
+    class Broken(DefaultSavePlanner):
+        def create_local_plan(self):
+            raise ValueError("no plan")
+
+    with client_of(node) as client:
+        writer = CkptdWriter(client)
+        dcp.save(small(1), storage_writer=writer)
+        with pytest.raises(CheckpointException, match="no plan"):
+            dcp.save(small(2), storage_writer=writer, planner=Broken())
+        assert client.wait("durable", 10).step == 0
+        dcp.save(small(3), storage_writer=writer)
+        assert newest(client) == 3
+
+
+def test_a_stager_waits_for_no_thread_that_waits(node):
+    with client_of(node, save_timeout_s=1, connect_timeout_s=6) as client:
+        client.prepare(small(1))
+        node.kill()
+        client._link._retry_at = 0.0
+        thread = threading.Thread(target=lambda: pytest.raises(ckptd_client.CkptdError, client.steps))
+        thread.start()
+        time.sleep(0.5)
+        began = time.monotonic()
+        CkptdStager(CkptdWriter(client)).stage(small(2))
+        assert time.monotonic() - began < 3
+        thread.join(20)
+
+
+def test_waiting_for_durable_makes_it_durable(node):
+    with client_of(node, drain_every=1000) as client:
+        for _ in range(2):
+            writer = CkptdWriter(client, wait="durable")
+            dcp.save(small(1), storage_writer=writer)
+            assert writer.handle.milestone == "durable"

@@ -41,7 +41,7 @@ class CkptdStager(AsyncStager):
         self._paths: tuple[str, dict[str, Any]] = ("", {})
 
     def stage(self, state_dict: dict[str, Any]) -> Future[dict[str, Any]] | dict[str, Any]:
-        """The state as it is now, which may be changed freely afterwards."""
+        """The state as it is now, which may be changed freely afterwards. Blocks at most save_timeout_s."""
         began = time.perf_counter()
         client = self._writer.client
         staged = Staged(segments.count(client))
@@ -62,8 +62,12 @@ class CkptdStager(AsyncStager):
         self._tensors.clear()
 
     def _stage(self, state: dict[str, Any], staged: Staged) -> dict[str, Any]:
-        plan, values = segments.plan_of(self._writer.client, state)
-        segment = segments.fill(self._writer.client, plan, values.tensors, values.plain_nbytes, self._writer)
+        client = self._writer.client
+        deadline = segments.deadline_of(client)
+        plan, values = segments.plan_of(client, state, deadline)
+        segment = segments.fill(
+            client, plan, values.tensors, values.plain_nbytes, owner=self._writer, deadline=deadline
+        )
         staged.segment = segment
         staged.leaves = decode_leaves(values.leaves, where="state").leaves
         tensors = dict(zip((plan.names[i] for i in plan.tensors), self._in_slot(segment.slot, plan), strict=True))
