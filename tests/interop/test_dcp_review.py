@@ -1,5 +1,6 @@
 """DCP's plug-ins and the client on the same checkpoints: what each of them must not lose, mix up or hang on."""
 
+import gc
 import os
 import threading
 import time
@@ -11,7 +12,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 import ckptd_client
-from ckptd_client.dcp import CkptdStager, CkptdWriter
+from ckptd_client.dcp import CkptdReader, CkptdStager, CkptdWriter
 from tests.cluster import Node
 
 pytestmark = [pytest.mark.faults, pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]
@@ -137,3 +138,59 @@ def test_waiting_for_durable_makes_it_durable(node):
             writer = CkptdWriter(client, wait="durable")
             dcp.save(small(1), storage_writer=writer)
             assert writer.handle.milestone == "durable"
+
+
+class Odd:
+    """Without a safe encoding."""
+
+    def __init__(self, value):
+        self.value = value
+
+
+def odd(value):
+    return {"w": torch.full((4,), float(value)), "hook": Odd(value)}
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_keys_that_may_be_pickled_are_so_by_every_route(node, staged):
+    with client_of(node, allow_pickle=["hook"]) as client:
+        writer = CkptdWriter(client, wait="durable")
+        dcp.save(CkptdStager(writer).stage(odd(1)) if staged else odd(1), storage_writer=writer)
+        path = os.path.join(node.store, "review", "latest")
+        routes = [
+            lambda state: client.load_from(path, state),
+            lambda state: dcp.load(state, storage_reader=CkptdReader(client)),
+            lambda state: dcp.load(state, storage_reader=CkptdReader(path, allow_pickle=["h*"])),
+            client.load,
+        ]
+        for route in routes:
+            state = odd(0)
+            route(state)
+            assert (state["w"].sum().item(), state["hook"].value) == (4, 1)
+    with client_of(node) as client:
+        with pytest.raises(ckptd_client.RestoreError, match=r"a pickle(.|\n)*connect\(allow_pickle=\['hook'\]\)"):
+            client.load_from(path, odd(0))
+        with pytest.raises(CheckpointException, match=r"a pickle(.|\n)*connect\(allow_pickle=\['hook'\]\)"):
+            dcp.load(odd(0), storage_reader=CkptdReader(client))
+        with pytest.raises(CheckpointException, match=r"a pickle(.|\n)*CkptdReader\(path, allow_pickle=\['hook'\]\)"):
+            dcp.load(odd(0), storage_reader=CkptdReader(path))
+        with pytest.raises(CheckpointException, match=r"cannot be saved(.|\n)*connect\(allow_pickle=\['hook'\]\)"):
+            dcp.save(odd(1), storage_writer=CkptdWriter(client))
+
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_a_load_that_fails_to_plan_keeps_no_file_open(node):
+    with client_of(node) as client:
+        dcp.save(small(1), storage_writer=CkptdWriter(client))
+        before = descriptors()
+        for _ in range(3):
+            reader = CkptdReader(client)
+            with pytest.raises(CheckpointException, match="absent"):
+                dcp.load({"absent": torch.zeros(2)}, storage_reader=reader)
+            assert (reader.step, reader.tier) == (0, "arena")
+            del reader
+            gc.collect()
+        assert descriptors() == before

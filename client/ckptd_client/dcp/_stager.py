@@ -13,7 +13,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from ckptd.protocol.layout import decode_layout, decode_leaves
 from ckptd_client import _segments as segments
-from ckptd_client._leaves import decode_leaf
+from ckptd_client._pickle import decode
 from ckptd_client._plan import Plan, Spec
 from ckptd_client._slots import SlotMap
 from ckptd_client._tensors import DTYPE_OF, PLAIN_TYPES, Chunk
@@ -76,7 +76,7 @@ class CkptdStager(AsyncStager):
         made: dict[str, Any] = unflatten(
             (
                 tuple(("l", step[1]) if step[0] == "t" else step for step in path),
-                tensors[name] if name in tensors else decode_leaf(staged.leaves[name], name),
+                tensors[name] if name in tensors else decode(staged.leaves[name], name, name, client.pickle_keys),
             )
             for name, path in self._paths[1].items()
         )

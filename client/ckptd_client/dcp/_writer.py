@@ -201,7 +201,7 @@ class CkptdWriter(StorageWriter):
         began = time.perf_counter()
         written = [item for item in items if item.type != WriteItemType.BYTE_IO]
         specs, tensors = resolved(written, (_tensor(planner, item) for item in written))
-        self._leaves = own_leaves(planner, items)
+        self._leaves = own_leaves(planner, items, self._client.pickle_keys)
         state = getattr(planner, "state_dict", None)
         names = [*state] if isinstance(state, dict) else [item.index.fqn for item in items]
         paths = paths_of(names, getattr(planner, "mappings", None))
