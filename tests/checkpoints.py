@@ -46,7 +46,9 @@ def put_image(place: Place, record: FileRecord, image: bytes) -> None:
     """An image into the save's hidden directory, as a drain does it."""
     fs = FileLayer()
     make_partial(fs, place)
-    write_image(fs, place, Image(record.name, len(image), memoryview(image.ljust(align_up(len(image)), b"\0"))), Flow())
+    padded = memoryview(image.ljust(align_up(len(image)), b"\0"))
+    for name, start, nbytes in record.extents():
+        write_image(fs, place, Image(name, nbytes, padded[start:]), Flow())
     sync_partial(fs, place)
 
 

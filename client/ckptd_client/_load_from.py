@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ckptd.protocol.errors import DamagedError, MismatchError, UsageError
+from ckptd.protocol.errors import DamagedError, MismatchError, RestoreError, UsageError
 from ckptd.protocol.ids import parse_dirname, parse_partial_dirname
 from ckptd.protocol.layout import Leaf, Leaves, Path
 from ckptd.protocol.manifest import COMMITTED, LATEST, MANIFEST
@@ -37,11 +37,14 @@ def load_from(
     path: str, state: dict[str, Any], group: Group, keys: PickleKeys
 ) -> tuple[str, int | None, int, list[str]]:
     """Fills the state. Returns kind, step, bytes read, and notes. Raises what Client.load_from says."""
-    kind = kind_of(path)
-    if kind == "ckptd":
-        return _load_own(path, state, group, keys)
-    found = open_dcp(path) if kind == "dcp" else open_safetensors(path)
-    return (kind, None, _load_foreign(path, state, found), [])
+    try:
+        kind = kind_of(path)
+        if kind == "ckptd":
+            return _load_own(path, state, group, keys)
+        found = open_dcp(path) if kind == "dcp" else open_safetensors(path)
+        return (kind, None, _load_foreign(path, state, found), [])
+    except OSError as error:  # names the file
+        raise RestoreError(f"{path} cannot be read: {error}", hint=f"see what is there: ls -la {path}") from error
 
 
 def kind_of(path: str) -> str:

@@ -140,7 +140,8 @@ def _checked_seal(fd: int, path: str, job: JobKey, save: SaveId, rank: int) -> S
 
 def _slot_layout(raw: bytes, seal: Seal, path: str) -> Layout:
     layout = decode_layout(raw, where=path)
-    if (layout.rank, layout.world_size, layout.image_nbytes) != (seal.rank, seal.world_size, seal.image_nbytes):
+    said = (layout.rank, layout.world_size, layout.image_nbytes, tuple(part.nbytes for part in layout.parts))
+    if said != (seal.rank, seal.world_size, seal.image_nbytes, seal.parts):
         raise DamagedError(f"{path}: its layout is of another slot")
     return layout
 

@@ -15,6 +15,7 @@ import msgspec
 
 from ckptd.protocol import layout as lay
 from ckptd.protocol.digest import blocks, digest
+from ckptd.protocol.ids import file_name
 from ckptd.protocol.manifest import (
     COMMITTED,
     MANIFEST,
@@ -101,6 +102,15 @@ def put_image(final: Path, image: bytes, rank: int = 0) -> None:
     digests = b"".join(digest(image[start:stop]) for start, stop in blocks(len(image)))
     edit_record(final, rank, lambda record: record.update(digests=digests, nbytes=len(image)))
     edit_committed(final, lambda raw: raw.update(nbytes=sum(f.nbytes for f in manifest_of(final).files)))
+
+
+def put_parts(final: Path, parts: list[bytes]) -> None:
+    """Other bytes as the files of rank 0's image, of the sizes that they had, with the digests that belong to them."""
+    image = b"".join(parts)
+    for number, part in enumerate(parts):
+        (final / file_name(0, number)).write_bytes(part)
+    digests = b"".join(digest(image[start:stop]) for start, stop in blocks(len(image)))
+    edit_record(final, 0, lambda record: record.update(digests=digests))
 
 
 def header_of(final: Path, rank: int = 0) -> dict[str, Any]:

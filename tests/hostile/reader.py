@@ -1,6 +1,8 @@
 """Reads checkpoints as one of our readers does, one after the other, and says on stdout what came of each.
 
-    python reader.py READER < directories, one per line
+    python reader.py READER [boxes] < directories, one per line
+
+boxes: the state that they hold has a tensor in two boxes, so that the image is two files.
 
 One line of JSON each: the error's class, its text, the seconds it took, and by how much memory grew at most. Memory
 that nobody touches does not show there, so more than 1 GiB of new address space is refused by the system.
@@ -16,6 +18,8 @@ import time
 import warnings
 
 import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 
 from ckptd.cli import invoke
 from ckptd.export import run
@@ -23,7 +27,11 @@ from ckptd.export.run import Order
 from ckptd.protocol.errors import CkptdError
 from ckptd.verify import verify_path
 from ckptd_client._group import Group
+from ckptd_client._load_from import load_from as read_into
 from ckptd_client._loading import read_checkpoint
+from ckptd_client._tensors import Chunk
+from ckptd_client.dcp import CkptdReader
+from ckptd_client.dcp._boxes import Boxes
 
 TIMEOUT_S = 20
 
@@ -32,15 +40,22 @@ class Hung(BaseException):
     """Nothing of ours may catch it."""
 
 
-def some_state():
+def some_state(boxes=None):
     """A state of everything: modules, optimizer, nested containers, leaves; twice the same on every call."""
+    boxes = sys.argv[2:] == ["boxes"] if boxes is None else boxes
     torch.manual_seed(3)
     model = torch.nn.Linear(3, 4)
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(2, 3)).sum().backward()
     optimizer.step()
     plain = {"epoch": 3, "pair": [torch.arange(3), {"x": (1, "a")}], "none": None, "tied": model.weight}
-    return {"model": model, "optimizer": optimizer, **plain}
+    return {"model": model, "optimizer": optimizer, **plain} | ({"boxes": in_boxes()} if boxes else {})
+
+
+def in_boxes():
+    """Rows 0 and 1, and rows 2 to 4, each in memory of its own."""
+    chunks = [Chunk((at, 0), (rows, 3), torch.arange(3.0 * rows).view(rows, 3)) for at, rows in ((0, 2), (2, 3))]
+    return Boxes((5, 3), torch.float32, chunks)
 
 
 def load(directory):
@@ -56,6 +71,28 @@ def load_two(directory):
     fitted, _, notes = read_checkpoint(directory, state, group=Group(1, 2, "test"))
     fitted.finish(state)
     return "; ".join(notes)
+
+
+def load_from(directory):
+    """client.load_from, without its client."""
+    return "; ".join(read_into(directory, some_state(), Group(0, 1, "test"))[3])
+
+
+def plugin(directory):
+    """CkptdReader. What DCP itself refuses, since the reader does not offer it, names the tensor, not the directory."""
+    try:
+        dcp.load(some_state(), storage_reader=CkptdReader(directory), no_dist=True)
+    except CheckpointException as error:
+        cause = error.failures[0][0]
+        if isinstance(cause, CkptdError):
+            raise cause from error
+        if type(cause) in (RuntimeError, ValueError) and "in checkpoint state_dict" in str(cause):
+            raise RefusedError(f"{directory}: {cause}") from error
+        # DCP makes text of what read_metadata raises; a file that cannot be read is named as Python names it.
+        if isinstance(cause, OSError) or (type(cause) is AssertionError and "metadata read failed" in str(cause)):
+            raise RefusedError(str(cause)) from error
+        raise cause from error
+    return ""
 
 
 class RefusedError(CkptdError):
@@ -101,6 +138,8 @@ def export_dcp(directory):
 READERS = {
     "load": load,
     "load_two": load_two,
+    "load_from": load_from,
+    "plugin": plugin,
     "verify": verify,
     "list": listing,
     "export": export,

@@ -65,6 +65,10 @@ CRAFTED = {
     "layout of another rank": lambda slot: put_part(slot, "layout", edited(slot, rank=1)),
     "layout of another world": lambda slot: put_part(slot, "layout", edited(slot, world_size=2)),
     "leaves no msgpack": lambda slot: put_part(slot, "leaves", b"\xc1" * len(slot.leaves_raw)),
+    "parts that do not add up": lambda slot: {"parts": (4096, slot.seal.image_nbytes)},
+    "parts of no whole pages": lambda slot: {"parts": (1, slot.seal.image_nbytes - 1)},
+    "parts that the layout has not": lambda slot: {"parts": (4096, slot.seal.image_nbytes - 4096)},
+    "parts beyond the file": lambda slot: {"parts": (1 << 60, 1 << 60)},
 }
 
 

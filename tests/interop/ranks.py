@@ -153,7 +153,10 @@ def own(reference):
 
 
 def read_by_client(layout, reference, directory):
-    """By load and by load_from. Everybody gets back what was its own: generators, and the buffers of BatchNorm, which no one synchronises."""
+    """By load and by load_from.
+
+    Everybody gets back what was its own: generators, and the buffers of BatchNorm, which no one synchronises.
+    """
     state = Trainer(layout, 2).state()
     with ckptd_client.connect(JOB, start=False) as client:
         restored = client.load(state)

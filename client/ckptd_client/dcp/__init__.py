@@ -1,4 +1,4 @@
-"""Plug-ins for torch.distributed.checkpoint (DCP): writer, reader, save planner, stager for one-copy asynchronous saves.
+"""Plug-ins for torch.distributed.checkpoint (DCP): writer, reader, save planner, stager for saves in one copy.
 
 What CkptdWriter writes is an ordinary ckptd checkpoint: ``Client.load``, safetensors, and ``dcp.load`` with and without
 CkptdReader read it. docs/dcp.md has a complete example.

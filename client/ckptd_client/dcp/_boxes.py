@@ -1,7 +1,7 @@
 """A tensor in boxes, as DCP's planners can take it: one write item and one chunk for each box."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
@@ -20,18 +20,17 @@ class Boxes(torch.Tensor):
 
     _chunks: tuple[Chunk, ...]
 
-    @staticmethod
-    def __new__(cls, shape: Sequence[int], dtype: torch.dtype, chunks: Sequence[Chunk]) -> "Boxes":
+    def __new__(cls, shape: Sequence[int], dtype: torch.dtype, chunks: Sequence[Chunk]) -> Self:
         """No memory of its own."""
-        made: Boxes = torch.Tensor._make_wrapper_subclass(cls, torch.Size(shape), dtype=dtype)  # type: ignore[attr-defined]  # noqa: SLF001 - torch's way to make one
-        made._chunks = tuple(chunks)  # noqa: SLF001 - its own
+        made: Self = torch.Tensor._make_wrapper_subclass(cls, torch.Size(shape), dtype=dtype)  # noqa: SLF001 - torch's way to make one
+        made._chunks = tuple(chunks)
         return made
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG003 - torch's signature
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         raise NotImplementedError(f"{func} of a tensor that only describes boxes")
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # noqa: ARG002 - torch's signature
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         """Boxes, not values."""
         return f"Boxes({tuple(self.shape)}, {[chunk.box for chunk in self._chunks]})"
 

@@ -124,9 +124,9 @@ class CkptdReader(StorageReader):
         targets: dict[int, list[Target]] = {}
         fills: list[_Fill | _BoxesFill] = []
         interleaved = _interleaved(planner, content)
-        for fill in [_BoxesFill(name, tensor, content) for name, tensor in interleaved.items()]:
-            fills.append(fill)
-            for rank, target in fill.targets:
+        for several in [_BoxesFill(name, tensor, content) for name, tensor in interleaved.items()]:
+            fills.append(several)
+            for rank, target in several.targets:
                 targets.setdefault(rank, []).append(target)
         for item in plan.items:
             if item.dest_index.fqn in interleaved:
