@@ -7,9 +7,8 @@ import torch
 
 from ckptd.protocol.layout import Leaf, Path
 from ckptd_client._leaves import decode_leaf
+from ckptd_client._pickle import CODEC as PICKLE
 from ckptd_client._tree import Flat, format_path
-
-_PICKLE = "pickle"
 
 
 def settled(paths: Mapping[str, Path], leaves: Mapping[str, Leaf], flat: Flat) -> dict[str, Path]:
@@ -34,7 +33,7 @@ def _like(path: Path, own: Path) -> Path:
 def _counts(path: Path, leaf: Leaf | None) -> bool:
     """Whether this is an optimizer's list of parameters, and they are numbers: then the keys of its state are too."""
     match path:
-        case (*_, ("k", "param_groups"), ("l", _), ("k", "params")) if leaf is not None and leaf.codec != _PICKLE:
+        case (*_, ("k", "param_groups"), ("l", _), ("k", "params")) if leaf is not None and leaf.codec != PICKLE:
             value: Any = decode_leaf(leaf, format_path(path))
             return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
     return False

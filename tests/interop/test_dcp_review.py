@@ -123,7 +123,12 @@ def test_a_stager_waits_for_no_thread_that_waits(node):
         client.prepare(small(1))
         node.kill()
         client._link._retry_at = 0.0
-        thread = threading.Thread(target=lambda: pytest.raises(ckptd_client.CkptdError, client.steps))
+
+        def wait():
+            with pytest.raises(ckptd_client.CkptdError):
+                client.steps()
+
+        thread = threading.Thread(target=wait)
         thread.start()
         time.sleep(0.5)
         began = time.monotonic()
@@ -194,3 +199,23 @@ def test_a_load_that_fails_to_plan_keeps_no_file_open(node):
             del reader
             gc.collect()
         assert descriptors() == before
+
+
+def test_a_tuple_of_tensors_that_dcp_writes_whole_comes_back(node):
+    def paired(fill):
+        return {"pair": (torch.full((3,), fill), [torch.full((2, 2), fill), {"x": fill}], "a"), "w": torch.ones(1)}
+
+    with client_of(node) as client:
+        dcp.save(paired(4.0), storage_writer=CkptdWriter(client, wait="durable"))
+        path = os.path.join(node.store, "review", "latest")
+        for load in (client.load, lambda state: client.load_from(path, state)):
+            state = paired(0.0)
+            kept = state["pair"][0]
+            load(state)
+            assert state["pair"][0] is kept
+            assert kept.tolist() == [4.0] * 3
+            assert state["pair"][1][0].tolist() == [[4.0, 4.0]] * 2
+            assert state["pair"][1][1] == {"x": 4.0}
+            assert state["pair"][2] == "a"
+        with pytest.raises(ckptd_client.MismatchError, match=r"state\['pair'\]\[0\].*F32 \[3\].*F32 \[5\]"):
+            client.load({"pair": (torch.zeros(5), [torch.zeros(2, 2), {"x": 1}], "a"), "w": torch.ones(1)})

@@ -67,7 +67,7 @@ def _resolved(planner: SavePlanner, item: WriteItem, keys: PickleKeys) -> Leaf:
         text = f"{name!r} cannot be saved: its planner pickles it, and torch.load refuses that: {error}"
         raise UsageError(
             text,
-            hint=f"use DefaultSavePlanner, make it a plain value, or let it be pickled: connect(allow_pickle=[{name!r}])",
+            hint=f"use DefaultSavePlanner, or make it a plain value; or connect(allow_pickle=[{name!r}])",
         ) from error
 
 
