@@ -8,8 +8,10 @@ placements give. Export: a checkpoint of 2 GiB, beside large sequential reads an
 import argparse
 import contextlib
 import gc
+import itertools
 import math
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -119,11 +121,13 @@ def laid_out(boxes_of: Callable[[int], list[Box]], repeat: int) -> tuple[float, 
 
 
 _EXPORT = """
-import sys, time, resource
+import sys, time
 from ckptd.export.run import Order, export
 began = time.perf_counter()
 export(Order(source=sys.argv[1], out=sys.argv[2], format=sys.argv[3]))
-print(time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10)
+seconds = time.perf_counter() - began
+status = dict(line.split(":", 1) for line in open("/proc/self/status"))  # getrusage has the peak of whoever forked us
+print(seconds, int(status["VmHWM"].split()[0]) << 10)
 """
 
 
@@ -142,14 +146,13 @@ def export_rows(nbytes: int, repeat: int, forms: list[str]) -> Iterator[tuple[st
     """Each format beside reads and writes of as many bytes, in turns."""
     import ckptd_client  # noqa: PLC0415
 
-    with scratch(OUT) as (shm, disk):
-        with contextlib.closing(Node(shm, disk / "store")) as node:
-            node.start()
-            state = realistic(nbytes)
-            with ckptd_client.connect("export", store=str(node.store), arena=str(node.arena), start=False) as client:
-                handle = client.save(state, 1)
-                client.wait("durable", 300)
-            source = os.path.join(node.store, "export", handle.save_id.dirname)
+    with scratch(OUT) as (shm, disk), contextlib.closing(Node(shm, disk / "store")) as node:
+        node.start()
+        state = realistic(nbytes)
+        with ckptd_client.connect("export", store=str(node.store), arena=str(node.arena), start=False) as client:
+            handle = client.save(state, 1)
+            client.wait("durable", 300)
+        source = os.path.join(node.store, "export", handle.save_id.dirname)
         del state
         size = sum(entry.stat().st_size for entry in os.scandir(source) if entry.is_file())
         with contextlib.closing(Yardsticks(size, shm, disk)) as yard:
@@ -184,11 +187,13 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--formats", nargs="*", default=["safetensors", "torch", "dcp"])
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     torch.set_num_threads(1)
     table = Table("what", "measured", "bar", "")
     missed = False
-    rows = list(layout_rows(7)) + list(export_rows(options.nbytes, options.repeat, options.formats))
-    for name, measured, bar, good in rows:
+    found = itertools.chain(layout_rows(7), export_rows(options.nbytes, options.repeat, options.formats))
+    for name, measured, bar, good in found:
+        print(f"{name}: {measured} ({bar})", file=sys.stderr, flush=True)
         missed |= not good
         table.add_row(name, measured, bar, "" if good else "missed")
     Console().print(table)
