@@ -3,6 +3,7 @@
 import contextlib
 import os
 import time
+import weakref
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
@@ -21,7 +22,7 @@ _PAUSE_S = 0.01
 
 
 class Checkpoint:
-    """A checkpoint to read from. Files are opened when first read; close closes them."""
+    """A checkpoint to read from. Files are opened when first read; close closes them, and so does its end."""
 
     def __init__(  # noqa: PLR0913 - keyword-only
         self,
@@ -39,6 +40,7 @@ class Checkpoint:
         self._sources = sources
         self._open = opener
         self._store_dir = store_dir
+        self._finalizer = weakref.finalize(self, _close, sources)  # DCP drops one without a word when it cannot plan
 
     @property
     def world_size(self) -> int:
@@ -77,10 +79,14 @@ class Checkpoint:
 
     def close(self) -> None:
         """Closes the files; nothing can be read afterwards. Idempotent."""
-        for rank, source in self._sources.items():
-            if source.files:
-                source.close()
-                self._sources[rank] = _closed(source)
+        _close(self._sources)
+
+
+def _close(sources: dict[int, Source]) -> None:
+    for rank, source in sources.items():
+        if source.files:
+            source.close()
+            sources[rank] = _closed(source)
 
 
 def open_directory(directory: str, save: SaveId | None = None) -> Checkpoint:

@@ -9,6 +9,8 @@ import torch
 
 from ckptd.protocol.errors import CkptdError, DamagedError, MismatchError, RestoreError
 from ckptd.protocol.layout import Layout, Leaves, Path, TensorEntry
+from ckptd_client._inline import opened
+from ckptd_client._keys import settled
 from ckptd_client._pickle import NO_PICKLE, PickleKeys, decode
 from ckptd_client._reshard import Box, Run, Saved, cover
 from ckptd_client._restore import Target
@@ -34,6 +36,7 @@ class Saves:
     leaves: Leaves  # of the rank that this one goes on as
     rank: int  # that rank: what each rank has of its own is taken from it
     whole: bool  # all ranks' layouts are in
+    inline: dict[str, torch.Tensor] = field(default_factory=dict)  # whole tensors, of plain values that held them
 
 
 def saves_of(layouts: Iterable[Layout], leaves: Leaves, *, rank: int, world_size: int) -> Saves:
@@ -131,7 +134,8 @@ def fit(state: Any, saves: Saves, *, where: str, pickle_keys: PickleKeys = NO_PI
     """
     flat = flatten(state, is_tensor)
     here = dict(zip(flat.names, flat.values, strict=True))
-    saves = _relevant(flat, here, saves)
+    saves = replace(saves, paths=settled(saves.paths, saves.leaves.leaves, flat))
+    saves = _relevant(flat, here, _opened(saves, flat))
     differences = _differences(flat, here, saves)
     if differences:
         shown = "\n  ".join(differences[:_SHOWN])
@@ -161,6 +165,7 @@ def fit(state: Any, saves: Saves, *, where: str, pickle_keys: PickleKeys = NO_PI
     sharing = _sharing(wanted)
     for index, want in enumerate(wanted):
         _aim(out, want, sharing.get(index))
+    _copy_inline(out, here, saves)
     for name in saves.paths:
         if name not in out.tensors and is_tensor(here.get(name)):
             out.tensors[name] = here[name]  # this rank has, and needs, nothing of it
@@ -169,6 +174,30 @@ def fit(state: Any, saves: Saves, *, where: str, pickle_keys: PickleKeys = NO_PI
         name: decode(leaf, name, format_path(saves.paths[name]), pickle_keys) for name, leaf in leaves.items()
     }
     return out
+
+
+def _copy_inline(out: Fit, here: dict[str, Any], saves: Saves) -> None:
+    for name in saves.inline.keys() & here.keys():
+        for chunk in shard_of(here[name], name).chunks:
+            box = tuple(slice(first, first + size) for first, size in zip(chunk.offsets, chunk.sizes, strict=True))
+            out.through.append((saves.inline[name][box], chunk.local.detach()))
+
+
+def _opened(saves: Saves, flat: Flat) -> Saves:
+    """With the items of values that the state has item by item."""
+    paths, leaves, inline = dict(saves.paths), dict(saves.leaves.leaves), dict(saves.inline)
+    expected = set(saves.expected)
+    found = opened(paths, leaves, flat)
+    for name, items in found.items():
+        del paths[name], leaves[name]
+        paths |= items.paths
+        leaves |= items.leaves
+        inline |= items.tensors
+        if name in expected:
+            expected = (expected - {name}) | set(items.paths)
+    if not found:
+        return saves
+    return replace(saves, paths=paths, expected=expected, leaves=Leaves(saves.leaves.version, leaves), inline=inline)
 
 
 def _relevant(flat: Flat, here: dict[str, Any], saves: Saves) -> Saves:
@@ -187,12 +216,13 @@ def _incomplete(saves: Saves, text: str) -> CkptdError:
 
 def _look_elsewhere(flat: Flat, here: dict[str, Any], saves: Saves, where: str) -> None:
     """Raises when there are tensors that saves say nothing of but the name."""
-    unknown = [name for name in saves.paths if name not in saves.boxes and name not in saves.leaves.leaves]
+    held = saves.boxes.keys() | saves.inline.keys()
+    unknown = [name for name in saves.paths if name not in held and name not in saves.leaves.leaves]
     lost = [name for name in unknown if name not in here and _in_stateful(saves.paths[name], flat)]
     missing = [
         name
         for name, value in here.items()
-        if is_tensor(value) and name not in saves.boxes and not shard_of(value, name).absent
+        if is_tensor(value) and name not in held and not shard_of(value, name).absent
     ]
     paths = dict(zip(flat.names, flat.paths, strict=True))
     for name in [n for n in missing if not _in_stateful(paths[n], flat)] + lost:
@@ -292,7 +322,7 @@ def _differences(flat: Flat, here: dict[str, Any], saves: Saves) -> list[str]:
 def _difference(name: str, here: dict[str, Any], saves: Saves) -> str:
     if name not in here:
         return "in the checkpoint, not in the state"
-    value, saved = here[name], saves.boxes.get(name)
+    value, saved = here[name], _saved_kind(name, saves)
     if not is_tensor(value):
         if saved is not None:
             return f"a tensor in the checkpoint, {type(value).__name__} in the state"
@@ -300,12 +330,19 @@ def _difference(name: str, here: dict[str, Any], saves: Saves) -> str:
     if saved is None:
         sure = saves.whole or name in saves.leaves.leaves  # else the others may have it
         return "a tensor in the state, none in the checkpoint" if sure else ""
-    shard, entry = shard_of(value, name), saved[0].entry
-    if (shard.code, shard.global_shape) != _kind(entry):
-        theirs, ours = f"{entry.dtype} {list(entry.global_shape)}", f"{shard.code} {list(shard.global_shape)}"
+    shard = shard_of(value, name)
+    if (shard.code, shard.global_shape) != saved:
+        theirs, ours = f"{saved[0]} {list(saved[1])}", f"{shard.code} {list(shard.global_shape)}"
         return f"{theirs} in the checkpoint, {ours} in the state"
     shared = any(_shares_elements(chunk.local) for chunk in shard.chunks)
     return "its elements share memory, as after expand()" if shared else ""
+
+
+def _saved_kind(name: str, saves: Saves) -> tuple[str, tuple[int, ...]] | None:
+    if name in saves.inline:
+        shard = shard_of(saves.inline[name], name)
+        return shard.code, shard.global_shape
+    return _kind(saves.boxes[name][0].entry) if name in saves.boxes else None
 
 
 def _shares_elements(tensor: torch.Tensor) -> bool:

@@ -5,8 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
-
 from ckptd.protocol.errors import DamagedError, MismatchError, RestoreError, UsageError
 from ckptd.protocol.ids import parse_dirname, parse_partial_dirname
 from ckptd.protocol.layout import Leaf, Leaves, Path
@@ -17,6 +15,7 @@ from ckptd_client._fit import Fit, Saves, fit, saves_of
 from ckptd_client._foreign import Foreign
 from ckptd_client._group import Group
 from ckptd_client._leaves import encode_leaf
+from ckptd_client._pickle import PickleKeys
 from ckptd_client._safetensors_files import open_safetensors
 from ckptd_client._tensors import is_tensor
 from ckptd_client._tree import flatten, format_path
@@ -34,12 +33,14 @@ class Loaded:
     notes: list[str] = field(default_factory=list)
 
 
-def load_from(path: str, state: dict[str, Any], group: Group) -> tuple[str, int | None, int, list[str]]:
+def load_from(
+    path: str, state: dict[str, Any], group: Group, keys: PickleKeys
+) -> tuple[str, int | None, int, list[str]]:
     """Fills the state. Returns kind, step, bytes read, and notes. Raises what Client.load_from says."""
     try:
         kind = kind_of(path)
         if kind == "ckptd":
-            return _load_own(path, state, group)
+            return _load_own(path, state, group, keys)
         found = open_dcp(path) if kind == "dcp" else open_safetensors(path)
         return (kind, None, _load_foreign(path, state, found), [])
     except OSError as error:  # names the file
@@ -65,13 +66,15 @@ def kind_of(path: str) -> str:
     return "safetensors"
 
 
-def _load_own(path: str, state: dict[str, Any], group: Group) -> tuple[str, int | None, int, list[str]]:
+def _load_own(
+    path: str, state: dict[str, Any], group: Group, keys: PickleKeys
+) -> tuple[str, int | None, int, list[str]]:
     path = os.path.realpath(path)  # latest may move on meanwhile
     checkpoint = open_directory(path)
     like = group.rank if group.rank < checkpoint.world_size else 0
     try:
         saves = saves_of(checkpoint.layouts.values(), checkpoint.leaves[like], rank=like, world_size=group.world_size)
-        fitted = fit(state, _placed(saves, state), where=path)
+        fitted = fit(state, _placed(saves, state), where=path, pickle_keys=keys)
         for rank, targets in fitted.targets.items():
             checkpoint.read(rank, targets)
     finally:
@@ -133,18 +136,8 @@ def _owner(name: str, owners: Mapping[str, tuple[Path, Any]]) -> str:
 
 def _inside(name: str, path: Path, owner: str, stateful: tuple[Path, Any]) -> Path:
     """The place in a Stateful's own nesting."""
-    prefix, value = stateful
+    prefix, _ = stateful
     rest: Path = (("k", name[len(owner) + 1 :]),)
     if ".".join(str(key) for _, key in path[: len(prefix)]) == owner and len(path) > len(prefix):
         rest = path[len(prefix) :]
-    if isinstance(value, torch.optim.Optimizer):
-        rest = _numbered(rest)
     return prefix + rest
-
-
-def _numbered(path: Path) -> Path:
-    """DCP makes text of the numbers by which an optimizer knows its parameters."""
-    match path:
-        case (("k", "state"), ("k", str(number)), *more) if number.isdecimal():
-            return (("k", "state"), ("i", int(number)), *more)
-    return path

@@ -71,16 +71,27 @@ def _agree(link: Link, step: int | None, read: Callable[[LoadFrom], T]) -> tuple
 def _run(link: Link, step: int | None, read: Callable[[LoadFrom], T]) -> tuple[LoadFrom, T | None]:
     order = _ask(link, lambda seq: AskLoad(seq=seq, step=step))
     found: T | None = None
-    while order.save is not None and not order.agreed:
-        error: Exception | None = None
-        if found is None or (found.save, found.tier) != (order.save, order.tier):
-            found = None
-            try:
-                found = read(order)
-            except (CkptdError, OSError) as problem:
-                error = problem
-        order = _report(link, order, error)
+    try:
+        while order.save is not None and not order.agreed:
+            error: Exception | None = None
+            if found is None or (found.save, found.tier) != (order.save, order.tier):
+                _drop(found)
+                found = None
+                try:
+                    found = read(order)
+                except (CkptdError, OSError) as problem:
+                    error = problem
+            order = _report(link, order, error)
+    except BaseException:
+        _drop(found)
+        raise
     return order, found
+
+
+def _drop(found: Found | None) -> None:
+    """Closes what the ranks have not agreed on."""
+    if isinstance(found, Checkpoint):
+        found.close()
 
 
 def _ask(link: Link, make: Callable[[int], Request]) -> LoadFrom:

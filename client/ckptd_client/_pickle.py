@@ -56,6 +56,15 @@ def encode(value: Any, name: str, where: str, *, allowed: bool) -> Leaf:
     return Leaf(CODEC, buffer.getvalue())
 
 
+def check_allowed(leaf: Leaf, name: str, where: str, keys: PickleKeys, *, how: str = "connect({})") -> None:
+    """Raises RestoreError for a pickle whose key is not allowed. how: what to type, with a place for allow_pickle."""
+    if leaf.codec == CODEC and not keys.allow(name):
+        raise RestoreError(
+            f"{where} is a pickle, which may run any code when it is read",
+            hint=f"if you trust who wrote the checkpoint: {how.format(f'allow_pickle=[{name!r}]')}",
+        )
+
+
 def decode(leaf: Leaf, name: str, where: str, keys: PickleKeys) -> Any:
     """The value of a leaf. A pickle is read, and so runs code of whoever wrote it, only for an allowed key.
 
@@ -64,11 +73,7 @@ def decode(leaf: Leaf, name: str, where: str, keys: PickleKeys) -> Any:
     """
     if leaf.codec != CODEC:
         return decode_leaf(leaf, where)
-    if not keys.allow(name):
-        raise RestoreError(
-            f"{where} is a pickle, which may run any code when it is read",
-            hint=f"if you trust who wrote the checkpoint: connect(allow_pickle=[{name!r}])",
-        )
+    check_allowed(leaf, name, where, keys)
     try:
         return torch.load(io.BytesIO(leaf.data), map_location="cpu", weights_only=False)
     except Exception as error:  # what a class of the user's raises

@@ -49,7 +49,7 @@ class Segment:
     slot: SlotMap
     memory: torch.Tensor  # of the slot; keeps it mapped
     attachment: int
-    owner: "weakref.ref[Any]"
+    owner: Callable[[], Any]  # a weak reference
 
     def views(self) -> list[torch.Tensor]:
         """The tensors in the slot, in the order of the plan."""
@@ -64,22 +64,36 @@ def count(client: "Client") -> tuple[int, int]:
         return client._link.incarnation, client._counter
 
 
-def begin(client: "Client", number: tuple[int, int], step: int | None) -> SaveHandle:
-    """Opens the handle of a save. Raises UsageError for a step that was saved already."""
+def name_save(client: "Client", number: tuple[int, int], step: int | None) -> SaveId:
+    """What a save will be called. Raises UsageError for a step that was saved already, and for a number of before."""
     with client._numbers:
         client._check_open()
         incarnation, counter = number
         if incarnation != client._link.incarnation:
             text = "the state was staged before the load that came after it, and cannot be saved any more"
             raise UsageError(text, hint="wait for the future of dcp.async_save before a load")
-        handle = client._begin(SaveId(incarnation, counter, client._check_step(step)))
+        return SaveId(incarnation, counter, client._check_step(step))
+
+
+def begin(client: "Client", save: SaveId) -> SaveHandle:
+    """Opens the handle of a save: it is to be sealed or given up. Raises UsageError as name_save."""
+    with client._numbers:
+        handle = client._begin(name_save(client, (save.incarnation, save.counter), save.step))
         client._link.unsealed.add(handle.save_id)
         client._stats.saves += 1
         return handle
 
 
-def fill(client: "Client", plan: SegmentPlan, tensors: list[torch.Tensor], plain_nbytes: int, owner: Any) -> Segment:
-    """Copies the tensors into a free slot, which the segment then holds. Blocks at most save_timeout_s.
+def fill(  # noqa: PLR0913 - keyword-only
+    client: "Client",
+    plan: SegmentPlan,
+    tensors: list[torch.Tensor],
+    plain_nbytes: int,
+    *,
+    owner: Any,
+    deadline: float | None = None,
+) -> Segment:
+    """Copies the tensors into a free slot, which the segment then holds. Blocks until deadline, or save_timeout_s.
 
     Raises CkptdError when there is none in time.
     """
@@ -99,10 +113,11 @@ def fill(client: "Client", plan: SegmentPlan, tensors: list[torch.Tensor], plain
         link.slots.held.add(name)
         return Segment(plan, name, slot, slot.bytes, link.attachments, weakref.ref(owner))
 
-    with _turn(client):
+    deadline = deadline_of(client) if deadline is None else deadline
+    with _turn(client, deadline):
         for left in [segment for segment in client._segments if segment.owner() is None]:
             release(client, left)
-        segment: Segment = _while_daemons_end(client, once)
+        segment: Segment = _while_daemons_end(client, once, deadline)
         client._segments.append(segment)
         client._stats.nbytes += plan.nbytes
         return segment
@@ -120,9 +135,10 @@ def seal(client: "Client", segment: Segment, handle: SaveHandle, plain: Plain, *
         client._link.slots.held.discard(segment.name)
         client._link.hand_over(segment.name, handle.save_id, drain=drain, deadline=deadline)
 
-    with _turn(client):
+    deadline = deadline_of(client)
+    with _turn(client, deadline):
         try:
-            _while_daemons_end(client, once)
+            _while_daemons_end(client, once, deadline)
         except ChannelLostError:
             if not client._link.holds(handle.save_id):
                 release(client, segment)
@@ -136,9 +152,13 @@ def seal(client: "Client", segment: Segment, handle: SaveHandle, plain: Plain, *
 
 
 def release(client: "Client", segment: Segment) -> None:
-    """Gives an unsealed segment's slot back. Idempotent."""
-    with client._lock:
-        if segment not in client._segments:
+    """Gives an unsealed segment's slot back: now, or with the next save if another thread keeps the client. Idempotent.
+
+    Never raises; blocks at most save_timeout_s.
+    """
+    segment.owner = _nobody
+    with client._first(deadline_of(client)) as mine:
+        if not mine or segment not in client._segments:
             return
         client._segments.remove(segment)
         link = client._link
@@ -148,10 +168,13 @@ def release(client: "Client", segment: Segment) -> None:
                 link.slots.grant(segment.name, segment.slot.capacity)
 
 
-def plan_of(client: "Client", state: dict[str, Any]) -> tuple[Plan, Values]:
+def _nobody() -> None:
+    """The owner of a segment that is given up."""
+
+
+def plan_of(client: "Client", state: dict[str, Any], deadline: float) -> tuple[Plan, Values]:
     """The client's own plan of a state, and its values now. Raises UsageError for what cannot be saved."""
-    with client._lock:
-        client._check_open()
+    with _turn(client, deadline):
         values = client._gather(state)
         plan = client._plan
         assert plan is not None  # noqa: S101 - _gather made it
@@ -159,33 +182,39 @@ def plan_of(client: "Client", state: dict[str, Any]) -> tuple[Plan, Values]:
 
 
 def stock_objects(client: "Client", leaves: dict[str, Leaf]) -> bytes:
-    """The leaves for stock readers, encoded; empty but on rank 0."""
-    with client._lock:
-        return client._stock.encode(leaves) if client._stock is not None else b""
+    """The leaves for stock readers, encoded; empty but on rank 0. Blocks at most save_timeout_s."""
+    if client._stock is None:
+        return b""
+    with _turn(client, deadline_of(client)):
+        return client._stock.encode(leaves)
 
 
 def give_up(client: "Client", handle: SaveHandle, error: BaseException) -> None:
     """Tells everybody that this rank does not take part in the save. Never raises; blocks at most save_timeout_s."""
     client._link.unsealed.discard(handle.save_id)
-    deadline = time.monotonic() + client._save_timeout_s
+    deadline = deadline_of(client)
     with client._first(deadline) as mine:
         if not client._closed and not handle.failed_here:
             client._note_failure(handle, error, deadline=deadline if mine else None)
 
 
+def deadline_of(client: "Client") -> float:
+    """Until when a save that begins now may hold up its thread."""
+    return time.monotonic() + client._save_timeout_s
+
+
 @contextlib.contextmanager
-def _turn(client: "Client") -> Iterator[None]:
+def _turn(client: "Client", deadline: float) -> Iterator[None]:
     """The client's lock, ahead of threads that wait for news."""
-    with client._first(time.monotonic() + client._save_timeout_s) as mine:
+    with client._first(deadline) as mine:
         if not mine:
             raise WaitTimeoutError("another thread kept the client to itself")
         client._check_open()
         yield
 
 
-def _while_daemons_end(client: "Client", once: Callable[[float], Any]) -> Any:
+def _while_daemons_end(client: "Client", once: Callable[[float], Any], deadline: float) -> Any:
     """What once returns, begun anew with the next daemon when one ends in the middle of it."""
-    deadline = time.monotonic() + client._save_timeout_s
     while True:
         try:
             client._link.ensure(deadline, hurried=True)

@@ -20,7 +20,7 @@ from ckptd_client._group import Group, find_group
 from ckptd_client._link import Link, Settings
 from ckptd_client._load_from import Loaded, load_from
 from ckptd_client._loading import find, load
-from ckptd_client._pickle import pickle_keys
+from ckptd_client._pickle import PickleKeys, pickle_keys
 from ckptd_client._plan import Plan, Values, gather, make_plan
 from ckptd_client._segments import Segment
 from ckptd_client._settings import arena_path, as_step, is_dual, job_key, parse_cadence, save_timeout
@@ -122,6 +122,11 @@ class Client:
     def incarnation(self) -> int:
         """Which life of the job this is; connect and load each begin a new one."""
         return self._link.incarnation
+
+    @property
+    def pickle_keys(self) -> PickleKeys:
+        """Which keys allow_pickle names."""
+        return self._link.settings.pickle_keys
 
     @property
     def group(self) -> Group:
@@ -461,14 +466,16 @@ class Client:
         Of any number of ranks and any layout; each rank reads the ranges that it needs. Not collective, needs no
         daemon, and begins no new incarnation. What the checkpoint has and the state has no place for is left out.
         Raises MismatchError when something of the state is missing or of another shape or dtype, DamagedError for
-        bytes that are not what they should be (only ckptd's own have digests), RestoreError for a pickled value.
+        bytes that are not what they should be (only ckptd's own have digests), RestoreError for a value that is a
+        pickle, but for keys of allow_pickle in a checkpoint of ckptd.
         """
         began = time.perf_counter()
         if not isinstance(state, dict):
             raise UsageError(f"the state must be a dict, not {type(state).__name__}", hint="load_from(path, state)")
         where = os.path.abspath(os.fspath(path))
         self._check_open()
-        kind, step, nbytes, notes = load_from(where, state, self.group)  # needs no lock: saves go on meanwhile
+        keys = self.pickle_keys
+        kind, step, nbytes, notes = load_from(where, state, self.group, keys)  # needs no lock: saves go on meanwhile
         return Loaded(kind, where, step, time.perf_counter() - began, nbytes, notes)
 
     def find(self, step: int | None = None) -> Checkpoint:

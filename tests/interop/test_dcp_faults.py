@@ -151,7 +151,7 @@ def test_what_waits_for_a_milestone_gets_it(node):
 
 def test_wrong_arguments(node):
     with client_of(node) as client:
-        with pytest.raises(UsageError, match="names no step"):
+        with pytest.raises(CheckpointException, match="names no step"):
             dcp.save(state_of(1), storage_writer=CkptdWriter(client), checkpoint_id="final")
         with pytest.raises(UsageError, match="give one of them"):
             CkptdWriter(client, job="x")

@@ -11,22 +11,23 @@ from torch.distributed.checkpoint.planner import SavePlanner, WriteItem, WriteIt
 
 from ckptd.protocol.errors import RestoreError, UsageError
 from ckptd.protocol.layout import Leaf
-from ckptd_client._leaves import decode_leaf, encode_leaf
+from ckptd_client._leaves import decode_leaf
+from ckptd_client._pickle import CODEC, PickleKeys, check_allowed, encode
 from ckptd_client._tensors import is_tensor
 
 
-def own_leaves(planner: SavePlanner, items: Iterable[WriteItem]) -> dict[str, Leaf]:
+def own_leaves(planner: SavePlanner, items: Iterable[WriteItem], keys: PickleKeys) -> dict[str, Leaf]:
     """This rank's plain values, encoded; also those that the plan left to another rank, since each has its own.
 
-    Raises UsageError, with the key, for a value without a safe encoding.
+    Raises UsageError, with the key, for a value without a safe encoding that keys do not allow to pickle.
     """
     written = {item.index.fqn: item for item in items if item.type == WriteItemType.BYTE_IO}
     state = getattr(planner, "state_dict", None)
     names = [name for name, value in state.items() if not is_tensor(value)] if isinstance(state, dict) else []
     if not _looks_up(planner):
-        return {name: encode_leaf(_resolved(planner, item), repr(name)) for name, item in written.items()}
+        return {name: _resolved(planner, item, keys) for name, item in written.items()}
     wanted = [name for name in dict.fromkeys([*names, *written]) if not _is_sharded(state, name)]
-    return {name: encode_leaf(_looked_up(planner, name), repr(name)) for name in wanted}
+    return {name: encode(_looked_up(planner, name), name, repr(name), allowed=keys.allow(name)) for name in wanted}
 
 
 def _is_sharded(state: Any, name: str) -> bool:
@@ -50,20 +51,34 @@ def _looked_up(planner: Any, name: str) -> Any:
     return planner.lookup_object(MetadataIndex(name))
 
 
-def _resolved(planner: SavePlanner, item: WriteItem) -> Any:
+def _resolved(planner: SavePlanner, item: WriteItem, keys: PickleKeys) -> Leaf:
+    name = item.index.fqn
     data = planner.resolve_data(item)
     if isinstance(data, torch.Tensor):
-        return data
+        return encode(data, name, repr(name), allowed=keys.allow(name))
     data.seek(0)
     try:
-        return torch.load(data, weights_only=True)
+        return encode(torch.load(data, weights_only=True), name, repr(name), allowed=keys.allow(name))
+    except UsageError:
+        raise
     except Exception as error:
-        text = f"{item.index.fqn!r} cannot be saved: its planner pickles it, and torch.load refuses that: {error}"
-        raise UsageError(text, hint="use DefaultSavePlanner, or make it a plain value") from error
+        if keys.allow(name):
+            return Leaf(CODEC, data.getvalue())
+        text = f"{name!r} cannot be saved: its planner pickles it, and torch.load refuses that: {error}"
+        raise UsageError(
+            text,
+            hint=f"use DefaultSavePlanner, or make it a plain value; or connect(allow_pickle=[{name!r}])",
+        ) from error
 
 
-def archive(leaf: Leaf, name: str) -> io.BytesIO:
-    """A torch.save archive of the value, as a load planner wants it. Raises RestoreError, DamagedError."""
+def archive(leaf: Leaf, name: str, keys: PickleKeys, how: str) -> io.BytesIO:
+    """A torch.save archive of the value, as a load planner wants it. Raises RestoreError, DamagedError.
+
+    A pickle goes to the planner as it is, for it to read, if its key is allowed. how: see check_allowed.
+    """
+    check_allowed(leaf, name, repr(name), keys, how=how)
+    if leaf.codec == CODEC:
+        return io.BytesIO(leaf.data)
     buffer = io.BytesIO()
     value = decode_leaf(leaf, repr(name))
     try:

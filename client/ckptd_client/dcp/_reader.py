@@ -1,6 +1,7 @@
 """The storage reader: a checkpoint from this node's memory or from the store, by the ranges that DCP plans to read."""
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from ckptd.protocol.errors import RestoreError, UsageError
 from ckptd_client._checkpoint import Checkpoint, open_directory
 from ckptd_client._group import Group
+from ckptd_client._pickle import pickle_keys
 from ckptd_client._reshard import Box, cover, runs
 from ckptd_client._restore import Target
 from ckptd_client._strided import is_interleaving
@@ -29,11 +31,22 @@ class CkptdReader(StorageReader):
     the directory of a committed checkpoint, for which no daemon is needed. A checkpoint_id given to dcp.load is such a
     directory, or ends in the step. Every block is checked against its digest before a byte of it is used.
 
+    allow_pickle: keys of values that may be unpickled, which runs code of whoever wrote them; the client's are too.
+
     A rank of a job of the same size gets its own plain tensors and values back, else those of the lowest rank.
     """
 
-    def __init__(self, source: Client | str | os.PathLike[str] | None = None, *, step: int | None = None) -> None:
+    def __init__(
+        self,
+        source: Client | str | os.PathLike[str] | None = None,
+        *,
+        step: int | None = None,
+        allow_pickle: Sequence[str] = (),
+    ) -> None:
         super().__init__()
+        own = source.pickle_keys.patterns if isinstance(source, Client) else ()
+        self._pickle_keys = pickle_keys([*own, *pickle_keys(allow_pickle).patterns])
+        self._how = "connect({})" if isinstance(source, Client) else "CkptdReader(path, {})"  # to allow more
         self._client = source if isinstance(source, Client) else None
         self._directory = os.fspath(source) if source is not None and not isinstance(source, Client) else None
         self._step = step
@@ -49,6 +62,11 @@ class CkptdReader(StorageReader):
     def tier(self) -> str | None:
         """Where the last load found it: 'arena' or 'pfs'."""
         return str(self._checkpoint.tier) if self._checkpoint is not None else None
+
+    def close(self) -> None:
+        """Closes the files of a load that failed before it read them; so does the next load. Idempotent."""
+        if self._checkpoint is not None:
+            self._checkpoint.close()
 
     # --- what DCP calls, in this order
 
@@ -71,8 +89,7 @@ class CkptdReader(StorageReader):
 
         No parameter is called kwargs: DCP would take that for leave to go on without the other ranks after an error.
         """
-        if self._checkpoint is not None:
-            self._checkpoint.close()
+        self.close()
         rank = self._client.group.rank if self._client is not None else _rank()
         if self._directory is not None:
             self._checkpoint = open_directory(self._directory)
@@ -116,7 +133,7 @@ class CkptdReader(StorageReader):
                 continue  # DCP takes its shard for one run of rows
             if item.type == LoadItemType.BYTE_IO:
                 name = item.storage_index.fqn
-                planner.load_bytes(item, archive(content.leaves[name], name))
+                planner.load_bytes(item, archive(content.leaves[name], name, self._pickle_keys, self._how))
             else:
                 one = _Fill(item, planner, content)
                 fills.append(one)

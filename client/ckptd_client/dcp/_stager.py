@@ -13,7 +13,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from ckptd.protocol.layout import decode_layout, decode_leaves
 from ckptd_client import _segments as segments
-from ckptd_client._leaves import decode_leaf
+from ckptd_client._pickle import decode
 from ckptd_client._plan import Plan, Spec
 from ckptd_client._slots import SlotMap
 from ckptd_client._tensors import DTYPE_OF, PLAIN_TYPES, Chunk
@@ -41,7 +41,7 @@ class CkptdStager(AsyncStager):
         self._paths: tuple[str, dict[str, Any]] = ("", {})
 
     def stage(self, state_dict: dict[str, Any]) -> Future[dict[str, Any]] | dict[str, Any]:
-        """The state as it is now, which may be changed freely afterwards."""
+        """The state as it is now, which may be changed freely afterwards. Blocks at most save_timeout_s."""
         began = time.perf_counter()
         client = self._writer.client
         staged = Staged(segments.count(client))
@@ -62,8 +62,12 @@ class CkptdStager(AsyncStager):
         self._tensors.clear()
 
     def _stage(self, state: dict[str, Any], staged: Staged) -> dict[str, Any]:
-        plan, values = segments.plan_of(self._writer.client, state)
-        segment = segments.fill(self._writer.client, plan, values.tensors, values.plain_nbytes, self._writer)
+        client = self._writer.client
+        deadline = segments.deadline_of(client)
+        plan, values = segments.plan_of(client, state, deadline)
+        segment = segments.fill(
+            client, plan, values.tensors, values.plain_nbytes, owner=self._writer, deadline=deadline
+        )
         staged.segment = segment
         staged.leaves = decode_leaves(values.leaves, where="state").leaves
         tensors = dict(zip((plan.names[i] for i in plan.tensors), self._in_slot(segment.slot, plan), strict=True))
@@ -72,7 +76,7 @@ class CkptdStager(AsyncStager):
         made: dict[str, Any] = unflatten(
             (
                 tuple(("l", step[1]) if step[0] == "t" else step for step in path),
-                tensors[name] if name in tensors else decode_leaf(staged.leaves[name], name),
+                tensors[name] if name in tensors else decode(staged.leaves[name], name, name, client.pickle_keys),
             )
             for name, path in self._paths[1].items()
         )

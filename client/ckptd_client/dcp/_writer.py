@@ -13,8 +13,9 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.distributed.tensor import DTensor
 
 from ckptd.protocol.errors import SaveFailedError, UsageError
-from ckptd.protocol.ids import parse_dirname
+from ckptd.protocol.ids import SaveId, parse_dirname
 from ckptd.protocol.layout import VERSION, Leaf, Leaves, encode
+from ckptd.protocol.messages import Milestone
 from ckptd_client import _segments as segments
 from ckptd_client._segments import Plain, Segment
 from ckptd_client._strided import is_interleaving
@@ -35,7 +36,7 @@ class CkptdWriter(StorageWriter):
     those of ckptd_client.connect (collective), and ``close`` closes what it made. step: of the next save; else
     checkpoint_id, a number or a text that ends in one; else one after the last. wait: what dcp.save, or the future of
     dcp.async_save, waits for: "staged" (in memory on all ranks), "durable", or None for nothing. drain: makes each save
-    durable whatever drain_every says.
+    durable whatever drain_every says, as wait="durable" does.
 
     As DCP has it, a fault on one rank is a CheckpointException on all, and the save ends on all.
     """
@@ -56,12 +57,14 @@ class CkptdWriter(StorageWriter):
         self._owned = client is None
         self._client = connect(**connect_settings) if client is None else client
         self._step = step
-        self._drain = drain
+        self._drain = drain or self._wait is Milestone.DURABLE
         self._plans = ItemPlans()
         self._staged: list[Staged] = []
         self._coordinates = False
         self._handle: SaveHandle | None = None
         self._open = False  # begun, and neither handed over nor given up
+        self._refusal: UsageError | None = None  # of the checkpoint_id
+        self._save: SaveId | None = None  # named, and to be begun
         self._current: Staged | None = None
         self._segment: Segment | None = None
         self._leaves: dict[str, Leaf] = {}
@@ -93,23 +96,32 @@ class CkptdWriter(StorageWriter):
         return _NUMBER.search(os.fspath(checkpoint_id)) is not None
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """A save begins, of the step that checkpoint_id ends in."""
+        """A save follows, of the step that checkpoint_id ends in. What is wrong with that storage_meta raises.
+
+        Raised here it would be one rank's error, and the staged state would go to the next save.
+        """
+        self._refusal = None
         if checkpoint_id is not None:
-            self._step = step_of(checkpoint_id)
+            try:
+                self._step = step_of(checkpoint_id)
+            except UsageError as error:
+                self._refusal = error
 
     def storage_meta(self) -> StorageMeta | None:
-        """DCP's first question on every rank: from here on the save counts."""
+        """DCP's first question on every rank, which gives the save its name.
+
+        It begins only with write_data: of a fault while they plan DCP tells the planners' ranks, but no writer.
+        """
         self._end_last()
         self._current = staged = self._staged.pop(0) if self._staged else None
         step, self._step = self._step, None
-        self._segment = staged.segment if staged else None
-        self._handle = segments.begin(self._client, staged.number if staged else segments.count(self._client), step)
-        self._open, self._leaves = True, {}
-        if staged is not None:
-            self._segment, self._leaves, self._handle.stall_s = staged.segment, staged.leaves, staged.seconds
-            if staged.error is not None:
-                self._give_up(staged.error)
-                raise staged.error
+        self._segment, self._leaves = (staged.segment, staged.leaves) if staged else (None, {})
+        number = staged.number if staged else segments.count(self._client)
+        for error in (self._refusal, staged.error if staged else None):
+            if error is not None:
+                self._end_last()
+                raise error
+        self._save = segments.name_save(self._client, number, step)
         return None
 
     def set_up_storage_writer(self, is_coordinator: bool, *_args: Any, **kwargs: Any) -> None:
@@ -134,6 +146,7 @@ class CkptdWriter(StorageWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
         """The one copy, into shared memory. The coordinator's part is handed over by finish, when all have theirs."""
         try:
+            self._begin()
             if self._current is not None:
                 self._current.check(planner)
             else:
@@ -161,11 +174,18 @@ class CkptdWriter(StorageWriter):
 
     # --- the two steps
 
+    def _begin(self) -> None:
+        assert self._save is not None  # noqa: S101 - storage_meta named it
+        self._handle = None  # not the last save's, should this one not begin
+        self._handle = segments.begin(self._client, self._save)
+        self._open = True
+        self._handle.stall_s = self._current.seconds if self._current is not None else 0.0
+
     def _end_last(self) -> None:
         """Gives up a save that DCP began and, because of another rank, did not end."""
         if self._open:
             self._give_up(SaveFailedError("another rank could not save"))
-        elif self._segment is not None:  # staged, and refused before it had a handle
+        elif self._segment is not None:  # staged, and ended before it had a handle
             segments.release(self._client, self._segment)
             self._segment = None
 
@@ -181,13 +201,13 @@ class CkptdWriter(StorageWriter):
         began = time.perf_counter()
         written = [item for item in items if item.type != WriteItemType.BYTE_IO]
         specs, tensors = resolved(written, (_tensor(planner, item) for item in written))
-        self._leaves = own_leaves(planner, items)
+        self._leaves = own_leaves(planner, items, self._client.pickle_keys)
         state = getattr(planner, "state_dict", None)
         names = [*state] if isinstance(state, dict) else [item.index.fqn for item in items]
         paths = paths_of(names, getattr(planner, "mappings", None))
         group = self._client.group
         plan = self._plans.plan(specs, paths, rank=group.rank, world_size=group.world_size)
-        segment = segments.fill(self._client, plan, tensors, self._plain({}).nbytes, self)
+        segment = segments.fill(self._client, plan, tensors, self._plain({}).nbytes, owner=self)
         if self._handle is not None:
             self._handle.stall_s = time.perf_counter() - began
         return segment
