@@ -1,10 +1,10 @@
 """The client's, stock readers' and golden tests against several releases of torch, each in an environment of its own.
 
-    python scripts/torch_matrix.py [RELEASE ...]      make test-matrix [MATRIX="2.8.0 2.13.0"]
+    python scripts/torch_matrix.py [RELEASE ...]      make test-matrix [MATRIX="2.12.1 2.13.0"]
 
-Only CPU wheels (2.13.0+cpu), from the indexes that pip is set to, and from torch's own where it can be reached. A
-release that none of them offers is said so and counts as not run. Exit code 1 when a test failed or nothing could be
-run; 3 when fewer than two releases could be.
+The CPU wheel (2.13.0+cpu) where pip's indexes or torch's own have it, else the default wheel with the CUDA libraries
+that it cannot be imported without; tests see no GPU either way. A release that cannot be had is said so and counts as
+not run. Exit code 1 when a test failed or nothing could be run; 3 when fewer than two releases could be.
 """
 
 import os
@@ -17,8 +17,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 MATRIX = ROOT / ".matrix"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-# The first release with torch.distributed.fsdp.fully_shard, one between, and the one that constraints.txt pins.
-RELEASES = ["2.6.0", "2.9.1", "2.13.0"]
+# The one that constraints.txt pins, and a newer one.
+RELEASES = ["2.13.0", "2.14.1"]
 # Downloads, and what they unpack to.
 DEFAULT_WHEEL_ROOM = 16 << 30
 TESTS = ["tests/unit/client", "tests/interop", "tests/golden"]

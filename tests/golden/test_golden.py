@@ -110,7 +110,7 @@ def test_stock_readers_of_torch(reader):
     state = {f"model.{name}": tensor for name, tensor in plain_model().items()}
     if reader == "plain dcp.load":
         state = {"model": plain_model(), "lr": -1.0}
-        dcp.load(state, checkpoint_id=str(directory("fsdp2")), no_dist=True)
+        dcp.load(state, checkpoint_id=str(directory("fsdp2")))
         assert state["lr"] == 0.5
         state = {f"model.{name}": tensor for name, tensor in state["model"].items()}
     else:
