@@ -123,12 +123,13 @@ def made_again(folder):
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "tests.golden.make", str(folder)],
         cwd=ROOT, env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/client"},
-        capture_output=True, text=True, timeout=100, check=False,
+        capture_output=True, text=True, timeout=250, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
+@pytest.mark.timeout(300)  # four processes import torch, one after the other
 def test_the_writer_makes_the_same_bytes(tmp_path):
     """With another torch all but objects.pt, which its torch.save makes, and what pins that.
 
