@@ -20,7 +20,7 @@ demo: $(TORCH) ## train, kill, restore, and compare with an undisturbed run
 test: $(DEV) ## every test
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -q tests
 
-test-matrix: $(BIN)/python ## client, stock readers and golden files against several releases of torch (CPU wheels)
+test-matrix: $(BIN)/python ## client, stock readers and golden files against two releases of torch
 	$(BIN)/python scripts/torch_matrix.py $(MATRIX)
 
 golden: $(DEV) ## the golden checkpoints anew: only for a change of the format that is meant

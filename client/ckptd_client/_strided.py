@@ -66,7 +66,7 @@ def _dealt(
     # FSDP2 over tensor parallelism shards the local tensor of the inner mesh, right to left. The placements that it
     # writes down mean the same read from left to right, but where that leaves a rank without rows.
     for rows in (_left_to_right(whole, steps), _right_to_left(whole, steps)):
-        if tuple(map(len, rows)) == shape:
+        if rows is not None and tuple(map(len, rows)) == shape:
             return _product([_runs(dim) for dim in rows])
     return None
 
@@ -84,13 +84,19 @@ def _is_strided(placement: Any) -> bool:
     return hasattr(placement, "split_factor")
 
 
-def _left_to_right(whole: tuple[int, ...], steps: list[_Step]) -> list[torch.Tensor]:
-    """Of each dimension the rows of this rank, in their order: as distribute_tensor() deals them out."""
+def _left_to_right(whole: tuple[int, ...], steps: list[_Step]) -> list[torch.Tensor] | None:
+    """Of each dimension the rows of this rank, in their order: as distribute_tensor() deals them out.
+
+    None where torch deals nothing out: older releases (2.6) split a strided shard evenly or not at all.
+    """
     rows = [torch.arange(size) for size in whole]
     for placement, dim, ranks, mine in steps:
         shaped = rows[dim].view([1] * dim + [-1])  # the placement splits along its own dimension
         # torch has no public name for it, and its meaning is its version's.
-        parts = placement._split_tensor(shaped, ranks, with_padding=False, contiguous=False)[0]  # noqa: SLF001
+        try:
+            parts = placement._split_tensor(shaped, ranks, with_padding=False, contiguous=False)[0]  # noqa: SLF001
+        except AssertionError:
+            return None
         rows[dim] = parts[mine].reshape(-1)
     return rows
 

@@ -13,6 +13,7 @@ from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata, TensorProperties
 from torch.distributed._shard.sharding_spec import ShardMetadata
 from torch.distributed.tensor import DTensor, Replicate, Shard, init_device_mesh
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -25,6 +26,8 @@ from ckptd.protocol.layout import decode_layout
 from ckptd.verify import verify_checkpoint, verify_path
 from ckptd_client._plan import gather, make_plan
 from ckptd_client._tensors import shard_of
+
+PACKED = getattr(torch, "float4_e2m1fn_x2", None)  # since 2.8
 
 
 @pytest.fixture
@@ -72,7 +75,7 @@ def test_fsdp_over_tensor_parallelism_has_the_rows_that_it_has_whatever_divides(
                 assert torch.equal(whole[start : start + count], local), (rank, rows)
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(11, 6), (3, 4), (12, 1), (7, 9)])
+@pytest.mark.parametrize(("rows", "columns"), [(12, 8), (11, 6), (3, 4), (12, 1), (7, 9)])
 def test_an_interleaved_shard_is_its_boxes(rows, columns, as_rank):
     whole = torch.arange(rows * columns).view(rows, columns)
     count = torch.zeros_like(whole)
@@ -80,8 +83,12 @@ def test_an_interleaved_shard_is_its_boxes(rows, columns, as_rank):
         mesh = as_rank(rank, 2, 2)
         row, column = mesh.get_coordinate()
         placements = [_StridedShard(0, split_factor=3), _StridedShard(1, split_factor=2)]
-        local = placements[0]._split_tensor(whole, 2, with_padding=False, contiguous=False)[0][row]
-        local = placements[1]._split_tensor(local, 2, with_padding=False, contiguous=False)[0][column].contiguous()
+        try:
+            local = placements[0]._split_tensor(whole, 2, with_padding=False, contiguous=False)[0][row]
+            local = placements[1]._split_tensor(local, 2, with_padding=False, contiguous=False)[0][column].contiguous()
+        except AssertionError as error:
+            assert "even sharding" in str(error) and (rows, columns) != (12, 8)  # noqa: PT017, PT018
+            pytest.skip(f"torch {torch.__version__} splits no strided shard unevenly")
         for chunk in shard_of(dtensor(local, mesh, placements, (rows, columns)), "w").chunks:
             where = tuple(slice(o, o + n) for o, n in zip(*chunk.box, strict=True))
             assert torch.equal(whole[where], chunk.local)
@@ -115,8 +122,13 @@ def places(node, job):
 
 def wrapped(seed, mesh):
     parts = [noise(6, 2, seed=seed), noise(6, 1, seed=seed + 1), noise(6, 4, seed=seed + 2)]
-    local = LocalShardsWrapper(parts, [(0, 0), (0, 2), (0, 3)])
-    return dtensor(local, mesh, [Replicate()], (6, 7))
+    return whole_of(LocalShardsWrapper(parts, [(0, 0), (0, 2), (0, 3)]), mesh)
+
+
+def whole_of(local, mesh):
+    # What from_local makes of it. Older releases (2.6) do so with one box only.
+    meta = TensorMeta(torch.Size((6, 7)), (7, 1), torch.float32)
+    return DTensor(local, DTensorSpec(mesh, (Replicate(),), tensor_meta=meta), requires_grad=False)
 
 
 def sharded_tensor(seed, _mesh):
@@ -185,7 +197,9 @@ def test_several_boxes_come_back_by_both_routes(make, as_rank, join, emptied, pl
 @pytest.mark.filterwarnings("ignore")
 def test_exports_join_the_boxes(join, places, as_rank, tmp_path):
     mesh = as_rank(0, 1)
-    state = {"cut": wrapped(3, mesh), "complex": torch.randn(4, dtype=torch.complex128), "packed": packed(5)}
+    state = {"cut": wrapped(3, mesh), "complex": torch.randn(4, dtype=torch.complex128)}
+    if PACKED is not None:
+        state["packed"] = torch.arange(5, dtype=torch.uint8).view(PACKED)
     expected = torch.cat([local for _, local in pieces(state["cut"])], 1)
     handle = join().save(state, 1).wait("durable", 20)
     source = os.path.join(places[0], handle.save_id.dirname)
@@ -194,19 +208,17 @@ def test_exports_join_the_boxes(join, places, as_rank, tmp_path):
     found = torch.load(tmp_path / "torch")
     assert torch.equal(found["cut"], expected)
     assert torch.equal(found["complex"], state["complex"])
-    assert found["packed"].dtype == torch.float4_e2m1fn_x2
-    assert torch.equal(found["packed"].view(torch.uint8), state["packed"].view(torch.uint8))
+    if PACKED is not None:
+        assert found["packed"].dtype == PACKED
+        assert torch.equal(found["packed"].view(torch.uint8), state["packed"].view(torch.uint8))
     found = safetensors.torch.load_file(tmp_path / "safetensors" / "model.safetensors")
     assert torch.equal(found["cut"], expected)
     assert torch.equal(torch.view_as_complex(found["complex"]), state["complex"])
     target = {"cut": torch.zeros(6, 7), "complex": torch.zeros(4, dtype=torch.complex128)}
-    dcp.load(target, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    dist.destroy_process_group()  # so that dcp.load asks no other rank, in releases too that have no no_dist
+    dcp.load(target, checkpoint_id=tmp_path / "dcp")
     assert torch.equal(target["cut"], expected)
     assert torch.equal(target["complex"], state["complex"])
-
-
-def packed(nbytes):
-    return torch.arange(nbytes, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
 
 
 def test_other_boxes_need_another_plan(as_rank):
@@ -214,7 +226,7 @@ def test_other_boxes_need_another_plan(as_rank):
     plan = make_plan({"cut": wrapped(1, mesh)}, rank=0, world_size=1)
     assert gather(plan, {"cut": wrapped(2, mesh)}) is not None
     other = LocalShardsWrapper([noise(6, 3, seed=1), noise(6, 4, seed=2)], [(0, 0), (0, 3)])
-    assert gather(plan, {"cut": dtensor(other, mesh, [Replicate()], (6, 7))}) is None
+    assert gather(plan, {"cut": whole_of(other, mesh)}) is None
     layout = decode_layout(plan.layout, where="plan")
     assert [part.nbytes % 4096 for part in layout.parts[:-1]] == [0, 0]
     assert sum(part.nbytes for part in layout.parts) == layout.image_nbytes
@@ -246,6 +258,7 @@ def test_a_layout_that_there_is_not_is_refused(tmp_path):
         ckptd_client.connect("job", store=tmp_path, layout="flat")
 
 
+@pytest.mark.skipif(not hasattr(torch, "float8_e8m0fnu"), reason=f"torch {torch.__version__} has no float8_e8m0fnu")
 def test_e8m0_is_saved_with_a_word_about_the_reader_that_refuses_it(caplog):
     scale = torch.ones(3).to(torch.float8_e8m0fnu)
     make_plan({"scale": scale}, rank=0, world_size=1)
