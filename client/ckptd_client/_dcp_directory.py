@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.utils import _create_file_view
 from ckptd.protocol.errors import DamagedError, RestoreError
 from ckptd.protocol.layout import MAX_DIMS, Path, TensorEntry, box_nbytes
 from ckptd_client._dcp_pickle import Dtype, Record, read_metadata
+from ckptd_client._files import contents, open_followed
 from ckptd_client._foreign import Foreign
 from ckptd_client._ranges import read_ranges
 from ckptd_client._reshard import Ints, Saved
@@ -51,10 +52,8 @@ class _Opener:
         self.out = Foreign("dcp")
 
     def open(self) -> Foreign:
-        if os.path.getsize(self.where) > _MAX_NBYTES:
-            raise DamagedError(f"{self.where} has more than {_MAX_NBYTES:,} bytes")
-        with open(self.where, "rb") as file:
-            state = read_metadata(file.read(), where=self.where).state
+        raw = contents(self.where, _MAX_NBYTES, follow=True)
+        state = read_metadata(raw, where=self.where).state
         slices = self._slices(self._dict(state.get("storage_data")))
         mappings = self._dict(state.get("planner_data") or {})
         for name, described in self._dict(state.get("state_dict_metadata")).items():
@@ -150,7 +149,7 @@ def _view(file: Any, place: _Slice) -> Any:
 def _read_tensor(place: _Slice, entry: TensorEntry, targets: list[Target]) -> None:
     """Only the ranges wanted, when the archive holds the tensor in row-major order, as nearly all do."""
     try:
-        with open(place.path, "rb") as file:
+        with open_followed(place.path) as file:
             with FakeTensorMode():  # says where the bytes lie, and reads none
                 fake = torch.load(_view(file, place), map_location="cpu", weights_only=True)
             start = getattr(fake.untyped_storage(), "_checkpoint_offset", None)
@@ -182,7 +181,7 @@ def _copy(tensor: torch.Tensor, targets: list[Target]) -> None:
 
 
 def _load_value(place: _Slice, name: str) -> Any:
-    with open(place.path, "rb") as file:
+    with open_followed(place.path) as file:
         view = _view(file, place)
         try:
             return torch.load(view, map_location="cpu", weights_only=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ckptd.protocol.errors import DamagedError, MismatchError, UsageError
+from ckptd.protocol.errors import DamagedError, MismatchError, RestoreError, UsageError
 from ckptd.protocol.ids import parse_dirname, parse_partial_dirname
 from ckptd.protocol.layout import Leaf, Leaves, Path
 from ckptd.protocol.manifest import COMMITTED, LATEST, MANIFEST
@@ -36,11 +36,14 @@ class Loaded:
 
 def load_from(path: str, state: dict[str, Any], group: Group) -> tuple[str, int | None, int, list[str]]:
     """Fills the state. Returns kind, step, bytes read, and notes. Raises what Client.load_from says."""
-    kind = kind_of(path)
-    if kind == "ckptd":
-        return _load_own(path, state, group)
-    found = open_dcp(path) if kind == "dcp" else open_safetensors(path)
-    return (kind, None, _load_foreign(path, state, found), [])
+    try:
+        kind = kind_of(path)
+        if kind == "ckptd":
+            return _load_own(path, state, group)
+        found = open_dcp(path) if kind == "dcp" else open_safetensors(path)
+        return (kind, None, _load_foreign(path, state, found), [])
+    except OSError as error:
+        raise RestoreError(f"{error.filename or path}: {error.strerror or error}") from error
 
 
 def kind_of(path: str) -> str:
