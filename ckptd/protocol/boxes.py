@@ -5,6 +5,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
+from ckptd.protocol.layout import TensorEntry
+
 
 class HasBox(Protocol):
     """A part of a tensor."""
@@ -32,6 +34,12 @@ def tile(shape: Sequence[int], boxes: Iterable[HasBox]) -> bool:
     found = list(boxes)
     # Boxes that share nothing and have the volume of the whole leave no gap.
     return sum(math.prod(box.sizes) for box in found) == math.prod(shape) and overlap(found) is None
+
+
+def is_whole(entries: Iterable[TensorEntry]) -> bool:
+    """Whether the boxes, all of one tensor, are there and tile it."""
+    found = list(entries)
+    return bool(found) and tile(found[0].global_shape, found)
 
 
 def _is_grid(boxes: Sequence[HasBox]) -> bool:
