@@ -3,6 +3,7 @@
 import os
 import pickle
 
+import msgspec
 import pytest
 import safetensors.torch
 import torch
@@ -21,8 +22,9 @@ import ckptd_client
 from ckptd.export.run import Order, export
 from ckptd.protocol.errors import ConfigError, UsageError
 from ckptd.protocol.ids import MAX_PARTS
-from ckptd.protocol.layout import decode_layout
+from ckptd.protocol.layout import decode_layout, file_layouts
 from ckptd.verify import verify_checkpoint, verify_path
+from ckptd_client._image import make_layout
 from ckptd_client._plan import gather, make_plan
 from ckptd_client._tensors import shard_of
 
@@ -239,6 +241,30 @@ def test_a_plain_layout_has_no_archives_and_is_read_by_ckptd_and_safetensors(joi
     assert torch.equal(fresh["w"], state["w"])
     assert same(pieces(fresh["cut"]), pieces(state["cut"]))
     assert fresh["lr"] == 0.1
+
+
+@pytest.mark.parametrize("dual", [True, False])
+@pytest.mark.parametrize("rows", [0, 1024])
+def test_an_empty_tensor_at_the_end_of_a_file_is_that_files(dual, rows, as_rank):
+    """Whatever the pages: it must not seem to be the next file's."""
+    cut = LocalShardsWrapper([torch.ones(2, 3), torch.ones(2, 4)], [(0, 0), (0, 3)])
+    state = {"w": torch.ones(rows), "none": torch.ones(0), "v": torch.ones(1018)}
+    state |= {"cut": dtensor(cut, as_rank(0, 1), [Replicate()], (2, 7))}
+    plan = make_plan(state, rank=0, world_size=1, dual=dual)  # bare, the payloads of the first file are whole pages
+    layout = decode_layout(plan.layout, where="plan")
+    names = [{entry.name for entry in own.tensors} for _, own in file_layouts(layout)]
+    assert "none" in names[0]
+    assert names[1] == {"cut"}
+
+
+def test_a_layout_that_nobody_could_read_is_not_saved(monkeypatch):
+    monkeypatch.setattr("ckptd_client._plan.make_layout", lambda *args, **kw: broken(make_layout(*args, **kw)))
+
+    def broken(layout):
+        return msgspec.structs.replace(layout, image_nbytes=layout.image_nbytes - 4096)
+
+    with pytest.raises(UsageError, match="layout"):
+        make_plan({"w": torch.ones(2000)}, rank=0, world_size=1)
 
 
 def test_a_layout_that_there_is_not_is_refused(tmp_path):
