@@ -27,6 +27,7 @@ from ckptd_client._tree import MAX_DEPTH
 METADATA = ".metadata"
 _MAX_NBYTES = 1 << 30
 _LIMIT = 1 << 62
+_CHUNK_NBYTES = 12  # at least, in the pickle: its class, its two fields, and their values or references to such
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +51,12 @@ class _Opener:
         self.directory = directory
         self.where = os.path.join(directory, METADATA)
         self.out = Foreign("dcp")
+        self.nbytes = 0  # of the metadata
+        self.nchunks = 0
 
     def open(self) -> Foreign:
         raw = contents(self.where, _MAX_NBYTES, follow=True)
+        self.nbytes = len(raw)
         state = read_metadata(raw, where=self.where).state
         slices = self._slices(self._dict(state.get("storage_data")))
         mappings = self._dict(state.get("planner_data") or {})
@@ -78,7 +82,8 @@ class _Opener:
         if code is None:
             self.out.unreadable[name] = f"of the dtype {dtype}, which ckptd cannot hold"
             return
-        for chunk in chunks if type(chunks) is list else self._refuse(f"{name!r} has no chunks"):
+        seen: set[Ints] = set()
+        for chunk in self._counted(chunks) if type(chunks) is list else self._refuse(f"{name!r} has no chunks"):
             box = self._dict(chunk.state if type(chunk) is Record else None)
             offsets, sizes = self._ints(box.get("offsets")), self._ints(box.get("sizes"))
             if not len(offsets) == len(sizes) == len(whole) or not all(
@@ -89,10 +94,20 @@ class _Opener:
             entry = TensorEntry(name, code, whole, offsets, sizes, 0, nbytes)
             boxes = self.out.boxes.setdefault(name, [])
             if nbytes:
+                if offsets in seen:
+                    self._refuse(f"{name!r} has two chunks at {list(offsets)}")
+                seen.add(offsets)
                 boxes.append(Saved(len(self.out.sources), entry))
                 self.out.sources.append(partial(_read_tensor, self._one(slices, name, offsets), entry))
             elif 0 in whole:
                 boxes.append(Saved(0, entry))
+
+    def _counted(self, chunks: list[Any]) -> list[Any]:
+        """Names that share one list of chunks would make a small file large: torch writes each chunk out."""
+        self.nchunks += len(chunks)
+        if self.nchunks * _CHUNK_NBYTES > self.nbytes:
+            self._refuse(f"it has more chunks than {self.nbytes:,} bytes can hold")
+        return chunks
 
     def _slices(self, storage: dict[Any, Any]) -> dict[tuple[str, Ints | None], _Slice]:
         found = {}

@@ -50,6 +50,8 @@ def kind_of(path: str) -> str:
     """Whose checkpoint lies there. Raises UsageError, with what to type, when nobody's does."""
     if not os.path.exists(path):
         raise UsageError(f"{path} does not exist", hint="give the directory of a checkpoint, or a safetensors file")
+    if not os.path.isdir(path):
+        _check_alone(path)
     names = set(os.listdir(path)) if os.path.isdir(path) else set()
     if names & {COMMITTED, MANIFEST}:
         return "ckptd"
@@ -63,6 +65,13 @@ def kind_of(path: str) -> str:
             f"{path} holds checkpoints, and is none", hint=f"load_from({os.path.join(path, LATEST)!r}, ..)"
         )
     return "safetensors"
+
+
+def _check_alone(path: str) -> None:
+    """One file of a checkpoint would be read without digests, and a rank's part of a tensor taken for the whole."""
+    for directory in (os.path.dirname(path), os.path.dirname(os.path.realpath(path))):
+        if any(os.path.lexists(os.path.join(directory, name)) for name in (COMMITTED, MANIFEST)):
+            raise UsageError(f"{path} is one file of a checkpoint", hint=f"load_from({directory!r}, ..)")
 
 
 def _load_own(path: str, state: dict[str, Any], group: Group) -> tuple[str, int | None, int, list[str]]:

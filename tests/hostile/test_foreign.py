@@ -2,15 +2,30 @@
 
 import json
 import os
+import pickle
+import resource
+import time
 
 import pytest
 import safetensors.torch
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 
-from ckptd.protocol.errors import CkptdError, DamagedError, MismatchError
+from ckptd.protocol.errors import CkptdError, DamagedError, MismatchError, RestoreError, UsageError
+from ckptd_client._fit import fit
 from ckptd_client._group import Group
 from ckptd_client._load_from import load_from
+from tests.boxes import some_whole
+from tests.boxes import write_checkpoint as write_cut
+from tests.checkpoints import write_checkpoint
 
 INDEX = "model.safetensors.index.json"
 
@@ -106,3 +121,75 @@ def test_links_to_files_are_followed(tmp_path):
     state = {"w": torch.zeros(2)}
     load(tmp_path / "snapshot", state)
     assert state["w"].tolist() == [1, 1]
+
+
+# -- metadata that makes much of little
+
+
+@pytest.mark.timeout(20)
+def test_names_that_share_one_list_of_chunks_cost_nothing(tmp_path):
+    """Of one chunk or of empty ones, and where each lies."""
+    names = [f"n{i}" for i in range(1500)]
+    info = _StorageInfo("__0_0.distcp", 0, 500)
+    storage = {MetadataIndex(name, torch.Size([0])): info for name in names}
+    for size in (1500, 0):
+        chunks = [ChunkStorageMetadata(torch.Size([0]), torch.Size([size]))] * 1500
+        tensor = TensorStorageMetadata(TensorProperties(torch.float32), torch.Size([1500]), chunks)
+        metadata = Metadata(dict.fromkeys(names, tensor), storage_data=storage)
+        (tmp_path / ".metadata").write_bytes(pickle.dumps(metadata))
+        began = time.process_time()
+        with pytest.raises(DamagedError, match="two chunks at" if size else "more chunks than"):
+            load(tmp_path, {"n0": torch.zeros(1500)})
+        assert time.process_time() - began < 2
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_one_offset_twice_is_refused(tmp_path):
+    path = a_dcp_directory(tmp_path) / ".metadata"
+    metadata = pickle.loads(path.read_bytes())  # noqa: S301 - our own
+    metadata.state_dict_metadata["w"].chunks *= 2
+    path.write_bytes(pickle.dumps(metadata))
+    with pytest.raises(DamagedError, match=r"'w' has two chunks at"):
+        load(tmp_path, {"w": torch.zeros(2)})
+
+
+# -- a checkpoint of ckptd that is not asked as a whole
+
+
+def a_checkpoint(tmp_path, ranks=2):
+    return write_checkpoint(tmp_path, [{"w": torch.full((3,), float(rank))} for rank in range(ranks)])
+
+
+def test_one_file_of_a_checkpoint_is_refused_with_the_directory_to_give(tmp_path):
+    final = a_checkpoint(tmp_path / "store")
+    os.symlink(final / "r00000-p00.safetensors", tmp_path / "link.safetensors")
+    for path in (final / "r00000-p00.safetensors", tmp_path / "link.safetensors"):
+        with pytest.raises(UsageError, match=rf"one file of a checkpoint(.|\n)*{final.name}'"):
+            load(path, {"w": torch.zeros(3)})
+
+
+def test_many_ranks_need_few_descriptors(tmp_path):
+    whole = some_whole("F32", (60, 2))
+    ranks = [{"w": (whole, *whole.rows(rank, 60))} for rank in range(60)]
+    final = write_cut(tmp_path, ranks)
+    state = {"w": torch.zeros(60, 2)}
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    before = len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before + 20, limits[1]))
+    try:
+        load(final, state)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert state["w"].numpy().tobytes() == whole.data
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_file_that_is_gone_meanwhile_is_named(tmp_path, monkeypatch):
+    final = a_checkpoint(tmp_path)
+    monkeypatch.setattr("ckptd_client._load_from.fit", lambda *args, **kw: (fit(*args, **kw), vanish())[0])
+
+    def vanish():
+        os.unlink(final / "r00000-p00.safetensors")
+
+    with pytest.raises(RestoreError, match=r"r00000-p00\.safetensors: No such file"):
+        load(final, {"w": torch.zeros(3)})
