@@ -1,5 +1,6 @@
 """Tensors of which a rank has several boxes: which ones, and that they come back by both routes."""
 
+import math
 import os
 import pickle
 
@@ -90,6 +91,43 @@ def test_an_interleaved_shard_is_its_boxes(rows, columns, as_rank):
             assert chunk.local.untyped_storage().data_ptr() == local.untyped_storage().data_ptr()
             count[where] += 1
     assert (count == 1).all()
+
+
+def nested(rows, shape, coordinate, order):
+    """Split by one dimension of the mesh after the other."""
+    for dim in order:
+        parts = rows.chunk(shape[dim])
+        rows = parts[coordinate[dim]] if coordinate[dim] < len(parts) else rows[:0]
+    return rows
+
+
+@pytest.mark.parametrize("shape", [(2, 2, 2), (2, 3, 2), (3, 2, 2), (2, 2, 3)])
+@pytest.mark.parametrize(
+    ("strided", "order"),
+    [((0,), (1, 2, 0)), ((0, 1), (2, 1, 0)), ((1,), (0, 2, 1))],
+    ids=["fsdp over two", "strided over strided", "strided between"],
+)
+def test_three_cuts_of_one_dimension_have_the_rows_of_their_nesting_or_are_refused(shape, strided, order, as_rank):
+    right, refused = 0, 0
+    placements = [
+        _StridedShard(0, split_factor=math.prod(shape[dim + 1 :])) if dim in strided else Shard(0) for dim in range(3)
+    ]
+    for rank in range(math.prod(shape)):
+        mesh = as_rank(rank, *shape)
+        for rows in range(1, 41):
+            local = nested(torch.arange(rows), shape, mesh.get_coordinate(), order)
+            try:
+                chunks = shard_of(dtensor(local, mesh, placements, (rows,)), "state['w']").chunks
+            except UsageError as error:
+                assert "state['w']" in str(error)  # noqa: PT017 - or the rows are right
+                assert "two ways" in str(error)  # noqa: PT017
+                assert rows % math.prod(shape)
+                refused += 1
+                continue
+            found = [torch.arange(start, start + count) for (start,), (count,) in (chunk.box for chunk in chunks)]
+            assert torch.equal(torch.cat([torch.arange(0), *found]), local), (rank, rows)
+            right += 1
+    assert refused < right / 3
 
 
 def test_a_local_tensor_that_its_placements_do_not_give_is_refused(as_rank):
