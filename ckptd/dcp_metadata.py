@@ -3,11 +3,11 @@
 Without torch and without a collective, from the votes alone, so any committer makes the same bytes. Only an output.
 """
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ckptd.pickling import DCP_FILESYSTEM, DCP_METADATA, Call, Global, Items, New, dumps
+from ckptd.protocol.boxes import is_whole
 from ckptd.protocol.layout import TORCH_DTYPES, Layout, Path, Shape, TensorEntry
 from ckptd.protocol.manifest import STOCK_OBJECTS
 
@@ -68,7 +68,11 @@ def metadata_bytes(
     content = _collect(layouts)
     if content is None:
         return None
-    tensors = {name: list(boxes.values()) for name, boxes in content.tensors.items() if _whole(boxes.values())}
+    tensors = {
+        name: list(boxes.values())
+        for name, boxes in content.tensors.items()
+        if is_whole(box.entry for box in boxes.values())
+    }
     leaves = {name: place for name, place in objects.items() if name not in tensors}
     if not tensors and not leaves:
         return None
@@ -113,12 +117,6 @@ def _add(boxes: dict[Shape, _Box], box: _Box) -> None:
             return
     if entry.nbytes or 0 in entry.global_shape:  # an empty box of a tensor that is not would only take a place
         boxes.setdefault(entry.offsets, box)
-
-
-def _whole(boxes: Iterable[_Box]) -> bool:
-    """Whether the boxes have as many elements as their tensor."""
-    volumes = [(math.prod(box.entry.sizes), math.prod(box.entry.global_shape)) for box in boxes]
-    return bool(volumes) and sum(own for own, _ in volumes) == volumes[0][1]
 
 
 def _described(

@@ -11,6 +11,7 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 
 import msgspec
 
+from ckptd.protocol.boxes import overlap
 from ckptd.protocol.digest import BLOCK_NBYTES
 from ckptd.protocol.errors import DamagedError
 from ckptd.protocol.layout import Layout, Shape, TensorEntry, itemsize
@@ -135,7 +136,9 @@ def _whole(name: str, entries: list[tuple[int, TensorEntry]], layouts: Sequence[
 
 def _check_tiling(tensor: Tensor, files: list[str], layouts: Sequence[Layout]) -> None:
     """Boxes that don't overlap and have the volume of the whole leave no gap."""
-    for one, other in _overlaps(tensor):
+    both = overlap(tensor.boxes)
+    if both is not None:
+        one, other = both
         raise DamagedError(
             f"tensor {tensor.name!r}: {_range(one)} in {layouts[one.file].file} and {_range(other)} in "
             f"{layouts[other.file].file} overlap",
@@ -153,23 +156,6 @@ def _check_tiling(tensor: Tensor, files: list[str], layouts: Sequence[Layout]) -
 
 def _range(box: Box) -> str:
     return "[" + ", ".join(f"{o}:{o + s}" for o, s in zip(box.offsets, box.sizes, strict=True)) + "]"
-
-
-def _overlaps(tensor: Tensor) -> Iterator[tuple[Box, Box]]:
-    """Pairs of boxes that share an element, found by a sweep along the dimension that is cut most often."""
-    if not tensor.shape:
-        return
-    dim = max(range(len(tensor.shape)), key=lambda d: len({box.offsets[d] for box in tensor.boxes}))
-    active: list[Box] = []
-    for box in sorted(tensor.boxes, key=lambda b: b.offsets[dim]):
-        active = [other for other in active if other.offsets[dim] + other.sizes[dim] > box.offsets[dim]]
-        yield from ((other, box) for other in active if _meet(other, box))
-        active.append(box)
-
-
-def _meet(one: Box, other: Box) -> bool:
-    sides = zip(one.offsets, one.sizes, other.offsets, other.sizes, strict=True)
-    return all(a < b + size_b and b < a + size_a for a, size_a, b, size_b in sides)
 
 
 # -- pieces from tensors --

@@ -22,7 +22,7 @@ _PAUSE_S = 0.01
 
 
 class Checkpoint:
-    """A checkpoint to read from. Files are opened when first read; close closes them, and so does its end."""
+    """A checkpoint to read from. Files on the store are open while one is read, slots until close, or its end."""
 
     def __init__(  # noqa: PLR0913 - keyword-only
         self,
@@ -62,20 +62,19 @@ class Checkpoint:
 
         Raises DamagedError that names file and block, OSError.
         """
+        if self.tier is Tier.PFS:  # each file is open only while it is read: there may be more ranks than descriptors
+            with contextlib.closing(self._open(rank)) as source:
+                return copy_out(source, targets, sparse=True)
         try:
-            copy_out(self._opened(rank), targets, sparse=True)
+            copy_out(self._sources[rank], targets, sparse=True)
         except (DamagedError, OSError):
-            if self.tier is not Tier.ARENA or not os.path.exists(os.path.join(self._store_dir, COMMITTED)):
+            if not os.path.exists(os.path.join(self._store_dir, COMMITTED)):
                 raise
             manifest = read_manifest(self._store_dir, self.save)
             opened = open_file(self._store_dir, manifest.files[rank], manifest.world_size)
             with contextlib.closing(opened) as source:
                 copy_out(source, targets, sparse=True)
-
-    def _opened(self, rank: int) -> Source:
-        if not self._sources[rank].files:
-            self._sources[rank] = self._open(rank)
-        return self._sources[rank]
+        return None
 
     def close(self) -> None:
         """Closes the files; nothing can be read afterwards. Idempotent."""

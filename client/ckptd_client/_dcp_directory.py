@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.utils import _create_file_view
 from ckptd.protocol.errors import DamagedError, RestoreError
 from ckptd.protocol.layout import MAX_DIMS, Path, TensorEntry, box_nbytes
 from ckptd_client._dcp_pickle import Dtype, Record, read_metadata
+from ckptd_client._files import contents, open_followed
 from ckptd_client._foreign import Foreign
 from ckptd_client._ranges import read_ranges
 from ckptd_client._reshard import Ints, Saved
@@ -26,6 +27,7 @@ from ckptd_client._tree import MAX_DEPTH
 METADATA = ".metadata"
 _MAX_NBYTES = 1 << 30
 _LIMIT = 1 << 62
+_CHUNK_NBYTES = 12  # at least, in the pickle: its class, its two fields, and their values or references to such
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +51,13 @@ class _Opener:
         self.directory = directory
         self.where = os.path.join(directory, METADATA)
         self.out = Foreign("dcp")
+        self.nbytes = 0  # of the metadata
+        self.nchunks = 0
 
     def open(self) -> Foreign:
-        if os.path.getsize(self.where) > _MAX_NBYTES:
-            raise DamagedError(f"{self.where} has more than {_MAX_NBYTES:,} bytes")
-        with open(self.where, "rb") as file:
-            state = read_metadata(file.read(), where=self.where).state
+        raw = contents(self.where, _MAX_NBYTES, follow=True)
+        self.nbytes = len(raw)
+        state = read_metadata(raw, where=self.where).state
         slices = self._slices(self._dict(state.get("storage_data")))
         mappings = self._dict(state.get("planner_data") or {})
         for name, described in self._dict(state.get("state_dict_metadata")).items():
@@ -79,7 +82,8 @@ class _Opener:
         if code is None:
             self.out.unreadable[name] = f"of the dtype {dtype}, which ckptd cannot hold"
             return
-        for chunk in chunks if type(chunks) is list else self._refuse(f"{name!r} has no chunks"):
+        seen: set[Ints] = set()
+        for chunk in self._counted(chunks) if type(chunks) is list else self._refuse(f"{name!r} has no chunks"):
             box = self._dict(chunk.state if type(chunk) is Record else None)
             offsets, sizes = self._ints(box.get("offsets")), self._ints(box.get("sizes"))
             if not len(offsets) == len(sizes) == len(whole) or not all(
@@ -90,10 +94,20 @@ class _Opener:
             entry = TensorEntry(name, code, whole, offsets, sizes, 0, nbytes)
             boxes = self.out.boxes.setdefault(name, [])
             if nbytes:
+                if offsets in seen:
+                    self._refuse(f"{name!r} has two chunks at {list(offsets)}")
+                seen.add(offsets)
                 boxes.append(Saved(len(self.out.sources), entry))
                 self.out.sources.append(partial(_read_tensor, self._one(slices, name, offsets), entry))
             elif 0 in whole:
                 boxes.append(Saved(0, entry))
+
+    def _counted(self, chunks: list[Any]) -> list[Any]:
+        """Names that share one list of chunks would make a small file large: torch writes each chunk out."""
+        self.nchunks += len(chunks)
+        if self.nchunks * _CHUNK_NBYTES > self.nbytes:
+            self._refuse(f"it has more chunks than {self.nbytes:,} bytes can hold")
+        return chunks
 
     def _slices(self, storage: dict[Any, Any]) -> dict[tuple[str, Ints | None], _Slice]:
         found = {}
@@ -150,7 +164,7 @@ def _view(file: Any, place: _Slice) -> Any:
 def _read_tensor(place: _Slice, entry: TensorEntry, targets: list[Target]) -> None:
     """Only the ranges wanted, when the archive holds the tensor in row-major order, as nearly all do."""
     try:
-        with open(place.path, "rb") as file:
+        with open_followed(place.path) as file:
             with FakeTensorMode():  # says where the bytes lie, and reads none
                 fake = torch.load(_view(file, place), map_location="cpu", weights_only=True)
             start = getattr(fake.untyped_storage(), "_checkpoint_offset", None)
@@ -182,7 +196,7 @@ def _copy(tensor: torch.Tensor, targets: list[Target]) -> None:
 
 
 def _load_value(place: _Slice, name: str) -> Any:
-    with open(place.path, "rb") as file:
+    with open_followed(place.path) as file:
         view = _view(file, place)
         try:
             return torch.load(view, map_location="cpu", weights_only=True)

@@ -173,7 +173,7 @@ def make_image(boxes: Sequence[Box], *, rank: int, world_size: int, dual: bool =
     for number in range(count):
         own = [box for box in boxes if box.part == number] if count > 1 else boxes
         placement = place_dual(own, rank, len(fillers)) if dual else place(own)
-        pad = -placement.end % PAGE if number < count - 1 else 0
+        pad = _pad(placement) if number < count - 1 else 0
         if pad:  # the next file begins with a page of the image
             _fill(
                 placement.placed,
@@ -201,6 +201,12 @@ def make_image(boxes: Sequence[Box], *, rank: int, world_size: int, dual: bool =
         rank=rank,
         world_size=world_size,
     )
+
+
+def _pad(placement: Placement) -> int:
+    """Bytes to a page's end. An empty box at the very end of a file would seem to be the next one's: it gets a page."""
+    last_nbytes = placement.placed[-1].nbytes if placement.placed else 1
+    return -placement.end % PAGE if last_nbytes else PAGE - placement.end % PAGE
 
 
 def make_layout(image: Image, *, paths: dict[str, Path], aliases: dict[str, str]) -> Layout:

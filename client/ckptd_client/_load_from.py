@@ -43,14 +43,17 @@ def load_from(
             return _load_own(path, state, group, keys)
         found = open_dcp(path) if kind == "dcp" else open_safetensors(path)
         return (kind, None, _load_foreign(path, state, found), [])
-    except OSError as error:  # names the file
-        raise RestoreError(f"{path} cannot be read: {error}", hint=f"see what is there: ls -la {path}") from error
+    except OSError as error:
+        text = f"{error.filename or path}: {error.strerror or error}"
+        raise RestoreError(text, hint=f"see what is there: ls -la {path}") from error
 
 
 def kind_of(path: str) -> str:
     """Whose checkpoint lies there. Raises UsageError, with what to type, when nobody's does."""
     if not os.path.exists(path):
         raise UsageError(f"{path} does not exist", hint="give the directory of a checkpoint, or a safetensors file")
+    if not os.path.isdir(path):
+        _check_alone(path)
     names = set(os.listdir(path)) if os.path.isdir(path) else set()
     if names & {COMMITTED, MANIFEST}:
         return "ckptd"
@@ -64,6 +67,13 @@ def kind_of(path: str) -> str:
             f"{path} holds checkpoints, and is none", hint=f"load_from({os.path.join(path, LATEST)!r}, ..)"
         )
     return "safetensors"
+
+
+def _check_alone(path: str) -> None:
+    """One file of a checkpoint would be read without digests, and a rank's part of a tensor taken for the whole."""
+    for directory in (os.path.dirname(path), os.path.dirname(os.path.realpath(path))):
+        if any(os.path.lexists(os.path.join(directory, name)) for name in (COMMITTED, MANIFEST)):
+            raise UsageError(f"{path} is one file of a checkpoint", hint=f"load_from({directory!r}, ..)")
 
 
 def _load_own(

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from ckptd.protocol.digest import digest
-from ckptd.protocol.errors import UsageError
-from ckptd.protocol.layout import VERSION, Leaves, box_nbytes, encode
+from ckptd.protocol.errors import DamagedError, UsageError
+from ckptd.protocol.layout import VERSION, Leaves, box_nbytes, decode_layout, encode
 from ckptd.protocol.slot import slot_capacity
 from ckptd_client._image import Box, Image, make_image, make_layout
 from ckptd_client._pickle import NO_PICKLE, PickleKeys
@@ -186,6 +186,7 @@ def make_plan(
     image = make_image(boxes, rank=rank, world_size=world_size, dual=dual)
     aliases = {flat.names[tied]: flat.names[source] for tied, source in ties}
     layout = encode(make_layout(image, paths=dict(zip(flat.names, flat.paths, strict=True)), aliases=aliases))
+    _check_readable(layout)
     specs = [_spec(flat.values[i]) for i in tensors]
     return Plan(
         structure=flat.structure,
@@ -203,6 +204,17 @@ def make_plan(
         layout_digest=digest(layout),
         plan_id=digest(layout).hex(),
     )
+
+
+def _check_readable(layout: bytes) -> None:
+    """What every reader of the checkpoint asks first: better no save than one that nobody can load."""
+    try:
+        decode_layout(layout, where="the state")
+    except DamagedError as error:
+        text = f"the state cannot be saved, since nothing could read its layout: {error.message}"
+        raise UsageError(
+            text, hint="rename or leave out what it names; if that is a plain tensor, report it"
+        ) from error
 
 
 def _warn(boxes: list[Box], rank: int) -> None:

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from ckptd.protocol.errors import DamagedError
+from ckptd_client._files import open_regular
 from ckptd_client._restore import Target
 
 _READERS = 4
@@ -22,7 +23,7 @@ class _Piece(NamedTuple):
 def read_ranges(path: str, targets: Iterable[Target], *, base: int = 0) -> None:
     """Fills the targets, whose offsets count from base, from a file. Raises DamagedError for one too short, OSError."""
     pieces = [piece for target in targets for piece in _split(target, base)]
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = open_regular(path, follow=True)
     try:
         with ThreadPoolExecutor(_READERS) as pool:
             parts = [pieces[i::_READERS] for i in range(min(_READERS, len(pieces)))]

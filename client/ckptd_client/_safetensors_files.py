@@ -7,8 +7,10 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
+from ckptd.protocol.boxes import overlap
 from ckptd.protocol.errors import DamagedError, UsageError
 from ckptd.protocol.layout import Shape, TensorEntry, box_nbytes
+from ckptd_client._files import contents, open_followed
 from ckptd_client._foreign import Foreign
 from ckptd_client._image import FILLER_PREFIX, MAX_HEADER_NBYTES
 from ckptd_client._ranges import read_ranges
@@ -41,13 +43,19 @@ class _Box(NamedTuple):
     start: int  # absolute
     offsets: Shape
 
+    @property
+    def sizes(self) -> Shape:
+        """Of the box."""
+        return self.tensor.shape
+
 
 def open_safetensors(path: str) -> Foreign:
-    """A file, or all files of a directory; of those that an index names, if there is one.
+    """A file, or all files of a directory; with an index each name from the file that it says, and from no other.
 
-    Raises DamagedError for what is no safetensors file, OSError.
+    Raises DamagedError for what is no safetensors file, and for elements that lie in two, OSError.
     """
-    files = [path] if not os.path.isdir(path) else _files_of(path)
+    homes = _index_of(path)  # None: there is no index
+    files = [path] if not os.path.isdir(path) else _files_of(path, homes)
     if not files:
         raise UsageError(f"{path} holds no checkpoint", hint="give a ckptd, DCP or safetensors directory, or a file")
     out = Foreign("safetensors")
@@ -55,8 +63,13 @@ def open_safetensors(path: str) -> Foreign:
     for number, file in enumerate(files):
         out.sources.append(partial(read_ranges, file))
         for name, box in _boxes_of(file, number):
-            found.setdefault(name, []).append(box)
+            if homes is None or homes.get(name) == os.path.basename(file):  # an old one may lie in another file
+                found.setdefault(name, []).append(box)
+    for name, home in (homes or {}).items():
+        if name not in found:
+            out.unreadable[name] = f"by {INDEX} alone: {home}, where it should lie, has none"
     for name, boxes in found.items():
+        _check_apart(name, boxes, files)
         dtype = boxes[0].tensor.dtype
         if dtype in DTYPE_OF:
             out.boxes[name] = list(_saved(name, boxes, path))
@@ -66,23 +79,41 @@ def open_safetensors(path: str) -> Foreign:
     return out
 
 
-def _files_of(directory: str) -> list[str]:
+def _index_of(directory: str) -> dict[str, str] | None:
+    """The file of each name, when there is an index."""
     index = os.path.join(directory, INDEX)
     if not os.path.exists(index):
-        return [os.path.join(directory, name) for name in sorted(os.listdir(directory)) if name.endswith(SUFFIX)]
-    with open(index, "rb") as file:
-        try:
-            names = sorted(set(msgspec.json.decode(file.read(), type=_Index).weight_map.values()))
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise DamagedError(f"{index}: {error}") from error
-    for name in names:
+        return None
+    try:
+        homes = msgspec.json.decode(contents(index, MAX_HEADER_NBYTES, follow=True), type=_Index).weight_map
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise DamagedError(f"{index}: {error}") from error
+    for name in homes.values():
         if os.path.basename(name) != name or not name.endswith(SUFFIX):
             raise DamagedError(f"{index}: names {name!r}, which is no safetensors file beside it")
-    return [os.path.join(directory, name) for name in names]
+    return homes
+
+
+def _files_of(directory: str, homes: dict[str, str] | None) -> list[str]:
+    names = os.listdir(directory) if homes is None else set(homes.values())
+    return [os.path.join(directory, name) for name in sorted(names) if name.endswith(SUFFIX)]
+
+
+def _check_apart(name: str, boxes: list[_Box], files: list[str]) -> None:
+    """Nobody can say which of two files has the newer bytes."""
+    if len({len(box.offsets) for box in boxes}) > 1:
+        return  # told elsewhere
+    both = overlap(boxes)
+    if both is not None:
+        one, other = (files[box.file] for box in both)
+        raise DamagedError(
+            f"tensor {name!r} has the same elements in {one} and in {other}",
+            hint=f"give one of the files, or write {INDEX} with the file of each name",
+        )
 
 
 def _boxes_of(path: str, number: int) -> Iterable[tuple[str, _Box]]:
-    with open(path, "rb") as file:
+    with open_followed(path) as file:
         nbytes = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(_LENGTH_NBYTES), "little")
         if length > min(MAX_HEADER_NBYTES, nbytes - _LENGTH_NBYTES):

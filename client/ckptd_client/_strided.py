@@ -5,6 +5,7 @@ torch's own answer is one box at the first offset. That is wrong where a strided
 
 import functools
 import itertools
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -37,7 +38,7 @@ def is_interleaving(tensor: DTensor) -> bool:
 def boxes_of(tensor: DTensor, local: torch.Tensor, where: str) -> list[LocalBox]:
     """The boxes that make up local, the local tensor of a DTensor. where is its place in the state.
 
-    Raises UsageError when the local tensor is not what the placements say.
+    Raises UsageError when the local tensor is not what the placements say, or when they can be read in two ways.
     """
     coordinate = tensor.device_mesh.get_coordinate()
     if coordinate is None:
@@ -49,26 +50,32 @@ def boxes_of(tensor: DTensor, local: torch.Tensor, where: str) -> list[LocalBox]
     if 0 in tensor.shape:
         return [LocalBox((0,) * len(shape), shape, tuple(slice(0, size) for size in shape))]
     mesh = tuple(tensor.device_mesh.shape)
-    boxes = _dealt(tuple(tensor.shape), mesh, tuple(coordinate), tuple(tensor.placements), shape)
-    if boxes is None:
-        text = f"{where} has a local tensor of {list(shape)}, which its placements {tensor.placements} do not give"
+    found = _dealt(tuple(tensor.shape), mesh, tuple(coordinate), tuple(tensor.placements), shape)
+    if len(found) != 1:
+        text = f"{where} has a local tensor of {list(shape)}, which its placements {tensor.placements} "
+        text += "give in two ways, with other rows" if found else "do not give"
         raise UsageError(text, hint="redistribute() it to placements without strides before saving")
-    return boxes
+    return found[0]
 
 
 @functools.lru_cache(4096)  # many tensors are cut alike, and rows are many
 def _dealt(
     whole: tuple[int, ...], mesh: tuple[int, ...], coordinate: tuple[int, ...], placements: tuple[Any, ...],
     shape: tuple[int, ...],
-) -> list[LocalBox] | None:  # fmt: skip
-    """The boxes of a rank whose local tensor has this shape; None when the placements give no such shape."""
+) -> list[list[LocalBox]]:  # fmt: skip
+    """The boxes of a rank whose local tensor has this shape, in each way to read the placements that gives it."""
     steps = [_Step(p, p.dim, mesh[d], coordinate[d]) for d, p in enumerate(placements) if hasattr(p, "dim")]
-    # FSDP2 over tensor parallelism shards the local tensor of the inner mesh, right to left. The placements that it
-    # writes down mean the same read from left to right, but where that leaves a rank without rows.
-    for rows in (_left_to_right(whole, steps), _right_to_left(whole, steps)):
-        if rows is not None and tuple(map(len, rows)) == shape:
-            return _product([_runs(dim) for dim in rows])
-    return None
+    # FSDP2 over tensor parallelism shards the local tensor of the inner mesh. The placements that it writes down mean
+    # the same read from left to right when all divides; else the two may differ in how many rows a rank has, and with
+    # three cuts of one dimension in which. Which was meant, nothing says.
+    found: list[list[LocalBox]] = []
+    for rows in [_left_to_right(whole, steps), *([_nested(whole, steps)] if _is_nesting(steps) else [])]:
+        if rows is None or tuple(map(len, rows)) != shape:
+            continue
+        boxes = _product([_runs(dim) for dim in rows])
+        if boxes not in found:
+            found.append(boxes)
+    return found
 
 
 class _Step(NamedTuple):
@@ -101,9 +108,21 @@ def _left_to_right(whole: tuple[int, ...], steps: list[_Step]) -> list[torch.Ten
     return rows
 
 
-def _right_to_left(whole: tuple[int, ...], steps: list[_Step]) -> list[torch.Tensor]:
+def _is_nesting(steps: list[_Step]) -> bool:
+    """Whether each stride counts the shards to its right, as it does when what they left was sharded once more."""
+    return all(
+        step.placement.split_factor == math.prod(right.ranks for right in steps[i + 1 :] if right.dim == step.dim)
+        for i, step in enumerate(steps)
+        if _is_strided(step.placement)
+    )
+
+
+def _nested(whole: tuple[int, ...], steps: list[_Step]) -> list[torch.Tensor]:
+    """Of each dimension the rows of this rank when each shard is cut once more: plain ones first, then the strided."""
     rows = [torch.arange(size) for size in whole]
-    for _, dim, ranks, mine in reversed(steps):
+    plain = [step for step in steps if not _is_strided(step.placement)]
+    strided = [step for step in reversed(steps) if _is_strided(step.placement)]  # the innermost mesh is the rightmost
+    for _, dim, ranks, mine in plain + strided:
         parts = rows[dim].chunk(ranks)
         rows[dim] = parts[mine] if mine < len(parts) else rows[dim][:0]
     return rows

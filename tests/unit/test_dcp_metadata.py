@@ -255,6 +255,9 @@ def test_a_tensor_with_gaps_or_overlaps_is_missing_rather_than_wrong():
     over = [entry("over", (2, 2), (3, 2), (rank, 0), at=8000) for rank in range(2)]
     found = listed(*(a_layout(rank, [gap[rank], over[rank], entry("w", at=12000)]) for rank in range(2)))
     assert list(found) == ["w"]
+    # as many elements as there are, and two of them twice
+    both = [entry("both", (5, 2), (8, 2), (0, 0), at=8000), entry("both", (3, 2), (8, 2), (3, 0), at=8000)]
+    assert listed(*(a_layout(rank, [both[rank], entry("w")]) for rank in range(2))).keys() == {"w"}
 
 
 def test_an_empty_box_takes_no_place_from_a_full_one():

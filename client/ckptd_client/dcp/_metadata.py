@@ -1,6 +1,5 @@
 """What a ckptd checkpoint holds, as DCP's Metadata, and which image to read each of its boxes from."""
 
-import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -13,6 +12,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from ckptd.protocol.boxes import is_whole
 from ckptd.protocol.layout import Layout, Leaf, Leaves, Path, Shape, TensorEntry
 from ckptd_client._reshard import Saved
 from ckptd_client._tensors import DTYPE_OF
@@ -45,7 +45,7 @@ def content_of(layouts: Mapping[int, Layout], leaves: Mapping[int, Leaves], rank
             _add(boxes.setdefault(name, {}), number, entries)
         plain = leaves[number].leaves | plain
         paths = layout.paths | paths
-    boxes = {name: alike for name, alike in boxes.items() if _whole(alike)}
+    boxes = {name: alike for name, alike in boxes.items() if is_whole(saved.entry for saved in alike.values())}
     plain = {name: leaf for name, leaf in plain.items() if name not in boxes}
     listed = {name: _tensor(alike) for name, alike in boxes.items()}
     mapping = {n: tuple(str(k) if kind in "ki" else k for kind, k in p) for n, p in paths.items()}
@@ -64,11 +64,6 @@ def _add(alike: dict[Shape, Saved], rank: int, entries: list[TensorEntry]) -> No
         same = (entry.dtype, entry.global_shape) == (first.dtype, first.global_shape)
         if same and (entry.nbytes or 0 in entry.global_shape):
             alike.setdefault(entry.offsets, Saved(rank, entry))
-
-
-def _whole(boxes: Mapping[Shape, Saved]) -> bool:
-    volumes = [(math.prod(saved.entry.sizes), math.prod(saved.entry.global_shape)) for saved in boxes.values()]
-    return bool(volumes) and sum(own for own, _ in volumes) == volumes[0][1]
 
 
 def _tensor(boxes: Mapping[Shape, Saved]) -> TensorStorageMetadata:

@@ -1,8 +1,10 @@
 """Tensors of which a rank has several boxes: which ones, and that they come back by both routes."""
 
+import math
 import os
 import pickle
 
+import msgspec
 import pytest
 import safetensors.torch
 import torch
@@ -22,8 +24,9 @@ import ckptd_client
 from ckptd.export.run import Order, export
 from ckptd.protocol.errors import ConfigError, UsageError
 from ckptd.protocol.ids import MAX_PARTS
-from ckptd.protocol.layout import decode_layout
+from ckptd.protocol.layout import decode_layout, file_layouts
 from ckptd.verify import verify_checkpoint, verify_path
+from ckptd_client._image import make_layout
 from ckptd_client._plan import gather, make_plan
 from ckptd_client._tensors import shard_of
 
@@ -95,6 +98,43 @@ def test_an_interleaved_shard_is_its_boxes(rows, columns, as_rank):
             assert chunk.local.untyped_storage().data_ptr() == local.untyped_storage().data_ptr()
             count[where] += 1
     assert (count == 1).all()
+
+
+def nested(rows, shape, coordinate, order):
+    """Split by one dimension of the mesh after the other."""
+    for dim in order:
+        parts = rows.chunk(shape[dim])
+        rows = parts[coordinate[dim]] if coordinate[dim] < len(parts) else rows[:0]
+    return rows
+
+
+@pytest.mark.parametrize("shape", [(2, 2, 2), (2, 3, 2), (3, 2, 2), (2, 2, 3)])
+@pytest.mark.parametrize(
+    ("strided", "order"),
+    [((0,), (1, 2, 0)), ((0, 1), (2, 1, 0)), ((1,), (0, 2, 1))],
+    ids=["fsdp over two", "strided over strided", "strided between"],
+)
+def test_three_cuts_of_one_dimension_have_the_rows_of_their_nesting_or_are_refused(shape, strided, order, as_rank):
+    right, refused = 0, 0
+    placements = [
+        _StridedShard(0, split_factor=math.prod(shape[dim + 1 :])) if dim in strided else Shard(0) for dim in range(3)
+    ]
+    for rank in range(math.prod(shape)):
+        mesh = as_rank(rank, *shape)
+        for rows in range(1, 41):
+            local = nested(torch.arange(rows), shape, mesh.get_coordinate(), order)
+            try:
+                chunks = shard_of(dtensor(local, mesh, placements, (rows,)), "state['w']").chunks
+            except UsageError as error:
+                assert "state['w']" in str(error)  # noqa: PT017 - or the rows are right
+                assert "two ways" in str(error)  # noqa: PT017
+                assert rows % math.prod(shape)
+                refused += 1
+                continue
+            found = [torch.arange(start, start + count) for (start,), (count,) in (chunk.box for chunk in chunks)]
+            assert torch.equal(torch.cat([torch.arange(0), *found]), local), (rank, rows)
+            right += 1
+    assert refused < right / 3
 
 
 def test_a_local_tensor_that_its_placements_do_not_give_is_refused(as_rank):
@@ -251,6 +291,30 @@ def test_a_plain_layout_has_no_archives_and_is_read_by_ckptd_and_safetensors(joi
     assert torch.equal(fresh["w"], state["w"])
     assert same(pieces(fresh["cut"]), pieces(state["cut"]))
     assert fresh["lr"] == 0.1
+
+
+@pytest.mark.parametrize("dual", [True, False])
+@pytest.mark.parametrize("rows", [0, 1024])
+def test_an_empty_tensor_at_the_end_of_a_file_is_that_files(dual, rows, as_rank):
+    """Whatever the pages: it must not seem to be the next file's."""
+    cut = LocalShardsWrapper([torch.ones(2, 3), torch.ones(2, 4)], [(0, 0), (0, 3)])
+    state = {"w": torch.ones(rows), "none": torch.ones(0), "v": torch.ones(1018)}
+    state |= {"cut": dtensor(cut, as_rank(0, 1), [Replicate()], (2, 7))}
+    plan = make_plan(state, rank=0, world_size=1, dual=dual)  # bare, the payloads of the first file are whole pages
+    layout = decode_layout(plan.layout, where="plan")
+    names = [{entry.name for entry in own.tensors} for _, own in file_layouts(layout)]
+    assert "none" in names[0]
+    assert names[1] == {"cut"}
+
+
+def test_a_layout_that_nobody_could_read_is_not_saved(monkeypatch):
+    monkeypatch.setattr("ckptd_client._plan.make_layout", lambda *args, **kw: broken(make_layout(*args, **kw)))
+
+    def broken(layout):
+        return msgspec.structs.replace(layout, image_nbytes=layout.image_nbytes - 4096)
+
+    with pytest.raises(UsageError, match="layout"):
+        make_plan({"w": torch.ones(2000)}, rank=0, world_size=1)
 
 
 def test_a_layout_that_there_is_not_is_refused(tmp_path):
