@@ -189,6 +189,7 @@ def test_what_is_missing_or_of_another_shape_is_listed(client, tmp_path):
     assert state["model"]["w"].eq(0).all()
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
 def test_a_dtype_that_ckptd_cannot_hold_matters_only_when_wanted(client, tmp_path):
     directory = write_dcp(tmp_path / "dcp", {"c": torch.ones(2, dtype=torch.complex32), "f": torch.ones(2)})
     state = {"f": torch.zeros(2)}
