@@ -191,20 +191,12 @@ def test_what_is_missing_or_of_another_shape_is_listed(client, tmp_path):
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
 def test_a_dtype_that_ckptd_cannot_hold_matters_only_when_wanted(client, tmp_path):
-<<<<<<< HEAD
     directory = write_dcp(tmp_path / "dcp", {"c": torch.ones(2).to(torch.complex32), "f": torch.ones(2)})
-=======
-    directory = write_dcp(tmp_path / "dcp", {"c": torch.ones(2, dtype=torch.complex32), "f": torch.ones(2)})
->>>>>>> fixa
     state = {"f": torch.zeros(2)}
     client.load_from(directory, state)
     assert state["f"].tolist() == [1, 1]
     with pytest.raises(MismatchError, match=r"state\['c'\].*complex32"):
-<<<<<<< HEAD
         client.load_from(directory, {"c": torch.zeros(2).to(torch.complex32)})
-=======
-        client.load_from(directory, {"c": torch.zeros(2, dtype=torch.complex32)})
->>>>>>> fixa
 
 
 @dataclasses.dataclass
