@@ -461,8 +461,8 @@ class Client:
         Of any number of ranks and any layout; each rank reads the ranges that it needs. Not collective, needs no
         daemon, and begins no new incarnation. What the checkpoint has and the state has no place for is left out.
         Raises MismatchError when something of the state is missing or of another shape or dtype, DamagedError for
-        bytes that are not what they should be (only ckptd's own have digests), RestoreError for a pickled value or a file that cannot be
-        opened.
+        bytes that are not what they should be (only ckptd's own have digests), RestoreError for a
+        pickled value or a file that cannot be opened.
         """
         began = time.perf_counter()
         if not isinstance(state, dict):
