@@ -15,7 +15,7 @@ from ckptd_client._fit import Fit, Saves, fit, saves_of
 from ckptd_client._foreign import Foreign
 from ckptd_client._group import Group
 from ckptd_client._leaves import encode_leaf
-from ckptd_client._pickle import PickleKeys
+from ckptd_client._pickle import NO_PICKLE, PickleKeys
 from ckptd_client._safetensors_files import open_safetensors
 from ckptd_client._tensors import is_tensor
 from ckptd_client._tree import flatten, format_path
@@ -34,7 +34,7 @@ class Loaded:
 
 
 def load_from(
-    path: str, state: dict[str, Any], group: Group, keys: PickleKeys
+    path: str, state: dict[str, Any], group: Group, keys: PickleKeys = NO_PICKLE
 ) -> tuple[str, int | None, int, list[str]]:
     """Fills the state. Returns kind, step, bytes read, and notes. Raises what Client.load_from says."""
     try:
