@@ -86,9 +86,9 @@ def tensor_parallel_boxes(rank: int, ranks: int = 8) -> list[Box]:
             local[placement.dim] //= parts
         for kind, _ in _COPIES:
             dealt = _strided._dealt(shape, mesh, coordinate, placements, tuple(local))  # noqa: SLF001 - see above
-            if dealt is None:
-                raise RuntimeError(f"{name}: no geometry")
-            boxes += _copies(name, shape, [(box.offsets, box.sizes) for box in dealt], kind)
+            if len(dealt) != 1:
+                raise RuntimeError(f"{name}: {len(dealt)} geometries")
+            boxes += _copies(name, shape, [(box.offsets, box.sizes) for box in dealt[0]], kind)
     return boxes
 
 
