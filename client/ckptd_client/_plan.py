@@ -9,14 +9,13 @@ import torch
 
 from ckptd.protocol.digest import digest
 from ckptd.protocol.errors import DamagedError, UsageError
-from ckptd.protocol.layout import VERSION, Leaves, box_nbytes, decode_layout, encode
-from ckptd.protocol.slot import slot_capacity
-from ckptd_client._image import Box, Image, make_image, make_layout
+from ckptd.protocol.layout import VERSION, Leaves, decode_layout, encode
+from ckptd_client._image import Box, make_image, make_layout
 from ckptd_client._pickle import NO_PICKLE, PickleKeys
 from ckptd_client._pickle import encode as encode_plain
+from ckptd_client._segment_plan import SegmentPlan
 from ckptd_client._stock import StockLeaves
 from ckptd_client._tensors import (
-    DTYPE_OF,
     PLAIN_TYPES,
     Shard,
     alias_key,
@@ -29,7 +28,6 @@ from ckptd_client._tensors import (
 from ckptd_client._tree import Flat, Structure, collect, flatten, format_path
 
 log = logging.getLogger("ckptd_client")
-_PLAIN_ROOM = 64 << 10  # at least so many bytes are kept for plain values, which change size from save to save
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +43,9 @@ class Spec:
     placements: Any
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """A rank's layout and how to gather its values. Holds no tensor of the state."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan(SegmentPlan):
+    """A rank's layout and how to gather its values. Its boxes are those of ``stored``, then those of ``cut``."""
 
     structure: Structure
     names: list[str]
@@ -59,34 +57,6 @@ class Plan:
     ties: list[tuple[int, int]]  # (position of a tied tensor, position of the one that is stored)
     specs: list[Spec]  # of tensors
     pickled: frozenset[int]  # positions of leaves that may be pickled
-    image: Image
-    layout: bytes
-    layout_digest: bytes
-    plan_id: str
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the image."""
-        return self.image.image_nbytes
-
-    def capacity(self, plain_nbytes: int) -> int:
-        """Bytes of a slot that holds this plan and plain values of twice the size."""
-        return slot_capacity(self.nbytes, len(self.layout), max(_PLAIN_ROOM, 2 * plain_nbytes))
-
-    def exact_capacity(self, plain_nbytes: int) -> int:
-        """Bytes of the smallest slot that holds this plan and so many bytes of plain values."""
-        return slot_capacity(self.nbytes, len(self.layout), plain_nbytes)
-
-    def views(self, slot: torch.Tensor) -> list[torch.Tensor]:
-        """Where each box goes in a slot, as tensors over its bytes: ``stored``, then the boxes of ``cut``."""
-        views = []
-        for box, offset in zip(self.image.boxes, self.image.data_offsets, strict=True):
-            nbytes, dtype = box_nbytes(box.dtype, box.sizes), copied_as(DTYPE_OF[box.dtype])
-            if nbytes:
-                views.append(slot[offset : offset + nbytes].view(dtype).view(box.sizes))
-            else:  # of a plain image they come last, where nothing is aligned
-                views.append(slot.new_empty(box.sizes, dtype=dtype))
-        return views
 
 
 @dataclass(frozen=True, slots=True)

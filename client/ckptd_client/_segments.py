@@ -19,7 +19,8 @@ from ckptd.protocol.ids import SaveId
 from ckptd.protocol.layout import Leaf
 from ckptd_client._channel import ChannelLostError
 from ckptd_client._plan import Plan, Values
-from ckptd_client._slot_writing import SegmentPlan, fill_slot, seal_slot
+from ckptd_client._segment_plan import SegmentPlan
+from ckptd_client._slot_writing import fill_slot, seal_slot
 from ckptd_client._slots import SlotMap
 from ckptd_client.handle import SaveHandle
 

@@ -8,7 +8,7 @@ from ckptd.protocol.digest import digest
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.slot import Seal, SlotState
 from ckptd_client._group import Group
-from ckptd_client._image import Image
+from ckptd_client._segment_plan import SegmentPlan
 from ckptd_client._slots import SlotMap
 
 
@@ -22,39 +22,6 @@ class PlainValues(Protocol):
     @property
     def objects(self) -> bytes:
         """Encoded StockObjects, empty but on rank 0."""
-
-
-class SegmentPlan(Protocol):
-    """What must be known of a segment to write it."""
-
-    @property
-    def image(self) -> Image:
-        """Header, fillers and offsets."""
-
-    @property
-    def layout(self) -> bytes:
-        """Encoded Layout."""
-
-    @property
-    def layout_digest(self) -> bytes:
-        """Its digest."""
-
-    @property
-    def plan_id(self) -> str:
-        """Equal for plans that write the same bytes in the same places."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the image."""
-
-    def capacity(self, plain_nbytes: int) -> int:
-        """Bytes of a slot with room for plain values that grow."""
-
-    def exact_capacity(self, plain_nbytes: int) -> int:
-        """Bytes of the smallest slot that will do."""
-
-    def views(self, slot: torch.Tensor) -> list[torch.Tensor]:
-        """Where each tensor goes in a slot."""
 
 
 def slot_views(slot: SlotMap, plan: SegmentPlan | None) -> list[torch.Tensor]:

@@ -12,48 +12,18 @@ from ckptd.protocol.digest import digest
 from ckptd.protocol.errors import UsageError
 from ckptd.protocol.ids import MAX_PARTS
 from ckptd.protocol.layout import Path, encode
-from ckptd.protocol.slot import slot_capacity
-from ckptd_client._image import Box, Image, make_image, make_layout
-from ckptd_client._tensors import CODE_OF, copied_as, copyable, describe
-
-_PLAIN_ROOM = 64 << 10  # at least so many bytes are kept for plain values, which change size from save to save
+from ckptd_client._image import Box, make_image, make_layout
+from ckptd_client._segment_plan import SegmentPlan
+from ckptd_client._tensors import CODE_OF, copyable, describe
 
 Spec = tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...], torch.dtype]  # name, sizes, offsets, whole, dtype
 
 
-@dataclass(frozen=True, slots=True)
-class ItemPlan:
-    """Constant while the items, and the names of the state, stay what they are."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ItemPlan(SegmentPlan):
+    """Constant while the items, and the names of the state, stay what they are. Its boxes are in the items' order."""
 
     specs: list[Spec]
-    image: Image
-    layout: bytes
-    layout_digest: bytes
-    plan_id: str
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the image."""
-        return self.image.image_nbytes
-
-    def capacity(self, plain_nbytes: int) -> int:
-        """Bytes of a slot that holds this plan and plain values of twice the size."""
-        return slot_capacity(self.nbytes, len(self.layout), max(_PLAIN_ROOM, 2 * plain_nbytes))
-
-    def exact_capacity(self, plain_nbytes: int) -> int:
-        """Bytes of the smallest slot that holds this plan and so many bytes of plain values."""
-        return slot_capacity(self.nbytes, len(self.layout), plain_nbytes)
-
-    def views(self, slot: torch.Tensor) -> list[torch.Tensor]:
-        """Where each tensor goes in a slot, in the order of the items."""
-        views = []
-        for (_, sizes, _, _, dtype), offset in zip(self.specs, self.image.data_offsets, strict=True):
-            nbytes = torch.Size(sizes).numel() * dtype.itemsize
-            if nbytes:
-                views.append(slot[offset : offset + nbytes].view(copied_as(dtype)).view(sizes))
-            else:
-                views.append(slot.new_empty(sizes, dtype=copied_as(dtype)))
-        return views
 
 
 class ItemPlans:
@@ -86,7 +56,7 @@ def _make(specs: list[Spec], paths: Mapping[str, Path], rank: int, world_size: i
     image = make_image(boxes, rank=rank, world_size=world_size)
     layout = encode(make_layout(image, paths=dict(paths), aliases={}))
     found = digest(layout)
-    return ItemPlan(specs, image, layout, found, found.hex())
+    return ItemPlan(specs=specs, image=image, layout=layout, layout_digest=found, plan_id=found.hex())
 
 
 def resolved(items: Sequence[WriteItem], tensors: Iterable[torch.Tensor]) -> tuple[list[Spec], list[torch.Tensor]]:
