@@ -11,10 +11,9 @@ import os
 import secrets
 import stat
 
+from ckptd.regular_files import LINK, NO_FILE, contents, open_regular
+
 _WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-_READ_NBYTES = 8 << 20
-_LINK = "a symbolic link where a file belongs"
-_NO_FILE = "no regular file"
 _TEMP_MARK = ".tmp-"
 # What a file system without hard links answers to link(2).
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
@@ -118,36 +117,17 @@ class FileLayer:
 
     def open_read(self, path: str) -> int:
         """Descriptor of a regular file. Raises OSError, at once, for a link, a pipe or whatever else has its name."""
-        try:  # without O_NONBLOCK the open of a pipe waits for its writer
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except OSError as error:
-            if error.errno == errno.ELOOP:
-                raise OSError(errno.ELOOP, _LINK, path) from None
-            raise
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            os.close(fd)
-            raise OSError(errno.EINVAL, _NO_FILE, path)
-        return fd
+        return open_regular(path)
 
     def read_file(self, path: str, max_nbytes: int) -> bytes:
         """Content of a regular file. Raises OSError EFBIG when there is more than max_nbytes, before reading it."""
-        fd = self.open_read(path)
-        try:
-            nbytes = os.fstat(fd).st_size
-            if nbytes > max_nbytes:
-                raise OSError(errno.EFBIG, f"{nbytes} bytes, at most {max_nbytes} expected", path)
-            parts = []
-            while part := os.read(fd, min(_READ_NBYTES, nbytes + 1)):
-                parts.append(part)
-            return b"".join(parts)
-        finally:
-            os.close(fd)
+        return contents(path, max_nbytes)
 
     def size(self, path: str) -> int:
         """Bytes of a regular file. Raises OSError for a link and for whatever else has its name."""
         found = os.lstat(path)
         if not stat.S_ISREG(found.st_mode):
-            raise OSError(errno.EINVAL, _LINK if stat.S_ISLNK(found.st_mode) else _NO_FILE, path)
+            raise OSError(errno.EINVAL, LINK if stat.S_ISLNK(found.st_mode) else NO_FILE, path)
         return found.st_size
 
     def space(self, path: str) -> tuple[int, int]:

@@ -1,6 +1,6 @@
 """Opens what a checkpoint's directory says is a file, and nothing else: no pipe or device that bears its name.
 
-No link either, but in the directories of other programs, where a link to a file is usual.
+No link either, but in the directories of other programs, where a link to a file is usual. The client uses this too.
 """
 
 import errno
@@ -8,6 +8,8 @@ import os
 import stat
 from typing import BinaryIO
 
+LINK = "a symbolic link where a file belongs"
+NO_FILE = "no regular file"
 _READ_NBYTES = 8 << 20
 
 
@@ -23,11 +25,11 @@ def open_regular(path: str, flags: int = 0, *, follow: bool = False) -> int:
         fd = os.open(path, flags)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise OSError(errno.ELOOP, "a symbolic link where a file belongs", path) from None
+            raise OSError(errno.ELOOP, LINK, path) from None
         raise
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise OSError(errno.EINVAL, "no regular file", path)
+        raise OSError(errno.EINVAL, NO_FILE, path)
     return fd
 
 

@@ -15,8 +15,8 @@ from torch.distributed.checkpoint.utils import _create_file_view
 
 from ckptd.protocol.errors import DamagedError, RestoreError
 from ckptd.protocol.layout import MAX_DIMS, Path, TensorEntry, box_nbytes
+from ckptd.regular_files import contents, open_followed
 from ckptd_client._dcp_pickle import Dtype, Record, read_metadata
-from ckptd_client._files import contents, open_followed
 from ckptd_client._foreign import Foreign
 from ckptd_client._ranges import read_ranges
 from ckptd_client._reshard import Ints, Saved

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from ckptd.protocol.errors import DamagedError
-from ckptd_client._files import open_regular
+from ckptd.regular_files import open_regular
 from ckptd_client._restore import Target
 
 _READERS = 4

@@ -30,7 +30,7 @@ from ckptd.protocol.manifest import (
     layout_of,
 )
 from ckptd.protocol.slot import PAGE, SEALS_NBYTES, Seal, SlotState, align_up, decode_seals
-from ckptd_client._files import contents, open_regular
+from ckptd.regular_files import contents, open_regular
 
 _STORE_READERS = 4  # reads in flight: what large O_DIRECT reads need to keep a device busy
 _CHUNK_NBYTES = 1 << 20  # fits the second-level cache of a core

@@ -10,7 +10,7 @@ import msgspec
 from ckptd.protocol.boxes import overlap
 from ckptd.protocol.errors import DamagedError, UsageError
 from ckptd.protocol.layout import Shape, TensorEntry, box_nbytes
-from ckptd_client._files import contents, open_followed
+from ckptd.regular_files import contents, open_followed
 from ckptd_client._foreign import Foreign
 from ckptd_client._image import FILLER_PREFIX, MAX_HEADER_NBYTES
 from ckptd_client._ranges import read_ranges

@@ -15,6 +15,7 @@ MAX_FUNCTION_LINES = 50
 
 PURE_BANNED = {"asyncio", "logging", "mmap", "os", "socket", "threading", "time", "torch", "zmq"}
 PURE_ALLOWED = (sys.stdlib_module_names - PURE_BANNED) | {"msgspec", "xxhash"}
+CLIENT_SEES = ("ckptd.protocol", "ckptd.mapping", "ckptd.regular_files")
 DAEMON_BANNED = {"ckptd_client", "numpy", "pickle", "torch"}
 OPTIONAL = {"ckptd.export.casts": {"numpy"}}  # imported when it is used, and only there
 TOPS = ("ckptd.daemon", "ckptd.cli", "ckptd.__main__")  # who may see everything, each only from further right
@@ -56,8 +57,8 @@ def forbidden(module, name):
     """Why module must not import name, None when it may."""
     top = name.partition(".")[0]
     if within(module, "ckptd_client"):
-        seen = within(name, "ckptd.protocol", "ckptd.mapping")
-        return "the client sees only ckptd.protocol and ckptd.mapping" if top == "ckptd" and not seen else None
+        seen = within(name, *CLIENT_SEES)
+        return f"of ckptd the client sees only {CLIENT_SEES}" if top == "ckptd" and not seen else None
     if within(module, "ckptd.protocol", "ckptd.core"):
         own = ("ckptd.protocol",) if within(module, "ckptd.protocol") else ("ckptd.protocol", "ckptd.core")
         return None if top in PURE_ALLOWED or within(name, *own) else "protocol and core are pure"
