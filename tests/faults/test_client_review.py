@@ -6,7 +6,6 @@ import shutil
 import signal
 import threading
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,36 +15,11 @@ from ckptd.protocol.ids import SaveId
 from ckptd.protocol.messages import End, HandOver, Milestone, Progress
 from ckptd_client.handle import MAX_HANDLES, HandleBook, SaveHandle
 from tests.cluster import Node, wait_for
-from tests.faults.ranks import told
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(60)]
 
 STATE = {"w": torch.arange(1000)}
 SLACK_S = 0.8
-
-
-@pytest.fixture(name="node")
-def fixture_node(tmp_path: Path):
-    with told(str(tmp_path)) as node:
-        yield node
-
-
-@pytest.fixture(name="join")
-def fixture_join(node: Node, monkeypatch):
-    """connect() in this process; what a test leaves open is closed."""
-    for name in ("WORLD_SIZE", "RANK"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in node.environ().items():
-        monkeypatch.setenv(name, value)
-    clients = []
-
-    def connect(**settings):
-        clients.append(ckptd_client.connect("job", **{"start": False} | settings))
-        return clients[-1]
-
-    yield connect
-    for client in clients:
-        client.close()
 
 
 def kill_daemon(node: Node, client) -> None:

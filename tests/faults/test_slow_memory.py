@@ -4,15 +4,12 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 import torch
 
-import ckptd_client
 from ckptd_client import _link
 from tests.cluster import Node, wait_for
-from tests.faults.ranks import told
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(60)]
 
@@ -32,30 +29,6 @@ main()
 """
 
 
-@pytest.fixture(name="node")
-def fixture_node(tmp_path: Path):
-    with told(str(tmp_path)) as node:
-        yield node
-
-
-@pytest.fixture(name="join")
-def fixture_join(node: Node, monkeypatch):
-    """connect() in this process, by default with little time for a save."""
-    for name in ("WORLD_SIZE", "RANK"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in node.environ().items():
-        monkeypatch.setenv(name, value)
-    clients = []
-
-    def connect(**settings):
-        clients.append(ckptd_client.connect("job", **{"start": False, "save_timeout_s": TIMEOUT_S} | settings))
-        return clients[-1]
-
-    yield connect
-    for client in clients:
-        client.close()
-
-
 def start(node: Node, seconds: float) -> None:
     """A daemon for which each slot takes so long."""
     with open(node.log, "ab") as log:
@@ -73,7 +46,7 @@ def fixture_patient(monkeypatch):
 @pytest.mark.usefixtures("patient")
 def test_the_first_save_waits_for_slots_that_are_on_their_way(node, join):
     start(node, 1.5)
-    client = join()
+    client = join(save_timeout_s=TIMEOUT_S)
     handle = client.save(STATE, 1)
     assert handle.end != "skipped", handle.reason
     assert handle.stall_s > TIMEOUT_S
@@ -84,7 +57,7 @@ def test_the_first_save_waits_for_slots_that_are_on_their_way(node, join):
 @pytest.mark.usefixtures("patient")
 def test_a_state_that_grew_waits_for_its_larger_slots(node, join):
     start(node, 1.0)
-    client = join()
+    client = join(save_timeout_s=TIMEOUT_S)
     client.prepare(STATE)
     handle = client.save({"w": torch.arange(100_000)}, 1)
     assert handle.stall_s > TIMEOUT_S
@@ -93,7 +66,7 @@ def test_a_state_that_grew_waits_for_its_larger_slots(node, join):
 
 def test_memory_that_takes_too_long_is_named_as_the_reason(node, join):
     start(node, 4.0)
-    client = join()
+    client = join(save_timeout_s=TIMEOUT_S)
     began = time.monotonic()
     handle = client.save(STATE, 1)
     assert time.monotonic() - began < TIMEOUT_S + SLACK_S
@@ -107,7 +80,7 @@ def test_memory_that_takes_too_long_is_named_as_the_reason(node, join):
 @pytest.mark.usefixtures("patient")
 def test_slots_that_hold_checkpoints_are_no_memory_that_comes(node, join):
     node.start("--slots-per-rank", "2")
-    client = join()
+    client = join(save_timeout_s=TIMEOUT_S)
     client.prepare(STATE)
     for name in list(client._link.slots.granted):
         client._link.slots.withdraw(name)
@@ -121,7 +94,7 @@ def test_slots_that_hold_checkpoints_are_no_memory_that_comes(node, join):
 @pytest.mark.usefixtures("patient")
 def test_a_daemon_that_ends_meanwhile_is_seen_at_once(node, join):
     start(node, 30.0)
-    client = join()
+    client = join(save_timeout_s=TIMEOUT_S)
     killer = threading.Timer(1.0, node.kill)
     killer.start()
     began = time.monotonic()

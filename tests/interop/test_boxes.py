@@ -8,11 +8,11 @@ import torch
 from ckptd.verify import verify_checkpoint
 from tests.cluster import Node
 from tests.interop.box_ranks import JOB, STAGED
-from tests.interop.test_dcp import torchrun
+from tests.interop.launch import torchrun
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 
-SCRIPT = os.path.join(os.path.dirname(__file__), "box_ranks.py")
+SCRIPT = "box_ranks.py"
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def node(tmp_path_factory):
 def saved(node):
     folder = os.path.join(node.store, "of-boxes")
     os.mkdir(folder)
-    torchrun(node, 4, "save", folder, script=SCRIPT)
+    torchrun(node, 4, SCRIPT, "save", folder)
     return folder
 
 
@@ -41,8 +41,8 @@ def test_each_box_has_a_file_of_the_image(job, node, saved):
 
 @pytest.mark.parametrize("ranks", [4, 2, 1])
 def test_every_box_comes_back_by_every_reader(ranks, node, saved):
-    torchrun(node, ranks, "load", saved, script=SCRIPT)
+    torchrun(node, ranks, SCRIPT, "load", saved)
 
 
 def test_rows_that_dcp_misunderstands_are_refused(node):
-    torchrun(node, 4, "refuse", script=SCRIPT)
+    torchrun(node, 4, SCRIPT, "refuse")

@@ -1,30 +1,16 @@
 """PyTorch's own cases for FSDP and DTensor state under DCP, with CkptdWriter, CkptdReader and CkptdStager."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 
 from ckptd.verify import verify_checkpoint
 from tests.cluster import ROOT, Node
+from tests.interop.launch import torchrun
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 
-SCRIPT = os.path.join(os.path.dirname(__file__), "dcp_ranks.py")
-
-
-def torchrun(node, ranks, *args, script=SCRIPT):
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), script, *args],
-        env=node.environ(PYTHONWARNINGS="ignore"),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+SCRIPT = "dcp_ranks.py"
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +25,7 @@ def saved(node):
     """By 4 ranks, in every layout."""
     folder = os.path.join(node.store, "four")
     os.mkdir(folder)
-    torchrun(node, 4, "save", folder, "fsdp,hsdp,tp,fsdp_tp,ddp")
+    torchrun(node, 4, SCRIPT, "save", folder, "fsdp,hsdp,tp,fsdp_tp,ddp")
     return folder
 
 
@@ -52,7 +38,7 @@ def saved(node):
     ],
 )
 def test_every_layout_comes_back(ranks, pairs, node, saved):
-    torchrun(node, ranks, "load", saved, pairs)
+    torchrun(node, ranks, SCRIPT, "load", saved, pairs)
 
 
 def test_what_the_writer_wrote_is_sound(node, saved):
@@ -65,13 +51,13 @@ def test_what_the_writer_wrote_is_sound(node, saved):
 def test_two_ranks_to_four(node, tmp_path):
     with Node(str(tmp_path)) as other:
         other.start()
-        torchrun(other, 2, "save", str(tmp_path), "fsdp,tp")
-        torchrun(other, 4, "load", str(tmp_path), "fsdp>fsdp,tp>tp")
+        torchrun(other, 2, SCRIPT, "save", str(tmp_path), "fsdp,tp")
+        torchrun(other, 4, SCRIPT, "load", str(tmp_path), "fsdp>fsdp,tp>tp")
 
 
 @pytest.mark.parametrize("case", ["arena", "staged", "caching", "leaves_of_one", "errors"])
 def test_four_ranks(case, node):
-    torchrun(node, 4, case)
+    torchrun(node, 4, SCRIPT, case)
 
 
 def test_the_example_of_the_documents_runs_and_goes_on(node, tmp_path):
@@ -80,6 +66,6 @@ def test_the_example_of_the_documents_runs_and_goes_on(node, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(code.replace('"/tmp/ckpt"', repr(node.store)))
     for _ in range(2):
-        torchrun(node, 2, script=str(script))
+        torchrun(node, 2, str(script))
     steps = [name for name in os.listdir(os.path.join(node.store, "dcp-example")) if name.startswith("step-")]
     assert max(steps) == "step-000000005.i0003"  # 3 saves, connect and load again, 3 more

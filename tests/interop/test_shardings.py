@@ -8,8 +8,6 @@ FAULTS=long adds worlds.
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -17,29 +15,17 @@ from safetensors import safe_open
 
 from ckptd.verify import verify_checkpoint
 from ckptd_client._image import FILLER_PREFIX
-from tests.cluster import ROOT, Node
+from tests.cluster import Node
+from tests.interop.launch import torchrun
 from tests.interop.mesh_ranks import JOB
 from tests.unit.client.same import bits
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 
-SCRIPT = os.path.join(os.path.dirname(__file__), "mesh_ranks.py")
+SCRIPT = "mesh_ranks.py"
 SAVED = {"tp": 4, "hsdp": 4, "ddp": 2}  # layout: ranks
 LOADS = [("tp", 4, "tp,fsdp"), ("tp", 2, "fsdp,ddp"), ("tp", 1, "fsdp"), ("hsdp", 2, "ddp"), ("ddp", 4, "fsdp")]
 LONG = [("hsdp", 4, "hsdp,tp"), ("hsdp", 3, "fsdp"), ("ddp", 2, "fsdp"), ("tp", 3, "fsdp,ddp"), ("ddp", 4, "tp,hsdp")]
-
-
-def torchrun(node, ranks, *args):
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), SCRIPT, *args],
-        env=node.environ(PYTHONWARNINGS="ignore"),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +34,7 @@ def saved(request, tmp_path_factory):
     folder = str(tmp_path_factory.mktemp(request.param))
     with Node(folder) as node:
         node.start()
-        torchrun(node, SAVED[request.param], "save", folder, request.param)
+        torchrun(node, SAVED[request.param], SCRIPT, "save", folder, request.param)
         reference = torch.load(f"{folder}/{request.param}.pt", weights_only=True)
         yield node, folder, request.param, os.path.join(node.store, JOB, reference["dirname"])
 
@@ -98,7 +84,7 @@ def test_the_checkpoint_is_sound_and_safetensors_alone_has_every_element(saved):
 )
 def test_every_reader_gives_back_what_was_saved(saved, ranks, into):
     node, folder, layout, _ = saved
-    torchrun(node, ranks, "load", folder, layout, into)
+    torchrun(node, ranks, SCRIPT, "load", folder, layout, into)
 
 
 @pytest.mark.parametrize("saved", ["tp"], indirect=True)

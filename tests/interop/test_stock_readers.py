@@ -6,8 +6,6 @@ can hold them. FAULTS=long adds layouts.
 """
 
 import os
-import subprocess
-import sys
 
 import pytest
 import safetensors.torch
@@ -18,28 +16,16 @@ from ckptd.export.names import Choice
 from ckptd.export.run import Order, export
 from ckptd.verify import verify_checkpoint
 from ckptd_client._image import FILLER_PREFIX
-from tests.cluster import ROOT, Node
+from tests.cluster import Node
+from tests.interop.launch import torchrun
 from tests.interop.ranks import JOB, Model, flat
 from tests.unit.client.same import bits
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(180)]
 
-SCRIPT = os.path.join(os.path.dirname(__file__), "ranks.py")
+SCRIPT = "ranks.py"
 WORLDS = [(4, "fsdp,ddp"), (3, "fsdp"), (2, "fsdp,ddp"), (1, "fsdp")]
 LONG = [(3, "ddp"), (4, "hsdp"), (1, "ddp")]
-
-
-def torchrun(node, ranks, *args):
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), SCRIPT, *args],
-        env=node.environ(PYTHONWARNINGS="ignore"),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +34,7 @@ def drained(tmp_path_factory):
     folder = str(tmp_path_factory.mktemp("stock"))
     with Node(folder) as node:
         node.start()
-        torchrun(node, 4, "save", folder)
+        torchrun(node, 4, SCRIPT, "save", folder)
         reference = torch.load(f"{folder}/reference.pt", weights_only=False)
         yield node, folder, os.path.join(node.store, JOB, reference["dirname"])
 
@@ -75,7 +61,7 @@ def test_safetensors_alone_has_every_element(drained):
 @pytest.mark.parametrize(("ranks", "layouts"), WORLDS + (LONG if os.environ.get("FAULTS") == "long" else []))
 def test_every_reader_gives_back_what_was_saved(ranks, layouts, drained):
     node, folder, _ = drained
-    torchrun(node, ranks, "load", folder, layouts)
+    torchrun(node, ranks, SCRIPT, "load", folder, layouts)
 
 
 # --- exported: whole tensors for programs that know neither ckptd nor shards
@@ -129,7 +115,7 @@ def test_an_export_to_dcp_is_read_in_other_layouts(drained, tmp_path):
     node, folder, directory = drained
     out = str(tmp_path / "out")
     export(Order(source=directory, out=out, format="dcp"))
-    torchrun(node, 2, "dcp", folder, "fsdp,ddp", out)
+    torchrun(node, 2, SCRIPT, "dcp", folder, "fsdp,ddp", out)
     whole = str(tmp_path / "whole.pt")
     dcp_to_torch_save(out, whole)
     found = flat(torch.load(whole, weights_only=False))
