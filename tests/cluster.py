@@ -35,6 +35,8 @@ class Node:
     def __init__(self, store: str, *, arena: str | None = None) -> None:
         self.store = store
         self.arena = arena or tempfile.mkdtemp(prefix="ckptd-test-", dir="/dev/shm")
+        # Of launchers and DataLoaders that are killed here; short, since they bind sockets in it.
+        self.temporary = tempfile.mkdtemp(prefix="ckptd-test-")
         self.log = os.path.join(store, f"daemon-{os.path.basename(self.arena)}.log")
         self.daemon: subprocess.Popen[bytes] | None = None
         self.children: list[subprocess.Popen[bytes]] = []
@@ -46,6 +48,7 @@ class Node:
             clean
             | _ENVIRON
             | {"CKPTD_ARENA": self.arena, "CKPTD_STORE": self.store, "CKPTD_CONFIG": "/dev/null"}
+            | {"TMPDIR": self.temporary}
             | extra
         )
 
@@ -133,6 +136,7 @@ class Node:
             child.communicate()
         self._end_daemons()
         shutil.rmtree(self.arena, ignore_errors=True)
+        shutil.rmtree(self.temporary, ignore_errors=True)
 
     def _end_daemons(self) -> None:
         """Ends our daemon, and one that a client started on this arena (its pid stands in the status)."""
