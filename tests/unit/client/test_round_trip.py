@@ -385,7 +385,7 @@ def test_protected_is_reached_with_durable_on_a_lone_node(join):
 
 def test_a_drain_that_is_late_is_superseded_and_says_so(tmp_path, join):
     with Node(str(tmp_path)) as node:
-        node.start("--drain-bandwidth", "16M")
+        node.start("--drain-bandwidth", "2M")
         client = join(on=node)
         state = {"w": noise(2 << 20)}
         handles = [client.save(state, step).wait("staged") for step in range(3)]
