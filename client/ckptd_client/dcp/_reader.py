@@ -29,7 +29,7 @@ class CkptdReader(StorageReader):
 
     source: an open client of all ranks that load, for the newest checkpoint, or that of step, by the nearest route; or
     the directory of a committed checkpoint, for which no daemon is needed. A checkpoint_id given to dcp.load is such a
-    directory, or ends in the step. Every block is checked against its digest before a byte of it is used.
+    directory, or ends in the step. Every block is checked against its digest: no load succeeds with one that differs.
 
     allow_pickle: keys of values that may be unpickled, which runs code of whoever wrote them; the client's are too.
 
