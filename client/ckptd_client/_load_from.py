@@ -9,6 +9,7 @@ from ckptd.protocol.errors import DamagedError, MismatchError, RestoreError, Usa
 from ckptd.protocol.ids import parse_dirname, parse_partial_dirname
 from ckptd.protocol.layout import Leaf, Leaves, Path
 from ckptd.protocol.manifest import COMMITTED, LATEST, MANIFEST
+from ckptd.regular_files import open_followed
 from ckptd_client._checkpoint import open_directory
 from ckptd_client._dcp_directory import METADATA, open_dcp
 from ckptd_client._fit import Fit, Saves, fit, saves_of
@@ -16,9 +17,11 @@ from ckptd_client._foreign import Foreign
 from ckptd_client._group import Group
 from ckptd_client._leaves import encode_leaf
 from ckptd_client._pickle import NO_PICKLE, PickleKeys
-from ckptd_client._safetensors_files import open_safetensors
+from ckptd_client._safetensors_files import SUFFIX, open_safetensors
 from ckptd_client._tensors import is_tensor
 from ckptd_client._tree import flatten, format_path
+
+_JOBS_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,16 @@ class Loaded:
     seconds: float
     nbytes: int
     notes: list[str] = field(default_factory=list)
+
+
+def checked(path: object, state: object) -> str:
+    """The absolute path. Raises UsageError for arguments of other kinds, with the ones that were meant."""
+    if not isinstance(path, str | os.PathLike):
+        raise UsageError(f"the path must be text or a Path, not {type(path).__name__}", hint="load_from(path, state)")
+    if not isinstance(state, dict):
+        hint = "load_from(path, model.state_dict())" if hasattr(state, "state_dict") else "load_from(path, state)"
+        raise UsageError(f"the state must be a dict, not {type(state).__name__}", hint=hint)
+    return os.path.abspath(os.fspath(path))
 
 
 def load_from(
@@ -48,12 +61,15 @@ def load_from(
         raise RestoreError(text, hint=f"see what is there: ls -la {path}") from error
 
 
-def kind_of(path: str) -> str:
-    """Whose checkpoint lies there. Raises UsageError, with what to type, when nobody's does."""
+def kind_of(path: str, call: str = "load_from({!r}, ..)") -> str:
+    """Whose checkpoint lies there. Raises UsageError, with what to type, when nobody's does. call: how hints put it.
+
+    A directory without anything known counts as one of safetensors, whose reader says what it lacks.
+    """
     if not os.path.exists(path):
         raise UsageError(f"{path} does not exist", hint="give the directory of a checkpoint, or a safetensors file")
     if not os.path.isdir(path):
-        _check_alone(path)
+        _check_alone(path, call)
     names = set(os.listdir(path)) if os.path.isdir(path) else set()
     if names & {COMMITTED, MANIFEST}:
         return "ckptd"
@@ -63,17 +79,24 @@ def kind_of(path: str) -> str:
     if METADATA in names:
         return "dcp"
     if LATEST in names or any(parse_dirname(name) for name in names):
+        raise UsageError(f"{path} holds checkpoints, and is none", hint=call.format(os.path.join(path, LATEST)))
+    jobs = [name for name in sorted(names) if os.path.lexists(os.path.join(path, name, LATEST))]
+    if jobs and not any(name.endswith(SUFFIX) for name in names):
+        shown = ", ".join(jobs[:_JOBS_SHOWN]) + (", ..." if len(jobs) > _JOBS_SHOWN else "")
         raise UsageError(
-            f"{path} holds checkpoints, and is none", hint=f"load_from({os.path.join(path, LATEST)!r}, ..)"
+            f"{path} is a store, with the jobs {shown}", hint=call.format(os.path.join(path, jobs[0], LATEST))
         )
     return "safetensors"
 
 
-def _check_alone(path: str) -> None:
+def _check_alone(path: str, call: str) -> None:
     """One file of a checkpoint would be read without digests, and a rank's part of a tensor taken for the whole."""
     for directory in (os.path.dirname(path), os.path.dirname(os.path.realpath(path))):
         if any(os.path.lexists(os.path.join(directory, name)) for name in (COMMITTED, MANIFEST)):
-            raise UsageError(f"{path} is one file of a checkpoint", hint=f"load_from({directory!r}, ..)")
+            raise UsageError(f"{path} is one file of a checkpoint", hint=call.format(directory))
+    with open_followed(path) as file:
+        if file.read(2) == b"PK":  # a zip archive
+            raise UsageError(f"{path} is a torch.save file", hint=f"torch.load({path!r}, weights_only=True)")
 
 
 def _load_own(

@@ -6,6 +6,7 @@ the segment goes back into its own, or is copied into another. Written as a part
 # ruff: noqa: SLF001 - see above
 
 import contextlib
+import gc
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -43,7 +44,7 @@ class Plain:
 
 @dataclass(slots=True, eq=False)
 class Segment:
-    """A filled slot. Owned by owner: when that is gone, the slot is free for the next save."""
+    """A filled slot. Owned by owner, a writer or a staged state: when that is gone, the next save frees the slot."""
 
     plan: SegmentPlan
     name: str
@@ -51,6 +52,10 @@ class Segment:
     memory: torch.Tensor  # of the slot; keeps it mapped
     attachment: int
     owner: Callable[[], Any]  # a weak reference
+
+    def holds(self, address: int) -> bool:
+        """Whether the address lies in the slot."""
+        return 0 <= address - self.memory.data_ptr() < self.memory.numel()
 
     def views(self) -> list[torch.Tensor]:
         """The tensors in the slot, in the order of the plan."""
@@ -104,6 +109,7 @@ def fill(  # noqa: PLR0913 - keyword-only
         need = plan.exact_capacity(plain_nbytes)
         if need > link.capacity or link.refusal is not None:
             client._fit_slots(plan.capacity(plain_nbytes), deadline)
+        free_orphans(client, need)
         name = _wait_slot(client, need, deadline)
         slot = link.slots.take(name)
         try:
@@ -116,8 +122,6 @@ def fill(  # noqa: PLR0913 - keyword-only
 
     deadline = deadline_of(client) if deadline is None else deadline
     with _turn(client, deadline):
-        for left in [segment for segment in client._segments if segment.owner() is None]:
-            release(client, left)
         segment: Segment = _while_daemons_end(client, once, deadline)
         client._segments.append(segment)
         client._stats.nbytes += plan.nbytes
@@ -167,6 +171,30 @@ def release(client: "Client", segment: Segment) -> None:
             link.slots.held.discard(segment.name)
             if segment.attachment == link.attachments:
                 link.slots.grant(segment.name, segment.slot.capacity)
+
+
+def free_orphans(client: "Client", need: int) -> None:
+    """Frees the slots whose owners are gone. need: when no slot of so many bytes is free, it looks twice."""
+    if client._segments and client._link.slots.fitting(need) is None:
+        gc.collect()  # an error's traceback may hold a state in a circle
+    for left in [segment for segment in client._segments if segment.owner() is None]:
+        release(client, left)
+
+
+def holder(client: "Client", address: int) -> Segment | None:
+    """The segment, filled and still to be sealed, in whose slot the address lies."""
+    with client._first(deadline_of(client)):
+        return next((segment for segment in client._segments if segment.holds(address)), None)
+
+
+def no_slot(client: "Client") -> tuple[str, str]:
+    """Why no slot was free in time, and what to do."""
+    text = f"no slot was free within {client._save_timeout_s:g} s"
+    if client._segments:
+        held, slots = len(client._segments), "slot holds a state" if len(client._segments) == 1 else "slots hold states"
+        text += f"; {held} {slots} staged and not yet written"
+        return text, "wait for the future of dcp.async_save, keep no state that stage returned, or raise slots_per_rank"
+    return f"{text}; drains are slow, or slots are few", "save less often, or raise slots_per_rank or save_timeout_s"
 
 
 def _nobody() -> None:
@@ -254,5 +282,5 @@ def _wait_slot(client: "Client", need: int, deadline: float) -> str:
     try:
         return client._link.wait_slot(need, deadline)
     except WaitTimeoutError:
-        text = f"no slot was free within {client._save_timeout_s:g} s; drains are slow, or slots are few"
-        raise SaveFailedError(text, hint="save less often, or raise slots_per_rank or save_timeout_s") from None
+        text, hint = no_slot(client)
+        raise SaveFailedError(text, hint=hint) from None

@@ -18,11 +18,11 @@ from ckptd_client._channel import ChannelLostError, PreemptedError
 from ckptd_client._checkpoint import Checkpoint
 from ckptd_client._group import Group, find_group
 from ckptd_client._link import Link, Settings
-from ckptd_client._load_from import Loaded, load_from
+from ckptd_client._load_from import Loaded, checked, load_from
 from ckptd_client._loading import find, load
 from ckptd_client._pickle import PickleKeys, pickle_keys
 from ckptd_client._plan import Plan, Values, gather, make_plan
-from ckptd_client._segments import Segment
+from ckptd_client._segments import Segment, free_orphans, no_slot
 from ckptd_client._settings import arena_path, as_step, is_dual, job_key, parse_cadence, save_timeout
 from ckptd_client._slot_writing import fill_slot, seal_slot, slot_views
 from ckptd_client._slots import SlotMap
@@ -345,11 +345,12 @@ class Client:
         need = plan.exact_capacity(values.plain_nbytes)
         if need > link.capacity or link.refusal is not None:
             self._fit_slots(self._plan_capacity(values), deadline)
+        free_orphans(self, need)
         began, allocating = time.monotonic(), link.allocating
         try:
             name = link.wait_slot(need, deadline)
         except WaitTimeoutError:
-            reason = f"no slot was free within {self._save_timeout_s:g} s; drains are slow, or slots are few"
+            reason, _ = no_slot(self)
             if link.allocating:
                 seconds = time.monotonic() - began
                 reason = f"the memory of its slots is still being allocated after {seconds:.3g} s"
@@ -470,9 +471,7 @@ class Client:
         opened, and for a value that is a pickle, but for keys of allow_pickle in a checkpoint of ckptd.
         """
         began = time.perf_counter()
-        if not isinstance(state, dict):
-            raise UsageError(f"the state must be a dict, not {type(state).__name__}", hint="load_from(path, state)")
-        where = os.path.abspath(os.fspath(path))
+        where = checked(path, state)
         self._check_open()
         keys = self.pickle_keys
         kind, step, nbytes, notes = load_from(where, state, self.group, keys)  # needs no lock: saves go on meanwhile

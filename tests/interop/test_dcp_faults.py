@@ -85,9 +85,10 @@ def test_writers_that_are_dropped_half_way_keep_no_slot(node):
 def test_another_state_than_the_staged_one_is_refused(node):
     with client_of(node) as client:
         writer = CkptdWriter(client)
-        CkptdStager(writer).stage(state_of(1))
+        staged = CkptdStager(writer).stage(state_of(1))
         with pytest.raises(CheckpointException, match="asynchronous save of the same writer"):
             dcp.save(state_of(2), storage_writer=writer)
+        del staged
         dcp.save(state_of(3), storage_writer=writer)
         assert loaded(client)[0] == 3
 

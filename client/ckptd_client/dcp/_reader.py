@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from ckptd.protocol.errors import RestoreError, UsageError
 from ckptd_client._checkpoint import Checkpoint, open_directory
 from ckptd_client._group import Group
+from ckptd_client._load_from import kind_of
 from ckptd_client._pickle import pickle_keys
 from ckptd_client._reshard import Box, cover, runs
 from ckptd_client._restore import Target
@@ -22,6 +23,8 @@ from ckptd_client.client import Client
 from ckptd_client.dcp._leaves import archive
 from ckptd_client.dcp._metadata import Content, content_of
 from ckptd_client.dcp._writer import step_of
+
+_HINT = "CkptdReader(client), CkptdReader(path) or checkpoint_id="
 
 
 class CkptdReader(StorageReader):
@@ -38,17 +41,20 @@ class CkptdReader(StorageReader):
 
     def __init__(
         self,
-        source: Client | str | os.PathLike[str] | None = None,
+        source: Client | str | os.PathLike[str] = "",
         *,
         step: int | None = None,
         allow_pickle: Sequence[str] = (),
     ) -> None:
         super().__init__()
+        if not isinstance(source, Client | str | os.PathLike):
+            text = f"CkptdReader takes an open client or a directory, not {type(source).__name__}"
+            raise UsageError(text, hint=_HINT)
         own = source.pickle_keys.patterns if isinstance(source, Client) else ()
         self._pickle_keys = pickle_keys([*own, *pickle_keys(allow_pickle).patterns])
         self._how = "connect({})" if isinstance(source, Client) else "CkptdReader(path, {})"  # to allow more
         self._client = source if isinstance(source, Client) else None
-        self._directory = os.fspath(source) if source is not None and not isinstance(source, Client) else None
+        self._directory = None if isinstance(source, Client) else os.fspath(source) or None
         self._step = step
         self._checkpoint: Checkpoint | None = None
         self._content: Content | None = None
@@ -92,11 +98,11 @@ class CkptdReader(StorageReader):
         self.close()
         rank = self._client.group.rank if self._client is not None else _rank()
         if self._directory is not None:
-            self._checkpoint = open_directory(self._directory)
+            self._checkpoint = _opened(self._directory)
         elif self._client is not None:
             self._checkpoint = self._client.find(self._step)
         else:
-            raise UsageError("nothing to read from", hint="CkptdReader(client), CkptdReader(path) or checkpoint_id=")
+            raise UsageError("nothing to read from", hint=_HINT)
         self._content = content_of(self._checkpoint.layouts, self._checkpoint.leaves, self._like(rank))
         return self._content.metadata
 
@@ -212,6 +218,19 @@ def _interleaved(planner: LoadPlanner, content: Content) -> dict[str, DTensor]:
         for name, value in values
         if isinstance(value, DTensor) and name in content.boxes and is_interleaving(value)
     }
+
+
+def _opened(directory: str) -> Checkpoint:
+    """A committed checkpoint of ckptd. Raises UsageError for what is none, CkptdError, OSError."""
+    path = os.path.abspath(directory)
+    kind = kind_of(path, "CkptdReader({!r})")
+    if kind == "dcp":
+        hint = f"dcp.load(state, checkpoint_id={path!r}), or client.load_from({path!r}, state)"
+        raise UsageError(f"{path} is a directory of DCP's, not ckptd's", hint=hint)
+    if kind == "safetensors":
+        text = f"{path} holds no checkpoint of ckptd"
+        raise UsageError(text, hint="client.load_from(path, state) reads safetensors; ckptd list says what is there")
+    return open_directory(directory)
 
 
 def _group() -> Group | None:

@@ -1,6 +1,7 @@
 """The stager: one copy, from the state straight into the slot that the writer hands over later."""
 
 import time
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
@@ -11,6 +12,7 @@ from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
+from ckptd.protocol.errors import UsageError
 from ckptd.protocol.layout import decode_layout, decode_leaves
 from ckptd_client import _segments as segments
 from ckptd_client._pickle import decode
@@ -19,7 +21,7 @@ from ckptd_client._slots import SlotMap
 from ckptd_client._tensors import DTYPE_OF, PLAIN_TYPES, Chunk
 from ckptd_client._tree import unflatten
 from ckptd_client.dcp._boxes import Boxes
-from ckptd_client.dcp._staged import Staged
+from ckptd_client.dcp._staged import Staged, StagedState, Unstaged
 from ckptd_client.dcp._writer import CkptdWriter
 
 
@@ -30,12 +32,19 @@ class CkptdStager(AsyncStager):
     The save that follows in the background plans, seals and hands over, and copies no tensor again. All of a rank's
     state is staged, also what DCP would leave to another rank, because a rank cannot know yet what the others have.
 
-    A fault while staging is raised where DCP gathers errors from all ranks: by the future, not here.
+    writer: that of the same save; another CkptdWriter refuses the state, a writer of another kind may have it. A slot
+    that no writer takes is free again when the state is gone.
+
+    A fault while staging is raised where DCP gathers errors from all ranks: by the future, not here. What stage returns
+    then holds nothing of the state, and cannot be saved.
     """
 
     _synchronize_after_execute = False
 
     def __init__(self, writer: CkptdWriter) -> None:
+        if not isinstance(writer, CkptdWriter):
+            text = f"CkptdStager takes the CkptdWriter of the same save, not {type(writer).__name__}"
+            raise UsageError(text, hint="writer = CkptdWriter(client), then CkptdStager(writer)")
         self._writer = writer
         self._tensors: WeakKeyDictionary[SlotMap, tuple[str, list[torch.Tensor]]] = WeakKeyDictionary()
         self._paths: tuple[str, dict[str, Any]] = ("", {})
@@ -45,11 +54,13 @@ class CkptdStager(AsyncStager):
         began = time.perf_counter()
         client = self._writer.client
         staged = Staged(segments.count(client))
-        state = state_dict
         try:
-            state = self._stage(state_dict, staged)
+            state = StagedState(self._stage(state_dict, staged))
         except Exception as error:  # noqa: BLE001 - raised by the writer, where all ranks hear of it
             staged.error = error
+            state = StagedState({"not staged": Unstaged(error)})
+        staged.state = weakref.ref(state)
+        staged.taken_by(state)
         staged.seconds = time.perf_counter() - began
         self._writer.add_staged(staged)
         return state

@@ -23,7 +23,7 @@ from ckptd_client._tensors import shard_of
 from ckptd_client.client import Client, connect
 from ckptd_client.dcp._items import ItemPlans, paths_of, resolved
 from ckptd_client.dcp._leaves import own_leaves
-from ckptd_client.dcp._staged import Staged
+from ckptd_client.dcp._staged import Staged, check_unstaged
 from ckptd_client.handle import SaveHandle, check_milestone
 
 _NUMBER = re.compile(r"(\d+)\D*\Z")
@@ -51,6 +51,9 @@ class CkptdWriter(StorageWriter):
         **connect_settings: Any,
     ) -> None:
         super().__init__()
+        if client is not None and not isinstance(client, Client):
+            text = f"CkptdWriter takes an open client, not {type(client).__name__}"
+            raise UsageError(text, hint="CkptdWriter(ckptd_client.connect(job=..., store=...))")
         if client is not None and connect_settings:
             raise UsageError(f"a client and settings for another: {sorted(connect_settings)}", hint="give one of them")
         self._wait = check_milestone(wait) if wait is not None else None
@@ -88,6 +91,15 @@ class CkptdWriter(StorageWriter):
         """The stager's: the next save that DCP begins is this one."""
         self._staged.append(staged)
 
+    def _next_staged(self) -> Staged | None:
+        """What was staged first and somebody still holds: what went to another writer is gone with its save."""
+        self._staged = [staged for staged in self._staged if staged.waits]
+        if not self._staged:
+            return None
+        staged = self._staged.pop(0)
+        staged.taken_by(self)
+        return staged
+
     # --- what DCP calls, in this order
 
     @classmethod
@@ -113,7 +125,7 @@ class CkptdWriter(StorageWriter):
         It begins only with write_data: of a fault while they plan DCP tells the planners' ranks, but no writer.
         """
         self._end_last()
-        self._current = staged = self._staged.pop(0) if self._staged else None
+        self._current = staged = self._next_staged()
         step, self._step = self._step, None
         self._segment, self._leaves = (staged.segment, staged.leaves) if staged else (None, {})
         number = staged.number if staged else segments.count(self._client)
@@ -150,6 +162,7 @@ class CkptdWriter(StorageWriter):
             if self._current is not None:
                 self._current.check(planner)
             else:
+                check_unstaged(self._client, planner)
                 self._segment = self._fill(plan.items, planner)
             if not self._coordinates:
                 self._seal({})
