@@ -9,12 +9,13 @@ import torch
 
 from ckptd.protocol.errors import CkptdError, DamagedError, MismatchError, RestoreError
 from ckptd.protocol.layout import Layout, Leaves, Path, TensorEntry
+from ckptd_client._hints import hint_of
 from ckptd_client._inline import opened
 from ckptd_client._keys import settled
 from ckptd_client._pickle import NO_PICKLE, PickleKeys, decode
 from ckptd_client._reshard import Box, Run, Saved, cover
 from ckptd_client._restore import Target
-from ckptd_client._tensors import DTYPE_OF, alias_key, copyable, is_tensor, shard_of
+from ckptd_client._tensors import CODE_OF, DTYPE_OF, alias_key, copyable, is_tensor, shard_of
 from ckptd_client._tree import Flat, assign, flatten, format_path, unflatten
 
 _SHOWN = 8
@@ -128,19 +129,23 @@ def _within(path: Path, prefix: Path) -> bool:
 def fit(state: Any, saves: Saves, *, where: str, pickle_keys: PickleKeys = NO_PICKLE) -> Fit:
     """Matches names, shapes and dtypes, and plans what to read.
 
-    Inside a Stateful the checkpoint decides what there is: its load_state_dict judges. A tensor it already has, of the
-    same shape and dtype, is read in place. Raises MismatchError that lists the first differences; for a tensor that
-    saves do not hold all of, OtherRanksNeededError if they are one rank's and DamagedError if they are all ranks'.
+    Inside a Stateful the checkpoint decides what there is: its load_state_dict judges, but for the dtype of a tensor
+    that it has, which it may convert without a word. A tensor of the saved shape and dtype is read in place. Raises
+    MismatchError that lists the first differences; for a tensor that saves do not hold all of, OtherRanksNeededError if
+    they are one rank's and DamagedError if they are all ranks'.
     """
     flat = flatten(state, is_tensor)
     here = dict(zip(flat.names, flat.values, strict=True))
     saves = replace(saves, paths=settled(saves.paths, saves.leaves.leaves, flat))
+    known = saves.paths.keys()
     saves = _relevant(flat, here, _opened(saves, flat))
     differences = _differences(flat, here, saves)
     if differences:
         shown = "\n  ".join(differences[:_SHOWN])
         more = f"\n  ... and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
-        raise MismatchError(f"the state does not fit the checkpoint {where}:\n  {shown}{more}")
+        text = f"the state does not fit the checkpoint {where}:\n  {shown}{more}"
+        missing = [name for name in here if name not in known]
+        raise MismatchError(text, hint=hint_of(missing, known, converts=_converts(flat, here, saves)))
     out = Fit(statefuls=flat.statefuls, paths=saves.paths)
     _look_elsewhere(flat, here, saves, where)
     filled: set[tuple[Hashable, tuple[Run, ...]]] = set()
@@ -313,10 +318,25 @@ def _differences(flat: Flat, here: dict[str, Any], saves: Saves) -> list[str]:
     extra = [name for name in saves.paths if name not in here]
     for name in [*flat.names, *extra]:
         path = paths.get(name) or saves.paths[name]
-        difference = "" if _in_stateful(path, flat) else _difference(name, here, saves)
+        inside = _in_stateful(path, flat)
+        difference = _conversion(name, here, saves) if inside else _difference(name, here, saves)
         if difference:
             differences.append(f"{format_path(path)}: {difference}")
     return differences
+
+
+def _conversion(name: str, here: dict[str, Any], saves: Saves) -> str:
+    """What load_state_dict would convert, in words."""
+    value, saved = here.get(name), _saved_kind(name, saves)
+    if saved is None or not is_tensor(value) or CODE_OF.get(value.dtype) == saved[0]:
+        return ""
+    ours = CODE_OF.get(value.dtype, value.dtype)
+    return f"{saved[0]} {list(saved[1])} in the checkpoint, {ours} {list(value.shape)} in the state"
+
+
+def _converts(flat: Flat, here: dict[str, Any], saves: Saves) -> bool:
+    paths = zip(flat.names, flat.paths, strict=True)
+    return any(_in_stateful(path, flat) and _conversion(name, here, saves) for name, path in paths)
 
 
 def _difference(name: str, here: dict[str, Any], saves: Saves) -> str:

@@ -147,7 +147,7 @@ def _find(link: Link, order: LoadFrom) -> Checkpoint:
 
 def _read_slot(link: Link, state: dict[str, Any], order: LoadFrom, save: SaveId) -> Segment:
     source = open_slot(link.slots.path(order.slot), link.job, save, link.group.rank)
-    where = f"{order.slot} (step {save.step})"
+    where = f"step {save.step} of job {link.job.job}, in memory"
     fitted = _read_own(source, state, link.group, link.settings.pickle_keys, where=where)
     return Segment(save, order.tier, fitted, source.nbytes, ())
 

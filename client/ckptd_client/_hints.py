@@ -1,0 +1,48 @@
+"""What to type next when a state does not fit a checkpoint: pure, from the names of both."""
+
+import difflib
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+_SHOWN = 5
+
+
+def hint_of(missing: Sequence[str], known: Collection[str], *, converts: bool) -> str:
+    """missing: names of the state, a Stateful's too, that are not in the checkpoint, which has the known ones.
+
+    converts: whether load_state_dict would have converted elements.
+    """
+    if converts:
+        return "load into the dtype that was saved, such as model.float(), and convert afterwards"
+    if not missing:
+        return ""
+    if not known:
+        return "the checkpoint holds nothing"
+    known = dict.fromkeys(known)
+    return _nested(missing, known, known.__contains__) or _similar(missing, known)
+
+
+def _nested(missing: Sequence[str], known: Iterable[str], has: Callable[[str], bool]) -> str:
+    """One of the two has its names a step further down."""
+    for name in missing:
+        top, _, rest = name.partition(".")
+        if rest and has(rest):
+            return f"the checkpoint has {rest!r} without {top!r}: try load_from(path, {top}.state_dict())"
+    ends = {name.partition(".")[2]: name.partition(".")[0] for name in known if "." in name}
+    top = next((ends[name] for name in missing if name in ends), "")
+    return f"the checkpoint has it under {top!r}: give {{{top!r}: ...}} as the state" if top else ""
+
+
+def _similar(missing: Sequence[str], known: Iterable[str]) -> str:
+    """Names that were perhaps meant, and the first steps of all that there are."""
+    tops = list(dict.fromkeys(name.partition(".")[0] for name in known))
+    meant: dict[str, str] = {}
+    for name in missing:
+        top = name.partition(".")[0]
+        pool, wanted = (tops, top) if top not in tops else ([*known], name)
+        found = difflib.get_close_matches(wanted, pool, n=1)
+        if found:
+            meant[wanted] = found[0]
+    shown = [f"{right!r} instead of {wrong!r}" for wrong, right in list(meant.items())[:_SHOWN]]
+    more = f" and {len(tops) - _SHOWN} more" if len(tops) > _SHOWN else ""
+    has = f"the checkpoint has {', '.join(map(repr, tops[:_SHOWN]))}{more}"
+    return f"{has}; did you mean {', '.join(shown)}?" if shown else has

@@ -1,0 +1,110 @@
+"""A state that does not fit: every route says so alike, before a byte is converted, and what to type next."""
+
+import os
+
+import pytest
+import safetensors.torch
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+
+import ckptd_client
+from ckptd_client import MismatchError
+from ckptd_client._hints import hint_of
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+
+def made():
+    return nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 1))
+
+
+class Holder:
+    """A Stateful of a user's, around a module."""
+
+    def __init__(self, module):
+        self.module = module
+
+    def state_dict(self):
+        return {"inner": self.module.state_dict()}
+
+    def load_state_dict(self, state):
+        self.module.load_state_dict(state["inner"])
+
+
+@pytest.mark.parametrize("wrap", [lambda m: m, lambda m: m.state_dict(), Holder], ids=["module", "dict", "stateful"])
+def test_another_dtype_is_refused_by_every_route_and_nothing_is_converted(wrap, join, tmp_path):
+    client = join()
+    client.save({"model": wrap(made())}, 1).wait("durable", 20)
+    dcp.save({"model": wrap(made())}, checkpoint_id=tmp_path / "dcp")
+    routes = [
+        client.load,
+        lambda state: client.load_from(os.path.join(client._link.job.store, client.job, "latest"), state),
+        lambda state: client.load_from(tmp_path / "dcp", state),
+    ]
+    for route in routes:
+        for other in (made().half(), made().double()):
+            before = {name: value.clone() for name, value in other.state_dict().items()}
+            with pytest.raises(MismatchError, match=r"0\.?'?.*weight'\]: F32 \[3, 4\] in the checkpoint, F(16|64)"):
+                route({"model": wrap(other)})
+            assert all(torch.equal(value, before[name]) for name, value in other.state_dict().items())
+        route({"model": wrap(made())})
+
+
+def test_the_hint_for_a_dtype(join):
+    client = join()
+    client.save({"model": made()}, 1)
+    with pytest.raises(MismatchError, match=r"hint: load into the dtype that was saved, such as model.float\(\)"):
+        client.load({"model": made().half()})
+
+
+def test_an_optimizer_that_ran_in_another_dtype(join):
+    def trained(dtype):
+        model = made().to(dtype)
+        optimizer = torch.optim.AdamW(model.parameters())
+        model(torch.ones(2, 4, dtype=dtype)).sum().backward()
+        optimizer.step()
+        return optimizer
+
+    client = join()
+    client.save({"o": trained(torch.float32)}, 1)
+    with pytest.raises(MismatchError, match=r"\['exp_avg'\]: F32 \[3, 4\] in the checkpoint, F64"):
+        client.load({"o": trained(torch.float64)})
+
+
+def test_a_mismatch_in_memory_names_step_and_job(join):
+    client = join()
+    client.save({"w": torch.ones(2)}, 6010).wait("staged", 20)
+    with pytest.raises(MismatchError, match=f"step 6010 of job {client.job}, in memory") as caught:
+        client.load({"w": torch.ones(3)})
+    assert ".slot" not in str(caught.value)
+
+
+def test_names_that_were_meant(join, tmp_path):
+    model = made()
+    dcp.save({"model": model.state_dict(), "epoch": 3}, checkpoint_id=tmp_path / "dcp")
+    safetensors.torch.save_file(model.state_dict(), tmp_path / "one.safetensors")
+    client = join()
+    with pytest.raises(MismatchError, match=r"hint: the checkpoint has 'model', 'epoch'; .*'model' instead of 'modle'"):
+        client.load_from(tmp_path / "dcp", {"modle": made()})
+    with pytest.raises(MismatchError, match="did you mean 'epoch' instead of 'epcoh'"):
+        client.load_from(tmp_path / "dcp", {"model": made(), "epcoh": 1})
+    with pytest.raises(MismatchError, match=r"try load_from\(path, model.state_dict\(\)\)"):
+        client.load_from(tmp_path / "one.safetensors", {"model": made()})
+    with pytest.raises(MismatchError, match=r"under 'model': give \{'model': ...\}"):
+        client.load_from(tmp_path / "dcp", made().state_dict())
+    assert client.load_from(tmp_path / "one.safetensors", model.state_dict()).kind == "safetensors"
+
+
+def test_hints():
+    assert hint_of([], ["a"], converts=False) == ""
+    assert hint_of(["zzz"], ["a.b", "c"], converts=False) == "the checkpoint has 'a', 'c'"
+    assert "'m.weight' instead of 'm.wieght'" in hint_of(["m.wieght"], ["m.weight"], converts=False)
+    many = hint_of(["zzz"], [f"a{i}" for i in range(9)], converts=False)
+    assert many.endswith("and 4 more")
+    assert "nothing" in hint_of(["a"], [], converts=False)
+
+
+def test_load_from_takes_a_module_for_what_it_is(join, tmp_path):
+    with pytest.raises(ckptd_client.UsageError, match=r"load_from\(path, model.state_dict\(\)\)"):
+        join().load_from(tmp_path, made())
