@@ -11,6 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from ckptd import failpoints, locks
+from ckptd.arena_place import make_directory
 from ckptd.mapping import HUGE_NBYTES, Mapping, fill, fill_huge
 from ckptd.memory import Budget, budget
 from ckptd.protocol import places
@@ -62,26 +63,14 @@ class Arena:
     # --- life of the directory
 
     def open(self) -> None:
-        """Makes and locks the directory. Raises ConfigError when it is somebody else's, in use, or not usable."""
+        """Makes and locks the directory. Raises ConfigError when it is somebody else's, in use, or no memory."""
         if len(self.socket_path.encode()) > MAX_SOCKET_PATH:
             raise ConfigError(
                 f"arena {self.path!r}: its socket's path has {len(self.socket_path.encode())} bytes, "
                 f"a unix socket's may have {MAX_SOCKET_PATH}",
                 hint="choose a shorter arena: --arena, CKPTD_ARENA or connect(arena=...)",
             )
-        try:
-            os.makedirs(os.path.dirname(self.path), exist_ok=True)
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(self.path, 0o700)
-        except OSError as error:
-            raise ConfigError(f"cannot make arena {self.path!r}: {error.strerror}", hint="set --arena") from error
-        found = os.lstat(self.path)
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
-            raise ConfigError(
-                f"arena {self.path!r} must be a directory of uid {os.geteuid()} with mode 0700; "
-                f"it is of uid {found.st_uid} with mode {stat.S_IMODE(found.st_mode):04o}",
-                hint="remove it, or set another with --arena",
-            )
+        make_directory(self.path)
         fd = locks.take(os.path.join(self.path, places.LOCK))
         if fd is None:
             pid = locks.holder(os.path.join(self.path, places.LOCK))

@@ -38,8 +38,17 @@ from ckptd.units import parse_size
 @click.option("--only", multiple=True, metavar="PREFIX", help="Only names that begin so, such as model. Repeatable.")
 @click.option("--strip", default="", metavar="PREFIX", help="Take it off the names.")
 @click.option("--map", "map_path", metavar="FILE", help="JSON of new names by old ones. Others keep theirs.")
-@click.option("--dtype", type=click.Choice(TARGETS), help="Cast BF16, F16, F32 and F64. Needs numpy.")
-@click.option("--nested", is_flag=True, help="torch: nested as it was saved, not one flat dict.")
+@click.option(
+    "--dtype",
+    type=click.Choice(TARGETS),
+    help="Cast BF16, F16, F32 and F64, but for tensors of no dimensions, such as an optimizer's step. Needs numpy.",
+)
+@click.option(
+    "--nested",
+    is_flag=True,
+    help="torch: nested as it was saved, not one flat dict. For weights: what is no tensor stays behind, such as the "
+    "param_groups of an optimizer.",
+)
 @click.option("--force", is_flag=True, help="Replace an earlier export.")
 @common.json_option
 def command(  # noqa: PLR0913, PLR0917  # a flag each

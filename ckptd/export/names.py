@@ -20,7 +20,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     only: tuple[str, ...] = ()  # prefixes; none: all
     strip: str = ""  # prefix taken off
     renames: dict[str, str] = msgspec.field(default_factory=dict)  # by the name in the checkpoint; strip leaves these
-    dtype: str | None = None  # of floating tensors
+    dtype: str | None = None  # of floating tensors, but for those of no dimensions
 
 
 class Chosen(msgspec.Struct, frozen=True):
@@ -76,7 +76,8 @@ def is_below(name: str, prefix: str) -> bool:
 
 
 def _chosen(name: str, tensor: Tensor, choice: Choice) -> Chosen:
-    return Chosen(new_name(name, choice), name, tensor, casts.target_dtype(tensor.dtype, choice.dtype))
+    wanted_dtype = choice.dtype if tensor.shape else None  # a count of steps or a scale: it saves nothing, and may lose
+    return Chosen(new_name(name, choice), name, tensor, casts.target_dtype(tensor.dtype, wanted_dtype))
 
 
 def _check(choice: Choice, names: list[str], known: list[str]) -> None:

@@ -103,6 +103,9 @@ def _check_out(order: Order, out: str, checkpoint: Checkpoint) -> None:
         raise UsageError(f"{out} is a directory", hint=f"name a file in it: {os.path.join(order.out, 'model.pt')}")
     if directory and os.path.exists(out) and not os.path.isdir(out):
         raise UsageError(f"{out} is a file", hint="name a directory, or add --format torch")
+    parent = os.path.dirname(out)
+    if not os.path.isdir(parent):
+        raise UsageError(f"{parent}, where OUT should be made, is no directory", hint=f"mkdir -p {parent}")
     if os.path.exists(out) and not order.force and not (directory and not os.listdir(out)):
         raise UsageError(f"{out} is there already", hint=f"replace it: {_again(order)} --force")
 

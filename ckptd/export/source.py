@@ -12,7 +12,9 @@ from ckptd.protocol.ids import JobKey, SaveId, parse_dirname, parse_partial_dirn
 from ckptd.protocol.layout import Layout, decode_leaves
 from ckptd.protocol.manifest import (
     COMMITTED,
+    LATEST,
     MANIFEST,
+    STOCK_METADATA,
     VOTES_DIR,
     FileRecord,
     VoteRef,
@@ -22,6 +24,8 @@ from ckptd.protocol.manifest import (
     layout_of,
 )
 from ckptd.store_scan import job_dir, read_committed, scan
+
+_JOBS_SHOWN = 5
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
@@ -44,14 +48,33 @@ def find(path: str) -> tuple[str, list[str]]:
     base = os.path.basename(path)
     if parse_partial_dirname(base) is not None:
         raise UsageError(f"{path} is unfinished, not a checkpoint", hint=f"ckptd list {os.path.dirname(path)}")
+    if not os.path.exists(path):
+        raise UsageError(f"{path} does not exist", hint=f"see what is there: ckptd list {os.path.dirname(path)}")
     if parse_dirname(base) is not None or os.path.exists(os.path.join(path, COMMITTED)):
         return path, []
     key = JobKey(*os.path.split(path))
     found = scan(FileLayer(), key)
     if not found.committed:
+        _check_other(path)
         why = found.problems[0] if found.problems else "neither a checkpoint nor the directory of a job that has one"
         raise UsageError(f"nothing to export in {path}: {why}", hint=f"ckptd list {path}")
     return os.path.join(job_dir(key), found.committed[0].dirname), found.problems
+
+
+def _check_other(path: str) -> None:
+    """Raises UsageError for a directory of another kind, with what to do with it."""
+    try:
+        names = sorted(os.listdir(path))
+    except NotADirectoryError:
+        raise UsageError(f"{path} is a file", hint=f"give its directory: {os.path.dirname(path)}") from None
+    if STOCK_METADATA in names:
+        hint = "client.load_from(path, state) reads it, and so does dcp.load(state, checkpoint_id=path)"
+        raise UsageError(f"{path} is a directory of DCP's, not ckptd's", hint=hint)
+    jobs = [name for name in names if os.path.lexists(os.path.join(path, name, LATEST))]
+    if jobs:
+        shown = ", ".join(jobs[:_JOBS_SHOWN]) + (", ..." if len(jobs) > _JOBS_SHOWN else "")
+        hint = f"ckptd export {os.path.join(path, jobs[0])} OUT"
+        raise UsageError(f"{path} is a store, with the jobs {shown}", hint=hint)
 
 
 def load(path: str) -> Checkpoint:

@@ -27,9 +27,11 @@ def _create(path: str) -> int:
 
 
 def make_arena(path: str) -> None:
-    """Makes the arena's directory if it is missing. Raises ConfigError when it is not this user's alone."""
+    """Makes the arena's directory if it is missing, its parent never: that it lies in memory the daemon looks at.
+
+    Raises ConfigError when it cannot be made, or is not this user's alone.
+    """
     try:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, 0o700)
         found = os.lstat(path)

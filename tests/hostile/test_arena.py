@@ -1,6 +1,8 @@
 """Crafted slots in an arena: a daemon starts all the same, says what is wrong, and touches nothing outside."""
 
 import os
+import pathlib
+import tempfile
 
 import msgspec
 import pytest
@@ -27,12 +29,18 @@ def key_of(folder):
 
 
 @pytest.fixture
-def slot(tmp_path):
+def arena():
+    """Where one would lie: in memory."""
+    with tempfile.TemporaryDirectory(prefix="ckptd-test-", dir="/dev/shm") as directory:
+        yield pathlib.Path(directory)
+
+
+@pytest.fixture
+def slot(tmp_path, arena):
     """A sound slot of the only rank of a job."""
     (tmp_path / "store").mkdir()
-    directory = tmp_path / "arena" / places.job_dir(key_of(tmp_path))
+    directory = arena / places.job_dir(key_of(tmp_path))
     directory.mkdir(parents=True)
-    os.chmod(tmp_path / "arena", 0o700)
     leaves = {"step": lay.Leaf("safe/1", b"\x0a")}
     return write_slot(directory / places.slot_name(0, 1), key_of(tmp_path), SAVE, leaves=leaves)
 
@@ -73,19 +81,19 @@ CRAFTED = {
 
 
 @pytest.mark.parametrize("name", CRAFTED)
-def test_load_and_verify_refuse_a_slot_by_name(tmp_path, slot, name):
+def test_load_and_verify_refuse_a_slot_by_name(tmp_path, arena, slot, name):
     reseal(slot, msgspec.structs.replace(slot.seal, **CRAFTED[name](slot)))
     if name != "header beyond the file":  # a number that no reader uses: the layout says where the header ends
         with pytest.raises(DamagedError, match=os.path.basename(slot.path)):
             open_slot(slot.path, key_of(tmp_path), SAVE, 0)
-        assert slot.path in "\n".join(map(str, verify_path(str(tmp_path / "arena")).problems))
+        assert slot.path in "\n".join(map(str, verify_path(str(arena)).problems))
 
 
 @pytest.mark.parametrize("name", [*CRAFTED, "sound"])
-def test_a_daemon_starts_over_it(tmp_path, slot, name):
+def test_a_daemon_starts_over_it(tmp_path, arena, slot, name):
     if name != "sound":
         reseal(slot, msgspec.structs.replace(slot.seal, **CRAFTED[name](slot)))
-    with Node(str(tmp_path / "store"), arena=str(tmp_path / "arena")) as node:
+    with Node(str(tmp_path / "store"), arena=str(arena)) as node:
         node.start()
         with ckptd_client.connect("demo", store=node.store, arena=node.arena, start=False) as client:
             torch = pytest.importorskip("torch")
@@ -120,9 +128,9 @@ BODIES = {
 }
 
 
-def test_a_daemon_starts_over_any_seal(tmp_path, slot):
+def test_a_daemon_starts_over_any_seal(tmp_path, arena, slot):
     """And over links, pipes and directories with the names of slots and ranks; nothing that they lead to changes."""
-    arena, directory = tmp_path / "arena", os.path.dirname(slot.path)
+    directory = os.path.dirname(slot.path)
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / places.slot_name(3, 1)).write_bytes(b"short: an allocation that was cut off, were it ours")
@@ -154,15 +162,15 @@ def test_a_daemon_starts_over_any_seal(tmp_path, slot):
     assert sorted(os.listdir(outside)) == [places.slot_name(3, 1), "secret"]
 
 
-def test_the_scan_of_an_arena_leaves_strangers_alone(tmp_path, slot):
+def test_the_scan_of_an_arena_leaves_strangers_alone(arena, slot):
     """Without a daemon, so that a fault shows as what it is."""
     directory = os.path.dirname(slot.path)
     for number in range(30):
         with open(os.path.join(directory, places.slot_name(number + 1, 1)), "wb") as file:
             file.write(os.urandom(SEALS_NBYTES + 4096 * (number % 3)))
-    arena = Arena(str(tmp_path / "arena"))
-    arena.open()
-    found = {slot.name: slot.seal for slot in arena.scan()}
-    arena.close(remove=False)
+    opened = Arena(str(arena))
+    opened.open()
+    found = {slot.name: slot.seal for slot in opened.scan()}
+    opened.close(remove=False)
     assert found[os.path.basename(slot.path)].state == SlotState.DIGESTED
     assert [seal for name, seal in found.items() if name != os.path.basename(slot.path)] == [Seal()] * 30

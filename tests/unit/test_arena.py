@@ -10,8 +10,10 @@ import pytest
 
 from ckptd import arena as arena_module
 from ckptd.arena import Arena
+from ckptd.arena_place import misplaced
 from ckptd.mapping import HUGE_NBYTES
 from ckptd.memory import Budget, Limit
+from ckptd.mounts import Mount
 from ckptd.protocol import places
 from ckptd.protocol.digest import digest
 from ckptd.protocol.errors import BudgetError, ConfigError, DamagedError
@@ -128,9 +130,29 @@ def test_a_second_daemon_is_told_who_has_it(path):
     arena.close(remove=True)
 
 
-def test_a_directory_that_cannot_be_made_is_told():
-    with pytest.raises(ConfigError, match="cannot make arena"):
-        Arena("/proc/ckptd").open()
+def test_a_directory_whose_parent_is_missing_is_told_and_nothing_is_made(path):
+    for wrong in (os.path.join(path, "deep", "arena"), "/dev/shm/ckptd-test-missing/arena"):
+        with pytest.raises(ConfigError, match=r"cannot make arena .*: there is no directory") as caught:
+            Arena(wrong).open()
+        assert "--arena /dev/shm/ckptd-" in caught.value.hint
+        assert not os.path.exists(os.path.dirname(wrong))
+
+
+@pytest.mark.parametrize("place", ["disk", "/proc/ckptd", "/sys/ckptd"])
+def test_a_place_that_is_no_memory_is_refused_by_its_file_system(place):
+    with tempfile.TemporaryDirectory(prefix="ckptd-test-", dir=ROOT) as directory:
+        wrong = os.path.join(directory, "arena") if place == "disk" else place
+        with pytest.raises(ConfigError, match=r"lies on \S+ \(mounted at /") as caught:
+            Arena(wrong).open()
+        assert "tmpfs" in caught.value.hint
+        assert not os.path.exists(wrong)
+
+
+def test_a_mount_of_its_own_counts():
+    mounts = [Mount("/", "/", "ext4", ()), Mount("/", "/arena", "tmpfs", ()), Mount("/", "/huge", "hugetlbfs", ())]
+    assert misplaced("/arena", mounts) == misplaced("/arena/x", mounts) == misplaced("/huge/x", mounts) == ""
+    assert "lies on ext4 (mounted at /)" in misplaced("/arenas", mounts)
+    assert misplaced("/arena", []) == "", "nothing is known"
 
 
 # --- memory

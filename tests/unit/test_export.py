@@ -20,7 +20,7 @@ from ckptd.export.run import Order, export
 from ckptd.protocol.digest import BLOCK_NBYTES
 from ckptd.protocol.errors import CkptdError, DamagedError, UsageError
 from ckptd.protocol.ids import SaveId
-from tests.boxes import some_whole, write_checkpoint
+from tests.boxes import Whole, some_whole, write_checkpoint
 
 DTYPES = {
     "F32": torch.float32, "F64": torch.float64, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
@@ -360,6 +360,22 @@ def test_cast_on_the_way(checkpoint, tmp_path, form):
                 torch.testing.assert_close(state[name].reshape(-1), expected, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("form", ["safetensors", "torch", "dcp"])
+def test_a_cast_leaves_a_count_of_steps_as_it_is(tmp_path, form):
+    """In BF16 step 257 would be 256, and the optimizer would go on from there."""
+    step = Whole("F32", (), np.float32(257).tobytes())
+    ranks = [{"o.step": (step, (), ()), "o.avg": (some_whole("F32", (3,)), (0,), (3,))}]
+    source, out = write_checkpoint(tmp_path / "store", ranks), tmp_path / "out"
+    export(Order(source=str(source), out=str(out), format=form, choice=Choice(dtype="BF16")))
+    found = {"o.step": torch.zeros(()), "o.avg": torch.zeros(3, dtype=torch.bfloat16)}
+    if form == "dcp":
+        dcp.load(found, checkpoint_id=out)
+    else:
+        found = loaded(out) if form == "safetensors" else torch.load(out, weights_only=True)
+    assert (found["o.step"].dtype, found["o.step"].item(), found["o.avg"].dtype) == (torch.float32, 257, torch.bfloat16)
+
+
 def test_without_numpy_a_cast_says_what_to_install(monkeypatch, checkpoint, tmp_path):
     monkeypatch.setitem(sys.modules, "numpy", None)
     with pytest.raises(UsageError, match=r"pip install 'ckptd\[torch\]'"):
@@ -439,16 +455,25 @@ def test_a_full_disk_is_told_before_anything_is_written(monkeypatch, checkpoint,
 @pytest.mark.parametrize(
     ("source", "out", "form", "words"),
     [
+        ("empty", "out", "safetensors", "nothing to export"),
         (".", "out", "safetensors", "nothing to export"),
+        ("store", "out", "safetensors", "(?s)is a store, with the jobs demo.*hint: ckptd export .*store/demo OUT"),
+        ("misspelt", "out", "safetensors", "(?s)misspelt does not exist.*hint: .*ckptd list"),
+        ("file", "out", "safetensors", "(?s)is a file.*hint: give its directory"),
+        ("stock", "out", "torch", "(?s)is a directory of DCP's, not ckptd's.*load_from"),
         ("store/demo/.step-000000030.i0001.partial-00000001-0000000002-000000000030", "out", "torch", "unfinished"),
         ("store/demo", "store", "torch", "is a directory"),
         ("store/demo", "file", "safetensors", "is a file"),
         ("store/demo", "store/demo/step-000000030.i0001/out", "safetensors", "in the checkpoint itself"),
-        ("store/demo", "no/where", "safetensors", "not exported"),
+        ("store/demo", "no/where", "safetensors", "(?s)no, where OUT should be made, is no directory.*mkdir -p .*no"),
+        ("store/demo", "no/where.pt", "torch", "(?s)is no directory.*mkdir -p .*no"),
     ],
 )
 def test_wrong_places(checkpoint, tmp_path, source, out, form, words):  # noqa: PLR0917
     (tmp_path / "file").touch()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "stock").mkdir()
+    (tmp_path / "stock" / ".metadata").touch()
     with pytest.raises(CkptdError, match=words):
         export(Order(source=str(tmp_path / source), out=str(tmp_path / out), format=form, force=True))
 
