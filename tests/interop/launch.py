@@ -10,7 +10,7 @@ HERE = os.path.dirname(__file__)
 
 
 def torchrun(node, ranks, script, *args):
-    """The script (a name in this directory, or a path) under torchrun, beside the node's daemon, to its good end."""
+    """What the script (a name in this directory, or a path) prints under torchrun, beside the node's daemon."""
     path = os.path.join(HERE, script)
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), path, *args],
@@ -22,3 +22,4 @@ def torchrun(node, ranks, script, *args):
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout

@@ -1,0 +1,54 @@
+"""The programs in the documents, as they stand there: run, and run again."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.cluster import ROOT, Node
+from tests.interop.launch import torchrun
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture
+def node(tmp_path):
+    with Node(str(tmp_path)) as node:
+        node.start()
+        yield node
+
+
+def program(document, heading, node):
+    """The first Python block after the heading, with the node's store. Written beside it; its path."""
+    with open(os.path.join(ROOT, document), encoding="utf-8") as file:
+        text = file.read().partition(f"\n## {heading}\n")[2]
+    code = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
+    assert code.count('store="/tmp/ckpt"') == 1
+    path = os.path.join(node.temporary, "program.py")
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(code.replace('store="/tmp/ckpt"', f"store={node.store!r}").replace("time.sleep(0.2)", "pass"))
+    return path
+
+
+def steps(node, job):
+    return sorted(name for name in os.listdir(os.path.join(node.store, job)) if name.startswith("step-"))
+
+
+def test_the_dcp_example_goes_on_where_it_ended(node):
+    path = program("docs/dcp.md", "A complete example", node)
+    assert "starting at step 0\n" in torchrun(node, 2, path)
+    assert [name.partition(".")[0] for name in steps(node, "dcp-example")][-1] == "step-000000029"
+    assert "starting at step 30\n" in torchrun(node, 2, path)
+    assert [name.partition(".")[0] for name in steps(node, "dcp-example")][-1] == "step-000000059"
+
+
+def test_the_first_save_of_the_readme_goes_on_where_it_ended(node):
+    path = program("README.md", "A first save", node)
+    for first in (0, 100):
+        done = subprocess.run(
+            [sys.executable, path], env=node.environ(), capture_output=True, text=True, timeout=100, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert f"starting at step {first} " in done.stdout
