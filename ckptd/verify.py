@@ -112,7 +112,10 @@ def verify_path(path: str, progress: Callable[[int], None] = _ignore) -> Report:
             _verify_job(job, report)
         for slot in _slots_in(path):
             _verify_slot(slot, report)
-        if not (report.checked or report.problems or report.notes or jobs):
+        nothing = not (report.checked or report.problems or report.notes or jobs)
+        if nothing and places.LOCK in names:
+            report.notes.append(f"{path}: an arena with nothing staged")
+        elif nothing:
             report.problem(path, "no checkpoint, job, store or arena is here")
     return report
 

@@ -35,7 +35,9 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 @click.argument("path")
 @common.json_option
 def command(path: str, as_json: bool) -> int:
-    """Check every digest below PATH: a checkpoint, a job's directory, a store, or an arena that no daemon uses.
+    """Check every digest below PATH: a checkpoint, a job's directory, a store, or an arena.
+
+    In an arena that a daemon serves, a slot that is written meanwhile may look damaged: look again.
 
     Exit code 1 if anything is damaged: each problem is a line that names file and block. Changes nothing.
     """

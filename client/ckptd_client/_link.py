@@ -33,6 +33,7 @@ from ckptd.protocol.messages import (
 from ckptd_client._channel import Channel, ChannelLostError, PreemptedError, Push
 from ckptd_client._group import Group
 from ckptd_client._launch import log_tail, start_daemon
+from ckptd_client._one_per_job import Holding
 from ckptd_client._pickle import NO_PICKLE, PickleKeys
 from ckptd_client._slots import RankFile, Slots
 from ckptd_client.handle import HandleBook
@@ -76,6 +77,7 @@ class Link:
         self.slots = Slots(os.path.join(settings.arena, places.job_dir(job)))
         self._channel: Channel | None = None
         self._rank_file: RankFile | None = None
+        self._holding = Holding(settings.arena, job, group.rank)
         self._restartable = settings.autostart
         self.rivals: set[object] = set()  # who waits for the client's lock and has little time
         self.yields = False  # whether what is done now may be broken off for them
@@ -95,6 +97,7 @@ class Link:
     def connect(self) -> list[str]:
         """First attachment, as part of a new incarnation. Returns warnings. Raises ConnectError and its kin."""
         deadline = time.monotonic() + self.settings.connect_timeout_s
+        self._holding.claim(takeover=self.settings.takeover)
         self._make_rank_file()
 
         def enter() -> list[str]:
@@ -232,6 +235,7 @@ class Link:
 
     def close(self) -> None:
         """Detaches, if a daemon is there to hear it, and lets go of the arena."""
+        self._holding.give_up()
         if self._channel is not None:
             with contextlib.suppress(CkptdError):
                 self._ask(lambda seq: Detach(seq=seq), time.monotonic() + 2.0)

@@ -5,7 +5,7 @@ Such a leaf is a torch.save archive under the codec ``pickle``. Everything else 
 
 import fnmatch
 import io
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,9 +32,10 @@ class PickleKeys:
 NO_PICKLE = PickleKeys()
 
 
-def pickle_keys(patterns: Sequence[Any]) -> PickleKeys:
+def pickle_keys(patterns: Any) -> PickleKeys:
     """What connect was told. Raises ConfigError."""
-    if isinstance(patterns, str) or not all(isinstance(p, str) and p for p in patterns):
+    listed = isinstance(patterns, Collection) and not isinstance(patterns, str | bytes)
+    if not listed or not all(isinstance(p, str) and p for p in patterns):
         raise ConfigError(f"allow_pickle is {patterns!r}", hint='a list of keys, such as ["loader.sampler", "hooks.*"]')
     return PickleKeys(tuple(patterns))
 

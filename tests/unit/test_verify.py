@@ -156,6 +156,9 @@ def test_unfinished_saves_and_trash_are_notes(tmp_path) -> None:
 def test_a_path_that_is_nothing_says_so(tmp_path) -> None:
     assert "no checkpoint, job, store or arena" in words(verify.verify_path(str(tmp_path)))
     assert "No such file" in words(verify.verify_path(str(tmp_path / "nowhere")))
+    (tmp_path / "lock").touch()
+    report = verify.verify_path(str(tmp_path))
+    assert (report.problems, report.notes) == ([], [f"{tmp_path}: an arena with nothing staged"])
 
 
 def test_directories_that_are_none_of_ours_are_not_walked(tmp_path, monkeypatch) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import time
 
 import numpy as np
 import pytest
@@ -299,6 +300,17 @@ def test_a_handle_waited_for_after_close_does_not_wait_for_ever(join, tmp_path):
             handle.wait("durable", 5)
 
 
+def test_a_job_that_this_process_has_closed_is_free_again(join):
+    for _ in range(2):
+        join("again").close()
+
+
+@pytest.mark.parametrize("wrong", [True, 5, "hooks.*", None, [""], [3]], ids=repr)
+def test_keys_to_pickle_are_a_list_of_text(wrong, join):
+    with pytest.raises(ConfigError, match=r"allow_pickle is (.|\n)*a list of keys, such as"):
+        join(allow_pickle=wrong)
+
+
 def test_two_jobs_in_one_process_do_not_meet(join, job):
     one, two = join("one"), join("two")
     one.save({"w": w}, 1).wait("durable", 20)
@@ -317,9 +329,14 @@ def test_the_same_job_twice_in_one_process_is_told_who_runs(tmp_path, join):
     with Node(str(tmp_path)) as node:
         node.start("--connect-timeout-s", "0.5s")
         first = join("twice", on=node)
-        with pytest.raises(ConnectError, match=f"'twice' is still running: rank 0 .pid {os.getpid()}") as caught:
+        code = "import ckptd_client; ckptd_client.connect('twice', start=False)"
+        _, said = node.run(code).communicate(timeout=30)
+        assert f"'twice' is still running: rank 0 (pid {os.getpid()}" in said.decode()
+        assert "takeover=True" in said.decode()
+        began = time.monotonic()
+        with pytest.raises(ConnectError, match=r"this process holds rank 0 of job 'twice'(.|\n)*client.close\(\)"):
             join("twice", on=node)
-        assert "takeover=True" in str(caught.value)
+        assert time.monotonic() - began < 0.4, "nothing to wait for"
         assert first.save({"w": w}, 0).wait("durable", 20).end == "durable"
         second = join("twice", on=node, takeover=True)
         assert second.incarnation > first.incarnation
