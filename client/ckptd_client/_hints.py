@@ -25,7 +25,7 @@ def _nested(missing: Sequence[str], known: Iterable[str], has: Callable[[str], b
     """One of the two has its names a step further down."""
     for name in missing:
         top, _, rest = name.partition(".")
-        if rest and has(rest):
+        if rest and has(rest) and not has(top):
             return f"the checkpoint has {rest!r} without {top!r}: try load_from(path, {top}.state_dict())"
     ends = {name.partition(".")[2]: name.partition(".")[0] for name in known if "." in name}
     top = next((ends[name] for name in missing if name in ends), "")

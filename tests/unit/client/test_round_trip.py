@@ -281,7 +281,7 @@ def test_a_state_that_does_not_fit_is_told_where_and_nothing_else_is_tried(kind,
     with pytest.raises(MismatchError) as caught:
         client.load(state)
     assert all(word in str(caught.value) for word in words), caught.value
-    assert "(step 1)" in str(caught.value)
+    assert "step 1 of job" in str(caught.value)
     assert "step 0" not in str(caught.value)
     assert all(not value.any() for value in state.values() if isinstance(value, torch.Tensor)), "nothing was read"
     fitting = {"w": torch.zeros(2), "step": 0}
