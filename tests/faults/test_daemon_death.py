@@ -44,7 +44,7 @@ def test_without_a_daemon_connect_says_so_when_it_may_not_start_one(node: Node):
             ranks.call("connect", start=False)
         assert error.value.kind == "ConnectError"
         assert "ckptd run" in str(error.value)
-        assert error.value.seconds < 2
+        assert error.value.seconds < 10, "at once: far below the minute that connect may take"
     assert daemons(node.arena) == []
 
 

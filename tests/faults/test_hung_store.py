@@ -97,7 +97,7 @@ def test_load_from_memory_needs_no_store_and_says_what_it_did_without(node: Node
     restart(node)
     with Ranks(node) as ranks:
         (incarnation,) = ranks.call("connect")
-        assert ranks[0].seconds < STORE_TIMEOUT_S + 2
+        assert ranks[0].seconds < STORE_TIMEOUT_S + 6
         assert incarnation > 1, "an incarnation that lies in memory is not given again"
         assert [log for log in ranks[0].call("logs") if "did not give an incarnation number" in log]
         (found,) = ranks.call("load")

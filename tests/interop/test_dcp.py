@@ -5,7 +5,7 @@ import os
 import pytest
 
 from ckptd.verify import verify_checkpoint
-from tests.cluster import ROOT, Node
+from tests.cluster import Node
 from tests.interop.launch import torchrun
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
@@ -58,14 +58,3 @@ def test_two_ranks_to_four(node, tmp_path):
 @pytest.mark.parametrize("case", ["arena", "staged", "caching", "leaves_of_one", "errors"])
 def test_four_ranks(case, node):
     torchrun(node, 4, SCRIPT, case)
-
-
-def test_the_example_of_the_documents_runs_and_goes_on(node, tmp_path):
-    with open(os.path.join(ROOT, "docs", "dcp.md"), encoding="utf-8") as file:
-        code = file.read().partition("```python\n")[2].partition("```")[0]
-    script = tmp_path / "train.py"
-    script.write_text(code.replace('"/tmp/ckpt"', repr(node.store)))
-    for _ in range(2):
-        torchrun(node, 2, str(script))
-    steps = [name for name in os.listdir(os.path.join(node.store, "dcp-example")) if name.startswith("step-")]
-    assert max(steps) == "step-000000005.i0003"  # 3 saves, connect and load again, 3 more
