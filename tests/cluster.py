@@ -77,6 +77,20 @@ class Node:
         self.children.append(process)
         return process
 
+    def complete(self, *command: str, timeout_s: float, **environ: str) -> str:
+        """What a command prints that runs beside the daemon to its good end."""
+        done = subprocess.run(
+            command,
+            env=self.environ(**environ),
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
     def status(self) -> Status:
         """The daemon's answer; raises when there is none."""
         return ask_status(self.arena, 5.0)

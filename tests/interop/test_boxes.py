@@ -6,20 +6,12 @@ import pytest
 import torch
 
 from ckptd.verify import verify_checkpoint
-from tests.cluster import Node
 from tests.interop.box_ranks import JOB, STAGED
 from tests.interop.launch import torchrun
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 
 SCRIPT = "box_ranks.py"
-
-
-@pytest.fixture(scope="module")
-def node(tmp_path_factory):
-    with Node(str(tmp_path_factory.mktemp("boxes"))) as node:
-        node.start()
-        yield node
 
 
 @pytest.fixture(scope="module")

@@ -14,13 +14,6 @@ SCRIPT = "dcp_ranks.py"
 
 
 @pytest.fixture(scope="module")
-def node(tmp_path_factory):
-    with Node(str(tmp_path_factory.mktemp("dcp"))) as node:
-        node.start()
-        yield node
-
-
-@pytest.fixture(scope="module")
 def saved(node):
     """By 4 ranks, in every layout."""
     folder = os.path.join(node.store, "four")

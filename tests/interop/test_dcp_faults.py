@@ -7,24 +7,17 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
-import ckptd_client
 from ckptd_client import UsageError
 from ckptd_client.dcp import CkptdReader, CkptdStager, CkptdWriter
-from tests.cluster import Node, wait_for
+from tests.cluster import wait_for
+from tests.interop.clients import JOB, client_of
 
 pytestmark = [pytest.mark.faults, pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]
 
 
 @pytest.fixture
-def node(tmp_path):
-    with Node(str(tmp_path)) as node:
-        node.start()
-        yield node
-
-
-def client_of(node, **settings):
-    settings = {"store": node.store, "arena": node.arena, "start": False} | settings
-    return ckptd_client.connect("faults", **settings)
+def node(fresh_node):
+    return fresh_node
 
 
 def state_of(seed, rows=1000):
@@ -127,11 +120,11 @@ def test_a_flipped_bit_in_memory_is_read_from_the_store_instead(node):
         slot = next(path for path in node.slots() if sealed(path))
         flip(slot)
         assert loaded(client) == (1, [1.0], "arena")
-        flip(os.path.join(node.store, "faults", writer.handle.save_id.dirname, "r00000-p00.safetensors"))
+        flip(os.path.join(node.store, JOB, writer.handle.save_id.dirname, "r00000-p00.safetensors"))
         with pytest.raises(CheckpointException, match=r"r00000-p00.safetensors: block 0"):
             loaded(client)
         with pytest.raises(CheckpointException, match=r"r00000-p00.safetensors: block 0"):
-            dcp.load(state_of(0), storage_reader=CkptdReader(os.path.join(node.store, "faults", "latest")))
+            dcp.load(state_of(0), storage_reader=CkptdReader(os.path.join(node.store, JOB, "latest")))
 
 
 def sealed(path):

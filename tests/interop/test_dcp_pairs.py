@@ -7,21 +7,19 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 import ckptd_client
 from ckptd_client.dcp import CkptdReader, CkptdStager, CkptdWriter
-from tests.cluster import Node
+from tests.interop.clients import client_of
 
 pytestmark = [pytest.mark.faults, pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]
 
 
 @pytest.fixture
-def node(tmp_path):
-    with Node(str(tmp_path)) as node:
-        node.start()
-        yield node
+def node(fresh_node):
+    return fresh_node
 
 
 @pytest.fixture
 def client(node):
-    with ckptd_client.connect("pairs", store=node.store, arena=node.arena, start=False, save_timeout_s=2) as client:
+    with client_of(node, save_timeout_s=2) as client:
         yield client
 
 

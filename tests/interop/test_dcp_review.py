@@ -13,21 +13,14 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 import ckptd_client
 from ckptd_client.dcp import CkptdReader, CkptdStager, CkptdWriter
-from tests.cluster import Node
+from tests.interop.clients import JOB, client_of
 
 pytestmark = [pytest.mark.faults, pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]
 
 
 @pytest.fixture
-def node(tmp_path):
-    with Node(str(tmp_path)) as node:
-        node.start()
-        yield node
-
-
-def client_of(node, **settings):
-    settings = {"store": node.store, "arena": node.arena, "start": False} | settings
-    return ckptd_client.connect("review", **settings)
+def node(fresh_node):
+    return fresh_node
 
 
 def trained(seed):
@@ -161,7 +154,7 @@ def test_keys_that_may_be_pickled_are_so_by_every_route(node, staged):
     with client_of(node, allow_pickle=["hook"]) as client:
         writer = CkptdWriter(client, wait="durable")
         dcp.save(CkptdStager(writer).stage(odd(1)) if staged else odd(1), storage_writer=writer)
-        path = os.path.join(node.store, "review", "latest")
+        path = os.path.join(node.store, JOB, "latest")
         routes = [
             lambda state: client.load_from(path, state),
             lambda state: dcp.load(state, storage_reader=CkptdReader(client)),
@@ -207,7 +200,7 @@ def test_a_tuple_of_tensors_that_dcp_writes_whole_comes_back(node):
 
     with client_of(node) as client:
         dcp.save(paired(4.0), storage_writer=CkptdWriter(client, wait="durable"))
-        path = os.path.join(node.store, "review", "latest")
+        path = os.path.join(node.store, JOB, "latest")
         for load in (client.load, lambda state: client.load_from(path, state)):
             state = paired(0.0)
             kept = state["pair"][0]

@@ -2,22 +2,19 @@
 
 import os
 import re
-import subprocess
 import sys
 
 import pytest
 
-from tests.cluster import ROOT, Node
+from tests.cluster import ROOT
 from tests.interop.launch import torchrun
 
 pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture
-def node(tmp_path):
-    with Node(str(tmp_path)) as node:
-        node.start()
-        yield node
+def node(fresh_node):
+    return fresh_node
 
 
 def program(document, heading, node):
@@ -47,8 +44,4 @@ def test_the_dcp_example_goes_on_where_it_ended(node):
 def test_the_first_save_of_the_readme_goes_on_where_it_ended(node):
     path = program("README.md", "A first save", node)
     for first in (0, 100):
-        done = subprocess.run(
-            [sys.executable, path], env=node.environ(), capture_output=True, text=True, timeout=100, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        assert f"starting at step {first} " in done.stdout
+        assert f"starting at step {first} " in node.complete(sys.executable, path, timeout_s=100)

@@ -19,17 +19,9 @@ from ckptd.protocol.errors import DamagedError
 from ckptd_client import MismatchError, RestoreError, UsageError
 from ckptd_client import _dcp_directory as directory_reader
 from ckptd_client._restore import Target
-from tests.cluster import Node
 from tests.unit.client.same import difference
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-
-
-@pytest.fixture(scope="module")
-def node(tmp_path_factory):
-    with Node(str(tmp_path_factory.mktemp("from"))) as node:
-        node.start()
-        yield node
 
 
 @pytest.fixture

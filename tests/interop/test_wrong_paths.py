@@ -12,16 +12,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 import ckptd_client
 from ckptd_client import UsageError
 from ckptd_client.dcp import CkptdReader, CkptdStager, CkptdWriter
-from tests.cluster import Node
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-
-
-@pytest.fixture(scope="module")
-def node(tmp_path_factory):
-    with Node(str(tmp_path_factory.mktemp("wrong"))) as node:
-        node.start()
-        yield node
 
 
 @pytest.fixture(scope="module")

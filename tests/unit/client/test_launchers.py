@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -13,7 +12,7 @@ import torch
 import ckptd_client
 from ckptd_client import CkptdError, RestoreError, UsageError, client
 from ckptd_client._group import Group
-from tests.cluster import ROOT, Node
+from tests.cluster import Node
 
 BIN = os.path.dirname(sys.executable)
 LIFE = """
@@ -74,16 +73,8 @@ def live(node, tmp_path, job, steps, launch):
     ranks, group, command = LAUNCHES[launch]
     script = tmp_path / "life.py"
     script.write_text(LIFE)
-    done = subprocess.run(
-        [*command, str(script), str(tmp_path), job, str(steps), group],
-        env=node.environ(HYDRA_IFACE="lo", FI_PROVIDER="tcp", PYTHONWARNINGS="ignore"),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    arguments = (str(script), str(tmp_path), job, str(steps), group)
+    node.complete(*command, *arguments, timeout_s=60, HYDRA_IFACE="lo", FI_PROVIDER="tcp", PYTHONWARNINGS="ignore")
     out = []
     for rank in range(ranks):
         path = tmp_path / f"{rank}.json"
