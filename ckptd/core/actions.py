@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 
-from ckptd.core.events import NodeMessage
+from ckptd.core.events import NodeMessage, Piece
 from ckptd.protocol.ids import JobKey, SaveId
-from ckptd.protocol.messages import Reply
+from ckptd.protocol.messages import Reply, Tier
+from ckptd.protocol.slot import Seal
+from ckptd.protocol.topology import Peer, Topology
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +62,66 @@ class TakeDigests(Action):
 
     slot: str
     save: SaveId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encode(Action):
+    """Pull the other columns, make this node's parity of the save, seal it; answered by Encoded.
+
+    Every byte pulled is checked against the digests of its segment's seal before the parity is sealed. A piece of the
+    same save and epoch that is sealed already is answered at once. Repeating it while it runs changes nothing.
+    """
+
+    piece: Piece
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopEncode(Action):
+    """Nobody wants that parity any more: break the encode off. Not answered."""
+
+    save: SaveId
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropPiece(Action):
+    """Give this node's parity of the save back. Not answered."""
+
+    save: SaveId
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchSegment(Action):
+    """Have the segment in a slot of this node; answered by SegmentFetched.
+
+    ``holder``: copy it from that node (tier peer). Else rebuild it (tier rebuilt) from ``piece`` (any of its set, for
+    columns and scheme), with ``homes`` telling where each other rank's segment lies and ``pieces`` which node has the
+    parity of which member.
+    """
+
+    rank: int
+    save: SaveId
+    tier: Tier
+    holder: str = ""
+    seal: Seal | None = None
+    piece: Piece | None = None
+    homes: tuple[tuple[int, str], ...] = ()  # rank, node
+    pieces: tuple[tuple[int, str], ...] = ()  # member, node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepTopology(Action):
+    """Write it to the job's directory in the arena, for the next life of this daemon; talk to these daemons."""
+
+    topology: Topology
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeetPeers(Action):
+    """Accept these daemons, and talk to them, for this job: ranks of ours, or a peer that we trust, named them."""
+
+    peers: tuple[Peer, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.messages import Cadence, End, Progress, Tier
+from ckptd.protocol.slot import Seal
+from ckptd.protocol.topology import Scheme, Topology
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,7 @@ class RankAttached(Event):
     incarnation: int = 0
     takeover: bool = False
     cadence: Cadence = field(default_factory=Cadence)
+    topology: Topology | None = None  # None: this node alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +172,85 @@ class DigestsFailed(Event):
     slot: str
     save: SaveId
     problem: str
+
+
+# --- parity and copies, from the arena
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """What one member of a redundancy set contributes: its segments of a save end to end, in the order of ranks.
+
+    Each seal is the digested one of its slot: with it and the bytes before it the slot can be made again elsewhere.
+    """
+
+    node: str
+    seals: tuple[Seal, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One member's parity of one save: what lies in its arena beside its slots, and whom it protects.
+
+    epoch: the incarnation of the session whose topology made the set; a save is encoded again for each new one.
+    """
+
+    save: SaveId
+    epoch: int
+    scheme: Scheme
+    index: int  # of the member that holds this piece
+    columns: tuple[Column, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PieceAdopted(Event):
+    """A whole parity file was found at start."""
+
+    piece: Piece
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoded(Event):
+    """This node's parity of the save is sealed, or ``problem`` says why not (nothing of it is left then)."""
+
+    save: SaveId
+    epoch: int
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentFetched(Event):
+    """A whole segment was copied or rebuilt into a slot of this node, checked and sealed; or ``problem``."""
+
+    rank: int
+    save: SaveId
+    tier: Tier
+    slot: str = ""
+    capacity: int = 0
+    world_size: int = 1
+    nbytes: int = 0
+    problem: str = ""
+
+
+# --- from the peer plane
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerUp(Event):
+    """The other daemon answers. What was told to an earlier life of it, or lost since, must be told again.
+
+    One event per job that both belong to. Messages sent after it arrive, in order, once, until PeerDown or another PeerUp.
+    """
+
+    node: str
+    fresh: bool = True  # it is another process than the one before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerDown(Event):
+    """Nothing was heard of the other daemon for the peer timeout. Messages to it are dropped until PeerUp."""
+
+    node: str
 
 
 # --- from the store

@@ -12,6 +12,7 @@ from ckptd.protocol.decoding import MALFORMED
 from ckptd.protocol.errors import ProtocolError
 from ckptd.protocol.ids import Incarnation, JobKey, Nbytes, Rank, SaveId, Session, Step, WorldSize
 from ckptd.protocol.status import CheckpointStatus, Status
+from ckptd.protocol.topology import Peer, Scheme, Topology
 
 VERSION = 1
 MAX_MESSAGE_NBYTES = 1 << 20
@@ -74,6 +75,11 @@ class Attach(_Request, frozen=True, kw_only=True):
     incarnation: Incarnation = 0
     takeover: bool = False
     cadence: Cadence = Cadence()
+    topology: Topology | None = None  # what the ranks gathered; None: all ranks are on this node
+
+
+class AskNode(_Request, frozen=True, kw_only=True):
+    """How other daemons reach this one, for the ranks to gather; needs no attachment."""
 
 
 class AskSlots(_Request, frozen=True, kw_only=True):
@@ -145,8 +151,8 @@ class Detach(_Request, frozen=True, kw_only=True):
 
 
 Request = (
-    Attach | AskSlots | HandOver | Skip | AskDrain | AskLoad | ReportLoad | AskSteps | AskStatus | AskStop | AskForget
-    | Detach
+    Attach | AskNode | AskSlots | HandOver | Skip | AskDrain | AskLoad | ReportLoad | AskSteps | AskStatus | AskStop
+    | AskForget | Detach
 )  # fmt: skip
 
 
@@ -178,6 +184,14 @@ class Attached(_Reply, frozen=True, kw_only=True):
     client_started: bool = False  # nobody but a client starts this daemon again
     known: list["Progress"] = []
     warnings: list[str] = []
+
+
+class NodeInfo(_Reply, frozen=True, kw_only=True):
+    """This daemon as its peers reach it, and what it is configured to do unless connect says otherwise."""
+
+    peer: Peer
+    scheme: Scheme = Scheme.NONE
+    set_size: int = 8
 
 
 class SlotsComing(_Reply, frozen=True, kw_only=True):
@@ -242,8 +256,8 @@ class Forgotten(_Reply, frozen=True, kw_only=True):
 
 
 Reply = (
-    Done | Refused | Attached | SlotGranted | SlotsRefused | Progress | LoadFrom | Steps | SlotsComing | StatusReply
-    | Forgotten
+    Done | Refused | Attached | NodeInfo | SlotGranted | SlotsRefused | Progress | LoadFrom | Steps | SlotsComing
+    | StatusReply | Forgotten
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()
