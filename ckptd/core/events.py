@@ -239,7 +239,8 @@ class SegmentFetched(Event):
 class PeerUp(Event):
     """The other daemon answers. What was told to an earlier life of it, or lost since, must be told again.
 
-    One event per job that both belong to. Messages sent after it arrive, in order, once, until PeerDown or another PeerUp.
+    One event per job that both belong to. Messages sent after it arrive, in order, once, until PeerDown or the next
+    PeerUp.
     """
 
     node: str
