@@ -148,7 +148,7 @@ def _record(cls: type[Any]) -> type[_Record]:
     return type(cls.__name__, (_Record,), {"of": cls})
 
 
-def _on_wire(hint: Any, bound: Any = None) -> Any:  # noqa: C901 - one case for each kind of type
+def _on_wire(hint: Any, bound: Any = None) -> Any:
     """The type as it is checked on arrival."""
     if hint in (int, str):
         return bound or {int: _INTEGER, str: _TEXT}[hint]

@@ -1,4 +1,4 @@
-"""What travels between two daemons: packets of a link, and what a packet may carry. One ZeroMQ frame of msgpack each."""
+"""What travels between two daemons: packets of a link, and what they carry. One ZeroMQ frame of msgpack each."""
 
 from typing import Annotated
 

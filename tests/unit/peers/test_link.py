@@ -118,33 +118,34 @@ STEPS = st.lists(
 )
 
 
+def disturb(world, what, n):
+    side = world.sides[n % 2]
+    match what:
+        case "say":
+            world.say(n)
+        case "step":
+            world.step(n)
+        case "wait":
+            world.now += n / 10
+        case "restart":
+            side.restart()
+        case "give_up":
+            side.link.restart("told to")
+            side.hear()
+        case "calm":
+            world.calm(n / 10)
+        case "lose" if world.air:
+            world.air.pop(n % len(world.air))
+        case "arrive" | "repeat" if world.air:
+            world.arrive(n % len(world.air), keep=what == "repeat")
+
+
 @settings(max_examples=300)
 @given(STEPS)
 def test_in_order_once_or_up_again(steps):
     world = World()
     for what, n in steps:
-        match what:
-            case "say":
-                world.say(n)
-            case "step":
-                world.step(n)
-            case "wait":
-                world.now += n / 10
-            case "restart":
-                world.sides[n].restart()
-            case "give_up":
-                world.sides[n].link.restart("told to")
-                world.sides[n].hear()
-            case "calm":
-                world.calm(n / 10)
-            case _ if not world.air:
-                pass
-            case "lose":
-                world.air.pop(n % len(world.air))
-            case "arrive":
-                world.arrive(n % len(world.air))
-            case "repeat":
-                world.arrive(n % len(world.air), keep=True)
+        disturb(world, what, n)
         world.check()
     world.calm(2 * TIMEOUT_S)
     world.check()
