@@ -254,6 +254,13 @@ class PeerDown(Event):
     node: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopologyKept(Event):
+    """An earlier life of this daemon kept it. Given at start, after the job's slots and before its live ranks."""
+
+    topology: Topology
+
+
 # --- from the store
 
 

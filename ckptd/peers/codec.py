@@ -33,6 +33,7 @@ _BY_NAME: dict[str, Any] = {  # fields of plain types whose values reach a table
     "session": Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._:-]{0,128}\Z")],
     "dirname": Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{0,255}\Z")],
 }
+_mirrors: dict[type[Any], type[msgspec.Struct]] = {}
 _CLASS_NAME = Annotated[str, msgspec.Meta(max_length=64)]
 
 
@@ -127,9 +128,14 @@ def _plain(value: Any) -> Any:
     return value
 
 
-@functools.cache
 def _mirror(cls: type[Any]) -> type[msgspec.Struct]:
     """A struct with the fields of the class, in the types of the wire."""
+    if cls not in _mirrors:
+        _mirrors[cls] = _make_mirror(cls)
+    return _mirrors[cls]
+
+
+def _make_mirror(cls: type[Any]) -> type[msgspec.Struct]:
     hints = typing.get_type_hints(cls, include_extras=True)
     fields: list[Any] = []
     for field in dataclasses.fields(cls):
@@ -143,7 +149,6 @@ def _mirror(cls: type[Any]) -> type[msgspec.Struct]:
     return msgspec.defstruct(cls.__name__, fields, kw_only=True, frozen=True)
 
 
-@functools.cache
 def _record(cls: type[Any]) -> type[_Record]:
     return type(cls.__name__, (_Record,), {"of": cls})
 
@@ -160,7 +165,7 @@ def _on_wire(hint: Any, bound: Any = None) -> Any:
     if origin in (typing.Union, types.UnionType):
         return functools.reduce(lambda a, b: a | b, [_on_wire(arg, bound) for arg in args])
     if origin is tuple and len(args) == 2 and args[1] is Ellipsis:  # noqa: PLR2004 - tuple[X, ...]
-        return Annotated[tuple[_on_wire(args[0]), ...], msgspec.Meta(max_length=MAX_ITEMS)]
+        return Annotated[tuple[_on_wire(args[0]), ...], msgspec.Meta(max_length=MAX_ITEMS)]  # type: ignore[misc]
     if origin is tuple:
         return tuple[tuple(_on_wire(arg) for arg in args)]  # type: ignore[misc]
     if origin is list:

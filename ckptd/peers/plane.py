@@ -1,5 +1,6 @@
 """The daemons of other nodes: one socket to hear them, one to each of them, a link with each."""
 
+import logging
 import secrets
 import time
 from collections import Counter
@@ -9,12 +10,12 @@ from typing import NamedTuple
 import zmq
 
 from ckptd.core import events as ev
+from ckptd.core.actions import ToNode
 from ckptd.peers import codec
 from ckptd.peers.identity import Identity
 from ckptd.peers.link import Down, Got, Link, Up
 from ckptd.peers.packets import (
     MAX_JOBS,
-    MAX_PACKET_NBYTES,
     VERSION,
     Bulk,
     Envelope,
@@ -27,14 +28,14 @@ from ckptd.peers.packets import (
     encode_envelope,
 )
 from ckptd.peers.remote import BulkAddress, Remote
+from ckptd.peers.sockets import listen
 from ckptd.peers.zap import Authenticator
-from ckptd.protocol.errors import ConfigError, ProtocolError
+from ckptd.protocol.errors import ProtocolError
 from ckptd.protocol.ids import JobKey
 from ckptd.protocol.topology import Peer
 
+log = logging.getLogger("ckptd")
 _RECEIVE_MOST = 256  # per round of the loop
-_HWM = 64  # packets of one peer that wait unread
-_HANDSHAKE_MS = 5000
 _MAX_SOCKETS = 1 << 15
 _STRANGER_S = 60.0  # how long one that was refused is told of
 
@@ -82,7 +83,7 @@ class PeerPlane:
         self._context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
         self._zap = Authenticator(self._context)
         try:
-            self._router, endpoint = _bind(self._context, identity)
+            self._router, endpoint = listen(self._context, identity)
         except BaseException:
             self._zap.close()
             self._context.destroy(0)
@@ -119,13 +120,22 @@ class PeerPlane:
             self._part(remote, job, tell=False)
 
     def send(self, job: JobKey, node: str, message: ev.NodeMessage) -> bool:
-        """Queues the message; False: dropped, the node is not up for the job. Raises ProtocolError when it is too large."""
+        """Queues the message; False: the node is not up for the job. Raises ProtocolError when it is too large."""
         remote = self._jobs.get(job, {}).get(node)
         if remote is None or job not in remote.told:
             return False
         sent = self._say(remote, Word(codec.encode(message)))
         self._flush(remote)
         return sent
+
+    def carry(self, action: ToNode) -> None:
+        """Sends to the node, or to all others of the job. One that is not up gets nothing: it is told anew later."""
+        nodes = [action.node] if action.node is not None else list(self._jobs.get(action.job, {}))
+        for node in nodes:
+            try:
+                self.send(action.job, node, action.message)
+            except ProtocolError as error:
+                log.error("message to node %s is lost: %s", node, error)  # noqa: TRY400 - the message says it all
 
     def _remote(self, peer: Peer) -> Remote:
         place = (peer.node, peer.key)
@@ -218,13 +228,13 @@ class PeerPlane:
             envelope = decode_envelope(frame.bytes)
         except ProtocolError as error:
             self.refused["malformed"] += 1
-            for (_, known), remote in self._remotes.items():
+            for (_, known), suspect in self._remotes.items():
                 if known == key:
-                    remote.trouble = f"{error.message}; {error.hint}" if error.hint else error.message
+                    suspect.trouble = f"{error.message}; {error.hint}" if error.hint else error.message
             return None
         remote = self._remotes.get((envelope.sender, key))
         if remote is None or envelope.receiver != self._node:
-            self.refused["misaddressed" if remote else "sender"] += 1
+            self.refused["sender" if remote is None else "receiver"] += 1
             return None
         if envelope.endpoint and envelope.endpoint != remote.peer.endpoint:
             remote.move(envelope.endpoint)
@@ -390,38 +400,3 @@ class PeerPlane:
 
 def _random() -> int:
     return secrets.randbits(61) + 1
-
-
-def _bind(context: "zmq.Context[zmq.Socket[bytes]]", identity: Identity) -> tuple["zmq.Socket[bytes]", str]:
-    """The socket that hears peers, and its endpoint. Raises ConfigError when address or port cannot be had."""
-    made = context.socket(zmq.ROUTER)
-    for option, value in (
-        (zmq.LINGER, 0),
-        (zmq.RCVHWM, _HWM),
-        (zmq.SNDHWM, 1),
-        (zmq.MAXMSGSIZE, MAX_PACKET_NBYTES),
-        (zmq.IPV6, int(":" in identity.host)),
-        (zmq.HANDSHAKE_IVL, _HANDSHAKE_MS),
-        (zmq.TCP_KEEPALIVE, 1),
-        (zmq.TCP_KEEPALIVE_IDLE, 60),
-        (zmq.TCP_KEEPALIVE_INTVL, 10),
-        (zmq.TCP_KEEPALIVE_CNT, 6),
-        (zmq.CURVE_SERVER, 1),
-    ):
-        made.setsockopt(option, value)
-    made.curve_secretkey = identity.keys.secret.encode()
-    made.curve_publickey = identity.keys.public.encode()
-    made.zap_domain = b"ckptd"
-    host = f"[{identity.host}]" if ":" in identity.host else identity.host
-    ports = [str(identity.port)] if identity.port else [*([str(identity.kept_port)] if identity.kept_port else []), "*"]
-    for port in ports:
-        try:
-            made.bind(f"tcp://{host}:{port}")
-            return made, made.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()
-        except zmq.ZMQError as error:
-            problem = error
-    made.close()
-    raise ConfigError(
-        f"cannot listen for other daemons at {host}:{ports[-1]}: {problem.strerror}",
-        hint="set peer_address to an address or interface of this node, and peer_port to a free port or 0",
-    )

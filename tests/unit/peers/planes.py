@@ -100,7 +100,15 @@ class Apart:
 
     def __init__(self, directory, node, peer, **settings):
         self.process = subprocess.Popen(
-            [sys.executable, "-P", os.path.abspath(__file__), str(directory), node, peer_text(peer), json.dumps(settings)],
+            [
+                sys.executable,
+                "-P",
+                os.path.abspath(__file__),
+                str(directory),
+                node,
+                peer_text(peer),
+                json.dumps(settings),
+            ],
             stdout=subprocess.PIPE,
             env=os.environ | {"PYTHONPATH": ROOT},
         )
