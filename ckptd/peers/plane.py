@@ -145,6 +145,7 @@ class PeerPlane:
             remote.down_since = self._clock()
             self._remotes[place] = remote
             self._keys[peer.key] += 1
+            self._zap.admit(peer.key)
             remote.connect()
         return self._remotes[place]
 

@@ -15,7 +15,7 @@ from ckptd.protocol.ids import JobKey
 from ckptd.protocol.topology import Peer
 
 _HWM = 256  # packets; beyond it one is dropped and sent again later
-_HANDSHAKE_MS = 5000
+_HANDSHAKE_MS = 3000
 _HEARTBEAT_MS = 10000
 _RECONNECT_MS = 100
 _RECONNECT_MAX_MS = 2000

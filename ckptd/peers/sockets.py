@@ -7,7 +7,7 @@ from ckptd.peers.packets import MAX_PACKET_NBYTES
 from ckptd.protocol.errors import ConfigError
 
 _HWM = 64  # packets of one peer that wait unread
-_HANDSHAKE_MS = 5000
+_HANDSHAKE_MS = 3000
 
 
 def listen(context: "zmq.Context[zmq.Socket[bytes]]", identity: Identity) -> tuple["zmq.Socket[bytes]", str]:
