@@ -88,7 +88,7 @@ class Arena:
         self._mappings.clear()  # a thread that still reads one keeps it
         _unlink_if_there(self.socket_path)
         if remove and not self._used:
-            for name in (places.LOG, places.LOCK):
+            for name in (places.LOG, places.IDENTITY, places.LOCK):
                 _unlink_if_there(os.path.join(self.path, name))
             for directory in (os.path.join(self.path, places.JOBS), self.path):
                 _rmdir_if_empty(directory)
@@ -213,12 +213,13 @@ class Arena:
             self._used.pop(path, None)
 
     def forget_job(self, job: JobKey) -> None:
-        """Removes the job's directory and the files of ranks that are gone."""
+        """Removes the job's directory, its topology and the files of ranks that are gone."""
         directory = os.path.join(self.path, places.job_dir(job))
         for name in _listdir(directory):
             path = os.path.join(directory, name)
             with contextlib.suppress(OSError):  # a link or a directory of that name stays, and so does the job's
-                if name.endswith(places.RANK_SUFFIX) and locks.holder(path) is None:
+                left = name.endswith(places.RANK_SUFFIX) and locks.holder(path) is None
+                if left or name in (places.TOPOLOGY, places.TOPOLOGY + ".new"):
                     os.unlink(path)
         _rmdir_if_empty(directory)
 

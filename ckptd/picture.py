@@ -113,3 +113,18 @@ def _ranks(job: Job) -> list[RankStatus]:
             )
         )
     return out
+
+
+def one_line(catalogue: Catalogue) -> str:
+    """For systemctl status: each job's newest safe step and the drain that runs."""
+    words = []
+    for key, job in sorted(catalogue.jobs.items()):
+        saves = job.coordinator.saves
+        staged = saves.newest_staged
+        word = f"{key.job}: staged {staged.save.step if staged else '-'}"
+        word += f", durable {max(saves.on_store).step if saves.on_store else '-'}"
+        record = saves.records.get(saves.active) if saves.active else None
+        if record is not None and record.nbytes:
+            word += f", draining {record.save.step} {100 * sum(record.done.values()) // record.nbytes} %"
+        words.append(word)
+    return "; ".join(words) or "no jobs"

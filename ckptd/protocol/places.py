@@ -6,9 +6,11 @@ from ckptd.protocol.ids import JobKey
 SOCKET = "ckptd.sock"
 LOCK = "lock"
 LOG = "ckptd.log"
+IDENTITY = "identity"  # keys of the daemon
 JOBS = "jobs"
 SLOT_SUFFIX = ".slot"
 RANK_SUFFIX = ".rank"
+TOPOLOGY = "topology"  # of a job, in its directory
 
 
 def job_dir(key: JobKey) -> str:
