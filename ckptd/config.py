@@ -26,6 +26,12 @@ FOREIGN_VARIABLES = frozenset(
         "CKPTD_LOG",
         "CKPTD_NO_AUTOSTART",
         "CKPTD_SAVE_TIMEOUT_S",
+        # read by the stand-in ckptd/node_info.py until the peer plane makes them settings
+        "CKPTD_DOMAIN",
+        "CKPTD_NODE",
+        "CKPTD_PEER_ADDRESS",
+        "CKPTD_REDUNDANCY",
+        "CKPTD_SET_SIZE",
     }
 )
 

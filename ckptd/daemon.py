@@ -10,7 +10,7 @@ from collections import deque
 
 import zmq
 
-from ckptd import __version__, doctor, notify, picture
+from ckptd import __version__, doctor, node_info, notify, picture
 from ckptd.arena import Arena
 from ckptd.background import Background
 from ckptd.config import Config
@@ -27,9 +27,12 @@ from ckptd.protocol.ids import JobKey
 from ckptd.protocol.messages import (
     AskDrain,
     AskForget,
+    AskNode,
     AskStatus,
     AskSteps,
     AskStop,
+    Attach,
+    Detach,
     Done,
     Forgotten,
     Refused,
@@ -42,6 +45,7 @@ from ckptd.stores import Stores
 
 log = logging.getLogger("ckptd")
 _EMPTY_GRACE_S = 3.0  # a client-started daemon waits so long for its first rank, and for a next one
+_GATHER_S = 60.0  # and this long for ranks that asked it who it is, while they wait for the others of their job
 _SWEEP_S = 2.0  # how often ranks without a pidfd are looked at
 _NOTICE_S = 1.0  # how often systemd is told the state
 _LAST_WORDS_S = 0.5  # who waits for the end may take so long to hear of it
@@ -88,6 +92,7 @@ class Daemon:
         self._stop_at: float | None = None
         self._stop_waiters: list[Letter] = []
         self._empty_since: float | None = None
+        self._expects_until: float | None = None
         self._sweep_at = 0.0
         self._notice_at = 0.0
         self._watchdog_s = notify.watchdog_interval_s()
@@ -175,7 +180,10 @@ class Daemon:
                 notify.stopping("finishing the drain that runs")
             draining = any(job.coordinator.saves.active for job in self._catalogue.jobs.values())
             return not draining or self._stop_asked > 1 or now >= self._stop_at
+        if self._expects_until is not None and now >= self._expects_until:
+            self._expects_until = None
         busy = self._stores.busy or self._cleaning.busy or not self._catalogue.empty
+        busy = busy or self._expects_until is not None
         if not self._config.exit_when_empty or busy:
             self._empty_since = None
             return False
@@ -213,6 +221,8 @@ class Daemon:
     def _timeout_ms(self) -> int | None:
         now = time.monotonic()
         times = [self._catalogue.next_deadline(), self._stores.next_deadline(), self._stop_at]
+        if self._config.exit_when_empty and self._expects_until is not None:
+            times.append(self._expects_until)
         if self._liveness.unwatched:
             times.append(self._sweep_at)
         if self._empty_since is not None:
@@ -255,6 +265,12 @@ class Daemon:
 
     def _open(self, letter: Letter) -> None:
         request = letter.request
+        if isinstance(request, AskNode):
+            self._expects_until = time.monotonic() + _GATHER_S
+            self._door.answer(letter.identity, node_info.answer(request.seq))
+            return
+        if isinstance(request, Attach | Detach):
+            self._expects_until = None
         if isinstance(request, AskStatus):
             self._door.answer(letter.identity, StatusReply(reply_to=request.seq, status=self.status()))
             return

@@ -100,6 +100,7 @@ class Door:
             incarnation=request.incarnation,
             takeover=request.takeover,
             cadence=request.cadence,
+            topology=request.topology,
         )
         return [*found, attached]
 

@@ -8,6 +8,8 @@ import msgspec
 from ckptd.protocol.ids import MAX_RANKS, NodeName, Session
 
 MAX_NODES = 1 << 16
+MIN_SET_SIZE = 2
+MAX_SET_SIZE = 64
 
 Endpoint = Annotated[str, msgspec.Meta(pattern=r"^(tcp://[A-Za-z0-9.\[\]:_-]{1,255}:[0-9]{1,5})?\Z")]
 PublicKey = Annotated[str, msgspec.Meta(pattern=r"^[!-~]{40}\Z")]  # Z85, as CURVE has it
@@ -43,7 +45,7 @@ class Topology(msgspec.Struct, frozen=True, array_like=True):
     peers: Annotated[tuple[Peer, ...], msgspec.Meta(min_length=1, max_length=MAX_NODES)]
     homes: Annotated[tuple[int, ...], msgspec.Meta(min_length=1, max_length=MAX_RANKS)]  # of each rank: index of peer
     scheme: Scheme = Scheme.NONE
-    set_size: Annotated[int, msgspec.Meta(ge=2, le=64)] = 8
+    set_size: Annotated[int, msgspec.Meta(ge=MIN_SET_SIZE, le=MAX_SET_SIZE)] = 8
 
     @property
     def coordinator(self) -> str:

@@ -23,11 +23,21 @@ from ckptd_client._loading import find, load
 from ckptd_client._pickle import PickleKeys, pickle_keys
 from ckptd_client._plan import Plan, Values, gather, make_plan
 from ckptd_client._segments import Segment, free_orphans, no_slot
-from ckptd_client._settings import arena_path, as_step, is_dual, job_key, parse_cadence, save_timeout
+from ckptd_client._settings import (
+    arena_path,
+    as_scheme,
+    as_set_size,
+    as_step,
+    is_dual,
+    job_key,
+    parse_cadence,
+    save_timeout,
+)
 from ckptd_client._slot_writing import fill_slot, seal_slot, slot_views
 from ckptd_client._slots import SlotMap
 from ckptd_client._stats import Stats
 from ckptd_client._stock import StockLeaves
+from ckptd_client._topology import failure_told
 from ckptd_client.handle import SaveHandle, check_milestone
 
 log = logging.getLogger("ckptd_client")
@@ -37,7 +47,11 @@ _LAST_WORDS_S = 0.2  # of a save that is broken off
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What load brought back. ``notes`` says what was damaged or missing on the way, empty when nothing was."""
+    """What load brought back. ``notes`` says what was damaged or missing on the way, empty when nothing was.
+
+    ``tier``: where this rank's bytes came from, which may differ from rank to rank: "arena" (they were in this node's
+    memory), "peer" (copied from another node's), "rebuilt" (from parity in other nodes' memory), "pfs".
+    """
 
     step: int
     tier: str
@@ -58,6 +72,8 @@ def connect(  # noqa: PLR0913 - keyword-only settings
     start: bool | None = None,
     takeover: bool = False,
     allow_pickle: Sequence[str] = (),
+    redundancy: str | None = None,
+    set_size: int | None = None,
 ) -> "Client":
     """A client of this node's daemon, which is started if none runs. Collective: every rank of the job calls it.
 
@@ -69,20 +85,30 @@ def connect(  # noqa: PLR0913 - keyword-only settings
     $CKPTD_NO_AUTOSTART=1). takeover: replaces ranks of this job that run.
     allow_pickle: keys, or patterns such as "hooks.*", of values that may be pickled if they have no safe encoding, and
     be read back: a pickle runs code of whoever wrote it. To be said to the client that saves, and to one that loads.
+    redundancy: what the nodes of a job keep for each other in memory: "xor" survives the loss of one node of a set,
+    "double" of two, "none" of none; default what rank 0's daemon is configured with ($CKPTD_REDUNDANCY there).
+    set_size: nodes per set, 2 to 64, default the daemon's. Both the same on all ranks; on one node neither matters.
 
-    Blocks until all earlier ranks of the job are gone, at most connect_timeout_s. Raises ConfigError, ConnectError.
+    The ranks tell each other where they run (torch.distributed, mpi4py): over several nodes, init_process_group comes
+    first. What fails on one rank before that is raised on all. Blocks until all ranks have called it and all earlier
+    ranks of the job are gone, for which it waits connect_timeout_s at most. Raises ConfigError, ConnectError,
+    UsageError.
     """
-    key = job_key(job, store)
-    settings = Settings(
-        arena=arena_path(arena),
-        cadence=parse_cadence(drain_every),
-        autostart=not os.environ.get("CKPTD_NO_AUTOSTART") if start is None else start,
-        takeover=takeover,
-        connect_timeout_s=connect_timeout_s,
-        pickle_keys=pickle_keys(allow_pickle),
-    )
-    dual = is_dual(layout)
-    return Client(Link(key, find_group(), settings), save_timeout(save_timeout_s), dual=dual)
+    group = find_group()
+    with failure_told(group):
+        key = job_key(job, store)
+        settings = Settings(
+            arena=arena_path(arena),
+            cadence=parse_cadence(drain_every),
+            autostart=not os.environ.get("CKPTD_NO_AUTOSTART") if start is None else start,
+            takeover=takeover,
+            connect_timeout_s=connect_timeout_s,
+            pickle_keys=pickle_keys(allow_pickle),
+            redundancy=as_scheme(redundancy),
+            set_size=as_set_size(set_size),
+        )
+        dual, timeout_s = is_dual(layout), save_timeout(save_timeout_s)
+    return Client(Link(key, group, settings), timeout_s, dual=dual)
 
 
 class Client:
@@ -412,7 +438,8 @@ class Client:
     def wait(self, milestone: str = "durable", timeout_s: float | None = None) -> SaveHandle | None:
         """Blocks until the newest save reached the milestone; "durable" forces its drain. None when nothing was saved.
 
-        Raises SaveFailedError when it cannot be reached, WaitTimeoutError after timeout_s.
+        "protected" forces nothing: where no redundancy is in force it waits for a save that is due for a drain, and
+        raises for one that is not. Raises SaveFailedError when it cannot be reached, WaitTimeoutError after timeout_s.
         """
         wanted = check_milestone(milestone)
         self._check_open()
@@ -420,7 +447,7 @@ class Client:
         handle = self._link.book.newest
         if handle is None:
             return None
-        if wanted is not Milestone.STAGED and not handle.reached(wanted):
+        if wanted is Milestone.DURABLE and not handle.reached(wanted):
             self._ask(lambda seq: AskDrain(seq=seq))
             handle.reopen()
         try:
