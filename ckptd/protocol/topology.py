@@ -47,6 +47,13 @@ class Topology(msgspec.Struct, frozen=True, array_like=True):
     scheme: Scheme = Scheme.NONE
     set_size: Annotated[int, msgspec.Meta(ge=MIN_SET_SIZE, le=MAX_SET_SIZE)] = 8
 
+    def __post_init__(self) -> None:
+        """Raises ValueError when a home is no peer, or two peers have one name."""
+        if not 0 <= min(self.homes, default=0) <= max(self.homes, default=0) < max(1, len(self.peers)):
+            raise ValueError("a rank's home is no node of the topology")
+        if len({peer.node for peer in self.peers}) != len(self.peers):
+            raise ValueError("two nodes of the topology have one name")
+
     @property
     def coordinator(self) -> str:
         """The node of rank 0."""
