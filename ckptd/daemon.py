@@ -31,8 +31,6 @@ from ckptd.protocol.messages import (
     AskStatus,
     AskSteps,
     AskStop,
-    Attach,
-    Detach,
     Done,
     Forgotten,
     Refused,
@@ -266,11 +264,8 @@ class Daemon:
     def _open(self, letter: Letter) -> None:
         request = letter.request
         if isinstance(request, AskNode):
-            self._expects_until = time.monotonic() + _GATHER_S
-            self._door.answer(letter.identity, node_info.answer(request.seq))
+            self._introduce(letter)
             return
-        if isinstance(request, Attach | Detach):
-            self._expects_until = None
         if isinstance(request, AskStatus):
             self._door.answer(letter.identity, StatusReply(reply_to=request.seq, status=self.status()))
             return
@@ -286,12 +281,18 @@ class Daemon:
         if isinstance(request, AskDrain) and request.job is not None:
             self._drain_for(letter, request.job)
             return
+        self._expects_until = None  # who attached keeps the daemon here by itself
         for event in self._door.events_of(letter):
             if isinstance(event, ev.RankDetached):
                 self._door.unwatch(event.job, event.rank, event.session)
             self._handle(event)
             if isinstance(event, ev.RankDetached):
                 self._door.left(event.job, event.rank, event.session)
+
+    def _introduce(self, letter: Letter) -> None:
+        """Somebody is about to attach, once all ranks of its job have done the same."""
+        self._expects_until = time.monotonic() + _GATHER_S
+        self._door.answer(letter.identity, node_info.answer(letter.request.seq))
 
     def _answer_steps(self, letter: Letter) -> None:
         seat = self._door.seat_of(letter.identity)

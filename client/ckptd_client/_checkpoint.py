@@ -107,7 +107,8 @@ def open_arena(  # noqa: PLR0913 - a slot's identity
 ) -> Checkpoint:
     """A staged checkpoint, when the slots of all its ranks lie in this directory of the arena.
 
-    slot: this rank's own. tier: how its bytes came into it. Raises OtherRanksNeededError when some are elsewhere, DamagedError, OSError.
+    slot: this rank's own. tier: how its bytes came into it.
+    Raises OtherRanksNeededError when some are elsewhere, DamagedError, OSError.
     """
     own = open_slot(os.path.join(directory, slot), job, save, rank)
     sources = {rank: own}

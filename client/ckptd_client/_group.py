@@ -10,7 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ckptd.protocol.errors import UsageError
+from ckptd.protocol.errors import ConnectError, UsageError
 
 _MPI_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "MPI_LOCALNRANKS")
 _connects = itertools.count()
@@ -45,7 +45,10 @@ def _new_session() -> str:
 
 def _from_torch() -> Group:
     box = [_new_session() if dist.get_rank() == 0 else None]
-    dist.broadcast_object_list(box, src=0)
+    try:
+        dist.broadcast_object_list(box, src=0)
+    except RuntimeError as error:
+        raise ConnectError(f"rank 0 cannot be heard: {error}", hint="look for a rank that ended first") from error
     return Group(dist.get_rank(), dist.get_world_size(), str(box[0]), _exchange_by_torch)
 
 

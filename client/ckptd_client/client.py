@@ -14,6 +14,7 @@ from typing import Any, Self
 from ckptd.protocol.errors import CkptdError, RestoreError, SaveFailedError, UsageError, WaitTimeoutError
 from ckptd.protocol.ids import SaveId
 from ckptd.protocol.messages import AskDrain, AskSteps, End, LoadFrom, Milestone, Request, Steps
+from ckptd_client import _settings
 from ckptd_client._channel import ChannelLostError, PreemptedError
 from ckptd_client._checkpoint import Checkpoint
 from ckptd_client._group import Group, find_group
@@ -23,16 +24,6 @@ from ckptd_client._loading import find, load
 from ckptd_client._pickle import PickleKeys, pickle_keys
 from ckptd_client._plan import Plan, Values, gather, make_plan
 from ckptd_client._segments import Segment, free_orphans, no_slot
-from ckptd_client._settings import (
-    arena_path,
-    as_scheme,
-    as_set_size,
-    as_step,
-    is_dual,
-    job_key,
-    parse_cadence,
-    save_timeout,
-)
 from ckptd_client._slot_writing import fill_slot, seal_slot, slot_views
 from ckptd_client._slots import SlotMap
 from ckptd_client._stats import Stats
@@ -96,18 +87,18 @@ def connect(  # noqa: PLR0913 - keyword-only settings
     """
     group = find_group()
     with failure_told(group):
-        key = job_key(job, store)
+        key = _settings.job_key(job, store)
         settings = Settings(
-            arena=arena_path(arena),
-            cadence=parse_cadence(drain_every),
+            arena=_settings.arena_path(arena),
+            cadence=_settings.parse_cadence(drain_every),
             autostart=not os.environ.get("CKPTD_NO_AUTOSTART") if start is None else start,
             takeover=takeover,
             connect_timeout_s=connect_timeout_s,
             pickle_keys=pickle_keys(allow_pickle),
-            redundancy=as_scheme(redundancy),
-            set_size=as_set_size(set_size),
+            redundancy=_settings.as_scheme(redundancy),
+            set_size=_settings.as_set_size(set_size),
         )
-        dual, timeout_s = is_dual(layout), save_timeout(save_timeout_s)
+        dual, timeout_s = _settings.is_dual(layout), _settings.save_timeout(save_timeout_s)
     return Client(Link(key, group, settings), timeout_s, dual=dual)
 
 
@@ -302,7 +293,7 @@ class Client:
     def _check_step(self, step: int | None) -> int:
         if step is None:
             return self._last_step + 1
-        step = as_step(step)
+        step = _settings.as_step(step)
         if step in self._steps and not self._was_in_vain(step):
             raise UsageError(
                 f"step {step} was already saved in incarnation {self._link.incarnation}",
@@ -474,7 +465,7 @@ class Client:
                 f"the state must be a dict, not {type(state).__name__}", hint='load({"model": model, ...})'
             )
         if step is not None:
-            step = as_step(step)
+            step = _settings.as_step(step)
         with self._first():
             self._check_open()
             order, segment = load(self._link, state, step)

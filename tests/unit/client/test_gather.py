@@ -2,12 +2,16 @@
 
 import json
 import os
+import subprocess
 import sys
 import tempfile
 
 import pytest
 import torch
+import zmq
 
+from ckptd.protocol import places
+from ckptd.protocol.messages import AskNode, Detach, NodeInfo, decode_reply, encode
 from ckptd_client import SaveFailedError
 from tests.cluster import Node, wait_for
 from tests.unit.client.test_launchers import torchrun
@@ -116,6 +120,58 @@ def test_a_lone_rank_is_a_node_of_its_own_and_needs_no_address(join):
     client = join()
     topology = client._link.topology
     assert (topology.homes, topology.peers[0].endpoint) == ((0,), "")
+
+
+def test_the_status_shows_the_node_and_its_ranks(node, job, join):
+    client = join()
+    shown = node.job(job)
+    (here,) = shown.nodes
+    assert (here.node, here.ranks, here.reachable) == (shown.coordinator, [0], True)
+    table = node.complete(sys.executable, "-m", "ckptd", "status", "--nodes", timeout_s=30)
+    assert "parity of step" in table
+    client.close()
+
+
+DYING = """
+import os, sys, time
+import torch
+import ckptd_client
+
+path, rank, dies = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+torch.distributed.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
+torch.distributed.barrier()
+if rank == dies:
+    os._exit(3)
+began = time.monotonic()
+try:
+    ckptd_client.connect("dying", start=False)
+except ckptd_client.CkptdError as error:
+    print(type(error).__name__, time.monotonic() - began < 10, error, flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("dies", [0, 1])
+def test_a_rank_that_died_before_connect_is_not_waited_for(dies, node, tmp_path):
+    ranks = [
+        node.run(DYING, str(tmp_path / "meet"), str(rank), str(dies), GLOO_SOCKET_IFNAME="lo") for rank in range(2)
+    ]
+    out, err = ranks[1 - dies].communicate(timeout=60)
+    assert out.startswith(b"ConnectError True"), (out, err)
+    assert b"look for a rank that ended first" in out
+
+
+def test_a_daemon_that_would_leave_waits_for_ranks_that_wait_for_others(tmp_path):
+    with Node(str(tmp_path)) as node, zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        daemon = node.start("--exit-when-empty")
+        socket.linger = 0
+        socket.connect(f"ipc://{node.arena}/{places.SOCKET}")
+        socket.send(encode(AskNode(seq=1)))
+        assert isinstance(decode_reply(socket.recv()), NodeInfo)
+        with pytest.raises(subprocess.TimeoutExpired):
+            daemon.wait(5)
+        socket.send(encode(Detach(seq=2)))  # it went wrong elsewhere
+        assert daemon.wait(10) == 0
 
 
 def test_a_restarted_daemon_is_told_the_same_topology(tmp_path, job, join):

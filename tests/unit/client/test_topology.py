@@ -41,7 +41,7 @@ def test_ranks_that_disagree_are_named():
     words = [word("a", redundancy=Scheme.XOR), word("b", redundancy=Scheme.XOR), word("c")]
     with pytest.raises(UsageError, match=r"rank 0 connects with redundancy='xor', .* rank 2 with redundancy=None"):
         topology_of(words)
-    with pytest.raises(UsageError, match="rank 0 connects with redundancy=None, set_size=None, rank 1 .*set_size=4"):
+    with pytest.raises(UsageError, match=r"rank 0 connects with redundancy=None, set_size=None, rank 1 .*set_size=4"):
         topology_of([word("a"), msgspec.structs.replace(word("a"), set_size=4)])
 
 
@@ -87,7 +87,7 @@ def test_a_failure_takes_the_place_of_the_word_and_is_raised_here_as_it_is(error
         raise error
     assert caught.value is error
     (told,) = [msgspec.msgpack.decode(frame, type=Word) for frame in frames]
-    with pytest.raises(CkptdError, match="no store|ZeroDivisionError: oops"):
+    with pytest.raises(CkptdError, match=r"no store|ZeroDivisionError: oops"):
         topology_of([word("a"), told])
 
 
