@@ -33,7 +33,7 @@ def keep_topology(arena: str, job: JobKey, topology: Topology, epoch: int) -> No
 
 
 def kept_topologies(arena: str) -> dict[JobKey, tuple[Topology, int]]:
-    """Topology and epoch that earlier daemons of this arena kept. One that cannot be read is left out: the ranks bring another."""
+    """Topology and epoch that earlier daemons kept here. One that cannot be read is left out: ranks bring another."""
     found: dict[JobKey, tuple[Topology, int]] = {}
     with contextlib.suppress(FileNotFoundError):
         for name in sorted(os.listdir(os.path.join(arena, places.JOBS))):
