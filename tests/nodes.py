@@ -55,6 +55,11 @@ def content(arena: Arena, rank: int, save: SaveId = SAVE) -> bytes:
     return bytes(view[: seal.image_nbytes]) + bytes(view[seal.table_offset : seal.content_nbytes])
 
 
+def _secret_of(link: str) -> bytes | None:
+    """Of any link that is named like one: each process must have its own, or their counters would meet."""
+    return SECRET if link.startswith("link") else None
+
+
 @dataclass
 class Node:
     """A daemon as far as parity is concerned: arena, parity files, and the server of both."""
@@ -68,7 +73,7 @@ class Node:
     def start(cls, name: str, directory: str) -> "Node":
         arena = Arena(os.path.join(directory, name))
         arena.open()
-        server = BulkServer(lambda ask, rank: open_served(arena, ask, rank), {"link": SECRET}.get)
+        server = BulkServer(lambda ask, rank: open_served(arena, ask, rank), _secret_of)
         server.start()
         return cls(name, arena, Parities(arena), server)
 
