@@ -144,7 +144,7 @@ class Daemon:
                     world_size=slot.seal.world_size,
                     save=slot.seal.save if slot.seal.state != "free" else None,
                     nbytes=slot.seal.image_nbytes,
-                    digested=slot.seal.state == "digested",
+                    seal=slot.seal if slot.seal.state == "digested" else None,
                 )
             )
         for slot in nameless:

@@ -144,7 +144,8 @@ class Effects:
                 return  # it was freed meanwhile
             if isinstance(table, bytes):
                 self._arena.seal_digests(job, slot, table)
-                self._deliver(ev.DigestsSealed(job=job, slot=slot, save=save))
+                seal = self._arena.seal_of(job, slot)
+                self._deliver(ev.DigestsSealed(job=job, slot=slot, save=save, seal=seal))
             elif tries > 1:
                 log.error("digests of %s failed, trying again: %r", slot, table)
                 self._digest(action, tries - 1)

@@ -115,6 +115,7 @@ class KeepTopology(Action):
     """Write it to the job's directory in the arena, for the next life of this daemon; talk to these daemons."""
 
     topology: Topology
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

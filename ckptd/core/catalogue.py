@@ -12,8 +12,9 @@ from ckptd.protocol.errors import CkptdError, UsageError
 from ckptd.protocol.ids import JobKey
 from ckptd.protocol.messages import Done, Refused
 
-_FIRST = (ev.RankAttached, ev.RankFound, ev.SlotAdopted)  # what a job can begin with
+_FIRST = (ev.TopologyKept, ev.RankAttached, ev.RankFound, ev.SlotAdopted)  # what a job can begin with
 _FOR_COORDINATOR = (ev.Report, ev.IncarnationTaken, ev.StoreScanned, ev.CommitEnded, ev.CheckpointRemoved)
+_FOR_BOTH = (ev.CommitEnded, ev.PeerUp, ev.PeerDown, ev.TopologyKept)
 
 
 @dataclass(slots=True)
@@ -43,7 +44,7 @@ class Catalogue:
         out: list[Action] = []
         for job in list(self.jobs.values()):
             inbox: deque[ev.Event] = deque()
-            self._route(job.coordinator.tick(now), inbox, out)
+            self._route(job.node.job, job.coordinator.tick(now), inbox, out)
             self._deliver(inbox, out, now)
         return out
 
@@ -52,8 +53,10 @@ class Catalogue:
         job = self._job(key)
         inbox: deque[ev.Event] = deque()
         out: list[Action] = []
-        self._route([*job.node.slots.digests_due(), *job.coordinator.adopted(now)], inbox, out)
-        if not job.node.live and not any(slot.save for slot in job.node.slots):
+        coordinates = job.node.coordinator == self.node
+        asked = job.coordinator.adopted(now) if coordinates else []
+        self._route(key, [*job.node.slots.digests_due(), *asked], inbox, out)
+        if coordinates and not job.node.live and not any(slot.save for slot in job.node.slots):
             inbox.append(ev.JobReleased(job=key, node=self.node))
         return self._deliver(inbox, out, now)
 
@@ -87,7 +90,7 @@ class Catalogue:
     @property
     def empty(self) -> bool:
         """Whether no rank is here and no memory is in use."""
-        return not any(job.node.ranks or job.node.waiting or job.node.slots for job in self.jobs.values())
+        return not any(job.node.busy or job.coordinator.sessions.members for job in self.jobs.values())
 
     def check(self) -> None:
         """Asserts the invariants of every job."""
@@ -103,19 +106,40 @@ class Catalogue:
         while inbox:
             event = inbox.popleft()
             job = self._job(event.job)
-            coordinates = isinstance(event, _FOR_COORDINATOR)
-            self._route(job.coordinator.handle(event, now) if coordinates else job.node.handle(event), inbox, out)
+            if isinstance(event, (*_FOR_COORDINATOR, *_FOR_BOTH)):
+                self._route(event.job, job.coordinator.handle(event, now), inbox, out)
+            if not isinstance(event, _FOR_COORDINATOR) or isinstance(event, _FOR_BOTH):
+                self._route(event.job, job.node.handle(event), inbox, out)
+            if isinstance(event, ev.SessionOpened) and job.node.coordinator != self.node:
+                job.coordinator.retire()
+        kept = [a for a in out if isinstance(a, ForgetJob) and self._coordinates_others(a.job)]
+        out[:] = [action for action in out if action not in kept]
         for action in out:
             if isinstance(action, ForgetJob):
                 self.jobs.pop(action.job, None)
         return out
 
-    def _route(self, actions: list[Action], inbox: deque[ev.Event], out: list[Action]) -> None:
+    def _coordinates_others(self, key: JobKey) -> bool:
+        """Whether ranks or memory of other nodes depend on this daemon, though nothing of the job is here."""
+        job = self.jobs.get(key)
+        return job is not None and bool(job.coordinator.sessions.members or job.coordinator.saves.anything_held)
+
+    def _route(self, key: JobKey, actions: list[Action], inbox: deque[ev.Event], out: list[Action]) -> None:
         for action in actions:
-            if isinstance(action, ToNode) and action.node in (None, self.node):
-                inbox.append(action.message)
-            else:
+            if not isinstance(action, ToNode):
                 out.append(action)
+                continue
+            for node in [action.node] if action.node is not None else self._receivers(key, action.message):
+                if node == self.node:
+                    inbox.append(action.message)
+                else:
+                    out.append(ToNode(job=key, node=node, message=action.message))
+
+    def _receivers(self, key: JobKey, order: ev.NodeMessage) -> list[str]:
+        """Every node of the job, for an order that names none."""
+        sessions = self._job(key).coordinator.sessions
+        knockers = sessions.heard_of if isinstance(order, ev.SessionRefused) else set()
+        return sorted(sessions.nodes | knockers)
 
 
 def _afterwards(event: ev.Event) -> list[Action]:

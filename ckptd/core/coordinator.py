@@ -1,9 +1,11 @@
 """One job as rank 0's daemon sees it: who the job is, how far each save has come, what a load restores. Pure."""
 
 from ckptd.core import events as ev
-from ckptd.core.actions import Action, ScanStore, ToNode
+from ckptd.core.actions import Action, MeetPeers, ScanStore, ToNode
+from ckptd.core.encodes import Encodes
 from ckptd.core.policy import Policy
 from ckptd.core.restores import Restores
+from ckptd.core.routes import Routes
 from ckptd.core.saves import Saves
 from ckptd.core.sessions import Sessions
 from ckptd.protocol.ids import JobKey
@@ -19,7 +21,12 @@ class Coordinator:
         self._policy = policy
         self.sessions = Sessions(job, node, policy)
         self.saves = Saves(job, node, policy)
-        self.restores = Restores(job, node, policy)
+        self.encodes = Encodes(job, node, policy)
+        self.restores = Restores(job, node, policy, Routes(job, self.saves, self.encodes, node))
+        self._unheard: set[str] = set()  # nodes that have not said what they have since the session was opened
+        self._entering = False  # saves of older incarnations are judged once all nodes have said what they have
+        self._unheard_until: float | None = None
+        self._now = 0.0  # of the last event
         self._asked_scan = False
         self._rescan_at: float | None = None  # the store did not answer; drains wait until it does
         self.orphaned_at: float | None = None  # when the last rank ended without closing
@@ -29,6 +36,7 @@ class Coordinator:
 
     def handle(self, event: ev.Event, now: float) -> list[Action]:
         """What to do about a report of a node, or the outcome of an action of the coordinator."""
+        self._now = now
         match event:
             case ev.Report():
                 return self._report(event.node, event.event, now)
@@ -40,13 +48,31 @@ class Coordinator:
                 return self._committed(event, now)
             case ev.CheckpointRemoved():
                 return self.saves.removed(event)
+            case ev.PeerUp():
+                return self._peer_up(event, now)
+            case ev.PeerDown():
+                return self._peer_down(event.node, now)
+            case ev.TopologyKept():
+                return self._kept(event)
         raise AssertionError(f"no row for {event}")
 
-    def _report(self, node: str, event: ev.Event, now: float) -> list[Action]:  # noqa: C901 - one line per event
+    def _report(self, node: str, event: ev.Event, now: float) -> list[Action]:  # noqa: C901, PLR0912 - one line per event
         match event:
             case ev.RankFound():
-                self.sessions.found(event)
+                self.sessions.found(node, event)
                 return []
+            case ev.Knocked():
+                self.sessions.knocked(event, now)
+                return [MeetPeers(job=self.job, peers=event.outside)]
+            case ev.Visited():
+                before = self.sessions.session
+                return [*self._with_news(self.sessions.visited(node, event, now)), *self._entered(before)]
+            case ev.NodeHas():
+                return self._node_has(node, event, now)
+            case ev.Encoded():
+                return self.encodes.encoded(node, event, self.saves, now)
+            case ev.SegmentFetched():
+                return self._fetched(node, event, now)
             case ev.RankAttached():
                 return self._attached(node, event, now)
             case ev.RankGone() | ev.RankDetached():
@@ -69,7 +95,7 @@ class Coordinator:
             case ev.LoadAsked():
                 self.saves.hold_retention = True
                 known = self.sessions.next_number - 1
-                actions = self.restores.asked(event, self.sessions.world_size, known, self.saves, now)
+                actions = self.restores.asked(node, event, self.sessions.world_size, known, self.saves, now)
                 return self._load([*actions, *self.restores.hopeless(self.sessions.incomplete)])
             case ev.LoadReported():
                 return self._load(self.restores.reported(event, self.sessions.world_size, self.saves, now))
@@ -91,7 +117,67 @@ class Coordinator:
         if self.sessions.session == before:
             return []
         self._crashed = False
-        return [*self._load(self.restores.replaced()), *self.saves.new_incarnation(self.sessions.incarnation)]
+        nodes = self.sessions.nodes
+        self.saves.known_nodes(nodes)
+        self.encodes.known_nodes(nodes)
+        self.encodes.opened(self.sessions.topology, self.sessions.epoch)
+        self._unheard, self._entering = set(nodes), True
+        self.restores.blind()
+        self._unheard_until = self._now + self._policy.stage_timeout_s / 10
+        return self._load(self.restores.replaced())
+
+    def _node_has(self, node: str, event: ev.NodeHas, now: float) -> list[Action]:
+        """All that a node has. Once all have said it, what cannot become whole any more is over."""
+        self.sessions.incarnation = max(self.sessions.incarnation, event.incarnation)
+        actions = self.encodes.found(node, event.pieces, self.saves, now)
+        actions += self.saves.found(node, event.segments, now)
+        self._unheard.discard(node)
+        return [*actions, *self._judge(now), *self.encodes.advance(self.saves, now)]
+
+    def _judge(self, now: float) -> list[Action]:
+        if self._unheard or not self._entering:
+            return (
+                self._load(self.restores.go_on(self.sessions.world_size, self.saves, now)) if not self._unheard else []
+            )
+        self._entering, self._unheard_until = False, None
+        self.saves.awaited = self.encodes.pieced
+        actions = self.saves.new_incarnation(self.sessions.incarnation)
+        return [*actions, *self._load(self.restores.go_on(self.sessions.world_size, self.saves, now))]
+
+    def _peer_up(self, event: ev.PeerUp, now: float) -> list[Action]:
+        self.sessions.peer_up(event.node, fresh=event.fresh)
+        actions = [*self.encodes.peer_up(event.node), *self.saves.peer_up(event.node, now)]
+        return [*actions, *self.restores.peer_up(event.node)]
+
+    def _peer_down(self, node: str, now: float) -> list[Action]:
+        before = self.sessions.session
+        actions = [*self._with_news(self.sessions.peer_down(node, now)), *self._entered(before)]
+        self._unheard.discard(node)
+        return [*actions, *self.saves.peer_down(node, now), *self._judge(now)]
+
+    def _kept(self, event: ev.TopologyKept) -> list[Action]:
+        """What an earlier life of this daemon coordinated, if it did."""
+        if event.topology.coordinator != self._node:
+            return []
+        self.sessions.topology, self.sessions.epoch = event.topology, event.epoch
+        self.encodes.opened(event.topology, event.epoch)
+        return []
+
+    def _fetched(self, node: str, event: ev.SegmentFetched, now: float) -> list[Action]:
+        actions = [] if event.problem else self.saves.fetched(node, event.save, event.rank, now)
+        return [*actions, *self._load(self.restores.fetched(event, self.sessions.world_size, self.saves, now))]
+
+    def retire(self) -> None:
+        """Another node coordinates the job now."""
+        if self.sessions.session or self.saves.records:
+            self.sessions.retire()
+            self.saves = Saves(self.job, self._node, self._policy)
+            self.encodes = Encodes(self.job, self._node, self._policy)
+            self.restores = Restores(
+                self.job, self._node, self._policy, Routes(self.job, self.saves, self.encodes, self._node)
+            )
+            self.orphaned_at, self._asked_scan = None, False
+            self._crashed = self._closing = False
 
     def _somebody_is_in(self) -> None:
         """Ranks belong to the job: it is neither closing nor an orphan. Who only knocks changes nothing."""
@@ -118,6 +204,8 @@ class Coordinator:
                     ranks=order.ranks,
                     known=known,
                     warnings=order.warnings,
+                    topology=order.topology,
+                    epoch=order.epoch,
                 )
                 actions[i] = ToNode(job=self.job, node=action.node, message=news)
         return actions
@@ -142,7 +230,7 @@ class Coordinator:
 
     def _staged(self, node: str, event: ev.SegmentStaged, now: float) -> list[Action]:
         self.sessions.incarnation = max(self.sessions.incarnation, event.save.incarnation)
-        actions = self.saves.staged(node, event, now)
+        actions = [*self.saves.staged(node, event, now), *self.encodes.advance(self.saves, now)]
         for rank in sorted(self.sessions.departed) if event.request else []:
             actions += self.saves.rank_gone(rank, "left the job")
         return actions
@@ -189,6 +277,8 @@ class Coordinator:
                 self.sessions.incarnation = max(self.sessions.incarnation, order.incarnation)
                 self.sessions.confirmed = self._number_given or self.saves.ready
                 actions = [*actions, *self.saves.new_incarnation(self.sessions.incarnation)]
+                if order.save is not None:
+                    actions += [*self.saves.revive(order.save, self._now), *self.encodes.advance(self.saves, self._now)]
         if self.saves.hold_retention and not self.restores.running:
             self.saves.hold_retention = False
             actions += self.saves.retire()
@@ -206,6 +296,8 @@ class Coordinator:
         if self.saves.active is not None or (waits and not expired):
             return []
         self._closing, self.orphaned_at = False, None
+        self.encodes.released()
+        self.saves.forget_memory()
         return [ToNode(job=self.job, message=ev.JobReleased(job=self.job, node=self._node))]
 
     @property
@@ -219,12 +311,18 @@ class Coordinator:
     def next_deadline(self) -> float | None:
         """The earliest time at which tick has something to do."""
         times = [self.sessions.next_deadline(), self.saves.next_deadline(), self.restores.next_deadline()]
-        times += [self._rescan_at, self._orphan_until]
+        times += [self._rescan_at, self._orphan_until, self._unheard_until, self.encodes.next_deadline()]
         return min((t for t in times if t is not None), default=None)
 
     def tick(self, now: float) -> list[Action]:
         """What is due by now."""
-        actions = [*self.sessions.tick(now), *self.saves.tick(now)]
+        self._now = now
+        before = self.sessions.session
+        actions = [*self._with_news(self.sessions.tick(now)), *self._entered(before)]
+        actions += [*self.saves.tick(now), *self.encodes.tick(self.saves, now)]
+        if self._unheard_until is not None and now >= self._unheard_until:
+            self._unheard = set()
+            actions += self._judge(now)
         if self._rescan_at is not None and now >= self._rescan_at:
             self._rescan_at = None
             actions.append(ScanStore(job=self.job))

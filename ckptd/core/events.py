@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.messages import Cadence, End, Progress, Tier
 from ckptd.protocol.slot import Seal
-from ckptd.protocol.topology import Scheme, Topology
+from ckptd.protocol.topology import Peer, Scheme, Topology
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +134,7 @@ class SlotAdopted(Event):
     world_size: int = 1
     save: SaveId | None = None
     nbytes: int = 0
-    digested: bool = False
+    seal: Seal | None = None  # once the digests are taken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,10 +159,11 @@ class SlotsFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DigestsSealed(Event):
-    """The digest of every block of the slot stands in its table, and its seal says so."""
+    """The digest of every block of the slot stands in its table, and its seal, given here, says so."""
 
     slot: str
     save: SaveId
+    seal: Seal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,6 +204,14 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TopologyKept(Event):
+    """What an earlier life of this daemon knew of the job's nodes; epoch as in Piece."""
+
+    topology: Topology
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PieceAdopted(Event):
     """A whole parity file was found at start."""
 
@@ -227,8 +236,7 @@ class SegmentFetched(Event):
     tier: Tier
     slot: str = ""
     capacity: int = 0
-    world_size: int = 1
-    nbytes: int = 0
+    seal: Seal | None = None  # None: see problem
     problem: str = ""
 
 
@@ -341,14 +349,6 @@ class CheckpointRemoved(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SegmentReleased(Event):
-    """A slot of this node no longer holds the save."""
-
-    rank: int
-    save: SaveId
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeMessage(Event):
     """Base of what the daemons of a job tell each other."""
 
@@ -357,20 +357,84 @@ class NodeMessage(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report(NodeMessage):
-    """To the coordinator: this happened at my node."""
+    """To the coordinator, or to one that may become it: this happened at my node."""
 
     event: Event
 
 
+# what is reported beside events of the node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentReleased(Event):
+    """A slot of this node no longer holds the save."""
+
+    rank: int
+    save: SaveId
+
+
+@dataclass(frozen=True, slots=True)
+class HeldSegment:
+    """One segment in a slot of a node."""
+
+    save: SaveId
+    rank: int
+    world_size: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeldPiece:
+    """One parity piece in the arena of a node: whose ranks' segments it protects, by member."""
+
+    save: SaveId
+    epoch: int
+    scheme: Scheme
+    index: int
+    ranks: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeHas(Event):
+    """All that lies at the node, in place of what was known of it. ``incarnation``: the largest it knows of."""
+
+    incarnation: int
+    segments: tuple[HeldSegment, ...] = ()
+    pieces: tuple[HeldPiece, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knocked(Event):
+    """A session stands at the door here. Before, the job ran on these nodes too, which its ranks no longer use."""
+
+    session: str
+    outside: tuple[Peer, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visited(Event):
+    """A node that the session does not use has told which ranks live there."""
+
+    session: str
+
+
+# orders of the coordinator
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionOpened(NodeMessage):
-    """The session is the job now, under this incarnation; ``ranks`` wait for the news at the receiver."""
+    """The session is the job now, under this incarnation; ``ranks`` wait for the news at the receiver.
+
+    The sender coordinates from now on. ``epoch``: when this topology began.
+    """
 
     session: str
     incarnation: int
     ranks: tuple[int, ...]
     known: tuple[Progress, ...] = ()
     warnings: tuple[str, ...] = ()
+    topology: Topology | None = None
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -392,6 +456,22 @@ class SaveStaged(NodeMessage):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EncodeOrdered(NodeMessage):
+    """Make parity of the save. What was ordered before and is not protected yet is given up."""
+
+    save: SaveId
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveProtected(NodeMessage):
+    """Every set has encoded the save."""
+
+    save: SaveId
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SaveEnded(NodeMessage):
     """The save's end is decided."""
 
@@ -402,9 +482,10 @@ class SaveEnded(NodeMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainOrdered(NodeMessage):
-    """Write your share of the save to the store, then vote."""
+    """Write the segments of these ranks to the store, then vote."""
 
     save: SaveId
+    ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -415,12 +496,28 @@ class DrainDropped(NodeMessage):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FetchOrdered(NodeMessage):
+    """Have the segment of this rank in a slot of the receiver, from ``holder`` or (tier rebuilt) from parity.
+
+    ``homes``: where each segment of the set lies (rank, node); ``pieces``: where each piece lies (member, node).
+    """
+
+    rank: int
+    save: SaveId
+    tier: Tier
+    holder: str  # of the segment, or of a piece
+    epoch: int = 0
+    homes: tuple[tuple[int, str], ...] = ()
+    pieces: tuple[tuple[int, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOrdered(NodeMessage):
     """Where each rank reads from. ``save`` None: nothing to restore. ``agreed``: all have read it."""
 
     incarnation: int
     save: SaveId | None = None
-    in_arena: tuple[int, ...] = ()  # ranks that read their slot; the others read the store
+    tiers: tuple[Tier, ...] = ()  # by rank: all but pfs read a slot of their node
     dirname: str = ""
     agreed: bool = False
     notes: tuple[str, ...] = ()
@@ -439,3 +536,57 @@ class LoadRefused(NodeMessage):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobReleased(NodeMessage):
     """Nothing of the job is needed in memory any more."""
+
+
+# from node to node, past the coordinator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Introduced(NodeMessage):
+    """To a node that a new session does not use: these daemons are the job's now; tell its coordinator who lives."""
+
+    session: str
+    topology: Topology
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnOffered(NodeMessage):
+    """To the members of the sender's set: what it contributes to their parity."""
+
+    save: SaveId
+    epoch: int
+    column: Column
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealAsked(NodeMessage):
+    """The seal of a segment that lies at the receiver."""
+
+    save: SaveId
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealTold(NodeMessage):
+    """None: it does not lie here, or has no digests yet."""
+
+    save: SaveId
+    rank: int
+    seal: Seal | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PieceAsked(NodeMessage):
+    """The description of a piece that lies at the receiver."""
+
+    save: SaveId
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PieceTold(NodeMessage):
+    """None: it does not lie here."""
+
+    save: SaveId
+    epoch: int
+    piece: Piece | None

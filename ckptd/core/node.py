@@ -3,20 +3,25 @@
 What concerns all ranks is decided by the coordinator (rank 0's daemon); this half carries it out and reports.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ckptd.core import events as ev
 from ckptd.core.actions import (
     Action,
+    Commit,
     Drain,
     ForgetJob,
+    KeepTopology,
+    MeetPeers,
     Note,
     TakeDigests,
     ToNode,
     ToRank,
     WriteVote,
 )
+from ckptd.core.fetching import Fetching
 from ckptd.core.policy import Policy
+from ckptd.core.protection import Protection
 from ckptd.core.slots import Slot, SlotTable
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.messages import (
@@ -33,20 +38,37 @@ from ckptd.protocol.messages import (
     SlotsRefused,
     Tier,
 )
+from ckptd.protocol.topology import Peer, Topology
 
 
 @dataclass(slots=True)
 class LocalRank:
     """A rank that presented itself here."""
 
-    rank: int
-    session: str
-    pid: int
-    host: str
-    world_size: int
-    request: int
+    attached: ev.RankAttached
     load_request: int | None = None
+    load_step: int | None = None  # asked for
     load_order: ev.LoadOrdered | None = None  # the answer, kept back until the slot's digests are taken
+
+    @property
+    def rank(self) -> int:
+        """Its number."""
+        return self.attached.rank
+
+    @property
+    def session(self) -> str:
+        """Those it was started with."""
+        return self.attached.session
+
+    @property
+    def host(self) -> str:
+        """The machine's name, as the rank sees it."""
+        return self.attached.host
+
+    @property
+    def pid(self) -> int:
+        """Of its process."""
+        return self.attached.pid
 
 
 class JobNode:
@@ -56,6 +78,14 @@ class JobNode:
         self.job = job
         self.node = node
         self.incarnation = 0
+        self.session = ""  # the one that was opened last
+        self.coordinator = node  # whose orders count
+        self.topology: Topology | None = None  # of the session; None: this node alone
+        self.epoch = 0  # the incarnation in which this topology began
+        self.protection = Protection(job, node)
+        self.fetching = Fetching(job, node)
+        self._visits: dict[str, str] = {}  # sessions at the door that use other nodes -> who may come to coordinate
+        self._voted: SaveId | None = None  # synced and voted for, its commit not heard of
         self._client_started = policy.client_started
         self.slots = SlotTable(job, policy.slots_per_rank)
         self.ranks: dict[int, LocalRank] = {}  # let in by the coordinator
@@ -67,14 +97,27 @@ class JobNode:
         self.draining: SaveId | None = None
         self.forced: set[SaveId] = set()  # to be drained for sure, so kept until they are
         self._written = False  # the draining save's files are synced
+        self._mine: frozenset[int] = frozenset()  # ranks whose segments this node drains
         self._loading: SaveId | None = None
         self._world_size = 0  # of the session that is in
         self._settled = 0  # the incarnation that has a checkpoint as safe as it was to become
 
     # --- shorthands
 
-    def _report(self, event: ev.Event) -> Action:
-        return ToNode(job=self.job, node=None, message=ev.Report(job=self.job, node=self.node, event=event))
+    def _report(self, event: ev.Event, to: str | None = None) -> Action:
+        report = ev.Report(job=self.job, node=self.node, event=event)
+        return ToNode(job=self.job, node=to or self.coordinator, message=report)
+
+    def _report_to_all(self, event: ev.Event) -> list[Action]:
+        """To the coordinator, and to those that may come to be it."""
+        return [self._report(event, node) for node in dict.fromkeys((self.coordinator, *self._candidates))]
+
+    @property
+    def _candidates(self) -> list[str]:
+        return [
+            *(_coordinator_of(local.attached, self.node) for local in self.waiting.values()),
+            *self._visits.values(),
+        ]
 
     def _tell(self, rank: int, message: Reply) -> list[Action]:
         local = self.ranks.get(rank)
@@ -101,7 +144,7 @@ class JobNode:
         match event:
             case ev.RankFound():
                 self.live[event.rank, event.session] = event
-                return [self._report(event)]
+                return self._report_to_all(event)
             case ev.RankAttached():
                 return self._attached(event)
             case ev.RankGone():
@@ -127,8 +170,8 @@ class JobNode:
             case ev.LoadAsked() | ev.LoadReported():
                 return self._load_word(event)
             case ev.DigestsSealed():
-                known = self.slots.digested(event.slot, event.save)
-                return [*self._vote(), *self._answer_loads()] if known else []
+                known = self.slots.digested(event.slot, event.save, event.seal)
+                return [*self._vote(), *self._answer_loads(), *self._offer()] if known else []
             case ev.DigestsFailed():
                 return self._unreadable(event)
             case ev.DrainMoved():
@@ -136,31 +179,70 @@ class JobNode:
             case ev.Drained():
                 return self._drained(event)
             case ev.VoteWritten():
+                self._voted = event.save if not event.problem else self._voted
                 return [self._report(event)]
+            case ev.CommitEnded():
+                return self._finished(event)
+            case ev.TopologyKept():
+                return self._kept(event)
+            case ev.PieceAdopted():
+                self.protection.adopt(event.piece)
+                return []
+            case ev.Encoded():
+                return self.protection.encoded(event)
+            case ev.SegmentFetched():
+                return self._fetched(event)
+            case ev.PeerUp():
+                return self._peer_up(event.node)
+            case ev.PeerDown():
+                return self._peer_down(event.node)
             case ev.NodeMessage():
                 return self._order(event)
         raise AssertionError(f"no row for {event}")
 
-    def _order(self, order: ev.NodeMessage) -> list[Action]:  # noqa: C901 - one line per order
+    def _order(self, order: ev.NodeMessage) -> list[Action]:
         match order:
             case ev.SessionOpened():
                 return self._opened(order)
             case ev.SessionRefused():
                 return self._refused(order)
+            case ev.Introduced():
+                return self._introduced(order)
+            case ev.ColumnOffered():
+                return self.protection.offered(order)
+            case ev.SealAsked() | ev.PieceAsked():
+                return self._asked(order)
+            case ev.SealTold():
+                return self.fetching.sealed(order)
+            case ev.PieceTold():
+                return self.fetching.described(order)
+        return self._coordinators_order(order) if order.node == self.coordinator else []
+
+    def _coordinators_order(self, order: ev.NodeMessage) -> list[Action]:  # noqa: C901 - one line per order
+        match order:
             case ev.SaveStaged():
                 self.pending.discard(order.save)
                 self.newest_staged = max(order.save, self.newest_staged or order.save)
                 return [*self._tell_all(Progress(save=order.save, milestone=Milestone.STAGED)), *self.collect()]
+            case ev.EncodeOrdered():
+                return [*self.protection.order(order), *self._offer(), *self.collect()]
+            case ev.SaveProtected():
+                told = self._tell_all(Progress(save=order.save, milestone=Milestone.PROTECTED))
+                return [*told, *self.protection.protected(order), *self.collect()]
             case ev.SaveEnded():
                 self.pending.discard(order.save)
                 self.forced.discard(order.save)
+                self._voted = None if order.save == self._voted else self._voted
                 if order.end in (End.DURABLE, End.KEPT):
                     self._settled = max(self._settled, order.save.incarnation)
                 milestone = Milestone.DURABLE if order.end == "durable" else None
                 news = Progress(save=order.save, milestone=milestone, end=order.end, reason=order.reason)
                 return [*self._tell_all(news), *self.collect()]
             case ev.DrainOrdered():
-                return self._drain(order.save)
+                return self._drain(order)
+            case ev.FetchOrdered():
+                self._loading = order.save
+                return self.fetching.order(order, self.protection.pieces.get((order.save, order.epoch)))
             case ev.DrainDropped():
                 if self.draining == order.save:
                     self.draining = None
@@ -192,14 +274,52 @@ class JobNode:
         self.live[event.rank, event.session] = ev.RankFound(
             job=self.job, rank=event.rank, session=event.session, pid=event.pid, host=event.host
         )
-        self.waiting[event.rank, event.session] = LocalRank(
-            event.rank, event.session, event.pid, event.host, event.world_size, event.request
-        )
-        return [*(self._report(found) for found in self.live.values()), self._report(event)]
+        self.waiting[event.rank, event.session] = LocalRank(event)
+        actions: list[Action] = []
+        others = tuple(peer for peer in event.topology.peers if peer.node != self.node) if event.topology else ()
+        if others:
+            actions.append(MeetPeers(job=self.job, peers=others))
+        actions += [self._introduce(event, peer.node) for peer in self._outside(event)]
+        return [*actions, *self._knock(event)]
+
+    def _knock(self, event: ev.RankAttached) -> list[Action]:
+        """Tells who may come to coordinate that the rank stands at the door, and who lives here already."""
+        door = _coordinator_of(event, self.node)
+        knocked = ev.Knocked(job=self.job, session=event.session, outside=self._outside(event))
+        return [
+            *(self._report(found, door) for found in self.live.values()),
+            *([self._report(knocked, door)] if knocked.outside else []),
+            self._report(event, door),
+        ]
+
+    def _outside(self, event: ev.RankAttached) -> tuple[Peer, ...]:
+        """Nodes that the job ran on before and the rank's session does not use."""
+        if event.session == self.session or self.topology is None:
+            return ()
+        inside = {peer.node for peer in event.topology.peers} if event.topology else set()
+        return tuple(p for p in self.topology.peers if p.node not in inside and p.node != self.node)
+
+    def _introduce(self, event: ev.RankAttached, node: str) -> Action:
+        topology = event.topology or Topology((Peer(self.node, "alone", "", "-" * 40),), (0,))
+        introduced = ev.Introduced(job=self.job, node=self.node, session=event.session, topology=topology)
+        return ToNode(job=self.job, node=node, message=introduced)
+
+    def _introduced(self, order: ev.Introduced) -> list[Action]:
+        """A session that does not use this node has come: who may coordinate it is told who lives here."""
+        door = order.topology.coordinator
+        self._visits[order.session] = door
+        others = tuple(peer for peer in order.topology.peers if peer.node != self.node)
+        return [MeetPeers(job=self.job, peers=others), *self._visit(order.session, door)]
+
+    def _visit(self, session: str, door: str) -> list[Action]:
+        visited = ev.Visited(job=self.job, session=session)
+        return [self._report(event, door) for event in (*self.live.values(), visited)]
 
     def _opened(self, order: ev.SessionOpened) -> list[Action]:
+        if order.node != self.coordinator and order.incarnation <= self.incarnation and self.session:
+            return []  # of a coordinator that was replaced
         self.incarnation = max(self.incarnation, order.incarnation)
-        actions: list[Action] = []
+        actions = self._moved(order)
         for old in [local for local in self.ranks.values() if local.session != order.session]:
             del self.ranks[old.rank]
             if (old.rank, old.session) in self.live:
@@ -214,16 +334,92 @@ class JobNode:
                 continue
             actions += self._seat(local)
             welcome = Attached(
-                reply_to=local.request,
+                reply_to=local.attached.request,
                 node=self.node,
                 incarnation=order.incarnation,
                 client_started=self._client_started,
                 known=list(order.known),
                 warnings=list(order.warnings),
             )
-            self._world_size = local.world_size
-            actions += [self._to(local, welcome), *self.slots.trim(local.world_size)]
+            self._world_size = local.attached.world_size
+            actions += [self._to(local, welcome), *self.slots.trim(local.attached.world_size)]
         return actions
+
+    def _moved(self, order: ev.SessionOpened) -> list[Action]:
+        """Another session, perhaps on other nodes: its coordinator learns what lies here."""
+        if order.session == self.session and order.node == self.coordinator:
+            return []
+        self.session, self.coordinator = order.session, order.node
+        self.topology, self.epoch = order.topology, order.epoch
+        self._visits.pop(order.session, None)
+        actions = self.protection.moved(order.topology, order.epoch)
+        if order.topology is not None:
+            actions.append(KeepTopology(job=self.job, topology=order.topology, epoch=order.epoch))
+        return [*actions, *self._resync()]
+
+    def _resync(self) -> list[Action]:
+        """All that the coordinator must know of this node, whatever it was told before."""
+        segments = tuple(
+            ev.HeldSegment(slot.save, slot.rank, slot.world_size, slot.nbytes) for slot in self.slots if slot.save
+        )
+        pieces = tuple(
+            ev.HeldPiece(p.save, p.epoch, p.scheme, p.index, tuple(tuple(s.rank for s in c.seals) for c in p.columns))
+            for p in self.protection.pieces.values()
+        )
+        has = ev.NodeHas(job=self.job, incarnation=self.incarnation, segments=segments, pieces=pieces)
+        seated = [replace(r.attached, incarnation=self.incarnation, request=0) for r in self.ranks.values()]
+        events: list[ev.Event] = [has, *self.live.values(), *seated]
+        for local in self.ranks.values():
+            if local.load_request is not None and local.load_order is None:
+                asked = ev.LoadAsked(job=self.job, rank=local.rank, session=local.session, step=local.load_step)
+                events.append(asked)
+        return [self._report(event) for event in events]
+
+    def _kept(self, event: ev.TopologyKept) -> list[Action]:
+        self.topology, self.epoch = event.topology, event.epoch
+        self.coordinator = event.topology.coordinator
+        others = tuple(peer for peer in event.topology.peers if peer.node != self.node)
+        meet: list[Action] = [MeetPeers(job=self.job, peers=others)] if others else []
+        return [*meet, *self.protection.moved(event.topology, event.epoch)]
+
+    def _peer_up(self, node: str) -> list[Action]:
+        """Whatever it was told before may be lost."""
+        actions = self._resync() if node == self.coordinator else []
+        for local in self.waiting.values():
+            if _coordinator_of(local.attached, self.node) == node:
+                actions += self._knock(local.attached)
+            if any(peer.node == node for peer in self._outside(local.attached)):
+                actions.append(self._introduce(local.attached, node))
+        for session, door in self._visits.items():
+            actions += self._visit(session, door) if door == node else []
+        return [*actions, *self.protection.peer_up(node)]
+
+    def _peer_down(self, node: str) -> list[Action]:
+        """What was asked of it is not answered. A commit that it was to make is made here, if all votes are there."""
+        actions = self.fetching.peer_down(node)
+        if node == self.coordinator and self._voted is not None:
+            actions.append(Commit(job=self.job, save=self._voted))
+        return actions
+
+    def _finished(self, event: ev.CommitEnded) -> list[Action]:
+        """This node has tried to finish the commit of a coordinator that it lost."""
+        if event.problem or event.save != self._voted or self.coordinator == self.node:
+            return []
+        self._voted = None
+        return self._tell_all(Progress(save=event.save, milestone=Milestone.DURABLE, end=End.DURABLE))
+
+    def _asked(self, order: ev.SealAsked | ev.PieceAsked) -> list[Action]:
+        """A node of the job is to copy a segment, or to rebuild one."""
+        told: ev.NodeMessage
+        if isinstance(order, ev.SealAsked):
+            seals = [slot.seal for slot in self.slots.holding(order.save) if slot.rank == order.rank]
+            told = ev.SealTold(
+                job=self.job, node=self.node, save=order.save, rank=order.rank, seal=seals[0] if seals else None
+            )
+        else:
+            piece = self.protection.pieces.get((order.save, order.epoch))
+            told = ev.PieceTold(job=self.job, node=self.node, save=order.save, epoch=order.epoch, piece=piece)
+        return [ToNode(job=self.job, node=order.node, message=told)]
 
     def _seat(self, local: LocalRank) -> list[Action]:
         """The rank is in. What another process of that rank may still be writing is given up."""
@@ -236,25 +432,34 @@ class JobNode:
         for rank in order.ranks:
             local = self.waiting.pop((rank, order.session), None)
             if local is not None:
-                refusal = Refused(reply_to=local.request, code=order.code, message=order.message, hint=order.hint)
+                refusal = Refused(
+                    reply_to=local.attached.request, code=order.code, message=order.message, hint=order.hint
+                )
                 actions.append(self._to(local, refusal))
         return actions
 
     def _gone(self, event: ev.RankGone) -> list[Action]:
         self.live.pop((event.rank, event.session), None)
-        actions = [*self._drop(event.rank, event.session), self._report(event)]
+        reports = self._report_to_all(event)
+        actions = [*self._drop(event.rank, event.session), *reports]
         return actions if self.needed else [*actions, ForgetJob(job=self.job)]
 
     @property
     def needed(self) -> bool:
         """Whether anybody is here, or anything lies here."""
-        return bool(self.ranks or self.waiting or self.live or self.slots)
+        return bool(self.busy or self.live)
+
+    @property
+    def busy(self) -> bool:
+        """Whether anybody has come in or stands at the door, or anything lies here."""
+        return bool(self.ranks or self.waiting or self.slots or self.protection.pieces)
 
     def _detached(self, event: ev.RankDetached) -> list[Action]:
         done = Done(reply_to=event.request)
         answer = ToRank(job=self.job, rank=event.rank, session=event.session, message=done)
         self.live.pop((event.rank, event.session), None)
-        return [answer, *self._drop(event.rank, event.session), self._report(event)]
+        reports = self._report_to_all(event)
+        return [answer, *self._drop(event.rank, event.session), *reports]
 
     def _drop(self, rank: int, session: str) -> list[Action]:
         self.waiting.pop((rank, session), None)
@@ -315,6 +520,8 @@ class JobNode:
         wanted = (
             self.pending
             | self.forced
+            | self.protection.wanted
+            | self.fetching.saves
             | {s for s in (self.newest_staged, self.draining, self._loading) if s is not None}
         )
         actions: list[Action] = []
@@ -331,15 +538,37 @@ class JobNode:
         actions.append(self._report(ev.SegmentReleased(job=self.job, rank=rank, save=save)))
         return [*actions, *self.slots.provision(rank), *self._grant(rank)]
 
+    # --- protection
+
+    def _offer(self) -> list[Action]:
+        """This node's column for its set, once every segment of the save has its digests."""
+        save = self.protection.waits
+        if save is None or self.topology is None:
+            return []
+        seals = {slot.rank: slot.seal for slot in self.slots.holding(save)}
+        ranks = self.topology.ranks_of(self.node)
+        missing = [rank for rank in ranks if rank not in seals]
+        if missing:
+            problem = f"the segment of rank {missing[0]} does not lie at {self.node}"
+            return [self._report(ev.Encoded(job=self.job, save=save, epoch=self.epoch, problem=problem))]
+        column = ev.Column(self.node, tuple(seal for rank in ranks if (seal := seals[rank]) is not None))
+        return self.protection.offer(column) if len(column.seals) == len(ranks) else []
+
     # --- drain
 
-    def _drain(self, save: SaveId) -> list[Action]:
-        names = tuple(slot.name for slot in self.slots.holding(save))
+    def _drain(self, order: ev.DrainOrdered) -> list[Action]:
+        save = order.save
+        self._mine = frozenset(order.ranks)
+        names = tuple(slot.name for slot in self._drained_slots(save))
         if not names:
             problem = f"no slot of this node holds {save}"
             return [self._report(ev.Drained(job=self.job, save=save, problem=problem))]
         self.draining, self._written = save, False
         return [Drain(job=self.job, save=save, slots=names)]
+
+    def _drained_slots(self, save: SaveId) -> list[Slot]:
+        """One slot of each rank whose segment this node drains."""
+        return [slot for slot in self.slots.holding(save) if slot.rank in self._mine]
 
     def _drained(self, event: ev.Drained) -> list[Action]:
         if event.save != self.draining:
@@ -354,7 +583,7 @@ class JobNode:
         save = self.draining
         if save is None or not self._written:
             return []
-        held = self.slots.holding(save)
+        held = self._drained_slots(save)
         bad = next((slot.unreadable for slot in held if slot.unreadable), "")
         if bad:
             self._written = False
@@ -368,6 +597,9 @@ class JobNode:
     def _unreadable(self, event: ev.DigestsFailed) -> list[Action]:
         """A slot that cannot be read can be neither voted for nor loaded: who waits for it is told."""
         actions: list[Action] = [Note(job=self.job, text=event.problem)]
+        if event.save == self.protection.waits:
+            failed = ev.Encoded(job=self.job, save=event.save, epoch=self.epoch, problem=event.problem)
+            actions.append(self._report(failed))
         for slot in self.slots.holding(event.save):
             slot.unreadable = event.problem if slot.name == event.slot else slot.unreadable
         actions += self._vote()
@@ -385,6 +617,7 @@ class JobNode:
         if local is None:
             return []
         local.load_request = event.request
+        local.load_step = event.step if isinstance(event, ev.LoadAsked) else local.load_step
         return [self._report(event)]
 
     def _load_ordered(self, order: ev.LoadOrdered) -> list[Action]:
@@ -407,7 +640,7 @@ class JobNode:
         return actions
 
     def _slot_to_read(self, rank: int, order: ev.LoadOrdered) -> Slot | None:
-        if order.save is None or order.agreed or rank not in order.in_arena:
+        if order.save is None or order.agreed or not order.tiers or order.tiers[rank] is Tier.PFS:
             return None
         return next((slot for slot in self.slots.holding(order.save) if slot.rank == rank), None)
 
@@ -417,7 +650,7 @@ class JobNode:
             reply_to=request or 0,
             incarnation=order.incarnation,
             save=order.save,
-            tier=Tier.ARENA if slot else Tier.PFS,
+            tier=order.tiers[local.rank] if slot else Tier.PFS,
             slot=slot,
             path=f"{self.job.store}/{self.job.job}/{order.dirname}" if order.dirname else "",
             agreed=order.agreed,
@@ -436,13 +669,33 @@ class JobNode:
                 actions += self._refuse(local.rank, request, order.code, order.message, order.hint)
         return [*actions, *self.collect()]
 
+    def _fetched(self, event: ev.SegmentFetched) -> list[Action]:
+        """The segment lies here now: in place of a copy that cannot be read, if there was one."""
+        self.fetching.ended(event)
+        if event.seal is None:
+            return [self._report(event), *self.collect()]
+        replaced = [slot for slot in self.slots.holding(event.save) if slot.rank == event.rank]
+        adopted = ev.SlotAdopted(
+            job=self.job,
+            rank=event.rank,
+            slot=event.slot,
+            capacity=event.capacity,
+            world_size=event.seal.world_size,
+            save=event.save,
+            nbytes=event.seal.image_nbytes,
+            seal=event.seal,
+        )
+        self.slots.adopt(adopted)
+        actions: list[Action] = [action for slot in replaced for action in self.slots.free(slot)]
+        return [*actions, self._report(replace(event, seal=None)), *self.collect()]
+
     # --- the end
 
     def _released(self) -> list[Action]:
         self.newest_staged = None
         self.pending.clear()
         self.forced.clear()
-        actions = [*self.collect(), *self.slots.trim()]
+        actions = [*self.protection.released(), *self.collect(), *self.slots.trim()]
         return actions if self.needed else [*actions, ForgetJob(job=self.job)]
 
     def check(self) -> None:
@@ -453,3 +706,8 @@ class JobNode:
         staged = self.newest_staged
         if staged is not None and any(s.save == staged for s in self.slots):
             assert all(s.save != staged or not s.granted for s in self.slots)  # noqa: S101
+
+
+def _coordinator_of(event: ev.RankAttached, node: str) -> str:
+    """The node whose daemon coordinates the session that the rank belongs to."""
+    return event.topology.coordinator if event.topology is not None else node

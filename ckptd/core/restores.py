@@ -4,8 +4,10 @@ All ranks ask; the newest checkpoint that every rank can read wins; every rank r
 succeeded is the load agreed. A copy found damaged is not offered again: the same checkpoint by another route
 comes first, then an older one.
 
+What does not lie at a rank's node is fetched into its arena first: from a peer's arena, or rebuilt from parity.
+
 A checkpoint of another world size, or whose boxes lie otherwise on the ranks now, is read from the store, where every
-rank reaches every image; one that is only in memory is drained first.
+rank reaches every image; one that is only in memory is drained first, and what is lost of it rebuilt before that.
 """
 
 from dataclasses import dataclass, field
@@ -13,7 +15,8 @@ from dataclasses import dataclass, field
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, ScanStore, TakeIncarnation, ToNode
 from ckptd.core.policy import Policy
-from ckptd.core.saves import Record, Saves, few
+from ckptd.core.routes import Routes
+from ckptd.core.saves import Saves, few
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.messages import Tier
 
@@ -28,6 +31,7 @@ class Round:
     scan: ev.StoreScanned | None = None
     incarnation: int | None = None
     choice: SaveId | None = None
+    order: ev.LoadOrdered | None = None  # that sent the ranks to it
     ordered: float = 0.0  # when the ranks were sent to read the choice
     reported: set[int] = field(default_factory=set)
     failed: bool = False
@@ -36,15 +40,20 @@ class Round:
     damaged: set[tuple[SaveId, Tier, int]] = field(default_factory=set)
     reshaped: set[SaveId] = field(default_factory=set)  # some rank needs other ranks' images of it
     awaited: SaveId | None = None  # must be on the store first; its drain runs
+    gathered: SaveId | None = None  # what is missing of it at the ranks' nodes is on its way there
+    fetches: dict[int, Action] = field(default_factory=dict)  # by rank, what was ordered and has not come
+    moved: dict[tuple[SaveId, int], Tier] = field(default_factory=dict)  # what has come, and how
 
 
 class Restores:
     """The one load that may run in a job."""
 
-    def __init__(self, job: JobKey, node: str, policy: Policy) -> None:
+    def __init__(self, job: JobKey, node: str, policy: Policy, routes: Routes) -> None:
         self._job = job
         self._node = node
         self._policy = policy
+        self._routes = routes
+        self._blind = False  # some node has not yet said what it has
         self._round: Round | None = None
         self._ended = "no load is running"  # what a rank is told that reports to one that is over
 
@@ -58,7 +67,9 @@ class Restores:
         """Whether the load still waits for its incarnation number."""
         return self._round is not None and self._round.incarnation is None
 
-    def asked(self, event: ev.LoadAsked, world_size: int, incarnation: int, saves: Saves, now: float) -> list[Action]:
+    def asked(  # noqa: PLR0913, PLR0917 - who asks what of whom, and when
+        self, node: str, event: ev.LoadAsked, world_size: int, incarnation: int, saves: Saves, now: float
+    ) -> list[Action]:
         """A rank wants to restore."""
         actions: list[Action] = []
         if self._round is None:
@@ -68,9 +79,9 @@ class Restores:
         if event.step != self._round.step:
             text = f"ranks ask for different steps: {self._round.step} and {event.step}"
             return self._refuse("usage", text, "call load with the same step on all ranks")
-        if self._round.choice is not None:
-            text = f"rank {event.rank} asked again while the others were reading"
-            return self._refuse("restore", text, "call load again on all ranks")
+        if self._round.order is not None and self._round.choice is not None:  # the answer, or its daemon, was lost
+            self._round.reported.discard(event.rank)
+            return [ToNode(job=self._job, node=node, message=self._round.order)]
         self._round.asked.add(event.rank)
         return [*actions, *self._choose_when_ready(world_size, saves, now)]
 
@@ -110,52 +121,109 @@ class Restores:
         r = self._round
         if r is None or r.scan is None or r.incarnation is None or len(r.asked) < world_size or r.choice is not None:
             return []
+        if self._blind or r.fetches or r.awaited is not None:
+            return []
         return self._choose(r, world_size, saves, now)
+
+    def blind(self) -> None:
+        """Nodes have still to say what they have."""
+        self._blind = True
+
+    def go_on(self, world_size: int, saves: Saves, now: float) -> list[Action]:
+        """All nodes that answer have said what they have."""
+        self._blind = False
+        return self._choose_when_ready(world_size, saves, now)
 
     def _choose(self, r: Round, world_size: int, saves: Saves, now: float) -> list[Action]:
         candidates = self._candidates(r, saves)
+        r.choice, r.gathered = None, None
         for save in candidates:
             size = saves.on_store[save].world_size if save in saves.on_store else saves.records[save].world_size
             if size != world_size:
                 r.reshaped.add(save)
-            if save in r.reshaped and save not in r.given_up and self._may_be_drained(save, saves):
-                r.choice, r.awaited, r.since = None, save, now
-                return saves.drain_newest(now)
-            tiers = [self._tier(r, save, rank, saves) for rank in range(world_size)]
-            if None not in tiers:
-                r.ordered = now
-                return [self._order(r, save, tiers, saves)]
+            if save in r.reshaped and save not in saves.on_store:
+                actions = self._have_drained(r, save, saves, now)
+                if actions is not None:
+                    return actions
+                continue
+            routes = [self._route(r, save, rank) for rank in range(world_size)]
+            tiers = [route[0] for route in routes if route is not None]
+            if len(tiers) < world_size:
+                continue
+            fetches = {
+                rank: route[1] for rank, route in enumerate(routes) if route is not None and route[1] is not None
+            }
+            r.ordered = now
+            if fetches:
+                return self._gather(r, save, fetches)
+            return [self._order(r, save, tiers, saves)]
         return self._nothing(r, candidates)
 
-    @staticmethod
-    def _may_be_drained(save: SaveId, saves: Saves) -> bool:
-        """Whether it is not on the store yet, and its drain is one that will run."""
-        if save in saves.on_store or save.incarnation == saves.disputed:
-            return False
-        return saves.newest_staged is saves.records[save]
+    def _route(self, r: Round, save: SaveId, rank: int) -> tuple[Tier, ev.FetchOrdered | None] | None:
+        if save in r.reshaped:
+            return None if (save, Tier.PFS, rank) in r.damaged else (Tier.PFS, None)
+        route = self._routes.tier(save, rank, r.damaged)
+        if route is not None and route[0] is Tier.ARENA:
+            return r.moved.get((save, rank), Tier.ARENA), None
+        return route
+
+    def _have_drained(self, r: Round, save: SaveId, saves: Saves, now: float) -> list[Action] | None:
+        """Has a checkpoint written to the store that lies in memory only, what is lost of it rebuilt first."""
+        if save in r.given_up or save.incarnation == saves.disputed:
+            return None
+        size = saves.records[save].world_size
+        missing = [rank for rank in range(size) if not self._routes.has(save, rank)]
+        found = {rank: self._routes.fetch(save, rank, r.damaged) for rank in missing}
+        fetches = {rank: order for rank, order in found.items() if order is not None}
+        if len(fetches) < len(missing):
+            return None
+        if fetches:
+            r.ordered = now
+            return self._gather(r, save, fetches)
+        if saves.newest_staged is not saves.records[save]:
+            return None
+        r.awaited, r.since = save, now
+        return saves.drain_newest(now)
+
+    def _gather(self, r: Round, save: SaveId, fetches: dict[int, ev.FetchOrdered]) -> list[Action]:
+        r.gathered = save
+        r.fetches = {
+            rank: ToNode(job=self._job, node=self._routes.home(rank), message=order) for rank, order in fetches.items()
+        }
+        return list(r.fetches.values())
+
+    def fetched(self, event: ev.SegmentFetched, world_size: int, saves: Saves, now: float) -> list[Action]:
+        """A segment has come to the rank's node, or cannot."""
+        r = self._round
+        if r is None or r.gathered != event.save or event.rank not in r.fetches:
+            return []
+        del r.fetches[event.rank]
+        if event.problem:
+            r.damaged.add((event.save, event.tier, event.rank))
+            r.notes.append(f"{event.save}, rank {event.rank}, {event.tier}: {event.problem}")
+        else:
+            r.damaged.discard((event.save, Tier.ARENA, event.rank))
+            r.moved[event.save, event.rank] = event.tier
+        return self._choose_when_ready(world_size, saves, now)
+
+    def peer_up(self, node: str) -> list[Action]:
+        """It may not have heard what was ordered."""
+        if self._round is None:
+            return []
+        return [order for order in self._round.fetches.values() if isinstance(order, ToNode) and order.node == node]
 
     def _candidates(self, r: Round, saves: Saves) -> list[SaveId]:
-        in_memory = {s for s, record in saves.records.items() if record.staged and record.in_memory}
-        found = sorted(in_memory | set(saves.on_store), reverse=True)
+        found = sorted(self._routes.candidates() | set(saves.on_store), reverse=True)
         return [s for s in found if r.step is None or s.step == r.step]
 
-    def _tier(self, r: Round, save: SaveId, rank: int, saves: Saves) -> Tier | None:
-        record: Record | None = saves.records.get(save)
-        in_arena = record is not None and record.staged and rank in record.held and save not in r.reshaped
-        if in_arena and (save, Tier.ARENA, rank) not in r.damaged:
-            return Tier.ARENA
-        if save in saves.on_store and (save, Tier.PFS, rank) not in r.damaged:
-            return Tier.PFS
-        return None
-
-    def _order(self, r: Round, save: SaveId, tiers: list[Tier | None], saves: Saves) -> Action:
+    def _order(self, r: Round, save: SaveId, tiers: list[Tier], saves: Saves) -> Action:
         r.choice, r.reported, r.failed = save, set(), False
-        order = ev.LoadOrdered(
+        r.order = order = ev.LoadOrdered(
             job=self._job,
             node=self._node,
             incarnation=r.incarnation or 0,
             save=save,
-            in_arena=tuple(rank for rank, tier in enumerate(tiers) if tier is Tier.ARENA),
+            tiers=tuple(tiers),
             dirname=saves.on_store[save].dirname if save in saves.on_store else "",
             notes=tuple(r.notes),
         )
@@ -191,6 +259,9 @@ class Restores:
         elif event.problem:
             r.failed = True
             r.damaged.add((event.save, event.tier, event.rank))
+            if event.tier is not Tier.PFS:  # whichever way it came, it lies at the rank's node now
+                r.damaged.add((event.save, Tier.ARENA, event.rank))
+                r.moved.pop((event.save, event.rank), None)
             r.notes.append(f"{event.save}, rank {event.rank}, {event.tier}: {event.problem}")
         if len(r.reported) < world_size:
             return []
@@ -224,7 +295,9 @@ class Restores:
         r = self._round
         if r is None:
             return None
-        return r.since + self._policy.stage_timeout_s if r.choice is None else r.ordered + self._policy.read_timeout_s
+        if r.choice is None and not r.fetches:
+            return r.since + self._policy.stage_timeout_s
+        return r.ordered + self._policy.read_timeout_s
 
     def tick(self, now: float, world_size: int, saves: Saves) -> list[Action]:
         """Ends a load that some rank never joined, or in which one does not come back from its read."""
@@ -236,6 +309,12 @@ class Restores:
             r.notes.append(f"{text}: ckptd status tells why; started as they were, the ranks read it from memory")
             r.given_up.add(r.awaited)
             r.awaited = None
+            return self._choose(r, world_size, saves, now)
+        if r.fetches:
+            for rank in sorted(r.fetches):
+                r.damaged |= {(r.gathered, tier, rank) for tier in (Tier.PEER, Tier.REBUILT) if r.gathered is not None}
+            r.notes.append(f"{r.gathered}: the segments of ranks {few(sorted(r.fetches))} did not come")
+            r.fetches = {}
             return self._choose(r, world_size, saves, now)
         if r.choice is None:
             missing = sorted(set(range(world_size)) - r.asked)

@@ -10,6 +10,7 @@
 """
 
 import enum
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 from ckptd.core import events as ev
@@ -41,13 +42,15 @@ class Record:
     world_size: int
     since: float
     phase: Phase = Phase.STAGING
-    held: dict[int, str] = field(default_factory=dict)  # rank -> node whose arena has it
+    held: dict[int, set[str]] = field(default_factory=dict)  # rank -> nodes whose arenas have it
     delivered: dict[int, int] = field(default_factory=dict)  # rank -> bytes
     adopted: bool = False  # found in the arena at start
+    protected: bool = False  # by all sets, as the ranks' nodes were then
     due: bool = False
     forced: bool = False  # somebody asked for this very one: a newer one does not take its turn
     end: End | None = None
     reason: str = ""
+    drainers: dict[str, tuple[int, ...]] = field(default_factory=dict)  # node -> ranks whose segments it writes
     voters: set[str] = field(default_factory=set)
     done: dict[str, int] = field(default_factory=dict)  # node -> bytes on the store
     drain_since: float = 0.0
@@ -76,6 +79,8 @@ class Record:
         """What was reached."""
         if self.phase is Phase.DURABLE:
             return Milestone.DURABLE
+        if self.protected:
+            return Milestone.PROTECTED
         return Milestone.STAGED if self.staged else None
 
 
@@ -98,9 +103,11 @@ class Saves:
         self.disputed = -1  # an incarnation whose number an older life on the store has too
         self.silent_since: float | None = None  # the store was asked then, and has never answered
         self.ready = False  # the store was seen once: what is durable already is known, so drains may begin
+        self.reachable: set[str] = {node}  # nodes that can be told to drain
+        self.awaited: Container[SaveId] = ()  # not whole as far as is known, but more may be found
 
-    def _order(self, order: ev.NodeMessage) -> Action:
-        return ToNode(job=self._job, message=order)
+    def _order(self, order: ev.NodeMessage, node: str | None = None) -> Action:
+        return ToNode(job=self._job, node=node, message=order)
 
     # --- staging
 
@@ -108,16 +115,60 @@ class Saves:
         """A rank delivered its segment."""
         record = self._record(event.save, event.world_size, now)
         record.adopted |= event.request == 0
-        record.held[event.rank] = node
-        record.delivered[event.rank] = event.nbytes
         record.due |= event.drain
         record.forced |= event.drain
-        clash = self._clash(event.save)
+        return self._delivered(node, record, event.rank, event.nbytes, now)
+
+    def found(self, node: str, segments: tuple[ev.HeldSegment, ...], now: float) -> list[Action]:
+        """These segments, and no others, lie at the node. It is told what became of their saves."""
+        for record in self.records.values():
+            self._gone(record, node)
+        actions: list[Action] = []
+        for segment in sorted(segments, key=lambda s: (s.save, s.rank)):
+            record = self._record(segment.save, segment.world_size, now)
+            record.adopted |= not record.delivered
+            was = record.phase
+            actions += self._delivered(node, record, segment.rank, segment.nbytes, now, again=True)
+            if was is not Phase.STAGING and node != self._node:  # its half beside this one has heard it
+                actions.append(self._order(ev.SaveStaged(job=self._job, node=self._node, save=record.save), node))
+        told = {s.save for s in segments} if node != self._node else set()
+        ended = [r for r in self.records.values() if r.end is not None and r.save in told]
+        return [*actions, *(action for record in ended for action in self._tell_end(record, node))]
+
+    def known_nodes(self, nodes: set[str]) -> None:
+        """What lies elsewhere is out of reach."""
+        for record in self.records.values():
+            for node in {n for holders in record.held.values() for n in holders} - nodes:
+                self._gone(record, node)
+
+    @staticmethod
+    def _gone(record: Record, node: str, rank: int | None = None) -> None:
+        for held in [rank] if rank is not None else list(record.held):
+            record.held.get(held, set()).discard(node)
+            if not record.held.get(held):
+                record.held.pop(held, None)
+
+    def fetched(self, node: str, save: SaveId, rank: int, now: float) -> list[Action]:
+        """The segment of the rank lies at this node too, from elsewhere."""
+        record = self.records.get(save)
+        if record is None:
+            return []
+        return self._delivered(node, record, rank, record.delivered.get(rank, 0), now, again=True)
+
+    def _delivered(  # noqa: PLR0913 - what was delivered, where and when
+        self, node: str, record: Record, rank: int, nbytes: int, now: float, *, again: bool = False
+    ) -> list[Action]:
+        """A segment lies at the node. again: said before, to this coordinator or another, so it is not late."""
+        record.held.setdefault(rank, set()).add(node)
+        record.delivered[rank] = nbytes
+        clash = self._clash(record.save)
         if clash is not None:
             return self._disagree(record, clash)
-        if record.end is not None:
-            return self._tell_end(record)  # a late rank of a save that is over, or one that says again what it said
-        if record.phase is Phase.STAGING and len(record.delivered) == record.world_size:
+        complete = record.phase is Phase.STAGING and len(record.delivered) == record.world_size
+        if record.end is not None and not (again and complete):
+            return [] if again else self._tell_end(record)  # a late rank of a save that is over, or one that repeats
+        if complete:
+            record.end = None
             return self._complete(record, now)
         return []
 
@@ -189,6 +240,7 @@ class Saves:
         """What the ranks of an older incarnation did not complete never will be. The first save of this one is due."""
         self._last_due = None
         old = [r for r in self.records.values() if not r.staged and r.end is None and r.save.incarnation < incarnation]
+        old = [r for r in old if r.save not in self.awaited]
         return [a for r in old for a in self._finish(r, End.ABANDONED, f"incarnation {incarnation} began")]
 
     def dispute(self, incarnation: int) -> list[Action]:
@@ -201,9 +253,9 @@ class Saves:
     def released(self, node: str, event: ev.SegmentReleased) -> list[Action]:
         """A node's arena no longer has the segment; a save that still waited for its drain waits in vain."""
         record = self.records.get(event.save)
-        if record is None or record.held.get(event.rank) != node:
+        if record is None or node not in record.held.get(event.rank, set()):
             return []
-        del record.held[event.rank]
+        self._gone(record, node, event.rank)
         return self._superseded(record) if self._waits(record) and self.ready else []
 
     @staticmethod
@@ -282,8 +334,38 @@ class Saves:
     def _begin_drain(self, record: Record, now: float) -> list[Action]:
         self.active = record.save
         record.phase, record.drain_since = Phase.DRAINING, now
-        record.voters, record.done, record.commit_failures = set(), {}, 0
-        return [self._order(ev.DrainOrdered(job=self._job, node=self._node, save=record.save))]
+        record.voters, record.done, record.commit_failures, record.drainers = set(), {}, 0, {}
+        for rank, nodes in sorted(record.held.items()):
+            able = nodes & self.reachable
+            if not able:
+                return self._drain_failed(
+                    record, f"node {min(nodes)} does not answer: it has rank {rank}'s segment", now
+                )
+            drainer = self._node if self._node in able else min(able)
+            record.drainers[drainer] = (*record.drainers.get(drainer, ()), rank)
+        return [self._order_drain(record, node) for node in record.drainers]
+
+    def _order_drain(self, record: Record, node: str) -> Action:
+        order = ev.DrainOrdered(job=self._job, node=self._node, save=record.save, ranks=record.drainers[node])
+        return self._order(order, node)
+
+    def peer_up(self, node: str, now: float) -> list[Action]:
+        """A node that drains may not have heard of it, and one that drains failed for is back."""
+        self.reachable.add(node)
+        record = self.records.get(self.active) if self.active is not None else None
+        if record is not None and record.phase is Phase.DRAINING and node in set(record.drainers) - record.voters:
+            return [self._order_drain(record, node)]
+        if record is None and self.retry_at is not None:
+            self.retry_at = now
+        return []
+
+    def peer_down(self, node: str, now: float) -> list[Action]:
+        """A drain that needs the node is tried again later."""
+        self.reachable.discard(node)
+        record = self.records.get(self.active) if self.active is not None else None
+        if record is None or record.phase is not Phase.DRAINING or node not in set(record.drainers) - record.voters:
+            return []
+        return self._drain_failed(record, f"node {node} does not answer", now)
 
     def moved(self, node: str, event: ev.DrainMoved) -> None:
         """Bytes written so far at a node."""
@@ -298,7 +380,7 @@ class Saves:
         if problem:
             return self._drain_failed(record, problem, now)
         record.voters.add(node)
-        if record.voters >= set(record.held.values()):
+        if record.voters >= set(record.drainers):
             return self._commit(record)
         return []
 
@@ -415,10 +497,24 @@ class Saves:
         record.end, record.reason = end, reason
         return self._tell_end(record)
 
-    def _tell_end(self, record: Record) -> list[Action]:
+    def _tell_end(self, record: Record, node: str | None = None) -> list[Action]:
         assert record.end is not None  # noqa: S101 - only ended saves come here
         end = ev.SaveEnded(job=self._job, node=self._node, save=record.save, end=record.end, reason=record.reason)
-        return [self._order(end)]
+        return [self._order(end, node)]
+
+    def forget_memory(self) -> None:
+        """The nodes give back all that they hold."""
+        for record in self.records.values():
+            record.held.clear()
+
+    def revive(self, save: SaveId, now: float) -> list[Action]:
+        """All of it lies in memory again, and the job goes on from it: if it was to be durable, it still is."""
+        record = self.records.get(save)
+        if record is None or not record.staged or record.phase is not Phase.STAGED or save in self.on_store:
+            return []
+        if record.end in (End.FAILED, End.SUPERSEDED):
+            record.due, record.end, record.reason, record.first_failure = True, None, "", None
+        return self.start_drain(now)
 
     def _prune(self) -> None:
         ended = sorted(s for s, r in self.records.items() if r.end is not None and not r.held and s != self.active)
@@ -435,7 +531,11 @@ class Saves:
 
     def next_deadline(self) -> float | None:
         """When a staging save has taken too long, or a drain is tried again."""
-        staging = [r.since + self._policy.stage_timeout_s for r in self.records.values() if not r.staged and not r.end]
+        staging = [
+            r.since + self._policy.stage_timeout_s
+            for r in self.records.values()
+            if not r.staged and not r.end and r.save not in self.awaited
+        ]
         silent = self.silent_since + self._policy.drain_give_up_s if self.silent_since is not None else None
         return min([*staging, *(t for t in (self.retry_at, silent) if t is not None)], default=None)
 
@@ -443,7 +543,8 @@ class Saves:
         """Gives up what took too long; tries again what failed."""
         actions: list[Action] = []
         for record in list(self.records.values()):
-            if not record.staged and record.end is None and now - record.since >= self._policy.stage_timeout_s:
+            late = now - record.since >= self._policy.stage_timeout_s and record.save not in self.awaited
+            if not record.staged and record.end is None and late:
                 missing = sorted(set(range(record.world_size)) - set(record.delivered))
                 reason = f"ranks {few(missing)} did not deliver within {self._policy.stage_timeout_s:g} s"
                 actions += self._finish(record, End.ABANDONED, reason)

@@ -11,6 +11,7 @@ from ckptd.core.actions import Action, TakeIncarnation, ToNode
 from ckptd.core.policy import Policy
 from ckptd.protocol.ids import JobKey
 from ckptd.protocol.messages import Cadence
+from ckptd.protocol.topology import Topology
 
 
 @dataclass(slots=True)
@@ -21,6 +22,17 @@ class Waiting:
     cadence: Cadence
     takeover: bool = False
     ranks: dict[int, tuple[str, int]] = field(default_factory=dict)  # rank -> (node, world size)
+    topology: Topology | None = None
+    outside: set[str] = field(default_factory=set)  # nodes that the job used before and this session does not
+    late: bool = False  # it was waited for them long enough
+    visited: set[str] = field(default_factory=set)  # those of them that have said who lives there
+
+    def heard(self, now: float, patience_s: float) -> bool:
+        """Whether every node has said who lives there; those that the session does not use get little time."""
+        nodes = set(self.topology.nodes) if self.topology is not None else set()
+        if not nodes <= {node for node, _ in self.ranks.values()}:
+            return False
+        return self.outside <= self.visited or now - self.since >= patience_s
 
 
 class Sessions:
@@ -35,22 +47,62 @@ class Sessions:
         self.world_size = 0
         self.cadence = Cadence()
         self.members: dict[int, str] = {}
+        self.topology: Topology | None = None
+        self.epoch = 0  # the incarnation in which this topology began
+        self.visitors: set[str] = set()  # nodes outside of it that may hold something of the job
+        self.unreachable: set[str] = set()
         self.departed: set[int] = set()  # members that left or died; nothing more comes from them
         self._dead: set[tuple[int, str]] = set()
         self.floor = 0  # the largest number seen on the store
         self.confirmed = True  # the store gave the present number, so nobody else has it
         self.spoiled = ""  # why the session will not be complete: a rank of it was refused
         self._live: dict[tuple[int, str], ev.RankFound] = {}
+        self._where: dict[tuple[int, str], str] = {}  # the node of each
+        self.heard_of: set[str] = {node}  # nodes where ranks stood at the door
         self._waiting: dict[str, Waiting] = {}
         self._taking = ""
 
-    def found(self, event: ev.RankFound) -> None:
+    def found(self, node: str, event: ev.RankFound) -> None:
         """A live process of some session."""
         self._live[event.rank, event.session] = event
+        self._where[event.rank, event.session] = node
+
+    def knocked(self, event: ev.Knocked, now: float) -> None:
+        """A session at the door leaves these nodes, if it is let in."""
+        waiting = self._waiting.setdefault(event.session, Waiting(now, Cadence()))
+        waiting.outside |= {peer.node for peer in event.outside}
+
+    def visited(self, node: str, event: ev.Visited, now: float) -> list[Action]:
+        """A node that the session leaves has said who lives there."""
+        waiting = self._waiting.get(event.session)
+        if waiting is None:
+            return []
+        waiting.outside.add(node)
+        waiting.visited.add(node)
+        return self._open_waiting(now)
+
+    def peer_up(self, node: str, *, fresh: bool) -> None:
+        """Another process than before says anew which ranks live there."""
+        self.unreachable.discard(node)
+        if fresh:
+            for key in [key for key, where in self._where.items() if where == node]:
+                self._live.pop(key, None)
+                self._where.pop(key)
+
+    def peer_down(self, node: str, now: float) -> list[Action]:
+        """Nobody waits for ranks of a node that does not answer: what they still do is of an old incarnation."""
+        self.unreachable.add(node)
+        return self._open_waiting(now)
+
+    def retire(self) -> None:
+        """Another node coordinates the job now; who stands at this door waits on."""
+        self.session, self.members, self.departed, self.visitors = "", {}, set(), set()
+        self.topology, self.epoch = None, 0
 
     def gone(self, rank: int, session: str, now: float) -> list[Action]:
         """The process ended; perhaps somebody waits for that."""
         self._live.pop((rank, session), None)
+        self._where.pop((rank, session), None)
         if not self.session:
             self._dead.add((rank, session))  # before anybody said which session is the job
         if session == self.session and self.members.pop(rank, None) is not None:
@@ -64,6 +116,7 @@ class Sessions:
 
     def attach(self, node: str, event: ev.RankAttached, now: float) -> list[Action]:
         """A rank stands before the door."""
+        self.heard_of.add(node)
         problem = self._misfit(event)
         if problem:
             if event.session == self.session:
@@ -75,6 +128,8 @@ class Sessions:
             if event.session != self.session:
                 self.members = {}
                 self.departed = {rank for rank, session in self._dead if session == event.session}
+            if event.session != self.session or self.topology is None:
+                self.topology, self.epoch = event.topology, self.epoch or event.incarnation
             self.session, self.world_size, self.cadence = event.session, event.world_size, event.cadence
             self.incarnation = max(self.incarnation, event.incarnation)
             self.members[event.rank] = node
@@ -83,6 +138,7 @@ class Sessions:
             return [self._welcome(node, (event.rank,))]
         waiting = self._waiting.setdefault(event.session, Waiting(now, event.cadence))
         waiting.takeover |= event.takeover
+        waiting.cadence, waiting.topology = event.cadence, event.topology
         waiting.ranks[event.rank] = (node, event.world_size)
         return self._open_waiting(now)
 
@@ -103,13 +159,18 @@ class Sessions:
         return None
 
     def _others(self, session: str) -> list[ev.RankFound]:
-        return [found for (_, other), found in self._live.items() if other != session]
+        return [
+            found
+            for key, found in self._live.items()
+            if key[1] != session and self._where.get(key) not in self.unreachable
+        ]
 
     def _open_waiting(self, now: float) -> list[Action]:
         if self._taking:
             return []
         for session, waiting in self._waiting.items():
-            if waiting.takeover or not self._others(session):
+            heard = waiting.ranks and waiting.heard(now, self._policy.outside_wait_s)
+            if heard and (waiting.takeover or not self._others(session)):
                 self._taking = session
                 return [TakeIncarnation(job=self._job, at_least=self.next_number)]
         return self._refuse_late(now)
@@ -120,11 +181,29 @@ class Sessions:
             if now - waiting.since < self._policy.connect_timeout_s:
                 continue
             del self._waiting[session]
+            if not waiting.ranks:
+                continue
+            if not self._others(session):
+                actions.append(self._unheard(session, waiting))
+                continue
             alive = ", ".join(f"rank {f.rank} (pid {f.pid} on {f.host})" for f in self._others(session))
             text = f"job {self._job.job!r} is still running: {alive}"
             hint = "end those processes, use another job name, or connect(..., takeover=True) to replace them"
             actions.append(self._refusal(session, tuple(waiting.ranks), "connect", text, hint))
         return actions
+
+    def _unheard(self, session: str, waiting: Waiting) -> ToNode:
+        nodes = set(waiting.topology.nodes) if waiting.topology is not None else set()
+        silent = ", ".join(sorted(nodes - {node for node, _ in waiting.ranks.values()}))
+        text = f"no rank of node {silent} has come to the daemon of {self._node}"
+        hint = "can the daemons reach each other? ckptd status on both; peer_address, peer_port, firewalls"
+        return self._refusal(session, tuple(waiting.ranks), "connect", text, hint)
+
+    @property
+    def nodes(self) -> set[str]:
+        """All nodes that have, or may have, something of the job."""
+        inside = set(self.topology.nodes) if self.topology is not None else set()
+        return {self._node} | inside | self.visitors
 
     @property
     def wanted(self) -> bool:
@@ -164,23 +243,37 @@ class Sessions:
         self.incarnation = self.number_of(event)
         self.confirmed = not event.problem
         self.departed = set()
+        self.topology, self.epoch = waiting.topology, self.incarnation
+        self.visitors = waiting.visited - self.unreachable
         self.members = {rank: node for rank, (node, _) in waiting.ranks.items()}
         self.world_size = next(size for _, size in waiting.ranks.values())
         note = f"the store did not give an incarnation number ({event.problem}); went on with {self.incarnation}"
         warnings = (note,) if event.problem else ()
         nodes = sorted(set(self.members.values()))
         ranks = {node: tuple(r for r, n in self.members.items() if n == node) for node in nodes}
-        return [*(self._welcome(node, ranks[node], warnings) for node in nodes), *self._open_waiting(now)]
+        for node in sorted(self.visitors):
+            ranks.setdefault(node, ())
+        return [*(self._welcome(node, seated, warnings) for node, seated in ranks.items()), *self._open_waiting(now)]
 
     def next_deadline(self) -> float | None:
         """When somebody has waited long enough."""
         if self._taking:
             return None  # who gets the number is settled first
-        return min((w.since + self._policy.connect_timeout_s for w in self._waiting.values()), default=None)
+        times = [w.since + self._policy.connect_timeout_s for w in self._waiting.values()]
+        times += [
+            w.since + self._policy.outside_wait_s
+            for w in self._waiting.values()
+            if w.outside - w.visited and not w.late
+        ]
+        return min(times, default=None)
 
     def tick(self, now: float) -> list[Action]:
-        """Refuses who has waited too long."""
-        return [] if self._taking else self._refuse_late(now)
+        """Refuses who has waited too long; opens to who need not wait any more."""
+        if self._taking:
+            return []
+        for waiting in self._waiting.values():
+            waiting.late = waiting.late or now - waiting.since >= self._policy.outside_wait_s
+        return self._open_waiting(now)
 
     def _welcome(self, node: str, ranks: tuple[int, ...], warnings: tuple[str, ...] = ()) -> ToNode:
         order = ev.SessionOpened(
@@ -190,6 +283,8 @@ class Sessions:
             incarnation=self.incarnation,
             ranks=ranks,
             warnings=warnings,
+            topology=self.topology,
+            epoch=self.epoch,
         )
         return ToNode(job=self._job, node=node, message=order)
 

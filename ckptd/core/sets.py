@@ -30,3 +30,18 @@ def effective(scheme: Scheme, members: int) -> Scheme:
     if scheme is Scheme.DOUBLE and members >= 3:  # noqa: PLR2004
         return Scheme.DOUBLE
     return Scheme.XOR if scheme is not Scheme.NONE and members >= 2 else Scheme.NONE  # noqa: PLR2004
+
+
+def recoverable(scheme: Scheme, members: int, columns: set[int], pieces: set[int], wanted: set[int]) -> bool:
+    """Whether the wanted members' columns can be rebuilt when these members' columns and pieces are lost.
+
+    Group g keeps its row parity with member g, and under double its diagonal parity with member g + 1; the others'
+    chunks are its data. It can be solved when it lacks no more than the scheme's losses.
+    """
+    for group in range(members):
+        holders = {group} if scheme is Scheme.XOR else {group, (group + 1) % members}
+        if wanted <= holders:
+            continue
+        if len(columns - holders) + len(pieces & holders) > scheme.losses:
+            return False
+    return True

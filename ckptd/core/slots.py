@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from ckptd.core.actions import Action, AllocateSlots, FreeSlot, TakeDigests, UnlinkSlot
 from ckptd.core.events import SegmentStaged, SlotAdopted
 from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.slot import Seal
 
 
 @dataclass(slots=True)
@@ -17,10 +18,16 @@ class Slot:
     capacity: int
     granted: bool = False
     save: SaveId | None = None
+    world_size: int = 1
     nbytes: int = 0
-    digested: bool = False
+    seal: Seal | None = None  # once its digests are taken
     unreadable: str = ""  # why its digests cannot be taken
     unsure: bool = False  # a rank may have sealed it since it was last known to be free
+
+    @property
+    def digested(self) -> bool:
+        """Whether the digest of every block is sealed in it."""
+        return self.seal is not None
 
 
 class SlotTable:
@@ -54,8 +61,9 @@ class SlotTable:
             event.rank,
             event.capacity,
             save=event.save,
+            world_size=event.world_size,
             nbytes=event.nbytes,
-            digested=event.digested,
+            seal=event.seal,
             unsure=True,
         )
 
@@ -123,7 +131,8 @@ class SlotTable:
             return f"slot {event.slot} still holds {slot.save}"
         if any(other.save == event.save for other in self.of_rank(event.rank)):
             return f"another slot of rank {event.rank} holds {event.save} already"
-        slot.granted, slot.save, slot.nbytes, slot.digested = False, event.save, event.nbytes, False
+        slot.granted, slot.save, slot.nbytes, slot.seal = False, event.save, event.nbytes, None
+        slot.world_size = event.world_size
         return ""
 
     def digests_due(self) -> list[Action]:
@@ -134,17 +143,17 @@ class SlotTable:
             if s.save is not None and not s.digested
         ]
 
-    def digested(self, name: str, save: SaveId) -> bool:
+    def digested(self, name: str, save: SaveId, seal: Seal) -> bool:
         """Notes that the slot's digests are sealed; False when it holds something else by now."""
         slot = self._slots.get(name)
         if slot is None or slot.save != save:
             return False
-        slot.digested = True
+        slot.seal = seal
         return True
 
     def free(self, slot: Slot) -> list[Action]:
         """The slot's save is needed no more."""
-        slot.save, slot.nbytes, slot.digested, slot.unsure, slot.unreadable = None, 0, False, False, ""
+        slot.save, slot.nbytes, slot.seal, slot.unsure, slot.unreadable = None, 0, None, False, ""
         return [FreeSlot(job=self._job, slot=slot.name)]
 
     def trim(self, first_rank: int = 0) -> list[Action]:

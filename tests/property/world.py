@@ -22,6 +22,7 @@ from ckptd.protocol.messages import (
     SlotsRefused,
     Tier,
 )
+from tests.seals import a_seal
 
 KEY = JobKey("/store", "job")
 POLICY = Policy(slots_per_rank=3, keep_last=2, connect_timeout_s=30, stage_timeout_s=300, drain_give_up_s=120)
@@ -169,7 +170,7 @@ class World:
                 self.serials[f.rank] = max(self.serials.get(f.rank, 0), int(name[7:13]))
                 self.say_quietly(ev.SlotAdopted(
                     job=KEY, rank=f.rank, slot=name, capacity=f.capacity, world_size=f.world, save=f.save,
-                    nbytes=10 if f.save else 0, digested=f.digested,
+                    nbytes=10 if f.save else 0, seal=a_seal(KEY, f.save, f.rank) if f.digested and f.save else None,
                 ))  # fmt: skip
         else:
             self.files.clear()
@@ -209,7 +210,9 @@ class World:
                 return [ev.SlotsFailed(job=KEY, rank=rank, count=count, code="budget", message="full", hint="")]
             case act.TakeDigests(slot=slot, save=save):
                 f = self.files.get(slot)
-                return [ev.DigestsSealed(job=KEY, slot=slot, save=save)] if f and f.save == save else []
+                if f is None or f.save != save:
+                    return []
+                return [ev.DigestsSealed(job=KEY, slot=slot, save=save, seal=a_seal(KEY, save, f.rank))]
             case act.TakeIncarnation():
                 self.made_up |= not well
                 return [ev.IncarnationTaken(job=KEY, number=self.store_number if well else 0, problem=problem)]

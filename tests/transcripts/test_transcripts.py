@@ -13,6 +13,7 @@ from ckptd.core import actions as act
 from ckptd.core import events as ev
 from ckptd.protocol.ids import SaveId
 from ckptd.protocol.messages import Cadence
+from tests.seals import a_seal
 from tests.unit.a_job import KEY, AJob
 
 HERE = pathlib.Path(__file__).parent
@@ -143,7 +144,7 @@ class Story:
         save = save_of(plain[1]) if len(plain) > 1 else None
         self.job.say(ev.SlotAdopted(
             job=KEY, rank=int(plain[0]), slot=flags["name"], capacity=4096, world_size=self.job.world, save=save,
-            nbytes=10, digested="digested" in flags,
+            nbytes=10, seal=a_seal(KEY, save, int(plain[0])) if "digested" in flags else None,
         ))  # fmt: skip
 
     def do_lives(self, plain, flags):

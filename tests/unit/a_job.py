@@ -6,6 +6,7 @@ from ckptd.core.catalogue import Catalogue
 from ckptd.core.policy import Policy
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.messages import Cadence, Progress, Reply, Tier
+from tests.seals import a_seal
 
 KEY = JobKey("/store", "job")
 CAPACITY = 4096
@@ -106,7 +107,7 @@ class AJob:
 
     def digest_all(self, save: SaveId) -> None:
         for slot in list(self.catalogue.jobs[KEY].node.slots.holding(save)):
-            self.say(ev.DigestsSealed(job=KEY, slot=slot.name, save=save))
+            self.say(ev.DigestsSealed(job=KEY, slot=slot.name, save=save, seal=a_seal(KEY, save, slot.rank)))
 
     def drain(self, save: SaveId) -> None:
         """The drain that runs ends well."""

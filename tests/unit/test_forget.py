@@ -6,6 +6,7 @@ from ckptd.core import actions as act
 from ckptd.core import events as ev
 from ckptd.protocol.errors import CkptdError, UsageError
 from ckptd.protocol.ids import JobKey, SaveId
+from tests.seals import a_seal
 from tests.unit.a_job import KEY, AJob
 
 ONE, TWO = SaveId(1, 1, 10), SaveId(1, 2, 20)
@@ -58,7 +59,7 @@ def test_what_comes_after_it_is_forgotten_harms_nothing():
     slot = job.node.slots.holding(ONE)[0].name
     job.catalogue.forget(KEY, force=True)
     for late in (
-        ev.DigestsSealed(job=KEY, slot=slot, save=ONE),
+        ev.DigestsSealed(job=KEY, slot=slot, save=ONE, seal=a_seal(KEY, ONE)),
         ev.Drained(job=KEY, save=ONE),
         ev.VoteWritten(job=KEY, save=ONE),
         ev.CommitEnded(job=KEY, save=ONE, nbytes=20),

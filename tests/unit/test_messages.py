@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from ckptd.protocol import messages as m
 from ckptd.protocol.errors import ProtocolError
 from ckptd.protocol.ids import MAX_COUNTER, MAX_INCARNATION, MAX_STEP, JobKey, SaveId
+from ckptd.protocol.topology import Peer, Scheme
 
 KEY = JobKey("/store", "job")
 SAVE = SaveId(1, 2, 3)
@@ -30,6 +31,7 @@ REQUESTS = [
     m.AskStop(seq=12, wait=True),
     m.AskForget(seq=13, job=KEY, force=True),
     m.Detach(seq=(1 << 53) - 1),
+    m.AskNode(seq=14),
 ]
 REPLIES = [
     m.Done(reply_to=1),
@@ -41,6 +43,7 @@ REPLIES = [
     m.Progress(save=SAVE, milestone=m.Milestone.DURABLE, end=m.End.DURABLE),
     m.LoadFrom(reply_to=5, incarnation=6, save=SAVE, tier=m.Tier.ARENA, slot=SLOT, notes=["n"]),
     m.Steps(reply_to=6, checkpoints=[]),
+    m.NodeInfo(reply_to=8, peer=Peer("n", "a", "tcp://127.0.0.1:5000", "k" * 40, "rack"), scheme=Scheme.DOUBLE),
     m.Forgotten(reply_to=7, slots=3, nbytes=1 << 40),
 ]
 

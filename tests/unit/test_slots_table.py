@@ -4,6 +4,7 @@ from ckptd.core.actions import AllocateSlots, FreeSlot, UnlinkSlot
 from ckptd.core.events import SegmentStaged, SlotAdopted
 from ckptd.core.slots import SlotTable
 from ckptd.protocol.ids import JobKey, SaveId
+from tests.seals import a_seal
 
 KEY = JobKey("/store", "job")
 SAVE = SaveId(1, 1, 10)
@@ -117,16 +118,16 @@ def test_digests_of_what_a_slot_holds_no_more_are_not_noted():
     table = a_table(ready=1)
     table.hold(staged(1))
     assert [a.slot for a in table.digests_due()] == [name(1)]
-    assert table.digested(name(1), SAVE)
+    assert table.digested(name(1), SAVE, a_seal(KEY, SAVE))
     assert not table.digests_due()
     table.free(table.holding(SAVE)[0])
-    assert not table.digested(name(1), SAVE)
-    assert not table.digested(name(7), SAVE)
+    assert not table.digested(name(1), SAVE, a_seal(KEY, SAVE))
+    assert not table.digested(name(7), SAVE, a_seal(KEY, SAVE))
 
 
 def test_adopted_slots_count_for_the_share():
     table = a_table()
-    table.adopt(SlotAdopted(job=KEY, rank=0, slot=name(4), capacity=4096, save=SAVE, nbytes=3, digested=True))
+    table.adopt(SlotAdopted(job=KEY, rank=0, slot=name(4), capacity=4096, save=SAVE, nbytes=3, seal=a_seal(KEY, SAVE)))
     table.adopt(SlotAdopted(job=KEY, rank=0, slot=name(5), capacity=4096))
     assert asked(table.demand(0, 4096)) == 1
     assert table.coming(0) == 2

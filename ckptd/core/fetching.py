@@ -1,0 +1,102 @@
+"""Segments that this node gets from elsewhere for a load: from a peer's arena, or rebuilt from parity. Pure."""
+
+from ckptd.core import events as ev
+from ckptd.core.actions import Action, FetchSegment, ToNode
+from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.messages import Tier
+from ckptd.protocol.slot import Seal
+
+
+class Fetching:
+    """What was ordered and has not ended. First its seal, or its piece, is asked of who has it; then it is pulled."""
+
+    def __init__(self, job: JobKey, node: str) -> None:
+        self._job = job
+        self._node = node
+        self._orders: dict[tuple[SaveId, int], ev.FetchOrdered] = {}
+        self._pulling: set[tuple[SaveId, int]] = set()
+
+    @property
+    def saves(self) -> set[SaveId]:
+        """Saves of which something is on its way."""
+        return {save for save, _ in self._orders}
+
+    def order(self, order: ev.FetchOrdered, own: ev.Piece | None) -> list[Action]:
+        """Begins, or goes on when it is ordered again. own: this node's piece of that save and epoch, if it has one."""
+        key = (order.save, order.rank)
+        if key in self._pulling:
+            self._orders[key] = order
+            return []
+        self._orders[key] = order
+        if order.tier is Tier.PEER:
+            return [self._ask(order, ev.SealAsked(job=self._job, node=self._node, save=order.save, rank=order.rank))]
+        if own is not None:
+            return self._rebuild(order, own)
+        asked = ev.PieceAsked(job=self._job, node=self._node, save=order.save, epoch=order.epoch)
+        return [self._ask(order, asked)]
+
+    def _ask(self, order: ev.FetchOrdered, message: ev.NodeMessage) -> Action:
+        return ToNode(job=self._job, node=order.holder, message=message)
+
+    def sealed(self, told: ev.SealTold) -> list[Action]:
+        """The holder has answered."""
+        order = self._orders.get((told.save, told.rank))
+        if order is None or order.tier is not Tier.PEER or order.holder != told.node:
+            return []
+        if told.seal is None:
+            return self._failed(order, f"{told.node} has no such segment")
+        return self._pull(order, told.seal, None)
+
+    def described(self, told: ev.PieceTold) -> list[Action]:
+        """The holder of a piece has answered, for all segments that wait for it."""
+        waiting = [
+            o
+            for o in self._orders.values()
+            if (o.save, o.epoch, o.holder, o.tier) == (told.save, told.epoch, told.node, Tier.REBUILT)
+        ]
+        actions: list[Action] = []
+        for order in waiting:
+            if told.piece is None:
+                actions += self._failed(order, f"{told.node} has no such parity")
+            else:
+                actions += self._rebuild(order, told.piece)
+        return actions
+
+    def _rebuild(self, order: ev.FetchOrdered, piece: ev.Piece) -> list[Action]:
+        seals = [seal for column in piece.columns for seal in column.seals if seal.rank == order.rank]
+        if not seals:
+            return self._failed(order, f"the parity of {order.holder} does not cover rank {order.rank}")
+        return self._pull(order, seals[0], piece)
+
+    def _pull(self, order: ev.FetchOrdered, seal: Seal, piece: ev.Piece | None) -> list[Action]:
+        key = (order.save, order.rank)
+        if key in self._pulling:
+            return []
+        self._pulling.add(key)
+        fetch = FetchSegment(
+            job=self._job,
+            rank=order.rank,
+            save=order.save,
+            tier=order.tier,
+            holder=order.holder,
+            seal=seal,
+            piece=piece,
+            homes=order.homes,
+            pieces=order.pieces,
+        )
+        return [fetch]
+
+    def ended(self, event: ev.SegmentFetched) -> None:
+        """It lies here now, or cannot be had."""
+        self._orders.pop((event.save, event.rank), None)
+        self._pulling.discard((event.save, event.rank))
+
+    def peer_down(self, node: str) -> list[Action]:
+        """Who was asked will not answer. What is being pulled ends by its own deadlines."""
+        lost = [o for o in self._orders.values() if o.holder == node and (o.save, o.rank) not in self._pulling]
+        return [action for order in lost for action in self._failed(order, f"{node} does not answer")]
+
+    def _failed(self, order: ev.FetchOrdered, problem: str) -> list[Action]:
+        self._orders.pop((order.save, order.rank), None)
+        event = ev.SegmentFetched(job=self._job, rank=order.rank, save=order.save, tier=order.tier, problem=problem)
+        return [ToNode(job=self._job, message=ev.Report(job=self._job, node=self._node, event=event))]

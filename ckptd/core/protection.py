@@ -1,0 +1,146 @@
+"""This node's part in protecting a job: offers its column to its set, encodes when all columns are known. Pure.
+
+The coordinator orders one save at a time for all sets, so the members of a set always encode the same one.
+"""
+
+from ckptd.core import events as ev
+from ckptd.core.actions import Action, DropPiece, Encode, StopEncode, ToNode
+from ckptd.core.sets import effective, set_of
+from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.topology import Scheme, Topology
+
+Key = tuple[SaveId, int]  # save, epoch
+_MAX_OFFERED = 4  # saves whose offers are kept before they are ordered here
+
+
+class Protection:
+    """One job's parity on one node."""
+
+    def __init__(self, job: JobKey, node: str) -> None:
+        self._job = job
+        self._node = node
+        self.members: tuple[str, ...] = (node,)
+        self.scheme = Scheme.NONE
+        self.epoch = 0
+        self.pieces: dict[Key, ev.Piece] = {}  # sealed here
+        self.newest: Key | None = None  # the newest save that the coordinator called protected
+        self.ordered: Key | None = None
+        self._running: ev.Piece | None = None
+        self._offers: dict[Key, dict[str, ev.Column]] = {}
+
+    @property
+    def wanted(self) -> set[SaveId]:
+        """Saves whose slots must stay: being encoded, or needed when a node of the set is lost."""
+        return {key[0] for key in self.pieces} | {key[0] for key in (self.ordered, self.newest) if key is not None}
+
+    @property
+    def waits(self) -> SaveId | None:
+        """The save whose own column is still to be offered."""
+        if self.ordered is None or self.ordered in self.pieces:
+            return None
+        return None if self._node in self._offers.get(self.ordered, {}) else self.ordered[0]
+
+    def moved(self, topology: Topology | None, epoch: int) -> list[Action]:
+        """The job runs on these nodes now; what is sealed stays until a newer checkpoint is protected."""
+        if topology is None:
+            return []
+        actions = self._stop()
+        self.ordered, self._offers = None, {}
+        self.members = set_of(topology.peers, topology.set_size, self._node)
+        self.scheme = effective(topology.scheme, len(self.members))
+        self.epoch = epoch
+        return actions
+
+    def adopt(self, piece: ev.Piece) -> None:
+        """A whole piece was found at start."""
+        self.pieces[piece.save, piece.epoch] = piece
+
+    def order(self, order: ev.EncodeOrdered) -> list[Action]:
+        """The coordinator wants this save encoded, and has given up what it wanted before."""
+        key = (order.save, order.epoch)
+        if order.epoch != self.epoch or self.scheme is Scheme.NONE:
+            return [self._outcome(key, "this node is in no set that could encode it")]
+        if key in self.pieces:
+            self.ordered = key
+            return [self._outcome(key, "")]
+        actions: list[Action] = [] if self.ordered == key else self._stop()
+        self.ordered = key
+        if self.newest is not None:  # else one of those found at start may be what was protected
+            actions += self._drop_all_but({self.newest, key})
+        return [*actions, *self._encode()]
+
+    def offer(self, column: ev.Column) -> list[Action]:
+        """This node's column of the save that waits for it."""
+        assert self.ordered is not None  # noqa: S101 - the caller looked
+        self._remember(self.ordered, column)
+        return [*self._tell(self.ordered, column, self.members), *self._encode()]
+
+    def offered(self, offer: ev.ColumnOffered) -> list[Action]:
+        """A member's column."""
+        if offer.node not in self.members or offer.column.node != offer.node or offer.epoch != self.epoch:
+            return []
+        self._remember((offer.save, offer.epoch), offer.column)
+        return self._encode()
+
+    def peer_up(self, node: str) -> list[Action]:
+        """A member may not have heard what was offered."""
+        own = self._offers.get(self.ordered, {}).get(self._node) if self.ordered is not None else None
+        if self.ordered is None or own is None or node not in self.members:
+            return []
+        return self._tell(self.ordered, own, (node,))
+
+    def encoded(self, event: ev.Encoded) -> list[Action]:
+        """The encode ended."""
+        key, running = (event.save, event.epoch), self._running
+        if running is None or (running.save, running.epoch) != key:
+            return [] if event.problem else [DropPiece(job=self._job, save=event.save, epoch=event.epoch)]
+        self._running = None
+        if not event.problem:
+            self.pieces[key] = running
+        return [self._outcome(key, event.problem)]
+
+    def protected(self, order: ev.SaveProtected) -> list[Action]:
+        """Every set has encoded it: what protected older ones can go."""
+        key = (order.save, order.epoch)
+        self.newest = key
+        return self._drop_all_but({key} | ({self.ordered} if self.ordered and self.ordered[0] > key[0] else set()))
+
+    def released(self) -> list[Action]:
+        """The job is over."""
+        actions = [*self._stop(), *self._drop_all_but(set())]
+        self.newest, self.ordered, self._offers = None, None, {}
+        return actions
+
+    def _remember(self, key: Key, column: ev.Column) -> None:
+        self._offers.setdefault(key, {})[column.node] = column
+        for old in sorted(k for k in self._offers if k != self.ordered)[:-_MAX_OFFERED]:
+            del self._offers[old]
+
+    def _tell(self, key: Key, column: ev.Column, nodes: tuple[str, ...]) -> list[Action]:
+        offer = ev.ColumnOffered(job=self._job, node=self._node, save=key[0], epoch=key[1], column=column)
+        return [ToNode(job=self._job, node=node, message=offer) for node in nodes if node != self._node]
+
+    def _encode(self) -> list[Action]:
+        key = self.ordered
+        if key is None or key in self.pieces or self._running is not None:
+            return []
+        offers = self._offers.get(key, {})
+        if not set(self.members) <= set(offers):
+            return []
+        columns = tuple(offers[member] for member in self.members)
+        self._running = ev.Piece(key[0], key[1], self.scheme, self.members.index(self._node), columns)
+        return [Encode(job=self._job, piece=self._running)]
+
+    def _stop(self) -> list[Action]:
+        running, self._running = self._running, None
+        return [] if running is None else [StopEncode(job=self._job, save=running.save, epoch=running.epoch)]
+
+    def _drop_all_but(self, keep: set[Key]) -> list[Action]:
+        dropped = [key for key in self.pieces if key not in keep]
+        for key in dropped:
+            del self.pieces[key]
+        return [DropPiece(job=self._job, save=save, epoch=epoch) for save, epoch in dropped]
+
+    def _outcome(self, key: Key, problem: str) -> Action:
+        event = ev.Encoded(job=self._job, save=key[0], epoch=key[1], problem=problem)
+        return ToNode(job=self._job, message=ev.Report(job=self._job, node=self._node, event=event))

@@ -1,0 +1,9 @@
+"""Seals as a digested slot has them, for tests of the core, which only passes them on."""
+
+from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.slot import Seal, SlotState
+
+
+def a_seal(job: JobKey, save: SaveId, rank: int = 0, world_size: int = 1, nbytes: int = 10) -> Seal:
+    """Of a segment whose digests are taken."""
+    return Seal(state=SlotState.DIGESTED, job=job, save=save, rank=rank, world_size=world_size, image_nbytes=nbytes)
