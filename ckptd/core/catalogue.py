@@ -136,7 +136,9 @@ class Catalogue:
                     out.append(ToNode(job=key, node=node, message=action.message))
 
     def _receivers(self, key: JobKey, order: ev.NodeMessage) -> list[str]:
-        """Every node of the job, for an order that names none."""
+        """Every node of the job, for an order that names none; the coordinator, for a report that names none."""
+        if isinstance(order, ev.Report):
+            return [self._job(key).node.coordinator]
         sessions = self._job(key).coordinator.sessions
         knockers = sessions.heard_of if isinstance(order, ev.SessionRefused) else set()
         return sorted(sessions.nodes | knockers)
