@@ -85,7 +85,7 @@ class Effects:
                 arena.drop_piece(job, action.save, action.epoch)
             case act.ForgetJob():
                 arena.forget(job)
-                machine.known.pop(job, None)
+                machine.forget(job)
             case _:
                 self._begin(machine, action)
 

@@ -45,7 +45,7 @@ class Machine:
         self.life = 0
         self.frozen = False
         self.lost = False
-        self.known: dict[JobKey, dict[str, set[str]]] = {}  # whom this life accepts: name -> arenas
+        self.known: dict[JobKey, dict[str, str]] = {}  # whom this life accepts: name -> arena
         self.seen: dict[tuple[str, JobKey], int] = {}  # the other daemon's life when it was last tied to this one
         self.watched: set[tuple[JobKey, int, str]] = set()  # live ranks that this life has seen
         self.offset = float(world.clock.random.randrange(1, 1 << 20))  # every node's clock began at another time
@@ -248,9 +248,14 @@ class Machine:
         """Accept these daemons, and talk to them."""
         known = self.known.setdefault(job, {})
         for peer in peers:
-            known.setdefault(peer.node, set()).add(peer.arena)
+            known[peer.node] = peer.arena
         self.world.network.met(self.name, [peer.node for peer in peers])
 
     def knows(self, job: JobKey, other: "Machine") -> bool:
         """Whether this life accepts that daemon for the job."""
-        return other.arena.ident in self.known.get(job, {}).get(other.name, ())
+        return self.known.get(job, {}).get(other.name) == other.arena.ident
+
+    def forget(self, job: JobKey) -> None:
+        """Nothing of the job is left here: its peers are told."""
+        self.known.pop(job, None)
+        self.world.network.leave(self.name, job)

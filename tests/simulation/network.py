@@ -133,6 +133,17 @@ class Network:
             if (node, job) in tie.heard and not renewed:
                 machine.say(ev.PeerDown(job=job, node=other))
 
+    def leave(self, node: str, job: JobKey) -> None:
+        """The job is over at this node: those it was tied to for it are told so, in order."""
+        for link in self.links_of(node):
+            tie = link.tie
+            if tie is None or job not in tie.jobs:
+                continue
+            other = link.ends[link.ends[0] == node]
+            tie.jobs.discard(job)
+            tie.heard -= {(node, job), (other, job)}
+            self._send_on(link, tie, other, ev.PeerDown(job=job, node=node))
+
     def died(self, node: str) -> None:
         """The daemon there is gone: its links are over."""
         for link in self.links_of(node):
@@ -211,7 +222,12 @@ class Network:
             tie.held.append((node, message))
             return
         machine = self._nodes[node]
+        if message.job not in machine.known:
+            self.dropped += 1  # it has left the job meanwhile
+            return
         if isinstance(message, ev.PeerUp):
+            if message.job not in tie.jobs:
+                return
             tie.heard.add((node, message.job))
             machine.seen[message.node, message.job] = tie.lives[message.node]
         machine.say(message)
