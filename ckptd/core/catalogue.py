@@ -135,12 +135,12 @@ class Catalogue:
                 else:
                     out.append(ToNode(job=key, node=node, message=action.message))
 
-    def _receivers(self, key: JobKey, order: ev.NodeMessage) -> list[str]:
-        """Every node of the job, for an order that names none; the coordinator, for a report that names none."""
-        if isinstance(order, ev.Report):
+    def _receivers(self, key: JobKey, message: ev.NodeMessage) -> list[str]:
+        """Of a message that names none: a report goes to the coordinator, an order to every node of the job."""
+        if isinstance(message, ev.Report):
             return [self._job(key).node.coordinator]
         sessions = self._job(key).coordinator.sessions
-        knockers = sessions.heard_of if isinstance(order, ev.SessionRefused) else set()
+        knockers = sessions.heard_of if isinstance(message, ev.SessionRefused) else set()
         return sorted(sessions.nodes | knockers)
 
 

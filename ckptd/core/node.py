@@ -85,6 +85,7 @@ class JobNode:
         self.protection = Protection(job, node)
         self.fetching = Fetching(job, node)
         self._visits: dict[str, str] = {}  # sessions at the door that use other nodes -> who may come to coordinate
+        self._down: set[str] = set()  # peers that do not answer
         self._voted: SaveId | None = None  # synced and voted for, its commit not heard of
         self._client_started = policy.client_started
         self.slots = SlotTable(job, policy.slots_per_rank)
@@ -106,7 +107,7 @@ class JobNode:
 
     def _report(self, event: ev.Event, to: str | None = None) -> Action:
         report = ev.Report(job=self.job, node=self.node, event=event)
-        return ToNode(job=self.job, node=to or self.coordinator, message=report)
+        return ToNode(job=self.job, node=to, message=report)
 
     def _report_to_all(self, event: ev.Event) -> list[Action]:
         """To the coordinator, and to those that may come to be it."""
@@ -297,7 +298,8 @@ class JobNode:
         if event.session == self.session or self.topology is None:
             return ()
         inside = {peer.node for peer in event.topology.peers} if event.topology else set()
-        return tuple(p for p in self.topology.peers if p.node not in inside and p.node != self.node)
+        gone = inside | self._down | {self.node}
+        return tuple(peer for peer in self.topology.peers if peer.node not in gone)
 
     def _introduce(self, event: ev.RankAttached, node: str) -> Action:
         topology = event.topology or Topology((Peer(self.node, "alone", "", "-" * 40),), (0,))
@@ -384,6 +386,7 @@ class JobNode:
 
     def _peer_up(self, node: str) -> list[Action]:
         """Whatever it was told before may be lost."""
+        self._down.discard(node)
         actions = self._resync() if node == self.coordinator else []
         for local in self.waiting.values():
             if _coordinator_of(local.attached, self.node) == node:
@@ -396,6 +399,7 @@ class JobNode:
 
     def _peer_down(self, node: str) -> list[Action]:
         """What was asked of it is not answered. A commit that it was to make is made here, if all votes are there."""
+        self._down.add(node)
         actions = self.fetching.peer_down(node)
         if node == self.coordinator and self._voted is not None:
             actions.append(Commit(job=self.job, save=self._voted))

@@ -1,0 +1,383 @@
+"""The cores of several daemons on one table: every effect succeeds at once, unless a test holds it back."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from ckptd.core import actions as act
+from ckptd.core import events as ev
+from ckptd.core.catalogue import Catalogue
+from ckptd.core.policy import Policy
+from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.messages import LoadFrom, Progress, Refused, Tier
+from ckptd.protocol.topology import Peer, Scheme, Topology
+from tests.seals import a_seal
+
+KEY = JobKey("/store", "job")
+
+
+@dataclass
+class FakeSlot:
+    """What a slot file says of itself."""
+
+    rank: int
+    capacity: int
+    save: SaveId | None = None
+    world: int = 1
+    digested: bool = False
+
+
+@dataclass
+class Store:
+    """The PFS, always well."""
+
+    numbers: int = 0
+    votes: dict[SaveId, dict[str, tuple[int, ...]]] = field(default_factory=dict)
+    committed: dict[SaveId, int] = field(default_factory=dict)
+
+
+class ANode:
+    """One arena and the daemon that serves it."""
+
+    def __init__(self, cluster: "ACluster", name: str, arena: str) -> None:
+        self.cluster, self.name, self.arena = cluster, name, arena
+        self.slots: dict[str, FakeSlot] = {}
+        self.pieces: dict[tuple[SaveId, int], ev.Piece] = {}
+        self.kept: tuple[Topology, int] | None = None
+        self.met: set[str] = set()
+        self.serial = 0
+        self.drained: dict[SaveId, tuple[str, ...]] = {}
+        self.told: list[tuple[int, object]] = []
+        self.life = 0
+        self.catalogue = Catalogue(name, cluster.policy)
+
+    @property
+    def job(self):
+        """Both halves."""
+        return self.catalogue.jobs[KEY]
+
+    @property
+    def peer(self) -> Peer:
+        """As ranks gather it."""
+        return Peer(self.name, self.arena, f"tcp://127.0.0.1:{5000 + len(self.name)}", "k" * 40)
+
+    def restart(self) -> None:
+        """Another daemon on the same arena."""
+        self.cluster.links = {pair for pair in self.cluster.links if self.name not in pair}
+        self.life += 1
+        self.met = set()
+        self.catalogue = Catalogue(self.name, self.cluster.policy)
+        if self.kept is not None:
+            self.cluster.say(self, ev.TopologyKept(job=KEY, topology=self.kept[0], epoch=self.kept[1]))
+        for name, slot in sorted(self.slots.items()):
+            seal = a_seal(KEY, slot.save, slot.rank, slot.world) if slot.save and slot.digested else None
+            self.cluster.say(
+                self,
+                ev.SlotAdopted(
+                    job=KEY, rank=slot.rank, slot=name, capacity=slot.capacity, world_size=slot.world,
+                    save=slot.save, nbytes=10 if slot.save else 0, seal=seal,
+                ),
+            )  # fmt: skip
+        for piece in self.pieces.values():
+            self.cluster.say(self, ev.PieceAdopted(job=KEY, piece=piece))
+        if KEY in self.catalogue.jobs:
+            for action in self.catalogue.adopted(KEY, self.cluster.now):
+                self.cluster.perform(self, action)
+        self.cluster.settle()
+
+
+class ACluster:
+    """Nodes, links and a store; ``held`` names action types that are kept in ``waiting`` instead of carried out."""
+
+    def __init__(self, names: str = "abcd", *, scheme: Scheme = Scheme.XOR, set_size: int = 4) -> None:
+        self.policy = Policy()
+        self.scheme, self.set_size = scheme, set_size
+        self.now = 0.0
+        self.store = Store()
+        self.links: set[frozenset[str]] = set()
+        self.cut: set[frozenset[str]] = set()
+        self.held: set[type] = set()
+        self.waiting: list[tuple[ANode, act.Action]] = []
+        self._queue: deque[tuple[ANode, ev.Event]] = deque()
+        self.nodes: dict[str, ANode] = {}
+        self._seq = 0
+        self.session = 0
+        self.homes: list[str] = []
+        for name in names:
+            self.add(name)
+
+    def add(self, name: str) -> ANode:
+        """A new machine, with an empty arena."""
+        self.nodes[name] = ANode(self, name, f"{name}{len(self.links)}-{self._seq}-{self.session}")
+        return self.nodes[name]
+
+    def lose(self, name: str) -> None:
+        """The machine is gone, with all that lay on it."""
+        del self.nodes[name]
+        for pair in [pair for pair in self.links if name in pair]:
+            self.links.discard(pair)
+            (other,) = pair - {name}
+            if other in self.nodes:
+                self.say(self.nodes[other], ev.PeerDown(job=KEY, node=name))
+        self.settle()
+
+    # --- ranks
+
+    def connect(self, homes: str, *, world: int | None = None) -> None:
+        """A new session: rank r runs on node homes[r]."""
+        self.session += 1
+        self.homes = list(homes)
+        names = list(dict.fromkeys(homes))
+        topology = Topology(
+            tuple(self.nodes[n].peer for n in names), tuple(names.index(n) for n in homes), self.scheme, self.set_size
+        )
+        for rank, name in enumerate(homes):
+            self._seq += 1
+            self.say(
+                self.nodes[name],
+                ev.RankAttached(
+                    job=KEY, request=self._seq, session=f"s{self.session}", rank=rank, world_size=world or len(homes),
+                    host=name, pid=1, topology=topology,
+                ),
+            )  # fmt: skip
+        self.settle()
+        for rank in range(len(homes)):
+            self.say(
+                self.node(rank), ev.SlotsAsked(job=KEY, rank=rank, session=self.sid, request=self.seq(), capacity=99)
+            )
+        self.settle()
+
+    @property
+    def sid(self) -> str:
+        """Of the present session."""
+        return f"s{self.session}"
+
+    def seq(self) -> int:
+        """A request number."""
+        self._seq += 1
+        return self._seq
+
+    def node(self, rank: int) -> ANode:
+        """Where the rank runs."""
+        return self.nodes[self.homes[rank]]
+
+    def end_ranks(self) -> None:
+        """All ranks of the session die."""
+        for rank, name in enumerate(self.homes):
+            if name in self.nodes:
+                self.say(self.nodes[name], ev.RankGone(job=KEY, rank=rank, session=self.sid))
+        self.settle()
+
+    def stage(self, save: SaveId, ranks: range | list[int] | None = None) -> None:
+        """The ranks hand their segments over."""
+        for rank in ranks if ranks is not None else range(len(self.homes)):
+            node = self.node(rank)
+            name = next(s.name for s in node.job.node.slots.of_rank(rank) if s.granted)
+            node.slots[name].save, node.slots[name].world = save, len(self.homes)
+            node.slots[name].digested = False
+            self.say(
+                node,
+                ev.SegmentStaged(
+                    job=KEY, rank=rank, session=self.sid, request=self.seq(), world_size=len(self.homes), slot=name,
+                    save=save, nbytes=10,
+                ),
+            )  # fmt: skip
+        self.settle()
+
+    def load(self) -> list[object]:
+        """All ranks load; the answer that ended it, and by rank the tier that it read from."""
+        seqs = {}
+        for rank in range(len(self.homes)):
+            seqs[rank] = self.seq()
+            self.say(self.node(rank), ev.LoadAsked(job=KEY, rank=rank, session=self.sid, request=seqs[rank]))
+        self.settle()
+        self.tiers: dict[int, Tier] = {}
+        answers = {rank: self.answer(rank, seqs[rank]) for rank in seqs}
+        while all(isinstance(a, LoadFrom) and a.save is not None and not a.agreed for a in answers.values()):
+            for rank, answer in answers.items():
+                self.tiers[rank] = answer.tier
+                seqs[rank] = self.seq()
+                self.say(
+                    self.node(rank),
+                    ev.LoadReported(
+                        job=KEY, rank=rank, session=self.sid, request=seqs[rank], save=answer.save, tier=answer.tier
+                    ),
+                )
+            self.settle()
+            answers = {rank: self.answer(rank, seqs[rank]) for rank in seqs}
+        return [answers[rank] for rank in sorted(answers)]
+
+    def answer(self, rank: int, seq: int) -> object:
+        """The reply to a request, None when there was none."""
+        said = [m for r, m in self.node(rank).told if r == rank and getattr(m, "reply_to", None) == seq]
+        return said[-1] if said else None
+
+    def milestones(self, rank: int, save: SaveId) -> list[str]:
+        """What the rank was told of the save, in order."""
+        news = [m for r, m in self.node(rank).told if r == rank and isinstance(m, Progress) and m.save == save]
+        return [str(word) for m in news for word in (m.milestone, m.end) if word is not None]
+
+    # --- the world
+
+    def say(self, node: ANode, event: ev.Event) -> None:
+        """Queues an event for a node."""
+        self._queue.append((node, event))
+
+    def settle(self) -> None:
+        """Runs until nothing is left to do."""
+        while True:
+            while self._queue:
+                node, event = self._queue.popleft()
+                if self.nodes.get(node.name) is not node:
+                    continue
+                for action in node.catalogue.handle(event, self.now):
+                    self.perform(node, action)
+            if not self._meet():
+                return
+
+    def tick(self, seconds: float) -> None:
+        """Time passes."""
+        self.now += seconds
+        for node in list(self.nodes.values()):
+            for action in node.catalogue.tick(self.now):
+                self.perform(node, action)
+        self.settle()
+
+    def _meet(self) -> bool:
+        """Links come up between daemons that both know of each other."""
+        new = False
+        for a in self.nodes.values():
+            for b in self.nodes.values():
+                pair = frozenset((a.name, b.name))
+                if a is not b and pair not in self.links | self.cut and b.name in a.met and a.name in b.met:
+                    self.links.add(pair)
+                    self.say(a, ev.PeerUp(job=KEY, node=b.name))
+                    self.say(b, ev.PeerUp(job=KEY, node=a.name))
+                    new = True
+        return new
+
+    def release(self) -> None:
+        """Carries out what was held back."""
+        self.held, waiting, self.waiting = set(), self.waiting, []
+        for node, action in waiting:
+            self.perform(node, action)
+        self.settle()
+
+    def perform(self, node: ANode, action: act.Action) -> None:  # noqa: C901, PLR0912
+        """Carries an action out."""
+        if type(action) in self.held:
+            self.waiting.append((node, action))
+            return
+        match action:
+            case act.ToRank():
+                node.told.append((action.rank, action.message))
+            case act.ToNode(node=to):
+                if frozenset((node.name, to)) in self.links:
+                    self.say(self.nodes[to], action.message)
+            case act.MeetPeers(peers=peers):
+                node.met |= {p.node for p in peers}
+            case act.KeepTopology(topology=topology, epoch=epoch):
+                node.kept = (topology, epoch)
+            case act.AllocateSlots(rank=rank, count=count, capacity=capacity):
+                for _ in range(count):
+                    self.say(node, ev.SlotReady(job=KEY, rank=rank, slot=self._slot(node, rank), capacity=capacity))
+            case act.FreeSlot(slot=slot):
+                node.slots[slot].save = None
+            case act.UnlinkSlot(slot=slot):
+                node.slots.pop(slot, None)
+            case act.TakeDigests(slot=slot, save=save):
+                if node.slots[slot].save == save:
+                    node.slots[slot].digested = True
+                    seal = a_seal(KEY, save, node.slots[slot].rank, node.slots[slot].world)
+                    self.say(node, ev.DigestsSealed(job=KEY, slot=slot, save=save, seal=seal))
+            case act.TakeIncarnation(at_least=at_least):
+                self.store.numbers = max(self.store.numbers + 1, at_least)
+                self.say(node, ev.IncarnationTaken(job=KEY, number=self.store.numbers))
+            case act.ScanStore():
+                found = tuple(ev.OnStore(s, w, 10 * w, s.dirname) for s, w in self.store.committed.items())
+                partials = tuple(
+                    ev.Partial(s, sum(len(r) for r in votes.values()) >= len(self.homes))
+                    for s, votes in self.store.votes.items()
+                    if s not in self.store.committed
+                )
+                self.say(node, ev.StoreScanned(job=KEY, committed=found, partials=partials))
+            case act.Drain(save=save, slots=slots):
+                assert all(node.slots[slot].save == save for slot in slots)
+                node.drained[save] = slots
+                self.say(node, ev.Drained(job=KEY, save=save))
+            case act.WriteVote(save=save, slots=slots):
+                ranks = tuple(node.slots[slot].rank for slot in slots)
+                self.store.votes.setdefault(save, {})[node.name] = ranks
+                self.say(node, ev.VoteWritten(job=KEY, save=save))
+            case act.Commit(save=save):
+                ranks = [rank for voted in self.store.votes.get(save, {}).values() for rank in voted]
+                world = next((s.world for n in self.nodes.values() for s in n.slots.values() if s.save == save), 0)
+                if sorted(ranks) == list(range(world)):
+                    self.store.committed[save] = world
+                    self.say(node, ev.CommitEnded(job=KEY, save=save, nbytes=10 * world))
+                else:
+                    self.say(node, ev.CommitEnded(job=KEY, save=save, problem=f"votes cover {ranks} of {world}"))
+            case act.Encode(piece=piece):
+                problem = self._unencodable(piece)
+                if not problem:
+                    node.pieces[piece.save, piece.epoch] = piece
+                self.say(node, ev.Encoded(job=KEY, save=piece.save, epoch=piece.epoch, problem=problem))
+            case act.DropPiece(save=save, epoch=epoch):
+                node.pieces.pop((save, epoch), None)
+            case act.FetchSegment():
+                self._fetch(node, action)
+
+    def _slot(self, node: ANode, rank: int) -> str:
+        node.serial += 1
+        name = f"r{rank:05d}-{node.serial:06d}.slot"
+        node.slots[name] = FakeSlot(rank, 99)
+        return name
+
+    def has(self, name: str, save: SaveId, rank: int) -> bool:
+        """Whether the node has the segment, digested."""
+        node = self.nodes.get(name)
+        return node is not None and any((s.save, s.rank, s.digested) == (save, rank, True) for s in node.slots.values())
+
+    def _unencodable(self, piece: ev.Piece) -> str:
+        for column in piece.columns:
+            for seal in column.seals:
+                if not self.has(column.node, piece.save, seal.rank):
+                    return f"{column.node} has no segment of rank {seal.rank}"
+        return ""
+
+    def _fetch(self, node: ANode, action: act.FetchSegment) -> None:
+        problem = ""
+        if action.tier is Tier.PEER:
+            problem = "" if self.has(action.holder, action.save, action.rank) else "gone"
+        else:
+            assert action.piece is not None
+            missing = {
+                i
+                for i, column in enumerate(action.piece.columns)
+                for seal in column.seals
+                if not self.has(dict(action.homes).get(seal.rank, "?"), action.save, seal.rank)
+            }
+            key = (action.piece.save, action.piece.epoch)
+            there = {i for i, name in action.pieces if name in self.nodes and key in self.nodes[name].pieces}
+            lost = missing | (set(range(len(action.piece.columns))) - there)
+            problem = "" if len(lost) <= action.piece.scheme.losses else f"members {lost} are lost"
+        if problem:
+            self.say(
+                node,
+                ev.SegmentFetched(job=KEY, rank=action.rank, save=action.save, tier=action.tier, problem=problem),
+            )
+            return
+        name = self._slot(node, action.rank)
+        assert action.seal is not None
+        slot = node.slots[name]
+        slot.save, slot.digested, slot.world = action.save, True, action.seal.world_size
+        self.say(
+            node,
+            ev.SegmentFetched(
+                job=KEY, rank=action.rank, save=action.save, tier=action.tier, slot=name, capacity=99, seal=action.seal
+            ),
+        )
+
+
+def refused(answers: list[object]) -> list[str]:
+    """Messages of those that were refused."""
+    return [a.message for a in answers if isinstance(a, Refused)]

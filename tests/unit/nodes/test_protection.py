@@ -1,0 +1,140 @@
+"""What the daemons of a job do together: protect, lose a node, come back elsewhere."""
+
+import pytest
+
+from ckptd.core import actions as act
+from ckptd.protocol.ids import SaveId
+from ckptd.protocol.messages import Tier
+from ckptd.protocol.topology import Scheme
+from tests.unit.nodes.a_cluster import ACluster, refused
+
+ONE, TWO, THREE = (SaveId(1, n, 10 * n) for n in (1, 2, 3))
+
+
+def a_protected_job(homes: str = "abcd", scheme: Scheme = Scheme.XOR) -> ACluster:
+    cluster = ACluster("abcd", scheme=scheme)
+    cluster.connect(homes)
+    cluster.held = {act.Drain}
+    cluster.stage(ONE)
+    return cluster
+
+
+def test_a_save_is_staged_then_protected_then_durable_on_all_ranks():
+    cluster = ACluster()
+    cluster.connect("aabbccdd")
+    cluster.stage(ONE)
+    for rank in range(8):
+        assert cluster.milestones(rank, ONE) == ["staged", "protected", "durable", "durable"] or sorted(
+            cluster.milestones(rank, ONE)
+        ) == ["durable", "durable", "protected", "staged"]
+    assert cluster.store.committed == {ONE: 8}
+    assert {name: sorted(node.pieces) for name, node in cluster.nodes.items()} == dict.fromkeys("abcd", [(ONE, 1)])
+
+
+@pytest.mark.parametrize("lost", "abcd")
+def test_a_lost_node_is_rebuilt_on_the_one_that_replaces_it(lost):
+    cluster = a_protected_job()
+    assert "protected" in cluster.milestones(0, ONE)
+    cluster.end_ranks()
+    cluster.lose(lost)
+    cluster.add("x")
+    cluster.connect("abcd".replace(lost, "x"))
+    answers = cluster.load()
+    assert not refused(answers)
+    assert [a.save for a in answers] == [ONE] * 4
+    rank = "abcd".index(lost)
+    assert cluster.tiers == {r: Tier.REBUILT if r == rank else Tier.ARENA for r in range(4)}
+    assert {len(node.pieces) for node in cluster.nodes.values()} == {1}, "the sets are encoded anew"
+    assert {key[1] for node in cluster.nodes.values() for key in node.pieces} == {2}
+
+
+def test_ranks_in_another_order_read_from_peers():
+    cluster = a_protected_job()
+    cluster.end_ranks()
+    cluster.connect("bcda")
+    assert [a.save for a in cluster.load()] == [ONE] * 4
+    assert set(cluster.tiers.values()) == {Tier.PEER}
+
+
+def test_a_node_that_the_job_leaves_still_gives_its_segments():
+    cluster = a_protected_job("aabbccdd")
+    cluster.end_ranks()
+    cluster.connect("aabbccab")
+    cluster.tick(5)
+    assert [a.save for a in cluster.load()] == [ONE] * 8
+    assert [cluster.tiers[r] for r in (6, 7)] == [Tier.PEER] * 2
+
+
+def test_two_lost_nodes_are_rebuilt_under_double_only():
+    for scheme in (Scheme.DOUBLE, Scheme.XOR):
+        cluster = a_protected_job(scheme=scheme)
+        cluster.end_ranks()
+        cluster.lose("b")
+        cluster.lose("c")
+        cluster.add("x")
+        cluster.add("y")
+        cluster.connect("axyd")
+        answers = cluster.load()
+        if scheme is Scheme.DOUBLE:
+            assert [a.save for a in answers] == [ONE] * 4
+            assert cluster.tiers[1] == cluster.tiers[2] == Tier.REBUILT
+        else:
+            assert all(getattr(a, "save", None) is None for a in answers)
+
+
+def test_the_newest_protected_stays_until_a_newer_one_is_protected():
+    cluster = a_protected_job()
+    cluster.held |= {act.Encode}
+    cluster.stage(TWO)
+    assert "staged" in cluster.milestones(0, TWO)
+    for node in cluster.nodes.values():
+        assert {s.save for s in node.slots.values()} == {ONE, TWO, None}
+    cluster.release()
+    for node in cluster.nodes.values():
+        assert {s.save for s in node.slots.values()} == {TWO, None}
+        assert [key[0] for key in node.pieces] == [TWO]
+
+
+@pytest.mark.parametrize("restarted", "ad")
+def test_a_restarted_daemon_goes_on_with_the_encode(restarted):
+    cluster = ACluster()
+    cluster.connect("abcd")
+    cluster.held = {act.Encode}
+    cluster.stage(ONE)
+    cluster.waiting = [(n, a) for n, a in cluster.waiting if n.name != restarted]
+    cluster.nodes[restarted].restart()
+    cluster.release()
+    assert all(ONE in {key[0] for key in node.pieces} for node in cluster.nodes.values())
+    rank = 1
+    assert "protected" in cluster.milestones(rank, ONE)
+
+
+def test_a_commit_is_finished_by_a_node_that_lost_its_coordinator():
+    cluster = ACluster()
+    cluster.connect("abcd")
+    cluster.held = {act.Commit}
+    cluster.stage(ONE)
+    assert [n.name for n, _ in cluster.waiting] == ["a"]
+    cluster.waiting, cluster.held = [], set()
+    cluster.lose("a")
+    assert cluster.store.committed == {ONE: 4}
+    assert "durable" in cluster.milestones(1, ONE)
+
+
+def test_after_close_nothing_is_left_anywhere():
+    from ckptd.core import events as ev
+
+    cluster = ACluster()
+    cluster.connect("aabbccdd")
+    cluster.stage(ONE)
+    from tests.unit.nodes.a_cluster import KEY
+
+    for rank, name in enumerate("aabbccdd"):
+        cluster.say(
+            cluster.nodes[name], ev.RankDetached(job=KEY, rank=rank, session=cluster.sid, request=cluster.seq())
+        )
+    cluster.settle()
+    for node in cluster.nodes.values():
+        assert not node.slots
+        assert not node.pieces
+        assert not node.catalogue.jobs
