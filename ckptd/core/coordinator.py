@@ -171,7 +171,9 @@ class Coordinator:
         """Another node coordinates the job now."""
         if self.sessions.session or self.saves.records:
             self.sessions.retire()
+            reachable = self.saves.reachable  # links stay as they are, and nobody will tell again
             self.saves = Saves(self.job, self._node, self._policy)
+            self.saves.reachable = reachable
             self.encodes = Encodes(self.job, self._node, self._policy)
             self.restores = Restores(
                 self.job, self._node, self._policy, Routes(self.job, self.saves, self.encodes, self._node)
