@@ -234,6 +234,8 @@ class JobNode:
                 self.pending.discard(order.save)
                 self.forced.discard(order.save)
                 self._voted = None if order.save == self._voted else self._voted
+                if order.end is End.DURABLE:  # so it was staged, though a new coordinator may never have said so
+                    self.newest_staged = max(order.save, self.newest_staged or order.save)
                 if order.end in (End.DURABLE, End.KEPT):
                     self._settled = max(self._settled, order.save.incarnation)
                 milestone = Milestone.DURABLE if order.end == "durable" else None

@@ -138,7 +138,8 @@ class Promises:
             self.told_of["staged"] += 1
             if not durable:
                 assert found is not None, f"{proc} was told that {save} is staged, and nothing of it was ever"
-                assert found.ever_whole, f"{proc} was told that {save} is staged; {sorted(found.where)} are"
+                sealed = sorted(found.contents)  # some may have been lost with their node while the word went round
+                assert len(sealed) == found.world_size, f"{proc} was told that {save} is staged; {sealed} are"
                 if found.whole:
                     truth.staged = max(save, truth.staged or save)
         elif news.milestone is Milestone.PROTECTED:
