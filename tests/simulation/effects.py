@@ -135,7 +135,8 @@ class Effects:
             failing = mode == "failing" and world.clock.chance(0.7)
         else:
             failing = world.chaos.fails(action)
-        self._end(serial, running, "EIO: simulated" if failing else "", failing and world.clock.chance(0.3))
+        happened = failing and isinstance(action, _STORE) and world.clock.chance(0.3)
+        self._end(serial, running, "EIO: simulated" if failing else "", happened)
 
     def _end(self, serial: int, running: Running, problem: str, happened: bool) -> None:
         """Problem or not, the effect may be there; the outcome says what the daemon can know."""
