@@ -1,7 +1,8 @@
 """The cores of several daemons on one table: every effect succeeds at once, unless a test holds it back."""
 
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Container
+from dataclasses import dataclass, field, replace
 
 from ckptd.core import actions as act
 from ckptd.core import events as ev
@@ -102,6 +103,9 @@ class ACluster:
         self._seq = 0
         self.session = 0
         self.homes: list[str] = []
+        self.attached: dict[int, ev.RankAttached] = {}
+        self.failing: set[str] = set()  # nodes that cannot encode
+        self.tiers: dict[int, Tier] = {}
         for name in names:
             self.add(name)
 
@@ -122,28 +126,64 @@ class ACluster:
 
     # --- ranks
 
-    def connect(self, homes: str, *, world: int | None = None) -> None:
-        """A new session: rank r runs on node homes[r]."""
+    def connect(self, homes: str, *, world: int | None = None, expect: bool = True) -> None:
+        """A new session: rank r runs on node homes[r]. expect: it is let in, and asks for slots."""
         self.session += 1
         self.homes = list(homes)
         names = list(dict.fromkeys(homes))
         topology = Topology(
             tuple(self.nodes[n].peer for n in names), tuple(names.index(n) for n in homes), self.scheme, self.set_size
         )
+        self.attached = {}
         for rank, name in enumerate(homes):
-            self._seq += 1
-            self.say(
-                self.nodes[name],
-                ev.RankAttached(
-                    job=KEY, request=self._seq, session=f"s{self.session}", rank=rank, world_size=world or len(homes),
-                    host=name, pid=1, topology=topology,
-                ),
+            self.attached[rank] = ev.RankAttached(
+                job=KEY, request=self.seq(), session=self.sid, rank=rank, world_size=world or len(homes),
+                host=name, pid=1, topology=topology,
             )  # fmt: skip
+            self.say(self.nodes[name], self.attached[rank])
         self.settle()
+        if not expect:
+            return
         for rank in range(len(homes)):
-            self.say(
-                self.node(rank), ev.SlotsAsked(job=KEY, rank=rank, session=self.sid, request=self.seq(), capacity=99)
-            )
+            self._ask_slots(rank)
+        self.settle()
+
+    def _ask_slots(self, rank: int) -> None:
+        asked = ev.SlotsAsked(job=KEY, rank=rank, session=self.sid, request=self.seq(), capacity=99)
+        self.say(self.node(rank), asked)
+
+    def return_ranks(self, name: str) -> None:
+        """Ranks of a node attach to its new daemon."""
+        ranks = [r for r, home in enumerate(self.homes) if home == name]
+        for rank in ranks:
+            back = replace(self.attached[rank], request=self.seq(), incarnation=self.session)
+            self.say(self.nodes[name], back)
+        self.settle()
+        for rank in ranks:
+            self._ask_slots(rank)
+        self.settle()
+
+    @property
+    def refusals(self) -> list[str]:
+        """Why ranks of the present session were not let in."""
+        seqs = {event.request for event in self.attached.values()}
+        said = [m for node in self.nodes.values() for _, m in node.told]
+        return [m.message for m in said if isinstance(m, Refused) and m.reply_to in seqs]
+
+    def cut_off(self, name: str) -> None:
+        """The node reaches nobody."""
+        for other in sorted(set(self.nodes) - {name}):
+            pair = frozenset((name, other))
+            self.cut.add(pair)
+            if pair in self.links:
+                self.links.discard(pair)
+                self.say(self.nodes[name], ev.PeerDown(job=KEY, node=other))
+                self.say(self.nodes[other], ev.PeerDown(job=KEY, node=name))
+        self.settle()
+
+    def heal(self, name: str) -> None:
+        """It reaches all again."""
+        self.cut = {pair for pair in self.cut if name not in pair}
         self.settle()
 
     @property
@@ -183,14 +223,14 @@ class ACluster:
             )  # fmt: skip
         self.settle()
 
-    def load(self) -> list[object]:
-        """All ranks load; the answer that ended it, and by rank the tier that it read from."""
+    def load(self, damaged: Container[tuple[int, Tier]] = ()) -> list[object]:
+        """All ranks load; the answers that end it. ``tiers``: where each rank read. damaged: what they cannot read."""
         seqs = {}
         for rank in range(len(self.homes)):
             seqs[rank] = self.seq()
             self.say(self.node(rank), ev.LoadAsked(job=KEY, rank=rank, session=self.sid, request=seqs[rank]))
         self.settle()
-        self.tiers: dict[int, Tier] = {}
+        self.tiers = {}
         answers = {rank: self.answer(rank, seqs[rank]) for rank in seqs}
         while all(isinstance(a, LoadFrom) and a.save is not None and not a.agreed for a in answers.values()):
             for rank, answer in answers.items():
@@ -199,7 +239,13 @@ class ACluster:
                 self.say(
                     self.node(rank),
                     ev.LoadReported(
-                        job=KEY, rank=rank, session=self.sid, request=seqs[rank], save=answer.save, tier=answer.tier
+                        job=KEY,
+                        rank=rank,
+                        session=self.sid,
+                        request=seqs[rank],
+                        save=answer.save,
+                        tier=answer.tier,
+                        problem="a block does not match" if (rank, answer.tier) in damaged else "",
                     ),
                 )
             self.settle()
@@ -262,7 +308,7 @@ class ACluster:
             self.perform(node, action)
         self.settle()
 
-    def perform(self, node: ANode, action: act.Action) -> None:  # noqa: C901, PLR0912
+    def perform(self, node: ANode, action: act.Action) -> None:  # noqa: C901, PLR0912, PLR0915
         """Carries an action out."""
         if type(action) in self.held:
             self.waiting.append((node, action))
@@ -317,7 +363,7 @@ class ACluster:
                 else:
                     self.say(node, ev.CommitEnded(job=KEY, save=save, problem=f"votes cover {ranks} of {world}"))
             case act.Encode(piece=piece):
-                problem = self._unencodable(piece)
+                problem = "it fails" if node.name in self.failing else self._unencodable(piece)
                 if not problem:
                     node.pieces[piece.save, piece.epoch] = piece
                 self.say(node, ev.Encoded(job=KEY, save=piece.save, epoch=piece.epoch, problem=problem))
