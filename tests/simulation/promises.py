@@ -69,7 +69,8 @@ class Promises:
             newer = [t for s, t in truth.saves.items() if s >= promise.save]
             if not promise.losses:
                 kept = any(t.whole and t.epochs_protected() for t in newer)
-                assert kept, f"{promise.save} was told protected; without the loss of a node it is not any more"
+                state = [(s, t.whole, sorted(t.where), {k[:2]: sorted(p.pieces) for k, p in t.sets.items()}) for s, t in sorted(truth.saves.items()) if s >= promise.save]
+                assert kept, f"{promise.save} was told protected; without the loss of a node it is not any more: {state}"
             else:
                 assert any(t.restorable() for t in newer), f"{promise.save} was protected, and too much was given up"
 
