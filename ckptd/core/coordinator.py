@@ -145,7 +145,7 @@ class Coordinator:
         return [*actions, *self._load(self.restores.go_on(self.sessions.world_size, self.saves, now))]
 
     def _peer_up(self, event: ev.PeerUp, now: float) -> list[Action]:
-        self.sessions.peer_up(event.node, fresh=event.fresh)
+        self.sessions.peer_up(event.node)
         actions = [*self.encodes.peer_up(event.node), *self.saves.peer_up(event.node, now)]
         return [*actions, *self.restores.peer_up(event.node)]
 

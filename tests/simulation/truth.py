@@ -40,6 +40,7 @@ class SaveTruth:
     sets: dict[SetKey, ParitySet] = field(default_factory=dict)
     ever_whole: bool = False
     ever_protected: bool = False
+    covered: dict[int, set[int]] = field(default_factory=dict)  # epoch -> ranks of sets that were whole once
 
     @property
     def whole(self) -> bool:
@@ -137,7 +138,9 @@ class Truth:
             holders.add(ident)
             if len(found.pieces) == len(ranks) and not found.whole:
                 found.whole = True
-                truth.ever_protected |= bool(truth.epochs_protected())
+                covered = truth.covered.setdefault(piece.epoch, set())
+                covered |= found.ranks  # a node may be lost while the last set is still at it, and the word goes round
+                truth.ever_protected |= len(covered) == truth.world_size
         else:
             holders.discard(ident)
             if not holders:
