@@ -7,7 +7,11 @@ DEV := .venv/.installed-dev
 TORCH := .venv/.installed-torch
 SOURCES := pyproject.toml constraints.txt
 
-.PHONY: help venv demo test test-matrix golden bench check lint types architecture wheel faults clean
+COUNT ?= 1000
+NODES ?= 64
+SEED ?= 0
+
+.PHONY: help venv demo test simulate test-matrix golden bench check lint types architecture wheel faults clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -19,6 +23,9 @@ demo: $(TORCH) ## train, kill, restore, and compare with an undisturbed run
 
 test: $(DEV) ## every test
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -q tests
+
+simulate: $(DEV) ## seeds of the simulator: COUNT=1000 NODES=64 SEED=0
+	PYTHONPATH=.:client $(BIN)/python -m tests.simulation.campaign $(COUNT) $(NODES) $(SEED)
 
 test-matrix: $(BIN)/python ## client, stock readers and golden files against two releases of torch
 	$(BIN)/python scripts/torch_matrix.py $(MATRIX)

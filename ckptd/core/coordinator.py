@@ -146,7 +146,7 @@ class Coordinator:
         return [*actions, *self._load(self.restores.go_on(self.sessions.world_size, self.saves, now))]
 
     def _peer_up(self, event: ev.PeerUp, now: float) -> list[Action]:
-        self.sessions.peer_up(event.node, fresh=event.fresh)
+        self.sessions.peer_up(event.node)
         actions = [*self.encodes.peer_up(event.node), *self.saves.peer_up(event.node, now)]
         return [*actions, *self.restores.peer_up(event.node)]
 
@@ -172,7 +172,9 @@ class Coordinator:
         """Another node coordinates the job now."""
         if self.sessions.session or self.saves.records:
             self.sessions.retire()
+            reachable = self.saves.reachable  # links stay as they are, and nobody will tell again
             self.saves = Saves(self.job, self._node, self._policy)
+            self.saves.reachable = reachable
             self.encodes = Encodes(self.job, self._node, self._policy)
             self.restores = Restores(
                 self.job, self._node, self._policy, Routes(self.job, self.saves, self.encodes, self._node)

@@ -84,6 +84,7 @@ class JobNode:
         self.epoch = 0  # the incarnation in which this topology began
         self.protection = Protection(job, node)
         self.fetching = Fetching(job, node)
+        self._doors: set[str] = set()  # nodes that were told who lives here
         self._visits: dict[str, str] = {}  # sessions at the door that use other nodes -> who may come to coordinate
         self._down: set[str] = set()  # peers that do not answer
         self._voted: SaveId | None = None  # synced and voted for, its commit not heard of
@@ -112,6 +113,11 @@ class JobNode:
     def _report_to_all(self, event: ev.Event) -> list[Action]:
         """To the coordinator, and to those that may come to be it."""
         return [self._report(event, node) for node in dict.fromkeys((self.coordinator, *self._candidates))]
+
+    def _report_gone(self, event: ev.Event) -> list[Action]:
+        """To all that were ever told that the rank lives: a door that misses it would wait for the rank for ever."""
+        told = dict.fromkeys((self.coordinator, *self._candidates, *sorted(self._doors)))
+        return [self._report(event, node) for node in told]
 
     @property
     def _candidates(self) -> list[str]:
@@ -234,6 +240,8 @@ class JobNode:
                 self.pending.discard(order.save)
                 self.forced.discard(order.save)
                 self._voted = None if order.save == self._voted else self._voted
+                if order.end is End.DURABLE:  # so it was staged, though a new coordinator may never have said so
+                    self.newest_staged = max(order.save, self.newest_staged or order.save)
                 if order.end in (End.DURABLE, End.KEPT):
                     self._settled = max(self._settled, order.save.incarnation)
                 milestone = Milestone.DURABLE if order.end == "durable" else None
@@ -286,6 +294,7 @@ class JobNode:
     def _knock(self, event: ev.RankAttached) -> list[Action]:
         """Tells who may come to coordinate that the rank stands at the door, and who lives here already."""
         door = _coordinator_of(event, self.node)
+        self._doors.add(door)
         knocked = ev.Knocked(job=self.job, session=event.session, outside=self._outside(event))
         return [
             *(self._report(found, door) for found in self.live.values()),
@@ -315,6 +324,7 @@ class JobNode:
 
     def _visit(self, session: str, door: str) -> list[Action]:
         visited = ev.Visited(job=self.job, session=session)
+        self._doors.add(door)
         return [self._report(event, door) for event in (*self.live.values(), visited)]
 
     def _opened(self, order: ev.SessionOpened) -> list[Action]:
@@ -389,6 +399,8 @@ class JobNode:
         """Whatever it was told before may be lost."""
         self._down.discard(node)
         actions = self._resync() if node == self.coordinator else []
+        if node in self._doors and node != self.coordinator:
+            actions += [self._report(found, node) for found in self.live.values()]
         for local in self.waiting.values():
             if _coordinator_of(local.attached, self.node) == node:
                 actions += self._knock(local.attached)
@@ -445,7 +457,7 @@ class JobNode:
 
     def _gone(self, event: ev.RankGone) -> list[Action]:
         self.live.pop((event.rank, event.session), None)
-        reports = self._report_to_all(event)
+        reports = self._report_gone(event)
         actions = [*self._drop(event.rank, event.session), *reports]
         return actions if self.needed else [*actions, ForgetJob(job=self.job)]
 
@@ -463,7 +475,7 @@ class JobNode:
         done = Done(reply_to=event.request)
         answer = ToRank(job=self.job, rank=event.rank, session=event.session, message=done)
         self.live.pop((event.rank, event.session), None)
-        reports = self._report_to_all(event)
+        reports = self._report_gone(event)
         return [answer, *self._drop(event.rank, event.session), *reports]
 
     def _drop(self, rank: int, session: str) -> list[Action]:

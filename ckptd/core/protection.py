@@ -103,7 +103,7 @@ class Protection:
         """Every set has encoded it: what protected older ones can go."""
         key = (order.save, order.epoch)
         self.newest = key
-        return self._drop_all_but({key} | ({self.ordered} if self.ordered and self.ordered[0] > key[0] else set()))
+        return self._drop_all_but({key} | ({self.ordered} if self.ordered and self.ordered > key else set()))
 
     def released(self) -> list[Action]:
         """The job is over."""

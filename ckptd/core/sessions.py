@@ -81,13 +81,12 @@ class Sessions:
         waiting.visited.add(node)
         return self._open_waiting(now)
 
-    def peer_up(self, node: str, *, fresh: bool) -> None:
-        """Another process than before says anew which ranks live there."""
+    def peer_up(self, node: str) -> None:
+        """Whatever it said may be out of date: it says anew which ranks live there."""
         self.unreachable.discard(node)
-        if fresh:
-            for key in [key for key, where in self._where.items() if where == node]:
-                self._live.pop(key, None)
-                self._where.pop(key)
+        for key in [key for key, where in self._where.items() if where == node]:
+            self._live.pop(key, None)
+            self._where.pop(key)
 
     def peer_down(self, node: str, now: float) -> list[Action]:
         """Nobody waits for ranks of a node that does not answer: what they still do is of an old incarnation."""

@@ -1,0 +1,111 @@
+"""What lies in a node's memory: it outlives the daemon and the ranks, and is gone with the node."""
+
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
+
+from ckptd.core.events import Piece
+from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.slot import Seal, SlotState
+from ckptd.protocol.topology import Topology
+
+
+def content_of(save: SaveId, rank: int, session: str) -> bytes:
+    """Stands for the bytes that this process saved: 16 bytes, different for each writer, rank and save."""
+    return blake2b(f"{session}/{rank}/{save.text}".encode(), digest_size=16).digest()
+
+
+@dataclass(slots=True)
+class SlotFile:
+    """A slot, and the seal in force. The seal's ``leaves_digest`` stands for the bytes; it is checked on every hop."""
+
+    name: str
+    rank: int
+    capacity: int
+    seal: Seal = field(default_factory=Seal)
+
+    @property
+    def save(self) -> SaveId | None:
+        """What it holds, if anything."""
+        return self.seal.save if self.seal.state is not SlotState.FREE else None
+
+
+@dataclass(slots=True)
+class JobMemory:
+    """One job's directory in the arena."""
+
+    slots: dict[str, SlotFile] = field(default_factory=dict)
+    pieces: dict[tuple[SaveId, int], Piece] = field(default_factory=dict)
+    topology: Topology | None = None
+    epoch: int = 0
+    rank_files: dict[tuple[int, str], Any] = field(default_factory=dict)  # (rank, session) -> process
+    serials: dict[int, int] = field(default_factory=dict)
+
+
+class Arena:
+    """``watch`` is told of each change: held(job, node, seal, bool), piece(job, node, piece, bool)."""
+
+    def __init__(self, node: str, ident: str, watch: Any) -> None:
+        self.node = node
+        self.ident = ident
+        self.jobs: dict[JobKey, JobMemory] = {}
+        self._watch = watch
+
+    def job(self, key: JobKey) -> JobMemory:
+        """The directory, made when it is first asked for."""
+        return self.jobs.setdefault(key, JobMemory())
+
+    def slot(self, key: JobKey, name: str) -> SlotFile | None:
+        """The slot file, if it is there."""
+        memory = self.jobs.get(key)
+        return memory.slots.get(name) if memory else None
+
+    def allocate(self, key: JobKey, rank: int, capacity: int) -> SlotFile:
+        """A new slot file that holds nothing."""
+        memory = self.job(key)
+        serial = memory.serials[rank] = memory.serials.get(rank, 0) + 1
+        name = f"r{rank:05d}-{serial:06d}.slot"
+        memory.slots[name] = SlotFile(name, rank, capacity)
+        return memory.slots[name]
+
+    def put_seal(self, key: JobKey, slot: SlotFile, seal: Seal) -> None:
+        """The seal is in force."""
+        former, held = slot.seal, slot.save
+        slot.seal = seal
+        if held is not None and (slot.save != held or former.leaves_digest != seal.leaves_digest):
+            self._watch.held(key, self, former, False)
+        if slot.save is not None and slot.save != held:
+            self._watch.held(key, self, seal, True)
+
+    def unlink(self, key: JobKey, name: str) -> None:
+        """The slot is gone."""
+        slot = self.jobs[key].slots.pop(name)
+        if slot.save is not None:
+            self._watch.held(key, self, slot.seal, False)
+
+    def put_piece(self, key: JobKey, piece: Piece) -> None:
+        """The parity file is sealed."""
+        self.job(key).pieces[piece.save, piece.epoch] = piece
+        self._watch.piece(key, self, piece, True)
+
+    def drop_piece(self, key: JobKey, save: SaveId, epoch: int) -> None:
+        """The parity file is gone, if it was there."""
+        memory = self.jobs.get(key)
+        piece = memory.pieces.pop((save, epoch), None) if memory else None
+        if piece is not None:
+            self._watch.piece(key, self, piece, False)
+
+    def forget(self, key: JobKey) -> None:
+        """The job's directory is removed, unless something lies there."""
+        memory = self.jobs.get(key)
+        if memory is not None and not memory.slots and not any(p.alive for p in memory.rank_files.values()):
+            for save, epoch in list(memory.pieces):
+                self.drop_piece(key, save, epoch)
+            del self.jobs[key]
+
+    def holding(self, key: JobKey, rank: int, save: SaveId) -> SlotFile | None:
+        """The slot with the rank's segment of the save, digested or not."""
+        memory = self.jobs.get(key)
+        if memory is None:
+            return None
+        return next((s for s in memory.slots.values() if s.rank == rank and s.save == save), None)

@@ -1,0 +1,63 @@
+"""``python -m tests.simulation.campaign COUNT NODES FIRST_SEED``: many seeds in processes; names each that fails."""
+
+import argparse
+import os
+import sys
+import time
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+from tests.simulation.run import BrokenError, Outcome, play
+
+
+def attempt(seed: int, nodes: int, scheme: str | None, seconds: float) -> Outcome | tuple[int, str, str]:
+    """What became of a seed: its outcome, or seed, problem and transcript."""
+    try:
+        return play(seed, nodes=nodes, scheme=scheme, seconds=seconds)
+    except BrokenError as error:
+        return (seed, error.problem, str(error))
+
+
+def main() -> int:
+    """The exit status is 1 when some seed fails."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("count", type=int)
+    parser.add_argument("nodes", type=int)
+    parser.add_argument("first_seed", type=int, nargs="?", default=0)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--scheme", choices=["none", "xor", "double"])
+    parser.add_argument("--seconds", type=float, default=150.0)
+    parser.add_argument("--save", help="a directory for the transcripts of failing seeds")
+    args = parser.parse_args()
+    if os.environ.get("PYTHONHASHSEED") != "0":  # as replay has it
+        os.environ["PYTHONHASHSEED"] = "0"
+        os.execv(sys.executable, [sys.executable, "-m", "tests.simulation.campaign", *sys.argv[1:]])
+    began, failed, events, slowest = time.monotonic(), 0, 0, 0.0
+    totals: dict[str, Counter[str]] = {"faults": Counter(), "told": Counter(), "counts": Counter()}
+    with ProcessPoolExecutor(args.jobs) as pool:
+        seeds = range(args.first_seed, args.first_seed + args.count)
+        futures = [pool.submit(attempt, seed, args.nodes, args.scheme, args.seconds) for seed in seeds]
+        for future in futures:
+            result = future.result()
+            if isinstance(result, Outcome):
+                events += result.events
+                slowest = max(slowest, result.cpu_s)
+                for name, total in totals.items():
+                    total.update(getattr(result, name))
+                continue
+            failed += 1
+            seed, problem, transcript = result
+            print(f"FAILED seed {seed}: {problem[:300]}", flush=True)
+            if args.save:
+                Path(args.save).mkdir(parents=True, exist_ok=True)
+                Path(args.save, f"seed-{seed}-nodes-{args.nodes}.txt").write_text(transcript)
+    wall = time.monotonic() - began
+    print(f"{args.count} seeds x {args.nodes} nodes: {failed} failed; {events} events, {wall:.1f} s, slowest {slowest:.2f} s of CPU")
+    for name, total in totals.items():
+        print(f"{name}:", ", ".join(f"{key} {number}" for key, number in sorted(total.items())))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,335 @@
+"""What the actions of the cores do to arenas and store, after a while, well or badly, or cut by a crash."""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ckptd.core import actions as act
+from ckptd.core import events as ev
+from ckptd.protocol.ids import JobKey
+from ckptd.protocol.slot import Seal, SlotState
+from tests.simulation import parity
+from tests.simulation.machine import Machine, make
+from tests.simulation.store import StoreError
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+_STORE = (act.TakeIncarnation, act.ScanStore, act.Drain, act.WriteVote, act.Commit, act.RemoveCheckpoint, act.RemovePartial)
+_WITH_PATIENCE = (act.TakeIncarnation, act.ScanStore)
+_PATIENCE_S = 10.0
+_USUAL_S = {
+    act.AllocateSlots: 0.05, act.TakeDigests: 0.1, act.Encode: 0.3, act.FetchSegment: 0.2, act.Drain: 0.5,
+    act.TakeIncarnation: 0.01, act.ScanStore: 0.02, act.WriteVote: 0.02, act.Commit: 0.05,
+    act.RemoveCheckpoint: 0.05, act.RemovePartial: 0.05,
+}  # fmt: skip
+
+
+@dataclass(eq=False, slots=True)
+class Running:
+    """An action that has begun."""
+
+    machine: Machine
+    life: int
+    action: act.Action
+    over: bool = False
+
+
+class Effects:
+    """``perform`` begins an action; its outcome comes back to the same daemon life, if that still lives."""
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self._running: dict[str, dict[int, Running]] = {}
+        self._ids = itertools.count()
+
+    def perform(self, machine: Machine, action: act.Action) -> None:
+        """Begins it. The daemon may die just before, or just after."""
+        crash = self._world.chaos.crash_at(machine, action)
+        if crash == "before":
+            machine.kill()
+            return
+        self._start(machine, action)
+        if crash == "after":
+            machine.kill()
+
+    def _start(self, machine: Machine, action: act.Action) -> None:
+        arena, job = machine.arena, action.job
+        match action:
+            case act.FreeSlot():
+                slot = arena.slot(job, action.slot)
+                assert slot is not None, f"{machine.name} frees {action.slot}, which is not there"
+                self._world.promises.may_go(machine, job, slot.name)
+                arena.put_seal(job, slot, Seal())
+            case act.UnlinkSlot():
+                if arena.slot(job, action.slot) is not None:
+                    self._world.promises.may_go(machine, job, action.slot)
+                    arena.unlink(job, action.slot)
+            case act.KeepTopology():
+                memory = arena.job(job)
+                memory.topology, memory.epoch = action.topology, getattr(action, "epoch", 0)
+                machine.meet(job, action.topology.peers if self._world.keeping_is_meeting else ())
+            case act.StopEncode():
+                for key, running in list(self._running.get(machine.name, {}).items()):
+                    it = running.action
+                    if isinstance(it, act.Encode) and (it.job, it.piece.save, it.piece.epoch) == (
+                        job, action.save, action.epoch,
+                    ):  # fmt: skip
+                        del self._running[machine.name][key]
+                        running.over = True
+            case act.DropPiece():
+                self._world.promises.may_drop(machine, job, action.save, action.epoch)
+                arena.drop_piece(job, action.save, action.epoch)
+            case act.ForgetJob():
+                arena.forget(job)
+                machine.forget(job)
+            case _:
+                self._begin(machine, action)
+
+    def _begin(self, machine: Machine, action: act.Action) -> None:
+        world, clock = self._world, self._world.clock
+        if isinstance(action, act.Encode) and any(r.action == action for r in self._of(machine)):
+            return  # it runs already
+        running = Running(machine, machine.life, action)
+        serial = next(self._ids)
+        self._running.setdefault(machine.name, {})[serial] = running
+        if isinstance(action, act.Drain):
+            try:
+                if world.store(action.job).mode != "silent":
+                    world.store(action.job).make_partial(action.save)
+            except StoreError:
+                pass
+        usual = _USUAL_S[type(action)]
+        clock.after(clock.mostly(usual, usual * 20), self._due, serial, running)
+
+    def _of(self, machine: Machine) -> list[Running]:
+        return list(self._running.get(machine.name, {}).values())
+
+    def reading(self, machine: Machine, job: JobKey) -> set[str]:
+        """Slots that the worker of this node reads from just now."""
+        found: set[str] = set()
+        for running in self._of(machine):
+            if isinstance(running.action, act.Drain | act.WriteVote) and running.action.job == job:
+                found |= set(running.action.slots)
+        return found
+
+    def _due(self, serial: int, running: Running) -> None:
+        if running.over or running.life != running.machine.life or running.machine.catalogue is None:
+            return
+        world, action = self._world, running.action
+        if isinstance(action, _STORE):
+            mode = world.store(action.job).mode
+            if mode == "silent":
+                if isinstance(action, _WITH_PATIENCE):
+                    happened = world.clock.chance(0.3)
+                    world.clock.after(_PATIENCE_S, self._end, serial, running, "the store is silent", happened)
+                else:  # it hangs until the store is back
+                    world.clock.after(world.clock.between(1, 5), self._due, serial, running)
+                return
+            if mode == "slow" and world.clock.chance(0.7):
+                world.clock.after(world.clock.between(0.5, 20), self._due, serial, running)
+                return
+            failing = mode == "failing" and world.clock.chance(0.7)
+        else:
+            failing = world.chaos.fails(action)
+        happened = failing and isinstance(action, _STORE) and world.clock.chance(0.3)
+        self._end(serial, running, "EIO: simulated" if failing else "", happened)
+
+    def _end(self, serial: int, running: Running, problem: str, happened: bool) -> None:
+        """Problem or not, the effect may be there; the outcome says what the daemon can know."""
+        if running.over or running.life != running.machine.life or running.machine.catalogue is None:
+            return
+        running.over = True
+        self._running[running.machine.name].pop(serial, None)
+        for event in self._outcome(running.machine, running.action, problem, happened):
+            running.machine.say(event)
+
+    def cut(self, machine: Machine) -> None:
+        """The daemon died: what was under way happened, or did not."""
+        for running in self._running.pop(machine.name, {}).values():
+            running.over = True
+            silent = isinstance(running.action, _STORE) and self._world.store(running.action.job).mode == "silent"
+            if not silent and self._world.clock.chance(0.5):
+                self._outcome(running.machine, running.action, "", True)
+
+    def _outcome(self, machine: Machine, action: act.Action, problem: str, happened: bool) -> list[Any]:
+        found: Any = None
+        if not problem or happened:
+            try:
+                found = _EFFECTS[type(action)](self, machine, action)
+            except StoreError as error:
+                problem = problem or str(error)
+        return _EVENTS[type(action)](action, problem, found)
+
+    # --- what each does; raises StoreError
+
+    def _allocate(self, machine: Machine, action: act.AllocateSlots) -> list[str]:
+        return [machine.arena.allocate(action.job, action.rank, action.capacity).name for _ in range(action.count)]
+
+    def _digest(self, machine: Machine, action: act.TakeDigests) -> Seal | None:
+        slot = machine.arena.slot(action.job, action.slot)
+        if slot is None or slot.save != action.save:
+            return None
+        seal = msgspec.structs.replace(slot.seal, state=SlotState.DIGESTED, table_digest=slot.seal.leaves_digest)
+        machine.arena.put_seal(action.job, slot, seal)
+        return seal
+
+    def _encode(self, machine: Machine, action: act.Encode) -> None:
+        piece = action.piece
+        assert piece.columns[piece.index].node == machine.name, f"{machine.name} encodes for another member"
+        if machine.arena.job(action.job).pieces.get((piece.save, piece.epoch)) is not None:
+            return
+        for column in piece.columns:
+            for seal in column.seals:
+                self._reach(machine, action.job, column.node, seal)
+        machine.arena.put_piece(action.job, piece)
+
+    def _reach(self, machine: Machine, job: JobKey, node: str, seal: Seal) -> Seal:
+        """The seal of that very segment at the node, if bytes can be pulled from it now."""
+        other = self._world.nodes.get(node)
+        if other is None or not other.up or not self._world.network.connected(machine.name, node):
+            raise StoreError(f"{node} cannot be reached")
+        slot = other.arena.holding(job, seal.rank, seal.save) if seal.save is not None else None
+        if slot is None or slot.seal != seal or seal.state is not SlotState.DIGESTED:
+            raise StoreError(f"{node} does not have that segment of rank {seal.rank}")
+        return slot.seal
+
+    def _fetch(self, machine: Machine, action: act.FetchSegment) -> tuple[str, Seal]:
+        job = action.job
+        if action.piece is None:
+            assert action.seal is not None, f"{machine.name} fetches rank {action.rank} without its seal"
+            seal = self._reach(machine, job, action.holder, action.seal)
+        else:
+            seal = self._rebuild(machine, action)
+        slot = machine.arena.holding(job, action.rank, action.save)
+        if slot is None:
+            slot = machine.arena.allocate(job, action.rank, seal.content_nbytes + 8192)
+            machine.arena.put_seal(job, slot, seal)
+        return slot.name, seal
+
+    def _rebuild(self, machine: Machine, action: act.FetchSegment) -> Seal:
+        piece, job, homes = action.piece, action.job, dict(action.homes)
+        assert piece is not None
+        assert piece.save == action.save
+
+        def has(column: ev.Column) -> bool:
+            try:
+                for seal in column.seals:
+                    self._reach(machine, job, homes.get(seal.rank, column.node), seal)
+            except StoreError:
+                return False
+            return True
+
+        def has_parity(member: int) -> bool:
+            node = self._world.nodes.get(dict(action.pieces).get(member, ""))
+            if node is None or not node.up or not self._world.network.connected(machine.name, node.name):
+                return False
+            there = node.arena.job(job).pieces.get((piece.save, piece.epoch))
+            return there is not None and there.index == member and there.columns == piece.columns
+
+        wanted = next((i for i, c in enumerate(piece.columns) if action.rank in (s.rank for s in c.seals)), None)
+        if wanted is None:
+            raise StoreError(f"no column has rank {action.rank}")
+        count = len(piece.columns)
+        columns = [has(column) for column in piece.columns]
+        parities = [has_parity(member) for member in range(count)]
+        if not columns[wanted] and not parity.solvable(piece.scheme, columns, parities, wanted):
+            raise StoreError(f"too much of the set is missing: columns {columns}, parity {parities}")
+        return next(seal for seal in piece.columns[wanted].seals if seal.rank == action.rank)
+
+    def _drain(self, machine: Machine, action: act.Drain) -> bool:
+        store, files = self._world.store(action.job), {}
+        if action.save in store.committed:
+            return True
+        for name in action.slots:
+            slot = machine.arena.slot(action.job, name)
+            if slot is None or slot.save != action.save:
+                raise StoreError(f"slot-changed: {name} holds {slot.save if slot else 'nothing'}")
+            files[slot.rank] = slot.seal.leaves_digest
+        store.write(action.save, files)
+        return False
+
+    def _vote(self, machine: Machine, action: act.WriteVote) -> None:
+        slots = [machine.arena.slot(action.job, name) for name in action.slots]
+        good = [s for s in slots if s is not None and s.save == action.save and s.seal.state is SlotState.DIGESTED]
+        assert len(good) == len(slots), f"{machine.name} votes for {action.save} with slots that do not hold it"
+        ranks = tuple(s.rank for s in good)
+        self._world.store(action.job).vote(action.save, machine.name, good[0].seal.world_size, ranks)
+
+    def _take(self, machine: Machine, action: act.TakeIncarnation) -> int:
+        return self._world.store(action.job).take(action.at_least)
+
+    def _scan(self, machine: Machine, action: act.ScanStore) -> Any:
+        return self._world.store(action.job).scan()
+
+    def _commit(self, machine: Machine, action: act.Commit) -> None:
+        self._world.store(action.job).commit(action.save)
+        self._world.promises.committed(action.job, action.save)
+
+    def _remove(self, machine: Machine, action: act.RemoveCheckpoint) -> None:
+        self._world.store(action.job).remove(action.save)
+
+    def _remove_partial(self, machine: Machine, action: act.RemovePartial) -> None:
+        self._world.store(action.job).remove_partial(action.save)
+
+
+def _allocated(action: act.AllocateSlots, problem: str, found: Any) -> list[Any]:
+    job, rank = action.job, action.rank
+    if problem:
+        return [make(ev.SlotsFailed, job=job, rank=rank, count=action.count, code="os", message=problem, hint="")]
+    return [make(ev.SlotReady, job=job, rank=rank, slot=name, capacity=action.capacity) for name in found]
+
+
+def _digested(action: act.TakeDigests, problem: str, found: Any) -> list[Any]:
+    if problem:  # tried again until it works
+        return []
+    return [make(ev.DigestsSealed, job=action.job, slot=action.slot, save=action.save, seal=found)] if found else []
+
+
+def _fetched(action: act.FetchSegment, problem: str, found: Any) -> list[Any]:
+    said: dict[str, Any] = {"job": action.job, "rank": action.rank, "save": action.save, "tier": action.tier}
+    if problem or found is None:
+        return [make(ev.SegmentFetched, **said, problem=problem)]
+    name, seal = found
+    said |= {"slot": name, "capacity": seal.content_nbytes + 8192, "world_size": seal.world_size, "seal": seal}
+    return [make(ev.SegmentFetched, **said, nbytes=seal.image_nbytes)]
+
+
+def _scanned(action: act.ScanStore, problem: str, found: Any) -> list[Any]:
+    if problem:
+        return [make(ev.StoreScanned, job=action.job, problem=problem)]
+    return [make(ev.StoreScanned, job=action.job, committed=found[0], partials=found[1])]
+
+
+def _plain(kind: type[Any], **more: Any) -> Callable[[Any, str, Any], list[Any]]:
+    return lambda action, problem, found: [make(kind, job=action.job, save=action.save, problem=problem, **more)]
+
+
+_EFFECTS: dict[type[Any], Any] = {
+    act.AllocateSlots: Effects._allocate, act.TakeDigests: Effects._digest, act.Encode: Effects._encode,
+    act.FetchSegment: Effects._fetch, act.Drain: Effects._drain, act.WriteVote: Effects._vote,
+    act.TakeIncarnation: Effects._take, act.ScanStore: Effects._scan, act.Commit: Effects._commit,
+    act.RemoveCheckpoint: Effects._remove, act.RemovePartial: Effects._remove_partial,
+}  # fmt: skip
+_EVENTS: dict[type[Any], Callable[[Any, str, Any], list[Any]]] = {
+    act.AllocateSlots: _allocated,
+    act.TakeDigests: _digested,
+    act.Encode: lambda a, problem, _: [
+        make(ev.Encoded, job=a.job, save=a.piece.save, epoch=a.piece.epoch, problem=problem)
+    ],
+    act.FetchSegment: _fetched,
+    act.Drain: lambda a, problem, found: [
+        make(ev.Drained, job=a.job, save=a.save, problem=problem, committed=bool(found) and not problem)
+    ],
+    act.WriteVote: _plain(ev.VoteWritten),
+    act.TakeIncarnation: lambda a, problem, found: [
+        make(ev.IncarnationTaken, job=a.job, number=0 if problem else found, problem=problem)
+    ],
+    act.ScanStore: _scanned,
+    act.Commit: _plain(ev.CommitEnded, nbytes=10),
+    act.RemoveCheckpoint: _plain(ev.CheckpointRemoved),
+    act.RemovePartial: lambda *_: [],
+}

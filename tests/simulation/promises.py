@@ -1,0 +1,252 @@
+"""Design section 2, checked as things happen: only what an event touches is looked at, so that 64 nodes stay cheap."""
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from ckptd.core.events import Piece
+from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.messages import End, LoadFrom, Milestone, Progress, Tier
+from ckptd.protocol.slot import Seal
+from tests.simulation.truth import Promise, Truth
+
+if TYPE_CHECKING:
+    from tests.simulation.arena import Arena
+    from tests.simulation.machine import Machine
+    from tests.simulation.ranks import Proc
+    from tests.simulation.session import Session
+    from tests.simulation.world import World
+
+_CALM_S = 90.0  # a load that began so long after all was well finds the newest there is
+
+
+class Promises:
+    """Told of every change in arenas and of every word to ranks. Raises AssertionError when one is broken."""
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self.jobs: dict[JobKey, Truth] = {}
+        self.told_of: Counter[str] = Counter()
+        self._seated: dict[tuple[int, JobKey], int] = {}  # daemon life -> the newest incarnation it let in
+
+    def of(self, job: JobKey) -> Truth:
+        """What is so with the job."""
+        return self.jobs.setdefault(job, Truth())
+
+    def size_of(self, job: JobKey, save: SaveId) -> int:
+        """Ranks of the save."""
+        return self.of(job).sizes.get(save, 0)
+
+    # --- the arenas change
+
+    def held(self, job: JobKey, arena: "Arena", seal: Seal, there: bool) -> None:  # noqa: FBT001
+        """A seal came into force, or went."""
+        truth = self.of(job)
+        found = truth.held(arena.ident, seal, there=there)
+        if there:
+            truth.forget_old()
+        else:
+            self._still_kept(job, truth, found.save)
+
+    def piece(self, job: JobKey, arena: "Arena", piece: Piece, there: bool) -> None:  # noqa: FBT001
+        """A piece was sealed, or went."""
+        truth = self.of(job)
+        truth.piece(arena.ident, piece, there=there)
+        if not there:
+            self._still_kept(job, truth, piece.save)
+
+    def _still_kept(self, job: JobKey, truth: Truth, save: SaveId) -> None:
+        """Something of this save was given up: what was promised of it, or of an older one, must be kept elsewhere."""
+        if self._over(job, truth):
+            return
+        staged = truth.staged
+        if staged is not None and save >= staged:
+            kept = any(s >= staged and t.whole for s, t in truth.saves.items())
+            bears = truth.protected is not None and truth.protected.save >= staged
+            kept = kept or (bears and any(s >= staged and t.restorable() for s, t in truth.saves.items()))
+            assert kept, f"{staged} was told staged, and no save as new is whole: {save} was given up"
+        promise = truth.protected
+        if promise is not None and save >= promise.save:
+            newer = [t for s, t in truth.saves.items() if s >= promise.save]
+            if not promise.losses:
+                kept = any(t.whole and t.epochs_protected() for t in newer)
+                state = [(s, t.whole, sorted(t.where), {k[:2]: sorted(p.pieces) for k, p in t.sets.items()}) for s, t in sorted(truth.saves.items()) if s >= promise.save]
+                assert kept, f"{promise.save} was told protected; without the loss of a node it is not any more: {state}"
+            else:
+                assert any(t.restorable() for t in newer), f"{promise.save} was protected, and too much was given up"
+
+    def _over(self, job: JobKey, truth: Truth) -> bool:
+        """Whether the job is over and safe: every rank closed or dead, and the newest is durable."""
+        newest = truth.owners[max(truth.owners)] if truth.owners else ""
+        for launcher in self._world.launchers:
+            for session in (launcher.current, *launcher.zombies):
+                if session is not None and session.name == newest:
+                    if any(p.alive and p.incarnation and p.state != "closing" for p in session.procs):
+                        return False
+        owed = max((p for p in (truth.staged, truth.protected and truth.protected.save) if p is not None), default=None)
+        durable = max(self._world.store(job).ever, default=None)
+        over = owed is None or self._world.expired or (durable is not None and durable >= owed)
+        if over:
+            truth.staged = truth.protected = None
+        return over
+
+    def may_go(self, machine: "Machine", job: JobKey, slot: str) -> None:
+        """A slot is freed or unlinked: no rank that is in may have been told to write it."""
+        memory = machine.arena.jobs[job]
+        for proc in memory.rank_files.values():
+            if proc.alive and proc.state == "in" and proc.copying == slot and proc.life == machine.life:
+                newer = self._seated.get((machine.life, job), 0) > proc.incarnation
+                assert newer or memory.slots[slot].save is None, f"{slot} goes while {proc} writes it"
+
+    def may_drop(self, machine: "Machine", job: JobKey, save: SaveId, epoch: int) -> None:
+        """A piece is dropped; what follows from it is checked when it is gone."""
+
+    def wiped(self, machine: "Machine") -> None:
+        """A node is lost with all that lay there."""
+        ident = machine.arena.ident
+        for job, memory in machine.arena.jobs.items():
+            truth = self.of(job)
+            for slot in memory.slots.values():
+                if slot.save is not None:
+                    truth.held(ident, slot.seal, there=False)
+            for piece in memory.pieces.values():
+                truth.piece(ident, piece, there=False)
+            self._after_loss(job, truth, ident)
+
+    def _after_loss(self, job: JobKey, truth: Truth, ident: str) -> None:
+        promise = truth.protected
+        if promise is not None:
+            if promise.lost(ident):
+                newer = [t for s, t in truth.saves.items() if s >= promise.save]
+                if not self._over(job, truth):
+                    assert any(t.restorable() for t in newer), f"{promise.save} was protected against this loss"
+                    self.told_of["losses borne"] += bool(promise.losses)
+            else:
+                truth.protected = None
+        if truth.staged is not None and not any(s >= truth.staged and t.whole for s, t in truth.saves.items()):
+            truth.staged = None  # memory was lost with it; what is protected is checked as that
+
+    # --- words to ranks
+
+    def told(self, proc: "Proc", news: Progress) -> None:
+        """A rank hears of a milestone: it is true in all the world."""
+        save, truth, store = news.save, self.of(proc.job), self._world.store(proc.job)
+        durable = save in store.ever
+        found = truth.saves.get(save)
+        if news.milestone is Milestone.DURABLE or news.end is End.DURABLE:
+            assert durable, f"{proc} was told that {save} is durable"
+            self.told_of["durable"] += 1
+        elif news.milestone is Milestone.STAGED:
+            self.told_of["staged"] += 1
+            if not durable:
+                assert found is not None, f"{proc} was told that {save} is staged, and nothing of it was ever"
+                sealed = sorted(found.contents)  # some may have been lost with their node while the word went round
+                assert len(sealed) == found.world_size, f"{proc} was told that {save} is staged; {sealed} are"
+                if found.whole:
+                    truth.staged = max(save, truth.staged or save)
+        elif news.milestone is Milestone.PROTECTED:
+            self.told_of["protected"] += 1
+            if not durable:
+                assert found is not None, f"{proc} was told that {save} is protected, and nothing of it was ever"
+                assert found.ever_protected, f"{proc} was told that {save} is protected; {found.sets} are"
+            if found is not None and (truth.protected is None or truth.protected.save <= save):
+                self._protected(truth, save)
+
+    def _protected(self, truth: Truth, save: SaveId) -> None:
+        found = truth.saves[save]
+        epochs = found.epochs_protected()
+        if not epochs or not found.whole:  # the word was under way while a node was lost, or a newer one took over
+            return
+        promise = truth.protected
+        key = max(epochs)
+        sets = [(k, s) for k, s in found.sets.items() if k[0] == key]
+        members = [(frozenset().union(*s.pieces.values()), s.scheme.losses) for _, s in sets]
+        if promise is None or promise.save != save or [m for m, _ in promise.sets] != [m for m, _ in members]:
+            truth.protected = Promise(save, members)
+            self._bears(found, members)
+
+    def _bears(self, found: Any, members: list[tuple[frozenset[str], int]]) -> None:
+        """Each single member's loss is borne, and for ``double`` a few pairs."""
+        random = self._world.clock.random.__class__(found.save.counter)  # own chance: checks never change the play
+        for arenas, losses in members:
+            idents = sorted(arenas)
+            tries = [frozenset(random.sample(idents, min(losses, len(idents)))) for _ in range(3)]
+            for lost in tries:
+                assert found.restorable(lost), f"{found.save} was told protected; it does not bear the loss of {lost}"
+
+    def welcomed(self, proc: "Proc", incarnation: int) -> None:
+        """A rank was let in."""
+        self._own(proc, incarnation)
+        if proc.incarnation:
+            assert incarnation == proc.incarnation, f"{proc}: its incarnation changed behind its back"
+        key = (proc.machine.life, proc.job)
+        self._seated[key] = max(self._seated.get(key, 0), incarnation)
+
+    def _own(self, proc: "Proc", incarnation: int) -> None:
+        truth = self.of(proc.job)
+        owner = truth.owners.setdefault(incarnation, proc.session.name)
+        from_store = incarnation in self._world.store(proc.job).numbers
+        if from_store and owner != proc.session.name and not self._world.made_up:
+            raise AssertionError(f"{proc} has incarnation {incarnation}, which is {owner}'s")
+
+    def accepted(self, proc: "Proc", save: SaveId) -> None:
+        """A hand-over was taken."""
+        newest = self._seated.get((proc.machine.life, proc.job), 0)
+        assert save.incarnation >= newest, f"{proc} is of incarnation {save.incarnation}; here {newest} was let in"
+
+    def granted(self, proc: "Proc", slot: str) -> None:
+        """A slot has one writer."""
+        for other in proc.machine.arena.job(proc.job).rank_files.values():
+            clash = other is not proc and other.alive and slot in other.granted
+            assert not clash, f"two writers of {slot}: {other}, {proc}"
+
+    def read_from(self, proc: "Proc", order: LoadFrom) -> None:
+        """A rank is sent to read."""
+        if order.tier is Tier.PFS:
+            assert order.save in self._world.store(proc.job).ever, f"{proc} is sent to {order.path}, which never was"
+
+    def committed(self, job: JobKey, save: SaveId) -> None:
+        """Under its final name: every file is what its rank wrote."""
+        directory, found = self._world.store(job).committed[save], self.of(job).saves.get(save)
+        if found is not None and len(found.contents) == directory.world_size:
+            wrong = [rank for rank, content in directory.files.items() if found.contents.get(rank) != content]
+            assert not wrong or self._world.made_up, f"{save}: wrong bytes committed for ranks {wrong[:5]}"
+
+    # --- loads
+
+    def loaded(self, session: "Session", proc: "Proc", order: LoadFrom) -> None:
+        """A rank's load ended well: with what the others' ends with, and its own right bytes."""
+        self._own(proc, order.incarnation)
+        others = {(o.save, o.incarnation) for o in session.orders.values()}
+        assert len(others) == 1, f"the ranks of {session.name} restored different things: {others}"
+        if order.save is None:
+            return
+        assert proc.read is not None, f"{proc} is told that all have read {order.save}, and it has not"
+        save, content = proc.read
+        assert save == order.save, f"{proc} read {save}, and {order.save} was agreed"
+        found = self.of(proc.job).saves.get(save)
+        if found is not None and content != b"all" and not self._world.made_up:
+            assert content == found.contents.get(proc.rank), f"{proc} restored other bytes of {save}"
+
+    def agreed(self, session: "Session") -> None:
+        """All ranks have it: it is the newest that there is, if nothing was wrong while they asked."""
+        job, chosen = session.job, next(iter(session.orders.values())).save
+        chaos, store = self._world.chaos, self._world.store(job)
+        if session.began_load - chaos.calm_since < _CALM_S or self._world.made_up:
+            return
+        idents = {m.arena.ident for m in session.homes}
+        truth = self.of(job)
+        gone = frozenset(m.arena.ident for m in self._world.nodes.values() if m.arena.ident not in idents)
+        there = [s for s, t in truth.saves.items() if t.ever_whole and t.where and t.restorable(gone)]
+        newest = max([*there, *store.committed], default=None)
+        self.told_of["calm loads"] += 1
+        assert newest is None or (chosen is not None and chosen >= newest), f"{chosen} was loaded, {newest} is there"
+
+    # --- the end
+
+    def nothing_left(self, machines: list["Machine"]) -> None:
+        """After a close and what it makes durable, no node has anything of any job."""
+        for machine in machines:
+            for job, memory in machine.arena.jobs.items():
+                slots = {s.name: s.save for s in memory.slots.values()}
+                assert not slots, f"{machine.name} still has slots of {job.job}: {slots}"
+                assert not memory.pieces, f"{machine.name} still has parity of {job.job}: {sorted(memory.pieces)}"

@@ -1,0 +1,110 @@
+"""The file system that all nodes share: what one job's directory on it holds. Each call is one step that never tears."""
+
+from dataclasses import dataclass, field
+
+from ckptd.core import events as ev
+from ckptd.protocol.ids import SaveId
+
+
+class StoreError(Exception):
+    """The call failed, and says why."""
+
+
+@dataclass(slots=True)
+class Directory:
+    """A partial or committed checkpoint: what each rank's file holds, and who voted for which ranks."""
+
+    world_size: int = 0
+    files: dict[int, bytes] = field(default_factory=dict)
+    votes: dict[str, tuple[int, tuple[int, ...]]] = field(default_factory=dict)  # node -> (world size, ranks)
+
+    @property
+    def missing(self) -> str:
+        """Why it cannot be committed, empty when it can."""
+        worlds = {world for world, _ in self.votes.values()}
+        ranks = [rank for _, voted in self.votes.values() for rank in voted]
+        if len(worlds) != 1:
+            return "no votes" if not worlds else "votes disagree about the number of ranks"
+        absent = set(range(max(worlds))) - set(ranks)
+        if absent:
+            return f"{len(absent)} ranks have no vote, one is {min(absent)}"
+        return "" if len(ranks) == max(worlds) else "some rank has two votes"
+
+
+class Store:
+    """``mode``: ok, slow, failing or silent; the effects ask for it."""
+
+    def __init__(self, keep_last: int) -> None:
+        self.mode = "ok"
+        self.numbers: set[int] = set()
+        self.partials: dict[SaveId, Directory] = {}
+        self.committed: dict[SaveId, Directory] = {}
+        self.ever: set[SaveId] = set()
+        self._keep_last = keep_last
+
+    def take(self, at_least: int) -> int:
+        """A number that nobody has had, by exclusive create."""
+        used = [save.incarnation for save in (*self.partials, *self.committed)]
+        number = max([at_least - 1, *self.numbers, *used]) + 1
+        assert number not in self.numbers
+        self.numbers.add(number)
+        return number
+
+    def scan(self) -> tuple[tuple[ev.OnStore, ...], tuple[ev.Partial, ...]]:
+        """What lies there."""
+        found = tuple(ev.OnStore(s, d.world_size, 10, s.dirname) for s, d in sorted(self.committed.items()))
+        halves = tuple(ev.Partial(s, not d.missing) for s, d in sorted(self.partials.items()))
+        return found, halves
+
+    def make_partial(self, save: SaveId) -> bool:
+        """The directory for a drain; False when the save is committed already."""
+        if save in self.committed:
+            return False
+        self.partials.setdefault(save, Directory())
+        return True
+
+    def write(self, save: SaveId, files: dict[int, bytes]) -> None:
+        """Images, synced."""
+        if save not in self.partials:
+            raise StoreError("ENOENT: the partial directory is gone")
+        self.partials[save].files.update(files)
+
+    def vote(self, save: SaveId, node: str, world_size: int, ranks: tuple[int, ...]) -> None:
+        """A node's word that its files are there, synced."""
+        if save not in self.partials:
+            raise StoreError("ENOENT: the partial directory is gone")
+        directory = self.partials[save]
+# The files may be gone again, with a partial directory that was removed and made anew: the commit looks.
+        directory.votes[node] = (world_size, ranks)
+
+    def commit(self, save: SaveId) -> None:
+        """The final name, from the votes alone. Anybody may, and twice."""
+        if save in self.committed:
+            return
+        directory = self.partials.get(save)
+        if directory is None:
+            raise StoreError("ENOENT: nothing to commit")
+        if directory.missing:
+            raise StoreError(directory.missing)
+        if any(other.dirname == save.dirname for other in self.committed):
+            raise StoreError("another save has this name")
+        directory.world_size = next(world for world, _ in directory.votes.values())
+        lacking = set(range(directory.world_size)) - set(directory.files)
+        if lacking:
+            raise StoreError(f"file of rank {min(lacking)} is missing, though its node voted for it")
+        self.committed[save] = self.partials.pop(save)
+        self.ever.add(save)
+
+    def remove(self, save: SaveId) -> None:
+        """Retention."""
+        if save not in self.committed:
+            return
+        if save == max(self.committed):
+            raise StoreError("it is the newest")
+        newer = sum(other > save for other in self.committed)
+        assert newer >= self._keep_last, f"retention removes {save} with {newer} newer ones"
+        del self.committed[save]
+
+    def remove_partial(self, save: SaveId) -> None:
+        """Also under a late writer, who gets ENOENT."""
+        self.partials.pop(save, None)

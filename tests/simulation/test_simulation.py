@@ -1,0 +1,96 @@
+"""Short plays of the simulator; campaigns (make simulate) play the long ones."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from ckptd.core import actions as act
+from ckptd.core.encodes import Encodes
+from ckptd.core.node import JobNode
+from ckptd.core.saves import Saves
+from tests.simulation import effects
+from tests.simulation.run import BrokenError, play
+
+SHORT = {1: range(10), 3: range(14), 4: range(100, 110), 8: range(200, 206)}
+CASES = [(nodes, seed) for nodes, seeds in SHORT.items() for seed in seeds]
+
+
+@pytest.mark.parametrize(("nodes", "seed"), CASES)
+def test_no_promise_is_broken(nodes, seed):
+    play(seed, nodes=nodes, seconds=60.0)
+
+
+def test_a_play_without_faults_reaches_everything():
+    outcome = play(7, nodes=4, scheme="double", fault_every_s=0.0, seconds=60.0)
+    assert outcome.told["protected"] > 0
+    assert outcome.told["durable"] > 0
+    assert outcome.counts["loads"] >= 1
+    assert outcome.told["calm loads"] >= 1
+    assert not outcome.faults
+
+
+def test_the_same_seed_is_the_same_play_whatever_the_hash_seed():
+    code = "from tests.simulation.run import play; print(play(11, nodes=4, seconds=40.0).fingerprint)"
+    found = set()
+    for hash_seed in ("0", "1", "2"):
+        env = os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(p or "." for p in sys.path)}
+        done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        found.add(done.stdout)
+    assert len(found) == 1
+
+
+# --- a simulator that finds nothing proves nothing: cores that break a promise, each of which it must notice
+
+
+def frees_at_once(self):
+    actions = []
+    for slot in [s for s in self.slots if s.save is not None]:
+        actions += self._free(slot)
+    return actions
+
+
+def says_protected_at_once(self, saves, now):
+    newest = saves.newest_staged
+    if not self.on or newest is None or newest.protected:
+        return []
+    return self._protected((newest.save, self.epoch), saves)
+
+
+def never_drains(self, now):
+    return []
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "broken", "notices"),
+    [
+        (JobNode, "collect", frees_at_once, "was given up|slot"),
+        (Encodes, "advance", says_protected_at_once, "protected"),
+        (Saves, "start_drain", never_drains, "does not reach its milestones"),
+    ],
+)
+def test_a_core_that_breaks_a_promise_is_caught(monkeypatch, owner, name, broken, notices):
+    monkeypatch.setattr(owner, name, broken)
+    with pytest.raises(BrokenError, match=notices):
+        for seed in range(6):
+            play(seed, nodes=3, scheme="xor", seconds=40.0, fault_every_s=20.0)
+
+
+def test_a_failure_tells_how_to_play_it_again(monkeypatch):
+    monkeypatch.setattr(Saves, "start_drain", never_drains)
+    with pytest.raises(BrokenError) as raised:
+        play(3, nodes=3, seconds=20.0, fault_every_s=0.0)
+    assert "tests.simulation.replay 3 --nodes 3 --seconds 20 --fault-every 0" in str(raised.value)
+    assert len(raised.value.lines) > 100
+
+
+def test_every_action_of_the_core_has_an_effect():
+    asynchronous = set(effects._EFFECTS)
+    immediate = {
+        act.ToRank, act.ToNode, act.FreeSlot, act.UnlinkSlot, act.KeepTopology, act.StopEncode, act.DropPiece,
+        act.ForgetJob, act.MeetPeers, act.Note,
+    }  # fmt: skip
+    kinds = {kind for kind in vars(act).values() if isinstance(kind, type) and issubclass(kind, act.Action)}
+    assert kinds - {act.Action} == asynchronous | immediate

@@ -1,0 +1,156 @@
+"""What is really so with one job, over all nodes: where each segment and each piece lies. Kept up to date, never told."""
+
+from dataclasses import dataclass, field
+from itertools import chain
+
+from ckptd.core.events import Piece
+from ckptd.protocol.ids import SaveId
+from ckptd.protocol.slot import Seal
+from ckptd.protocol.topology import Scheme
+from tests.simulation.parity import solvable
+
+Ident = str  # of an arena
+SetKey = tuple[int, tuple[str, ...], bytes]  # epoch, members, digest of the first seal: names one encoding of one set
+
+
+@dataclass(slots=True)
+class ParitySet:
+    """One set's encoding of one save."""
+
+    scheme: Scheme
+    columns: tuple[frozenset[int], ...]  # ranks of each member
+    pieces: dict[int, set[Ident]] = field(default_factory=dict)  # member -> arenas
+    whole: bool = False  # every member's piece was there once
+
+    @property
+    def ranks(self) -> frozenset[int]:
+        """All that it protects."""
+        return frozenset(chain.from_iterable(self.columns))
+
+
+@dataclass(slots=True)
+class SaveTruth:
+    """One save."""
+
+    save: SaveId
+    world_size: int
+    where: dict[int, dict[Ident, int]] = field(default_factory=dict)  # rank -> arena -> copies
+    contents: dict[int, bytes] = field(default_factory=dict)
+    writers: set[str] = field(default_factory=set)
+    sets: dict[SetKey, ParitySet] = field(default_factory=dict)
+    ever_whole: bool = False
+    ever_protected: bool = False
+    covered: dict[int, set[int]] = field(default_factory=dict)  # epoch -> ranks of sets that were whole once
+
+    @property
+    def whole(self) -> bool:
+        """Every rank's sealed segment lies in some arena."""
+        return len(self.where) == self.world_size
+
+    def epochs_protected(self) -> list[int]:
+        """Epochs in which every set's pieces lie there, each member's on a node of its own."""
+        found = []
+        for epoch in {key[0] for key in self.sets}:
+            sets = [s for key, s in self.sets.items() if key[0] == epoch and len(s.pieces) == len(s.columns)]
+            covered = sum(len(s.ranks) for s in sets)
+            if covered == self.world_size and len(frozenset().union(*(s.ranks for s in sets))) == covered:
+                found.append(epoch)
+        return found
+
+    def restorable(self, without: frozenset[Ident] = frozenset()) -> bool:
+        """From memory alone, when these arenas are lost too."""
+        have = {rank for rank, arenas in self.where.items() if set(arenas) - without}
+        if len(have) == self.world_size:
+            return True
+        for rank in set(range(self.world_size)) - have:
+            if not any(self._made_good(s, rank, have, without) for s in self.sets.values()):
+                return False
+        return True
+
+    @staticmethod
+    def _made_good(of: ParitySet, rank: int, have: set[int], without: frozenset[Ident]) -> bool:
+        wanted = next((m for m, ranks in enumerate(of.columns) if rank in ranks), None)
+        if wanted is None:
+            return False
+        columns = [ranks <= have for ranks in of.columns]
+        parities = [bool(of.pieces.get(m, set()) - without) for m in range(len(of.columns))]
+        return solvable(of.scheme, columns, parities, wanted)
+
+
+@dataclass(slots=True)
+class Promise:
+    """The newest save of which some rank was told that it is protected, and what that bears."""
+
+    save: SaveId
+    sets: list[tuple[frozenset[Ident], int]]  # members' arenas, losses that they bear
+    losses: dict[int, int] = field(default_factory=dict)  # set -> members lost since
+
+    def lost(self, ident: Ident) -> bool:
+        """One more node is lost; whether the promise still holds."""
+        for number, (members, _) in enumerate(self.sets):
+            if ident in members:
+                self.losses[number] = self.losses.get(number, 0) + 1
+        return all(self.losses.get(n, 0) <= bears for n, (_, bears) in enumerate(self.sets))
+
+
+class Truth:
+    """One job."""
+
+    def __init__(self) -> None:
+        self.saves: dict[SaveId, SaveTruth] = {}
+        self.staged: SaveId | None = None  # the newest that some rank was told of
+        self.protected: Promise | None = None
+        self.owners: dict[int, str] = {}  # incarnation -> session
+        self.sizes: dict[SaveId, int] = {}
+
+    def of(self, save: SaveId, world_size: int) -> SaveTruth:
+        """The save's entry, made when it is first asked for."""
+        if save not in self.saves:
+            self.saves[save] = SaveTruth(save, world_size)
+            self.sizes[save] = world_size
+        return self.saves[save]
+
+    def held(self, ident: Ident, seal: Seal, *, there: bool) -> SaveTruth:
+        """A seal came into force, or went."""
+        assert seal.save is not None
+        truth = self.of(seal.save, seal.world_size)
+        arenas = truth.where.setdefault(seal.rank, {})
+        arenas[ident] = arenas.get(ident, 0) + (1 if there else -1)
+        if arenas[ident] <= 0:
+            del arenas[ident]
+        if not arenas:
+            del truth.where[seal.rank]
+        if there:
+            truth.contents.setdefault(seal.rank, seal.leaves_digest)
+            truth.ever_whole |= truth.whole
+        return truth
+
+    def piece(self, ident: Ident, piece: Piece, *, there: bool) -> SaveTruth:
+        """A piece was sealed, or went."""
+        ranks = tuple(frozenset(s.rank for s in c.seals) for c in piece.columns)
+        size = next((s.world_size for c in piece.columns for s in c.seals), 0)
+        truth = self.of(piece.save, size)
+        first = next((s.leaves_digest for c in piece.columns for s in c.seals), b"")
+        key = (piece.epoch, tuple(c.node for c in piece.columns), first)
+        found = truth.sets.setdefault(key, ParitySet(piece.scheme, ranks))
+        holders = found.pieces.setdefault(piece.index, set())
+        if there:
+            holders.add(ident)
+            if len(found.pieces) == len(ranks) and not found.whole:
+                found.whole = True
+                covered = truth.covered.setdefault(piece.epoch, set())
+                covered |= found.ranks  # a node may be lost while the last set is still at it, and the word goes round
+                truth.ever_protected |= len(covered) == truth.world_size
+        else:
+            holders.discard(ident)
+            if not holders:
+                del found.pieces[piece.index]
+            if not found.pieces:
+                del truth.sets[key]
+        return truth
+
+    def forget_old(self) -> None:
+        """Saves of which nothing lies anywhere, but for the newest ones."""
+        if len(self.saves) > 200:
+            for save in sorted(s for s, t in self.saves.items() if not t.where and not t.sets)[:-50]:
+                del self.saves[save]
