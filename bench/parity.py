@@ -28,13 +28,17 @@ from ckptd.memory import parse_fields
 from ckptd.parity.encode import encode
 from ckptd.parity.rebuild import Place, rebuild_segment
 from ckptd.parity_files import open_parity
-from ckptd.protocol.digest import digest
 from ckptd.protocol.slot import Seal
 from ckptd.protocol.topology import Scheme
 from tests.nodes import EPOCH, KEY, SAVE, SECRET, Node, Set, stage
 
 NODES = 4
-_BARS = {"xor encode": (3.4, 1.3), "xor rebuild": (1.0, None), "double encode": (2.0, None), "double rebuild": (0.7, None)}
+_BARS = {
+    "xor encode": (3.4, 1.3),
+    "xor rebuild": (1.0, None),
+    "double encode": (2.0, None),
+    "double rebuild": (0.7, None),
+}
 _MAX_EXTRA_NBYTES = 64 << 20
 
 
@@ -57,7 +61,9 @@ class Worker:
         """The other nodes' servers and seals."""
         import msgspec
 
-        self.addresses = {f"n{i}": Address("127.0.0.1", port, f"link-{self.index}", SECRET) for i, port in enumerate(ports)}
+        self.addresses = {
+            f"n{i}": Address("127.0.0.1", port, f"link-{self.index}", SECRET) for i, port in enumerate(ports)
+        }
         columns = tuple(Column(f"n{i}", (msgspec.convert(seal, Seal),)) for i, seal in enumerate(seals))
         self.set = Set([self.node], columns, relays={})
         self.set.address_of = self.addresses.get  # type: ignore[method-assign]
@@ -225,7 +231,7 @@ def measure(cluster: Cluster, scheme: Scheme, repeat: int) -> dict[str, list[Res
         lost = list(range(scheme.losses))
         jobs = {rank: ("rebuild", scheme, lost, rank) for rank in lost}
         found[f"{scheme} rebuild"].append(_timed(cluster, lambda: cluster.some(jobs, watch=watch)))  # noqa: B023
-        cluster.some({rank: ("unmake",) for rank in lost})
+        cluster.some(dict.fromkeys(lost, ("unmake",)))
         cluster.all("forget")
     return found
 
@@ -279,7 +285,9 @@ def report(results: dict[str, list[Result]], nbytes: int) -> int:
     console = Console(width=160)
     console.print(table)
     load = os.getloadavg()[0]
-    console.print(f"{NODES} x {nbytes >> 20} MiB, {os.cpu_count()} CPUs, load {load:.1f}; {missed} of {len(results)} missed a bar")
+    console.print(
+        f"{NODES} x {nbytes >> 20} MiB, {os.cpu_count()} CPUs, load {load:.1f}; {missed} of {len(results)} missed a bar"
+    )
     return 1 if missed else 0
 
 

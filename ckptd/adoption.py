@@ -1,4 +1,4 @@
-"""What an earlier daemon left: its slots, topologies and live ranks, taken over at start. Touches no store."""
+"""What an earlier daemon left: its slots, parity, topologies and live ranks, taken over at start. Touches no store."""
 
 import logging
 import os
@@ -9,6 +9,7 @@ from ckptd.core import actions as act
 from ckptd.core import events as ev
 from ckptd.core.catalogue import Catalogue
 from ckptd.liveness import Liveness, job_of
+from ckptd.parity_files import Parities
 from ckptd.peers.kept import kept_topologies
 from ckptd.protocol import places
 from ckptd.protocol.ids import JobKey
@@ -19,15 +20,17 @@ log = logging.getLogger("ckptd")
 class Adoption:
     """``handle`` takes an event through the catalogue, ``perform`` does an action."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - the daemon's parts
         self,
         arena: Arena,
+        parities: Parities,
         liveness: Liveness,
         catalogue: Catalogue,
         handle: Callable[[ev.Event], None],
         perform: Callable[[act.Action], None],
     ) -> None:
         self._arena = arena
+        self._parities = parities
         self._liveness = liveness
         self._catalogue = catalogue
         self._handle = handle
@@ -46,6 +49,9 @@ class Adoption:
             if named is not None and places.job_dir(named) == slot.job_dir:
                 jobs[slot.job_dir] = named
         nameless = [slot for slot in slots if not self._slot(slot, jobs)]
+        for job, piece in self._parities.scan():
+            if job in kept:  # without its topology nobody would ask for it
+                self._handle(ev.PieceAdopted(job=job, piece=piece))
         for directory, job in jobs.items():
             self._look(job, os.path.join(self._arena.path, directory))
             for action in self._catalogue.adopted(job, now):

@@ -24,6 +24,7 @@ from ckptd.effects import Effects
 from ckptd.liveness import Liveness
 from ckptd.peers.identity import identify
 from ckptd.peers.plane import PeerPlane
+from ckptd.protect_effects import ProtectAction, ProtectEffects
 from ckptd.protocol.errors import CkptdError
 from ckptd.protocol.ids import JobKey
 from ckptd.protocol.messages import (
@@ -81,6 +82,7 @@ class Daemon:
             store_timeout_s=config.store_timeout_s,
             bandwidth=config.drain_bandwidth,
         )
+        self._protect = ProtectEffects(self._arena, self._plane, self._handle)
         self._socket = RankSocket(self._arena.socket_path)
         self._door = Door(self._socket, self._arena, self._liveness)
         logout = doctor.examine_remove_ipc()
@@ -112,7 +114,9 @@ class Daemon:
     def run(self) -> int:
         """Serves until SIGTERM, or until it is empty where that ends it."""
         self._catch_signals()
-        adoption = Adoption(self._arena, self._liveness, self._catalogue, self._handle, self._perform)
+        adoption = Adoption(
+            self._arena, self._protect.parities, self._liveness, self._catalogue, self._handle, self._perform
+        )
         self._general.extend(adoption.run(time.monotonic()))
         notify.ready("serving")
         log.info("ready arena=%s pid=%d seconds=%.3f", self._arena.path, os.getpid(), time.monotonic() - self._started)
@@ -163,11 +167,16 @@ class Daemon:
         self._digesting.close()
         self._allocating.close()
         self._cleaning.close()
+        self._protect.close()
         self._plane.close()
         self._socket.close(linger_s=_LAST_WORDS_S if self._stop_asked else 0.0)
         self._arena.close(remove=self._catalogue.empty and self._config.exit_when_empty)
 
     # --- loop
+
+    @property
+    def _backgrounds(self) -> tuple[Background, ...]:
+        return (self._digesting, self._allocating, self._cleaning, *self._protect.backgrounds)
 
     def _wait(self) -> None:
         """Sleeps until something is readable or due."""
@@ -176,7 +185,7 @@ class Daemon:
         for pollable in self._plane.pollables:
             poller.register(pollable, zmq.POLLIN)
         poller.register(self._wake.fileno(), zmq.POLLIN)
-        for work in (self._digesting, self._allocating, self._cleaning):
+        for work in self._backgrounds:
             poller.register(work.fileno(), zmq.POLLIN)
         for fd in self._liveness.descriptors:
             poller.register(fd, zmq.POLLIN)
@@ -214,7 +223,7 @@ class Daemon:
                 link.on_writable()
             if flags & ~zmq.POLLOUT:
                 self._stores.receive(link)
-        for work in (self._digesting, self._allocating, self._cleaning):
+        for work in self._backgrounds:
             work.deliver()
         if any(fd in self._ready for fd in self._liveness.descriptors) or (
             self._liveness.unwatched and now >= self._sweep_at
@@ -336,7 +345,10 @@ class Daemon:
         elif isinstance(action, act.ToNode):
             self._plane.carry(action)
         elif isinstance(action, act.MeetPeers):
+            self._protect.serve()
             self._plane.meet(action.job, action.peers)
+        elif isinstance(action, ProtectAction):
+            self._protect.perform(action)
         else:
             self._effects.perform(action)
             if isinstance(action, act.KeepTopology):

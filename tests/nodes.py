@@ -5,7 +5,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-
 from ckptd.arena import Arena
 from ckptd.bulk.client import Address
 from ckptd.bulk.served import open_served
@@ -73,7 +72,7 @@ class Node:
     def start(cls, name: str, directory: str) -> "Node":
         arena = Arena(os.path.join(directory, name))
         arena.open()
-        server = BulkServer(lambda ask, rank: open_served(arena, ask, rank), _secret_of)
+        server = BulkServer(lambda _link, ask, rank: open_served(arena, ask, rank), _secret_of)
         server.start()
         return cls(name, arena, Parities(arena), server)
 

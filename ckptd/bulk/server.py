@@ -34,7 +34,7 @@ class Served(Protocol):
         """Whether it is what it was when it was opened."""
 
 
-Open = Callable[[wire.Ask, int], Served]  # of a rank, or PARITY; raises PeerError when it is not here
+Open = Callable[[str, wire.Ask, int], Served]  # link, ask, rank or PARITY; raises PeerError when it is not for it
 Secret = Callable[[str], bytes | None]
 
 
@@ -94,7 +94,7 @@ class BulkServer:
             sockets.prepare(connection, _HELLO_TIMEOUT_S, _HELLO_TIMEOUT_S)
             link, seed = self._greet(connection)
             sockets.patience(connection, _IDLE_TIMEOUT_S, _SEND_TIMEOUT_S)
-            while self._answer(connection, seed):
+            while self._answer(connection, link, seed):
                 pass
         except (OSError, CkptdError) as error:
             log.info("bulk: connection of %s (%s) ended: %s", link or "a stranger", address[0], error)
@@ -134,7 +134,7 @@ class BulkServer:
 
     # --- asks
 
-    def _answer(self, connection: socket.socket, seed: int) -> bool:
+    def _answer(self, connection: socket.socket, link: str, seed: int) -> bool:
         """Answers one ask; False at the end of the stream."""
         head = memoryview(bytearray(wire.LENGTH.size))
         got = sockets.receive(connection, head)
@@ -147,7 +147,7 @@ class BulkServer:
             body = memoryview(bytearray(nbytes))
             if sockets.receive(connection, body) < nbytes:
                 return False
-            self._send(connection, wire.decode_ask(bytes(body)), seed)
+            self._send(connection, link, wire.decode_ask(bytes(body)), seed)
         except CkptdError as error:
             text = error.message.encode()[: wire.MAX_FAIL_NBYTES]
             sockets.send(connection, wire.FRAME.pack(wire.FAIL, len(text), wire.frame_digest(text, seed)), text)
@@ -155,12 +155,12 @@ class BulkServer:
             raise
         return True
 
-    def _send(self, connection: socket.socket, ask: wire.Ask, seed: int) -> None:
+    def _send(self, connection: socket.socket, link: str, ask: wire.Ask, seed: int) -> None:
         opened: dict[int, Served] = {}
         for rank, offset, nbytes, checked in map(_fields, ask.ranges):
             served = opened.get(rank)
             if served is None:
-                served = opened[rank] = self._open(ask, rank)
+                served = opened[rank] = self._open(link, ask, rank)
             if offset + nbytes > served.nbytes:
                 raise ProtocolError(f"bytes {offset} to {offset + nbytes} of {served.nbytes}")
             view, digest = served.view(offset, nbytes), b""

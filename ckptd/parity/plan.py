@@ -78,7 +78,8 @@ class Map:
         column = self.piece.columns[member]
         start = start_of(column, rank)
         stop = start + next(seal for seal in column.seals if seal.rank == rank).content_nbytes
-        tasks, chunk_nbytes = [], self.code.chunk_nbytes
+        tasks: list[Task] = []
+        chunk_nbytes = self.code.chunk_nbytes
         for chunk in range(self.code.width):
             base = chunk * chunk_nbytes
             first, last = max(start, base), min(stop, base + chunk_nbytes)

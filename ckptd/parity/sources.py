@@ -13,7 +13,7 @@ from ckptd.bulk.sockets import Cancel
 from ckptd.protocol.errors import PeerError
 from ckptd.protocol.ids import JobKey, SaveId
 
-AddressOf = Callable[[str], Address | None]
+AddressOf = Callable[[str], tuple[str, int, str, bytes] | None]  # what an Address is made of
 
 
 class Source(Protocol):

@@ -38,7 +38,7 @@ class Promises:
 
     # --- the arenas change
 
-    def held(self, job: JobKey, arena: "Arena", seal: Seal, there: bool) -> None:  # noqa: FBT001
+    def held(self, job: JobKey, arena: "Arena", seal: Seal, there: bool) -> None:
         """A seal came into force, or went."""
         truth = self.of(job)
         found = truth.held(arena.ident, seal, there=there)
@@ -47,7 +47,7 @@ class Promises:
         else:
             self._still_kept(job, truth, found.save)
 
-    def piece(self, job: JobKey, arena: "Arena", piece: Piece, there: bool) -> None:  # noqa: FBT001
+    def piece(self, job: JobKey, arena: "Arena", piece: Piece, there: bool) -> None:
         """A piece was sealed, or went."""
         truth = self.of(job)
         truth.piece(arena.ident, piece, there=there)
@@ -69,8 +69,14 @@ class Promises:
             newer = [t for s, t in truth.saves.items() if s >= promise.save]
             if not promise.losses:
                 kept = any(t.whole and t.epochs_protected() for t in newer)
-                state = [(s, t.whole, sorted(t.where), {k[:2]: sorted(p.pieces) for k, p in t.sets.items()}) for s, t in sorted(truth.saves.items()) if s >= promise.save]
-                assert kept, f"{promise.save} was told protected; without the loss of a node it is not any more: {state}"
+                state = [
+                    (s, t.whole, sorted(t.where), {k[:2]: sorted(p.pieces) for k, p in t.sets.items()})
+                    for s, t in sorted(truth.saves.items())
+                    if s >= promise.save
+                ]
+                assert kept, (
+                    f"{promise.save} was told protected; without the loss of a node it is not any more: {state}"
+                )
             else:
                 assert any(t.restorable() for t in newer), f"{promise.save} was protected, and too much was given up"
 
