@@ -129,12 +129,12 @@ def _job(job: JobStatus, store_problem: str, marks: Marks, width: int, *, all_no
     body: list[RenderableType] = [_literal(job.store, "dim")]
     if job.checkpoints:
         shown = _worth_showing(job.checkpoints)
-        body.append(_checkpoints(shown, marks, width, parity=job.scheme != Scheme.NONE))
+        body.append(_checkpoints(shown, marks, width, parity=job.scheme != Scheme.NONE and len(job.nodes) > 1))
         body += _remarks(shown, len(job.checkpoints) - len(shown))
     else:
         body.append(Text("no checkpoint yet", style="dim"))
     grid = _facts()
-    if len(job.nodes) > 1 or job.scheme != Scheme.NONE:
+    if len(job.nodes) > 1:
         grid.add_row("nodes", _nodes(job, marks, len(job.degraded) if all_nodes else _MAX_DEGRADED))
     if job.drain is not None:
         grid.add_row("drain", _drain(job.drain, marks))

@@ -71,18 +71,18 @@ def view_of(
         coordinator=topology.coordinator,
         nodes=nodes,
         protected=frozenset(protected),
-        degraded=tuple(_degraded(topology.scheme, sets, nodes)) if topology.scheme is not Scheme.NONE else (),
+        degraded=tuple(_degraded(topology.scheme, sets, nodes)),
     )
 
 
 def _degraded(scheme: Scheme, sets: Sequence[tuple[str, ...]], nodes: Sequence[NodeView]) -> list[str]:
-    """Sets that protect less than they were asked to, and why."""
+    """Sets that protect less than they were asked to, and why. A lone node is not: xor is asked for by default."""
+    if scheme is Scheme.NONE or len(nodes) == 1:
+        return []
     out = []
     for number, members in enumerate(sets):
         force = effective(scheme, len(members))
-        if force is Scheme.NONE:
-            out.append(f"set {number} is node {members[0]} alone: nothing protects its memory")
-        elif force is not scheme:
+        if force is not scheme:
             out.append(f"set {number} has {len(members)} nodes: {force} in place of {scheme}")
         lost = [view.node for view in nodes if view.set_index == number and not view.reachable]
         if lost:

@@ -77,7 +77,7 @@ class SaveHandle:
         Raises SaveFailedError, with the reason, as soon as it is out of reach; WaitTimeoutError after timeout_s.
         Without redundancy (none is asked for, or there is one node only) "protected" takes a drain: it is waited for
         if this save is due for one, else it is out of reach once staged. With it, a save that ended ``kept`` can be
-        protected until a newer one is staged.
+        protected until a newer one is staged; a lost node delays that until its set is whole again, so give timeout_s.
         """
         wanted = check_milestone(milestone)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s

@@ -116,10 +116,13 @@ def test_ranks_agree_on_where_they_run_or_fail_together(group, daemons, nobody, 
     assert "rank 1 on" in one["bad-store"][1], "it is told whose fault it is"
 
 
-def test_a_lone_rank_is_a_node_of_its_own_and_needs_no_address(join):
-    client = join()
-    topology = client._link.topology
-    assert (topology.homes, len(topology.peers)) == ((0,), 1)
+def test_a_lone_rank_is_a_node_of_its_own_whatever_its_address(tmp_path, job, join):
+    with Node(str(tmp_path)) as node:
+        node.start(CKPTD_PEER_ADDRESS="127.0.0.1", CKPTD_NODE="alone")
+        topology = join(on=node, redundancy="double", set_size=3)._link.topology
+        assert (topology.homes, topology.nodes, topology.coordinator) == ((0,), ("alone",), "alone")
+        assert (topology.scheme, topology.set_size) == ("double", 3)
+        assert node.job(job).degraded == []
 
 
 def test_the_status_shows_the_node_and_its_ranks(node, job, join):
@@ -130,6 +133,55 @@ def test_the_status_shows_the_node_and_its_ranks(node, job, join):
     table = node.complete(sys.executable, "-m", "ckptd", "status", "--nodes", timeout_s=30)
     assert "parity of step" in table
     client.close()
+
+
+SAVING = """
+import os, sys, time
+import torch
+import ckptd_client
+
+folder, rank = sys.argv[1], int(sys.argv[2])
+torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+with ckptd_client.connect("pair", start=False, drain_every=100, redundancy="xor") as client:
+    client.save({"w": torch.full((4,), float(rank))}, 0).wait("staged", 30)
+    print("staged", flush=True)
+    sys.stdin.readline()
+os._exit(0)
+"""
+
+
+def test_any_daemon_shows_the_nodes_of_its_job_and_rank_0s_all_of_them(daemons, tmp_path):
+    left, right, _ = daemons
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", SAVING, str(tmp_path), str(rank)],
+            env=node.environ(GLOO_SOCKET_IFNAME="lo"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        for rank, node in enumerate((left, right))
+    ]
+    try:
+        assert [process.stdout.readline() for process in ranks] == [b"staged\n"] * 2
+        shown = left.job("pair")
+        assert [(n.node, n.ranks, n.reachable, n.set_index) for n in shown.nodes] == [
+            ("left", [0], True, 0),
+            ("right", [1], True, 0),
+        ]
+        assert (shown.coordinator, shown.scheme, shown.checkpoints[0].step) == ("left", "xor", 0)
+        assert right.job("pair").coordinator == "left"
+        ask = (sys.executable, "-m", "ckptd", "status", "--nodes")
+        assert "coordinates the job" not in left.complete(*ask, timeout_s=30)
+        assert "node left coordinates the job" in right.complete(*ask, timeout_s=30)
+        for process in ranks:
+            process.stdin.write(b"\n")
+            process.stdin.close()
+            assert process.wait(30) == 0
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+            process.stdout.close()
 
 
 DYING = """
