@@ -46,6 +46,7 @@ class Adoption:
         nameless = [slot for slot in slots if not self._slot(slot, jobs)]
         for directory, job in jobs.items():
             if job in kept:
+                self._perform(act.MeetPeers(job=job, peers=kept[job].peers))
                 self._handle(ev.TopologyKept(job=job, topology=kept[job]))
             self._look(job, os.path.join(self._arena.path, directory))
             for action in self._catalogue.adopted(job, now):
