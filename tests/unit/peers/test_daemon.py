@@ -4,15 +4,20 @@ import itertools
 import os
 import stat
 import tempfile
+import threading
 
 import pytest
 import zmq
 
+from ckptd.arena import Arena
+from ckptd.background import Background
+from ckptd.core import actions as act
+from ckptd.effects import Effects
 from ckptd.peers.kept import keep_topology, kept_topologies
 from ckptd.protocol import messages as m
 from ckptd.protocol import places
 from ckptd.protocol.ids import JobKey
-from ckptd.protocol.topology import Scheme, Topology
+from ckptd.protocol.topology import Peer, Scheme, Topology
 from tests.cluster import Node, wait_for
 
 _SEQ = itertools.count(1)
@@ -87,3 +92,34 @@ def test_the_topology_of_a_job_that_left_nothing_goes(node):
     wait_for(lambda: not kept_topologies(node.arena))
     wait_for(lambda: not os.listdir(os.path.join(node.arena, places.JOBS)))
     assert node.status().jobs == []
+
+
+def test_a_topology_is_kept_in_its_turn_and_goes_with_the_job(tmp_path):
+    """Files of a job are removed in a thread: what is kept for its next life must come after."""
+    directory = tempfile.mkdtemp(prefix="ckptd-test-", dir="/dev/shm")
+    arena, cleaning = Arena(directory), Background(1, "clean")
+    arena.open()
+    try:
+        effects = Effects(
+            node="n1", arena=arena, stores=None, digesting=None, allocating=None, cleaning=cleaning, deliver=None,
+            store_timeout_s=1.0, bandwidth=0,
+        )  # fmt: skip
+        job = JobKey("/store", "job")
+        one, two = (Topology((Peer(name, "arena", "", "k" * 40),), (0,)) for name in ("n1", "n2"))
+        let_go = threading.Event()
+        cleaning.run(let_go.wait, lambda _: None)
+        for action in (
+            act.KeepTopology(job=job, topology=one),
+            act.ForgetJob(job=job),
+            act.KeepTopology(job=job, topology=two),
+        ):
+            effects.perform(action)
+        assert kept_topologies(directory) == {}
+        let_go.set()
+        wait_for(lambda: kept_topologies(directory) == {job: two})
+        effects.perform(act.ForgetJob(job=job))
+        wait_for(lambda: os.listdir(os.path.join(directory, places.JOBS)) == [])
+    finally:
+        cleaning.close()
+        arena.close(remove=True)
+    assert not os.path.exists(directory)

@@ -9,6 +9,7 @@ import pytest
 
 from ckptd.config import Config
 from ckptd.peers import identity as identity_module
+from ckptd.peers.examine import examine_peers
 from ckptd.peers.identity import find_host, identify, node_name
 from ckptd.peers.kept import keep_topology, kept_topologies
 from ckptd.peers.keys import fits, make_keys, read_keys, write_keys
@@ -160,3 +161,31 @@ def test_what_is_no_topology_of_that_job_is_left_out(tmp_path):
     (tmp_path / places.JOBS / "linked-01234567" / places.TOPOLOGY).symlink_to(kept)
     (tmp_path / places.JOBS / "file").write_text("")
     assert list(kept_topologies(str(tmp_path))) == [JOB]
+
+
+# --- ckptd doctor
+
+
+def verdicts(config):
+    return {finding.name: str(finding.verdict) for finding in examine_peers(config)}
+
+
+def test_doctor_looks_at_address_port_and_keys(tmp_path):
+    assert verdicts(config(tmp_path)) == {"peer address": "ok"}
+    path = str(tmp_path / "key.toml")
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        found = verdicts(config(tmp_path, peer_port=taken.getsockname()[1], key_file=path))
+        port = taken.getsockname()[1]
+    assert found == {"peer address": "ok", "peer port": "bad", "key file": "bad"}
+    write_keys(path, make_keys())
+    found = verdicts(config(tmp_path, peer_port=port, key_file=path))
+    assert found == {"peer address": "ok", "peer port": "ok", "key file": "ok"}
+    assert verdicts(config(tmp_path, peer_address="no-such-host.invalid")) == {"peer address": "bad"}
+
+
+def test_doctor_warns_of_a_name_that_is_loopback(monkeypatch, tmp_path):
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [])
+    [finding] = examine_peers(config(tmp_path, peer_address=""))
+    assert (str(finding.verdict), "set peer_address" in finding.fix) == ("warn", True)
