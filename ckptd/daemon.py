@@ -2,6 +2,7 @@
 
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -53,6 +54,7 @@ _SWEEP_S = 2.0  # how often ranks without a pidfd are looked at
 _NOTICE_S = 1.0  # how often systemd is told the state
 _LAST_WORDS_S = 0.5  # who waits for the end may take so long to hear of it
 _MAX_ERRORS = 20
+_MAX_FILES = 65536
 
 
 class Daemon:
@@ -84,7 +86,7 @@ class Daemon:
         )
         self._protect = ProtectEffects(self._arena, self._plane, self._handle)
         self._socket = RankSocket(self._arena.socket_path)
-        self._door = Door(self._socket, self._arena, self._liveness)
+        self._door = Door(self._socket, self._arena, self._liveness, self._node)
         logout = doctor.examine_remove_ipc()
         if logout.verdict != "ok":
             self._door.warnings.append(f"{logout.detail}; {logout.fix}")
@@ -352,7 +354,7 @@ class Daemon:
         else:
             self._effects.perform(action)
             if isinstance(action, act.KeepTopology):
-                self._plane.meet(action.job, action.topology.peers)
+                self._plane.keep(action.job, action.topology)
             if isinstance(action, act.ForgetJob):
                 self._errors.pop(action.job, None)
                 self._plane.forget(action.job)
@@ -402,6 +404,14 @@ def _policy(config: Config) -> Policy:
     )
 
 
+def _raise_file_limit() -> None:
+    """A coordinator has three descriptors for each other node."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def run(config: Config) -> int:
     """The daemon in the foreground; returns its exit status. Raises ConfigError when it cannot start."""
     logging.basicConfig(
@@ -409,6 +419,7 @@ def run(config: Config) -> int:
         level=config.log_level.upper(),
         format="%(asctime)s %(levelname)s %(name)s %(message)s",
     )
+    _raise_file_limit()
     status = Daemon(config).run()
     sys.stderr.flush()
     os._exit(status)  # a thread that blocks in a hung file system must not hold the process

@@ -47,7 +47,8 @@ class Seat:
 class Door:
     """Turns letters into events. Requests it can answer itself (a misuse, a stranger) it refuses at once."""
 
-    def __init__(self, socket: RankSocket, arena: Arena, liveness: Liveness) -> None:
+    def __init__(self, socket: RankSocket, arena: Arena, liveness: Liveness, node: str) -> None:
+        self._node = node
         self._socket = socket
         self._arena = arena
         self._liveness = liveness
@@ -78,10 +79,7 @@ class Door:
         if request.version != VERSION:
             text = f"the client speaks version {request.version} of the protocol, this daemon {VERSION}"
             raise _error("protocol", text, "install the same ckptd on both sides and restart the daemon")
-        topology = request.topology
-        if topology is not None and len(topology.homes) != request.world_size:
-            text = f"the topology has {len(topology.homes)} ranks, the job {request.world_size}"
-            raise _error("protocol", text, "")
+        _check_topology(request, self._node)
         directory = self._arena.job_path(request.job)
         found = [
             ev.RankFound(job=request.job, rank=live.rank, session=live.session, pid=live.pid, host=live.host)
@@ -104,7 +102,7 @@ class Door:
             incarnation=request.incarnation,
             takeover=request.takeover,
             cadence=request.cadence,
-            topology=topology,
+            topology=request.topology,
         )
         return [*found, attached]
 
@@ -203,6 +201,20 @@ class Door:
         if seat is not None:
             self._identities.pop(seat, None)
             self._let_in.discard(seat)
+
+
+def _check_topology(request: Attach, node: str) -> None:
+    """Raises a protocol error when what the ranks gathered is not whole, or puts this rank elsewhere."""
+    topology = request.topology
+    if topology is None:
+        return
+    whole = len(topology.homes) == request.world_size > request.rank
+    whole = whole and all(0 <= home < len(topology.peers) for home in topology.homes)
+    if not whole or len(set(topology.nodes)) != len(topology.peers):
+        raise _error("protocol", "the topology does not name one node for each rank", "")
+    if topology.home(request.rank) != node:
+        text = f"rank {request.rank} says it runs on node {topology.home(request.rank)}, this is the daemon of {node}"
+        raise _error("protocol", text, "was the daemon restarted under another name meanwhile? connect again")
 
 
 def _told_point(message: Reply) -> tuple[str, str] | None:

@@ -8,6 +8,7 @@ from ckptd import human
 from ckptd.cli import common
 from ckptd.config import load_config
 from ckptd.doctor import Finding, Verdict, examine
+from ckptd.peers.examine import examine_peers
 
 SCHEMA = 1
 _STYLES = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.BAD: "bold red"}
@@ -18,9 +19,12 @@ _STYLES = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.BAD: "bold red"}
 @click.option("--store", metavar="DIR", help="Directory on the parallel file system to try.  [CKPTD_STORE]")
 @common.json_option
 def command(arena: str | None, store: str | None, as_json: bool) -> int:
-    """Examine shared memory, limits, logind and the store. Exit code 1 if something will not work."""
+    """Examine shared memory, limits, logind, the store, and ports and keys between nodes.
+
+    Exit code 1 if something will not work.
+    """
     config, _ = load_config({"arena": arena, "store": store})
-    findings = examine(config.arena, config.store)
+    findings = [*examine(config.arena, config.store), *examine_peers(config)]
     if as_json:
         common.print_json({"schema": SCHEMA, "findings": findings})
     else:

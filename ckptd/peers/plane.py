@@ -3,7 +3,7 @@
 import logging
 import secrets
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -32,10 +32,12 @@ from ckptd.peers.sockets import listen
 from ckptd.peers.zap import Authenticator
 from ckptd.protocol.errors import ProtocolError
 from ckptd.protocol.ids import JobKey
-from ckptd.protocol.topology import Peer
+from ckptd.protocol.topology import Peer, Topology
 
 log = logging.getLogger("ckptd")
+_CONNECT_MOST = 32  # per round of the loop: each takes most of a millisecond
 _RECEIVE_MOST = 256  # per round of the loop
+_PATIENCE_S = 600.0  # with a silent peer that the job's present topology does not name
 _MAX_SOCKETS = 1 << 15
 _STRANGER_S = 60.0  # how long one that was refused is told of
 
@@ -72,6 +74,8 @@ class PeerPlane:
         self._life = _random()
         self._remotes: dict[tuple[str, str], Remote] = {}  # by node and key
         self._jobs: dict[JobKey, dict[str, Remote]] = {}  # by node
+        self._unconnected: deque[Remote] = deque()
+        self._topologies: dict[JobKey, frozenset[str]] = {}  # nodes of the present one
         self._keys: Counter[str] = Counter()  # of remotes: sites may give one to many
         self._events: list[ev.Event] = []
         self._due = 0.0
@@ -114,8 +118,20 @@ class PeerPlane:
                 remote.move(peer.endpoint)
             self._flush(remote)
 
+    def keep(self, job: JobKey, topology: Topology) -> None:
+        """Meets its peers. Those of earlier topologies stay, for what they still hold, until they are long silent."""
+        self._topologies[job] = frozenset(topology.nodes)
+        self.meet(job, topology.peers)
+
+    def _part_from_former(self, remote: Remote) -> None:
+        for job in sorted(remote.jobs):
+            if remote.peer.node not in self._topologies.get(job, (remote.peer.node,)):
+                del self._jobs[job][remote.peer.node]
+                self._part(remote, job)
+
     def forget(self, job: JobKey) -> None:
         """The job is over here: its peers are told, and those of no other job are dropped."""
+        self._topologies.pop(job, None)
         for remote in self._jobs.pop(job, {}).values():
             self._part(remote, job, tell=False)
 
@@ -146,7 +162,7 @@ class PeerPlane:
             self._remotes[place] = remote
             self._keys[peer.key] += 1
             self._zap.admit(peer.key)
-            remote.connect()
+            self._unconnected.append(remote)
         return self._remotes[place]
 
     def _part(self, remote: Remote, job: JobKey, *, tell: bool = True) -> None:
@@ -194,6 +210,11 @@ class PeerPlane:
     def tick(self) -> list[ev.Event]:
         """What is due: resends, signs of life, peers that fell silent."""
         now = self._clock()
+        for _ in range(min(_CONNECT_MOST, len(self._unconnected))):
+            remote = self._unconnected.popleft()
+            if remote.jobs:  # else it was dropped meanwhile
+                remote.connect()
+                self._flush(remote)
         if now >= self._due:
             self._due = now + self._timeout_s
             for remote in list(self._remotes.values()):
@@ -201,11 +222,15 @@ class PeerPlane:
                 remote.look(now)
                 if remote.awaited and now >= remote.awaited_until:
                     self._lost(remote, set(remote.awaited))
+                if remote.down_since is not None and now >= remote.down_since + _PATIENCE_S:
+                    self._part_from_former(remote)
         return self._take_events()
 
-    def next_deadline(self) -> float:
-        """When ``tick`` must be called at the latest."""
-        return 0.0 if self._events else self._due
+    def next_deadline(self) -> float | None:
+        """When ``tick`` must be called at the latest; None: there is nobody to talk to."""
+        if self._events or self._unconnected:
+            return 0.0
+        return self._due if self._remotes else None
 
     def close(self) -> None:
         """Gives all sockets back. Blocks for a moment, if last words are on their way."""
@@ -268,7 +293,7 @@ class PeerPlane:
     # --- what the link tells
 
     def _up(self, remote: Remote, now: float, *, fresh: bool) -> None:
-        remote.down_since = None
+        remote.down_since, remote.left = None, False
         remote.theirs.clear()
         if fresh:
             remote.met.clear()
@@ -288,7 +313,7 @@ class PeerPlane:
         remote.theirs.clear()
         self._withdraw(remote)
         self._lost(remote, remote.told | remote.awaited)
-        remote.connect()  # what fills the old connection is of no use any more
+        self._unconnected.append(remote)  # what fills the old connection is of no use any more
 
     def _got(self, remote: Remote, raw: bytes) -> None:
         try:
@@ -300,6 +325,7 @@ class PeerPlane:
                         self._announce(remote)
                 case Leave(job=job):
                     remote.theirs.discard(job)
+                    remote.left = not remote.theirs
                     self._lost(remote, {job})
                 case Bulk():
                     remote.bulk = BulkAddress(remote.host, body.port, body.link_id, body.secret)

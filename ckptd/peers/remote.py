@@ -57,6 +57,7 @@ class Remote:
         self.met: set[JobKey] = set()  # told at some time to this life of it
         self.offer = Bulk(0, secrets.token_hex(16), secrets.token_bytes(32))
         self.bulk: BulkAddress | None = None
+        self.left = False  # it said goodbye to the last job: its silence is no trouble
         self.trouble = ""  # last thing it said that could not be taken
 
     def connect(self) -> None:
@@ -145,7 +146,7 @@ class Remote:
 
     def problem(self, now: float) -> str:
         """Why it cannot be spoken to, and what to do; empty when it can."""
-        if self.link.up or self.down_since is None or now < self.down_since + _LOOK_S:
+        if self.link.up or self.left or self.down_since is None or now < self.down_since + _LOOK_S:
             return ""
         who = f"daemon of node {self.peer.node} at {self.peer.endpoint or 'no address'}"
         seconds = f"for {now - self.down_since:.0f} s"

@@ -16,6 +16,7 @@ from ckptd.cli import common
 from ckptd.cli import drain as drain_verb
 from ckptd.cli import status as status_verb
 from ckptd.filelayer import FileLayer
+from ckptd.peers.keys import read_keys
 from ckptd.protocol.digest import KIND, digest
 from ckptd.protocol.errors import BudgetError, ConnectError, DamagedError, UsageError, WaitTimeoutError
 from ckptd.protocol.ids import JobKey, SaveId, file_name
@@ -24,7 +25,7 @@ from ckptd.store import commit, write_vote
 from ckptd.store_scan import Place
 from tests.unit import a_status
 
-VERBS = ("run", "status", "list", "verify", "export", "drain", "stop", "forget", "doctor", "demo")
+VERBS = ("run", "status", "list", "verify", "export", "drain", "stop", "forget", "keygen", "doctor", "demo")
 
 
 @pytest.fixture
@@ -149,6 +150,33 @@ def test_status_loads_little():
     code = "import sys, ckptd.cli.status; print(*sys.modules)"
     loaded = set(subprocess.check_output([sys.executable, "-c", code], text=True).split())
     assert not loaded & {"torch", "numpy", "asyncio", "ckptd.daemon", "ckptd.store", "ckptd_client"}
+
+
+# --- keygen ---
+
+
+def test_keygen_writes_once_and_for_the_owner_alone(ckptd, tmp_path):
+    path = tmp_path / "key.toml"
+    code, out, _ = ckptd("keygen", str(path))
+    assert code == 0
+    assert f"CKPTD_KEY_FILE={path}" in out
+    assert path.stat().st_mode & 0o777 == 0o600
+    keys = read_keys(str(path))
+    assert keys.public in out
+    assert keys.secret not in out
+    code, _, err = ckptd("keygen", str(path))
+    assert code == 2
+    assert "is there already" in err
+    assert read_keys(str(path)) == keys
+
+
+def test_keygen_has_a_place_of_its_own_and_json(ckptd, tmp_path):
+    code, out, _ = ckptd("keygen", "--json")
+    found = json.loads(out)
+    assert (code, found["schema"]) == (0, 1)
+    assert found["file"] == str(tmp_path / ".config/ckptd/key.toml")
+    assert read_keys(found["file"]).public == found["public"]
+    assert ckptd("keygen", str(tmp_path / "missing" / "key.toml"))[0] == 2
 
 
 # --- verbs that ask the daemon ---

@@ -71,6 +71,12 @@ def test_paths_and_choices():
     assert loaded.log_level == "debug"
 
 
+def test_texts_keep_their_case_and_may_be_empty():
+    loaded, _ = load({"domain": ""}, CKPTD_NODE="Gpu-17.Rack", CKPTD_PEER_ADDRESS="ib0", CKPTD_DOMAIN="Rack 3")
+    assert (loaded.node, loaded.peer_address, loaded.domain) == ("Gpu-17.Rack", "ib0", "")
+    assert load(CKPTD_REDUNDANCY="Double")[0].redundancy == "double"
+
+
 def test_an_empty_variable_is_not_set():
     assert load(CKPTD_STORE="", CKPTD_KEEP_LAST="") == load()
 
@@ -121,6 +127,16 @@ def test_variables_of_others_are_left_alone():
         ("arena", "", "an absolute path"),
         ("worker_nice", 20, "at most 19"),
         ("keep_last", [3], "a whole number"),
+        ("node", "../x", "letters, digits and . _ -"),
+        ("node", "-x", "letters, digits and . _ -"),
+        ("node", "n" * 256, "at most 255"),
+        ("domain", "d" * 256, "at most 255 characters"),
+        ("peer_address", "a b", "an interface such as ib0"),
+        ("peer_port", "65536", "at most 65535"),
+        ("peer_timeout_s", "0", "above 0"),
+        ("redundancy", "raid", "one of none, xor, double"),
+        ("set_size", "1", "at least 2, at most 64"),
+        ("key_file", "key", "an absolute path"),
     ],
 )
 def test_bad_values_say_key_value_origin_and_what_is_allowed(name, raw, allowed):

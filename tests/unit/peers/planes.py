@@ -61,7 +61,7 @@ class World:
         for plane in self.planes.values():
             for socket in plane.pollables:
                 poller.register(socket, zmq.POLLIN)
-        due = min((plane.next_deadline() for plane in self.planes.values()), default=0.0)
+        due = min((plane.next_deadline() or 1e12 for plane in self.planes.values()), default=0.0)
         poller.poll(max(0, min(timeout_ms, int((due - time.monotonic()) * 1000) + 1)))
         for node, plane in self.planes.items():
             self.heard[node] += plane.receive()
@@ -133,7 +133,7 @@ def main():
         poller = zmq.Poller()
         for socket in plane.pollables:
             poller.register(socket, zmq.POLLIN)
-        poller.poll(max(0, min(1000, int((plane.next_deadline() - time.monotonic()) * 1000) + 1)))
+        poller.poll(max(0, min(1000, int(((plane.next_deadline() or 1e12) - time.monotonic()) * 1000) + 1)))
         for event in [*plane.receive(), *plane.tick()]:
             if isinstance(event, ev.SaveStaged):
                 plane.send(event.job, event.node, staged(node, event.save.counter, event.job))

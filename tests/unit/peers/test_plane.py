@@ -11,10 +11,12 @@ import zmq
 from ckptd.core import events as ev
 from ckptd.core.actions import ToNode
 from ckptd.peers import codec, packets
+from ckptd.peers import plane as plane_module
 from ckptd.peers.keys import make_keys, write_keys
 from ckptd.peers.link import Link
 from ckptd.protocol.errors import ConfigError, ProtocolError
 from ckptd.protocol.ids import SaveId
+from ckptd.protocol.topology import Topology
 from tests.unit.peers.planes import JOB, OTHER, TIMEOUT_S, Apart, a_plane, staged
 
 
@@ -153,9 +155,23 @@ def test_who_shares_no_job_is_dropped(pair):
     pair.until(lambda: [e.node for e in pair.of("b", ev.PeerDown)] == ["a"])
     assert not b.send(JOB, "a", staged("b", 1))
     pair.spend(2 * TIMEOUT_S)
+    assert b.problems() == []  # it said goodbye
     a.meet(JOB, [b.peer])
     pair.until(lambda: len(pair.ups("a")) == 2 and len(pair.ups("b")) == 2)
     exchange(pair)
+
+
+def test_a_former_node_that_is_long_silent_is_dropped(world, monkeypatch):
+    a = world.start("a")
+    silent = [msgspec.structs.replace(a.peer, node=node, endpoint="tcp://127.0.0.1:1") for node in "bcd"]
+    a.keep(JOB, Topology((a.peer, silent[0], silent[1]), (0, 1, 2)))
+    a.keep(JOB, Topology((a.peer, silent[0]), (0, 1)))
+    a.meet(OTHER, [silent[2]])
+    assert len(a.views()) == 3
+    monkeypatch.setattr(plane_module, "_PATIENCE_S", 0.3)
+    world.until(lambda: [view.node for view in a.views()] == ["b", "d"])
+    world.spend(0.5)
+    assert len(a.views()) == 2
 
 
 # --- lives

@@ -1,0 +1,56 @@
+"""What `ckptd doctor` says about this node as others reach it: its address, its port, its key file."""
+
+import os
+import socket
+
+from ckptd import locks
+from ckptd.config import Config
+from ckptd.judge import Finding, Verdict
+from ckptd.peers.identity import find_host, node_name
+from ckptd.peers.keys import read_keys
+from ckptd.protocol.errors import ConfigError
+from ckptd.protocol.places import LOCK
+
+
+def examine_peers(config: Config) -> list[Finding]:
+    """Findings in reading order. Blocks for the resolver, up to 5 s. Binds a port for a moment, sends nothing."""
+    findings = [_address(config)]
+    if config.peer_port and findings[0].verdict is not Verdict.BAD:
+        findings.append(_port(config))
+    if config.key_file:
+        findings.append(_keys(config.key_file))
+    return findings
+
+
+def _address(config: Config) -> Finding:
+    name, node = "peer address", config.node or node_name(socket.gethostname())
+    try:
+        host, problem = find_host(config.peer_address)
+    except ConfigError as error:
+        return Finding(name, Verdict.BAD, error.message, f"set peer_address to {error.hint}")
+    if problem:
+        fix = "set peer_address to an address or interface that other nodes reach; a job on one node needs none"
+        return Finding(name, Verdict.WARN, problem.partition(": set ")[0], fix)
+    return Finding(name, Verdict.OK, f"node {node} is reached at {host}")
+
+
+def _port(config: Config) -> Finding:
+    name, port = "peer port", config.peer_port
+    lock = os.path.join(config.arena, LOCK)
+    if os.path.exists(lock) and locks.holder(lock) is not None:
+        return Finding(name, Verdict.OK, f"{port}, of the daemon that runs")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            return Finding(name, Verdict.BAD, f"{port}: {error.strerror}", "set peer_port to a free port, or 0 for any")
+    return Finding(name, Verdict.OK, f"{port} is free; other nodes must be let through to it")
+
+
+def _keys(path: str) -> Finding:
+    try:
+        keys = read_keys(path)
+    except ConfigError as error:
+        return Finding("key file", Verdict.BAD, error.message, error.hint)
+    return Finding("key file", Verdict.OK, f"{path}, public key {keys.public}")

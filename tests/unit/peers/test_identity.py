@@ -1,0 +1,191 @@
+"""Who a daemon is: kept with its arena, never readable by others, found quickly whatever the resolver does."""
+
+import os
+import socket
+import stat
+import time
+
+import pytest
+
+from ckptd.config import Config
+from ckptd.peers import identity as identity_module
+from ckptd.peers.examine import examine_peers
+from ckptd.peers.identity import find_host, identify, node_name
+from ckptd.peers.kept import keep_topology, kept_topologies
+from ckptd.peers.keys import fits, make_keys, read_keys, write_keys
+from ckptd.protocol import places
+from ckptd.protocol.errors import ConfigError
+from ckptd.protocol.ids import JobKey
+from ckptd.protocol.topology import Peer, Topology
+
+JOB = JobKey("/store", "job")
+PEER = Peer("n1", "arena-1", "tcp://10.0.0.1:4000", "k" * 40, "rack-1")
+
+
+def config(tmp_path, **more):
+    return Config(arena=str(tmp_path), **({"peer_address": "127.0.0.1"} | more))
+
+
+def test_it_stays_the_same_while_the_arena_does(tmp_path):
+    first = identify(config(tmp_path))
+    assert fits(first.keys)
+    first.keep_port(4711)
+    second = identify(config(tmp_path))
+    assert (second.arena, second.keys, second.kept_port) == (first.arena, first.keys, 4711)
+    file = tmp_path / places.IDENTITY
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert first.keys.secret not in repr(first)
+    file.unlink()
+    third = identify(config(tmp_path))
+    assert third.arena != first.arena
+    assert third.keys != first.keys
+
+
+@pytest.mark.parametrize("raw", [b"", b"\xc1", b"\x83", b"x" * 100])
+def test_a_damaged_file_makes_another_one(tmp_path, raw):
+    first = identify(config(tmp_path))
+    (tmp_path / places.IDENTITY).write_bytes(raw)
+    second = identify(config(tmp_path))
+    assert fits(second.keys)
+    assert second.keys != first.keys
+    assert identify(config(tmp_path)).keys == second.keys
+
+
+def test_a_key_file_is_used_and_the_arena_keeps_its_number(tmp_path):
+    path = str(tmp_path / "key.toml")
+    keys = make_keys()
+    write_keys(path, keys)
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+    own = identify(config(tmp_path))
+    told = identify(config(tmp_path, key_file=path))
+    assert (told.keys, told.arena) == (keys, own.arena)
+    with pytest.raises(ConfigError, match="is there already"):
+        write_keys(path, make_keys())
+    assert read_keys(path) == keys
+
+
+def test_a_key_file_that_is_none_is_refused(tmp_path):
+    path = str(tmp_path / "key.toml")
+    with pytest.raises(ConfigError, match="cannot read key_file"):
+        read_keys(path)
+    keys = make_keys()
+    write_keys(path, keys)
+    os.chmod(path, 0o640)
+    with pytest.raises(ConfigError, match="can read") as caught:
+        read_keys(path)
+    assert "chmod 600" in caught.value.hint
+    os.chmod(path, 0o600)
+    for text in ("", "public = 3", "\xff", f'public = "{keys.public}"\nsecret = "{make_keys().secret}"\n'):
+        with open(path, "w", encoding="latin-1") as file:
+            file.write(text)
+        with pytest.raises(ConfigError, match="key"):
+            read_keys(path)
+    with pytest.raises(ConfigError, match="Is a directory"):
+        read_keys(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("hostname", "name"),
+    [
+        ("gpu-17", "gpu-17"),
+        ("a.b_c", "a.b_c"),
+        ("-x", "x"),
+        ("höst", "h-st"),
+        ("", "node"),
+        ("é", "node"),
+        ("a" * 300, "a" * 255),
+    ],
+)
+def test_a_host_name_becomes_a_node_name(hostname, name):
+    assert node_name(hostname) == name
+
+
+def test_node_and_domain_are_settings(tmp_path):
+    found = identify(config(tmp_path, node="n7", domain="rack 3"))
+    assert (found.node, found.domain) == ("n7", "rack 3")
+    assert identify(config(tmp_path)).node == node_name(socket.gethostname())
+
+
+def test_hosts():
+    assert find_host("127.0.0.1") == ("127.0.0.1", "")
+    assert find_host("lo") == ("lo", "")
+    assert find_host("localhost")[0] in ("127.0.0.1", "::1")
+    with pytest.raises(ConfigError, match="cannot be resolved"):
+        find_host("no-such-host.invalid")
+
+
+@pytest.mark.parametrize("addresses", [[], ["127.0.1.1"]])
+def test_a_name_that_is_loopback_or_nothing_is_told(monkeypatch, addresses):
+    answers = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in addresses]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answers)
+    host, problem = find_host("")
+    assert host == "127.0.0.1"
+    assert "set peer_address" in problem
+
+
+def test_ipv4_comes_first(monkeypatch):
+    answers = [
+        (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("fd00::1", 0, 0, 0)),
+        (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.1.2.3", 0)),
+    ]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answers)
+    assert find_host("") == ("10.1.2.3", "")
+
+
+def test_a_resolver_that_hangs_holds_nobody(monkeypatch):
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: time.sleep(3))
+    started = time.monotonic()
+    assert find_host("")[0] == "127.0.0.1"
+    assert time.monotonic() - started < identity_module._RESOLVE_S + 0.2
+
+
+def test_topologies_are_kept_with_the_job(tmp_path):
+    topology, other = Topology((PEER,), (0, 0)), Topology((PEER,), (0,))
+    assert kept_topologies(str(tmp_path)) == {}
+    keep_topology(str(tmp_path), JOB, other)
+    keep_topology(str(tmp_path), JOB, topology)
+    keep_topology(str(tmp_path), JobKey("/elsewhere", "job"), other)
+    assert kept_topologies(str(tmp_path)) == {JOB: topology, JobKey("/elsewhere", "job"): other}
+    directory = tmp_path / places.job_dir(JOB)
+    assert os.listdir(directory) == [places.TOPOLOGY]
+    assert stat.S_IMODE((directory / places.TOPOLOGY).stat().st_mode) == 0o600
+
+
+def test_what_is_no_topology_of_that_job_is_left_out(tmp_path):
+    keep_topology(str(tmp_path), JOB, Topology((PEER,), (0,)))
+    for name in ("damaged-01234567", "moved-01234567", "linked-01234567", "empty-01234567"):
+        (tmp_path / places.JOBS / name).mkdir()
+    kept = tmp_path / places.job_dir(JOB) / places.TOPOLOGY
+    (tmp_path / places.JOBS / "damaged-01234567" / places.TOPOLOGY).write_bytes(b"\xc1")
+    (tmp_path / places.JOBS / "moved-01234567" / places.TOPOLOGY).write_bytes(kept.read_bytes())
+    (tmp_path / places.JOBS / "linked-01234567" / places.TOPOLOGY).symlink_to(kept)
+    (tmp_path / places.JOBS / "file").write_text("")
+    assert list(kept_topologies(str(tmp_path))) == [JOB]
+
+
+# --- ckptd doctor
+
+
+def verdicts(config):
+    return {finding.name: str(finding.verdict) for finding in examine_peers(config)}
+
+
+def test_doctor_looks_at_address_port_and_keys(tmp_path):
+    assert verdicts(config(tmp_path)) == {"peer address": "ok"}
+    path = str(tmp_path / "key.toml")
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        found = verdicts(config(tmp_path, peer_port=taken.getsockname()[1], key_file=path))
+        port = taken.getsockname()[1]
+    assert found == {"peer address": "ok", "peer port": "bad", "key file": "bad"}
+    write_keys(path, make_keys())
+    found = verdicts(config(tmp_path, peer_port=port, key_file=path))
+    assert found == {"peer address": "ok", "peer port": "ok", "key file": "ok"}
+    assert verdicts(config(tmp_path, peer_address="no-such-host.invalid")) == {"peer address": "bad"}
+
+
+def test_doctor_warns_of_a_name_that_is_loopback(monkeypatch, tmp_path):
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [])
+    [finding] = examine_peers(config(tmp_path, peer_address=""))
+    assert (str(finding.verdict), "set peer_address" in finding.fix) == ("warn", True)
