@@ -34,7 +34,12 @@ from ckptd.protocol.topology import Scheme
 from tests.nodes import EPOCH, KEY, SAVE, SECRET, Node, Set, stage
 
 NODES = 4
-_BARS = {"xor encode": (3.4, 1.3), "xor rebuild": (1.0, None), "double encode": (2.0, None), "double rebuild": (0.7, None)}
+_BARS = {
+    "xor encode": (3.4, 1.3),
+    "xor rebuild": (1.0, None),
+    "double encode": (2.0, None),
+    "double rebuild": (0.7, None),
+}
 _MAX_EXTRA_NBYTES = 64 << 20
 
 
@@ -57,7 +62,9 @@ class Worker:
         """The other nodes' servers and seals."""
         import msgspec
 
-        self.addresses = {f"n{i}": Address("127.0.0.1", port, f"link-{self.index}", SECRET) for i, port in enumerate(ports)}
+        self.addresses = {
+            f"n{i}": Address("127.0.0.1", port, f"link-{self.index}", SECRET) for i, port in enumerate(ports)
+        }
         columns = tuple(Column(f"n{i}", (msgspec.convert(seal, Seal),)) for i, seal in enumerate(seals))
         self.set = Set([self.node], columns, relays={})
         self.set.address_of = self.addresses.get  # type: ignore[method-assign]
@@ -279,7 +286,9 @@ def report(results: dict[str, list[Result]], nbytes: int) -> int:
     console = Console(width=160)
     console.print(table)
     load = os.getloadavg()[0]
-    console.print(f"{NODES} x {nbytes >> 20} MiB, {os.cpu_count()} CPUs, load {load:.1f}; {missed} of {len(results)} missed a bar")
+    console.print(
+        f"{NODES} x {nbytes >> 20} MiB, {os.cpu_count()} CPUs, load {load:.1f}; {missed} of {len(results)} missed a bar"
+    )
     return 1 if missed else 0
 
 

@@ -1,0 +1,188 @@
+"""Carries out what the core orders about parity and copies: encodes and fetches in threads, outcomes as events."""
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from ckptd.arena import Arena
+from ckptd.background import Background
+from ckptd.bulk.client import TIMEOUT_S, Address
+from ckptd.bulk.sockets import Cancel
+from ckptd.core import actions as act
+from ckptd.core import events as ev
+from ckptd.parity.encode import encode
+from ckptd.parity.rebuild import Fetched, Place, copy_segment, rebuild_segment
+from ckptd.parity.sources import Sources
+from ckptd.parity_files import Parities
+from ckptd.protocol.errors import CkptdError, PeerError
+from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.messages import Tier
+from ckptd.protocol.slot import Seal
+
+log = logging.getLogger("ckptd")
+Deliver = Callable[[ev.Event], None]
+ProtectAction = act.Encode | act.StopEncode | act.DropPiece | act.FetchSegment
+
+
+class Peers(Protocol):
+    """The links to other daemons. Called from threads."""
+
+    def bulk_address(self, node: str) -> tuple[str, int, str, bytes] | None:
+        """Host, port, link and secret of the node's bulk server; None while there is no link."""
+
+
+class ProtectEffects:
+    """Encodes and fetches run in ``working``, a thread each; ``deliver`` is called in its deliver, in the main thread.
+
+    A parity file is given back in ``cleaning`` (it may unlink), after an encode of it that runs has ended.
+    """
+
+    def __init__(  # noqa: PLR0913 - the daemon's parts, by name
+        self,
+        *,
+        node: str,
+        arena: Arena,
+        peers: Peers,
+        working: Background,
+        cleaning: Background,
+        deliver: Deliver,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        self._node = node
+        self._arena = arena
+        self._peers = peers
+        self._working = working
+        self._cleaning = cleaning
+        self._deliver = deliver
+        self._timeout_s = timeout_s
+        self._parities = Parities(arena)
+        self._encodes: dict[tuple[JobKey, SaveId, int], Cancel] = {}
+        self._fetches: dict[tuple[JobKey, int, SaveId], Cancel] = {}
+        self._drops: set[tuple[JobKey, SaveId, int]] = set()  # once their encode has ended
+
+    def adopt(self) -> list[tuple[JobKey, ev.Piece]]:
+        """The pieces that an earlier life sealed, at start; all other parity files are removed."""
+        return self._parities.scan()
+
+    def perform(self, action: ProtectAction) -> None:
+        """Starts the action. Never blocks."""
+        match action:
+            case act.Encode():
+                self._encode(action)
+            case act.StopEncode():
+                self._stop((action.job, action.save, action.epoch))
+            case act.DropPiece():
+                self._drop((action.job, action.save, action.epoch))
+            case act.FetchSegment():
+                self._fetch(action)
+
+    def close(self) -> None:
+        """Breaks off whatever runs."""
+        for cancel in [*self._encodes.values(), *self._fetches.values()]:
+            cancel.cancel()
+
+    def _sources(self, cancel: Cancel) -> Sources:
+        return Sources(self._node, self._arena, self._address_of, cancel, timeout_s=self._timeout_s)
+
+    def _address_of(self, node: str) -> Address | None:
+        found = self._peers.bulk_address(node)
+        return None if found is None else Address(*found)
+
+    # --- encodes
+
+    def _encode(self, action: act.Encode) -> None:
+        job, piece = action.job, action.piece
+        key = job, piece.save, piece.epoch
+        if key in self._encodes and not self._encodes[key].cancelled:
+            return
+        cancel = self._encodes[key] = Cancel()
+        self._drops.discard(key)
+
+        def done(outcome: Exception | None) -> None:
+            if self._encodes.get(key) is cancel:
+                del self._encodes[key]
+            if key in self._drops:
+                self._drop(key)
+            if not cancel.cancelled:
+                problem = "" if outcome is None else _told("encode", piece.save, outcome)
+                self._deliver(ev.Encoded(job=job, save=piece.save, epoch=piece.epoch, problem=problem))
+
+        self._working.run(lambda: encode(self._parities, job, piece, self._sources(cancel), _ignore), done)
+
+    def _stop(self, key: tuple[JobKey, SaveId, int]) -> None:
+        if key in self._encodes:
+            self._encodes[key].cancel()
+
+    def _drop(self, key: tuple[JobKey, SaveId, int]) -> None:
+        if key in self._encodes:
+            self._encodes[key].cancel()
+            self._drops.add(key)
+            return
+        self._drops.discard(key)
+
+        def done(outcome: Exception | None) -> None:
+            if outcome is not None:
+                log.error("could not give parity back: %r", outcome)
+
+        self._cleaning.run(lambda: self._parities.give_back(*key), done)
+
+    # --- segments
+
+    def _fetch(self, action: act.FetchSegment) -> None:
+        key = action.job, action.rank, action.save
+        if key in self._fetches:
+            return
+        cancel = self._fetches[key] = Cancel()
+        seal = _seal_of(action)
+
+        def done(outcome: Fetched | Exception) -> None:
+            del self._fetches[key]
+            self._deliver(_fetched(action, seal, outcome))
+
+        self._working.run(lambda: self._have(action, seal, cancel), done)
+
+    def _have(self, action: act.FetchSegment, seal: Seal | None, cancel: Cancel) -> Fetched:
+        """Blocks until the segment is in a slot."""
+        if seal is None:
+            raise PeerError(f"no seal of rank {action.rank} of {action.save} is known")
+        place, sources = Place(self._arena, action.job, seal), self._sources(cancel)
+        if action.holder:
+            return copy_segment(place, action.holder, sources, _ignore)
+        if action.piece is None:
+            raise PeerError(f"no parity of {action.save} is known")
+        return rebuild_segment(place, action.piece, dict(action.homes), dict(action.pieces), sources, _ignore)
+
+
+def _seal_of(action: act.FetchSegment) -> Seal | None:
+    if action.seal is not None or action.piece is None:
+        return action.seal
+    seals = (seal for column in action.piece.columns for seal in column.seals)
+    return next((seal for seal in seals if seal.rank == action.rank), None)
+
+
+def _fetched(action: act.FetchSegment, seal: Seal | None, outcome: Fetched | Exception) -> ev.SegmentFetched:
+    tier = Tier.PEER if action.holder else Tier.REBUILT
+    if isinstance(outcome, Exception) or seal is None:
+        problem = _told("fetch", action.save, outcome) if isinstance(outcome, Exception) else "no seal"
+        return ev.SegmentFetched(job=action.job, rank=action.rank, save=action.save, tier=tier, problem=problem)
+    return ev.SegmentFetched(
+        job=action.job,
+        rank=action.rank,
+        save=action.save,
+        tier=tier,
+        slot=outcome.slot,
+        capacity=outcome.capacity,
+        world_size=seal.world_size,
+        nbytes=seal.image_nbytes,
+    )
+
+
+def _told(what: str, save: SaveId, error: Exception) -> str:
+    """The problem in a line; a bug of ours leaves its trace in the log."""
+    if not isinstance(error, (CkptdError, OSError)):
+        log.error("%s of %s failed", what, save, exc_info=error)
+    return error.message if isinstance(error, CkptdError) else str(error) or repr(error)
+
+
+def _ignore(_nbytes: int) -> None:
+    return None
