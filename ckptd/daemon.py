@@ -15,6 +15,7 @@ from ckptd import __version__, doctor, notify, picture
 from ckptd.adoption import Adoption
 from ckptd.arena import Arena
 from ckptd.background import Background
+from ckptd.bulk.host import BulkHost
 from ckptd.config import Config
 from ckptd.core import actions as act
 from ckptd.core import events as ev
@@ -54,6 +55,7 @@ _SWEEP_S = 2.0  # how often ranks without a pidfd are looked at
 _NOTICE_S = 1.0  # how often systemd is told the state
 _LAST_WORDS_S = 0.5  # who waits for the end may take so long to hear of it
 _MAX_ERRORS = 20
+_PULLS = 4  # encodes and fetches at once, of all jobs
 _MAX_FILES = 65536
 
 
@@ -84,7 +86,16 @@ class Daemon:
             store_timeout_s=config.store_timeout_s,
             bandwidth=config.drain_bandwidth,
         )
-        self._protect = ProtectEffects(self._arena, self._plane, self._handle)
+        self._bulk = BulkHost(self._arena, self._plane)
+        self._pulling = Background(_PULLS, "pull")
+        self._protect = ProtectEffects(
+            node=self._node,
+            arena=self._arena,
+            peers=self._plane,
+            working=self._pulling,
+            cleaning=self._cleaning,
+            deliver=self._handle,
+        )
         self._socket = RankSocket(self._arena.socket_path)
         self._door = Door(self._socket, self._arena, self._liveness, self._node)
         logout = doctor.examine_remove_ipc()
@@ -170,6 +181,8 @@ class Daemon:
         self._allocating.close()
         self._cleaning.close()
         self._protect.close()
+        self._pulling.close()
+        self._bulk.close()
         self._plane.close()
         self._socket.close(linger_s=_LAST_WORDS_S if self._stop_asked else 0.0)
         self._arena.close(remove=self._catalogue.empty and self._config.exit_when_empty)
@@ -178,7 +191,7 @@ class Daemon:
 
     @property
     def _backgrounds(self) -> tuple[Background, ...]:
-        return (self._digesting, self._allocating, self._cleaning, *self._protect.backgrounds)
+        return (self._digesting, self._allocating, self._cleaning, self._pulling)
 
     def _wait(self) -> None:
         """Sleeps until something is readable or due."""
@@ -347,7 +360,7 @@ class Daemon:
         elif isinstance(action, act.ToNode):
             self._plane.carry(action)
         elif isinstance(action, act.MeetPeers):
-            self._protect.serve()
+            self._bulk.open()
             self._plane.meet(action.job, action.peers)
         elif isinstance(action, ProtectAction):
             self._protect.perform(action)

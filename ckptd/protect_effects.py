@@ -1,14 +1,13 @@
-"""Carries out what concerns parity and other nodes' segments, in threads; each outcome comes back as an event."""
+"""Carries out what the core orders about parity and copies: encodes and fetches in threads, outcomes as events."""
 
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Protocol
 
 from ckptd.arena import Arena
 from ckptd.background import Background
-from ckptd.bulk import wire
-from ckptd.bulk.served import open_served
-from ckptd.bulk.server import BulkServer, Served
+from ckptd.bulk.client import TIMEOUT_S
 from ckptd.bulk.sockets import Cancel
 from ckptd.core import actions as act
 from ckptd.core import events as ev
@@ -16,148 +15,168 @@ from ckptd.parity.encode import encode
 from ckptd.parity.rebuild import Fetched, Place, copy_segment, rebuild_segment
 from ckptd.parity.sources import Sources
 from ckptd.parity_files import Parities
-from ckptd.peers.plane import PeerPlane
 from ckptd.protocol.errors import CkptdError, PeerError
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.messages import Tier
+from ckptd.protocol.slot import Seal
 
 log = logging.getLogger("ckptd")
-_THREADS = 4  # pieces of work at once: encodes and fetches of all jobs
-Key = tuple[JobKey, SaveId, int]  # epoch of a piece; rank of a segment
+Deliver = Callable[[ev.Event], None]
+Key = tuple[JobKey, SaveId, int]  # of a piece
 ProtectAction = act.Encode | act.StopEncode | act.DropPiece | act.FetchSegment
 
 
+class Peers(Protocol):
+    """The links to other daemons. Called from threads."""
+
+    def bulk_address(self, node: str) -> tuple[str, int, str, bytes] | None:
+        """Host, port, link and secret of the node's bulk server; None while there is no link."""
+
+
 class ProtectEffects:
-    """Owns the bulk server from its making to close. ``deliver`` is called with each outcome, in the main thread."""
+    """Encodes and fetches run in ``working``, a thread each; ``deliver`` is called in its deliver, in the main thread.
 
-    def __init__(self, arena: Arena, plane: PeerPlane, deliver: Callable[[ev.Event], None]) -> None:
+    A parity file is given back in ``cleaning`` (it may unlink), after an encode of it that runs has ended.
+    """
+
+    def __init__(  # noqa: PLR0913 - the daemon's parts, by name
+        self,
+        *,
+        node: str,
+        arena: Arena,
+        peers: Peers,
+        working: Background,
+        cleaning: Background,
+        deliver: Deliver,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        self._node = node
         self._arena = arena
-        self._plane = plane
+        self._peers = peers
+        self._working = working
+        self._cleaning = cleaning
         self._deliver = deliver
+        self._timeout_s = timeout_s
         self.parities = Parities(arena)
-        self.work = Background(_THREADS, "protect")
-        self._given_back = Background(1, "parity")  # in order, one after the other
         self._encodes: dict[Key, Cancel] = {}
-        self._again: dict[Key, act.Encode] = {}  # ordered again before the one that was stopped had ended
-        self._fetches: dict[Key, Cancel] = {}
-        self._server: BulkServer | None = None
-
-    def serve(self) -> None:
-        """Lets peers fetch bytes, from the first time that there are any."""
-        if self._server is None:
-            host = self._plane.peer.endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
-            self._server = BulkServer(self._open, self._secret_of, host=host)
-            self._server.start()
-            self._plane.offer_bulk(self._server.port)
-
-    @property
-    def backgrounds(self) -> tuple[Background, ...]:
-        """To be polled, and delivered from, by the loop."""
-        return self.work, self._given_back
-
-    def close(self) -> None:
-        """Breaks off what runs."""
-        for cancel in (*self._encodes.values(), *self._fetches.values()):
-            cancel.cancel()
-        if self._server is not None:
-            self._server.close()
-        for background in self.backgrounds:
-            background.close()
+        self._fetches: dict[tuple[JobKey, int, SaveId], Cancel] = {}
+        self._drops: set[Key] = set()  # once their encode has ended
+        self._dropping: set[Key] = set()
+        self._again: dict[Key, act.Encode] = {}  # once what is left of an earlier one is gone
 
     def perform(self, action: ProtectAction) -> None:
-        """Starts the action; none of them blocks."""
+        """Starts the action. Never blocks."""
         match action:
             case act.Encode():
                 self._encode(action)
             case act.StopEncode():
-                self._again.pop((action.job, action.save, action.epoch), None)
-                cancel = self._encodes.get((action.job, action.save, action.epoch))
-                if cancel is not None:
-                    cancel.cancel()
+                self._stop((action.job, action.save, action.epoch))
             case act.DropPiece():
-                self._drop(action)
+                self._drop((action.job, action.save, action.epoch))
             case act.FetchSegment():
                 self._fetch(action)
 
-    # --- parity
+    def close(self) -> None:
+        """Breaks off whatever runs."""
+        for cancel in [*self._encodes.values(), *self._fetches.values()]:
+            cancel.cancel()
+
+    def _sources(self, cancel: Cancel) -> Sources:
+        return Sources(self._node, self._arena, self._peers.bulk_address, cancel, timeout_s=self._timeout_s)
+
+    # --- encodes
 
     def _encode(self, action: act.Encode) -> None:
         job, piece = action.job, action.piece
         key = job, piece.save, piece.epoch
-        running = self._encodes.get(key)
-        if running is not None:  # both would write the same file
-            if running.cancelled:
+        if key in self._encodes or key in self._dropping:
+            if key in self._dropping or self._encodes[key].cancelled:
                 self._again[key] = action
             return
         cancel = self._encodes[key] = Cancel()
 
         def done(outcome: Exception | None) -> None:
             del self._encodes[key]
-            again = self._again.pop(key, None)
-            if again is not None:
-                self._encode(again)
-                return
-            problem = _problem(outcome) if outcome is not None else ""
-            self._deliver(ev.Encoded(job=job, save=piece.save, epoch=piece.epoch, problem=problem))
+            if key in self._drops:
+                self._drop(key)
+            elif key in self._again:
+                self._encode(self._again.pop(key))
+            elif not cancel.cancelled:
+                problem = "" if outcome is None else _told("encode", piece.save, outcome)
+                self._deliver(ev.Encoded(job=job, save=piece.save, epoch=piece.epoch, problem=problem))
 
-        self.work.run(lambda: encode(self.parities, job, piece, self._sources(cancel), _count), done)
+        self._working.run(lambda: encode(self.parities, job, piece, self._sources(cancel), _ignore), done)
 
-    def _drop(self, action: act.DropPiece) -> None:
+    def _stop(self, key: Key) -> None:
+        self._again.pop(key, None)
+        if key in self._encodes:
+            self._encodes[key].cancel()
+
+    def _drop(self, key: Key) -> None:
+        """In order with what comes after: an encode that is asked for meanwhile waits for it."""
+        if key in self._encodes:
+            self._stop(key)
+            self._drops.add(key)
+            return
+        self._drops.discard(key)
+        self._dropping.add(key)
+
         def done(outcome: Exception | None) -> None:
+            self._dropping.discard(key)
+            if key in self._again:
+                self._encode(self._again.pop(key))
             if outcome is not None:
                 log.error("could not give parity back: %r", outcome)
 
-        self._given_back.run(lambda: self.parities.give_back(action.job, action.save, action.epoch), done)
+        self._cleaning.run(lambda: self.parities.give_back(*key), done)
 
     # --- segments
 
     def _fetch(self, action: act.FetchSegment) -> None:
-        key = action.job, action.save, action.rank
+        key = action.job, action.rank, action.save
         if key in self._fetches:
             return
         cancel = self._fetches[key] = Cancel()
+        seal = _seal_of(action)
 
         def done(outcome: Fetched | Exception) -> None:
-            self._fetches.pop(key, None)
-            fetched = ev.SegmentFetched(job=action.job, rank=action.rank, save=action.save, tier=action.tier)
-            if isinstance(outcome, Exception):
-                self._deliver(replace(fetched, problem=_problem(outcome)))
-            else:
-                self._deliver(replace(fetched, slot=outcome.slot, capacity=outcome.capacity, seal=action.seal))
+            del self._fetches[key]
+            self._deliver(_fetched(action, seal, outcome))
 
-        self.work.run(lambda: self._pull(action, self._sources(cancel)), done)
+        self._working.run(lambda: self._have(action, seal, cancel), done)
 
-    def _pull(self, action: act.FetchSegment, sources: Sources) -> Fetched:
-        assert action.seal is not None  # noqa: S101 - the core asked for it first
-        place = Place(self._arena, action.job, action.seal)
+    def _have(self, action: act.FetchSegment, seal: Seal | None, cancel: Cancel) -> Fetched:
+        """Blocks until the segment is in a slot."""
+        if seal is None:
+            raise PeerError(f"no seal of rank {action.rank} of {action.save} is known")
+        place, sources = Place(self._arena, action.job, seal), self._sources(cancel)
         if action.tier is Tier.PEER:
-            return copy_segment(place, action.holder, sources, _count)
-        assert action.piece is not None  # noqa: S101
-        return rebuild_segment(place, action.piece, dict(action.homes), dict(action.pieces), sources, _count)
-
-    # --- bytes
-
-    def _sources(self, cancel: Cancel) -> Sources:
-        return Sources(self._plane.peer.node, self._arena, self._plane.bulk_address, cancel)
-
-    def _open(self, link_id: str, ask: wire.Ask, rank: int) -> Served:
-        """What a peer asks for, if it is of a job that both belong to."""
-        guest = self._plane.bulk_guest(link_id)
-        if guest is None or ask.job not in guest.jobs:
-            raise PeerError(f"job {ask.job.job!r} is none that you have here")
-        return open_served(self._arena, ask, rank)
-
-    def _secret_of(self, link_id: str) -> bytes | None:
-        guest = self._plane.bulk_guest(link_id)
-        return guest.secret if guest is not None else None
+            return copy_segment(place, action.holder, sources, _ignore)
+        if action.piece is None:
+            raise PeerError(f"no parity of {action.save} is known")
+        return rebuild_segment(place, action.piece, dict(action.homes), dict(action.pieces), sources, _ignore)
 
 
-def _count(_nbytes: int) -> None:
-    """Nobody counts yet."""
+def _seal_of(action: act.FetchSegment) -> Seal | None:
+    if action.seal is not None or action.piece is None:
+        return action.seal
+    seals = (seal for column in action.piece.columns for seal in column.seals)
+    return next((seal for seal in seals if seal.rank == action.rank), None)
 
 
-def _problem(error: Exception) -> str:
-    if isinstance(error, CkptdError):
-        return f"{error.message} ({error.hint})" if error.hint else error.message
-    log.error("work on parity failed", exc_info=error)
-    return str(error) or repr(error)
+def _fetched(action: act.FetchSegment, seal: Seal | None, outcome: Fetched | Exception) -> ev.SegmentFetched:
+    fetched = ev.SegmentFetched(job=action.job, rank=action.rank, save=action.save, tier=action.tier)
+    if isinstance(outcome, Exception):
+        return replace(fetched, problem=_told("fetch", action.save, outcome))
+    return replace(fetched, slot=outcome.slot, capacity=outcome.capacity, seal=seal)
+
+
+def _told(what: str, save: SaveId, error: Exception) -> str:
+    """The problem in a line; a bug of ours leaves its trace in the log."""
+    if not isinstance(error, (CkptdError, OSError)):
+        log.error("%s of %s failed", what, save, exc_info=error)
+    return error.message if isinstance(error, CkptdError) else str(error) or repr(error)
+
+
+def _ignore(_nbytes: int) -> None:
+    return None

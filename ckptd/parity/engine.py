@@ -16,7 +16,7 @@ from ckptd.protocol.errors import DamagedError, PeerError
 from ckptd.protocol.ids import JobKey
 from ckptd.protocol.slot import PAGE, Seal
 
-SLICE_NBYTES: Final = 512 << 10
+SLICE_NBYTES: Final = 1 << 20
 _MEMORY_NBYTES: Final = 16 << 20  # of all slices that a task holds at once
 _WINDOW: Final = 256  # frames that are asked for ahead, about
 
@@ -50,6 +50,8 @@ class Pull:
             for step in task.steps
         }
         self._wanted = outputs
+        # Words are XORed faster than bytes, where all of them lie at multiples of 8.
+        self._words = not any((array.ctypes.data | task.first) & 7 for array in (self._spare, *self._targets.values()))
         self._feeds: dict[Symbol, list[Symbol]] = defaultdict(list)
         for step in task.steps:
             for source in step.sources:
@@ -180,7 +182,7 @@ class Pull:
     def _add(self, total: Any, value: Any, empty: bool) -> None:
         if empty:
             self._np.copyto(total, value)
-        elif not (total.ctypes.data | value.ctypes.data | len(total)) & 7:
+        elif self._words and not len(total) & 7:
             words = total.view(self._np.uint64)
             self._np.bitwise_xor(words, value.view(self._np.uint64), out=words)
         else:

@@ -17,7 +17,10 @@ PURE_BANNED = {"asyncio", "logging", "mmap", "os", "socket", "threading", "time"
 PURE_ALLOWED = (sys.stdlib_module_names - PURE_BANNED) | {"msgspec", "xxhash"}
 CLIENT_SEES = ("ckptd.protocol", "ckptd.mapping", "ckptd.regular_files")
 DAEMON_BANNED = {"ckptd_client", "numpy", "pickle", "torch"}
-OPTIONAL = {"ckptd.export.casts": {"numpy"}}  # imported when it is used, and only there
+OPTIONAL = {
+    "ckptd.export.casts": {"numpy"},
+    "ckptd.parity.engine": {"numpy"},
+}  # imported when it is used, and only there
 TOPS = ("ckptd.daemon", "ckptd.cli", "ckptd.__main__")  # who may see everything, each only from further right
 
 

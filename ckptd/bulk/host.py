@@ -1,0 +1,40 @@
+"""The bulk server of a daemon: started when the first peer is met, open to peers for the jobs that both have."""
+
+from ckptd.arena import Arena
+from ckptd.bulk import wire
+from ckptd.bulk.served import open_served
+from ckptd.bulk.server import BulkServer, Served
+from ckptd.peers.plane import PeerPlane
+from ckptd.protocol.errors import PeerError
+
+
+class BulkHost:
+    """Owns the server. The plane tells who comes under which link, for which jobs."""
+
+    def __init__(self, arena: Arena, plane: PeerPlane) -> None:
+        self._arena = arena
+        self._plane = plane
+        self._server: BulkServer | None = None
+
+    def open(self) -> None:
+        """Serves from now on, if it did not; peers are told where. Raises OSError when no port can be had."""
+        if self._server is None:
+            host = self._plane.peer.endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+            self._server = BulkServer(self._served, self._secret_of, host=host)
+            self._server.start()
+            self._plane.offer_bulk(self._server.port)
+
+    def close(self) -> None:
+        """Ends every connection."""
+        if self._server is not None:
+            self._server.close()
+
+    def _served(self, link_id: str, ask: wire.Ask, rank: int) -> Served:
+        guest = self._plane.bulk_guest(link_id)
+        if guest is None or ask.job not in guest.jobs:
+            raise PeerError(f"job {ask.job.job!r} is none that you have here")
+        return open_served(self._arena, ask, rank)
+
+    def _secret_of(self, link_id: str) -> bytes | None:
+        guest = self._plane.bulk_guest(link_id)
+        return guest.secret if guest is not None else None
