@@ -21,6 +21,7 @@ from ckptd.protocol.slot import Seal
 
 log = logging.getLogger("ckptd")
 Deliver = Callable[[ev.Event], None]
+Key = tuple[JobKey, SaveId, int]  # of a piece
 ProtectAction = act.Encode | act.StopEncode | act.DropPiece | act.FetchSegment
 
 
@@ -56,9 +57,11 @@ class ProtectEffects:
         self._deliver = deliver
         self._timeout_s = timeout_s
         self._parities = Parities(arena)
-        self._encodes: dict[tuple[JobKey, SaveId, int], Cancel] = {}
+        self._encodes: dict[Key, Cancel] = {}
         self._fetches: dict[tuple[JobKey, int, SaveId], Cancel] = {}
-        self._drops: set[tuple[JobKey, SaveId, int]] = set()  # once their encode has ended
+        self._drops: set[Key] = set()  # once their encode has ended
+        self._dropping: set[Key] = set()
+        self._again: dict[Key, act.Encode] = {}  # once what is left of an earlier one is gone
 
     def adopt(self) -> list[tuple[JobKey, ev.Piece]]:
         """The pieces that an earlier life sealed, at start; all other parity files are removed."""
@@ -93,34 +96,42 @@ class ProtectEffects:
     def _encode(self, action: act.Encode) -> None:
         job, piece = action.job, action.piece
         key = job, piece.save, piece.epoch
-        if key in self._encodes and not self._encodes[key].cancelled:
+        if key in self._encodes or key in self._dropping:
+            if key in self._dropping or self._encodes[key].cancelled:
+                self._again[key] = action
             return
         cancel = self._encodes[key] = Cancel()
-        self._drops.discard(key)
 
         def done(outcome: Exception | None) -> None:
-            if self._encodes.get(key) is cancel:
-                del self._encodes[key]
+            del self._encodes[key]
             if key in self._drops:
                 self._drop(key)
-            if not cancel.cancelled:
+            elif key in self._again:
+                self._encode(self._again.pop(key))
+            elif not cancel.cancelled:
                 problem = "" if outcome is None else _told("encode", piece.save, outcome)
                 self._deliver(ev.Encoded(job=job, save=piece.save, epoch=piece.epoch, problem=problem))
 
         self._working.run(lambda: encode(self._parities, job, piece, self._sources(cancel), _ignore), done)
 
-    def _stop(self, key: tuple[JobKey, SaveId, int]) -> None:
+    def _stop(self, key: Key) -> None:
+        self._again.pop(key, None)
         if key in self._encodes:
             self._encodes[key].cancel()
 
-    def _drop(self, key: tuple[JobKey, SaveId, int]) -> None:
+    def _drop(self, key: Key) -> None:
+        """In order with what comes after: an encode that is asked for meanwhile waits for it."""
         if key in self._encodes:
-            self._encodes[key].cancel()
+            self._stop(key)
             self._drops.add(key)
             return
         self._drops.discard(key)
+        self._dropping.add(key)
 
         def done(outcome: Exception | None) -> None:
+            self._dropping.discard(key)
+            if key in self._again:
+                self._encode(self._again.pop(key))
             if outcome is not None:
                 log.error("could not give parity back: %r", outcome)
 
