@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
 from rich.console import Console
 from rich.table import Table
@@ -59,8 +60,6 @@ class Worker:
 
     def meet(self, ports: list[int], seals: list[Any]) -> None:
         """The other nodes' servers and seals."""
-        import msgspec
-
         self.addresses = {
             f"n{i}": Address("127.0.0.1", port, f"link-{self.index}", SECRET) for i, port in enumerate(ports)
         }
@@ -128,8 +127,6 @@ def _anon() -> int:
 
 def work(index: int, directory: str, nbytes: int) -> None:
     """The loop of a worker process."""
-    import msgspec
-
     worker = Worker(index, directory, nbytes)
     print(json.dumps({"port": worker.node.server.port, "seal": msgspec.json.encode(worker.seal).decode()}), flush=True)
     for line in sys.stdin:
@@ -142,10 +139,7 @@ def work(index: int, directory: str, nbytes: int) -> None:
             continue
         with worker.peak.watched() if watch else contextlib.nullcontext([0]) as grown:
             start = time.monotonic()
-            if name != "serve":
-                getattr(worker, name)(*args)
-            else:
-                sys.stdin.readline()
+            getattr(worker, name)(*args)
             end = time.monotonic()
         times = os.times()
         print(json.dumps({"start": start, "end": end, "cpu": times.user + times.system, "grown": grown[0]}), flush=True)
@@ -172,17 +166,16 @@ class Cluster:
 
     def _read(self, index: int) -> dict[str, Any]:
         stdout = self._processes[index].stdout
-        assert stdout is not None
-        line = stdout.readline()
+        line = stdout.readline() if stdout else ""
         if not line:
             raise RuntimeError(f"worker {index} ended")
         return json.loads(line)  # type: ignore[no-any-return]
 
     def _say(self, index: int, name: str, args: tuple[Any, ...], watch: bool) -> None:
         stdin = self._processes[index].stdin
-        assert stdin is not None
-        stdin.write(json.dumps({"do": name, "args": args, "watch": watch}) + "\n")
-        stdin.flush()
+        if stdin:
+            stdin.write(json.dumps({"do": name, "args": args, "watch": watch}) + "\n")
+            stdin.flush()
 
     def all(self, name: str, *args: Any, watch: bool = False) -> list[dict[str, Any]]:
         """On every node at once."""
@@ -209,8 +202,8 @@ class Cluster:
         """Ends the workers."""
         for process in self._processes:
             with contextlib.suppress(OSError):
-                assert process.stdin is not None
-                process.stdin.close()
+                if process.stdin:
+                    process.stdin.close()
         for process in self._processes:
             try:
                 process.wait(10)
@@ -279,7 +272,8 @@ def report(results: dict[str, list[Result]], nbytes: int) -> int:
         rate, (bar, cpu_bar) = work_nbytes / seconds / 1e9, _BARS[name]
         missed += rate < bar or (cpu_bar is not None and cpu > cpu_bar) or extra > _MAX_EXTRA_NBYTES
         table.add_row(
-            name, f"{rate:.2f}", f"{bar}", f"{seconds:.3f}", f"{cpu:.2f}", str(cpu_bar or ""), f"{extra / (1 << 20):.0f}",
+            name, f"{rate:.2f}", f"{bar}", f"{seconds:.3f}", f"{cpu:.2f}", str(cpu_bar or ""),
+            f"{extra / (1 << 20):.0f}",
             " ".join(f"{s:.2f},{c:.2f}" for s, c, _ in rounds),
         )  # fmt: skip
     console = Console(width=160)

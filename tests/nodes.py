@@ -1,9 +1,15 @@
 """Nodes that hold real slots and serve them on loopback, for tests and measurements of parity and the bulk plane."""
 
 import itertools
+import json
 import os
+import random
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
 
 from ckptd.arena import Arena
 from ckptd.bulk.client import Address
@@ -11,6 +17,8 @@ from ckptd.bulk.served import open_served
 from ckptd.bulk.server import BulkServer
 from ckptd.bulk.sockets import Cancel
 from ckptd.core.events import Column, Piece
+from ckptd.parity.encode import encode
+from ckptd.parity.rebuild import Place, rebuild_segment
 from ckptd.parity.sources import Sources
 from ckptd.parity_files import Parities
 from ckptd.protocol.digest import block_count, digest
@@ -134,3 +142,36 @@ def start_set(directory: str, members: int) -> Set:
 def flipped(image: bytes, at: int) -> bytes:
     """The image with one bit changed."""
     return image[:at] + bytes([image[at] ^ 4]) + image[at + 1 :]
+
+
+# --- a node in a process of its own
+
+
+def main() -> None:
+    """``python -m tests.nodes DIRECTORY NAME RANK NBYTES``: stages, serves, and does what it is told on stdin."""
+    directory, name, rank, nbytes = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    node = Node.start(name, directory)
+    seal = stage(node.arena, rank, random.Random(rank).randbytes(nbytes))
+    print(json.dumps({"port": node.server.port, "seal": msgspec.json.encode(seal).decode()}), flush=True)
+
+    def obey(said: dict[str, Any]) -> None:
+        columns = tuple(Column(n, (msgspec.json.decode(s, type=Seal),)) for n, s in said["columns"])
+        ports = dict(said["ports"])
+        own = Set([node], columns)
+        link = f"link-{name}"
+        sources = Sources(name, node.arena, lambda n: Address("127.0.0.1", ports[n], link, SECRET), Cancel())
+        if said["do"] == "encode":
+            encode(node.parities, KEY, own.piece(said["index"], Scheme.XOR), sources, lambda _: None)
+        else:
+            place = Place(node.arena, KEY, columns[said["lost"]].seals[0])
+            lost = [said["lost"]]
+            piece = own.piece(said["index"], Scheme.XOR)
+            rebuild_segment(place, piece, own.homes(lost), own.pieces(lost), sources, lambda _: None)
+
+    for line in sys.stdin:
+        obey(json.loads(line))
+        print(json.dumps({}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

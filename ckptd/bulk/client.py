@@ -42,9 +42,13 @@ class Connection:
         self._seed = 0
         try:
             self._watch.__enter__()
-            self._open(address, timeout_s)
         except BaseException:
             self._socket.close()
+            raise
+        try:
+            self._open(address, timeout_s)
+        except BaseException:
+            self.close()
             raise
 
     def _open(self, address: Address, timeout_s: float) -> None:
@@ -103,7 +107,6 @@ class Connection:
         if found == wire.FAIL:
             raise self._refused(nbytes, into[: got - size])
         if got < size + len(into):
-            self._cancel.check()
             raise self._gone("hung up")
         if (found, nbytes) != (kind, len(into)):
             raise DamagedError(f"node {self.node}: a frame of {found!r} and {nbytes} bytes in place of {len(into)}")
@@ -121,11 +124,9 @@ class Connection:
         return PeerError(f"node {self.node}: {said}")
 
     def _gone(self, what: str) -> PeerError:
-        return PeerError(f"node {self.node} {what}")
+        return PeerError("cancelled" if self._cancel.cancelled else f"node {self.node} {what}")
 
     def _failed(self, error: OSError) -> PeerError:
-        if self._cancel.cancelled:
-            return PeerError("cancelled")
         if isinstance(error, BlockingIOError):
             return self._gone("does not answer")
         return self._gone(f"cannot be reached: {error.strerror or error}")

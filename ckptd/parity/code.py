@@ -4,8 +4,8 @@ A set of N members has N groups. Of group g member g holds the parity P; with `d
 al., FAST 2004) member g+1 holds a second one, Q. The others give one chunk of their column each, so every byte of a
 column is in one group, and every member holds as much parity as the others.
 
-Inside a group bytes stand in a table: a column of `rows` symbols for each chunk, and for P and for Q. All equations are
-between symbols, and hold for the bytes at each offset alone: whoever solves them needs a slice of each symbol at a time.
+Inside a group bytes stand in a table: a column of `rows` symbols for each chunk, and for P and for Q. Equations are
+between symbols, and hold for the bytes at each offset alone: to solve them takes a slice of each symbol at a time.
 """
 
 from collections.abc import Collection, Iterable

@@ -10,7 +10,7 @@ from ckptd.bulk import wire
 from ckptd.parity.code import Symbol
 from ckptd.parity.plan import Frame, Map, Task
 from ckptd.parity.sources import Source, Sources
-from ckptd.parity.streams import block_range
+from ckptd.parity.streams import Span, block_range
 from ckptd.protocol.digest import DIGEST_NBYTES, Digest, digest
 from ckptd.protocol.errors import DamagedError, PeerError
 from ckptd.protocol.ids import JobKey
@@ -29,7 +29,7 @@ class Pull:
     verify: compare every byte pulled with the digests of its segment; without, the caller checks what comes out.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the daemon's part, then the work
         self, sources: Sources, job: JobKey, where: Map, task: Task, into: memoryview, *, verify: bool
     ) -> None:
         import numpy as np  # noqa: PLC0415 - the daemon starts without it
@@ -197,24 +197,23 @@ class Pull:
             at = frame.at + frame.nbytes
             part = view[frame.at : at]
             self._opened[frame.node].receive(part)
-            if self._verify and frame.whole and not self._blocks.take(frame, part):
-                self._accuse(frame)
+            if self._verify and frame.whole and frame.span and not self._blocks.take(frame.span, part):
+                self._accuse(frame.node, frame.span)
         if at < len(value):
             value[at:] = 0
 
-    def _accuse(self, frame: Frame) -> None:
+    def _accuse(self, node: str, span: Span) -> None:
         """Whose fault it is that a block does not match its digest: the node is asked to look at its own copy."""
-        assert frame.span is not None
-        source = self._sources.open(frame.node)
+        rank, source = span.seal.rank, self._sources.open(node)
         try:
             piece = self._map.piece
-            source.ask(self._job, piece.save, piece.epoch, [wire.Range(frame.rank, frame.offset, 0, True)])
+            source.ask(self._job, piece.save, piece.epoch, [wire.Range(rank, span.offset, 0, True)])
             source.receive(memoryview(b""))
         except PeerError as error:
             raise DamagedError(error.message) from None
         finally:
             source.close()
-        raise DamagedError(f"node {frame.node}: block {frame.span.block} of rank {frame.rank} was damaged on the wire")
+        raise DamagedError(f"node {node}: block {span.block} of rank {rank} was damaged on the wire")
 
 
 class _Blocks:
@@ -228,21 +227,20 @@ class _Blocks:
         """The checked digest table of a segment."""
         self._tables[seal.rank] = table
 
-    def take(self, frame: Frame, part: memoryview) -> bool:
+    def take(self, span: Span, part: memoryview) -> bool:
         """Takes in the next bytes of a block; False when it ends and is not what was sealed."""
-        assert frame.span is not None
-        seal, block = frame.span.seal, frame.span.block
-        key = frame.rank, block
-        start, stop = block_range(seal, block)
-        if frame.offset == start:
+        rank, block = span.seal.rank, span.block
+        key = rank, block
+        start, stop = block_range(span.seal, block)
+        if span.offset == start:
             self._running[key] = Digest()
         running = self._running[key]
         running.update(part)
-        if frame.offset + frame.nbytes < stop:
+        if span.offset + span.nbytes < stop:
             return True
         del self._running[key]
         at = block * DIGEST_NBYTES
-        return running.value() == self._tables[frame.rank][at : at + DIGEST_NBYTES]
+        return running.value() == self._tables[rank][at : at + DIGEST_NBYTES]
 
     def finish(self) -> None:
         """Raises AssertionError when a block was begun and not ended: then it was not checked."""

@@ -1,5 +1,6 @@
 """What must be pulled from whom to solve which bytes of a set: tasks, and the frames they need. Pure."""
 
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -94,7 +95,7 @@ class Map:
         mine = self.code.data(group).index(member)
         # At each offset of the symbols the same rows are wanted between two of these.
         edges = sorted({0, first % symbol, last % symbol, symbol})
-        for lo, hi in zip(edges, edges[1:], strict=False):
+        for lo, hi in itertools.pairwise(edges):
             rows = [r for r in range(self.code.rows) if first <= r * symbol + lo and r * symbol + hi <= last]
             if not rows:
                 continue

@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 from ckptd import failpoints
 from ckptd.arena import Arena
 from ckptd.bulk import wire
+from ckptd.bulk.sockets import Cancel
 from ckptd.core.events import Piece
 from ckptd.parity.engine import Progress, Pull
 from ckptd.parity.plan import Map, Task, map_of
@@ -57,7 +58,7 @@ def copy_segment(place: Place, node: str, sources: Sources, progress: Progress) 
     return _fetch(place, fill, accuse)
 
 
-def rebuild_segment(
+def rebuild_segment(  # noqa: PLR0913, PLR0917 - what there is, where it is, and how to get it
     place: Place,
     piece: Piece,
     homes: Mapping[int, str],
@@ -70,7 +71,10 @@ def rebuild_segment(
     tasks = where.rebuild(place.seal.rank)
 
     def fill(view: memoryview) -> None:
-        _solve(tasks, where, place.job, sources, view, progress)
+        def solve(task: Task) -> None:
+            Pull(sources, place.job, where, task, view, verify=False).run(progress, "rebuild.half-pulled")
+
+        _solve(tasks, solve, sources.cancel)
 
     def accuse(block: int) -> None:
         start, stop = block_range(place.seal, block)
@@ -166,12 +170,8 @@ def _windows(seal: Seal) -> Iterator[list[wire.Range]]:
 # --- a rebuild
 
 
-def _solve(tasks: list[Task], where: Map, job: JobKey, sources: Sources, view: memoryview, progress: Progress) -> None:
+def _solve(tasks: list[Task], solve: Callable[[Task], None], cancel: Cancel) -> None:
     """All tasks, a few at a time. The first that fails ends the others."""
-
-    def solve(task: Task) -> None:
-        Pull(sources, job, where, task, view, verify=False).run(progress, "rebuild.half-pulled")
-
     with ThreadPoolExecutor(THREADS) as pool:
         futures = [pool.submit(solve, task) for task in tasks]
         done, left = wait(futures, return_when=FIRST_EXCEPTION)
@@ -179,7 +179,7 @@ def _solve(tasks: list[Task], where: Map, job: JobKey, sources: Sources, view: m
         if failed is not None:
             for future in left:
                 future.cancel()
-            sources.cancel.cancel()
+            cancel.cancel()
             failed.result()
 
 

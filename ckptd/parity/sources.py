@@ -10,7 +10,7 @@ from ckptd.bulk.client import TIMEOUT_S, Address, Connection
 from ckptd.bulk.served import open_served
 from ckptd.bulk.server import Served
 from ckptd.bulk.sockets import Cancel
-from ckptd.protocol.errors import PeerError
+from ckptd.protocol.errors import DamagedError, PeerError
 from ckptd.protocol.ids import JobKey, SaveId
 
 AddressOf = Callable[[str], tuple[str, int, str, bytes] | None]  # what an Address is made of
@@ -53,8 +53,12 @@ class LocalSource:
         """Copies the bytes of the next range."""
         asked, served = self._pending.popleft()
         if asked.checked:
-            served.check(asked.offset, asked.nbytes)
-        into[:] = served.view(asked.offset, asked.nbytes)
+            try:
+                served.check(asked.offset, asked.nbytes)
+            except DamagedError as error:
+                raise DamagedError(f"node {self.node}: {error.message}") from None
+        if asked.nbytes:
+            into[:] = served.view(asked.offset, asked.nbytes)
         if not served.still():
             raise PeerError(f"node {self.node}: what was being read is no longer there")
 
