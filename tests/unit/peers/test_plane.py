@@ -205,7 +205,7 @@ def test_a_restart_that_does_not_know_the_job_any_more_is_down(pair):
     pair.stop("b")
     b = pair.start("b")
     b.meet(OTHER, [pair.planes["a"].peer])
-    pair.until(lambda: pair.of("a", ev.PeerDown), 5.0)
+    pair.until(lambda: pair.of("a", ev.PeerDown))
     assert pair.ups("a") == [True]
 
 
