@@ -112,6 +112,7 @@ class JobNode:
 
     def _report_to_all(self, event: ev.Event) -> list[Action]:
         """To the coordinator, and to those that may come to be it."""
+        self._doors |= {self.coordinator, *self._candidates}
         return [self._report(event, node) for node in dict.fromkeys((self.coordinator, *self._candidates))]
 
     def _report_gone(self, event: ev.Event) -> list[Action]:
@@ -378,6 +379,7 @@ class JobNode:
             ev.HeldPiece(p.save, p.epoch, p.scheme, p.index, tuple(tuple(s.rank for s in c.seals) for c in p.columns))
             for p in self.protection.pieces.values()
         )
+        self._doors.add(self.coordinator)
         has = ev.NodeHas(job=self.job, incarnation=self.incarnation, segments=segments, pieces=pieces)
         seated = [replace(r.attached, incarnation=self.incarnation, request=0) for r in self.ranks.values()]
         events: list[ev.Event] = [has, *self.live.values(), *seated]
