@@ -65,8 +65,9 @@ class Protection:
             return [self._outcome(key, "")]
         actions: list[Action] = [] if self.ordered == key else self._stop()
         self.ordered = key
-        if self.newest is not None:  # else one of those found at start may be what was protected
-            actions += self._drop_all_but({self.newest, key})
+        if self.newest is not None:  # what is newer may be protected too, though this node has not heard it
+            newest = self.newest
+            actions += self._drop_all_but({key, *(held for held in self.pieces if held >= newest)})
         return [*actions, *self._encode()]
 
     def offer(self, column: ev.Column) -> list[Action]:
