@@ -88,7 +88,7 @@ class Arena:
         self._mappings.clear()  # a thread that still reads one keeps it
         _unlink_if_there(self.socket_path)
         if remove and not self._used:
-            for name in (places.LOG, places.LOCK):
+            for name in (places.LOG, places.IDENTITY, places.LOCK):
                 _unlink_if_there(os.path.join(self.path, name))
             for directory in (os.path.join(self.path, places.JOBS), self.path):
                 _rmdir_if_empty(directory)
@@ -184,6 +184,11 @@ class Arena:
             serial = self._serials.get((job, rank), 0) + 1
             self._serials[job, rank] = serial
         name = places.slot_name(rank, serial)
+        self.allocate_file(job, name, capacity)
+        return name
+
+    def allocate_file(self, job: JobKey, name: str, capacity: int) -> None:
+        """Makes a file of that name of the bytes set aside; else as allocate."""
         path = self.slot_path(job, name)
         left = capacity
         try:
@@ -197,7 +202,6 @@ class Arena:
             self.release(left)
             self.unlink(job, name)
             raise
-        return name
 
     def release(self, nbytes: int) -> None:
         """Gives back bytes that were set aside and not allocated."""
@@ -212,13 +216,54 @@ class Arena:
         with self._accounts:
             self._used.pop(path, None)
 
-    def forget_job(self, job: JobKey) -> None:
-        """Removes the job's directory and the files of ranks that are gone."""
+    def rename(self, job: JobKey, old: str, new: str) -> None:
+        """Gives a file's memory another name; its mapping stays warm."""
+        before, after = self.slot_path(job, old), self.slot_path(job, new)
+        os.rename(before, after)
+        with self._accounts:
+            self._used[after] = self._used.pop(before)
+            if before in self._mappings:
+                self._mappings[after] = self._mappings.pop(before)
+
+    def adopt_file(self, path: str) -> int:
+        """Counts a file found at start; its bytes."""
+        nbytes = os.lstat(path).st_size
+        with self._accounts:
+            self._used[path] = nbytes
+        return nbytes
+
+    def sizes(self, job: JobKey, suffix: str) -> dict[str, int]:
+        """Bytes of the job's files of the suffix, by name, as far as they are accounted for."""
         directory = os.path.join(self.path, places.job_dir(job))
+        with self._accounts:
+            return {
+                os.path.basename(path): nbytes
+                for path, nbytes in self._used.items()
+                if path.endswith(suffix) and os.path.dirname(path) == directory
+            }
+
+    def slot_of(self, job: JobKey, rank: int, save: SaveId) -> str | None:
+        """Name of the rank's slot that holds the save, digested. For threads too."""
+        for name in self.sizes(job, places.SLOT_SUFFIX):
+            parsed = places.parse_slot_name(name)
+            if parsed is None or parsed[0] != rank:
+                continue
+            with contextlib.suppress(OSError):  # unlinked meanwhile
+                seal = self.seal_of(job, name)
+                if (seal.save, seal.rank, seal.state) == (save, rank, SlotState.DIGESTED):
+                    return name
+        return None
+
+    def forget_job(self, job: JobKey) -> None:
+        """Removes the job's directory, its topology and the files of ranks that are gone."""
+        directory = os.path.join(self.path, places.job_dir(job))
+        for name in self.sizes(job, places.PARITY_SUFFIX):
+            self.unlink(job, name)
         for name in _listdir(directory):
             path = os.path.join(directory, name)
             with contextlib.suppress(OSError):  # a link or a directory of that name stays, and so does the job's
-                if name.endswith(places.RANK_SUFFIX) and locks.holder(path) is None:
+                left = name.endswith(places.RANK_SUFFIX) and locks.holder(path) is None
+                if left or name in (places.TOPOLOGY, places.TOPOLOGY + ".new"):
                     os.unlink(path)
         _rmdir_if_empty(directory)
 
@@ -264,6 +309,14 @@ class Arena:
             if digest(parts[-1]) != part.digest:
                 raise DamagedError(f"slot {name}: {what} does not match its digest")
         return Fragments(seal, *parts)
+
+    def seal(self, job: JobKey, name: str, seal: Seal) -> None:
+        """Puts the seal of a slot that the daemon itself has filled and checked in force."""
+        self._put_seal(job, name, seal)
+
+    def view(self, job: JobKey, name: str) -> memoryview:
+        """All bytes of a file, which stay mapped as long as somebody holds them."""
+        return self._view(job, name)
 
     def _put_seal(self, job: JobKey, name: str, seal: Seal) -> None:
         view = self._view(job, name)

@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from ckptd.protocol.errors import ConfigError
 from ckptd.protocol.ids import StorePath
+from ckptd.protocol.topology import Domain
 from ckptd.units import parse_duration_s, parse_size
 
 SYSTEM_TOML = "/etc/ckptd/config.toml"
@@ -31,6 +32,9 @@ FOREIGN_VARIABLES = frozenset(
 
 _SIZE = {"kind": "size"}
 _DURATION = {"kind": "duration"}
+_NAME = {"kind": "text", "allowed": "letters, digits and . _ -, the first one no sign, at most 255"}
+_LABEL = {"kind": "text", "allowed": "at most 255 characters"}
+_ADDRESS = {"kind": "text", "allowed": "a host name, an address, or an interface such as ib0"}
 
 Raw = str | int | float | bool | None
 
@@ -74,6 +78,36 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     connect_timeout_s: Annotated[
         float, Meta(gt=0, extra=_DURATION, description="how long connect waits for the job's old ranks to end")
     ] = 30.0
+    redundancy: Annotated[
+        Literal["none", "xor", "double"], Meta(description="against the loss of none, one or two nodes of a set")
+    ] = "xor"
+    set_size: Annotated[int, Meta(ge=2, le=64, description="nodes that protect each other")] = 8
+    node: Annotated[
+        str,
+        Meta(
+            pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,254})?\Z",
+            extra=_NAME,
+            description="name of this node; none: the host's",
+        ),
+    ] = ""
+    domain: Annotated[
+        Domain, Meta(extra=_LABEL, description="what fails together, such as a rack; none: the node by itself")
+    ] = ""
+    peer_address: Annotated[
+        str,
+        Meta(
+            pattern=r"^[A-Za-z0-9.:%_-]{0,255}\Z",
+            extra=_ADDRESS,
+            description="where other nodes' daemons reach this one; none: the host's name",
+        ),
+    ] = ""
+    peer_port: Annotated[int, Meta(ge=0, le=65535, description="port for other nodes' daemons; 0: any")] = 0
+    peer_timeout_s: Annotated[
+        float, Meta(gt=0, extra=_DURATION, description="silence after which another node's daemon counts as lost")
+    ] = 10.0
+    key_file: Annotated[
+        StorePath | None, Meta(description="key pair of ckptd keygen; none: one of the arena's own")
+    ] = None
     exit_when_empty: Annotated[bool, Meta(description="leave when no job is left, as a client-started daemon does")] = (
         False
     )
@@ -90,6 +124,7 @@ class Setting:
         self.hint = hint
         self._metas: list[Meta] = [meta for meta in hint.__metadata__ if isinstance(meta, Meta)]
         self._type = get_args(hint)[0]
+        self._extra = next((meta.extra for meta in self._metas if meta.extra), {})
         self.kind = self._find_kind()
 
     @property
@@ -122,6 +157,7 @@ class Setting:
             "switch": "true or false",
             "choice": "one of " + ", ".join(str(choice) for choice in self.choices),
             "path": "an absolute path",
+            "text": str(self._extra.get("allowed")),
         }[self.kind]
         return words + "".join(self._bounds())
 
@@ -154,13 +190,14 @@ class Setting:
                 return _parse_switch(text)
             case "path":
                 return os.path.expanduser(text) if text else None
+            case "text":
+                return text
             case _:
                 return text.lower()
 
     def _find_kind(self) -> str:
-        extra = next((meta.extra for meta in self._metas if meta.extra), {})
-        if "kind" in extra:
-            return str(extra["kind"])
+        if "kind" in self._extra:
+            return str(self._extra["kind"])
         if self._type is bool:
             return "switch"
         if self._type is int:

@@ -11,6 +11,7 @@ from collections import deque
 import zmq
 
 from ckptd import __version__, doctor, notify, picture
+from ckptd.adoption import Adoption
 from ckptd.arena import Arena
 from ckptd.background import Background
 from ckptd.config import Config
@@ -20,28 +21,33 @@ from ckptd.core.catalogue import Catalogue
 from ckptd.core.policy import Policy
 from ckptd.door import Door
 from ckptd.effects import Effects
-from ckptd.liveness import Liveness, job_of
-from ckptd.protocol import places
+from ckptd.liveness import Liveness
+from ckptd.peers.identity import identify
+from ckptd.peers.plane import PeerPlane
 from ckptd.protocol.errors import CkptdError
 from ckptd.protocol.ids import JobKey
 from ckptd.protocol.messages import (
     AskDrain,
     AskForget,
+    AskNode,
     AskStatus,
     AskSteps,
     AskStop,
     Done,
     Forgotten,
+    NodeInfo,
     Refused,
     StatusReply,
     Steps,
 )
 from ckptd.protocol.status import SCHEMA, Status
+from ckptd.protocol.topology import Scheme
 from ckptd.rank_socket import Letter, RankSocket
 from ckptd.stores import Stores
 
 log = logging.getLogger("ckptd")
 _EMPTY_GRACE_S = 3.0  # a client-started daemon waits so long for its first rank, and for a next one
+_GATHER_S = 60.0  # and this long for ranks that asked it who it is, while they wait for the others of their job
 _SWEEP_S = 2.0  # how often ranks without a pidfd are looked at
 _NOTICE_S = 1.0  # how often systemd is told the state
 _LAST_WORDS_S = 0.5  # who waits for the end may take so long to hear of it
@@ -56,7 +62,8 @@ class Daemon:
         self._arena = Arena(config.arena, config.budget_nbytes)
         self._arena.open()
         self._started = time.monotonic()
-        self._node = os.uname().nodename
+        self._plane = self._start_plane(config)
+        self._node = self._plane.peer.node
         self._catalogue = Catalogue(self._node, _policy(config))
         self._liveness = Liveness()
         self._digesting = Background(config.hash_threads, "digest")
@@ -88,16 +95,25 @@ class Daemon:
         self._stop_at: float | None = None
         self._stop_waiters: list[Letter] = []
         self._empty_since: float | None = None
+        self._expects_until: float | None = None
         self._sweep_at = 0.0
         self._notice_at = 0.0
         self._watchdog_s = notify.watchdog_interval_s()
 
     # --- life
 
+    def _start_plane(self, config: Config) -> PeerPlane:
+        try:
+            return PeerPlane(identify(config), timeout_s=config.peer_timeout_s)
+        except BaseException:
+            self._arena.close(remove=False)
+            raise
+
     def run(self) -> int:
         """Serves until SIGTERM, or until it is empty where that ends it."""
         self._catch_signals()
-        self._adopt()
+        adoption = Adoption(self._arena, self._liveness, self._catalogue, self._handle, self._perform)
+        self._general.extend(adoption.run(time.monotonic()))
         notify.ready("serving")
         log.info("ready arena=%s pid=%d seconds=%.3f", self._arena.path, os.getpid(), time.monotonic() - self._started)
         while not self._ends():
@@ -118,54 +134,6 @@ class Daemon:
         signal.signal(signal.SIGINT, stop)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
-    def _adopt(self) -> None:
-        """Takes over every slot and live rank that an earlier daemon left. Touches no store."""
-        now = time.monotonic()
-        jobs: dict[str, JobKey] = {}
-        nameless = []
-        slots = self._arena.scan()
-        for slot in slots:
-            directory = os.path.join(self._arena.path, slot.job_dir)
-            job = slot.seal.job or job_of(directory)  # before its first seal, a job is known by its ranks alone
-            if job is not None and places.job_dir(job) == slot.job_dir:
-                jobs[slot.job_dir] = job
-        for slot in slots:
-            job = jobs.get(slot.job_dir)
-            if job is None:
-                nameless.append(slot)
-                continue
-            self._arena.adopt_serial(job, slot.name)
-            self._handle(
-                ev.SlotAdopted(
-                    job=job,
-                    rank=slot.rank,
-                    slot=slot.name,
-                    capacity=slot.capacity,
-                    world_size=slot.seal.world_size,
-                    save=slot.seal.save if slot.seal.state != "free" else None,
-                    nbytes=slot.seal.image_nbytes,
-                    seal=slot.seal if slot.seal.state == "digested" else None,
-                )
-            )
-        for slot in nameless:
-            if slot.seal.job is None:  # nothing in the job's directory was ever sealed: nobody can miss it
-                self._arena.remove_stray(slot)
-            else:
-                self._general.append(f"slot {slot.job_dir}/{slot.name} belongs elsewhere; left alone")
-        for directory, job in jobs.items():
-            self._look(job, os.path.join(self._arena.path, directory))
-            for action in self._catalogue.adopted(job, now):
-                self._perform(action)
-        if slots:
-            log.info("adopted slots=%d jobs=%d", len(slots) - len(nameless), len(jobs))
-
-    def _look(self, job: JobKey, directory: str) -> None:
-        live, dead = self._liveness.look(directory)
-        for rank in live:
-            self._handle(ev.RankFound(job=job, rank=rank.rank, session=rank.session, pid=rank.pid, host=rank.host))
-        for record in dead:  # while no daemon was there to see it
-            self._handle(ev.RankGone(job=job, rank=record.rank, session=record.session))
-
     def _ends(self) -> bool:
         """Whether to leave now: asked to and nothing worth waiting for, or empty long enough."""
         now = time.monotonic()
@@ -175,7 +143,10 @@ class Daemon:
                 notify.stopping("finishing the drain that runs")
             draining = any(job.coordinator.saves.active for job in self._catalogue.jobs.values())
             return not draining or self._stop_asked > 1 or now >= self._stop_at
+        if self._expects_until is not None and now >= self._expects_until:
+            self._expects_until = None
         busy = self._stores.busy or self._cleaning.busy or not self._catalogue.empty
+        busy = busy or self._expects_until is not None
         if not self._config.exit_when_empty or busy:
             self._empty_since = None
             return False
@@ -192,6 +163,7 @@ class Daemon:
         self._digesting.close()
         self._allocating.close()
         self._cleaning.close()
+        self._plane.close()
         self._socket.close(linger_s=_LAST_WORDS_S if self._stop_asked else 0.0)
         self._arena.close(remove=self._catalogue.empty and self._config.exit_when_empty)
 
@@ -201,6 +173,8 @@ class Daemon:
         """Sleeps until something is readable or due."""
         poller = zmq.Poller()
         poller.register(self._socket.pollable, zmq.POLLIN)
+        for pollable in self._plane.pollables:
+            poller.register(pollable, zmq.POLLIN)
         poller.register(self._wake.fileno(), zmq.POLLIN)
         for work in (self._digesting, self._allocating, self._cleaning):
             poller.register(work.fileno(), zmq.POLLIN)
@@ -213,6 +187,9 @@ class Daemon:
     def _timeout_ms(self) -> int | None:
         now = time.monotonic()
         times = [self._catalogue.next_deadline(), self._stores.next_deadline(), self._stop_at]
+        times.append(self._plane.next_deadline())
+        if self._config.exit_when_empty and self._expects_until is not None:
+            times.append(self._expects_until)
         if self._liveness.unwatched:
             times.append(self._sweep_at)
         if self._empty_since is not None:
@@ -229,6 +206,8 @@ class Daemon:
             self._wake.recv(4096)
         for letter in self._socket.receive():
             self._open(letter)
+        for event in [*self._plane.receive(), *self._plane.tick()]:
+            self._handle(event)
         for link in self._stores.links:
             flags = self._ready.get(link.fileno(), 0)
             if flags & zmq.POLLOUT:
@@ -255,6 +234,9 @@ class Daemon:
 
     def _open(self, letter: Letter) -> None:
         request = letter.request
+        if isinstance(request, AskNode):
+            self._introduce(letter)
+            return
         if isinstance(request, AskStatus):
             self._door.answer(letter.identity, StatusReply(reply_to=request.seq, status=self.status()))
             return
@@ -270,12 +252,20 @@ class Daemon:
         if isinstance(request, AskDrain) and request.job is not None:
             self._drain_for(letter, request.job)
             return
+        self._expects_until = None  # who attached keeps the daemon here by itself
         for event in self._door.events_of(letter):
             if isinstance(event, ev.RankDetached):
                 self._door.unwatch(event.job, event.rank, event.session)
             self._handle(event)
             if isinstance(event, ev.RankDetached):
                 self._door.left(event.job, event.rank, event.session)
+
+    def _introduce(self, letter: Letter) -> None:
+        """Somebody is about to attach, once all ranks of its job have done the same."""
+        self._expects_until = time.monotonic() + _GATHER_S
+        scheme, set_size = Scheme(self._config.redundancy), self._config.set_size
+        info = NodeInfo(reply_to=letter.request.seq, peer=self._plane.peer, scheme=scheme, set_size=set_size)
+        self._door.answer(letter.identity, info)
 
     def _answer_steps(self, letter: Letter) -> None:
         seat = self._door.seat_of(letter.identity)
@@ -343,10 +333,17 @@ class Daemon:
             errors = self._errors.setdefault(action.job, [])
             errors.append(action.text)
             del errors[:-_MAX_ERRORS]
+        elif isinstance(action, act.ToNode):
+            self._plane.carry(action)
+        elif isinstance(action, act.MeetPeers):
+            self._plane.meet(action.job, action.peers)
         else:
             self._effects.perform(action)
+            if isinstance(action, act.KeepTopology):
+                self._plane.meet(action.job, action.topology.peers)
             if isinstance(action, act.ForgetJob):
                 self._errors.pop(action.job, None)
+                self._plane.forget(action.job)
                 if all(key.store != action.job.store for key in self._catalogue.jobs):
                     self._stores.retire(action.job.store)
 
@@ -368,8 +365,8 @@ class Daemon:
             tightest_limit=budget.tightest.name,
             jobs=picture.jobs(self._catalogue, now, self._errors),
             workers=self._stores.status(),
-            refused_messages=self._socket.refused,
-            errors=list(self._general),
+            refused_messages=self._socket.refused + self._plane.refused.total(),
+            errors=[*self._general, *self._plane.problems()][-_MAX_ERRORS:],
         )
 
     def _tell_systemd(self, now: float) -> None:
@@ -378,22 +375,7 @@ class Daemon:
         self._notice_at = now
         if self._watchdog_s is not None:
             notify.watchdog()
-        notify.status(_one_line(self._catalogue))
-
-
-def _one_line(catalogue: Catalogue) -> str:
-    """For systemctl status: each job's newest safe step and the drain that runs."""
-    words = []
-    for key, job in sorted(catalogue.jobs.items()):
-        saves = job.coordinator.saves
-        staged = saves.newest_staged
-        word = f"{key.job}: staged {staged.save.step if staged else '-'}"
-        word += f", durable {max(saves.on_store).step if saves.on_store else '-'}"
-        record = saves.records.get(saves.active) if saves.active else None
-        if record is not None and record.nbytes:
-            word += f", draining {record.save.step} {100 * sum(record.done.values()) // record.nbytes} %"
-        words.append(word)
-    return "; ".join(words) or "no jobs"
+        notify.status(picture.one_line(self._catalogue))
 
 
 def _policy(config: Config) -> Policy:

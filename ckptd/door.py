@@ -78,6 +78,10 @@ class Door:
         if request.version != VERSION:
             text = f"the client speaks version {request.version} of the protocol, this daemon {VERSION}"
             raise _error("protocol", text, "install the same ckptd on both sides and restart the daemon")
+        topology = request.topology
+        if topology is not None and len(topology.homes) != request.world_size:
+            text = f"the topology has {len(topology.homes)} ranks, the job {request.world_size}"
+            raise _error("protocol", text, "")
         directory = self._arena.job_path(request.job)
         found = [
             ev.RankFound(job=request.job, rank=live.rank, session=live.session, pid=live.pid, host=live.host)
@@ -100,6 +104,7 @@ class Door:
             incarnation=request.incarnation,
             takeover=request.takeover,
             cadence=request.cadence,
+            topology=topology,
         )
         return [*found, attached]
 

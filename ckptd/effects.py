@@ -8,6 +8,7 @@ from ckptd.arena import Arena, Fragments
 from ckptd.background import Background
 from ckptd.core import actions as act
 from ckptd.core import events as ev
+from ckptd.peers.kept import keep_topology
 from ckptd.protocol.digest import KIND
 from ckptd.protocol.errors import BudgetError, CkptdError, DamagedError
 from ckptd.protocol.ids import JobKey, SaveId, file_name
@@ -97,6 +98,8 @@ class Effects:
                 self._commit(action)
             case act.RemoveCheckpoint() | act.RemovePartial():
                 self._remove(action)
+            case act.KeepTopology():  # queues behind the removal of the job's earlier life
+                self._clean(lambda: keep_topology(self._arena.path, action.job, action.topology, action.epoch))
             case act.ForgetJob():
                 self._clean(lambda: self._arena.forget_job(action.job))
 

@@ -44,6 +44,19 @@ POINTS = (
     "commit.after-latest",
     "commit.before-durable-told",
     "commit.after-durable-told",
+    # encode: the parity of a save
+    "encode.before-file",
+    "encode.file-made",
+    "encode.half-pulled",
+    "encode.before-record",
+    "encode.before-seal",
+    "encode.after-seal",
+    # rebuild: a segment made again, or copied, from other nodes
+    "rebuild.slot-made",
+    "rebuild.half-pulled",
+    "rebuild.before-check",
+    "rebuild.before-seal",
+    "rebuild.after-seal",
     # retention: older checkpoints leave the store
     "remove.before-rename",
     "remove.after-rename",

@@ -1,10 +1,12 @@
 """The status a daemon gives of itself, read off the catalogue. Changes nothing."""
 
 from ckptd.core.catalogue import Catalogue, Job
+from ckptd.core.protection_view import NodeView, ProtectionView
 from ckptd.core.saves import Phase, Record
 from ckptd.protocol.ids import JobKey
-from ckptd.protocol.status import CheckpointStatus, DrainStatus, JobStatus, RankStatus
+from ckptd.protocol.status import CheckpointStatus, DrainStatus, JobStatus, NodeStatus, RankStatus
 
+_MAX_NODES = 4096
 _MAX_RANKS = 1024
 _MAX_CHECKPOINTS = 32
 
@@ -15,6 +17,7 @@ def jobs(catalogue: Catalogue, now: float, errors: dict[JobKey, list[str]]) -> l
 
 
 def _job(key: JobKey, job: Job, now: float, errors: list[str]) -> JobStatus:
+    view = _protection(job)
     return JobStatus(
         job=key.job,
         store=key.store,
@@ -24,13 +27,42 @@ def _job(key: JobKey, job: Job, now: float, errors: list[str]) -> JobStatus:
         checkpoints=checkpoints(job, now)[:_MAX_CHECKPOINTS],
         drain=_drain(job, now),
         errors=errors,
+        scheme=str(view.scheme),
+        set_size=view.set_size,
+        coordinator=view.coordinator,
+        nodes=[_node(node) for node in view.nodes[:_MAX_NODES]],
+        degraded=list(view.degraded),
+    )
+
+
+def _protection(job: Job) -> ProtectionView:
+    """What the coordinator's half knows of all nodes; without one that knows, this node alone."""
+    view = job.coordinator.view()
+    if view is not None:
+        return view
+    here = NodeView(job.node.node, "", tuple(sorted(job.node.ranks)), True, 0, None)
+    return ProtectionView(coordinator=job.node.coordinator, nodes=(here,))
+
+
+def _node(view: NodeView) -> NodeStatus:
+    return NodeStatus(
+        node=view.node,
+        domain=view.domain,
+        ranks=list(view.ranks),
+        reachable=view.reachable,
+        set_index=view.set_index,
+        encoded_step=view.encoded_step,
+        problem=view.problem,
     )
 
 
 def checkpoints(job: Job, now: float) -> list[CheckpointStatus]:
     """Every save that is on its way, in memory or on the store, newest first."""
-    saves = job.coordinator.saves
-    out = {save: _of_record(record, save in saves.on_store, now) for save, record in saves.records.items()}
+    saves, protected = job.coordinator.saves, _protection(job).protected
+    out = {
+        save: _of_record(record, save in saves.on_store, save in protected, now)
+        for save, record in saves.records.items()
+    }
     for save, found in saves.on_store.items():
         if save not in out:
             out[save] = CheckpointStatus(
@@ -46,11 +78,12 @@ def checkpoints(job: Job, now: float) -> list[CheckpointStatus]:
                 world_size=found.world_size,
                 nbytes=found.nbytes,
                 age_s=None,
+                protected=save in protected,
             )
     return [out[save] for save in sorted(out, reverse=True)]
 
 
-def _of_record(record: Record, on_store: bool, now: float) -> CheckpointStatus:
+def _of_record(record: Record, on_store: bool, protected: bool, now: float) -> CheckpointStatus:
     tiers = (["arena"] if record.staged and record.in_memory else []) + (["pfs"] if on_store else [])
     running = record.phase in (Phase.DRAINING, Phase.COMMITTING)
     return CheckpointStatus(
@@ -66,6 +99,7 @@ def _of_record(record: Record, on_store: bool, now: float) -> CheckpointStatus:
         world_size=record.world_size,
         nbytes=record.nbytes,
         age_s=round(now - record.since, 3),
+        protected=protected,
     )
 
 
@@ -113,3 +147,18 @@ def _ranks(job: Job) -> list[RankStatus]:
             )
         )
     return out
+
+
+def one_line(catalogue: Catalogue) -> str:
+    """For systemctl status: each job's newest safe step and the drain that runs."""
+    words = []
+    for key, job in sorted(catalogue.jobs.items()):
+        saves = job.coordinator.saves
+        staged = saves.newest_staged
+        word = f"{key.job}: staged {staged.save.step if staged else '-'}"
+        word += f", durable {max(saves.on_store).step if saves.on_store else '-'}"
+        record = saves.records.get(saves.active) if saves.active else None
+        if record is not None and record.nbytes:
+            word += f", draining {record.save.step} {100 * sum(record.done.values()) // record.nbytes} %"
+        words.append(word)
+    return "; ".join(words) or "no jobs"

@@ -13,15 +13,19 @@ from rich.table import Table
 from rich.text import Text
 
 from ckptd import human
+from ckptd.nodes_view import nodes_table, plain_table
 from ckptd.protocol.messages import End, Milestone, Tier
 from ckptd.protocol.status import CheckpointStatus, DrainStatus, JobStatus, RankStatus, Status
+from ckptd.protocol.topology import Scheme
 
 _NARROW_COLUMNS = 100
-_TOO_NARROW_COLUMNS = 72  # for the column that means least today: protected
+_TOO_NARROW_COLUMNS = 72  # for the column that is missed least: protected
 _BAR_COLUMNS = 32
 _MAX_CHECKPOINTS = 10
 _MAX_REMOVED = 3
 _MAX_SLOT_MARKS = 16
+_MAX_AWAY = 8
+_MAX_DEGRADED = 4
 _NEARLY_FULL = 0.9
 _BAD_ENDS = frozenset({End.FAILED.value, End.ABANDONED.value, End.SKIPPED.value})
 
@@ -46,9 +50,10 @@ _ASCII = Marks(reached="yes", running="...", missed="no", none="-", used="#", fr
 
 @dataclass(frozen=True)
 class StatusView:
-    """Everything a daemon says of itself: itself, then its jobs."""
+    """Everything a daemon says of itself: itself, then its jobs. nodes: each job's nodes, too."""
 
     status: Status
+    nodes: bool = False
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         marks = marks_for(options)
@@ -56,7 +61,11 @@ class StatusView:
         for job in self.status.jobs:
             problem = next((w.problem for w in self.status.workers if w.store == job.store), "")
             yield Text()
-            yield _job(job, problem, marks, options.max_width)
+            yield _job(job, problem, marks, options.max_width, all_nodes=self.nodes)
+            if self.nodes:
+                yield Padding(
+                    nodes_table(job, self.status.node, narrow=options.max_width < _NARROW_COLUMNS), (1, 0, 0, 2)
+                )
         if not self.status.jobs:
             yield Text("\nno job yet: a training joins with ckptd_client.connect(job=...)", style="dim")
         if self.status.errors:
@@ -114,17 +123,19 @@ def _bar(done: float, total: float, text: str, style: str, marks: Marks) -> Rend
     return grid
 
 
-def _job(job: JobStatus, store_problem: str, marks: Marks, width: int) -> RenderableType:
+def _job(job: JobStatus, store_problem: str, marks: Marks, width: int, *, all_nodes: bool) -> RenderableType:
     dot = f" {marks.dot} "
     facts = dot.join((f"incarnation {job.incarnation}", human.counted(job.world_size, "rank")))
     body: list[RenderableType] = [_literal(job.store, "dim")]
     if job.checkpoints:
         shown = _worth_showing(job.checkpoints)
-        body.append(_checkpoints(shown, marks, width))
+        body.append(_checkpoints(shown, marks, width, parity=job.scheme != Scheme.NONE))
         body += _remarks(shown, len(job.checkpoints) - len(shown))
     else:
         body.append(Text("no checkpoint yet", style="dim"))
     grid = _facts()
+    if len(job.nodes) > 1 or job.scheme != Scheme.NONE:
+        grid.add_row("nodes", _nodes(job, marks, len(job.degraded) if all_nodes else _MAX_DEGRADED))
     if job.drain is not None:
         grid.add_row("drain", _drain(job.drain, marks))
     for number, row in enumerate(_rank_rows(job.ranks, marks)):
@@ -145,7 +156,23 @@ def _is_removed(one: CheckpointStatus) -> bool:
     return one.milestone == Milestone.DURABLE and not one.tiers
 
 
-def _checkpoints(checkpoints: list[CheckpointStatus], marks: Marks, width: int) -> Table:
+def _nodes(job: JobStatus, marks: Marks, most: int) -> RenderableType:
+    """How many there are, what they keep for each other, and what is amiss, in so many lines at most."""
+    sets = len({node.set_index for node in job.nodes})
+    scheme = f"{job.scheme} in {human.counted(sets, 'set')}" if job.scheme != Scheme.NONE else "redundancy none"
+    facts = [human.counted(len(job.nodes), "node"), scheme]
+    away = [human.printable(node.node) for node in job.nodes if not node.reachable]
+    text = Text(f" {marks.dot} ".join(facts))
+    if away:
+        shown = ", ".join(away[:_MAX_AWAY]) + (f" and {len(away) - _MAX_AWAY} more" if len(away) > _MAX_AWAY else "")
+        text.append(f" {marks.dot} not heard of: {shown}", "yellow")
+    lines = [text, *(Text(f"degraded: {human.printable(line)}", "yellow") for line in job.degraded[:most])]
+    if len(job.degraded) > most:
+        lines.append(Text(f"and {len(job.degraded) - most} more: ckptd status --nodes", "yellow"))
+    return Group(*lines)
+
+
+def _checkpoints(checkpoints: list[CheckpointStatus], marks: Marks, width: int, *, parity: bool) -> Table:
     table = plain_table(narrow=width < _NARROW_COLUMNS)
     wide = width >= _TOO_NARROW_COLUMNS
     for name in ("step", "inc"):
@@ -155,12 +182,14 @@ def _checkpoints(checkpoints: list[CheckpointStatus], marks: Marks, width: int) 
     table.add_column("in")
     for name in ("ranks", "size", "age"):
         table.add_column(name, justify="right", no_wrap=True)
+    newest = next((one for one in checkpoints if one.milestone is not None), None)
     for one in checkpoints:
+        coming = parity and one is newest and Tier.ARENA in one.tiers
         table.add_row(
             str(one.step),
             str(one.incarnation),
             _staged_mark(one, marks),
-            *([_protected_mark(one, marks)] if wide else []),
+            *([_protected_mark(one, marks, coming=coming)] if wide else []),
             _durable_mark(one, marks),
             Text("removed", "dim") if _is_removed(one) else _literal(", ".join(one.tiers) or marks.none),
             f"{one.ranks}/{one.world_size}",
@@ -176,10 +205,11 @@ def _staged_mark(one: CheckpointStatus, marks: Marks) -> Text:
     return Text(marks.missed, "red") if one.end is not None else Text(marks.running, "yellow")
 
 
-def _protected_mark(one: CheckpointStatus, marks: Marks) -> Text:
-    """Durable outranks protected, but is no proof that parity was ever made: only a tier with parity in it is."""
-    protected = one.milestone == Milestone.PROTECTED or {Tier.PEER.value, Tier.REBUILT.value} & {*one.tiers}
-    return Text(marks.reached, "green") if protected else Text(marks.none, "dim")
+def _protected_mark(one: CheckpointStatus, marks: Marks, *, coming: bool) -> Text:
+    """Durable outranks protected, but is no proof that parity was ever made."""
+    if one.protected or one.milestone == Milestone.PROTECTED:
+        return Text(marks.reached, "green")
+    return Text(marks.running, "yellow") if coming else Text(marks.none, "dim")
 
 
 def _durable_mark(one: CheckpointStatus, marks: Marks) -> Text:
@@ -259,11 +289,6 @@ def _facts() -> Table:
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
     return grid
-
-
-def plain_table(*, narrow: bool) -> Table:
-    """The look of every table: no lines, a dim head."""
-    return Table(box=None, padding=(0, 1 if narrow else 3, 0, 0), pad_edge=False, header_style="dim")
 
 
 def _literal(text: str, style: str = "") -> Text:

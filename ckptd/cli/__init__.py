@@ -25,6 +25,7 @@ _VERBS = {
     "drain": "drain",
     "stop": "stop",
     "forget": "forget",
+    "keygen": "keygen",
     "doctor": "doctor",
     "demo": "demo",
 }

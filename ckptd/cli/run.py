@@ -6,7 +6,7 @@ from ckptd import human
 from ckptd.cli.common import example
 from ckptd.config import SETTINGS, Config, Raw, Setting, load_config
 
-_METAVARS = {"size": "SIZE", "duration": "DURATION", "integer": "N", "path": "DIR"}
+_METAVARS = {"size": "SIZE", "duration": "DURATION", "integer": "N", "path": "PATH", "text": "NAME"}
 
 
 def _option(setting: Setting) -> click.Option:
@@ -30,7 +30,7 @@ def _default(setting: Setting) -> str:
         case "switch":
             return "on" if value else "off"
         case _:
-            return "none" if value is None else str(value)
+            return "none" if value in (None, "") else str(value)
 
 
 def _run(config: str | None, **flags: Raw) -> int:

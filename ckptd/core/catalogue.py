@@ -58,6 +58,8 @@ class Catalogue:
         self._route(key, [*job.node.slots.digests_due(), *asked], inbox, out)
         if coordinates and not job.node.live and not any(slot.save for slot in job.node.slots):
             inbox.append(ev.JobReleased(job=key, node=self.node))
+        if not coordinates and not job.node.needed:
+            out.append(ForgetJob(job=key))
         return self._deliver(inbox, out, now)
 
     def forget(self, key: JobKey, *, force: bool) -> list[Action]:

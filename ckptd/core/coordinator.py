@@ -4,6 +4,7 @@ from ckptd.core import events as ev
 from ckptd.core.actions import Action, MeetPeers, ScanStore, ToNode
 from ckptd.core.encodes import Encodes
 from ckptd.core.policy import Policy
+from ckptd.core.protection_view import ProtectionView
 from ckptd.core.restores import Restores
 from ckptd.core.routes import Routes
 from ckptd.core.saves import Saves
@@ -313,6 +314,10 @@ class Coordinator:
             return None
         held = self.saves.anything_held  # else it is only room, kept for a launcher that tries again at once
         return self.orphaned_at + (self._policy.orphan_ttl_s if held else self._policy.empty_ttl_s)
+
+    def view(self) -> ProtectionView | None:
+        """How far the nodes protect each other; None: this daemon coordinates nothing."""
+        return self.encodes.view(self.saves) if self.sessions.topology is not None else None
 
     def next_deadline(self) -> float | None:
         """The earliest time at which tick has something to do."""

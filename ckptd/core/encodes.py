@@ -3,6 +3,7 @@
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, Note, ToNode
 from ckptd.core.policy import Policy
+from ckptd.core.protection_view import ProtectionView, view_of
 from ckptd.core.saves import Record, Saves
 from ckptd.core.sets import effective, recoverable, redundancy_sets
 from ckptd.protocol.ids import JobKey, SaveId
@@ -154,6 +155,19 @@ class Encodes:
         self._forget_active()
         self.newest, self._pieces = None, {}
         self._index.clear()
+
+    def view(self, saves: Saves) -> ProtectionView:
+        """For status."""
+        if self.topology is None:
+            return ProtectionView()
+        newest = {node: max(held)[0] for node, held in self._pieces.items() if held}
+        return view_of(
+            self.topology,
+            unreachable=set(self.topology.nodes) - saves.reachable,
+            encoded=newest,
+            protected=[record.save for record in saves.records.values() if record.protected],
+            problems=self.problems,
+        )
 
     def next_deadline(self) -> float | None:
         """When the encode is tried again."""

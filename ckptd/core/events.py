@@ -205,7 +205,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopologyKept(Event):
-    """What an earlier life of this daemon knew of the job's nodes; epoch as in Piece."""
+    """What an earlier life of this daemon knew of the job's nodes; epoch as in Piece. Told first at start."""
 
     topology: Topology
     epoch: int

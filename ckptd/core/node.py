@@ -351,6 +351,7 @@ class JobNode:
                 node=self.node,
                 incarnation=order.incarnation,
                 client_started=self._client_started,
+                scheme=self.protection.scheme,
                 known=list(order.known),
                 warnings=list(order.warnings),
             )

@@ -76,3 +76,9 @@ class ProtocolError(CkptdError):
     """A message that is malformed, too large or of another version."""
 
     code = "protocol"
+
+
+class PeerError(CkptdError):
+    """Another node's daemon did not answer, or said why it cannot. Names the node."""
+
+    code = "peer"

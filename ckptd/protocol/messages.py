@@ -182,6 +182,7 @@ class Attached(_Reply, frozen=True, kw_only=True):
     node: str
     incarnation: Incarnation
     client_started: bool = False  # nobody but a client starts this daemon again
+    scheme: Scheme = Scheme.NONE  # in force for the set of this node; none: no save becomes protected by parity
     known: list["Progress"] = []
     warnings: list[str] = []
 

@@ -1,14 +1,17 @@
 """Where things lie in an arena. Messages name slots relative to it, so that containers can mount it anywhere."""
 
 from ckptd.protocol.digest import digest
-from ckptd.protocol.ids import JobKey
+from ckptd.protocol.ids import JobKey, SaveId
 
 SOCKET = "ckptd.sock"
 LOCK = "lock"
 LOG = "ckptd.log"
+IDENTITY = "identity"  # keys of the daemon
 JOBS = "jobs"
 SLOT_SUFFIX = ".slot"
 RANK_SUFFIX = ".rank"
+TOPOLOGY = "topology"  # of a job, in its directory
+PARITY_SUFFIX = ".parity"
 
 
 def job_dir(key: JobKey) -> str:
@@ -28,6 +31,16 @@ def parse_slot_name(name: str) -> tuple[int, int] | None:
     if stem != name and rank.isdigit() and serial.isdigit() and slot_name(int(rank), int(serial)) == name:
         return int(rank), int(serial)
     return None
+
+
+def parity_name(save: SaveId, epoch: int) -> str:
+    """File name of a node's parity of a save."""
+    return f"p{save.text}-{epoch:08d}{PARITY_SUFFIX}"
+
+
+def spare_name(serial: int) -> str:
+    """File name of memory that the next parity takes."""
+    return f"spare-{serial:06d}{PARITY_SUFFIX}"
 
 
 def rank_file_name(rank: int, session: str) -> str:

@@ -36,6 +36,7 @@ class CheckpointStatus(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int
     nbytes: int
     age_s: float | None
+    protected: bool = False  # every redundancy set has encoded it; durable outranks that and does not imply it
 
 
 class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +52,18 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
     newest_step: int | None
 
 
+class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One node of a job, as the job's coordinator sees it."""
+
+    node: str
+    domain: str  # what fails together; empty: the node itself
+    ranks: list[int]
+    reachable: bool
+    set_index: int  # of its redundancy set
+    encoded_step: int | None  # the newest it has whole parity of
+    problem: str = ""
+
+
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One job on this node."""
 
@@ -62,6 +75,11 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     checkpoints: list[CheckpointStatus]  # newest first
     drain: DrainStatus | None
     errors: list[str]
+    scheme: str = "none"  # asked for: none, xor, double
+    set_size: int = 0
+    coordinator: str = ""  # the node whose daemon knows of all nodes
+    nodes: list[NodeStatus] = []
+    degraded: list[str] = []  # what is less safe than it was asked to be
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,6 +8,8 @@ import msgspec
 from ckptd.protocol.ids import MAX_RANKS, NodeName, Session
 
 MAX_NODES = 1 << 16
+MIN_SET_SIZE = 2
+MAX_SET_SIZE = 64
 
 Endpoint = Annotated[str, msgspec.Meta(pattern=r"^(tcp://[A-Za-z0-9.\[\]:_-]{1,255}:[0-9]{1,5})?\Z")]
 PublicKey = Annotated[str, msgspec.Meta(pattern=r"^[!-~]{40}\Z")]  # Z85, as CURVE has it
@@ -43,7 +45,14 @@ class Topology(msgspec.Struct, frozen=True, array_like=True):
     peers: Annotated[tuple[Peer, ...], msgspec.Meta(min_length=1, max_length=MAX_NODES)]
     homes: Annotated[tuple[int, ...], msgspec.Meta(min_length=1, max_length=MAX_RANKS)]  # of each rank: index of peer
     scheme: Scheme = Scheme.NONE
-    set_size: Annotated[int, msgspec.Meta(ge=2, le=64)] = 8
+    set_size: Annotated[int, msgspec.Meta(ge=MIN_SET_SIZE, le=MAX_SET_SIZE)] = 8
+
+    def __post_init__(self) -> None:
+        """Raises ValueError when a home is no peer, or two peers have one name."""
+        if not 0 <= min(self.homes, default=0) <= max(self.homes, default=0) < max(1, len(self.peers)):
+            raise ValueError("a rank's home is no node of the topology")
+        if len({peer.node for peer in self.peers}) != len(self.peers):
+            raise ValueError("two nodes of the topology have one name")
 
     @property
     def coordinator(self) -> str:

@@ -102,10 +102,13 @@ def open_directory(directory: str, save: SaveId | None = None) -> Checkpoint:
     )
 
 
-def open_arena(directory: str, slot: str, job: JobKey, save: SaveId, rank: int) -> Checkpoint:
+def open_arena(  # noqa: PLR0913 - a slot's identity
+    directory: str, slot: str, job: JobKey, save: SaveId, rank: int, *, tier: Tier = Tier.ARENA
+) -> Checkpoint:
     """A staged checkpoint, when the slots of all its ranks lie in this directory of the arena.
 
-    slot: this rank's own. Raises OtherRanksNeededError when some are elsewhere, DamagedError, OSError.
+    slot: this rank's own. tier: how its bytes came into it.
+    Raises OtherRanksNeededError when some are elsewhere, DamagedError, OSError.
     """
     own = open_slot(os.path.join(directory, slot), job, save, rank)
     sources = {rank: own}
@@ -123,7 +126,7 @@ def open_arena(directory: str, slot: str, job: JobKey, save: SaveId, rank: int) 
     return Checkpoint(
         dict(sorted(sources.items())),
         save=save,
-        tier=Tier.ARENA,
+        tier=tier,
         store_dir=store_dir,
         opener=sources.__getitem__,
     )

@@ -4,11 +4,13 @@ import itertools
 import os
 import sys
 import uuid
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch.distributed as dist
 
-from ckptd.protocol.errors import UsageError
+from ckptd.protocol.errors import ConnectError, UsageError
 
 _MPI_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "MPI_LOCALNRANKS")
 _connects = itertools.count()
@@ -21,6 +23,8 @@ class Group:
     rank: int
     world_size: int
     session: str
+    exchange: Callable[[bytes], list[bytes]] | None = field(default=None, compare=False, repr=False)
+    """Collective: what every rank gave, by rank. None: the ranks cannot ask each other, and all run on this node."""
 
 
 def find_group() -> Group:
@@ -41,8 +45,17 @@ def _new_session() -> str:
 
 def _from_torch() -> Group:
     box = [_new_session() if dist.get_rank() == 0 else None]
-    dist.broadcast_object_list(box, src=0)
-    return Group(dist.get_rank(), dist.get_world_size(), str(box[0]))
+    try:
+        dist.broadcast_object_list(box, src=0)
+    except RuntimeError as error:
+        raise ConnectError(f"rank 0 cannot be heard: {error}", hint="look for a rank that ended first") from error
+    return Group(dist.get_rank(), dist.get_world_size(), str(box[0]), _exchange_by_torch)
+
+
+def _exchange_by_torch(word: bytes) -> list[bytes]:
+    words: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(words, word)
+    return words
 
 
 def _under_mpi() -> bool:
@@ -61,7 +74,7 @@ def _from_mpi() -> Group:
         ) from error
     world = MPI.COMM_WORLD
     session = world.bcast(_new_session() if world.Get_rank() == 0 else None, root=0)
-    return Group(world.Get_rank(), world.Get_size(), session)
+    return Group(world.Get_rank(), world.Get_size(), session, world.allgather)
 
 
 def _from_launcher(world_size: int) -> Group:
@@ -71,6 +84,12 @@ def _from_launcher(world_size: int) -> Group:
         raise UsageError(
             f"WORLD_SIZE is {world_size}, but the ranks cannot find each other",
             hint="call torch.distributed.init_process_group before connect, or start with torchrun or mpiexec",
+        )
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+    if here < world_size:
+        raise UsageError(
+            f"{here} of the job's {world_size} ranks run on this node, and they cannot ask the others where those run",
+            hint="call torch.distributed.init_process_group before connect",
         )
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     parent = os.environ.get("MASTER_PORT", "0")  # tells apart two runs with the default run id

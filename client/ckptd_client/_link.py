@@ -16,12 +16,14 @@ from ckptd.protocol.errors import BudgetError, CkptdError, ConnectError, StaleIn
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.messages import (
     VERSION,
+    AskNode,
     AskSlots,
     Attach,
     Attached,
     Cadence,
     Detach,
     HandOver,
+    NodeInfo,
     Progress,
     Reply,
     Request,
@@ -30,12 +32,14 @@ from ckptd.protocol.messages import (
     SlotsComing,
     SlotsRefused,
 )
+from ckptd.protocol.topology import Scheme, Topology
 from ckptd_client._channel import Channel, ChannelLostError, PreemptedError, Push
 from ckptd_client._group import Group
 from ckptd_client._launch import log_tail, start_daemon
 from ckptd_client._one_per_job import Holding
 from ckptd_client._pickle import NO_PICKLE, PickleKeys
 from ckptd_client._slots import RankFile, Slots
+from ckptd_client._topology import failure_told, gather, why_unprotected, word_of
 from ckptd_client.handle import HandleBook
 
 log = logging.getLogger("ckptd_client")
@@ -61,6 +65,8 @@ class Settings:
     takeover: bool
     connect_timeout_s: float
     pickle_keys: PickleKeys = NO_PICKLE
+    redundancy: Scheme | None = None  # None: as rank 0's daemon is configured
+    set_size: int | None = None
 
 
 class Link:
@@ -71,6 +77,7 @@ class Link:
         self.group = group
         self.settings = settings
         self.incarnation = 0
+        self.topology: Topology | None = None  # what the ranks agreed on at connect; for each daemon we come to
         self.book = HandleBook()
         self.capacity = 0  # of the slots asked for, 0 when none were
         self.refusal: CkptdError | None = None  # why slots are missing
@@ -97,21 +104,34 @@ class Link:
     def connect(self) -> list[str]:
         """First attachment, as part of a new incarnation. Returns warnings. Raises ConnectError and its kin."""
         deadline = time.monotonic() + self.settings.connect_timeout_s
-        self._holding.claim(takeover=self.settings.takeover)
-        self._make_rank_file()
-
-        def enter() -> list[str]:
-            self._drop_channel()
-            self._open_channel(deadline)
-            return self._attach(deadline + _DOOR_S)
-
         said = threading.Timer(_SILENT_S, self._say_that_we_wait)
         said.daemon = True
         said.start()
         try:
-            return _until_one_stays(enter, deadline)
+            with failure_told(self.group):
+                self._holding.claim(takeover=self.settings.takeover)
+                self._make_rank_file()
+                info = _until_one_stays(lambda: self._ask_node(deadline), deadline)
+            word = word_of(info, self.settings.arena, self.settings.redundancy, self.settings.set_size)
+            began = time.monotonic()
+            self.topology = gather(self.group, word)
+            deadline += time.monotonic() - began  # who waits for a late rank has not waited at the door
+            return _until_one_stays(lambda: self._enter(deadline), deadline)
         finally:
             said.cancel()
+
+    def _ask_node(self, deadline: float) -> NodeInfo:
+        self._drop_channel()
+        self._open_channel(deadline)
+        answer = self._ask(lambda seq: AskNode(seq=seq), deadline)
+        assert isinstance(answer, NodeInfo)  # noqa: S101 - the reply to AskNode
+        return answer
+
+    def _enter(self, deadline: float) -> list[str]:
+        if self._channel is None or self._channel.lost:  # the daemon that was asked has ended since
+            self._drop_channel()
+            self._open_channel(deadline)
+        return self._attach(deadline + _DOOR_S)
 
     def _say_that_we_wait(self) -> None:
         if self.group.rank == 0:
@@ -217,12 +237,15 @@ class Link:
                 incarnation=self.incarnation,
                 takeover=self.settings.takeover,
                 cadence=self.settings.cadence,
+                topology=self.topology,
             ),
             deadline,
         )
         assert isinstance(answer, Attached)  # noqa: S101 - the reply to an Attach
         self.incarnation = answer.incarnation
         self.attachments += 1
+        why = why_unprotected(self.topology, self.group.rank) if self.topology is not None else ""
+        self.book.outlook.scheme, self.book.outlook.why_none = answer.scheme, why
         held = [*self._unacknowledged, *self.unsealed, *([self.staging] if self.staging is not None else [])]
         self.book.orphan([news.save for news in answer.known], held)
         self._restartable = self.settings.autostart and answer.client_started

@@ -125,7 +125,7 @@ def _report(link: Link, order: LoadFrom, error: Exception | None) -> LoadFrom:
 
 def _read(link: Link, state: dict[str, Any], order: LoadFrom) -> Segment:
     assert order.save is not None  # noqa: S101 - the caller looked
-    if order.tier is Tier.ARENA:
+    if order.tier is not Tier.PFS:
         return _read_slot(link, state, order, order.save)
     if not order.path:
         raise DamagedError(f"no copy of {order.save} is left for rank {link.group.rank}")
@@ -137,9 +137,9 @@ def _read(link: Link, state: dict[str, Any], order: LoadFrom) -> Segment:
 
 def _find(link: Link, order: LoadFrom) -> Checkpoint:
     assert order.save is not None  # noqa: S101 - the caller looked
-    if order.tier is Tier.ARENA:
+    if order.tier is not Tier.PFS:
         directory = os.path.dirname(link.slots.path(order.slot))
-        return open_arena(directory, order.slot, link.job, order.save, link.group.rank)
+        return open_arena(directory, order.slot, link.job, order.save, link.group.rank, tier=order.tier)
     if not order.path:
         raise DamagedError(f"no copy of {order.save} is left for rank {link.group.rank}")
     return open_directory(order.path, order.save)

@@ -8,6 +8,7 @@ from ckptd.protocol.errors import ConfigError, UsageError
 from ckptd.protocol.ids import MAX_STEP, MAX_STORE_CHARS, JobKey, is_job_name
 from ckptd.protocol.messages import Cadence
 from ckptd.protocol.places import SOCKET
+from ckptd.protocol.topology import MAX_SET_SIZE, MIN_SET_SIZE, Scheme
 
 _MAX_SOCKET_PATH = 107  # sun_path, less its final NUL
 
@@ -58,6 +59,24 @@ def parse_cadence(drain_every: int | str) -> Cadence:
     return Cadence(0, seconds)
 
 
+def as_scheme(redundancy: str | None) -> Scheme | None:
+    """None: the daemon's configuration decides. Raises ConfigError."""
+    if redundancy is None:
+        return None
+    try:
+        return Scheme(redundancy)
+    except ValueError:
+        hint = '"xor" survives the loss of one node of a set, "double" of two, "none" of no node'
+        raise ConfigError(f"redundancy={redundancy!r}", hint=hint) from None
+
+
+def as_set_size(set_size: int | None) -> int | None:
+    """None: the daemon's configuration decides. Raises ConfigError."""
+    if set_size is not None and not MIN_SET_SIZE <= as_int(set_size) <= MAX_SET_SIZE:
+        raise ConfigError(f"set_size={set_size!r}", hint=f"a number of nodes from {MIN_SET_SIZE} to {MAX_SET_SIZE}")
+    return None if set_size is None else as_int(set_size)
+
+
 def is_dual(layout: str) -> bool:
     """Whether images hold torch.save archives for stock readers. Raises ConfigError."""
     if layout not in {"dual", "plain"}:
@@ -79,11 +98,16 @@ def save_timeout(seconds: float | None) -> float:
 
 def as_step(step: object) -> int:
     """Any kind of integer, such as numpy's or a tensor's only element."""
-    try:
-        value = -1 if isinstance(step, bool) else operator.index(step)  # type: ignore[arg-type]
-    except (TypeError, RuntimeError, ValueError):
-        value = -1
+    value = as_int(step)
     if not 0 <= value <= MAX_STEP:
         hint = "save(state, step)" if isinstance(step, dict) else ""
         raise UsageError(f"step must be an int from 0 to {MAX_STEP}, not {reprlib.repr(step)}", hint=hint)
     return value
+
+
+def as_int(value: object) -> int:
+    """Any kind of integer as an int, -1 for what is none."""
+    try:
+        return -1 if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except (TypeError, RuntimeError, ValueError):
+        return -1

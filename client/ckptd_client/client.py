@@ -14,6 +14,7 @@ from typing import Any, Self
 from ckptd.protocol.errors import CkptdError, RestoreError, SaveFailedError, UsageError, WaitTimeoutError
 from ckptd.protocol.ids import SaveId
 from ckptd.protocol.messages import AskDrain, AskSteps, End, LoadFrom, Milestone, Request, Steps
+from ckptd_client import _settings
 from ckptd_client._channel import ChannelLostError, PreemptedError
 from ckptd_client._checkpoint import Checkpoint
 from ckptd_client._group import Group, find_group
@@ -23,11 +24,11 @@ from ckptd_client._loading import find, load
 from ckptd_client._pickle import PickleKeys, pickle_keys
 from ckptd_client._plan import Plan, Values, gather, make_plan
 from ckptd_client._segments import Segment, free_orphans, no_slot
-from ckptd_client._settings import arena_path, as_step, is_dual, job_key, parse_cadence, save_timeout
 from ckptd_client._slot_writing import fill_slot, seal_slot, slot_views
 from ckptd_client._slots import SlotMap
 from ckptd_client._stats import Stats
 from ckptd_client._stock import StockLeaves
+from ckptd_client._topology import failure_told
 from ckptd_client.handle import SaveHandle, check_milestone
 
 log = logging.getLogger("ckptd_client")
@@ -37,7 +38,11 @@ _LAST_WORDS_S = 0.2  # of a save that is broken off
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What load brought back. ``notes`` says what was damaged or missing on the way, empty when nothing was."""
+    """What load brought back. ``notes`` says what was damaged or missing on the way, empty when nothing was.
+
+    ``tier``: where this rank's bytes came from, which may differ from rank to rank: "arena" (they were in this node's
+    memory), "peer" (copied from another node's), "rebuilt" (from parity in other nodes' memory), "pfs".
+    """
 
     step: int
     tier: str
@@ -58,6 +63,8 @@ def connect(  # noqa: PLR0913 - keyword-only settings
     start: bool | None = None,
     takeover: bool = False,
     allow_pickle: Sequence[str] = (),
+    redundancy: str | None = None,
+    set_size: int | None = None,
 ) -> "Client":
     """A client of this node's daemon, which is started if none runs. Collective: every rank of the job calls it.
 
@@ -69,20 +76,30 @@ def connect(  # noqa: PLR0913 - keyword-only settings
     $CKPTD_NO_AUTOSTART=1). takeover: replaces ranks of this job that run.
     allow_pickle: keys, or patterns such as "hooks.*", of values that may be pickled if they have no safe encoding, and
     be read back: a pickle runs code of whoever wrote it. To be said to the client that saves, and to one that loads.
+    redundancy: what the nodes of a job keep for each other in memory: "xor" survives the loss of one node of a set,
+    "double" of two, "none" of none; default what rank 0's daemon is configured with ($CKPTD_REDUNDANCY there).
+    set_size: nodes per set, 2 to 64, default the daemon's. Both the same on all ranks; on one node neither matters.
 
-    Blocks until all earlier ranks of the job are gone, at most connect_timeout_s. Raises ConfigError, ConnectError.
+    The ranks tell each other where they run (torch.distributed, mpi4py): over several nodes, init_process_group comes
+    first. What fails on one rank before that is raised on all. Blocks until all ranks have called it and all earlier
+    ranks of the job are gone, for which it waits connect_timeout_s at most. Raises ConfigError, ConnectError,
+    UsageError.
     """
-    key = job_key(job, store)
-    settings = Settings(
-        arena=arena_path(arena),
-        cadence=parse_cadence(drain_every),
-        autostart=not os.environ.get("CKPTD_NO_AUTOSTART") if start is None else start,
-        takeover=takeover,
-        connect_timeout_s=connect_timeout_s,
-        pickle_keys=pickle_keys(allow_pickle),
-    )
-    dual = is_dual(layout)
-    return Client(Link(key, find_group(), settings), save_timeout(save_timeout_s), dual=dual)
+    group = find_group()
+    with failure_told(group):
+        key = _settings.job_key(job, store)
+        settings = Settings(
+            arena=_settings.arena_path(arena),
+            cadence=_settings.parse_cadence(drain_every),
+            autostart=not os.environ.get("CKPTD_NO_AUTOSTART") if start is None else start,
+            takeover=takeover,
+            connect_timeout_s=connect_timeout_s,
+            pickle_keys=pickle_keys(allow_pickle),
+            redundancy=_settings.as_scheme(redundancy),
+            set_size=_settings.as_set_size(set_size),
+        )
+        dual, timeout_s = _settings.is_dual(layout), _settings.save_timeout(save_timeout_s)
+    return Client(Link(key, group, settings), timeout_s, dual=dual)
 
 
 class Client:
@@ -276,7 +293,7 @@ class Client:
     def _check_step(self, step: int | None) -> int:
         if step is None:
             return self._last_step + 1
-        step = as_step(step)
+        step = _settings.as_step(step)
         if step in self._steps and not self._was_in_vain(step):
             raise UsageError(
                 f"step {step} was already saved in incarnation {self._link.incarnation}",
@@ -412,7 +429,8 @@ class Client:
     def wait(self, milestone: str = "durable", timeout_s: float | None = None) -> SaveHandle | None:
         """Blocks until the newest save reached the milestone; "durable" forces its drain. None when nothing was saved.
 
-        Raises SaveFailedError when it cannot be reached, WaitTimeoutError after timeout_s.
+        "protected" forces nothing: where no redundancy is in force it waits for a save that is due for a drain, and
+        raises for one that is not. Raises SaveFailedError when it cannot be reached, WaitTimeoutError after timeout_s.
         """
         wanted = check_milestone(milestone)
         self._check_open()
@@ -420,7 +438,7 @@ class Client:
         handle = self._link.book.newest
         if handle is None:
             return None
-        if wanted is not Milestone.STAGED and not handle.reached(wanted):
+        if wanted is Milestone.DURABLE and not handle.reached(wanted):
             self._ask(lambda seq: AskDrain(seq=seq))
             handle.reopen()
         try:
@@ -447,7 +465,7 @@ class Client:
                 f"the state must be a dict, not {type(state).__name__}", hint='load({"model": model, ...})'
             )
         if step is not None:
-            step = as_step(step)
+            step = _settings.as_step(step)
         with self._first():
             self._check_open()
             order, segment = load(self._link, state, step)

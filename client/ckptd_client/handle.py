@@ -3,10 +3,12 @@
 import time
 import weakref
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from ckptd.protocol.errors import SaveFailedError, UsageError, WaitTimeoutError
 from ckptd.protocol.ids import SaveId
 from ckptd.protocol.messages import End, Milestone, Progress
+from ckptd.protocol.topology import Scheme
 
 _ORDER = list(Milestone)
 _FINAL = frozenset({End.DURABLE, End.SUPERSEDED, End.SKIPPED, End.ABANDONED, End.FAILED})
@@ -14,8 +16,18 @@ _KEPT_HINT = "client.wait('durable') forces the newest; save(..., drain=True) fo
 MAX_HANDLES = 256  # beyond these, what has ended is let go
 MAX_OPEN = 4096
 _GONE = "the daemon that knew of it is gone"
+_ALONE_HINT = "client.wait('durable'); redundancy takes two nodes and connect(redundancy='xor')"
 
 Pump = Callable[[float], None]
+
+
+@dataclass(slots=True)
+class Outlook:
+    """What all handles of a client may hope for."""
+
+    scheme: Scheme = Scheme.NONE  # in force for this rank's node
+    why_none: str = ""
+    newest_staged: SaveId | None = None
 
 
 class SaveHandle:
@@ -28,6 +40,7 @@ class SaveHandle:
         self._end: End | None = None
         self._reason = ""
         self._failed_here = False
+        self._outlook = Outlook()
         self.stall_s = 0.0
         """Seconds that ``save`` held up the caller."""
 
@@ -59,23 +72,43 @@ class SaveHandle:
         return self._reason
 
     def wait(self, milestone: str = "staged", timeout_s: float | None = None) -> "SaveHandle":
-        """Blocks until the milestone is reached.
+        """Blocks until the milestone is reached; a higher one counts, so a durable save is a protected one.
 
         Raises SaveFailedError, with the reason, as soon as it is out of reach; WaitTimeoutError after timeout_s.
+        Without redundancy (none is asked for, or there is one node only) "protected" takes a drain: it is waited for
+        if this save is due for one, else it is out of reach once staged. With it, a save that ended ``kept`` can be
+        protected until a newer one is staged.
         """
         wanted = check_milestone(milestone)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._pump(0.0)
         while not self.reached(wanted):
-            if self._end is not None:
-                hint = _KEPT_HINT if self._end is End.KEPT else ""
-                text = f"step {self.step} will not become {wanted}: it ended {self._end}"
-                raise SaveFailedError(f"{text} ({self._reason})" if self._reason else text, hint=hint)
+            if self._end is not None and not (wanted is Milestone.PROTECTED and self._is_being_protected):
+                raise self._out_of_reach(wanted)
             left = 1.0 if deadline is None else deadline - time.monotonic()
             if left <= 0:
                 raise WaitTimeoutError(f"step {self.step} is {self._milestone or 'not staged'} after {timeout_s:g} s")
             self._pump(min(left, 1.0))
         return self
+
+    @property
+    def _is_being_protected(self) -> bool:
+        """Whether parity may still be made of it, though it will not be drained."""
+        newest = self._outlook.newest_staged
+        outrun = newest is not None and newest > self._save
+        return self._end is End.KEPT and self._outlook.scheme is not Scheme.NONE and not outrun
+
+    def _out_of_reach(self, wanted: Milestone) -> SaveFailedError:
+        text = f"step {self.step} will not become {wanted}: it ended {self._end}"
+        text += f" ({self._reason})" if self._reason else ""
+        hint = _KEPT_HINT if self._end is End.KEPT else ""
+        if wanted is Milestone.PROTECTED and self._outlook.scheme is Scheme.NONE:
+            text += f"; without a drain nothing protects it: {self._outlook.why_none}"
+            hint = _ALONE_HINT
+        elif wanted is Milestone.PROTECTED and self._end is End.KEPT:
+            text += f"; {self._outlook.newest_staged} was staged before it was protected"
+            hint = "wait for the newest: client.wait('protected')"
+        return SaveFailedError(text, hint=hint)
 
     def reached(self, wanted: Milestone) -> bool:
         """Whether the milestone, or a higher one, is known to be reached."""
@@ -102,10 +135,16 @@ class SaveHandle:
             return  # what happened here says more than what the daemon makes of it
         if news.milestone is not None and not self.reached(news.milestone):
             self._milestone = news.milestone
+        if news.milestone is Milestone.PROTECTED and news.end is None and not self._failed_here:
+            return  # parity was made; whether the save is drained is another matter
         self._end, self._reason = news.end, news.reason
         if self._end is End.ABANDONED and self._milestone is not None:
             # It was staged, then a newer one; the daemon died while it freed the slots, and the next finds only some.
             self._end = End.SUPERSEDED
+
+    def share(self, outlook: Outlook) -> None:
+        """The handle joins others of its client."""
+        self._outlook = outlook
 
     def fail(self, end: End, reason: str) -> None:
         """The save ended on this side."""
@@ -142,11 +181,13 @@ class HandleBook:
     """
 
     def __init__(self) -> None:
+        self.outlook = Outlook()
         self._handles: dict[SaveId, SaveHandle] = {}
         self._alive: weakref.WeakValueDictionary[SaveId, SaveHandle] = weakref.WeakValueDictionary()
 
     def add(self, handle: SaveHandle) -> None:
         """A new save."""
+        handle.share(self.outlook)
         self._handles[handle.save_id] = self._alive[handle.save_id] = handle
         surplus = len(self._handles) - MAX_HANDLES
         if surplus > 0:
@@ -157,6 +198,8 @@ class HandleBook:
     def hear(self, news: Iterable[Progress]) -> None:
         """Passes news on to the handles they concern."""
         for item in news:
+            if item.milestone is not None:
+                self.outlook.newest_staged = max(item.save, self.outlook.newest_staged or item.save)
             handle = self._alive.get(item.save)
             if handle is not None:
                 handle.hear(item)

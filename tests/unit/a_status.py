@@ -5,7 +5,16 @@ from typing import Any
 import msgspec
 
 from ckptd.protocol.ids import SaveId
-from ckptd.protocol.status import SCHEMA, CheckpointStatus, DrainStatus, JobStatus, RankStatus, Status, WorkerStatus
+from ckptd.protocol.status import (
+    SCHEMA,
+    CheckpointStatus,
+    DrainStatus,
+    JobStatus,
+    NodeStatus,
+    RankStatus,
+    Status,
+    WorkerStatus,
+)
 
 GIB = 1 << 30
 STORE = "/scratch/project_465000123/someone/checkpoints/with/a/path/that/does/not/fit/in/one/line"
@@ -25,6 +34,14 @@ def rank(number: int, **changes: Any) -> RankStatus:
         "slot_nbytes": 24 * GIB, "newest_step": 1300,
     }  # fmt: skip
     return RankStatus(**values | changes)
+
+
+def node(number: int, **changes: Any) -> NodeStatus:
+    values = {
+        "node": f"node{number:02d}", "domain": f"rack{number // 2}", "ranks": [*range(4 * number, 4 * number + 4)],
+        "reachable": True, "set_index": 0, "encoded_step": 1300,
+    }  # fmt: skip
+    return NodeStatus(**values | changes)
 
 
 def drain(**changes: Any) -> DrainStatus:

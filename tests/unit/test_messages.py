@@ -8,16 +8,21 @@ from hypothesis import strategies as st
 from ckptd.protocol import messages as m
 from ckptd.protocol.errors import ProtocolError
 from ckptd.protocol.ids import MAX_COUNTER, MAX_INCARNATION, MAX_STEP, JobKey, SaveId
-from ckptd.protocol.topology import Peer, Scheme
+from ckptd.protocol.topology import Peer, Scheme, Topology
 
 KEY = JobKey("/store", "job")
 SAVE = SaveId(1, 2, 3)
 SLOT = "r00003-000001.slot"
 ATTACH = {"seq": 1, "version": 1, "job": KEY, "session": "s", "rank": 0, "world_size": 1, "host": "h", "pid": 1}
 
+PEER = Peer("n", "arena", "tcp://10.0.0.1:7000", "k" * 40, "rack")
+TOPOLOGY = Topology((PEER, Peer("m", "arena", "", "k" * 40)), (0, 1), Scheme.XOR, 2)
+
 REQUESTS = [
     m.Attach(**ATTACH),
     m.Attach(**ATTACH | {"incarnation": 5, "takeover": True, "cadence": m.Cadence(10, 2.5)}),
+    m.Attach(**ATTACH | {"topology": TOPOLOGY}),
+    m.AskNode(seq=2),
     m.AskSlots(seq=2, capacity=1 << 40),
     m.HandOver(seq=3, slot=SLOT, save=SAVE, drain=True),
     m.Skip(seq=4, save=SAVE, reason="no slot"),
@@ -31,19 +36,19 @@ REQUESTS = [
     m.AskStop(seq=12, wait=True),
     m.AskForget(seq=13, job=KEY, force=True),
     m.Detach(seq=(1 << 53) - 1),
-    m.AskNode(seq=14),
 ]
 REPLIES = [
     m.Done(reply_to=1),
     m.Refused(reply_to=2, code="stale", message="x", hint="y"),
     m.Attached(reply_to=3, node="n", incarnation=4, known=[m.Progress(save=SAVE, end=m.End.KEPT)], warnings=["w"]),
+    m.Attached(reply_to=3, node="n", incarnation=4, scheme=Scheme.DOUBLE),
+    m.NodeInfo(reply_to=4, peer=PEER, scheme=Scheme.XOR, set_size=4),
     m.SlotsComing(reply_to=4, count=3),
     m.SlotGranted(slot=SLOT, capacity=5),
     m.SlotsRefused(code="budget", message="full"),
     m.Progress(save=SAVE, milestone=m.Milestone.DURABLE, end=m.End.DURABLE),
     m.LoadFrom(reply_to=5, incarnation=6, save=SAVE, tier=m.Tier.ARENA, slot=SLOT, notes=["n"]),
     m.Steps(reply_to=6, checkpoints=[]),
-    m.NodeInfo(reply_to=8, peer=Peer("n", "a", "tcp://127.0.0.1:5000", "k" * 40, "rack"), scheme=Scheme.DOUBLE),
     m.Forgotten(reply_to=7, slots=3, nbytes=1 << 40),
 ]
 
@@ -140,6 +145,15 @@ def test_slot_names_cannot_leave_the_arena(name):
         {"incarnation": MAX_INCARNATION + 1},
         {"cadence": m.Cadence(-1, 0)},
         {"cadence": m.Cadence(1, -1.0)},
+        {"topology": Topology((), (0,))},
+        {"topology": Topology((PEER,), ())},
+        {"topology": [[PEER], [0, 1], "xor", 8]},
+        {"topology": [[PEER], [-1], "xor", 8]},
+        {"topology": [[PEER, PEER], [0, 1], "xor", 8]},
+        {"topology": Topology((PEER,), (0,), Scheme.XOR, 1)},
+        {"topology": Topology((Peer("n", "arena", "ipc:///etc/x", "k" * 40),), (0,))},
+        {"topology": Topology((Peer("../n", "arena", "", "k" * 40),), (0,))},
+        {"topology": Topology((Peer("n", "arena", "", "short"),), (0,))},
     ],
     ids=str,
 )

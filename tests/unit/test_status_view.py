@@ -10,10 +10,10 @@ from ckptd.status_view import StatusView
 from tests.unit import a_status
 
 
-def shown(status, *, width=80, encoding="utf-8", **options) -> str:
+def shown(status, *, width=80, encoding="utf-8", nodes=False, **options) -> str:
     raw = io.BytesIO()
     file = io.TextIOWrapper(raw, encoding=encoding)
-    Console(file=file, width=width, **options).print(StatusView(status))
+    Console(file=file, width=width, **options).print(StatusView(status, nodes=nodes))
     file.flush()
     return raw.getvalue().decode(encoding)
 
@@ -51,6 +51,51 @@ def test_checkpoints_say_how_safe_they_are():
     assert line(text, "1250") == "1250 4 ✓ ✓ superseded arena, peer 16/16 376.0 GiB 3m20s"
     assert line(text, "1200") == "1200 4 ✗ – abandoned arena 16/16 376.0 GiB 3m20s"  # noqa: RUF001
     assert line(text, "1100") == "1100 4 ✓ – ✓ pfs 16/16 376.0 GiB 3m20s"  # noqa: RUF001
+
+
+FOUR = {"scheme": "xor", "set_size": 4, "coordinator": "node00"}
+
+
+def test_parity_that_is_being_made_was_made_or_never_will_be():
+    rows = [
+        a_status.checkpoint(1400, "staging", ranks=9),
+        a_status.checkpoint(1350, "kept", "staged", end="kept"),
+        a_status.checkpoint(1300, "superseded", "staged", end="superseded"),
+        a_status.checkpoint(1250, "durable", "durable", protected=True, tiers=["arena", "pfs"]),
+        a_status.checkpoint(1200, "durable", "durable", tiers=["pfs"]),
+    ]
+    nodes = [a_status.node(number) for number in range(4)]
+    text = shown(a_status.status(jobs=[a_status.job(checkpoints=rows, nodes=nodes, **FOUR)]))
+    marks = [line(text, str(step)).split()[3] for step in (1400, 1350, 1300, 1250, 1200)]
+    assert marks == ["–", "…", "–", "✓", "–"]  # noqa: RUF001
+    assert line(text, "nodes") == "nodes 4 nodes · xor in 1 set"
+
+
+def test_what_is_amiss_between_the_nodes_is_said_without_being_asked_for():
+    nodes = [a_status.node(number, reachable=number not in (1, 2)) for number in range(4)]
+    degraded = ["set 0 makes no parity while it hears nothing of node01, node02", *(f"set {n}: x" for n in range(9))]
+    status = a_status.status(jobs=[a_status.job(nodes=nodes, degraded=degraded, **FOUR)])
+    text = shown(status, width=100)
+    assert line(text, "nodes") == "nodes 4 nodes · xor in 1 set · not heard of: node01, node02"
+    assert "degraded: set 0 makes no parity while it hears nothing of node01, node02 " in text
+    assert "and 6 more: ckptd status --nodes" in text
+    assert "degraded: set 8: x" in shown(status, nodes=True)
+
+
+def test_nodes_stand_by_sets():
+    nodes = [
+        a_status.node(0),
+        a_status.node(1, set_index=1, encoded_step=None, problem="no memory for parity"),
+        a_status.node(2, reachable=False, ranks=[8, 9, 11]),
+    ]
+    text = shown(a_status.status(jobs=[a_status.job(nodes=nodes, **FOUR)]), nodes=True, width=100)
+    assert line(text, "set node") == "set node domain ranks heard of parity of step problem"
+    assert line(text, "0 node00") == "0 node00 rack0 0-3 yes 1300"
+    assert line(text, "0 node02") == "0 node02 rack1 8-9, 11 no 1300"
+    assert line(text, "1 node01") == "1 node01 rack0 4-7 yes none no memory for parity"
+    assert "node node00 coordinates the job and knows more" in text, "the daemon asked is node03's"
+    assert text.index("node02") < text.index("node01"), "sets are not torn apart"
+    assert "parity of step" not in shown(a_status.status(jobs=[a_status.job(nodes=nodes, **FOUR)]))
 
 
 def test_ranks_in_step_share_a_line_and_a_dead_one_stands_out():
@@ -125,8 +170,9 @@ def test_ascii_terminals_get_ascii():
 @pytest.mark.parametrize("width", [80, 100, 200])
 def test_hostile_text_neither_steers_the_terminal_nor_is_markup(width):
     evil = "\x1b[2J[bold]x[/nope]" * 10
-    status = a_status.status(errors=[evil], jobs=[a_status.job(errors=[evil], drain=a_status.drain(last_error=evil))])
-    text = shown(status, width=width)
+    node = a_status.node(0, node=evil, domain=evil, problem=evil, reachable=False)
+    evil_job = a_status.job(errors=[evil], drain=a_status.drain(last_error=evil), nodes=[node], degraded=[evil], **FOUR)
+    text = shown(a_status.status(errors=[evil], jobs=[evil_job]), width=width, nodes=True)
     assert "\x1b" not in text
     assert "[bold]" in text
     assert max(map(len, text.splitlines())) <= width

@@ -1,0 +1,287 @@
+"""``python -m bench.parity``: parity of 4 nodes on loopback, beside its bars: encode and rebuild, CPU, memory.
+
+Four processes, each with an arena of its own and a real bulk server. GB/s of an encode is bytes protected by its time;
+of a rebuild, bytes lost by its time. CPU is that of all processes.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from ckptd.bulk.client import Address
+from ckptd.core.events import Column
+from ckptd.memory import parse_fields
+from ckptd.parity.encode import encode
+from ckptd.parity.rebuild import Place, rebuild_segment
+from ckptd.parity_files import open_parity
+from ckptd.protocol.digest import digest
+from ckptd.protocol.slot import Seal
+from ckptd.protocol.topology import Scheme
+from tests.nodes import EPOCH, KEY, SAVE, SECRET, Node, Set, stage
+
+NODES = 4
+_BARS = {"xor encode": (3.4, 1.3), "xor rebuild": (1.0, None), "double encode": (2.0, None), "double rebuild": (0.7, None)}
+_MAX_EXTRA_NBYTES = 64 << 20
+
+
+# --- one node, a process
+
+
+class Worker:
+    """Does what it is told on stdin, a line each, and answers on stdout."""
+
+    def __init__(self, index: int, directory: str, nbytes: int) -> None:
+        self.index = index
+        self.node = Node.start(f"n{index}", directory)
+        image = np.random.default_rng(index).integers(0, 256, nbytes, np.uint8)
+        self.seal = stage(self.node.arena, index, memoryview(image))
+        self.set = Set([])
+        self.addresses: Mapping[str, Address] = {}
+        self.peak = _Peak()
+
+    def meet(self, ports: list[int], seals: list[Any]) -> None:
+        """The other nodes' servers and seals."""
+        import msgspec
+
+        self.addresses = {f"n{i}": Address("127.0.0.1", port, f"link-{self.index}", SECRET) for i, port in enumerate(ports)}
+        columns = tuple(Column(f"n{i}", (msgspec.convert(seal, Seal),)) for i, seal in enumerate(seals))
+        self.set = Set([self.node], columns, relays={})
+        self.set.address_of = self.addresses.get  # type: ignore[method-assign]
+
+    def encode(self, scheme: str) -> None:
+        """This node's parity, of memory that was used before."""
+        piece = self.set.piece(self.index, Scheme(scheme))
+        encode(self.node.parities, KEY, piece, self.set.sources(self.node), lambda _: None)
+
+    def forget(self) -> None:
+        """Gives the parity back."""
+        self.node.parities.give_back(KEY, SAVE, EPOCH)
+
+    def rebuild(self, scheme: str, lost: list[int], rank: int) -> None:
+        """A lost segment, made again here, as on the node that replaces the lost one."""
+        piece = self.set.piece(self.index, Scheme(scheme))
+        place = Place(self.node.arena, KEY, self.set.columns[rank].seals[0])
+        homes, pieces = self.set.homes(lost), self.set.pieces(lost)
+        got = rebuild_segment(place, piece, homes, pieces, self.set.sources(self.node), lambda _: None)
+        self.made = got.slot
+
+    def unmake(self) -> None:
+        """Removes what was rebuilt."""
+        self.node.arena.unlink(KEY, self.made)
+
+    def parity_nbytes(self) -> int:
+        """Bytes of this node's parity."""
+        found = open_parity(self.node.arena, KEY, SAVE, EPOCH)
+        return found.nbytes if found else 0
+
+
+class _Peak:
+    """Growth of this process's own memory beyond mapped files, sampled while something runs."""
+
+    def __init__(self) -> None:
+        self._stop = threading.Event()
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[list[int]]:
+        """Fills in the growth in bytes at the end."""
+        grown, before, most = [0], _anon(), [0]
+        self._stop.clear()
+
+        def watch() -> None:
+            while not self._stop.wait(0.005):
+                most[0] = max(most[0], _anon())
+
+        thread = threading.Thread(target=watch)
+        thread.start()
+        try:
+            yield grown
+        finally:
+            self._stop.set()
+            thread.join()
+            grown[0] = max(0, max(most[0], _anon()) - before)
+
+
+def _anon() -> int:
+    with open("/proc/self/status", encoding="ascii") as file:
+        return parse_fields(file.read())["RssAnon"]
+
+
+def work(index: int, directory: str, nbytes: int) -> None:
+    """The loop of a worker process."""
+    import msgspec
+
+    worker = Worker(index, directory, nbytes)
+    print(json.dumps({"port": worker.node.server.port, "seal": msgspec.json.encode(worker.seal).decode()}), flush=True)
+    for line in sys.stdin:
+        said = json.loads(line)
+        name, args, watch = said["do"], said["args"], said["watch"]
+        if name == "meet":
+            ports, seals = args
+            worker.meet(ports, [msgspec.json.decode(seal, type=Seal) for seal in seals])
+            print(json.dumps({}), flush=True)
+            continue
+        with worker.peak.watched() if watch else contextlib.nullcontext([0]) as grown:
+            start = time.monotonic()
+            if name != "serve":
+                getattr(worker, name)(*args)
+            else:
+                sys.stdin.readline()
+            end = time.monotonic()
+        times = os.times()
+        print(json.dumps({"start": start, "end": end, "cpu": times.user + times.system, "grown": grown[0]}), flush=True)
+    worker.node.stop()
+
+
+# --- the measurement
+
+
+class Cluster:
+    """Worker processes, told what to do at once."""
+
+    def __init__(self, directory: str, nbytes: int) -> None:
+        self._processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", "bench.parity", "--worker", str(i), directory, str(nbytes)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            )
+            for i in range(NODES)
+        ]  # fmt: skip
+        hello = [self._read(i) for i in range(NODES)]
+        ports, seals = [h["port"] for h in hello], [h["seal"] for h in hello]
+        self.all("meet", ports, seals)
+
+    def _read(self, index: int) -> dict[str, Any]:
+        stdout = self._processes[index].stdout
+        assert stdout is not None
+        line = stdout.readline()
+        if not line:
+            raise RuntimeError(f"worker {index} ended")
+        return json.loads(line)  # type: ignore[no-any-return]
+
+    def _say(self, index: int, name: str, args: tuple[Any, ...], watch: bool) -> None:
+        stdin = self._processes[index].stdin
+        assert stdin is not None
+        stdin.write(json.dumps({"do": name, "args": args, "watch": watch}) + "\n")
+        stdin.flush()
+
+    def all(self, name: str, *args: Any, watch: bool = False) -> list[dict[str, Any]]:
+        """On every node at once."""
+        for i in range(NODES):
+            self._say(i, name, args, watch)
+        return [self._read(i) for i in range(NODES)]
+
+    def some(self, jobs: dict[int, tuple[Any, ...]], *, watch: bool = False) -> list[dict[str, Any]]:
+        """On some nodes at once."""
+        for i, (name, *args) in jobs.items():
+            self._say(i, name, tuple(args), watch)
+        return [self._read(i) for i in jobs]
+
+    def cpu(self) -> float:
+        """CPU seconds of all processes so far."""
+        ticks = 0
+        for process in self._processes:
+            with open(f"/proc/{process.pid}/stat", encoding="ascii") as file:
+                fields = file.read().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+        return ticks / os.sysconf("SC_CLK_TCK")
+
+    def close(self) -> None:
+        """Ends the workers."""
+        for process in self._processes:
+            with contextlib.suppress(OSError):
+                assert process.stdin is not None
+                process.stdin.close()
+        for process in self._processes:
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+Result = tuple[float, float, int]  # seconds, CPU seconds, extra bytes
+
+
+def measure(cluster: Cluster, scheme: Scheme, repeat: int) -> dict[str, list[Result]]:
+    """Encode, rebuild of as many as the scheme bears, repeat times after one round that is not counted."""
+    found: dict[str, list[Result]] = {f"{scheme} encode": [], f"{scheme} rebuild": []}
+    for turn in range(repeat + 2):
+        watch = turn == 0  # to look costs time: memory has a round of its own, and it warms what is used
+        found[f"{scheme} encode"].append(_timed(cluster, lambda: cluster.all("encode", scheme, watch=watch)))  # noqa: B023
+        lost = list(range(scheme.losses))
+        jobs = {rank: ("rebuild", scheme, lost, rank) for rank in lost}
+        found[f"{scheme} rebuild"].append(_timed(cluster, lambda: cluster.some(jobs, watch=watch)))  # noqa: B023
+        cluster.some({rank: ("unmake",) for rank in lost})
+        cluster.all("forget")
+    return found
+
+
+def _timed(cluster: Cluster, run: Any) -> Result:
+    before = cluster.cpu()
+    answers = run()
+    cpu = cluster.cpu() - before
+    seconds = max(a["end"] for a in answers) - min(a["start"] for a in answers)
+    return seconds, cpu, max(a["grown"] for a in answers)
+
+
+def main() -> int:
+    """Measures and prints; exit code 1 when a bar is missed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--mib", type=int, default=512)
+    parser.add_argument("--worker", nargs=3)
+    given = parser.parse_args()
+    if given.worker:
+        work(int(given.worker[0]), given.worker[1], int(given.worker[2]))
+        return 0
+    directory = tempfile.mkdtemp(prefix="ckptd-bench-", dir="/dev/shm")
+    try:
+        cluster = Cluster(directory, given.mib << 20)
+        try:
+            results = measure(cluster, Scheme.XOR, given.repeat) | measure(cluster, Scheme.DOUBLE, given.repeat)
+        finally:
+            cluster.close()
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    return report(results, given.mib << 20)
+
+
+def report(results: dict[str, list[Result]], nbytes: int) -> int:
+    """One row per measurement."""
+    table = Table("what", "GB/s", "bar", "seconds", "CPU s", "CPU bar", "extra MiB", "all rounds: s, CPU s")
+    missed = 0
+    for name, rounds in results.items():
+        counted = rounds[2:]
+        work_nbytes = nbytes * (NODES if "encode" in name else 1 if name.startswith("xor") else 2)
+        seconds = statistics.median(r[0] for r in counted)
+        cpu = statistics.median(r[1] for r in counted)
+        extra = rounds[0][2]
+        rate, (bar, cpu_bar) = work_nbytes / seconds / 1e9, _BARS[name]
+        missed += rate < bar or (cpu_bar is not None and cpu > cpu_bar) or extra > _MAX_EXTRA_NBYTES
+        table.add_row(
+            name, f"{rate:.2f}", f"{bar}", f"{seconds:.3f}", f"{cpu:.2f}", str(cpu_bar or ""), f"{extra / (1 << 20):.0f}",
+            " ".join(f"{s:.2f},{c:.2f}" for s, c, _ in rounds),
+        )  # fmt: skip
+    console = Console(width=160)
+    console.print(table)
+    load = os.getloadavg()[0]
+    console.print(f"{NODES} x {nbytes >> 20} MiB, {os.cpu_count()} CPUs, load {load:.1f}; {missed} of {len(results)} missed a bar")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""What an earlier daemon left: its slots, topologies and live ranks, taken over at start. Touches no store."""
+
+import logging
+import os
+from collections.abc import Callable
+
+from ckptd.arena import Arena, FoundSlot
+from ckptd.core import actions as act
+from ckptd.core import events as ev
+from ckptd.core.catalogue import Catalogue
+from ckptd.liveness import Liveness, job_of
+from ckptd.peers.kept import kept_topologies
+from ckptd.protocol import places
+from ckptd.protocol.ids import JobKey
+
+log = logging.getLogger("ckptd")
+
+
+class Adoption:
+    """``handle`` takes an event through the catalogue, ``perform`` does an action."""
+
+    def __init__(
+        self,
+        arena: Arena,
+        liveness: Liveness,
+        catalogue: Catalogue,
+        handle: Callable[[ev.Event], None],
+        perform: Callable[[act.Action], None],
+    ) -> None:
+        self._arena = arena
+        self._liveness = liveness
+        self._catalogue = catalogue
+        self._handle = handle
+        self._perform = perform
+
+    def run(self, now: float) -> list[str]:
+        """Takes everything over; what belongs to nobody is told."""
+        kept = kept_topologies(self._arena.path)
+        jobs = {places.job_dir(job): job for job in kept}
+        for job, (topology, epoch) in kept.items():  # first: who coordinates decides what is reported to whom
+            self._handle(ev.TopologyKept(job=job, topology=topology, epoch=epoch))
+        slots = self._arena.scan()
+        for slot in slots:
+            directory = os.path.join(self._arena.path, slot.job_dir)
+            named = slot.seal.job or job_of(directory)  # before its first seal, a job is known by its ranks alone
+            if named is not None and places.job_dir(named) == slot.job_dir:
+                jobs[slot.job_dir] = named
+        nameless = [slot for slot in slots if not self._slot(slot, jobs)]
+        for directory, job in jobs.items():
+            self._look(job, os.path.join(self._arena.path, directory))
+            for action in self._catalogue.adopted(job, now):
+                self._perform(action)
+        if slots:
+            log.info("adopted slots=%d jobs=%d", len(slots) - len(nameless), len(jobs))
+        return [line for slot in nameless if (line := self._stray(slot))]
+
+    def _slot(self, slot: FoundSlot, jobs: dict[str, JobKey]) -> bool:
+        job = jobs.get(slot.job_dir)
+        if job is None:
+            return False
+        self._arena.adopt_serial(job, slot.name)
+        self._handle(
+            ev.SlotAdopted(
+                job=job,
+                rank=slot.rank,
+                slot=slot.name,
+                capacity=slot.capacity,
+                world_size=slot.seal.world_size,
+                save=slot.seal.save if slot.seal.state != "free" else None,
+                nbytes=slot.seal.image_nbytes,
+                seal=slot.seal if slot.seal.state == "digested" else None,
+            )
+        )
+        return True
+
+    def _stray(self, slot: FoundSlot) -> str:
+        if slot.seal.job is None:  # nothing in the job's directory was ever sealed: nobody can miss it
+            self._arena.remove_stray(slot)
+            return ""
+        return f"slot {slot.job_dir}/{slot.name} belongs elsewhere; left alone"
+
+    def _look(self, job: JobKey, directory: str) -> None:
+        live, dead = self._liveness.look(directory)
+        for rank in live:
+            self._handle(ev.RankFound(job=job, rank=rank.rank, session=rank.session, pid=rank.pid, host=rank.host))
+        for record in dead:  # while no daemon was there to see it
+            self._handle(ev.RankGone(job=job, rank=record.rank, session=record.session))

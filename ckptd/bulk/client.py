@@ -1,0 +1,135 @@
+"""A connection to another daemon's bulk server: asks go out ahead, frames come back in their order. Blocks."""
+
+import hmac
+import itertools
+import socket
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from ckptd.bulk import sockets, wire
+from ckptd.bulk.sockets import Cancel
+from ckptd.protocol.errors import DamagedError, PeerError
+from ckptd.protocol.ids import JobKey, SaveId
+
+TIMEOUT_S: Final = 20.0
+_counters = itertools.count(1)  # one for all links of this process: no two connections ever have the same
+
+
+class Address(NamedTuple):
+    """How a daemon's bulk server is reached, as the control link told."""
+
+    host: str
+    port: int
+    link: str
+    secret: bytes
+
+
+class Connection:
+    """To one node, for one thread. Every call ends within timeout_s without progress, or when cancel is cancelled.
+
+    Raises PeerError that names the node when it does not answer, hangs up, or says why it cannot; DamagedError when a
+    frame is not what was sent. After either the connection is worth nothing.
+    """
+
+    def __init__(self, node: str, address: Address, cancel: Cancel, *, timeout_s: float = TIMEOUT_S) -> None:
+        self.node = node
+        self._cancel = cancel
+        self._pending: deque[wire.Range | None] = deque()  # None: the end of an ask
+        self._head = memoryview(bytearray(wire.FRAME.size))
+        self._socket = socket.socket(socket.AF_INET6 if ":" in address.host else socket.AF_INET, socket.SOCK_STREAM)
+        self._watch = cancel.watching(self._socket)
+        self._seed = 0
+        try:
+            self._watch.__enter__()
+            self._open(address, timeout_s)
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def _open(self, address: Address, timeout_s: float) -> None:
+        counter = next(_counters)
+        welcome = memoryview(bytearray(wire.PROOF_NBYTES))
+        expected = wire.proof(address.secret, address.link, counter, b"s")
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, sockets.BUFFER_NBYTES)
+            sockets.prepare(self._socket, timeout_s, timeout_s)
+            self._socket.connect((address.host, address.port))
+            sockets.send(self._socket, wire.hello(address.secret, address.link, counter))
+            if sockets.receive(self._socket, welcome) < len(welcome):
+                raise self._gone("hung up at the hello: it does not know this link, or the secret is another")
+        except OSError as error:
+            raise self._failed(error) from None
+        if not hmac.compare_digest(welcome, expected):
+            raise self._gone("does not know the secret of this link")
+        self._seed = wire.seed(address.secret, address.link, counter)
+
+    def close(self) -> None:
+        """Hangs up."""
+        self._watch.__exit__(None, None, None)
+        self._socket.close()
+
+    def ask(self, job: JobKey, save: SaveId, epoch: int, ranges: Sequence[wire.Range]) -> None:
+        """Sends for ranges. They must all be received, one receive each, before or after the next ask."""
+        for start in range(0, len(ranges), wire.MAX_RANGES):
+            part = list(ranges[start : start + wire.MAX_RANGES])
+            try:
+                sockets.send(self._socket, wire.encode_ask(wire.Ask(job, save, epoch, part)))
+            except OSError as error:
+                raise self._failed(error) from None
+            self._pending.extend(part)
+            self._pending.append(None)
+
+    def receive(self, into: memoryview) -> None:
+        """The bytes of the next range, whose length into has."""
+        asked = self._pending.popleft()
+        if asked is None:
+            raise AssertionError("nothing was asked for")
+        digest = self._frame(wire.DATA, into)
+        if asked.checked and digest != wire.frame_digest(into, self._seed):
+            raise DamagedError(f"node {self.node}: bytes of {_what(asked)} were damaged on the wire")
+        if self._pending[0] is None:
+            self._pending.popleft()
+            self._frame(wire.DONE, memoryview(b""))
+
+    def _frame(self, kind: bytes, into: memoryview) -> bytes:
+        """Digest of the next frame, which must be of the kind and as long as into."""
+        try:
+            got = sockets.receive(self._socket, self._head, into)
+        except OSError as error:
+            raise self._failed(error) from None
+        size = len(self._head)
+        found, nbytes, digest = wire.FRAME.unpack(self._head) if got >= size else (b"", 0, b"")
+        if found == wire.FAIL:
+            raise self._refused(nbytes, into[: got - size])
+        if got < size + len(into):
+            self._cancel.check()
+            raise self._gone("hung up")
+        if (found, nbytes) != (kind, len(into)):
+            raise DamagedError(f"node {self.node}: a frame of {found!r} and {nbytes} bytes in place of {len(into)}")
+        return bytes(digest)
+
+    def _refused(self, nbytes: int, got: memoryview) -> PeerError | DamagedError:
+        """What the other side said. The first bytes of it are where data were expected."""
+        text = bytearray(got[:nbytes])
+        rest = memoryview(bytearray(max(0, min(nbytes, wire.MAX_FAIL_NBYTES) - len(text))))
+        try:
+            sockets.receive(self._socket, rest)
+        except OSError as error:
+            return self._failed(error)
+        said = (bytes(text) + bytes(rest)).decode("utf-8", "replace")
+        return PeerError(f"node {self.node}: {said}")
+
+    def _gone(self, what: str) -> PeerError:
+        return PeerError(f"node {self.node} {what}")
+
+    def _failed(self, error: OSError) -> PeerError:
+        if self._cancel.cancelled:
+            return PeerError("cancelled")
+        if isinstance(error, BlockingIOError):
+            return self._gone("does not answer")
+        return self._gone(f"cannot be reached: {error.strerror or error}")
+
+
+def _what(asked: wire.Range) -> str:
+    return "its parity" if asked.rank == wire.PARITY else f"rank {asked.rank} at {asked.offset}"

@@ -1,0 +1,188 @@
+"""Serves byte ranges of sealed slots and parity to the daemons of other nodes: a thread that accepts, one for each."""
+
+import hmac
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from ckptd.bulk import sockets, wire
+from ckptd.protocol.errors import CkptdError, PeerError, ProtocolError
+
+log = logging.getLogger("ckptd")
+_HELLO_TIMEOUT_S: Final = 5.0
+_IDLE_TIMEOUT_S: Final = 120.0  # between two asks
+_SEND_TIMEOUT_S: Final = 60.0  # longer than a client's patience with the slowest of its servers
+_MAX_STRANGERS: Final = 32
+_MAX_PER_LINK: Final = 32
+_MAX_UNREAD: Final = 8  # asks' worth of bytes, after a refusal
+
+
+class Served(Protocol):
+    """Bytes that may be asked for, open as long as somebody holds it."""
+
+    nbytes: int
+
+    def view(self, offset: int, nbytes: int) -> memoryview:
+        """The bytes, unchecked."""
+
+    def check(self, offset: int, nbytes: int) -> None:
+        """Compares the blocks that they are of with their digests, each at most once. Raises DamagedError."""
+
+    def still(self) -> bool:
+        """Whether it is what it was when it was opened."""
+
+
+Open = Callable[[wire.Ask, int], Served]  # of a rank, or PARITY; raises PeerError when it is not here
+Secret = Callable[[str], bytes | None]
+
+
+class BulkServer:
+    """Listens from start to close. secret_of is called from threads: the secret of a link, None for a stranger."""
+
+    def __init__(self, open_served: Open, secret_of: Secret, *, host: str = "127.0.0.1", port: int = 0) -> None:
+        self._open = open_served
+        self._secret_of = secret_of
+        self._socket = socket.create_server((host, port), backlog=64)
+        # Inherited by what is accepted; after the connection it would be too late for the window's scale.
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, sockets.BUFFER_NBYTES)
+        self.host, self.port = self._socket.getsockname()[:2]
+        self._lock = threading.Lock()
+        self._strangers: set[socket.socket] = set()
+        self._peers: dict[str, set[socket.socket]] = {}
+        self._counters: dict[str, tuple[bytes, wire.Counters]] = {}
+        self._closed = False
+        self._thread = threading.Thread(target=self._accept, name="bulk-accept", daemon=True)
+
+    def start(self) -> None:
+        """Begins to accept."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends every connection. Does not wait for their threads."""
+        with self._lock:
+            self._closed = True
+            connections = [*self._strangers, *(c for peers in self._peers.values() for c in peers)]
+        sockets.close_both_ways(self._socket)  # wakes accept
+        self._socket.close()
+        for connection in connections:
+            sockets.close_both_ways(connection)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, address = self._socket.accept()
+            except OSError as error:
+                if self._closed:
+                    return
+                log.warning("bulk: could not accept: %s", error)
+                threading.Event().wait(0.1)  # no descriptors left, perhaps
+                continue
+            with self._lock:
+                welcome = not self._closed and len(self._strangers) < _MAX_STRANGERS
+                if welcome:
+                    self._strangers.add(connection)
+            if welcome:
+                threading.Thread(target=self._serve, args=(connection, address), name="bulk", daemon=True).start()
+            else:
+                connection.close()
+
+    def _serve(self, connection: socket.socket, address: tuple[str, int]) -> None:
+        link = None
+        try:
+            sockets.prepare(connection, _HELLO_TIMEOUT_S, _HELLO_TIMEOUT_S)
+            link, seed = self._greet(connection)
+            sockets.patience(connection, _IDLE_TIMEOUT_S, _SEND_TIMEOUT_S)
+            while self._answer(connection, seed):
+                pass
+        except (OSError, CkptdError) as error:
+            log.info("bulk: connection of %s (%s) ended: %s", link or "a stranger", address[0], error)
+        finally:
+            with self._lock:
+                self._strangers.discard(connection)
+                if link is not None:
+                    self._peers[link].discard(connection)
+            connection.close()
+
+    # --- the handshake
+
+    def _greet(self, connection: socket.socket) -> tuple[str, int]:
+        """The link that the other side has proved to know the secret of, and the seed of the frames' digests."""
+        said = memoryview(bytearray(wire.HELLO.size))
+        if sockets.receive(connection, said) < len(said):
+            raise PeerError("it hung up before its hello")
+        magic, padded, counter, proof = wire.HELLO.unpack(said)
+        link = padded.rstrip(b"\0").decode("ascii", "replace")
+        secret = self._secret_of(link) if magic == wire.MAGIC else None
+        if secret is None or not hmac.compare_digest(proof, wire.proof(secret, link, counter, b"c")):
+            raise PeerError("a hello of an unknown version or link, or a wrong secret")
+        with self._lock:
+            known, counters = self._counters.get(link, (b"", None))
+            if counters is None or known != secret:
+                counters = wire.Counters()
+                self._counters[link] = secret, counters
+            if not counters.take(counter):
+                raise PeerError(f"a hello of {link} that was used before")
+            peers = self._peers.setdefault(link, set())
+            if len(peers) >= _MAX_PER_LINK:
+                raise PeerError(f"{link} has {len(peers)} connections already")
+            self._strangers.discard(connection)
+            peers.add(connection)
+        sockets.send(connection, wire.proof(secret, link, counter, b"s"))
+        return link, wire.seed(secret, link, counter)
+
+    # --- asks
+
+    def _answer(self, connection: socket.socket, seed: int) -> bool:
+        """Answers one ask; False at the end of the stream."""
+        head = memoryview(bytearray(wire.LENGTH.size))
+        got = sockets.receive(connection, head)
+        if got < len(head):
+            return False
+        (nbytes,) = wire.LENGTH.unpack(head)
+        try:
+            if nbytes > wire.MAX_ASK_NBYTES:
+                raise ProtocolError(f"an ask of {nbytes} bytes, at most {wire.MAX_ASK_NBYTES} are taken")
+            body = memoryview(bytearray(nbytes))
+            if sockets.receive(connection, body) < nbytes:
+                return False
+            self._send(connection, wire.decode_ask(bytes(body)), seed)
+        except CkptdError as error:
+            text = error.message.encode()[: wire.MAX_FAIL_NBYTES]
+            sockets.send(connection, wire.FRAME.pack(wire.FAIL, len(text), wire.frame_digest(text, seed)), text)
+            _hear_out(connection)
+            raise
+        return True
+
+    def _send(self, connection: socket.socket, ask: wire.Ask, seed: int) -> None:
+        opened: dict[int, Served] = {}
+        for rank, offset, nbytes, checked in map(_fields, ask.ranges):
+            served = opened.get(rank)
+            if served is None:
+                served = opened[rank] = self._open(ask, rank)
+            if offset + nbytes > served.nbytes:
+                raise ProtocolError(f"bytes {offset} to {offset + nbytes} of {served.nbytes}")
+            view, digest = served.view(offset, nbytes), b""
+            if checked:
+                served.check(offset, nbytes)
+                digest = wire.frame_digest(view, seed)
+            sockets.send(connection, wire.FRAME.pack(wire.DATA, nbytes, digest), view)
+        gone = [rank for rank, served in opened.items() if not served.still()]
+        if gone:
+            raise PeerError(f"{ask.save} of {'the parity' if gone[0] == wire.PARITY else f'rank {gone[0]}'} was freed")
+        sockets.send(connection, wire.FRAME.pack(wire.DONE, 0, b""))
+
+
+def _hear_out(connection: socket.socket) -> None:
+    """Lets the other side read what was sent: a close while asks wait unread would take it back."""
+    connection.shutdown(socket.SHUT_WR)
+    sockets.patience(connection, _HELLO_TIMEOUT_S, _HELLO_TIMEOUT_S)
+    waste = memoryview(bytearray(wire.MAX_ASK_NBYTES))
+    for _ in range(_MAX_UNREAD):
+        if sockets.receive(connection, waste) < len(waste):
+            break
+
+
+def _fields(asked: wire.Range) -> tuple[int, int, int, bool]:
+    return asked.rank, asked.offset, asked.nbytes, asked.checked

@@ -1,0 +1,97 @@
+"""How far the nodes of a job protect each other, as values that the status shows. Pure.
+
+The coordinator's half makes it, ``ckptd/picture.py`` reads it.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from ckptd.core.sets import effective, redundancy_sets
+from ckptd.protocol.ids import SaveId
+from ckptd.protocol.topology import Scheme, Topology
+
+_FEW = 8
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """One node of the job."""
+
+    node: str
+    domain: str
+    ranks: tuple[int, ...]
+    reachable: bool
+    set_index: int
+    encoded_step: int | None  # the newest that this node has whole parity of
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProtectionView:
+    """The job as its coordinator sees it."""
+
+    scheme: Scheme = Scheme.NONE  # what is asked for
+    set_size: int = 0
+    coordinator: str = ""
+    nodes: tuple[NodeView, ...] = ()
+    protected: frozenset[SaveId] = frozenset()  # every set has encoded them
+    degraded: tuple[str, ...] = ()  # what is less safe than it was asked to be, in words
+
+
+def view_of(
+    topology: Topology,
+    *,
+    unreachable: Collection[str] = (),
+    encoded: Mapping[str, SaveId] | None = None,
+    protected: Collection[SaveId] = (),
+    problems: Mapping[str, str] | None = None,
+) -> ProtectionView:
+    """The view of a job that runs so. encoded and problems by node; a problem is what keeps it from its parity."""
+    encoded, problems = encoded or {}, problems or {}
+    ranks: list[list[int]] = [[] for _ in topology.peers]
+    for rank, home in enumerate(topology.homes):
+        ranks[home].append(rank)
+    sets = redundancy_sets(topology.peers, topology.set_size)
+    index = {node: number for number, members in enumerate(sets) for node in members}
+    nodes = tuple(
+        NodeView(
+            node=peer.node,
+            domain=peer.domain,
+            ranks=tuple(ranks[place]),
+            reachable=peer.node not in unreachable,
+            set_index=index[peer.node],
+            encoded_step=encoded[peer.node].step if peer.node in encoded else None,
+            problem=problems.get(peer.node, ""),
+        )
+        for place, peer in enumerate(topology.peers)
+    )
+    return ProtectionView(
+        scheme=topology.scheme,
+        set_size=topology.set_size,
+        coordinator=topology.coordinator,
+        nodes=nodes,
+        protected=frozenset(protected),
+        degraded=tuple(_degraded(topology.scheme, sets, nodes)) if topology.scheme is not Scheme.NONE else (),
+    )
+
+
+def _degraded(scheme: Scheme, sets: Sequence[tuple[str, ...]], nodes: Sequence[NodeView]) -> list[str]:
+    """Sets that protect less than they were asked to, and why."""
+    out = []
+    for number, members in enumerate(sets):
+        force = effective(scheme, len(members))
+        if force is Scheme.NONE:
+            out.append(f"set {number} is node {members[0]} alone: nothing protects its memory")
+        elif force is not scheme:
+            out.append(f"set {number} has {len(members)} nodes: {force} in place of {scheme}")
+        lost = [view.node for view in nodes if view.set_index == number and not view.reachable]
+        if lost:
+            out.append(f"set {number} makes no parity while it hears nothing of {_few(lost)}")
+        hurt = [view for view in nodes if view.set_index == number and view.reachable and view.problem]
+        out += [f"set {number}: node {view.node}: {view.problem}" for view in hurt]
+    return out
+
+
+def _few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _FEW} more" if len(names) > _FEW else ""
+    return ", ".join(names[:_FEW]) + more

@@ -1,0 +1,31 @@
+"""Makes this node's parity of a save: pulls the others' columns, solves, seals. Blocks; for threads."""
+
+from ckptd import failpoints
+from ckptd.core.events import Piece
+from ckptd.parity.engine import Progress, Pull
+from ckptd.parity.plan import at_home
+from ckptd.parity.sources import Sources
+from ckptd.parity_files import Parities
+from ckptd.protocol.ids import JobKey
+
+
+def encode(parities: Parities, job: JobKey, piece: Piece, sources: Sources, progress: Progress) -> None:
+    """Returns when the parity is sealed, at once when it was. Else raises, and nothing that counts is left.
+
+    progress is told the bytes pulled since the last time. Raises PeerError, DamagedError, BudgetError, OSError.
+    """
+    if parities.sealed(job, piece.save, piece.epoch):
+        return
+    failpoints.reach("encode.before-file")
+    name = parities.make(job, piece)
+    try:
+        failpoints.reach("encode.file-made")
+        view = parities.arena.view(job, name)
+        where = at_home(piece)
+        for task in where.encode():
+            Pull(sources, job, where, task, view, verify=True).run(progress, "encode.half-pulled")
+        sources.cancel.check()
+        parities.seal(job, name, piece)
+    except BaseException:
+        parities.give_back(job, piece.save, piece.epoch)
+        raise

@@ -1,0 +1,146 @@
+"""What must be pulled from whom to solve which bytes of a set: tasks, and the frames they need. Pure."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ckptd.core.events import Piece
+from ckptd.parity.code import Code, Step, Symbol, schedule
+from ckptd.parity.streams import TAIL, Span, block_range, column_nbytes, spans, start_of
+from ckptd.protocol.errors import PeerError
+
+PARITY = -1  # in place of a rank
+
+
+class Frame(NamedTuple):
+    """Bytes of a symbol that one node sends, and where in the slice they belong.
+
+    span: of segments, not of parity. whole: its whole block is pulled, in order, within the task.
+    """
+
+    node: str
+    rank: int
+    offset: int
+    nbytes: int
+    at: int
+    span: Span | None
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Bytes first to last of every symbol of a group: inputs are pulled, steps solved, and outputs kept.
+
+    outputs: where each wanted symbol's bytes belong, as an offset in whatever is being filled.
+    """
+
+    group: int
+    first: int
+    last: int
+    steps: tuple[Step, ...]
+    outputs: tuple[tuple[Symbol, int], ...]
+
+    @property
+    def inputs(self) -> tuple[Symbol, ...]:
+        """Symbols to pull, column by column."""
+        targets = {step.target for step in self.steps}
+        return tuple(sorted({s for step in self.steps for s in step.sources} - targets))
+
+
+@dataclass(frozen=True, slots=True)
+class Map:
+    """A set and where its bytes are: homes by rank, pieces by member."""
+
+    piece: Piece
+    homes: Mapping[int, str]
+    pieces: Mapping[int, str]
+    code: Code
+
+    # --- tasks
+
+    def encode(self) -> list[Task]:
+        """What the piece's own member stores: P and, with double, Q of another group."""
+        tasks = []
+        for place, (group, column) in enumerate(self.code.stored(self.piece.index)):
+            parity = range(self.code.width, self.code.width + self.code.scheme.losses)
+            wanted = [Symbol(column, row) for row in range(self.code.rows)]
+            steps = schedule(self.code.equations(), parity, wanted)
+            if steps is None:
+                raise AssertionError("parity always follows from the data")
+            start, symbol = place * self.code.chunk_nbytes, self.code.symbol_nbytes
+            outputs = tuple((s, start + s.row * symbol) for s in wanted)
+            tasks.append(Task(group, 0, symbol, steps, outputs))
+        return [task for task in tasks if task.last]
+
+    def rebuild(self, rank: int) -> list[Task]:
+        """A lost segment's bytes. Raises PeerError when more is lost than the scheme can bear."""
+        member = next(i for i, column in enumerate(self.piece.columns) if any(s.rank == rank for s in column.seals))
+        column = self.piece.columns[member]
+        start = start_of(column, rank)
+        stop = start + next(seal for seal in column.seals if seal.rank == rank).content_nbytes
+        tasks, chunk_nbytes = [], self.code.chunk_nbytes
+        for chunk in range(self.code.width):
+            base = chunk * chunk_nbytes
+            first, last = max(start, base), min(stop, base + chunk_nbytes)
+            if first < last:
+                tasks += self._rebuild(member, chunk, first - base, last - base, base - start)
+        return tasks
+
+    def _rebuild(self, member: int, chunk: int, first: int, last: int, shift: int) -> Iterator[Task]:
+        """Bytes first to last of the member's chunk; shift from an offset in it to one in what is being filled."""
+        group, symbol = self.code.group(member, chunk), self.code.symbol_nbytes
+        lost = {column for column in range(self.code.width + self.code.scheme.losses) if self._lost(group, column)}
+        mine = self.code.data(group).index(member)
+        # At each offset of the symbols the same rows are wanted between two of these.
+        edges = sorted({0, first % symbol, last % symbol, symbol})
+        for lo, hi in zip(edges, edges[1:], strict=False):
+            rows = [r for r in range(self.code.rows) if first <= r * symbol + lo and r * symbol + hi <= last]
+            if not rows:
+                continue
+            wanted = [Symbol(mine, row) for row in rows]
+            steps = schedule(self.code.equations(), lost | {mine}, wanted)
+            if steps is None:
+                raise PeerError(
+                    f"{self.piece.save}: {len(lost | {mine})} of {self.code.members} parts of a group are lost, "
+                    f"{self.code.scheme} bears {self.code.scheme.losses}"
+                )
+            outputs = tuple((s, s.row * symbol + lo + shift) for s in wanted)
+            yield Task(group, lo, hi, steps, outputs)
+
+    def _lost(self, group: int, column: int) -> bool:
+        if column >= self.code.width:
+            return self.code.holders(group)[column - self.code.width] not in self.pieces
+        member = self.code.data(group)[column]
+        base = self.code.chunk(member, group) * self.code.chunk_nbytes
+        inside = spans(self.piece.columns[member], base, base + self.code.chunk_nbytes)
+        return any(span.seal.rank not in self.homes for span in inside)
+
+    # --- frames
+
+    def frames(self, task: Task, symbol: Symbol, lo: int, hi: int) -> Iterator[Frame]:
+        """What to pull for bytes lo to hi of the symbol. Bytes that no frame covers are zeros."""
+        base = symbol.row * self.code.symbol_nbytes
+        if symbol.column >= self.code.width:
+            place = symbol.column - self.code.width
+            node = self.pieces[self.code.holders(task.group)[place]]
+            yield Frame(node, PARITY, place * self.code.chunk_nbytes + base + lo, hi - lo, 0, None, False)
+            return
+        member = self.code.data(task.group)[symbol.column]
+        base += self.code.chunk(member, task.group) * self.code.chunk_nbytes
+        for span in spans(self.piece.columns[member], base + lo, base + hi):
+            segment = base + lo + span.at - span.offset  # where in the column the segment begins
+            start, stop = block_range(span.seal, span.block)
+            whole = span.block != TAIL and base + task.first <= segment + start and segment + stop <= base + task.last
+            node = self.homes[span.seal.rank]
+            yield Frame(node, span.seal.rank, span.offset, span.nbytes, span.at, span, whole)
+
+
+def map_of(piece: Piece, homes: Mapping[int, str], pieces: Mapping[int, str]) -> Map:
+    """The set of a piece, with where everything is now."""
+    longest = max(map(column_nbytes, piece.columns), default=0)
+    return Map(piece, homes, pieces, Code(piece.scheme, len(piece.columns), longest))
+
+
+def at_home(piece: Piece) -> Map:
+    """The set with every column at its own node and no parity yet, as it is encoded."""
+    return map_of(piece, {seal.rank: column.node for column in piece.columns for seal in column.seals}, {})

@@ -1,0 +1,82 @@
+"""Where the bytes of segments and parity come from: another node's bulk server, or this node's own arena. Blocks."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from ckptd.arena import Arena
+from ckptd.bulk import wire
+from ckptd.bulk.client import TIMEOUT_S, Address, Connection
+from ckptd.bulk.served import open_served
+from ckptd.bulk.server import Served
+from ckptd.bulk.sockets import Cancel
+from ckptd.protocol.errors import PeerError
+from ckptd.protocol.ids import JobKey, SaveId
+
+AddressOf = Callable[[str], Address | None]
+
+
+class Source(Protocol):
+    """Ranges asked for, received in that order. Raises PeerError or DamagedError that name the node."""
+
+    node: str
+
+    def ask(self, job: JobKey, save: SaveId, epoch: int, ranges: Sequence[wire.Range]) -> None:
+        """Asks ahead."""
+
+    def receive(self, into: memoryview) -> None:
+        """The bytes of the next range."""
+
+    def close(self) -> None:
+        """Gives back what it holds."""
+
+
+class LocalSource:
+    """This node's own slots and parity."""
+
+    def __init__(self, node: str, arena: Arena) -> None:
+        self.node = node
+        self._arena = arena
+        self._pending: deque[tuple[wire.Range, Served]] = deque()
+        self._open: dict[tuple[SaveId, int, int], Served] = {}
+
+    def ask(self, job: JobKey, save: SaveId, epoch: int, ranges: Sequence[wire.Range]) -> None:
+        """Opens what they are of."""
+        ask = wire.Ask(job, save, epoch, [])
+        for asked in ranges:
+            key = save, epoch, asked.rank
+            if key not in self._open:
+                self._open[key] = open_served(self._arena, ask, asked.rank)
+            self._pending.append((asked, self._open[key]))
+
+    def receive(self, into: memoryview) -> None:
+        """Copies the bytes of the next range."""
+        asked, served = self._pending.popleft()
+        if asked.checked:
+            served.check(asked.offset, asked.nbytes)
+        into[:] = served.view(asked.offset, asked.nbytes)
+        if not served.still():
+            raise PeerError(f"node {self.node}: what was being read is no longer there")
+
+    def close(self) -> None:
+        """Lets go of the memory."""
+        self._open.clear()
+
+
+class Sources:
+    """Opens sources for one piece of work. Each belongs to one thread."""
+
+    def __init__(
+        self, own: str, arena: Arena, address_of: AddressOf, cancel: Cancel, *, timeout_s: float = TIMEOUT_S
+    ) -> None:
+        self.cancel = cancel
+        self._own, self._arena, self._address_of, self._timeout_s = own, arena, address_of, timeout_s
+
+    def open(self, node: str) -> Source:
+        """Raises PeerError when the node cannot be reached."""
+        if node == self._own:
+            return LocalSource(node, self._arena)
+        address = self._address_of(node)
+        if address is None:
+            raise PeerError(f"node {node} cannot be reached: no link to its daemon")
+        return Connection(node, Address(*address), self.cancel, timeout_s=self._timeout_s)

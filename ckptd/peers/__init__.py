@@ -1,0 +1,1 @@
+"""The control plane between daemons: who they are, links between their lives, sockets."""

@@ -1,0 +1,145 @@
+"""Who this daemon is to others: node name, the keys and number of its arena, where it can be reached."""
+
+import contextlib
+import ipaddress
+import logging
+import os
+import re
+import secrets
+import socket
+import threading
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+
+from ckptd.config import Config
+from ckptd.peers.keys import KeyPair, fits, make_keys, read_keys
+from ckptd.protocol.decoding import MALFORMED
+from ckptd.protocol.errors import ConfigError
+from ckptd.protocol.ids import Session
+from ckptd.protocol.places import IDENTITY
+
+log = logging.getLogger("ckptd")
+LOOPBACK = "127.0.0.1"
+_RESOLVE_S = 0.3  # a daemon is ready within half a second, whatever the resolver does
+_RESOLVE_TOLD_S = 5.0  # for an address that the user set
+_MAX_NODE_CHARS = 255
+
+
+class _Record(msgspec.Struct, frozen=True):
+    """The file in the arena. It goes with the memory: a node that lost it comes back as another one."""
+
+    arena: Session
+    keys: KeyPair
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What the plane is started with. ``host``: address or interface to bind; ``problem``: why it may be the wrong one.
+
+    ``port`` 0 is any; ``kept_port``: the one that an earlier daemon of this arena had.
+    """
+
+    node: str
+    domain: str
+    arena: str
+    keys: KeyPair
+    host: str
+    port: int
+    kept_port: int
+    path: str
+    problem: str = ""
+
+    def keep_port(self, port: int) -> None:
+        """Notes the port for the next daemon of this arena, which its peers then find without a word."""
+        if port != self.kept_port:
+            _write(self.path, _Record(self.arena, self.keys, port))
+
+
+def identify(config: Config) -> Identity:
+    """This daemon. Makes what its arena lacks of it. Raises ConfigError for settings that cannot be."""
+    path = os.path.join(config.arena, IDENTITY)
+    record = _read(path)
+    keys = read_keys(config.key_file) if config.key_file else None
+    if record is None or (keys is not None and record.keys != keys):
+        record = _Record(record.arena if record else secrets.token_hex(8), keys or make_keys())
+        _write(path, record)
+    host, problem = find_host(config.peer_address)
+    return Identity(
+        node=config.node or node_name(socket.gethostname()),
+        domain=config.domain,
+        arena=record.arena,
+        keys=record.keys,
+        host=host,
+        port=config.peer_port,
+        kept_port=record.port,
+        path=path,
+        problem=problem,
+    )
+
+
+def node_name(hostname: str) -> str:
+    """The host's name in the characters that a node's name may have."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", hostname).lstrip("._-")[:_MAX_NODE_CHARS] or "node"
+
+
+def find_host(setting: str) -> tuple[str, str]:
+    """Where to bind, as a number or an interface, and a doubt about it. Blocks for the resolver, up to 5 s if set.
+
+    Raises ConfigError when the setting means nothing here.
+    """
+    if setting:
+        if setting in {name for _, name in socket.if_nameindex()}:
+            return setting, ""
+        address = _resolve(setting, _RESOLVE_TOLD_S)
+        if address is None:
+            hint = "a host name or address of this node, or an interface such as ib0"
+            raise ConfigError(f"peer_address = {setting!r} cannot be resolved", hint=hint)
+        return address, ""
+    name = socket.gethostname()
+    address = _resolve(name, _RESOLVE_S)
+    if address is not None and not ipaddress.ip_address(address).is_loopback:
+        return address, ""
+    what = f"the name {name} does not resolve" if address is None else f"the name {name} is a loopback address here"
+    return LOOPBACK, f"{what}, so other nodes cannot reach this daemon: set peer_address"
+
+
+def _resolve(name: str, seconds: float) -> str | None:
+    """The name's first address, IPv4 before IPv6; None when there is none in time: a resolver cannot be broken off."""
+    found: list[str] = []
+
+    def ask() -> None:
+        with contextlib.suppress(OSError, UnicodeError):
+            answers = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+            answers.sort(key=lambda answer: answer[0] != socket.AF_INET)
+            found.extend(str(a[4][0]) for a in answers if "%" not in str(a[4][0]))  # none that needs an interface
+
+    thread = threading.Thread(target=ask, name="resolve", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return found[0] if found else None
+
+
+def _read(path: str) -> _Record | None:
+    """None when there is none, or none that is whole: the arena is then another one to its peers."""
+    try:
+        with open(path, "rb") as file:
+            record = msgspec.msgpack.decode(file.read(4096), type=_Record)
+    except FileNotFoundError:
+        return None
+    except (OSError, *MALFORMED):
+        log.warning("%s is damaged: this daemon comes up under a new key", path)
+        return None
+    return record if fits(record.keys) else None
+
+
+def _write(path: str, record: _Record) -> None:
+    temporary = f"{path}.new"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(temporary)
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "wb") as file:
+        file.write(msgspec.msgpack.encode(record))
+    os.replace(temporary, path)

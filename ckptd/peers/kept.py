@@ -1,0 +1,52 @@
+"""The topology of each job, kept in the job's directory of the arena for the next life of this daemon."""
+
+import contextlib
+import logging
+import os
+
+import msgspec
+
+from ckptd.protocol import places
+from ckptd.protocol.decoding import MALFORMED
+from ckptd.protocol.ids import Incarnation, JobKey
+from ckptd.protocol.topology import Topology
+
+log = logging.getLogger("ckptd")
+_MAX_NBYTES = 64 << 20
+
+
+class _Kept(msgspec.Struct, frozen=True, array_like=True):
+    job: JobKey
+    topology: Topology
+    epoch: Incarnation
+
+
+def keep_topology(arena: str, job: JobKey, topology: Topology, epoch: int) -> None:
+    """Writes it in one piece, or leaves the one before. Raises OSError."""
+    directory = os.path.join(arena, places.job_dir(job))
+    os.makedirs(directory, mode=0o700, exist_ok=True)
+    path = os.path.join(directory, places.TOPOLOGY)
+    fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(fd, "wb") as file:
+        file.write(msgspec.msgpack.encode(_Kept(job, topology, epoch)))
+    os.replace(f"{path}.new", path)
+
+
+def kept_topologies(arena: str) -> dict[JobKey, tuple[Topology, int]]:
+    """Topology and epoch that earlier daemons kept here. One that cannot be read is left out: ranks bring another."""
+    found: dict[JobKey, tuple[Topology, int]] = {}
+    with contextlib.suppress(FileNotFoundError):
+        for name in sorted(os.listdir(os.path.join(arena, places.JOBS))):
+            path = os.path.join(arena, places.JOBS, name, places.TOPOLOGY)
+            try:
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+                with os.fdopen(fd, "rb") as file:
+                    kept = msgspec.msgpack.decode(file.read(_MAX_NBYTES), type=_Kept)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except (OSError, *MALFORMED) as error:
+                log.warning("%s cannot be read: %s", path, error)
+                continue
+            if places.job_dir(kept.job) == f"{places.JOBS}/{name}":
+                found[kept.job] = (kept.topology, kept.epoch)
+    return found

@@ -1,0 +1,204 @@
+"""A reliable link between two daemons' lives, pure: packets and times in, packets and news out.
+
+Each side has an *end*, a random number. An end is tied to one end of the other side, once, and thrown away with the
+tie. Only a packet that names the receiver's newest end ties it: whoever sent it lived after that end was made, so no
+packet of an earlier life, however late, is taken for news. Between two tied ends bodies arrive in order, once.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ckptd.peers.packets import Packet
+
+MAX_QUEUED = 4096
+MAX_QUEUED_NBYTES = 32 << 20
+_WINDOW = 64  # bodies under way, not acknowledged
+_WINDOW_NBYTES = 4 << 20  # at least one body, whatever its size
+_RESEND_S = 0.2  # doubled each time, up to
+_RESEND_MAX_S = 2.0
+_HELLO_S = 0.02  # doubled each time, up to
+_HELLO_MAX_S = 1.0
+_KEEPALIVES = 4  # per timeout
+
+
+@dataclass(frozen=True, slots=True)
+class Up:
+    """The other side answers. What was sent before is lost or was received; fresh: it is another process."""
+
+    fresh: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Down:
+    """Nothing was heard for the timeout, or too much waited. What was not acknowledged may be lost."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Got:
+    """A body arrived."""
+
+    body: bytes
+
+
+News = Up | Down | Got
+
+
+class Link:
+    """This side of one link. After each call of ``send`` and ``receive``, ``step`` gives what is to be sent."""
+
+    def __init__(self, *, life: int, timeout_s: float, new_end: Callable[[], int]) -> None:
+        self._life = life
+        self._timeout_s = timeout_s
+        self._new_end = new_end
+        self._end = new_end()
+        self._peer_end = 0  # 0: not tied
+        self._peer_life: int | None = None
+        self._heard_end = 0  # of an untied link: whom to answer
+        self._spare: int | None = None  # of a tied link: the end offered to a newer life that says hello
+        self._offers: list[Packet] = []
+        self._news: list[News] = []
+        self._hello_at: float | None = None
+        self._hello_wait_s = _HELLO_S
+        self._start_over()
+
+    def _start_over(self) -> None:
+        self._queue: deque[tuple[int, bytes]] = deque()
+        self._queued_nbytes = 0
+        self._last_seq = 0
+        self._sent_seq = 0  # highest under way; lowered to send again
+        self._received = 0
+        self._ack_due = False
+        self._heard_at = 0.0
+        self._sent_at = 0.0
+        self._resend_at = 0.0
+        self._resend_wait_s = _RESEND_S
+
+    @property
+    def up(self) -> bool:
+        """Whether the ends are tied."""
+        return self._peer_end != 0
+
+    @property
+    def queued(self) -> int:
+        """Bodies that are not acknowledged."""
+        return len(self._queue)
+
+    def take_news(self) -> list[News]:
+        """What happened since the last call, in order."""
+        news, self._news = self._news, []
+        return news
+
+    def send(self, body: bytes) -> bool:
+        """Queues a body; False when the link is down, or is given up because too much waits."""
+        if not self.up:
+            return False
+        if len(self._queue) >= MAX_QUEUED or self._queued_nbytes + len(body) > MAX_QUEUED_NBYTES:
+            self._give_up(f"{len(self._queue)} messages wait for it")
+            return False
+        self._last_seq += 1
+        self._queue.append((self._last_seq, body))
+        self._queued_nbytes += len(body)
+        return True
+
+    def receive(self, packet: Packet, now: float) -> None:
+        """Takes one packet of the other daemon, in whatever order and number they come."""
+        if self.up and (packet.end, packet.to) == (self._peer_end, self._end):
+            self._take(packet, now)
+        elif not self.up:
+            if packet.to == self._end:
+                self._tie(packet, now)
+            else:
+                self._heard_end = packet.end
+                self._hello_at, self._hello_wait_s = now, _HELLO_S
+        elif self._spare is not None and packet.to == self._spare:
+            self._end, self._spare = self._spare, None
+            self._tie(packet, now)
+        elif packet.hello:
+            # A newer life, or a packet that is late. The present tie holds until somebody answers to the spare end.
+            self._spare = self._spare or self._new_end()
+            self._offers = [Packet(self._life, self._spare, packet.end)]
+
+    def step(self, now: float) -> list[Packet]:
+        """Packets to send now."""
+        if self.up and now - self._heard_at >= self._timeout_s:
+            self._give_up(f"silent for {self._timeout_s:g} s")
+        out, self._offers = self._offers, []
+        return [*out, *(self._bodies(now) if self.up else self._hellos(now))]
+
+    def next_deadline(self) -> float:
+        """When ``step`` must be called at the latest; a time in the past: at once."""
+        if not self.up:
+            return self._hello_at or 0.0
+        times = [self._heard_at + self._timeout_s, self._sent_at + self._timeout_s / _KEEPALIVES]
+        if self._queue and self._sent_seq >= self._queue[0][0]:
+            times.append(self._resend_at)
+        return min(times)
+
+    def restart(self, reason: str) -> None:
+        """Gives the present tie up, if there is one, and says hello anew."""
+        if self.up:
+            self._give_up(reason)
+
+    def _give_up(self, reason: str) -> None:
+        self._news.append(Down(reason))
+        self._heard_end, self._peer_end = self._peer_end, 0
+        self._end, self._spare = self._new_end(), None
+        self._hello_at, self._hello_wait_s = None, _HELLO_S
+        self._start_over()
+
+    def _tie(self, packet: Packet, now: float) -> None:
+        self._start_over()
+        self._peer_end, self._heard_end = packet.end, 0
+        self._news.append(Up(fresh=packet.life != self._peer_life))
+        self._peer_life = packet.life
+        self._ack_due = True  # the other side may wait for it to be tied too
+        self._take(packet, now)
+
+    def _take(self, packet: Packet, now: float) -> None:
+        self._heard_at = now
+        if self._queue and self._queue[0][0] <= packet.ack <= self._last_seq:
+            while self._queue and self._queue[0][0] <= packet.ack:
+                self._queued_nbytes -= len(self._queue.popleft()[1])
+            self._sent_seq = max(self._sent_seq, packet.ack)
+            self._resend_wait_s = _RESEND_S
+            self._resend_at = now + self._resend_wait_s
+        if packet.seq:
+            self._ack_due = True
+            if packet.seq == self._received + 1:  # what is ahead of its turn comes again
+                self._received += 1
+                self._news.append(Got(packet.body))
+
+    def _bodies(self, now: float) -> list[Packet]:
+        if self._queue and self._sent_seq >= self._queue[0][0] and now >= self._resend_at:
+            self._sent_seq = self._queue[0][0] - 1
+            self._resend_wait_s = min(2 * self._resend_wait_s, _RESEND_MAX_S)
+        out: list[Packet] = []
+        nbytes, again = 0, False
+        for place, (seq, body) in enumerate(self._queue):
+            nbytes += len(body)
+            if place >= _WINDOW or (place and nbytes > _WINDOW_NBYTES):
+                break
+            if seq > self._sent_seq:
+                out.append(self._packet(seq, body))
+                again = again or place == 0
+                self._sent_seq = seq
+        if again:
+            self._resend_at = now + self._resend_wait_s
+        if not out and (self._ack_due or now - self._sent_at >= self._timeout_s / _KEEPALIVES):
+            out.append(self._packet())
+        if out:
+            self._sent_at, self._ack_due = now, False
+        return out
+
+    def _hellos(self, now: float) -> list[Packet]:
+        if self._hello_at is not None and now < self._hello_at:
+            return []
+        self._hello_at = now + self._hello_wait_s
+        self._hello_wait_s = min(2 * self._hello_wait_s, _HELLO_MAX_S)
+        return [Packet(self._life, self._end, self._heard_end, hello=True)]
+
+    def _packet(self, seq: int = 0, body: bytes = b"") -> Packet:
+        return Packet(self._life, self._end, self._peer_end, False, seq, self._received, body)

@@ -1,0 +1,403 @@
+"""The daemons of other nodes: one socket to hear them, one to each of them, a link with each."""
+
+import logging
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import zmq
+
+from ckptd.core import events as ev
+from ckptd.core.actions import ToNode
+from ckptd.peers import codec
+from ckptd.peers.identity import Identity
+from ckptd.peers.link import Down, Got, Link, Up
+from ckptd.peers.packets import (
+    MAX_JOBS,
+    VERSION,
+    Bulk,
+    Envelope,
+    Join,
+    Leave,
+    Word,
+    decode_body,
+    decode_envelope,
+    encode_body,
+    encode_envelope,
+)
+from ckptd.peers.remote import BulkAddress, Remote
+from ckptd.peers.sockets import listen
+from ckptd.peers.zap import Authenticator
+from ckptd.protocol.errors import ProtocolError
+from ckptd.protocol.ids import JobKey
+from ckptd.protocol.topology import Peer
+
+log = logging.getLogger("ckptd")
+_RECEIVE_MOST = 256  # per round of the loop
+_MAX_SOCKETS = 1 << 15
+_STRANGER_S = 60.0  # how long one that was refused is told of
+
+
+class Guest(NamedTuple):
+    """Who may fetch bytes under a link id: which node, the secret that both know, for which jobs."""
+
+    node: str
+    secret: bytes
+    jobs: frozenset[JobKey]
+
+
+class PeerView(NamedTuple):
+    """A peer, for status."""
+
+    node: str
+    endpoint: str
+    up: bool
+    queued: int
+    jobs: tuple[JobKey, ...]
+
+
+class PeerPlane:
+    """Owns its sockets. Nothing blocks; all but ``bulk_address`` and ``bulk_guest`` belongs to the loop's thread.
+
+    What happens is returned as events by ``receive`` and ``tick``, never from within another call.
+    """
+
+    def __init__(self, identity: Identity, *, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._identity = identity
+        self._node = identity.node
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._life = _random()
+        self._remotes: dict[tuple[str, str], Remote] = {}  # by node and key
+        self._jobs: dict[JobKey, dict[str, Remote]] = {}  # by node
+        self._keys: Counter[str] = Counter()  # of remotes: sites may give one to many
+        self._events: list[ev.Event] = []
+        self._due = 0.0
+        self._bulk_port = 0
+        self._addresses: dict[str, BulkAddress] = {}  # by node
+        self._guests: dict[str, Guest] = {}  # by link id
+        self.refused: Counter[str] = Counter()  # what was dropped, by reason
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
+        self._zap = Authenticator(self._context)
+        try:
+            self._router, endpoint = listen(self._context, identity)
+        except BaseException:
+            self._zap.close()
+            self._context.destroy(0)
+            raise
+        identity.keep_port(int(endpoint.rpartition(":")[2]))
+        self.peer = Peer(identity.node, identity.arena, endpoint, identity.keys.public, identity.domain)
+
+    # --- whom to talk to
+
+    def meet(self, job: JobKey, peers: Iterable[Peer]) -> None:
+        """Accepts these daemons for the job, beside those it has. One per node: a new key replaces the old."""
+        nodes = self._jobs.setdefault(job, {})
+        for peer in peers:
+            if peer.node == self._node:
+                continue
+            remote = self._remote(peer)
+            before = nodes.get(peer.node)
+            if before is not remote:
+                if before is not None:
+                    self._part(before, job)
+                nodes[peer.node] = remote
+                remote.jobs.add(job)
+                self._refresh(remote)
+                self._say(remote, Join(job))
+                self._announce(remote)
+            elif peer.endpoint != remote.named_at:
+                remote.named_at = peer.endpoint
+                remote.move(peer.endpoint)
+            self._flush(remote)
+
+    def forget(self, job: JobKey) -> None:
+        """The job is over here: its peers are told, and those of no other job are dropped."""
+        for remote in self._jobs.pop(job, {}).values():
+            self._part(remote, job, tell=False)
+
+    def send(self, job: JobKey, node: str, message: ev.NodeMessage) -> bool:
+        """Queues the message; False: the node is not up for the job. Raises ProtocolError when it is too large."""
+        remote = self._jobs.get(job, {}).get(node)
+        if remote is None or job not in remote.told:
+            return False
+        sent = self._say(remote, Word(codec.encode(message)))
+        self._flush(remote)
+        return sent
+
+    def carry(self, action: ToNode) -> None:
+        """Sends to the node, or to all others of the job. One that is not up gets nothing: it is told anew later."""
+        nodes = [action.node] if action.node is not None else list(self._jobs.get(action.job, {}))
+        for node in nodes:
+            try:
+                self.send(action.job, node, action.message)
+            except ProtocolError as error:
+                log.error("message to node %s is lost: %s", node, error)  # noqa: TRY400 - the message says it all
+
+    def _remote(self, peer: Peer) -> Remote:
+        place = (peer.node, peer.key)
+        if place not in self._remotes:
+            link = Link(life=self._life, timeout_s=self._timeout_s, new_end=_random)
+            remote = Remote(self._context, peer, self._identity.keys, link)
+            remote.down_since = self._clock()
+            self._remotes[place] = remote
+            self._keys[peer.key] += 1
+            self._zap.admit(peer.key)
+            remote.connect()
+        return self._remotes[place]
+
+    def _part(self, remote: Remote, job: JobKey, *, tell: bool = True) -> None:
+        self._say(remote, Leave(job))
+        self._flush(remote)
+        remote.jobs.discard(job)
+        remote.met.discard(job)
+        if tell:
+            self._lost(remote, {job})
+        else:
+            remote.told.discard(job)
+            remote.awaited.discard(job)
+        self._refresh(remote)
+        if not remote.jobs:
+            place = (remote.peer.node, remote.peer.key)
+            del self._remotes[place]
+            self._keys -= Counter([remote.peer.key])
+            self._withdraw(remote)
+            remote.close()
+
+    # --- loop
+
+    @property
+    def pollables(self) -> list[zmq.Socket[bytes]]:
+        """For a zmq.Poller, to be read by ``receive``."""
+        return [self._router, self._zap.pollable]
+
+    def receive(self) -> list[ev.Event]:
+        """What waits, at most so much that the loop goes on."""
+        now = self._clock()
+        self._zap.serve(self._keys.__contains__, now)
+        touched: dict[int, Remote] = {}
+        for _ in range(_RECEIVE_MOST):
+            try:
+                frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                break
+            remote = self._take(frames, now)
+            if remote is not None:
+                touched[id(remote)] = remote
+        for remote in touched.values():
+            self._flush(remote)
+        return self._take_events()
+
+    def tick(self) -> list[ev.Event]:
+        """What is due: resends, signs of life, peers that fell silent."""
+        now = self._clock()
+        if now >= self._due:
+            self._due = now + self._timeout_s
+            for remote in list(self._remotes.values()):
+                self._flush(remote)
+                remote.look(now)
+                if remote.awaited and now >= remote.awaited_until:
+                    self._lost(remote, set(remote.awaited))
+        return self._take_events()
+
+    def next_deadline(self) -> float:
+        """When ``tick`` must be called at the latest."""
+        return 0.0 if self._events else self._due
+
+    def close(self) -> None:
+        """Gives all sockets back. Blocks for a moment, if last words are on their way."""
+        for remote in self._remotes.values():
+            remote.close()
+        self._remotes.clear()
+        self._jobs.clear()
+        self._router.close(0)
+        self._zap.close()
+        self._context.term()
+
+    def _take_events(self) -> list[ev.Event]:
+        events, self._events = self._events, []
+        return events
+
+    def _take(self, frames: "list[zmq.Frame]", now: float) -> Remote | None:
+        """The remote whose link took the packet; None when it was dropped."""
+        frame = frames[-1]
+        key = str(frame.get("User-Id"))
+        try:
+            envelope = decode_envelope(frame.bytes)
+        except ProtocolError as error:
+            self.refused["malformed"] += 1
+            for (_, known), suspect in self._remotes.items():
+                if known == key:
+                    suspect.trouble = f"{error.message}; {error.hint}" if error.hint else error.message
+            return None
+        remote = self._remotes.get((envelope.sender, key))
+        if remote is None or envelope.receiver != self._node:
+            self.refused["sender" if remote is None else "receiver"] += 1
+            return None
+        if envelope.endpoint and envelope.endpoint != remote.peer.endpoint:
+            remote.move(envelope.endpoint)
+        remote.trouble = ""
+        remote.link.receive(envelope.packet, now)
+        return remote
+
+    def _flush(self, remote: Remote) -> None:
+        """Does what the link has to tell, then sends what it has to send, until neither is left."""
+        now = self._clock()
+        while True:
+            for packet in remote.link.step(now):
+                frame = Envelope(VERSION, self._node, remote.peer.node, self.peer.endpoint, packet)
+                remote.transmit(encode_envelope(frame))
+            news = remote.link.take_news()
+            if not news:
+                break
+            for item in news:
+                match item:
+                    case Up():
+                        self._up(remote, now, fresh=item.fresh)
+                    case Down():
+                        self._down(remote, now)
+                    case Got():
+                        self._got(remote, item.body)
+        self._due = min(self._due, remote.link.next_deadline())
+        if remote.awaited:
+            self._due = min(self._due, remote.awaited_until)
+
+    # --- what the link tells
+
+    def _up(self, remote: Remote, now: float, *, fresh: bool) -> None:
+        remote.down_since = None
+        remote.theirs.clear()
+        if fresh:
+            remote.met.clear()
+        # It will join again in a moment; only if it does not is it lost to the job.
+        remote.awaited |= remote.told
+        remote.awaited_until = now + self._timeout_s
+        remote.told.clear()
+        self._withdraw(remote)
+        remote.renew_offer(self._bulk_port)
+        self._refresh(remote)
+        self._say(remote, remote.offer)
+        for job in sorted(remote.jobs):
+            self._say(remote, Join(job))
+
+    def _down(self, remote: Remote, now: float) -> None:
+        remote.down_since = now
+        remote.theirs.clear()
+        self._withdraw(remote)
+        self._lost(remote, remote.told | remote.awaited)
+        remote.connect()  # what fills the old connection is of no use any more
+
+    def _got(self, remote: Remote, raw: bytes) -> None:
+        try:
+            body = decode_body(raw)
+            match body:
+                case Join(job=job):
+                    if len(remote.theirs) < MAX_JOBS:
+                        remote.theirs.add(job)
+                        self._announce(remote)
+                case Leave(job=job):
+                    remote.theirs.discard(job)
+                    self._lost(remote, {job})
+                case Bulk():
+                    remote.bulk = BulkAddress(remote.host, body.port, body.link_id, body.secret)
+                    self._addresses[remote.peer.node] = remote.bulk
+                case Word(message=message):
+                    self._word(remote, codec.decode(message))
+        except ProtocolError as error:
+            self.refused["malformed"] += 1
+            remote.trouble = error.message
+
+    def _word(self, remote: Remote, message: ev.NodeMessage) -> None:
+        of_job = not isinstance(message, ev.Report) or message.event.job == message.job
+        if message.job not in remote.jobs or not of_job:
+            self.refused["job"] += 1
+        elif message.node != remote.peer.node:
+            self.refused["sender"] += 1
+        else:
+            self._events.append(message)
+
+    def _announce(self, remote: Remote) -> None:
+        """PeerUp for each job that both name by now."""
+        if not remote.link.up:
+            return
+        for job in sorted((remote.jobs & remote.theirs) - remote.told):
+            remote.told.add(job)
+            remote.awaited.discard(job)
+            self._events.append(ev.PeerUp(job=job, node=remote.peer.node, fresh=job not in remote.met))
+            remote.met.add(job)
+
+    def _lost(self, remote: Remote, jobs: set[JobKey]) -> None:
+        for job in sorted(jobs & (remote.told | remote.awaited)):
+            self._events.append(ev.PeerDown(job=job, node=remote.peer.node))
+        remote.told -= jobs
+        remote.awaited -= jobs
+
+    def _say(self, remote: Remote, body: Join | Leave | Bulk | Word) -> bool:
+        return remote.link.send(encode_body(body))
+
+    # --- bulk
+
+    def offer_bulk(self, port: int) -> None:
+        """From here on peers are told that bytes are served at this port of the same host."""
+        self._bulk_port = port
+        for remote in self._remotes.values():
+            if remote.link.up:
+                self._withdraw_guest(remote)
+                remote.renew_offer(port)
+                self._refresh(remote)
+                self._say(remote, remote.offer)
+                self._flush(remote)
+
+    def bulk_address(self, node: str) -> tuple[str, int, str, bytes] | None:
+        """Host, port, link id and secret to fetch bytes from the node; None while it is down. From any thread."""
+        found = self._addresses.get(node)
+        return (found.host, found.port, found.link_id, found.secret) if found is not None and found.port else None
+
+    def bulk_guest(self, link_id: str) -> Guest | None:
+        """Who comes under this link id; None: nobody, or a link that is over. From any thread."""
+        return self._guests.get(link_id)
+
+    def _refresh(self, remote: Remote) -> None:
+        if remote.link.up:
+            self._guests[remote.offer.link_id] = Guest(remote.peer.node, remote.offer.secret, frozenset(remote.jobs))
+
+    def _withdraw_guest(self, remote: Remote) -> None:
+        self._guests.pop(remote.offer.link_id, None)
+
+    def _withdraw(self, remote: Remote) -> None:
+        self._withdraw_guest(remote)
+        if remote.bulk is not None and self._addresses.get(remote.peer.node) is remote.bulk:
+            del self._addresses[remote.peer.node]
+        remote.bulk = None
+
+    # --- status
+
+    def problems(self) -> list[str]:
+        """What is wrong between daemons, and what to do, a line each."""
+        now = self._clock()
+        lines = [problem for remote in self._remotes.values() if (problem := remote.problem(now))]
+        for stranger, when in self._zap.strangers.items():
+            if now - when < _STRANGER_S and stranger.key not in self._keys:
+                lines.append(
+                    f"a daemon at {stranger.address} with key {stranger.key} was refused: no job here names it; "
+                    "if it is of one of these jobs, its arena was lost or its key_file changed: reconnect the job"
+                )
+        if self._identity.problem and self._remotes:
+            lines.append(self._identity.problem)
+        return lines
+
+    def views(self) -> list[PeerView]:
+        """All peers, by node."""
+        return [
+            PeerView(
+                remote.peer.node, remote.peer.endpoint, remote.link.up, remote.link.queued, tuple(sorted(remote.jobs))
+            )
+            for _, remote in sorted(self._remotes.items(), key=lambda item: item[0])
+        ]
+
+
+def _random() -> int:
+    return secrets.randbits(61) + 1

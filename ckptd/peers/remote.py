@@ -1,0 +1,161 @@
+"""Another daemon as this one sees it: its link, the socket to it, and the jobs that both belong to."""
+
+import contextlib
+import secrets
+import struct
+from dataclasses import dataclass
+
+import msgspec
+import zmq
+
+from ckptd.peers.keys import KeyPair
+from ckptd.peers.link import Link
+from ckptd.peers.packets import Bulk
+from ckptd.protocol.ids import JobKey
+from ckptd.protocol.topology import Peer
+
+_HWM = 256  # packets; beyond it one is dropped and sent again later
+_HANDSHAKE_MS = 3000
+_HEARTBEAT_MS = 10000
+_RECONNECT_MS = 100
+_RECONNECT_MAX_MS = 2000
+_LAST_WORDS_MS = 500
+_LOOK_S = 1.0  # down for longer than this, it is asked why
+_REFUSED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+_WATCHED = _REFUSED | zmq.EVENT_CONNECT_RETRIED | zmq.EVENT_HANDSHAKE_SUCCEEDED
+_EVENT = struct.Struct("=hi")
+
+
+@dataclass(frozen=True, slots=True)
+class BulkAddress:
+    """Where a peer serves bytes to this daemon, and the secret that both know. Good until the link changes."""
+
+    host: str
+    port: int
+    link_id: str
+    secret: bytes
+
+
+class Remote:
+    """Owns the socket. Nothing here blocks."""
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", peer: Peer, keys: KeyPair, link: Link) -> None:
+        self._context = context
+        self._keys = keys
+        self._socket: zmq.Socket[bytes] | None = None
+        self._monitor: zmq.Socket[bytes] | None = None
+        self._refused = False
+        self.peer = peer
+        self.named_at = peer.endpoint  # by a rank; what the daemon itself says of its endpoint counts for more
+        self.link = link
+        self.down_since: float | None = None
+        self.jobs: set[JobKey] = set()  # this daemon shares with it
+        self.theirs: set[JobKey] = set()  # it says it shares
+        self.told: set[JobKey] = set()  # PeerUp was given for
+        self.awaited: set[JobKey] = set()  # were told, and its new life or link has not joined yet
+        self.awaited_until = 0.0
+        self.met: set[JobKey] = set()  # told at some time to this life of it
+        self.offer = Bulk(0, secrets.token_hex(16), secrets.token_bytes(32))
+        self.bulk: BulkAddress | None = None
+        self.trouble = ""  # last thing it said that could not be taken
+
+    def connect(self) -> None:
+        """A new connection; what waits on the old one is dropped. To be called again after an endpoint changed."""
+        self._disconnect(0)
+        if not self.peer.endpoint:
+            return
+        self._socket = made = self._context.socket(zmq.DEALER)
+        for option, value in (
+            (zmq.LINGER, 0),
+            (zmq.SNDHWM, _HWM),
+            (zmq.RCVHWM, 1),
+            (zmq.MAXMSGSIZE, 1024),  # it has nothing to say here
+            (zmq.IMMEDIATE, 1),  # nothing waits for a connection: the link sends again what counts
+            (zmq.IPV6, 1),
+            (zmq.HANDSHAKE_IVL, _HANDSHAKE_MS),
+            (zmq.HEARTBEAT_IVL, _HEARTBEAT_MS),  # finds a connection whose other end is gone without a word
+            (zmq.HEARTBEAT_TIMEOUT, 2 * _HEARTBEAT_MS),
+            (zmq.CONNECT_TIMEOUT, _HANDSHAKE_MS),
+            (zmq.RECONNECT_IVL, _RECONNECT_MS),
+            (zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS),
+        ):
+            made.setsockopt(option, value)
+        made.curve_serverkey = self.peer.key.encode()
+        made.curve_publickey = self._keys.public.encode()
+        made.curve_secretkey = self._keys.secret.encode()
+        with contextlib.suppress(zmq.ZMQError):  # an endpoint that is none: down, and told so
+            made.connect(self.peer.endpoint)
+
+    def move(self, endpoint: str) -> None:
+        """It is reached elsewhere now."""
+        if endpoint != self.peer.endpoint:
+            self.peer = msgspec.structs.replace(self.peer, endpoint=endpoint)
+            self.connect()
+
+    def transmit(self, frame: bytes) -> None:
+        """Hands a packet to ZeroMQ, or drops it when there is no connection, or no room."""
+        if self._socket is not None:
+            with contextlib.suppress(zmq.ZMQError):
+                self._socket.send(frame, zmq.NOBLOCK)
+
+    def close(self) -> None:
+        """Last words go out in the background."""
+        self._disconnect(_LAST_WORDS_MS)
+
+    def _disconnect(self, linger_ms: int) -> None:
+        self._unwatch()
+        if self._socket is not None:
+            self._socket.close(linger_ms)
+        self._socket = None
+
+    @property
+    def host(self) -> str:
+        """Its address, without the port."""
+        return self.peer.endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+
+    def renew_offer(self, port: int) -> None:
+        """Another secret for another link: a token that was seen is worth nothing."""
+        self.offer = Bulk(port, secrets.token_hex(16), secrets.token_bytes(32))
+
+    # --- why it does not answer
+
+    def look(self, now: float) -> None:
+        """While it is down, follows what becomes of the attempts to connect."""
+        if self.link.up or self.down_since is None or now < self.down_since + _LOOK_S or self._socket is None:
+            self._unwatch()
+            return
+        if self._monitor is None:
+            self._monitor = self._socket.get_monitor_socket(_WATCHED)
+            self._refused = False
+        while True:
+            try:
+                event, _ = _EVENT.unpack(self._monitor.recv_multipart(zmq.NOBLOCK)[0])
+            except (zmq.Again, struct.error):
+                return
+            if event & _REFUSED:
+                self._refused = True
+            elif event & zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._refused = False
+
+    def _unwatch(self) -> None:
+        if self._monitor is not None and self._socket is not None:
+            self._socket.disable_monitor()
+            self._monitor.close(0)
+        self._monitor = None
+
+    def problem(self, now: float) -> str:
+        """Why it cannot be spoken to, and what to do; empty when it can."""
+        if self.link.up or self.down_since is None or now < self.down_since + _LOOK_S:
+            return ""
+        who = f"daemon of node {self.peer.node} at {self.peer.endpoint or 'no address'}"
+        seconds = f"for {now - self.down_since:.0f} s"
+        if self.trouble:
+            return f"{who}: {self.trouble}"
+        if not self.peer.endpoint:
+            return f"{who} cannot be reached: set peer_address there, restart it, and reconnect the job"
+        if self._refused:
+            return (
+                f"{who} refuses this daemon's key, or has another key than the ranks named, {seconds}: "
+                "if its arena was lost or its key_file changed, reconnect the job; else something else answers there"
+            )
+        return f"{who} does not answer {seconds}: is it running, and its port open to this node?"

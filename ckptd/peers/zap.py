@@ -1,0 +1,74 @@
+"""Which keys may connect: ZeroMQ asks for each handshake (ZAP, RFC 27), and is answered in the daemon's loop."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import zmq
+from zmq.utils import z85
+
+_ENDPOINT = "inproc://zeromq.zap.01"
+_KEPT = 16  # strangers that are remembered, the last
+_WAITING = 256  # handshakes that are held, the last
+
+
+class Stranger(NamedTuple):
+    """Who came under a key that nobody had named by then."""
+
+    address: str
+    key: str
+
+
+class Authenticator:
+    """Owns the socket. One per ZeroMQ context; to be made before anything that it guards is bound.
+
+    A key that is not known is not refused but held, until ZeroMQ ends the handshake for its age: at the start of a job
+    one daemon hears of the other a moment before the other does, and a refusal would cost it seconds.
+    """
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
+        self._socket = context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.bind(_ENDPOINT)
+        self._waiting: list[tuple[str, list[bytes]]] = []  # key, and how the reply begins
+        self.strangers: dict[Stranger, float] = {}  # when they came last
+
+    @property
+    def pollable(self) -> zmq.Socket[bytes]:
+        """For a zmq.Poller."""
+        return self._socket
+
+    def serve(self, known: Callable[[str], bool], now: float) -> None:
+        """Answers what waits. Who is let in is named to the receiver of his messages by his key."""
+        while True:
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            match frames:
+                case [asker, b"", b"1.0", request, _, address, _, b"CURVE", raw]:
+                    stranger = Stranger(address.decode("ascii", "replace"), z85.encode(raw).decode())
+                    self._waiting.append((stranger.key, [asker, b"", b"1.0", request]))
+                    if known(stranger.key):
+                        self.admit(stranger.key)
+                    else:
+                        self._remember(stranger, now)
+                case [asker, b"", _, request, *_]:
+                    self._socket.send_multipart([asker, b"", b"1.0", request, b"400", b"CURVE only", b"", b""])
+
+    def admit(self, key: str) -> None:
+        """The key is known now: who came under it and still waits is let in."""
+        for waiting, head in self._waiting:
+            if waiting == key:
+                self._socket.send_multipart([*head, b"200", b"OK", key.encode(), b""])
+        self._waiting = [held for held in self._waiting if held[0] != key]
+
+    def _remember(self, stranger: Stranger, now: float) -> None:
+        del self._waiting[:-_WAITING]
+        self.strangers.pop(stranger, None)
+        self.strangers[stranger] = now
+        if len(self.strangers) > _KEPT:
+            del self.strangers[next(iter(self.strangers))]
+
+    def close(self) -> None:
+        """Gives the socket back."""
+        self._socket.close()

@@ -1,0 +1,137 @@
+"""Nodes that hold real slots and serve them on loopback, for tests and measurements of parity and the bulk plane."""
+
+import itertools
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+from ckptd.arena import Arena
+from ckptd.bulk.client import Address
+from ckptd.bulk.served import open_served
+from ckptd.bulk.server import BulkServer
+from ckptd.bulk.sockets import Cancel
+from ckptd.core.events import Column, Piece
+from ckptd.parity.sources import Sources
+from ckptd.parity_files import Parities
+from ckptd.protocol.digest import block_count, digest
+from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.slot import SEALS_NBYTES, Seal, SlotState, align_up
+from ckptd.protocol.topology import Scheme
+
+KEY = JobKey("/store", "job")
+SAVE = SaveId(1, 1, 10)
+EPOCH = 1
+SECRET = bytes(range(32))
+
+
+def stage(arena: Arena, rank: int, image: bytes | memoryview, save: SaveId = SAVE, tail: bytes = b"leaves") -> Seal:
+    """A digested slot with that image, made as a rank and the daemon would. Its padding is not zeros."""
+    layout = b"layout of rank %d" % rank
+    seal = Seal(
+        state=SlotState.SEALED, job=KEY, save=save, rank=rank, world_size=8, image_nbytes=len(image),
+        layout_nbytes=len(layout), leaves_nbytes=len(tail), layout_digest=digest(layout), leaves_digest=digest(tail),
+    )  # fmt: skip
+    capacity = align_up(seal.content_nbytes) + SEALS_NBYTES
+    arena.reserve(rank, 1, capacity)
+    name = arena.allocate(KEY, rank, capacity)
+    view = arena.view(KEY, name)
+    view[: len(image)] = image
+    view[len(image) : seal.table_offset] = b"\xaa" * (seal.table_offset - len(image))
+    view[seal.layout_offset : seal.content_nbytes] = layout + tail
+    arena.seal(KEY, name, seal)
+    table = arena.digests(KEY, name, save)
+    assert table is not None
+    assert len(table) == 16 * block_count(len(image))
+    arena.seal_digests(KEY, name, table)
+    return arena.seal_of(KEY, name)
+
+
+def content(arena: Arena, rank: int, save: SaveId = SAVE) -> bytes:
+    """Image and tail of a digested slot."""
+    name = arena.slot_of(KEY, rank, save)
+    assert name is not None
+    seal, view = arena.seal_of(KEY, name), arena.view(KEY, name)
+    return bytes(view[: seal.image_nbytes]) + bytes(view[seal.table_offset : seal.content_nbytes])
+
+
+def _secret_of(link: str) -> bytes | None:
+    """Of any link that is named like one: each process must have its own, or their counters would meet."""
+    return SECRET if link.startswith("link") else None
+
+
+@dataclass
+class Node:
+    """A daemon as far as parity is concerned: arena, parity files, and the server of both."""
+
+    name: str
+    arena: Arena
+    parities: Parities
+    server: BulkServer
+
+    @classmethod
+    def start(cls, name: str, directory: str) -> "Node":
+        arena = Arena(os.path.join(directory, name))
+        arena.open()
+        server = BulkServer(lambda ask, rank: open_served(arena, ask, rank), _secret_of)
+        server.start()
+        return cls(name, arena, Parities(arena), server)
+
+    @property
+    def address(self) -> Address:
+        return Address(self.server.host, self.server.port, "link", SECRET)
+
+    def stop(self) -> None:
+        self.server.close()
+        self.arena.close(remove=False)
+
+
+@dataclass
+class Set:
+    """A redundancy set of nodes in one process."""
+
+    nodes: list[Node]
+    columns: tuple[Column, ...] = ()
+    down: set[str] = field(default_factory=set)
+    relays: dict[str, Address] = field(default_factory=dict)
+    timeout_s: float = 5.0
+
+    def address_of(self, name: str) -> Address | None:
+        node = next((node for node in self.nodes if node.name == name), None)
+        if node is None or name in self.down:
+            return None
+        return self.relays.get(name, node.address)
+
+    def sources(self, node: Node, cancel: Cancel | None = None) -> Sources:
+        return Sources(node.name, node.arena, self.address_of, cancel or Cancel(), timeout_s=self.timeout_s)
+
+    def stage(self, images: Sequence[Sequence[bytes]]) -> None:
+        """Images of the ranks of each node; ranks count through."""
+        ranks = itertools.count()
+        self.columns = tuple(
+            Column(node.name, tuple(stage(node.arena, next(ranks), image) for image in own))
+            for node, own in zip(self.nodes, images, strict=True)
+        )
+
+    def piece(self, index: int, scheme: Scheme, epoch: int = EPOCH) -> Piece:
+        return Piece(SAVE, epoch, scheme, index, self.columns)
+
+    def homes(self, lost: Sequence[int] = ()) -> Mapping[int, str]:
+        return {s.rank: c.node for i, c in enumerate(self.columns) if i not in lost for s in c.seals}
+
+    def pieces(self, lost: Sequence[int] = ()) -> Mapping[int, str]:
+        return {i: c.node for i, c in enumerate(self.columns) if i not in lost}
+
+    def stop(self) -> None:
+        for node in self.nodes:
+            node.stop()
+
+
+def start_set(directory: str, members: int) -> Set:
+    """Nodes n0, n1, ... with arenas below directory."""
+    return Set([Node.start(f"n{i}", directory) for i in range(members)])
+
+
+def flipped(image: bytes, at: int) -> bytes:
+    """The image with one bit changed."""
+    return image[:at] + bytes([image[at] ^ 4]) + image[at + 1 :]

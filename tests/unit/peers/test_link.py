@@ -1,0 +1,300 @@
+"""The link's promises on a network that loses, repeats, delays and reorders, with restarts of either side."""
+
+import itertools
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ckptd.peers import link as link_module
+from ckptd.peers.link import Down, Got, Link, Up
+
+TIMEOUT_S = 10.0
+
+
+class Side:
+    """A daemon's end: one Link per life, and what was sent and got in each period between two Ups."""
+
+    def __init__(self, name, numbers):
+        self.name = name
+        self.numbers = numbers
+        self.life = 0
+        self.sent = []  # per period: (life, [bodies])
+        self.got = []  # per period: (life, fresh, [bodies])
+        self.downs = 0
+        self.restart()
+
+    def restart(self):
+        self.life += 1
+        life = next(self.numbers)
+        self.link = Link(life=life, timeout_s=TIMEOUT_S, new_end=lambda: next(self.numbers))
+        self.up = False
+
+    def say(self, number):
+        body = f"{self.name}{self.life}.{number}".encode()
+        if self.link.send(body):
+            self.sent[-1][1].append(body)
+
+    def hear(self):
+        for news in self.link.take_news():
+            match news:
+                case Up():
+                    self.up = True
+                    self.sent.append((self.life, []))
+                    self.got.append((self.life, news.fresh, []))
+                case Down():
+                    assert self.up
+                    self.up = False
+                    self.downs += 1
+                case Got():
+                    assert self.up
+                    self.got[-1][2].append(news.body)
+
+
+class World:
+    """Two sides, a clock, and all packets under way."""
+
+    def __init__(self):
+        numbers = itertools.count(1)
+        self.sides = [Side("a", numbers), Side("b", numbers)]
+        self.now = 100.0
+        self.air = []  # (to, packet)
+        self.words = itertools.count()
+
+    def step(self, i):
+        side = self.sides[i]
+        for packet in side.link.step(self.now):
+            self.air.append((1 - i, packet))
+        side.hear()
+
+    def arrive(self, index, *, keep=False):
+        to, packet = self.air[index] if keep else self.air.pop(index)
+        self.sides[to].link.receive(packet, self.now)
+        self.sides[to].hear()
+        self.step(to)
+
+    def say(self, i):
+        self.sides[i].say(next(self.words))
+        self.sides[i].hear()
+        self.step(i)
+
+    def calm(self, seconds):
+        """A network without faults for a while."""
+        end = self.now + seconds
+        while self.now < end:
+            for i in (0, 1):
+                self.step(i)
+            while self.air:
+                self.arrive(0)
+            self.now += 0.05
+
+    def check(self):
+        """Each period's bodies are the beginning of one period of the other side, never of two, never older ones."""
+        for me, other in (self.sides, self.sides[::-1]):
+            sources = []
+            lives = []
+            for _, _, got in me.got:
+                if not got:
+                    continue
+                periods = [i for i, (_, sent) in enumerate(other.sent) if sent[: len(got)] == got]
+                assert periods, (got, other.sent)
+                sources.append(periods[0])
+                lives.append(other.sent[periods[0]][0])
+            assert len(set(sources)) == len(sources)
+            assert lives == sorted(lives)
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.sampled_from(["say", "say", "say", "step"]), st.integers(0, 1)),
+        st.tuples(st.sampled_from(["arrive", "arrive", "arrive", "repeat", "lose"]), st.integers(0, 200)),
+        st.tuples(st.just("wait"), st.sampled_from([1, 3, 10, 30, 110, 300])),
+        st.tuples(st.just("restart"), st.integers(0, 1)),
+        st.tuples(st.just("give_up"), st.integers(0, 1)),
+        st.tuples(st.just("calm"), st.sampled_from([1, 5, 20])),
+    ),
+    max_size=120,
+)
+
+
+def disturb(world, what, n):
+    side = world.sides[n % 2]
+    match what:
+        case "say":
+            world.say(n)
+        case "step":
+            world.step(n)
+        case "wait":
+            world.now += n / 10
+        case "restart":
+            side.restart()
+        case "give_up":
+            side.link.restart("told to")
+            side.hear()
+        case "calm":
+            world.calm(n / 10)
+        case "lose" if world.air:
+            world.air.pop(n % len(world.air))
+        case "arrive" | "repeat" if world.air:
+            world.arrive(n % len(world.air), keep=what == "repeat")
+
+
+@settings(max_examples=300)
+@given(STEPS)
+def test_in_order_once_or_up_again(steps):
+    world = World()
+    for what, n in steps:
+        disturb(world, what, n)
+        world.check()
+    world.calm(2 * TIMEOUT_S)
+    world.check()
+    for me, other in (world.sides, world.sides[::-1]):
+        assert me.up
+        assert me.got[-1][2] == other.sent[-1][1], "a period that lasts delivers all that was sent in it"
+    downs = [side.downs for side in world.sides]
+    world.calm(3 * TIMEOUT_S)
+    assert [side.downs for side in world.sides] == downs
+    assert not world.sides[0].link.queued
+
+
+@settings(max_examples=60)
+@given(st.lists(st.integers(0, 1), max_size=200), st.integers(0, 30), st.integers(0, 1 << 30))
+def test_loss_alone_costs_nothing_but_time(words, percent, seed):
+    """While both live and most packets get through, everything arrives in one period."""
+    world = up_world()
+    dice = random.Random(seed)
+    for i in words:
+        world.say(i)
+        world.now += 0.01
+    for _ in range(400):
+        for i in (0, 1):
+            world.step(i)
+        while world.air:
+            if dice.randrange(100) < percent:
+                world.air.pop(0)
+            else:
+                world.arrive(0)
+        world.now += 0.05
+    for me, other in (world.sides, world.sides[::-1]):
+        assert len(me.got) == 1
+        assert me.got[0][2] == other.sent[0][1]
+
+
+def up_world():
+    world = World()
+    world.calm(1)
+    assert all(side.link.up for side in world.sides)
+    return world
+
+
+def test_first_contact_is_fresh_on_both_sides():
+    world = up_world()
+    assert [[fresh for _, fresh, _ in side.got] for side in world.sides] == [[True], [True]]
+
+
+def test_a_restart_is_fresh_for_the_one_who_stayed():
+    world = up_world()
+    world.sides[1].restart()
+    world.calm(1)
+    assert [fresh for _, fresh, _ in world.sides[0].got] == [True, True]
+    assert world.sides[0].downs == 0  # the news is there sooner than the timeout
+
+
+def test_silence_is_down_and_the_same_process_is_not_fresh():
+    world = up_world()
+    for _ in range(30):
+        world.now += 0.5
+        world.step(0)
+        world.air.clear()
+    assert world.sides[0].downs == 1
+    assert not world.sides[0].link.send(b"x")
+    world.calm(2)
+    assert [fresh for _, fresh, _ in world.sides[0].got] == [True, False]
+    assert [fresh for _, fresh, _ in world.sides[1].got] == [True, False]
+
+
+def test_a_full_queue_is_given_up_not_grown(monkeypatch):
+    world = up_world()
+    monkeypatch.setattr(link_module, "MAX_QUEUED", 10)
+    link = world.sides[0].link
+    assert all(link.send(b"x") for _ in range(10))
+    assert not link.send(b"x")
+    assert (link.up, link.queued) == (False, 0)
+    assert [type(news) for news in link.take_news()] == [Down]
+    world.sides[0].up = False
+    world.calm(1)
+    assert [len(side.got) for side in world.sides] == [2, 2]
+
+
+def test_large_bodies_are_bound_by_bytes():
+    world = up_world()
+    link = world.sides[0].link
+    for _ in range(link_module.MAX_QUEUED_NBYTES >> 22):
+        assert link.send(bytes(1 << 22))
+    assert not link.send(b"x")
+
+
+def test_a_window_is_kept():
+    world = up_world()
+    for _ in range(300):
+        world.sides[0].link.send(b"x")
+    assert len(world.sides[0].link.step(world.now)) == link_module._WINDOW
+    assert world.sides[0].link.step(world.now) == []
+
+
+def test_one_large_body_passes_alone():
+    world = up_world()
+    link = world.sides[0].link
+    for _ in range(2):
+        link.send(bytes(link_module._WINDOW_NBYTES + 1))
+    assert len(link.step(world.now)) == 1
+
+
+def test_late_packets_of_a_dead_life_change_nothing():
+    world = World()
+    kept = []
+    for _ in range(40):  # everything that the first life says is kept
+        for i in (0, 1):
+            world.step(i)
+        kept += [letter for letter in world.air if letter[0] == 0]
+        while world.air:
+            world.arrive(0)
+        world.now += 0.05
+    world.sides[1].say(next(world.words))
+    world.step(1)
+    kept += [letter for letter in world.air if letter[0] == 0]
+    world.sides[1].restart()
+    world.air.clear()
+    world.calm(1)
+    before = [(side.downs, len(side.got)) for side in world.sides]
+    for _, packet in kept:
+        world.sides[0].link.receive(packet, world.now)
+        world.sides[0].hear()
+    world.calm(3 * TIMEOUT_S)
+    assert [(side.downs, len(side.got)) for side in world.sides] == before
+    assert world.sides[0].got[-1][2] == []
+
+
+@pytest.mark.parametrize("idle", [5.0, 60.0])
+def test_an_idle_link_stays_up_and_says_little(idle):
+    world = up_world()
+    count = 0
+    end = world.now + idle
+    while world.now < end:
+        world.now = max(world.now + 1e-6, min(side.link.next_deadline() for side in world.sides))
+        for i in (0, 1):
+            world.step(i)
+        count += len(world.air)
+        while world.air:
+            world.arrive(0)
+    assert all(side.downs == 0 for side in world.sides)
+    assert count <= 2 * (idle / (TIMEOUT_S / 4) + 2)
+
+
+def test_an_unanswered_link_says_hello_about_once_a_second():
+    world = World()
+    for _ in range(2000):
+        world.now += 0.05
+        world.step(0)
+    assert 90 <= len(world.air) <= 120
