@@ -284,6 +284,10 @@ class JobNode:
         self.live[event.rank, event.session] = ev.RankFound(
             job=self.job, rank=event.rank, session=event.session, pid=event.pid, host=event.host
         )
+        if 0 < event.incarnation < self.incarnation:  # the door of its session may not know that it is over
+            text = f"incarnation {event.incarnation} was replaced by {self.incarnation}"
+            refusal = Refused(reply_to=event.request, code="stale", message=text)
+            return [ToRank(job=self.job, rank=event.rank, session=event.session, message=refusal)]
         self.waiting[event.rank, event.session] = LocalRank(event)
         actions: list[Action] = []
         others = tuple(peer for peer in event.topology.peers if peer.node != self.node) if event.topology else ()
@@ -329,7 +333,8 @@ class JobNode:
         return [self._report(event, door) for event in (*self.live.values(), visited)]
 
     def _opened(self, order: ev.SessionOpened) -> list[Action]:
-        if order.node != self.coordinator and order.incarnation <= self.incarnation and self.session:
+        late = order.incarnation < self.incarnation or (order.incarnation == self.incarnation and self.session)
+        if order.node != self.coordinator and late:
             return []  # of a coordinator that was replaced
         self.incarnation = max(self.incarnation, order.incarnation)
         actions = self._moved(order)

@@ -103,8 +103,9 @@ class Protection:
     def protected(self, order: ev.SaveProtected) -> list[Action]:
         """Every set has encoded it: what protected older ones can go."""
         key = (order.save, order.epoch)
-        self.newest = key
-        return self._drop_all_but({key} | ({self.ordered} if self.ordered and self.ordered > key else set()))
+        self.newest = max(key, self.newest or key)  # a coordinator may say again what was so long ago
+        newer = {held for held in self.pieces if held > key}
+        return self._drop_all_but({key} | newer | ({self.ordered} if self.ordered and self.ordered > key else set()))
 
     def released(self) -> list[Action]:
         """The job is over."""
