@@ -44,9 +44,12 @@ class Protection:
         """The job runs on these nodes now; what is sealed stays until a newer checkpoint is protected."""
         if topology is None:
             return []
+        members = set_of(topology.peers, topology.set_size, self._node)
+        if (members, epoch) == (self.members, self.epoch):
+            return []  # a restarted daemon is told what it kept: what members have offered since stays
         actions = self._stop()
         self.ordered, self._offers = None, {}
-        self.members = set_of(topology.peers, topology.set_size, self._node)
+        self.members = members
         self.scheme = effective(topology.scheme, len(self.members))
         self.epoch = epoch
         return actions
