@@ -65,7 +65,7 @@ class Coordinator:
                 return []
             case ev.Knocked():
                 self.sessions.knocked(event, now)
-                return [MeetPeers(job=self.job, peers=event.outside)]
+                return [MeetPeers(job=self.job, peers=event.outside)] if event.outside else []
             case ev.Visited():
                 before = self.sessions.session
                 return [*self._with_news(self.sessions.visited(node, event, now)), *self._entered(before)]

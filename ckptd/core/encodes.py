@@ -44,7 +44,6 @@ class Encodes:
         if (topology, epoch) == (self.topology, self.epoch):
             return
         self.topology, self.epoch = topology, epoch
-        self.newest = None  # others may have coordinated since, and protected newer ones
         self._forget_active()
         sets = redundancy_sets(topology.peers, topology.set_size) if topology is not None else []
         self._sets = {node: members for members in sets for node in members}

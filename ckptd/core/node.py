@@ -300,10 +300,11 @@ class JobNode:
         """Tells who may come to coordinate that the rank stands at the door, and who lives here already."""
         door = _coordinator_of(event, self.node)
         self._doors.add(door)
-        knocked = ev.Knocked(job=self.job, session=event.session, outside=self._outside(event))
+        outside, known = self._outside(event), self.incarnation
+        knocked = ev.Knocked(job=self.job, session=event.session, outside=outside, incarnation=known)
         return [
             *(self._report(found, door) for found in self.live.values()),
-            *([self._report(knocked, door)] if knocked.outside else []),
+            *([self._report(knocked, door)] if outside or (known and not event.incarnation) else []),
             self._report(event, door),
         ]
 
