@@ -27,6 +27,7 @@ class Coordinator:
         self._unheard: set[str] = set()  # nodes that have not said what they have since the session was opened
         self._entering = False  # saves of older incarnations are judged once all nodes have said what they have
         self._unheard_until: float | None = None
+        self._untold: set[str] = set()  # the same, however long it takes
         self._now = 0.0  # of the last event
         self._asked_scan = False
         self._rescan_at: float | None = None  # the store did not answer; drains wait until it does
@@ -64,7 +65,7 @@ class Coordinator:
                 return []
             case ev.Knocked():
                 self.sessions.knocked(event, now)
-                return [MeetPeers(job=self.job, peers=event.outside)]
+                return [MeetPeers(job=self.job, peers=event.outside)] if event.outside else []
             case ev.Visited():
                 before = self.sessions.session
                 return [*self._with_news(self.sessions.visited(node, event, now)), *self._entered(before)]
@@ -122,7 +123,7 @@ class Coordinator:
         self.saves.known_nodes(nodes)
         self.encodes.known_nodes(nodes)
         self.encodes.opened(self.sessions.topology, self.sessions.epoch)
-        self._unheard, self._entering = set(nodes), True
+        self._unheard, self._untold, self._entering = set(nodes), set(nodes), True
         self.restores.blind()
         self._unheard_until = self._now + self._policy.stage_timeout_s / 10
         return self._load(self.restores.replaced())
@@ -132,6 +133,7 @@ class Coordinator:
         self.sessions.incarnation = max(self.sessions.incarnation, event.incarnation)
         actions = self.encodes.found(node, event.pieces, self.saves, now)
         actions += self.saves.found(node, event.segments, now)
+        self._untold.discard(node)
         self._unheard.discard(node)
         return [*actions, *self._judge(now), *self.encodes.advance(self.saves, now)]
 
@@ -292,6 +294,8 @@ class Coordinator:
         expired = self._orphan_until is not None and now >= self._orphan_until
         if self.sessions.members or not (self._closing or expired):
             return []
+        if self._untold and not expired:
+            return []  # a node that has not said yet what it has may have what is nowhere else
         newest = self.saves.newest_staged
         if newest is not None and newest.end is End.FAILED and not expired:
             return self.saves.drain_newest(now)  # the only copy: it is tried until the memory must go

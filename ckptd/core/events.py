@@ -409,6 +409,7 @@ class Knocked(Event):
 
     session: str
     outside: tuple[Peer, ...] = ()
+    incarnation: int = 0  # the largest that the node knows of: the next one is above it, whatever the store says
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

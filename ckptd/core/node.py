@@ -112,6 +112,7 @@ class JobNode:
 
     def _report_to_all(self, event: ev.Event) -> list[Action]:
         """To the coordinator, and to those that may come to be it."""
+        self._doors |= {self.coordinator, *self._candidates}
         return [self._report(event, node) for node in dict.fromkeys((self.coordinator, *self._candidates))]
 
     def _report_gone(self, event: ev.Event) -> list[Action]:
@@ -283,6 +284,10 @@ class JobNode:
         self.live[event.rank, event.session] = ev.RankFound(
             job=self.job, rank=event.rank, session=event.session, pid=event.pid, host=event.host
         )
+        if 0 < event.incarnation < self.incarnation:  # the door of its session may not know that it is over
+            text = f"incarnation {event.incarnation} was replaced by {self.incarnation}"
+            refusal = Refused(reply_to=event.request, code="stale", message=text)
+            return [ToRank(job=self.job, rank=event.rank, session=event.session, message=refusal)]
         self.waiting[event.rank, event.session] = LocalRank(event)
         actions: list[Action] = []
         others = tuple(peer for peer in event.topology.peers if peer.node != self.node) if event.topology else ()
@@ -295,10 +300,11 @@ class JobNode:
         """Tells who may come to coordinate that the rank stands at the door, and who lives here already."""
         door = _coordinator_of(event, self.node)
         self._doors.add(door)
-        knocked = ev.Knocked(job=self.job, session=event.session, outside=self._outside(event))
+        outside, known = self._outside(event), self.incarnation
+        knocked = ev.Knocked(job=self.job, session=event.session, outside=outside, incarnation=known)
         return [
             *(self._report(found, door) for found in self.live.values()),
-            *([self._report(knocked, door)] if knocked.outside else []),
+            *([self._report(knocked, door)] if outside or (known and not event.incarnation) else []),
             self._report(event, door),
         ]
 
@@ -328,7 +334,8 @@ class JobNode:
         return [self._report(event, door) for event in (*self.live.values(), visited)]
 
     def _opened(self, order: ev.SessionOpened) -> list[Action]:
-        if order.node != self.coordinator and order.incarnation <= self.incarnation and self.session:
+        late = order.incarnation < self.incarnation or (order.incarnation == self.incarnation and self.session)
+        if order.node != self.coordinator and late:
             return []  # of a coordinator that was replaced
         self.incarnation = max(self.incarnation, order.incarnation)
         actions = self._moved(order)
@@ -379,6 +386,7 @@ class JobNode:
             ev.HeldPiece(p.save, p.epoch, p.scheme, p.index, tuple(tuple(s.rank for s in c.seals) for c in p.columns))
             for p in self.protection.pieces.values()
         )
+        self._doors.add(self.coordinator)
         has = ev.NodeHas(job=self.job, incarnation=self.incarnation, segments=segments, pieces=pieces)
         seated = [replace(r.attached, incarnation=self.incarnation, request=0) for r in self.ranks.values()]
         events: list[ev.Event] = [has, *self.live.values(), *seated]

@@ -44,9 +44,12 @@ class Protection:
         """The job runs on these nodes now; what is sealed stays until a newer checkpoint is protected."""
         if topology is None:
             return []
+        members = set_of(topology.peers, topology.set_size, self._node)
+        if (members, epoch) == (self.members, self.epoch):
+            return []  # a restarted daemon is told what it kept: what members have offered since stays
         actions = self._stop()
         self.ordered, self._offers = None, {}
-        self.members = set_of(topology.peers, topology.set_size, self._node)
+        self.members = members
         self.scheme = effective(topology.scheme, len(self.members))
         self.epoch = epoch
         return actions
@@ -65,8 +68,9 @@ class Protection:
             return [self._outcome(key, "")]
         actions: list[Action] = [] if self.ordered == key else self._stop()
         self.ordered = key
-        if self.newest is not None:  # else one of those found at start may be what was protected
-            actions += self._drop_all_but({self.newest, key})
+        if self.newest is not None:  # what is newer may be protected too, though this node has not heard it
+            newest = self.newest
+            actions += self._drop_all_but({key, *(held for held in self.pieces if held >= newest)})
         return [*actions, *self._encode()]
 
     def offer(self, column: ev.Column) -> list[Action]:
@@ -102,8 +106,9 @@ class Protection:
     def protected(self, order: ev.SaveProtected) -> list[Action]:
         """Every set has encoded it: what protected older ones can go."""
         key = (order.save, order.epoch)
-        self.newest = key
-        return self._drop_all_but({key} | ({self.ordered} if self.ordered and self.ordered > key else set()))
+        self.newest = max(key, self.newest or key)  # a coordinator may say again what was so long ago
+        newer = {held for held in self.pieces if held > key}
+        return self._drop_all_but({key} | newer | ({self.ordered} if self.ordered and self.ordered > key else set()))
 
     def released(self) -> list[Action]:
         """The job is over."""

@@ -131,6 +131,7 @@ class Saves:
             actions += self._delivered(node, record, segment.rank, segment.nbytes, now, again=True)
             if was is not Phase.STAGING and node != self._node:  # its half beside this one has heard it
                 actions.append(self._order(ev.SaveStaged(job=self._job, node=self._node, save=record.save), node))
+        actions += self._heard_of_drainer(node, now)
         told = {s.save for s in segments} if node != self._node else set()
         ended = [r for r in self.records.values() if r.end is not None and r.save in told]
         return [*actions, *(action for record in ended for action in self._tell_end(record, node))]
@@ -358,6 +359,16 @@ class Saves:
         if record is None and self.retry_at is not None:
             self.retry_at = now
         return []
+
+    def _heard_of_drainer(self, node: str, now: float) -> list[Action]:
+        """A node that is to drain has said what it has: it drains, or what it was to drain is gone."""
+        record = self.records.get(self.active) if self.active is not None else None
+        if record is None or record.phase is not Phase.DRAINING or node not in set(record.drainers) - record.voters:
+            return []
+        lost = [rank for rank in record.drainers[node] if node not in record.held.get(rank, set())]
+        if lost:
+            return self._drain_failed(record, f"node {node} has lost rank {lost[0]}'s segment", now)
+        return [self._order_drain(record, node)] if node != self._node else []
 
     def peer_down(self, node: str, now: float) -> list[Action]:
         """A drain that needs the node is tried again later."""

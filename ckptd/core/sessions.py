@@ -69,6 +69,9 @@ class Sessions:
 
     def knocked(self, event: ev.Knocked, now: float) -> None:
         """A session at the door leaves these nodes, if it is let in."""
+        self.floor = max(self.floor, event.incarnation)
+        if not event.outside:
+            return
         waiting = self._waiting.setdefault(event.session, Waiting(now, Cadence()))
         waiting.outside |= {peer.node for peer in event.outside}
 

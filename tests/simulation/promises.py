@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tests.simulation.session import Session
     from tests.simulation.world import World
 
-_CALM_S = 90.0  # a load that began so long after all was well finds the newest there is
+_CALM_S = 30.0  # a load that began so long after all was well finds the newest there is
 
 
 class Promises:
