@@ -1,7 +1,7 @@
 """One job as rank 0's daemon sees it: who the job is, how far each save has come, what a load restores. Pure."""
 
 from ckptd.core import events as ev
-from ckptd.core.actions import Action, MeetPeers, ScanStore, ToNode
+from ckptd.core.actions import Action, MeetPeers, Note, ScanStore, ToNode
 from ckptd.core.encodes import Encodes
 from ckptd.core.policy import Policy
 from ckptd.core.protection_view import ProtectionView
@@ -101,7 +101,7 @@ class Coordinator:
                 return self._load([*actions, *self.restores.hopeless(self.sessions.incomplete)])
             case ev.LoadReported():
                 return self._load(self.restores.reported(event, self.sessions.world_size, self.saves, now))
-        raise AssertionError(f"no row for {event}")
+        return [Note(job=self.job, text=f"{node} reports what no coordinator knows: {type(event).__name__}")]
 
     def _attached(self, node: str, event: ev.RankAttached, now: float) -> list[Action]:
         scan: list[Action] = [] if self._asked_scan else [ScanStore(job=self.job)]

@@ -263,7 +263,7 @@ class JobNode:
                 return self._load_refused(order)
             case ev.JobReleased():
                 return self._released()
-        raise AssertionError(f"no row for {order}")
+        return [Note(job=self.job, text=f"{order.node} says what no node knows: {type(order).__name__}")]
 
     # --- ranks
 
