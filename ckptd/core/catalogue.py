@@ -56,7 +56,7 @@ class Catalogue:
         coordinates = job.node.coordinator == self.node
         asked = job.coordinator.adopted(now) if coordinates else []
         self._route(key, [*job.node.slots.digests_due(), *asked], inbox, out)
-        if coordinates and not job.node.live and not any(slot.save for slot in job.node.slots):
+        if coordinates and not job.node.ranks.live and not any(slot.save for slot in job.node.slots):
             inbox.append(ev.JobReleased(job=key, node=self.node))
         if not coordinates and not job.node.needed:
             out.append(ForgetJob(job=key))
@@ -71,7 +71,7 @@ class Catalogue:
         if job is None:
             known = ", ".join(sorted({known.job for known in self.jobs})) or "none"
             raise UsageError(f"this daemon has no job {key.job!r} with store {key.store!r}", hint=f"its jobs: {known}")
-        live = [job.node.live[place] for place in sorted(job.node.live)]
+        live = [job.node.ranks.live[place] for place in sorted(job.node.ranks.live)]
         if live or job.coordinator.sessions.wanted:
             who = ", ".join(f"rank {rank.rank} (pid {rank.pid} on {rank.host})" for rank in live) or "ranks at the door"
             raise CkptdError(f"job {key.job!r} lives: {who}", hint="end those processes first")
