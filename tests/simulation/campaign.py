@@ -53,7 +53,9 @@ def main() -> int:
                 Path(args.save).mkdir(parents=True, exist_ok=True)
                 Path(args.save, f"seed-{seed}-nodes-{args.nodes}.txt").write_text(transcript)
     wall = time.monotonic() - began
-    print(f"{args.count} seeds x {args.nodes} nodes: {failed} failed; {events} events, {wall:.1f} s, slowest {slowest:.2f} s of CPU")
+    print(
+        f"{args.count} seeds x {args.nodes} nodes: {failed} failed; {events} events, {wall:.1f} s, slowest {slowest:.2f} s of CPU"
+    )
     for name, total in totals.items():
         print(f"{name}:", ", ".join(f"{key} {number}" for key, number in sorted(total.items())))
     return 1 if failed else 0

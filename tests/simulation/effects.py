@@ -18,7 +18,15 @@ from tests.simulation.store import StoreError
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-_STORE = (act.TakeIncarnation, act.ScanStore, act.Drain, act.WriteVote, act.Commit, act.RemoveCheckpoint, act.RemovePartial)
+_STORE = (
+    act.TakeIncarnation,
+    act.ScanStore,
+    act.Drain,
+    act.WriteVote,
+    act.Commit,
+    act.RemoveCheckpoint,
+    act.RemovePartial,
+)
 _WITH_PATIENCE = (act.TakeIncarnation, act.ScanStore)
 _PATIENCE_S = 10.0
 _USUAL_S = {

@@ -69,8 +69,14 @@ class Promises:
             newer = [t for s, t in truth.saves.items() if s >= promise.save]
             if not promise.losses:
                 kept = any(t.whole and t.epochs_protected() for t in newer)
-                state = [(s, t.whole, sorted(t.where), {k[:2]: sorted(p.pieces) for k, p in t.sets.items()}) for s, t in sorted(truth.saves.items()) if s >= promise.save]
-                assert kept, f"{promise.save} was told protected; without the loss of a node it is not any more: {state}"
+                state = [
+                    (s, t.whole, sorted(t.where), {k[:2]: sorted(p.pieces) for k, p in t.sets.items()})
+                    for s, t in sorted(truth.saves.items())
+                    if s >= promise.save
+                ]
+                assert kept, (
+                    f"{promise.save} was told protected; without the loss of a node it is not any more: {state}"
+                )
             else:
                 assert any(t.restorable() for t in newer), f"{promise.save} was protected, and too much was given up"
 
@@ -240,6 +246,14 @@ class Promises:
         newest = max([*there, *store.committed], default=None)
         self.told_of["calm loads"] += 1
         assert newest is None or (chosen is not None and chosen >= newest), f"{chosen} was loaded, {newest} is there"
+
+    def anything_restorable(self, job: JobKey) -> bool:
+        """Whether some checkpoint is left, wherever."""
+        truth = self.of(job)
+        if self._world.store(job).committed or any(t.ever_whole and t.restorable() for t in truth.saves.values()):
+            return True
+        truth.staged = truth.protected = None
+        return False
 
     # --- the end
 

@@ -74,7 +74,7 @@ class Store:
         if save not in self.partials:
             raise StoreError("ENOENT: the partial directory is gone")
         directory = self.partials[save]
-# The files may be gone again, with a partial directory that was removed and made anew: the commit looks.
+        # The files may be gone again, with a partial directory that was removed and made anew: the commit looks.
         directory.votes[node] = (world_size, ranks)
 
     def commit(self, save: SaveId) -> None:
