@@ -38,7 +38,7 @@ class Promises:
 
     # --- the arenas change
 
-    def held(self, job: JobKey, arena: "Arena", seal: Seal, there: bool) -> None:  # noqa: FBT001
+    def held(self, job: JobKey, arena: "Arena", seal: Seal, there: bool) -> None:
         """A seal came into force, or went."""
         truth = self.of(job)
         found = truth.held(arena.ident, seal, there=there)
@@ -47,7 +47,7 @@ class Promises:
         else:
             self._still_kept(job, truth, found.save)
 
-    def piece(self, job: JobKey, arena: "Arena", piece: Piece, there: bool) -> None:  # noqa: FBT001
+    def piece(self, job: JobKey, arena: "Arena", piece: Piece, there: bool) -> None:
         """A piece was sealed, or went."""
         truth = self.of(job)
         truth.piece(arena.ident, piece, there=there)
@@ -85,9 +85,10 @@ class Promises:
         newest = truth.owners[max(truth.owners)] if truth.owners else ""
         for launcher in self._world.launchers:
             for session in (launcher.current, *launcher.zombies):
-                if session is not None and session.name == newest:
-                    if any(p.alive and p.incarnation and p.state != "closing" for p in session.procs):
-                        return False
+                if session is None or session.name != newest:
+                    continue
+                if any(p.alive and p.incarnation and p.state != "closing" for p in session.procs):
+                    return False
         owed = max((p for p in (truth.staged, truth.protected and truth.protected.save) if p is not None), default=None)
         durable = max(self._world.store(job).ever, default=None)
         over = owed is None or self._world.expired or (durable is not None and durable >= owed)

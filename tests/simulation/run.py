@@ -72,8 +72,8 @@ def play(
         lines = [_line(line) for line in (world.everything if keep else world.lines) or ()]
         options = f" --scheme {scheme}" if scheme else ""
         options += f" --set-size {set_size}" if set_size else ""
-        options += f" --seconds {seconds:g}" if seconds != 150.0 else ""  # noqa: PLR2004
-        options += f" --fault-every {fault_every_s:g}" if fault_every_s != 12.0 else ""  # noqa: PLR2004
+        options += f" --seconds {seconds:g}" if seconds != 150.0 else ""
+        options += f" --fault-every {fault_every_s:g}" if fault_every_s != 12.0 else ""
         problem = str(error) if isinstance(error, AssertionError) else repr(error)
         raise BrokenError(seed, nodes, options, problem, lines) from error
     return Outcome(
