@@ -162,7 +162,7 @@ class Effects:
             if not silent and self._world.clock.chance(0.5):
                 self._outcome(running, "", True)
 
-    def _outcome(self, running: Running, problem: str, happened: bool) -> list[Any]:  # noqa: FBT001
+    def _outcome(self, running: Running, problem: str, happened: bool) -> list[Any]:
         machine, action, found = running.machine, running.action, None
         if not problem or happened:
             try:

@@ -1,4 +1,4 @@
-"""The file system that all nodes share: what one job's directory on it holds. Each call is one step that never tears."""
+"""The file system that all nodes share: what one job's directory on it holds. Each call is one step."""
 
 from dataclasses import dataclass, field
 
