@@ -101,6 +101,11 @@ class JobNode:
                 return [*self.drain.vote(), *self.loads.answer(), *self._offer()] if known else []
             case ev.DigestsFailed():
                 return self._unreadable(event)
+        return self._outcome(event)
+
+    def _outcome(self, event: ev.Event) -> list[Action]:  # noqa: C901 - one line per event
+        """What became of an action, what was found at start, what other nodes do."""
+        match event:
             case ev.DrainMoved():
                 return [self.membership.report(event)]
             case ev.Drained():

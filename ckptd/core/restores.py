@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, ScanStore, TakeIncarnation, ToNode
 from ckptd.core.policy import Policy
+from ckptd.core.record import few
 from ckptd.core.routes import Routes
-from ckptd.core.saves import Saves, few
+from ckptd.core.saves import Saves
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.messages import Tier
 

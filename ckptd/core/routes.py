@@ -2,7 +2,8 @@
 
 from ckptd.core import events as ev
 from ckptd.core.encodes import Encodes
-from ckptd.core.saves import Record, Saves
+from ckptd.core.record import Record
+from ckptd.core.saves import Saves
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.messages import Tier
 

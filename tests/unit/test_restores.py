@@ -376,4 +376,4 @@ def test_the_slots_are_free_again_once_the_load_is_given_up():
     job, _ = a_load(staged=(ONE,))
     job.report(0, ONE, Tier.ARENA)
     job.tick(3601)
-    assert job.node._loading is None
+    assert job.node.loads.save is None
