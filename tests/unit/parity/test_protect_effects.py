@@ -111,11 +111,11 @@ def test_a_dropped_piece_is_gone_also_while_it_is_made(nodes, daemons):
     encode(nodes, daemons[0], 0)
     daemons[0].settle()
     assert has_piece(daemons[0])
-    assert daemons[0].effects.adopt() == [(KEY, nodes.piece(0, Scheme.XOR))]
+    assert daemons[0].effects.parities.scan() == [(KEY, nodes.piece(0, Scheme.XOR))]
 
 
-@pytest.mark.parametrize("holder", ["n0", ""])
-def test_a_segment_is_fetched(nodes, daemons, holder):
+@pytest.mark.parametrize("tier", [Tier.PEER, Tier.REBUILT])
+def test_a_segment_is_fetched(nodes, daemons, tier):
     for index, daemon in enumerate(daemons):
         encode(nodes, daemon, index)
         daemon.settle()
@@ -123,15 +123,14 @@ def test_a_segment_is_fetched(nodes, daemons, holder):
     at.events.clear()
     at.effects.perform(
         act.FetchSegment(
-            job=KEY, rank=0, save=SAVE, tier=Tier.PEER, holder=holder, seal=seal if holder else None,
+            job=KEY, rank=0, save=SAVE, tier=tier, holder="n0", seal=seal,
             piece=nodes.piece(2, Scheme.XOR), homes=tuple(nodes.homes([0]).items()),
             pieces=tuple(nodes.pieces([0]).items()),
         )
     )  # fmt: skip
     at.settle()
     (event,) = at.events
-    assert (event.problem, event.tier) == ("", Tier.PEER if holder else Tier.REBUILT)
-    assert (event.nbytes, event.world_size) == (SIZE, 8)
+    assert (event.problem, event.tier, event.seal) == ("", tier, seal)
     assert at.node.arena.seal_of(KEY, event.slot) == seal
     assert content(at.node.arena, 0) == content(nodes.nodes[0].arena, 0)
 
