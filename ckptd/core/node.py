@@ -364,6 +364,8 @@ class JobNode:
             actions += self._free(slot)
         if self._world_size and self._settled == self.incarnation:
             actions += self.slots.trim(self._world_size)
+            topology = self.membership.topology
+            actions += self.slots.trim_moved(topology.ranks_of(self.node)) if topology is not None else []
         return actions
 
     def _free(self, slot: Slot) -> list[Action]:

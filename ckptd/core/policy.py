@@ -19,4 +19,5 @@ class Policy:
     empty_ttl_s: float = 60.0  # of a job that died before its first save
     encode_patience_s: float = 60.0  # after which a newer save is encoded instead
     outside_wait_s: float = 3.0  # for nodes that the job has left to say what lies there
+    whole_nodes: int = 8  # a job of up to so many nodes gets a checkpoint of another world whole on each, from memory
     client_started: bool = False  # nobody but a client will start the daemon again

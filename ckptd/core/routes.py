@@ -32,6 +32,15 @@ class Routes:
             return self._node
         return topology.home(rank % len(topology.homes))
 
+    def nodes(self, world_size: int) -> list[str]:
+        """Where the ranks run now."""
+        return sorted({self.home(rank) for rank in range(world_size)})
+
+    def lies_at(self, save: SaveId, rank: int, node: str) -> bool:
+        """Whether the node has the segment."""
+        record = self._saves.records.get(save)
+        return record is not None and node in record.held.get(rank, set())
+
     def has(self, save: SaveId, rank: int) -> bool:
         """Whether some node that answers has the segment."""
         record = self._saves.records.get(save)
@@ -50,12 +59,12 @@ class Routes:
             return Tier.PFS, None
         return None
 
-    def fetch(self, save: SaveId, rank: int, damaged: Damage) -> ev.FetchOrdered | None:
-        """How the segment comes to the rank's node: from another arena, or from parity."""
+    def fetch(self, save: SaveId, rank: int, damaged: Damage, at: str = "") -> ev.FetchOrdered | None:
+        """How the segment comes to the rank's node, or to another one: from another arena, or from parity."""
         record = self._saves.records.get(save)
         if record is None:
             return None
-        others = (record.held.get(rank, set()) & self._saves.reachable) - {self.home(rank)}
+        others = (record.held.get(rank, set()) & self._saves.reachable) - {at or self.home(rank)}
         if others and (save, Tier.PEER, rank) not in damaged:
             return ev.FetchOrdered(
                 job=self._job, node=self._node, rank=rank, save=save, tier=Tier.PEER, holder=min(others)

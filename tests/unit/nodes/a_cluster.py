@@ -89,8 +89,8 @@ class ANode:
 class ACluster:
     """Nodes, links and a store; ``held`` names action types that are kept in ``waiting`` instead of carried out."""
 
-    def __init__(self, names: str = "abcd", *, scheme: Scheme = Scheme.XOR, set_size: int = 4) -> None:
-        self.policy = Policy()
+    def __init__(self, names: str = "abcd", *, scheme: Scheme = Scheme.XOR, set_size: int = 4, **policy: int) -> None:
+        self.policy = Policy(**policy)
         self.scheme, self.set_size = scheme, set_size
         self.now = 0.0
         self.store = Store()

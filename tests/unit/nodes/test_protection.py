@@ -12,8 +12,8 @@ from tests.unit.nodes.a_cluster import KEY, ACluster, refused
 ONE, TWO, THREE = (SaveId(1, n, 10 * n) for n in (1, 2, 3))
 
 
-def a_protected_job(homes: str = "abcd", scheme: Scheme = Scheme.XOR) -> ACluster:
-    cluster = ACluster("abcd", scheme=scheme)
+def a_protected_job(homes: str = "abcd", scheme: Scheme = Scheme.XOR, **policy: int) -> ACluster:
+    cluster = ACluster("abcd", scheme=scheme, **policy)
     cluster.connect(homes)
     cluster.held = {act.Drain}
     cluster.stage(ONE)
@@ -158,8 +158,24 @@ def test_a_restarted_node_learns_what_became_of_its_saves():
     assert [key[0] for key in cluster.nodes["c"].pieces] == [TWO]
 
 
-def test_a_smaller_world_gets_a_lost_node_rebuilt_drained_and_read_from_the_store():
+def test_a_smaller_world_gets_all_segments_at_each_of_its_nodes():
     cluster = a_protected_job()
+    cluster.end_ranks()
+    cluster.lose("c")
+    cluster.connect("abd")
+    answers = cluster.load()
+    assert [a.save for a in answers] == [ONE] * 3
+    assert set(cluster.tiers.values()) == {Tier.REBUILT}
+    assert not cluster.store.committed
+    for name in "abd":
+        assert {s.rank for s in cluster.nodes[name].slots.values() if s.save == ONE} == {0, 1, 2, 3}
+    cluster.stage(SaveId(3, 1, 20))
+    for node in cluster.nodes.values():
+        assert {s.save for s in node.slots.values()} <= {SaveId(3, 1, 20), None}
+
+
+def test_a_smaller_world_gets_a_lost_node_rebuilt_drained_and_read_from_the_store():
+    cluster = a_protected_job(whole_nodes=0)
     cluster.end_ranks()
     cluster.lose("c")
     cluster.held, cluster.waiting = set(), []
