@@ -246,8 +246,8 @@ def _check_manifest(path: str, committed: Committed | None, report: Report) -> M
 def _check_votes(path: str, manifest: Manifest | None, report: Report) -> list[Vote]:
     """The votes that are sound. Those the manifest pins are held against it; without one, all that are there.
 
-    A vote may come between the manifest and the final name, from a node that drained a rank that had a vote already: its
-    files are then those of the manifest.
+    A vote may come between the manifest and the final name, from a node that drained a rank that had a vote already:
+    its files are then those of the manifest.
     """
     pinned = {ref.node: ref for ref in manifest.votes} if manifest else {}
     folder = os.path.join(path, VOTES_DIR)

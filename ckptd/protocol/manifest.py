@@ -229,7 +229,7 @@ def one_record_each(votes: Iterable[Vote]) -> list[FileRecord]:
         for record in vote.files:
             known, node = found.setdefault(record.rank, (record, vote.node))
             if known != record:
-                raise DamagedError(f"{vote.save}: the votes of {node} and {vote.node} differ about {record.name}")
+                raise DamagedError(f"votes for {vote.save} of {node} and {vote.node} differ about {record.name}")
     return [found[rank][0] for rank in sorted(found)]
 
 
@@ -238,9 +238,9 @@ def make_manifest(
 ) -> Manifest:
     """The manifest that votes (with their file content) add up to; stock: what lies beside them for stock readers.
 
-    A rank may have two votes: its drain began on one node, and again on another that had the segment too. Both wrote the
-    same bytes under the same name, so they agree to the bit. Raises DamagedError when they do not, when votes disagree
-    about the job, the save or the world, or leave a rank out.
+    A rank may have two votes: its drain began on one node, and again on another that had the segment too. Both wrote
+    the same bytes under the same name, so they agree to the bit. Raises DamagedError when they do not, when votes
+    disagree about the job, the save or the world, or leave a rank out.
     """
     first = votes[0][0] if votes else None
     if first is None or any((v.job, v.save, v.world_size) != (first.job, save, first.world_size) for v, _ in votes):
