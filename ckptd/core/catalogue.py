@@ -4,7 +4,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from ckptd.core import events as ev
-from ckptd.core.actions import Action, ForgetJob, ToNode, ToRank, UnlinkSlot
+from ckptd.core.actions import Action, DropPiece, ForgetJob, ToNode, ToRank, UnlinkSlot
 from ckptd.core.coordinator import Coordinator
 from ckptd.core.node import JobNode
 from ckptd.core.policy import Policy
@@ -151,6 +151,11 @@ def _afterwards(event: ev.Event) -> list[Action]:
     match event:
         case ev.SlotReady():
             return [UnlinkSlot(job=event.job, slot=event.slot), ForgetJob(job=event.job)]
+        case ev.SegmentFetched() if event.slot:
+            return [UnlinkSlot(job=event.job, slot=event.slot), ForgetJob(job=event.job)]
+        case ev.Encoded() if not event.problem:
+            dropped = DropPiece(job=event.job, save=event.save, epoch=event.epoch)
+            return [dropped, ForgetJob(job=event.job)]
         case ev.RankDetached():
             done = Done(reply_to=event.request)
             return [ToRank(job=event.job, rank=event.rank, session=event.session, message=done)]

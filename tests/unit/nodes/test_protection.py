@@ -7,6 +7,7 @@ from ckptd.core import events as ev
 from ckptd.protocol.ids import SaveId
 from ckptd.protocol.messages import Tier
 from ckptd.protocol.topology import Scheme
+from tests.seals import a_seal
 from tests.unit.nodes.a_cluster import KEY, ACluster, refused
 
 ONE, TWO, THREE = (SaveId(1, n, 10 * n) for n in (1, 2, 3))
@@ -252,3 +253,27 @@ def test_ranks_of_an_old_session_keep_a_new_one_out_wherever_they_live():
     assert len(cluster.refusals) == 3
     assert "rank 3" in cluster.refusals[0]
     assert old == list("abcd")
+
+
+def test_a_refusal_names_what_is_missing_of_the_newest():
+    cluster = a_protected_job()
+    cluster.end_ranks()
+    cluster.lose("b")
+    cluster.lose("c")
+    cluster.add("x")
+    cluster.add("y")
+    cluster.connect("axyd")
+    (why, *_) = refused(cluster.load())
+    assert f"{ONE}: the segments of ranks 1, 2 are in no arena that answers, parity of it does not suffice" in why
+
+
+def test_what_arrives_for_a_job_that_is_gone_is_given_back():
+    cluster = ACluster("a")
+    seal = a_seal(KEY, ONE, 0, 1)
+    fetched = ev.SegmentFetched(
+        job=KEY, rank=0, save=ONE, tier=Tier.PEER, slot="r00000-000001.slot", capacity=99, seal=seal
+    )
+    catalogue = cluster.nodes["a"].catalogue
+    assert act.UnlinkSlot(job=KEY, slot="r00000-000001.slot") in catalogue.handle(fetched, 0.0)
+    assert act.DropPiece(job=KEY, save=ONE, epoch=1) in catalogue.handle(ev.Encoded(job=KEY, save=ONE, epoch=1), 0.0)
+    assert not catalogue.jobs
