@@ -44,7 +44,7 @@ class Catalogue:
         out: list[Action] = []
         for job in list(self.jobs.values()):
             inbox: deque[ev.Event] = deque()
-            self._route(job.node.job, job.coordinator.tick(now), inbox, out)
+            self._route(job.node.job, [*job.coordinator.tick(now), *job.node.tick(now)], inbox, out)
             self._deliver(inbox, out, now)
         return out
 
@@ -86,8 +86,8 @@ class Catalogue:
 
     def next_deadline(self) -> float | None:
         """When tick must be called at the latest."""
-        times = (job.coordinator.next_deadline() for job in self.jobs.values())
-        return min((t for t in times if t is not None), default=None)
+        halves = (half for job in self.jobs.values() for half in (job.coordinator, job.node))
+        return min((t for half in halves if (t := half.next_deadline()) is not None), default=None)
 
     @property
     def empty(self) -> bool:

@@ -277,3 +277,47 @@ def test_what_arrives_for_a_job_that_is_gone_is_given_back():
     assert act.UnlinkSlot(job=KEY, slot="r00000-000001.slot") in catalogue.handle(fetched, 0.0)
     assert act.DropPiece(job=KEY, save=ONE, epoch=1) in catalogue.handle(ev.Encoded(job=KEY, save=ONE, epoch=1), 0.0)
     assert not catalogue.jobs
+
+
+def test_a_node_that_the_job_leaves_is_empty_once_a_newer_checkpoint_is_protected():
+    cluster = a_protected_job("aabbccdd")
+    cluster.end_ranks()
+    cluster.connect("aabbccab")
+    cluster.tick(5)
+    cluster.load()
+    assert cluster.nodes["d"].slots
+    cluster.release()
+    newer = SaveId(cluster.store.numbers, 1, 20)
+    cluster.stage(newer)
+    assert "protected" in cluster.milestones(0, newer)
+    assert not cluster.nodes["d"].slots
+    assert not cluster.nodes["d"].pieces
+    assert not cluster.nodes["d"].catalogue.jobs
+
+
+def test_a_node_that_the_job_left_two_sessions_ago_is_still_told():
+    cluster = a_protected_job("aabbccdd")
+    for homes in ("aabbccab", "aabbccab"):
+        cluster.end_ranks()
+        cluster.connect(homes)
+        cluster.tick(5)
+        cluster.load()
+    assert cluster.nodes["d"].slots
+    cluster.release()
+    cluster.stage(SaveId(cluster.store.numbers, 1, 20))
+    assert not cluster.nodes["d"].catalogue.jobs
+
+
+def test_a_node_that_no_coordinator_speaks_to_gives_its_memory_back_after_a_while():
+    cluster = a_protected_job()
+    cluster.cut_off("d")
+    cluster.say(cluster.nodes["d"], ev.RankGone(job=KEY, rank=3, session=cluster.sid))
+    cluster.settle()
+    cluster.tick(1)
+    assert cluster.nodes["d"].catalogue.next_deadline() == cluster.now + cluster.policy.orphan_ttl_s
+    cluster.tick(cluster.policy.orphan_ttl_s - 1)
+    assert cluster.nodes["d"].slots
+    cluster.tick(1)
+    assert not cluster.nodes["d"].slots
+    assert not cluster.nodes["d"].pieces
+    assert not cluster.nodes["d"].catalogue.jobs
