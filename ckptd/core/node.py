@@ -50,7 +50,9 @@ class JobNode:
         self.fetching = Fetching(job, node)
         self.drain = DrainShare(job, self.slots, self.membership.report)
         self.loads = LoadAnswers(job, self.ranks, self.slots, self.membership.report)
-        self._client_started = policy.client_started
+        self._policy = policy
+        self._spoken_to = False  # an order of the coordinator has come since the last tick
+        self._alone_since: float | None = None  # no rank lives here, and no coordinator has spoken since
         self.newest_staged: SaveId | None = None
         self.pending: set[SaveId] = set()  # held here, neither staged nor given up by the coordinator
         self.forced: set[SaveId] = set()  # to be drained for sure, so kept until they are
@@ -148,7 +150,10 @@ class JobNode:
                 return self.fetching.sealed(order)
             case ev.PieceTold():
                 return self.fetching.described(order)
-        return self._coordinators_order(order) if order.node == self.coordinator else []
+        if order.node != self.coordinator:
+            return []
+        self._spoken_to = True
+        return self._coordinators_order(order)
 
     def _coordinators_order(self, order: ev.NodeMessage) -> list[Action]:  # noqa: C901 - one line per order
         match order:
@@ -216,7 +221,7 @@ class JobNode:
                 reply_to=local.attached.request,
                 node=self.node,
                 incarnation=order.incarnation,
-                client_started=self._client_started,
+                client_started=self._policy.client_started,
                 scheme=self.protection.scheme,
                 known=list(order.known),
                 warnings=list(order.warnings),
@@ -366,7 +371,22 @@ class JobNode:
             actions += self.slots.trim(self._world_size)
             topology = self.membership.topology
             actions += self.slots.trim_moved(topology.ranks_of(self.node)) if topology is not None else []
+        if self._left_behind:
+            actions += self.slots.trim()
+            actions += [] if self.needed else [ForgetJob(job=self.job)]
         return actions
+
+    @property
+    def _left_behind(self) -> bool:
+        """Whether the job has moved to other nodes: what lies here is kept as far as it is promised, and no longer."""
+        topology = self.membership.topology
+        inside = topology is None or self.node in topology.nodes
+        return not inside and self.coordinator != self.node and not self._peopled
+
+    @property
+    def _peopled(self) -> bool:
+        """Whether a rank lives here, or stands at the door."""
+        return bool(self.ranks.live or self.ranks.seated or self.ranks.waiting)
 
     def _free(self, slot: Slot) -> list[Action]:
         save, rank = slot.save, slot.rank
@@ -437,11 +457,35 @@ class JobNode:
     # --- the end
 
     def _released(self) -> list[Action]:
-        self.newest_staged = None
+        self.newest_staged = self.drain.save = self.loads.save = None
         self.pending.clear()
         self.forced.clear()
         actions = [*self.protection.released(), *self.collect(), *self.slots.trim()]
-        return actions if self.needed else [*actions, ForgetJob(job=self.job)]
+        return actions if self.needed or self._left_behind else [*actions, ForgetJob(job=self.job)]
+
+    @property
+    def _alone_until(self) -> float | None:
+        held = self.protection.pieces or any(slot.save for slot in self.slots)
+        ttl = self._policy.orphan_ttl_s if held else self._policy.empty_ttl_s
+        return None if self._alone_since is None else self._alone_since + ttl
+
+    def next_deadline(self) -> float | None:
+        """When the memory of a node that was left alone is given up."""
+        return self._alone_until
+
+    def tick(self, now: float) -> list[Action]:
+        """Gives up what lies here when no rank lives here and no coordinator has spoken for orphan_ttl_s."""
+        if self.coordinator == self.node or self._peopled:
+            self._alone_since = None
+            return []
+        if self._alone_since is None or self._spoken_to:
+            self._alone_since = now
+        self._spoken_to = False
+        due = self._alone_until
+        if due is None or now < due:
+            return []
+        self._alone_since = None
+        return self._released()
 
     def check(self) -> None:
         """Asserts what must always hold; tests call it after every event."""

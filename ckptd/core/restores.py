@@ -22,6 +22,8 @@ from ckptd.core.saves import Saves
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.messages import Tier
 
+_MOST_REASONS = 3  # why the newest ones cannot be restored, in a refusal
+
 
 @dataclass(slots=True)
 class Round:
@@ -141,6 +143,7 @@ class Restores:
     def _choose(self, r: Round, world_size: int, saves: Saves, now: float) -> list[Action]:
         candidates = self._candidates(r, saves)
         r.choice, r.gathered = None, None
+        reasons: list[str] = []
         for save in candidates:
             size = saves.on_store[save].world_size if save in saves.on_store else saves.records[save].world_size
             if size != world_size:
@@ -152,10 +155,13 @@ class Restores:
                 actions = self._have_drained(r, save, saves, now)
                 if actions is not None:
                     return actions
+                reasons.append(self._not_drained(r, save, saves))
                 continue
             routes = [self._route(r, save, rank) for rank in range(world_size)]
             tiers = [route[0] for route in routes if route is not None]
             if len(tiers) < world_size:
+                lost = [rank for rank, route in enumerate(routes) if route is None]
+                reasons.append(f"{save}: {self._routes.why_not(save, lost)}")
                 continue
             fetches = {
                 (rank, self._routes.home(rank)): route[1]
@@ -166,7 +172,7 @@ class Restores:
             if fetches:
                 return self._gather(r, save, fetches)
             return [self._order(r, save, tiers, saves)]
-        return self._nothing(r, candidates)
+        return self._nothing(r, candidates, reasons)
 
     def _route(self, r: Round, save: SaveId, rank: int) -> tuple[Tier, ev.FetchOrdered | None] | None:
         if save in r.reshaped:
@@ -221,6 +227,16 @@ class Restores:
         r.awaited, r.since = save, now
         return saves.drain_newest(now)
 
+    def _not_drained(self, r: Round, save: SaveId, saves: Saves) -> str:
+        """Why a checkpoint that must be on the store cannot come there."""
+        size = saves.records[save].world_size
+        lost = [rank for rank in range(size) if not self._routes.has(save, rank)]
+        lost = [rank for rank in lost if self._routes.fetch(save, rank, r.damaged) is None]
+        if lost:
+            return f"{save}: {self._routes.why_not(save, lost)}"
+        why = "it could not be written there" if save in r.given_up else "a newer one, or another life, has its turn"
+        return f"{save}, of {size} ranks, must be on the store to be read by these ranks: {why}"
+
     def _gather(
         self, r: Round, save: SaveId, fetches: dict[tuple[int, str], ev.FetchOrdered], *, whole: bool = False
     ) -> list[Action]:
@@ -269,9 +285,12 @@ class Restores:
         )
         return ToNode(job=self._job, message=order)
 
-    def _nothing(self, r: Round, candidates: list[SaveId]) -> list[Action]:
+    def _nothing(self, r: Round, candidates: list[SaveId], reasons: list[str]) -> list[Action]:
         if candidates:
-            return self._refuse("restore", "no checkpoint can be restored: " + "; ".join(r.notes), "ckptd verify")
+            told = [*r.notes, *reasons[:_MOST_REASONS]]
+            if len(reasons) > _MOST_REASONS:
+                told.append(f"and {len(reasons) - _MOST_REASONS} older ones")
+            return self._refuse("restore", "no checkpoint can be restored: " + "; ".join(told), "ckptd verify")
         if r.scan is not None and r.scan.problem:
             text = f"cannot tell whether there is a checkpoint: the store did not answer: {r.scan.problem}"
             return self._refuse("restore", text, f"check {self._job.store}, then start again")

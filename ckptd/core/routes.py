@@ -2,7 +2,7 @@
 
 from ckptd.core import events as ev
 from ckptd.core.encodes import Encodes
-from ckptd.core.record import Record
+from ckptd.core.record import Record, few
 from ckptd.core.saves import Saves
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.messages import Tier
@@ -72,6 +72,16 @@ class Routes:
         if (save, Tier.REBUILT, rank) in damaged:
             return None
         return self._encodes.rebuild(record, rank, self._unreadable(record, damaged), self._saves.reachable)
+
+    def why_not(self, save: SaveId, ranks: list[int]) -> str:
+        """In words, why these ranks' segments cannot be had."""
+        record = self._saves.records.get(save)
+        held = {node for rank in ranks for node in (record.held.get(rank, set()) if record is not None else set())}
+        silent = sorted(held - self._saves.reachable)
+        where = f"; nodes that do not answer have some: {', '.join(silent[:8])}" if silent else ""
+        parity = "parity of it does not suffice" if save in self._encodes.pieced else "there is no parity of it"
+        store = "what lies on the store is damaged" if save in self._saves.on_store else "it is not on the store"
+        return f"the segments of ranks {few(sorted(ranks))} are in no arena that answers, {parity}, {store}{where}"
 
     @staticmethod
     def _unreadable(record: Record, damaged: Damage) -> set[int]:
