@@ -169,9 +169,12 @@ class Saves:
         waiting = [r for r in self.records.values() if not r.staged and r.end is None and rank not in r.delivered]
         return [a for r in waiting for a in self._finish(r, End.ABANDONED, f"rank {rank} {why} before it delivered")]
 
-    def new_incarnation(self, incarnation: int) -> list[Action]:
-        """What the ranks of an older incarnation did not complete never will be. The first save of this one is due."""
+    def new_incarnation(self) -> None:
+        """Its first save is due."""
         self._last_due = None
+
+    def end_halves(self, incarnation: int) -> list[Action]:
+        """What the ranks of an older incarnation did not complete never will be: no silent node has what is missing."""
         old = [r for r in self.records.values() if not r.staged and r.end is None and r.save.incarnation < incarnation]
         old = [r for r in old if r.save not in self.awaited]
         return [a for r in old for a in self._finish(r, End.ABANDONED, f"incarnation {incarnation} began")]
