@@ -303,6 +303,7 @@ class Coordinator:
                 self.sessions.incarnation = max(self.sessions.incarnation, order.incarnation)
                 self.sessions.confirmed = self._number_given or self.saves.ready
                 self.saves.new_incarnation()
+                self.saves.awaited = ()  # what could be completed was
                 if self._doubt_until is None:
                     actions = [*actions, *self.saves.end_halves(self.sessions.incarnation)]
                     actions += self.encodes.outlived(self.saves)

@@ -242,7 +242,7 @@ class Encodes:
         its sets that is still there has its piece: then it is as safe as it ever was, less the nodes that are lost.
         """
         keys = {key for held in self._pieces.values() for key in held if key[1] != self.epoch}
-        whole = max((r.save for r in saves.records.values() if r.staged and r.in_memory), default=None)
+        whole = saves.newest_whole
         told = {self.newest} if self.newest is not None else set()
         best = max(told | {key for key in keys if self._was_protected(key, saves)}, default=None)
         gone = {key for key in keys if best is not None and key < best}

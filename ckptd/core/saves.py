@@ -137,6 +137,12 @@ class Saves:
             actions += [a for r in older for a in self._superseded(r)]
         return [*actions, *self.start_drain(now)]
 
+    @property
+    def newest_whole(self) -> SaveId | None:
+        """The newest that lies in memory with all its ranks, or on the store."""
+        there = [r.save for r in self.records.values() if r.staged and r.in_memory]
+        return max([*there, *self.on_store], default=None)
+
     def _outrun(self, newer: SaveId) -> list[Action]:
         """Older halves are over. Of what was found at start only the store can say whether it was whole once."""
         actions: list[Action] = []
@@ -398,9 +404,9 @@ class Saves:
             if record is not None and record.phase is not Phase.DURABLE and self.active != save:
                 record.phase = Phase.DURABLE
                 actions += self._finish(record, End.DURABLE, "")
-        staged = self.newest_staged
-        actions += self._outrun(staged.save) if staged is not None else []
         newest = max(self.on_store, default=None)
+        best = self.newest_whole
+        actions += self._outrun(best) if best is not None else []
         for partial in event.partials:
             actions += self._judge_partial(partial, newest, incarnation, now)
         return [*actions, *self.retire(), *self.start_drain(now)]
