@@ -110,6 +110,15 @@ class Protection:
         newer = {held for held in self.pieces if held > key}
         return self._drop_all_but({key} | newer | ({self.ordered} if self.ordered and self.ordered > key else set()))
 
+    def outlived(self, order: ev.PiecesOutlived) -> list[Action]:
+        """The coordinator has weighed what all nodes have: these are of no use."""
+        gone = set(order.pieces)
+        self.newest = None if self.newest in gone else self.newest
+        stopped: list[Action] = []
+        if self.ordered in gone:
+            self.ordered, stopped = None, self._stop()
+        return [*stopped, *self._drop_all_but(set(self.pieces) - gone)]
+
     def released(self) -> list[Action]:
         """The job is over."""
         actions = [*self._stop(), *self._drop_all_but(set())]
