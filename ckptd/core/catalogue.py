@@ -75,6 +75,12 @@ class Catalogue:
         if live or job.coordinator.sessions.wanted:
             who = ", ".join(f"rank {rank.rank} (pid {rank.pid} on {rank.host})" for rank in live) or "ranks at the door"
             raise CkptdError(f"job {key.job!r} lives: {who}", hint="end those processes first")
+        elsewhere = job.node.coordinator
+        if elsewhere != self.node and not force and any(slot.save for slot in job.node.slots):
+            text = (
+                f"node {elsewhere} knows whether what job {key.job!r} has in memory here is needed, this one does not"
+            )
+            raise CkptdError(text, hint=f"ckptd forget {key.job} on {elsewhere}, or give it up with --force")
         lost = job.coordinator.saves.only_here
         if lost and not force:
             steps = ", ".join(str(save.step) for save in lost)
@@ -113,7 +119,7 @@ class Catalogue:
             if not isinstance(event, _FOR_COORDINATOR) or isinstance(event, _FOR_BOTH):
                 self._route(event.job, job.node.handle(event), inbox, out)
             if isinstance(event, ev.SessionOpened) and job.node.coordinator != self.node:
-                job.coordinator.retire()
+                job.coordinator.retire(event.incarnation)
         kept = [a for a in out if isinstance(a, ForgetJob) and self._coordinates_others(a.job)]
         out[:] = [action for action in out if action not in kept]
         for action in out:

@@ -31,6 +31,8 @@ class Coordinator:
         self._silent: set[str] = set()  # the same, of nodes that the job ran on before too
         self._told: set[str] = set()  # nodes that have said it
         self._doubt_until: float | None = None  # what silent nodes may have is not waited for any longer
+        self._heard: set[str] = set()  # nodes that have said what they have since their link came up
+        self._caught_up: set[str] = set()  # nodes that missed the end of a load and were told it
         self._now = 0.0  # of the last event
         self._asked_scan = False
         self._rescan_at: float | None = None  # the store did not answer; drains wait until it does
@@ -61,7 +63,13 @@ class Coordinator:
                 return self._kept(event)
         raise AssertionError(f"no row for {event}")
 
+    def _is_stale(self, event: ev.Event) -> bool:
+        """Whether it is a rank's word of another session than the present one: it counts for nothing."""
+        return isinstance(event, ev.FromRank) and bool(event.session) and event.session != self.sessions.session
+
     def _report(self, node: str, event: ev.Event, now: float) -> list[Action]:  # noqa: C901, PLR0912 - one line per event
+        if self._is_stale(event):
+            return []
         match event:
             case ev.RankFound():
                 self.sessions.found(node, event)
@@ -97,6 +105,8 @@ class Coordinator:
                 return self.saves.found_committed(event.save)
             case ev.Drained() | ev.VoteWritten():
                 return self.saves.voted(node, event.save, event.problem, now)
+            case ev.LoadAsked() if not event.request and node in self._caught_up:
+                return []  # it was answered before it was said again
             case ev.LoadAsked():
                 self.saves.hold_retention = True
                 known = self.sessions.next_number - 1
@@ -126,7 +136,8 @@ class Coordinator:
         self.saves.known_nodes(nodes)
         self.encodes.known_nodes(nodes)
         self.encodes.opened(self.sessions.topology, self.sessions.epoch)
-        self._unheard, self._untold, self._entering = set(nodes), set(nodes), True
+        self._caught_up, self.restores.agreed = set(), None
+        self._unheard, self._untold, self._entering = nodes - self._heard, nodes - self._heard, True
         self._silent, self._told = set(nodes), set()
         self._doubt_until = self._now + self._policy.stage_timeout_s
         self.restores.blind()
@@ -135,14 +146,34 @@ class Coordinator:
 
     def _node_has(self, node: str, event: ev.NodeHas, now: float) -> list[Action]:
         """All that a node has. Once all have said it, what cannot become whole any more is over."""
+        actions = self._catch_up(node, event)
         self.sessions.incarnation = max(self.sessions.incarnation, event.incarnation)
-        actions = self.encodes.found(node, event.pieces, self.saves, now)
+        for rank in self.sessions.lives(node, event.live):
+            gone = ev.RankGone(job=self.job, rank=rank, session=self.sessions.session)
+            actions += self._left(gone, now)
+        if event.epoch > self.sessions.epoch and node in self.sessions.nodes:  # this daemon restarted before it kept it
+            self.sessions.epoch = event.epoch
+            self.encodes.opened(self.sessions.topology, event.epoch)
+        actions += self.encodes.found(node, event.pieces, self.saves, now)
         actions += self.saves.found(node, event.segments, now)
         self._untold.discard(node)
         self._unheard.discard(node)
+        self._heard.add(node)
         self._told.add(node)
         self._silent = (self._silent | set(event.former)) - self._told
         return [*actions, *self._judge(now), *self.encodes.advance(self.saves, now)]
+
+    def _catch_up(self, node: str, event: ev.NodeHas) -> list[Action]:
+        """A node that missed the end of a load is told; one that knows of a load that this daemon forgot tells it."""
+        if event.resumed is not None and event.incarnation > self.sessions.incarnation:
+            self.restores.agreed = ev.LoadOrdered(
+                job=self.job, node=self._node, incarnation=event.incarnation, save=event.resumed, agreed=True
+            )
+        agreed = self.restores.agreed
+        if agreed is None or event.incarnation >= agreed.incarnation or node not in self.sessions.nodes:
+            return []
+        self._caught_up.add(node)
+        return [ToNode(job=self.job, node=node, message=agreed)]
 
     def _judge(self, now: float) -> list[Action]:
         if self._unheard:
@@ -166,6 +197,7 @@ class Coordinator:
 
     def _peer_up(self, event: ev.PeerUp, now: float) -> list[Action]:
         self.sessions.peer_up(event.node)
+        self._heard.discard(event.node)
         actions = [*self.encodes.peer_up(event.node), *self.saves.peer_up(event.node, now)]
         return [*actions, *self.restores.peer_up(event.node)]
 
@@ -173,6 +205,8 @@ class Coordinator:
         before = self.sessions.session
         actions = [*self._with_news(self.sessions.peer_down(node, now)), *self._entered(before)]
         self._unheard.discard(node)
+        self._untold.discard(node)
+        self._heard.discard(node)
         return [*actions, *self.saves.peer_down(node, now), *self._judge(now)]
 
     def _kept(self, event: ev.TopologyKept) -> list[Action]:
@@ -187,10 +221,11 @@ class Coordinator:
         actions = [] if event.problem else self.saves.fetched(node, event.save, event.rank, now)
         return [*actions, *self._load(self.restores.fetched(node, event, self.sessions.world_size, self.saves, now))]
 
-    def retire(self) -> None:
-        """Another node coordinates the job now."""
+    def retire(self, incarnation: int) -> None:
+        """Another node coordinates the job now, in this incarnation."""
         if self.sessions.session or self.saves.records:
-            self.sessions.retire()
+            self.sessions.retire(incarnation)
+            self._heard = set()
             reachable = self.saves.reachable  # links stay as they are, and nobody will tell again
             self.saves = Saves(self.job, self._node, self._policy)
             self.saves.reachable = reachable

@@ -18,11 +18,16 @@ class DrainShare:
         self.save: SaveId | None = None  # being drained
         self.voted: SaveId | None = None  # synced and voted for, its commit not heard of
         self._written = False  # the files are synced
+        self._running = False  # they are being written
         self._mine: frozenset[int] = frozenset()  # ranks whose segments this node drains
 
     def ended(self, save: SaveId) -> None:
         """The save's end is known."""
         self.voted = None if save == self.voted else self.voted
+
+    def forget(self) -> None:
+        """The job is over."""
+        self.save = self.voted = None
 
     def dropped(self, save: SaveId) -> None:
         """The drain is over, well or not."""
@@ -39,13 +44,18 @@ class DrainShare:
 
     def order(self, order: ev.DrainOrdered) -> list[Action]:
         """Writes the segments of these ranks."""
-        save = order.save
-        self._mine = frozenset(order.ranks)
+        save, mine = order.save, frozenset(order.ranks)
+        if save == self.save and mine == self._mine:  # said again, since it may have been lost
+            if self._running or self._written:
+                return []
+            if save == self.voted:
+                return [self._report(ev.VoteWritten(job=self._job, save=save))]
+        self._mine, self._running = mine, False
         names = tuple(slot.name for slot in self._share(save))
         if not names:
             problem = f"no slot of this node holds {save}"
             return [self._report(ev.Drained(job=self._job, save=save, problem=problem))]
-        self.save, self._written = save, False
+        self.save, self._written, self._running = save, False, True
         return [Drain(job=self._job, save=save, slots=names)]
 
     def _share(self, save: SaveId) -> list[Slot]:
@@ -56,6 +66,7 @@ class DrainShare:
         """The files are synced, or why not."""
         if event.save != self.save:
             return []
+        self._running = False
         if event.problem or event.committed:
             return [self._report(event)]
         self._written = True

@@ -29,10 +29,12 @@ class Encodes:
         self.problems: dict[str, str] = {}  # node -> why it could not encode the active save
         self.done: set[str] = set()
         self._since = 0.0
+        self._patient_until: float | None = None  # then a newer save takes its turn
         self._failures = 0
         self._retry_at: float | None = None
         self._pieces: dict[str, dict[Key, ev.HeldPiece]] = {}
         self._sets: dict[str, tuple[str, ...]] = {}
+        self._ranks: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {}  # by set, of each member
         self._index: dict[SaveId, dict[int, dict[Group, dict[int, set[str]]]]] = {}  # of _pieces, made when asked for
 
     @property
@@ -48,6 +50,8 @@ class Encodes:
         self._forget_active()
         sets = redundancy_sets(topology.peers, topology.set_size) if topology is not None else []
         self._sets = {node: members for members in sets for node in members}
+        ranks = topology.by_node() if topology is not None else {}
+        self._ranks = {members: tuple(ranks[member] for member in members) for members in sets}
 
     def known_nodes(self, nodes: set[str]) -> None:
         """What lies elsewhere is out of reach."""
@@ -76,15 +80,18 @@ class Encodes:
     def advance(self, saves: Saves, now: float) -> list[Action]:
         """Has the newest staged save encoded, once what is being encoded is done, or cannot be."""
         newest = saves.newest_staged
-        if not self.on or newest is None or not self._is_placed(newest):
+        if not self.on or newest is None:
             return []
         if self.newest is not None and self.newest[1] == self.epoch and newest.save <= self.newest[0]:
             return []
         stuck = bool(self.problems) or now - self._since >= self._policy.encode_patience_s
         if self.active is not None and (newest.save <= self.active or not stuck):
             return []
+        if not self._is_placed(newest):
+            return []
         given_up = self._give_up_active()
         self.active, self._since = newest.save, now
+        self._patient_until = now + self._policy.encode_patience_s
         return [*given_up, *self._order(newest.save, None)]
 
     def _give_up_active(self) -> list[Action]:
@@ -124,8 +131,8 @@ class Encodes:
     def _describe(self, node: str, key: Key) -> ev.HeldPiece:
         members, topology = self._sets[node], self.topology
         assert topology is not None  # noqa: S101 - the caller looked
-        ranks = tuple(topology.ranks_of(member) for member in members)
-        return ev.HeldPiece(*key, effective(topology.scheme, len(members)), members.index(node), ranks, members)
+        scheme = effective(topology.scheme, len(members))
+        return ev.HeldPiece(*key, scheme, members.index(node), self._ranks[members], members)
 
     def _protected(self, key: Key, saves: Saves) -> list[Action]:
         self.newest = key
@@ -144,7 +151,7 @@ class Encodes:
         return [ToNode(job=self._job, node=name, message=order) for name in ([node] if node else self._sets)]
 
     def _forget_active(self) -> None:
-        self.active, self._retry_at, self._failures = None, None, 0
+        self.active, self._retry_at, self._patient_until, self._failures = None, None, None, 0
         self.done, self.problems = set(), {}
 
     def peer_up(self, node: str) -> list[Action]:
@@ -177,15 +184,18 @@ class Encodes:
         )
 
     def next_deadline(self) -> float | None:
-        """When the encode is tried again."""
-        return self._retry_at
+        """When the encode is tried again, or has had its time."""
+        return min((t for t in (self._retry_at, self._patient_until) if t is not None), default=None)
 
     def tick(self, saves: Saves, now: float) -> list[Action]:
         """Tries again what failed, as far as it is still the newest."""
+        late = self._patient_until is not None and now >= self._patient_until
+        self._patient_until = None if late else self._patient_until
+        actions = self.advance(saves, now) if late else []
         if self._retry_at is None or now < self._retry_at:
-            return []
+            return actions
         self._retry_at = None
-        actions = self.advance(saves, now)
+        actions += self.advance(saves, now)
         if actions or self.active is None:
             return actions
         return [action for node in self._sets if node not in self.done for action in self._order(self.active, node)]

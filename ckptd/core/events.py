@@ -397,7 +397,7 @@ class HeldPiece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeHas(Event):
-    """All that lies at the node, in place of what was known of it. ``incarnation``: the largest it knows of.
+    """All that lies and lives at the node, in place of what was known of it. ``incarnation``: the largest it knows of.
 
     ``former``: nodes that the job ran on before this session, as far as the node knows.
     """
@@ -406,6 +406,9 @@ class NodeHas(Event):
     segments: tuple[HeldSegment, ...] = ()
     pieces: tuple[HeldPiece, ...] = ()
     former: tuple[str, ...] = ()
+    live: tuple[tuple[int, str], ...] = ()  # rank and session of each process
+    resumed: SaveId | None = None  # what a load agreed on, in that incarnation
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -419,9 +422,10 @@ class Knocked(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visited(Event):
-    """A node that the session does not use has told which ranks live there."""
+    """A node that the session does not use has told who lives there. ``incarnation``: the largest it knows of."""
 
     session: str
+    incarnation: int = 0
 
 
 # orders of the coordinator

@@ -57,8 +57,15 @@ class Membership:
             if any(peer.node == node for peer in self._outside(local.attached)):
                 actions.append(self._introduce(local.attached, node))
         for session, door in self._visits.items():
-            actions += self._visit(session, door) if door == node else []
+            actions += self._visit(session, door, known) if door == node else []
         return actions
+
+    @property
+    def succeeds(self) -> bool:
+        """Whether this node is the first that answers, after the coordinator."""
+        nodes = self.topology.nodes if self.topology is not None else ()
+        answering = [node for node in nodes if node == self._node or node not in self._down | {self.coordinator}]
+        return bool(answering) and answering[0] == self._node
 
     def told(self, node: str) -> None:
         """It was told who lives here, so it must hear who is gone."""
@@ -115,15 +122,15 @@ class Membership:
         introduced = ev.Introduced(job=self._job, node=self._node, session=event.session, topology=topology)
         return ToNode(job=self._job, node=node, message=introduced)
 
-    def introduced(self, order: ev.Introduced) -> list[Action]:
+    def introduced(self, order: ev.Introduced, known: int) -> list[Action]:
         """A session that does not use this node has come: who may coordinate it is told who lives here."""
         door = order.topology.coordinator
         self._visits[order.session] = door
         others = tuple(peer for peer in order.topology.peers if peer.node != self._node)
-        return [MeetPeers(job=self._job, peers=others), *self._visit(order.session, door)]
+        return [MeetPeers(job=self._job, peers=others), *self._visit(order.session, door, known)]
 
-    def _visit(self, session: str, door: str) -> list[Action]:
-        visited = ev.Visited(job=self._job, session=session)
+    def _visit(self, session: str, door: str, known: int) -> list[Action]:
+        visited = ev.Visited(job=self._job, session=session, incarnation=known)
         self._doors.add(door)
         return [self.report(event, door) for event in (*self._ranks.live.values(), visited)]
 

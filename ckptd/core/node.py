@@ -16,6 +16,7 @@ from ckptd.core.actions import (
 )
 from ckptd.core.drain_share import DrainShare
 from ckptd.core.fetching import Fetching
+from ckptd.core.inventory import pieces_of, segments_of, told
 from ckptd.core.load_answers import LoadAnswers
 from ckptd.core.local_ranks import LocalRanks
 from ckptd.core.membership import Membership
@@ -54,6 +55,7 @@ class JobNode:
         self._spoken_to = False  # an order of the coordinator has come since the last tick
         self._alone_since: float | None = None  # no rank lives here, and no coordinator has spoken since
         self.newest_staged: SaveId | None = None
+        self.resumed: SaveId | None = None  # the job went on from it, and has staged nothing since
         self.pending: set[SaveId] = set()  # held here, neither staged nor given up by the coordinator
         self.forced: set[SaveId] = set()  # to be drained for sure, so kept until they are
         self._world_size = 0  # of the session that is in
@@ -141,11 +143,12 @@ class JobNode:
             case ev.SessionRefused():
                 return self.ranks.refused(order)
             case ev.Introduced():
-                return self.membership.introduced(order)
+                return self.membership.introduced(order, self.incarnation)
             case ev.ColumnOffered():
                 return self.protection.offered(order)
             case ev.SealAsked() | ev.PieceAsked():
-                return self._asked(order)
+                answer = told(self.job, self.node, order, self.slots, self.protection)
+                return [ToNode(job=self.job, node=order.node, message=answer)]
             case ev.SealTold():
                 return self.fetching.sealed(order)
             case ev.PieceTold():
@@ -160,23 +163,16 @@ class JobNode:
             case ev.SaveStaged():
                 self.pending.discard(order.save)
                 self.newest_staged = max(order.save, self.newest_staged or order.save)
+                if self.resumed is not None and order.save.incarnation > self.resumed.incarnation:
+                    self.resumed = None
                 return [*self.ranks.tell_all(Progress(save=order.save, milestone=Milestone.STAGED)), *self.collect()]
             case ev.EncodeOrdered():
                 return [*self.protection.order(order), *self._offer(), *self.collect()]
             case ev.SaveProtected():
-                told = self.ranks.tell_all(Progress(save=order.save, milestone=Milestone.PROTECTED))
-                return [*told, *self.protection.protected(order), *self.collect()]
+                news = self.ranks.tell_all(Progress(save=order.save, milestone=Milestone.PROTECTED))
+                return [*news, *self.protection.protected(order), *self.collect()]
             case ev.SaveEnded():
-                self.pending.discard(order.save)
-                self.forced.discard(order.save)
-                self.drain.ended(order.save)
-                if order.end is End.DURABLE:  # so it was staged, though a new coordinator may never have said so
-                    self.newest_staged = max(order.save, self.newest_staged or order.save)
-                if order.end in (End.DURABLE, End.KEPT):
-                    self._settled = max(self._settled, order.save.incarnation)
-                milestone = Milestone.DURABLE if order.end == "durable" else None
-                news = Progress(save=order.save, milestone=milestone, end=order.end, reason=order.reason)
-                return [*self.ranks.tell_all(news), *self.collect()]
+                return self._save_ended(order)
             case ev.PiecesOutlived():
                 return [*self.protection.outlived(order), *self.collect()]
             case ev.DrainOrdered():
@@ -194,6 +190,20 @@ class JobNode:
             case ev.JobReleased():
                 return self._released()
         return [Note(job=self.job, text=f"{order.node} says what no node knows: {type(order).__name__}")]
+
+    def _save_ended(self, order: ev.SaveEnded) -> list[Action]:
+        self.pending.discard(order.save)
+        self.forced.discard(order.save)
+        self.drain.ended(order.save)
+        actions = self.protection.durable(order.save) if order.end is End.DURABLE else []
+        if order.end is End.DURABLE:  # so it was staged, though a new coordinator may never have said so
+            self.drain.dropped(order.save)
+            self.newest_staged = max(order.save, self.newest_staged or order.save)
+        if order.end in (End.DURABLE, End.KEPT):
+            self._settled = max(self._settled, order.save.incarnation)
+        milestone = Milestone.DURABLE if order.end == "durable" else None
+        news = Progress(save=order.save, milestone=milestone, end=order.end, reason=order.reason)
+        return [*actions, *self.ranks.tell_all(news), *self.collect()]
 
     # --- ranks
 
@@ -241,20 +251,18 @@ class JobNode:
 
     def _resync(self) -> list[Action]:
         """All that the coordinator must know of this node, whatever it was told before."""
-        segments = tuple(
-            ev.HeldSegment(slot.save, slot.rank, slot.world_size, slot.nbytes) for slot in self.slots if slot.save
+        has = ev.NodeHas(
+            job=self.job,
+            incarnation=self.incarnation,
+            segments=segments_of(self.slots),
+            pieces=pieces_of(self.protection),
+            former=self.membership.former,
+            live=tuple(self.ranks.live),
+            resumed=self.resumed,
+            epoch=self.membership.epoch,
         )
-        pieces = tuple(
-            ev.HeldPiece(
-                *(p.save, p.epoch, p.scheme, p.index),
-                ranks=tuple(tuple(seal.rank for seal in column.seals) for column in p.columns),
-                members=tuple(column.node for column in p.columns),
-            )
-            for p in self.protection.pieces.values()
-        )
-        has = ev.NodeHas(job=self.job, incarnation=self.incarnation, segments=segments, pieces=pieces, former=self.membership.former)
         seated = [replace(r.attached, incarnation=self.incarnation, request=0) for r in self.ranks.seated.values()]
-        events: list[ev.Event] = [has, *self.ranks.live.values(), *seated]
+        events: list[ev.Event] = [*self.ranks.live.values(), has, *seated]
         for local in self.ranks.seated.values():
             if local.load_request is not None and local.load_order is None:
                 asked = ev.LoadAsked(job=self.job, rank=local.rank, session=local.session, step=local.load_step)
@@ -265,13 +273,14 @@ class JobNode:
     def _peer_up(self, node: str) -> list[Action]:
         """Whatever it was told before may be lost."""
         actions = self._resync() if node == self.coordinator else []
-        return [*actions, *self.membership.peer_up(node, self.incarnation), *self.protection.peer_up(node)]
+        actions += [*self.membership.peer_up(node, self.incarnation), *self.fetching.peer_up(node)]
+        return [*actions, *self.protection.peer_up(node)]
 
     def _peer_down(self, node: str) -> list[Action]:
         """What was asked of it is not answered."""
         self.membership.peer_down(node)
-        finish = self.drain.finish() if node == self.coordinator else []
-        return [*self.fetching.peer_down(node), *finish]
+        finish = self.drain.finish() if node == self.coordinator and self.membership.succeeds else []
+        return [*self.fetching.peer_down(node), *self.protection.peer_down(node), *finish]
 
     def _finished(self, event: ev.CommitEnded) -> list[Action]:
         """This node has tried to finish the commit of a coordinator that it lost."""
@@ -279,19 +288,6 @@ class JobNode:
             return []
         self.drain.ended(event.save)
         return self.ranks.tell_all(Progress(save=event.save, milestone=Milestone.DURABLE, end=End.DURABLE))
-
-    def _asked(self, order: ev.SealAsked | ev.PieceAsked) -> list[Action]:
-        """A node of the job is to copy a segment, or to rebuild one."""
-        told: ev.NodeMessage
-        if isinstance(order, ev.SealAsked):
-            seals = [slot.seal for slot in self.slots.holding(order.save) if slot.rank == order.rank]
-            told = ev.SealTold(
-                job=self.job, node=self.node, save=order.save, rank=order.rank, seal=seals[0] if seals else None
-            )
-        else:
-            piece = self.protection.pieces.get((order.save, order.epoch))
-            told = ev.PieceTold(job=self.job, node=self.node, save=order.save, epoch=order.epoch, piece=piece)
-        return [ToNode(job=self.job, node=order.node, message=told)]
 
     def _gone(self, event: ev.RankGone) -> list[Action]:
         self.ranks.live.pop((event.rank, event.session), None)
@@ -368,7 +364,7 @@ class JobNode:
             | self.forced
             | self.protection.wanted
             | self.fetching.saves
-            | {s for s in (self.newest_staged, self.drain.save, self.loads.save) if s is not None}
+            | {s for s in (self.newest_staged, self.resumed, self.drain.save, self.loads.save) if s is not None}
         )
         actions: list[Action] = []
         for slot in [s for s in self.slots if s.save is not None and s.save not in wanted]:
@@ -438,6 +434,8 @@ class JobNode:
     def _load_ordered(self, order: ev.LoadOrdered) -> list[Action]:
         if order.agreed or order.save is None:  # a load that fails leaves the ranks in the incarnation they have
             self.incarnation = max(self.incarnation, order.incarnation)
+        if order.agreed:
+            self.resumed = order.save
         return [*self.loads.ordered(order), *self.collect()]
 
     def _fetched(self, event: ev.SegmentFetched) -> list[Action]:
@@ -463,7 +461,9 @@ class JobNode:
     # --- the end
 
     def _released(self) -> list[Action]:
-        self.newest_staged = self.drain.save = self.loads.save = None
+        self.newest_staged = self.resumed = self.loads.save = None
+        self.drain.forget()
+        self.fetching.forget()
         self.pending.clear()
         self.forced.clear()
         actions = [*self.protection.released(), *self.collect(), *self.slots.trim()]

@@ -93,6 +93,22 @@ class Protection:
             return []
         return self._tell(self.ordered, own, (node,))
 
+    def peer_down(self, node: str) -> list[Action]:
+        """A member whose column is waited for will not offer it soon."""
+        key = self.ordered
+        waits = key is not None and key not in self.pieces and self._running is None
+        if key is None or not waits or node not in self.members or node in self._offers.get(key, {}):
+            return []
+        return [self._outcome(key, f"node {node} does not answer")]
+
+    def durable(self, save: SaveId) -> list[Action]:
+        """Where nothing is protected any more, what was before is held until something newer is safe for good."""
+        if self.scheme is not Scheme.NONE:
+            return []
+        older = {key for key in self.pieces if key[0] < save}
+        self.newest = None if self.newest in older else self.newest
+        return self._drop_all_but(set(self.pieces) - older)
+
     def encoded(self, event: ev.Encoded) -> list[Action]:
         """The encode ended."""
         key, running = (event.save, event.epoch), self._running

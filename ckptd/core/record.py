@@ -72,6 +72,8 @@ class Record:
             self.held.get(held, set()).discard(node)
             if not self.held.get(held):
                 self.held.pop(held, None)
+                if self.phase is Phase.STAGING:  # then it is not delivered any more
+                    self.delivered.pop(held, None)
 
 
 def few(ranks: list[int], most: int = 8) -> str:

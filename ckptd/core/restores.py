@@ -59,6 +59,7 @@ class Restores:
         self._node = node
         self._policy = policy
         self._routes = routes
+        self.agreed: ev.LoadOrdered | None = None  # the last load that this session agreed on
         self._blind = False  # some node has not yet said what it has
         self._round: Round | None = None
         self._ended = "no load is running"  # what a rank is told that reports to one that is over
@@ -330,7 +331,7 @@ class Restores:
             return []
         if r.failed:
             return self._choose(r, world_size, saves, now)
-        order = ev.LoadOrdered(
+        self.agreed = order = ev.LoadOrdered(
             job=self._job,
             node=self._node,
             incarnation=r.incarnation or 0,

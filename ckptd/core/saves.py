@@ -82,11 +82,12 @@ class Saves:
                 record.lost(node)
 
     def fetched(self, node: str, save: SaveId, rank: int, now: float) -> list[Action]:
-        """The segment of the rank lies at this node too, from elsewhere."""
+        """The segment of the rank lies at this node too, from elsewhere; it may never have heard that it was staged."""
         record = self.records.get(save)
         if record is None:
             return []
-        return self._delivered(node, record, rank, record.delivered.get(rank, 0), now, again=True)
+        told = [self._order(ev.SaveStaged(job=self._job, node=self._node, save=save), node)] if record.staged else []
+        return [*told, *self._delivered(node, record, rank, record.delivered.get(rank, 0), now, again=True)]
 
     def _delivered(  # noqa: PLR0913 - what was delivered, where and when
         self, node: str, record: Record, rank: int, nbytes: int, now: float, *, again: bool = False
@@ -97,7 +98,7 @@ class Saves:
         clash = self._clash(record.save)
         if clash is not None:
             return self._disagree(record, clash)
-        complete = record.phase is Phase.STAGING and len(record.delivered) == record.world_size
+        complete = record.phase is Phase.STAGING and record.in_memory
         if record.end is not None and not (again and complete):
             return [] if again else self._tell_end(record)  # a late rank of a save that is over, or one that repeats
         if complete:
