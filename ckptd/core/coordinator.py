@@ -32,6 +32,8 @@ class Coordinator:
         self._told: set[str] = set()  # nodes that have said it
         self._doubt_until: float | None = None  # what silent nodes may have is not waited for any longer
         self._heard: set[str] = set()  # nodes that have said what they have since their link came up
+        self._incarnations: dict[str, int] = {}  # the largest that each node knows of
+        self._asked_here = False  # a rank has asked for a load since this daemon started
         self._caught_up: set[str] = set()  # nodes that missed the end of a load and were told it
         self._now = 0.0  # of the last event
         self._asked_scan = False
@@ -108,6 +110,7 @@ class Coordinator:
             case ev.LoadAsked() if not event.request and node in self._caught_up:
                 return []  # it was answered before it was said again
             case ev.LoadAsked():
+                self._asked_here |= event.request > 0
                 self.saves.hold_retention = True
                 known = self.sessions.next_number - 1
                 actions = self.restores.asked(node, event, self.sessions.world_size, known, self.saves, now)
@@ -136,7 +139,9 @@ class Coordinator:
         self.saves.known_nodes(nodes)
         self.encodes.known_nodes(nodes)
         self.encodes.opened(self.sessions.topology, self.sessions.epoch)
-        self._caught_up, self.restores.agreed = set(), None
+        self._caught_up = set()
+        if self.restores.agreed is not None and self.restores.agreed.incarnation < self.sessions.incarnation:
+            self.restores.agreed = None
         self._unheard, self._untold, self._entering = nodes - self._heard, nodes - self._heard, True
         self._silent, self._told = set(nodes), set()
         self._doubt_until = self._now + self._policy.stage_timeout_s
@@ -165,15 +170,21 @@ class Coordinator:
 
     def _catch_up(self, node: str, event: ev.NodeHas) -> list[Action]:
         """A node that missed the end of a load is told; one that knows of a load that this daemon forgot tells it."""
-        if event.resumed is not None and event.incarnation > self.sessions.incarnation:
-            self.restores.agreed = ev.LoadOrdered(
+        known = self.restores.agreed
+        self._incarnations[node] = event.incarnation
+        if event.resumed is not None and (known is None or event.incarnation > known.incarnation):
+            known = self.restores.agreed = ev.LoadOrdered(
                 job=self.job, node=self._node, incarnation=event.incarnation, save=event.resumed, agreed=True
             )
-        agreed = self.restores.agreed
-        if agreed is None or event.incarnation >= agreed.incarnation or node not in self.sessions.nodes:
+            if not self._asked_here:
+                self.restores.forget_round()
+        if known is None:
             return []
-        self._caught_up.add(node)
-        return [ToNode(job=self.job, node=node, message=agreed)]
+        behind = [n for n, number in self._incarnations.items() if number < known.incarnation]
+        behind = [n for n in behind if n in self.sessions.nodes]
+        self._caught_up |= set(behind)
+        self._incarnations |= dict.fromkeys(behind, known.incarnation)
+        return [ToNode(job=self.job, node=n, message=known) for n in behind]
 
     def _judge(self, now: float) -> list[Action]:
         if self._unheard:

@@ -172,6 +172,7 @@ class Restores:
             r.ordered = now
             if fetches:
                 return self._gather(r, save, fetches)
+            r.notes = list(dict.fromkeys([*r.notes, *reasons]))
             return [self._order(r, save, tiers, saves)]
         return self._nothing(r, candidates, reasons)
 
@@ -182,6 +183,10 @@ class Restores:
         if route is not None and route[0] is Tier.ARENA:
             return r.moved.get((save, rank, self._routes.home(rank)), Tier.ARENA), None
         return route
+
+    def forget_round(self) -> None:
+        """The load that seemed to begin is one that has ended before."""
+        self._round = None
 
     def _have_whole(self, r: Round, save: SaveId, world_size: int, saves: Saves, now: float) -> list[Action] | None:
         """Has all segments brought to every node, then all ranks read there. None: not in memory, or not by all."""

@@ -20,10 +20,9 @@ class Routes:
         self._node = node
 
     def candidates(self) -> set[SaveId]:
-        """Saves that may be had from memory: whole, or with parity for what is missing."""
-        records = self._saves.records.values()
-        pieced = self._encodes.pieced
-        return {r.save for r in records if r.held and ((r.staged and r.in_memory) or r.save in pieced)}
+        """Saves that were whole in memory once, as far as is known, and of which something is left there."""
+        records, pieced = self._saves.records.values(), self._encodes.pieced
+        return {r.save for r in records if r.held and (r.staged or r.save in pieced)}
 
     def home(self, rank: int) -> str:
         """The node where the rank runs now."""
@@ -81,7 +80,7 @@ class Routes:
         where = f"; nodes that do not answer have some: {', '.join(silent[:8])}" if silent else ""
         parity = "parity of it does not suffice" if save in self._encodes.pieced else "there is no parity of it"
         store = "what lies on the store is damaged" if save in self._saves.on_store else "it is not on the store"
-        return f"the segments of ranks {few(sorted(ranks))} are in no arena that answers, {parity}, {store}{where}"
+        return f"the segments of ranks {few(sorted(ranks))} are in no arena that answers, or are damaged there, {parity}, {store}{where}"
 
     @staticmethod
     def _unreadable(record: Record, damaged: Damage) -> set[int]:

@@ -197,7 +197,7 @@ def test_a_drain_that_a_load_waits_for_in_vain_is_given_up_for_an_older_checkpoi
     job.tick(310)
     answer = job.answer(seqs[0])
     assert (answer.save, answer.tier) == (ONE, Tier.PFS)
-    assert "its drain does not end" in answer.notes[-1]
+    assert any("its drain does not end" in note for note in answer.notes)
 
 
 def a_silent_store(**number):

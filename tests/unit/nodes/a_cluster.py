@@ -80,6 +80,10 @@ class ANode:
             )  # fmt: skip
         for piece in self.pieces.values():
             self.cluster.say(self, ev.PieceAdopted(job=KEY, piece=piece))
+        for rank, home in enumerate(self.cluster.homes):
+            if home == self.name and self.cluster.alive:
+                session = self.cluster.sid
+                self.cluster.say(self, ev.RankFound(job=KEY, rank=rank, session=session, pid=1, host=home))
         if KEY in self.catalogue.jobs:
             for action in self.catalogue.adopted(KEY, self.cluster.now):
                 self.cluster.perform(self, action)
@@ -103,6 +107,7 @@ class ACluster:
         self._seq = 0
         self.session = 0
         self.homes: list[str] = []
+        self.alive = False  # the ranks of the present session
         self.attached: dict[int, ev.RankAttached] = {}
         self.failing: set[str] = set()  # nodes that cannot encode
         self.tiers: dict[int, Tier] = {}
@@ -129,7 +134,7 @@ class ACluster:
     def connect(self, homes: str, *, world: int | None = None, expect: bool = True) -> None:
         """A new session: rank r runs on node homes[r]. expect: it is let in, and asks for slots."""
         self.session += 1
-        self.homes = list(homes)
+        self.homes, self.alive = list(homes), True
         names = list(dict.fromkeys(homes))
         topology = Topology(
             tuple(self.nodes[n].peer for n in names), tuple(names.index(n) for n in homes), self.scheme, self.set_size
@@ -202,6 +207,7 @@ class ACluster:
 
     def end_ranks(self) -> None:
         """All ranks of the session die."""
+        self.alive = False
         for rank, name in enumerate(self.homes):
             if name in self.nodes:
                 self.say(self.nodes[name], ev.RankGone(job=KEY, rank=rank, session=self.sid))
