@@ -9,8 +9,8 @@ from rich.table import Table
 
 from ckptd_client.demo.errors import DemoError
 from ckptd_client.demo.journal import Finished, Loss, Reached, Record, Restored, Saved, TorchSaved
+from ckptd_client.demo.promises import Records
 
-Records = Sequence[Sequence[Record]]  # by rank
 _ROWS = 7
 
 R = TypeVar("R", bound=Record)
@@ -84,13 +84,14 @@ class Measured:
     reference: Records
     slowed: list[Records]  # attempts under the daemon whose drain was capped
     free: list[Records]
-    restores: list[tuple[str, Restored]]  # what was killed, and what came back
+    restores: list[tuple[str, list[Restored]]]  # what was killed, and what came back, by rank
 
     def table(self, cap: str) -> Table:
         """Stall, time to each milestone and restores, beside torch.save. cap: the drain's cap in words."""
         torch_saves = _of(TorchSaved, [self.reference])
         stalls = [saved.stall_s for saved in _of(Saved, [*self.slowed, *self.free])]
-        ours, theirs = [restored.nbytes for _, restored in self.restores], [s.nbytes for s in torch_saves]
+        ours = [restored.nbytes for _, ranks in self.restores for restored in ranks]
+        theirs = [s.nbytes for s in torch_saves]
         table = _table(
             "",
             f"ckptd, {_mib(ours)} per rank",
@@ -98,16 +99,18 @@ class Measured:
         )
         table.add_row("training stops, median", ms(stalls), ms([s.seconds for s in torch_saves]))
         table.add_row("training stops, worst", ms(stalls, max), ms([s.seconds for s in torch_saves], max))
-        staged = _reached("staged", [*self.slowed, *self.free])
-        table.add_row("safe from dying processes after", ms(staged), "")
+        staged, protected = (_reached(name, [*self.slowed, *self.free]) for name in ("staged", "protected"))
+        table.add_row("staged: safe from dying processes after", ms(staged), "")
+        table.add_row("protected: safe from a lost node after", ms(protected), "")
         on_disk = f"{ms(_reached('durable', self.free))}, meanwhile training goes on"
-        table.add_row("on disk and synced after", on_disk, f"{ms([s.synced_s for s in torch_saves])}, training stopped")
+        table.add_row(
+            "durable: on disk and synced after", on_disk, f"{ms([s.synced_s for s in torch_saves])}, training stopped"
+        )
         slowed = _reached("durable", self.slowed)
         if slowed:
             table.add_row(f"  with the drain at {cap}", ms(slowed), "")
         for what, restored in self.restores:
-            seconds = ms([restored.seconds])
-            table.add_row(f"restore after {what}", f"{seconds}: step {restored.step} from {restored.tier}", "")
+            table.add_row(f"restore after {what}", routes(restored), "")
         return table
 
     def notes(self) -> list[str]:
@@ -119,6 +122,14 @@ class Measured:
         _, step, first = max(saves)
         which = "the first after a start" if first else "not the first after a start"
         return [f"worst stop of ckptd: the save of step {step}, {which}; all ranks share this machine's cores"]
+
+
+def routes(restored: Sequence[Restored]) -> str:
+    """The step, and for each route how many ranks took it and how long the slowest of them."""
+    ways = dict.fromkeys(one.tier for one in restored)
+    ranks = {way: [one.seconds for one in restored if one.tier == way] for way in ways}
+    taken = ", ".join(f"{len(seconds)} ranks {way} in {ms(seconds, max)}" for way, seconds in ranks.items())
+    return f"step {restored[0].step}: {taken}"
 
 
 def _mib(nbytes: Sequence[int]) -> str:
