@@ -11,7 +11,8 @@ from collections.abc import Generator, Sequence
 
 import msgspec
 
-from ckptd.protocol.status import JobStatus, Status
+from ckptd.protocol.ids import SaveId
+from ckptd.protocol.status import DrainStatus, JobStatus, Status
 from ckptd_client.demo.errors import DemoError
 from ckptd_client.demo.nodes import Node
 from ckptd_client.demo.workspace import Workspace
@@ -37,31 +38,32 @@ def ckptd(space: Workspace, *args: str, columns: int, color: bool) -> tuple[int,
     return done.returncode, (done.stdout or done.stderr).rstrip()
 
 
-def kill_in_drain(space: Workspace, nodes: Sequence[Node]) -> tuple[list[int], JobStatus]:
+def kill_in_drain(space: Workspace, nodes: Sequence[Node]) -> tuple[list[int], DrainStatus]:
     """Waits for a drain of a protected checkpoint, its end not near, and SIGKILLs the daemons of all nodes.
 
     The first node is the one whose ``ckptd status --json`` is watched. Returns the pids that were killed, by node, and
-    the job as it was then; the processes are gone. Raises DemoError when no such drain is seen.
+    the drain as it was then; the processes are gone. Raises DemoError when no such drain is seen.
     """
     others = [_pid(space, node) for node in nodes[1:]]  # asked now: a drain does not wait for more questions
     with contextlib.closing(_watch(space, nodes[0])) as watched:
         for status in watched:
             for job in status.jobs:
-                if _amid_drain(job):
+                if job.drain is not None and _is_amid(job.drain) and _is_protected(job, job.drain.save):
                     pids = [status.pid, *others]
                     _kill(pids)
-                    return pids, job
+                    return pids, job.drain
     raise DemoError(
         f"ckptd status --watch showed no drain of a protected checkpoint, or ended before {_WATCH_S:.0f} s were over"
     )
 
 
-def _amid_drain(job: JobStatus) -> bool:
-    drain = job.drain
-    if drain is None or not 0 < drain.nbytes_done < drain.nbytes / 2:
-        return False
-    drained = (drain.save.incarnation, drain.save.counter)
-    return any(one.protected and (one.incarnation, one.counter) == drained for one in job.checkpoints)
+def _is_amid(drain: DrainStatus) -> bool:
+    return 0 < drain.nbytes_done < drain.nbytes / 2
+
+
+def _is_protected(job: JobStatus, save: SaveId) -> bool:
+    known = [one for one in job.checkpoints if (one.incarnation, one.counter) == (save.incarnation, save.counter)]
+    return any(one.protected for one in known)
 
 
 def _kill(pids: Sequence[int]) -> None:

@@ -16,7 +16,7 @@ from ckptd_client.demo.telling import Teller
 from ckptd_client.demo.workspace import Workspace
 
 _SLOW_DRAIN = "32MiB"  # per second and node: slow enough to be hit in the middle
-_SLOW_RATE = "32 MiB/s per node"
+_SLOW_RATE = "32 MiB/s a node"
 _VICTIM = WORLD_SIZE - 1
 _NO_DAEMON = 3  # exit code of ckptd status
 
@@ -51,17 +51,16 @@ class Story:
     def _act_2(self) -> tuple[Ranks, Ranks, list[Restored]]:
         say = self._teller.say
         self._teller.title("Act 2: the same training with ckptd on two nodes, and one rank dies")
-        say(
-            f"{NODES} nodes on this machine, each {RANKS_PER_NODE} ranks, a daemon and an arena; parity is made between"
-        )
-        say(f"them while training goes on; the drain is slowed to {_SLOW_RATE}, so that act 3 can hit one")
+        say(f"{NODES} nodes on this machine, each with {RANKS_PER_NODE} ranks, a daemon and an arena of its own")
+        say("the daemons make parity for each other while training goes on")
+        say(f"the drain is slowed to {_SLOW_RATE}, so that act 3 can hit one in the middle")
         places = [self._first, self._lost]
         first = self._start("act 2", places, slow=True)
         self._follow(first, until=self._plan.kill_rank_after)
         self._teller.show("status", "--nodes", "--arena", self._first.arena)
         say(f"[bold red]kill -9[/] {first.pids[_VICTIM]}, which is rank {_VICTIM}")
         codes = first.kill(_VICTIM)
-        say(f"the ranks have ended with exit codes {codes}; the daemons live; the launcher starts the ranks again")
+        say(f"the ranks have ended with exit codes {codes}; the daemons live; the launcher starts again")
         second = self._start("act 2, restarted", places, slow=True)
         promised = promises.newest(first.records, "staged")
         restored = self._restored(second, promised, "staged", ["arena"] * WORLD_SIZE)
@@ -72,23 +71,20 @@ class Story:
         say = self._teller.say
         self._teller.title("Act 3: everything dies in the middle of a drain, and one node is lost with its memory")
         say("watching [bold]ckptd status --json[/] for a drain under way, of a checkpoint that is protected")
-        pids, job = kill_in_drain(self._space, [self._first, self._lost])
+        pids, drain = kill_in_drain(self._space, [self._first, self._lost])
         codes = second.kill_all()
         self._lost.lose_memory()
         last = max(report.losses(second.records[0]))
-        promised = promises.newest(second.records, "protected")
+        promised = promises.newest(second.records, "protected", told=drain.save.step)
+        percent = 100 * drain.nbytes_done / drain.nbytes
         say(f"the training was at step {last}; newest checkpoint reported protected: step {promised}")
         say(f"[bold red]kill -9[/] {' '.join(map(str, [*pids, *second.pids]))}: daemons and ranks; exit codes {codes}")
         say(f"[bold red]rm -r[/] {self._lost.arena}: the memory of {self._lost.name}, whose ranks were 2 and 3")
-        if job.drain is not None:
-            percent = 100 * job.drain.nbytes_done / job.drain.nbytes
-            say(f"the drain of step {job.drain.save.step} had {percent:.0f} % on disk")
-        self._teller.show("status", "--arena", self._lost.arena, expected=_NO_DAEMON)
+        say(f"the drain of step {drain.save.step} had {percent:.0f} % of its bytes on disk")
+        self._teller.show("status", "--arena", self._first.arena, expected=_NO_DAEMON)
         self._teller.show("list", self._space.store)
-        say(
-            f"the launcher starts the ranks again, ranks 2 and 3 on {self._spare.name}; the first on each node starts a"
-        )
-        say("daemon, its drain at full speed now")
+        say(f"the launcher starts again, ranks 2 and 3 on {self._spare.name} now, which has never seen this training")
+        say("the first rank on each node starts a daemon, its drain at full speed")
         third = self._start("act 3, restarted", [self._first, self._spare])
         tiers = ["arena"] * RANKS_PER_NODE + ["rebuilt"] * RANKS_PER_NODE
         restored = self._restored(third, promised, "protected", tiers)
@@ -115,18 +111,16 @@ class Story:
         say(f"digest of the weights {curve.digest}")
         if not self._space.wait_until_empty():
             raise DemoError("the job is closed and durable, yet a daemon has not left")
-        say("the daemons have left by themselves: clients had started them, and their last job is closed and durable")
+        say("the daemons have left by themselves: clients had started them, and the job is closed and durable")
         self._teller.title("The numbers")
         measured = report.Measured(reference.records, [r.records for r in slowed], [third.records], restores)
         self._teller.print(measured.table(_SLOW_RATE))
         for note in measured.notes():
             self._teller.print(Text(note, style="dim"))
         self._teller.blank()
-        say(
-            "[bold green]It holds:[/] killed twice, the training came back from memory twice, the second time with a "
-            f"node's memory gone, and ended as the one that nobody disturbed: {curve.compared} losses and the weights "
-            "at the end are equal, bit for bit"
-        )
+        say("[bold green]It holds:[/] the training was killed twice, and came back twice from memory, the second time")
+        say("though a node's memory was gone; it ended as the one that nobody disturbed:")
+        say(f"{curve.compared} losses and the weights at the end are equal, bit for bit")
 
     def _start(self, name: str, places: Sequence[Node], *, slow: bool = False) -> Ranks:
         settings = {"CKPTD_DRAIN_BANDWIDTH": _SLOW_DRAIN} if slow else {}
@@ -148,5 +142,9 @@ class Story:
                 break
         restored = promises.restored(ranks.records)
         promises.check(restored, promised, milestone, tiers)
-        self._teller.say(f"[bold green]restored[/] {report.routes(restored)}")
+        step = restored[0].step
+        for tier, count, slowest in report.routes(restored):
+            self._teller.say(
+                f"[bold green]restored[/] step {step} from tier [bold]{tier}[/], {count} ranks in {slowest}"
+            )
         return restored

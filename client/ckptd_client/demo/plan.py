@@ -19,8 +19,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     lose_node_after: int  # act 3: the first drain seen after this step is cut off
 
 
-FULL = Plan(steps=60, save_every=5, kill_rank_after=17, lose_node_after=27)
-SHORT = Plan(steps=36, save_every=4, kill_rank_after=9, lose_node_after=13)
+FULL = Plan(steps=50, save_every=5, kill_rank_after=12, lose_node_after=21)
+SHORT = Plan(steps=30, save_every=3, kill_rank_after=7, lose_node_after=10)
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,14 +8,13 @@ from ckptd_client.demo.journal import Reached, Record, Restored
 Records = Sequence[Sequence[Record]]  # by rank
 
 
-def newest(records: Records, milestone: str) -> int:
-    """Newest step that any rank reported to have reached milestone. Raises DemoError if there is none."""
-    steps = [
-        record.step
-        for rank in records
-        for record in rank
-        if isinstance(record, Reached) and record.milestone == milestone
-    ]
+def newest(records: Records, milestone: str, *, told: int | None = None) -> int:
+    """Newest step that any rank reported to have reached milestone, or that ``told``, by the status, has.
+
+    Raises DemoError if there is none.
+    """
+    reached = [record for rank in records for record in rank if isinstance(record, Reached)]
+    steps = [record.step for record in reached if record.milestone == milestone] + ([] if told is None else [told])
     if not steps:
         raise DemoError(f"no checkpoint was reported {milestone}")
     return max(steps)

@@ -19,7 +19,7 @@ from ckptd_client.demo.workspace import Workspace
 
 JOB = "demo-gpt"
 _POLL_S = 0.02
-_SILENCE_S = 60.0
+_SILENCE_S = 150.0
 _NOTICE_S = 5.0  # how long a rank may take to notice that its peer is gone, before the launcher ends it
 _SHOWN_LINES = 30
 

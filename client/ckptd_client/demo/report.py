@@ -100,17 +100,19 @@ class Measured:
         table.add_row("training stops, median", ms(stalls), ms([s.seconds for s in torch_saves]))
         table.add_row("training stops, worst", ms(stalls, max), ms([s.seconds for s in torch_saves], max))
         staged, protected = (_reached(name, [*self.slowed, *self.free]) for name in ("staged", "protected"))
-        table.add_row("staged: safe from dying processes after", ms(staged), "")
-        table.add_row("protected: safe from a lost node after", ms(protected), "")
+        table.add_row("safe from dying ranks: staged", ms(staged), "")
+        table.add_row("safe from a lost node: protected", ms(protected), "")
         on_disk = f"{ms(_reached('durable', self.free))}, meanwhile training goes on"
         table.add_row(
-            "durable: on disk and synced after", on_disk, f"{ms([s.synced_s for s in torch_saves])}, training stopped"
+            "on disk and synced: durable", on_disk, f"{ms([s.synced_s for s in torch_saves])}, training stopped"
         )
         slowed = _reached("durable", self.slowed)
         if slowed:
-            table.add_row(f"  with the drain at {cap}", ms(slowed), "")
+            table.add_row(f"  drain held to {cap}", ms(slowed), "")
         for what, restored in self.restores:
-            table.add_row(f"restore after {what}", routes(restored), "")
+            for number, (tier, ranks, slowest) in enumerate(routes(restored)):
+                where = f"step {restored[0].step} from {tier}, {ranks} ranks"
+                table.add_row("" if number else f"restore after {what}", f"{slowest}: {where}", "")
         return table
 
     def notes(self) -> list[str]:
@@ -124,12 +126,12 @@ class Measured:
         return [f"worst stop of ckptd: the save of step {step}, {which}; all ranks share this machine's cores"]
 
 
-def routes(restored: Sequence[Restored]) -> str:
-    """The step, and for each route how many ranks took it and how long the slowest of them."""
-    ways = dict.fromkeys(one.tier for one in restored)
-    ranks = {way: [one.seconds for one in restored if one.tier == way] for way in ways}
-    taken = ", ".join(f"{len(seconds)} ranks {way} in {ms(seconds, max)}" for way, seconds in ranks.items())
-    return f"step {restored[0].step}: {taken}"
+def routes(restored: Sequence[Restored]) -> list[tuple[str, int, str]]:
+    """For each route: its tier, how many ranks took it, and how long the slowest of them."""
+    taken: dict[str, list[float]] = {}
+    for one in restored:
+        taken.setdefault(one.tier, []).append(one.seconds)
+    return [(tier, len(seconds), ms(seconds, max)) for tier, seconds in taken.items()]
 
 
 def _mib(nbytes: Sequence[int]) -> str:
