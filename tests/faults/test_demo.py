@@ -159,7 +159,7 @@ def left_behind(tmp_path, pid):
 
 
 @pytest.mark.faults
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_the_short_demo_proves_what_it_says(tmp_path):
     with start_demo(tmp_path) as demo:
         output = demo.communicate()[0]
@@ -177,7 +177,7 @@ def test_the_short_demo_proves_what_it_says(tmp_path):
 
 
 @pytest.mark.faults
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_an_interrupted_demo_leaves_nothing_behind(tmp_path):
     with start_demo(tmp_path) as demo:
         for line in demo.stdout:

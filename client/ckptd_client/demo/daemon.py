@@ -38,10 +38,12 @@ def ckptd(space: Workspace, *args: str, columns: int, color: bool) -> tuple[int,
     return done.returncode, (done.stdout or done.stderr).rstrip()
 
 
-def kill_in_drain(space: Workspace, nodes: Sequence[Node]) -> tuple[list[int], DrainStatus]:
-    """Waits for a drain of a protected checkpoint, its end not near, and SIGKILLs the daemons of all nodes.
+def kill_in_drain(space: Workspace, nodes: Sequence[Node], ranks: Sequence[int]) -> tuple[list[int], DrainStatus]:
+    """Waits for a drain of a protected checkpoint, its end not near, and SIGKILLs the ranks and all nodes' daemons.
 
-    The first node is the one whose ``ckptd status --json`` is watched. Returns the pids that were killed, by node, and
+    ranks: their process ids; they die first, since a rank that misses its daemon starts another.
+
+    The first node is the one whose ``ckptd status --json`` is watched. Returns the daemons' process ids, by node, and
     the drain as it was then; the processes are gone. Raises DemoError when no such drain is seen.
     """
     others = [_pid(space, node) for node in nodes[1:]]  # asked now: a drain does not wait for more questions
@@ -49,9 +51,9 @@ def kill_in_drain(space: Workspace, nodes: Sequence[Node]) -> tuple[list[int], D
         for status in watched:
             for job in status.jobs:
                 if job.drain is not None and _is_amid(job.drain) and _is_protected(job, job.drain.save):
-                    pids = [status.pid, *others]
-                    _kill(pids)
-                    return pids, job.drain
+                    daemons = [status.pid, *others]
+                    _kill([*ranks, *daemons])
+                    return daemons, job.drain
     raise DemoError(
         f"ckptd status --watch showed no drain of a protected checkpoint, or ended before {_WATCH_S:.0f} s were over"
     )
@@ -67,7 +69,7 @@ def _is_protected(job: JobStatus, save: SaveId) -> bool:
 
 
 def _kill(pids: Sequence[int]) -> None:
-    """SIGKILL for all at once; returns when they are gone. None of them is a child of ours."""
+    """SIGKILL for all at once; returns when they are gone, our children not yet reaped."""
     with contextlib.ExitStack() as stack:
         processes = [os.pidfd_open(pid) for pid in pids]
         for process in processes:
@@ -77,7 +79,7 @@ def _kill(pids: Sequence[int]) -> None:
             poll = select.poll()
             poll.register(process, select.POLLIN)
             if not poll.poll(_DEATH_S * 1000):
-                raise DemoError(f"daemon {pid} is still there {_DEATH_S:.0f} s after SIGKILL")
+                raise DemoError(f"process {pid} is still there {_DEATH_S:.0f} s after SIGKILL")
 
 
 def _pid(space: Workspace, node: Node) -> int:

@@ -71,14 +71,15 @@ class Story:
         say = self._teller.say
         self._teller.title("Act 3: everything dies in the middle of a drain, and one node is lost with its memory")
         say("watching [bold]ckptd status --json[/] for a drain under way, of a checkpoint that is protected")
-        pids, drain = kill_in_drain(self._space, [self._first, self._lost])
-        codes = second.kill_all()
+        daemons, drain = kill_in_drain(self._space, [self._first, self._lost], second.pids)
+        codes = second.reap()
         self._lost.lose_memory()
         last = max(report.losses(second.records[0]))
         promised = promises.newest(second.records, "protected", told=drain.save.step)
         percent = 100 * drain.nbytes_done / drain.nbytes
         say(f"the training was at step {last}; newest checkpoint reported protected: step {promised}")
-        say(f"[bold red]kill -9[/] {' '.join(map(str, [*pids, *second.pids]))}: daemons and ranks; exit codes {codes}")
+        pids = " ".join(map(str, [*second.pids, *daemons]))
+        say(f"[bold red]kill -9[/] {pids}: ranks and daemons; exit codes of the ranks {codes}")
         say(f"[bold red]rm -r[/] {self._lost.arena}: the memory of {self._lost.name}, whose ranks were 2 and 3")
         say(f"the drain of step {drain.save.step} had {percent:.0f} % of its bytes on disk")
         self._teller.show("status", "--arena", self._first.arena, expected=_NO_DAEMON)

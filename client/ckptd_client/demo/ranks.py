@@ -103,15 +103,10 @@ class Ranks:
                 process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
-        return self._reap()
+        return self.reap()
 
-    def kill_all(self) -> list[int]:
-        """SIGKILL for every rank."""
-        for process in self._processes:
-            process.send_signal(signal.SIGKILL)
-        return self._reap()
-
-    def _reap(self) -> list[int]:
+    def reap(self) -> list[int]:
+        """Exit codes by rank, negative for a signal. Waits until all have ended, and takes in their last words."""
         codes = [process.wait() for process in self._processes]
         self.read()
         return codes
