@@ -114,11 +114,15 @@ class PeerPlane:
         self._topologies[job] = frozenset(topology.nodes)
         self.meet(job, topology.peers)
 
+    def _former(self, remote: Remote) -> list[JobKey]:
+        """Jobs that have moved on to other nodes, and keep this one for what it still holds."""
+        node = remote.peer.node
+        return sorted(job for job in remote.jobs if node not in self._topologies.get(job, (node,)))
+
     def _part_from_former(self, remote: Remote) -> None:
-        for job in sorted(remote.jobs):
-            if remote.peer.node not in self._topologies.get(job, (remote.peer.node,)):
-                del self._jobs[job][remote.peer.node]
-                self._part(remote, job)
+        for job in self._former(remote):
+            del self._jobs[job][remote.peer.node]
+            self._part(remote, job)
 
     def forget(self, job: JobKey) -> None:
         """The job is over here: its peers are told, and those of no other job are dropped."""
@@ -373,9 +377,10 @@ class PeerPlane:
     # --- status
 
     def problems(self) -> list[str]:
-        """What is wrong between daemons, and what to do, a line each."""
+        """What is wrong between daemons, and what to do, a line each. Nobody need do anything about former nodes."""
         now = self._clock()
-        lines = [problem for remote in self._remotes.values() if (problem := remote.problem(now))]
+        current = [one for one in self._remotes.values() if len(self._former(one)) < len(one.jobs)]
+        lines = [problem for remote in current if (problem := remote.problem(now))]
         for stranger, when in self._zap.strangers.items():
             if now - when < _STRANGER_S and stranger.key not in self._keys:
                 lines.append(

@@ -370,6 +370,17 @@ def test_nobody_there_is_told(world):
     assert any("node b at tcp://127.0.0.1:1 does not answer" in line for line in a.problems())
 
 
+def test_a_former_node_is_nobody_s_problem_until_a_job_is_on_it_again(world):
+    a = world.start("a")
+    gone = msgspec.structs.replace(a.peer, node="b", endpoint="tcp://127.0.0.1:1")
+    a.keep(JOB, Topology((a.peer, gone), (0, 1)))
+    a.keep(JOB, Topology((a.peer,), (0,)))
+    world.spend(1.5)
+    assert ([view.node for view in a.views()], a.problems()) == (["b"], [])
+    a.meet(OTHER, [gone])
+    assert any("node b at tcp://127.0.0.1:1 does not answer" in line for line in a.problems())
+
+
 def test_one_that_cannot_be_reached_is_told(world):
     a = world.start("a")
     a.meet(JOB, [msgspec.structs.replace(a.peer, node="b", endpoint="")])
