@@ -279,7 +279,7 @@ def test_a_refusal_names_what_is_missing_of_the_newest():
     cluster.add("y")
     cluster.connect("axyd")
     (why, *_) = refused(cluster.load())
-    assert f"{ONE}: the segments of ranks 1, 2 are in no arena that answers, parity of it does not suffice" in why
+    assert f"{ONE}: the segments of ranks 1, 2 are in no arena that answers, or are damaged there, parity of it does not suffice" in why
 
 
 def test_what_arrives_for_a_job_that_is_gone_is_given_back():
