@@ -29,6 +29,7 @@ POINTS = (
     "drain.before-file-rename",
     "drain.after-file-rename",
     "drain.between-parts",
+    "drain.parity-unsynced",
     "drain.reported",
     # commit: votes, manifest, rename
     "commit.before-vote",

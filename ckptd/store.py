@@ -21,6 +21,7 @@ from ckptd.protocol.manifest import (
     LATEST,
     MANIFEST,
     MAX_RECORD_NBYTES,
+    PARITY_DIR,
     VOTES_DIR,
     Committed,
     Manifest,
@@ -188,6 +189,14 @@ def _check_files(fs: FileLayer, place: Place, manifest: Manifest) -> None:
                 raise DamagedError(f"{path}: missing, though rank {record.rank}'s node voted for it") from None
             if nbytes != expected:
                 raise DamagedError(f"{path}: {nbytes} bytes, the vote says {expected}")
+    for parity in manifest.parity:
+        path = os.path.join(place.partial, PARITY_DIR, parity.name)
+        try:
+            nbytes = fs.size(path)
+        except FileNotFoundError:
+            raise DamagedError(f"{path}: missing, though a node voted for it") from None
+        if nbytes != parity.file_nbytes:
+            raise DamagedError(f"{path}: {nbytes} bytes, the vote says {parity.file_nbytes}")
 
 
 def _publish_stock(fs: FileLayer, place: Place, votes: list[Vote]) -> list[StockFile]:
@@ -247,7 +256,8 @@ def _latest_save(fs: FileLayer, path: str) -> SaveId | None:
 def _tidy(fs: FileLayer, path: str) -> str:
     """Empty, or why hidden files of crashed writers stayed. Only under the final name, where nobody writes."""
     try:
-        for directory in (path, os.path.join(path, VOTES_DIR)):
+        folders = [name for name in (VOTES_DIR, PARITY_DIR) if name in fs.listdir(path)]
+        for directory in (path, *(os.path.join(path, name) for name in folders)):
             for name in filter(is_temp, fs.listdir(directory)):
                 fs.unlink(os.path.join(directory, name))
     except FileNotFoundError:

@@ -44,7 +44,7 @@ class Catalogue:
         out: list[Action] = []
         for job in list(self.jobs.values()):
             inbox: deque[ev.Event] = deque()
-            self._route(job.node.job, job.coordinator.tick(now), inbox, out)
+            self._route(job.node.job, [*job.coordinator.tick(now), *job.node.drain.tick(now)], inbox, out)
             self._deliver(inbox, out, now)
         return out
 
@@ -86,7 +86,8 @@ class Catalogue:
 
     def next_deadline(self) -> float | None:
         """When tick must be called at the latest."""
-        times = (job.coordinator.next_deadline() for job in self.jobs.values())
+        halves = ((job.coordinator, job.node.drain.parity) for job in self.jobs.values())
+        times = (half.next_deadline() for both in halves for half in both)
         return min((t for t in times if t is not None), default=None)
 
     @property

@@ -19,6 +19,7 @@ from ckptd.core.fetching import Fetching
 from ckptd.core.load_answers import LoadAnswers
 from ckptd.core.local_ranks import LocalRanks
 from ckptd.core.membership import Membership
+from ckptd.core.parity_share import ParityShare
 from ckptd.core.policy import Policy
 from ckptd.core.protection import Protection
 from ckptd.core.slots import Slot, SlotTable
@@ -48,7 +49,8 @@ class JobNode:
         self.membership = Membership(job, node, self.ranks)
         self.protection = Protection(job, node)
         self.fetching = Fetching(job, node)
-        self.drain = DrainShare(job, self.slots, self.membership.report)
+        parity = ParityShare(job, self.protection, on=policy.drain_parity, wait_s=policy.parity_wait_s)
+        self.drain = DrainShare(job, self.slots, self.membership.report, parity)
         self.loads = LoadAnswers(job, self.ranks, self.slots, self.membership.report)
         self._client_started = policy.client_started
         self.newest_staged: SaveId | None = None
@@ -116,7 +118,11 @@ class JobNode:
                 self.protection.adopt(event.piece)
                 return []
             case ev.Encoded():
-                return self.protection.encoded(event)
+                ended = self.protection.encoded(event)
+                more = self.drain.parity_failed(event.save) if event.problem else self.drain.parity.advance()
+                return [*ended, *more]
+            case ev.ParityDrained():
+                return [*self.drain.parity.copied(event), *self.drain.vote(), *self.collect()]
             case ev.SegmentFetched():
                 return self._fetched(event)
             case ev.PeerUp():
@@ -254,8 +260,9 @@ class JobNode:
     def _peer_down(self, node: str) -> list[Action]:
         """What was asked of it is not answered."""
         self.membership.peer_down(node)
+        alone = self.drain.parity_failed() if node in self.protection.members else []
         finish = self.drain.finish() if node == self.coordinator else []
-        return [*self.fetching.peer_down(node), *finish]
+        return [*self.fetching.peer_down(node), *alone, *finish]
 
     def _finished(self, event: ev.CommitEnded) -> list[Action]:
         """This node has tried to finish the commit of a coordinator that it lost."""
