@@ -78,7 +78,7 @@ class Effects:
             if failure is not None:
                 self._deliver(failure)
 
-    def _start(self, action: act.Action) -> None:  # noqa: C901 - one line per action
+    def _start(self, action: act.Action) -> None:  # noqa: C901, PLR0912 - one line per action
         match action:
             case act.AllocateSlots():  # after what is being unlinked has made room
                 self._cleaning.run(lambda: None, lambda _: self._allocate(action))
@@ -227,15 +227,11 @@ class Effects:
 
         def answer(reply: Done | Failed) -> None:
             problem = _problem(reply)
-            self._deliver(
-                ev.ParityDrained(job=job, save=save, parity=None if problem else parity, problem=problem)
-            )
+            self._deliver(ev.ParityDrained(job=job, save=save, parity=None if problem else parity, problem=problem))
 
         self._stores.ask(
             job.store,
-            lambda i: DrainParity(
-                id=i, job=job.job, save=save, path=path, parity=parity, bytes_per_s=self._bandwidth
-            ),
+            lambda i: DrainParity(id=i, job=job.job, save=save, path=path, parity=parity, bytes_per_s=self._bandwidth),
             answer,
         )
 

@@ -1,7 +1,7 @@
 """This node's parity of the save that is drained, written to the store beside the images. Pure.
 
-The vote names it. A vote without parity is a whole vote, so nothing waits for it longer than ``wait_s``, nor at all once
-it is known not to come. While it is copied the piece stays in the arena, whatever is protected meanwhile.
+The vote names it. A vote without parity is a whole vote, so nothing waits for it longer than ``wait_s``, nor at all
+once it is known not to come. While it is copied the piece stays in the arena, whatever is protected meanwhile.
 """
 
 from ckptd.core import events as ev

@@ -86,7 +86,7 @@ def set_name(piece: Piece) -> str:
 
 
 def store_record(piece: Piece, seal: ParitySeal) -> ParityRecord:
-    """What a vote says of the piece. Its file's name is by its content: one of that name never need be written twice."""
+    """What a vote says of the piece. Its file is named by content: one of that name need never be written twice."""
     name = f"{set_name(piece)}-{piece.index:02d}.parity"
     return ParityRecord(name, seal.nbytes, seal.record_nbytes, seal.record_digest)
 
