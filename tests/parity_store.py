@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from ckptd.arena import Arena
+from ckptd.core.events import Column, Piece
 from ckptd.filelayer import FileLayer
 from ckptd.parity.encode import encode
 from ckptd.parity_files import open_parity
@@ -21,7 +22,6 @@ from ckptd.store_image import Flow, Image, make_partial, sync_partial, write_ima
 from ckptd.store_messages import DrainParity
 from ckptd.store_parity import drain_parity
 from ckptd.store_scan import Place
-from ckptd.core.events import Column, Piece
 from tests.nodes import Set, start_set
 from tests.slots import Slot, some_tensors, write_slot
 

@@ -81,6 +81,14 @@ class DrainShare:
         names = tuple(slot.name for slot in held)
         return [WriteVote(job=self._job, save=save, slots=names, parity=self.parity.record)]
 
+    def encoded(self, event: ev.Encoded) -> list[Action]:
+        """Parity of this node is sealed, or why not."""
+        return self.parity_failed(event.save) if event.problem else self.parity.advance()
+
+    def copied(self, event: ev.ParityDrained) -> list[Action]:
+        """It lies on the store, or why not."""
+        return [*self.parity.copied(event), *self.vote()]
+
     def parity_failed(self, save: SaveId | None = None) -> list[Action]:
         """No parity will come of the save (none: of whatever is drained) as things stand."""
         return self.vote() if self.parity.failed(save) else []

@@ -118,11 +118,9 @@ class JobNode:
                 self.protection.adopt(event.piece)
                 return []
             case ev.Encoded():
-                ended = self.protection.encoded(event)
-                more = self.drain.parity_failed(event.save) if event.problem else self.drain.parity.advance()
-                return [*ended, *more]
+                return [*self.protection.encoded(event), *self.drain.encoded(event)]
             case ev.ParityDrained():
-                return [*self.drain.parity.copied(event), *self.drain.vote(), *self.collect()]
+                return [*self.drain.copied(event), *self.collect()]
             case ev.SegmentFetched():
                 return self._fetched(event)
             case ev.PeerUp():

@@ -2,7 +2,7 @@
 
 import json
 import os
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 from ckptd.cli import invoke
 from ckptd.finishing import finish
@@ -68,12 +68,8 @@ def test_two_at_once(tmp_path):
     key = JobKey(str(tmp_path), "demo")
     for counter in range(1, 9):
         build(tmp_path, save := SaveId(1, counter, 10 * counter), finish=False)
-        answers: list = []
-        threads = [threading.Thread(target=lambda: answers.extend(finish(key, "test"))) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(3) as pool:
+            answers = [one for found in pool.map(lambda _: finish(key, "test"), range(3)) for one in found]
         assert any(one.committed for one in answers)
         assert verify_path(str(tmp_path / "demo" / save.dirname)).ok
 
