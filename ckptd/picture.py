@@ -2,7 +2,7 @@
 
 from ckptd.core.catalogue import Catalogue, Job
 from ckptd.core.protection_view import NodeView, ProtectionView
-from ckptd.core.saves import Phase, Record
+from ckptd.core.record import Phase, Record
 from ckptd.protocol.ids import JobKey
 from ckptd.protocol.status import CheckpointStatus, DrainStatus, JobStatus, NodeStatus, RankStatus
 

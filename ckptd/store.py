@@ -217,8 +217,9 @@ def _publish_stock(fs: FileLayer, place: Place, votes: list[Vote]) -> list[Stock
 def _publish_manifest(fs: FileLayer, path: str, manifest: Manifest) -> tuple[Manifest, bytes]:
     """The manifest that is at path now, and its bytes.
 
-    Two committers of different versions write different bytes, and the COMMITTED of one must not meet the manifest of
-    the other. So the first manifest stays, unless it is damaged or is of other votes.
+    Two committers of different versions write different bytes, and so do two between whom one more vote came; the
+    COMMITTED of one must not meet the manifest of the other. So the first manifest stays, unless it is damaged or a
+    vote that it was made from is not there any more.
     """
     raw = encode_record(manifest)
     temp = _write_temp(fs, path, raw, unsynced="commit.manifest-unsynced")
@@ -227,7 +228,8 @@ def _publish_manifest(fs: FileLayer, path: str, manifest: Manifest) -> tuple[Man
     there = fs.read_file(path, MAX_RECORD_NBYTES)
     with contextlib.suppress(DamagedError):
         found = decode_manifest(there, where=path)
-        if msgspec.structs.replace(found, writer=manifest.writer) == manifest:
+        theirs = msgspec.structs.replace(found, writer=manifest.writer, votes=manifest.votes, parity=manifest.parity)
+        if theirs == manifest and set(found.votes) <= set(manifest.votes) and set(found.parity) <= set(manifest.parity):
             return found, there
     fs.rename(_write_temp(fs, path, raw, unsynced="commit.manifest-unsynced"), path)
     return manifest, raw

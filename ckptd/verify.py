@@ -191,7 +191,8 @@ def _verify_checkpoint(path: str, report: Report) -> None:
     manifest = _check_manifest(path, committed, report)
     votes = _check_votes(path, manifest, report)
     # With the manifest gone the votes still say what every file should be.
-    records = manifest.files if manifest else [record for vote in votes for record in vote.files]
+    voted = {record.name: record for vote in votes for record in vote.files}
+    records = manifest.files if manifest else [voted[name] for name in sorted(voted)]
     said = ([manifest] if manifest else votes)[:1]
     whose: Whose = (said[0].save, said[0].world_size) if said else (None, 1)
     for record in records:
@@ -247,7 +248,11 @@ def _check_manifest(path: str, committed: Committed | None, report: Report) -> M
 
 
 def _check_votes(path: str, manifest: Manifest | None, report: Report) -> list[Vote]:
-    """The votes that are sound. Those the manifest pins are held against it; without one, all that are there."""
+    """The votes that are sound. Those the manifest pins are held against it; without one, all that are there.
+
+    A vote may come between the manifest and the final name, from a node that drained a rank that had a vote already:
+    its files are then those of the manifest.
+    """
     pinned = {ref.node: ref for ref in manifest.votes} if manifest else {}
     folder = os.path.join(path, VOTES_DIR)
     votes: list[Vote] = []
@@ -256,21 +261,21 @@ def _check_votes(path: str, manifest: Manifest | None, report: Report) -> list[V
     for node in sorted({*pinned, *(name for name in _names(folder) if not name.startswith("."))}):
         where = os.path.join(folder, node)
         ref = pinned.get(node)
-        if manifest and ref is None:
-            report.problem(where, f"a vote that {MANIFEST} does not know")
-            continue
         try:
             raw = FileLayer().read_file(where, ref.nbytes if ref else MAX_RECORD_NBYTES)
             vote = decode_vote(raw, where=where)
         except (OSError, DamagedError) as error:
-            report.problem(where, str(error))
+            strange = manifest and ref is None
+            report.problem(where, f"a vote that {MANIFEST} does not know: {error}" if strange else str(error))
             continue
         if ref and (len(raw), digest(raw)) != (ref.nbytes, ref.digest):
             report.problem(where, f"is not the vote that {MANIFEST} was made from")
         elif manifest and any(record not in manifest.files[record.rank : record.rank + 1] for record in vote.files):
             report.problem(where, f"its files are not those of {MANIFEST}")
-        elif manifest and vote.parity is not None and vote.parity not in manifest.parity:
+        elif ref and manifest and vote.parity is not None and vote.parity not in manifest.parity:
             report.problem(where, f"its parity is not in {MANIFEST}")
+        elif manifest and vote.save != manifest.save:
+            report.problem(where, f"a vote that {MANIFEST} does not know")
         else:
             votes.append(vote)
     return votes

@@ -4,7 +4,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from ckptd.core import events as ev
-from ckptd.core.actions import Action, ForgetJob, ToNode, ToRank, UnlinkSlot
+from ckptd.core.actions import Action, DropPiece, ForgetJob, ToNode, ToRank, UnlinkSlot
 from ckptd.core.coordinator import Coordinator
 from ckptd.core.node import JobNode
 from ckptd.core.policy import Policy
@@ -44,7 +44,9 @@ class Catalogue:
         out: list[Action] = []
         for job in list(self.jobs.values()):
             inbox: deque[ev.Event] = deque()
-            self._route(job.node.job, [*job.coordinator.tick(now), *job.node.drain.tick(now)], inbox, out)
+            self._route(
+                job.node.job, [*job.coordinator.tick(now), *job.node.tick(now), *job.node.drain.tick(now)], inbox, out
+            )
             self._deliver(inbox, out, now)
         return out
 
@@ -86,9 +88,9 @@ class Catalogue:
 
     def next_deadline(self) -> float | None:
         """When tick must be called at the latest."""
-        halves = ((job.coordinator, job.node.drain.parity) for job in self.jobs.values())
-        times = (half.next_deadline() for both in halves for half in both)
-        return min((t for t in times if t is not None), default=None)
+        parts = ((job.coordinator, job.node, job.node.drain.parity) for job in self.jobs.values())
+        halves = (part for of_one in parts for part in of_one)
+        return min((t for half in halves if (t := half.next_deadline()) is not None), default=None)
 
     @property
     def empty(self) -> bool:
@@ -152,6 +154,11 @@ def _afterwards(event: ev.Event) -> list[Action]:
     match event:
         case ev.SlotReady():
             return [UnlinkSlot(job=event.job, slot=event.slot), ForgetJob(job=event.job)]
+        case ev.SegmentFetched() if event.slot:
+            return [UnlinkSlot(job=event.job, slot=event.slot), ForgetJob(job=event.job)]
+        case ev.Encoded() if not event.problem:
+            dropped = DropPiece(job=event.job, save=event.save, epoch=event.epoch)
+            return [dropped, ForgetJob(job=event.job)]
         case ev.RankDetached():
             done = Done(reply_to=event.request)
             return [ToRank(job=event.job, rank=event.rank, session=event.session, message=done)]

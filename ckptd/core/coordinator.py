@@ -168,7 +168,7 @@ class Coordinator:
 
     def _fetched(self, node: str, event: ev.SegmentFetched, now: float) -> list[Action]:
         actions = [] if event.problem else self.saves.fetched(node, event.save, event.rank, now)
-        return [*actions, *self._load(self.restores.fetched(event, self.sessions.world_size, self.saves, now))]
+        return [*actions, *self._load(self.restores.fetched(node, event, self.sessions.world_size, self.saves, now))]
 
     def retire(self) -> None:
         """Another node coordinates the job now."""

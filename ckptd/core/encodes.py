@@ -4,7 +4,8 @@ from ckptd.core import events as ev
 from ckptd.core.actions import Action, Note, ToNode
 from ckptd.core.policy import Policy
 from ckptd.core.protection_view import ProtectionView, view_of
-from ckptd.core.saves import Record, Saves
+from ckptd.core.record import Record
+from ckptd.core.saves import Saves
 from ckptd.core.sets import effective, recoverable, redundancy_sets
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.messages import Tier

@@ -529,6 +529,7 @@ class LoadOrdered(NodeMessage):
     incarnation: int
     save: SaveId | None = None
     tiers: tuple[Tier, ...] = ()  # by rank: all but pfs read a slot of their node
+    whole: bool = False  # all ranks' slots lie at each node, and each rank reads what it needs of them
     dirname: str = ""
     agreed: bool = False
     notes: tuple[str, ...] = ()

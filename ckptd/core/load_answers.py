@@ -51,16 +51,17 @@ class LoadAnswers:
         actions: list[Action] = []
         for local in self._ranks.seated.values():
             order = local.load_order
-            slot = self._slot_to_read(local.rank, order) if order is not None else None
-            if order is not None and (slot is None or slot.digested):
+            slots = self._slots_to_read(local.rank, order) if order is not None else []
+            if order is not None and all(slot.digested for slot in slots):
                 local.load_order = None
-                actions += self._answer_one(local, order, slot.name if slot else "")
+                actions += self._answer_one(local, order, slots[0].name if slots else "")
         return actions
 
-    def _slot_to_read(self, rank: int, order: ev.LoadOrdered) -> Slot | None:
+    def _slots_to_read(self, rank: int, order: ev.LoadOrdered) -> list[Slot]:
         if order.save is None or order.agreed or not order.tiers or order.tiers[rank] is Tier.PFS:
-            return None
-        return next((slot for slot in self._slots.holding(order.save) if slot.rank == rank), None)
+            return []
+        slots = self._slots.holding(order.save)
+        return slots if order.whole else [slot for slot in slots if slot.rank == rank][:1]
 
     def _answer_one(self, local: LocalRank, order: ev.LoadOrdered, slot: str) -> list[Action]:
         request, local.load_request = local.load_request, None
@@ -69,6 +70,7 @@ class LoadAnswers:
             incarnation=order.incarnation,
             save=order.save,
             tier=order.tiers[local.rank] if slot else Tier.PFS,
+            whole=order.whole and bool(slot),
             slot=slot,
             path=f"{self._job.store}/{self._job.job}/{order.dirname}" if order.dirname else "",
             agreed=order.agreed,

@@ -52,7 +52,9 @@ class JobNode:
         parity = ParityShare(job, self.protection, on=policy.drain_parity, wait_s=policy.parity_wait_s)
         self.drain = DrainShare(job, self.slots, self.membership.report, parity)
         self.loads = LoadAnswers(job, self.ranks, self.slots, self.membership.report)
-        self._client_started = policy.client_started
+        self._policy = policy
+        self._spoken_to = False  # an order of the coordinator has come since the last tick
+        self._alone_since: float | None = None  # no rank lives here, and no coordinator has spoken since
         self.newest_staged: SaveId | None = None
         self.pending: set[SaveId] = set()  # held here, neither staged nor given up by the coordinator
         self.forced: set[SaveId] = set()  # to be drained for sure, so kept until they are
@@ -103,6 +105,11 @@ class JobNode:
                 return [*self.drain.vote(), *self.loads.answer(), *self._offer()] if known else []
             case ev.DigestsFailed():
                 return self._unreadable(event)
+        return self._outcome(event)
+
+    def _outcome(self, event: ev.Event) -> list[Action]:  # noqa: C901 - one line per event
+        """What became of an action, what was found at start, what other nodes do."""
+        match event:
             case ev.DrainMoved():
                 return [self.membership.report(event)]
             case ev.Drained():
@@ -147,7 +154,10 @@ class JobNode:
                 return self.fetching.sealed(order)
             case ev.PieceTold():
                 return self.fetching.described(order)
-        return self._coordinators_order(order) if order.node == self.coordinator else []
+        if order.node != self.coordinator:
+            return []
+        self._spoken_to = True
+        return self._coordinators_order(order)
 
     def _coordinators_order(self, order: ev.NodeMessage) -> list[Action]:  # noqa: C901 - one line per order
         match order:
@@ -215,7 +225,7 @@ class JobNode:
                 reply_to=local.attached.request,
                 node=self.node,
                 incarnation=order.incarnation,
-                client_started=self._client_started,
+                client_started=self._policy.client_started,
                 scheme=self.protection.scheme,
                 known=list(order.known),
                 warnings=list(order.warnings),
@@ -364,7 +374,24 @@ class JobNode:
             actions += self._free(slot)
         if self._world_size and self._settled == self.incarnation:
             actions += self.slots.trim(self._world_size)
+            topology = self.membership.topology
+            actions += self.slots.trim_moved(topology.ranks_of(self.node)) if topology is not None else []
+        if self._left_behind:
+            actions += self.slots.trim()
+            actions += [] if self.needed else [ForgetJob(job=self.job)]
         return actions
+
+    @property
+    def _left_behind(self) -> bool:
+        """Whether the job has moved to other nodes: what lies here is kept as far as it is promised, and no longer."""
+        topology = self.membership.topology
+        inside = topology is None or self.node in topology.nodes
+        return not inside and self.coordinator != self.node and not self._peopled
+
+    @property
+    def _peopled(self) -> bool:
+        """Whether a rank lives here, or stands at the door."""
+        return bool(self.ranks.live or self.ranks.seated or self.ranks.waiting)
 
     def _free(self, slot: Slot) -> list[Action]:
         save, rank = slot.save, slot.rank
@@ -435,11 +462,35 @@ class JobNode:
     # --- the end
 
     def _released(self) -> list[Action]:
-        self.newest_staged = None
+        self.newest_staged = self.drain.save = self.loads.save = None
         self.pending.clear()
         self.forced.clear()
         actions = [*self.protection.released(), *self.collect(), *self.slots.trim()]
-        return actions if self.needed else [*actions, ForgetJob(job=self.job)]
+        return actions if self.needed or self._left_behind else [*actions, ForgetJob(job=self.job)]
+
+    @property
+    def _alone_until(self) -> float | None:
+        held = self.protection.pieces or any(slot.save for slot in self.slots)
+        ttl = self._policy.orphan_ttl_s if held else self._policy.empty_ttl_s
+        return None if self._alone_since is None else self._alone_since + ttl
+
+    def next_deadline(self) -> float | None:
+        """When the memory of a node that was left alone is given up."""
+        return self._alone_until
+
+    def tick(self, now: float) -> list[Action]:
+        """Gives up what lies here when no rank lives here and no coordinator has spoken for orphan_ttl_s."""
+        if self.coordinator == self.node or self._peopled:
+            self._alone_since = None
+            return []
+        if self._alone_since is None or self._spoken_to:
+            self._alone_since = now
+        self._spoken_to = False
+        due = self._alone_until
+        if due is None or now < due:
+            return []
+        self._alone_since = None
+        return self._released()
 
     def check(self) -> None:
         """Asserts what must always hold; tests call it after every event."""

@@ -2,7 +2,8 @@
 
 from ckptd.core import events as ev
 from ckptd.core.encodes import Encodes
-from ckptd.core.saves import Record, Saves
+from ckptd.core.record import Record, few
+from ckptd.core.saves import Saves
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.messages import Tier
 
@@ -31,6 +32,15 @@ class Routes:
             return self._node
         return topology.home(rank % len(topology.homes))
 
+    def nodes(self, world_size: int) -> list[str]:
+        """Where the ranks run now."""
+        return sorted({self.home(rank) for rank in range(world_size)})
+
+    def lies_at(self, save: SaveId, rank: int, node: str) -> bool:
+        """Whether the node has the segment."""
+        record = self._saves.records.get(save)
+        return record is not None and node in record.held.get(rank, set())
+
     def has(self, save: SaveId, rank: int) -> bool:
         """Whether some node that answers has the segment."""
         record = self._saves.records.get(save)
@@ -49,12 +59,12 @@ class Routes:
             return Tier.PFS, None
         return None
 
-    def fetch(self, save: SaveId, rank: int, damaged: Damage) -> ev.FetchOrdered | None:
-        """How the segment comes to the rank's node: from another arena, or from parity."""
+    def fetch(self, save: SaveId, rank: int, damaged: Damage, at: str = "") -> ev.FetchOrdered | None:
+        """How the segment comes to the rank's node, or to another one: from another arena, or from parity."""
         record = self._saves.records.get(save)
         if record is None:
             return None
-        others = (record.held.get(rank, set()) & self._saves.reachable) - {self.home(rank)}
+        others = (record.held.get(rank, set()) & self._saves.reachable) - {at or self.home(rank)}
         if others and (save, Tier.PEER, rank) not in damaged:
             return ev.FetchOrdered(
                 job=self._job, node=self._node, rank=rank, save=save, tier=Tier.PEER, holder=min(others)
@@ -62,6 +72,16 @@ class Routes:
         if (save, Tier.REBUILT, rank) in damaged:
             return None
         return self._encodes.rebuild(record, rank, self._unreadable(record, damaged), self._saves.reachable)
+
+    def why_not(self, save: SaveId, ranks: list[int]) -> str:
+        """In words, why these ranks' segments cannot be had."""
+        record = self._saves.records.get(save)
+        held = {node for rank in ranks for node in (record.held.get(rank, set()) if record is not None else set())}
+        silent = sorted(held - self._saves.reachable)
+        where = f"; nodes that do not answer have some: {', '.join(silent[:8])}" if silent else ""
+        parity = "parity of it does not suffice" if save in self._encodes.pieced else "there is no parity of it"
+        store = "what lies on the store is damaged" if save in self._saves.on_store else "it is not on the store"
+        return f"the segments of ranks {few(sorted(ranks))} are in no arena that answers, {parity}, {store}{where}"
 
     @staticmethod
     def _unreadable(record: Record, damaged: Damage) -> set[int]:

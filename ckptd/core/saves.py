@@ -9,79 +9,18 @@
     abandoned / skipped / failed     kept (not due) / superseded (a newer one is staged) / failed (store gave no chance)
 """
 
-import enum
 from collections.abc import Container
-from dataclasses import dataclass, field
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, Commit, Note, RemoveCheckpoint, RemovePartial, ToNode
 from ckptd.core.policy import Policy
+from ckptd.core.record import Phase, Record, few
 from ckptd.core.retention import superfluous
 from ckptd.protocol.ids import JobKey, SaveId
-from ckptd.protocol.messages import Cadence, End, Milestone, Progress
+from ckptd.protocol.messages import Cadence, End, Progress
 
 MAX_RECORDS = 64
 _COMMIT_TRIES = 2  # before the drain itself is done again
-
-
-class Phase(enum.StrEnum):
-    """Where a save stands."""
-
-    STAGING = "staging"
-    STAGED = "staged"
-    DRAINING = "draining"
-    COMMITTING = "committing"
-    DURABLE = "durable"
-
-
-@dataclass(slots=True)
-class Record:
-    """One save."""
-
-    save: SaveId
-    world_size: int
-    since: float
-    phase: Phase = Phase.STAGING
-    held: dict[int, set[str]] = field(default_factory=dict)  # rank -> nodes whose arenas have it
-    delivered: dict[int, int] = field(default_factory=dict)  # rank -> bytes
-    adopted: bool = False  # found in the arena at start
-    protected: bool = False  # by all sets, as the ranks' nodes were then
-    due: bool = False
-    forced: bool = False  # somebody asked for this very one: a newer one does not take its turn
-    end: End | None = None
-    reason: str = ""
-    drainers: dict[str, tuple[int, ...]] = field(default_factory=dict)  # node -> ranks whose segments it writes
-    voters: set[str] = field(default_factory=set)
-    done: dict[str, int] = field(default_factory=dict)  # node -> bytes on the store
-    drain_since: float = 0.0
-    first_failure: float | None = None
-    failures: int = 0
-    commit_failures: int = 0
-    error: str = ""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all segments delivered so far."""
-        return sum(self.delivered.values())
-
-    @property
-    def staged(self) -> bool:
-        """Whether every rank's segment was sealed."""
-        return self.phase is not Phase.STAGING
-
-    @property
-    def in_memory(self) -> bool:
-        """Whether every rank's segment still lies in an arena."""
-        return 0 < self.world_size == len(self.held)
-
-    @property
-    def milestone(self) -> Milestone | None:
-        """What was reached."""
-        if self.phase is Phase.DURABLE:
-            return Milestone.DURABLE
-        if self.protected:
-            return Milestone.PROTECTED
-        return Milestone.STAGED if self.staged else None
 
 
 class Saves:
@@ -122,7 +61,7 @@ class Saves:
     def found(self, node: str, segments: tuple[ev.HeldSegment, ...], now: float) -> list[Action]:
         """These segments, and no others, lie at the node. It is told what became of their saves."""
         for record in self.records.values():
-            self._gone(record, node)
+            record.lost(node)
         actions: list[Action] = []
         for segment in sorted(segments, key=lambda s: (s.save, s.rank)):
             record = self._record(segment.save, segment.world_size, now)
@@ -140,14 +79,7 @@ class Saves:
         """What lies elsewhere is out of reach."""
         for record in self.records.values():
             for node in {n for holders in record.held.values() for n in holders} - nodes:
-                self._gone(record, node)
-
-    @staticmethod
-    def _gone(record: Record, node: str, rank: int | None = None) -> None:
-        for held in [rank] if rank is not None else list(record.held):
-            record.held.get(held, set()).discard(node)
-            if not record.held.get(held):
-                record.held.pop(held, None)
+                record.lost(node)
 
     def fetched(self, node: str, save: SaveId, rank: int, now: float) -> list[Action]:
         """The segment of the rank lies at this node too, from elsewhere."""
@@ -256,7 +188,7 @@ class Saves:
         record = self.records.get(event.save)
         if record is None or node not in record.held.get(event.rank, set()):
             return []
-        self._gone(record, node, event.rank)
+        record.lost(node, event.rank)
         return self._superseded(record) if self._waits(record) and self.ready else []
 
     @staticmethod
@@ -574,9 +506,3 @@ class Saves:
         waiting = [r for r in self.records.values() if self._waits(r)]
         reason = "the store has not answered since the daemon started"
         return [a for r in waiting for a in self._finish(r, End.FAILED if r.in_memory else End.SUPERSEDED, reason)]
-
-
-def few(ranks: list[int], most: int = 8) -> str:
-    """The first of many numbers, for a sentence."""
-    shown = ", ".join(map(str, ranks[:most]))
-    return f"{shown}, ... ({len(ranks)} in all)" if len(ranks) > most else shown

@@ -246,7 +246,8 @@ class Sessions:
         self.confirmed = not event.problem
         self.departed = set()
         self.topology, self.epoch = waiting.topology, self.incarnation
-        self.visitors = waiting.visited - self.unreachable
+        inside = set(waiting.topology.nodes) if waiting.topology is not None else set()
+        self.visitors = (waiting.visited | self.visitors) - self.unreachable - inside
         self.members = {rank: node for rank, (node, _) in waiting.ranks.items()}
         self.world_size = next(size for _, size in waiting.ranks.values())
         note = f"the store did not give an incarnation number ({event.problem}); went on with {self.incarnation}"

@@ -1,6 +1,6 @@
 """Records of the commit: vote, manifest, COMMITTED. Each is self-checking or checked by the next."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -245,17 +245,30 @@ def check_committed(committed: Committed, manifest: Manifest, manifest_raw: byte
             raise DamagedError(f"{where}: does not match {MANIFEST}: {field}: {said} and {found}")
 
 
+def one_record_each(votes: Iterable[Vote]) -> list[FileRecord]:
+    """The file of every rank that some vote is for, by rank. Raises DamagedError when two votes differ about one."""
+    found: dict[int, tuple[FileRecord, str]] = {}
+    for vote in votes:
+        for record in vote.files:
+            known, node = found.setdefault(record.rank, (record, vote.node))
+            if known != record:
+                raise DamagedError(f"votes for {vote.save} of {node} and {vote.node} differ about {record.name}")
+    return [found[rank][0] for rank in sorted(found)]
+
+
 def make_manifest(
     votes: list[tuple[Vote, bytes]], *, save: SaveId, writer: str, stock: Sequence[StockFile] = ()
 ) -> Manifest:
     """The manifest that votes (with their file content) add up to; stock: what lies beside them for stock readers.
 
-    Raises DamagedError when they disagree about the job, the save or the world, or do not cover each rank exactly once.
+    A rank may have two votes: its drain began on one node, and again on another that had the segment too. Both wrote
+    the same bytes under the same name, so they agree to the bit. Raises DamagedError when they do not, when votes
+    disagree about the job, the save or the world, or leave a rank out.
     """
     first = votes[0][0] if votes else None
     if first is None or any((v.job, v.save, v.world_size) != (first.job, save, first.world_size) for v, _ in votes):
         raise DamagedError(f"votes for {save} are missing or disagree about the job")
-    files = sorted((f for v, _ in votes for f in v.files), key=lambda f: f.rank)
+    files = one_record_each([v for v, _ in votes])
     if [f.rank for f in files] != list(range(first.world_size)):
         raise DamagedError(f"votes for {save} cover {len(files)} of {first.world_size} ranks")
     parity = sorted({v.parity for v, _ in votes if v.parity is not None})

@@ -91,10 +91,8 @@ class ANode:
 class ACluster:
     """Nodes, links and a store; ``held`` names action types that are kept in ``waiting`` instead of carried out."""
 
-    def __init__(
-        self, names: str = "abcd", *, scheme: Scheme = Scheme.XOR, set_size: int = 4, policy: Policy | None = None
-    ) -> None:
-        self.policy = policy or Policy()
+    def __init__(self, names: str = "abcd", *, scheme: Scheme = Scheme.XOR, set_size: int = 4, **policy: float) -> None:
+        self.policy = Policy(**policy)
         self.scheme, self.set_size = scheme, set_size
         self.now = 0.0
         self.store = Store()

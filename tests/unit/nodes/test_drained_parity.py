@@ -1,7 +1,6 @@
 """When a node's parity goes to the store with its images, and when its vote does not wait for it."""
 
 from ckptd.core import actions as act
-from ckptd.core.policy import Policy
 from ckptd.protocol.ids import SaveId
 from tests.unit.nodes.a_cluster import KEY, ACluster
 
@@ -10,7 +9,7 @@ WAIT_S = 30.0
 
 
 def a_job(*held: type[act.Action], on: bool = True) -> ACluster:
-    cluster = ACluster(policy=Policy(drain_parity=on, parity_wait_s=WAIT_S))
+    cluster = ACluster(drain_parity=on, parity_wait_s=WAIT_S)
     cluster.connect("abcd")
     cluster.held = set(held)
     cluster.stage(ONE)
@@ -58,7 +57,7 @@ def test_but_not_for_ever():
 
 
 def test_an_encode_that_fails_keeps_only_its_own_node_waiting_no_longer():
-    cluster = ACluster(policy=Policy(drain_parity=True))
+    cluster = ACluster(drain_parity=True)
     cluster.connect("abcd")
     cluster.failing = {"c"}
     cluster.stage(ONE)
@@ -96,7 +95,7 @@ def test_what_is_copied_stays_though_newer_is_protected_and_goes_when_it_is_copi
 
 
 def test_a_save_that_is_older_than_what_is_encoded_is_not_waited_for():
-    cluster = ACluster(policy=Policy(drain_parity=True))
+    cluster = ACluster(drain_parity=True)
     cluster.connect("abcd")
     cluster.held = {act.Encode, act.Drain}
     cluster.stage(ONE)
