@@ -29,7 +29,6 @@ POINTS = (
     "drain.before-file-rename",
     "drain.after-file-rename",
     "drain.between-parts",
-    "drain.parity-unsynced",
     "drain.reported",
     # commit: votes, manifest, rename
     "commit.before-vote",

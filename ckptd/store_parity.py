@@ -2,7 +2,6 @@
 
 import os
 
-from ckptd import failpoints
 from ckptd.filelayer import FileLayer
 from ckptd.mapping import Mapping
 from ckptd.parity.record import decode_record, decode_seals
@@ -54,7 +53,6 @@ def drain_parity(fs: FileLayer, store: str, order: DrainParity) -> None:
             source.close()
     finally:
         os.close(fd)
-    failpoints.reach("drain.parity-unsynced")
     fs.fsync_dir(directory)
 
 

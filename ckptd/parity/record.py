@@ -15,6 +15,7 @@ from ckptd.protocol.ids import Digest, JobKey, Nbytes
 from ckptd.protocol.manifest import ParityRecord
 from ckptd.protocol.slot import SEAL_NBYTES, SEALS_NBYTES, align_up
 
+MAX_MEMBERS: Final = 100
 _MAGIC: Final = b"CKPTDPY1"
 _PREFIX: Final = struct.Struct("<8sQI")  # magic, sequence, body length
 
@@ -63,6 +64,8 @@ def decode_record(raw: bytes, nbytes: int, record_digest: bytes, where: str) -> 
         raise DamagedError(f"parity file {where}: its record does not match its digest")
     try:
         record = _record_decoder.decode(raw)
+        if len(record.piece.columns) > MAX_MEMBERS:
+            raise ValueError(f"a set of {len(record.piece.columns)} members")
         code = code_of(record.piece)
     except (*MALFORMED, ValueError) as error:
         raise DamagedError(f"parity file {where}: its record is malformed: {error}") from None
