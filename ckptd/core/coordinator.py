@@ -28,6 +28,9 @@ class Coordinator:
         self._entering = False  # saves of older incarnations are judged once all nodes have said what they have
         self._unheard_until: float | None = None
         self._untold: set[str] = set()  # the same, however long it takes
+        self._silent: set[str] = set()  # the same, of nodes that the job ran on before too
+        self._told: set[str] = set()  # nodes that have said it
+        self._doubt_until: float | None = None  # what silent nodes may have is not waited for any longer
         self._now = 0.0  # of the last event
         self._asked_scan = False
         self._rescan_at: float | None = None  # the store did not answer; drains wait until it does
@@ -124,6 +127,8 @@ class Coordinator:
         self.encodes.known_nodes(nodes)
         self.encodes.opened(self.sessions.topology, self.sessions.epoch)
         self._unheard, self._untold, self._entering = set(nodes), set(nodes), True
+        self._silent, self._told = set(nodes), set()
+        self._doubt_until = self._now + self._policy.stage_timeout_s
         self.restores.blind()
         self._unheard_until = self._now + self._policy.stage_timeout_s / 10
         return self._load(self.restores.replaced())
@@ -135,17 +140,29 @@ class Coordinator:
         actions += self.saves.found(node, event.segments, now)
         self._untold.discard(node)
         self._unheard.discard(node)
+        self._told.add(node)
+        self._silent = (self._silent | set(event.former)) - self._told
         return [*actions, *self._judge(now), *self.encodes.advance(self.saves, now)]
 
     def _judge(self, now: float) -> list[Action]:
-        if self._unheard or not self._entering:
-            return (
-                self._load(self.restores.go_on(self.sessions.world_size, self.saves, now)) if not self._unheard else []
-            )
-        self._entering, self._unheard_until = False, None
-        self.saves.awaited = self.encodes.pieced
-        actions = self.saves.new_incarnation(self.sessions.incarnation)
+        if self._unheard:
+            return []
+        if self._entering:
+            self._entering, self._unheard_until = False, None
+            self.saves.awaited = self.encodes.pieced
+            self.saves.new_incarnation()
+        actions = self._weigh()
         return [*actions, *self._load(self.restores.go_on(self.sessions.world_size, self.saves, now))]
+
+    def _weigh(self, *, late: bool = False) -> list[Action]:
+        """What older incarnations left, and is of no use, is given back once no silent node may hold the rest of it.
+
+        late: those that are silent still are taken for lost.
+        """
+        if self._doubt_until is None or (self._silent and not late):
+            return []
+        self._doubt_until = None
+        return [*self.saves.end_halves(self.sessions.incarnation), *self.encodes.outlived(self.saves)]
 
     def _peer_up(self, event: ev.PeerUp, now: float) -> list[Action]:
         self.sessions.peer_up(event.node)
@@ -183,6 +200,7 @@ class Coordinator:
             )
             self.orphaned_at, self._asked_scan = None, False
             self._crashed = self._closing = False
+            self._doubt_until = None
 
     def _somebody_is_in(self) -> None:
         """Ranks belong to the job: it is neither closing nor an orphan. Who only knocks changes nothing."""
@@ -235,7 +253,10 @@ class Coordinator:
 
     def _staged(self, node: str, event: ev.SegmentStaged, now: float) -> list[Action]:
         self.sessions.incarnation = max(self.sessions.incarnation, event.save.incarnation)
+        before = self.saves.newest_staged
         actions = [*self.saves.staged(node, event, now), *self.encodes.advance(self.saves, now)]
+        if self.saves.newest_staged is not before and self._doubt_until is None:
+            actions += self.encodes.outlived(self.saves)
         for rank in sorted(self.sessions.departed) if event.request else []:
             actions += self.saves.rank_gone(rank, "left the job")
         return actions
@@ -281,7 +302,11 @@ class Coordinator:
             if isinstance(order, ev.LoadOrdered) and (order.agreed or order.save is None):
                 self.sessions.incarnation = max(self.sessions.incarnation, order.incarnation)
                 self.sessions.confirmed = self._number_given or self.saves.ready
-                actions = [*actions, *self.saves.new_incarnation(self.sessions.incarnation)]
+                self.saves.new_incarnation()
+                self.saves.awaited = ()  # what could be completed was
+                if self._doubt_until is None:
+                    actions = [*actions, *self.saves.end_halves(self.sessions.incarnation)]
+                    actions += self.encodes.outlived(self.saves)
                 if order.save is not None:
                     actions += [*self.saves.revive(order.save, self._now), *self.encodes.advance(self.saves, self._now)]
         if self.saves.hold_retention and not self.restores.running:
@@ -322,7 +347,8 @@ class Coordinator:
     def next_deadline(self) -> float | None:
         """The earliest time at which tick has something to do."""
         times = [self.sessions.next_deadline(), self.saves.next_deadline(), self.restores.next_deadline()]
-        times += [self._rescan_at, self._orphan_until, self._unheard_until, self.encodes.next_deadline()]
+        times += [self._rescan_at, self._orphan_until, self._unheard_until, self._doubt_until]
+        times.append(self.encodes.next_deadline())
         return min((t for t in times if t is not None), default=None)
 
     def tick(self, now: float) -> list[Action]:
@@ -334,6 +360,8 @@ class Coordinator:
         if self._unheard_until is not None and now >= self._unheard_until:
             self._unheard = set()
             actions += self._judge(now)
+        if self._doubt_until is not None and now >= self._doubt_until:
+            actions += self._weigh(late=True)
         if self._rescan_at is not None and now >= self._rescan_at:
             self._rescan_at = None
             actions.append(ScanStore(job=self.job))

@@ -83,9 +83,15 @@ class Encodes:
         stuck = bool(self.problems) or now - self._since >= self._policy.encode_patience_s
         if self.active is not None and (newest.save <= self.active or not stuck):
             return []
-        self._forget_active()
+        given_up = self._give_up_active()
         self.active, self._since = newest.save, now
-        return self._order(newest.save, None)
+        return [*given_up, *self._order(newest.save, None)]
+
+    def _give_up_active(self) -> list[Action]:
+        """Pieces of what is stuck go, unless an earlier life of this coordinator may have called it protected."""
+        key = (self.active, self.epoch) if self.active is not None and self.newest is not None else None
+        self._forget_active()
+        return [] if key is None else self._drop({key})
 
     def _is_placed(self, record: Record) -> bool:
         """Whether every rank's segment lies at the rank's node, as the sets have it."""
@@ -119,7 +125,7 @@ class Encodes:
         members, topology = self._sets[node], self.topology
         assert topology is not None  # noqa: S101 - the caller looked
         ranks = tuple(topology.ranks_of(member) for member in members)
-        return ev.HeldPiece(*key, effective(topology.scheme, len(members)), members.index(node), ranks)
+        return ev.HeldPiece(*key, effective(topology.scheme, len(members)), members.index(node), ranks, members)
 
     def _protected(self, key: Key, saves: Saves) -> list[Action]:
         self.newest = key
@@ -228,6 +234,45 @@ class Encodes:
                         index.setdefault(rank, {})[group] = known
             self._index[save] = index
         return self._index[save]
+
+    def outlived(self, saves: Saves) -> list[Action]:
+        """Has the nodes give back parity that was left by sessions before and that nothing depends on.
+
+        To be asked once all nodes that answer have said what they have. A save counts as protected if each member of
+        its sets that is still there has its piece: then it is as safe as it ever was, less the nodes that are lost.
+        """
+        keys = {key for held in self._pieces.values() for key in held if key[1] != self.epoch}
+        whole = saves.newest_whole
+        told = {self.newest} if self.newest is not None else set()
+        best = max(told | {key for key in keys if self._was_protected(key, saves)}, default=None)
+        gone = {key for key in keys if best is not None and key < best}
+        gone |= {k for k in keys - {best} if whole is not None and k[0] < whole and not self._was_protected(k, saves)}
+        return self._drop(gone) if gone else []
+
+    def _drop(self, keys: set[Key]) -> list[Action]:
+        for held in self._pieces.values():
+            for key in keys & held.keys():
+                del held[key]
+        self._index.clear()
+        order = ev.PiecesOutlived(job=self._job, node=self._node, pieces=tuple(sorted(keys)))
+        return [ToNode(job=self._job, message=order)]
+
+    def _was_protected(self, key: Key, saves: Saves) -> bool:
+        covered: set[int] = set()
+        record = saves.records.get(key[0])
+        sets = {held[key].members: held[key] for held in self._pieces.values() if key in held}
+        for members, piece in sets.items():
+            missing = [node for node in members if key not in self._pieces.get(node, {})]
+            if len(missing) <= piece.scheme.losses and not any(self._survived(node, key[0], saves) for node in missing):
+                covered |= {rank for ranks in piece.ranks for rank in ranks}
+        return record is not None and len(covered) == record.world_size
+
+    def _survived(self, node: str, save: SaveId, saves: Saves) -> bool:
+        """Whether the node's arena is the one that it had then: something as old lies there."""
+        if any(held.incarnation <= save.incarnation for held, _ in self._pieces.get(node, {})):
+            return True
+        old = (r for r in saves.records.values() if r.save.incarnation <= save.incarnation)
+        return any(node in nodes for record in old for nodes in record.held.values())
 
     @property
     def pieced(self) -> set[SaveId]:

@@ -402,15 +402,20 @@ class HeldPiece:
     scheme: Scheme
     index: int
     ranks: tuple[tuple[int, ...], ...]
+    members: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeHas(Event):
-    """All that lies at the node, in place of what was known of it. ``incarnation``: the largest it knows of."""
+    """All that lies at the node, in place of what was known of it. ``incarnation``: the largest it knows of.
+
+    ``former``: nodes that the job ran on before this session, as far as the node knows.
+    """
 
     incarnation: int
     segments: tuple[HeldSegment, ...] = ()
     pieces: tuple[HeldPiece, ...] = ()
+    former: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -480,6 +485,13 @@ class SaveProtected(NodeMessage):
 
     save: SaveId
     epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PiecesOutlived(NodeMessage):
+    """Parity (save, epoch) that protects nothing that another checkpoint does not protect better: give it back."""
+
+    pieces: tuple[tuple[SaveId, int], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ class Membership:
         self.coordinator = node  # whose orders count
         self.topology: Topology | None = None  # of the session; None: this node alone
         self.epoch = 0  # the incarnation in which this topology began
+        self.former: tuple[str, ...] = ()  # nodes of the session before
         self._doors: set[str] = set()  # nodes that were told who lives here
         self._visits: dict[str, str] = {}  # sessions at the door that use other nodes -> who may come to coordinate
         self._down: set[str] = set()  # peers that do not answer
@@ -35,6 +36,8 @@ class Membership:
         """Another session, perhaps on other nodes, is the job now; None when it is the one that was."""
         if order.session == self.session and order.node == self.coordinator:
             return None
+        if order.session != self.session and self.topology is not None:
+            self.former = self.topology.nodes
         self.session, self.coordinator = order.session, order.node
         self.topology, self.epoch = order.topology, order.epoch
         self._visits.pop(order.session, None)

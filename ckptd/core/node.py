@@ -181,6 +181,8 @@ class JobNode:
                 milestone = Milestone.DURABLE if order.end == "durable" else None
                 news = Progress(save=order.save, milestone=milestone, end=order.end, reason=order.reason)
                 return [*self.ranks.tell_all(news), *self.collect()]
+            case ev.PiecesOutlived():
+                return [*self.protection.outlived(order), *self.collect()]
             case ev.DrainOrdered():
                 return self.drain.order(order)
             case ev.FetchOrdered():
@@ -247,10 +249,16 @@ class JobNode:
             ev.HeldSegment(slot.save, slot.rank, slot.world_size, slot.nbytes) for slot in self.slots if slot.save
         )
         pieces = tuple(
-            ev.HeldPiece(p.save, p.epoch, p.scheme, p.index, tuple(tuple(s.rank for s in c.seals) for c in p.columns))
+            ev.HeldPiece(
+                *(p.save, p.epoch, p.scheme, p.index),
+                ranks=tuple(tuple(seal.rank for seal in column.seals) for column in p.columns),
+                members=tuple(column.node for column in p.columns),
+            )
             for p in self.protection.pieces.values()
         )
-        has = ev.NodeHas(job=self.job, incarnation=self.incarnation, segments=segments, pieces=pieces)
+        has = ev.NodeHas(
+            job=self.job, incarnation=self.incarnation, segments=segments, pieces=pieces, former=self.membership.former
+        )
         seated = [replace(r.attached, incarnation=self.incarnation, request=0) for r in self.ranks.seated.values()]
         events: list[ev.Event] = [has, *self.ranks.live.values(), *seated]
         for local in self.ranks.seated.values():

@@ -120,6 +120,16 @@ class Protection:
         kept = {key for key in self.pieces if key >= newest}
         return self._drop_all_but(kept | ({self.ordered} if self.ordered is not None else set()))
 
+    def outlived(self, order: ev.PiecesOutlived) -> list[Action]:
+        """The coordinator has weighed what all nodes have: these are of no use."""
+        gone = set(order.pieces)
+        self.newest = None if self.newest in gone else self.newest
+        self.copying = None if self.copying in gone else self.copying  # whoever copies it sees that it goes
+        stopped: list[Action] = []
+        if self.ordered in gone:
+            self.ordered, stopped = None, self._stop()
+        return [*stopped, *self._drop_all_but(set(self.pieces) - gone)]
+
     def released(self) -> list[Action]:
         """The job is over."""
         self.copying = None

@@ -137,6 +137,12 @@ class Saves:
             actions += [a for r in older for a in self._superseded(r)]
         return [*actions, *self.start_drain(now)]
 
+    @property
+    def newest_whole(self) -> SaveId | None:
+        """The newest that lies in memory with all its ranks, or on the store."""
+        there = [r.save for r in self.records.values() if r.staged and r.in_memory]
+        return max([*there, *self.on_store], default=None)
+
     def _outrun(self, newer: SaveId) -> list[Action]:
         """Older halves are over. Of what was found at start only the store can say whether it was whole once."""
         actions: list[Action] = []
@@ -169,9 +175,12 @@ class Saves:
         waiting = [r for r in self.records.values() if not r.staged and r.end is None and rank not in r.delivered]
         return [a for r in waiting for a in self._finish(r, End.ABANDONED, f"rank {rank} {why} before it delivered")]
 
-    def new_incarnation(self, incarnation: int) -> list[Action]:
-        """What the ranks of an older incarnation did not complete never will be. The first save of this one is due."""
+    def new_incarnation(self) -> None:
+        """Its first save is due."""
         self._last_due = None
+
+    def end_halves(self, incarnation: int) -> list[Action]:
+        """What the ranks of an older incarnation did not complete never will be: no silent node has what is missing."""
         old = [r for r in self.records.values() if not r.staged and r.end is None and r.save.incarnation < incarnation]
         old = [r for r in old if r.save not in self.awaited]
         return [a for r in old for a in self._finish(r, End.ABANDONED, f"incarnation {incarnation} began")]
@@ -395,9 +404,9 @@ class Saves:
             if record is not None and record.phase is not Phase.DURABLE and self.active != save:
                 record.phase = Phase.DURABLE
                 actions += self._finish(record, End.DURABLE, "")
-        staged = self.newest_staged
-        actions += self._outrun(staged.save) if staged is not None else []
         newest = max(self.on_store, default=None)
+        best = self.newest_whole
+        actions += self._outrun(best) if best is not None else []
         for partial in event.partials:
             actions += self._judge_partial(partial, newest, incarnation, now)
         return [*actions, *self.retire(), *self.start_drain(now)]

@@ -64,11 +64,11 @@ def decode_record(raw: bytes, nbytes: int, record_digest: bytes, where: str) -> 
         raise DamagedError(f"parity file {where}: its record does not match its digest")
     try:
         record = _record_decoder.decode(raw)
-        if len(record.piece.columns) > MAX_MEMBERS:
-            raise ValueError(f"a set of {len(record.piece.columns)} members")
         code = code_of(record.piece)
     except (*MALFORMED, ValueError) as error:
         raise DamagedError(f"parity file {where}: its record is malformed: {error}") from None
+    if code.members > MAX_MEMBERS:
+        raise DamagedError(f"parity file {where}: its record is of {code.members} members")
     if code.parity_nbytes != nbytes or len(record.table) != block_count(nbytes) * DIGEST_NBYTES:
         raise DamagedError(f"parity file {where}: its record and its bytes do not fit together")
     if not 0 <= record.piece.index < len(record.piece.columns):

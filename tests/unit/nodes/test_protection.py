@@ -337,3 +337,50 @@ def test_a_node_that_no_coordinator_speaks_to_gives_its_memory_back_after_a_whil
     assert not cluster.nodes["d"].slots
     assert not cluster.nodes["d"].pieces
     assert not cluster.nodes["d"].catalogue.jobs
+
+
+def saves_at(cluster: ACluster, name: str) -> set[SaveId]:
+    return {slot.save for slot in cluster.nodes[name].slots.values() if slot.save is not None}
+
+
+def test_an_encode_that_keeps_failing_leaves_a_slot_for_the_next_save():
+    cluster = a_protected_job()
+    cluster.held, cluster.failing = set(), {"c"}
+    cluster.release()
+    cluster.stage(TWO)
+    cluster.stage(THREE)
+    for name in "abcd":
+        assert saves_at(cluster, name) == {ONE, THREE}
+    assert "protected" not in cluster.milestones(0, TWO)
+
+
+def test_parity_that_was_half_made_before_all_daemons_restarted_holds_no_slot_for_ever():
+    cluster = a_protected_job()
+    cluster.failing = {"c"}
+    cluster.stage(TWO)
+    cluster.end_ranks()
+    cluster.held, cluster.waiting = set(), []
+    for name in "abcd":
+        cluster.nodes[name].restart()
+    cluster.connect("abc")
+    cluster.tick(5)
+    newer = SaveId(cluster.store.numbers, 1, 30)
+    cluster.stage(newer)
+    assert saves_at(cluster, "a") == {ONE, newer}
+
+
+def test_what_a_silent_node_may_complete_is_not_given_up_by_a_new_coordinator():
+    cluster = ACluster()
+    cluster.connect("abcd")
+    cluster.held = {act.Encode, act.Drain}
+    cluster.stage(ONE)
+    assert "staged" in cluster.milestones(0, ONE)
+    cluster.cut_off("a")
+    cluster.end_ranks()
+    cluster.connect("bcd")
+    cluster.tick(5)
+    cluster.nodes["d"].restart()
+    assert saves_at(cluster, "d") == {ONE}
+    cluster.tick(cluster.policy.stage_timeout_s)
+    cluster.nodes["d"].restart()
+    assert saves_at(cluster, "d") == set(), "a is taken for lost"
