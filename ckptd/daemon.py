@@ -418,6 +418,7 @@ def _policy(config: Config) -> Policy:
         read_timeout_s=config.read_timeout_s,
         orphan_ttl_s=config.orphan_ttl_s,
         client_started=config.exit_when_empty,
+        drain_parity=config.drain_parity,
     )
 
 

@@ -182,9 +182,8 @@ def _partial_entry(fs: FileLayer, place: Place, committed: bool) -> PartialEntry
     damaged: list[str] = []
     voted: list[str] = []
     worlds: set[int] = set()
-    ranks: list[
-        int
-    ] = []  # not the votes themselves: of a large job they fill gigabytes; whether two agree, the commit sees
+    # Not the votes themselves: of a large job they fill gigabytes. Whether two agree, the commit sees.
+    ranks: list[int] = []
     try:
         for node in vote_names(fs, place):
             try:

@@ -23,12 +23,14 @@ from ckptd.protocol.manifest import (
     COMMITTED,
     MANIFEST,
     MAX_RECORD_NBYTES,
+    PARITY_DIR,
     STOCK_METADATA,
     STOCK_OBJECTS,
     VOTES_DIR,
     Committed,
     FileRecord,
     Manifest,
+    ParityRecord,
     StockFile,
     Vote,
     decode_manifest,
@@ -37,8 +39,9 @@ from ckptd.protocol.manifest import (
 )
 from ckptd.protocol.slot import SEAL_NBYTES, SEALS_NBYTES, Seal, SlotState, decode_seals
 from ckptd.store_scan import INCARNATIONS_DIR, TRASH_PREFIX, read_committed
+from ckptd.verify_parity import check_parity, strangers
 
-_RECORDS = frozenset({COMMITTED, MANIFEST, VOTES_DIR})
+_RECORDS = frozenset({COMMITTED, MANIFEST, VOTES_DIR, PARITY_DIR})
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -197,6 +200,7 @@ def _verify_checkpoint(path: str, report: Report) -> None:
     if manifest:
         for stock in manifest.stock:
             _check_stock(os.path.join(path, stock.name), stock, report)
+    _check_parity(path, manifest.parity if manifest else [vote.parity for vote in votes if vote.parity], report)
     outputs = {stock.name for stock in manifest.stock} if manifest else {STOCK_METADATA, STOCK_OBJECTS}
     files = {extent.name for record in records for extent in record.extents()}
     _check_names(path, files | outputs, report)
@@ -268,6 +272,8 @@ def _check_votes(path: str, manifest: Manifest | None, report: Report) -> list[V
             report.problem(where, f"is not the vote that {MANIFEST} was made from")
         elif manifest and any(record not in manifest.files[record.rank : record.rank + 1] for record in vote.files):
             report.problem(where, f"its files are not those of {MANIFEST}")
+        elif ref and manifest and vote.parity is not None and vote.parity not in manifest.parity:
+            report.problem(where, f"its parity is not in {MANIFEST}")
         elif manifest and vote.save != manifest.save:
             report.problem(where, f"a vote that {MANIFEST} does not know")
         else:
@@ -283,6 +289,16 @@ def _check_names(path: str, expected: set[str], report: Report) -> None:
             )
         elif name not in expected | _RECORDS:
             report.problem(os.path.join(path, name), "no part of the checkpoint")
+
+
+def _check_parity(path: str, records: list[ParityRecord], report: Report) -> None:
+    report.files += len(records)
+    for found in check_parity(path, records):
+        if isinstance(found, int):
+            report.read(found)
+        else:
+            report.problem(*found)
+    report.notes += strangers(path, records)
 
 
 def _check_stock(path: str, stock: StockFile, report: Report) -> None:

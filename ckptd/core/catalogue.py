@@ -44,7 +44,9 @@ class Catalogue:
         out: list[Action] = []
         for job in list(self.jobs.values()):
             inbox: deque[ev.Event] = deque()
-            self._route(job.node.job, [*job.coordinator.tick(now), *job.node.tick(now)], inbox, out)
+            self._route(
+                job.node.job, [*job.coordinator.tick(now), *job.node.tick(now), *job.node.drain.tick(now)], inbox, out
+            )
             self._deliver(inbox, out, now)
         return out
 
@@ -92,7 +94,8 @@ class Catalogue:
 
     def next_deadline(self) -> float | None:
         """When tick must be called at the latest."""
-        halves = (half for job in self.jobs.values() for half in (job.coordinator, job.node))
+        parts = ((job.coordinator, job.node, job.node.drain.parity) for job in self.jobs.values())
+        halves = (part for of_one in parts for part in of_one)
         return min((t for half in halves if (t := half.next_deadline()) is not None), default=None)
 
     @property

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, Commit, Drain, WriteVote
+from ckptd.core.parity_share import ParityShare
 from ckptd.core.slots import Slot, SlotTable
 from ckptd.protocol.ids import JobKey, SaveId
 
@@ -11,10 +12,13 @@ from ckptd.protocol.ids import JobKey, SaveId
 class DrainShare:
     """``report`` makes the action that tells the coordinator."""
 
-    def __init__(self, job: JobKey, slots: SlotTable, report: Callable[[ev.Event], Action]) -> None:
+    def __init__(
+        self, job: JobKey, slots: SlotTable, report: Callable[[ev.Event], Action], parity: ParityShare
+    ) -> None:
         self._job = job
         self._slots = slots
         self._report = report
+        self.parity = parity
         self.save: SaveId | None = None  # being drained
         self.voted: SaveId | None = None  # synced and voted for, its commit not heard of
         self._written = False  # the files are synced
@@ -56,7 +60,7 @@ class DrainShare:
             problem = f"no slot of this node holds {save}"
             return [self._report(ev.Drained(job=self._job, save=save, problem=problem))]
         self.save, self._written, self._running = save, False, True
-        return [Drain(job=self._job, save=save, slots=names)]
+        return [Drain(job=self._job, save=save, slots=names), *self.parity.begin(save)]
 
     def _share(self, save: SaveId) -> list[Slot]:
         """One slot of each rank whose segment this node drains."""
@@ -82,8 +86,24 @@ class DrainShare:
         if bad:
             self._written = False
             return [self._report(ev.Drained(job=self._job, save=save, problem=bad))]
-        if not held or not all(slot.digested for slot in held):
+        if not held or not all(slot.digested for slot in held) or not self.parity.settled():
             return []
         self._written = False
         names = tuple(slot.name for slot in held)
-        return [WriteVote(job=self._job, save=save, slots=names)]
+        return [WriteVote(job=self._job, save=save, slots=names, parity=self.parity.record)]
+
+    def encoded(self, event: ev.Encoded) -> list[Action]:
+        """Parity of this node is sealed, or why not."""
+        return self.parity_failed(event.save) if event.problem else self.parity.advance()
+
+    def copied(self, event: ev.ParityDrained) -> list[Action]:
+        """It lies on the store, or why not."""
+        return [*self.parity.copied(event), *self.vote()]
+
+    def parity_failed(self, save: SaveId | None = None) -> list[Action]:
+        """No parity will come of the save (none: of whatever is drained) as things stand."""
+        return self.vote() if self.parity.failed(save) else []
+
+    def tick(self, now: float) -> list[Action]:
+        """A vote that has waited long enough."""
+        return self.vote() if self.parity.late(now) else []

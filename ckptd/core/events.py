@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.manifest import ParityRecord
 from ckptd.protocol.messages import Cadence, End, Progress, Tier
 from ckptd.protocol.slot import Seal
 from ckptd.protocol.topology import Peer, Scheme, Topology
@@ -318,6 +319,15 @@ class Drained(Event):
     save: SaveId
     problem: str = ""
     committed: bool = False  # nothing was written: the save was found under its final name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParityDrained(Event):
+    """This node's parity lies on the store, synced, as a vote names it, or ``problem`` says why not."""
+
+    save: SaveId
+    parity: ParityRecord | None = None
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from ckptd.core.inventory import pieces_of, segments_of, told
 from ckptd.core.load_answers import LoadAnswers
 from ckptd.core.local_ranks import LocalRanks
 from ckptd.core.membership import Membership
+from ckptd.core.parity_share import ParityShare
 from ckptd.core.policy import Policy
 from ckptd.core.protection import Protection
 from ckptd.core.slots import Slot, SlotTable
@@ -49,7 +50,8 @@ class JobNode:
         self.membership = Membership(job, node, self.ranks)
         self.protection = Protection(job, node)
         self.fetching = Fetching(job, node)
-        self.drain = DrainShare(job, self.slots, self.membership.report)
+        parity = ParityShare(job, self.protection, on=policy.drain_parity, wait_s=policy.parity_wait_s)
+        self.drain = DrainShare(job, self.slots, self.membership.report, parity)
         self.loads = LoadAnswers(job, self.ranks, self.slots, self.membership.report)
         self._policy = policy
         self._spoken_to = False  # an order of the coordinator has come since the last tick
@@ -125,7 +127,9 @@ class JobNode:
                 self.protection.adopt(event.piece)
                 return []
             case ev.Encoded():
-                return self.protection.encoded(event)
+                return [*self.protection.encoded(event), *self.drain.encoded(event)]
+            case ev.ParityDrained():
+                return [*self.drain.copied(event), *self.collect()]
             case ev.SegmentFetched():
                 return self._fetched(event)
             case ev.PeerUp():
@@ -279,8 +283,9 @@ class JobNode:
     def _peer_down(self, node: str) -> list[Action]:
         """What was asked of it is not answered."""
         self.membership.peer_down(node)
+        alone = self.drain.parity_failed() if node in self.protection.members else []
         finish = self.drain.finish() if node == self.coordinator and self.membership.succeeds else []
-        return [*self.fetching.peer_down(node), *self.protection.peer_down(node), *finish]
+        return [*self.fetching.peer_down(node), *self.protection.peer_down(node), *alone, *finish]
 
     def _finished(self, event: ev.CommitEnded) -> list[Action]:
         """This node has tried to finish the commit of a coordinator that it lost."""

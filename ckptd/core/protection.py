@@ -25,6 +25,7 @@ class Protection:
         self.pieces: dict[Key, ev.Piece] = {}  # sealed here
         self.newest: Key | None = None  # the newest save that the coordinator called protected
         self.ordered: Key | None = None
+        self.copying: Key | None = None  # to the store: stays until that has ended
         self._running: ev.Piece | None = None
         self._offers: dict[Key, dict[str, ev.Column]] = {}
 
@@ -126,10 +127,20 @@ class Protection:
         newer = {held for held in self.pieces if held > key}
         return self._drop_all_but({key} | newer | ({self.ordered} if self.ordered and self.ordered > key else set()))
 
+    def copied(self) -> list[Action]:
+        """Nothing is being copied any more: what had to stay only for that can go."""
+        self.copying = None
+        if self.newest is None:
+            return []
+        newest = self.newest
+        kept = {key for key in self.pieces if key >= newest}
+        return self._drop_all_but(kept | ({self.ordered} if self.ordered is not None else set()))
+
     def outlived(self, order: ev.PiecesOutlived) -> list[Action]:
         """The coordinator has weighed what all nodes have: these are of no use."""
         gone = set(order.pieces)
         self.newest = None if self.newest in gone else self.newest
+        self.copying = None if self.copying in gone else self.copying  # whoever copies it sees that it goes
         stopped: list[Action] = []
         if self.ordered in gone:
             self.ordered, stopped = None, self._stop()
@@ -137,6 +148,7 @@ class Protection:
 
     def released(self) -> list[Action]:
         """The job is over."""
+        self.copying = None
         actions = [*self._stop(), *self._drop_all_but(set())]
         self.newest, self.ordered, self._offers = None, None, {}
         return actions
@@ -166,7 +178,7 @@ class Protection:
         return [] if running is None else [StopEncode(job=self._job, save=running.save, epoch=running.epoch)]
 
     def _drop_all_but(self, keep: set[Key]) -> list[Action]:
-        dropped = [key for key in self.pieces if key not in keep]
+        dropped = [key for key in self.pieces if key not in keep and key != self.copying]
         for key in dropped:
             del self.pieces[key]
         return [DropPiece(job=self._job, save=save, epoch=epoch) for save, epoch in dropped]

@@ -26,6 +26,7 @@ from ckptd.protocol.layout import Extent, Layout, are_parts, decode_layout, exte
 
 VERSION = 1
 VOTES_DIR = "votes"
+PARITY_DIR = "parity"
 MANIFEST = "ckptd.manifest"
 COMMITTED = "COMMITTED"
 LATEST = "latest"
@@ -34,6 +35,9 @@ STOCK_OBJECTS: Final = "objects.pt"
 _MAGIC = b"CKPTDMF1"  # before votes and manifests: magic, body, XXH3-128 of both
 MAX_COMMITTED_NBYTES = 64 << 10
 MAX_RECORD_NBYTES = 8 << 30  # of a vote or manifest
+MAX_PARITY_RECORD_NBYTES = 1 << 30
+# The set, by the content of what it protects, and the member.
+ParityName = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{16}-[0-9]{2}\.parity\Z")]
 StockName = Literal[".metadata", "objects.pt"]
 
 
@@ -51,6 +55,23 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def extents(self) -> list[Extent]:
         """The files that the image lies in, one after the other."""
         return extents(self.rank, self.nbytes, self.parts)
+
+
+class ParityRecord(msgspec.Struct, frozen=True, order=True):
+    """One member's parity of a redundancy set, in a file of `parity/`: the parity, then the record that says of what.
+
+    The record has the digest of each block of the parity, and its own is here: so the whole file is pinned.
+    """
+
+    name: ParityName
+    nbytes: Nbytes  # of the parity: whole pages
+    record_nbytes: Annotated[int, msgspec.Meta(ge=1, le=MAX_PARITY_RECORD_NBYTES)]
+    record_digest: Digest
+
+    @property
+    def file_nbytes(self) -> int:
+        """Of the file."""
+        return self.nbytes + self.record_nbytes
 
 
 class StockObjects(msgspec.Struct, frozen=True):
@@ -79,6 +100,7 @@ class Vote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     world_size: WorldSize
     files: Annotated[list[FileRecord], msgspec.Meta(max_length=4096)]
     stock_objects: StockObjects | None = None  # from rank 0's node, when it makes them
+    parity: ParityRecord | None = None  # when this node drained its own
 
 
 class VoteRef(msgspec.Struct, frozen=True):
@@ -101,6 +123,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     votes: list[VoteRef]
     files: list[FileRecord]  # by rank
     stock: list[StockFile] = []
+    parity: list[ParityRecord] = []  # by name
 
 
 class Committed(msgspec.Struct, frozen=True, kw_only=True):
@@ -248,10 +271,11 @@ def make_manifest(
     files = one_record_each([v for v, _ in votes])
     if [f.rank for f in files] != list(range(first.world_size)):
         raise DamagedError(f"votes for {save} cover {len(files)} of {first.world_size} ranks")
+    parity = sorted({v.parity for v, _ in votes if v.parity is not None})
     refs = sorted((VoteRef(v.node, len(raw), digest(raw)) for v, raw in votes), key=lambda r: r.node)
     return Manifest(
         version=VERSION, digest_kind=KIND, writer=writer, job=first.job, save=save,
-        world_size=first.world_size, votes=refs, files=files, stock=list(stock),
+        world_size=first.world_size, votes=refs, files=files, stock=list(stock), parity=parity,
     )  # fmt: skip
 
 

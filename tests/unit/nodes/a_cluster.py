@@ -9,6 +9,7 @@ from ckptd.core import events as ev
 from ckptd.core.catalogue import Catalogue
 from ckptd.core.policy import Policy
 from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.manifest import ParityRecord
 from ckptd.protocol.messages import LoadFrom, Progress, Refused, Tier
 from ckptd.protocol.topology import Peer, Scheme, Topology
 from tests.seals import a_seal
@@ -34,6 +35,7 @@ class Store:
     numbers: int = 0
     votes: dict[SaveId, dict[str, tuple[int, ...]]] = field(default_factory=dict)
     committed: dict[SaveId, int] = field(default_factory=dict)
+    parity: dict[SaveId, set[str]] = field(default_factory=dict)  # nodes whose votes name theirs
 
 
 class ANode:
@@ -93,7 +95,7 @@ class ANode:
 class ACluster:
     """Nodes, links and a store; ``held`` names action types that are kept in ``waiting`` instead of carried out."""
 
-    def __init__(self, names: str = "abcd", *, scheme: Scheme = Scheme.XOR, set_size: int = 4, **policy: int) -> None:
+    def __init__(self, names: str = "abcd", *, scheme: Scheme = Scheme.XOR, set_size: int = 4, **policy: float) -> None:
         self.policy = Policy(**policy)
         self.scheme, self.set_size = scheme, set_size
         self.now = 0.0
@@ -356,7 +358,14 @@ class ACluster:
                 assert all(node.slots[slot].save == save for slot in slots)
                 node.drained[save] = slots
                 self.say(node, ev.Drained(job=KEY, save=save))
+            case act.DrainParity(save=save, epoch=epoch):
+                there = (save, epoch) in node.pieces
+                record = ParityRecord("0" * 16 + "-00.parity", 4096, 1, bytes(16)) if there else None
+                problem = "" if there else "it is not in the arena any more"
+                self.say(node, ev.ParityDrained(job=KEY, save=save, parity=record, problem=problem))
             case act.WriteVote(save=save, slots=slots):
+                if action.parity is not None:
+                    self.store.parity.setdefault(save, set()).add(node.name)
                 ranks = tuple(node.slots[slot].rank for slot in slots)
                 self.store.votes.setdefault(save, {})[node.name] = ranks
                 self.say(node, ev.VoteWritten(job=KEY, save=save))
