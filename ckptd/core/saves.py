@@ -131,6 +131,7 @@ class Saves:
             actions += self._delivered(node, record, segment.rank, segment.nbytes, now, again=True)
             if was is not Phase.STAGING and node != self._node:  # its half beside this one has heard it
                 actions.append(self._order(ev.SaveStaged(job=self._job, node=self._node, save=record.save), node))
+        actions += self._drain_lost(node, now)
         told = {s.save for s in segments} if node != self._node else set()
         ended = [r for r in self.records.values() if r.end is not None and r.save in told]
         return [*actions, *(action for record in ended for action in self._tell_end(record, node))]
@@ -366,6 +367,14 @@ class Saves:
         if record is None or record.phase is not Phase.DRAINING or node not in set(record.drainers) - record.voters:
             return []
         return self._drain_failed(record, f"node {node} does not answer", now)
+
+    def _drain_lost(self, node: str, now: float) -> list[Action]:
+        """The node has said what it has: a drain that waits for what is not among it would wait for ever."""
+        record = self.records.get(self.active) if self.active is not None else None
+        if record is None or record.phase is not Phase.DRAINING or node in record.voters:
+            return []
+        lost = [rank for rank in record.drainers.get(node, ()) if node not in record.held.get(rank, set())]
+        return self._drain_failed(record, f"node {node} has lost rank {lost[0]}'s segment", now) if lost else []
 
     def moved(self, node: str, event: ev.DrainMoved) -> None:
         """Bytes written so far at a node."""

@@ -1,7 +1,9 @@
 """A rank over there: the calls of the tests of one node, in a process group over loopback."""
 
 import datetime
+import json
 import logging
+import time
 from typing import Any
 
 import torch.distributed as dist
@@ -10,6 +12,7 @@ import ckptd_client
 from tests.faults.ranks import Trainer
 
 _GROUP_S = 60
+_PUMP_S = 0.02
 
 
 class NodeTrainer(Trainer):
@@ -19,6 +22,7 @@ class NodeTrainer(Trainer):
         super().__init__(rank, nbytes)
         self._world = world
         self._meeting = meeting
+        self._diary = ""
 
     def connect(self, job: str, **settings: Any) -> int:
         """connect, after the process group; the incarnation."""
@@ -33,6 +37,30 @@ class NodeTrainer(Trainer):
         settings = {"save_timeout_s": 20.0, "start": False, **settings}
         self._client = ckptd_client.connect(job, **settings)
         return int(self._client.incarnation)
+
+    def watch(self) -> None:
+        """Notes what handles say now; in a file, so that it is known of a rank that is killed as well."""
+        known = len(self._history)
+        super().watch()
+        if self._history[known:] and self._diary:
+            with open(self._diary, "a", encoding="ascii") as file:
+                file.writelines(json.dumps(news) + "\n" for news in self._history[known:])
+
+    def keep_diary(self, path: str) -> None:
+        """From now on what handles say is noted in this file."""
+        self._diary = path
+
+    def save_and_watch(self, step: int, seconds: float) -> str:
+        """A save, and what becomes of it for so long; what went wrong."""
+        try:
+            self.save(step)
+            deadline = time.monotonic() + seconds
+            while self._handles[step].end is None and time.monotonic() < deadline:
+                self._client._pump(_PUMP_S)
+                self.watch()
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return str(self._handles[step].end)
 
     def quiet(self) -> None:
         """The client's log is not for this test."""

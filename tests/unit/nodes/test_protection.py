@@ -252,3 +252,25 @@ def test_ranks_of_an_old_session_keep_a_new_one_out_wherever_they_live():
     assert len(cluster.refusals) == 3
     assert "rank 3" in cluster.refusals[0]
     assert old == list("abcd")
+
+
+def test_a_drain_ends_that_was_tried_again_on_a_node_that_has_lost_its_memory():
+    cluster = ACluster()
+    cluster.connect("abcd")
+    cluster.stage(ONE)
+    cluster.held = {act.Drain, act.Encode}
+    cluster.stage(TWO)
+    cluster.lose("b")
+    cluster.end_ranks()
+    cluster.waiting, cluster.held = [], {act.TakeIncarnation}
+    cluster.add("b")
+    cluster.connect("abcd", expect=False)
+    cluster.tick(2)  # the new daemon of b is asked for its part, of a job that it has not heard of
+    cluster.release()
+    cluster.ask_slots()
+    answers = cluster.load()
+    assert [a.save for a in answers] == [ONE] * 4
+    three = SaveId(answers[0].incarnation, 1, 20)
+    cluster.stage(three)
+    cluster.tick(2)
+    assert cluster.store.committed.keys() == {ONE, three}
