@@ -18,6 +18,7 @@ from typing import Any, Self
 
 from ckptd.protocol.status import JobStatus
 from tests.cluster import ROOT, Node, wait_for
+from tests.faults.nodes.relay import Relay
 from tests.faults.nodes.zygote import PACKET_NBYTES
 from tests.faults.ranks import RankError
 
@@ -181,7 +182,9 @@ class Ranks:
 class Cluster:
     """Daemons by name. A context manager that leaves nothing."""
 
-    def __init__(self, directory: str, zygote: Zygote, names: str = "abcd", **environ: str) -> None:
+    def __init__(self, directory: str, zygote: Zygote, names: str = "abcd", relayed: str = "", **environ: str) -> None:
+        self.relayed = relayed
+        self.relays: dict[str, Relay] = {}
         self.directory = directory
         self.store = os.path.join(directory, "store")
         os.mkdir(self.store)
@@ -202,7 +205,7 @@ class Cluster:
             self.await_daemon(name)
 
     def add(self, name: str, *, ready: bool = True, **environ: str) -> Node:
-        """A machine with an empty arena, and its daemon."""
+        """A machine with an empty arena, and its daemon: behind a relay, if it is one of ``relayed``."""
         node = self.nodes[name] = Node(self.store)
         node.log = os.path.join(self.directory, f"{name}-{next(self._serial)}.log")
         self.start(name, ready=ready, **environ)
@@ -210,7 +213,13 @@ class Cluster:
 
     def start(self, name: str, *, ready: bool = True, **environ: str) -> None:
         """A daemon on the arena that the node has."""
-        self.nodes[name].start(ready=ready, **(self._environ | {"CKPTD_NODE": name} | environ))
+        variables = self._environ | {"CKPTD_NODE": name} | environ
+        if name in self.relayed:
+            relay = self.relays.get(name) or self.relays.setdefault(name, Relay(self.directory, name))
+            relay.forget()
+            self.nodes[name].start(ready=ready, program=relay.program, **variables)
+        else:
+            self.nodes[name].start(ready=ready, **variables)
 
     def await_daemon(self, name: str) -> None:
         """Until it answers."""
@@ -270,14 +279,16 @@ class Cluster:
             ranks.kill()
         for node in self.nodes.values():
             node.__exit__(None, None, None)
+        for relay in self.relays.values():
+            relay.close()
 
 
 @contextlib.contextmanager
-def a_cluster(zygote: Zygote, names: str = "abcd", **environ: str) -> Iterator[Cluster]:
+def a_cluster(zygote: Zygote, names: str = "abcd", relayed: str = "", **environ: str) -> Iterator[Cluster]:
     """For a test, or for a module."""
     directory = tempfile.mkdtemp(prefix="ckptd-test-")
     try:
-        with Cluster(directory, zygote, names, **environ) as cluster:
+        with Cluster(directory, zygote, names, relayed, **environ) as cluster:
             yield cluster
     finally:
         shutil.rmtree(directory, ignore_errors=True)
