@@ -4,7 +4,7 @@ from ckptd.core import events as ev
 from ckptd.core.actions import Action, Note, ToNode
 from ckptd.core.policy import Policy
 from ckptd.core.protection_view import ProtectionView, view_of
-from ckptd.core.saves import Record, Saves
+from ckptd.core.saves import Record, Saves, few
 from ckptd.core.sets import effective, recoverable, redundancy_sets
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.messages import Tier
@@ -211,6 +211,19 @@ class Encodes:
                     pieces=tuple(sorted(pieces.items())),
                 )
         return None
+
+    def why_not(self, record: Record, rank: int, damaged: set[int], reachable: set[str]) -> str:
+        """Why the rank's segment, which no arena has whole, cannot be rebuilt; of the newest parity if of several."""
+        groups = self._parity_of(record.save).get(rank, {})
+        if not groups:
+            return f"the segment of rank {rank} is lost, and no node that answers has parity of it"
+        (_, scheme, ranks), holders = max(groups.items(), key=lambda item: item[0])
+        held = {r for r, nodes in record.held.items() if r not in damaged and nodes & reachable}
+        lost = sorted(r for members in ranks for r in members if r not in held)
+        found = sum(1 for nodes in holders.values() if nodes & reachable)
+        parity = f" and {len(ranks) - found} of {len(ranks)} parities" if found < len(ranks) else ""
+        nodes = "one node" if scheme.losses == 1 else f"{scheme.losses} nodes"
+        return f"the segments of ranks {few(lost)}{parity} are lost: {scheme} makes good for {nodes} of a set"
 
     def _parity_of(self, save: SaveId) -> dict[int, dict[Group, dict[int, set[str]]]]:
         """By rank, the sets that encoded it, and which nodes have which member's piece."""

@@ -10,6 +10,7 @@ A checkpoint of another world size, or whose boxes lie otherwise on the ranks no
 rank reaches every image; one that is only in memory is drained first, and what is lost of it rebuilt before that.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ckptd.core import events as ev
@@ -19,6 +20,8 @@ from ckptd.core.routes import Routes
 from ckptd.core.saves import Saves, few
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.messages import Tier
+
+Route = tuple[Tier, ev.FetchOrdered | None]  # where to read, and what must be fetched for it first
 
 
 @dataclass(slots=True)
@@ -147,6 +150,7 @@ class Restores:
                     return actions
                 continue
             routes = [self._route(r, save, rank) for rank in range(world_size)]
+            self._explain(r, save, routes)
             tiers = [route[0] for route in routes if route is not None]
             if len(tiers) < world_size:
                 continue
@@ -159,13 +163,23 @@ class Restores:
             return [self._order(r, save, tiers, saves)]
         return self._nothing(r, candidates)
 
-    def _route(self, r: Round, save: SaveId, rank: int) -> tuple[Tier, ev.FetchOrdered | None] | None:
+    def _route(self, r: Round, save: SaveId, rank: int) -> Route | None:
         if save in r.reshaped:
             return None if (save, Tier.PFS, rank) in r.damaged else (Tier.PFS, None)
         route = self._routes.tier(save, rank, r.damaged)
         if route is not None and route[0] is Tier.ARENA:
             return r.moved.get((save, rank), Tier.ARENA), None
         return route
+
+    def _explain(self, r: Round, save: SaveId, routes: Sequence[Route | None]) -> None:
+        """Notes why ranks do without memory that others have, once."""
+        for rank, route in enumerate(routes):
+            if save in r.reshaped or (route is not None and route[0] is not Tier.PFS):
+                continue
+            why = self._routes.why_not(save, rank, r.damaged)
+            note = f"{save}: {why}"
+            if why and note not in r.notes:
+                r.notes.append(note)
 
     def _have_drained(self, r: Round, save: SaveId, saves: Saves, now: float) -> list[Action] | None:
         """Has a checkpoint written to the store that lies in memory only, what is lost of it rebuilt first."""

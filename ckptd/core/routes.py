@@ -63,6 +63,13 @@ class Routes:
             return None
         return self._encodes.rebuild(record, rank, self._unreadable(record, damaged), self._saves.reachable)
 
+    def why_not(self, save: SaveId, rank: int, damaged: Damage) -> str:
+        """Why no node's memory gives the rank's segment; empty when nothing of the save lies in memory anywhere."""
+        record = self._saves.records.get(save)
+        if record is None or not record.held or not (self._encodes.on or save in self._encodes.pieced):
+            return ""
+        return self._encodes.why_not(record, rank, self._unreadable(record, damaged), self._saves.reachable)
+
     @staticmethod
     def _unreadable(record: Record, damaged: Damage) -> set[int]:
         return {rank for save, tier, rank in damaged if save == record.save and tier is not Tier.PFS}

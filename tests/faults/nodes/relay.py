@@ -27,7 +27,7 @@ class Channel:
         self.to_daemon: Change | None = None
         self.from_daemon: Change | None = None
         self.said: list[bytearray] = []  # to the daemon, by connection
-        self.passed = 0  # bytes, both ways
+        self.asked = 0  # bytes that peers have said, let through or not
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
         threading.Thread(target=self._accept, daemon=True).start()
@@ -93,12 +93,12 @@ class Channel:
     def _pump(self, source: socket.socket, target: socket.socket, said: bytearray | None) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(_CHUNK_NBYTES):
+                self.asked += len(data) if said is not None else 0
                 while self.held:
                     time.sleep(_HELD_S)
                 change = self.from_daemon if said is None else self.to_daemon
                 if said is not None:
                     said += data
-                self.passed += len(data)
                 target.sendall(change(data) if change is not None else data)
         for one in (source, target):
             with contextlib.suppress(OSError):
