@@ -65,3 +65,7 @@ class NodeTrainer(Trainer):
     def quiet(self) -> None:
         """The client's log is not for this test."""
         logging.getLogger("ckptd_client").setLevel(logging.CRITICAL)
+
+    def incarnation(self) -> int:
+        """Which life of the job this is."""
+        return int(self._client.incarnation)
