@@ -112,7 +112,9 @@ class JobNode:
 
     def _report_to_all(self, event: ev.Event) -> list[Action]:
         """To the coordinator, and to those that may come to be it."""
-        return [self._report(event, node) for node in dict.fromkeys((self.coordinator, *self._candidates))]
+        told = dict.fromkeys((self.coordinator, *self._candidates))
+        self._doors.update(told)
+        return [self._report(event, node) for node in told]
 
     def _report_gone(self, event: ev.Event) -> list[Action]:
         """To all that were ever told that the rank lives: a door that misses it would wait for the rank for ever."""
@@ -381,6 +383,7 @@ class JobNode:
         )
         has = ev.NodeHas(job=self.job, incarnation=self.incarnation, segments=segments, pieces=pieces)
         seated = [replace(r.attached, incarnation=self.incarnation, request=0) for r in self.ranks.values()]
+        self._doors.add(self.coordinator)
         events: list[ev.Event] = [has, *self.live.values(), *seated]
         for local in self.ranks.values():
             if local.load_request is not None and local.load_order is None:

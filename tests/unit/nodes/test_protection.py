@@ -277,3 +277,17 @@ def test_a_drain_ends_that_was_tried_again_on_a_node_that_has_lost_its_memory():
     cluster.stage(three)
     cluster.tick(2)
     assert cluster.store.committed.keys() == {ONE, three}
+
+
+def test_a_rank_found_before_its_session_was_known_keeps_nobody_out_once_it_has_ended():
+    cluster = ACluster()
+    for rank, name in enumerate("abcd"):  # a daemon sees the process before it hears of a topology
+        found = ev.RankFound(job=KEY, rank=rank, session="s1", pid=1, host=name)
+        cluster.say(cluster.nodes[name], found)
+    cluster.connect("abcd")
+    cluster.stage(ONE)
+    cluster.end_ranks()
+    cluster.connect("badc")
+    cluster.tick(31)
+    assert cluster.refusals == []
+    assert [a.save for a in cluster.load()] == [ONE] * 4
