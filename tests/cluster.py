@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -53,11 +53,13 @@ class Node:
             | extra
         )
 
-    def start(self, *flags: str, ready: bool = True, **environ: str) -> subprocess.Popen[bytes]:
+    def start(
+        self, *flags: str, ready: bool = True, program: Sequence[str] = ("-m", "ckptd"), **environ: str
+    ) -> subprocess.Popen[bytes]:
         """Starts `ckptd run` with these flags and extra variables; returns once it answers."""
         with open(self.log, "ab") as log:
             self.daemon = subprocess.Popen(
-                [sys.executable, "-P", "-m", "ckptd", "run", "--arena", self.arena, *flags],
+                [sys.executable, "-P", *program, "run", "--arena", self.arena, *flags],
                 env=self.environ(**environ) | {"CKPTD_STORE": ""},
                 stdout=log,
                 stderr=log,

@@ -284,6 +284,14 @@ class Encodes:
         old = (r for r in saves.records.values() if r.save.incarnation <= save.incarnation)
         return any(node in nodes for record in old for nodes in record.held.values())
 
+    def bears(self, save: SaveId) -> str:
+        """In words, what the parity of the save makes good for."""
+        scheme = next((p.scheme for held in self._pieces.values() for p in held.values() if p.save == save), None)
+        if scheme is None:
+            return "no node that answers has parity of it"
+        nodes = "one node" if scheme.losses == 1 else f"{scheme.losses} nodes"
+        return f"{scheme} makes good for {nodes} of a set"
+
     @property
     def pieced(self) -> set[SaveId]:
         """Saves of which some parity lies somewhere: they were staged by all their ranks."""

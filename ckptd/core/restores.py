@@ -169,6 +169,9 @@ class Restores:
                 for rank, route in enumerate(routes)
                 if route is not None and route[1] is not None
             }
+            far = [rank for rank, tier in enumerate(tiers) if tier is Tier.PFS and save not in r.reshaped]
+            why = self._routes.why_from_store(save, far)
+            reasons += [f"{save}: {why}"] if why else []
             r.ordered = now
             if fetches:
                 return self._gather(r, save, fetches)

@@ -78,9 +78,17 @@ class Routes:
         held = {node for rank in ranks for node in (record.held.get(rank, set()) if record is not None else set())}
         silent = sorted(held - self._saves.reachable)
         where = f"; nodes that do not answer have some: {', '.join(silent[:8])}" if silent else ""
-        parity = "parity of it does not suffice" if save in self._encodes.pieced else "there is no parity of it"
         store = "what lies on the store is damaged" if save in self._saves.on_store else "it is not on the store"
-        return f"the segments of ranks {few(sorted(ranks))} are in no arena that answers, or are damaged there, {parity}, {store}{where}"
+        lost = f"the segments of ranks {few(sorted(ranks))} are in no arena that answers, or are damaged there"
+        return f"{lost}; {self._encodes.bears(save)}; {store}{where}"
+
+    def why_from_store(self, save: SaveId, ranks: list[int]) -> str:
+        """In words, why memory that other ranks have was of no use to these; empty when there is none."""
+        record = self._saves.records.get(save)
+        if record is None or not record.held or not ranks:
+            return ""
+        lost = f"the segments of ranks {few(sorted(ranks))} are in no arena that answers, or are damaged there"
+        return f"{lost}; {self._encodes.bears(save)}; read from the store"
 
     @staticmethod
     def _unreadable(record: Record, damaged: Damage) -> set[int]:

@@ -136,6 +136,7 @@ class Sessions:
     def attach(self, node: str, event: ev.RankAttached, now: float) -> list[Action]:
         """A rank stands before the door."""
         self.heard_of.add(node)
+        self._confirm(node)  # it names all who live there before each that knocks
         problem = self._misfit(event)
         if problem:
             if event.session == self.session:

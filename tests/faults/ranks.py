@@ -38,7 +38,7 @@ class RankError(Exception):
 
 
 class Rank:
-    """One rank of JOB. ``call(name, ...)`` runs a method of _Trainer over there; ``start`` and ``result`` split it."""
+    """One rank of JOB. ``call(name, ...)`` runs a method of Trainer over there; ``start`` and ``result`` split it."""
 
     def __init__(
         self, node: Node, rank: int = 0, world: int = 1, *, run: str = "", nbytes: int = 2 * MB, **environ: str
@@ -181,7 +181,7 @@ def daemons(arena: str) -> list[int]:
 # --- over there
 
 
-class _Trainer:
+class Trainer:
     """The rank's side. Every public method is a call."""
 
     def __init__(self, rank: int, nbytes: int) -> None:
@@ -412,7 +412,7 @@ def _main(conn: Connection, variables: dict[str, str], rank: int, nbytes: int) -
         del os.environ[name]
     os.environ.update(variables)
     torch.set_num_threads(1)
-    trainer = _Trainer(rank, nbytes)
+    trainer = Trainer(rank, nbytes)
     while True:
         while not conn.poll(_IDLE_S):
             trainer.watch()

@@ -151,7 +151,11 @@ class ACluster:
         self.settle()
         if not expect:
             return
-        for rank in range(len(homes)):
+        self.ask_slots()
+
+    def ask_slots(self) -> None:
+        """All ranks, once they are let in."""
+        for rank in range(len(self.homes)):
             self._ask_slots(rank)
         self.settle()
 

@@ -82,6 +82,9 @@ def test_two_lost_nodes_are_rebuilt_under_double_only():
             assert cluster.tiers[1] == cluster.tiers[2] == Tier.REBUILT
         else:
             assert all(getattr(a, "save", None) is None for a in answers)
+            (why,) = set(refused(answers))
+            assert "ranks 1, 2" in why
+            assert "xor makes good for one node of a set" in why
 
 
 def test_the_newest_protected_stays_until_a_newer_one_is_protected():
@@ -279,7 +282,8 @@ def test_a_refusal_names_what_is_missing_of_the_newest():
     cluster.add("y")
     cluster.connect("axyd")
     (why, *_) = refused(cluster.load())
-    assert f"{ONE}: the segments of ranks 1, 2 are in no arena that answers, or are damaged there, parity of it does not suffice" in why
+    assert f"{ONE}: the segments of ranks 1, 2 are in no arena that answers" in why
+    assert "xor makes good for one node of a set" in why
 
 
 def test_what_arrives_for_a_job_that_is_gone_is_given_back():
@@ -383,3 +387,39 @@ def test_what_a_silent_node_may_complete_is_not_given_up_by_a_new_coordinator():
     cluster.tick(cluster.policy.stage_timeout_s)
     cluster.nodes["d"].restart()
     assert saves_at(cluster, "d") == set(), "a is taken for lost"
+
+
+def test_a_drain_ends_that_was_tried_again_on_a_node_that_has_lost_its_memory():
+    cluster = ACluster()
+    cluster.connect("abcd")
+    cluster.stage(ONE)
+    cluster.held = {act.Drain, act.Encode}
+    cluster.stage(TWO)
+    cluster.lose("b")
+    cluster.end_ranks()
+    cluster.waiting, cluster.held = [], {act.TakeIncarnation}
+    cluster.add("b")
+    cluster.connect("abcd", expect=False)
+    cluster.tick(2)  # the new daemon of b is asked for its part, of a job that it has not heard of
+    cluster.release()
+    cluster.ask_slots()
+    answers = cluster.load()
+    assert [a.save for a in answers] == [ONE] * 4
+    three = SaveId(answers[0].incarnation, 1, 20)
+    cluster.stage(three)
+    cluster.tick(2)
+    assert cluster.store.committed.keys() == {ONE, three}
+
+
+def test_a_rank_found_before_its_session_was_known_keeps_nobody_out_once_it_has_ended():
+    cluster = ACluster()
+    for rank, name in enumerate("abcd"):  # a daemon sees the process before it hears of a topology
+        found = ev.RankFound(job=KEY, rank=rank, session="s1", pid=1, host=name)
+        cluster.say(cluster.nodes[name], found)
+    cluster.connect("abcd")
+    cluster.stage(ONE)
+    cluster.end_ranks()
+    cluster.connect("badc")
+    cluster.tick(31)
+    assert cluster.refusals == []
+    assert [a.save for a in cluster.load()] == [ONE] * 4

@@ -1,0 +1,310 @@
+"""Several daemons on loopback, each with an arena of its own, and ranks that a zygote forks."""
+
+import contextlib
+import itertools
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from ckptd.protocol.status import JobStatus
+from tests.cluster import ROOT, Node, wait_for
+from tests.faults.nodes.relay import Relay
+from tests.faults.nodes.zygote import PACKET_NBYTES
+from tests.faults.ranks import RankError
+
+KB = 1 << 10
+MB = 1 << 20
+PEER_TIMEOUT_S = 2.0
+SETTLE_S = 30.0
+SIZES = (256 * KB, 1 * MB, 64 * KB, 520 * KB)  # of the ranks' shards, in turn
+_LOG_CHARS = 6000
+
+
+class Zygote:
+    """Forks ranks. One for all tests of a session."""
+
+    def __init__(self) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("CKPTD_", "NOTIFY_", "WATCHDOG_"))}
+        paths = {"PYTHONPATH": os.pathsep.join((ROOT, os.path.join(ROOT, "client")))}
+        one = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        self._process = subprocess.Popen(
+            [
+                sys.executable,
+                "-P",
+                "-W",
+                "ignore",
+                os.path.join(os.path.dirname(__file__), "zygote.py"),
+                str(theirs.fileno()),
+            ],
+            env=clean | paths | one,
+            pass_fds=[theirs.fileno()],
+        )
+        theirs.close()
+        self._ready = False
+
+    def fork(self, order: dict[str, Any]) -> tuple[int, socket.socket]:
+        """A rank's pid, and the socket to speak to it."""
+        if not self._ready:
+            assert self._control.recv(PACKET_NBYTES) == b"ready", "the zygote did not start"
+            self._ready = True
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            socket.send_fds(self._control, [json.dumps(order).encode()], [theirs.fileno()])
+            return int(self._control.recv(PACKET_NBYTES)), ours
+
+    def close(self) -> None:
+        """Ends it, and with it every rank."""
+        self._control.close()
+        self._process.kill()
+        self._process.wait(10)
+
+
+class NodeRank:
+    """One rank: ``call(name, ...)`` runs a method of NodeTrainer over there; ``start`` and ``result`` split it."""
+
+    def __init__(self, zygote: Zygote, node: Node, order: dict[str, Any]) -> None:
+        self.rank = int(order["rank"])
+        self.node = node
+        self.pid, self._socket = zygote.fork(order)
+        self._pidfd = os.pidfd_open(self.pid)
+
+    def start(self, name: str, *args: Any, **named: Any) -> Self:
+        """Has the rank begin a call."""
+        self._socket.send(json.dumps([name, args, named]).encode())
+        return self
+
+    @property
+    def done(self) -> bool:
+        """Whether the call that was started has ended."""
+        return bool(select.select([self._socket], [], [], 0)[0])
+
+    def result(self, timeout_s: float = 60.0) -> Any:
+        """What the call that was started returned. Raises RankError."""
+        assert select.select([self._socket], [], [], timeout_s)[0], f"rank {self.rank} did not answer in {timeout_s} s"
+        said = self._socket.recv(PACKET_NBYTES)
+        assert said, f"rank {self.rank} ended in its call"
+        good, value, seconds = json.loads(said)
+        if not good:
+            raise RankError(*value, seconds)
+        return value
+
+    def call(self, name: str, *args: Any, timeout_s: float = 60.0, **named: Any) -> Any:
+        """Both."""
+        return self.start(name, *args, **named).result(timeout_s)
+
+    def kill(self) -> None:
+        """SIGKILL, and waits until it is gone. Again does nothing."""
+        if self._pidfd < 0:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        assert select.select([self._pidfd], [], [], 10)[0], "a rank did not end"
+        os.close(self._pidfd)
+        self._socket.close()
+        self._pidfd = -1
+
+    @property
+    def alive(self) -> bool:
+        """Whether kill was not called."""
+        return self._pidfd >= 0
+
+
+class Ranks:
+    """All ranks of one start of a job."""
+
+    def __init__(self, zygote: Zygote, nodes: Sequence[Node], job: str, meeting: str, sizes: Sequence[int]) -> None:
+        self.job = job
+        self.all: list[NodeRank] = []
+        for rank, node in enumerate(nodes):
+            environ = {k: v for k, v in node.environ().items() if k.startswith("CKPTD_")}
+            order = {
+                "rank": rank,
+                "world": len(nodes),
+                "nbytes": sizes[rank % len(sizes)],
+                "meeting": meeting,
+                "environ": environ,
+            }
+            self.all.append(NodeRank(zygote, node, order))
+
+    def __getitem__(self, rank: int) -> NodeRank:
+        return self.all[rank]
+
+    def start(self, name: str, *args: Any, **named: Any) -> None:
+        """The same call on all ranks, at once."""
+        for rank in self.all:
+            rank.start(name, *args, **named)
+
+    def results(self, timeout_s: float = 60.0) -> list[Any]:
+        """What it returned, by rank. Raises the first RankError once all have answered."""
+        answers: list[Any] = []
+        errors: list[RankError] = []
+        for rank in self.all:
+            try:
+                answers.append(rank.result(timeout_s))
+            except RankError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+        return answers
+
+    def call(self, name: str, *args: Any, timeout_s: float = 60.0, **named: Any) -> list[Any]:
+        """Both."""
+        self.start(name, *args, **named)
+        return self.results(timeout_s)
+
+    def connect(self, **settings: Any) -> None:
+        """connect on all."""
+        self.call("connect", self.job, **settings)
+
+    def save(self, step: int, *milestones: str) -> None:
+        """A save of all ranks that reaches these milestones on all."""
+        self.call("save", step)
+        for milestone in milestones:
+            self.call("wait", step, milestone)
+
+    def load(self) -> list[dict[str, Any]]:
+        """What each rank got, which must be all there, of one step, and bit for bit what was saved."""
+        found = self.call("load")
+        assert all(f is not None and f["intact"] for f in found), found
+        assert len({f["step"] for f in found}) == 1, found
+        return found
+
+    def kill(self) -> None:
+        """SIGKILL to all."""
+        for rank in self.all:
+            rank.kill()
+
+
+class Cluster:
+    """Daemons by name. A context manager that leaves nothing."""
+
+    def __init__(self, directory: str, zygote: Zygote, names: str = "abcd", relayed: str = "", **environ: str) -> None:
+        self.relayed = relayed
+        self.relays: dict[str, Relay] = {}
+        self.directory = directory
+        self.store = os.path.join(directory, "store")
+        os.mkdir(self.store)
+        self._zygote = zygote
+        self._environ = {
+            "CKPTD_PEER_ADDRESS": "127.0.0.1",
+            "CKPTD_PEER_TIMEOUT_S": str(PEER_TIMEOUT_S),
+            "CKPTD_REDUNDANCY": "xor",
+            "CKPTD_CONNECT_TIMEOUT_S": "20",
+        } | environ
+        self._serial = itertools.count()
+        self._ranks: list[Ranks] = []
+        self._lost: list[Node] = []
+        self.nodes: dict[str, Node] = {}
+        for name in names:
+            self.add(name, ready=False)
+        for name in names:
+            self.await_daemon(name)
+
+    def add(self, name: str, *, ready: bool = True, **environ: str) -> Node:
+        """A machine with an empty arena, and its daemon: behind a relay, if it is one of ``relayed``."""
+        node = self.nodes[name] = Node(self.store)
+        node.log = os.path.join(self.directory, f"{name}-{next(self._serial)}.log")
+        self.start(name, ready=ready, **environ)
+        return node
+
+    def start(self, name: str, *, ready: bool = True, **environ: str) -> None:
+        """A daemon on the arena that the node has."""
+        variables = self._environ | {"CKPTD_NODE": name} | environ
+        if name in self.relayed:
+            relay = self.relays.get(name) or self.relays.setdefault(name, Relay(self.directory, name))
+            relay.forget()
+            self.nodes[name].start(ready=ready, program=relay.program, **variables)
+        else:
+            self.nodes[name].start(ready=ready, **variables)
+
+    def await_daemon(self, name: str) -> None:
+        """Until it answers."""
+        wait_for(lambda: self.nodes[name].try_status() is not None)
+
+    def restart(self, name: str, **environ: str) -> None:
+        """SIGKILL to the daemon; another one on its arena."""
+        self.nodes[name].kill()
+        self.start(name, **environ)
+
+    def lose(self, name: str) -> None:
+        """The machine is gone: its daemon, its ranks, its memory. It may be gone in part already."""
+        node = self.nodes.pop(name)
+        node.kill()
+        for rank in [rank for ranks in self._ranks for rank in ranks.all if rank.node is node]:
+            rank.kill()
+        node.__exit__(None, None, None)
+        self._lost.append(node)
+
+    def replace(self, name: str, new: str | None = None) -> None:
+        """The machine is lost, and there is another one, under the same or another name."""
+        self.lose(name)
+        self.add(new or name)
+
+    def ranks(self, homes: str, job: str = "job", sizes: Sequence[int] = SIZES) -> Ranks:
+        """Ranks of a job, one for each letter: the node where it runs. Not connected yet."""
+        meeting = os.path.join(self.directory, f"meeting-{next(self._serial)}")
+        made = Ranks(self._zygote, [self.nodes[name] for name in homes], job, meeting, sizes)
+        self._ranks.append(made)
+        return made
+
+    def end(self, ranks: Ranks) -> None:
+        """close on all, after which nothing of the job may be in memory once it is durable."""
+        ranks.call("close")
+        ranks.kill()
+
+    def job(self, name: str, job: str = "job") -> JobStatus | None:
+        """The job's part of a node's status."""
+        return self.nodes[name].job(job)
+
+    def log(self) -> str:
+        """What all daemons said, for a failed test."""
+        parts = [*((name, node.log) for name, node in self.nodes.items()), *(("lost", n.log) for n in self._lost)]
+        texts = []
+        for name, path in parts:
+            with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+                texts.append(f"--- {name}\n{file.read()[-_LOG_CHARS:]}")
+        return "\n".join(texts)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for ranks in self._ranks:
+            ranks.kill()
+        for node in self.nodes.values():
+            node.__exit__(None, None, None)
+        for relay in self.relays.values():
+            relay.close()
+
+
+@contextlib.contextmanager
+def a_cluster(zygote: Zygote, names: str = "abcd", relayed: str = "", **environ: str) -> Iterator[Cluster]:
+    """For a test, or for a module."""
+    directory = tempfile.mkdtemp(prefix="ckptd-test-")
+    try:
+        with Cluster(directory, zygote, names, relayed, **environ) as cluster:
+            yield cluster
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def within(seconds: float) -> Iterator[None]:
+    """Rounds of a loop that must end in time."""
+    deadline = time.monotonic() + seconds
+    while True:
+        assert time.monotonic() < deadline, f"not within {seconds} s"
+        yield
+        time.sleep(0.01)

@@ -1,0 +1,158 @@
+"""Who runs where changes between two lives of a job; lives that overlap; jobs side by side."""
+
+import os
+import signal
+
+import pytest
+
+from tests.cluster import wait_for
+from tests.faults.nodes.clusters import KB, MB, PEER_TIMEOUT_S, Cluster
+from tests.faults.ranks import RankError
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(90), pytest.mark.xdist_group("nodes-members")]
+
+
+def lived(four: Cluster, job: str, homes: str, *milestones: str, **named):
+    """A life of the job that ends in a crash with step 10."""
+    ranks = four.ranks(homes, job, **named)
+    ranks.connect()
+    ranks.call("load")
+    ranks.save(10, *milestones)
+    ranks.kill()
+
+
+def lives(four: Cluster, job: str, homes: str, **named) -> list[str]:
+    """The next life, from the load to its end; the tiers."""
+    ranks = four.ranks(homes, job, **named)
+    ranks.connect()
+    found = ranks.load()
+    assert {f["step"] for f in found} == {10}
+    ranks.save(20, "protected", "durable")
+    four.end(ranks)
+    wait_for(lambda: all(node.slots() == [] for node in four.nodes.values()), 15)
+    return [f["tier"] for f in found]
+
+
+def test_ranks_in_another_order_copy_from_peers(four: Cluster):
+    lived(four, "order", "abcd", "protected")
+    assert lives(four, "order", "badc") == ["peer"] * 4
+
+
+def test_ranks_in_another_order_after_a_loss(four: Cluster):
+    lived(four, "order-lost", "abcd", "protected")
+    four.replace("c")
+    assert lives(four, "order-lost", "cbad") == ["peer", "arena", "rebuilt", "arena"]
+
+
+def test_a_node_fewer_still_gives_what_it_has(four: Cluster):
+    lived(four, "fewer", "abcd", "protected")
+    assert lives(four, "fewer", "abcc") == ["arena", "arena", "arena", "peer"]
+
+
+def test_a_node_more(four: Cluster):
+    lived(four, "more", "aabb", "protected")
+    assert lives(four, "more", "abcd") == ["arena", "peer", "peer", "peer"]
+
+
+@pytest.mark.parametrize("lost", "abc")
+def test_uneven_ranks_per_node(four: Cluster, lost: str):
+    job, homes = f"uneven-{lost}", "aabbc"
+    lived(four, job, homes, "protected")
+    four.replace(lost)
+    assert lives(four, job, homes) == ["rebuilt" if home == lost else "arena" for home in homes]
+
+
+@pytest.mark.parametrize("lost", "ad")
+def test_shards_of_very_different_size(four: Cluster, lost: str):
+    sizes = (24 * MB, 4 * KB, 64 * KB, 8)
+    lived(four, f"sizes-{lost}", "abcd", "protected", sizes=sizes)
+    four.replace(lost)
+    expected = ["rebuilt" if home == lost else "arena" for home in "abcd"]
+    assert lives(four, f"sizes-{lost}", "abcd", sizes=sizes) == expected
+
+
+def test_another_world_size_after_a_loss_is_rebuilt_drained_and_read_from_the_store(four: Cluster):
+    ranks = four.ranks("abcd", "world")
+    ranks.connect(drain_every=1000)
+    ranks.call("load")
+    ranks.save(10, "durable")
+    ranks.save(20, "protected")
+    ranks.kill()
+    four.replace("b")
+    ranks = four.ranks("abc", "world")
+    ranks.connect()
+    found = ranks.call("load")
+    assert {(f["step"], f["tier"]) for f in found} == {(20, "pfs")}, found
+    four.end(ranks)
+
+
+def test_two_jobs_on_the_same_nodes_lose_one(four: Cluster):
+    for job, step, sizes in (("one", 10, (64 * KB,)), ("two", 15, (300 * KB, 8 * KB))):
+        ranks = four.ranks("abcd", job, sizes=sizes)
+        ranks.connect()
+        ranks.call("load")
+        ranks.save(step, "protected", "durable")
+        if job == "one":
+            first = ranks
+    first.save(20, "protected")
+    first.kill()
+    ranks.kill()
+    four.replace("b")
+    for job, step, sizes in (("two", 15, (300 * KB, 8 * KB)), ("one", 20, (64 * KB,))):
+        ranks = four.ranks("abcd", job, sizes=sizes)
+        ranks.connect()
+        found = ranks.load()
+        assert [(f["step"], f["tier"]) for f in found] == [
+            (step, "rebuilt" if name == "b" else "arena") for name in "abcd"
+        ]
+        ranks.save(30, "protected", "durable")
+        four.end(ranks)
+
+
+def test_ranks_that_were_replaced_are_refused(four: Cluster):
+    old = four.ranks("abcd", "stale")
+    old.connect()
+    old.call("load")
+    old.save(10, "protected", "durable")
+    new = four.ranks("abcd", "stale")
+    new.connect(takeover=True)
+    assert {f["step"] for f in new.load()} == {10}
+    for rank in old.all:
+        with pytest.raises(RankError, match=r"(?i)stale|replaced|another process"):
+            rank.call("save", 20)
+            rank.call("wait", 20, "staged")
+    new.save(20, "protected", "durable")
+    old.kill()
+    four.end(new)
+
+
+def test_a_node_that_froze_wakes_up_in_a_job_that_went_on_without_it(four: Cluster):
+    old = four.ranks("abcd", "frozen")
+    old.connect()
+    old.call("load")
+    old.save(10, "protected", "durable")
+    frozen = [four.nodes["d"].daemon.pid, old[3].pid]
+    for pid in frozen:
+        os.kill(pid, signal.SIGSTOP)
+    for rank in old.all[:3]:
+        rank.kill()
+    four.add("x")
+    try:
+        wait_for(lambda: any(not n.reachable for n in four.job("a", "frozen").nodes), 3 * PEER_TIMEOUT_S + 5)
+        new = four.ranks("abcx", "frozen")
+        new.connect()
+        found = new.load()
+        assert [f["tier"] for f in found] == ["arena", "arena", "arena", "rebuilt"]
+        new.save(20, "protected", "durable")
+    finally:
+        for pid in frozen:
+            os.kill(pid, signal.SIGCONT)
+    with pytest.raises(RankError):
+        old[3].call("save", 30)
+        old[3].call("wait", 30, "staged", 4.0)
+    new.save(30, "protected", "durable")
+    assert {c.incarnation for c in four.job("a", "frozen").checkpoints if c.step == 30} == {new[0].call("incarnation")}
+    old.kill()
+    four.end(new)
+    four.lose("x")
+    wait_for(lambda: all(node.slots() == [] for node in four.nodes.values()), 15)
