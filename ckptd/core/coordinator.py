@@ -150,7 +150,7 @@ class Coordinator:
         if self._entering:
             self._entering, self._unheard_until = False, None
             self.saves.awaited = self.encodes.pieced
-            self.saves.new_incarnation()
+            self.saves.new_incarnation(self.sessions.incarnation)
         actions = self._weigh()
         return [*actions, *self._load(self.restores.go_on(self.sessions.world_size, self.saves, now))]
 
@@ -162,7 +162,10 @@ class Coordinator:
         if self._doubt_until is None or (self._silent and not late):
             return []
         self._doubt_until = None
-        return [*self.saves.end_halves(self.sessions.incarnation), *self.encodes.outlived(self.saves)]
+        return [
+            *self.saves.end_halves(self.sessions.incarnation),
+            *self.encodes.outlived(self.saves, self.restores.settled),
+        ]
 
     def _peer_up(self, event: ev.PeerUp, now: float) -> list[Action]:
         self.sessions.peer_up(event.node)
@@ -256,7 +259,7 @@ class Coordinator:
         before = self.saves.newest_staged
         actions = [*self.saves.staged(node, event, now), *self.encodes.advance(self.saves, now)]
         if self.saves.newest_staged is not before and self._doubt_until is None:
-            actions += self.encodes.outlived(self.saves)
+            actions += self.encodes.outlived(self.saves, self.restores.settled)
         for rank in sorted(self.sessions.departed) if event.request else []:
             actions += self.saves.rank_gone(rank, "left the job")
         return actions
@@ -302,11 +305,11 @@ class Coordinator:
             if isinstance(order, ev.LoadOrdered) and (order.agreed or order.save is None):
                 self.sessions.incarnation = max(self.sessions.incarnation, order.incarnation)
                 self.sessions.confirmed = self._number_given or self.saves.ready
-                self.saves.new_incarnation()
+                self.saves.new_incarnation(self.sessions.incarnation)
                 self.saves.awaited = ()  # what could be completed was
                 if self._doubt_until is None:
                     actions = [*actions, *self.saves.end_halves(self.sessions.incarnation)]
-                    actions += self.encodes.outlived(self.saves)
+                    actions += self.encodes.outlived(self.saves, self.restores.settled)
                 if order.save is not None:
                     actions += [*self.saves.revive(order.save, self._now), *self.encodes.advance(self.saves, self._now)]
         if self.saves.hold_retention and not self.restores.running:

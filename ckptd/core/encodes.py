@@ -1,5 +1,7 @@
 """Protection of a job's checkpoints as its coordinator sees it: one save at a time is encoded by all sets. Pure."""
 
+from collections.abc import Sequence
+
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, Note, ToNode
 from ckptd.core.policy import Policy
@@ -235,11 +237,12 @@ class Encodes:
             self._index[save] = index
         return self._index[save]
 
-    def outlived(self, saves: Saves) -> list[Action]:
+    def outlived(self, saves: Saves, loaded: SaveId | None) -> list[Action]:
         """Has the nodes give back parity that was left by sessions before and that nothing depends on.
 
         To be asked once all nodes that answer have said what they have. A save counts as protected if each member of
         its sets that is still there has its piece: then it is as safe as it ever was, less the nodes that are lost.
+        loaded: the newest that could be restored when the job went on from it; what is newer is lost.
         """
         keys = {key for held in self._pieces.values() for key in held if key[1] != self.epoch}
         whole = saves.newest_whole
@@ -247,14 +250,18 @@ class Encodes:
         best = max(told | {key for key in keys if self._was_protected(key, saves)}, default=None)
         gone = {key for key in keys if best is not None and key < best}
         gone |= {k for k in keys - {best} if whole is not None and k[0] < whole and not self._was_protected(k, saves)}
-        return self._drop(gone) if gone else []
+        lost = saves.lost_since(loaded) if loaded is not None else []
+        gone |= {key for held in self._pieces.values() for key in held if key[0] in lost and key not in told}
+        return self._drop(gone, lost, loaded) if gone or lost else []
 
-    def _drop(self, keys: set[Key]) -> list[Action]:
+    def _drop(self, keys: set[Key], lost: Sequence[SaveId] = (), newest: SaveId | None = None) -> list[Action]:
         for held in self._pieces.values():
             for key in keys & held.keys():
                 del held[key]
         self._index.clear()
-        order = ev.PiecesOutlived(job=self._job, node=self._node, pieces=tuple(sorted(keys)))
+        order = ev.Outlived(
+            job=self._job, node=self._node, pieces=tuple(sorted(keys)), saves=tuple(lost), newest=newest
+        )
         return [ToNode(job=self._job, message=order)]
 
     def _was_protected(self, key: Key, saves: Saves) -> bool:
@@ -265,7 +272,7 @@ class Encodes:
             missing = [node for node in members if key not in self._pieces.get(node, {})]
             if len(missing) <= piece.scheme.losses and not any(self._survived(node, key[0], saves) for node in missing):
                 covered |= {rank for ranks in piece.ranks for rank in ranks}
-        return record is not None and len(covered) == record.world_size
+        return record is not None and 0 < len(covered) == record.world_size
 
     def _survived(self, node: str, save: SaveId, saves: Saves) -> bool:
         """Whether the node's arena is the one that it had then: something as old lies there."""

@@ -155,7 +155,7 @@ class JobNode:
         self._spoken_to = True
         return self._coordinators_order(order)
 
-    def _coordinators_order(self, order: ev.NodeMessage) -> list[Action]:  # noqa: C901 - one line per order
+    def _coordinators_order(self, order: ev.NodeMessage) -> list[Action]:  # noqa: C901, PLR0912 - one line per order
         match order:
             case ev.SaveStaged():
                 self.pending.discard(order.save)
@@ -177,7 +177,10 @@ class JobNode:
                 milestone = Milestone.DURABLE if order.end == "durable" else None
                 news = Progress(save=order.save, milestone=milestone, end=order.end, reason=order.reason)
                 return [*self.ranks.tell_all(news), *self.collect()]
-            case ev.PiecesOutlived():
+            case ev.Outlived():
+                self.pending -= set(order.saves)
+                self.forced -= set(order.saves)
+                self.newest_staged = order.newest if self.newest_staged in order.saves else self.newest_staged
                 return [*self.protection.outlived(order), *self.collect()]
             case ev.DrainOrdered():
                 return self.drain.order(order)
@@ -252,7 +255,9 @@ class JobNode:
             )
             for p in self.protection.pieces.values()
         )
-        has = ev.NodeHas(job=self.job, incarnation=self.incarnation, segments=segments, pieces=pieces, former=self.membership.former)
+        has = ev.NodeHas(
+            job=self.job, incarnation=self.incarnation, segments=segments, pieces=pieces, former=self.membership.former
+        )
         seated = [replace(r.attached, incarnation=self.incarnation, request=0) for r in self.ranks.seated.values()]
         events: list[ev.Event] = [has, *self.ranks.live.values(), *seated]
         for local in self.ranks.seated.values():

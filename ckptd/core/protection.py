@@ -110,7 +110,7 @@ class Protection:
         newer = {held for held in self.pieces if held > key}
         return self._drop_all_but({key} | newer | ({self.ordered} if self.ordered and self.ordered > key else set()))
 
-    def outlived(self, order: ev.PiecesOutlived) -> list[Action]:
+    def outlived(self, order: ev.Outlived) -> list[Action]:
         """The coordinator has weighed what all nodes have: these are of no use."""
         gone = set(order.pieces)
         self.newest = None if self.newest in gone else self.newest

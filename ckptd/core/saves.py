@@ -38,6 +38,7 @@ class Saves:
         self._partials: set[SaveId] = set()
         self._removing: set[SaveId] = set()
         self._last_due: tuple[int, float] | None = None  # (step, time) of the last save that was due
+        self.incarnation = 0  # of the job's present life
         self.hold_retention = False
         self.disputed = -1  # an incarnation whose number an older life on the store has too
         self.silent_since: float | None = None  # the store was asked then, and has never answered
@@ -109,7 +110,9 @@ class Saves:
         if save not in self.records:
             self.records[save] = Record(save, world_size, now)
             self._prune()
-        return self.records[save]
+        record = self.records[save]
+        record.world_size = record.world_size or world_size  # that of what was found on the store is not known
+        return record
 
     def _clash(self, save: SaveId) -> Record | None:
         place = (save.incarnation, save.counter)
@@ -143,6 +146,13 @@ class Saves:
         there = [r.save for r in self.records.values() if r.staged and r.in_memory]
         return max([*there, *self.on_store], default=None)
 
+    def lost_since(self, loaded: SaveId) -> list[SaveId]:
+        """Saves of older lives of the job than the present one, of which too much is lost: an older one was loaded."""
+        newer = [r for r in self.records.values() if r.save > loaded and r.held and not r.in_memory]
+        return sorted(
+            r.save for r in newer if r.staged and r.save != self.active and r.save.incarnation < self.incarnation
+        )
+
     def _outrun(self, newer: SaveId) -> list[Action]:
         """Older halves are over. Of what was found at start only the store can say whether it was whole once."""
         actions: list[Action] = []
@@ -175,9 +185,9 @@ class Saves:
         waiting = [r for r in self.records.values() if not r.staged and r.end is None and rank not in r.delivered]
         return [a for r in waiting for a in self._finish(r, End.ABANDONED, f"rank {rank} {why} before it delivered")]
 
-    def new_incarnation(self) -> None:
+    def new_incarnation(self, incarnation: int) -> None:
         """Its first save is due."""
-        self._last_due = None
+        self.incarnation, self._last_due = incarnation, None
 
     def end_halves(self, incarnation: int) -> list[Action]:
         """What the ranks of an older incarnation did not complete never will be: no silent node has what is missing."""
