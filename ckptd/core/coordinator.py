@@ -136,6 +136,8 @@ class Coordinator:
     def _node_has(self, node: str, event: ev.NodeHas, now: float) -> list[Action]:
         """All that a node has. Once all have said it, what cannot become whole any more is over."""
         self.sessions.incarnation = max(self.sessions.incarnation, event.incarnation)
+        if node not in self._told:
+            self.encodes.heard(node, event)
         actions = self.encodes.found(node, event.pieces, self.saves, now)
         actions += self.saves.found(node, event.segments, now)
         self._untold.discard(node)

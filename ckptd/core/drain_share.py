@@ -18,6 +18,8 @@ class DrainShare:
         self.save: SaveId | None = None  # being drained
         self.voted: SaveId | None = None  # synced and voted for, its commit not heard of
         self._written = False  # the files are synced
+        self._busy = False  # the store's worker reads the slots
+        self._orphan = False  # whoever ordered it coordinates no more
         self._mine: frozenset[int] = frozenset()  # ranks whose segments this node drains
 
     def ended(self, save: SaveId) -> None:
@@ -28,8 +30,20 @@ class DrainShare:
         """The drain is over, well or not."""
         self.save = None if save == self.save else self.save
 
+    def orphaned(self) -> None:
+        """Another node coordinates the job now: nobody will say that the drain is over."""
+        self._orphan = self._busy
+        self.save = self.save if self._busy else None
+
+    def _rested(self, save: SaveId) -> None:
+        if save == self.save:
+            self._busy = False
+            if self._orphan:
+                self.save, self._orphan = None, False
+
     def wrote_vote(self, event: ev.VoteWritten) -> list[Action]:
         """The vote is synced, or why not."""
+        self._rested(event.save)
         self.voted = event.save if not event.problem else self.voted
         return [self._report(event)]
 
@@ -45,7 +59,7 @@ class DrainShare:
         if not names:
             problem = f"no slot of this node holds {save}"
             return [self._report(ev.Drained(job=self._job, save=save, problem=problem))]
-        self.save, self._written = save, False
+        self.save, self._written, self._busy, self._orphan = save, False, True, False
         return [Drain(job=self._job, save=save, slots=names)]
 
     def _share(self, save: SaveId) -> list[Slot]:
@@ -54,6 +68,7 @@ class DrainShare:
 
     def drained(self, event: ev.Drained) -> list[Action]:
         """The files are synced, or why not."""
+        self._rested(event.save)
         if event.save != self.save:
             return []
         if event.problem or event.committed:
@@ -73,6 +88,6 @@ class DrainShare:
             return [self._report(ev.Drained(job=self._job, save=save, problem=bad))]
         if not held or not all(slot.digested for slot in held):
             return []
-        self._written = False
+        self._written, self._busy = False, True
         names = tuple(slot.name for slot in held)
         return [WriteVote(job=self._job, save=save, slots=names)]

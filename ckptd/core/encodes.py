@@ -35,6 +35,7 @@ class Encodes:
         self._retry_at: float | None = None
         self._pieces: dict[str, dict[Key, ev.HeldPiece]] = {}
         self._sets: dict[str, tuple[str, ...]] = {}
+        self._oldest: dict[str, int] = {}  # incarnation of the oldest that a node had when the session began
         self._index: dict[SaveId, dict[int, dict[Group, dict[int, set[str]]]]] = {}  # of _pieces, made when asked for
 
     @property
@@ -53,8 +54,15 @@ class Encodes:
 
     def known_nodes(self, nodes: set[str]) -> None:
         """What lies elsewhere is out of reach."""
+        self._oldest = {}
         self._pieces = {node: held for node, held in self._pieces.items() if node in nodes}
         self._index.clear()
+
+    def heard(self, node: str, event: ev.NodeHas) -> None:
+        """What the node had before anything was fetched to it in this session."""
+        there = [held.save.incarnation for held in (*event.segments, *event.pieces)]
+        if there:
+            self._oldest.setdefault(node, min(there))
 
     def found(self, node: str, pieces: tuple[ev.HeldPiece, ...], saves: Saves, now: float) -> list[Action]:
         """These pieces, and no others, lie at the node. It may have missed what was ordered or reached."""
@@ -270,16 +278,13 @@ class Encodes:
         sets = {held[key].members: held[key] for held in self._pieces.values() if key in held}
         for members, piece in sets.items():
             missing = [node for node in members if key not in self._pieces.get(node, {})]
-            if len(missing) <= piece.scheme.losses and not any(self._survived(node, key[0], saves) for node in missing):
+            if len(missing) <= piece.scheme.losses and not any(self._survived(node, key[0]) for node in missing):
                 covered |= {rank for ranks in piece.ranks for rank in ranks}
         return record is not None and 0 < len(covered) == record.world_size
 
-    def _survived(self, node: str, save: SaveId, saves: Saves) -> bool:
-        """Whether the node's arena is the one that it had then: something as old lies there."""
-        if any(held.incarnation <= save.incarnation for held, _ in self._pieces.get(node, {})):
-            return True
-        old = (r for r in saves.records.values() if r.save.incarnation <= save.incarnation)
-        return any(node in nodes for record in old for nodes in record.held.values())
+    def _survived(self, node: str, save: SaveId) -> bool:
+        """Whether the node's arena is the one that it had then: when the session began, something as old lay there."""
+        return self._oldest.get(node, save.incarnation + 1) <= save.incarnation
 
     @property
     def pieced(self) -> set[SaveId]:

@@ -111,9 +111,9 @@ class JobNode:
             case ev.DrainMoved():
                 return [self.membership.report(event)]
             case ev.Drained():
-                return self.drain.drained(event)
+                return [*self.drain.drained(event), *self.collect()]
             case ev.VoteWritten():
-                return self.drain.wrote_vote(event)
+                return [*self.drain.wrote_vote(event), *self.collect()]
             case ev.CommitEnded():
                 return self._finished(event)
             case ev.TopologyKept():
@@ -237,9 +237,12 @@ class JobNode:
 
     def _moved(self, order: ev.SessionOpened) -> list[Action]:
         """Another session, perhaps on other nodes: its coordinator learns what lies here."""
+        before = self.coordinator
         kept = self.membership.opened(order)
         if kept is None:
             return []
+        if self.coordinator != before:
+            self.drain.orphaned()
         return [*self.protection.moved(order.topology, order.epoch), *kept, *self._resync()]
 
     def _resync(self) -> list[Action]:
