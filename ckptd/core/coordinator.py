@@ -32,6 +32,8 @@ class Coordinator:
         self._told: set[str] = set()  # nodes that have said it
         self._doubt_until: float | None = None  # what silent nodes may have is not waited for any longer
         self._now = 0.0  # of the last event
+        self._touched = True  # since the last tick
+        self._due: float | None = None  # as of the last tick
         self._asked_scan = False
         self._rescan_at: float | None = None  # the store did not answer; drains wait until it does
         self.orphaned_at: float | None = None  # when the last rank ended without closing
@@ -41,7 +43,7 @@ class Coordinator:
 
     def handle(self, event: ev.Event, now: float) -> list[Action]:
         """What to do about a report of a node, or the outcome of an action of the coordinator."""
-        self._now = now
+        self._now, self._touched = now, True
         match event:
             case ev.Report():
                 return self._report(event.node, event.event, now)
@@ -194,6 +196,7 @@ class Coordinator:
 
     def retire(self) -> None:
         """Another node coordinates the job now."""
+        self._touched = True
         if self.sessions.session or self.saves.records:
             self.sessions.retire()
             reachable = self.saves.reachable  # links stay as they are, and nobody will tell again
@@ -215,7 +218,7 @@ class Coordinator:
 
     def adopted(self, now: float) -> list[Action]:
         """Memory of the job was found at start and nobody is attached yet."""
-        self.orphaned_at, self._asked_scan = now, True
+        self.orphaned_at, self._asked_scan, self._touched = now, True, True
         return [ScanStore(job=self.job)]
 
     def _with_news(self, actions: list[Action]) -> list[Action]:
@@ -351,6 +354,9 @@ class Coordinator:
 
     def next_deadline(self) -> float | None:
         """The earliest time at which tick has something to do."""
+        return self._deadline() if self._touched else self._due
+
+    def _deadline(self) -> float | None:
         times = [self.sessions.next_deadline(), self.saves.next_deadline(), self.restores.next_deadline()]
         times += [self._rescan_at, self._orphan_until, self._unheard_until, self._doubt_until]
         times.append(self.encodes.next_deadline())
@@ -358,7 +364,14 @@ class Coordinator:
 
     def tick(self, now: float) -> list[Action]:
         """What is due by now."""
-        self._now = now
+        if not self._touched and (self._due is None or now < self._due):
+            return []  # most daemons coordinate nothing
+        self._now, self._touched = now, False
+        actions = self._tick(now)
+        self._due = self._deadline()
+        return actions
+
+    def _tick(self, now: float) -> list[Action]:
         before = self.sessions.session
         actions = [*self._with_news(self.sessions.tick(now)), *self._entered(before)]
         actions += [*self.saves.tick(now), *self.encodes.tick(self.saves, now)]

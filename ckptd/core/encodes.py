@@ -6,7 +6,7 @@ from ckptd.core import events as ev
 from ckptd.core.actions import Action, Note, ToNode
 from ckptd.core.policy import Policy
 from ckptd.core.protection_view import ProtectionView, view_of
-from ckptd.core.record import Record
+from ckptd.core.record import Record, lost_since, newest_whole
 from ckptd.core.saves import Saves
 from ckptd.core.sets import effective, recoverable, redundancy_sets
 from ckptd.protocol.ids import JobKey, SaveId
@@ -253,12 +253,12 @@ class Encodes:
         loaded: the newest that could be restored when the job went on from it; what is newer is lost.
         """
         keys = {key for held in self._pieces.values() for key in held if key[1] != self.epoch}
-        whole = saves.newest_whole
+        whole = newest_whole(saves.records.values(), saves.on_store)
         told = {self.newest} if self.newest is not None else set()
         best = max(told | {key for key in keys if self._was_protected(key, saves)}, default=None)
         gone = {key for key in keys if best is not None and key < best}
         gone |= {k for k in keys - {best} if whole is not None and k[0] < whole and not self._was_protected(k, saves)}
-        lost = saves.lost_since(loaded) if loaded is not None else []
+        lost = lost_since(saves.records.values(), loaded, saves.incarnation) if loaded is not None else []
         gone |= {key for held in self._pieces.values() for key in held if key[0] in lost and key not in told}
         return self._drop(gone, lost, loaded) if gone or lost else []
 

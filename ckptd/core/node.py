@@ -16,6 +16,8 @@ from ckptd.core.actions import (
 )
 from ckptd.core.drain_share import DrainShare
 from ckptd.core.fetching import Fetching
+from ckptd.core.inventory import asked_of, inventory
+from ckptd.core.left_alone import LeftAlone
 from ckptd.core.load_answers import LoadAnswers
 from ckptd.core.local_ranks import LocalRanks
 from ckptd.core.membership import Membership
@@ -50,9 +52,8 @@ class JobNode:
         self.fetching = Fetching(job, node)
         self.drain = DrainShare(job, self.slots, self.membership.report)
         self.loads = LoadAnswers(job, self.ranks, self.slots, self.membership.report)
-        self._policy = policy
-        self._spoken_to = False  # an order of the coordinator has come since the last tick
-        self._alone_since: float | None = None  # no rank lives here, and no coordinator has spoken since
+        self._client_started = policy.client_started
+        self._alone = LeftAlone(policy)
         self.newest_staged: SaveId | None = None
         self.pending: set[SaveId] = set()  # held here, neither staged nor given up by the coordinator
         self.forced: set[SaveId] = set()  # to be drained for sure, so kept until they are
@@ -145,14 +146,14 @@ class JobNode:
             case ev.ColumnOffered():
                 return self.protection.offered(order)
             case ev.SealAsked() | ev.PieceAsked():
-                return self._asked(order)
+                return [asked_of(order, self.job, self.node, self.slots, self.protection.pieces)]
             case ev.SealTold():
                 return self.fetching.sealed(order)
             case ev.PieceTold():
                 return self.fetching.described(order)
         if order.node != self.coordinator:
             return []
-        self._spoken_to = True
+        self._alone.spoken_to()
         return self._coordinators_order(order)
 
     def _coordinators_order(self, order: ev.NodeMessage) -> list[Action]:  # noqa: C901, PLR0912 - one line per order
@@ -226,7 +227,7 @@ class JobNode:
                 reply_to=local.attached.request,
                 node=self.node,
                 incarnation=order.incarnation,
-                client_started=self._policy.client_started,
+                client_started=self._client_started,
                 scheme=self.protection.scheme,
                 known=list(order.known),
                 warnings=list(order.warnings),
@@ -247,20 +248,8 @@ class JobNode:
 
     def _resync(self) -> list[Action]:
         """All that the coordinator must know of this node, whatever it was told before."""
-        segments = tuple(
-            ev.HeldSegment(slot.save, slot.rank, slot.world_size, slot.nbytes) for slot in self.slots if slot.save
-        )
-        pieces = tuple(
-            ev.HeldPiece(
-                *(p.save, p.epoch, p.scheme, p.index),
-                ranks=tuple(tuple(seal.rank for seal in column.seals) for column in p.columns),
-                members=tuple(column.node for column in p.columns),
-            )
-            for p in self.protection.pieces.values()
-        )
-        has = ev.NodeHas(
-            job=self.job, incarnation=self.incarnation, segments=segments, pieces=pieces, former=self.membership.former
-        )
+        pieces, former = self.protection.pieces.values(), self.membership.former
+        has = inventory(self.job, self.incarnation, self.slots, pieces, former)
         seated = [replace(r.attached, incarnation=self.incarnation, request=0) for r in self.ranks.seated.values()]
         events: list[ev.Event] = [has, *self.ranks.live.values(), *seated]
         for local in self.ranks.seated.values():
@@ -287,19 +276,6 @@ class JobNode:
             return []
         self.drain.ended(event.save)
         return self.ranks.tell_all(Progress(save=event.save, milestone=Milestone.DURABLE, end=End.DURABLE))
-
-    def _asked(self, order: ev.SealAsked | ev.PieceAsked) -> list[Action]:
-        """A node of the job is to copy a segment, or to rebuild one."""
-        told: ev.NodeMessage
-        if isinstance(order, ev.SealAsked):
-            seals = [slot.seal for slot in self.slots.holding(order.save) if slot.rank == order.rank]
-            told = ev.SealTold(
-                job=self.job, node=self.node, save=order.save, rank=order.rank, seal=seals[0] if seals else None
-            )
-        else:
-            piece = self.protection.pieces.get((order.save, order.epoch))
-            told = ev.PieceTold(job=self.job, node=self.node, save=order.save, epoch=order.epoch, piece=piece)
-        return [ToNode(job=self.job, node=order.node, message=told)]
 
     def _gone(self, event: ev.RankGone) -> list[Action]:
         self.ranks.live.pop((event.rank, event.session), None)
@@ -476,27 +452,22 @@ class JobNode:
         return actions if self.needed or self._left_behind else [*actions, ForgetJob(job=self.job)]
 
     @property
-    def _alone_until(self) -> float | None:
-        held = self.protection.pieces or any(slot.save for slot in self.slots)
-        ttl = self._policy.orphan_ttl_s if held else self._policy.empty_ttl_s
-        return None if self._alone_since is None else self._alone_since + ttl
+    def _holds(self) -> bool:
+        return bool(self.protection.pieces) or any(slot.save for slot in self.slots)
 
     def next_deadline(self) -> float | None:
         """When the memory of a node that was left alone is given up."""
-        return self._alone_until
+        attended = self.coordinator == self.node or self._peopled
+        return None if attended else self._alone.until(held=self._holds)
 
     def tick(self, now: float) -> list[Action]:
         """Gives up what lies here when no rank lives here and no coordinator has spoken for orphan_ttl_s."""
         if self.coordinator == self.node or self._peopled:
-            self._alone_since = None
+            self._alone.spoken_to()
             return []
-        if self._alone_since is None or self._spoken_to:
-            self._alone_since = now
-        self._spoken_to = False
-        due = self._alone_until
-        if due is None or now < due:
+        if not self._alone.too_long(now, held=self._holds):
             return []
-        self._alone_since = None
+        self._alone.spoken_to()
         return self._released()
 
     def check(self) -> None:

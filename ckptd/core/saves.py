@@ -14,7 +14,7 @@ from collections.abc import Container
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, Commit, Note, RemoveCheckpoint, RemovePartial, ToNode
 from ckptd.core.policy import Policy
-from ckptd.core.record import Phase, Record, few
+from ckptd.core.record import Phase, Record, few, newest_whole
 from ckptd.core.retention import superfluous
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.messages import Cadence, End, Progress
@@ -139,19 +139,6 @@ class Saves:
             older = [r for r in self.records.values() if r.forced and r.save < record.save and self._waits(r)]
             actions += [a for r in older for a in self._superseded(r)]
         return [*actions, *self.start_drain(now)]
-
-    @property
-    def newest_whole(self) -> SaveId | None:
-        """The newest that lies in memory with all its ranks, or on the store."""
-        there = [r.save for r in self.records.values() if r.staged and r.in_memory]
-        return max([*there, *self.on_store], default=None)
-
-    def lost_since(self, loaded: SaveId) -> list[SaveId]:
-        """Saves of older lives of the job than the present one, of which too much is lost: an older one was loaded."""
-        newer = [r for r in self.records.values() if r.save > loaded and r.held and not r.in_memory]
-        return sorted(
-            r.save for r in newer if r.staged and r.save != self.active and r.save.incarnation < self.incarnation
-        )
 
     def _outrun(self, newer: SaveId) -> list[Action]:
         """Older halves are over. Of what was found at start only the store can say whether it was whole once."""
@@ -415,7 +402,7 @@ class Saves:
                 record.phase = Phase.DURABLE
                 actions += self._finish(record, End.DURABLE, "")
         newest = max(self.on_store, default=None)
-        best = self.newest_whole
+        best = newest_whole(self.records.values(), self.on_store)
         actions += self._outrun(best) if best is not None else []
         for partial in event.partials:
             actions += self._judge_partial(partial, newest, incarnation, now)
