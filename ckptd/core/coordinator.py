@@ -36,6 +36,8 @@ class Coordinator:
         self._asked_here = False  # a rank has asked for a load since this daemon started
         self._caught_up: set[str] = set()  # nodes that missed the end of a load and were told it
         self._now = 0.0  # of the last event
+        self._touched = True  # since the last tick
+        self._due: float | None = None  # as of the last tick
         self._asked_scan = False
         self._rescan_at: float | None = None  # the store did not answer; drains wait until it does
         self.orphaned_at: float | None = None  # when the last rank ended without closing
@@ -45,7 +47,7 @@ class Coordinator:
 
     def handle(self, event: ev.Event, now: float) -> list[Action]:
         """What to do about a report of a node, or the outcome of an action of the coordinator."""
-        self._now = now
+        self._now, self._touched = now, True
         match event:
             case ev.Report():
                 return self._report(event.node, event.event, now)
@@ -159,6 +161,8 @@ class Coordinator:
         if event.epoch > self.sessions.epoch and node in self.sessions.nodes:  # this daemon restarted before it kept it
             self.sessions.epoch = event.epoch
             self.encodes.opened(self.sessions.topology, event.epoch)
+        if node not in self._told:
+            self.encodes.heard(node, event)
         actions += self.encodes.found(node, event.pieces, self.saves, now)
         actions += self.saves.found(node, event.segments, now)
         self._untold.discard(node)
@@ -192,7 +196,7 @@ class Coordinator:
         if self._entering:
             self._entering, self._unheard_until = False, None
             self.saves.awaited = self.encodes.pieced
-            self.saves.new_incarnation()
+            self.saves.new_incarnation(self.sessions.incarnation)
         actions = self._weigh()
         return [*actions, *self._load(self.restores.go_on(self.sessions.world_size, self.saves, now))]
 
@@ -204,7 +208,10 @@ class Coordinator:
         if self._doubt_until is None or (self._silent and not late):
             return []
         self._doubt_until = None
-        return [*self.saves.end_halves(self.sessions.incarnation), *self.encodes.outlived(self.saves)]
+        return [
+            *self.saves.end_halves(self.sessions.incarnation),
+            *self.encodes.outlived(self.saves, self.restores.settled),
+        ]
 
     def _peer_up(self, event: ev.PeerUp, now: float) -> list[Action]:
         self.sessions.peer_up(event.node)
@@ -234,6 +241,7 @@ class Coordinator:
 
     def retire(self, incarnation: int) -> None:
         """Another node coordinates the job now, in this incarnation."""
+        self._touched = True
         if self.sessions.session or self.saves.records:
             self.sessions.retire(incarnation)
             self._heard = set()
@@ -256,7 +264,7 @@ class Coordinator:
 
     def adopted(self, now: float) -> list[Action]:
         """Memory of the job was found at start and nobody is attached yet."""
-        self.orphaned_at, self._asked_scan = now, True
+        self.orphaned_at, self._asked_scan, self._touched = now, True, True
         return [ScanStore(job=self.job)]
 
     def _with_news(self, actions: list[Action]) -> list[Action]:
@@ -302,7 +310,7 @@ class Coordinator:
         before = self.saves.newest_staged
         actions = [*self.saves.staged(node, event, now), *self.encodes.advance(self.saves, now)]
         if self.saves.newest_staged is not before and self._doubt_until is None:
-            actions += self.encodes.outlived(self.saves)
+            actions += self.encodes.outlived(self.saves, self.restores.settled)
         for rank in sorted(self.sessions.departed) if event.request else []:
             actions += self.saves.rank_gone(rank, "left the job")
         return actions
@@ -348,11 +356,11 @@ class Coordinator:
             if isinstance(order, ev.LoadOrdered) and (order.agreed or order.save is None):
                 self.sessions.incarnation = max(self.sessions.incarnation, order.incarnation)
                 self.sessions.confirmed = self._number_given or self.saves.ready
-                self.saves.new_incarnation()
+                self.saves.new_incarnation(self.sessions.incarnation)
                 self.saves.awaited = ()  # what could be completed was
                 if self._doubt_until is None:
                     actions = [*actions, *self.saves.end_halves(self.sessions.incarnation)]
-                    actions += self.encodes.outlived(self.saves)
+                    actions += self.encodes.outlived(self.saves, self.restores.settled)
                 if order.save is not None:
                     actions += [*self.saves.revive(order.save, self._now), *self.encodes.advance(self.saves, self._now)]
         if self.saves.hold_retention and not self.restores.running:
@@ -392,6 +400,9 @@ class Coordinator:
 
     def next_deadline(self) -> float | None:
         """The earliest time at which tick has something to do."""
+        return self._deadline() if self._touched else self._due
+
+    def _deadline(self) -> float | None:
         times = [self.sessions.next_deadline(), self.saves.next_deadline(), self.restores.next_deadline()]
         times += [self._rescan_at, self._orphan_until, self._unheard_until, self._doubt_until]
         times.append(self.encodes.next_deadline())
@@ -399,7 +410,14 @@ class Coordinator:
 
     def tick(self, now: float) -> list[Action]:
         """What is due by now."""
-        self._now = now
+        if not self._touched and (self._due is None or now < self._due):
+            return []  # most daemons coordinate nothing
+        self._now, self._touched = now, False
+        actions = self._tick(now)
+        self._due = self._deadline()
+        return actions
+
+    def _tick(self, now: float) -> list[Action]:
         before = self.sessions.session
         actions = [*self._with_news(self.sessions.tick(now)), *self._entered(before)]
         actions += [*self.saves.tick(now), *self.encodes.tick(self.saves, now)]

@@ -23,6 +23,8 @@ class DrainShare:
         self.voted: SaveId | None = None  # synced and voted for, its commit not heard of
         self._written = False  # the files are synced
         self._running = False  # they are being written
+        self._busy = False  # the store's worker reads the slots
+        self._orphan = False  # whoever ordered it coordinates no more
         self._mine: frozenset[int] = frozenset()  # ranks whose segments this node drains
 
     def ended(self, save: SaveId) -> None:
@@ -37,8 +39,20 @@ class DrainShare:
         """The drain is over, well or not."""
         self.save = None if save == self.save else self.save
 
+    def orphaned(self) -> None:
+        """Another node coordinates the job now: nobody will say that the drain is over."""
+        self._orphan = self._busy
+        self.save = self.save if self._busy else None
+
+    def _rested(self, save: SaveId) -> None:
+        if save == self.save:
+            self._busy = False
+            if self._orphan:
+                self.save, self._orphan = None, False
+
     def wrote_vote(self, event: ev.VoteWritten) -> list[Action]:
         """The vote is synced, or why not."""
+        self._rested(event.save)
         self.voted = event.save if not event.problem else self.voted
         return [self._report(event)]
 
@@ -60,6 +74,7 @@ class DrainShare:
             problem = f"no slot of this node holds {save}"
             return [self._report(ev.Drained(job=self._job, save=save, problem=problem))]
         self.save, self._written, self._running = save, False, True
+        self._busy, self._orphan = True, False
         return [Drain(job=self._job, save=save, slots=names), *self.parity.begin(save)]
 
     def _share(self, save: SaveId) -> list[Slot]:
@@ -68,6 +83,7 @@ class DrainShare:
 
     def drained(self, event: ev.Drained) -> list[Action]:
         """The files are synced, or why not."""
+        self._rested(event.save)
         if event.save != self.save:
             return []
         self._running = False
@@ -88,7 +104,7 @@ class DrainShare:
             return [self._report(ev.Drained(job=self._job, save=save, problem=bad))]
         if not held or not all(slot.digested for slot in held) or not self.parity.settled():
             return []
-        self._written = False
+        self._written, self._busy = False, True
         names = tuple(slot.name for slot in held)
         return [WriteVote(job=self._job, save=save, slots=names, parity=self.parity.record)]
 

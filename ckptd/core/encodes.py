@@ -1,10 +1,12 @@
 """Protection of a job's checkpoints as its coordinator sees it: one save at a time is encoded by all sets. Pure."""
 
+from collections.abc import Sequence
+
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, Note, ToNode
 from ckptd.core.policy import Policy
 from ckptd.core.protection_view import ProtectionView, view_of
-from ckptd.core.record import Record
+from ckptd.core.record import Record, lost_since, newest_whole
 from ckptd.core.saves import Saves
 from ckptd.core.sets import effective, recoverable, redundancy_sets
 from ckptd.protocol.ids import JobKey, SaveId
@@ -35,6 +37,7 @@ class Encodes:
         self._pieces: dict[str, dict[Key, ev.HeldPiece]] = {}
         self._sets: dict[str, tuple[str, ...]] = {}
         self._ranks: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {}  # by set, of each member
+        self._oldest: dict[str, int] = {}  # incarnation of the oldest that a node had when the session began
         self._index: dict[SaveId, dict[int, dict[Group, dict[int, set[str]]]]] = {}  # of _pieces, made when asked for
 
     @property
@@ -55,8 +58,15 @@ class Encodes:
 
     def known_nodes(self, nodes: set[str]) -> None:
         """What lies elsewhere is out of reach."""
+        self._oldest = {}
         self._pieces = {node: held for node, held in self._pieces.items() if node in nodes}
         self._index.clear()
+
+    def heard(self, node: str, event: ev.NodeHas) -> None:
+        """What the node had before anything was fetched to it in this session."""
+        there = [s.save.incarnation for s in event.segments] + [p.save.incarnation for p in event.pieces]
+        if there:
+            self._oldest.setdefault(node, min(there))
 
     def found(self, node: str, pieces: tuple[ev.HeldPiece, ...], saves: Saves, now: float) -> list[Action]:
         """These pieces, and no others, lie at the node. It may have missed what was ordered or reached."""
@@ -245,26 +255,31 @@ class Encodes:
             self._index[save] = index
         return self._index[save]
 
-    def outlived(self, saves: Saves) -> list[Action]:
+    def outlived(self, saves: Saves, loaded: SaveId | None) -> list[Action]:
         """Has the nodes give back parity that was left by sessions before and that nothing depends on.
 
         To be asked once all nodes that answer have said what they have. A save counts as protected if each member of
         its sets that is still there has its piece: then it is as safe as it ever was, less the nodes that are lost.
+        loaded: the newest that could be restored when the job went on from it; what is newer is lost.
         """
         keys = {key for held in self._pieces.values() for key in held if key[1] != self.epoch}
-        whole = saves.newest_whole
+        whole = newest_whole(saves.records.values(), saves.on_store)
         told = {self.newest} if self.newest is not None else set()
         best = max(told | {key for key in keys if self._was_protected(key, saves)}, default=None)
         gone = {key for key in keys if best is not None and key < best}
         gone |= {k for k in keys - {best} if whole is not None and k[0] < whole and not self._was_protected(k, saves)}
-        return self._drop(gone) if gone else []
+        lost = lost_since(saves.records.values(), loaded, saves.incarnation) if loaded is not None else []
+        gone |= {key for held in self._pieces.values() for key in held if key[0] in lost and key not in told}
+        return self._drop(gone, lost, loaded) if gone or lost else []
 
-    def _drop(self, keys: set[Key]) -> list[Action]:
+    def _drop(self, keys: set[Key], lost: Sequence[SaveId] = (), newest: SaveId | None = None) -> list[Action]:
         for held in self._pieces.values():
             for key in keys & held.keys():
                 del held[key]
         self._index.clear()
-        order = ev.PiecesOutlived(job=self._job, node=self._node, pieces=tuple(sorted(keys)))
+        order = ev.Outlived(
+            job=self._job, node=self._node, pieces=tuple(sorted(keys)), saves=tuple(lost), newest=newest
+        )
         return [ToNode(job=self._job, message=order)]
 
     def _was_protected(self, key: Key, saves: Saves) -> bool:
@@ -273,16 +288,13 @@ class Encodes:
         sets = {held[key].members: held[key] for held in self._pieces.values() if key in held}
         for members, piece in sets.items():
             missing = [node for node in members if key not in self._pieces.get(node, {})]
-            if len(missing) <= piece.scheme.losses and not any(self._survived(node, key[0], saves) for node in missing):
+            if len(missing) <= piece.scheme.losses and not any(self._survived(node, key[0]) for node in missing):
                 covered |= {rank for ranks in piece.ranks for rank in ranks}
-        return record is not None and len(covered) == record.world_size
+        return record is not None and 0 < len(covered) == record.world_size
 
-    def _survived(self, node: str, save: SaveId, saves: Saves) -> bool:
-        """Whether the node's arena is the one that it had then: something as old lies there."""
-        if any(held.incarnation <= save.incarnation for held, _ in self._pieces.get(node, {})):
-            return True
-        old = (r for r in saves.records.values() if r.save.incarnation <= save.incarnation)
-        return any(node in nodes for record in old for nodes in record.held.values())
+    def _survived(self, node: str, save: SaveId) -> bool:
+        """Whether the node's arena is the one that it had then: when the session began, something as old lay there."""
+        return self._oldest.get(node, save.incarnation + 1) <= save.incarnation
 
     def bears(self, save: SaveId) -> str:
         """In words, what the parity of the save makes good for."""

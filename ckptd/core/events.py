@@ -492,10 +492,16 @@ class SaveProtected(NodeMessage):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PiecesOutlived(NodeMessage):
-    """Parity (save, epoch) that protects nothing that another checkpoint does not protect better: give it back."""
+class Outlived(NodeMessage):
+    """What nothing depends on any more: give it back.
 
-    pieces: tuple[tuple[SaveId, int], ...]
+    ``pieces``: parity (save, epoch) that protects nothing that another checkpoint does not protect better. ``saves``:
+    too much of them is lost; ``newest`` is the one that the job went on from.
+    """
+
+    pieces: tuple[tuple[SaveId, int], ...] = ()
+    saves: tuple[SaveId, ...] = ()
+    newest: SaveId | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,8 +30,8 @@ class Fetching:
         self._orders[key] = order
         if order.tier is Tier.PEER:
             return [self._ask(order, ev.SealAsked(job=self._job, node=self._node, save=order.save, rank=order.rank))]
-        if own is not None:
-            return self._rebuild(order, own)
+        if own is not None and any(seal.rank == order.rank for column in own.columns for seal in column.seals):
+            return self._rebuild(order, own)  # else it is of another set: the rank has moved
         asked = ev.PieceAsked(job=self._job, node=self._node, save=order.save, epoch=order.epoch)
         return [self._ask(order, asked)]
 

@@ -17,6 +17,8 @@ from ckptd.core.actions import (
 from ckptd.core.drain_share import DrainShare
 from ckptd.core.fetching import Fetching
 from ckptd.core.inventory import pieces_of, segments_of, told
+from ckptd.core.keeps import Keeps
+from ckptd.core.left_alone import LeftAlone
 from ckptd.core.load_answers import LoadAnswers
 from ckptd.core.local_ranks import LocalRanks
 from ckptd.core.membership import Membership
@@ -24,7 +26,7 @@ from ckptd.core.parity_share import ParityShare
 from ckptd.core.policy import Policy
 from ckptd.core.protection import Protection
 from ckptd.core.slots import Slot, SlotTable
-from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.ids import JobKey
 from ckptd.protocol.messages import (
     Attached,
     Done,
@@ -53,15 +55,10 @@ class JobNode:
         parity = ParityShare(job, self.protection, on=policy.drain_parity, wait_s=policy.parity_wait_s)
         self.drain = DrainShare(job, self.slots, self.membership.report, parity)
         self.loads = LoadAnswers(job, self.ranks, self.slots, self.membership.report)
-        self._policy = policy
-        self._spoken_to = False  # an order of the coordinator has come since the last tick
-        self._alone_since: float | None = None  # no rank lives here, and no coordinator has spoken since
-        self.newest_staged: SaveId | None = None
-        self.resumed: SaveId | None = None  # the job went on from it, and has staged nothing since
-        self.pending: set[SaveId] = set()  # held here, neither staged nor given up by the coordinator
-        self.forced: set[SaveId] = set()  # to be drained for sure, so kept until they are
+        self._client_started = policy.client_started
+        self._alone = LeftAlone(policy)
+        self.keeps = Keeps()
         self._world_size = 0  # of the session that is in
-        self._settled = 0  # the incarnation that has a checkpoint as safe as it was to become
 
     @property
     def coordinator(self) -> str:
@@ -115,9 +112,9 @@ class JobNode:
             case ev.DrainMoved():
                 return [self.membership.report(event)]
             case ev.Drained():
-                return self.drain.drained(event)
+                return [*self.drain.drained(event), *self.collect()]
             case ev.VoteWritten():
-                return self.drain.wrote_vote(event)
+                return [*self.drain.wrote_vote(event), *self.collect()]
             case ev.CommitEnded():
                 return self._finished(event)
             case ev.TopologyKept():
@@ -159,16 +156,13 @@ class JobNode:
                 return self.fetching.described(order)
         if order.node != self.coordinator:
             return []
-        self._spoken_to = True
+        self._alone.spoken_to()
         return self._coordinators_order(order)
 
     def _coordinators_order(self, order: ev.NodeMessage) -> list[Action]:  # noqa: C901 - one line per order
         match order:
             case ev.SaveStaged():
-                self.pending.discard(order.save)
-                self.newest_staged = max(order.save, self.newest_staged or order.save)
-                if self.resumed is not None and order.save.incarnation > self.resumed.incarnation:
-                    self.resumed = None
+                self.keeps.staged(order.save)
                 return [*self.ranks.tell_all(Progress(save=order.save, milestone=Milestone.STAGED)), *self.collect()]
             case ev.EncodeOrdered():
                 return [*self.protection.order(order), *self._offer(), *self.collect()]
@@ -177,7 +171,8 @@ class JobNode:
                 return [*news, *self.protection.protected(order), *self.collect()]
             case ev.SaveEnded():
                 return self._save_ended(order)
-            case ev.PiecesOutlived():
+            case ev.Outlived():
+                self.keeps.outlived(order)
                 return [*self.protection.outlived(order), *self.collect()]
             case ev.DrainOrdered():
                 return self.drain.order(order)
@@ -196,16 +191,13 @@ class JobNode:
         return [Note(job=self.job, text=f"{order.node} says what no node knows: {type(order).__name__}")]
 
     def _save_ended(self, order: ev.SaveEnded) -> list[Action]:
-        self.pending.discard(order.save)
-        self.forced.discard(order.save)
+        self.keeps.ended(order)
         self.drain.ended(order.save)
-        actions = self.protection.durable(order.save) if order.end is End.DURABLE else []
-        if order.end is End.DURABLE:  # so it was staged, though a new coordinator may never have said so
+        durable, actions = order.end is End.DURABLE, []
+        if durable:
             self.drain.dropped(order.save)
-            self.newest_staged = max(order.save, self.newest_staged or order.save)
-        if order.end in (End.DURABLE, End.KEPT):
-            self._settled = max(self._settled, order.save.incarnation)
-        milestone = Milestone.DURABLE if order.end == "durable" else None
+            actions = self.protection.durable(order.save)
+        milestone = Milestone.DURABLE if durable else None
         news = Progress(save=order.save, milestone=milestone, end=order.end, reason=order.reason)
         return [*actions, *self.ranks.tell_all(news), *self.collect()]
 
@@ -237,7 +229,7 @@ class JobNode:
                 reply_to=local.attached.request,
                 node=self.node,
                 incarnation=order.incarnation,
-                client_started=self._policy.client_started,
+                client_started=self._client_started,
                 scheme=self.protection.scheme,
                 known=list(order.known),
                 warnings=list(order.warnings),
@@ -248,9 +240,12 @@ class JobNode:
 
     def _moved(self, order: ev.SessionOpened) -> list[Action]:
         """Another session, perhaps on other nodes: its coordinator learns what lies here."""
+        before = self.coordinator
         kept = self.membership.opened(order)
         if kept is None:
             return []
+        if self.coordinator != before:
+            self.drain.orphaned()
         return [*self.protection.moved(order.topology, order.epoch), *kept, *self._resync()]
 
     def _resync(self) -> list[Action]:
@@ -262,7 +257,7 @@ class JobNode:
             pieces=pieces_of(self.protection),
             former=self.membership.former,
             live=tuple(self.ranks.live),
-            resumed=self.resumed,
+            resumed=self.keeps.resumed,
             epoch=self.membership.epoch,
         )
         seated = [replace(r.attached, incarnation=self.incarnation, request=0) for r in self.ranks.seated.values()]
@@ -336,11 +331,11 @@ class JobNode:
         if problem:
             return self.ranks.refuse(event.rank, event.request, "protocol", problem)
         if event.drain:
-            self.forced.add(event.save)
+            self.keeps.forced.add(event.save)
         answer = self.ranks.done(event.rank, event.request)
         if again:  # by a rank that did not hear the answer
             return [*answer, self.membership.report(event)]
-        self.pending.add(event.save)
+        self.keeps.pending.add(event.save)
         return [*answer, TakeDigests(job=self.job, slot=event.slot, save=event.save), self.membership.report(event)]
 
     def _adopted(self, event: ev.SlotAdopted) -> list[Action]:
@@ -348,7 +343,7 @@ class JobNode:
         if event.save is None:
             return []
         self.incarnation = max(self.incarnation, event.save.incarnation)
-        self.pending.add(event.save)
+        self.keeps.pending.add(event.save)
         segment = ev.SegmentStaged(
             job=self.job,
             rank=event.rank,
@@ -365,16 +360,15 @@ class JobNode:
         Those of ranks that a smaller world does not have go altogether, once a checkpoint of it is safe.
         """
         wanted = (
-            self.pending
-            | self.forced
+            self.keeps.wanted
             | self.protection.wanted
             | self.fetching.saves
-            | {s for s in (self.newest_staged, self.resumed, self.drain.save, self.loads.save) if s is not None}
+            | {s for s in (self.drain.save, self.loads.save) if s is not None}
         )
         actions: list[Action] = []
         for slot in [s for s in self.slots if s.save is not None and s.save not in wanted]:
             actions += self._free(slot)
-        if self._world_size and self._settled == self.incarnation:
+        if self._world_size and self.keeps.settled == self.incarnation:
             actions += self.slots.trim(self._world_size)
             topology = self.membership.topology
             actions += self.slots.trim_moved(topology.ranks_of(self.node)) if topology is not None else []
@@ -440,7 +434,7 @@ class JobNode:
         if order.agreed or order.save is None:  # a load that fails leaves the ranks in the incarnation they have
             self.incarnation = max(self.incarnation, order.incarnation)
         if order.agreed:
-            self.resumed = order.save
+            self.keeps.resumed = order.save
         return [*self.loads.ordered(order), *self.collect()]
 
     def _fetched(self, event: ev.SegmentFetched) -> list[Action]:
@@ -448,54 +442,36 @@ class JobNode:
         self.fetching.ended(event)
         if event.seal is None:
             return [self.membership.report(event), *self.collect()]
-        replaced = [slot for slot in self.slots.holding(event.save) if slot.rank == event.rank]
-        adopted = ev.SlotAdopted(
-            job=self.job,
-            rank=event.rank,
-            slot=event.slot,
-            capacity=event.capacity,
-            world_size=event.seal.world_size,
-            save=event.save,
-            nbytes=event.seal.image_nbytes,
-            seal=event.seal,
-        )
-        self.slots.adopt(adopted)
-        actions: list[Action] = [action for slot in replaced for action in self.slots.free(slot)]
-        return [*actions, self.membership.report(replace(event, seal=None)), *self.collect()]
+        actions = self.slots.fetched(event, event.seal)
+        return [*actions, *self._grant(event.rank), self.membership.report(replace(event, seal=None)), *self.collect()]
 
     # --- the end
 
     def _released(self) -> list[Action]:
-        self.newest_staged = self.resumed = self.loads.save = None
+        self.loads.save = None
+        self.keeps.released()
         self.drain.forget()
         self.fetching.forget()
-        self.pending.clear()
-        self.forced.clear()
         actions = [*self.protection.released(), *self.collect(), *self.slots.trim()]
         return actions if self.needed or self._left_behind else [*actions, ForgetJob(job=self.job)]
 
     @property
-    def _alone_until(self) -> float | None:
-        held = self.protection.pieces or any(slot.save for slot in self.slots)
-        ttl = self._policy.orphan_ttl_s if held else self._policy.empty_ttl_s
-        return None if self._alone_since is None else self._alone_since + ttl
+    def _holds(self) -> bool:
+        return bool(self.protection.pieces) or any(slot.save for slot in self.slots)
 
     def next_deadline(self) -> float | None:
         """When the memory of a node that was left alone is given up."""
-        return self._alone_until
+        attended = self.coordinator == self.node or self._peopled
+        return None if attended else self._alone.until(held=self._holds)
 
     def tick(self, now: float) -> list[Action]:
         """Gives up what lies here when no rank lives here and no coordinator has spoken for orphan_ttl_s."""
         if self.coordinator == self.node or self._peopled:
-            self._alone_since = None
+            self._alone.spoken_to()
             return []
-        if self._alone_since is None or self._spoken_to:
-            self._alone_since = now
-        self._spoken_to = False
-        due = self._alone_until
-        if due is None or now < due:
+        if not self._alone.too_long(now, held=self._holds):
             return []
-        self._alone_since = None
+        self._alone.spoken_to()
         return self._released()
 
     def check(self) -> None:
@@ -503,6 +479,6 @@ class JobNode:
         for slot in self.slots:
             assert not (slot.granted and slot.save is not None), f"{slot} is granted and held"  # noqa: S101
             assert slot.save is not None or not slot.digested, f"{slot} has digests of nothing"  # noqa: S101
-        staged = self.newest_staged
+        staged = self.keeps.newest_staged
         if staged is not None and any(s.save == staged for s in self.slots):
             assert all(s.save != staged or not s.granted for s in self.slots)  # noqa: S101

@@ -136,7 +136,7 @@ class Protection:
         kept = {key for key in self.pieces if key >= newest}
         return self._drop_all_but(kept | ({self.ordered} if self.ordered is not None else set()))
 
-    def outlived(self, order: ev.PiecesOutlived) -> list[Action]:
+    def outlived(self, order: ev.Outlived) -> list[Action]:
         """The coordinator has weighed what all nodes have: these are of no use."""
         gone = set(order.pieces)
         self.newest = None if self.newest in gone else self.newest

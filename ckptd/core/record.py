@@ -1,6 +1,7 @@
 """One save of a job as its coordinator knows it. Pure."""
 
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ckptd.protocol.ids import SaveId
@@ -74,6 +75,17 @@ class Record:
                 self.held.pop(held, None)
                 if self.phase is Phase.STAGING:  # then it is not delivered any more
                     self.delivered.pop(held, None)
+
+
+def newest_whole(records: Iterable[Record], on_store: Iterable[SaveId]) -> SaveId | None:
+    """The newest that lies in memory with all its ranks, or on the store."""
+    return max([*(r.save for r in records if r.staged and r.in_memory), *on_store], default=None)
+
+
+def lost_since(records: Iterable[Record], loaded: SaveId, incarnation: int) -> list[SaveId]:
+    """Saves of older lives of the job than incarnation, of which too much is lost: an older one was loaded."""
+    newer = [r for r in records if loaded < r.save and r.save.incarnation < incarnation and r.held and not r.in_memory]
+    return sorted(r.save for r in newer if r.phase is Phase.STAGED)
 
 
 def few(ranks: list[int], most: int = 8) -> str:

@@ -62,6 +62,7 @@ class Restores:
         self.agreed: ev.LoadOrdered | None = None  # the last load that this session agreed on
         self._blind = False  # some node has not yet said what it has
         self._round: Round | None = None
+        self.settled: SaveId | None = None  # the newest that could be restored, and was, in this session
         self._ended = "no load is running"  # what a rank is told that reports to one that is over
 
     @property
@@ -347,7 +348,7 @@ class Restores:
             agreed=True,
             notes=tuple(r.notes),
         )
-        self._round = None
+        self._round, self.settled = None, r.choice if r.step is None else None
         return [ToNode(job=self._job, message=order)]
 
     def rank_gone(self, rank: int) -> list[Action]:
@@ -360,6 +361,7 @@ class Restores:
 
     def replaced(self) -> list[Action]:
         """Another session is the job now."""
+        self.settled = None
         return self._refuse("stale", "another session took the job over", "") if self._round is not None else []
 
     def next_deadline(self) -> float | None:

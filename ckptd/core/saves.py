@@ -14,7 +14,7 @@ from collections.abc import Container
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, Commit, Note, RemoveCheckpoint, RemovePartial, ToNode
 from ckptd.core.policy import Policy
-from ckptd.core.record import Phase, Record, few
+from ckptd.core.record import Phase, Record, few, newest_whole
 from ckptd.core.retention import superfluous
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.messages import Cadence, End, Progress
@@ -38,6 +38,7 @@ class Saves:
         self._partials: set[SaveId] = set()
         self._removing: set[SaveId] = set()
         self._last_due: tuple[int, float] | None = None  # (step, time) of the last save that was due
+        self.incarnation = 0  # of the job's present life
         self.hold_retention = False
         self.disputed = -1  # an incarnation whose number an older life on the store has too
         self.silent_since: float | None = None  # the store was asked then, and has never answered
@@ -110,7 +111,9 @@ class Saves:
         if save not in self.records:
             self.records[save] = Record(save, world_size, now)
             self._prune()
-        return self.records[save]
+        record = self.records[save]
+        record.world_size = record.world_size or world_size  # that of what was found on the store is not known
+        return record
 
     def _clash(self, save: SaveId) -> Record | None:
         place = (save.incarnation, save.counter)
@@ -137,12 +140,6 @@ class Saves:
             older = [r for r in self.records.values() if r.forced and r.save < record.save and self._waits(r)]
             actions += [a for r in older for a in self._superseded(r)]
         return [*actions, *self.start_drain(now)]
-
-    @property
-    def newest_whole(self) -> SaveId | None:
-        """The newest that lies in memory with all its ranks, or on the store."""
-        there = [r.save for r in self.records.values() if r.staged and r.in_memory]
-        return max([*there, *self.on_store], default=None)
 
     def _outrun(self, newer: SaveId) -> list[Action]:
         """Older halves are over. Of what was found at start only the store can say whether it was whole once."""
@@ -176,9 +173,9 @@ class Saves:
         waiting = [r for r in self.records.values() if not r.staged and r.end is None and rank not in r.delivered]
         return [a for r in waiting for a in self._finish(r, End.ABANDONED, f"rank {rank} {why} before it delivered")]
 
-    def new_incarnation(self) -> None:
+    def new_incarnation(self, incarnation: int) -> None:
         """Its first save is due."""
-        self._last_due = None
+        self.incarnation, self._last_due = incarnation, None
 
     def end_halves(self, incarnation: int) -> list[Action]:
         """What the ranks of an older incarnation did not complete never will be: no silent node has what is missing."""
@@ -406,7 +403,7 @@ class Saves:
                 record.phase = Phase.DURABLE
                 actions += self._finish(record, End.DURABLE, "")
         newest = max(self.on_store, default=None)
-        best = self.newest_whole
+        best = newest_whole(self.records.values(), self.on_store)
         actions += self._outrun(best) if best is not None else []
         for partial in event.partials:
             actions += self._judge_partial(partial, newest, incarnation, now)

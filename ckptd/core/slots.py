@@ -4,7 +4,7 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
 from ckptd.core.actions import Action, AllocateSlots, FreeSlot, TakeDigests, UnlinkSlot
-from ckptd.core.events import SegmentStaged, SlotAdopted
+from ckptd.core.events import SegmentFetched, SegmentStaged, SlotAdopted
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.slot import Seal
 
@@ -66,6 +66,25 @@ class SlotTable:
             seal=event.seal,
             unsure=True,
         )
+
+    def fetched(self, event: SegmentFetched, seal: Seal) -> list[Action]:
+        """Takes a segment that came from elsewhere, in place of a copy that cannot be read, if there was one."""
+        replaced = [slot for slot in self.holding(event.save) if slot.rank == event.rank]
+        self._slots[event.slot] = Slot(
+            event.slot,
+            event.rank,
+            event.capacity,
+            save=event.save,
+            world_size=seal.world_size,
+            nbytes=seal.image_nbytes,
+            seal=seal,
+            unsure=True,
+        )
+        actions: list[Action] = []
+        for slot in replaced:
+            actions += self.free(slot)
+            actions += self._unlink(slot) if len(self.of_rank(slot.rank)) > self._per_rank else []
+        return actions
 
     def demand(self, rank: int, capacity: int) -> list[Action]:
         """The rank wants slots of this capacity and has given back what was granted to it."""

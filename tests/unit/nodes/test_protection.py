@@ -423,3 +423,35 @@ def test_a_rank_found_before_its_session_was_known_keeps_nobody_out_once_it_has_
     cluster.tick(31)
     assert cluster.refusals == []
     assert [a.save for a in cluster.load()] == [ONE] * 4
+
+
+def test_a_lost_segment_is_rebuilt_on_a_node_whose_own_parity_is_of_another_set():
+    cluster = ACluster("abcd", set_size=2)
+    cluster.connect("abcd")
+    cluster.held = {act.Drain}
+    cluster.stage(ONE)
+    sets = {node.pieces[ONE, 1].columns for node in cluster.nodes.values()}
+    (pair,) = [{column.node for column in columns} for columns in sets if "b" not in {c.node for c in columns}]
+    assert len(sets) == 2
+    cluster.end_ranks()
+    cluster.lose("b")
+    other = min(pair - {"a"})
+    cluster.connect("acd".replace(other, f"{other}{other}"))  # rank 1, which ran on b, runs on a node of the other set
+    answers = cluster.load()
+    assert not refused(answers)
+
+
+def test_a_drain_that_a_lost_coordinator_had_ordered_holds_no_slot_for_ever():
+    cluster = a_protected_job()
+    cluster.waiting, cluster.held = [], {act.Drain, act.WriteVote}
+    node = cluster.nodes["d"].job.node
+    assert node.drain.save == ONE
+    cluster.cut_off("a")
+    cluster.end_ranks()
+    cluster.connect("bcd")
+    cluster.tick(5)
+    assert node.coordinator == "b"
+    assert node.drain.save == ONE, "the worker may still read its slots"
+    cluster.say(cluster.nodes["d"], ev.Drained(job=KEY, save=ONE))
+    cluster.settle()
+    assert node.drain.save is None

@@ -1,0 +1,49 @@
+"""Which saves a node keeps in its slots because the coordinator's word on them is out, or holds. Pure."""
+
+from ckptd.core import events as ev
+from ckptd.protocol.ids import SaveId
+from ckptd.protocol.messages import End
+
+
+class Keeps:
+    """What is kept for protection, drains and loads is known elsewhere."""
+
+    def __init__(self) -> None:
+        self.newest_staged: SaveId | None = None
+        self.resumed: SaveId | None = None  # the job went on from it, and has staged nothing since
+        self.pending: set[SaveId] = set()  # held here, neither staged nor given up by the coordinator
+        self.forced: set[SaveId] = set()  # to be drained for sure, so kept until they are
+        self.settled = 0  # the incarnation that has a checkpoint as safe as it was to become
+
+    @property
+    def wanted(self) -> set[SaveId]:
+        """Saves whose slots must stay."""
+        return self.pending | self.forced | {s for s in (self.newest_staged, self.resumed) if s is not None}
+
+    def staged(self, save: SaveId) -> None:
+        """Every rank delivered it."""
+        self.pending.discard(save)
+        self.newest_staged = max(save, self.newest_staged or save)
+        if self.resumed is not None and save.incarnation > self.resumed.incarnation:
+            self.resumed = None
+
+    def ended(self, order: ev.SaveEnded) -> None:
+        """Its end is decided. What is durable was staged, though a new coordinator may never have said so."""
+        self.pending.discard(order.save)
+        self.forced.discard(order.save)
+        if order.end is End.DURABLE:
+            self.newest_staged = max(order.save, self.newest_staged or order.save)
+        if order.end in (End.DURABLE, End.KEPT):
+            self.settled = max(self.settled, order.save.incarnation)
+
+    def outlived(self, order: ev.Outlived) -> None:
+        """These are of no use to anybody."""
+        self.pending -= set(order.saves)
+        self.forced -= set(order.saves)
+        self.newest_staged = order.newest if self.newest_staged in order.saves else self.newest_staged
+
+    def released(self) -> None:
+        """The job is over."""
+        self.newest_staged = self.resumed = None
+        self.pending.clear()
+        self.forced.clear()
