@@ -200,9 +200,13 @@ class Restores:
         return saves.drain_newest(now)
 
     def _gather(self, r: Round, save: SaveId, fetches: dict[int, ev.FetchOrdered]) -> list[Action]:
+        """Ranks get theirs at their nodes. What is only to be drained comes to who has parity: it knows all members."""
         r.gathered = save
         r.fetches = {
-            rank: ToNode(job=self._job, node=self._routes.home(rank), message=order) for rank, order in fetches.items()
+            rank: ToNode(
+                job=self._job, node=order.holder if save in r.reshaped else self._routes.home(rank), message=order
+            )
+            for rank, order in fetches.items()
         }
         return list(r.fetches.values())
 

@@ -291,3 +291,20 @@ def test_a_rank_found_before_its_session_was_known_keeps_nobody_out_once_it_has_
     cluster.tick(31)
     assert cluster.refusals == []
     assert [a.save for a in cluster.load()] == [ONE] * 4
+
+
+def test_what_a_smaller_world_needs_is_rebuilt_by_a_node_that_knows_the_set():
+    cluster = a_protected_job()
+    cluster.end_ranks()
+    cluster.lose("b")
+    cluster.held, cluster.waiting = {act.FetchSegment}, []
+    cluster.add("b")
+    cluster.connect("abc")
+    for rank in range(3):
+        asked = ev.LoadAsked(job=KEY, rank=rank, session=cluster.sid, request=cluster.seq())
+        cluster.say(cluster.node(rank), asked)
+    cluster.settle()
+    cluster.tick(5)
+    (node, _), *more = cluster.waiting
+    assert not more
+    assert node.name != "b", "the new one has no link to d, which the job has left"
