@@ -91,7 +91,7 @@ def test_in_a_slot_while_it_is_encoded_it_never_reaches_parity(four: Cluster):
     flip(slot_of(four.nodes["c"], 20), 60_000)
     bulk.cut()
     bulk.held = False
-    wait_for(lambda: any("rank 2" in e and "match" in e for e in four.job("a", "encode").errors), 15)
+    wait_for(lambda: any("slot r00002-" in e and "match" in e for e in four.job("a", "encode").errors), 15)
     assert [c.step for c in four.job("a", "encode").checkpoints if c.protected] == [10]
     ranks.save(30, "protected", "durable")
     ranks.kill()
