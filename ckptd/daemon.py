@@ -98,9 +98,7 @@ class Daemon:
         )
         self._socket = RankSocket(self._arena.socket_path)
         self._door = Door(self._socket, self._arena, self._liveness, self._node)
-        logout = doctor.examine_remove_ipc()
-        if logout.verdict != "ok":
-            self._door.warnings.append(f"{logout.detail}; {logout.fix}")
+        self._door.warnings += _warnings()
         self._queue: deque[ev.Event] = deque()
         self._handling = False
         self._errors: dict[JobKey, list[str]] = {}
@@ -405,6 +403,12 @@ class Daemon:
         notify.status(picture.one_line(self._catalogue))
 
 
+def _warnings() -> list[str]:
+    """What each rank that attaches should know."""
+    logout = doctor.examine_remove_ipc()
+    return [] if logout.verdict == "ok" else [f"{logout.detail}; {logout.fix}"]
+
+
 def _policy(config: Config) -> Policy:
     return Policy(
         slots_per_rank=config.slots_per_rank,
@@ -414,6 +418,7 @@ def _policy(config: Config) -> Policy:
         read_timeout_s=config.read_timeout_s,
         orphan_ttl_s=config.orphan_ttl_s,
         client_started=config.exit_when_empty,
+        drain_parity=config.drain_parity,
     )
 
 

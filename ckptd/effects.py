@@ -8,7 +8,9 @@ from ckptd.arena import Arena, Fragments
 from ckptd.background import Background
 from ckptd.core import actions as act
 from ckptd.core import events as ev
+from ckptd.parity_files import open_parity
 from ckptd.peers.kept import keep_topology
+from ckptd.protocol import places
 from ckptd.protocol.digest import KIND
 from ckptd.protocol.errors import BudgetError, CkptdError, DamagedError
 from ckptd.protocol.ids import JobKey, SaveId, file_name
@@ -21,6 +23,7 @@ from ckptd.store_messages import (
     Drain,
     Drained,
     DrainFile,
+    DrainParity,
     Failed,
     RemoveCheckpoint,
     RemovePartial,
@@ -75,7 +78,7 @@ class Effects:
             if failure is not None:
                 self._deliver(failure)
 
-    def _start(self, action: act.Action) -> None:  # noqa: C901 - one line per action
+    def _start(self, action: act.Action) -> None:  # noqa: C901, PLR0912 - one line per action
         match action:
             case act.AllocateSlots():  # after what is being unlinked has made room
                 self._cleaning.run(lambda: None, lambda _: self._allocate(action))
@@ -92,6 +95,8 @@ class Effects:
                 self._scan(action)
             case act.Drain():
                 self._drain(action)
+            case act.DrainParity():
+                self._drain_parity(action)
             case act.WriteVote():
                 self._vote(action)
             case act.Commit():
@@ -212,6 +217,24 @@ class Effects:
             progress=lambda nbytes: self._deliver(ev.DrainMoved(job=job, save=save, nbytes_done=nbytes)),
         )
 
+    def _drain_parity(self, action: act.DrainParity) -> None:
+        job, save, epoch = action.job, action.save, action.epoch
+        file = open_parity(self._arena, job, save, epoch)
+        if file is None:
+            self._deliver(ev.ParityDrained(job=job, save=save, problem="it is not in the arena any more"))
+            return
+        path, parity = self._arena.slot_path(job, places.parity_name(save, epoch)), file.store_record
+
+        def answer(reply: Done | Failed) -> None:
+            problem = _problem(reply)
+            self._deliver(ev.ParityDrained(job=job, save=save, parity=None if problem else parity, problem=problem))
+
+        self._stores.ask(
+            job.store,
+            lambda i: DrainParity(id=i, job=job.job, save=save, path=path, parity=parity, bytes_per_s=self._bandwidth),
+            answer,
+        )
+
     def _vote(self, action: act.WriteVote) -> None:
         job, save = action.job, action.save
         vote = self._make_vote(action)
@@ -238,6 +261,7 @@ class Effects:
             world_size=world_size,
             files=files,
             stock_objects=objects,
+            parity=action.parity,
         )
 
     def _commit(self, action: act.Commit) -> None:
@@ -298,6 +322,8 @@ def _failure(action: act.Action, problem: str) -> ev.Event | None:
     match action:
         case act.Drain():
             return ev.Drained(job=action.job, save=action.save, problem=problem)
+        case act.DrainParity():
+            return ev.ParityDrained(job=action.job, save=action.save, problem=problem)
         case act.WriteVote():
             return ev.VoteWritten(job=action.job, save=action.save, problem=problem)
         case act.AllocateSlots():

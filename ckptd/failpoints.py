@@ -57,6 +57,10 @@ POINTS = (
     "rebuild.before-check",
     "rebuild.before-seal",
     "rebuild.after-seal",
+    # and a file on the store made again
+    "rebuild.file-unsynced",
+    "rebuild.before-file-rename",
+    "rebuild.after-file-rename",
     # retention: older checkpoints leave the store
     "remove.before-rename",
     "remove.after-rename",

@@ -10,58 +10,32 @@ back waits under another name for the next parity; two are kept for each job.
 """
 
 import os
-import struct
 import threading
-from typing import Annotated, Final
-
-import msgspec
+from typing import Final
 
 from ckptd import failpoints
 from ckptd.arena import Arena
 from ckptd.core.events import Piece
-from ckptd.parity.code import Code
-from ckptd.parity.streams import column_nbytes
+from ckptd.parity.record import (
+    ParitySeal,
+    code_of,
+    decode_record,
+    decode_seals,
+    encode_record,
+    put_seal,
+    read_record,
+    seal_of,
+    store_record,
+)
 from ckptd.protocol import places
-from ckptd.protocol.decoding import MALFORMED
 from ckptd.protocol.digest import DIGEST_NBYTES, block_count, blocks, digest
 from ckptd.protocol.errors import DamagedError, PeerError
-from ckptd.protocol.ids import Digest, JobKey, Nbytes, SaveId
-from ckptd.protocol.slot import PAGE, SEAL_NBYTES, SEALS_NBYTES, align_up
+from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.manifest import ParityRecord
+from ckptd.protocol.slot import PAGE, SEALS_NBYTES, align_up
 
 KEPT: Final = 2  # files per job, in use or spare
 _MAX_WASTE: Final = 2  # times the bytes needed: a larger spare is no gain
-_MAGIC: Final = b"CKPTDPY1"
-_PREFIX: Final = struct.Struct("<8sQI")  # magic, sequence, body length
-
-
-class ParitySeal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Vouches for the record, which vouches for the parity. nbytes 0 and no job: the file is free."""
-
-    job: JobKey | None = None
-    nbytes: Nbytes = 0
-    record_nbytes: Nbytes = 0
-    record_digest: Digest = bytes(16)
-
-    @property
-    def record_offset(self) -> int:
-        """Where the record begins."""
-        return align_up(self.nbytes)
-
-
-class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """What the parity is of, and the digests of its blocks."""
-
-    piece: Piece
-    table: Annotated[bytes, msgspec.Meta(max_length=1 << 30)]
-
-
-_seal_decoder = msgspec.msgpack.Decoder(ParitySeal)
-_record_decoder = msgspec.msgpack.Decoder(Record)
-
-
-def code_of(piece: Piece) -> Code:
-    """The shape of the piece's set."""
-    return Code(piece.scheme, len(piece.columns), max(map(column_nbytes, piece.columns), default=0))
 
 
 class ParityFile:
@@ -73,10 +47,15 @@ class ParityFile:
         self._seal = seal_of(self._all)
         if self._seal.job != job:
             raise PeerError(f"parity file {name} is not sealed")
-        self.record = _read_record(self._all, self._seal, name)
+        self.record = read_record(self._all, self._seal, name)
         self.piece = self.record.piece
         self.nbytes = self._seal.nbytes
         self._checked: set[int] = set()
+
+    @property
+    def store_record(self) -> ParityRecord:
+        """What a vote says of it, once it lies on the store."""
+        return store_record(self.piece, self._seal)
 
     def view(self, offset: int, nbytes: int) -> memoryview:
         """Parity bytes."""
@@ -151,7 +130,7 @@ class Parities:
             file.seek(seal.record_offset)
             raw = file.read(seal.record_nbytes)
         try:
-            piece = _decode_record(raw, seal, path).piece
+            piece = decode_record(raw, seal.nbytes, seal.record_digest, path).piece
         except DamagedError:
             return None
         there = os.path.join(places.JOBS, entry, os.path.basename(path))
@@ -170,12 +149,12 @@ class Parities:
     def make(self, job: JobKey, piece: Piece) -> str:
         """A file for the piece, free and with its memory. Blocks. Raises BudgetError, OSError."""
         name = places.parity_name(piece.save, piece.epoch)
-        need = _capacity(code_of(piece).parity_nbytes, len(_encode_record(piece, b"")))
+        need = _capacity(code_of(piece).parity_nbytes, len(encode_record(piece, b"")))
         self.arena.job_path(job)
         with self._lock:
             sizes = self.arena.sizes(job, places.PARITY_SUFFIX)
             if name in sizes:  # of an encode that was broken off
-                _put_seal(self.arena.view(job, name), ParitySeal())
+                put_seal(self.arena.view(job, name), ParitySeal())
                 if need <= sizes[name]:
                     return name
                 self.arena.unlink(job, name)
@@ -195,11 +174,11 @@ class Parities:
         nbytes = code_of(piece).parity_nbytes
         table = b"".join(digest(view[start:stop]) for start, stop in blocks(nbytes))
         failpoints.reach("encode.before-record")
-        raw = _encode_record(piece, table)
+        raw = encode_record(piece, table)
         seal = ParitySeal(job=job, nbytes=nbytes, record_nbytes=len(raw), record_digest=digest(raw))
         view[seal.record_offset : seal.record_offset + len(raw)] = raw
         failpoints.reach("encode.before-seal")
-        _put_seal(view, seal)
+        put_seal(view, seal)
         failpoints.reach("encode.after-seal")
 
     def give_back(self, job: JobKey, save: SaveId, epoch: int) -> None:
@@ -209,7 +188,7 @@ class Parities:
             sizes = self.arena.sizes(job, places.PARITY_SUFFIX)
             if name not in sizes:
                 return
-            _put_seal(self.arena.view(job, name), ParitySeal())
+            put_seal(self.arena.view(job, name), ParitySeal())
             if len(sizes) <= KEPT:
                 self._spares += 1
                 self.arena.rename(job, name, places.spare_name(self._spares))
@@ -217,59 +196,6 @@ class Parities:
         self.arena.unlink(job, name)
 
 
-# --- bytes
-
-
 def _capacity(nbytes: int, record_nbytes: int) -> int:
     table = block_count(nbytes) * DIGEST_NBYTES + 16  # and the few bytes that say how long it is
     return align_up(nbytes) + align_up(record_nbytes + table, PAGE) + SEALS_NBYTES
-
-
-def _encode_record(piece: Piece, table: bytes) -> bytes:
-    return msgspec.msgpack.encode(Record(piece=piece, table=table))
-
-
-def _decode_record(raw: bytes, seal: ParitySeal, where: str) -> Record:
-    if digest(raw) != seal.record_digest:
-        raise DamagedError(f"parity file {where}: its record does not match its digest")
-    try:
-        record = _record_decoder.decode(raw)
-        code = code_of(record.piece)
-    except (*MALFORMED, ValueError) as error:
-        raise DamagedError(f"parity file {where}: its record is malformed: {error}") from None
-    if code.parity_nbytes != seal.nbytes or len(record.table) != block_count(seal.nbytes) * DIGEST_NBYTES:
-        raise DamagedError(f"parity file {where}: its record and its bytes do not fit together")
-    return record
-
-
-def _read_record(view: memoryview, seal: ParitySeal, name: str) -> Record:
-    start = seal.record_offset
-    return _decode_record(bytes(view[start : start + seal.record_nbytes]), seal, name)
-
-
-def seal_of(view: memoryview) -> ParitySeal:
-    """The seal in force of a parity file's bytes."""
-    return decode_seals(bytes(view[-SEALS_NBYTES:]))[2]
-
-
-def decode_seals(pages: bytes) -> tuple[int, int, ParitySeal]:
-    """(index, sequence, seal) of the younger valid page; that of a free file when neither is valid."""
-    best = (1, 0, ParitySeal())
-    for index in (0, 1):
-        page = pages[index * SEAL_NBYTES : (index + 1) * SEAL_NBYTES]
-        magic, sequence, nbytes = _PREFIX.unpack_from(page)
-        if magic != _MAGIC or digest(page[:-DIGEST_NBYTES]) != page[-DIGEST_NBYTES:] or sequence <= best[1]:
-            continue
-        try:
-            best = (index, sequence, _seal_decoder.decode(page[_PREFIX.size : _PREFIX.size + nbytes]))
-        except MALFORMED:
-            continue
-    return best
-
-
-def _put_seal(view: memoryview, seal: ParitySeal) -> None:
-    index, sequence, _ = decode_seals(bytes(view[-SEALS_NBYTES:]))
-    body = msgspec.msgpack.encode(seal)
-    head = (_PREFIX.pack(_MAGIC, sequence + 1, len(body)) + body).ljust(SEAL_NBYTES - DIGEST_NBYTES, b"\0")
-    start = len(view) - SEALS_NBYTES + (1 - index) * SEAL_NBYTES
-    view[start : start + SEAL_NBYTES] = head + digest(head)

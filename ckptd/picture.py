@@ -2,7 +2,7 @@
 
 from ckptd.core.catalogue import Catalogue, Job
 from ckptd.core.protection_view import NodeView, ProtectionView
-from ckptd.core.saves import Phase, Record
+from ckptd.core.record import Phase, Record
 from ckptd.protocol.ids import JobKey
 from ckptd.protocol.status import CheckpointStatus, DrainStatus, JobStatus, NodeStatus, RankStatus
 
@@ -40,7 +40,7 @@ def _protection(job: Job) -> ProtectionView:
     view = job.coordinator.view()
     if view is not None:
         return view
-    here = NodeView(job.node.node, "", tuple(sorted(job.node.ranks)), True, 0, None)
+    here = NodeView(job.node.node, "", tuple(sorted(job.node.ranks.seated)), True, 0, None)
     return ProtectionView(coordinator=job.node.coordinator, nodes=(here,))
 
 
@@ -130,16 +130,16 @@ def _drain(job: Job, now: float) -> DrainStatus | None:
 
 def _ranks(job: Job) -> list[RankStatus]:
     out = []
-    for rank in sorted({slot.rank for slot in job.node.slots} | set(job.node.ranks)):
+    for rank in sorted({slot.rank for slot in job.node.slots} | set(job.node.ranks.seated)):
         slots = job.node.slots.of_rank(rank)
-        local = job.node.ranks.get(rank)
+        local = job.node.ranks.seated.get(rank)
         held = [slot.save for slot in slots if slot.save is not None]
         out.append(
             RankStatus(
                 rank=rank,
                 host=local.host if local else "",
                 pid=local.pid if local else 0,
-                alive=local is not None and (rank, local.session) in job.node.live,
+                alive=local is not None and (rank, local.session) in job.node.ranks.live,
                 slots=len(slots),
                 slots_in_use=len(held),
                 slot_nbytes=max((slot.capacity for slot in slots), default=0),

@@ -21,6 +21,7 @@ from ckptd.protocol.manifest import (
     LATEST,
     MANIFEST,
     MAX_RECORD_NBYTES,
+    PARITY_DIR,
     VOTES_DIR,
     Committed,
     Manifest,
@@ -188,6 +189,14 @@ def _check_files(fs: FileLayer, place: Place, manifest: Manifest) -> None:
                 raise DamagedError(f"{path}: missing, though rank {record.rank}'s node voted for it") from None
             if nbytes != expected:
                 raise DamagedError(f"{path}: {nbytes} bytes, the vote says {expected}")
+    for parity in manifest.parity:
+        path = os.path.join(place.partial, PARITY_DIR, parity.name)
+        try:
+            nbytes = fs.size(path)
+        except FileNotFoundError:
+            raise DamagedError(f"{path}: missing, though a node voted for it") from None
+        if nbytes != parity.file_nbytes:
+            raise DamagedError(f"{path}: {nbytes} bytes, the vote says {parity.file_nbytes}")
 
 
 def _publish_stock(fs: FileLayer, place: Place, votes: list[Vote]) -> list[StockFile]:
@@ -208,8 +217,9 @@ def _publish_stock(fs: FileLayer, place: Place, votes: list[Vote]) -> list[Stock
 def _publish_manifest(fs: FileLayer, path: str, manifest: Manifest) -> tuple[Manifest, bytes]:
     """The manifest that is at path now, and its bytes.
 
-    Two committers of different versions write different bytes, and the COMMITTED of one must not meet the manifest of
-    the other. So the first manifest stays, unless it is damaged or is of other votes.
+    Two committers of different versions write different bytes, and so do two between whom one more vote came; the
+    COMMITTED of one must not meet the manifest of the other. So the first manifest stays, unless it is damaged or a
+    vote that it was made from is not there any more.
     """
     raw = encode_record(manifest)
     temp = _write_temp(fs, path, raw, unsynced="commit.manifest-unsynced")
@@ -218,7 +228,8 @@ def _publish_manifest(fs: FileLayer, path: str, manifest: Manifest) -> tuple[Man
     there = fs.read_file(path, MAX_RECORD_NBYTES)
     with contextlib.suppress(DamagedError):
         found = decode_manifest(there, where=path)
-        if msgspec.structs.replace(found, writer=manifest.writer) == manifest:
+        theirs = msgspec.structs.replace(found, writer=manifest.writer, votes=manifest.votes, parity=manifest.parity)
+        if theirs == manifest and set(found.votes) <= set(manifest.votes) and set(found.parity) <= set(manifest.parity):
             return found, there
     fs.rename(_write_temp(fs, path, raw, unsynced="commit.manifest-unsynced"), path)
     return manifest, raw
@@ -247,7 +258,8 @@ def _latest_save(fs: FileLayer, path: str) -> SaveId | None:
 def _tidy(fs: FileLayer, path: str) -> str:
     """Empty, or why hidden files of crashed writers stayed. Only under the final name, where nobody writes."""
     try:
-        for directory in (path, os.path.join(path, VOTES_DIR)):
+        folders = [name for name in (VOTES_DIR, PARITY_DIR) if name in fs.listdir(path)]
+        for directory in (path, *(os.path.join(path, name) for name in folders)):
             for name in filter(is_temp, fs.listdir(directory)):
                 fs.unlink(os.path.join(directory, name))
     except FileNotFoundError:

@@ -12,7 +12,7 @@ import msgspec
 from ckptd.protocol.decoding import MALFORMED
 from ckptd.protocol.errors import ProtocolError
 from ckptd.protocol.ids import MAX_PARTS, FileName, Incarnation, JobName, Nbytes, SaveId
-from ckptd.protocol.manifest import Vote
+from ckptd.protocol.manifest import ParityRecord, Vote
 from ckptd.store import CommitOutcome
 from ckptd.store_scan import Scan
 
@@ -51,6 +51,17 @@ class Drain(msgspec.Struct, frozen=True, kw_only=True, tag="drain"):
     job: JobName
     save: SaveId
     files: Annotated[list[DrainFile], msgspec.Meta(max_length=4096 * MAX_PARTS)]
+    bytes_per_s: Nbytes = 0  # 0: no cap
+
+
+class DrainParity(msgspec.Struct, frozen=True, kw_only=True, tag="drain-parity"):
+    """A node's parity of a save, written and synced. Answered by no result. Can be repeated after a failure."""
+
+    id: int
+    job: JobName
+    save: SaveId
+    path: str  # in the arena
+    parity: ParityRecord
     bytes_per_s: Nbytes = 0  # 0: no cap
 
 
@@ -152,6 +163,7 @@ Request = (
     TakeIncarnation
     | ScanJob
     | Drain
+    | DrainParity
     | WriteVote
     | Commit
     | RemoveCheckpoint

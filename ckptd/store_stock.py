@@ -6,7 +6,15 @@ from ckptd.dcp_metadata import metadata_bytes
 from ckptd.protocol.errors import DamagedError
 from ckptd.protocol.ids import SaveId
 from ckptd.protocol.layout import Layout, decode_layout
-from ckptd.protocol.manifest import STOCK_METADATA, STOCK_OBJECTS, FileRecord, StockName, StockObjects, Vote
+from ckptd.protocol.manifest import (
+    STOCK_METADATA,
+    STOCK_OBJECTS,
+    FileRecord,
+    StockName,
+    StockObjects,
+    Vote,
+    one_record_each,
+)
 
 
 def stock_files(votes: Iterable[Vote], save: SaveId) -> dict[StockName, bytes]:
@@ -16,7 +24,7 @@ def stock_files(votes: Iterable[Vote], save: SaveId) -> dict[StockName, bytes]:
     """
     votes = list(votes)
     objects = _objects(votes)
-    records = sorted((record for vote in votes for record in vote.files), key=lambda record: record.rank)
+    records = one_record_each(votes)
     files: dict[StockName, bytes] = {} if objects is None else {STOCK_OBJECTS: objects.data}
     try:
         index = objects.index if objects else {}
@@ -27,7 +35,8 @@ def stock_files(votes: Iterable[Vote], save: SaveId) -> dict[StockName, bytes]:
 
 
 def _objects(votes: list[Vote]) -> StockObjects | None:
-    return next((vote.stock_objects for vote in votes if any(record.rank == 0 for record in vote.files)), None)
+    made = (vote.stock_objects for vote in votes if any(record.rank == 0 for record in vote.files))
+    return next((objects for objects in made if objects is not None), None)
 
 
 def _layouts(records: list[FileRecord]) -> Iterator[Layout]:

@@ -24,6 +24,7 @@ from ckptd.store_messages import (
     Commit,
     Done,
     Drain,
+    DrainParity,
     Failed,
     FrameReader,
     Probe,
@@ -41,6 +42,7 @@ from ckptd.store_messages import (
     decode_request,
     encode_frame,
 )
+from ckptd.store_parity import drain_parity
 from ckptd.store_scan import scan
 
 _THREADS = 6  # requests at once: a hung one leaves five
@@ -90,11 +92,14 @@ class Worker:
         if isinstance(request, Drain):
             failpoints.reach("drain.reported")
 
-    def _carry_out(self, request: Request) -> Done:
+    def _carry_out(self, request: Request) -> Done:  # noqa: C901 - one line per request
         match request:
             case Drain():
                 failpoints.reach("drain.ordered")
                 return Done(request.id, drain(self._fs, self._root, request, self._reporter(request.id)))
+            case DrainParity():
+                drain_parity(self._fs, self._root, request)
+                return Done(request.id)
             case WriteVote(vote=vote):
                 failpoints.reach("commit.before-vote")
                 store.write_vote(self._fs, self._key(vote.job), vote)

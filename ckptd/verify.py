@@ -23,12 +23,14 @@ from ckptd.protocol.manifest import (
     COMMITTED,
     MANIFEST,
     MAX_RECORD_NBYTES,
+    PARITY_DIR,
     STOCK_METADATA,
     STOCK_OBJECTS,
     VOTES_DIR,
     Committed,
     FileRecord,
     Manifest,
+    ParityRecord,
     StockFile,
     Vote,
     decode_manifest,
@@ -37,8 +39,9 @@ from ckptd.protocol.manifest import (
 )
 from ckptd.protocol.slot import SEAL_NBYTES, SEALS_NBYTES, Seal, SlotState, decode_seals
 from ckptd.store_scan import INCARNATIONS_DIR, TRASH_PREFIX, read_committed
+from ckptd.verify_parity import check_parity, strangers
 
-_RECORDS = frozenset({COMMITTED, MANIFEST, VOTES_DIR})
+_RECORDS = frozenset({COMMITTED, MANIFEST, VOTES_DIR, PARITY_DIR})
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -188,7 +191,8 @@ def _verify_checkpoint(path: str, report: Report) -> None:
     manifest = _check_manifest(path, committed, report)
     votes = _check_votes(path, manifest, report)
     # With the manifest gone the votes still say what every file should be.
-    records = manifest.files if manifest else [record for vote in votes for record in vote.files]
+    voted = {record.name: record for vote in votes for record in vote.files}
+    records = manifest.files if manifest else [voted[name] for name in sorted(voted)]
     said = ([manifest] if manifest else votes)[:1]
     whose: Whose = (said[0].save, said[0].world_size) if said else (None, 1)
     for record in records:
@@ -196,6 +200,7 @@ def _verify_checkpoint(path: str, report: Report) -> None:
     if manifest:
         for stock in manifest.stock:
             _check_stock(os.path.join(path, stock.name), stock, report)
+    _check_parity(path, manifest.parity if manifest else [vote.parity for vote in votes if vote.parity], report)
     outputs = {stock.name for stock in manifest.stock} if manifest else {STOCK_METADATA, STOCK_OBJECTS}
     files = {extent.name for record in records for extent in record.extents()}
     _check_names(path, files | outputs, report)
@@ -243,7 +248,11 @@ def _check_manifest(path: str, committed: Committed | None, report: Report) -> M
 
 
 def _check_votes(path: str, manifest: Manifest | None, report: Report) -> list[Vote]:
-    """The votes that are sound. Those the manifest pins are held against it; without one, all that are there."""
+    """The votes that are sound. Those the manifest pins are held against it; without one, all that are there.
+
+    A vote may come between the manifest and the final name, from a node that drained a rank that had a vote already:
+    its files are then those of the manifest.
+    """
     pinned = {ref.node: ref for ref in manifest.votes} if manifest else {}
     folder = os.path.join(path, VOTES_DIR)
     votes: list[Vote] = []
@@ -252,19 +261,21 @@ def _check_votes(path: str, manifest: Manifest | None, report: Report) -> list[V
     for node in sorted({*pinned, *(name for name in _names(folder) if not name.startswith("."))}):
         where = os.path.join(folder, node)
         ref = pinned.get(node)
-        if manifest and ref is None:
-            report.problem(where, f"a vote that {MANIFEST} does not know")
-            continue
         try:
             raw = FileLayer().read_file(where, ref.nbytes if ref else MAX_RECORD_NBYTES)
             vote = decode_vote(raw, where=where)
         except (OSError, DamagedError) as error:
-            report.problem(where, str(error))
+            strange = manifest and ref is None
+            report.problem(where, f"a vote that {MANIFEST} does not know: {error}" if strange else str(error))
             continue
         if ref and (len(raw), digest(raw)) != (ref.nbytes, ref.digest):
             report.problem(where, f"is not the vote that {MANIFEST} was made from")
         elif manifest and any(record not in manifest.files[record.rank : record.rank + 1] for record in vote.files):
             report.problem(where, f"its files are not those of {MANIFEST}")
+        elif ref and manifest and vote.parity is not None and vote.parity not in manifest.parity:
+            report.problem(where, f"its parity is not in {MANIFEST}")
+        elif manifest and vote.save != manifest.save:
+            report.problem(where, f"a vote that {MANIFEST} does not know")
         else:
             votes.append(vote)
     return votes
@@ -278,6 +289,16 @@ def _check_names(path: str, expected: set[str], report: Report) -> None:
             )
         elif name not in expected | _RECORDS:
             report.problem(os.path.join(path, name), "no part of the checkpoint")
+
+
+def _check_parity(path: str, records: list[ParityRecord], report: Report) -> None:
+    report.files += len(records)
+    for found in check_parity(path, records):
+        if isinstance(found, int):
+            report.read(found)
+        else:
+            report.problem(*found)
+    report.notes += strangers(path, records)
 
 
 def _check_stock(path: str, stock: StockFile, report: Report) -> None:

@@ -48,6 +48,7 @@ class Node:
             clean
             | _ENVIRON
             | {"CKPTD_ARENA": self.arena, "CKPTD_STORE": self.store, "CKPTD_CONFIG": "/dev/null"}
+            | {"CKPTD_PEER_ADDRESS": "127.0.0.1"}
             | {"TMPDIR": self.temporary}
             | extra
         )

@@ -13,6 +13,9 @@ from ckptd.protocol.errors import DamagedError, PeerError
 from ckptd.protocol.ids import JobKey, SaveId
 
 TIMEOUT_S: Final = 20.0
+# While more than this is coming the thread sleeps until so much is there: a wake for every packet is dear.
+_SURE_NBYTES: Final = 2 << 20
+_WAKE_NBYTES: Final = 192 << 10
 _counters = itertools.count(1)  # one for all links of this process: no two connections ever have the same
 
 
@@ -40,6 +43,8 @@ class Connection:
         self._socket = socket.socket(socket.AF_INET6 if ":" in address.host else socket.AF_INET, socket.SOCK_STREAM)
         self._watch = cancel.watching(self._socket)
         self._seed = 0
+        self._coming = 0  # bytes that were asked for and not received
+        self._drowsy = False
         try:
             self._watch.__enter__()
         except BaseException:
@@ -82,6 +87,7 @@ class Connection:
             except OSError as error:
                 raise self._failed(error) from None
             self._pending.extend(part)
+            self._coming += sum(asked.nbytes for asked in part)
             self._pending.append(None)
 
     def receive(self, into: memoryview) -> None:
@@ -89,6 +95,10 @@ class Connection:
         asked = self._pending.popleft()
         if asked is None:
             raise AssertionError("nothing was asked for")
+        if self._drowsy != (self._coming > _SURE_NBYTES):
+            self._drowsy = not self._drowsy
+            sockets.wake_at(self._socket, _WAKE_NBYTES if self._drowsy else 1)
+        self._coming -= len(into)
         digest = self._frame(wire.DATA, into)
         if asked.checked and digest != wire.frame_digest(into, self._seed):
             raise DamagedError(f"node {self.node}: bytes of {_what(asked)} were damaged on the wire")

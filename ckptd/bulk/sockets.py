@@ -66,6 +66,11 @@ def patience(connection: socket.socket, receive_s: float, send_s: float) -> None
         connection.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(int(seconds), int(seconds % 1 * 1e6)))
 
 
+def wake_at(connection: socket.socket, nbytes: int) -> None:
+    """A receiving call sleeps until so many bytes are there, or the stream ends."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
+
+
 def receive(connection: socket.socket, *views: memoryview) -> int:
     """Fills the views one after the other; fewer bytes than they hold only at the end of the stream.
 

@@ -22,6 +22,8 @@ _VERBS = {
     "list": "listing",
     "verify": "verify",
     "export": "export",
+    "rebuild": "rebuild",
+    "commit": "commit",
     "drain": "drain",
     "stop": "stop",
     "forget": "forget",

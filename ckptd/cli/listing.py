@@ -169,7 +169,8 @@ def _view(job: JobListing, *, narrow: bool) -> RenderableType:
             )
         body = [table]
     for partial in job.partials:
-        state = "all votes are in: the next daemon commits it" if partial.finishable else partial.missing
+        finished = f"all votes are in: the next daemon commits it, or: ckptd commit {partial.path}"
+        state = finished if partial.finishable else partial.missing
         body.append(Text.assemble((f"unfinished step {partial.step}: ", "yellow"), human.printable(state)))
     body += map(error_text, job.problems)
     where = Text(human.printable(os.path.join(job.store, job.job)), "bold", overflow="fold")

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from ckptd.core.events import NodeMessage, Piece
 from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.manifest import ParityRecord
 from ckptd.protocol.messages import Reply, Tier
 from ckptd.protocol.slot import Seal
 from ckptd.protocol.topology import Peer, Topology
@@ -146,11 +147,20 @@ class Drain(Action):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DrainParity(Action):
+    """Write this node's parity of the save to the store and sync it; answered by ParityDrained."""
+
+    save: SaveId
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WriteVote(Action):
     """Write and sync this node's vote for what was drained; answered by VoteWritten."""
 
     save: SaveId
     slots: tuple[str, ...]
+    parity: ParityRecord | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

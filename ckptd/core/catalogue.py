@@ -4,7 +4,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from ckptd.core import events as ev
-from ckptd.core.actions import Action, ForgetJob, ToNode, ToRank, UnlinkSlot
+from ckptd.core.actions import Action, DropPiece, ForgetJob, ToNode, ToRank, UnlinkSlot
 from ckptd.core.coordinator import Coordinator
 from ckptd.core.node import JobNode
 from ckptd.core.policy import Policy
@@ -44,7 +44,9 @@ class Catalogue:
         out: list[Action] = []
         for job in list(self.jobs.values()):
             inbox: deque[ev.Event] = deque()
-            self._route(job.node.job, job.coordinator.tick(now), inbox, out)
+            self._route(
+                job.node.job, [*job.coordinator.tick(now), *job.node.tick(now), *job.node.drain.tick(now)], inbox, out
+            )
             self._deliver(inbox, out, now)
         return out
 
@@ -56,7 +58,7 @@ class Catalogue:
         coordinates = job.node.coordinator == self.node
         asked = job.coordinator.adopted(now) if coordinates else []
         self._route(key, [*job.node.slots.digests_due(), *asked], inbox, out)
-        if coordinates and not job.node.live and not any(slot.save for slot in job.node.slots):
+        if coordinates and not job.node.ranks.live and not any(slot.save for slot in job.node.slots):
             inbox.append(ev.JobReleased(job=key, node=self.node))
         if not coordinates and not job.node.needed:
             out.append(ForgetJob(job=key))
@@ -71,10 +73,16 @@ class Catalogue:
         if job is None:
             known = ", ".join(sorted({known.job for known in self.jobs})) or "none"
             raise UsageError(f"this daemon has no job {key.job!r} with store {key.store!r}", hint=f"its jobs: {known}")
-        live = [job.node.live[place] for place in sorted(job.node.live)]
+        live = [job.node.ranks.live[place] for place in sorted(job.node.ranks.live)]
         if live or job.coordinator.sessions.wanted:
             who = ", ".join(f"rank {rank.rank} (pid {rank.pid} on {rank.host})" for rank in live) or "ranks at the door"
             raise CkptdError(f"job {key.job!r} lives: {who}", hint="end those processes first")
+        elsewhere = job.node.coordinator
+        if elsewhere != self.node and not force and any(slot.save for slot in job.node.slots):
+            text = (
+                f"node {elsewhere} knows whether what job {key.job!r} has in memory here is needed, this one does not"
+            )
+            raise CkptdError(text, hint=f"ckptd forget {key.job} on {elsewhere}, or give it up with --force")
         lost = job.coordinator.saves.only_here
         if lost and not force:
             steps = ", ".join(str(save.step) for save in lost)
@@ -86,8 +94,9 @@ class Catalogue:
 
     def next_deadline(self) -> float | None:
         """When tick must be called at the latest."""
-        times = (job.coordinator.next_deadline() for job in self.jobs.values())
-        return min((t for t in times if t is not None), default=None)
+        parts = ((job.coordinator, job.node, job.node.drain.parity) for job in self.jobs.values())
+        halves = (part for of_one in parts for part in of_one)
+        return min((t for half in halves if (t := half.next_deadline()) is not None), default=None)
 
     @property
     def empty(self) -> bool:
@@ -113,7 +122,7 @@ class Catalogue:
             if not isinstance(event, _FOR_COORDINATOR) or isinstance(event, _FOR_BOTH):
                 self._route(event.job, job.node.handle(event), inbox, out)
             if isinstance(event, ev.SessionOpened) and job.node.coordinator != self.node:
-                job.coordinator.retire()
+                job.coordinator.retire(event.incarnation)
         kept = [a for a in out if isinstance(a, ForgetJob) and self._coordinates_others(a.job)]
         out[:] = [action for action in out if action not in kept]
         for action in out:
@@ -151,6 +160,11 @@ def _afterwards(event: ev.Event) -> list[Action]:
     match event:
         case ev.SlotReady():
             return [UnlinkSlot(job=event.job, slot=event.slot), ForgetJob(job=event.job)]
+        case ev.SegmentFetched() if event.slot:
+            return [UnlinkSlot(job=event.job, slot=event.slot), ForgetJob(job=event.job)]
+        case ev.Encoded() if not event.problem:
+            dropped = DropPiece(job=event.job, save=event.save, epoch=event.epoch)
+            return [dropped, ForgetJob(job=event.job)]
         case ev.RankDetached():
             done = Done(reply_to=event.request)
             return [ToRank(job=event.job, rank=event.rank, session=event.session, message=done)]

@@ -1,7 +1,7 @@
 """One job as rank 0's daemon sees it: who the job is, how far each save has come, what a load restores. Pure."""
 
 from ckptd.core import events as ev
-from ckptd.core.actions import Action, MeetPeers, ScanStore, ToNode
+from ckptd.core.actions import Action, MeetPeers, Note, ScanStore, ToNode
 from ckptd.core.encodes import Encodes
 from ckptd.core.policy import Policy
 from ckptd.core.protection_view import ProtectionView
@@ -27,6 +27,14 @@ class Coordinator:
         self._unheard: set[str] = set()  # nodes that have not said what they have since the session was opened
         self._entering = False  # saves of older incarnations are judged once all nodes have said what they have
         self._unheard_until: float | None = None
+        self._untold: set[str] = set()  # the same, however long it takes
+        self._silent: set[str] = set()  # the same, of nodes that the job ran on before too
+        self._told: set[str] = set()  # nodes that have said it
+        self._doubt_until: float | None = None  # what silent nodes may have is not waited for any longer
+        self._heard: set[str] = set()  # nodes that have said what they have since their link came up
+        self._incarnations: dict[str, int] = {}  # the largest that each node knows of
+        self._asked_here = False  # a rank has asked for a load since this daemon started
+        self._caught_up: set[str] = set()  # nodes that missed the end of a load and were told it
         self._now = 0.0  # of the last event
         self._asked_scan = False
         self._rescan_at: float | None = None  # the store did not answer; drains wait until it does
@@ -57,14 +65,20 @@ class Coordinator:
                 return self._kept(event)
         raise AssertionError(f"no row for {event}")
 
+    def _is_stale(self, event: ev.Event) -> bool:
+        """Whether it is a rank's word of another session than the present one: it counts for nothing."""
+        return isinstance(event, ev.FromRank) and bool(event.session) and event.session != self.sessions.session
+
     def _report(self, node: str, event: ev.Event, now: float) -> list[Action]:  # noqa: C901, PLR0912 - one line per event
+        if self._is_stale(event):
+            return []
         match event:
             case ev.RankFound():
                 self.sessions.found(node, event)
                 return []
             case ev.Knocked():
                 self.sessions.knocked(event, now)
-                return [MeetPeers(job=self.job, peers=event.outside)]
+                return [MeetPeers(job=self.job, peers=event.outside)] if event.outside else []
             case ev.Visited():
                 before = self.sessions.session
                 return [*self._with_news(self.sessions.visited(node, event, now)), *self._entered(before)]
@@ -93,14 +107,17 @@ class Coordinator:
                 return self.saves.found_committed(event.save)
             case ev.Drained() | ev.VoteWritten():
                 return self.saves.voted(node, event.save, event.problem, now)
+            case ev.LoadAsked() if not event.request and node in self._caught_up:
+                return []  # it was answered before it was said again
             case ev.LoadAsked():
+                self._asked_here |= event.request > 0
                 self.saves.hold_retention = True
                 known = self.sessions.next_number - 1
                 actions = self.restores.asked(node, event, self.sessions.world_size, known, self.saves, now)
                 return self._load([*actions, *self.restores.hopeless(self.sessions.incomplete)])
             case ev.LoadReported():
                 return self._load(self.restores.reported(event, self.sessions.world_size, self.saves, now))
-        raise AssertionError(f"no row for {event}")
+        return [Note(job=self.job, text=f"{node} reports what no coordinator knows: {type(event).__name__}")]
 
     def _attached(self, node: str, event: ev.RankAttached, now: float) -> list[Action]:
         scan: list[Action] = [] if self._asked_scan else [ScanStore(job=self.job)]
@@ -122,31 +139,76 @@ class Coordinator:
         self.saves.known_nodes(nodes)
         self.encodes.known_nodes(nodes)
         self.encodes.opened(self.sessions.topology, self.sessions.epoch)
-        self._unheard, self._entering = set(nodes), True
+        self._caught_up = set()
+        if self.restores.agreed is not None and self.restores.agreed.incarnation < self.sessions.incarnation:
+            self.restores.agreed = None
+        self._unheard, self._untold, self._entering = nodes - self._heard, nodes - self._heard, True
+        self._silent, self._told = set(nodes), set()
+        self._doubt_until = self._now + self._policy.stage_timeout_s
         self.restores.blind()
         self._unheard_until = self._now + self._policy.stage_timeout_s / 10
         return self._load(self.restores.replaced())
 
     def _node_has(self, node: str, event: ev.NodeHas, now: float) -> list[Action]:
         """All that a node has. Once all have said it, what cannot become whole any more is over."""
+        actions = self._catch_up(node, event)
         self.sessions.incarnation = max(self.sessions.incarnation, event.incarnation)
-        actions = self.encodes.found(node, event.pieces, self.saves, now)
+        for rank in self.sessions.lives(node, event.live):
+            gone = ev.RankGone(job=self.job, rank=rank, session=self.sessions.session)
+            actions += self._left(gone, now)
+        if event.epoch > self.sessions.epoch and node in self.sessions.nodes:  # this daemon restarted before it kept it
+            self.sessions.epoch = event.epoch
+            self.encodes.opened(self.sessions.topology, event.epoch)
+        actions += self.encodes.found(node, event.pieces, self.saves, now)
         actions += self.saves.found(node, event.segments, now)
+        self._untold.discard(node)
         self._unheard.discard(node)
+        self._heard.add(node)
+        self._told.add(node)
+        self._silent = (self._silent | set(event.former)) - self._told
         return [*actions, *self._judge(now), *self.encodes.advance(self.saves, now)]
 
-    def _judge(self, now: float) -> list[Action]:
-        if self._unheard or not self._entering:
-            return (
-                self._load(self.restores.go_on(self.sessions.world_size, self.saves, now)) if not self._unheard else []
+    def _catch_up(self, node: str, event: ev.NodeHas) -> list[Action]:
+        """A node that missed the end of a load is told; one that knows of a load that this daemon forgot tells it."""
+        known = self.restores.agreed
+        self._incarnations[node] = event.incarnation
+        if event.resumed is not None and (known is None or event.incarnation > known.incarnation):
+            known = self.restores.agreed = ev.LoadOrdered(
+                job=self.job, node=self._node, incarnation=event.incarnation, save=event.resumed, agreed=True
             )
-        self._entering, self._unheard_until = False, None
-        self.saves.awaited = self.encodes.pieced
-        actions = self.saves.new_incarnation(self.sessions.incarnation)
+            if not self._asked_here:
+                self.restores.forget_round()
+        if known is None:
+            return []
+        behind = [n for n, number in self._incarnations.items() if number < known.incarnation]
+        behind = [n for n in behind if n in self.sessions.nodes]
+        self._caught_up |= set(behind)
+        self._incarnations |= dict.fromkeys(behind, known.incarnation)
+        return [ToNode(job=self.job, node=n, message=known) for n in behind]
+
+    def _judge(self, now: float) -> list[Action]:
+        if self._unheard:
+            return []
+        if self._entering:
+            self._entering, self._unheard_until = False, None
+            self.saves.awaited = self.encodes.pieced
+            self.saves.new_incarnation()
+        actions = self._weigh()
         return [*actions, *self._load(self.restores.go_on(self.sessions.world_size, self.saves, now))]
+
+    def _weigh(self, *, late: bool = False) -> list[Action]:
+        """What older incarnations left, and is of no use, is given back once no silent node may hold the rest of it.
+
+        late: those that are silent still are taken for lost.
+        """
+        if self._doubt_until is None or (self._silent and not late):
+            return []
+        self._doubt_until = None
+        return [*self.saves.end_halves(self.sessions.incarnation), *self.encodes.outlived(self.saves)]
 
     def _peer_up(self, event: ev.PeerUp, now: float) -> list[Action]:
         self.sessions.peer_up(event.node)
+        self._heard.discard(event.node)
         actions = [*self.encodes.peer_up(event.node), *self.saves.peer_up(event.node, now)]
         return [*actions, *self.restores.peer_up(event.node)]
 
@@ -154,6 +216,8 @@ class Coordinator:
         before = self.sessions.session
         actions = [*self._with_news(self.sessions.peer_down(node, now)), *self._entered(before)]
         self._unheard.discard(node)
+        self._untold.discard(node)
+        self._heard.discard(node)
         return [*actions, *self.saves.peer_down(node, now), *self._judge(now)]
 
     def _kept(self, event: ev.TopologyKept) -> list[Action]:
@@ -166,12 +230,13 @@ class Coordinator:
 
     def _fetched(self, node: str, event: ev.SegmentFetched, now: float) -> list[Action]:
         actions = [] if event.problem else self.saves.fetched(node, event.save, event.rank, now)
-        return [*actions, *self._load(self.restores.fetched(event, self.sessions.world_size, self.saves, now))]
+        return [*actions, *self._load(self.restores.fetched(node, event, self.sessions.world_size, self.saves, now))]
 
-    def retire(self) -> None:
-        """Another node coordinates the job now."""
+    def retire(self, incarnation: int) -> None:
+        """Another node coordinates the job now, in this incarnation."""
         if self.sessions.session or self.saves.records:
-            self.sessions.retire()
+            self.sessions.retire(incarnation)
+            self._heard = set()
             reachable = self.saves.reachable  # links stay as they are, and nobody will tell again
             self.saves = Saves(self.job, self._node, self._policy)
             self.saves.reachable = reachable
@@ -181,6 +246,7 @@ class Coordinator:
             )
             self.orphaned_at, self._asked_scan = None, False
             self._crashed = self._closing = False
+            self._doubt_until = None
 
     def _somebody_is_in(self) -> None:
         """Ranks belong to the job: it is neither closing nor an orphan. Who only knocks changes nothing."""
@@ -233,7 +299,10 @@ class Coordinator:
 
     def _staged(self, node: str, event: ev.SegmentStaged, now: float) -> list[Action]:
         self.sessions.incarnation = max(self.sessions.incarnation, event.save.incarnation)
+        before = self.saves.newest_staged
         actions = [*self.saves.staged(node, event, now), *self.encodes.advance(self.saves, now)]
+        if self.saves.newest_staged is not before and self._doubt_until is None:
+            actions += self.encodes.outlived(self.saves)
         for rank in sorted(self.sessions.departed) if event.request else []:
             actions += self.saves.rank_gone(rank, "left the job")
         return actions
@@ -279,7 +348,11 @@ class Coordinator:
             if isinstance(order, ev.LoadOrdered) and (order.agreed or order.save is None):
                 self.sessions.incarnation = max(self.sessions.incarnation, order.incarnation)
                 self.sessions.confirmed = self._number_given or self.saves.ready
-                actions = [*actions, *self.saves.new_incarnation(self.sessions.incarnation)]
+                self.saves.new_incarnation()
+                self.saves.awaited = ()  # what could be completed was
+                if self._doubt_until is None:
+                    actions = [*actions, *self.saves.end_halves(self.sessions.incarnation)]
+                    actions += self.encodes.outlived(self.saves)
                 if order.save is not None:
                     actions += [*self.saves.revive(order.save, self._now), *self.encodes.advance(self.saves, self._now)]
         if self.saves.hold_retention and not self.restores.running:
@@ -292,6 +365,8 @@ class Coordinator:
         expired = self._orphan_until is not None and now >= self._orphan_until
         if self.sessions.members or not (self._closing or expired):
             return []
+        if self._untold and not expired:
+            return []  # a node that has not said yet what it has may have what is nowhere else
         newest = self.saves.newest_staged
         if newest is not None and newest.end is End.FAILED and not expired:
             return self.saves.drain_newest(now)  # the only copy: it is tried until the memory must go
@@ -318,7 +393,8 @@ class Coordinator:
     def next_deadline(self) -> float | None:
         """The earliest time at which tick has something to do."""
         times = [self.sessions.next_deadline(), self.saves.next_deadline(), self.restores.next_deadline()]
-        times += [self._rescan_at, self._orphan_until, self._unheard_until, self.encodes.next_deadline()]
+        times += [self._rescan_at, self._orphan_until, self._unheard_until, self._doubt_until]
+        times.append(self.encodes.next_deadline())
         return min((t for t in times if t is not None), default=None)
 
     def tick(self, now: float) -> list[Action]:
@@ -330,6 +406,8 @@ class Coordinator:
         if self._unheard_until is not None and now >= self._unheard_until:
             self._unheard = set()
             actions += self._judge(now)
+        if self._doubt_until is not None and now >= self._doubt_until:
+            actions += self._weigh(late=True)
         if self._rescan_at is not None and now >= self._rescan_at:
             self._rescan_at = None
             actions.append(ScanStore(job=self.job))

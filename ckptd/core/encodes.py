@@ -4,7 +4,8 @@ from ckptd.core import events as ev
 from ckptd.core.actions import Action, Note, ToNode
 from ckptd.core.policy import Policy
 from ckptd.core.protection_view import ProtectionView, view_of
-from ckptd.core.saves import Record, Saves, few
+from ckptd.core.record import Record
+from ckptd.core.saves import Saves
 from ckptd.core.sets import effective, recoverable, redundancy_sets
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.messages import Tier
@@ -28,10 +29,12 @@ class Encodes:
         self.problems: dict[str, str] = {}  # node -> why it could not encode the active save
         self.done: set[str] = set()
         self._since = 0.0
+        self._patient_until: float | None = None  # then a newer save takes its turn
         self._failures = 0
         self._retry_at: float | None = None
         self._pieces: dict[str, dict[Key, ev.HeldPiece]] = {}
         self._sets: dict[str, tuple[str, ...]] = {}
+        self._ranks: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {}  # by set, of each member
         self._index: dict[SaveId, dict[int, dict[Group, dict[int, set[str]]]]] = {}  # of _pieces, made when asked for
 
     @property
@@ -47,6 +50,8 @@ class Encodes:
         self._forget_active()
         sets = redundancy_sets(topology.peers, topology.set_size) if topology is not None else []
         self._sets = {node: members for members in sets for node in members}
+        ranks = topology.by_node() if topology is not None else {}
+        self._ranks = {members: tuple(ranks[member] for member in members) for members in sets}
 
     def known_nodes(self, nodes: set[str]) -> None:
         """What lies elsewhere is out of reach."""
@@ -75,16 +80,25 @@ class Encodes:
     def advance(self, saves: Saves, now: float) -> list[Action]:
         """Has the newest staged save encoded, once what is being encoded is done, or cannot be."""
         newest = saves.newest_staged
-        if not self.on or newest is None or not self._is_placed(newest):
+        if not self.on or newest is None:
             return []
         if self.newest is not None and self.newest[1] == self.epoch and newest.save <= self.newest[0]:
             return []
         stuck = bool(self.problems) or now - self._since >= self._policy.encode_patience_s
         if self.active is not None and (newest.save <= self.active or not stuck):
             return []
-        self._forget_active()
+        if not self._is_placed(newest):
+            return []
+        given_up = self._give_up_active()
         self.active, self._since = newest.save, now
-        return self._order(newest.save, None)
+        self._patient_until = now + self._policy.encode_patience_s
+        return [*given_up, *self._order(newest.save, None)]
+
+    def _give_up_active(self) -> list[Action]:
+        """Pieces of what is stuck go, unless an earlier life of this coordinator may have called it protected."""
+        key = (self.active, self.epoch) if self.active is not None and self.newest is not None else None
+        self._forget_active()
+        return [] if key is None else self._drop({key})
 
     def _is_placed(self, record: Record) -> bool:
         """Whether every rank's segment lies at the rank's node, as the sets have it."""
@@ -117,8 +131,8 @@ class Encodes:
     def _describe(self, node: str, key: Key) -> ev.HeldPiece:
         members, topology = self._sets[node], self.topology
         assert topology is not None  # noqa: S101 - the caller looked
-        ranks = tuple(topology.ranks_of(member) for member in members)
-        return ev.HeldPiece(*key, effective(topology.scheme, len(members)), members.index(node), ranks)
+        scheme = effective(topology.scheme, len(members))
+        return ev.HeldPiece(*key, scheme, members.index(node), self._ranks[members], members)
 
     def _protected(self, key: Key, saves: Saves) -> list[Action]:
         self.newest = key
@@ -137,7 +151,7 @@ class Encodes:
         return [ToNode(job=self._job, node=name, message=order) for name in ([node] if node else self._sets)]
 
     def _forget_active(self) -> None:
-        self.active, self._retry_at, self._failures = None, None, 0
+        self.active, self._retry_at, self._patient_until, self._failures = None, None, None, 0
         self.done, self.problems = set(), {}
 
     def peer_up(self, node: str) -> list[Action]:
@@ -170,15 +184,18 @@ class Encodes:
         )
 
     def next_deadline(self) -> float | None:
-        """When the encode is tried again."""
-        return self._retry_at
+        """When the encode is tried again, or has had its time."""
+        return min((t for t in (self._retry_at, self._patient_until) if t is not None), default=None)
 
     def tick(self, saves: Saves, now: float) -> list[Action]:
         """Tries again what failed, as far as it is still the newest."""
+        late = self._patient_until is not None and now >= self._patient_until
+        self._patient_until = None if late else self._patient_until
+        actions = self.advance(saves, now) if late else []
         if self._retry_at is None or now < self._retry_at:
-            return []
+            return actions
         self._retry_at = None
-        actions = self.advance(saves, now)
+        actions += self.advance(saves, now)
         if actions or self.active is None:
             return actions
         return [action for node in self._sets if node not in self.done for action in self._order(self.active, node)]
@@ -212,19 +229,6 @@ class Encodes:
                 )
         return None
 
-    def why_not(self, record: Record, rank: int, damaged: set[int], reachable: set[str]) -> str:
-        """Why the rank's segment, which no arena has whole, cannot be rebuilt; of the newest parity if of several."""
-        groups = self._parity_of(record.save).get(rank, {})
-        if not groups:
-            return f"the segment of rank {rank} is lost, and no node that answers has parity of it"
-        (_, scheme, ranks), holders = max(groups.items(), key=lambda item: item[0])
-        held = {r for r, nodes in record.held.items() if r not in damaged and nodes & reachable}
-        lost = sorted(r for members in ranks for r in members if r not in held)
-        found = sum(1 for nodes in holders.values() if nodes & reachable)
-        parity = f" and {len(ranks) - found} of {len(ranks)} parities" if found < len(ranks) else ""
-        nodes = "one node" if scheme.losses == 1 else f"{scheme.losses} nodes"
-        return f"the segments of ranks {few(lost)}{parity} are lost: {scheme} makes good for {nodes} of a set"
-
     def _parity_of(self, save: SaveId) -> dict[int, dict[Group, dict[int, set[str]]]]:
         """By rank, the sets that encoded it, and which nodes have which member's piece."""
         if save not in self._index:
@@ -240,6 +244,53 @@ class Encodes:
                         index.setdefault(rank, {})[group] = known
             self._index[save] = index
         return self._index[save]
+
+    def outlived(self, saves: Saves) -> list[Action]:
+        """Has the nodes give back parity that was left by sessions before and that nothing depends on.
+
+        To be asked once all nodes that answer have said what they have. A save counts as protected if each member of
+        its sets that is still there has its piece: then it is as safe as it ever was, less the nodes that are lost.
+        """
+        keys = {key for held in self._pieces.values() for key in held if key[1] != self.epoch}
+        whole = saves.newest_whole
+        told = {self.newest} if self.newest is not None else set()
+        best = max(told | {key for key in keys if self._was_protected(key, saves)}, default=None)
+        gone = {key for key in keys if best is not None and key < best}
+        gone |= {k for k in keys - {best} if whole is not None and k[0] < whole and not self._was_protected(k, saves)}
+        return self._drop(gone) if gone else []
+
+    def _drop(self, keys: set[Key]) -> list[Action]:
+        for held in self._pieces.values():
+            for key in keys & held.keys():
+                del held[key]
+        self._index.clear()
+        order = ev.PiecesOutlived(job=self._job, node=self._node, pieces=tuple(sorted(keys)))
+        return [ToNode(job=self._job, message=order)]
+
+    def _was_protected(self, key: Key, saves: Saves) -> bool:
+        covered: set[int] = set()
+        record = saves.records.get(key[0])
+        sets = {held[key].members: held[key] for held in self._pieces.values() if key in held}
+        for members, piece in sets.items():
+            missing = [node for node in members if key not in self._pieces.get(node, {})]
+            if len(missing) <= piece.scheme.losses and not any(self._survived(node, key[0], saves) for node in missing):
+                covered |= {rank for ranks in piece.ranks for rank in ranks}
+        return record is not None and len(covered) == record.world_size
+
+    def _survived(self, node: str, save: SaveId, saves: Saves) -> bool:
+        """Whether the node's arena is the one that it had then: something as old lies there."""
+        if any(held.incarnation <= save.incarnation for held, _ in self._pieces.get(node, {})):
+            return True
+        old = (r for r in saves.records.values() if r.save.incarnation <= save.incarnation)
+        return any(node in nodes for record in old for nodes in record.held.values())
+
+    def bears(self, save: SaveId) -> str:
+        """In words, what the parity of the save makes good for."""
+        scheme = next((p.scheme for held in self._pieces.values() for p in held.values() if p.save == save), None)
+        if scheme is None:
+            return "no node that answers has parity of it"
+        nodes = "one node" if scheme.losses == 1 else f"{scheme.losses} nodes"
+        return f"{scheme} makes good for {nodes} of a set"
 
     @property
     def pieced(self) -> set[SaveId]:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.manifest import ParityRecord
 from ckptd.protocol.messages import Cadence, End, Progress, Tier
 from ckptd.protocol.slot import Seal
 from ckptd.protocol.topology import Peer, Scheme, Topology
@@ -321,6 +322,15 @@ class Drained(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ParityDrained(Event):
+    """This node's parity lies on the store, synced, as a vote names it, or ``problem`` says why not."""
+
+    save: SaveId
+    parity: ParityRecord | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VoteWritten(Event):
     """This node's vote is synced, or ``problem`` says why not."""
 
@@ -392,15 +402,23 @@ class HeldPiece:
     scheme: Scheme
     index: int
     ranks: tuple[tuple[int, ...], ...]
+    members: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeHas(Event):
-    """All that lies at the node, in place of what was known of it. ``incarnation``: the largest it knows of."""
+    """All that lies and lives at the node, in place of what was known of it. ``incarnation``: the largest it knows of.
+
+    ``former``: nodes that the job ran on before this session, as far as the node knows.
+    """
 
     incarnation: int
     segments: tuple[HeldSegment, ...] = ()
     pieces: tuple[HeldPiece, ...] = ()
+    former: tuple[str, ...] = ()
+    live: tuple[tuple[int, str], ...] = ()  # rank and session of each process
+    resumed: SaveId | None = None  # what a load agreed on, in that incarnation
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -409,13 +427,15 @@ class Knocked(Event):
 
     session: str
     outside: tuple[Peer, ...] = ()
+    incarnation: int = 0  # the largest that the node knows of: the next one is above it, whatever the store says
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visited(Event):
-    """A node that the session does not use has told which ranks live there."""
+    """A node that the session does not use has told who lives there. ``incarnation``: the largest it knows of."""
 
     session: str
+    incarnation: int = 0
 
 
 # orders of the coordinator
@@ -472,6 +492,13 @@ class SaveProtected(NodeMessage):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PiecesOutlived(NodeMessage):
+    """Parity (save, epoch) that protects nothing that another checkpoint does not protect better: give it back."""
+
+    pieces: tuple[tuple[SaveId, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SaveEnded(NodeMessage):
     """The save's end is decided."""
 
@@ -518,6 +545,7 @@ class LoadOrdered(NodeMessage):
     incarnation: int
     save: SaveId | None = None
     tiers: tuple[Tier, ...] = ()  # by rank: all but pfs read a slot of their node
+    whole: bool = False  # all ranks' slots lie at each node, and each rank reads what it needs of them
     dirname: str = ""
     agreed: bool = False
     notes: tuple[str, ...] = ()

@@ -91,6 +91,15 @@ class Fetching:
         self._orders.pop((event.save, event.rank), None)
         self._pulling.discard((event.save, event.rank))
 
+    def peer_up(self, node: str) -> list[Action]:
+        """What it was asked, or has answered, may be lost."""
+        asked = [o for o in self._orders.values() if o.holder == node and (o.save, o.rank) not in self._pulling]
+        return [action for order in asked for action in self.order(order, None)]
+
+    def forget(self) -> None:
+        """The job is over; what is being pulled is given back when it comes."""
+        self._orders.clear()
+
     def peer_down(self, node: str) -> list[Action]:
         """Who was asked will not answer. What is being pulled ends by its own deadlines."""
         lost = [o for o in self._orders.values() if o.holder == node and (o.save, o.rank) not in self._pulling]

@@ -18,5 +18,8 @@ class Policy:
     orphan_ttl_s: float = 86400.0
     empty_ttl_s: float = 60.0  # of a job that died before its first save
     encode_patience_s: float = 60.0  # after which a newer save is encoded instead
+    drain_parity: bool = False  # parity goes to the store with the images
+    parity_wait_s: float = 30.0  # how long a vote waits for it
     outside_wait_s: float = 3.0  # for nodes that the job has left to say what lies there
+    whole_nodes: int = 8  # a job of up to so many nodes gets a checkpoint of another world whole on each, from memory
     client_started: bool = False  # nobody but a client will start the daemon again

@@ -25,6 +25,7 @@ class Protection:
         self.pieces: dict[Key, ev.Piece] = {}  # sealed here
         self.newest: Key | None = None  # the newest save that the coordinator called protected
         self.ordered: Key | None = None
+        self.copying: Key | None = None  # to the store: stays until that has ended
         self._running: ev.Piece | None = None
         self._offers: dict[Key, dict[str, ev.Column]] = {}
 
@@ -44,9 +45,12 @@ class Protection:
         """The job runs on these nodes now; what is sealed stays until a newer checkpoint is protected."""
         if topology is None:
             return []
+        members = set_of(topology.peers, topology.set_size, self._node)
+        if (members, epoch) == (self.members, self.epoch):
+            return []  # a restarted daemon is told what it kept: what members have offered since stays
         actions = self._stop()
         self.ordered, self._offers = None, {}
-        self.members = set_of(topology.peers, topology.set_size, self._node)
+        self.members = members
         self.scheme = effective(topology.scheme, len(self.members))
         self.epoch = epoch
         return actions
@@ -65,8 +69,9 @@ class Protection:
             return [self._outcome(key, "")]
         actions: list[Action] = [] if self.ordered == key else self._stop()
         self.ordered = key
-        if self.newest is not None:  # else one of those found at start may be what was protected
-            actions += self._drop_all_but({self.newest, key})
+        if self.newest is not None:  # what is newer may be protected too, though this node has not heard it
+            newest = self.newest
+            actions += self._drop_all_but({key, *(held for held in self.pieces if held >= newest)})
         return [*actions, *self._encode()]
 
     def offer(self, column: ev.Column) -> list[Action]:
@@ -89,6 +94,22 @@ class Protection:
             return []
         return self._tell(self.ordered, own, (node,))
 
+    def peer_down(self, node: str) -> list[Action]:
+        """A member whose column is waited for will not offer it soon."""
+        key = self.ordered
+        waits = key is not None and key not in self.pieces and self._running is None
+        if key is None or not waits or node not in self.members or node in self._offers.get(key, {}):
+            return []
+        return [self._outcome(key, f"node {node} does not answer")]
+
+    def durable(self, save: SaveId) -> list[Action]:
+        """Where nothing is protected any more, what was before is held until something newer is safe for good."""
+        if self.scheme is not Scheme.NONE:
+            return []
+        older = {key for key in self.pieces if key[0] < save}
+        self.newest = None if self.newest in older else self.newest
+        return self._drop_all_but(set(self.pieces) - older)
+
     def encoded(self, event: ev.Encoded) -> list[Action]:
         """The encode ended."""
         key, running = (event.save, event.epoch), self._running
@@ -102,11 +123,32 @@ class Protection:
     def protected(self, order: ev.SaveProtected) -> list[Action]:
         """Every set has encoded it: what protected older ones can go."""
         key = (order.save, order.epoch)
-        self.newest = key
-        return self._drop_all_but({key} | ({self.ordered} if self.ordered and self.ordered > key else set()))
+        self.newest = max(key, self.newest or key)  # a coordinator may say again what was so long ago
+        newer = {held for held in self.pieces if held > key}
+        return self._drop_all_but({key} | newer | ({self.ordered} if self.ordered and self.ordered > key else set()))
+
+    def copied(self) -> list[Action]:
+        """Nothing is being copied any more: what had to stay only for that can go."""
+        self.copying = None
+        if self.newest is None:
+            return []
+        newest = self.newest
+        kept = {key for key in self.pieces if key >= newest}
+        return self._drop_all_but(kept | ({self.ordered} if self.ordered is not None else set()))
+
+    def outlived(self, order: ev.PiecesOutlived) -> list[Action]:
+        """The coordinator has weighed what all nodes have: these are of no use."""
+        gone = set(order.pieces)
+        self.newest = None if self.newest in gone else self.newest
+        self.copying = None if self.copying in gone else self.copying  # whoever copies it sees that it goes
+        stopped: list[Action] = []
+        if self.ordered in gone:
+            self.ordered, stopped = None, self._stop()
+        return [*stopped, *self._drop_all_but(set(self.pieces) - gone)]
 
     def released(self) -> list[Action]:
         """The job is over."""
+        self.copying = None
         actions = [*self._stop(), *self._drop_all_but(set())]
         self.newest, self.ordered, self._offers = None, None, {}
         return actions
@@ -136,7 +178,7 @@ class Protection:
         return [] if running is None else [StopEncode(job=self._job, save=running.save, epoch=running.epoch)]
 
     def _drop_all_but(self, keep: set[Key]) -> list[Action]:
-        dropped = [key for key in self.pieces if key not in keep]
+        dropped = [key for key in self.pieces if key not in keep and key != self.copying]
         for key in dropped:
             del self.pieces[key]
         return [DropPiece(job=self._job, save=save, epoch=epoch) for save, epoch in dropped]

@@ -6,22 +6,23 @@ comes first, then an older one.
 
 What does not lie at a rank's node is fetched into its arena first: from a peer's arena, or rebuilt from parity.
 
-A checkpoint of another world size, or whose boxes lie otherwise on the ranks now, is read from the store, where every
-rank reaches every image; one that is only in memory is drained first, and what is lost of it rebuilt before that.
+Of a checkpoint of another world size, or whose boxes lie otherwise on the ranks now, each rank may need any image. In a
+job of few nodes every node gets all of them; else it is read from the store, and one that is only in memory is drained
+first, and what is lost of it rebuilt before that.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, ScanStore, TakeIncarnation, ToNode
 from ckptd.core.policy import Policy
+from ckptd.core.record import few
 from ckptd.core.routes import Routes
-from ckptd.core.saves import Saves, few
+from ckptd.core.saves import Saves
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.messages import Tier
 
-Route = tuple[Tier, ev.FetchOrdered | None]  # where to read, and what must be fetched for it first
+_MOST_REASONS = 3  # why the newest ones cannot be restored, in a refusal
 
 
 @dataclass(slots=True)
@@ -44,8 +45,10 @@ class Round:
     reshaped: set[SaveId] = field(default_factory=set)  # some rank needs other ranks' images of it
     awaited: SaveId | None = None  # must be on the store first; its drain runs
     gathered: SaveId | None = None  # what is missing of it at the ranks' nodes is on its way there
-    fetches: dict[int, Action] = field(default_factory=dict)  # by rank, what was ordered and has not come
-    moved: dict[tuple[SaveId, int], Tier] = field(default_factory=dict)  # what has come, and how
+    whole: bool = False  # to every node
+    fetches: dict[tuple[int, str], ToNode] = field(default_factory=dict)  # rank and node: ordered, and has not come
+    moved: dict[tuple[SaveId, int, str], Tier] = field(default_factory=dict)  # what has come, and how
+    unwhole: set[SaveId] = field(default_factory=set)  # cannot be had, or read, as a whole at every node
 
 
 class Restores:
@@ -56,6 +59,7 @@ class Restores:
         self._node = node
         self._policy = policy
         self._routes = routes
+        self.agreed: ev.LoadOrdered | None = None  # the last load that this session agreed on
         self._blind = False  # some node has not yet said what it has
         self._round: Round | None = None
         self._ended = "no load is running"  # what a rank is told that reports to one that is over
@@ -140,46 +144,79 @@ class Restores:
     def _choose(self, r: Round, world_size: int, saves: Saves, now: float) -> list[Action]:
         candidates = self._candidates(r, saves)
         r.choice, r.gathered = None, None
+        reasons: list[str] = []
         for save in candidates:
             size = saves.on_store[save].world_size if save in saves.on_store else saves.records[save].world_size
             if size != world_size:
                 r.reshaped.add(save)
+            whole = self._have_whole(r, save, world_size, saves, now) if save in r.reshaped else None
+            if whole is not None:
+                return whole
             if save in r.reshaped and save not in saves.on_store:
                 actions = self._have_drained(r, save, saves, now)
                 if actions is not None:
                     return actions
+                reasons.append(self._not_drained(r, save, saves))
                 continue
             routes = [self._route(r, save, rank) for rank in range(world_size)]
-            self._explain(r, save, routes)
             tiers = [route[0] for route in routes if route is not None]
             if len(tiers) < world_size:
+                lost = [rank for rank, route in enumerate(routes) if route is None]
+                reasons.append(f"{save}: {self._routes.why_not(save, lost)}")
                 continue
             fetches = {
-                rank: route[1] for rank, route in enumerate(routes) if route is not None and route[1] is not None
+                (rank, self._routes.home(rank)): route[1]
+                for rank, route in enumerate(routes)
+                if route is not None and route[1] is not None
             }
+            far = [rank for rank, tier in enumerate(tiers) if tier is Tier.PFS and save not in r.reshaped]
+            why = self._routes.why_from_store(save, far)
+            reasons += [f"{save}: {why}"] if why else []
             r.ordered = now
             if fetches:
                 return self._gather(r, save, fetches)
+            r.notes = list(dict.fromkeys([*r.notes, *reasons]))
             return [self._order(r, save, tiers, saves)]
-        return self._nothing(r, candidates)
+        return self._nothing(r, candidates, reasons)
 
-    def _route(self, r: Round, save: SaveId, rank: int) -> Route | None:
+    def _route(self, r: Round, save: SaveId, rank: int) -> tuple[Tier, ev.FetchOrdered | None] | None:
         if save in r.reshaped:
             return None if (save, Tier.PFS, rank) in r.damaged else (Tier.PFS, None)
         route = self._routes.tier(save, rank, r.damaged)
         if route is not None and route[0] is Tier.ARENA:
-            return r.moved.get((save, rank), Tier.ARENA), None
+            return r.moved.get((save, rank, self._routes.home(rank)), Tier.ARENA), None
         return route
 
-    def _explain(self, r: Round, save: SaveId, routes: Sequence[Route | None]) -> None:
-        """Notes why ranks do without memory that others have, once."""
-        for rank, route in enumerate(routes):
-            if save in r.reshaped or (route is not None and route[0] is not Tier.PFS):
-                continue
-            why = self._routes.why_not(save, rank, r.damaged)
-            note = f"{save}: {why}"
-            if why and note not in r.notes:
-                r.notes.append(note)
+    def forget_round(self) -> None:
+        """The load that seemed to begin is one that has ended before."""
+        self._round = None
+
+    def _have_whole(self, r: Round, save: SaveId, world_size: int, saves: Saves, now: float) -> list[Action] | None:
+        """Has all segments brought to every node, then all ranks read there. None: not in memory, or not by all."""
+        nodes = self._routes.nodes(world_size)
+        if save in r.unwhole or save not in saves.records or len(nodes) > self._policy.whole_nodes:
+            return None
+        fetches: dict[tuple[int, str], ev.FetchOrdered] = {}
+        for node in nodes:
+            for rank in range(saves.records[save].world_size):
+                if self._routes.lies_at(save, rank, node):
+                    continue
+                fetch = self._routes.fetch(save, rank, r.damaged, node)
+                if fetch is None:
+                    r.unwhole.add(save)
+                    return None
+                fetches[rank, node] = fetch
+        r.ordered = now
+        if fetches:
+            return self._gather(r, save, fetches, whole=True)
+        tiers = [self._worst(r, save, self._routes.home(rank)) for rank in range(world_size)]
+        return [self._order(r, save, tiers, saves, whole=True)]
+
+    @staticmethod
+    def _worst(r: Round, save: SaveId, node: str) -> Tier:
+        """The farthest way that anything came to the node."""
+        came = {tier for (moved, _, where), tier in r.moved.items() if (moved, where) == (save, node)}
+        return next((tier for tier in (Tier.REBUILT, Tier.PEER) if tier in came), Tier.ARENA)
 
     def _have_drained(self, r: Round, save: SaveId, saves: Saves, now: float) -> list[Action] | None:
         """Has a checkpoint written to the store that lies in memory only, what is lost of it rebuilt first."""
@@ -188,7 +225,7 @@ class Restores:
         size = saves.records[save].world_size
         missing = [rank for rank in range(size) if not self._routes.has(save, rank)]
         found = {rank: self._routes.fetch(save, rank, r.damaged) for rank in missing}
-        fetches = {rank: order for rank, order in found.items() if order is not None}
+        fetches = {(rank, self._routes.home(rank)): order for rank, order in found.items() if order is not None}
         if len(fetches) < len(missing):
             return None
         if fetches:
@@ -199,42 +236,51 @@ class Restores:
         r.awaited, r.since = save, now
         return saves.drain_newest(now)
 
-    def _gather(self, r: Round, save: SaveId, fetches: dict[int, ev.FetchOrdered]) -> list[Action]:
-        """Ranks get theirs at their nodes. What is only to be drained comes to who has parity: it knows all members."""
-        r.gathered = save
-        r.fetches = {
-            rank: ToNode(
-                job=self._job, node=order.holder if save in r.reshaped else self._routes.home(rank), message=order
-            )
-            for rank, order in fetches.items()
-        }
+    def _not_drained(self, r: Round, save: SaveId, saves: Saves) -> str:
+        """Why a checkpoint that must be on the store cannot come there."""
+        size = saves.records[save].world_size
+        lost = [rank for rank in range(size) if not self._routes.has(save, rank)]
+        lost = [rank for rank in lost if self._routes.fetch(save, rank, r.damaged) is None]
+        if lost:
+            return f"{save}: {self._routes.why_not(save, lost)}"
+        why = "it could not be written there" if save in r.given_up else "a newer one, or another life, has its turn"
+        return f"{save}, of {size} ranks, must be on the store to be read by these ranks: {why}"
+
+    def _gather(
+        self, r: Round, save: SaveId, fetches: dict[tuple[int, str], ev.FetchOrdered], *, whole: bool = False
+    ) -> list[Action]:
+        r.gathered, r.whole = save, whole
+        r.fetches = {key: ToNode(job=self._job, node=key[1], message=order) for key, order in fetches.items()}
         return list(r.fetches.values())
 
-    def fetched(self, event: ev.SegmentFetched, world_size: int, saves: Saves, now: float) -> list[Action]:
-        """A segment has come to the rank's node, or cannot."""
+    def fetched(self, node: str, event: ev.SegmentFetched, world_size: int, saves: Saves, now: float) -> list[Action]:
+        """A segment has come to a node, or cannot."""
         r = self._round
-        if r is None or r.gathered != event.save or event.rank not in r.fetches:
+        if r is None or r.gathered != event.save or (event.rank, node) not in r.fetches:
             return []
-        del r.fetches[event.rank]
+        del r.fetches[event.rank, node]
         if event.problem:
-            r.damaged.add((event.save, event.tier, event.rank))
             r.notes.append(f"{event.save}, rank {event.rank}, {event.tier}: {event.problem}")
+        if event.problem and r.whole:
+            r.unwhole.add(event.save)
+        elif event.problem:
+            r.damaged.add((event.save, event.tier, event.rank))
         else:
             r.damaged.discard((event.save, Tier.ARENA, event.rank))
-            r.moved[event.save, event.rank] = event.tier
+            r.moved[event.save, event.rank, node] = event.tier
         return self._choose_when_ready(world_size, saves, now)
 
     def peer_up(self, node: str) -> list[Action]:
         """It may not have heard what was ordered."""
         if self._round is None:
             return []
-        return [order for order in self._round.fetches.values() if isinstance(order, ToNode) and order.node == node]
+        return [order for (_, at), order in self._round.fetches.items() if at == node]
 
     def _candidates(self, r: Round, saves: Saves) -> list[SaveId]:
         found = sorted(self._routes.candidates() | set(saves.on_store), reverse=True)
         return [s for s in found if r.step is None or s.step == r.step]
 
-    def _order(self, r: Round, save: SaveId, tiers: list[Tier], saves: Saves) -> Action:
+    def _order(self, r: Round, save: SaveId, tiers: list[Tier], saves: Saves, *, whole: bool = False) -> Action:
         r.choice, r.reported, r.failed = save, set(), False
         r.order = order = ev.LoadOrdered(
             job=self._job,
@@ -242,14 +288,18 @@ class Restores:
             incarnation=r.incarnation or 0,
             save=save,
             tiers=tuple(tiers),
+            whole=whole,
             dirname=saves.on_store[save].dirname if save in saves.on_store else "",
             notes=tuple(r.notes),
         )
         return ToNode(job=self._job, message=order)
 
-    def _nothing(self, r: Round, candidates: list[SaveId]) -> list[Action]:
+    def _nothing(self, r: Round, candidates: list[SaveId], reasons: list[str]) -> list[Action]:
         if candidates:
-            return self._refuse("restore", "no checkpoint can be restored: " + "; ".join(r.notes), "ckptd verify")
+            told = [*r.notes, *reasons[:_MOST_REASONS]]
+            if len(reasons) > _MOST_REASONS:
+                told.append(f"and {len(reasons) - _MOST_REASONS} older ones")
+            return self._refuse("restore", "no checkpoint can be restored: " + "; ".join(told), "ckptd verify")
         if r.scan is not None and r.scan.problem:
             text = f"cannot tell whether there is a checkpoint: the store did not answer: {r.scan.problem}"
             return self._refuse("restore", text, f"check {self._job.store}, then start again")
@@ -274,18 +324,22 @@ class Restores:
         if event.reshape and event.tier is not Tier.PFS:  # there it had all images
             r.failed = True
             r.reshaped.add(event.save)
+        elif event.problem and r.order is not None and r.order.whole:
+            r.failed = True
+            r.unwhole.add(event.save)
+            r.notes.append(f"{event.save}, read by rank {event.rank}, {event.tier}: {event.problem}")
         elif event.problem:
             r.failed = True
             r.damaged.add((event.save, event.tier, event.rank))
             if event.tier is not Tier.PFS:  # whichever way it came, it lies at the rank's node now
                 r.damaged.add((event.save, Tier.ARENA, event.rank))
-                r.moved.pop((event.save, event.rank), None)
+                r.moved.pop((event.save, event.rank, self._routes.home(event.rank)), None)
             r.notes.append(f"{event.save}, rank {event.rank}, {event.tier}: {event.problem}")
         if len(r.reported) < world_size:
             return []
         if r.failed:
             return self._choose(r, world_size, saves, now)
-        order = ev.LoadOrdered(
+        self.agreed = order = ev.LoadOrdered(
             job=self._job,
             node=self._node,
             incarnation=r.incarnation or 0,
@@ -329,9 +383,11 @@ class Restores:
             r.awaited = None
             return self._choose(r, world_size, saves, now)
         if r.fetches:
-            for rank in sorted(r.fetches):
-                r.damaged |= {(r.gathered, tier, rank) for tier in (Tier.PEER, Tier.REBUILT) if r.gathered is not None}
-            r.notes.append(f"{r.gathered}: the segments of ranks {few(sorted(r.fetches))} did not come")
+            late = sorted({rank for rank, _ in r.fetches})
+            if r.gathered is not None:
+                r.unwhole.add(r.gathered)
+                r.damaged |= {(r.gathered, tier, rank) for rank in late for tier in (Tier.PEER, Tier.REBUILT)}
+            r.notes.append(f"{r.gathered}: the segments of ranks {few(late)} did not come")
             r.fetches = {}
             return self._choose(r, world_size, saves, now)
         if r.choice is None:

@@ -2,7 +2,8 @@
 
 from ckptd.core import events as ev
 from ckptd.core.encodes import Encodes
-from ckptd.core.saves import Record, Saves
+from ckptd.core.record import Record, few
+from ckptd.core.saves import Saves
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.messages import Tier
 
@@ -19,10 +20,9 @@ class Routes:
         self._node = node
 
     def candidates(self) -> set[SaveId]:
-        """Saves that may be had from memory: whole, or with parity for what is missing."""
-        records = self._saves.records.values()
-        pieced = self._encodes.pieced
-        return {r.save for r in records if r.held and ((r.staged and r.in_memory) or r.save in pieced)}
+        """Saves that were whole in memory once, as far as is known, and of which something is left there."""
+        records, pieced = self._saves.records.values(), self._encodes.pieced
+        return {r.save for r in records if r.held and (r.staged or r.save in pieced)}
 
     def home(self, rank: int) -> str:
         """The node where the rank runs now."""
@@ -30,6 +30,15 @@ class Routes:
         if topology is None:
             return self._node
         return topology.home(rank % len(topology.homes))
+
+    def nodes(self, world_size: int) -> list[str]:
+        """Where the ranks run now."""
+        return sorted({self.home(rank) for rank in range(world_size)})
+
+    def lies_at(self, save: SaveId, rank: int, node: str) -> bool:
+        """Whether the node has the segment."""
+        record = self._saves.records.get(save)
+        return record is not None and node in record.held.get(rank, set())
 
     def has(self, save: SaveId, rank: int) -> bool:
         """Whether some node that answers has the segment."""
@@ -49,12 +58,12 @@ class Routes:
             return Tier.PFS, None
         return None
 
-    def fetch(self, save: SaveId, rank: int, damaged: Damage) -> ev.FetchOrdered | None:
-        """How the segment comes to the rank's node: from another arena, or from parity."""
+    def fetch(self, save: SaveId, rank: int, damaged: Damage, at: str = "") -> ev.FetchOrdered | None:
+        """How the segment comes to the rank's node, or to another one: from another arena, or from parity."""
         record = self._saves.records.get(save)
         if record is None:
             return None
-        others = (record.held.get(rank, set()) & self._saves.reachable) - {self.home(rank)}
+        others = (record.held.get(rank, set()) & self._saves.reachable) - {at or self.home(rank)}
         if others and (save, Tier.PEER, rank) not in damaged:
             return ev.FetchOrdered(
                 job=self._job, node=self._node, rank=rank, save=save, tier=Tier.PEER, holder=min(others)
@@ -63,12 +72,23 @@ class Routes:
             return None
         return self._encodes.rebuild(record, rank, self._unreadable(record, damaged), self._saves.reachable)
 
-    def why_not(self, save: SaveId, rank: int, damaged: Damage) -> str:
-        """Why no node's memory gives the rank's segment; empty when nothing of the save lies in memory anywhere."""
+    def why_not(self, save: SaveId, ranks: list[int]) -> str:
+        """In words, why these ranks' segments cannot be had."""
         record = self._saves.records.get(save)
-        if record is None or not record.held or not (self._encodes.on or save in self._encodes.pieced):
+        held = {node for rank in ranks for node in (record.held.get(rank, set()) if record is not None else set())}
+        silent = sorted(held - self._saves.reachable)
+        where = f"; nodes that do not answer have some: {', '.join(silent[:8])}" if silent else ""
+        store = "what lies on the store is damaged" if save in self._saves.on_store else "it is not on the store"
+        lost = f"the segments of ranks {few(sorted(ranks))} are in no arena that answers, or are damaged there"
+        return f"{lost}; {self._encodes.bears(save)}; {store}{where}"
+
+    def why_from_store(self, save: SaveId, ranks: list[int]) -> str:
+        """In words, why memory that other ranks have was of no use to these; empty when there is none."""
+        record = self._saves.records.get(save)
+        if record is None or not record.held or not ranks:
             return ""
-        return self._encodes.why_not(record, rank, self._unreadable(record, damaged), self._saves.reachable)
+        lost = f"the segments of ranks {few(sorted(ranks))} are in no arena that answers, or are damaged there"
+        return f"{lost}; {self._encodes.bears(save)}; read from the store"
 
     @staticmethod
     def _unreadable(record: Record, damaged: Damage) -> set[int]:

@@ -9,79 +9,18 @@
     abandoned / skipped / failed     kept (not due) / superseded (a newer one is staged) / failed (store gave no chance)
 """
 
-import enum
 from collections.abc import Container
-from dataclasses import dataclass, field
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, Commit, Note, RemoveCheckpoint, RemovePartial, ToNode
 from ckptd.core.policy import Policy
+from ckptd.core.record import Phase, Record, few
 from ckptd.core.retention import superfluous
 from ckptd.protocol.ids import JobKey, SaveId
-from ckptd.protocol.messages import Cadence, End, Milestone, Progress
+from ckptd.protocol.messages import Cadence, End, Progress
 
 MAX_RECORDS = 64
 _COMMIT_TRIES = 2  # before the drain itself is done again
-
-
-class Phase(enum.StrEnum):
-    """Where a save stands."""
-
-    STAGING = "staging"
-    STAGED = "staged"
-    DRAINING = "draining"
-    COMMITTING = "committing"
-    DURABLE = "durable"
-
-
-@dataclass(slots=True)
-class Record:
-    """One save."""
-
-    save: SaveId
-    world_size: int
-    since: float
-    phase: Phase = Phase.STAGING
-    held: dict[int, set[str]] = field(default_factory=dict)  # rank -> nodes whose arenas have it
-    delivered: dict[int, int] = field(default_factory=dict)  # rank -> bytes
-    adopted: bool = False  # found in the arena at start
-    protected: bool = False  # by all sets, as the ranks' nodes were then
-    due: bool = False
-    forced: bool = False  # somebody asked for this very one: a newer one does not take its turn
-    end: End | None = None
-    reason: str = ""
-    drainers: dict[str, tuple[int, ...]] = field(default_factory=dict)  # node -> ranks whose segments it writes
-    voters: set[str] = field(default_factory=set)
-    done: dict[str, int] = field(default_factory=dict)  # node -> bytes on the store
-    drain_since: float = 0.0
-    first_failure: float | None = None
-    failures: int = 0
-    commit_failures: int = 0
-    error: str = ""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all segments delivered so far."""
-        return sum(self.delivered.values())
-
-    @property
-    def staged(self) -> bool:
-        """Whether every rank's segment was sealed."""
-        return self.phase is not Phase.STAGING
-
-    @property
-    def in_memory(self) -> bool:
-        """Whether every rank's segment still lies in an arena."""
-        return 0 < self.world_size == len(self.held)
-
-    @property
-    def milestone(self) -> Milestone | None:
-        """What was reached."""
-        if self.phase is Phase.DURABLE:
-            return Milestone.DURABLE
-        if self.protected:
-            return Milestone.PROTECTED
-        return Milestone.STAGED if self.staged else None
 
 
 class Saves:
@@ -122,7 +61,7 @@ class Saves:
     def found(self, node: str, segments: tuple[ev.HeldSegment, ...], now: float) -> list[Action]:
         """These segments, and no others, lie at the node. It is told what became of their saves."""
         for record in self.records.values():
-            self._gone(record, node)
+            record.lost(node)
         actions: list[Action] = []
         for segment in sorted(segments, key=lambda s: (s.save, s.rank)):
             record = self._record(segment.save, segment.world_size, now)
@@ -131,7 +70,7 @@ class Saves:
             actions += self._delivered(node, record, segment.rank, segment.nbytes, now, again=True)
             if was is not Phase.STAGING and node != self._node:  # its half beside this one has heard it
                 actions.append(self._order(ev.SaveStaged(job=self._job, node=self._node, save=record.save), node))
-        actions += self._drain_lost(node, now)
+        actions += self._heard_of_drainer(node, now)
         told = {s.save for s in segments} if node != self._node else set()
         ended = [r for r in self.records.values() if r.end is not None and r.save in told]
         return [*actions, *(action for record in ended for action in self._tell_end(record, node))]
@@ -140,21 +79,15 @@ class Saves:
         """What lies elsewhere is out of reach."""
         for record in self.records.values():
             for node in {n for holders in record.held.values() for n in holders} - nodes:
-                self._gone(record, node)
-
-    @staticmethod
-    def _gone(record: Record, node: str, rank: int | None = None) -> None:
-        for held in [rank] if rank is not None else list(record.held):
-            record.held.get(held, set()).discard(node)
-            if not record.held.get(held):
-                record.held.pop(held, None)
+                record.lost(node)
 
     def fetched(self, node: str, save: SaveId, rank: int, now: float) -> list[Action]:
-        """The segment of the rank lies at this node too, from elsewhere."""
+        """The segment of the rank lies at this node too, from elsewhere; it may never have heard that it was staged."""
         record = self.records.get(save)
         if record is None:
             return []
-        return self._delivered(node, record, rank, record.delivered.get(rank, 0), now, again=True)
+        told = [self._order(ev.SaveStaged(job=self._job, node=self._node, save=save), node)] if record.staged else []
+        return [*told, *self._delivered(node, record, rank, record.delivered.get(rank, 0), now, again=True)]
 
     def _delivered(  # noqa: PLR0913 - what was delivered, where and when
         self, node: str, record: Record, rank: int, nbytes: int, now: float, *, again: bool = False
@@ -165,7 +98,7 @@ class Saves:
         clash = self._clash(record.save)
         if clash is not None:
             return self._disagree(record, clash)
-        complete = record.phase is Phase.STAGING and len(record.delivered) == record.world_size
+        complete = record.phase is Phase.STAGING and record.in_memory
         if record.end is not None and not (again and complete):
             return [] if again else self._tell_end(record)  # a late rank of a save that is over, or one that repeats
         if complete:
@@ -205,6 +138,12 @@ class Saves:
             actions += [a for r in older for a in self._superseded(r)]
         return [*actions, *self.start_drain(now)]
 
+    @property
+    def newest_whole(self) -> SaveId | None:
+        """The newest that lies in memory with all its ranks, or on the store."""
+        there = [r.save for r in self.records.values() if r.staged and r.in_memory]
+        return max([*there, *self.on_store], default=None)
+
     def _outrun(self, newer: SaveId) -> list[Action]:
         """Older halves are over. Of what was found at start only the store can say whether it was whole once."""
         actions: list[Action] = []
@@ -237,9 +176,12 @@ class Saves:
         waiting = [r for r in self.records.values() if not r.staged and r.end is None and rank not in r.delivered]
         return [a for r in waiting for a in self._finish(r, End.ABANDONED, f"rank {rank} {why} before it delivered")]
 
-    def new_incarnation(self, incarnation: int) -> list[Action]:
-        """What the ranks of an older incarnation did not complete never will be. The first save of this one is due."""
+    def new_incarnation(self) -> None:
+        """Its first save is due."""
         self._last_due = None
+
+    def end_halves(self, incarnation: int) -> list[Action]:
+        """What the ranks of an older incarnation did not complete never will be: no silent node has what is missing."""
         old = [r for r in self.records.values() if not r.staged and r.end is None and r.save.incarnation < incarnation]
         old = [r for r in old if r.save not in self.awaited]
         return [a for r in old for a in self._finish(r, End.ABANDONED, f"incarnation {incarnation} began")]
@@ -256,7 +198,7 @@ class Saves:
         record = self.records.get(event.save)
         if record is None or node not in record.held.get(event.rank, set()):
             return []
-        self._gone(record, node, event.rank)
+        record.lost(node, event.rank)
         return self._superseded(record) if self._waits(record) and self.ready else []
 
     @staticmethod
@@ -360,6 +302,16 @@ class Saves:
             self.retry_at = now
         return []
 
+    def _heard_of_drainer(self, node: str, now: float) -> list[Action]:
+        """A node that is to drain has said what it has: it drains, or what it was to drain is gone."""
+        record = self.records.get(self.active) if self.active is not None else None
+        if record is None or record.phase is not Phase.DRAINING or node not in set(record.drainers) - record.voters:
+            return []
+        lost = [rank for rank in record.drainers[node] if node not in record.held.get(rank, set())]
+        if lost:
+            return self._drain_failed(record, f"node {node} has lost rank {lost[0]}'s segment", now)
+        return [self._order_drain(record, node)] if node != self._node else []
+
     def peer_down(self, node: str, now: float) -> list[Action]:
         """A drain that needs the node is tried again later."""
         self.reachable.discard(node)
@@ -367,14 +319,6 @@ class Saves:
         if record is None or record.phase is not Phase.DRAINING or node not in set(record.drainers) - record.voters:
             return []
         return self._drain_failed(record, f"node {node} does not answer", now)
-
-    def _drain_lost(self, node: str, now: float) -> list[Action]:
-        """The node has said what it has: a drain that waits for what is not among it would wait for ever."""
-        record = self.records.get(self.active) if self.active is not None else None
-        if record is None or record.phase is not Phase.DRAINING or node in record.voters:
-            return []
-        lost = [rank for rank in record.drainers.get(node, ()) if node not in record.held.get(rank, set())]
-        return self._drain_failed(record, f"node {node} has lost rank {lost[0]}'s segment", now) if lost else []
 
     def moved(self, node: str, event: ev.DrainMoved) -> None:
         """Bytes written so far at a node."""
@@ -461,9 +405,9 @@ class Saves:
             if record is not None and record.phase is not Phase.DURABLE and self.active != save:
                 record.phase = Phase.DURABLE
                 actions += self._finish(record, End.DURABLE, "")
-        staged = self.newest_staged
-        actions += self._outrun(staged.save) if staged is not None else []
         newest = max(self.on_store, default=None)
+        best = self.newest_whole
+        actions += self._outrun(best) if best is not None else []
         for partial in event.partials:
             actions += self._judge_partial(partial, newest, incarnation, now)
         return [*actions, *self.retire(), *self.start_drain(now)]
@@ -572,9 +516,3 @@ class Saves:
         waiting = [r for r in self.records.values() if self._waits(r)]
         reason = "the store has not answered since the daemon started"
         return [a for r in waiting for a in self._finish(r, End.FAILED if r.in_memory else End.SUPERSEDED, reason)]
-
-
-def few(ranks: list[int], most: int = 8) -> str:
-    """The first of many numbers, for a sentence."""
-    shown = ", ".join(map(str, ranks[:most]))
-    return f"{shown}, ... ({len(ranks)} in all)" if len(ranks) > most else shown

@@ -4,6 +4,7 @@ A session is one set of ranks started together. A new one may enter when no rank
 gets the next incarnation number. A rank of the present session that comes back to a restarted daemon enters at once.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ckptd.core import events as ev
@@ -23,14 +24,14 @@ class Waiting:
     takeover: bool = False
     ranks: dict[int, tuple[str, int]] = field(default_factory=dict)  # rank -> (node, world size)
     topology: Topology | None = None
+    nodes: set[str] = field(default_factory=set)  # of the ranks that stand there
     outside: set[str] = field(default_factory=set)  # nodes that the job used before and this session does not
     late: bool = False  # it was waited for them long enough
     visited: set[str] = field(default_factory=set)  # those of them that have said who lives there
 
     def heard(self, now: float, patience_s: float) -> bool:
         """Whether every node has said who lives there; those that the session does not use get little time."""
-        nodes = set(self.topology.nodes) if self.topology is not None else set()
-        if not nodes <= {node for node, _ in self.ranks.values()}:
+        if self.topology is not None and len(self.nodes) < len(self.topology.peers):
             return False
         return self.outside <= self.visited or now - self.since >= patience_s
 
@@ -58,6 +59,7 @@ class Sessions:
         self.spoiled = ""  # why the session will not be complete: a rank of it was refused
         self._live: dict[tuple[int, str], ev.RankFound] = {}
         self._where: dict[tuple[int, str], str] = {}  # the node of each
+        self._doubted: set[tuple[int, str]] = set()  # named before the node's link came up anew, and not since
         self.heard_of: set[str] = {node}  # nodes where ranks stood at the door
         self._waiting: dict[str, Waiting] = {}
         self._taking = ""
@@ -66,14 +68,20 @@ class Sessions:
         """A live process of some session."""
         self._live[event.rank, event.session] = event
         self._where[event.rank, event.session] = node
+        self._doubted.discard((event.rank, event.session))
 
     def knocked(self, event: ev.Knocked, now: float) -> None:
         """A session at the door leaves these nodes, if it is let in."""
+        self.floor = max(self.floor, event.incarnation)
+        if not event.outside:
+            return
         waiting = self._waiting.setdefault(event.session, Waiting(now, Cadence()))
         waiting.outside |= {peer.node for peer in event.outside}
 
     def visited(self, node: str, event: ev.Visited, now: float) -> list[Action]:
         """A node that the session leaves has said who lives there."""
+        self.floor = max(self.floor, event.incarnation)
+        self._confirm(node)
         waiting = self._waiting.get(event.session)
         if waiting is None:
             return []
@@ -82,19 +90,31 @@ class Sessions:
         return self._open_waiting(now)
 
     def peer_up(self, node: str) -> None:
-        """Whatever it said may be out of date: it says anew which ranks live there."""
+        """Whatever it said may be out of date: it says anew which ranks live there, and until then they count."""
         self.unreachable.discard(node)
-        for key in [key for key, where in self._where.items() if where == node]:
+        self._doubted |= {key for key, where in self._where.items() if where == node}
+
+    def _confirm(self, node: str) -> None:
+        """It has said who lives there: whom it has not named since its link came up lives no more."""
+        for key in [key for key in self._doubted if self._where.get(key) == node]:
             self._live.pop(key, None)
             self._where.pop(key)
+            self._doubted.discard(key)
+
+    def lives(self, node: str, live: Iterable[tuple[int, str]]) -> list[int]:
+        """Members of this session that are not among those who live at their node."""
+        self._confirm(node)
+        here = set(live)
+        return [rank for rank, home in self.members.items() if home == node and (rank, self.session) not in here]
 
     def peer_down(self, node: str, now: float) -> list[Action]:
         """Nobody waits for ranks of a node that does not answer: what they still do is of an old incarnation."""
         self.unreachable.add(node)
         return self._open_waiting(now)
 
-    def retire(self) -> None:
-        """Another node coordinates the job now; who stands at this door waits on."""
+    def retire(self, incarnation: int) -> None:
+        """Another node coordinates the job now, in this incarnation; who stands at this door waits on."""
+        self.incarnation = max(self.incarnation, incarnation)
         self.session, self.members, self.departed, self.visitors = "", {}, set(), set()
         self.topology, self.epoch = None, 0
 
@@ -116,6 +136,7 @@ class Sessions:
     def attach(self, node: str, event: ev.RankAttached, now: float) -> list[Action]:
         """A rank stands before the door."""
         self.heard_of.add(node)
+        self._confirm(node)  # it names all who live there before each that knocks
         problem = self._misfit(event)
         if problem:
             if event.session == self.session:
@@ -139,10 +160,11 @@ class Sessions:
         waiting.takeover |= event.takeover
         waiting.cadence, waiting.topology = event.cadence, event.topology
         waiting.ranks[event.rank] = (node, event.world_size)
+        waiting.nodes.add(node)
         return self._open_waiting(now)
 
     def _misfit(self, event: ev.RankAttached) -> tuple[str, str, str] | None:
-        replaced = event.incarnation < self.incarnation
+        replaced = event.incarnation < self.incarnation and event.session != self.session  # it may have missed a load
         if self.session and event.session != self.session:
             replaced = event.incarnation <= self.incarnation
         if event.incarnation and replaced:
@@ -243,7 +265,8 @@ class Sessions:
         self.confirmed = not event.problem
         self.departed = set()
         self.topology, self.epoch = waiting.topology, self.incarnation
-        self.visitors = waiting.visited - self.unreachable
+        inside = set(waiting.topology.nodes) if waiting.topology is not None else set()
+        self.visitors = (waiting.visited | self.visitors) - self.unreachable - inside
         self.members = {rank: node for rank, (node, _) in waiting.ranks.items()}
         self.world_size = next(size for _, size in waiting.ranks.values())
         note = f"the store did not give an incarnation number ({event.problem}); went on with {self.incarnation}"

@@ -1,6 +1,6 @@
 """The slots of one job on one node: who may write which, which hold what, which can be had again. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
 from ckptd.core.actions import Action, AllocateSlots, FreeSlot, TakeDigests, UnlinkSlot
@@ -164,6 +164,11 @@ class SlotTable:
             if s.rank >= first_rank and s.save is None and not s.granted and s.rank not in self._demands
         ]
         return [action for slot in idle for action in self._unlink(slot)]
+
+    def trim_moved(self, here: Container[int]) -> list[Action]:
+        """Unlinks the idle slots of ranks that run elsewhere."""
+        idle = [s for s in self._slots.values() if s.rank not in here and s.save is None and not s.granted]
+        return [action for slot in idle if slot.rank not in self._demands for action in self._unlink(slot)]
 
     def rank_left(self, rank: int, *, writer_gone: bool) -> list[Action]:
         """The rank's demand and grants end. A writer that may still live keeps its mapping of an unlinked file.

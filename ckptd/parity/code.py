@@ -126,13 +126,20 @@ def next_prime(number: int) -> int:
 def schedule(
     equations: Iterable[Equation], unknown: Collection[int], wanted: Collection[Symbol]
 ) -> tuple[Step, ...] | None:
-    """Steps that find the wanted symbols when the unknown columns are not there. None: too many are missing.
+    """Steps that find the wanted symbols when the unknown columns are not there. None: too many are missing."""
+    left = list(equations)
+    return peel(left, {symbol for equation in left for symbol in equation if symbol.column in unknown}, wanted)
+
+
+def peel(
+    equations: Iterable[Equation], unknown: Collection[Symbol], wanted: Collection[Symbol]
+) -> tuple[Step, ...] | None:
+    """The same with single symbols that are unknown.
 
     Peeling: an equation with one unknown symbol gives it. Equations are taken in their order, so that diagonals are
     used only where rows do not do; steps that nothing wanted depends on are left out.
     """
-    left = list(equations)
-    missing = {symbol for equation in left for symbol in equation if symbol.column in unknown}
+    left, missing = list(equations), set(unknown)
     steps: list[Step] = []
     while missing:
         ready = next((equation for equation in left if len(equation & missing) == 1), None)

@@ -9,7 +9,7 @@ from ckptd import failpoints
 from ckptd.bulk import wire
 from ckptd.parity.code import Symbol
 from ckptd.parity.plan import Frame, Map, Task
-from ckptd.parity.sources import Source, Sources
+from ckptd.parity.sources import Opener, Source
 from ckptd.parity.streams import Span, block_range
 from ckptd.protocol.digest import DIGEST_NBYTES, Digest, digest
 from ckptd.protocol.errors import DamagedError, PeerError
@@ -30,7 +30,7 @@ class Pull:
     """
 
     def __init__(  # noqa: PLR0913 - the daemon's part, then the work
-        self, sources: Sources, job: JobKey, where: Map, task: Task, into: memoryview, *, verify: bool
+        self, sources: Opener, job: JobKey, where: Map, task: Task, into: memoryview, *, verify: bool
     ) -> None:
         import numpy as np  # noqa: PLC0415 - the daemon starts without it
 

@@ -31,6 +31,17 @@ class Source(Protocol):
         """Gives back what it holds."""
 
 
+class Opener(Protocol):
+    """Sources by node, and whether the work is broken off."""
+
+    @property
+    def cancel(self) -> Cancel:
+        """Of the work."""
+
+    def open(self, node: str) -> Source:
+        """Raises PeerError when the node cannot be reached."""
+
+
 class LocalSource:
     """This node's own slots and parity."""
 

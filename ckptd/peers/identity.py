@@ -93,10 +93,12 @@ def find_host(setting: str) -> tuple[str, str]:
     if setting:
         if setting in {name for _, name in socket.if_nameindex()}:
             return setting, ""
+        hint = "a host name or address of this node, or an interface such as ib0"
         address = _resolve(setting, _RESOLVE_TOLD_S)
         if address is None:
-            hint = "a host name or address of this node, or an interface such as ib0"
             raise ConfigError(f"peer_address = {setting!r} cannot be resolved", hint=hint)
+        if ipaddress.ip_address(address).is_unspecified:
+            raise ConfigError(f"peer_address = {setting!r} is no address that others could connect to", hint=hint)
         return address, ""
     name = socket.gethostname()
     address = _resolve(name, _RESOLVE_S)

@@ -14,6 +14,7 @@ from ckptd.core.actions import ToNode
 from ckptd.peers import codec
 from ckptd.peers.identity import Identity
 from ckptd.peers.link import Down, Got, Link, Up
+from ckptd.peers.offers import Guest, Offers
 from ckptd.peers.packets import (
     MAX_JOBS,
     VERSION,
@@ -27,7 +28,7 @@ from ckptd.peers.packets import (
     encode_body,
     encode_envelope,
 )
-from ckptd.peers.remote import BulkAddress, Remote
+from ckptd.peers.remote import Remote
 from ckptd.peers.sockets import listen
 from ckptd.peers.zap import Authenticator
 from ckptd.protocol.errors import ProtocolError
@@ -40,14 +41,6 @@ _RECEIVE_MOST = 256  # per round of the loop
 _PATIENCE_S = 600.0  # with a silent peer that the job's present topology does not name
 _MAX_SOCKETS = 1 << 15
 _STRANGER_S = 60.0  # how long one that was refused is told of
-
-
-class Guest(NamedTuple):
-    """Who may fetch bytes under a link id: which node, the secret that both know, for which jobs."""
-
-    node: str
-    secret: bytes
-    jobs: frozenset[JobKey]
 
 
 class PeerView(NamedTuple):
@@ -79,9 +72,7 @@ class PeerPlane:
         self._keys: Counter[str] = Counter()  # of remotes: sites may give one to many
         self._events: list[ev.Event] = []
         self._due = 0.0
-        self._bulk_port = 0
-        self._addresses: dict[str, BulkAddress] = {}  # by node
-        self._guests: dict[str, Guest] = {}  # by link id
+        self._offers = Offers()
         self.refused: Counter[str] = Counter()  # what was dropped, by reason
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
@@ -110,7 +101,7 @@ class PeerPlane:
                     self._part(before, job)
                 nodes[peer.node] = remote
                 remote.jobs.add(job)
-                self._refresh(remote)
+                self._offers.refresh(remote)
                 self._say(remote, Join(job))
                 self._announce(remote)
             elif peer.endpoint != remote.named_at:
@@ -123,11 +114,15 @@ class PeerPlane:
         self._topologies[job] = frozenset(topology.nodes)
         self.meet(job, topology.peers)
 
+    def _former(self, remote: Remote) -> list[JobKey]:
+        """Jobs that have moved on to other nodes, and keep this one for what it still holds."""
+        node = remote.peer.node
+        return sorted(job for job in remote.jobs if node not in self._topologies.get(job, (node,)))
+
     def _part_from_former(self, remote: Remote) -> None:
-        for job in sorted(remote.jobs):
-            if remote.peer.node not in self._topologies.get(job, (remote.peer.node,)):
-                del self._jobs[job][remote.peer.node]
-                self._part(remote, job)
+        for job in self._former(remote):
+            del self._jobs[job][remote.peer.node]
+            self._part(remote, job)
 
     def forget(self, job: JobKey) -> None:
         """The job is over here: its peers are told, and those of no other job are dropped."""
@@ -175,12 +170,12 @@ class PeerPlane:
         else:
             remote.told.discard(job)
             remote.awaited.discard(job)
-        self._refresh(remote)
+        self._offers.refresh(remote)
         if not remote.jobs:
             place = (remote.peer.node, remote.peer.key)
             del self._remotes[place]
             self._keys -= Counter([remote.peer.key])
-            self._withdraw(remote)
+            self._offers.withdraw(remote)
             remote.close()
 
     # --- loop
@@ -301,17 +296,15 @@ class PeerPlane:
         remote.awaited |= remote.told
         remote.awaited_until = now + self._timeout_s
         remote.told.clear()
-        self._withdraw(remote)
-        remote.renew_offer(self._bulk_port)
-        self._refresh(remote)
-        self._say(remote, remote.offer)
+        self._offers.withdraw(remote)
+        self._say(remote, self._offers.renew(remote))
         for job in sorted(remote.jobs):
             self._say(remote, Join(job))
 
     def _down(self, remote: Remote, now: float) -> None:
         remote.down_since = now
         remote.theirs.clear()
-        self._withdraw(remote)
+        self._offers.withdraw(remote)
         self._lost(remote, remote.told | remote.awaited)
         self._unconnected.append(remote)  # what fills the old connection is of no use any more
 
@@ -328,8 +321,7 @@ class PeerPlane:
                     remote.left = not remote.theirs
                     self._lost(remote, {job})
                 case Bulk():
-                    remote.bulk = BulkAddress(remote.host, body.port, body.link_id, body.secret)
-                    self._addresses[remote.peer.node] = remote.bulk
+                    self._offers.take(remote, body)
                 case Word(message=message):
                     self._word(remote, codec.decode(message))
         except ProtocolError as error:
@@ -368,43 +360,27 @@ class PeerPlane:
 
     def offer_bulk(self, port: int) -> None:
         """From here on peers are told that bytes are served at this port of the same host."""
-        self._bulk_port = port
+        self._offers.port = port
         for remote in self._remotes.values():
             if remote.link.up:
-                self._withdraw_guest(remote)
-                remote.renew_offer(port)
-                self._refresh(remote)
-                self._say(remote, remote.offer)
+                self._say(remote, self._offers.renew(remote))
                 self._flush(remote)
 
     def bulk_address(self, node: str) -> tuple[str, int, str, bytes] | None:
         """Host, port, link id and secret to fetch bytes from the node; None while it is down. From any thread."""
-        found = self._addresses.get(node)
-        return (found.host, found.port, found.link_id, found.secret) if found is not None and found.port else None
+        return self._offers.address(node)
 
     def bulk_guest(self, link_id: str) -> Guest | None:
         """Who comes under this link id; None: nobody, or a link that is over. From any thread."""
-        return self._guests.get(link_id)
-
-    def _refresh(self, remote: Remote) -> None:
-        if remote.link.up:
-            self._guests[remote.offer.link_id] = Guest(remote.peer.node, remote.offer.secret, frozenset(remote.jobs))
-
-    def _withdraw_guest(self, remote: Remote) -> None:
-        self._guests.pop(remote.offer.link_id, None)
-
-    def _withdraw(self, remote: Remote) -> None:
-        self._withdraw_guest(remote)
-        if remote.bulk is not None and self._addresses.get(remote.peer.node) is remote.bulk:
-            del self._addresses[remote.peer.node]
-        remote.bulk = None
+        return self._offers.guests.get(link_id)
 
     # --- status
 
     def problems(self) -> list[str]:
-        """What is wrong between daemons, and what to do, a line each."""
+        """What is wrong between daemons, and what to do, a line each. Nobody need do anything about former nodes."""
         now = self._clock()
-        lines = [problem for remote in self._remotes.values() if (problem := remote.problem(now))]
+        current = [one for one in self._remotes.values() if len(self._former(one)) < len(one.jobs)]
+        lines = [problem for remote in current if (problem := remote.problem(now))]
         for stranger, when in self._zap.strangers.items():
             if now - when < _STRANGER_S and stranger.key not in self._keys:
                 lines.append(

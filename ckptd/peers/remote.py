@@ -1,9 +1,7 @@
 """Another daemon as this one sees it: its link, the socket to it, and the jobs that both belong to."""
 
 import contextlib
-import secrets
 import struct
-from dataclasses import dataclass
 
 import msgspec
 import zmq
@@ -26,16 +24,6 @@ _WATCHED = _REFUSED | zmq.EVENT_CONNECT_RETRIED | zmq.EVENT_HANDSHAKE_SUCCEEDED
 _EVENT = struct.Struct("=hi")
 
 
-@dataclass(frozen=True, slots=True)
-class BulkAddress:
-    """Where a peer serves bytes to this daemon, and the secret that both know. Good until the link changes."""
-
-    host: str
-    port: int
-    link_id: str
-    secret: bytes
-
-
 class Remote:
     """Owns the socket. Nothing here blocks."""
 
@@ -55,8 +43,8 @@ class Remote:
         self.awaited: set[JobKey] = set()  # were told, and its new life or link has not joined yet
         self.awaited_until = 0.0
         self.met: set[JobKey] = set()  # told at some time to this life of it
-        self.offer = Bulk(0, secrets.token_hex(16), secrets.token_bytes(32))
-        self.bulk: BulkAddress | None = None
+        self.offer: Bulk | None = None  # made to it, for the present tie
+        self.bulk: Bulk | None = None  # it made
         self.left = False  # it said goodbye to the last job: its silence is no trouble
         self.trouble = ""  # last thing it said that could not be taken
 
@@ -113,10 +101,6 @@ class Remote:
     def host(self) -> str:
         """Its address, without the port."""
         return self.peer.endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
-
-    def renew_offer(self, port: int) -> None:
-        """Another secret for another link: a token that was seen is worth nothing."""
-        self.offer = Bulk(port, secrets.token_hex(16), secrets.token_bytes(32))
 
     # --- why it does not answer
 

@@ -1,6 +1,6 @@
 """Records of the commit: vote, manifest, COMMITTED. Each is self-checking or checked by the next."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -26,6 +26,7 @@ from ckptd.protocol.layout import Extent, Layout, are_parts, decode_layout, exte
 
 VERSION = 1
 VOTES_DIR = "votes"
+PARITY_DIR = "parity"
 MANIFEST = "ckptd.manifest"
 COMMITTED = "COMMITTED"
 LATEST = "latest"
@@ -34,6 +35,9 @@ STOCK_OBJECTS: Final = "objects.pt"
 _MAGIC = b"CKPTDMF1"  # before votes and manifests: magic, body, XXH3-128 of both
 MAX_COMMITTED_NBYTES = 64 << 10
 MAX_RECORD_NBYTES = 8 << 30  # of a vote or manifest
+MAX_PARITY_RECORD_NBYTES = 1 << 30
+# The set, by the content of what it protects, and the member.
+ParityName = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{16}-[0-9]{2}\.parity\Z")]
 StockName = Literal[".metadata", "objects.pt"]
 
 
@@ -51,6 +55,23 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def extents(self) -> list[Extent]:
         """The files that the image lies in, one after the other."""
         return extents(self.rank, self.nbytes, self.parts)
+
+
+class ParityRecord(msgspec.Struct, frozen=True, order=True):
+    """One member's parity of a redundancy set, in a file of `parity/`: the parity, then the record that says of what.
+
+    The record has the digest of each block of the parity, and its own is here: so the whole file is pinned.
+    """
+
+    name: ParityName
+    nbytes: Nbytes  # of the parity: whole pages
+    record_nbytes: Annotated[int, msgspec.Meta(ge=1, le=MAX_PARITY_RECORD_NBYTES)]
+    record_digest: Digest
+
+    @property
+    def file_nbytes(self) -> int:
+        """Of the file."""
+        return self.nbytes + self.record_nbytes
 
 
 class StockObjects(msgspec.Struct, frozen=True):
@@ -79,6 +100,7 @@ class Vote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     world_size: WorldSize
     files: Annotated[list[FileRecord], msgspec.Meta(max_length=4096)]
     stock_objects: StockObjects | None = None  # from rank 0's node, when it makes them
+    parity: ParityRecord | None = None  # when this node drained its own
 
 
 class VoteRef(msgspec.Struct, frozen=True):
@@ -101,6 +123,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     votes: list[VoteRef]
     files: list[FileRecord]  # by rank
     stock: list[StockFile] = []
+    parity: list[ParityRecord] = []  # by name
 
 
 class Committed(msgspec.Struct, frozen=True, kw_only=True):
@@ -222,23 +245,37 @@ def check_committed(committed: Committed, manifest: Manifest, manifest_raw: byte
             raise DamagedError(f"{where}: does not match {MANIFEST}: {field}: {said} and {found}")
 
 
+def one_record_each(votes: Iterable[Vote]) -> list[FileRecord]:
+    """The file of every rank that some vote is for, by rank. Raises DamagedError when two votes differ about one."""
+    found: dict[int, tuple[FileRecord, str]] = {}
+    for vote in votes:
+        for record in vote.files:
+            known, node = found.setdefault(record.rank, (record, vote.node))
+            if known != record:
+                raise DamagedError(f"votes for {vote.save} of {node} and {vote.node} differ about {record.name}")
+    return [found[rank][0] for rank in sorted(found)]
+
+
 def make_manifest(
     votes: list[tuple[Vote, bytes]], *, save: SaveId, writer: str, stock: Sequence[StockFile] = ()
 ) -> Manifest:
     """The manifest that votes (with their file content) add up to; stock: what lies beside them for stock readers.
 
-    Raises DamagedError when they disagree about the job, the save or the world, or do not cover each rank exactly once.
+    A rank may have two votes: its drain began on one node, and again on another that had the segment too. Both wrote
+    the same bytes under the same name, so they agree to the bit. Raises DamagedError when they do not, when votes
+    disagree about the job, the save or the world, or leave a rank out.
     """
     first = votes[0][0] if votes else None
     if first is None or any((v.job, v.save, v.world_size) != (first.job, save, first.world_size) for v, _ in votes):
         raise DamagedError(f"votes for {save} are missing or disagree about the job")
-    files = sorted((f for v, _ in votes for f in v.files), key=lambda f: f.rank)
+    files = one_record_each([v for v, _ in votes])
     if [f.rank for f in files] != list(range(first.world_size)):
         raise DamagedError(f"votes for {save} cover {len(files)} of {first.world_size} ranks")
+    parity = sorted({v.parity for v, _ in votes if v.parity is not None})
     refs = sorted((VoteRef(v.node, len(raw), digest(raw)) for v, raw in votes), key=lambda r: r.node)
     return Manifest(
         version=VERSION, digest_kind=KIND, writer=writer, job=first.job, save=save,
-        world_size=first.world_size, votes=refs, files=files, stock=list(stock),
+        world_size=first.world_size, votes=refs, files=files, stock=list(stock), parity=parity,
     )  # fmt: skip
 
 

@@ -232,6 +232,7 @@ class LoadFrom(_Reply, frozen=True, kw_only=True):
     save: SaveId | None = None
     tier: Tier = Tier.ARENA
     slot: str = ""  # in the arena
+    whole: bool = False  # the slots of all ranks that saved it lie beside that one, which may be another rank's
     path: str = ""  # absolute, on the PFS
     agreed: bool = False
     notes: list[str] = []

@@ -68,6 +68,13 @@ class Topology(msgspec.Struct, frozen=True, array_like=True):
         """The node where the rank runs."""
         return self.peers[self.homes[rank]].node
 
+    def by_node(self) -> dict[str, tuple[int, ...]]:
+        """Ranks of every node."""
+        ranks: list[list[int]] = [[] for _ in self.peers]
+        for rank, index in enumerate(self.homes):
+            ranks[index].append(rank)
+        return {peer.node: tuple(ranks[index]) for index, peer in enumerate(self.peers)}
+
     def ranks_of(self, node: str) -> tuple[int, ...]:
         """Ranks that run on the node."""
         return tuple(r for r, index in enumerate(self.homes) if self.peers[index].node == node)

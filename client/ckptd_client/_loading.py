@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from ckptd.protocol import places
 from ckptd.protocol.errors import CkptdError, DamagedError, RestoreError
 from ckptd.protocol.ids import SaveId
 from ckptd.protocol.layout import decode_leaves
@@ -125,6 +126,8 @@ def _report(link: Link, order: LoadFrom, error: Exception | None) -> LoadFrom:
 
 def _read(link: Link, state: dict[str, Any], order: LoadFrom) -> Segment:
     assert order.save is not None  # noqa: S101 - the caller looked
+    if order.whole:
+        return _read_whole(link, state, order, order.save)
     if order.tier is not Tier.PFS:
         return _read_slot(link, state, order, order.save)
     if not order.path:
@@ -138,11 +141,33 @@ def _read(link: Link, state: dict[str, Any], order: LoadFrom) -> Segment:
 def _find(link: Link, order: LoadFrom) -> Checkpoint:
     assert order.save is not None  # noqa: S101 - the caller looked
     if order.tier is not Tier.PFS:
-        directory = os.path.dirname(link.slots.path(order.slot))
-        return open_arena(directory, order.slot, link.job, order.save, link.group.rank, tier=order.tier)
+        return _open_arena(link, order, order.save)
     if not order.path:
         raise DamagedError(f"no copy of {order.save} is left for rank {link.group.rank}")
     return open_directory(order.path, order.save)
+
+
+def _open_arena(link: Link, order: LoadFrom, save: SaveId) -> Checkpoint:
+    """All images, beside the slot that the order names."""
+    rank, _ = places.parse_slot_name(order.slot) or (link.group.rank, 0)
+    return open_arena(os.path.dirname(link.slots.path(order.slot)), order.slot, link.job, save, rank, tier=order.tier)
+
+
+def _read_whole(link: Link, state: dict[str, Any], order: LoadFrom, save: SaveId) -> Segment:
+    """What this rank needs of all images, from the slots of this node."""
+    found, group = _open_arena(link, order, save), link.group
+    try:
+        like = group.rank if group.rank < found.world_size else 0
+        saves = saves_of([*found.layouts.values()], found.leaves[like], rank=like, world_size=group.world_size)
+        where = f"step {save.step} of job {link.job.job}, in memory"
+        fitted = fit(state, saves, where=where, pickle_keys=link.settings.pickle_keys)
+        for rank, targets in fitted.targets.items():
+            found.read(rank, targets)
+        fitted.settle_shared()
+    finally:
+        found.close()
+    nbytes = sum(target.nbytes for targets in fitted.targets.values() for target in targets)
+    return Segment(save, order.tier, fitted, nbytes, ())
 
 
 def _read_slot(link: Link, state: dict[str, Any], order: LoadFrom, save: SaveId) -> Segment:

@@ -27,17 +27,19 @@ BOXES = 2  # of one tensor on each rank, so that each image is that many files
 FLAGS = ("--keep-last", str(KEEP), "--log-level", "debug")
 FIRST_STEPS = (10, 20, 30)  # saved before the daemon is armed in the long form's second ordering
 STEPS = (40, 50, 60, 70)
-WORKER = tuple(p for p in failpoints.POINTS if not p.startswith("stage.") and "durable-told" not in p)
+# What a node by itself comes to. Of encodes and rebuilds: tests/unit/parity, tests/unit/test_repair.py.
+POINTS = tuple(p for p in failpoints.POINTS if not p.startswith(("encode.", "rebuild.")))
+WORKER = tuple(p for p in POINTS if not p.startswith("stage.") and "durable-told" not in p)
 LONG = os.environ.get("FAULTS") == "long"
 
 # (point, who dies, ranks, whether the store holds checkpoints when the daemon is armed)
 CASES = [
     (point, dies, world, warm)
     for point, (dies, world, warm) in itertools.product(
-        failpoints.POINTS, itertools.product(("worker", "both"), (1, 2), (False, True))
+        POINTS, itertools.product(("worker", "both"), (1, 2), (False, True))
     )
     if (point in WORKER or dies == "both")
-    and (LONG or ((world == 2) == (dies == "both") and warm == (failpoints.POINTS.index(point) % 2 == 1)))
+    and (LONG or ((world == 2) == (dies == "both") and warm == (POINTS.index(point) % 2 == 1)))
 ]
 
 
@@ -215,5 +217,5 @@ def test_a_save_that_was_staged_is_never_called_abandoned():
 
 
 def test_the_list_that_was_walked_is_the_whole_list():
-    assert {point for point, *_ in CASES} == set(failpoints.POINTS)
+    assert {point for point, *_ in CASES} == set(POINTS)
     assert {point for point, dies, *_ in CASES if dies == "worker"} == set(WORKER)

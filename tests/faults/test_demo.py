@@ -1,6 +1,7 @@
 """The demo: its proof notices what it should, and its short form runs through and leaves nothing behind."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptd_client.demo import report
+from ckptd_client.demo import promises, report
 from ckptd_client.demo.errors import DemoError
 from ckptd_client.demo.journal import Finished, Loss, Reached, Reader, Restored, Saved, TorchSaved, Writer
 
@@ -67,17 +68,51 @@ def cells(table):
     return " | ".join(str(cell) for column in table.columns for cell in [column.header, *column.cells])
 
 
+def came_back(*tiers, step=3):
+    return [Restored(step, tier, 0.1 * rank, 38 << 20) for rank, tier in enumerate(tiers, 1)]
+
+
 def test_what_was_not_measured_has_no_row():
-    restored = Restored(3, "arena", 0.1, 38 << 20)
+    restored = came_back("arena", "arena", "rebuilt", "rebuilt")
     first = [[Saved(1, 0.2), Saved(3, 0.1), Reached(3, "staged", 0.3)]]
-    free = [[Saved(5, 0.1), Reached(5, "staged", 0.3), Reached(5, "durable", 0.4)]]
+    free = [[Saved(5, 0.1), Reached(5, "staged", 0.3), Reached(5, "protected", 0.35), Reached(5, "durable", 0.4)]]
     measured = report.Measured([[TorchSaved(1, 37 << 20, 0.1, 0.2)], []], [first], [free], [("a death", restored)])
     text = cells(measured.table("32 MiB/s"))
     assert "none was seen" not in text
     assert "32 MiB/s" not in text
     assert "ckptd, 38 MiB per rank | " in text
-    assert "400.0 ms, meanwhile training goes on" in text
+    assert "300.0 ms | 350.0 ms | 400.0 ms, meanwhile training goes on" in text
+    assert "200.0 ms: step 3 from arena, 2 ranks | 400.0 ms: step 3 from rebuilt, 2 ranks" in text
     assert measured.notes()[0].startswith("worst stop of ckptd: the save of step 1, the first after a start")
+
+
+def test_a_promise_that_was_kept():
+    reached = [[Reached(3, "staged", 0.1), Reached(3, "protected", 0.1)], [Reached(5, "staged", 0.1)], [], []]
+    assert promises.newest(reached, "staged") == 5
+    assert promises.newest(reached, "protected") == 3
+    assert promises.newest(reached, "protected", told=4) == 4
+    restored = promises.restored([[one, Loss(4, "0x1p+0")] for one in came_back("arena", "rebuilt")])
+    promises.check(restored, 3, "protected", ["arena", "rebuilt"])
+
+
+@pytest.mark.parametrize(
+    ("restored", "promised", "says"),
+    [
+        (came_back("arena", "rebuilt"), 4, "step 4 was reported protected, but step 3 came back"),
+        (came_back("arena", "pfs"), 3, r"step 3 came from \['arena', 'pfs'\], by rank"),
+        (came_back("arena") + came_back("rebuilt", step=5), 3, r"different steps: \[3, 5\]"),
+    ],
+)
+def test_a_broken_promise_is_noticed(restored, promised, says):
+    with pytest.raises(DemoError, match=says):
+        promises.check(restored, promised, "protected", ["arena", "rebuilt"])
+
+
+def test_a_training_that_began_from_nothing_is_noticed():
+    with pytest.raises(DemoError, match=r"ranks \[1\] began from nothing"):
+        promises.restored([came_back("arena"), [Loss(0, "0x1p+0")]])
+    with pytest.raises(DemoError, match="no checkpoint was reported staged"):
+        promises.newest([[Saved(1, 0.1)]], "staged")
 
 
 def test_a_journal_is_read_while_it_is_written(tmp_path):
@@ -110,7 +145,7 @@ def start_demo(tmp_path):
 
 def left_behind(tmp_path, pid):
     """Files, shared memory and processes of the demo that pid was."""
-    arena = f"/dev/shm/ckptd-demo-{pid}"
+    arena = f"/dev/shm/ckptd-demo-{pid}-"
     marks = [f"{tmp_path}/ckptd-demo-".encode(), arena.encode()]
     processes = []
     for entry in Path("/proc").iterdir():
@@ -124,20 +159,25 @@ def left_behind(tmp_path, pid):
 
 
 @pytest.mark.faults
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_the_short_demo_proves_what_it_says(tmp_path):
     with start_demo(tmp_path) as demo:
         output = demo.communicate()[0]
     assert demo.returncode == 0, output
-    assert "the loss curve equals the uninterrupted run's, bit for bit: 40 steps" in output
-    assert output.count("from tier arena") == 2, output
+    assert "the loss curve equals the uninterrupted run's, bit for bit: 30 steps" in output
+    routes = re.findall(r"restored step \d+ from tier (\w+), (\d) ranks", output)
+    assert routes == [("arena", "4"), ("arena", "2"), ("rebuilt", "2")], output
+    assert re.search(r"^ *0 +node-a +0-1 +yes +\d+ *$", output, re.MULTILINE), (
+        output
+    )  # set, node, ranks, parity of step
+    assert re.search(r"^ *0 +node-c +2-3 +yes +\d+ *$", output, re.MULTILINE), output
     assert "none was seen" not in output
     assert output.splitlines()[-1] == 'Everything it made is removed. Next: "A first save" in README.md'
     assert left_behind(tmp_path, demo.pid) == []
 
 
 @pytest.mark.faults
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_an_interrupted_demo_leaves_nothing_behind(tmp_path):
     with start_demo(tmp_path) as demo:
         for line in demo.stdout:

@@ -32,7 +32,7 @@ def main() -> int:
     args = parser.parse_args()
     if os.environ.get("PYTHONHASHSEED") != "0":  # as replay has it
         os.environ["PYTHONHASHSEED"] = "0"
-        os.execv(sys.executable, [sys.executable, "-m", "tests.simulation.campaign", *sys.argv[1:]])
+        os.execv(sys.executable, [sys.executable, "-m", "tests.simulation.campaign", *sys.argv[1:]])  # noqa: S606 - this very program
     began, failed, events, slowest = time.monotonic(), 0, 0, 0.0
     totals: dict[str, Counter[str]] = {"faults": Counter(), "told": Counter(), "counts": Counter()}
     with ProcessPoolExecutor(args.jobs) as pool:
@@ -53,9 +53,8 @@ def main() -> int:
                 Path(args.save).mkdir(parents=True, exist_ok=True)
                 Path(args.save, f"seed-{seed}-nodes-{args.nodes}.txt").write_text(transcript)
     wall = time.monotonic() - began
-    print(
-        f"{args.count} seeds x {args.nodes} nodes: {failed} failed; {events} events, {wall:.1f} s, slowest {slowest:.2f} s of CPU"
-    )
+    took = f"{events} events, {wall:.1f} s, slowest {slowest:.2f} s of CPU"
+    print(f"{args.count} seeds x {args.nodes} nodes: {failed} failed; {took}")
     for name, total in totals.items():
         print(f"{name}:", ", ".join(f"{key} {number}" for key, number in sorted(total.items())))
     return 1 if failed else 0

@@ -44,6 +44,7 @@ class Running:
     life: int
     action: act.Action
     over: bool = False
+    vote: tuple[int, tuple[int, ...]] = (0, ())  # made when the action begins, from the seals then
 
 
 class Effects:
@@ -104,12 +105,10 @@ class Effects:
         running = Running(machine, machine.life, action)
         serial = next(self._ids)
         self._running.setdefault(machine.name, {})[serial] = running
-        if isinstance(action, act.Drain):
-            try:
-                if world.store(action.job).mode != "silent":
-                    world.store(action.job).make_partial(action.save)
-            except StoreError:
-                pass
+        if isinstance(action, act.Drain) and world.store(action.job).mode != "silent":
+            world.store(action.job).make_partial(action.save)
+        if isinstance(action, act.WriteVote):
+            running.vote = self._make_vote(machine, action)
         usual = _USUAL_S[type(action)]
         clock.after(clock.mostly(usual, usual * 20), self._due, serial, running)
 
@@ -152,7 +151,7 @@ class Effects:
             return
         running.over = True
         self._running[running.machine.name].pop(serial, None)
-        for event in self._outcome(running.machine, running.action, problem, happened):
+        for event in self._outcome(running, problem, happened):
             running.machine.say(event)
 
     def cut(self, machine: Machine) -> None:
@@ -161,13 +160,16 @@ class Effects:
             running.over = True
             silent = isinstance(running.action, _STORE) and self._world.store(running.action.job).mode == "silent"
             if not silent and self._world.clock.chance(0.5):
-                self._outcome(running.machine, running.action, "", True)
+                self._outcome(running, "", True)
 
-    def _outcome(self, machine: Machine, action: act.Action, problem: str, happened: bool) -> list[Any]:
-        found: Any = None
+    def _outcome(self, running: Running, problem: str, happened: bool) -> list[Any]:
+        machine, action, found = running.machine, running.action, None
         if not problem or happened:
             try:
-                found = _EFFECTS[type(action)](self, machine, action)
+                if isinstance(action, act.WriteVote):
+                    self._world.store(action.job).vote(action.save, machine.name, *running.vote)
+                else:
+                    found = _EFFECTS[type(action)](self, machine, action)
             except StoreError as error:
                 problem = problem or str(error)
         return _EVENTS[type(action)](action, problem, found)
@@ -260,12 +262,11 @@ class Effects:
         store.write(action.save, files)
         return False
 
-    def _vote(self, machine: Machine, action: act.WriteVote) -> None:
+    def _make_vote(self, machine: Machine, action: act.WriteVote) -> tuple[int, tuple[int, ...]]:
         slots = [machine.arena.slot(action.job, name) for name in action.slots]
         good = [s for s in slots if s is not None and s.save == action.save and s.seal.state is SlotState.DIGESTED]
         assert len(good) == len(slots), f"{machine.name} votes for {action.save} with slots that do not hold it"
-        ranks = tuple(s.rank for s in good)
-        self._world.store(action.job).vote(action.save, machine.name, good[0].seal.world_size, ranks)
+        return good[0].seal.world_size, tuple(s.rank for s in good)
 
     def _take(self, machine: Machine, action: act.TakeIncarnation) -> int:
         return self._world.store(action.job).take(action.at_least)
@@ -318,7 +319,7 @@ def _plain(kind: type[Any], **more: Any) -> Callable[[Any, str, Any], list[Any]]
 
 _EFFECTS: dict[type[Any], Any] = {
     act.AllocateSlots: Effects._allocate, act.TakeDigests: Effects._digest, act.Encode: Effects._encode,
-    act.FetchSegment: Effects._fetch, act.Drain: Effects._drain, act.WriteVote: Effects._vote,
+    act.FetchSegment: Effects._fetch, act.Drain: Effects._drain, act.WriteVote: None,
     act.TakeIncarnation: Effects._take, act.ScanStore: Effects._scan, act.Commit: Effects._commit,
     act.RemoveCheckpoint: Effects._remove, act.RemovePartial: Effects._remove_partial,
 }  # fmt: skip

@@ -1,7 +1,9 @@
 """What starts a job again and again: the same way, on other nodes, with more or fewer, beside one that still lives."""
 
+import contextlib
 from typing import TYPE_CHECKING
 
+from ckptd.protocol.errors import CkptdError
 from ckptd.protocol.ids import JobKey
 from ckptd.protocol.messages import Milestone
 from ckptd.protocol.topology import Scheme
@@ -134,6 +136,13 @@ class Launcher:
         self.current = None
         if self.goal != "rest":
             self._later(self.world.clock.between(0.5, 10))
+
+    def forget(self) -> None:
+        """``ckptd forget --force`` on every node where no rank lives."""
+        for machine in self.world.nodes.values():
+            if machine.catalogue is not None and machine.up and self.job in machine.catalogue.jobs:
+                with contextlib.suppress(CkptdError):
+                    machine.all_of(machine.catalogue.forget(self.job, force=True))
 
     def _later(self, seconds: float) -> None:
         if not self._starting:

@@ -108,7 +108,7 @@ class Machine:
                 del memory.rank_files[rank, session]
                 self.say(make(ev.RankGone, job=job, rank=rank, session=session))
         if self.catalogue is not None:
-            self._all(self.catalogue.adopted(job, self.now))
+            self.all_of(self.catalogue.adopted(job, self.now))
             self._turn()
 
     def found(self, job: JobKey, rank: int, session: str) -> None:
@@ -192,9 +192,9 @@ class Machine:
             while self._queue and self.catalogue is not None and self.life == life:
                 event = self._queue.popleft()
                 self.world.saw(self, event)
-                self._all(self.catalogue.handle(event, self.now))
+                self.all_of(self.catalogue.handle(event, self.now))
             if self.catalogue is not None and self.life == life:
-                self._all(self.catalogue.tick(self.now))
+                self.all_of(self.catalogue.tick(self.now))
         finally:
             self._busy = False
         if self.catalogue is None or self.life != life:
@@ -202,7 +202,8 @@ class Machine:
         if self._queue:
             self._turn()
             return
-        self.catalogue.check()
+        if self.world.thorough or self.world.events % 16 == 0:
+            self.catalogue.check()
         due = self.catalogue.next_deadline()
         if due is not None:
             assert due > self.now, f"{self.name}: the loop would spin: due {due}, now {self.now}"
@@ -219,7 +220,8 @@ class Machine:
         if not self.frozen:
             self._turn()
 
-    def _all(self, actions: list[act.Action]) -> None:
+    def all_of(self, actions: list[act.Action]) -> None:
+        """Each of the actions, as long as this life lasts."""
         life = self.life
         for action in actions:
             if self.catalogue is None or self.life != life:

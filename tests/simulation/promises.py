@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tests.simulation.session import Session
     from tests.simulation.world import World
 
-_CALM_S = 90.0  # a load that began so long after all was well finds the newest there is
+_CALM_S = 30.0  # a load that began so long after all was well finds the newest there is
 
 
 class Promises:
@@ -85,9 +85,10 @@ class Promises:
         newest = truth.owners[max(truth.owners)] if truth.owners else ""
         for launcher in self._world.launchers:
             for session in (launcher.current, *launcher.zombies):
-                if session is not None and session.name == newest:
-                    if any(p.alive and p.incarnation and p.state != "closing" for p in session.procs):
-                        return False
+                if session is None or session.name != newest:
+                    continue
+                if any(p.alive and p.incarnation and p.state != "closing" for p in session.procs):
+                    return False
         owed = max((p for p in (truth.staged, truth.protected and truth.protected.save) if p is not None), default=None)
         durable = max(self._world.store(job).ever, default=None)
         over = owed is None or self._world.expired or (durable is not None and durable >= owed)
@@ -246,6 +247,14 @@ class Promises:
         newest = max([*there, *store.committed], default=None)
         self.told_of["calm loads"] += 1
         assert newest is None or (chosen is not None and chosen >= newest), f"{chosen} was loaded, {newest} is there"
+
+    def anything_restorable(self, job: JobKey) -> bool:
+        """Whether some checkpoint is left, wherever."""
+        truth = self.of(job)
+        if self._world.store(job).committed or any(t.ever_whole and t.restorable() for t in truth.saves.values()):
+            return True
+        truth.staged = truth.protected = None
+        return False
 
     # --- the end
 

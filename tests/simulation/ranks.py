@@ -263,7 +263,7 @@ class Proc:
 
     # --- from the daemon
 
-    def hear(self, action: act.ToRank) -> None:
+    def hear(self, action: act.ToRank) -> None:  # noqa: C901 - one line per message
         """A reply or a push. Who is not attached any more hears nothing."""
         message = action.message
         if not self.alive or self.state in ("out", "lost", "stale", "new"):

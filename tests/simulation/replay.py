@@ -21,7 +21,7 @@ def main() -> int:
     args = parser.parse_args()
     if os.environ.get("PYTHONHASHSEED") != "0":  # sets of names must have the same order again
         os.environ["PYTHONHASHSEED"] = "0"
-        os.execv(sys.executable, [sys.executable, "-m", "tests.simulation.replay", *sys.argv[1:]])
+        os.execv(sys.executable, [sys.executable, "-m", "tests.simulation.replay", *sys.argv[1:]])  # noqa: S606 - this very program
     try:
         outcome = play(
             args.seed,

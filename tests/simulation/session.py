@@ -166,6 +166,11 @@ class Session:
         """A rank's connect or load raised: the program ends, and the launcher starts another."""
         self.world.counts["failed sessions"] += 1
         self.world.log(proc.machine, f"{proc}: {why}")
+        if "no checkpoint can be restored" in why and not self.world.promises.anything_restorable(self.job):
+            for seconds in (3.0, 6.0, 12.0):  # more was lost than was promised: the user gives the rest up
+                self.world.clock.after(seconds, self.launcher.forget)
+            self.world.clock.after(0.0, self.end, "nothing to go on with")
+            return
         calm = self.world.clock.now - self.world.chaos.calm_since
         assert calm < STUCK_S or self.replaced or self.since < self.world.chaos.calm_since + 60, (
             f"{proc} fails while nothing is wrong: {why}"

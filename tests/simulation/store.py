@@ -1,4 +1,4 @@
-"""The file system that all nodes share: what one job's directory on it holds. Each call is one step that never tears."""
+"""The file system that all nodes share: what one job's directory on it holds. Each call is one step."""
 
 from dataclasses import dataclass, field
 
@@ -28,7 +28,7 @@ class Directory:
         absent = set(range(max(worlds))) - set(ranks)
         if absent:
             return f"{len(absent)} ranks have no vote, one is {min(absent)}"
-        return "" if len(ranks) == max(worlds) else "some rank has two votes"
+        return ""  # two votes for a rank agree: its file has one content, as the promises check
 
 
 class Store:

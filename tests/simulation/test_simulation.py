@@ -74,8 +74,7 @@ def never_drains(self, now):
 def test_a_core_that_breaks_a_promise_is_caught(monkeypatch, owner, name, broken, notices):
     monkeypatch.setattr(owner, name, broken)
     with pytest.raises(BrokenError, match=notices):
-        for seed in range(6):
-            play(seed, nodes=3, scheme="xor", seconds=40.0, fault_every_s=20.0)
+        play(1, nodes=3, scheme="xor", seconds=20.0, fault_every_s=0.0)
 
 
 def test_a_failure_tells_how_to_play_it_again(monkeypatch):

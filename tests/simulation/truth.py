@@ -1,4 +1,4 @@
-"""What is really so with one job, over all nodes: where each segment and each piece lies. Kept up to date, never told."""
+"""What is really so with one job, over all nodes: where each segment and each piece lies."""
 
 from dataclasses import dataclass, field
 from itertools import chain

@@ -64,6 +64,7 @@ class World:
         self.made_up = False  # some incarnation number did not come from the store
         self.keeping_is_meeting = False
         self.events = 0
+        self.thorough = nodes <= 8
         self._fingerprint = blake2b(digest_size=8)
         self.nodes: dict[str, Machine] = {}
         self.lost: list[Machine] = []

@@ -48,12 +48,25 @@ def test_a_manifest_is_made_in_order_whatever_order_votes_come_in():
     assert man.encode_record(man.make_manifest(VOTES[::-1], save=SAVE, writer="test")) == RAW
 
 
+def another_story():
+    """A vote that says of rank 1's file what the others do not."""
+    vote, raw = a_vote("n2", (1,))
+    other = msgspec.structs.replace(vote.files[0], leaves=b"other")
+    return msgspec.structs.replace(vote, files=[other]), raw
+
+
+def test_a_rank_with_two_votes_that_agree_has_one_file():
+    manifest = man.make_manifest([*VOTES, a_vote("n2", (1,))], save=SAVE, writer="test")
+    assert manifest.files == MANIFEST.files
+    assert [ref.node for ref in manifest.votes] == [*(ref.node for ref in MANIFEST.votes), "n2"]
+
+
 @pytest.mark.parametrize(
     "votes",
     [
         [],
         VOTES[:1],
-        [*VOTES, a_vote("n2", (1,))],
+        [*VOTES, another_story()],
         [VOTES[0], a_vote("n0", (0,), job="other")],
         [VOTES[0], a_vote("n0", (0,), world_size=3)],
         [VOTES[0], a_vote("n0", (0,), save=SaveId(2, 4, 100))],

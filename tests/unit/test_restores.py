@@ -2,6 +2,7 @@
 
 import pytest
 
+from ckptd.core import actions as act
 from ckptd.core import events as ev
 from ckptd.protocol.ids import SaveId
 from ckptd.protocol.messages import Cadence, Done, LoadFrom, Refused, Tier
@@ -11,9 +12,9 @@ ONE = SaveId(1, 1, 10)
 TWO = SaveId(1, 2, 20)
 
 
-def a_load(*, committed=(), staged=(), step=None, world=2):
+def a_load(*, committed=(), staged=(), step=None, world=2, **policy):
     """A job whose ranks have all asked; returns it and the requests."""
-    job = AJob(world=world).start(committed=committed)
+    job = AJob(world=world, **policy).start(committed=committed)
     for save in staged:
         job.stage_all(save)
         job.digest_all(save)
@@ -108,9 +109,9 @@ def test_a_checkpoint_of_another_world_size_is_read_from_the_store_by_all():
     assert orders(job, asked)[0].path.endswith(ONE.dirname)
 
 
-def another_world():
+def another_world(**policy):
     """A job of one rank whose newest checkpoint, of two, is in memory only; and the request of its load."""
-    job = AJob(world=2, cadence=Cadence(steps=100)).start(committed=())
+    job = AJob(world=2, **policy, cadence=Cadence(steps=100)).start(committed=())
     job.stage_all(ONE)
     job.drain(ONE)
     job.stage_all(TWO)
@@ -123,8 +124,28 @@ def another_world():
     return job
 
 
-def test_one_that_lies_in_memory_only_is_drained_first():
+def test_ranks_of_another_world_read_from_the_slots_of_all_ranks():
     job = another_world()
+    job.take()
+    seq = job.ask_load(0, "b")
+    job.say(ev.StoreScanned(job=KEY, committed=(ev.OnStore(ONE, 2, 10, ONE.dirname),)))
+    job.number(3)
+    job.digest_all(TWO)
+    answer = job.answer(seq)
+    assert (answer.save, answer.tier, answer.whole) == (TWO, Tier.ARENA, True)
+    assert not job.of(act.Drain)
+
+
+def test_what_they_cannot_read_there_is_read_from_the_store():
+    job, _ = a_load(committed=(ONE,), staged=(ONE,))
+    seqs = [job.report(0, ONE, Tier.ARENA, "not here", reshape=True), job.report(1, ONE, Tier.ARENA)]
+    assert [(o.tier, o.whole) for o in orders(job, seqs)] == [(Tier.ARENA, True)] * 2
+    seqs = [job.report(0, ONE, Tier.ARENA, "block 0 is damaged"), job.report(1, ONE, Tier.ARENA)]
+    assert [(o.tier, o.whole) for o in orders(job, seqs)] == [(Tier.PFS, False)] * 2
+
+
+def test_one_that_lies_in_memory_only_is_drained_first():
+    job = another_world(whole_nodes=0)
     job.take()
     seq = job.ask_load(0, "b")
     job.say(ev.StoreScanned(job=KEY, committed=(ev.OnStore(ONE, 2, 10, ONE.dirname),)))
@@ -136,7 +157,7 @@ def test_one_that_lies_in_memory_only_is_drained_first():
 
 
 def test_a_rank_that_needs_other_ranks_images_sends_all_to_the_store():
-    job, _ = a_load(committed=(ONE,), staged=(ONE,))
+    job, _ = a_load(committed=(ONE,), staged=(ONE,), whole_nodes=0)
     seqs = [job.report(0, ONE, Tier.ARENA, "not here", reshape=True), job.report(1, ONE, Tier.ARENA)]
     assert [(job.answer(seq).save, job.answer(seq).tier) for seq in seqs] == [(ONE, Tier.PFS)] * 2
     assert not job.answer(seqs[0]).notes, "nothing was wrong"
@@ -145,7 +166,7 @@ def test_a_rank_that_needs_other_ranks_images_sends_all_to_the_store():
 
 
 def test_a_rank_that_needs_other_ranks_images_has_them_drained():
-    job, _ = a_load(staged=(ONE,))
+    job, _ = a_load(staged=(ONE,), whole_nodes=0)
     seqs = [job.report(0, ONE, Tier.ARENA, "not here", reshape=True), job.report(1, ONE, Tier.ARENA)]
     assert [job.answer(seq) for seq in seqs] == [None, None]
     job.drain(ONE)
@@ -160,7 +181,7 @@ def test_a_rank_that_finds_all_images_too_few_has_found_damage():
 
 
 def test_a_drain_that_a_load_waits_for_has_a_time_of_its_own():
-    job, _ = a_load(staged=(ONE,))
+    job, _ = a_load(staged=(ONE,), whole_nodes=0)
     job.tick(290)
     seqs = [job.report(rank, ONE, Tier.ARENA, "not here", reshape=True) for rank in range(2)]
     job.tick(290)
@@ -171,17 +192,17 @@ def test_a_drain_that_a_load_waits_for_has_a_time_of_its_own():
 
 
 def test_a_drain_that_a_load_waits_for_in_vain_is_given_up_for_an_older_checkpoint():
-    job, _ = a_load(staged=(TWO,), committed=(ONE,))
+    job, _ = a_load(staged=(TWO,), committed=(ONE,), whole_nodes=0)
     seqs = [job.report(rank, TWO, Tier.ARENA, "not here", reshape=True) for rank in range(2)]
     job.tick(310)
     answer = job.answer(seqs[0])
     assert (answer.save, answer.tier) == (ONE, Tier.PFS)
-    assert "its drain does not end" in answer.notes[-1]
+    assert any("its drain does not end" in note for note in answer.notes)
 
 
 def a_silent_store(**number):
     """A job whose store has not answered. The load of its ranks waits for the drain of what lies in memory."""
-    job = AJob(world=2)
+    job = AJob(world=2, whole_nodes=0)
     for rank in range(2):
         job.attach(rank)
     job.say(ev.IncarnationTaken(job=KEY, **number))
@@ -376,4 +397,4 @@ def test_the_slots_are_free_again_once_the_load_is_given_up():
     job, _ = a_load(staged=(ONE,))
     job.report(0, ONE, Tier.ARENA)
     job.tick(3601)
-    assert job.node._loading is None
+    assert job.node.loads.save is None

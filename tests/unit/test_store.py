@@ -492,3 +492,58 @@ def test_a_checkpoint_that_lacks_a_file_is_still_a_problem(key) -> None:
     found = scan(fs, key)
     assert found.committed == []
     assert COMMITTED in found.problems[0]
+
+
+# -- a rank that two nodes drained --
+
+
+def voted_twice(fs: FileLayer, key: JobKey, *, seed: int = SAVE.step + 1) -> Place:
+    """Rank 1 was drained by node1, and again by node2, which has fetched the segment."""
+    place = drained(fs, key, SAVE)
+    again = write_slot(f"{key.store}/slot", key, SAVE, some_tensors(seed=seed), rank=1, world_size=2)
+    write_vote(fs, key, make_vote(key, SAVE, "node2", [again], world_size=2))
+    return place
+
+
+def test_two_votes_for_a_rank_that_agree_are_committed(key) -> None:
+    fs = FileLayer()
+    place = voted_twice(fs, key)
+    (partial,) = scan(fs, key).partials
+    assert partial.finishable
+    commit(fs, key, SAVE, "test")
+    assert [entry.committed.save for entry in scan(fs, key).committed] == [SAVE]
+    report = verify_checkpoint(place.final)
+    assert not report.problems
+
+
+def test_two_votes_for_a_rank_that_differ_are_refused_by_name(key) -> None:
+    fs = FileLayer()
+    voted_twice(fs, key, seed=2)
+    with pytest.raises(DamagedError, match="node1 and node2 differ about r00001"):
+        commit(fs, key, SAVE, "test")
+
+
+def test_a_vote_that_comes_while_two_commit_leaves_the_first_manifest_in_force(key) -> None:
+    class Between(FileLayer):
+        """Another committer comes, after one more vote, when the manifest lies there and COMMITTED does not."""
+
+        came = False
+
+        def rename(self, source: str, target: str) -> None:
+            if target.endswith(COMMITTED) and not self.came:
+                self.came = True
+                voted_twice(FileLayer(), key)
+                with pytest.raises(OSError, match="gone"):
+                    commit(Dying(), key, SAVE, "other")
+            super().rename(source, target)
+
+    class Dying(FileLayer):
+        def rename(self, source: str, target: str) -> None:
+            if target.endswith(COMMITTED):
+                raise OSError(errno.EIO, "gone")
+            super().rename(source, target)
+
+    place = drained(FileLayer(), key, SAVE)
+    commit(Between(), key, SAVE, "test")
+    report = verify_checkpoint(place.final)
+    assert not report.problems

@@ -1,4 +1,4 @@
-"""A small GPT is trained, killed twice and resumed, and its loss curve compared bit for bit."""
+"""A small GPT is trained on two nodes, killed twice, the second time with a node lost, and compared bit for bit."""
 
 import argparse
 import signal

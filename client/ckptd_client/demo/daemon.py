@@ -1,21 +1,25 @@
-"""What the orchestrator knows of the daemon: only what ``ckptd status`` tells anybody."""
+"""What the orchestrator knows of the daemons: only what ``ckptd status`` tells anybody. And their deaths."""
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 
 import msgspec
 
-from ckptd.protocol.status import JobStatus, Status
+from ckptd.protocol.ids import SaveId
+from ckptd.protocol.status import DrainStatus, JobStatus, Status
 from ckptd_client.demo.errors import DemoError
+from ckptd_client.demo.nodes import Node
 from ckptd_client.demo.workspace import Workspace
 
-_WATCH_S = 30.0
+_WATCH_S = 60.0
 _INTERVAL_S = 0.1  # the least that `ckptd status --watch` takes
+_DEATH_S = 10.0
 
 _decoder = msgspec.json.Decoder(Status)
 
@@ -34,23 +38,66 @@ def ckptd(space: Workspace, *args: str, columns: int, color: bool) -> tuple[int,
     return done.returncode, (done.stdout or done.stderr).rstrip()
 
 
-def kill_in_drain(space: Workspace) -> tuple[int, JobStatus]:
-    """Watches ``ckptd status --json`` until a drain is under way, its end not near, and SIGKILLs the daemon.
+def kill_in_drain(space: Workspace, nodes: Sequence[Node], ranks: Sequence[int]) -> tuple[list[int], DrainStatus]:
+    """Waits for a drain of a protected checkpoint, its end not near, and SIGKILLs the ranks and all nodes' daemons.
 
-    Returns the pid that was killed and the job as it was then. Raises DemoError when no drain is seen.
+    ranks: their process ids; they die first, since a rank that misses its daemon starts another.
+
+    The first node is the one whose ``ckptd status --json`` is watched. Returns the daemons' process ids, by node, and
+    the drain as it was then; the processes are gone. Raises DemoError when no such drain is seen.
     """
-    with contextlib.closing(_watch(space)) as watched:
+    others = [_pid(space, node) for node in nodes[1:]]  # asked now: a drain does not wait for more questions
+    with contextlib.closing(_watch(space, nodes[0])) as watched:
         for status in watched:
             for job in status.jobs:
-                if job.drain is not None and 0 < job.drain.nbytes_done < job.drain.nbytes / 2:
-                    os.kill(status.pid, signal.SIGKILL)
-                    return status.pid, job
-    raise DemoError(f"ckptd status --watch showed no drain under way, or ended before {_WATCH_S:.0f} s were over")
+                if job.drain is not None and _is_amid(job.drain) and _is_protected(job, job.drain.save):
+                    daemons = [status.pid, *others]
+                    _kill([*ranks, *daemons])
+                    return daemons, job.drain
+    raise DemoError(
+        f"ckptd status --watch showed no drain of a protected checkpoint, or ended before {_WATCH_S:.0f} s were over"
+    )
 
 
-def _watch(space: Workspace) -> Generator[Status]:
+def _is_amid(drain: DrainStatus) -> bool:
+    return 0 < drain.nbytes_done < drain.nbytes / 2
+
+
+def _is_protected(job: JobStatus, save: SaveId) -> bool:
+    known = [one for one in job.checkpoints if (one.incarnation, one.counter) == (save.incarnation, save.counter)]
+    return any(one.protected for one in known)
+
+
+def _kill(pids: Sequence[int]) -> None:
+    """SIGKILL for all at once; returns when they are gone, our children not yet reaped."""
+    with contextlib.ExitStack() as stack:
+        processes = [os.pidfd_open(pid) for pid in pids]
+        for process in processes:
+            stack.callback(os.close, process)
+            signal.pidfd_send_signal(process, signal.SIGKILL)
+        for pid, process in zip(pids, processes, strict=True):
+            poll = select.poll()
+            poll.register(process, select.POLLIN)
+            if not poll.poll(_DEATH_S * 1000):
+                raise DemoError(f"process {pid} is still there {_DEATH_S:.0f} s after SIGKILL")
+
+
+def _pid(space: Workspace, node: Node) -> int:
+    done = subprocess.run(
+        _command("status", "--arena", node.arena, "--json"),
+        env=space.environment({}),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise DemoError(f"the daemon of {node.name} does not answer: {done.stderr.decode(errors='replace').strip()}")
+    return _decoder.decode(done.stdout).pid
+
+
+def _watch(space: Workspace, node: Node) -> Generator[Status]:
     """One status after another, for _WATCH_S at most."""
-    command = _command("status", "--arena", space.arena, "--json", "--watch", "--interval", str(_INTERVAL_S))
+    command = _command("status", "--arena", node.arena, "--json", "--watch", "--interval", str(_INTERVAL_S))
     with subprocess.Popen(
         command, env=space.environment({}), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, process_group=0
     ) as process:

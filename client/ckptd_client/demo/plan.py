@@ -2,23 +2,25 @@
 
 import msgspec
 
-WORLD_SIZE = 2
+RANKS_PER_NODE = 2
+NODES = 2
+WORLD_SIZE = NODES * RANKS_PER_NODE
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """The demo's steps. Checkpoints are saved after every step s with (s + 1) % save_every == 0.
 
-    A slowed drain and the pause to the next take 3 s at most, and one is to begin between kill_all_after and the end.
+    A slowed drain and the pause to the next take 3 s at most, and one is to begin between lose_node_after and the end.
     """
 
     steps: int
     save_every: int
     kill_rank_after: int  # act 2: one rank dies when this step's loss is known
-    kill_all_after: int  # act 3: the first drain seen after this step is cut off
+    lose_node_after: int  # act 3: the first drain seen after this step is cut off
 
 
-FULL = Plan(steps=80, save_every=5, kill_rank_after=22, kill_all_after=32)
-SHORT = Plan(steps=40, save_every=4, kill_rank_after=9, kill_all_after=13)
+FULL = Plan(steps=50, save_every=5, kill_rank_after=12, lose_node_after=21)
+SHORT = Plan(steps=30, save_every=3, kill_rank_after=7, lose_node_after=10)
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,37 +7,50 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
 from ckptd_client.demo.errors import DemoError
 from ckptd_client.demo.journal import Reader, Record
-from ckptd_client.demo.plan import WORLD_SIZE, Plan, Task
+from ckptd_client.demo.nodes import ADDRESS, Node
+from ckptd_client.demo.plan import RANKS_PER_NODE, WORLD_SIZE, Plan, Task
 from ckptd_client.demo.workspace import Workspace
 
 JOB = "demo-gpt"
-_ADDRESS = "127.0.0.1"
 _POLL_S = 0.02
-_SILENCE_S = 60.0
+_SILENCE_S = 150.0
 _NOTICE_S = 5.0  # how long a rank may take to notice that its peer is gone, before the launcher ends it
 _SHOWN_LINES = 30
 
 
 class Ranks:
-    """One start of the training: its processes, and all they have said so far."""
+    """One start of the training: its processes, and all they have said so far.
 
-    def __init__(self, name: str, space: Workspace, plan: Plan, *, arena: str | None, settings: dict[str, str]) -> None:
+    The ranks run on places, in order, RANKS_PER_NODE on each; without places they train without ckptd.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        space: Workspace,
+        plan: Plan,
+        *,
+        places: Sequence[Node] = (),
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
         self.name = name
         self.records: list[list[Record]] = [[] for _ in range(WORLD_SIZE)]
         self._journals = [space.path(f"{name}.rank{rank}.jsonl") for rank in range(WORLD_SIZE)]
         self._readers = [Reader(path) for path in self._journals]
         self._logs = [space.path(f"{name}.rank{rank}.log") for rank in range(WORLD_SIZE)]
         port = free_port()
-        self._processes = [
-            self._start(rank, space, _task(space, plan, journal, arena), {**_torchrun(rank, port), **settings})
-            for rank, journal in enumerate(self._journals)
-        ]
+        self._processes = []
+        for rank, journal in enumerate(self._journals):
+            node = places[rank // RANKS_PER_NODE] if places else None
+            extra = {**_torchrun(rank, port), **(settings or {}), **(node.settings() if node else {})}
+            task = _task(space, plan, journal, node.arena if node else None)
+            self._processes.append(self._start(rank, space, task, extra))
 
     def _start(self, rank: int, space: Workspace, task: Task, extra: dict[str, str]) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "ckptd_client.demo.train", msgspec.json.encode(task).decode()]
@@ -90,15 +103,10 @@ class Ranks:
                 process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
-        return self._reap()
+        return self.reap()
 
-    def kill_all(self) -> list[int]:
-        """SIGKILL for every rank."""
-        for process in self._processes:
-            process.send_signal(signal.SIGKILL)
-        return self._reap()
-
-    def _reap(self) -> list[int]:
+    def reap(self) -> list[int]:
+        """Exit codes by rank, negative for a signal. Waits until all have ended, and takes in their last words."""
         codes = [process.wait() for process in self._processes]
         self.read()
         return codes
@@ -114,7 +122,7 @@ class Ranks:
 
 def free_port() -> int:
     """A port of the loopback interface that nobody uses now."""
-    with socket.create_server((_ADDRESS, 0)) as server:
+    with socket.create_server((ADDRESS, 0)) as server:
         port: int = server.getsockname()[1]
         return port
 
@@ -122,9 +130,9 @@ def free_port() -> int:
 def _torchrun(rank: int, port: int) -> dict[str, str]:
     return {
         "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
+        "LOCAL_RANK": str(rank % RANKS_PER_NODE),
         "WORLD_SIZE": str(WORLD_SIZE),
-        "MASTER_ADDR": _ADDRESS,
+        "MASTER_ADDR": ADDRESS,
         "MASTER_PORT": str(port),
         "GLOO_SOCKET_IFNAME": "lo",
     }

@@ -9,8 +9,8 @@ from rich.table import Table
 
 from ckptd_client.demo.errors import DemoError
 from ckptd_client.demo.journal import Finished, Loss, Reached, Record, Restored, Saved, TorchSaved
+from ckptd_client.demo.promises import Records
 
-Records = Sequence[Sequence[Record]]  # by rank
 _ROWS = 7
 
 R = TypeVar("R", bound=Record)
@@ -84,13 +84,14 @@ class Measured:
     reference: Records
     slowed: list[Records]  # attempts under the daemon whose drain was capped
     free: list[Records]
-    restores: list[tuple[str, Restored]]  # what was killed, and what came back
+    restores: list[tuple[str, list[Restored]]]  # what was killed, and what came back, by rank
 
     def table(self, cap: str) -> Table:
         """Stall, time to each milestone and restores, beside torch.save. cap: the drain's cap in words."""
         torch_saves = _of(TorchSaved, [self.reference])
         stalls = [saved.stall_s for saved in _of(Saved, [*self.slowed, *self.free])]
-        ours, theirs = [restored.nbytes for _, restored in self.restores], [s.nbytes for s in torch_saves]
+        ours = [restored.nbytes for _, ranks in self.restores for restored in ranks]
+        theirs = [s.nbytes for s in torch_saves]
         table = _table(
             "",
             f"ckptd, {_mib(ours)} per rank",
@@ -98,16 +99,20 @@ class Measured:
         )
         table.add_row("training stops, median", ms(stalls), ms([s.seconds for s in torch_saves]))
         table.add_row("training stops, worst", ms(stalls, max), ms([s.seconds for s in torch_saves], max))
-        staged = _reached("staged", [*self.slowed, *self.free])
-        table.add_row("safe from dying processes after", ms(staged), "")
+        staged, protected = (_reached(name, [*self.slowed, *self.free]) for name in ("staged", "protected"))
+        table.add_row("safe from dying ranks: staged", ms(staged), "")
+        table.add_row("safe from a lost node: protected", ms(protected), "")
         on_disk = f"{ms(_reached('durable', self.free))}, meanwhile training goes on"
-        table.add_row("on disk and synced after", on_disk, f"{ms([s.synced_s for s in torch_saves])}, training stopped")
+        table.add_row(
+            "on disk and synced: durable", on_disk, f"{ms([s.synced_s for s in torch_saves])}, training stopped"
+        )
         slowed = _reached("durable", self.slowed)
         if slowed:
-            table.add_row(f"  with the drain at {cap}", ms(slowed), "")
+            table.add_row(f"  drain held to {cap}", ms(slowed), "")
         for what, restored in self.restores:
-            seconds = ms([restored.seconds])
-            table.add_row(f"restore after {what}", f"{seconds}: step {restored.step} from {restored.tier}", "")
+            for number, (tier, ranks, slowest) in enumerate(routes(restored)):
+                where = f"step {restored[0].step} from {tier}, {ranks} ranks"
+                table.add_row("" if number else f"restore after {what}", f"{slowest}: {where}", "")
         return table
 
     def notes(self) -> list[str]:
@@ -119,6 +124,14 @@ class Measured:
         _, step, first = max(saves)
         which = "the first after a start" if first else "not the first after a start"
         return [f"worst stop of ckptd: the save of step {step}, {which}; all ranks share this machine's cores"]
+
+
+def routes(restored: Sequence[Restored]) -> list[tuple[str, int, str]]:
+    """For each route: its tier, how many ranks took it, and how long the slowest of them."""
+    taken: dict[str, list[float]] = {}
+    for one in restored:
+        taken.setdefault(one.tier, []).append(one.seconds)
+    return [(tier, len(seconds), ms(seconds, max)) for tier, seconds in taken.items()]
 
 
 def _mib(nbytes: Sequence[int]) -> str:

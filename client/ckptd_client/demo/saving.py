@@ -13,7 +13,7 @@ from ckptd.protocol.errors import SaveFailedError
 from ckptd_client.demo import journal
 from ckptd_client.demo.plan import Task
 
-_MILESTONES = ("staged", "durable")
+_MILESTONES = ("staged", "protected", "durable")
 _LAST_WORDS_S = 5.0
 
 

@@ -11,7 +11,7 @@ from ckptd_client.demo.data import Batches, corpus
 from ckptd_client.demo.model import GPT, Shape
 
 SEED = 1234
-BATCH = 4
+BATCH = 2
 LEARNING_RATE = 2e-3
 CLIP_NORM = 1.0
 

@@ -1,5 +1,6 @@
 """Where everything of one demo lives, and how it is all gone afterwards, processes included."""
 
+import glob
 import os
 import shutil
 import signal
@@ -9,13 +10,14 @@ from types import TracebackType
 from typing import Self
 
 _MARK = "DEMO_WORKSPACE"  # not CKPTD_*: the daemon refuses variables of that prefix that it does not know
-_LEAVE_S = 10.0
+_ARENAS = "/dev/shm/ckptd-demo-"  # noqa: S108
+_LEAVE_S = 20.0
 _KILL_S = 10.0
 _POLL_S = 0.02
 
 
 class Workspace:
-    """A directory for store, journals and logs, and the path of an arena. Leaving the ``with`` leaves nothing behind.
+    """A directory for store, journals and logs, and paths of arenas. Leaving the ``with`` leaves nothing behind.
 
     Every process of the demo carries the directory's name in its environment, so that those it did not start itself,
     the daemon and its workers, are found too.
@@ -24,12 +26,16 @@ class Workspace:
     def __init__(self) -> None:
         self.root = tempfile.mkdtemp(prefix="ckptd-demo-")
         self.store = self.path("store")
-        self.arena = f"/dev/shm/ckptd-demo-{os.getpid()}"  # noqa: S108  # the daemon makes it, owner-only
         os.mkdir(self.store)
 
     def path(self, name: str) -> str:
         """A path in the directory."""
         return os.path.join(self.root, name)
+
+    @staticmethod
+    def arena(name: str) -> str:
+        """Path of a node's arena. The daemon makes it, owner-only."""
+        return f"{_ARENAS}{os.getpid()}-{name}"
 
     def environment(self, extra: dict[str, str]) -> dict[str, str]:
         """The environment of a process of the demo: ours, without any ckptd setting of the user's."""
@@ -55,7 +61,8 @@ class Workspace:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)  # a second Ctrl-C must not stop the cleaning up
         self._end_processes()
-        shutil.rmtree(self.arena, ignore_errors=True)
+        for arena in glob.glob(self.arena("*")):
+            shutil.rmtree(arena, ignore_errors=True)
         shutil.rmtree(self.root, ignore_errors=True)
 
     def _end_processes(self) -> None:

@@ -39,7 +39,14 @@ class Zygote:
         paths = {"PYTHONPATH": os.pathsep.join((ROOT, os.path.join(ROOT, "client")))}
         one = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-W", "ignore", os.path.join(os.path.dirname(__file__), "zygote.py"), str(theirs.fileno())],
+            [
+                sys.executable,
+                "-P",
+                "-W",
+                "ignore",
+                os.path.join(os.path.dirname(__file__), "zygote.py"),
+                str(theirs.fileno()),
+            ],
             env=clean | paths | one,
             pass_fds=[theirs.fileno()],
         )

@@ -130,7 +130,7 @@ class Relay:
         self.control.cut()
         self.bulk.cut()
 
-    def open(self, wide: bool) -> None:  # noqa: FBT001
+    def open(self, wide: bool) -> None:
         """Whether anybody gets through."""
         self.control.opened = self.bulk.opened = wide
         if not wide:

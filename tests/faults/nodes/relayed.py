@@ -1,6 +1,6 @@
 """A daemon behind a relay: it tells its peers the relay's ports for its own, and its own to the relay, by files.
 
-    python relayed.py CONTROL_PORT BULK_PORT PREFIX run ...
+python relayed.py CONTROL_PORT BULK_PORT PREFIX run ...
 """
 
 import os

@@ -1,6 +1,5 @@
 """What happens between daemons: cuts, silence, repetitions, flipped bits, strangers."""
 
-import hmac
 import os
 import signal
 import time
@@ -10,7 +9,7 @@ import pytest
 from ckptd.bulk import wire
 from ckptd.protocol import places
 from tests.cluster import wait_for
-from tests.faults.nodes.clusters import MB, PEER_TIMEOUT_S, Cluster, a_cluster
+from tests.faults.nodes.clusters import PEER_TIMEOUT_S, Cluster, a_cluster
 from tests.faults.nodes.relay import Flip, Repeat
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(90), pytest.mark.xdist_group("nodes-links")]

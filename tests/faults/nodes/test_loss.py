@@ -108,4 +108,3 @@ def come_back(four: Cluster, job: str, lost: int, promised: set[tuple[int, str]]
     assert tiers[lost] == "rebuilt" if step <= protected else tiers[lost] in {"rebuilt", "pfs"}, (found, promised)
     ranks.save(step + 10, "protected", "durable")
     four.end(ranks)
-

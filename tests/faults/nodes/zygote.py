@@ -1,6 +1,6 @@
 """A process that has imported torch and the client, and forks ranks from then on: each is there within a moment.
 
-    python zygote.py FD          FD: a SEQPACKET socket. An order comes with the rank's socket; the answer is its pid.
+python zygote.py FD          FD: a SEQPACKET socket. An order comes with the rank's socket; the answer is its pid.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ _READY = b"ready"
 def serve(control: socket.socket) -> None:
     """Forks a rank per order, until the test ends."""
     import torch  # noqa: PLC0415 - so that a reader of this module's names needs no torch
-    import torch.distributed  # noqa: F401, PLC0415
+    import torch.distributed  # noqa: PLC0415
 
     import ckptd_client  # noqa: F401, PLC0415
     from tests.faults.nodes import trainer  # noqa: F401, PLC0415

@@ -9,6 +9,7 @@ from ckptd.core import events as ev
 from ckptd.core.catalogue import Catalogue
 from ckptd.core.policy import Policy
 from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.manifest import ParityRecord
 from ckptd.protocol.messages import LoadFrom, Progress, Refused, Tier
 from ckptd.protocol.topology import Peer, Scheme, Topology
 from tests.seals import a_seal
@@ -34,6 +35,7 @@ class Store:
     numbers: int = 0
     votes: dict[SaveId, dict[str, tuple[int, ...]]] = field(default_factory=dict)
     committed: dict[SaveId, int] = field(default_factory=dict)
+    parity: dict[SaveId, set[str]] = field(default_factory=dict)  # nodes whose votes name theirs
 
 
 class ANode:
@@ -80,6 +82,10 @@ class ANode:
             )  # fmt: skip
         for piece in self.pieces.values():
             self.cluster.say(self, ev.PieceAdopted(job=KEY, piece=piece))
+        for rank, home in enumerate(self.cluster.homes):
+            if home == self.name and self.cluster.alive:
+                session = self.cluster.sid
+                self.cluster.say(self, ev.RankFound(job=KEY, rank=rank, session=session, pid=1, host=home))
         if KEY in self.catalogue.jobs:
             for action in self.catalogue.adopted(KEY, self.cluster.now):
                 self.cluster.perform(self, action)
@@ -89,8 +95,8 @@ class ANode:
 class ACluster:
     """Nodes, links and a store; ``held`` names action types that are kept in ``waiting`` instead of carried out."""
 
-    def __init__(self, names: str = "abcd", *, scheme: Scheme = Scheme.XOR, set_size: int = 4) -> None:
-        self.policy = Policy()
+    def __init__(self, names: str = "abcd", *, scheme: Scheme = Scheme.XOR, set_size: int = 4, **policy: float) -> None:
+        self.policy = Policy(**policy)
         self.scheme, self.set_size = scheme, set_size
         self.now = 0.0
         self.store = Store()
@@ -103,6 +109,7 @@ class ACluster:
         self._seq = 0
         self.session = 0
         self.homes: list[str] = []
+        self.alive = False  # the ranks of the present session
         self.attached: dict[int, ev.RankAttached] = {}
         self.failing: set[str] = set()  # nodes that cannot encode
         self.tiers: dict[int, Tier] = {}
@@ -129,7 +136,7 @@ class ACluster:
     def connect(self, homes: str, *, world: int | None = None, expect: bool = True) -> None:
         """A new session: rank r runs on node homes[r]. expect: it is let in, and asks for slots."""
         self.session += 1
-        self.homes = list(homes)
+        self.homes, self.alive = list(homes), True
         names = list(dict.fromkeys(homes))
         topology = Topology(
             tuple(self.nodes[n].peer for n in names), tuple(names.index(n) for n in homes), self.scheme, self.set_size
@@ -206,6 +213,7 @@ class ACluster:
 
     def end_ranks(self) -> None:
         """All ranks of the session die."""
+        self.alive = False
         for rank, name in enumerate(self.homes):
             if name in self.nodes:
                 self.say(self.nodes[name], ev.RankGone(job=KEY, rank=rank, session=self.sid))
@@ -354,7 +362,14 @@ class ACluster:
                 assert all(node.slots[slot].save == save for slot in slots)
                 node.drained[save] = slots
                 self.say(node, ev.Drained(job=KEY, save=save))
+            case act.DrainParity(save=save, epoch=epoch):
+                there = (save, epoch) in node.pieces
+                record = ParityRecord("0" * 16 + "-00.parity", 4096, 1, bytes(16)) if there else None
+                problem = "" if there else "it is not in the arena any more"
+                self.say(node, ev.ParityDrained(job=KEY, save=save, parity=record, problem=problem))
             case act.WriteVote(save=save, slots=slots):
+                if action.parity is not None:
+                    self.store.parity.setdefault(save, set()).add(node.name)
                 ranks = tuple(node.slots[slot].rank for slot in slots)
                 self.store.votes.setdefault(save, {})[node.name] = ranks
                 self.say(node, ev.VoteWritten(job=KEY, save=save))

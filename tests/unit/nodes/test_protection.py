@@ -7,13 +7,14 @@ from ckptd.core import events as ev
 from ckptd.protocol.ids import SaveId
 from ckptd.protocol.messages import Tier
 from ckptd.protocol.topology import Scheme
+from tests.seals import a_seal
 from tests.unit.nodes.a_cluster import KEY, ACluster, refused
 
 ONE, TWO, THREE = (SaveId(1, n, 10 * n) for n in (1, 2, 3))
 
 
-def a_protected_job(homes: str = "abcd", scheme: Scheme = Scheme.XOR) -> ACluster:
-    cluster = ACluster("abcd", scheme=scheme)
+def a_protected_job(homes: str = "abcd", scheme: Scheme = Scheme.XOR, **policy: int) -> ACluster:
+    cluster = ACluster("abcd", scheme=scheme, **policy)
     cluster.connect(homes)
     cluster.held = {act.Drain}
     cluster.stage(ONE)
@@ -83,7 +84,6 @@ def test_two_lost_nodes_are_rebuilt_under_double_only():
             assert all(getattr(a, "save", None) is None for a in answers)
             (why,) = set(refused(answers))
             assert "ranks 1, 2" in why
-            assert "xor makes good for one node of a set" in why
 
 
 def test_the_newest_protected_stays_until_a_newer_one_is_protected():
@@ -161,8 +161,24 @@ def test_a_restarted_node_learns_what_became_of_its_saves():
     assert [key[0] for key in cluster.nodes["c"].pieces] == [TWO]
 
 
-def test_a_smaller_world_gets_a_lost_node_rebuilt_drained_and_read_from_the_store():
+def test_a_smaller_world_gets_all_segments_at_each_of_its_nodes():
     cluster = a_protected_job()
+    cluster.end_ranks()
+    cluster.lose("c")
+    cluster.connect("abd")
+    answers = cluster.load()
+    assert [a.save for a in answers] == [ONE] * 3
+    assert set(cluster.tiers.values()) == {Tier.REBUILT}
+    assert not cluster.store.committed
+    for name in "abd":
+        assert {s.rank for s in cluster.nodes[name].slots.values() if s.save == ONE} == {0, 1, 2, 3}
+    cluster.stage(SaveId(3, 1, 20))
+    for node in cluster.nodes.values():
+        assert {s.save for s in node.slots.values()} <= {SaveId(3, 1, 20), None}
+
+
+def test_a_smaller_world_gets_a_lost_node_rebuilt_drained_and_read_from_the_store():
+    cluster = a_protected_job(whole_nodes=0)
     cluster.end_ranks()
     cluster.lose("c")
     cluster.held, cluster.waiting = set(), []
@@ -223,7 +239,6 @@ def test_a_drain_waits_for_a_node_that_does_not_answer():
     cluster.held = {act.Drain}
     cluster.stage(ONE)
     cluster.cut_off("d")
-    cluster.waiting = [(n, a) for n, a in cluster.waiting if n.name != "d"]
     cluster.release()
     assert not cluster.store.committed
     cluster.heal("d")
@@ -255,6 +270,122 @@ def test_ranks_of_an_old_session_keep_a_new_one_out_wherever_they_live():
     assert len(cluster.refusals) == 3
     assert "rank 3" in cluster.refusals[0]
     assert old == list("abcd")
+
+
+def test_a_refusal_names_what_is_missing_of_the_newest():
+    cluster = a_protected_job()
+    cluster.end_ranks()
+    cluster.lose("b")
+    cluster.lose("c")
+    cluster.add("x")
+    cluster.add("y")
+    cluster.connect("axyd")
+    (why, *_) = refused(cluster.load())
+    assert f"{ONE}: the segments of ranks 1, 2 are in no arena that answers" in why
+    assert "xor makes good for one node of a set" in why
+
+
+def test_what_arrives_for_a_job_that_is_gone_is_given_back():
+    cluster = ACluster("a")
+    seal = a_seal(KEY, ONE, 0, 1)
+    fetched = ev.SegmentFetched(
+        job=KEY, rank=0, save=ONE, tier=Tier.PEER, slot="r00000-000001.slot", capacity=99, seal=seal
+    )
+    catalogue = cluster.nodes["a"].catalogue
+    assert act.UnlinkSlot(job=KEY, slot="r00000-000001.slot") in catalogue.handle(fetched, 0.0)
+    assert act.DropPiece(job=KEY, save=ONE, epoch=1) in catalogue.handle(ev.Encoded(job=KEY, save=ONE, epoch=1), 0.0)
+    assert not catalogue.jobs
+
+
+def test_a_node_that_the_job_leaves_is_empty_once_a_newer_checkpoint_is_protected():
+    cluster = a_protected_job("aabbccdd")
+    cluster.end_ranks()
+    cluster.connect("aabbccab")
+    cluster.tick(5)
+    cluster.load()
+    assert cluster.nodes["d"].slots
+    cluster.release()
+    newer = SaveId(cluster.store.numbers, 1, 20)
+    cluster.stage(newer)
+    assert "protected" in cluster.milestones(0, newer)
+    assert not cluster.nodes["d"].slots
+    assert not cluster.nodes["d"].pieces
+    assert not cluster.nodes["d"].catalogue.jobs
+
+
+def test_a_node_that_the_job_left_two_sessions_ago_is_still_told():
+    cluster = a_protected_job("aabbccdd")
+    for homes in ("aabbccab", "aabbccab"):
+        cluster.end_ranks()
+        cluster.connect(homes)
+        cluster.tick(5)
+        cluster.load()
+    assert cluster.nodes["d"].slots
+    cluster.release()
+    cluster.stage(SaveId(cluster.store.numbers, 1, 20))
+    assert not cluster.nodes["d"].catalogue.jobs
+
+
+def test_a_node_that_no_coordinator_speaks_to_gives_its_memory_back_after_a_while():
+    cluster = a_protected_job()
+    cluster.cut_off("d")
+    cluster.say(cluster.nodes["d"], ev.RankGone(job=KEY, rank=3, session=cluster.sid))
+    cluster.settle()
+    cluster.tick(1)
+    assert cluster.nodes["d"].catalogue.next_deadline() == cluster.now + cluster.policy.orphan_ttl_s
+    cluster.tick(cluster.policy.orphan_ttl_s - 1)
+    assert cluster.nodes["d"].slots
+    cluster.tick(1)
+    assert not cluster.nodes["d"].slots
+    assert not cluster.nodes["d"].pieces
+    assert not cluster.nodes["d"].catalogue.jobs
+
+
+def saves_at(cluster: ACluster, name: str) -> set[SaveId]:
+    return {slot.save for slot in cluster.nodes[name].slots.values() if slot.save is not None}
+
+
+def test_an_encode_that_keeps_failing_leaves_a_slot_for_the_next_save():
+    cluster = a_protected_job()
+    cluster.held, cluster.failing = set(), {"c"}
+    cluster.release()
+    cluster.stage(TWO)
+    cluster.stage(THREE)
+    for name in "abcd":
+        assert saves_at(cluster, name) == {ONE, THREE}
+    assert "protected" not in cluster.milestones(0, TWO)
+
+
+def test_parity_that_was_half_made_before_all_daemons_restarted_holds_no_slot_for_ever():
+    cluster = a_protected_job()
+    cluster.failing = {"c"}
+    cluster.stage(TWO)
+    cluster.end_ranks()
+    cluster.held, cluster.waiting = set(), []
+    for name in "abcd":
+        cluster.nodes[name].restart()
+    cluster.connect("abc")
+    cluster.tick(5)
+    newer = SaveId(cluster.store.numbers, 1, 30)
+    cluster.stage(newer)
+    assert saves_at(cluster, "a") == {ONE, newer}
+
+
+def test_what_a_silent_node_may_complete_is_not_given_up_by_a_new_coordinator():
+    cluster = ACluster()
+    cluster.connect("abcd")
+    cluster.held = {act.Encode, act.Drain}
+    cluster.stage(ONE)
+    assert "staged" in cluster.milestones(0, ONE)
+    cluster.cut_off("a")
+    cluster.end_ranks()
+    cluster.connect("bcd")
+    cluster.tick(5)
+    cluster.nodes["d"].restart()
+    assert saves_at(cluster, "d") == {ONE}
+    cluster.tick(cluster.policy.stage_timeout_s)
+    cluster.nodes["d"].restart()
+    assert saves_at(cluster, "d") == set(), "a is taken for lost"
 
 
 def test_a_drain_ends_that_was_tried_again_on_a_node_that_has_lost_its_memory():
@@ -291,20 +422,3 @@ def test_a_rank_found_before_its_session_was_known_keeps_nobody_out_once_it_has_
     cluster.tick(31)
     assert cluster.refusals == []
     assert [a.save for a in cluster.load()] == [ONE] * 4
-
-
-def test_what_a_smaller_world_needs_is_rebuilt_by_a_node_that_knows_the_set():
-    cluster = a_protected_job()
-    cluster.end_ranks()
-    cluster.lose("b")
-    cluster.held, cluster.waiting = {act.FetchSegment}, []
-    cluster.add("b")
-    cluster.connect("abc")
-    for rank in range(3):
-        asked = ev.LoadAsked(job=KEY, rank=rank, session=cluster.sid, request=cluster.seq())
-        cluster.say(cluster.node(rank), asked)
-    cluster.settle()
-    cluster.tick(5)
-    (node, _), *more = cluster.waiting
-    assert not more
-    assert node.name != "b", "the new one has no link to d, which the job has left"

@@ -104,7 +104,7 @@ def test_every_field_is_checked(name):
     kind, fields = msgspec.msgpack.decode(codec.encode(message))
     inner = fields if isinstance(make(ALL[name]), ev.NodeMessage) else fields["event"][1]
     for field in inner:
-        kept, inner[field] = inner[field], {1: 2}
+        kept, inner[field] = inner[field], {None: None}
         with pytest.raises(ProtocolError):
             codec.decode(msgspec.msgpack.encode([kind, fields]))
         inner[field] = kept

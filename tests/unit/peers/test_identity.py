@@ -112,6 +112,8 @@ def test_hosts():
     assert find_host("localhost")[0] in ("127.0.0.1", "::1")
     with pytest.raises(ConfigError, match="cannot be resolved"):
         find_host("no-such-host.invalid")
+    with pytest.raises(ConfigError, match="no address that others could connect to"):
+        find_host("0.0.0.0")  # noqa: S104 - that is what is refused
 
 
 @pytest.mark.parametrize("addresses", [[], ["127.0.1.1"]])

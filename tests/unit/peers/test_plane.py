@@ -151,7 +151,7 @@ def test_a_job_that_is_forgotten_is_down_for_the_other_and_comes_back(pair):
 def test_who_shares_no_job_is_dropped(pair):
     a, b = pair.planes["a"], pair.planes["b"]
     a.forget(JOB)
-    assert (a.views(), a._jobs, a._guests, a._addresses, +a._keys) == ([], {}, {}, {}, {})
+    assert (a.views(), a._jobs, a._offers.guests, a._offers._addresses, +a._keys) == ([], {}, {}, {}, {})
     pair.until(lambda: [e.node for e in pair.of("b", ev.PeerDown)] == ["a"])
     assert not b.send(JOB, "a", staged("b", 1))
     pair.spend(2 * TIMEOUT_S)
@@ -205,7 +205,7 @@ def test_a_restart_that_does_not_know_the_job_any_more_is_down(pair):
     pair.stop("b")
     b = pair.start("b")
     b.meet(OTHER, [pair.planes["a"].peer])
-    pair.until(lambda: pair.of("a", ev.PeerDown), 5.0)
+    pair.until(lambda: pair.of("a", ev.PeerDown))
     assert pair.ups("a") == [True]
 
 
@@ -370,6 +370,17 @@ def test_nobody_there_is_told(world):
     assert any("node b at tcp://127.0.0.1:1 does not answer" in line for line in a.problems())
 
 
+def test_a_former_node_is_nobody_s_problem_until_a_job_is_on_it_again(world):
+    a = world.start("a")
+    gone = msgspec.structs.replace(a.peer, node="b", endpoint="tcp://127.0.0.1:1")
+    a.keep(JOB, Topology((a.peer, gone), (0, 1)))
+    a.keep(JOB, Topology((a.peer,), (0,)))
+    world.spend(1.5)
+    assert ([view.node for view in a.views()], a.problems()) == (["b"], [])
+    a.meet(OTHER, [gone])
+    assert any("node b at tcp://127.0.0.1:1 does not answer" in line for line in a.problems())
+
+
 def test_one_that_cannot_be_reached_is_told(world):
     a = world.start("a")
     a.meet(JOB, [msgspec.structs.replace(a.peer, node="b", endpoint="")])
@@ -471,8 +482,13 @@ def test_bulk_is_offered_under_a_secret_of_each_link(pair):
     pair.until(lambda: a.bulk_address("b"))
     assert b.bulk_guest(link_id) is None
     assert a.bulk_address("b")[2:] != (link_id, secret)
+    b.offer_bulk(0)
+    pair.until(lambda: a.bulk_address("b") is None)
+    b.offer_bulk(4322)
+    pair.until(lambda: a.bulk_address("b") and a.bulk_address("b")[1] == 4322)
+    assert len(b._offers.guests) == 1
     b.forget(JOB)
-    assert not b._guests
+    assert not b._offers.guests
     pair.until(lambda: a.bulk_address("b") is None)
 
 

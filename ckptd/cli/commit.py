@@ -1,0 +1,65 @@
+"""``ckptd commit``: unfinished checkpoints that all nodes have voted for, committed without a daemon."""
+
+import os
+
+import click
+import msgspec
+
+from ckptd import __version__, human
+from ckptd.cli import common
+from ckptd.cli.listing import jobs_at
+from ckptd.finishing import Finished, finish
+from ckptd.protocol.errors import UsageError
+from ckptd.protocol.ids import JobKey, SaveId, parse_dirname, parse_partial_dirname
+
+SCHEMA = 1
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """What --json prints."""
+
+    schema: int
+    ok: bool
+    saves: list[Finished]  # of each job the oldest first
+
+
+@click.command(epilog=common.example("ckptd commit /scratch/$USER/ckpt/llama-7b"))
+@click.argument("path")
+@common.json_option
+def command(path: str, as_json: bool) -> int:
+    """Commit what lies unfinished in PATH: a store, a job's directory in it, or one unfinished directory.
+
+    Done from the votes alone, as any daemon of the job would do it, and harmless beside one. A save that some node has
+    not voted for is left as it is, and what it lacks is said.
+
+    Exit code 1 if a save is not committed, unless a newer one is.
+    """
+    jobs, only = _where(os.path.abspath(path))
+    writer = f"ckptd {__version__}"
+    saves = [save for key in jobs for save in finish(key, writer, only)]
+    ok = all(save.committed or save.superseded for save in saves)
+    if as_json:
+        common.print_json(Result(schema=SCHEMA, ok=ok, saves=saves))
+    else:
+        _tell(saves)
+    return int(not ok)
+
+
+def _where(path: str) -> tuple[list[JobKey], SaveId | None]:
+    """Jobs, and the one save that is meant if one is."""
+    head, base = os.path.split(path)
+    save = parse_partial_dirname(base)
+    if save is not None and os.path.isdir(path):
+        return [JobKey(*os.path.split(head))], save
+    if parse_dirname(base) is not None and os.path.isdir(path):
+        raise UsageError(f"{path} has its final name already", hint=f"ckptd verify {path}")
+    return jobs_at(path), None
+
+
+def _tell(saves: list[Finished]) -> None:
+    for save in saves:
+        word, color = ("committed:", "green") if save.committed else ("not committed:", "yellow")
+        why = f": {save.why}" if save.why else ""
+        click.echo(f"{click.style(word, color)} step {save.step}: {human.printable(save.path + why)}")
+    if not saves:
+        click.echo("nothing lies unfinished")

@@ -1,0 +1,77 @@
+"""``ckptd rebuild``: missing and damaged files of a checkpoint, made again from the parity that was drained with it."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import click
+import msgspec
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from ckptd import human
+from ckptd.cli import common
+from ckptd.repair.run import Lost, Outcome, rebuild
+
+SCHEMA = 1
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """What --json prints."""
+
+    schema: int
+    path: str
+    ok: bool
+    damaged: list[str]
+    rebuilt: list[str]
+    lost: list[Lost]
+    notes: list[str]
+    nbytes: int
+    seconds: float
+
+
+@click.command(epilog=common.example("ckptd rebuild /scratch/$USER/ckpt/llama-7b/step-000001000.i0003"))
+@click.argument("path")
+@common.json_option
+def command(path: str, as_json: bool) -> int:
+    """Mend the checkpoint in PATH: images, and parity, that are missing or damaged.
+
+    They are made again from the other images and from the parity that the daemons wrote beside them (setting
+    drain_parity). Every block is compared with the manifest before a file gets its name; sound files are not touched.
+
+    Exit code 1 if a file cannot be made again. Votes, manifest and files for other readers are not looked at: that is
+    ckptd verify.
+    """
+    with _progress(quiet=as_json) as progress:
+        outcome = rebuild(path, progress)
+    if as_json:
+        common.print_json(Result(schema=SCHEMA, ok=not outcome.lost, **msgspec.structs.asdict(outcome)))
+    else:
+        _tell(outcome)
+    return int(bool(outcome.lost))
+
+
+@contextlib.contextmanager
+def _progress(*, quiet: bool) -> Iterator[Callable[[int], None]]:
+    console = common.console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield lambda _nbytes: None
+        return
+    columns = (TextColumn("looking for damage"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("rebuild", total=None)
+        yield lambda nbytes: progress.update(task, completed=nbytes)
+
+
+def _tell(outcome: Outcome) -> None:
+    """One line each, never wrapped: they are for grep as well."""
+    for path in outcome.rebuilt:
+        click.echo(f"{click.style('rebuilt:', 'green')} {human.printable(path)}")
+    for lost in outcome.lost:
+        click.echo(f"{click.style('lost:', 'red')} {human.printable(f'{lost.path}: {lost.what}')}")
+    for note in outcome.notes:
+        click.echo(f"{click.style('note:', dim=True)} {human.printable(note)}")
+    verdict = f"{human.counted(len(outcome.rebuilt), 'file')} rebuilt" if outcome.rebuilt else "nothing rebuilt"
+    if not outcome.damaged:
+        verdict = "nothing is damaged or missing"
+    if outcome.lost:
+        verdict += f", {len(outcome.lost)} cannot be"
+    click.echo(f"{human.size(outcome.nbytes)} looked at, {human.duration(outcome.seconds)}: {verdict}")

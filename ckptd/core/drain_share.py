@@ -1,0 +1,109 @@
+"""This node's share of the drain that runs: which slots it writes, and its vote for them. Pure."""
+
+from collections.abc import Callable
+
+from ckptd.core import events as ev
+from ckptd.core.actions import Action, Commit, Drain, WriteVote
+from ckptd.core.parity_share import ParityShare
+from ckptd.core.slots import Slot, SlotTable
+from ckptd.protocol.ids import JobKey, SaveId
+
+
+class DrainShare:
+    """``report`` makes the action that tells the coordinator."""
+
+    def __init__(
+        self, job: JobKey, slots: SlotTable, report: Callable[[ev.Event], Action], parity: ParityShare
+    ) -> None:
+        self._job = job
+        self._slots = slots
+        self._report = report
+        self.parity = parity
+        self.save: SaveId | None = None  # being drained
+        self.voted: SaveId | None = None  # synced and voted for, its commit not heard of
+        self._written = False  # the files are synced
+        self._running = False  # they are being written
+        self._mine: frozenset[int] = frozenset()  # ranks whose segments this node drains
+
+    def ended(self, save: SaveId) -> None:
+        """The save's end is known."""
+        self.voted = None if save == self.voted else self.voted
+
+    def forget(self) -> None:
+        """The job is over."""
+        self.save = self.voted = None
+
+    def dropped(self, save: SaveId) -> None:
+        """The drain is over, well or not."""
+        self.save = None if save == self.save else self.save
+
+    def wrote_vote(self, event: ev.VoteWritten) -> list[Action]:
+        """The vote is synced, or why not."""
+        self.voted = event.save if not event.problem else self.voted
+        return [self._report(event)]
+
+    def finish(self) -> list[Action]:
+        """The coordinator does not answer: the commit that it was to make is made here, if all votes are there."""
+        return [Commit(job=self._job, save=self.voted)] if self.voted is not None else []
+
+    def order(self, order: ev.DrainOrdered) -> list[Action]:
+        """Writes the segments of these ranks."""
+        save, mine = order.save, frozenset(order.ranks)
+        if save == self.save and mine == self._mine:  # said again, since it may have been lost
+            if self._running or self._written:
+                return []
+            if save == self.voted:
+                return [self._report(ev.VoteWritten(job=self._job, save=save))]
+        self._mine, self._running = mine, False
+        names = tuple(slot.name for slot in self._share(save))
+        if not names:
+            problem = f"no slot of this node holds {save}"
+            return [self._report(ev.Drained(job=self._job, save=save, problem=problem))]
+        self.save, self._written, self._running = save, False, True
+        return [Drain(job=self._job, save=save, slots=names), *self.parity.begin(save)]
+
+    def _share(self, save: SaveId) -> list[Slot]:
+        """One slot of each rank whose segment this node drains."""
+        return [slot for slot in self._slots.holding(save) if slot.rank in self._mine]
+
+    def drained(self, event: ev.Drained) -> list[Action]:
+        """The files are synced, or why not."""
+        if event.save != self.save:
+            return []
+        self._running = False
+        if event.problem or event.committed:
+            return [self._report(event)]
+        self._written = True
+        return self.vote()
+
+    def vote(self) -> list[Action]:
+        """The vote, once the files are synced and every digest is known."""
+        save = self.save
+        if save is None or not self._written:
+            return []
+        held = self._share(save)
+        bad = next((slot.unreadable for slot in held if slot.unreadable), "")
+        if bad:
+            self._written = False
+            return [self._report(ev.Drained(job=self._job, save=save, problem=bad))]
+        if not held or not all(slot.digested for slot in held) or not self.parity.settled():
+            return []
+        self._written = False
+        names = tuple(slot.name for slot in held)
+        return [WriteVote(job=self._job, save=save, slots=names, parity=self.parity.record)]
+
+    def encoded(self, event: ev.Encoded) -> list[Action]:
+        """Parity of this node is sealed, or why not."""
+        return self.parity_failed(event.save) if event.problem else self.parity.advance()
+
+    def copied(self, event: ev.ParityDrained) -> list[Action]:
+        """It lies on the store, or why not."""
+        return [*self.parity.copied(event), *self.vote()]
+
+    def parity_failed(self, save: SaveId | None = None) -> list[Action]:
+        """No parity will come of the save (none: of whatever is drained) as things stand."""
+        return self.vote() if self.parity.failed(save) else []
+
+    def tick(self, now: float) -> list[Action]:
+        """A vote that has waited long enough."""
+        return self.vote() if self.parity.late(now) else []

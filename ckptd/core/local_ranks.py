@@ -1,0 +1,139 @@
+"""The ranks of a job on this node: who is in, who stands at the door, who lives; and how to talk to them. Pure."""
+
+from dataclasses import dataclass
+
+from ckptd.core import events as ev
+from ckptd.core.actions import Action, ToRank
+from ckptd.core.slots import SlotTable
+from ckptd.protocol.ids import JobKey
+from ckptd.protocol.messages import Done, Refused, Reply
+
+
+@dataclass(slots=True)
+class LocalRank:
+    """A rank that presented itself here."""
+
+    attached: ev.RankAttached
+    load_request: int | None = None
+    load_step: int | None = None  # asked for
+    load_order: ev.LoadOrdered | None = None  # the answer, kept back until the slot's digests are taken
+
+    @property
+    def rank(self) -> int:
+        """Its number."""
+        return self.attached.rank
+
+    @property
+    def session(self) -> str:
+        """Those it was started with."""
+        return self.attached.session
+
+    @property
+    def host(self) -> str:
+        """The machine's name, as the rank sees it."""
+        return self.attached.host
+
+    @property
+    def pid(self) -> int:
+        """Of its process."""
+        return self.attached.pid
+
+
+class LocalRanks:
+    """By rank, or by rank and session where there may be several processes of one rank."""
+
+    def __init__(self, job: JobKey, slots: SlotTable) -> None:
+        self._job = job
+        self._slots = slots
+        self.seated: dict[int, LocalRank] = {}  # let in by the coordinator
+        self.waiting: dict[tuple[int, str], LocalRank] = {}  # before the door
+        self.replaced: dict[tuple[int, str], LocalRank] = {}  # still told what becomes of their saves
+        self.live: dict[tuple[int, str], ev.RankFound] = {}
+
+    def lives(self, event: ev.RankAttached) -> None:
+        """Its process holds the lock of its file."""
+        self.live[event.rank, event.session] = ev.RankFound(
+            job=self._job, rank=event.rank, session=event.session, pid=event.pid, host=event.host
+        )
+
+    def came(self, event: ev.RankAttached) -> None:
+        """A rank stands at the door."""
+        self.waiting[event.rank, event.session] = LocalRank(event)
+
+    def is_in(self, event: ev.FromRank) -> bool:
+        """Whether the one who speaks is the rank."""
+        local = self.seated.get(event.rank)
+        return local is not None and local.session == event.session
+
+    def stranger(self, event: ev.FromRank) -> Action:
+        """An answer for a rank that was replaced, or is not let in yet: its words count for nothing."""
+        if (event.rank, event.session) in self.waiting:
+            code, text = "protocol", "this rank is not attached yet"
+        else:
+            code, text = "stale", f"another process is rank {event.rank} of the job now"
+        refusal = Refused(reply_to=event.request, code=code, message=text)
+        return ToRank(job=self._job, rank=event.rank, session=event.session, message=refusal)
+
+    def seat(self, local: LocalRank) -> list[Action]:
+        """The rank is in. What another process of that rank may still be writing is given up."""
+        self.seated[local.rank] = local
+        others = any(rank == local.rank and session != local.session for rank, session in self.live)
+        return self._slots.rank_left(local.rank, writer_gone=False) if others else []
+
+    def refused(self, order: ev.SessionRefused) -> list[Action]:
+        """These ranks may not come in."""
+        actions: list[Action] = []
+        for rank in order.ranks:
+            local = self.waiting.pop((rank, order.session), None)
+            if local is not None:
+                refusal = Refused(
+                    reply_to=local.attached.request, code=order.code, message=order.message, hint=order.hint
+                )
+                actions.append(self.to(local, refusal))
+        return actions
+
+    def replace(self, session: str) -> list[Action]:
+        """Another session is the job now: those of others are out."""
+        actions: list[Action] = []
+        for old in [local for local in self.seated.values() if local.session != session]:
+            del self.seated[old.rank]
+            if (old.rank, old.session) in self.live:
+                self.replaced[old.rank, old.session] = old
+            if old.load_request is not None:
+                text = f"another process is rank {old.rank} of the job now"
+                actions.append(self.to(old, Refused(reply_to=old.load_request, code="stale", message=text)))
+            actions += self._slots.rank_left(old.rank, writer_gone=(old.rank, old.session) not in self.live)
+        return actions
+
+    def drop(self, rank: int, session: str) -> list[Action]:
+        """The rank is gone: its demand for slots ends."""
+        self.waiting.pop((rank, session), None)
+        self.replaced.pop((rank, session), None)
+        local = self.seated.get(rank)
+        if local is None or local.session != session:
+            return []
+        del self.seated[rank]
+        return self._slots.rank_left(rank, writer_gone=True)
+
+    # --- words
+
+    def to(self, local: LocalRank, message: Reply) -> Action:
+        """A word for one of them."""
+        return ToRank(job=self._job, rank=local.rank, session=local.session, message=message)
+
+    def tell(self, rank: int, message: Reply) -> list[Action]:
+        """A word for the rank, if it is in."""
+        local = self.seated.get(rank)
+        return [self.to(local, message)] if local else []
+
+    def tell_all(self, message: Reply) -> list[Action]:
+        """A word for all that are, or were, in."""
+        return [self.to(local, message) for local in (*self.seated.values(), *self.replaced.values())]
+
+    def done(self, rank: int, request: int) -> list[Action]:
+        """Its request is taken over."""
+        return self.tell(rank, Done(reply_to=request))
+
+    def refuse(self, rank: int, request: int, code: str, message: str, hint: str = "") -> list[Action]:
+        """Its request is not."""
+        return self.tell(rank, Refused(reply_to=request, code=code, message=message, hint=hint))

@@ -1,0 +1,147 @@
+"""Who coordinates a job, on which nodes it runs, and which doors a session stands at: one node's view. Pure."""
+
+from ckptd.core import events as ev
+from ckptd.core.actions import Action, KeepTopology, MeetPeers, ToNode
+from ckptd.core.local_ranks import LocalRanks
+from ckptd.protocol.ids import JobKey
+from ckptd.protocol.topology import Peer, Topology
+
+
+class Membership:
+    """Whose orders count here, and who is told what happens here."""
+
+    def __init__(self, job: JobKey, node: str, ranks: LocalRanks) -> None:
+        self._job = job
+        self._node = node
+        self._ranks = ranks
+        self.session = ""  # the one that was opened last
+        self.coordinator = node  # whose orders count
+        self.topology: Topology | None = None  # of the session; None: this node alone
+        self.epoch = 0  # the incarnation in which this topology began
+        self.former: tuple[str, ...] = ()  # nodes of the session before
+        self._doors: set[str] = set()  # nodes that were told who lives here
+        self._visits: dict[str, str] = {}  # sessions at the door that use other nodes -> who may come to coordinate
+        self._down: set[str] = set()  # peers that do not answer
+
+    def attached(self, event: ev.RankAttached, known: int) -> list[Action]:
+        """A rank stands at the door. known: the largest incarnation that this node knows."""
+        actions: list[Action] = []
+        others = tuple(peer for peer in event.topology.peers if peer.node != self._node) if event.topology else ()
+        if others:
+            actions.append(MeetPeers(job=self._job, peers=others))
+        actions += [self._introduce(event, peer.node) for peer in self._outside(event)]
+        return [*actions, *self._knock(event, known)]
+
+    def opened(self, order: ev.SessionOpened) -> list[Action] | None:
+        """Another session, perhaps on other nodes, is the job now; None when it is the one that was."""
+        if order.session == self.session and order.node == self.coordinator:
+            return None
+        if order.session != self.session and self.topology is not None:
+            self.former = self.topology.nodes
+        self.session, self.coordinator = order.session, order.node
+        self.topology, self.epoch = order.topology, order.epoch
+        self._visits.pop(order.session, None)
+        if order.topology is None:
+            return []
+        return [KeepTopology(job=self._job, topology=order.topology, epoch=order.epoch)]
+
+    def peer_up(self, node: str, known: int) -> list[Action]:
+        """Whatever it was told before may be lost."""
+        self._down.discard(node)
+        actions: list[Action] = []
+        if node in self._doors and node != self.coordinator:
+            actions += [self.report(found, node) for found in self._ranks.live.values()]
+        for local in self._ranks.waiting.values():
+            if _coordinator_of(local.attached, self._node) == node:
+                actions += self._knock(local.attached, known)
+            if any(peer.node == node for peer in self._outside(local.attached)):
+                actions.append(self._introduce(local.attached, node))
+        for session, door in self._visits.items():
+            actions += self._visit(session, door, known) if door == node else []
+        return actions
+
+    @property
+    def succeeds(self) -> bool:
+        """Whether this node is the first that answers, after the coordinator."""
+        nodes = self.topology.nodes if self.topology is not None else ()
+        answering = [node for node in nodes if node == self._node or node not in self._down | {self.coordinator}]
+        return bool(answering) and answering[0] == self._node
+
+    def told(self, node: str) -> None:
+        """It was told who lives here, so it must hear who is gone."""
+        self._doors.add(node)
+
+    def peer_down(self, node: str) -> None:
+        """It is not waited for."""
+        self._down.add(node)
+
+    def report(self, event: ev.Event, to: str | None = None) -> Action:
+        """To the coordinator, or to one that may come to be it."""
+        report = ev.Report(job=self._job, node=self._node, event=event)
+        return ToNode(job=self._job, node=to, message=report)
+
+    def report_to_all(self, event: ev.Event) -> list[Action]:
+        """To the coordinator, and to those that may come to be it."""
+        self._doors |= {self.coordinator, *self._candidates}
+        return [self.report(event, node) for node in dict.fromkeys((self.coordinator, *self._candidates))]
+
+    def report_gone(self, event: ev.Event) -> list[Action]:
+        """To all that were ever told that the rank lives: a door that misses it would wait for the rank for ever."""
+        told = dict.fromkeys((self.coordinator, *self._candidates, *sorted(self._doors)))
+        return [self.report(event, node) for node in told]
+
+    @property
+    def _candidates(self) -> list[str]:
+        return [
+            *(_coordinator_of(local.attached, self._node) for local in self._ranks.waiting.values()),
+            *self._visits.values(),
+        ]
+
+    def _knock(self, event: ev.RankAttached, known: int) -> list[Action]:
+        """Tells who may come to coordinate that the rank stands at the door, and who lives here already."""
+        door = _coordinator_of(event, self._node)
+        self._doors.add(door)
+        outside = self._outside(event)
+        knocked = ev.Knocked(job=self._job, session=event.session, outside=outside, incarnation=known)
+        return [
+            *(self.report(found, door) for found in self._ranks.live.values()),
+            *([self.report(knocked, door)] if outside or (known and not event.incarnation) else []),
+            self.report(event, door),
+        ]
+
+    def _outside(self, event: ev.RankAttached) -> tuple[Peer, ...]:
+        """Nodes that the job ran on before and the rank's session does not use."""
+        if event.session == self.session or self.topology is None:
+            return ()
+        inside = {peer.node for peer in event.topology.peers} if event.topology else set()
+        gone = inside | self._down | {self._node}
+        return tuple(peer for peer in self.topology.peers if peer.node not in gone)
+
+    def _introduce(self, event: ev.RankAttached, node: str) -> Action:
+        topology = event.topology or Topology((Peer(self._node, "alone", "", "-" * 40),), (0,))
+        introduced = ev.Introduced(job=self._job, node=self._node, session=event.session, topology=topology)
+        return ToNode(job=self._job, node=node, message=introduced)
+
+    def introduced(self, order: ev.Introduced, known: int) -> list[Action]:
+        """A session that does not use this node has come: who may coordinate it is told who lives here."""
+        door = order.topology.coordinator
+        self._visits[order.session] = door
+        others = tuple(peer for peer in order.topology.peers if peer.node != self._node)
+        return [MeetPeers(job=self._job, peers=others), *self._visit(order.session, door, known)]
+
+    def _visit(self, session: str, door: str, known: int) -> list[Action]:
+        visited = ev.Visited(job=self._job, session=session, incarnation=known)
+        self._doors.add(door)
+        return [self.report(event, door) for event in (*self._ranks.live.values(), visited)]
+
+    def kept(self, event: ev.TopologyKept) -> list[Action]:
+        """What an earlier life of this daemon knew."""
+        self.topology, self.epoch = event.topology, event.epoch
+        self.coordinator = event.topology.coordinator
+        others = tuple(peer for peer in event.topology.peers if peer.node != self._node)
+        return [MeetPeers(job=self._job, peers=others)] if others else []
+
+
+def _coordinator_of(event: ev.RankAttached, node: str) -> str:
+    """The node whose daemon coordinates the session that the rank belongs to."""
+    return event.topology.coordinator if event.topology is not None else node

@@ -1,0 +1,82 @@
+"""One save of a job as its coordinator knows it. Pure."""
+
+import enum
+from dataclasses import dataclass, field
+
+from ckptd.protocol.ids import SaveId
+from ckptd.protocol.messages import End, Milestone
+
+
+class Phase(enum.StrEnum):
+    """Where a save stands."""
+
+    STAGING = "staging"
+    STAGED = "staged"
+    DRAINING = "draining"
+    COMMITTING = "committing"
+    DURABLE = "durable"
+
+
+@dataclass(slots=True)
+class Record:
+    """One save."""
+
+    save: SaveId
+    world_size: int
+    since: float
+    phase: Phase = Phase.STAGING
+    held: dict[int, set[str]] = field(default_factory=dict)  # rank -> nodes whose arenas have it
+    delivered: dict[int, int] = field(default_factory=dict)  # rank -> bytes
+    adopted: bool = False  # found in the arena at start
+    protected: bool = False  # by all sets, as the ranks' nodes were then
+    due: bool = False
+    forced: bool = False  # somebody asked for this very one: a newer one does not take its turn
+    end: End | None = None
+    reason: str = ""
+    drainers: dict[str, tuple[int, ...]] = field(default_factory=dict)  # node -> ranks whose segments it writes
+    voters: set[str] = field(default_factory=set)
+    done: dict[str, int] = field(default_factory=dict)  # node -> bytes on the store
+    drain_since: float = 0.0
+    first_failure: float | None = None
+    failures: int = 0
+    commit_failures: int = 0
+    error: str = ""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all segments delivered so far."""
+        return sum(self.delivered.values())
+
+    @property
+    def staged(self) -> bool:
+        """Whether every rank's segment was sealed."""
+        return self.phase is not Phase.STAGING
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether every rank's segment still lies in an arena."""
+        return 0 < self.world_size == len(self.held)
+
+    @property
+    def milestone(self) -> Milestone | None:
+        """What was reached."""
+        if self.phase is Phase.DURABLE:
+            return Milestone.DURABLE
+        if self.protected:
+            return Milestone.PROTECTED
+        return Milestone.STAGED if self.staged else None
+
+    def lost(self, node: str, rank: int | None = None) -> None:
+        """The node no longer has the rank's segment, or any."""
+        for held in [rank] if rank is not None else list(self.held):
+            self.held.get(held, set()).discard(node)
+            if not self.held.get(held):
+                self.held.pop(held, None)
+                if self.phase is Phase.STAGING:  # then it is not delivered any more
+                    self.delivered.pop(held, None)
+
+
+def few(ranks: list[int], most: int = 8) -> str:
+    """The first of many numbers, for a sentence."""
+    shown = ", ".join(map(str, ranks[:most]))
+    return f"{shown}, ... ({len(ranks)} in all)" if len(ranks) > most else shown

@@ -1,0 +1,126 @@
+"""The bytes that say what a parity file holds: its record, and in an arena its seals. No file is opened here."""
+
+import struct
+from typing import Annotated, Final
+
+import msgspec
+
+from ckptd.core.events import Piece
+from ckptd.parity.code import Code
+from ckptd.parity.streams import column_nbytes
+from ckptd.protocol.decoding import MALFORMED
+from ckptd.protocol.digest import DIGEST_NBYTES, block_count, digest
+from ckptd.protocol.errors import DamagedError
+from ckptd.protocol.ids import Digest, JobKey, Nbytes
+from ckptd.protocol.manifest import ParityRecord
+from ckptd.protocol.slot import SEAL_NBYTES, SEALS_NBYTES, align_up
+
+MAX_MEMBERS: Final = 100
+_MAGIC: Final = b"CKPTDPY1"
+_PREFIX: Final = struct.Struct("<8sQI")  # magic, sequence, body length
+
+
+class ParitySeal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Vouches for the record, which vouches for the parity. nbytes 0 and no job: the file is free."""
+
+    job: JobKey | None = None
+    nbytes: Nbytes = 0
+    record_nbytes: Nbytes = 0
+    record_digest: Digest = bytes(16)
+
+    @property
+    def record_offset(self) -> int:
+        """Where the record begins."""
+        return align_up(self.nbytes)
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """What the parity is of, and the digests of its blocks."""
+
+    piece: Piece
+    table: Annotated[bytes, msgspec.Meta(max_length=1 << 30)]
+
+
+_seal_decoder = msgspec.msgpack.Decoder(ParitySeal)
+_record_decoder = msgspec.msgpack.Decoder(Record)
+
+
+def code_of(piece: Piece) -> Code:
+    """The shape of the piece's set."""
+    return Code(piece.scheme, len(piece.columns), max(map(column_nbytes, piece.columns), default=0))
+
+
+# --- the record
+
+
+def encode_record(piece: Piece, table: bytes) -> bytes:
+    """As it lies behind the parity."""
+    return msgspec.msgpack.encode(Record(piece=piece, table=table))
+
+
+def decode_record(raw: bytes, nbytes: int, record_digest: bytes, where: str) -> Record:
+    """The record of so many bytes of parity. Raises DamagedError that names where."""
+    if digest(raw) != record_digest:
+        raise DamagedError(f"parity file {where}: its record does not match its digest")
+    try:
+        record = _record_decoder.decode(raw)
+        code = code_of(record.piece)
+    except (*MALFORMED, ValueError) as error:
+        raise DamagedError(f"parity file {where}: its record is malformed: {error}") from None
+    if code.members > MAX_MEMBERS:
+        raise DamagedError(f"parity file {where}: its record is of {code.members} members")
+    if code.parity_nbytes != nbytes or len(record.table) != block_count(nbytes) * DIGEST_NBYTES:
+        raise DamagedError(f"parity file {where}: its record and its bytes do not fit together")
+    if not 0 <= record.piece.index < len(record.piece.columns):
+        raise DamagedError(f"parity file {where}: its record is of member {record.piece.index}, which is none")
+    return record
+
+
+def read_record(view: memoryview, seal: ParitySeal, name: str) -> Record:
+    """The record in a parity file's bytes."""
+    start = seal.record_offset
+    return decode_record(bytes(view[start : start + seal.record_nbytes]), seal.nbytes, seal.record_digest, name)
+
+
+def set_name(piece: Piece) -> str:
+    """Of the piece's set, by its content: what is protected, how, and for which topology."""
+    said = msgspec.msgpack.encode((piece.save, piece.epoch, piece.scheme, piece.columns))
+    return digest(said).hex()[:16]
+
+
+def store_record(piece: Piece, seal: ParitySeal) -> ParityRecord:
+    """What a vote says of the piece. Its file is named by content: one of that name need never be written twice."""
+    name = f"{set_name(piece)}-{piece.index:02d}.parity"
+    return ParityRecord(name, seal.nbytes, seal.record_nbytes, seal.record_digest)
+
+
+# --- seals
+
+
+def seal_of(view: memoryview) -> ParitySeal:
+    """The seal in force of a parity file's bytes."""
+    return decode_seals(bytes(view[-SEALS_NBYTES:]))[2]
+
+
+def decode_seals(pages: bytes) -> tuple[int, int, ParitySeal]:
+    """(index, sequence, seal) of the younger valid page; that of a free file when neither is valid."""
+    best = (1, 0, ParitySeal())
+    for index in (0, 1):
+        page = pages[index * SEAL_NBYTES : (index + 1) * SEAL_NBYTES]
+        magic, sequence, nbytes = _PREFIX.unpack_from(page)
+        if magic != _MAGIC or digest(page[:-DIGEST_NBYTES]) != page[-DIGEST_NBYTES:] or sequence <= best[1]:
+            continue
+        try:
+            best = (index, sequence, _seal_decoder.decode(page[_PREFIX.size : _PREFIX.size + nbytes]))
+        except MALFORMED:
+            continue
+    return best
+
+
+def put_seal(view: memoryview, seal: ParitySeal) -> None:
+    """Puts the seal in force; the page in force until then is not touched."""
+    index, sequence, _ = decode_seals(bytes(view[-SEALS_NBYTES:]))
+    body = msgspec.msgpack.encode(seal)
+    head = (_PREFIX.pack(_MAGIC, sequence + 1, len(body)) + body).ljust(SEAL_NBYTES - DIGEST_NBYTES, b"\0")
+    start = len(view) - SEALS_NBYTES + (1 - index) * SEAL_NBYTES
+    view[start : start + SEAL_NBYTES] = head + digest(head)

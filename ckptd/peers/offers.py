@@ -1,0 +1,64 @@
+"""Where peers serve bytes, and who may fetch them here: an address, a link id and a secret for each tie of a link."""
+
+import secrets
+from typing import NamedTuple
+
+from ckptd.peers.packets import Bulk
+from ckptd.peers.remote import Remote
+from ckptd.protocol.ids import JobKey
+
+
+class Guest(NamedTuple):
+    """Who may fetch bytes under a link id: which node, the secret that both know, for which jobs."""
+
+    node: str
+    secret: bytes
+    jobs: frozenset[JobKey]
+
+
+class Offers:
+    """``address`` and ``guests`` are read from any thread: whole values are put in and taken out, never changed."""
+
+    def __init__(self) -> None:
+        self.port = 0  # where this daemon serves; 0: nowhere yet
+        self.guests: dict[str, Guest] = {}  # by link id
+        self._addresses: dict[str, tuple[str, int, str, bytes]] = {}  # by node
+
+    def renew(self, remote: Remote) -> Bulk:
+        """An offer to the peer, in place of the one before: a token that somebody saw is worth nothing after it."""
+        self._withdraw_guest(remote)
+        remote.offer = Bulk(self.port, secrets.token_hex(16), secrets.token_bytes(32))
+        self.refresh(remote)
+        return remote.offer
+
+    def refresh(self, remote: Remote) -> None:
+        """The jobs that the peer shares have changed."""
+        if remote.offer is not None:
+            self.guests[remote.offer.link_id] = Guest(remote.peer.node, remote.offer.secret, frozenset(remote.jobs))
+
+    def take(self, remote: Remote, bulk: Bulk) -> None:
+        """The peer made an offer. Port 0: it serves nothing yet."""
+        self._withdraw_address(remote)
+        remote.bulk = bulk
+        if bulk.port:
+            self._addresses[remote.peer.node] = (remote.host, bulk.port, bulk.link_id, bulk.secret)
+
+    def address(self, node: str) -> tuple[str, int, str, bytes] | None:
+        """Host, port, link id and secret; None while there is no offer."""
+        return self._addresses.get(node)
+
+    def withdraw(self, remote: Remote) -> None:
+        """The tie is over: neither offer holds."""
+        self._withdraw_guest(remote)
+        self._withdraw_address(remote)
+
+    def _withdraw_address(self, remote: Remote) -> None:
+        found = self._addresses.get(remote.peer.node)
+        if remote.bulk is not None and found is not None and found[2] == remote.bulk.link_id:
+            del self._addresses[remote.peer.node]
+        remote.bulk = None
+
+    def _withdraw_guest(self, remote: Remote) -> None:
+        if remote.offer is not None:
+            self.guests.pop(remote.offer.link_id, None)
+        remote.offer = None

@@ -1,0 +1,1 @@
+"""A checkpoint on the store mended from the parity beside it: ``ckptd rebuild``."""

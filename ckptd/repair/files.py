@@ -1,0 +1,158 @@
+"""Images and parity of a checkpoint as files: which blocks of them are sound, and their bytes for whoever solves."""
+
+import os
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Self
+
+from ckptd.bulk import wire
+from ckptd.bulk.sockets import Cancel
+from ckptd.filelayer import FileLayer
+from ckptd.protocol.digest import BLOCK_NBYTES, DIGEST_NBYTES, blocks, digest
+from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.layout import Extent
+from ckptd.protocol.slot import align_up
+
+_MAX_OPEN = 64
+IMAGES = "images"  # the node that stands for all images; each parity is a node called by its member's number
+Ranges = list[tuple[int, int]]
+
+
+class OpenFiles:
+    """Reads files by path, the most recent ones kept open. A context manager."""
+
+    def __init__(self) -> None:
+        self._fds: OrderedDict[str, int] = OrderedDict()
+
+    def read(self, path: str, offset: int, into: memoryview) -> None:
+        """Fills into. Raises OSError, EOFError when the file ends before."""
+        fd = self._fds.pop(path, None)
+        if fd is None:
+            fd = FileLayer().open_read(path)
+        self._fds[path] = fd
+        if len(self._fds) > _MAX_OPEN:
+            os.close(self._fds.popitem(last=False)[1])
+        done = 0
+        while done < len(into):
+            got = os.preadv(fd, [into[done:]], offset + done)
+            if got == 0:
+                raise EOFError(f"{path} ends at byte {offset + done}")
+            done += got
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self._fds:
+            os.close(self._fds.popitem()[1])
+
+
+class Bytes:
+    """A run of bytes that lies in several files, end to end. ``digests``: of each block of it."""
+
+    def __init__(self, directory: str, extents: Sequence[Extent], digests: bytes) -> None:
+        self.directory = directory
+        self.extents = tuple(extents)
+        self.digests = digests
+        self.nbytes = sum(extent.nbytes for extent in extents)
+
+    def path(self, extent: Extent) -> str:
+        """Of one of its files."""
+        return os.path.join(self.directory, extent.name)
+
+    def within(self, start: int, stop: int) -> Iterator[tuple[Extent, int, int]]:
+        """(file, first, last) of what lies in it of bytes start to stop, which count through."""
+        for extent in self.extents:
+            first, last = max(start, extent.start), min(stop, extent.start + extent.nbytes)
+            if first < last:
+                yield extent, first, last
+
+    def read(self, files: OpenFiles, start: int, into: memoryview, instead: Mapping[str, str] | None = None) -> None:
+        """Fills into with bytes from start. instead: other paths to read, by path. Raises OSError, EOFError."""
+        for extent, first, last in self.within(start, start + len(into)):
+            path = self.path(extent)
+            path = instead.get(path, path) if instead else path
+            files.read(path, first - extent.start, into[first - start : last - start])
+
+    def sound(self, index: int, block: memoryview) -> bool:
+        """Whether these are the bytes of that block."""
+        return digest(block) == self.digests[index * DIGEST_NBYTES : (index + 1) * DIGEST_NBYTES]
+
+    def damage(self, files: OpenFiles, buffer: memoryview, progress: Callable[[int], None]) -> Ranges:
+        """Where its blocks are not what they should be, neighbours joined. Reads all of it."""
+        found: Ranges = []
+        for index, (start, stop) in enumerate(blocks(self.nbytes)):
+            block = buffer[: stop - start]
+            try:
+                self.read(files, start, block)
+                whole = self.sound(index, block)
+            except (OSError, EOFError):
+                whole = False
+            progress(stop - start)
+            if whole:
+                continue
+            joined = found.pop()[0] if found and found[-1][1] == start else start
+            found.append((joined, stop))
+        return found
+
+    def misfits(self) -> list[str]:
+        """Paths that are missing or have another size than they should."""
+        found = []
+        for extent in self.extents:
+            try:
+                fits = FileLayer().size(self.path(extent)) == extent.nbytes
+            except OSError:
+                fits = False
+            if not fits:
+                found.append(self.path(extent))
+        return found
+
+
+class FileSources:
+    """What a solver pulls from, in place of nodes: images and tails by rank, parity by member."""
+
+    def __init__(
+        self, images: Mapping[int, Bytes], tails: Mapping[int, bytes], parities: Mapping[int, Bytes], files: OpenFiles
+    ) -> None:
+        self.cancel = Cancel()
+        self._images, self._tails, self._parities, self._files = images, tails, parities, files
+
+    def open(self, node: str) -> "_FileSource":
+        """Of one node."""
+        return _FileSource(node, self)
+
+    def fill(self, node: str, asked: wire.Range, into: memoryview) -> None:
+        """The bytes of a range."""
+        if asked.rank == wire.PARITY:
+            self._parities[int(node)].read(self._files, asked.offset, into)
+            return
+        image = self._images[asked.rank]
+        if asked.offset < image.nbytes:
+            image.read(self._files, asked.offset, into)
+            return
+        at = asked.offset - align_up(image.nbytes)
+        into[:] = self._tails[asked.rank][at : at + len(into)]
+
+
+class _FileSource:
+    def __init__(self, node: str, sources: FileSources) -> None:
+        self.node = node
+        self._sources = sources
+        self._pending: deque[wire.Range] = deque()
+
+    def ask(self, job: JobKey, save: SaveId, epoch: int, ranges: Sequence[wire.Range]) -> None:
+        """Asks ahead. There is but one save."""
+        del job, save, epoch
+        self._pending.extend(ranges)
+
+    def receive(self, into: memoryview) -> None:
+        """The bytes of the next range."""
+        self._sources.fill(self.node, self._pending.popleft(), into)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def block_buffer() -> memoryview:
+    """Room for a block."""
+    return memoryview(bytearray(BLOCK_NBYTES))

@@ -1,0 +1,94 @@
+"""Real daemons drain their parity with the images; a file of the checkpoint that is lost comes back to the bit."""
+
+import os
+import shutil
+import socket
+
+import pytest
+import torch
+
+from ckptd.cli import invoke
+from ckptd.protocol.manifest import MANIFEST, PARITY_DIR, decode_manifest
+from ckptd.verify import verify_path
+from ckptd_client._group import Group
+from ckptd_client._loading import read_checkpoint
+from tests.cluster import Node, wait_for
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(120)]
+
+RANKS = 3
+RANK = """
+import sys, torch, torch.distributed as dist
+rank, port = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", init_method="tcp://127.0.0.1:" + port, rank=rank, world_size=3)
+import ckptd_client
+client = ckptd_client.connect(job="j")
+state = {"w": torch.arange(70_000 + 5 * rank) * (rank + 1), "lr": 0.5, "name": f"rank {rank}"}
+for step in (10, 20):
+    handle = client.save(state, step, drain=True)
+    handle.wait("protected", 40)
+    handle.wait("durable", 40)
+    print("durable", flush=True)
+sys.stdin.read()
+"""
+
+
+def port():
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return str(sock.getsockname()[1])
+
+
+def loaded(final, rank):
+    state = {"w": torch.zeros(70_000 + 5 * rank, dtype=torch.int64), "lr": 0.0, "name": ""}
+    fitted, _, notes = read_checkpoint(str(final), state, group=Group(rank, RANKS, "test"))
+    fitted.finish(state)
+    assert notes == ()
+    assert (state["w"] == torch.arange(70_000 + 5 * rank) * (rank + 1)).all()
+    assert (state["lr"], state["name"]) == (0.5, f"rank {rank}")
+
+
+def flip(path, at):
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def test_an_image_is_lost_from_the_store_after_all_nodes_are(tmp_path, capsys):
+    nodes = [Node(str(tmp_path)) for _ in range(RANKS)]
+    try:
+        for name, node in zip("abc", nodes, strict=True):
+            node.start(CKPTD_NODE=name, CKPTD_PEER_ADDRESS="127.0.0.1", CKPTD_DRAIN_PARITY="true")
+        number = port()
+        ranks = [node.run(RANK, str(rank), number) for rank, node in enumerate(nodes)]
+        for rank in ranks:
+            said = [rank.stdout.readline(), rank.stdout.readline()]
+            assert said == [b"durable\n"] * 2, rank.stderr.read()
+    finally:
+        for node in nodes:
+            node.__exit__(None, None, None)
+    wait_for(lambda: len(list((tmp_path / "j").glob("step-*"))) == 2)
+    for final in sorted((tmp_path / "j").glob("step-*")):
+        manifest = decode_manifest((final / MANIFEST).read_bytes(), where="manifest")
+        assert len(manifest.parity) == RANKS, "every node's vote names its parity"
+        assert verify_path(str(final)).ok
+    whole = {path: path.read_bytes() for path in final.rglob("*") if path.is_file()}
+    lost, kept = final / "r00001-p00.safetensors", final / "r00000-p00.safetensors"
+    parity = final / PARITY_DIR / manifest.parity[2].name
+
+    for damage in (lost.unlink, lambda: flip(lost, 70_000), lambda: flip(parity, 99), parity.unlink):
+        damage()
+        assert invoke(["verify", str(final)]) == 1
+        assert invoke(["rebuild", str(final)]) == 0, capsys.readouterr()
+        assert "1 file rebuilt" in capsys.readouterr().out
+        assert {path: path.read_bytes() for path in final.rglob("*") if path.is_file()} == whole
+        assert invoke(["verify", str(final)]) == 0
+    for rank in range(RANKS):
+        loaded(final, rank)
+
+    lost.unlink()
+    kept.unlink()
+    shutil.copytree(final, tmp_path / "left")
+    assert invoke(["rebuild", str(final)]) == 1
+    assert "bears the loss of 1 (xor) and lacks" in capsys.readouterr().out
+    assert sorted(os.listdir(final)) == sorted(os.listdir(tmp_path / "left"))

@@ -1,0 +1,120 @@
+"""Committed checkpoints with drained parity, made by the parts that daemons are made of: arenas, encodes, drains."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from ckptd.arena import Arena
+from ckptd.core.events import Column, Piece
+from ckptd.filelayer import FileLayer
+from ckptd.parity.encode import encode
+from ckptd.parity_files import open_parity
+from ckptd.protocol import places
+from ckptd.protocol.digest import KIND
+from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.manifest import VERSION, ParityRecord, StockObjects, Vote
+from ckptd.protocol.slot import SEALS_NBYTES, Seal, SlotState, align_up
+from ckptd.protocol.topology import Scheme
+from ckptd.store import commit, write_vote
+from ckptd.store_image import Flow, Image, make_partial, sync_partial, write_image
+from ckptd.store_messages import DrainParity
+from ckptd.store_parity import drain_parity
+from ckptd.store_scan import Place
+from tests.nodes import Set, start_set
+from tests.slots import Slot, some_tensors, write_slot
+
+SAVE = SaveId(2, 3, 40)
+EPOCH = 2
+OBJECTS = StockObjects(b"archive of lr, archive of epoch", {"lr": (0, 13), "epoch": (15, 16)})
+
+
+def put(arena: Arena, key: JobKey, slot: Slot, parts: tuple[int, ...] = ()) -> Seal:
+    """The slot's content in a slot of the arena, digested; what lies between image and tail is no zeros."""
+    content = Path(slot.path).read_bytes()[: slot.seal.content_nbytes]
+    capacity = align_up(len(content)) + SEALS_NBYTES
+    arena.reserve(slot.seal.rank, 1, capacity)
+    name = arena.allocate(key, slot.seal.rank, capacity)
+    view, seal = arena.view(key, name), slot.seal
+    view[: len(content)] = content
+    view[seal.image_nbytes : seal.table_offset] = b"\xaa" * (seal.table_offset - seal.image_nbytes)
+    blank = msgspec.structs.replace(seal, state=SlotState.SEALED, table_digest=bytes(16), parts=parts)
+    arena.seal(key, name, blank)
+    table = arena.digests(key, name, slot.seal.save)
+    assert table is not None
+    arena.seal_digests(key, name, table)
+    return arena.seal_of(key, name)
+
+
+class Made:
+    """A checkpoint and what made it. sizes: bytes of each rank's tensors, by node. Left open until ``stop``."""
+
+    def __init__(
+        self, store: Path, arenas: str, sizes: Sequence[Sequence[int]], scheme: Scheme = Scheme.XOR, *,
+        parts: dict[int, tuple[int, ...]] | None = None,
+    ) -> None:  # fmt: skip
+        self.key, self.parts = JobKey(str(store), "demo"), parts or {}
+        self.place = Place(self.key, SAVE)
+        self.set: Set = start_set(arenas, len(sizes))
+        self.slots: list[list[Slot]] = []
+        world, columns, scratch = sum(map(len, sizes)), [], os.path.join(arenas, "scratch")
+        for node, own in zip(self.set.nodes, sizes, strict=True):
+            self.slots.append([])
+            seals = []
+            for nbytes in own:
+                rank = sum(map(len, self.slots))
+                slot = write_slot(
+                    scratch, self.key, SAVE, some_tensors(nbytes, rank + 1), rank=rank, world_size=world,
+                    objects=OBJECTS if rank == 0 else None,
+                )  # fmt: skip
+                if rank in self.parts:
+                    self.parts[rank] = (*self.parts[rank][:-1], len(slot.image) - sum(self.parts[rank][:-1]))
+                seals.append(put(node.arena, self.key, slot, self.parts.get(rank, ())))
+                self.slots[-1].append(slot)
+                os.unlink(scratch)
+            columns.append(Column(node.name, tuple(seals)))
+        self.set.columns = tuple(columns)
+        for index, node in enumerate(self.set.nodes):
+            piece = Piece(SAVE, EPOCH, scheme, index, self.set.columns)
+            encode(node.parities, self.key, piece, self.set.sources(node), lambda _: None)
+
+    def record(self, index: int) -> ParityRecord:
+        """Of a node's parity, as its vote names it."""
+        found = open_parity(self.set.nodes[index].arena, self.key, SAVE, EPOCH)
+        assert found is not None
+        return found.store_record
+
+    def order(self, index: int) -> DrainParity:
+        """To drain a node's parity."""
+        path = self.set.nodes[index].arena.slot_path(self.key, places.parity_name(SAVE, EPOCH))
+        return DrainParity(id=1, job=self.key.job, save=SAVE, path=path, parity=self.record(index))
+
+    def drain(self, index: int, *, parity: bool = True, vote: bool = True) -> None:
+        """A node's share: images, parity, vote."""
+        fs, world, records = FileLayer(), sum(map(len, self.slots)), []
+        make_partial(fs, self.place)
+        for slot in self.slots[index]:
+            record = msgspec.structs.replace(slot.record, parts=self.parts.get(slot.seal.rank, ()))
+            padded = memoryview(slot.image.ljust(align_up(len(slot.image)), b"\0"))
+            for name, start, nbytes in record.extents():
+                write_image(fs, self.place, Image(name, nbytes, padded[start:]), Flow())
+            records.append(record)
+        sync_partial(fs, self.place)
+        if parity:
+            drain_parity(fs, self.key.store, self.order(index))
+        said = Vote(
+            version=VERSION, digest_kind=KIND, job=self.key.job, save=SAVE, node=f"n{index}", world_size=world,
+            files=records, stock_objects=OBJECTS if any(r.rank == 0 for r in records) else None,
+            parity=self.record(index) if parity else None,
+        )  # fmt: skip
+        if vote and records:
+            write_vote(fs, self.key, said)
+
+    def commit(self, *, parity: bool = True) -> Path:
+        """Drains what all nodes have, commits it, gives the memory back: from here on there is the store alone."""
+        for index in range(len(self.slots)):
+            self.drain(index, parity=parity)
+        commit(FileLayer(), self.key, SAVE, "test")
+        self.set.stop()
+        return Path(self.place.final)

@@ -1,0 +1,142 @@
+"""Actions in, events out: real threads, real sockets, the daemon's own way of waiting for them."""
+
+import random
+import select
+import tempfile
+import time
+
+import pytest
+
+from ckptd.background import Background
+from ckptd.core import actions as act
+from ckptd.core import events as ev
+from ckptd.parity_files import open_parity
+from ckptd.protect_effects import ProtectEffects
+from ckptd.protocol.messages import Tier
+from ckptd.protocol.topology import Scheme
+from tests.nodes import EPOCH, KEY, SAVE, content, start_set
+
+SIZE = 3 << 20
+
+
+class Daemon:
+    """One node's effects and its loop."""
+
+    def __init__(self, nodes, index):
+        self.node = nodes.nodes[index]
+        self.events = []
+        self.bulk_address = nodes.address_of
+        self.working, self.cleaning = Background(2, "work"), Background(1, "clean")
+        self.effects = ProtectEffects(
+            node=self.node.name, arena=self.node.arena, peers=self, working=self.working, cleaning=self.cleaning,
+            deliver=self.events.append, timeout_s=5,
+        )  # fmt: skip
+
+    def settle(self):
+        deadline = time.monotonic() + 30
+        while self.working.busy or self.cleaning.busy:
+            assert time.monotonic() < deadline
+            select.select([self.working, self.cleaning], [], [], 1)
+            self.working.deliver()
+            self.cleaning.deliver()
+
+    def close(self):
+        self.effects.close()
+        self.settle()
+        self.working.close()
+        self.cleaning.close()
+
+
+@pytest.fixture
+def nodes():
+    with tempfile.TemporaryDirectory(prefix="ckptd-test-", dir="/dev/shm") as directory:
+        made = start_set(directory, 3)
+        made.stage([[random.Random(i).randbytes(SIZE)] for i in range(3)])
+        yield made
+        made.stop()
+
+
+@pytest.fixture
+def daemons(nodes):
+    made = [Daemon(nodes, i) for i in range(3)]
+    yield made
+    for one in made:
+        one.close()
+
+
+def has_piece(daemon):
+    return open_parity(daemon.node.arena, KEY, SAVE, EPOCH) is not None
+
+
+def encode(nodes, daemon, index):
+    daemon.effects.perform(act.Encode(job=KEY, piece=nodes.piece(index, Scheme.XOR)))
+
+
+def test_an_encode_ends_as_one_event_however_often_it_is_asked_for(nodes, daemons):
+    for _ in range(3):
+        encode(nodes, daemons[0], 0)
+    daemons[0].settle()
+    assert daemons[0].events == [ev.Encoded(job=KEY, save=SAVE, epoch=EPOCH)]
+    assert has_piece(daemons[0])
+
+
+def test_a_failed_encode_says_why(nodes, daemons):
+    nodes.down = {"n1"}
+    encode(nodes, daemons[0], 0)
+    daemons[0].settle()
+    (event,) = daemons[0].events
+    assert "node n1 cannot be reached" in event.problem
+    assert not has_piece(daemons[0])
+
+
+def test_a_stopped_encode_is_silent_and_may_be_asked_for_again(nodes, daemons):
+    encode(nodes, daemons[0], 0)
+    daemons[0].effects.perform(act.StopEncode(job=KEY, save=SAVE, epoch=EPOCH))
+    encode(nodes, daemons[0], 0)
+    daemons[0].settle()
+    assert daemons[0].events == [ev.Encoded(job=KEY, save=SAVE, epoch=EPOCH)]
+    assert has_piece(daemons[0])
+
+
+def test_a_dropped_piece_is_gone_also_while_it_is_made(nodes, daemons):
+    drop = act.DropPiece(job=KEY, save=SAVE, epoch=EPOCH)
+    encode(nodes, daemons[0], 0)
+    daemons[0].effects.perform(drop)
+    daemons[0].settle()
+    assert daemons[0].events == []
+    assert not has_piece(daemons[0])
+    encode(nodes, daemons[0], 0)
+    daemons[0].settle()
+    daemons[0].effects.perform(drop)
+    encode(nodes, daemons[0], 0)
+    daemons[0].settle()
+    assert has_piece(daemons[0])
+    assert daemons[0].effects.parities.scan() == [(KEY, nodes.piece(0, Scheme.XOR))]
+
+
+@pytest.mark.parametrize("tier", [Tier.PEER, Tier.REBUILT])
+def test_a_segment_is_fetched(nodes, daemons, tier):
+    for index, daemon in enumerate(daemons):
+        encode(nodes, daemon, index)
+        daemon.settle()
+    at, seal = daemons[2], nodes.columns[0].seals[0]
+    at.events.clear()
+    at.effects.perform(
+        act.FetchSegment(
+            job=KEY, rank=0, save=SAVE, tier=tier, holder="n0", seal=seal,
+            piece=nodes.piece(2, Scheme.XOR), homes=tuple(nodes.homes([0]).items()),
+            pieces=tuple(nodes.pieces([0]).items()),
+        )
+    )  # fmt: skip
+    at.settle()
+    (event,) = at.events
+    assert (event.problem, event.tier, event.seal) == ("", tier, seal)
+    assert at.node.arena.seal_of(KEY, event.slot) == seal
+    assert content(at.node.arena, 0) == content(nodes.nodes[0].arena, 0)
+
+
+def test_a_fetch_that_fails_says_why(nodes, daemons):
+    daemons[2].effects.perform(act.FetchSegment(job=KEY, rank=0, save=SAVE, tier=Tier.REBUILT))
+    daemons[2].settle()
+    (event,) = daemons[2].events
+    assert "no seal of rank 0" in event.problem
