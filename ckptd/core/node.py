@@ -476,9 +476,4 @@ class JobNode:
 
     def check(self) -> None:
         """Asserts what must always hold; tests call it after every event."""
-        for slot in self.slots:
-            assert not (slot.granted and slot.save is not None), f"{slot} is granted and held"  # noqa: S101
-            assert slot.save is not None or not slot.digested, f"{slot} has digests of nothing"  # noqa: S101
-        staged = self.keeps.newest_staged
-        if staged is not None and any(s.save == staged for s in self.slots):
-            assert all(s.save != staged or not s.granted for s in self.slots)  # noqa: S101
+        self.slots.check()

@@ -206,3 +206,9 @@ class SlotTable:
     def _unlink(self, slot: Slot) -> list[Action]:
         del self._slots[slot.name]
         return [UnlinkSlot(job=self._job, slot=slot.name)]
+
+    def check(self) -> None:
+        """Asserts what must always hold."""
+        for slot in self._slots.values():
+            assert not (slot.granted and slot.save is not None), f"{slot} is granted and held"  # noqa: S101
+            assert slot.save is not None or not slot.digested, f"{slot} has digests of nothing"  # noqa: S101
