@@ -90,11 +90,15 @@ class Encodes:
             return []
         if self.newest is not None and self.newest[1] == self.epoch and newest.save <= self.newest[0]:
             return []
-        stuck = bool(self.problems) or now - self._since >= self._policy.encode_patience_s
-        if self.active is not None and (newest.save <= self.active or not stuck):
+        patient_until = self._since + self._policy.encode_patience_s
+        if self.active is not None and newest.save <= self.active:
+            return []
+        if self.active is not None and not self.problems and now < patient_until:
+            self._retry_at = min(self._retry_at or patient_until, patient_until)
             return []
         given_up = self._give_up_active()
         self.active, self._since = newest.save, now
+        self._retry_at = now + self._policy.encode_patience_s  # who has said nothing by then is asked again
         return [*given_up, *self._order(newest.save, None)]
 
     def _give_up_active(self) -> list[Action]:
@@ -198,6 +202,7 @@ class Encodes:
         actions = self.advance(saves, now)
         if actions or self.active is None:
             return actions
+        self._retry_at = now + self._policy.encode_patience_s
         return [action for node in self._sets if node not in self.done for action in self._order(self.active, node)]
 
     # --- what a lost segment can be rebuilt from

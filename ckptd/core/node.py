@@ -11,7 +11,6 @@ from ckptd.core.actions import (
     ForgetJob,
     Note,
     TakeDigests,
-    ToNode,
     ToRank,
 )
 from ckptd.core.drain_share import DrainShare
