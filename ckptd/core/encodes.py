@@ -31,7 +31,6 @@ class Encodes:
         self.problems: dict[str, str] = {}  # node -> why it could not encode the active save
         self.done: set[str] = set()
         self._since = 0.0
-        self._patient_until: float | None = None  # then a newer save takes its turn
         self._failures = 0
         self._retry_at: float | None = None
         self._pieces: dict[str, dict[Key, ev.HeldPiece]] = {}
@@ -94,14 +93,17 @@ class Encodes:
             return []
         if self.newest is not None and self.newest[1] == self.epoch and newest.save <= self.newest[0]:
             return []
-        stuck = bool(self.problems) or now - self._since >= self._policy.encode_patience_s
-        if self.active is not None and (newest.save <= self.active or not stuck):
+        patient_until = self._since + self._policy.encode_patience_s
+        if self.active is not None and newest.save <= self.active:
+            return []
+        if self.active is not None and not self.problems and now < patient_until:
+            self._retry_at = min(self._retry_at or patient_until, patient_until)
             return []
         if not self._is_placed(newest):
             return []
         given_up = self._give_up_active()
         self.active, self._since = newest.save, now
-        self._patient_until = now + self._policy.encode_patience_s
+        self._retry_at = now + self._policy.encode_patience_s  # who has said nothing by then is asked again
         return [*given_up, *self._order(newest.save, None)]
 
     def _give_up_active(self) -> list[Action]:
@@ -161,7 +163,7 @@ class Encodes:
         return [ToNode(job=self._job, node=name, message=order) for name in ([node] if node else self._sets)]
 
     def _forget_active(self) -> None:
-        self.active, self._retry_at, self._patient_until, self._failures = None, None, None, 0
+        self.active, self._retry_at, self._failures = None, None, 0
         self.done, self.problems = set(), {}
 
     def peer_up(self, node: str) -> list[Action]:
@@ -195,19 +197,17 @@ class Encodes:
 
     def next_deadline(self) -> float | None:
         """When the encode is tried again, or has had its time."""
-        return min((t for t in (self._retry_at, self._patient_until) if t is not None), default=None)
+        return self._retry_at
 
     def tick(self, saves: Saves, now: float) -> list[Action]:
         """Tries again what failed, as far as it is still the newest."""
-        late = self._patient_until is not None and now >= self._patient_until
-        self._patient_until = None if late else self._patient_until
-        actions = self.advance(saves, now) if late else []
         if self._retry_at is None or now < self._retry_at:
-            return actions
+            return []
         self._retry_at = None
-        actions += self.advance(saves, now)
+        actions = self.advance(saves, now)
         if actions or self.active is None:
             return actions
+        self._retry_at = now + self._policy.encode_patience_s
         return [action for node in self._sets if node not in self.done for action in self._order(self.active, node)]
 
     # --- what a lost segment can be rebuilt from

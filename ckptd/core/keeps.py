@@ -11,6 +11,7 @@ class Keeps:
     def __init__(self) -> None:
         self.newest_staged: SaveId | None = None
         self.resumed: SaveId | None = None  # the job went on from it, and has staged nothing since
+        self._resumed_as = 0  # the incarnation that began then
         self.pending: set[SaveId] = set()  # held here, neither staged nor given up by the coordinator
         self.forced: set[SaveId] = set()  # to be drained for sure, so kept until they are
         self.settled = 0  # the incarnation that has a checkpoint as safe as it was to become
@@ -26,6 +27,14 @@ class Keeps:
         self.newest_staged = max(save, self.newest_staged or save)
         if self.resumed is not None and save.incarnation > self.resumed.incarnation:
             self.resumed = None
+
+    def resume(self, agreed: ev.LoadOrdered) -> None:
+        """All ranks have read it."""
+        self.resumed, self._resumed_as = agreed.save, agreed.incarnation
+
+    def resumed_in(self, incarnation: int) -> SaveId | None:
+        """What that incarnation began with, if a load began it."""
+        return self.resumed if self._resumed_as == incarnation else None
 
     def ended(self, order: ev.SaveEnded) -> None:
         """Its end is decided. What is durable was staged, though a new coordinator may never have said so."""

@@ -219,7 +219,8 @@ class JobNode:
         if order.node != self.coordinator and late:
             return []  # of a coordinator that was replaced
         self.incarnation = max(self.incarnation, order.incarnation)
-        actions = [*self._moved(order), *self.ranks.replace(order.session)]
+        actions = self.ranks.replace(order.session)
+        actions += self._moved(order)
         for rank in order.ranks:
             local = self.ranks.waiting.pop((rank, order.session), None)
             if local is None:
@@ -257,7 +258,7 @@ class JobNode:
             pieces=pieces_of(self.protection),
             former=self.membership.former,
             live=tuple(self.ranks.live),
-            resumed=self.keeps.resumed,
+            resumed=self.keeps.resumed_in(self.incarnation),
             epoch=self.membership.epoch,
         )
         seated = [replace(r.attached, incarnation=self.incarnation, request=0) for r in self.ranks.seated.values()]
@@ -434,7 +435,7 @@ class JobNode:
         if order.agreed or order.save is None:  # a load that fails leaves the ranks in the incarnation they have
             self.incarnation = max(self.incarnation, order.incarnation)
         if order.agreed:
-            self.keeps.resumed = order.save
+            self.keeps.resume(order)
         return [*self.loads.ordered(order), *self.collect()]
 
     def _fetched(self, event: ev.SegmentFetched) -> list[Action]:

@@ -4,6 +4,7 @@ Loss, duplication and reordering below a link show as delay: what is lost is sen
 """
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,6 +56,8 @@ class Network:
         self.kinds: Counter[str] = Counter()
         self.dropped = 0
         self.bad_weather = False
+        self.encode: Callable[[Any], bytes] = _encode  # to count bytes by
+        self.wanted: Callable[[str, str], bool] = lambda _a, _b: True  # which links are made at all
 
     def link(self, a: str, b: str) -> Link:
         """The link of two nodes, made when it is first asked for."""
@@ -75,7 +78,7 @@ class Network:
     def met(self, node: str, others: list[str]) -> None:
         """The node's daemon knows these from now on."""
         for other in others:
-            if other != node:
+            if other != node and self.wanted(node, other):
                 self.consider(self.link(node, other))
 
     def consider(self, link: Link) -> None:
@@ -200,7 +203,7 @@ class Network:
         """A message of a node's core for another one's. Dropped without a word unless the sender was told PeerUp."""
         self.sent[node] += 1
         self.kinds[_kind(message)] += 1
-        self.nbytes[node] += len(_encode(message))
+        self.nbytes[node] += len(self.encode(message))
         link = self._of.get(node, {}).get(other)
         tie = link.tie if link is not None else None
         if link is None or tie is None or (node, message.job) not in tie.heard:
