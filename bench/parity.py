@@ -339,7 +339,8 @@ def main() -> int:
 
 def report(results: dict[str, list[Result]], nbytes: int) -> int:
     """One row per measurement."""
-    table = Table("what", "GB/s", "bar", "best", "CPU s", "best", "bar", "times bare: CPU, s", "MiB", "rounds: s, CPU s, bare CPU s")
+    columns = ("what", "GB/s", "bar", "best", "CPU s", "best", "bar", "times bare: CPU, s", "extra MiB")
+    table = Table(*columns, "rounds: s, CPU s, bare CPU s")
     missed = 0
     for name, rounds in results.items():
         counted = rounds[2:]
