@@ -279,9 +279,9 @@ def measure(cluster: Cluster, scheme: Scheme, repeat: int, nbytes: int) -> dict[
     rebuilds: list[Result] = []
     lost = list(range(scheme.losses))
     width = NODES - scheme.losses
-    # Of each column a node pulls a chunk for each parity that it holds; a rebuild pulls the rest of every group.
+    # Of each column a node pulls a chunk for each parity that it holds; a rebuild as many columns as a group has.
     encode_part = nbytes * scheme.losses * width // (width * (NODES - 1))
-    rebuild_part = nbytes * (NODES - 1) // scheme.losses // (NODES - 1)
+    rebuild_part = nbytes * width // (NODES - 1)
     for turn in range(repeat + 2):
         watch = turn == 0  # to look costs time: memory has a round of its own, and it warms what is used
 
