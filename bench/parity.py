@@ -1,7 +1,9 @@
 """``python -m bench.parity``: parity of 4 nodes on loopback, beside its bars: encode and rebuild, CPU, memory.
 
 Four processes, each with an arena of its own and a real bulk server. GB/s of an encode is bytes protected by its time;
-of a rebuild, bytes lost by its time. CPU is that of all processes.
+of a rebuild, bytes lost by its time. CPU is that of all processes. Each round also times a bare copy over loopback of
+as many bytes as the work pulls, between the same processes and with no more than a send and a receive per MiB: on a
+machine with other work a ratio to it says more than GB/s do. "times bare": CPU and seconds of the best rounds.
 """
 
 import argparse
@@ -9,14 +11,15 @@ import contextlib
 import json
 import os
 import shutil
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -57,9 +60,12 @@ class Worker:
         self.set = Set([])
         self.addresses: Mapping[str, Address] = {}
         self.peak = _Peak()
+        self.bare = _Bare(self.node, index)
+        self.bare_ports: list[int] = []
 
-    def meet(self, ports: list[int], seals: list[Any]) -> None:
+    def meet(self, ports: list[int], bare_ports: list[int], seals: list[Any]) -> None:
         """The other nodes' servers and seals."""
+        self.bare_ports = bare_ports
         self.addresses = {
             f"n{i}": Address("127.0.0.1", port, f"link-{self.index}", SECRET) for i, port in enumerate(ports)
         }
@@ -71,6 +77,10 @@ class Worker:
         """This node's parity, of memory that was used before."""
         piece = self.set.piece(self.index, Scheme(scheme))
         encode(self.node.parities, KEY, piece, self.set.sources(self.node), lambda _: None)
+
+    def copy(self, nbytes: int) -> None:
+        """As many bytes from each of the others, and nothing done with them."""
+        self.bare.pull([port for i, port in enumerate(self.bare_ports) if i != self.index], nbytes)
 
     def forget(self) -> None:
         """Gives the parity back."""
@@ -92,6 +102,47 @@ class Worker:
         """Bytes of this node's parity."""
         found = open_parity(self.node.arena, KEY, SAVE, EPOCH)
         return found.nbytes if found else 0
+
+
+_PART_NBYTES = 1 << 20
+
+
+class _Bare:
+    """The least that a copy over loopback takes: a slot's bytes, sent from and received into warm memory."""
+
+    def __init__(self, node: Node, rank: int) -> None:
+        slot = node.arena.slot_of(KEY, rank, SAVE)
+        self._view = node.arena.view(KEY, slot or "")
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.port = self._server.getsockname()[1]
+        self._into = memoryview(bytearray(_PART_NBYTES))
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            connection = self._server.accept()[0]
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection:
+            left = int.from_bytes(connection.recv(8, socket.MSG_WAITALL), "little")
+            at = 0
+            while left:
+                nbytes = min(left, _PART_NBYTES, len(self._view) - at)
+                connection.sendall(self._view[at : at + nbytes])
+                left, at = left - nbytes, (at + nbytes) % len(self._view)
+
+    def pull(self, ports: list[int], nbytes: int) -> None:
+        """So many bytes from each, a part of each in turn."""
+        with contextlib.ExitStack() as stack:
+            sources = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for port in ports]
+            for source in sources:
+                source.settimeout(None)
+                source.sendall(nbytes.to_bytes(8, "little"))
+            for start in range(0, nbytes, _PART_NBYTES):
+                part = self._into[: min(_PART_NBYTES, nbytes - start)]
+                for source in sources:
+                    source.recv_into(part, len(part), socket.MSG_WAITALL)
 
 
 class _Peak:
@@ -128,13 +179,14 @@ def _anon() -> int:
 def work(index: int, directory: str, nbytes: int) -> None:
     """The loop of a worker process."""
     worker = Worker(index, directory, nbytes)
-    print(json.dumps({"port": worker.node.server.port, "seal": msgspec.json.encode(worker.seal).decode()}), flush=True)
+    hello = {"port": worker.node.server.port, "bare": worker.bare.port}
+    print(json.dumps(hello | {"seal": msgspec.json.encode(worker.seal).decode()}), flush=True)
     for line in sys.stdin:
         said = json.loads(line)
         name, args, watch = said["do"], said["args"], said["watch"]
         if name == "meet":
-            ports, seals = args
-            worker.meet(ports, [msgspec.json.decode(seal, type=Seal) for seal in seals])
+            ports, bare_ports, seals = args
+            worker.meet(ports, bare_ports, [msgspec.json.decode(seal, type=Seal) for seal in seals])
             print(json.dumps({}), flush=True)
             continue
         with worker.peak.watched() if watch else contextlib.nullcontext([0]) as grown:
@@ -161,8 +213,7 @@ class Cluster:
             for i in range(NODES)
         ]  # fmt: skip
         hello = [self._read(i) for i in range(NODES)]
-        ports, seals = [h["port"] for h in hello], [h["seal"] for h in hello]
-        self.all("meet", ports, seals)
+        self.all("meet", *([h[name] for h in hello] for name in ("port", "bare", "seal")))
 
     def _read(self, index: int) -> dict[str, Any]:
         stdout = self._processes[index].stdout
@@ -212,21 +263,45 @@ class Cluster:
                 process.wait()
 
 
-Result = tuple[float, float, int]  # seconds, CPU seconds, extra bytes
+class Result(NamedTuple):
+    """Seconds, CPU seconds, extra bytes; and of the bare copy beside it."""
+
+    seconds: float
+    cpu: float
+    extra: int
+    bare_seconds: float = 0.0
+    bare_cpu: float = 0.0
 
 
-def measure(cluster: Cluster, scheme: Scheme, repeat: int) -> dict[str, list[Result]]:
-    """Encode, rebuild of as many as the scheme bears, repeat times after one round that is not counted."""
-    found: dict[str, list[Result]] = {f"{scheme} encode": [], f"{scheme} rebuild": []}
+def measure(cluster: Cluster, scheme: Scheme, repeat: int, nbytes: int) -> dict[str, list[Result]]:
+    """Encode, rebuild of as many as the scheme bears, repeat times after two rounds that are not counted."""
+    encodes: list[Result] = []
+    rebuilds: list[Result] = []
+    lost = list(range(scheme.losses))
+    width = NODES - scheme.losses
+    # Of each column a node pulls a chunk for each parity that it holds; a rebuild as many columns as a group has.
+    encode_part = nbytes * scheme.losses * width // (width * (NODES - 1))
+    rebuild_part = nbytes * width // (NODES - 1)
     for turn in range(repeat + 2):
         watch = turn == 0  # to look costs time: memory has a round of its own, and it warms what is used
-        found[f"{scheme} encode"].append(_timed(cluster, lambda: cluster.all("encode", scheme, watch=watch)))  # noqa: B023
-        lost = list(range(scheme.losses))
-        jobs = {rank: ("rebuild", scheme, lost, rank) for rank in lost}
-        found[f"{scheme} rebuild"].append(_timed(cluster, lambda: cluster.some(jobs, watch=watch)))  # noqa: B023
+
+        def encode_all(watch: bool = watch) -> Any:
+            return cluster.all("encode", scheme, watch=watch)
+
+        def rebuild_lost(watch: bool = watch) -> Any:
+            return cluster.some({rank: ("rebuild", scheme, lost, rank) for rank in lost}, watch=watch)
+
+        encodes.append(_beside(cluster, encode_all, range(NODES), encode_part))
+        rebuilds.append(_beside(cluster, rebuild_lost, lost, rebuild_part))
         cluster.some(dict.fromkeys(lost, ("unmake",)))
         cluster.all("forget")
-    return found
+    return {f"{scheme} encode": encodes, f"{scheme} rebuild": rebuilds}
+
+
+def _beside(cluster: Cluster, run: Any, who: Iterable[int], part: int) -> Result:
+    result = _timed(cluster, run)
+    bare = _timed(cluster, lambda: cluster.some(dict.fromkeys(who, ("copy", part))))
+    return result._replace(bare_seconds=bare.seconds, bare_cpu=bare.cpu)
 
 
 def _timed(cluster: Cluster, run: Any) -> Result:
@@ -234,7 +309,7 @@ def _timed(cluster: Cluster, run: Any) -> Result:
     answers = run()
     cpu = cluster.cpu() - before
     seconds = max(a["end"] for a in answers) - min(a["start"] for a in answers)
-    return seconds, cpu, max(a["grown"] for a in answers)
+    return Result(seconds, cpu, max(a["grown"] for a in answers))
 
 
 def main() -> int:
@@ -242,6 +317,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--mib", type=int, default=512)
+    parser.add_argument("--scheme", choices=[Scheme.XOR, Scheme.DOUBLE], action="append")
     parser.add_argument("--worker", nargs=3)
     given = parser.parse_args()
     if given.worker:
@@ -251,7 +327,9 @@ def main() -> int:
     try:
         cluster = Cluster(directory, given.mib << 20)
         try:
-            results = measure(cluster, Scheme.XOR, given.repeat) | measure(cluster, Scheme.DOUBLE, given.repeat)
+            results: dict[str, list[Result]] = {}
+            for scheme in given.scheme or (Scheme.XOR, Scheme.DOUBLE):
+                results |= measure(cluster, Scheme(scheme), given.repeat, given.mib << 20)
         finally:
             cluster.close()
     finally:
@@ -261,22 +339,25 @@ def main() -> int:
 
 def report(results: dict[str, list[Result]], nbytes: int) -> int:
     """One row per measurement."""
-    table = Table("what", "GB/s", "bar", "seconds", "CPU s", "CPU bar", "extra MiB", "all rounds: s, CPU s")
+    columns = ("what", "GB/s", "bar", "best", "CPU s", "best", "bar", "times bare: CPU, s", "extra MiB")
+    table = Table(*columns, "rounds: s, CPU s, bare CPU s")
     missed = 0
     for name, rounds in results.items():
         counted = rounds[2:]
         work_nbytes = nbytes * (NODES if "encode" in name else 1 if name.startswith("xor") else 2)
-        seconds = statistics.median(r[0] for r in counted)
-        cpu = statistics.median(r[1] for r in counted)
-        extra = rounds[0][2]
+        seconds = statistics.median(r.seconds for r in counted)
+        cpu = statistics.median(r.cpu for r in counted)
+        best, best_cpu = min(r.seconds for r in counted), min(r.cpu for r in counted)
+        bare, bare_cpu = min(r.bare_seconds for r in counted), min(r.bare_cpu for r in counted)
+        extra = rounds[0].extra
         rate, (bar, cpu_bar) = work_nbytes / seconds / 1e9, _BARS[name]
         missed += rate < bar or (cpu_bar is not None and cpu > cpu_bar) or extra > _MAX_EXTRA_NBYTES
         table.add_row(
-            name, f"{rate:.2f}", f"{bar}", f"{seconds:.3f}", f"{cpu:.2f}", str(cpu_bar or ""),
-            f"{extra / (1 << 20):.0f}",
-            " ".join(f"{s:.2f},{c:.2f}" for s, c, _ in rounds),
+            name, f"{rate:.2f}", f"{bar}", f"{work_nbytes / best / 1e9:.2f}", f"{cpu:.2f}", f"{best_cpu:.2f}",
+            str(cpu_bar or ""), f"{best_cpu / bare_cpu:.2f} {best / bare:.2f}", f"{extra / (1 << 20):.0f}",
+            " ".join(f"{r.seconds:.2f},{r.cpu:.2f},{r.bare_cpu:.2f}" for r in rounds),
         )  # fmt: skip
-    console = Console(width=160)
+    console = Console(width=200)
     console.print(table)
     load = os.getloadavg()[0]
     console.print(

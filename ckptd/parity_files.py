@@ -168,11 +168,10 @@ class Parities:
         self.arena.allocate_file(job, name, need)
         return name
 
-    def seal(self, job: JobKey, name: str, piece: Piece) -> None:
-        """Digests the parity, writes the record, and only then the seal. Blocks."""
+    def seal(self, job: JobKey, name: str, piece: Piece, table: bytes) -> None:
+        """Writes the record with the digest table of the parity, and only then the seal. Blocks."""
         view = self.arena.view(job, name)
         nbytes = code_of(piece).parity_nbytes
-        table = b"".join(digest(view[start:stop]) for start, stop in blocks(nbytes))
         failpoints.reach("encode.before-record")
         raw = encode_record(piece, table)
         seal = ParitySeal(job=job, nbytes=nbytes, record_nbytes=len(raw), record_digest=digest(raw))

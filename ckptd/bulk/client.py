@@ -43,6 +43,7 @@ class Connection:
         self._socket = socket.socket(socket.AF_INET6 if ":" in address.host else socket.AF_INET, socket.SOCK_STREAM)
         self._watch = cancel.watching(self._socket)
         self._seed = 0
+        self._left = 0  # bytes of the frame that is being received in parts
         self._coming = 0  # bytes that were asked for and not received
         self._drowsy = False
         try:
@@ -79,7 +80,10 @@ class Connection:
         self._socket.close()
 
     def ask(self, job: JobKey, save: SaveId, epoch: int, ranges: Sequence[wire.Range]) -> None:
-        """Sends for ranges. They must all be received, one receive each, before or after the next ask."""
+        """Sends for ranges. They must all be received, in order, before or after the next ask.
+
+        A checked range takes one receive; any other as many as it likes, none of which goes beyond its end.
+        """
         for start in range(0, len(ranges), wire.MAX_RANGES):
             part = list(ranges[start : start + wire.MAX_RANGES])
             try:
@@ -91,23 +95,40 @@ class Connection:
             self._pending.append(None)
 
     def receive(self, into: memoryview) -> None:
-        """The bytes of the next range, whose length into has."""
-        asked = self._pending.popleft()
-        if asked is None:
-            raise AssertionError("nothing was asked for")
+        """The next bytes: a whole range, or the next part of one that is not checked."""
         if self._drowsy != (self._coming > _SURE_NBYTES):
             self._drowsy = not self._drowsy
             sockets.wake_at(self._socket, _WAKE_NBYTES if self._drowsy else 1)
         self._coming -= len(into)
-        digest = self._frame(wire.DATA, into)
-        if asked.checked and digest != wire.frame_digest(into, self._seed):
-            raise DamagedError(f"node {self.node}: bytes of {_what(asked)} were damaged on the wire")
-        if self._pending[0] is None:
+        if self._left:
+            self._part(into)
+        else:
+            self._begin(into)
+        if not self._left and self._pending[0] is None:
             self._pending.popleft()
-            self._frame(wire.DONE, memoryview(b""))
+            self._frame(wire.DONE, memoryview(b""), 0)
 
-    def _frame(self, kind: bytes, into: memoryview) -> bytes:
-        """Digest of the next frame, which must be of the kind and as long as into."""
+    def _begin(self, into: memoryview) -> None:
+        """The next frame's head and first bytes, in one call."""
+        asked = self._pending.popleft()
+        if asked is None:
+            raise AssertionError("nothing was asked for")
+        digest = self._frame(wire.DATA, into, asked.nbytes)
+        self._left = asked.nbytes - len(into)
+        if asked.checked and (self._left or digest != wire.frame_digest(into, self._seed)):
+            raise DamagedError(f"node {self.node}: bytes of {_what(asked)} were damaged on the wire")
+
+    def _part(self, into: memoryview) -> None:
+        try:
+            got = sockets.receive(self._socket, into)
+        except OSError as error:
+            raise self._failed(error) from None
+        if got < len(into):
+            raise self._gone("hung up")
+        self._left -= len(into)
+
+    def _frame(self, kind: bytes, into: memoryview, length: int) -> bytes:
+        """Digest of the next frame, which must be of the kind and length; into gets its first bytes."""
         try:
             got = sockets.receive(self._socket, self._head, into)
         except OSError as error:
@@ -118,8 +139,8 @@ class Connection:
             raise self._refused(nbytes, into[: got - size])
         if got < size + len(into):
             raise self._gone("hung up")
-        if (found, nbytes) != (kind, len(into)):
-            raise DamagedError(f"node {self.node}: a frame of {found!r} and {nbytes} bytes in place of {len(into)}")
+        if (found, nbytes) != (kind, length):
+            raise DamagedError(f"node {self.node}: a frame of {found!r} and {nbytes} bytes in place of {length}")
         return bytes(digest)
 
     def _refused(self, nbytes: int, got: memoryview) -> PeerError | DamagedError:

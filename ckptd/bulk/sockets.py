@@ -76,8 +76,7 @@ def receive(connection: socket.socket, *views: memoryview) -> int:
 
     Raises BlockingIOError at the deadline, OSError.
     """
-    done = 0
-    left = [view for view in views if len(view)]
+    done, left = 0, [view for view in views if len(view)]
     while left:
         nbytes = connection.recvmsg_into(left, 0, socket.MSG_WAITALL)[0]
         if not nbytes:
@@ -89,7 +88,10 @@ def receive(connection: socket.socket, *views: memoryview) -> int:
 
 def send(connection: socket.socket, *views: memoryview | bytes) -> None:
     """Sends all. Raises BlockingIOError at the deadline, OSError."""
-    left = [memoryview(view) for view in views if len(view)]
+    total, done = sum(map(len, views)), connection.sendmsg(views)
+    if done == total:  # nearly always
+        return
+    left = _after([memoryview(view) for view in views if len(view)], done)
     while left:
         left = _after(left, connection.sendmsg(left))
 

@@ -30,7 +30,7 @@ LENGTH: Final = struct.Struct("<I")
 FRAME: Final = struct.Struct("<4sI16s")
 MAX_ASK_NBYTES: Final = 1 << 20
 MAX_RANGES: Final = 4096
-MAX_FRAME_NBYTES: Final = 4 << 20
+MAX_FRAME_NBYTES: Final = 16 << 20
 MAX_FAIL_NBYTES: Final = 4096
 PARITY: Final = -1  # in place of a rank: the parity file
 

@@ -34,6 +34,7 @@ class Coordinator:
         self._heard: set[str] = set()  # nodes that have said what they have since their link came up
         self._incarnations: dict[str, int] = {}  # the largest that each node knows of
         self._asked_here = False  # a rank has asked for a load since this daemon started
+        self._behind: set[int] = set()  # ranks that came back from before the load that was agreed
         self._caught_up: set[str] = set()  # nodes that missed the end of a load and were told it
         self._now = 0.0  # of the last event
         self._touched = True  # since the last tick
@@ -111,6 +112,9 @@ class Coordinator:
                 return self.saves.voted(node, event.save, event.problem, now)
             case ev.LoadAsked() if not event.request and node in self._caught_up:
                 return []  # it was answered before it was said again
+            case ev.LoadAsked() if event.rank in self._behind and self.restores.agreed is not None:
+                self._behind.discard(event.rank)
+                return [ToNode(job=self.job, node=node, message=self.restores.agreed)]
             case ev.LoadAsked():
                 self._asked_here |= event.request > 0
                 self.saves.hold_retention = True
@@ -124,7 +128,9 @@ class Coordinator:
     def _attached(self, node: str, event: ev.RankAttached, now: float) -> list[Action]:
         scan: list[Action] = [] if self._asked_scan else [ScanStore(job=self.job)]
         self._asked_scan = True
-        before = self.sessions.session
+        before, agreed = self.sessions.session, self.restores.agreed
+        if event.request and agreed is not None and 0 < event.incarnation < agreed.incarnation:
+            self._behind.add(event.rank)  # its daemon ended before it heard the end of that load
         actions = self._with_news(self.sessions.attach(node, event, now))
         for rank in sorted(self.sessions.departed):
             actions += self.saves.rank_gone(rank, "left the job")
@@ -141,7 +147,7 @@ class Coordinator:
         self.saves.known_nodes(nodes)
         self.encodes.known_nodes(nodes)
         self.encodes.opened(self.sessions.topology, self.sessions.epoch)
-        self._caught_up = set()
+        self._caught_up, self._behind = set(), set()
         if self.restores.agreed is not None and self.restores.agreed.incarnation < self.sessions.incarnation:
             self.restores.agreed = None
         self._unheard, self._untold, self._entering = nodes - self._heard, nodes - self._heard, True

@@ -324,7 +324,7 @@ class Restores:
             return self._refuse("mismatch", f"rank {event.rank}, {event.save}: {event.problem}", "")
         if event.reshape and event.tier is not Tier.PFS:  # there it had all images
             r.failed = True
-            r.reshaped.add(event.save)
+            (r.unwhole if r.order is not None and r.order.whole else r.reshaped).add(event.save)
         elif event.problem and r.order is not None and r.order.whole:
             r.failed = True
             r.unwhole.add(event.save)

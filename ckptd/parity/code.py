@@ -79,7 +79,8 @@ class Code:
 
     def data(self, group: int) -> tuple[int, ...]:
         """Members that give the group's data columns, in order."""
-        return tuple(member for member in range(self.members) if member not in self.holders(group))
+        holders = self.holders(group)
+        return tuple(member for member in range(self.members) if member not in holders)
 
     def holders(self, group: int) -> tuple[int, ...]:
         """Members with the group's P, and Q."""

@@ -5,6 +5,7 @@ from ckptd.core.events import Piece
 from ckptd.parity.engine import Progress, Pull
 from ckptd.parity.plan import at_home
 from ckptd.parity.sources import Sources
+from ckptd.parity.table import Table
 from ckptd.parity_files import Parities
 from ckptd.protocol.ids import JobKey
 
@@ -22,10 +23,11 @@ def encode(parities: Parities, job: JobKey, piece: Piece, sources: Sources, prog
         failpoints.reach("encode.file-made")
         view = parities.arena.view(job, name)
         where = at_home(piece)
+        table = Table(where.code.parity_nbytes)
         for task in where.encode():
-            Pull(sources, job, where, task, view, verify=True).run(progress, "encode.half-pulled")
+            Pull(sources, job, where, task, view, table, verify=True).run(progress, "encode.half-pulled")
         sources.cancel.check()
-        parities.seal(job, name, piece)
+        parities.seal(job, name, piece, table.all(view))
     except BaseException:
         parities.give_back(job, piece.save, piece.epoch)
         raise

@@ -11,6 +11,7 @@ from ckptd.parity.code import Symbol
 from ckptd.parity.plan import Frame, Map, Task
 from ckptd.parity.sources import Opener, Source
 from ckptd.parity.streams import Span, block_range
+from ckptd.parity.table import Table
 from ckptd.protocol.digest import DIGEST_NBYTES, Digest, digest
 from ckptd.protocol.errors import DamagedError, PeerError
 from ckptd.protocol.ids import JobKey
@@ -27,15 +28,17 @@ class Pull:
     """One task's way from the sources to its outputs in ``into``.
 
     verify: compare every byte pulled with the digests of its segment; without, the caller checks what comes out.
+    table is told what comes out.
     """
 
-    def __init__(  # noqa: PLR0913 - the daemon's part, then the work
-        self, sources: Opener, job: JobKey, where: Map, task: Task, into: memoryview, *, verify: bool
+    def __init__(  # noqa: PLR0913, PLR0917 - the daemon's part, then the work
+        self, sources: Opener, job: JobKey, where: Map, task: Task, into: memoryview, table: Table, *, verify: bool
     ) -> None:
         import numpy as np  # noqa: PLC0415 - the daemon starts without it
 
         self._np: Any = np
         self._sources, self._job, self._map, self._task, self._verify = sources, job, where, task, verify
+        self._table = table
         self._opened: dict[str, Source] = {}
         self._blocks = _Blocks()
         outputs = dict(task.outputs)
@@ -114,8 +117,7 @@ class Pull:
         for _, _, pulls in window:
             for _, frames in pulls:
                 for frame in frames:
-                    checked = self._verify and not frame.whole
-                    ranges[frame.node].append(wire.Range(frame.rank, frame.offset, frame.nbytes, checked))
+                    _append(ranges[frame.node], frame, checked=self._verify and not frame.whole)
         for node, asked in ranges.items():
             self._ask_of(node, asked)
 
@@ -178,6 +180,8 @@ class Pull:
             for target in self._feeds[step.target]:
                 self._add(parts[target], part, target in empty)
                 empty.discard(target)
+        for target, offset in self._wanted.items():
+            self._table.take(offset + lo - first, memoryview(parts[target]))
 
     def _add(self, total: Any, value: Any, empty: bool) -> None:
         if empty:
@@ -214,6 +218,21 @@ class Pull:
         finally:
             source.close()
         raise DamagedError(f"node {node}: block {span.block} of rank {rank} was damaged on the wire")
+
+
+def _append(ranges: list[wire.Range], frame: Frame, *, checked: bool) -> None:
+    """Asks for the frame too. What goes on where the last one ends is one range with it: fewer steps on both sides.
+
+    Not what is checked: a digest is cheapest of bytes that are few enough to stay in the cache.
+    """
+    if ranges and not checked:
+        last = ranges[-1]
+        nbytes = last.nbytes + frame.nbytes
+        goes_on = (last.rank, last.offset + last.nbytes, last.checked) == (frame.rank, frame.offset, False)
+        if goes_on and nbytes <= wire.MAX_FRAME_NBYTES:
+            ranges[-1] = wire.Range(frame.rank, last.offset, nbytes, False)
+            return
+    ranges.append(wire.Range(frame.rank, frame.offset, frame.nbytes, checked))
 
 
 class _Blocks:

@@ -13,6 +13,7 @@ from ckptd.parity.engine import Progress, Pull
 from ckptd.parity.plan import Map, Task, map_of
 from ckptd.parity.sources import Source, Sources
 from ckptd.parity.streams import TAIL, block_range, cuts
+from ckptd.parity.table import Table
 from ckptd.protocol.digest import BLOCK_NBYTES, DIGEST_NBYTES, block_count, digest
 from ckptd.protocol.errors import DamagedError, PeerError
 from ckptd.protocol.ids import JobKey
@@ -55,7 +56,7 @@ def copy_segment(place: Place, node: str, sources: Sources, progress: Progress) 
         offset = block_range(place.seal, block)[0]
         _look(sources, node, place, [wire.Range(place.seal.rank, offset, 0, True)])
 
-    return _fetch(place, fill, accuse)
+    return _fetch(place, fill, accuse, Table(place.seal.image_nbytes))
 
 
 def rebuild_segment(  # noqa: PLR0913, PLR0917 - what there is, where it is, and how to get it
@@ -69,10 +70,11 @@ def rebuild_segment(  # noqa: PLR0913, PLR0917 - what there is, where it is, and
     """The segment as the rest of its set says it was: homes by rank, pieces by member. Raises as copy_segment does."""
     where = map_of(piece, {r: n for r, n in homes.items() if r != place.seal.rank}, pieces)
     tasks = where.rebuild(place.seal.rank)
+    table = Table(place.seal.image_nbytes)
 
     def fill(view: memoryview) -> None:
         def solve(task: Task) -> None:
-            Pull(sources, place.job, where, task, view, verify=False).run(progress, "rebuild.half-pulled")
+            Pull(sources, place.job, where, task, view, table, verify=False).run(progress, "rebuild.half-pulled")
 
         _solve(tasks, solve, sources.cancel)
 
@@ -84,13 +86,13 @@ def rebuild_segment(  # noqa: PLR0913, PLR0917 - what there is, where it is, and
                 for node, ranges in _inputs(where, task).items():
                     _look(sources, node, place, ranges, piece.epoch)
 
-    return _fetch(place, fill, accuse)
+    return _fetch(place, fill, accuse, table)
 
 
 # --- the slot
 
 
-def _fetch(place: Place, fill: Callable[[memoryview], None], accuse: Accuse) -> Fetched:
+def _fetch(place: Place, fill: Callable[[memoryview], None], accuse: Accuse, table: Table) -> Fetched:
     arena, job, seal = place
     capacity = align_up(seal.content_nbytes) + SEALS_NBYTES
     arena.reserve(seal.rank, 1, capacity)
@@ -101,7 +103,7 @@ def _fetch(place: Place, fill: Callable[[memoryview], None], accuse: Accuse) -> 
         fill(view)
         view[seal.image_nbytes : seal.table_offset] = bytes(seal.table_offset - seal.image_nbytes)
         failpoints.reach("rebuild.before-check")
-        _check(view, seal, accuse)
+        _check(view, seal, accuse, table)
         failpoints.reach("rebuild.before-seal")
         arena.seal(job, slot, seal)
         failpoints.reach("rebuild.after-seal")
@@ -111,17 +113,19 @@ def _fetch(place: Place, fill: Callable[[memoryview], None], accuse: Accuse) -> 
     return Fetched(slot, capacity)
 
 
-def _check(view: memoryview, seal: Seal, accuse: Accuse) -> None:
-    """Holds every byte against the seal. Raises DamagedError that says which block, and whose fault if it is known."""
+def _check(view: memoryview, seal: Seal, accuse: Accuse, table: Table) -> None:
+    """Holds every byte against the seal, the image as table found it.
+
+    Raises DamagedError that says which block, and whose fault if it is known.
+    """
     for what, part in seal.tail.items():
         if digest(view[part.offset : part.offset + part.nbytes]) != part.digest:
             accuse(TAIL)
             raise DamagedError(f"rank {seal.rank}: {what} came out damaged, and every source's own copy is sound")
 
     def right(block: int) -> bool:
-        start, stop = block_range(seal, block)
         at = seal.table_offset + block * DIGEST_NBYTES
-        return digest(view[start:stop]) == view[at : at + DIGEST_NBYTES]
+        return table.one(block, view) == view[at : at + DIGEST_NBYTES]
 
     count = block_count(seal.image_nbytes)
     with ThreadPoolExecutor(THREADS) as pool:

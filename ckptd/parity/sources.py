@@ -25,7 +25,7 @@ class Source(Protocol):
         """Asks ahead."""
 
     def receive(self, into: memoryview) -> None:
-        """The bytes of the next range."""
+        """The bytes of the next range, or the next part of one that is not checked."""
 
     def close(self) -> None:
         """Gives back what it holds."""
@@ -49,6 +49,7 @@ class LocalSource:
         self.node = node
         self._arena = arena
         self._pending: deque[tuple[wire.Range, Served]] = deque()
+        self._done = 0  # bytes of the first that is pending
         self._open: dict[tuple[SaveId, int, int], Served] = {}
 
     def ask(self, job: JobKey, save: SaveId, epoch: int, ranges: Sequence[wire.Range]) -> None:
@@ -61,15 +62,20 @@ class LocalSource:
             self._pending.append((asked, self._open[key]))
 
     def receive(self, into: memoryview) -> None:
-        """Copies the bytes of the next range."""
-        asked, served = self._pending.popleft()
+        """Copies the bytes of the next range, or part of it."""
+        asked, served = self._pending[0]
+        offset = asked.offset + self._done
+        self._done += len(into)
+        if self._done == asked.nbytes:
+            self._pending.popleft()
+            self._done = 0
         if asked.checked:
             try:
                 served.check(asked.offset, asked.nbytes)
             except DamagedError as error:
                 raise DamagedError(f"node {self.node}: {error.message}") from None
         if asked.nbytes:
-            into[:] = served.view(asked.offset, asked.nbytes)
+            into[:] = served.view(offset, len(into))
         if not served.still():
             raise PeerError(f"node {self.node}: what was being read is no longer there")
 

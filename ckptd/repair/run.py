@@ -13,6 +13,7 @@ from ckptd.parity.engine import Pull
 from ckptd.parity.plan import Task
 from ckptd.parity.record import code_of, encode_record
 from ckptd.parity.streams import start_of
+from ckptd.parity.table import Table
 from ckptd.protocol.digest import digest
 from ckptd.protocol.errors import CkptdError, DamagedError, UsageError
 from ckptd.protocol.ids import JobKey, file_name
@@ -197,7 +198,7 @@ class _Rebuild:
             last = min(first + length, fix.last)
             places = tuple((output.symbol, index * length) for index, output in enumerate(outputs))
             task = Task(fix.group, first, last, fix.steps, places)
-            Pull(sources, job, where, task, into, verify=False).run(_ignore, "rebuild.half-pulled")
+            Pull(sources, job, where, task, into, Table(0), verify=False).run(_ignore, "rebuild.half-pulled")
             for index, output in enumerate(outputs):
                 start = index * length
                 data = into[start : start + last - first]

@@ -1,6 +1,6 @@
 """A rank over there: the calls of the tests of one node, in a process group over loopback."""
 
-import datetime
+import datetime as dt
 import json
 import logging
 import time
@@ -32,7 +32,7 @@ class NodeTrainer(Trainer):
                 init_method=f"file://{self._meeting}",
                 rank=self._rank,
                 world_size=self._world,
-                timeout=datetime.timedelta(seconds=_GROUP_S),
+                timeout=dt.timedelta(seconds=_GROUP_S),
             )
         settings = {"save_timeout_s": 20.0, "start": False, **settings}
         self._client = ckptd_client.connect(job, **settings)
