@@ -110,20 +110,23 @@ class Coordinator:
                 return self.saves.found_committed(event.save)
             case ev.Drained() | ev.VoteWritten():
                 return self.saves.voted(node, event.save, event.problem, now)
-            case ev.LoadAsked() if not event.request and node in self._caught_up:
-                return []  # it was answered before it was said again
-            case ev.LoadAsked() if event.rank in self._behind and self.restores.agreed is not None:
-                self._behind.discard(event.rank)
-                return [ToNode(job=self.job, node=node, message=self.restores.agreed)]
             case ev.LoadAsked():
-                self._asked_here |= event.request > 0
-                self.saves.hold_retention = True
-                known = self.sessions.next_number - 1
-                actions = self.restores.asked(node, event, self.sessions.world_size, known, self.saves, now)
-                return self._load([*actions, *self.restores.hopeless(self.sessions.incomplete)])
+                return self._load_asked(node, event, now)
             case ev.LoadReported():
                 return self._load(self.restores.reported(event, self.sessions.world_size, self.saves, now))
         return [Note(job=self.job, text=f"{node} reports what no coordinator knows: {type(event).__name__}")]
+
+    def _load_asked(self, node: str, event: ev.LoadAsked, now: float) -> list[Action]:
+        if not event.request and node in self._caught_up:
+            return []  # it was answered before it was said again
+        if event.rank in self._behind and self.restores.agreed is not None:
+            self._behind.discard(event.rank)
+            return [ToNode(job=self.job, node=node, message=self.restores.agreed)]
+        self._asked_here |= event.request > 0
+        self.saves.hold_retention = True
+        known = self.sessions.next_number - 1
+        actions = self.restores.asked(node, event, self.sessions.world_size, known, self.saves, now)
+        return self._load([*actions, *self.restores.hopeless(self.sessions.incomplete)])
 
     def _attached(self, node: str, event: ev.RankAttached, now: float) -> list[Action]:
         scan: list[Action] = [] if self._asked_scan else [ScanStore(job=self.job)]

@@ -121,17 +121,18 @@ class FileSources:
         """Of one node."""
         return _FileSource(node, self)
 
-    def fill(self, node: str, asked: wire.Range, into: memoryview) -> None:
-        """The bytes of a range."""
-        if asked.rank == wire.PARITY:
-            self._parities[int(node)].read(self._files, asked.offset, into)
+    def fill(self, node: str, rank: int, offset: int, into: memoryview) -> None:
+        """Bytes of a segment, or of parity."""
+        if rank == wire.PARITY:
+            self._parities[int(node)].read(self._files, offset, into)
             return
-        image = self._images[asked.rank]
-        if asked.offset < image.nbytes:
-            image.read(self._files, asked.offset, into)
-            return
-        at = asked.offset - align_up(image.nbytes)
-        into[:] = self._tails[asked.rank][at : at + len(into)]
+        image = self._images[rank]
+        inside = max(0, min(len(into), image.nbytes - offset))
+        if inside:
+            image.read(self._files, offset, into[:inside])
+        if inside < len(into):
+            at = offset + inside - align_up(image.nbytes)
+            into[inside:] = self._tails[rank][at : at + len(into) - inside]
 
 
 class _FileSource:
@@ -139,6 +140,7 @@ class _FileSource:
         self.node = node
         self._sources = sources
         self._pending: deque[wire.Range] = deque()
+        self._done = 0  # bytes of the first
 
     def ask(self, job: JobKey, save: SaveId, epoch: int, ranges: Sequence[wire.Range]) -> None:
         """Asks ahead. There is but one save."""
@@ -146,8 +148,14 @@ class _FileSource:
         self._pending.extend(ranges)
 
     def receive(self, into: memoryview) -> None:
-        """The bytes of the next range."""
-        self._sources.fill(self.node, self._pending.popleft(), into)
+        """The bytes of the next range, or part of it."""
+        asked = self._pending[0]
+        at = self._done
+        self._done += len(into)
+        if self._done == asked.nbytes:
+            self._pending.popleft()
+            self._done = 0
+        self._sources.fill(self.node, asked.rank, asked.offset + at, into)
 
     def close(self) -> None:
         """Nothing is held."""
