@@ -119,8 +119,7 @@ def test_ranks_that_were_replaced_are_refused(four: Cluster):
     assert {f["step"] for f in new.load()} == {10}
     for rank in old.all:
         with pytest.raises(RankError, match=r"(?i)stale|replaced|another process"):
-            rank.call("save", 20)
-            rank.call("wait", 20, "staged")
+            rank.call("save_staged", 20, 20.0)
     new.save(20, "protected", "durable")
     old.kill()
     four.end(new)
@@ -148,8 +147,7 @@ def test_a_node_that_froze_wakes_up_in_a_job_that_went_on_without_it(four: Clust
         for pid in frozen:
             os.kill(pid, signal.SIGCONT)
     with pytest.raises(RankError):
-        old[3].call("save", 30)
-        old[3].call("wait", 30, "staged", 4.0)
+        old[3].call("save_staged", 30, 4.0)
     new.save(30, "protected", "durable")
     number = new[0].call("incarnation")
     reached = {(c.incarnation, c.milestone) for c in four.job("a", "frozen").checkpoints if c.step == 30}

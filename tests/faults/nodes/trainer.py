@@ -1,6 +1,6 @@
 """A rank over there: the calls of the tests of one node, in a process group over loopback."""
 
-import datetime
+import datetime as dt
 import json
 import logging
 import time
@@ -32,7 +32,7 @@ class NodeTrainer(Trainer):
                 init_method=f"file://{self._meeting}",
                 rank=self._rank,
                 world_size=self._world,
-                timeout=datetime.timedelta(seconds=_GROUP_S),
+                timeout=dt.timedelta(seconds=_GROUP_S),
             )
         settings = {"save_timeout_s": 20.0, "start": False, **settings}
         self._client = ckptd_client.connect(job, **settings)
@@ -69,3 +69,8 @@ class NodeTrainer(Trainer):
     def incarnation(self) -> int:
         """Which life of the job this is."""
         return int(self._client.incarnation)
+
+    def save_staged(self, step: int, timeout_s: float) -> None:
+        """A save that is staged in time, or raises."""
+        self.save(step)
+        self.wait(step, "staged", timeout_s)
