@@ -42,7 +42,7 @@ def slot_of(node: Node, step: int) -> str:
 
 
 def parity_of(node: Node, job: str) -> str:
-    (path,) = [p for p in glob.glob(os.path.join(node.arena, "**", "p*-*.parity"), recursive=True)]
+    (path,) = list(glob.glob(os.path.join(node.arena, "**", "p*-*.parity"), recursive=True))
     return path
 
 

@@ -145,7 +145,7 @@ def test_what_is_said_again_changes_nothing(four: Cluster, job: str):
     repeat = relay.control.to_daemon = Repeat()
     ranks.save(10, "protected", "durable")
     wait_for(lambda: repeat.done, 5)
-    before = [c for c in four.job("b", job).ranks]
+    before = list(four.job("b", job).ranks)
     for said in [bytes(said) for said in relay.control.said + relay.bulk.said if len(said) > 64]:
         channel = relay.bulk if said.startswith(wire.MAGIC) else relay.control
         with channel.connect() as again:
@@ -159,7 +159,7 @@ def test_what_is_said_again_changes_nothing(four: Cluster, job: str):
                 pass
             if channel is relay.bulk:
                 assert answer == b"", "a token is good for one connection"
-    assert [c for c in four.job("b", job).ranks] == before
+    assert list(four.job("b", job).ranks) == before
     ranks.save(20, "protected", "durable")
     assert four.nodes["b"].daemon.poll() is None
     four.end(ranks)
