@@ -104,9 +104,9 @@ def test_in_a_slot_while_it_is_encoded_it_never_reaches_parity(four: Cluster):
     four.end(ranks)
 
 
-@pytest.mark.parametrize(("scheme", "tier"), [("xor", "pfs"), ("double", "rebuilt")])
+@pytest.mark.parametrize("scheme", ["xor", "double"])
 @pytest.mark.parametrize("where", ["slot", "parity"])
-def test_in_what_a_rebuild_needs(four: Cluster, scheme: str, tier: str, where: str):
+def test_in_what_a_rebuild_needs(four: Cluster, scheme: str, where: str):
     job = f"source-{where}-{scheme}"
     ranks = protected(four, job, scheme)
     ranks.kill()
@@ -115,5 +115,5 @@ def test_in_what_a_rebuild_needs(four: Cluster, scheme: str, tier: str, where: s
     four.replace("b")
     tiers, notes = restored(four, job, scheme)
     assert tiers[0] == tiers[3] == "arena"
-    assert tiers[1] == tier, notes
-    assert "node c" in notes or tier == "rebuilt", notes
+    assert tiers[1] == "pfs", notes  # double could bear it, but a rebuild is not tried again without the damaged source
+    assert "node c" in notes, notes

@@ -128,7 +128,7 @@ def test_a_flipped_bit_on_the_wire_is_never_in_a_rebuilt_shard(four: Cluster, jo
     ranks.save(10, "protected", "durable")
     ranks.kill()
     four.replace("c")
-    flip = four.relays["b"].bulk.from_daemon = Flip(100_000)
+    flip = four.relays["b"].bulk.from_daemon = Flip(20_000)
     ranks = four.ranks("abcd", job)
     ranks.connect()
     found = ranks.load()

@@ -69,3 +69,8 @@ class NodeTrainer(Trainer):
     def incarnation(self) -> int:
         """Which life of the job this is."""
         return int(self._client.incarnation)
+
+    def save_staged(self, step: int, timeout_s: float) -> None:
+        """A save that is staged in time, or raises."""
+        self.save(step)
+        self.wait(step, "staged", timeout_s)
