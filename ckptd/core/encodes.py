@@ -60,7 +60,8 @@ class Encodes:
 
     def heard(self, node: str, event: ev.NodeHas) -> None:
         """What the node had before anything was fetched to it in this session."""
-        there = [held.save.incarnation for held in (*event.segments, *event.pieces)]
+        there = [segment.save.incarnation for segment in event.segments]
+        there += [piece.save.incarnation for piece in event.pieces]
         if there:
             self._oldest.setdefault(node, min(there))
 
