@@ -87,7 +87,7 @@ class Encodes:
     def advance(self, saves: Saves, now: float) -> list[Action]:
         """Has the newest staged save encoded, once what is being encoded is done, or cannot be."""
         newest = saves.newest_staged
-        if not self.on or newest is None or not self._is_placed(newest):
+        if not self.on or newest is None:
             return []
         if self.newest is not None and self.newest[1] == self.epoch and newest.save <= self.newest[0]:
             return []
@@ -96,6 +96,8 @@ class Encodes:
             return []
         if self.active is not None and not self.problems and now < patient_until:
             self._retry_at = min(self._retry_at or patient_until, patient_until)
+            return []
+        if not self._is_placed(newest):  # last: it looks at every rank, and segments come one by one
             return []
         given_up = self._give_up_active()
         self.active, self._since = newest.save, now
