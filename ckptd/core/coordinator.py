@@ -327,7 +327,7 @@ class Coordinator:
         expired = self._orphan_until is not None and now >= self._orphan_until
         if self.sessions.members or not (self._closing or expired):
             return []
-        if self._untold and not expired:
+        if (self._untold or self._doubt_until is not None) and not expired:
             return []  # a node that has not said yet what it has may have what is nowhere else
         newest = self.saves.newest_staged
         if newest is not None and newest.end is End.FAILED and not expired:
