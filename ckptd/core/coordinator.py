@@ -1,5 +1,7 @@
 """One job as rank 0's daemon sees it: who the job is, how far each save has come, what a load restores. Pure."""
 
+from dataclasses import replace
+
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, MeetPeers, Note, ScanStore, ToNode
 from ckptd.core.encodes import Encodes
@@ -282,17 +284,7 @@ class Coordinator:
         for i, action in enumerate(actions):
             if isinstance(action, ToNode) and isinstance(action.message, ev.SessionOpened):
                 order = action.message
-                news = ev.SessionOpened(
-                    job=order.job,
-                    node=order.node,
-                    session=order.session,
-                    incarnation=order.incarnation,
-                    ranks=order.ranks,
-                    known=known,
-                    warnings=order.warnings,
-                    topology=order.topology,
-                    epoch=order.epoch,
-                )
+                news = replace(order, known=known)
                 actions[i] = ToNode(job=self.job, node=action.node, message=news)
         return actions
 
@@ -382,7 +374,7 @@ class Coordinator:
         expired = self._orphan_until is not None and now >= self._orphan_until
         if self.sessions.members or not (self._closing or expired):
             return []
-        if self._untold and not expired:
+        if (self._untold or self._doubt_until is not None) and not expired:
             return []  # a node that has not said yet what it has may have what is nowhere else
         newest = self.saves.newest_staged
         if newest is not None and newest.end is End.FAILED and not expired:

@@ -63,7 +63,8 @@ class Encodes:
 
     def heard(self, node: str, event: ev.NodeHas) -> None:
         """What the node had before anything was fetched to it in this session."""
-        there = [s.save.incarnation for s in event.segments] + [p.save.incarnation for p in event.pieces]
+        there = [segment.save.incarnation for segment in event.segments]
+        there += [piece.save.incarnation for piece in event.pieces]
         if there:
             self._oldest.setdefault(node, min(there))
 
@@ -99,7 +100,7 @@ class Encodes:
         if self.active is not None and not self.problems and now < patient_until:
             self._retry_at = min(self._retry_at or patient_until, patient_until)
             return []
-        if not self._is_placed(newest):
+        if not self._is_placed(newest):  # last: it looks at every rank, and segments come one by one
             return []
         given_up = self._give_up_active()
         self.active, self._since = newest.save, now

@@ -455,6 +455,7 @@ class SessionOpened(NodeMessage):
     warnings: tuple[str, ...] = ()
     topology: Topology | None = None
     epoch: int = 0
+    outside: tuple[Peer, ...] = ()  # nodes that the job ran on before, and that may hold something of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,9 +41,11 @@ class Membership:
         self.session, self.coordinator = order.session, order.node
         self.topology, self.epoch = order.topology, order.epoch
         self._visits.pop(order.session, None)
+        others = tuple(peer for peer in order.outside if peer.node != self._node)
+        meet: list[Action] = [MeetPeers(job=self._job, peers=others)] if others else []
         if order.topology is None:
-            return []
-        return [KeepTopology(job=self._job, topology=order.topology, epoch=order.epoch)]
+            return meet
+        return [*meet, KeepTopology(job=self._job, topology=order.topology, epoch=order.epoch)]
 
     def peer_up(self, node: str, known: int) -> list[Action]:
         """Whatever it was told before may be lost."""

@@ -12,7 +12,7 @@ from ckptd.core.actions import Action, TakeIncarnation, ToNode
 from ckptd.core.policy import Policy
 from ckptd.protocol.ids import JobKey
 from ckptd.protocol.messages import Cadence
-from ckptd.protocol.topology import Topology
+from ckptd.protocol.topology import Peer, Topology
 
 
 @dataclass(slots=True)
@@ -62,6 +62,7 @@ class Sessions:
         self._doubted: set[tuple[int, str]] = set()  # named before the node's link came up anew, and not since
         self.heard_of: set[str] = {node}  # nodes where ranks stood at the door
         self._waiting: dict[str, Waiting] = {}
+        self._former: dict[str, Peer] = {}  # nodes that the job ran on before
         self._taking = ""
 
     def found(self, node: str, event: ev.RankFound) -> None:
@@ -77,6 +78,7 @@ class Sessions:
             return
         waiting = self._waiting.setdefault(event.session, Waiting(now, Cadence()))
         waiting.outside |= {peer.node for peer in event.outside}
+        self._former |= {peer.node: peer for peer in event.outside}
 
     def visited(self, node: str, event: ev.Visited, now: float) -> list[Action]:
         """A node that the session leaves has said who lives there."""
@@ -307,6 +309,7 @@ class Sessions:
             warnings=warnings,
             topology=self.topology,
             epoch=self.epoch,
+            outside=tuple(self._former[name] for name in sorted(self.visitors & set(self._former))),
         )
         return ToNode(job=self._job, node=node, message=order)
 

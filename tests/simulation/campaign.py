@@ -28,21 +28,25 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--scheme", choices=["none", "xor", "double"])
     parser.add_argument("--seconds", type=float, default=150.0)
+    parser.add_argument("--minutes", type=float, default=0.0, help="begin no seed after so long")
     parser.add_argument("--save", help="a directory for the transcripts of failing seeds")
     args = parser.parse_args()
     if os.environ.get("PYTHONHASHSEED") != "0":  # as replay has it
         os.environ["PYTHONHASHSEED"] = "0"
         os.execv(sys.executable, [sys.executable, "-m", "tests.simulation.campaign", *sys.argv[1:]])  # noqa: S606 - this very program
-    began, failed, events, slowest = time.monotonic(), 0, 0, 0.0
+    began, played, failed, events, slowest, cpu = time.monotonic(), 0, 0, 0, 0.0, 0.0
     totals: dict[str, Counter[str]] = {"faults": Counter(), "told": Counter(), "counts": Counter()}
     with ProcessPoolExecutor(args.jobs) as pool:
         seeds = range(args.first_seed, args.first_seed + args.count)
         futures = [pool.submit(attempt, seed, args.nodes, args.scheme, args.seconds) for seed in seeds]
         for future in futures:
+            if args.minutes and time.monotonic() - began > 60 * args.minutes and future.cancel():
+                continue
             result = future.result()
+            played += 1
             if isinstance(result, Outcome):
                 events += result.events
-                slowest = max(slowest, result.cpu_s)
+                slowest, cpu = max(slowest, result.cpu_s), cpu + result.cpu_s
                 for name, total in totals.items():
                     total.update(getattr(result, name))
                 continue
@@ -53,8 +57,10 @@ def main() -> int:
                 Path(args.save).mkdir(parents=True, exist_ok=True)
                 Path(args.save, f"seed-{seed}-nodes-{args.nodes}.txt").write_text(transcript)
     wall = time.monotonic() - began
-    took = f"{events} events, {wall:.1f} s, slowest {slowest:.2f} s of CPU"
-    print(f"{args.count} seeds x {args.nodes} nodes: {failed} failed; {took}")
+    took = (
+        f"{events} events, {wall:.1f} s; of CPU {cpu / max(played - failed, 1):.2f} s a seed, slowest {slowest:.2f} s"
+    )
+    print(f"{played} seeds x {args.nodes} nodes: {failed} failed; {took}")
     for name, total in totals.items():
         print(f"{name}:", ", ".join(f"{key} {number}" for key, number in sorted(total.items())))
     return 1 if failed else 0

@@ -41,11 +41,9 @@ class Share:
     cpu_s: float
 
     def __str__(self) -> str:
-        return (
-            f"{self.nodes:6d} {self.set_size:4d} {self.messages:9.1f} {self.most_messages:9.1f}"
-            f" {self.nbytes:9.0f} {self.most_nbytes:9.0f}"
-            f" {self.coordinator_messages:12.1f} {self.coordinator_nbytes:12.0f} {self.cpu_s:8.1f}"
-        )
+        node = f"{self.messages:9.1f} {self.most_messages:9.1f} {self.nbytes:9.0f} {self.most_nbytes:9.0f}"
+        coordinator = f"{self.coordinator_messages:12.1f} {self.coordinator_nbytes:12.0f}"
+        return f"{self.nodes:6d} {self.set_size:4d} {node} {coordinator} {self.cpu_s:8.1f}"
 
 
 def measure(nodes: int, scheme: Scheme = Scheme.XOR, set_size: int = 8) -> Share:

@@ -10,7 +10,7 @@ from ckptd.core import actions as act
 from ckptd.core.encodes import Encodes
 from ckptd.core.node import JobNode
 from ckptd.core.saves import Saves
-from tests.simulation import effects
+from tests.simulation import effects, scale
 from tests.simulation.run import BrokenError, play
 
 SHORT = {1: range(10), 3: range(14), 4: range(100, 110), 8: range(200, 206)}
@@ -40,6 +40,12 @@ def test_the_same_seed_is_the_same_play_whatever_the_hash_seed():
         assert done.returncode == 0, done.stderr
         found.add(done.stdout)
     assert len(found) == 1
+
+
+def test_what_a_node_says_for_a_save_does_not_grow_with_the_job():
+    few, many = (scale.measure(nodes, set_size=4) for nodes in (4, 32))
+    assert many.most_messages <= few.most_messages
+    assert many.most_nbytes <= 1.05 * few.most_nbytes  # names and numbers get a digit
 
 
 # --- a simulator that finds nothing proves nothing: cores that break a promise, each of which it must notice

@@ -454,3 +454,16 @@ def test_a_drain_that_a_lost_coordinator_had_ordered_holds_no_slot_for_ever():
     cluster.say(cluster.nodes["d"], ev.Drained(job=KEY, save=ONE))
     cluster.settle()
     assert node.drain.save is None
+
+
+def test_a_new_node_meets_one_that_the_job_leaves_and_gets_its_segment():
+    cluster = a_protected_job()
+    cluster.end_ranks()
+    cluster.lose("b")
+    cluster.add("x")
+    cluster.connect("axc")
+    cluster.tick(5)
+    answers = cluster.load()
+    assert not refused(answers)
+    assert [a.save for a in answers] == [ONE] * 3
+    assert "d" in cluster.nodes["x"].met
