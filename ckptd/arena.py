@@ -87,11 +87,13 @@ class Arena:
         """Gives the directory up; with remove, deletes what is left of it when no slot is. The lock goes last."""
         self._mappings.clear()  # a thread that still reads one keeps it
         _unlink_if_there(self.socket_path)
+        jobs = os.path.join(self.path, places.JOBS)
         if remove and not self._used:
-            for name in (places.LOG, places.IDENTITY, places.LOCK):
+            _rmdir_if_empty(jobs)
+        if remove and not os.path.exists(jobs):  # else a job of it counts on the identity, and reads the log
+            for name in (places.LOG, places.IDENTITY, f"{places.IDENTITY}.new", places.LOCK):
                 _unlink_if_there(os.path.join(self.path, name))
-            for directory in (os.path.join(self.path, places.JOBS), self.path):
-                _rmdir_if_empty(directory)
+            _rmdir_if_empty(self.path)
         os.close(self._lock_fd)
 
     def job_path(self, job: JobKey) -> str:

@@ -23,7 +23,7 @@ from ckptd.core.catalogue import Catalogue
 from ckptd.core.policy import Policy
 from ckptd.door import Door
 from ckptd.effects import Effects
-from ckptd.liveness import Liveness
+from ckptd.liveness import Liveness, somebody_waits
 from ckptd.peers.identity import identify
 from ckptd.peers.plane import PeerPlane
 from ckptd.protect_effects import ProtectAction, ProtectEffects
@@ -50,7 +50,6 @@ from ckptd.stores import Stores
 
 log = logging.getLogger("ckptd")
 _EMPTY_GRACE_S = 3.0  # a client-started daemon waits so long for its first rank, and for a next one
-_GATHER_S = 60.0  # and this long for ranks that asked it who it is, while they wait for the others of their job
 _SWEEP_S = 2.0  # how often ranks without a pidfd are looked at
 _NOTICE_S = 1.0  # how often systemd is told the state
 _LAST_WORDS_S = 0.5  # who waits for the end may take so long to hear of it
@@ -97,7 +96,7 @@ class Daemon:
             deliver=self._handle,
         )
         self._socket = RankSocket(self._arena.socket_path)
-        self._door = Door(self._socket, self._arena, self._liveness, self._node)
+        self._door = Door(self._socket, self._arena, self._liveness, self._plane.peer)
         self._door.warnings += _warnings()
         self._queue: deque[ev.Event] = deque()
         self._handling = False
@@ -108,7 +107,6 @@ class Daemon:
         self._stop_at: float | None = None
         self._stop_waiters: list[Letter] = []
         self._empty_since: float | None = None
-        self._expects_until: float | None = None
         self._sweep_at = 0.0
         self._notice_at = 0.0
         self._watchdog_s = notify.watchdog_interval_s()
@@ -158,15 +156,16 @@ class Daemon:
                 notify.stopping("finishing the drain that runs")
             draining = any(job.coordinator.saves.active for job in self._catalogue.jobs.values())
             return not draining or self._stop_asked > 1 or now >= self._stop_at
-        if self._expects_until is not None and now >= self._expects_until:
-            self._expects_until = None
-        busy = self._stores.busy or self._cleaning.busy or not self._catalogue.empty
-        busy = busy or self._expects_until is not None
+        busy = self._stores.busy or self._cleaning.busy or self._pulling.busy or not self._catalogue.empty
         if not self._config.exit_when_empty or busy:
             self._empty_since = None
             return False
         self._empty_since = now if self._empty_since is None else self._empty_since
-        return now - self._empty_since >= _EMPTY_GRACE_S
+        if now - self._empty_since < _EMPTY_GRACE_S:
+            return False
+        waited_for = somebody_waits(self._arena.path)  # for the other ranks of a job, to attach together
+        self._empty_since = now if waited_for else self._empty_since
+        return not waited_for
 
     def _close(self) -> None:
         notify.stopping()
@@ -210,8 +209,6 @@ class Daemon:
         now = time.monotonic()
         times = [self._catalogue.next_deadline(), self._stores.next_deadline(), self._stop_at]
         times.append(self._plane.next_deadline())
-        if self._config.exit_when_empty and self._expects_until is not None:
-            times.append(self._expects_until)
         if self._liveness.unwatched:
             times.append(self._sweep_at)
         if self._empty_since is not None:
@@ -274,7 +271,6 @@ class Daemon:
         if isinstance(request, AskDrain) and request.job is not None:
             self._drain_for(letter, request.job)
             return
-        self._expects_until = None  # who attached keeps the daemon here by itself
         for event in self._door.events_of(letter):
             if isinstance(event, ev.RankDetached):
                 self._door.unwatch(event.job, event.rank, event.session)
@@ -284,7 +280,6 @@ class Daemon:
 
     def _introduce(self, letter: Letter) -> None:
         """Somebody is about to attach, once all ranks of its job have done the same."""
-        self._expects_until = time.monotonic() + _GATHER_S
         scheme, set_size = Scheme(self._config.redundancy), self._config.set_size
         info = NodeInfo(reply_to=letter.request.seq, peer=self._plane.peer, scheme=scheme, set_size=set_size)
         self._door.answer(letter.identity, info)
