@@ -226,7 +226,7 @@ class Daemon:
         for letter in self._socket.receive():
             self._open(letter)
         for event in [*self._plane.receive(), *self._plane.tick()]:
-            self._handle(event)
+            self._hear(event)
         for link in self._stores.links:
             flags = self._ready.get(link.fileno(), 0)
             if flags & zmq.POLLOUT:
@@ -325,6 +325,14 @@ class Daemon:
         done = Forgotten(reply_to=request.seq, slots=len(sizes), nbytes=sum(sizes))
         self._cleaning.run(lambda: None, lambda _: self._door.answer(letter.identity, done))
 
+    def _hear(self, event: ev.Event) -> None:
+        """One event that another daemon caused: whatever it says, it must not end this one."""
+        try:
+            self._handle(event)
+        except Exception as error:
+            log.exception("could not take in %s", event)
+            self._note(event.job, f"what another node said could not be taken in: {error!r}")
+
     def _handle(self, event: ev.Event) -> None:
         """One event through the catalogue. Events that its actions cause wait for their turn."""
         self._queue.append(event)
@@ -343,13 +351,23 @@ class Daemon:
 
     def _perform(self, action: act.Action) -> None:
         log.debug("action %s", action)
+        try:
+            self._do(action)
+        except (OSError, CkptdError, zmq.ZMQError) as error:  # one that costs a job something, and not the daemon
+            log.exception("could not do %s", type(action).__name__)
+            self._note(action.job, f"{type(action).__name__}: {error}")
+
+    def _note(self, job: JobKey, text: str) -> None:
+        errors = self._errors.setdefault(job, [])
+        errors.append(text)
+        del errors[:-_MAX_ERRORS]
+
+    def _do(self, action: act.Action) -> None:
         if isinstance(action, act.ToRank):
             self._door.send(action)
         elif isinstance(action, act.Note):
             log.warning("job=%s %s", action.job.job, action.text)
-            errors = self._errors.setdefault(action.job, [])
-            errors.append(action.text)
-            del errors[:-_MAX_ERRORS]
+            self._note(action.job, action.text)
         elif isinstance(action, act.ToNode):
             self._plane.carry(action)
         elif isinstance(action, act.MeetPeers):

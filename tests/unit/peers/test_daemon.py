@@ -1,6 +1,7 @@
 """The plane within real daemons: what they say of themselves, and what they leave."""
 
 import contextlib
+import errno
 import fcntl
 import itertools
 import os
@@ -9,6 +10,7 @@ import stat
 import tempfile
 import threading
 import time
+from collections import deque
 
 import msgspec
 import pytest
@@ -17,6 +19,10 @@ import zmq
 from ckptd.arena import Arena
 from ckptd.background import Background
 from ckptd.core import actions as act
+from ckptd.core import events as ev
+from ckptd.core.catalogue import Catalogue
+from ckptd.core.policy import Policy
+from ckptd.daemon import Daemon
 from ckptd.effects import Effects
 from ckptd.peers.kept import keep_topology, kept_topologies
 from ckptd.protocol import messages as m
@@ -97,7 +103,7 @@ def test_the_topology_of_a_job_that_left_nothing_goes(node):
     peer = ask_node(node).peer
     node.kill()
     job = JobKey(str(node.store), "job")
-    keep_topology(node.arena, job, Topology((peer,), (0,)))
+    keep_topology(node.arena, job, Topology((peer,), (0,)), 1)
     assert kept_topologies(node.arena)
     node.start(CKPTD_NODE="n1")
     wait_for(lambda: not kept_topologies(node.arena))
@@ -120,14 +126,14 @@ def test_a_topology_is_kept_in_its_turn_and_goes_with_the_job(tmp_path):
         let_go = threading.Event()
         cleaning.run(let_go.wait, lambda _: None)
         for action in (
-            act.KeepTopology(job=job, topology=one),
+            act.KeepTopology(job=job, topology=one, epoch=1),
             act.ForgetJob(job=job),
-            act.KeepTopology(job=job, topology=two),
+            act.KeepTopology(job=job, topology=two, epoch=1),
         ):
             effects.perform(action)
         assert kept_topologies(directory) == {}
         let_go.set()
-        wait_for(lambda: kept_topologies(directory) == {job: two})
+        wait_for(lambda: kept_topologies(directory) == {job: (two, 1)})
         effects.perform(act.ForgetJob(job=job))
         wait_for(lambda: os.listdir(os.path.join(directory, places.JOBS)) == [])
     finally:
@@ -199,3 +205,39 @@ def test_a_topology_that_names_another_daemon_of_this_node_is_refused(node, word
     os.close(fd)
     assert (reply.code, reply.hint) == ("connect", "connect again")
     assert "was replaced" in reply.message
+
+
+def test_a_daemon_at_an_ipv6_address_serves_bytes(node):
+    node.start(CKPTD_NODE="n1", CKPTD_PEER_ADDRESS="::1")
+    peer = ask_node(node).peer
+    job = JobKey(str(node.store), "job")
+    fd = hold(node, job)
+    other = Peer("n2", "arena", "tcp://[::1]:1", "k" * 40)
+    with asking(node) as socket:
+        attach = m.Attach(
+            seq=1, version=m.VERSION, job=job, session="s", rank=0, world_size=2, host="h", pid=os.getpid(),
+            topology=Topology((peer, other), (0, 1)),
+        )  # fmt: skip
+        socket.send(m.encode(attach))
+        assert not socket.poll(1000)  # it waits for the other
+    assert ask_node(node).peer == peer
+    os.close(fd)
+    assert node.daemon.poll() is None
+
+
+class Broken:
+    """What fails at every touch."""
+
+    def __getattr__(self, name):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+
+def test_what_cannot_be_done_for_peers_is_told_and_the_daemon_goes_on():
+    daemon, job = object.__new__(Daemon), JobKey("/store", "job")
+    daemon._errors, daemon._queue, daemon._handling = {}, deque(), False
+    daemon._bulk, daemon._catalogue = Broken(), Catalogue("n1", Policy())
+    daemon._perform(act.MeetPeers(job=job, peers=()))
+    assert "Too many open files" in daemon._errors[job][0]
+    daemon._catalogue.handle = lambda *_: 1 / 0
+    daemon._hear(ev.PeerDown(job=job, node="n2"))
+    assert "ZeroDivisionError" in daemon._errors[job][1]
