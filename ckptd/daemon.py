@@ -376,6 +376,8 @@ class Daemon:
         elif isinstance(action, ProtectAction):
             self._protect.perform(action)
         else:
+            if isinstance(action, act.ForgetJob):
+                self._protect.forget(action.job)
             self._effects.perform(action)
             if isinstance(action, act.KeepTopology):
                 self._plane.keep(action.job, action.topology)
