@@ -1,6 +1,7 @@
 """The arena: a directory on tmpfs that this daemon alone owns, and the slot files in it."""
 
 import contextlib
+import errno
 import os
 import stat
 import threading
@@ -58,6 +59,7 @@ class Arena:
         self._serials: dict[tuple[JobKey, int], int] = {}
         self._accounts = threading.Lock()
         self._used: dict[str, int] = {}  # slot path -> bytes
+        self._making: dict[str, object] = {}  # whose pages are being touched; who is not in it was unlinked meanwhile
         self._reserved = 0
 
     # --- life of the directory
@@ -87,11 +89,13 @@ class Arena:
         """Gives the directory up; with remove, deletes what is left of it when no slot is. The lock goes last."""
         self._mappings.clear()  # a thread that still reads one keeps it
         _unlink_if_there(self.socket_path)
+        jobs = os.path.join(self.path, places.JOBS)
         if remove and not self._used:
-            for name in (places.LOG, places.IDENTITY, places.LOCK):
+            _rmdir_if_empty(jobs)
+        if remove and not os.path.exists(jobs):  # else a job of it counts on the identity, and reads the log
+            for name in (places.LOG, places.IDENTITY, f"{places.IDENTITY}.new", places.LOCK):
                 _unlink_if_there(os.path.join(self.path, name))
-            for directory in (os.path.join(self.path, places.JOBS), self.path):
-                _rmdir_if_empty(directory)
+            _rmdir_if_empty(self.path)
         os.close(self._lock_fd)
 
     def job_path(self, job: JobKey) -> str:
@@ -157,8 +161,11 @@ class Arena:
         room = self.budget().nbytes + touched
         return min(room, self._limit_nbytes) if self._limit_nbytes else room
 
-    def reserve(self, rank: int, count: int, capacity: int) -> None:
-        """Sets count x capacity aside. Raises BudgetError with the numbers and the setting to change."""
+    def reserve(self, rank: int, count: int, capacity: int, what: str = "") -> None:
+        """Sets count x capacity aside. Raises BudgetError with the numbers and the setting to change.
+
+        what: needs them, if it is no rank.
+        """
         need, free = count * capacity, self.budget()
         with self._accounts:
             # What is reserved is not touched yet, so the machine still counts it as free.
@@ -168,9 +175,10 @@ class Arena:
                 self._reserved += need
                 return
         by_user = own < have
+        slots = "" if what else f"{count} slots of {format_size(capacity)} = "
         name = "budget_nbytes, set by you" if by_user else free.tightest.name
         raise BudgetError(
-            f"rank {rank} needs {count} slots of {format_size(capacity)} = {format_size(need)}, "
+            f"{what or f'rank {rank}'} needs {slots}{format_size(need)}, "
             f"the arena has room for {format_size(max(0, min(have, own)))} more (limit: {name})",
             hint="raise budget_nbytes, or lower slots_per_rank to 2" if by_user else free.tightest.how_to_raise,
         )
@@ -188,20 +196,28 @@ class Arena:
         return name
 
     def allocate_file(self, job: JobKey, name: str, capacity: int) -> None:
-        """Makes a file of that name of the bytes set aside; else as allocate."""
+        """Makes a file of that name of the bytes set aside; else as allocate. Ends early when it is unlinked."""
         path = self.slot_path(job, name)
-        left = capacity
+        left, mark = capacity, object()
+        with self._accounts:
+            self._making[path] = mark
         try:
             self.job_path(job)
             for taken in _make_slot(path, capacity):
                 left -= taken
                 with self._accounts:  # what has its pages is no longer free, as the machine counts
                     self._reserved -= taken
+                    if self._making.get(path) is not mark:
+                        raise FileNotFoundError(errno.ENOENT, "given up while it was made", path)
                     self._used[path] = self._used.get(path, 0) + taken
         except OSError:
             self.release(left)
-            self.unlink(job, name)
+            if self._making.get(path) is mark:
+                self.unlink(job, name)
             raise
+        with self._accounts:
+            if self._making.get(path) is mark:
+                del self._making[path]
 
     def release(self, nbytes: int) -> None:
         """Gives back bytes that were set aside and not allocated."""
@@ -211,8 +227,13 @@ class Arena:
     def unlink(self, job: JobKey, name: str) -> None:
         """Removes a slot. Whoever still maps it keeps his pages. Gives its memory back, which blocks; for threads."""
         path = self.slot_path(job, name)
-        self.forget_mapping(job, name)
-        _unlink_if_there(path)
+        with self._accounts:  # who looks for the slot finds it whole, or not at all: none maps it after this
+            last, mapping = _opened(path), self._mappings.pop(path, None)
+            _unlink_if_there(path)
+            self._making.pop(path, None)
+        del mapping
+        if last is not None:
+            os.close(last)  # only here is the memory given back, with nobody waiting for the lock
         with self._accounts:
             self._used.pop(path, None)
 
@@ -257,8 +278,9 @@ class Arena:
     def forget_job(self, job: JobKey) -> None:
         """Removes the job's directory, its topology and the files of ranks that are gone."""
         directory = os.path.join(self.path, places.job_dir(job))
-        for name in self.sizes(job, places.PARITY_SUFFIX):
-            self.unlink(job, name)
+        while names := self.sizes(job, places.PARITY_SUFFIX):  # one may be given another name meanwhile
+            for name in names:
+                self.unlink(job, name)
         for name in _listdir(directory):
             path = os.path.join(directory, name)
             with contextlib.suppress(OSError):  # a link or a directory of that name stays, and so does the job's
@@ -266,6 +288,10 @@ class Arena:
                 if left or name in (places.TOPOLOGY, places.TOPOLOGY + ".new"):
                     os.unlink(path)
         _rmdir_if_empty(directory)
+
+    def leave(self, job: JobKey) -> None:
+        """Removes the job's directory if nothing is in it."""
+        _rmdir_if_empty(os.path.join(self.path, places.job_dir(job)))
 
     # --- slots
 
@@ -372,6 +398,14 @@ def _listdir(path: str) -> list[str]:
         return os.listdir(path)
     except (FileNotFoundError, NotADirectoryError):
         return []
+
+
+def _opened(path: str) -> int | None:
+    """Keeps the file's memory when its name goes; None when that cannot be."""
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
 
 
 def _unlink_if_there(path: str) -> None:

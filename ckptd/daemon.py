@@ -23,7 +23,7 @@ from ckptd.core.catalogue import Catalogue
 from ckptd.core.policy import Policy
 from ckptd.door import Door
 from ckptd.effects import Effects
-from ckptd.liveness import Liveness
+from ckptd.liveness import Liveness, somebody_waits
 from ckptd.peers.identity import identify
 from ckptd.peers.plane import PeerPlane
 from ckptd.protect_effects import ProtectAction, ProtectEffects
@@ -50,7 +50,6 @@ from ckptd.stores import Stores
 
 log = logging.getLogger("ckptd")
 _EMPTY_GRACE_S = 3.0  # a client-started daemon waits so long for its first rank, and for a next one
-_GATHER_S = 60.0  # and this long for ranks that asked it who it is, while they wait for the others of their job
 _SWEEP_S = 2.0  # how often ranks without a pidfd are looked at
 _NOTICE_S = 1.0  # how often systemd is told the state
 _LAST_WORDS_S = 0.5  # who waits for the end may take so long to hear of it
@@ -97,7 +96,7 @@ class Daemon:
             deliver=self._handle,
         )
         self._socket = RankSocket(self._arena.socket_path)
-        self._door = Door(self._socket, self._arena, self._liveness, self._node)
+        self._door = Door(self._socket, self._arena, self._liveness, self._plane.peer)
         self._door.warnings += _warnings()
         self._queue: deque[ev.Event] = deque()
         self._handling = False
@@ -108,7 +107,6 @@ class Daemon:
         self._stop_at: float | None = None
         self._stop_waiters: list[Letter] = []
         self._empty_since: float | None = None
-        self._expects_until: float | None = None
         self._sweep_at = 0.0
         self._notice_at = 0.0
         self._watchdog_s = notify.watchdog_interval_s()
@@ -158,15 +156,16 @@ class Daemon:
                 notify.stopping("finishing the drain that runs")
             draining = any(job.coordinator.saves.active for job in self._catalogue.jobs.values())
             return not draining or self._stop_asked > 1 or now >= self._stop_at
-        if self._expects_until is not None and now >= self._expects_until:
-            self._expects_until = None
-        busy = self._stores.busy or self._cleaning.busy or not self._catalogue.empty
-        busy = busy or self._expects_until is not None
+        busy = self._stores.busy or self._cleaning.busy or self._pulling.busy or not self._catalogue.empty
         if not self._config.exit_when_empty or busy:
             self._empty_since = None
             return False
         self._empty_since = now if self._empty_since is None else self._empty_since
-        return now - self._empty_since >= _EMPTY_GRACE_S
+        if now - self._empty_since < _EMPTY_GRACE_S:
+            return False
+        waited_for = somebody_waits(self._arena.path)  # for the other ranks of a job, to attach together
+        self._empty_since = now if waited_for else self._empty_since
+        return not waited_for
 
     def _close(self) -> None:
         notify.stopping()
@@ -210,8 +209,6 @@ class Daemon:
         now = time.monotonic()
         times = [self._catalogue.next_deadline(), self._stores.next_deadline(), self._stop_at]
         times.append(self._plane.next_deadline())
-        if self._config.exit_when_empty and self._expects_until is not None:
-            times.append(self._expects_until)
         if self._liveness.unwatched:
             times.append(self._sweep_at)
         if self._empty_since is not None:
@@ -229,7 +226,7 @@ class Daemon:
         for letter in self._socket.receive():
             self._open(letter)
         for event in [*self._plane.receive(), *self._plane.tick()]:
-            self._handle(event)
+            self._hear(event)
         for link in self._stores.links:
             flags = self._ready.get(link.fileno(), 0)
             if flags & zmq.POLLOUT:
@@ -274,7 +271,6 @@ class Daemon:
         if isinstance(request, AskDrain) and request.job is not None:
             self._drain_for(letter, request.job)
             return
-        self._expects_until = None  # who attached keeps the daemon here by itself
         for event in self._door.events_of(letter):
             if isinstance(event, ev.RankDetached):
                 self._door.unwatch(event.job, event.rank, event.session)
@@ -284,7 +280,6 @@ class Daemon:
 
     def _introduce(self, letter: Letter) -> None:
         """Somebody is about to attach, once all ranks of its job have done the same."""
-        self._expects_until = time.monotonic() + _GATHER_S
         scheme, set_size = Scheme(self._config.redundancy), self._config.set_size
         info = NodeInfo(reply_to=letter.request.seq, peer=self._plane.peer, scheme=scheme, set_size=set_size)
         self._door.answer(letter.identity, info)
@@ -330,6 +325,14 @@ class Daemon:
         done = Forgotten(reply_to=request.seq, slots=len(sizes), nbytes=sum(sizes))
         self._cleaning.run(lambda: None, lambda _: self._door.answer(letter.identity, done))
 
+    def _hear(self, event: ev.Event) -> None:
+        """One event that another daemon caused: whatever it says, it must not end this one."""
+        try:
+            self._handle(event)
+        except Exception as error:
+            log.exception("could not take in %s", event)
+            self._note(event.job, f"what another node said could not be taken in: {error!r}")
+
     def _handle(self, event: ev.Event) -> None:
         """One event through the catalogue. Events that its actions cause wait for their turn."""
         self._queue.append(event)
@@ -348,13 +351,23 @@ class Daemon:
 
     def _perform(self, action: act.Action) -> None:
         log.debug("action %s", action)
+        try:
+            self._do(action)
+        except (OSError, CkptdError, zmq.ZMQError) as error:  # one that costs a job something, and not the daemon
+            log.exception("could not do %s", type(action).__name__)
+            self._note(action.job, f"{type(action).__name__}: {error}")
+
+    def _note(self, job: JobKey, text: str) -> None:
+        errors = self._errors.setdefault(job, [])
+        errors.append(text)
+        del errors[:-_MAX_ERRORS]
+
+    def _do(self, action: act.Action) -> None:
         if isinstance(action, act.ToRank):
             self._door.send(action)
         elif isinstance(action, act.Note):
             log.warning("job=%s %s", action.job.job, action.text)
-            errors = self._errors.setdefault(action.job, [])
-            errors.append(action.text)
-            del errors[:-_MAX_ERRORS]
+            self._note(action.job, action.text)
         elif isinstance(action, act.ToNode):
             self._plane.carry(action)
         elif isinstance(action, act.MeetPeers):
@@ -363,6 +376,8 @@ class Daemon:
         elif isinstance(action, ProtectAction):
             self._protect.perform(action)
         else:
+            if isinstance(action, act.ForgetJob):
+                self._protect.forget(action.job)
             self._effects.perform(action)
             if isinstance(action, act.KeepTopology):
                 self._plane.keep(action.job, action.topology)

@@ -32,6 +32,7 @@ from ckptd.protocol.messages import (
     Skip,
 )
 from ckptd.protocol.slot import SEALS_NBYTES, SlotState
+from ckptd.protocol.topology import Peer
 from ckptd.rank_socket import Letter, RankSocket
 
 
@@ -47,8 +48,8 @@ class Seat:
 class Door:
     """Turns letters into events. Requests it can answer itself (a misuse, a stranger) it refuses at once."""
 
-    def __init__(self, socket: RankSocket, arena: Arena, liveness: Liveness, node: str) -> None:
-        self._node = node
+    def __init__(self, socket: RankSocket, arena: Arena, liveness: Liveness, own: Peer) -> None:
+        self._own = own
         self._socket = socket
         self._arena = arena
         self._liveness = liveness
@@ -79,7 +80,7 @@ class Door:
         if request.version != VERSION:
             text = f"the client speaks version {request.version} of the protocol, this daemon {VERSION}"
             raise _error("protocol", text, "install the same ckptd on both sides and restart the daemon")
-        _check_topology(request, self._node)
+        _check_topology(request, self._own)
         directory = self._arena.job_path(request.job)
         found = [
             ev.RankFound(job=request.job, rank=live.rank, session=live.session, pid=live.pid, host=live.host)
@@ -203,7 +204,7 @@ class Door:
             self._let_in.discard(seat)
 
 
-def _check_topology(request: Attach, node: str) -> None:
+def _check_topology(request: Attach, own: Peer) -> None:
     """Raises a protocol error when what the ranks gathered is not whole, or puts this rank elsewhere."""
     topology = request.topology
     if topology is None:
@@ -212,9 +213,14 @@ def _check_topology(request: Attach, node: str) -> None:
     whole = whole and all(0 <= home < len(topology.peers) for home in topology.homes)
     if not whole or len(set(topology.nodes)) != len(topology.peers):
         raise _error("protocol", "the topology does not name one node for each rank", "")
-    if topology.home(request.rank) != node:
-        text = f"rank {request.rank} says it runs on node {topology.home(request.rank)}, this is the daemon of {node}"
+    if topology.home(request.rank) != own.node:
+        said = topology.home(request.rank)
+        text = f"rank {request.rank} says it runs on node {said}, this is the daemon of {own.node}"
         raise _error("protocol", text, "was the daemon restarted under another name meanwhile? connect again")
+    named = topology.peers[topology.homes[request.rank]]
+    if request.incarnation == 0 and len(topology.peers) > 1 and (named.arena, named.key) != (own.arena, own.key):
+        text = f"the daemon of node {own.node} was replaced while the ranks connected: other nodes would not know it"
+        raise _error("connect", text, "connect again")
 
 
 def _told_point(message: Reply) -> tuple[str, str] | None:

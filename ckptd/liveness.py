@@ -97,6 +97,14 @@ class Liveness:
         self._fds.clear()
 
 
+def somebody_waits(arena: str) -> bool:
+    """Whether a process holds the rank file of some job in the arena, attached or about to be."""
+    jobs = os.path.join(arena, places.JOBS)
+    names = os.listdir(jobs) if os.path.isdir(jobs) else []
+    files = (path for name in names for path in _rank_files(os.path.join(jobs, name)))
+    return any(locks.holder(path) is not None for path in files)
+
+
 def job_of(directory: str) -> JobKey | None:
     """The job that some rank file in the directory names."""
     records = [record for path in _rank_files(directory) if (record := _read(path)) is not None]

@@ -164,7 +164,7 @@ class Parities:
                 return name
             for spare in [n for n in sizes if n.startswith("spare-")]:
                 self.arena.unlink(job, spare)  # of no use to this job any more
-            self.arena.reserve(0, 1, need)
+            self.arena.reserve(0, 1, need, f"parity of step {piece.save.step}")
         self.arena.allocate_file(job, name, need)
         return name
 
@@ -180,7 +180,7 @@ class Parities:
         put_seal(view, seal)
         failpoints.reach("encode.after-seal")
 
-    def give_back(self, job: JobKey, save: SaveId, epoch: int) -> None:
+    def give_back(self, job: JobKey, save: SaveId, epoch: int, *, keep: bool = True) -> None:
         """The piece is no more. Its memory is kept for the next one, or freed, which blocks."""
         name = places.parity_name(save, epoch)
         with self._lock:
@@ -188,11 +188,13 @@ class Parities:
             if name not in sizes:
                 return
             put_seal(self.arena.view(job, name), ParitySeal())
-            if len(sizes) <= KEPT:
+            if keep and len(sizes) <= KEPT:
                 self._spares += 1
                 self.arena.rename(job, name, places.spare_name(self._spares))
                 return
         self.arena.unlink(job, name)
+        if not keep:
+            self.arena.leave(job)
 
 
 def _capacity(nbytes: int, record_nbytes: int) -> int:

@@ -76,6 +76,14 @@ class ProtectEffects:
             case act.FetchSegment():
                 self._fetch(action)
 
+    def forget(self, job: JobKey) -> None:
+        """Breaks off whatever runs for the job; it leaves nothing behind. To be called before its files go."""
+        for key, cancel in [*self._encodes.items(), *self._fetches.items()]:
+            if key[0] == job:
+                cancel.cancel(final=True)
+        for again in [key for key in self._again if key[0] == job]:
+            del self._again[again]
+
     def close(self) -> None:
         """Breaks off whatever runs."""
         for cancel in [*self._encodes.values(), *self._fetches.values()]:
@@ -147,6 +155,7 @@ class ProtectEffects:
 
     def _have(self, action: act.FetchSegment, seal: Seal | None, cancel: Cancel) -> Fetched:
         """Blocks until the segment is in a slot."""
+        cancel.check()
         if seal is None:
             raise PeerError(f"no seal of rank {action.rank} of {action.save} is known")
         place, sources = Place(self._arena, action.job, seal), self._sources(cancel)

@@ -44,7 +44,8 @@ class BulkServer:
     def __init__(self, open_served: Open, secret_of: Secret, *, host: str = "127.0.0.1", port: int = 0) -> None:
         self._open = open_served
         self._secret_of = secret_of
-        self._socket = socket.create_server((host, port), backlog=64)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.create_server((host, port), family=family, backlog=64)
         # Inherited by what is accepted; after the connection it would be too late for the window's scale.
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, sockets.BUFFER_NBYTES)
         self.host, self.port = self._socket.getsockname()[:2]
@@ -88,7 +89,7 @@ class BulkServer:
             else:
                 connection.close()
 
-    def _serve(self, connection: socket.socket, address: tuple[str, int]) -> None:
+    def _serve(self, connection: socket.socket, address: tuple[str, ...]) -> None:
         link = None
         try:
             sockets.prepare(connection, _HELLO_TIMEOUT_S, _HELLO_TIMEOUT_S)

@@ -21,10 +21,12 @@ class Cancel:
         self._lock = threading.Lock()
         self._sockets: set[socket.socket] = set()
         self._cancelled = False
+        self.final = False  # nothing is to be kept for a next time
 
-    def cancel(self) -> None:
+    def cancel(self, *, final: bool = False) -> None:
         """From here on check raises."""
         with self._lock:
+            self.final = self.final or final
             self._cancelled = True
             sockets = list(self._sockets)
         for watched in sockets:

@@ -1,5 +1,7 @@
 """Makes this node's parity of a save: pulls the others' columns, solves, seals. Blocks; for threads."""
 
+import contextlib
+
 from ckptd import failpoints
 from ckptd.core.events import Piece
 from ckptd.parity.engine import Progress, Pull
@@ -17,6 +19,7 @@ def encode(parities: Parities, job: JobKey, piece: Piece, sources: Sources, prog
     """
     if parities.sealed(job, piece.save, piece.epoch):
         return
+    sources.cancel.check()  # it may have waited long for its thread
     failpoints.reach("encode.before-file")
     name = parities.make(job, piece)
     try:
@@ -29,5 +32,6 @@ def encode(parities: Parities, job: JobKey, piece: Piece, sources: Sources, prog
         sources.cancel.check()
         parities.seal(job, name, piece, table.all(view))
     except BaseException:
-        parities.give_back(job, piece.save, piece.epoch)
+        with contextlib.suppress(OSError):  # the job was forgotten meanwhile, and the file with it
+            parities.give_back(job, piece.save, piece.epoch, keep=not sources.cancel.final)
         raise

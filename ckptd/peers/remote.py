@@ -19,6 +19,7 @@ _RECONNECT_MS = 100
 _RECONNECT_MAX_MS = 2000
 _LAST_WORDS_MS = 500
 _LOOK_S = 1.0  # down for longer than this, it is asked why
+_AGAIN_S = 5.0  # after a socket to it could not be made
 _REFUSED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 _WATCHED = _REFUSED | zmq.EVENT_CONNECT_RETRIED | zmq.EVENT_HANDSHAKE_SUCCEEDED
 _EVENT = struct.Struct("=hi")
@@ -47,12 +48,25 @@ class Remote:
         self.bulk: Bulk | None = None  # it made
         self.left = False  # it said goodbye to the last job: its silence is no trouble
         self.trouble = ""  # last thing it said that could not be taken
+        self._obstacle = ""  # why there is no socket to it, for now
+        self._tried_at = 0.0
 
     def connect(self) -> None:
-        """A new connection; what waits on the old one is dropped. To be called again after an endpoint changed."""
+        """A new connection; what waits on the old one is dropped. To be called again after an endpoint changed.
+
+        Without one (no descriptor is left, the key is none) it is down, and tried again in ``look``.
+        """
         self._disconnect(0)
         if not self.peer.endpoint:
             return
+        self._obstacle = ""
+        try:
+            self._connect()
+        except (zmq.ZMQError, ValueError) as error:
+            self._disconnect(0)
+            self._obstacle = f"no connection can be made: {error}"
+
+    def _connect(self) -> None:
         self._socket = made = self._context.socket(zmq.DEALER)
         for option, value in (
             (zmq.LINGER, 0),
@@ -106,11 +120,17 @@ class Remote:
 
     def look(self, now: float) -> None:
         """While it is down, follows what becomes of the attempts to connect."""
+        if self._obstacle and now >= self._tried_at + _AGAIN_S:
+            self._tried_at = now
+            self.connect()
         if self.link.up or self.down_since is None or now < self.down_since + _LOOK_S or self._socket is None:
             self._unwatch()
             return
         if self._monitor is None:
-            self._monitor = self._socket.get_monitor_socket(_WATCHED)
+            try:
+                self._monitor = self._socket.get_monitor_socket(_WATCHED)
+            except zmq.ZMQError:
+                return  # no descriptor is left: it stays untold why
             self._refused = False
         while True:
             try:
@@ -134,8 +154,8 @@ class Remote:
             return ""
         who = f"daemon of node {self.peer.node} at {self.peer.endpoint or 'no address'}"
         seconds = f"for {now - self.down_since:.0f} s"
-        if self.trouble:
-            return f"{who}: {self.trouble}"
+        if self.trouble or self._obstacle:
+            return f"{who}: {self.trouble or self._obstacle}"
         if not self.peer.endpoint:
             return f"{who} cannot be reached: set peer_address there, restart it, and reconnect the job"
         if self._refused:

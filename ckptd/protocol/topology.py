@@ -12,7 +12,7 @@ MIN_SET_SIZE = 2
 MAX_SET_SIZE = 64
 
 Endpoint = Annotated[str, msgspec.Meta(pattern=r"^(tcp://[A-Za-z0-9.\[\]:_-]{1,255}:[0-9]{1,5})?\Z")]
-PublicKey = Annotated[str, msgspec.Meta(pattern=r"^[!-~]{40}\Z")]  # Z85, as CURVE has it
+PublicKey = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z.:+=^!/*?&<>()\[\]{}@%$#-]{40}\Z")]  # Z85, as CURVE has it
 Domain = Annotated[str, msgspec.Meta(max_length=255)]
 
 

@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 
 import pytest
 
@@ -351,3 +353,55 @@ def test_a_job_is_forgotten_with_the_files_of_dead_ranks(arena):
     arena.forget_job(KEY)
     assert not os.path.exists(directory)
     arena.forget_job(KEY)
+
+
+# --- files that go while somebody looks or works
+
+
+def test_a_reader_keeps_no_memory_of_slots_that_go(arena, monkeypatch):
+    real, over = os.unlink, threading.Event()
+
+    def slow(path, *args, **words):
+        time.sleep(0.002)
+        real(path, *args, **words)
+
+    monkeypatch.setattr(arena_module.os, "unlink", slow)
+
+    def look():
+        while not over.is_set():
+            arena.slot_of(KEY, 0, SAVE)
+
+    reader = threading.Thread(target=look)
+    reader.start()
+    try:
+        for _ in range(40):
+            arena.unlink(KEY, a_slot(arena))
+    finally:
+        over.set()
+        reader.join()
+    assert arena._mappings == {}
+    assert arena.used_nbytes == 0
+
+
+def test_what_is_unlinked_while_it_is_made_is_no_longer_counted(arena, monkeypatch):
+    real, parts = arena_module._make_slot, []
+
+    def make(path, capacity):
+        for taken in real(path, capacity):
+            parts.append(taken)
+            if len(parts) == 2:
+                arena.forget_job(KEY)
+            yield taken
+
+    monkeypatch.setattr(arena_module, "_make_slot", make)
+    name, capacity = places.parity_name(SAVE, 1), 5 * 2 * HUGE_NBYTES
+    arena.reserve(0, 1, capacity)
+    with pytest.raises(FileNotFoundError, match="given up"):
+        arena.allocate_file(KEY, name, capacity)
+    assert (arena.used_nbytes, arena._reserved, arena._making, len(parts)) == (0, 0, {}, 2)
+
+
+def test_parity_that_does_not_fit_says_so(arena):
+    with pytest.raises(BudgetError, match=r"^parity of step 7 needs [0-9.]+ [KMGTPE]iB, the arena") as caught:
+        arena.reserve(0, 1, 1 << 60, "parity of step 7")
+    assert "slots" not in caught.value.message

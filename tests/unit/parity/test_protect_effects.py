@@ -3,6 +3,7 @@
 import random
 import select
 import tempfile
+import threading
 import time
 
 import pytest
@@ -140,3 +141,46 @@ def test_a_fetch_that_fails_says_why(nodes, daemons):
     daemons[2].settle()
     (event,) = daemons[2].events
     assert "no seal of rank 0" in event.problem
+
+
+def test_a_job_that_is_forgotten_while_it_is_encoded_and_fetched_leaves_nothing(nodes, daemons):
+    at, arena = daemons[2], daemons[2].node.arena
+    before = arena.used_nbytes
+    hold = threading.Event()
+    for _ in range(2):
+        at.working.run(hold.wait, lambda _: None)  # no thread is free yet
+    encode(nodes, at, 2)
+    at.effects.perform(
+        act.FetchSegment(
+            job=KEY, rank=0, save=SAVE, tier=Tier.PEER, holder="n0", seal=nodes.columns[0].seals[0],
+            piece=None, homes=(), pieces=(),
+        )
+    )  # fmt: skip
+    at.effects.forget(KEY)
+    hold.set()
+    at.settle()
+    (fetched,) = at.events
+    assert (fetched.problem, fetched.slot) == ("cancelled", "")
+    assert arena.used_nbytes == before
+    assert not arena.sizes(KEY, ".parity")
+
+
+def test_an_encode_that_is_broken_off_for_good_keeps_no_spare(nodes, daemons, monkeypatch):
+    at, arena = daemons[2], daemons[2].node.arena
+    made = threading.Event()
+    real = at.effects.parities.make
+
+    def make(job, piece):
+        name = real(job, piece)
+        at.effects.forget(job)
+        arena.forget_job(job)  # too early to see what is made next
+        arena.reserve(0, 1, 1 << 20)
+        arena.allocate_file(job, name, 1 << 20)
+        made.set()
+        return name
+
+    monkeypatch.setattr(at.effects.parities, "make", make)
+    encode(nodes, at, 2)
+    at.settle()
+    assert made.is_set()
+    assert not arena.sizes(KEY, ".parity")

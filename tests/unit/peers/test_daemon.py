@@ -1,40 +1,57 @@
 """The plane within real daemons: what they say of themselves, and what they leave."""
 
+import contextlib
+import errno
+import fcntl
 import itertools
 import os
+import shutil
 import stat
 import tempfile
 import threading
+import time
+from collections import deque
 
+import msgspec
 import pytest
 import zmq
 
 from ckptd.arena import Arena
 from ckptd.background import Background
 from ckptd.core import actions as act
+from ckptd.core import events as ev
+from ckptd.core.catalogue import Catalogue
+from ckptd.core.policy import Policy
+from ckptd.daemon import Daemon
 from ckptd.effects import Effects
 from ckptd.peers.kept import keep_topology, kept_topologies
 from ckptd.protocol import messages as m
-from ckptd.protocol import places
-from ckptd.protocol.ids import JobKey
+from ckptd.protocol import places, rank_file
+from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.topology import Peer, Scheme, Topology
 from tests.cluster import Node, wait_for
 
 _SEQ = itertools.count(1)
 
 
-def ask_node(node):
+@contextlib.contextmanager
+def asking(node):
+    """A socket to the daemon, for whatever is to be said."""
     context = zmq.Context()
     socket = context.socket(zmq.DEALER)
-    socket.linger = 0
+    socket.linger, socket.rcvtimeo = 0, 5000
     try:
         socket.connect(f"ipc://{node.arena}/{places.SOCKET}")
-        socket.send(m.encode(m.AskNode(seq=next(_SEQ))))
-        assert socket.poll(5000)
-        return m.decode_reply(socket.recv())
+        yield socket
     finally:
         socket.close()
         context.term()
+
+
+def ask_node(node):
+    with asking(node) as socket:
+        socket.send(m.encode(m.AskNode(seq=next(_SEQ))))
+        return m.decode_reply(socket.recv())
 
 
 @pytest.fixture
@@ -86,7 +103,7 @@ def test_the_topology_of_a_job_that_left_nothing_goes(node):
     peer = ask_node(node).peer
     node.kill()
     job = JobKey(str(node.store), "job")
-    keep_topology(node.arena, job, Topology((peer,), (0,)))
+    keep_topology(node.arena, job, Topology((peer,), (0,)), 1)
     assert kept_topologies(node.arena)
     node.start(CKPTD_NODE="n1")
     wait_for(lambda: not kept_topologies(node.arena))
@@ -109,17 +126,118 @@ def test_a_topology_is_kept_in_its_turn_and_goes_with_the_job(tmp_path):
         let_go = threading.Event()
         cleaning.run(let_go.wait, lambda _: None)
         for action in (
-            act.KeepTopology(job=job, topology=one),
+            act.KeepTopology(job=job, topology=one, epoch=1),
             act.ForgetJob(job=job),
-            act.KeepTopology(job=job, topology=two),
+            act.KeepTopology(job=job, topology=two, epoch=1),
         ):
             effects.perform(action)
         assert kept_topologies(directory) == {}
         let_go.set()
-        wait_for(lambda: kept_topologies(directory) == {job: two})
+        wait_for(lambda: kept_topologies(directory) == {job: (two, 1)})
         effects.perform(act.ForgetJob(job=job))
         wait_for(lambda: os.listdir(os.path.join(directory, places.JOBS)) == [])
     finally:
         cleaning.close()
         arena.close(remove=True)
     assert not os.path.exists(directory)
+
+
+def hold(node, job, rank=0):
+    """A rank file, locked as a rank's is while it waits for the others of its job."""
+    directory = os.path.join(node.arena, places.job_dir(job))
+    os.makedirs(directory, mode=0o700, exist_ok=True)
+    path = os.path.join(directory, places.rank_file_name(rank, "s"))
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.lockf(fd, fcntl.LOCK_EX)
+    os.pwrite(fd, rank_file.encode(rank_file.RankRecord(job, rank, "s", "h")), 0)
+    return fd
+
+
+def test_a_daemon_stays_while_a_rank_waits_for_the_others_whatever_else_is_asked(tmp_path):
+    arena = tempfile.mkdtemp(prefix="ckptd-test-", dir="/dev/shm")
+    with Node(str(tmp_path), arena=arena) as node:
+        node.start("--exit-when-empty")
+        fd = hold(node, JobKey(str(node.store), "job"))
+        info = ask_node(node)
+        ask_anything(node)  # of somebody else: it must not shorten anybody's stay
+        time.sleep(4.5)
+        assert node.daemon.poll() is None
+        assert ask_node(node).peer == info.peer
+        os.close(fd)
+        assert node.daemon.wait(10) == 0
+
+
+def ask_anything(node):
+    with asking(node) as socket:
+        socket.send(m.encode(m.Skip(seq=1, save=SaveId(1, 1, 1), reason="")))
+        assert isinstance(m.decode_reply(socket.recv()), m.Refused)
+
+
+def test_the_identity_stays_while_a_job_has_anything_here():
+    directory = tempfile.mkdtemp(prefix="ckptd-test-", dir="/dev/shm")
+    try:
+        arena = Arena(directory)
+        arena.open()
+        identity = os.path.join(directory, places.IDENTITY)
+        with open(identity, "wb"):
+            arena.job_path(JobKey("/store", "job"))
+        arena.close(remove=True)
+        assert os.path.exists(identity)
+    finally:
+        shutil.rmtree(directory)
+
+
+@pytest.mark.parametrize("word", ["arena", "key"])
+def test_a_topology_that_names_another_daemon_of_this_node_is_refused(node, word):
+    node.start(CKPTD_NODE="n1")
+    peer = ask_node(node).peer
+    other = Peer("n2", "arena", "tcp://127.0.0.1:1", "k" * 40)
+    wrong = msgspec.structs.replace(peer, **{word: {"arena": "another", "key": "x" * 40}[word]})
+    job = JobKey(str(node.store), "job")
+    fd = hold(node, job)
+    with asking(node) as socket:
+        attach = m.Attach(
+            seq=1, version=m.VERSION, job=job, session="s", rank=0, world_size=2, host="h", pid=os.getpid(),
+            topology=Topology((wrong, other), (0, 1)),
+        )  # fmt: skip
+        socket.send(m.encode(attach))
+        reply = m.decode_reply(socket.recv())
+    os.close(fd)
+    assert (reply.code, reply.hint) == ("connect", "connect again")
+    assert "was replaced" in reply.message
+
+
+def test_a_daemon_at_an_ipv6_address_serves_bytes(node):
+    node.start(CKPTD_NODE="n1", CKPTD_PEER_ADDRESS="::1")
+    peer = ask_node(node).peer
+    job = JobKey(str(node.store), "job")
+    fd = hold(node, job)
+    other = Peer("n2", "arena", "tcp://[::1]:1", "k" * 40)
+    with asking(node) as socket:
+        attach = m.Attach(
+            seq=1, version=m.VERSION, job=job, session="s", rank=0, world_size=2, host="h", pid=os.getpid(),
+            topology=Topology((peer, other), (0, 1)),
+        )  # fmt: skip
+        socket.send(m.encode(attach))
+        assert not socket.poll(1000)  # it waits for the other
+    assert ask_node(node).peer == peer
+    os.close(fd)
+    assert node.daemon.poll() is None
+
+
+class Broken:
+    """What fails at every touch."""
+
+    def __getattr__(self, name):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+
+def test_what_cannot_be_done_for_peers_is_told_and_the_daemon_goes_on():
+    daemon, job = object.__new__(Daemon), JobKey("/store", "job")
+    daemon._errors, daemon._queue, daemon._handling = {}, deque(), False
+    daemon._bulk, daemon._catalogue = Broken(), Catalogue("n1", Policy())
+    daemon._perform(act.MeetPeers(job=job, peers=()))
+    assert "Too many open files" in daemon._errors[job][0]
+    daemon._catalogue.handle = lambda *_: 1 / 0
+    daemon._hear(ev.PeerDown(job=job, node="n2"))
+    assert "ZeroDivisionError" in daemon._errors[job][1]

@@ -1,5 +1,6 @@
 """Planes with real sockets: who is let in, what arrives, what each side is told."""
 
+import errno
 import os
 import signal
 import time
@@ -12,11 +13,12 @@ from ckptd.core import events as ev
 from ckptd.core.actions import ToNode
 from ckptd.peers import codec, packets
 from ckptd.peers import plane as plane_module
+from ckptd.peers import remote as remote_module
 from ckptd.peers.keys import make_keys, write_keys
 from ckptd.peers.link import Link
 from ckptd.protocol.errors import ConfigError, ProtocolError
 from ckptd.protocol.ids import SaveId
-from ckptd.protocol.topology import Topology
+from ckptd.protocol.topology import Peer, Topology
 from tests.unit.peers.planes import JOB, OTHER, TIMEOUT_S, Apart, a_plane, staged
 
 
@@ -498,3 +500,39 @@ def test_a_port_that_is_taken_is_a_setting_to_change(world, tmp_path):
     with pytest.raises(ConfigError, match="cannot listen for other daemons") as caught:
         a_plane(tmp_path / "x", "x", peer_port=port)
     assert "peer_port" in caught.value.hint
+
+
+# --- what cannot be connected to
+
+
+def test_a_key_that_is_none_is_refused_where_a_peer_is_decoded():
+    raw = msgspec.msgpack.encode(Peer("n", "arena", "tcp://127.0.0.1:1", '"' * 40))
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.msgpack.decode(raw, type=Peer)
+    good = Peer("n", "arena", "tcp://127.0.0.1:1", make_keys().public)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(good), type=Peer) == good
+
+
+def test_a_peer_whose_key_cannot_be_used_is_down_and_told_and_harms_nobody(pair):
+    a = pair.planes["a"]
+    a.meet(JOB, [msgspec.structs.replace(a.peer, node="c", key="#" * 40)])  # in the alphabet, and no number
+    pair.until(lambda: any("node c" in problem and "no connection" in problem for problem in a.problems()))
+    exchange(pair)
+
+
+def test_without_descriptors_a_peer_is_down_until_there_are_some(world, monkeypatch):
+    a, b = world.start("a"), world.start("b")
+    monkeypatch.setattr(remote_module, "_AGAIN_S", 0.2)
+    real, full = a._context.socket, [True]
+
+    def socket(*args):
+        if full[0]:
+            raise zmq.ZMQError(errno.EMFILE)
+        return real(*args)
+
+    monkeypatch.setattr(a._context, "socket", socket)
+    world.all_meet()
+    world.until(lambda: any("Too many open files" in problem for problem in a.problems()))
+    full[0] = False
+    world.until(lambda: world.ups("a") and world.ups("b"))
+    exchange(world)
