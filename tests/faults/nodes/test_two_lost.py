@@ -121,7 +121,7 @@ def test_a_node_is_lost_of_which_a_rebuild_takes_bytes(four: Cluster, scheme: st
 
 @pytest.mark.parametrize("point", ["commit.before-manifest", "commit.before-rename", "commit.after-rename"])
 def test_others_finish_the_commit_of_a_coordinator_that_is_lost(four: Cluster, tmp_path, point: str):
-    """Without it the ranks cannot go on, but what all voted for becomes durable, and ranks of whoever did it are told."""
+    """What all voted for becomes durable, and ranks of the node that did it are told."""
     marker = str(tmp_path / "marker")
     four.restart("a", CKPTD_FAILPOINT=f"{point}@{marker}")
     ranks = four.ranks("abcd", point)
