@@ -172,6 +172,13 @@ class Ranks:
         self.call("save", step)
         for milestone in milestones:
             self.call("wait", step, milestone)
+            if milestone == "protected":  # durable counts as that, and may come first
+                wait_for(lambda: self._is_protected(step), SETTLE_S)
+
+    def _is_protected(self, step: int) -> bool:
+        """Whether all sets have encoded it, as the coordinator sees it."""
+        job = self.all[0].node.job(self.job)
+        return job is not None and any(c.step >= step and c.protected for c in job.checkpoints)
 
     def load(self) -> list[dict[str, Any]]:
         """What each rank got, which must be all there, of one step, and bit for bit what was saved."""
