@@ -236,6 +236,8 @@ class Coordinator:
         self._unheard.discard(node)
         self._untold.discard(node)
         self._heard.discard(node)
+        ranks = sorted(rank for rank, home in self.sessions.members.items() if home == node)
+        actions += self._load(self.restores.node_gone(node, ranks))
         return [*actions, *self.saves.peer_down(node, now), *self._judge(now)]
 
     def _kept(self, event: ev.TopologyKept) -> list[Action]:

@@ -577,6 +577,13 @@ class JobReleased(NodeMessage):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CommitFinished(NodeMessage):
+    """The coordinator does not answer; the sender has made the commit in its place."""
+
+    save: SaveId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Introduced(NodeMessage):
     """To a node that a new session does not use: these daemons are the job's now; tell its coordinator who lives."""
 

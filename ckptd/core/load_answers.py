@@ -20,6 +20,11 @@ class LoadAnswers:
         self._report = report
         self.save: SaveId | None = None  # being loaded, so its slots stay
 
+    def unanswered(self) -> list[ev.LoadAsked]:
+        """What ranks wait for, to be asked again of a coordinator that may not have heard it."""
+        waiting = [r for r in self._ranks.seated.values() if r.load_request is not None and r.load_order is None]
+        return [ev.LoadAsked(job=self._job, rank=r.rank, session=r.session, step=r.load_step) for r in waiting]
+
     def unreadable(self, save: SaveId) -> list[Action]:
         """Some slot of the save cannot be read: who waits for its digests finds out by trying."""
         actions: list[Action] = []

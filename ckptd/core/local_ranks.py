@@ -1,6 +1,6 @@
 """The ranks of a job on this node: who is in, who stands at the door, who lives; and how to talk to them. Pure."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, ToRank
@@ -59,6 +59,10 @@ class LocalRanks:
     def came(self, event: ev.RankAttached) -> None:
         """A rank stands at the door."""
         self.waiting[event.rank, event.session] = LocalRank(event)
+
+    def again(self, incarnation: int) -> list[ev.RankAttached]:
+        """Those that are in, as they would come back to another daemon."""
+        return [replace(local.attached, incarnation=incarnation, request=0) for local in self.seated.values()]
 
     def is_in(self, event: ev.FromRank) -> bool:
         """Whether the one who speaks is the rank."""

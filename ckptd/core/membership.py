@@ -69,6 +69,11 @@ class Membership:
         answering = [node for node in nodes if node == self._node or node not in self._down | {self.coordinator}]
         return bool(answering) and answering[0] == self._node
 
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Where the session runs."""
+        return self.topology.nodes if self.topology is not None else (self._node,)
+
     def told(self, node: str) -> None:
         """It was told who lives here, so it must hear who is gone."""
         self._doors.add(node)

@@ -26,7 +26,7 @@ from ckptd.core.parity_share import ParityShare
 from ckptd.core.policy import Policy
 from ckptd.core.protection import Protection
 from ckptd.core.slots import Slot, SlotTable
-from ckptd.protocol.ids import JobKey
+from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.messages import (
     Attached,
     Done,
@@ -80,7 +80,9 @@ class JobNode:
             case ev.RankGone():
                 return self._gone(event)
             case ev.RankDetached():
-                return self._detached(event)
+                done = Done(reply_to=event.request)
+                answer = ToRank(job=self.job, rank=event.rank, session=event.session, message=done)
+                return [answer, *self._left(event)]
             case ev.SlotsAsked():
                 actions = self.slots.demand(event.rank, event.capacity)
                 coming = SlotsComing(reply_to=event.request, count=self.slots.coming(event.rank))
@@ -145,6 +147,8 @@ class JobNode:
                 return self.ranks.refused(order)
             case ev.Introduced():
                 return self.membership.introduced(order, self.incarnation)
+            case ev.CommitFinished():
+                return self._durable(order.save)
             case ev.ColumnOffered():
                 return self.protection.offered(order)
             case ev.SealAsked() | ev.PieceAsked():
@@ -261,12 +265,7 @@ class JobNode:
             resumed=self.keeps.resumed_in(self.incarnation),
             epoch=self.membership.epoch,
         )
-        seated = [replace(r.attached, incarnation=self.incarnation, request=0) for r in self.ranks.seated.values()]
-        events: list[ev.Event] = [*self.ranks.live.values(), has, *seated]
-        for local in self.ranks.seated.values():
-            if local.load_request is not None and local.load_order is None:
-                asked = ev.LoadAsked(job=self.job, rank=local.rank, session=local.session, step=local.load_step)
-                events.append(asked)
+        events = [*self.ranks.live.values(), has, *self.ranks.again(self.incarnation), *self.loads.unanswered()]
         self.membership.told(self.coordinator)
         return [self.membership.report(event) for event in events]
 
@@ -287,13 +286,24 @@ class JobNode:
         """This node has tried to finish the commit of a coordinator that it lost."""
         if event.problem or event.save != self.drain.voted or self.coordinator == self.node:
             return []
-        self.drain.ended(event.save)
-        return self.ranks.tell_all(Progress(save=event.save, milestone=Milestone.DURABLE, end=End.DURABLE))
+        finished = ev.CommitFinished(job=self.job, node=self.node, save=event.save)
+        others = [node for node in self.membership.nodes if node not in (self.node, self.coordinator)]
+        return [*self._durable(event.save), *(ToNode(job=self.job, node=node, message=finished) for node in others)]
 
-    def _gone(self, event: ev.RankGone) -> list[Action]:
+    def _durable(self, save: SaveId) -> list[Action]:
+        """Its commit was made, though not by the coordinator."""
+        if save != self.drain.voted:
+            return []
+        self.drain.ended(save)
+        return self.ranks.tell_all(Progress(save=save, milestone=Milestone.DURABLE, end=End.DURABLE))
+
+    def _left(self, event: ev.RankGone | ev.RankDetached) -> list[Action]:
         self.ranks.live.pop((event.rank, event.session), None)
         reports = self.membership.report_gone(event)
-        actions = [*self.ranks.drop(event.rank, event.session), *reports]
+        return [*self.ranks.drop(event.rank, event.session), *reports]
+
+    def _gone(self, event: ev.RankGone) -> list[Action]:
+        actions = self._left(event)
         return actions if self.needed else [*actions, ForgetJob(job=self.job)]
 
     @property
@@ -305,13 +315,6 @@ class JobNode:
     def busy(self) -> bool:
         """Whether anybody has come in or stands at the door, or anything lies here."""
         return bool(self.ranks.seated or self.ranks.waiting or self.slots or self.protection.pieces)
-
-    def _detached(self, event: ev.RankDetached) -> list[Action]:
-        done = Done(reply_to=event.request)
-        answer = ToRank(job=self.job, rank=event.rank, session=event.session, message=done)
-        self.ranks.live.pop((event.rank, event.session), None)
-        reports = self.membership.report_gone(event)
-        return [answer, *self.ranks.drop(event.rank, event.session), *reports]
 
     def _grant(self, rank: int) -> list[Action]:
         """No seal of a save that nobody heard of may be in force while the rank overwrites its bytes."""

@@ -355,6 +355,14 @@ class Restores:
         """A rank ended in the middle of the load: it cannot be agreed any more."""
         return self._refuse("restore", f"rank {rank} ended during the load", "") if self._round is not None else []
 
+    def node_gone(self, node: str, ranks: list[int]) -> list[Action]:
+        """These ranks' node does not answer: neither do they."""
+        if self._round is None or not ranks:
+            return []
+        return self._refuse(
+            "restore", f"node {node} does not answer, where ranks {few(ranks)} run", "start the job again"
+        )
+
     def hopeless(self, why: str) -> list[Action]:
         """Some rank will never join, if why is not empty."""
         return self._refuse("restore", why, "start all ranks again, alike") if why and self._round is not None else []

@@ -122,7 +122,7 @@ def test_a_commit_is_finished_by_a_node_that_lost_its_coordinator():
     cluster.waiting, cluster.held = [], set()
     cluster.lose("a")
     assert cluster.store.committed == {ONE: 4}
-    assert "durable" in cluster.milestones(1, ONE)
+    assert all("durable" in cluster.milestones(rank, ONE) for rank in (1, 2, 3))
 
 
 def test_after_close_nothing_is_left_anywhere():
@@ -467,3 +467,16 @@ def test_a_new_node_meets_one_that_the_job_leaves_and_gets_its_segment():
     assert not refused(answers)
     assert [a.save for a in answers] == [ONE] * 3
     assert "d" in cluster.nodes["x"].met
+
+
+def test_a_load_ends_when_the_node_of_some_ranks_is_lost():
+    cluster = a_protected_job()
+    cluster.end_ranks()
+    cluster.connect("abcd")
+    seqs = {rank: cluster.seq() for rank in (0, 1, 2)}
+    for rank, seq in seqs.items():
+        asked = ev.LoadAsked(job=KEY, rank=rank, session=cluster.sid, request=seq)
+        cluster.say(cluster.node(rank), asked)
+    cluster.settle()
+    cluster.lose("d")
+    assert all("node d does not answer" in cluster.answer(rank, seq).message for rank, seq in seqs.items())

@@ -12,6 +12,7 @@ from ckptd.core import events as ev
 from ckptd.peers import codec
 from ckptd.protocol.errors import ProtocolError
 from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.manifest import ParityRecord
 from ckptd.protocol.messages import Cadence, End, Milestone, Progress
 from ckptd.protocol.slot import Seal, SlotState
 from ckptd.protocol.topology import Peer, Scheme, Topology
@@ -30,6 +31,7 @@ EXAMPLES = {
     Peer: PEER,
     Cadence: Cadence(2, 0.5),
     Progress: Progress(save=SAVE, milestone=Milestone.PROTECTED, end=End.KEPT, reason="r"),
+    ParityRecord: ParityRecord("0123456789abcdef-00.parity", 4096, 9, b"d" * 16),
     Topology: Topology((PEER,), (0, 0), Scheme.DOUBLE, 4),
     Seal: Seal(
         state=SlotState.DIGESTED, job=JOB, save=SAVE, rank=3, image_nbytes=9, table_digest=b"d" * 16, parts=(9,)
