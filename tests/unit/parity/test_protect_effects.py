@@ -26,7 +26,7 @@ class Daemon:
     def __init__(self, nodes, index):
         self.node = nodes.nodes[index]
         self.events = []
-        self.bulk_address = nodes.address_of
+        self.bulk_address = lambda _job, node: nodes.address_of(node)
         self.working, self.cleaning = Background(2, "work"), Background(1, "clean")
         self.effects = ProtectEffects(
             node=self.node.name, arena=self.node.arena, peers=self, working=self.working, cleaning=self.cleaning,
