@@ -54,6 +54,7 @@ _SWEEP_S = 2.0  # how often ranks without a pidfd are looked at
 _NOTICE_S = 1.0  # how often systemd is told the state
 _LAST_WORDS_S = 0.5  # who waits for the end may take so long to hear of it
 _MAX_ERRORS = 20
+_MAX_OWN = 10  # of them, with room for what strangers cause
 _PULLS = 4  # encodes and fetches at once, of all jobs
 _MAX_FILES = 65536
 
@@ -406,7 +407,7 @@ class Daemon:
             jobs=picture.jobs(self._catalogue, now, self._errors),
             workers=self._stores.status(),
             refused_messages=self._socket.refused + self._plane.refused.total(),
-            errors=[*self._general, *self._plane.problems()][-_MAX_ERRORS:],
+            errors=[*list(self._general)[-_MAX_OWN:], *self._bulk.problems(), *self._plane.problems()][:_MAX_ERRORS],
         )
 
     def _tell_systemd(self, now: float) -> None:

@@ -29,6 +29,11 @@ class BulkHost:
         if self._server is not None:
             self._server.close()
 
+    def problems(self) -> list[str]:
+        """What keeps others from fetching, for status."""
+        problem = self._server.problem() if self._server is not None else ""
+        return [problem] if problem else []
+
     def _served(self, link_id: str, ask: wire.Ask, rank: int) -> Served:
         guest = self._plane.bulk_guest(link_id)
         if guest is None or ask.job not in guest.jobs:
