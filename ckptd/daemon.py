@@ -85,6 +85,7 @@ class Daemon:
             deliver=self._handle,
             store_timeout_s=config.store_timeout_s,
             bandwidth=config.drain_bandwidth,
+            note=self._note,
         )
         self._bulk = BulkHost(self._arena, self._plane)
         self._pulling = Background(_PULLS, "pull")
