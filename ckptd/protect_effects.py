@@ -35,7 +35,7 @@ class Peers(Protocol):
 
 
 class ProtectEffects:
-    """Encodes and fetches run in ``working``, a thread each; ``deliver`` is called in its deliver, in the main thread.
+    """Each runs in a thread of ``encoding`` or ``fetching``; ``deliver`` is called in their deliver, in the main thread.
 
     A parity file is given back in ``cleaning`` (it may unlink), after an encode of it that runs has ended.
     """
@@ -46,7 +46,8 @@ class ProtectEffects:
         node: str,
         arena: Arena,
         peers: Peers,
-        working: Background,
+        encoding: Background,
+        fetching: Background,
         cleaning: Background,
         deliver: Deliver,
         timeout_s: float = TIMEOUT_S,
@@ -54,7 +55,8 @@ class ProtectEffects:
         self._node = node
         self._arena = arena
         self._peers = peers
-        self._working = working
+        self._encoding = encoding
+        self._fetching = fetching
         self._cleaning = cleaning
         self._deliver = deliver
         self._timeout_s = timeout_s
@@ -115,7 +117,7 @@ class ProtectEffects:
                 problem = "" if outcome is None else _told("encode", piece.save, outcome)
                 self._deliver(ev.Encoded(job=job, save=piece.save, epoch=piece.epoch, problem=problem))
 
-        self._working.run(lambda: encode(self.parities, job, piece, self._sources(job, cancel), _ignore), done)
+        self._encoding.run(lambda: encode(self.parities, job, piece, self._sources(job, cancel), _ignore), done)
 
     def _stop(self, key: Key) -> None:
         self._again.pop(key, None)
@@ -153,7 +155,7 @@ class ProtectEffects:
             del self._fetches[key]
             self._deliver(_fetched(action, seal, outcome))
 
-        self._working.run(lambda: self._have(action, seal, cancel), done)
+        self._fetching.run(lambda: self._have(action, seal, cancel), done)
 
     def _have(self, action: act.FetchSegment, seal: Seal | None, cancel: Cancel) -> Fetched:
         """Blocks until the segment is in a slot."""

@@ -66,7 +66,9 @@ class Connection:
             self._connect(address)
             sockets.send(self._socket, wire.hello(address.secret, address.link, counter))
             if sockets.receive(self._socket, welcome) < len(welcome):
-                raise self._gone("hung up at the hello: it does not know this link (any more), or has no room for another connection")
+                raise self._gone(
+                    "hung up at the hello: it does not know this link (any more), or has no room for another connection"
+                )
         except OSError as error:
             raise self._failed(error) from None
         if not hmac.compare_digest(welcome, expected):
