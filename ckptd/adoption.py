@@ -50,8 +50,11 @@ class Adoption:
                 jobs[slot.job_dir] = named
         nameless = [slot for slot in slots if not self._slot(slot, jobs)]
         for job, piece in self._parities.scan():
-            if job in kept:  # without its topology nobody would ask for it
+            if job in self._catalogue.jobs:
                 self._handle(ev.PieceAdopted(job=job, piece=piece))
+            else:  # its topology was lost, and nothing else is here: nobody would ask for it, or ever give it back
+                log.warning("parity of %s of job=%s belongs to nothing here: removed", piece.save, job.job)
+                self._parities.give_back(job, piece.save, piece.epoch, keep=False)
         for directory, job in jobs.items():
             self._look(job, os.path.join(self._arena.path, directory))
             for action in self._catalogue.adopted(job, now):

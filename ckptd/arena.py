@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ckptd import failpoints, locks
+from ckptd import ballast, failpoints, locks
 from ckptd.arena_place import make_directory
 from ckptd.mapping import HUGE_NBYTES, Mapping, fill, fill_huge
 from ckptd.memory import Budget, budget
@@ -79,6 +79,7 @@ class Arena:
             raise ConfigError(f"a daemon (pid {pid}) already serves arena {self.path!r}", hint="ckptd status")
         self._lock_fd = fd
         os.makedirs(os.path.join(self.path, places.JOBS), mode=0o700, exist_ok=True)
+        ballast.take(self.path)
 
     @property
     def socket_path(self) -> str:
@@ -93,7 +94,7 @@ class Arena:
         if remove and not self._used:
             _rmdir_if_empty(jobs)
         if remove and not os.path.exists(jobs):  # else a job of it counts on the identity, and reads the log
-            for name in (places.LOG, places.IDENTITY, f"{places.IDENTITY}.new", places.LOCK):
+            for name in (places.LOG, places.BALLAST, places.IDENTITY, f"{places.IDENTITY}.new", places.LOCK):
                 _unlink_if_there(os.path.join(self.path, name))
             _rmdir_if_empty(self.path)
         os.close(self._lock_fd)

@@ -24,9 +24,12 @@ class Background:
 
     def run(self, work: Callable[[], T], done: Callable[[T | Exception], None]) -> None:
         """Runs work in a thread, then done(result or the exception) in deliver."""
+        failed = False
 
         def job() -> None:
             outcome: T | Exception
+            if failed:
+                return
             try:
                 outcome = work()
             except Exception as error:  # noqa: BLE001 - whatever it is, the loop decides
@@ -35,7 +38,12 @@ class Background:
             os.eventfd_write(self._wake, 1)
 
         self._running += 1
-        self._pool.submit(job)
+        try:
+            self._pool.submit(job)
+        except RuntimeError as error:  # no thread can be started: that must not end the loop
+            failed, outcome = True, error
+            self._results.append(lambda: done(outcome))
+            os.eventfd_write(self._wake, 1)
 
     @property
     def busy(self) -> bool:

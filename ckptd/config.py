@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from ckptd.protocol.errors import ConfigError
 from ckptd.protocol.ids import StorePath
-from ckptd.protocol.topology import Domain
+from ckptd.protocol.topology import MAX_DOUBLE_SET_SIZE, Domain
 from ckptd.units import parse_duration_s, parse_size
 
 SYSTEM_TOML = "/etc/ckptd/config.toml"
@@ -105,6 +105,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = ""
     peer_port: Annotated[int, Meta(ge=0, le=65535, description="port for other nodes' daemons; 0: any")] = 0
+    bulk_port: Annotated[
+        int, Meta(ge=0, le=65535, description="second port, where other nodes fetch bytes for redundancy; 0: any")
+    ] = 0
     peer_timeout_s: Annotated[
         float, Meta(gt=0, extra=_DURATION, description="silence after which another node's daemon counts as lost")
     ] = 10.0
@@ -241,7 +244,11 @@ def load_config(
         for name, raw in layer.items():
             sources[name] = _origin(origin, SETTINGS[name])
             values[name] = _parsed(SETTINGS[name], raw, sources[name])
-    return Config(**values), sources
+    config = Config(**values)
+    if config.redundancy == "double" and config.set_size > MAX_DOUBLE_SET_SIZE:
+        text = f"set_size = {config.set_size} (from {sources['set_size']}) is too large for redundancy = double"
+        raise ConfigError(text, hint=f"at most {MAX_DOUBLE_SET_SIZE} nodes to a set, or redundancy = xor")
+    return config, sources
 
 
 def default_toml_path(environ: Mapping[str, str]) -> str | None:

@@ -54,7 +54,8 @@ _SWEEP_S = 2.0  # how often ranks without a pidfd are looked at
 _NOTICE_S = 1.0  # how often systemd is told the state
 _LAST_WORDS_S = 0.5  # who waits for the end may take so long to hear of it
 _MAX_ERRORS = 20
-_PULLS = 4  # encodes and fetches at once, of all jobs
+_MAX_OWN = 10  # of them, with room for what strangers cause
+_PULLS = 4  # encodes at once, of all jobs, and as many fetches: ranks wait for these, and not for an encode that hangs
 _MAX_FILES = 65536
 
 
@@ -84,14 +85,16 @@ class Daemon:
             deliver=self._handle,
             store_timeout_s=config.store_timeout_s,
             bandwidth=config.drain_bandwidth,
+            note=self._note,
         )
-        self._bulk = BulkHost(self._arena, self._plane)
-        self._pulling = Background(_PULLS, "pull")
+        self._bulk = BulkHost(self._arena, self._plane, config.bulk_port)
+        self._encoding, self._fetching = Background(_PULLS, "encode"), Background(_PULLS, "fetch")
         self._protect = ProtectEffects(
             node=self._node,
             arena=self._arena,
             peers=self._plane,
-            working=self._pulling,
+            encoding=self._encoding,
+            fetching=self._fetching,
             cleaning=self._cleaning,
             deliver=self._handle,
         )
@@ -156,7 +159,8 @@ class Daemon:
                 notify.stopping("finishing the drain that runs")
             draining = any(job.coordinator.saves.active for job in self._catalogue.jobs.values())
             return not draining or self._stop_asked > 1 or now >= self._stop_at
-        busy = self._stores.busy or self._cleaning.busy or self._pulling.busy or not self._catalogue.empty
+        at_work = self._cleaning.busy or self._encoding.busy or self._fetching.busy
+        busy = at_work or self._stores.busy or not self._catalogue.empty
         if not self._config.exit_when_empty or busy:
             self._empty_since = None
             return False
@@ -178,7 +182,8 @@ class Daemon:
         self._allocating.close()
         self._cleaning.close()
         self._protect.close()
-        self._pulling.close()
+        self._encoding.close()
+        self._fetching.close()
         self._bulk.close()
         self._plane.close()
         self._socket.close(linger_s=_LAST_WORDS_S if self._stop_asked else 0.0)
@@ -188,7 +193,7 @@ class Daemon:
 
     @property
     def _backgrounds(self) -> tuple[Background, ...]:
-        return (self._digesting, self._allocating, self._cleaning, self._pulling)
+        return (self._digesting, self._allocating, self._cleaning, self._encoding, self._fetching)
 
     def _wait(self) -> None:
         """Sleeps until something is readable or due."""
@@ -371,8 +376,8 @@ class Daemon:
         elif isinstance(action, act.ToNode):
             self._plane.carry(action)
         elif isinstance(action, act.MeetPeers):
-            self._bulk.open()
             self._plane.meet(action.job, action.peers)
+            self._bulk.open()
         elif isinstance(action, ProtectAction):
             self._protect.perform(action)
         else:
@@ -406,7 +411,7 @@ class Daemon:
             jobs=picture.jobs(self._catalogue, now, self._errors),
             workers=self._stores.status(),
             refused_messages=self._socket.refused + self._plane.refused.total(),
-            errors=[*self._general, *self._plane.problems()][-_MAX_ERRORS:],
+            errors=[*list(self._general)[-_MAX_OWN:], *self._bulk.problems(), *self._plane.problems()][:_MAX_ERRORS],
         )
 
     def _tell_systemd(self, now: float) -> None:

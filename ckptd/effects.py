@@ -57,7 +57,9 @@ class Effects:
         deliver: Deliver,
         store_timeout_s: float,
         bandwidth: int,
+        note: Callable[[JobKey, str], None] = lambda _job, _text: None,
     ) -> None:
+        self._note = note  # of what the user should know of a job
         self._node = node
         self._arena = arena
         self._stores = stores
@@ -104,11 +106,21 @@ class Effects:
             case act.RemoveCheckpoint() | act.RemovePartial():
                 self._remove(action)
             case act.KeepTopology():  # queues behind the removal of the job's earlier life
-                self._clean(lambda: keep_topology(self._arena.path, action.job, action.topology, action.epoch))
+                self._keep(action)
             case act.ForgetJob():
                 self._clean(lambda: self._arena.forget_job(action.job))
 
     # --- arena
+
+    def _keep(self, action: act.KeepTopology) -> None:
+        def done(outcome: Exception | None) -> None:
+            if outcome is not None:
+                text = f"the job's topology could not be kept: {outcome}; it is protected until this daemon restarts"
+                log.error("job=%s %s", action.job.job, text)
+                self._note(action.job, text)
+
+        job, topology, epoch = action.job, action.topology, action.epoch
+        self._cleaning.run(lambda: keep_topology(self._arena.path, job, topology, epoch), done)
 
     def _clean(self, work: Callable[[], None]) -> None:
         """In order, one after the other: to give gigabytes back to the system takes a while."""

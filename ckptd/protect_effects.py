@@ -1,5 +1,6 @@
 """Carries out what the core orders about parity and copies: encodes and fetches in threads, outcomes as events."""
 
+import functools
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,12 +30,12 @@ ProtectAction = act.Encode | act.StopEncode | act.DropPiece | act.FetchSegment
 class Peers(Protocol):
     """The links to other daemons. Called from threads."""
 
-    def bulk_address(self, node: str) -> tuple[str, int, str, bytes] | None:
-        """Host, port, link and secret of the node's bulk server; None while there is no link."""
+    def bulk_address(self, job: JobKey, node: str) -> tuple[str, int, str, bytes] | None:
+        """Host, port, link and secret of the bulk server of the job's node; None while there is no link."""
 
 
 class ProtectEffects:
-    """Encodes and fetches run in ``working``, a thread each; ``deliver`` is called in its deliver, in the main thread.
+    """Each runs in a thread of ``encoding`` or ``fetching``; ``deliver`` is called in their deliver, in the main thread.
 
     A parity file is given back in ``cleaning`` (it may unlink), after an encode of it that runs has ended.
     """
@@ -45,7 +46,8 @@ class ProtectEffects:
         node: str,
         arena: Arena,
         peers: Peers,
-        working: Background,
+        encoding: Background,
+        fetching: Background,
         cleaning: Background,
         deliver: Deliver,
         timeout_s: float = TIMEOUT_S,
@@ -53,7 +55,8 @@ class ProtectEffects:
         self._node = node
         self._arena = arena
         self._peers = peers
-        self._working = working
+        self._encoding = encoding
+        self._fetching = fetching
         self._cleaning = cleaning
         self._deliver = deliver
         self._timeout_s = timeout_s
@@ -89,8 +92,9 @@ class ProtectEffects:
         for cancel in [*self._encodes.values(), *self._fetches.values()]:
             cancel.cancel()
 
-    def _sources(self, cancel: Cancel) -> Sources:
-        return Sources(self._node, self._arena, self._peers.bulk_address, cancel, timeout_s=self._timeout_s)
+    def _sources(self, job: JobKey, cancel: Cancel) -> Sources:
+        address = functools.partial(self._peers.bulk_address, job)
+        return Sources(self._node, self._arena, address, cancel, timeout_s=self._timeout_s)
 
     # --- encodes
 
@@ -113,7 +117,7 @@ class ProtectEffects:
                 problem = "" if outcome is None else _told("encode", piece.save, outcome)
                 self._deliver(ev.Encoded(job=job, save=piece.save, epoch=piece.epoch, problem=problem))
 
-        self._working.run(lambda: encode(self.parities, job, piece, self._sources(cancel), _ignore), done)
+        self._encoding.run(lambda: encode(self.parities, job, piece, self._sources(job, cancel), _ignore), done)
 
     def _stop(self, key: Key) -> None:
         self._again.pop(key, None)
@@ -151,14 +155,14 @@ class ProtectEffects:
             del self._fetches[key]
             self._deliver(_fetched(action, seal, outcome))
 
-        self._working.run(lambda: self._have(action, seal, cancel), done)
+        self._fetching.run(lambda: self._have(action, seal, cancel), done)
 
     def _have(self, action: act.FetchSegment, seal: Seal | None, cancel: Cancel) -> Fetched:
         """Blocks until the segment is in a slot."""
         cancel.check()
         if seal is None:
             raise PeerError(f"no seal of rank {action.rank} of {action.save} is known")
-        place, sources = Place(self._arena, action.job, seal), self._sources(cancel)
+        place, sources = Place(self._arena, action.job, seal), self._sources(action.job, cancel)
         if action.tier is Tier.PEER:
             return copy_segment(place, action.holder, sources, _ignore)
         if action.piece is None:

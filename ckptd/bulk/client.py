@@ -64,15 +64,25 @@ class Connection:
         try:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, sockets.BUFFER_NBYTES)
             sockets.prepare(self._socket, timeout_s, timeout_s)
-            self._socket.connect((address.host, address.port))
+            self._connect(address)
             sockets.send(self._socket, wire.hello(address.secret, address.link, counter))
             if sockets.receive(self._socket, welcome) < len(welcome):
-                raise self._gone("hung up at the hello: it does not know this link, or the secret is another")
+                raise self._gone(
+                    "hung up at the hello: it does not know this link (any more), or has no room for another connection"
+                )
         except OSError as error:
             raise self._failed(error) from None
         if not hmac.compare_digest(welcome, expected):
             raise self._gone("does not know the secret of this link")
         self._seed = wire.seed(address.secret, address.link, counter)
+
+    def _connect(self, address: Address) -> None:
+        try:
+            self._socket.connect((address.host, address.port))
+        except OSError as error:
+            where = f"{address.host} port {address.port}"
+            text = f"{self._failed(error).message}: it serves bytes at {where}; is that port (bulk_port) let through?"
+            raise PeerError("cancelled" if self._cancel.cancelled else text) from None
 
     def close(self) -> None:
         """Hangs up."""
@@ -152,6 +162,7 @@ class Connection:
         except OSError as error:
             return self._failed(error)
         said = (bytes(text) + bytes(rest)).decode("utf-8", "replace")
+        said = "".join(char if char.isprintable() else "?" for char in said)  # it goes into logs and onto terminals
         return PeerError(f"node {self.node}: {said}")
 
     def _gone(self, what: str) -> PeerError:

@@ -5,22 +5,27 @@ from ckptd.bulk import wire
 from ckptd.bulk.served import open_served
 from ckptd.bulk.server import BulkServer, Served
 from ckptd.peers.plane import PeerPlane
-from ckptd.protocol.errors import PeerError
+from ckptd.protocol.errors import ConfigError, PeerError
 
 
 class BulkHost:
     """Owns the server. The plane tells who comes under which link, for which jobs."""
 
-    def __init__(self, arena: Arena, plane: PeerPlane) -> None:
+    def __init__(self, arena: Arena, plane: PeerPlane, port: int = 0) -> None:
+        self._port = port
         self._arena = arena
         self._plane = plane
         self._server: BulkServer | None = None
 
     def open(self) -> None:
-        """Serves from now on, if it did not; peers are told where. Raises OSError when no port can be had."""
+        """Serves from now on, if it did not; peers are told where. Raises ConfigError when the port cannot be had."""
         if self._server is None:
             host = self._plane.peer.endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
-            self._server = BulkServer(self._served, self._secret_of, host=host)
+            try:
+                self._server = BulkServer(self._served, self._secret_of, host=host, port=self._port)
+            except OSError as error:
+                text = f"cannot serve bytes to other nodes at {host} port {self._port or 'any'}: {error.strerror}"
+                raise ConfigError(text, hint="set bulk_port to a free port, or 0 for any") from error
             self._server.start()
             self._plane.offer_bulk(self._server.port)
 
@@ -28,6 +33,11 @@ class BulkHost:
         """Ends every connection."""
         if self._server is not None:
             self._server.close()
+
+    def problems(self) -> list[str]:
+        """What keeps others from fetching, for status."""
+        problem = self._server.problem() if self._server is not None else ""
+        return [problem] if problem else []
 
     def _served(self, link_id: str, ask: wire.Ask, rank: int) -> Served:
         guest = self._plane.bulk_guest(link_id)

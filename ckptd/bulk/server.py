@@ -4,6 +4,7 @@ import hmac
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
@@ -11,11 +12,13 @@ from ckptd.bulk import sockets, wire
 from ckptd.protocol.errors import CkptdError, PeerError, ProtocolError
 
 log = logging.getLogger("ckptd")
-_HELLO_TIMEOUT_S: Final = 5.0
+_HELLO_TIMEOUT_S: Final = 5.0  # from the connection to its last byte
 _IDLE_TIMEOUT_S: Final = 120.0  # between two asks
 _SEND_TIMEOUT_S: Final = 60.0  # longer than a client's patience with the slowest of its servers
 _MAX_STRANGERS: Final = 32
 _MAX_PER_LINK: Final = 32
+_PAUSE_S: Final = 0.1  # when there is no descriptor or thread left
+_TOLD_S: Final = 60.0  # how long that is told of, and how often it is logged
 _MAX_UNREAD: Final = 8  # asks' worth of bytes, after a refusal
 
 
@@ -50,10 +53,11 @@ class BulkServer:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, sockets.BUFFER_NBYTES)
         self.host, self.port = self._socket.getsockname()[:2]
         self._lock = threading.Lock()
-        self._strangers: set[socket.socket] = set()
+        self._strangers: dict[socket.socket, None] = {}  # the oldest first
         self._peers: dict[str, set[socket.socket]] = {}
         self._counters: dict[str, tuple[bytes, wire.Counters]] = {}
         self._closed = False
+        self._trouble = ("", float("-inf"))  # what kept it from serving somebody, and when
         self._thread = threading.Thread(target=self._accept, name="bulk-accept", daemon=True)
 
     def start(self) -> None:
@@ -77,17 +81,35 @@ class BulkServer:
             except OSError as error:
                 if self._closed:
                     return
-                log.warning("bulk: could not accept: %s", error)
-                threading.Event().wait(0.1)  # no descriptors left, perhaps
+                self._pause(f"a connection could not be accepted: {error}")
                 continue
             with self._lock:
-                welcome = not self._closed and len(self._strangers) < _MAX_STRANGERS
-                if welcome:
-                    self._strangers.add(connection)
-            if welcome:
+                if len(self._strangers) >= _MAX_STRANGERS:  # who has something to say has said it by now
+                    oldest = next(iter(self._strangers))
+                    del self._strangers[oldest]
+                    sockets.close_both_ways(oldest)
+                self._strangers[connection] = None
+            try:
                 threading.Thread(target=self._serve, args=(connection, address), name="bulk", daemon=True).start()
-            else:
+            except RuntimeError as error:
+                with self._lock:
+                    self._strangers.pop(connection, None)
                 connection.close()
+                self._pause(f"no thread for a connection: {error}")
+
+    def _pause(self, problem: str) -> None:
+        now = time.monotonic()
+        if now >= self._trouble[1] + _TOLD_S or problem != self._trouble[0]:
+            log.warning("bulk: %s", problem)
+        self._trouble = problem, now
+        time.sleep(_PAUSE_S)
+
+    def problem(self) -> str:
+        """What keeps it from serving, empty when nothing did in the last minute. From any thread."""
+        problem, when = self._trouble
+        if time.monotonic() >= when + _TOLD_S:
+            problem = ""
+        return f"other nodes may be unable to fetch bytes here: {problem}" if problem else ""
 
     def _serve(self, connection: socket.socket, address: tuple[str, ...]) -> None:
         link = None
@@ -98,27 +120,25 @@ class BulkServer:
             while self._answer(connection, link, seed):
                 pass
         except (OSError, CkptdError) as error:
-            log.info("bulk: connection of %s (%s) ended: %s", link or "a stranger", address[0], error)
+            level = logging.INFO if link is not None else logging.DEBUG  # anybody may come, and the log is memory
+            log.log(level, "bulk: connection of %s (%s) ended: %s", link or "a stranger", address[0], error)
         finally:
             with self._lock:
-                self._strangers.discard(connection)
-                if link is not None:
-                    self._peers[link].discard(connection)
+                self._strangers.pop(connection, None)
+                self._peers.get(link or "", set()).discard(connection)
             connection.close()
 
     # --- the handshake
 
     def _greet(self, connection: socket.socket) -> tuple[str, int]:
         """The link that the other side has proved to know the secret of, and the seed of the frames' digests."""
-        said = memoryview(bytearray(wire.HELLO.size))
-        if sockets.receive(connection, said) < len(said):
-            raise PeerError("it hung up before its hello")
-        magic, padded, counter, proof = wire.HELLO.unpack(said)
+        magic, padded, counter, proof = wire.HELLO.unpack(_hear_hello(connection))
         link = padded.rstrip(b"\0").decode("ascii", "replace")
         secret = self._secret_of(link) if magic == wire.MAGIC else None
         if secret is None or not hmac.compare_digest(proof, wire.proof(secret, link, counter, b"c")):
             raise PeerError("a hello of an unknown version or link, or a wrong secret")
         with self._lock:
+            self._forget_former()
             known, counters = self._counters.get(link, (b"", None))
             if counters is None or known != secret:
                 counters = wire.Counters()
@@ -128,10 +148,17 @@ class BulkServer:
             peers = self._peers.setdefault(link, set())
             if len(peers) >= _MAX_PER_LINK:
                 raise PeerError(f"{link} has {len(peers)} connections already")
-            self._strangers.discard(connection)
+            self._strangers.pop(connection, None)
             peers.add(connection)
         sockets.send(connection, wire.proof(secret, link, counter, b"s"))
         return link, wire.seed(secret, link, counter)
+
+    def _forget_former(self) -> None:
+        """Links that are over: a counter of theirs is worth nothing without the secret."""
+        for link in [link for link in self._counters if self._secret_of(link) is None]:
+            del self._counters[link]
+            for connection in self._peers.pop(link, ()):
+                sockets.close_both_ways(connection)
 
     # --- asks
 
@@ -173,6 +200,21 @@ class BulkServer:
         if gone:
             raise PeerError(f"{ask.save} of {'the parity' if gone[0] == wire.PARITY else f'rank {gone[0]}'} was freed")
         sockets.send(connection, wire.FRAME.pack(wire.DONE, 0, b""))
+
+
+def _hear_hello(connection: socket.socket) -> bytearray:
+    """All of it by one deadline, however it trickles in. Raises PeerError, OSError."""
+    said, got, deadline = bytearray(wire.HELLO.size), 0, time.monotonic() + _HELLO_TIMEOUT_S
+    while got < len(said):
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise PeerError("its hello took too long")
+        sockets.patience(connection, max(left, 0.01), _HELLO_TIMEOUT_S)
+        nbytes = connection.recv_into(memoryview(said)[got:])
+        if not nbytes:
+            raise PeerError("it hung up before its hello")
+        got += nbytes
+    return said
 
 
 def _hear_out(connection: socket.socket) -> None:

@@ -80,9 +80,9 @@ class JobNode:
             case ev.RankGone():
                 return self._gone(event)
             case ev.RankDetached():
-                done = Done(reply_to=event.request)
-                answer = ToRank(job=self.job, rank=event.rank, session=event.session, message=done)
-                return [answer, *self._left(event)]
+                answer = Done(reply_to=event.request)
+                word = ToRank(job=self.job, rank=event.rank, session=event.session, message=answer)
+                return [word, *self._left(event)]
             case ev.SlotsAsked():
                 actions = self.slots.demand(event.rank, event.capacity)
                 coming = SlotsComing(reply_to=event.request, count=self.slots.coming(event.rank))
@@ -303,8 +303,7 @@ class JobNode:
         return [*self.ranks.drop(event.rank, event.session), *reports]
 
     def _gone(self, event: ev.RankGone) -> list[Action]:
-        actions = self._left(event)
-        return actions if self.needed else [*actions, ForgetJob(job=self.job)]
+        return [*self._left(event), *([] if self.needed else [ForgetJob(job=self.job)])]
 
     @property
     def needed(self) -> bool:

@@ -1,4 +1,4 @@
-"""What `ckptd doctor` says about this node as others reach it: its address, its port, its key file."""
+"""What `ckptd doctor` says about this node as others reach it: its address, its ports, its key file."""
 
 import os
 import socket
@@ -13,10 +13,18 @@ from ckptd.protocol.places import LOCK
 
 
 def examine_peers(config: Config) -> list[Finding]:
-    """Findings in reading order. Blocks for the resolver, up to 5 s. Binds a port for a moment, sends nothing."""
+    """Findings in reading order. Blocks for the resolver, up to 5 s. Binds ports for a moment, sends nothing."""
     findings = [_address(config)]
-    if config.peer_port and findings[0].verdict is not Verdict.BAD:
-        findings.append(_port(config))
+    ports = {"peer port": config.peer_port, "bulk port": config.bulk_port}
+    if findings[0].verdict is not Verdict.BAD:
+        findings += [_port(config, name, port) for name, port in ports.items() if port]
+    if config.peer_port and not config.bulk_port:
+        text = "any; redundancy fetches bytes over a second port, which a firewall may stop"
+        findings.append(
+            Finding("bulk port", Verdict.WARN, text, "set bulk_port too, and let other nodes through to it")
+        )
+    if config.peer_port and config.peer_port == config.bulk_port:
+        findings[-1] = Finding("bulk port", Verdict.BAD, "the same as peer_port", "set bulk_port to another port")
     if config.key_file:
         findings.append(_keys(config.key_file))
     return findings
@@ -34,8 +42,7 @@ def _address(config: Config) -> Finding:
     return Finding(name, Verdict.OK, f"node {node} is reached at {host}")
 
 
-def _port(config: Config) -> Finding:
-    name, port = "peer port", config.peer_port
+def _port(config: Config, name: str, port: int) -> Finding:
     lock = os.path.join(config.arena, LOCK)
     if os.path.exists(lock) and locks.holder(lock) is not None:
         return Finding(name, Verdict.OK, f"{port}, of the daemon that runs")
@@ -44,7 +51,12 @@ def _port(config: Config) -> Finding:
         try:
             probe.bind(("", port))
         except OSError as error:
-            return Finding(name, Verdict.BAD, f"{port}: {error.strerror}", "set peer_port to a free port, or 0 for any")
+            return Finding(
+                name,
+                Verdict.BAD,
+                f"{port}: {error.strerror}",
+                f"set {name.replace(' ', '_')} to a free port, or 0 for any",
+            )
     return Finding(name, Verdict.OK, f"{port} is free; other nodes must be let through to it")
 
 

@@ -13,6 +13,7 @@ from typing import Annotated
 
 import msgspec
 
+from ckptd import ballast
 from ckptd.config import Config
 from ckptd.peers.keys import KeyPair, fits, make_keys, read_keys
 from ckptd.protocol.decoding import MALFORMED
@@ -53,9 +54,15 @@ class Identity:
     problem: str = ""
 
     def keep_port(self, port: int) -> None:
-        """Notes the port for the next daemon of this arena, which its peers then find without a word."""
+        """Notes the port for the next daemon of this arena, which its peers then find without a word.
+
+        Where it cannot, they are told in so many words.
+        """
         if port != self.kept_port:
-            _write(self.path, _Record(self.arena, self.keys, port))
+            try:
+                _write(self.path, _Record(self.arena, self.keys, port))
+            except OSError as error:
+                log.warning("port %d could not be kept in %s: %s", port, self.path, error)
 
 
 def identify(config: Config) -> Identity:
@@ -138,6 +145,10 @@ def _read(path: str) -> _Record | None:
 
 
 def _write(path: str, record: _Record) -> None:
+    ballast.write(os.path.dirname(path), lambda: _put(path, record))
+
+
+def _put(path: str, record: _Record) -> None:
     temporary = f"{path}.new"
     with contextlib.suppress(FileNotFoundError):
         os.unlink(temporary)

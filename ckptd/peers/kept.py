@@ -6,6 +6,7 @@ import os
 
 import msgspec
 
+from ckptd import ballast
 from ckptd.protocol import places
 from ckptd.protocol.decoding import MALFORMED
 from ckptd.protocol.ids import Incarnation, JobKey
@@ -26,9 +27,14 @@ def keep_topology(arena: str, job: JobKey, topology: Topology, epoch: int) -> No
     directory = os.path.join(arena, places.job_dir(job))
     os.makedirs(directory, mode=0o700, exist_ok=True)
     path = os.path.join(directory, places.TOPOLOGY)
+    raw = msgspec.msgpack.encode(_Kept(job, topology, epoch))
+    ballast.write(arena, lambda: _put(path, raw))
+
+
+def _put(path: str, raw: bytes) -> None:
     fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     with os.fdopen(fd, "wb") as file:
-        file.write(msgspec.msgpack.encode(_Kept(job, topology, epoch)))
+        file.write(raw)
     os.replace(f"{path}.new", path)
 
 

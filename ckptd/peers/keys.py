@@ -29,7 +29,9 @@ def make_keys() -> KeyPair:
 
 def write_keys(path: str, keys: KeyPair) -> None:
     """Makes the file, readable by its owner alone. Raises ConfigError when it is there already or cannot be made."""
-    text = f'# Key pair of ckptd daemons: key_file = "{path}"\npublic = "{keys.public}"\nsecret = "{keys.secret}"\n'
+    text = (
+        f'# Key pair of ckptd daemons, for the setting key_file\npublic = "{keys.public}"\nsecret = "{keys.secret}"\n'
+    )
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError as error:

@@ -17,12 +17,11 @@ class Guest(NamedTuple):
 
 
 class Offers:
-    """``address`` and ``guests`` are read from any thread: whole values are put in and taken out, never changed."""
+    """``address`` and ``guests`` may be used in any thread: whole values are put in and taken out, never changed."""
 
     def __init__(self) -> None:
         self.port = 0  # where this daemon serves; 0: nowhere yet
         self.guests: dict[str, Guest] = {}  # by link id
-        self._addresses: dict[str, tuple[str, int, str, bytes]] = {}  # by node
 
     def renew(self, remote: Remote) -> Bulk:
         """An offer to the peer, in place of the one before: a token that somebody saw is worth nothing after it."""
@@ -38,24 +37,19 @@ class Offers:
 
     def take(self, remote: Remote, bulk: Bulk) -> None:
         """The peer made an offer. Port 0: it serves nothing yet."""
-        self._withdraw_address(remote)
         remote.bulk = bulk
-        if bulk.port:
-            self._addresses[remote.peer.node] = (remote.host, bulk.port, bulk.link_id, bulk.secret)
 
-    def address(self, node: str) -> tuple[str, int, str, bytes] | None:
-        """Host, port, link id and secret; None while there is no offer."""
-        return self._addresses.get(node)
+    @staticmethod
+    def address(remote: Remote | None) -> tuple[str, int, str, bytes] | None:
+        """Host, port, link id and secret; None while there is no offer. From any thread."""
+        bulk = remote.bulk if remote is not None else None
+        if remote is None or bulk is None or not bulk.port:
+            return None
+        return remote.host, bulk.port, bulk.link_id, bulk.secret
 
     def withdraw(self, remote: Remote) -> None:
         """The tie is over: neither offer holds."""
         self._withdraw_guest(remote)
-        self._withdraw_address(remote)
-
-    def _withdraw_address(self, remote: Remote) -> None:
-        found = self._addresses.get(remote.peer.node)
-        if remote.bulk is not None and found is not None and found[2] == remote.bulk.link_id:
-            del self._addresses[remote.peer.node]
         remote.bulk = None
 
     def _withdraw_guest(self, remote: Remote) -> None:

@@ -1,6 +1,9 @@
 """The daemons of other nodes: one socket to hear them, one to each of them, a link with each."""
 
+import heapq
+import itertools
 import logging
+import math
 import secrets
 import time
 from collections import Counter, deque
@@ -71,7 +74,8 @@ class PeerPlane:
         self._topologies: dict[JobKey, frozenset[str]] = {}  # nodes of the present one
         self._keys: Counter[str] = Counter()  # of remotes: sites may give one to many
         self._events: list[ev.Event] = []
-        self._due = 0.0
+        self._due: list[tuple[float, int, Remote]] = []  # a heap: when which is to be looked at, at the latest
+        self._turns = itertools.count()
         self._offers = Offers()
         self.refused: Counter[str] = Counter()  # what was dropped, by reason
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -210,22 +214,37 @@ class PeerPlane:
             if remote.jobs:  # else it was dropped meanwhile
                 remote.connect()
                 self._flush(remote)
-        if now >= self._due:
-            self._due = now + self._timeout_s
-            for remote in list(self._remotes.values()):
-                self._flush(remote)
-                remote.look(now)
-                if remote.awaited and now >= remote.awaited_until:
-                    self._lost(remote, set(remote.awaited))
-                if remote.down_since is not None and now >= remote.down_since + _PATIENCE_S:
-                    self._part_from_former(remote)
+        for remote in self._take_due(now):
+            remote.due = math.inf
+            if not remote.jobs:
+                continue
+            self._flush(remote)
+            remote.look(now)
+            if remote.awaited and now >= remote.awaited_until:
+                self._lost(remote, set(remote.awaited))
+            if remote.down_since is not None and now >= remote.down_since + _PATIENCE_S:
+                self._part_from_former(remote)
         return self._take_events()
+
+    def _take_due(self, now: float) -> list[Remote]:
+        """Whose turn it is. The others cost nothing: with a thousand of them some is due at every moment."""
+        due = []
+        while self._due and self._due[0][0] <= now:
+            time_, _, remote = heapq.heappop(self._due)
+            if time_ == remote.due:  # else an earlier turn was taken meanwhile
+                due.append(remote)
+        return due
+
+    def _see_to(self, remote: Remote, by: float) -> None:
+        if by < remote.due:
+            remote.due = by
+            heapq.heappush(self._due, (by, next(self._turns), remote))
 
     def next_deadline(self) -> float | None:
         """When ``tick`` must be called at the latest; None: there is nobody to talk to."""
         if self._events or self._unconnected:
             return 0.0
-        return self._due if self._remotes else None
+        return self._due[0][0] if self._due else None
 
     def close(self) -> None:
         """Gives all sockets back. Blocks for a moment, if last words are on their way."""
@@ -281,9 +300,8 @@ class PeerPlane:
                         self._down(remote, now)
                     case Got():
                         self._got(remote, item.body)
-        self._due = min(self._due, remote.link.next_deadline())
-        if remote.awaited:
-            self._due = min(self._due, remote.awaited_until)
+        by = remote.link.next_deadline()
+        self._see_to(remote, min(by, remote.awaited_until) if remote.awaited else by)
 
     # --- what the link tells
 
@@ -366,9 +384,12 @@ class PeerPlane:
                 self._say(remote, self._offers.renew(remote))
                 self._flush(remote)
 
-    def bulk_address(self, node: str) -> tuple[str, int, str, bytes] | None:
-        """Host, port, link id and secret to fetch bytes from the node; None while it is down. From any thread."""
-        return self._offers.address(node)
+    def bulk_address(self, job: JobKey, node: str) -> tuple[str, int, str, bytes] | None:
+        """Where and how to fetch the job's bytes from the node; None while it is down. From any thread.
+
+        Host, port, link id, secret. Two daemons may call themselves the same, each in jobs of its own.
+        """
+        return self._offers.address(self._jobs.get(job, {}).get(node))
 
     def bulk_guest(self, link_id: str) -> Guest | None:
         """Who comes under this link id; None: nobody, or a link that is over. From any thread."""

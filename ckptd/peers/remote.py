@@ -1,6 +1,7 @@
 """Another daemon as this one sees it: its link, the socket to it, and the jobs that both belong to."""
 
 import contextlib
+import math
 import struct
 
 import msgspec
@@ -46,6 +47,7 @@ class Remote:
         self.met: set[JobKey] = set()  # told at some time to this life of it
         self.offer: Bulk | None = None  # made to it, for the present tie
         self.bulk: Bulk | None = None  # it made
+        self.due = math.inf  # when its plane looks at it, at the latest
         self.left = False  # it said goodbye to the last job: its silence is no trouble
         self.trouble = ""  # last thing it said that could not be taken
         self._obstacle = ""  # why there is no socket to it, for now

@@ -7,6 +7,7 @@ SOCKET = "ckptd.sock"
 LOCK = "lock"
 LOG = "ckptd.log"
 IDENTITY = "identity"  # keys of the daemon
+BALLAST = "ballast"  # memory that the two small files above and below can always have
 JOBS = "jobs"
 SLOT_SUFFIX = ".slot"
 RANK_SUFFIX = ".rank"

@@ -10,6 +10,7 @@ from ckptd.protocol.ids import MAX_RANKS, NodeName, Session
 MAX_NODES = 1 << 16
 MIN_SET_SIZE = 2
 MAX_SET_SIZE = 64
+MAX_DOUBLE_SET_SIZE = 16  # of double parity: what a rebuild costs to plan, and its memory, grow with the square
 
 Endpoint = Annotated[str, msgspec.Meta(pattern=r"^(tcp://[A-Za-z0-9.\[\]:_-]{1,255}:[0-9]{1,5})?\Z")]
 PublicKey = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z.:+=^!/*?&<>()\[\]{}@%$#-]{40}\Z")]  # Z85, as CURVE has it

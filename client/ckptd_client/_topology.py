@@ -13,7 +13,7 @@ import msgspec
 from ckptd.protocol import errors
 from ckptd.protocol.errors import CkptdError, ConfigError, ConnectError, UsageError
 from ckptd.protocol.messages import NodeInfo
-from ckptd.protocol.topology import Peer, Scheme, Topology
+from ckptd.protocol.topology import MAX_DOUBLE_SET_SIZE, Peer, Scheme, Topology
 from ckptd_client._group import Group
 
 _MAX_TEXT = 2000
@@ -85,12 +85,12 @@ def topology_of(words: Sequence[Word]) -> Topology:
     _check_endpoints(peers, [words[rank].host for rank in speakers])
     first = words[0]
     assert first.info is not None  # noqa: S101 - looked above
-    return Topology(
-        peers=tuple(peers),
-        homes=tuple(homes),
-        scheme=first.redundancy if first.redundancy is not None else first.info.scheme,
-        set_size=first.set_size if first.set_size is not None else first.info.set_size,
-    )
+    scheme = first.redundancy if first.redundancy is not None else first.info.scheme
+    set_size = first.set_size if first.set_size is not None else first.info.set_size
+    if scheme is Scheme.DOUBLE and set_size > MAX_DOUBLE_SET_SIZE:
+        text = f"sets of {set_size} nodes are too large for redundancy='double'"
+        raise ConfigError(text, hint=f"set_size={MAX_DOUBLE_SET_SIZE} or less, or redundancy='xor'")
+    return Topology(peers=tuple(peers), homes=tuple(homes), scheme=scheme, set_size=set_size)
 
 
 def _places(words: Sequence[Word]) -> tuple[list[Peer], list[int], list[int]]:

@@ -137,3 +137,10 @@ def test_no_other_set_size_is_taken(bad):
 
 def test_one_peer_is_a_topology():
     assert isinstance(topology_of([word("a", endpoint="")]), Topology)
+
+
+def test_double_parity_has_smaller_sets():
+    words = [word("a", scheme=Scheme.DOUBLE, set_size=17), word("b")]
+    with pytest.raises(ConfigError, match="sets of 17 nodes are too large"):
+        topology_of(words)
+    assert topology_of([msgspec.structs.replace(w, redundancy=Scheme.XOR, set_size=64) for w in words]).set_size == 64

@@ -26,26 +26,28 @@ class Daemon:
     def __init__(self, nodes, index):
         self.node = nodes.nodes[index]
         self.events = []
-        self.bulk_address = nodes.address_of
-        self.working, self.cleaning = Background(2, "work"), Background(1, "clean")
+        self.bulk_address = lambda _job, node: nodes.address_of(node)
+        self.encoding, self.fetching = Background(2, "encode"), Background(2, "fetch")
+        self.cleaning = Background(1, "clean")
+        self.all = [self.encoding, self.fetching, self.cleaning]
         self.effects = ProtectEffects(
-            node=self.node.name, arena=self.node.arena, peers=self, working=self.working, cleaning=self.cleaning,
-            deliver=self.events.append, timeout_s=5,
+            node=self.node.name, arena=self.node.arena, peers=self, encoding=self.encoding, fetching=self.fetching,
+            cleaning=self.cleaning, deliver=self.events.append, timeout_s=5,
         )  # fmt: skip
 
     def settle(self):
         deadline = time.monotonic() + 30
-        while self.working.busy or self.cleaning.busy:
+        while any(work.busy for work in self.all):
             assert time.monotonic() < deadline
-            select.select([self.working, self.cleaning], [], [], 1)
-            self.working.deliver()
-            self.cleaning.deliver()
+            select.select(self.all, [], [], 1)
+            for work in self.all:
+                work.deliver()
 
     def close(self):
         self.effects.close()
         self.settle()
-        self.working.close()
-        self.cleaning.close()
+        for work in self.all:
+            work.close()
 
 
 @pytest.fixture
@@ -148,7 +150,8 @@ def test_a_job_that_is_forgotten_while_it_is_encoded_and_fetched_leaves_nothing(
     before = arena.used_nbytes
     hold = threading.Event()
     for _ in range(2):
-        at.working.run(hold.wait, lambda _: None)  # no thread is free yet
+        for work in (at.encoding, at.fetching):
+            work.run(hold.wait, lambda _: None)  # no thread is free yet
     encode(nodes, at, 2)
     at.effects.perform(
         act.FetchSegment(
@@ -184,3 +187,20 @@ def test_an_encode_that_is_broken_off_for_good_keeps_no_spare(nodes, daemons, mo
     at.settle()
     assert made.is_set()
     assert not arena.sizes(KEY, ".parity")
+
+
+def test_a_fetch_does_not_wait_for_encodes(nodes, daemons):
+    at, hold = daemons[2], threading.Event()
+    for _ in range(8):
+        at.encoding.run(hold.wait, lambda _: None)
+    at.effects.perform(
+        act.FetchSegment(
+            job=KEY, rank=0, save=SAVE, tier=Tier.PEER, holder="n0", seal=nodes.columns[0].seals[0],
+            piece=None, homes=(), pieces=(),
+        )
+    )  # fmt: skip
+    select.select([at.fetching], [], [], 10)
+    at.fetching.deliver()
+    (event,) = at.events
+    hold.set()
+    assert (event.problem, at.node.arena.slot_of(KEY, 0, SAVE)) == ("", event.slot)

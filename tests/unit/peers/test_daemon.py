@@ -24,12 +24,14 @@ from ckptd.core.catalogue import Catalogue
 from ckptd.core.policy import Policy
 from ckptd.daemon import Daemon
 from ckptd.effects import Effects
+from ckptd.parity.encode import encode
 from ckptd.peers.kept import keep_topology, kept_topologies
 from ckptd.protocol import messages as m
 from ckptd.protocol import places, rank_file
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.topology import Peer, Scheme, Topology
 from tests.cluster import Node, wait_for
+from tests.nodes import EPOCH, KEY, SAVE, start_set
 
 _SEQ = itertools.count(1)
 
@@ -109,6 +111,45 @@ def test_the_topology_of_a_job_that_left_nothing_goes(node):
     wait_for(lambda: not kept_topologies(node.arena))
     wait_for(lambda: not os.listdir(os.path.join(node.arena, places.JOBS)))
     assert node.status().jobs == []
+
+
+def test_parity_that_belongs_to_nothing_here_goes_at_the_start(node):
+    node.start(CKPTD_NODE="n1")
+    node.kill()
+    made = start_set(node.arena, 2)
+    try:
+        made.stage([[b"one" * 1000], [b"two" * 1000]])
+        own = made.nodes[0]
+        encode(own.parities, KEY, made.piece(0, Scheme.XOR), made.sources(own), lambda _: None)
+        name = places.parity_name(SAVE, EPOCH)
+        directory = os.path.join(node.arena, places.job_dir(KEY))
+        os.makedirs(directory)
+        os.rename(own.arena.slot_path(KEY, name), os.path.join(directory, name))
+    finally:
+        made.stop()
+        for one in made.nodes:
+            shutil.rmtree(one.arena.path)
+    node.start(CKPTD_NODE="n1")
+    assert not os.path.exists(directory)
+    assert node.status().used_nbytes == 0
+
+
+def test_a_topology_that_cannot_be_kept_is_told():
+    with tempfile.TemporaryDirectory(prefix="ckptd-test-", dir="/dev/shm") as directory:
+        cleaning, told = Background(1, "clean"), []
+        effects = Effects(
+            node="n1", arena=Arena(os.path.join(directory, "lock", "no")), stores=None, digesting=None, allocating=None,
+            cleaning=cleaning, deliver=None, store_timeout_s=1.0, bandwidth=0, note=lambda *words: told.append(words),
+        )  # fmt: skip
+        with open(os.path.join(directory, "lock"), "w"):
+            job = JobKey("/store", "job")
+        effects.perform(act.KeepTopology(job=job, topology=Topology((Peer("n1", "a", "", "k" * 40),), (0,)), epoch=1))
+        deadline = time.monotonic() + 5
+        while not told and time.monotonic() < deadline:
+            cleaning.deliver()
+        cleaning.close()
+        assert told[0][0] == job
+        assert "could not be kept" in told[0][1]
 
 
 def test_a_topology_is_kept_in_its_turn_and_goes_with_the_job(tmp_path):

@@ -1,18 +1,23 @@
 """Who a daemon is: kept with its arena, never readable by others, found quickly whatever the resolver does."""
 
+import errno
 import os
+import shutil
 import socket
 import stat
 import time
 
 import pytest
 
+from ckptd.arena import Arena
+from ckptd.bulk.host import BulkHost
 from ckptd.config import Config
 from ckptd.peers import identity as identity_module
 from ckptd.peers.examine import examine_peers
 from ckptd.peers.identity import find_host, identify, node_name
 from ckptd.peers.kept import keep_topology, kept_topologies
 from ckptd.peers.keys import fits, make_keys, read_keys, write_keys
+from ckptd.peers.plane import PeerPlane
 from ckptd.protocol import places
 from ckptd.protocol.errors import ConfigError
 from ckptd.protocol.ids import JobKey
@@ -144,17 +149,17 @@ def test_a_resolver_that_hangs_holds_nobody(monkeypatch):
 def test_topologies_are_kept_with_the_job(tmp_path):
     topology, other = Topology((PEER,), (0, 0)), Topology((PEER,), (0,))
     assert kept_topologies(str(tmp_path)) == {}
-    keep_topology(str(tmp_path), JOB, other)
-    keep_topology(str(tmp_path), JOB, topology)
-    keep_topology(str(tmp_path), JobKey("/elsewhere", "job"), other)
-    assert kept_topologies(str(tmp_path)) == {JOB: topology, JobKey("/elsewhere", "job"): other}
+    keep_topology(str(tmp_path), JOB, other, 1)
+    keep_topology(str(tmp_path), JOB, topology, 2)
+    keep_topology(str(tmp_path), JobKey("/elsewhere", "job"), other, 3)
+    assert kept_topologies(str(tmp_path)) == {JOB: (topology, 2), JobKey("/elsewhere", "job"): (other, 3)}
     directory = tmp_path / places.job_dir(JOB)
     assert os.listdir(directory) == [places.TOPOLOGY]
     assert stat.S_IMODE((directory / places.TOPOLOGY).stat().st_mode) == 0o600
 
 
 def test_what_is_no_topology_of_that_job_is_left_out(tmp_path):
-    keep_topology(str(tmp_path), JOB, Topology((PEER,), (0,)))
+    keep_topology(str(tmp_path), JOB, Topology((PEER,), (0,)), 1)
     for name in ("damaged-01234567", "moved-01234567", "linked-01234567", "empty-01234567"):
         (tmp_path / places.JOBS / name).mkdir()
     kept = tmp_path / places.job_dir(JOB) / places.TOPOLOGY
@@ -180,10 +185,12 @@ def test_doctor_looks_at_address_port_and_keys(tmp_path):
         taken.listen()
         found = verdicts(config(tmp_path, peer_port=taken.getsockname()[1], key_file=path))
         port = taken.getsockname()[1]
-    assert found == {"peer address": "ok", "peer port": "bad", "key file": "bad"}
+    assert found == {"peer address": "ok", "peer port": "bad", "bulk port": "warn", "key file": "bad"}
     write_keys(path, make_keys())
     found = verdicts(config(tmp_path, peer_port=port, key_file=path))
-    assert found == {"peer address": "ok", "peer port": "ok", "key file": "ok"}
+    assert found == {"peer address": "ok", "peer port": "ok", "bulk port": "warn", "key file": "ok"}
+    assert verdicts(config(tmp_path, peer_port=port, bulk_port=port))["bulk port"] == "bad"
+    assert verdicts(config(tmp_path, bulk_port=port)) == {"peer address": "ok", "bulk port": "ok"}
     assert verdicts(config(tmp_path, peer_address="no-such-host.invalid")) == {"peer address": "bad"}
 
 
@@ -191,3 +198,69 @@ def test_doctor_warns_of_a_name_that_is_loopback(monkeypatch, tmp_path):
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [])
     [finding] = examine_peers(config(tmp_path, peer_address=""))
     assert (str(finding.verdict), "set peer_address" in finding.fix) == ("warn", True)
+
+
+def test_the_bulk_port_can_be_chosen(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        plane = PeerPlane(identify(config(tmp_path)), timeout_s=3)
+        try:
+            with pytest.raises(ConfigError, match=f"port {port}") as caught:
+                BulkHost(None, plane, port).open()
+            assert "bulk_port" in caught.value.hint
+            taken.close()
+            bulk = BulkHost(None, plane, port)
+            bulk.open()
+            assert plane._offers.port == port
+            bulk.close()
+        finally:
+            plane.close()
+
+
+def test_a_key_file_may_lie_anywhere(tmp_path):
+    path = str(tmp_path / 'schlüssel\n"x".toml')
+    keys = make_keys()
+    write_keys(path, keys)
+    assert read_keys(path) == keys
+
+
+# --- memory that is full
+
+
+@pytest.fixture
+def full(tmp_path, monkeypatch):
+    """The arena of a daemon where everything but the ballast is taken."""
+    arena = Arena(str(tmp_path / "arena"))
+    monkeypatch.setattr("ckptd.arena.make_directory", lambda path: os.makedirs(path, mode=0o700))
+    arena.open()
+    real = os.replace
+
+    def replace(source, target):
+        if os.path.exists(os.path.join(arena.path, places.BALLAST)):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", replace)
+    yield arena
+    arena.close(remove=True)
+
+
+def test_topology_and_identity_have_room_where_all_memory_is_taken(full):
+    config = Config(arena=full.path, node="n1", peer_address="127.0.0.1")
+    identify(config).keep_port(4321)
+    assert os.stat(os.path.join(full.path, places.BALLAST)).st_blocks * 512 >= 1 << 20  # and again for the next
+    assert identify(config).kept_port == 4321
+    keep_topology(full.path, JobKey("/store", "job"), Topology((PEER,), (0,)), 1)
+    assert list(kept_topologies(full.path)) == [JobKey("/store", "job")]
+    shutil.rmtree(os.path.join(full.path, places.JOBS))
+
+
+def test_a_port_that_cannot_be_kept_stops_nobody(tmp_path, monkeypatch, caplog):
+    me = identify(Config(arena=str(tmp_path), node="n1", peer_address="127.0.0.1"))
+
+    def replace(_source, _target):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", replace)
+    me.keep_port(4321)
+    assert "port 4321 could not be kept" in caplog.text

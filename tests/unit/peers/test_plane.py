@@ -19,7 +19,7 @@ from ckptd.peers.link import Link
 from ckptd.protocol.errors import ConfigError, ProtocolError
 from ckptd.protocol.ids import SaveId
 from ckptd.protocol.topology import Peer, Topology
-from tests.unit.peers.planes import JOB, OTHER, TIMEOUT_S, Apart, a_plane, staged
+from tests.unit.peers.planes import JOB, OTHER, TIMEOUT_S, Apart, World, a_plane, staged
 
 
 @pytest.fixture
@@ -153,7 +153,7 @@ def test_a_job_that_is_forgotten_is_down_for_the_other_and_comes_back(pair):
 def test_who_shares_no_job_is_dropped(pair):
     a, b = pair.planes["a"], pair.planes["b"]
     a.forget(JOB)
-    assert (a.views(), a._jobs, a._offers.guests, a._offers._addresses, +a._keys) == ([], {}, {}, {}, {})
+    assert (a.views(), a._jobs, a._offers.guests, +a._keys) == ([], {}, {}, {})
     pair.until(lambda: [e.node for e in pair.of("b", ev.PeerDown)] == ["a"])
     assert not b.send(JOB, "a", staged("b", 1))
     pair.spend(2 * TIMEOUT_S)
@@ -472,26 +472,26 @@ def test_one_key_file_for_all_nodes(world, tmp_path):
 
 def test_bulk_is_offered_under_a_secret_of_each_link(pair):
     a, b = pair.planes["a"], pair.planes["b"]
-    assert a.bulk_address("b") is None
+    assert a.bulk_address(JOB, "b") is None
     b.offer_bulk(4321)
-    pair.until(lambda: a.bulk_address("b"))
-    host, port, link_id, secret = a.bulk_address("b")
+    pair.until(lambda: a.bulk_address(JOB, "b"))
+    host, port, link_id, secret = a.bulk_address(JOB, "b")
     assert (host, port) == ("127.0.0.1", 4321)
     assert b.bulk_guest(link_id) == ("a", secret, frozenset([JOB]))
-    assert b.bulk_address("a") is None
+    assert b.bulk_address(JOB, "a") is None
     a._jobs[JOB]["b"].link.restart("test")
     pair.until(lambda: len(pair.ups("a")) == 2 and len(pair.ups("b")) == 2)
-    pair.until(lambda: a.bulk_address("b"))
+    pair.until(lambda: a.bulk_address(JOB, "b"))
     assert b.bulk_guest(link_id) is None
-    assert a.bulk_address("b")[2:] != (link_id, secret)
+    assert a.bulk_address(JOB, "b")[2:] != (link_id, secret)
     b.offer_bulk(0)
-    pair.until(lambda: a.bulk_address("b") is None)
+    pair.until(lambda: a.bulk_address(JOB, "b") is None)
     b.offer_bulk(4322)
-    pair.until(lambda: a.bulk_address("b") and a.bulk_address("b")[1] == 4322)
+    pair.until(lambda: a.bulk_address(JOB, "b") and a.bulk_address(JOB, "b")[1] == 4322)
     assert len(b._offers.guests) == 1
     b.forget(JOB)
     assert not b._offers.guests
-    pair.until(lambda: a.bulk_address("b") is None)
+    pair.until(lambda: a.bulk_address(JOB, "b") is None)
 
 
 def test_a_port_that_is_taken_is_a_setting_to_change(world, tmp_path):
@@ -536,3 +536,54 @@ def test_without_descriptors_a_peer_is_down_until_there_are_some(world, monkeypa
     full[0] = False
     world.until(lambda: world.ups("a") and world.ups("b"))
     exchange(world)
+
+
+def test_two_daemons_of_one_name_serve_each_its_own_job(tmp_path):
+    with World(tmp_path) as world:
+        a = world.start("a")
+        for name, job in (("one", JOB), ("two", OTHER)):
+            b = world.planes[name] = a_plane(tmp_path / name, "b")
+            world.heard[name] = []
+            a.meet(job, [b.peer])
+            b.meet(job, [a.peer])
+            b.offer_bulk(4000 + len(world.planes))
+        world.until(lambda: all(a.bulk_address(job, "b") for job in (JOB, OTHER)))
+        assert [a.bulk_address(job, "b")[1] for job in (JOB, OTHER)] == [4002, 4003]
+        world.stop("two")
+        world.until(lambda: a.bulk_address(OTHER, "b") is None)
+        assert a.bulk_address(JOB, "b")[1] == 4002
+
+
+# --- many
+
+
+def test_a_turn_costs_what_is_due_however_many_peers_there_are(world, monkeypatch):
+    """Links that are up, tied at different moments, with nothing to say but that they live."""
+    now = [0.0]
+    a = world.start("a")
+    monkeypatch.setattr(a, "_clock", lambda: now[0])
+    monkeypatch.setattr(plane_module.Remote, "connect", lambda _: None)
+    keys = make_keys()
+    count = 400
+    for number in range(count):
+        now[0] += TIMEOUT_S / count
+        node = f"n{number}"
+        a.meet(JOB, [msgspec.structs.replace(a.peer, node=node, key=keys.public)])
+        link = a._jobs[JOB][node].link
+        link.receive(packets.Packet(7, 8, link._end, hello=False, seq=0, ack=0, body=b""), now[0])
+        a._flush(a._jobs[JOB][node])
+    steps = [0]
+    real = Link.step
+
+    def step(link, at):
+        steps[0] += 1
+        link._heard_at = at  # they answer
+        return real(link, at)
+
+    monkeypatch.setattr(Link, "step", step)
+    end = now[0] + 4 * TIMEOUT_S
+    while now[0] < end:
+        a.tick()
+        now[0] = max(now[0] + 1e-4, a.next_deadline())
+    assert all(view.up for view in a.views())
+    assert count <= steps[0] / 4 <= 40 * count

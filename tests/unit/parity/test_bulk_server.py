@@ -1,0 +1,132 @@
+"""The bulk server among strangers and in want: who has the secret is served, and what keeps others out is told."""
+
+import contextlib
+import logging
+import select
+import socket
+import threading
+import time
+
+import pytest
+
+from ckptd.background import Background
+from ckptd.bulk import server as server_module
+from ckptd.bulk import wire
+from ckptd.bulk.client import Address, Connection
+from ckptd.bulk.server import BulkServer
+from ckptd.bulk.sockets import Cancel
+from ckptd.protocol.errors import PeerError
+from tests.nodes import EPOCH, KEY, SAVE, SECRET
+
+LINKS = {"link": SECRET}
+
+
+def refuse(_link, _ask, _rank):
+    raise PeerError("no\x1b[2J such\nthing")
+
+
+@pytest.fixture
+def server():
+    made = BulkServer(refuse, LINKS.get)
+    made.start()
+    yield made
+    made.close()
+
+
+def connect(server, link="link"):
+    address = Address(server.host, server.port, link, SECRET)
+    return contextlib.closing(Connection("n0", address, Cancel(), timeout_s=3))
+
+
+@contextlib.contextmanager
+def strangers(server, count):
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(socket.create_connection((server.host, server.port))) for _ in range(count)]
+
+
+def test_who_comes_last_is_served_however_many_say_nothing(server):
+    with strangers(server, 40), connect(server):
+        pass
+
+
+def test_a_hello_that_trickles_ends_by_its_deadline(server, monkeypatch):
+    monkeypatch.setattr(server_module, "_HELLO_TIMEOUT_S", 0.6)
+    with strangers(server, 1) as (slow,):
+        began = time.monotonic()
+        with contextlib.suppress(OSError):
+            for byte in wire.MAGIC * 5:
+                slow.send(bytes([byte]))
+                if select.select([slow], [], [], 0.1)[0]:
+                    break
+        assert time.monotonic() - began < 2.0
+
+
+def test_a_thread_that_cannot_be_had_is_told_and_the_next_one_is_served(server, monkeypatch):
+    assert server.problem() == ""
+    real = threading.Thread.start
+
+    def start(thread):
+        if thread.name == "bulk":
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(PeerError), connect(server):
+        pass
+    assert "can't start new thread" in server.problem()
+    monkeypatch.undo()
+    with connect(server):
+        pass
+
+
+def test_work_without_a_thread_fails_and_does_not_end_the_loop(monkeypatch):
+    work, outcomes = Background(1, "test"), []
+
+    def start(_thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    work.run(lambda: "first", outcomes.append)
+    monkeypatch.undo()
+    work.run(lambda: "second", outcomes.append)
+    deadline = time.monotonic() + 5
+    while work.busy and time.monotonic() < deadline:
+        select.select([work], [], [], 1)
+        work.deliver()
+    work.close()
+    assert [str(outcome) for outcome in outcomes] == ["can't start new thread", "second"]
+
+
+def test_strangers_leave_nothing_in_the_log(server, caplog):
+    with caplog.at_level(logging.INFO, "ckptd"):
+        for _ in range(5):
+            with strangers(server, 1) as (one,):
+                one.sendall(bytes(wire.HELLO.size))
+                one.settimeout(3)
+                with contextlib.suppress(ConnectionError):
+                    assert one.recv(1) == b""
+    assert caplog.records == []
+
+
+def test_links_that_are_over_are_forgotten_and_their_connections_ended(server, monkeypatch):
+    monkeypatch.setitem(LINKS, "former", SECRET)
+    with connect(server, "former") as connection:
+        assert set(server._counters) == {"former"}
+        del LINKS["former"]
+        with connect(server):
+            assert set(server._counters) == set(server._peers) == {"link"}
+            assert connection._socket.recv(1) == b""
+    LINKS["former"] = SECRET  # for monkeypatch to remove
+
+
+def test_what_another_node_says_is_printable(server):
+    with connect(server) as connection, pytest.raises(PeerError, match=r"^node n0: no\?\[2J such\?thing$"):
+        connection.ask(KEY, SAVE, EPOCH, [wire.Range(0, 0, 16, True)])
+        connection.receive(memoryview(bytearray(16)))
+
+
+def test_a_bulk_port_that_does_not_answer_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(PeerError, match=f"port {port}; is that port .bulk_port. let through"):
+        Connection("n0", Address("127.0.0.1", port, "link", SECRET), Cancel(), timeout_s=1)
