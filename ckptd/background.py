@@ -24,7 +24,6 @@ class Background:
 
     def run(self, work: Callable[[], T], done: Callable[[T | Exception], None]) -> None:
         """Runs work in a thread, then done(result or the exception) in deliver."""
-
         failed = False
 
         def job() -> None:

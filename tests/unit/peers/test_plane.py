@@ -521,7 +521,7 @@ def test_a_peer_whose_key_cannot_be_used_is_down_and_told_and_harms_nobody(pair)
 
 
 def test_without_descriptors_a_peer_is_down_until_there_are_some(world, monkeypatch):
-    a, b = world.start("a"), world.start("b")
+    a, _ = world.start("a"), world.start("b")
     monkeypatch.setattr(remote_module, "_AGAIN_S", 0.2)
     real, full = a._context.socket, [True]
 
