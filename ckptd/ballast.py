@@ -1,4 +1,4 @@
-"""A few pages of the arena's tmpfs that are kept for small files: an arena takes all memory there is, and they count."""
+"""A few pages of the arena's tmpfs kept for small files: an arena takes all memory there is, and they count."""
 
 import contextlib
 import errno

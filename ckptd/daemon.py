@@ -72,8 +72,7 @@ class Daemon:
         self._catalogue = Catalogue(self._node, _policy(config))
         self._liveness = Liveness()
         self._digesting = Background(config.hash_threads, "digest")
-        self._allocating = Background(2, "allocate")
-        self._cleaning = Background(1, "clean")
+        self._allocating, self._cleaning = Background(2, "allocate"), Background(1, "clean")
         self._stores = Stores(niceness=config.worker_nice, hang_s=config.store_hang_s)
         self._effects = Effects(
             node=self._node,
@@ -110,8 +109,7 @@ class Daemon:
         self._stop_at: float | None = None
         self._stop_waiters: list[Letter] = []
         self._empty_since: float | None = None
-        self._sweep_at = 0.0
-        self._notice_at = 0.0
+        self._sweep_at = self._notice_at = 0.0
         self._watchdog_s = notify.watchdog_interval_s()
 
     # --- life
@@ -178,12 +176,9 @@ class Daemon:
             self._door.answer(letter.identity, StatusReply(reply_to=letter.request.seq, status=self.status()))
         self._stores.close()
         self._liveness.close()
-        self._digesting.close()
-        self._allocating.close()
-        self._cleaning.close()
         self._protect.close()
-        self._encoding.close()
-        self._fetching.close()
+        for work in self._backgrounds:
+            work.close()
         self._bulk.close()
         self._plane.close()
         self._socket.close(linger_s=_LAST_WORDS_S if self._stop_asked else 0.0)

@@ -35,7 +35,7 @@ class Peers(Protocol):
 
 
 class ProtectEffects:
-    """Each runs in a thread of ``encoding`` or ``fetching``; ``deliver`` is called in their deliver, in the main thread.
+    """Each runs in a thread of ``encoding`` or ``fetching``; ``deliver`` is called in the main thread.
 
     A parity file is given back in ``cleaning`` (it may unlink), after an encode of it that runs has ended.
     """

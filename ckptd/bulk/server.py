@@ -81,7 +81,8 @@ class BulkServer:
             except OSError as error:
                 if self._closed:
                     return
-                self._pause(f"a connection could not be accepted: {error}")
+                self._tell(f"a connection could not be accepted: {error}")
+                time.sleep(_PAUSE_S)
                 continue
             with self._lock:
                 if len(self._strangers) >= _MAX_STRANGERS:  # who has something to say has said it by now
@@ -94,15 +95,15 @@ class BulkServer:
             except RuntimeError as error:
                 with self._lock:
                     self._strangers.pop(connection, None)
+                self._tell(f"no thread for a connection: {error}")
                 connection.close()
-                self._pause(f"no thread for a connection: {error}")
+                time.sleep(_PAUSE_S)
 
-    def _pause(self, problem: str) -> None:
+    def _tell(self, problem: str) -> None:
         now = time.monotonic()
         if now >= self._trouble[1] + _TOLD_S or problem != self._trouble[0]:
             log.warning("bulk: %s", problem)
         self._trouble = problem, now
-        time.sleep(_PAUSE_S)
 
     def problem(self) -> str:
         """What keeps it from serving, empty when nothing did in the last minute. From any thread."""

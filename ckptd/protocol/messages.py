@@ -14,7 +14,7 @@ from ckptd.protocol.ids import Incarnation, JobKey, Nbytes, Rank, SaveId, Sessio
 from ckptd.protocol.status import CheckpointStatus, Status
 from ckptd.protocol.topology import Peer, Scheme, Topology
 
-VERSION = 1
+VERSION = 2
 MAX_MESSAGE_NBYTES = 1 << 20
 MAX_CAPACITY = 1 << 46
 

@@ -12,11 +12,12 @@ import msgspec
 
 from ckptd.protocol import errors
 from ckptd.protocol.errors import CkptdError, ConfigError, ConnectError, UsageError
-from ckptd.protocol.messages import NodeInfo
+from ckptd.protocol.messages import MAX_MESSAGE_NBYTES, NodeInfo
 from ckptd.protocol.topology import MAX_DOUBLE_SET_SIZE, Peer, Scheme, Topology
 from ckptd_client._group import Group
 
 _MAX_TEXT = 2000
+_MAX_TOPOLOGY_NBYTES = MAX_MESSAGE_NBYTES - (16 << 10)  # with room for the rest of Attach
 _KINDS: dict[str, type[CkptdError]] = {
     kind.code: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, CkptdError)
 }
@@ -90,7 +91,12 @@ def topology_of(words: Sequence[Word]) -> Topology:
     if scheme is Scheme.DOUBLE and set_size > MAX_DOUBLE_SET_SIZE:
         text = f"sets of {set_size} nodes are too large for redundancy='double'"
         raise ConfigError(text, hint=f"set_size={MAX_DOUBLE_SET_SIZE} or less, or redundancy='xor'")
-    return Topology(peers=tuple(peers), homes=tuple(homes), scheme=scheme, set_size=set_size)
+    topology = Topology(peers=tuple(peers), homes=tuple(homes), scheme=scheme, set_size=set_size)
+    nbytes = len(_encoder.encode(topology))
+    if nbytes > _MAX_TOPOLOGY_NBYTES:  # ZeroMQ would end the connection over it without a word
+        text = f"the topology of {len(peers)} nodes takes {nbytes} bytes, and {_MAX_TOPOLOGY_NBYTES} fit in a message"
+        raise ConfigError(text, hint="shorter names (CKPTD_NODE, CKPTD_DOMAIN), or fewer nodes to a job")
+    return topology
 
 
 def _places(words: Sequence[Word]) -> tuple[list[Peer], list[int], list[int]]:

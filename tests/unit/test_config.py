@@ -174,7 +174,7 @@ def test_every_setting_says_what_it_does():
 
 
 def test_double_parity_has_smaller_sets():
-    with pytest.raises(ConfigError, match="set_size = 17 .from --set-size. is too large for redundancy = double"):
+    with pytest.raises(ConfigError, match=r"set_size = 17 .from --set-size. is too large for redundancy = double"):
         load_config({"redundancy": "double", "set_size": 17}, {})
     assert load_config({"redundancy": "double", "set_size": 16}, {})[0].set_size == 16
     assert load_config({"redundancy": "xor", "set_size": 64}, {})[0].set_size == 64

@@ -181,3 +181,8 @@ def test_texts_and_capacities_have_limits():
     ):
         with pytest.raises(ProtocolError):
             m.decode_request(m.encode(request_))
+
+
+def test_a_protocol_with_topologies_has_a_version_of_its_own():
+    """A daemon of version 1 would take the Attach and lose the topology, without a word."""
+    assert m.VERSION == 2

@@ -144,3 +144,12 @@ def test_double_parity_has_smaller_sets():
     with pytest.raises(ConfigError, match="sets of 17 nodes are too large"):
         topology_of(words)
     assert topology_of([msgspec.structs.replace(w, redundancy=Scheme.XOR, set_size=64) for w in words]).set_size == 64
+
+
+def test_a_topology_that_fits_no_message_is_told():
+    words = [
+        word(f"{'n' * 200}{number}", endpoint=f"tcp://10.{number // 256}.{number % 256}.1:7000")
+        for number in range(4000)
+    ]
+    with pytest.raises(ConfigError, match="the topology of 4000 nodes takes"):
+        topology_of(words)

@@ -276,7 +276,7 @@ class Broken:
 def test_what_cannot_be_done_for_peers_is_told_and_the_daemon_goes_on():
     daemon, job = object.__new__(Daemon), JobKey("/store", "job")
     daemon._errors, daemon._queue, daemon._handling = {}, deque(), False
-    daemon._bulk, daemon._catalogue = Broken(), Catalogue("n1", Policy())
+    daemon._plane, daemon._catalogue = Broken(), Catalogue("n1", Policy())
     daemon._perform(act.MeetPeers(job=job, peers=()))
     assert "Too many open files" in daemon._errors[job][0]
     daemon._catalogue.handle = lambda *_: 1 / 0
