@@ -58,9 +58,9 @@ POINTS = (
     "rebuild.before-seal",
     "rebuild.after-seal",
     # and a file on the store made again
-    "rebuild.file-unsynced",
-    "rebuild.before-file-rename",
-    "rebuild.after-file-rename",
+    "repair.file-unsynced",
+    "repair.before-file-rename",
+    "repair.after-file-rename",
     # retention: older checkpoints leave the store
     "remove.before-rename",
     "remove.after-rename",

@@ -43,12 +43,16 @@ class Catalogue:
         """What is due by now, in all jobs."""
         out: list[Action] = []
         for job in list(self.jobs.values()):
-            inbox: deque[ev.Event] = deque()
-            self._route(
-                job.node.job, [*job.coordinator.tick(now), *job.node.tick(now), *job.node.drain.tick(now)], inbox, out
-            )
-            self._deliver(inbox, out, now)
+            self._tick(job, out, now)
+            if (due := job.coordinator.next_deadline()) is not None and due <= now and job.node.job in self.jobs:
+                self._tick(job, out, now)  # what it gave back has made something else due
         return out
+
+    def _tick(self, job: Job, out: list[Action], now: float) -> None:
+        inbox: deque[ev.Event] = deque()
+        actions = [*job.coordinator.tick(now), *job.node.tick(now), *job.node.drain.tick(now)]
+        self._route(job.node.job, actions, inbox, out)
+        self._deliver(inbox, out, now)
 
     def adopted(self, key: JobKey, now: float) -> list[Action]:
         """All slots and live ranks of a job found at start are in: asks for what is missing to go on with them."""

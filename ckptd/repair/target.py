@@ -98,11 +98,11 @@ class Target:
                 continue
             if tail:
                 fs.pwrite(draft.fd, tail, self.content.nbytes)
-            failpoints.reach("rebuild.file-unsynced")
+            failpoints.reach("repair.file-unsynced")
             fs.fsync(draft.fd)
-            failpoints.reach("rebuild.before-file-rename")
+            failpoints.reach("repair.before-file-rename")
             fs.rename(draft.temp, draft.path)
-            failpoints.reach("rebuild.after-file-rename")
+            failpoints.reach("repair.after-file-rename")
             done.append(draft.path)
         for directory in {os.path.dirname(path) for path in done}:
             fs.fsync_dir(directory)

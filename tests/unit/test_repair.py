@@ -209,7 +209,7 @@ def test_a_damaged_vote_costs_only_what_it_alone_knew(tmp_path, arenas):
     (final / "r00001-p00.safetensors").write_bytes(before["r00001-p00.safetensors"])
 
 
-POINTS = ["rebuild.half-pulled", "rebuild.file-unsynced", "rebuild.before-file-rename", "rebuild.after-file-rename"]
+POINTS = ["rebuild.half-pulled", "repair.file-unsynced", "repair.before-file-rename", "repair.after-file-rename"]
 
 
 @pytest.mark.parametrize("point", POINTS)
@@ -224,7 +224,7 @@ def test_killed_at_any_point_it_leaves_nothing_that_counts(tmp_path, arenas, poi
     )  # fmt: skip
     assert done.returncode == -9, done.stderr
     left = {name: data for name, data in files_of(final).items() if ".tmp-" not in name}
-    if point == "rebuild.after-file-rename":
+    if point == "repair.after-file-rename":
         assert left.items() > broken.items()
         assert left.items() < before.items()
     else:

@@ -6,6 +6,7 @@ import mmap
 import os
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -228,6 +229,7 @@ def test_a_failed_write_is_raised_and_the_rest_is_not_written(key, tmp_path, mon
 
         def pwrite(self, fd: int, data: bytes | memoryview, offset: int) -> None:
             self.writes += 1
+            time.sleep(0.002)  # as long as a write takes: else all have failed before the first is heard of
             raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(store_image, "CHUNK_NBYTES", 4096)
