@@ -8,10 +8,7 @@ import tempfile
 
 import pytest
 import torch
-import zmq
 
-from ckptd.protocol import places
-from ckptd.protocol.messages import AskNode, Detach, NodeInfo, decode_reply, encode
 from ckptd_client import SaveFailedError
 from tests.cluster import Node, wait_for
 from tests.unit.client.test_launchers import torchrun
@@ -211,19 +208,6 @@ def test_a_rank_that_died_before_connect_is_not_waited_for(dies, node, tmp_path)
     out, err = ranks[1 - dies].communicate(timeout=60)
     assert out.startswith(b"ConnectError True"), (out, err)
     assert b"look for a rank that ended first" in out
-
-
-def test_a_daemon_that_would_leave_waits_for_ranks_that_wait_for_others(tmp_path):
-    with Node(str(tmp_path)) as node, zmq.Context() as context, context.socket(zmq.DEALER) as socket:
-        daemon = node.start("--exit-when-empty")
-        socket.linger = 0
-        socket.connect(f"ipc://{node.arena}/{places.SOCKET}")
-        socket.send(encode(AskNode(seq=1)))
-        assert isinstance(decode_reply(socket.recv()), NodeInfo)
-        with pytest.raises(subprocess.TimeoutExpired):
-            daemon.wait(5)
-        socket.send(encode(Detach(seq=2)))  # it went wrong elsewhere
-        assert daemon.wait(10) == 0
 
 
 def test_a_restarted_daemon_is_told_the_same_topology(tmp_path, job, join):
