@@ -1,14 +1,11 @@
 """``ckptd export``: a checkpoint as files that other programs open. Needs no daemon."""
 
-import contextlib
-from collections.abc import Callable, Iterator
-
 import click
 import msgspec
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from ckptd import human
 from ckptd.cli import common
+from ckptd.cli.counting import counting
 from ckptd.export.casts import TARGETS
 from ckptd.export.names import Choice
 from ckptd.export.run import Format, Order, Summary, export
@@ -76,7 +73,7 @@ def command(  # noqa: PLR0913, PLR0917  # a flag each
         source=source, out=out, format=form, max_shard_nbytes=_size(max_shard_size), choice=choice, nested=nested,
         force=force,
     )  # fmt: skip
-    with _progress(quiet=as_json) as progress:
+    with counting("exporting", quiet=as_json) as progress:
         summary = export(order, progress)
     if as_json:
         common.print_json(summary)
@@ -103,22 +100,6 @@ def _renames(path: str | None) -> dict[str, str]:
             return msgspec.json.decode(file.read(), type=dict[str, str])
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise UsageError(f"--map {path}: {error}", hint=hint) from error
-
-
-@contextlib.contextmanager
-def _progress(*, quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """Told the bytes written so far and in all."""
-    console = common.console(stderr=True)
-    if quiet or not console.is_terminal:
-        yield lambda _done, _total: None
-        return
-    columns = (
-        TextColumn("exporting"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )  # fmt: skip
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("exporting", total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 def _tell(summary: Summary) -> None:

@@ -1,14 +1,11 @@
 """``ckptd rebuild``: missing and damaged files of a checkpoint, made again from the parity that was drained with it."""
 
-import contextlib
-from collections.abc import Callable, Iterator
-
 import click
 import msgspec
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from ckptd import human
 from ckptd.cli import common
+from ckptd.cli.counting import counting
 from ckptd.repair.run import Lost, Outcome, rebuild
 
 SCHEMA = 1
@@ -40,25 +37,13 @@ def command(path: str, as_json: bool) -> int:
     Exit code 1 if a file cannot be made again. Votes, manifest and files for other readers are not looked at: that is
     ckptd verify.
     """
-    with _progress(quiet=as_json) as progress:
+    with counting("looking for damage", quiet=as_json) as progress:
         outcome = rebuild(path, progress)
     if as_json:
         common.print_json(Result(schema=SCHEMA, ok=not outcome.lost, **msgspec.structs.asdict(outcome)))
     else:
         _tell(outcome)
     return int(bool(outcome.lost))
-
-
-@contextlib.contextmanager
-def _progress(*, quiet: bool) -> Iterator[Callable[[int], None]]:
-    console = common.console(stderr=True)
-    if quiet or not console.is_terminal:
-        yield lambda _nbytes: None
-        return
-    columns = (TextColumn("looking for damage"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("rebuild", total=None)
-        yield lambda nbytes: progress.update(task, completed=nbytes)
 
 
 def _tell(outcome: Outcome) -> None:

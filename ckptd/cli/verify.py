@@ -1,15 +1,13 @@
 """``ckptd verify``: every digest of what lies at a path, damage named file by file and block by block."""
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator
 
 import click
 import msgspec
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from ckptd import human
 from ckptd.cli import common
+from ckptd.cli.counting import counting
 from ckptd.protocol.errors import UsageError
 from ckptd.verify import Problem, Report, verify_path
 
@@ -42,7 +40,7 @@ def command(path: str, as_json: bool) -> int:
     Exit code 1 if anything is damaged: each problem is a line that names file and block. Changes nothing.
     """
     began_s = time.monotonic()
-    with _progress(quiet=as_json) as progress:
+    with counting("verifying", quiet=as_json) as progress:
         report = verify_path(path, progress)
     seconds = time.monotonic() - began_s
     if not report.checked and all(problem.path == report.path for problem in report.problems):
@@ -54,19 +52,6 @@ def command(path: str, as_json: bool) -> int:
     else:
         _tell(report, seconds)
     return int(bool(report.problems))
-
-
-@contextlib.contextmanager
-def _progress(*, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """Told the bytes checked so far. How many there will be is known to nobody before the manifests are read."""
-    console = common.console(stderr=True)
-    if quiet or not console.is_terminal:
-        yield lambda _nbytes: None
-        return
-    columns = (TextColumn("verifying"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("verifying", total=None)
-        yield lambda nbytes: progress.update(task, completed=nbytes)
 
 
 def _result(report: Report, seconds: float) -> Result:

@@ -22,8 +22,7 @@ class DrainShare:
         self.save: SaveId | None = None  # being drained
         self.voted: SaveId | None = None  # synced and voted for, its commit not heard of
         self._written = False  # the files are synced
-        self._running = False  # they are being written
-        self._busy = False  # the store's worker reads the slots
+        self._busy = False  # the store's worker reads the slots, or writes the vote
         self._orphan = False  # whoever ordered it coordinates no more
         self._mine: frozenset[int] = frozenset()  # ranks whose segments this node drains
 
@@ -64,17 +63,16 @@ class DrainShare:
         """Writes the segments of these ranks."""
         save, mine = order.save, frozenset(order.ranks)
         if save == self.save and mine == self._mine:  # said again, since it may have been lost
-            if self._running or self._written:
+            if self._busy or self._written:
                 return []
             if save == self.voted:
                 return [self._report(ev.VoteWritten(job=self._job, save=save))]
-        self._mine, self._running = mine, False
+        self._mine = mine
         names = tuple(slot.name for slot in self._share(save))
         if not names:
             problem = f"no slot of this node holds {save}"
             return [self._report(ev.Drained(job=self._job, save=save, problem=problem))]
-        self.save, self._written, self._running = save, False, True
-        self._busy, self._orphan = True, False
+        self.save, self._written, self._busy, self._orphan = save, False, True, False
         return [Drain(job=self._job, save=save, slots=names), *self.parity.begin(save)]
 
     def _share(self, save: SaveId) -> list[Slot]:
@@ -86,7 +84,6 @@ class DrainShare:
         self._rested(event.save)
         if event.save != self.save:
             return []
-        self._running = False
         if event.problem or event.committed:
             return [self._report(event)]
         self._written = True

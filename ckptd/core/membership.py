@@ -25,12 +25,9 @@ class Membership:
 
     def attached(self, event: ev.RankAttached, known: int) -> list[Action]:
         """A rank stands at the door. known: the largest incarnation that this node knows."""
-        actions: list[Action] = []
-        others = tuple(peer for peer in event.topology.peers if peer.node != self._node) if event.topology else ()
-        if others:
-            actions.append(MeetPeers(job=self._job, peers=others))
-        actions += [self._introduce(event, peer.node) for peer in self._outside(event)]
-        return [*actions, *self._knock(event, known)]
+        meet = self._meet(event.topology.peers) if event.topology is not None else []
+        introductions = [self._introduce(event, peer.node) for peer in self._outside(event)]
+        return [*meet, *introductions, *self._knock(event, known)]
 
     def opened(self, order: ev.SessionOpened) -> list[Action] | None:
         """Another session, perhaps on other nodes, is the job now; None when it is the one that was."""
@@ -41,8 +38,7 @@ class Membership:
         self.session, self.coordinator = order.session, order.node
         self.topology, self.epoch = order.topology, order.epoch
         self._visits.pop(order.session, None)
-        others = tuple(peer for peer in order.outside if peer.node != self._node)
-        meet: list[Action] = [MeetPeers(job=self._job, peers=others)] if others else []
+        meet = self._meet(order.outside)
         if order.topology is None:
             return meet
         return [*meet, KeepTopology(job=self._job, topology=order.topology, epoch=order.epoch)]
@@ -133,8 +129,7 @@ class Membership:
         """A session that does not use this node has come: who may coordinate it is told who lives here."""
         door = order.topology.coordinator
         self._visits[order.session] = door
-        others = tuple(peer for peer in order.topology.peers if peer.node != self._node)
-        return [MeetPeers(job=self._job, peers=others), *self._visit(order.session, door, known)]
+        return [*self._meet(order.topology.peers), *self._visit(order.session, door, known)]
 
     def _visit(self, session: str, door: str, known: int) -> list[Action]:
         visited = ev.Visited(job=self._job, session=session, incarnation=known)
@@ -145,7 +140,10 @@ class Membership:
         """What an earlier life of this daemon knew."""
         self.topology, self.epoch = event.topology, event.epoch
         self.coordinator = event.topology.coordinator
-        others = tuple(peer for peer in event.topology.peers if peer.node != self._node)
+        return self._meet(event.topology.peers)
+
+    def _meet(self, peers: tuple[Peer, ...]) -> list[Action]:
+        others = tuple(peer for peer in peers if peer.node != self._node)
         return [MeetPeers(job=self._job, peers=others)] if others else []
 
 

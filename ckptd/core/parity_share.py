@@ -28,7 +28,7 @@ class ParityShare:
 
     def begin(self, save: SaveId) -> list[Action]:
         """The save is drained from now on."""
-        if save != self._save or any(key[0] == save for key in self._protection.pieces):
+        if save != self._save or self._protection.has(save):
             self._save, self.record = save, None  # again, though it lies there: a copy that is found is not repeated
         self._over, self._waiting, self._since = not self._on, False, None
         return self.advance()
@@ -58,7 +58,7 @@ class ParityShare:
         """The encode of the save (none: of whatever runs) has failed. Whether a vote that waited is due now."""
         copying = self._protection.copying is not None
         if save in (None, self._save) and not copying:
-            self._over = self._over or not any(key[0] == self._save for key in self._protection.pieces)
+            self._over = self._over or not self._protection.has(self._save)
         return self._waiting and self._over
 
     def settled(self) -> bool:
@@ -70,9 +70,7 @@ class ParityShare:
         protection, save = self._protection, self._save
         if save is None:
             return False
-        if (protection.copying is not None and protection.copying[0] == save) or any(
-            key[0] == save for key in protection.pieces
-        ):
+        if (protection.copying is not None and protection.copying[0] == save) or protection.has(save):
             return True
         later = [key[0] for key in (protection.ordered, protection.newest) if key is not None]
         return protection.scheme is not Scheme.NONE and not any(save < other for other in later)

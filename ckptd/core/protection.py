@@ -41,6 +41,10 @@ class Protection:
             return None
         return None if self._node in self._offers.get(self.ordered, {}) else self.ordered[0]
 
+    def has(self, save: SaveId | None) -> bool:
+        """Whether a piece of the save is sealed here, of any epoch."""
+        return any(key[0] == save for key in self.pieces)
+
     def moved(self, topology: Topology | None, epoch: int) -> list[Action]:
         """The job runs on these nodes now; what is sealed stays until a newer checkpoint is protected."""
         if topology is None:
