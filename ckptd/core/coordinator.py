@@ -376,8 +376,9 @@ class Coordinator:
         expired = self._orphan_until is not None and now >= self._orphan_until
         if self.sessions.members or not (self._closing or expired):
             return []
-        if (self._untold or self._doubt_until is not None) and not expired:
-            return []  # a node that has not said yet what it has may have what is nowhere else
+        went_on = any(save.incarnation == self.sessions.incarnation for save in self.saves.on_store)
+        if (self._untold or self._doubt_until is not None) and not (expired or went_on):
+            return []  # a node that has not said yet what it has may have what is newer than all that is known
         newest = self.saves.newest_staged
         if newest is not None and newest.end is End.FAILED and not expired:
             return self.saves.drain_newest(now)  # the only copy: it is tried until the memory must go

@@ -125,19 +125,39 @@ def test_a_commit_is_finished_by_a_node_that_lost_its_coordinator():
     assert all("durable" in cluster.milestones(rank, ONE) for rank in (1, 2, 3))
 
 
-def test_after_close_nothing_is_left_anywhere():
-    cluster = ACluster()
-    cluster.connect("aabbccdd")
-    cluster.stage(ONE)
-    for rank, name in enumerate("aabbccdd"):
-        cluster.say(
-            cluster.nodes[name], ev.RankDetached(job=KEY, rank=rank, session=cluster.sid, request=cluster.seq())
-        )
+def close(cluster: ACluster) -> None:
+    for rank, name in enumerate(cluster.homes):
+        left = ev.RankDetached(job=KEY, rank=rank, session=cluster.sid, request=cluster.seq())
+        cluster.say(cluster.nodes[name], left)
     cluster.settle()
+
+
+def nothing_is_left(cluster: ACluster) -> None:
     for node in cluster.nodes.values():
         assert not node.slots
         assert not node.pieces
         assert not node.catalogue.jobs
+
+
+def test_after_close_nothing_is_left_anywhere():
+    cluster = ACluster()
+    cluster.connect("aabbccdd")
+    cluster.stage(ONE)
+    close(cluster)
+    nothing_is_left(cluster)
+
+
+def test_a_node_that_was_lost_for_good_does_not_delay_the_end_of_a_job_that_has_gone_on():
+    cluster = a_protected_job()
+    cluster.held, cluster.waiting = set(), []
+    cluster.end_ranks()
+    cluster.lose("b")
+    cluster.add("x")
+    cluster.connect("axcd")
+    answers = cluster.load()
+    cluster.stage(SaveId(answers[0].incarnation, 1, 20))
+    close(cluster)
+    nothing_is_left(cluster)
 
 
 def test_a_restarted_coordinator_learns_from_the_others_what_it_knew():
