@@ -8,6 +8,7 @@ from ckptd.core.encodes import Encodes
 from ckptd.core.policy import Policy
 from ckptd.core.protection_view import ProtectionView
 from ckptd.core.restores import Restores
+from ckptd.core.roll_call import RollCall
 from ckptd.core.routes import Routes
 from ckptd.core.saves import Saves
 from ckptd.core.sessions import Sessions
@@ -26,14 +27,8 @@ class Coordinator:
         self.saves = Saves(job, node, policy)
         self.encodes = Encodes(job, node, policy)
         self.restores = Restores(job, node, policy, Routes(job, self.saves, self.encodes, node))
-        self._unheard: set[str] = set()  # nodes that have not said what they have since the session was opened
+        self._roll_call = RollCall(policy)
         self._entering = False  # saves of older incarnations are judged once all nodes have said what they have
-        self._unheard_until: float | None = None
-        self._untold: set[str] = set()  # the same, however long it takes
-        self._silent: set[str] = set()  # the same, of nodes that the job ran on before too
-        self._told: set[str] = set()  # nodes that have said it
-        self._doubt_until: float | None = None  # what silent nodes may have is not waited for any longer
-        self._heard: set[str] = set()  # nodes that have said what they have since their link came up
         self._incarnations: dict[str, int] = {}  # the largest that each node knows of
         self._asked_here = False  # a rank has asked for a load since this daemon started
         self._behind: set[int] = set()  # ranks that came back from before the load that was agreed
@@ -155,11 +150,9 @@ class Coordinator:
         self._caught_up, self._behind = set(), set()
         if self.restores.agreed is not None and self.restores.agreed.incarnation < self.sessions.incarnation:
             self.restores.agreed = None
-        self._unheard, self._untold, self._entering = nodes - self._heard, nodes - self._heard, True
-        self._silent, self._told = set(nodes), set()
-        self._doubt_until = self._now + self._policy.stage_timeout_s
+        self._roll_call.begin(nodes, self._now)
+        self._entering = True
         self.restores.blind()
-        self._unheard_until = self._now + self._policy.stage_timeout_s / 10
         return self._load(self.restores.replaced())
 
     def _node_has(self, node: str, event: ev.NodeHas, now: float) -> list[Action]:
@@ -172,15 +165,10 @@ class Coordinator:
         if event.epoch > self.sessions.epoch and node in self.sessions.nodes:  # this daemon restarted before it kept it
             self.sessions.epoch = event.epoch
             self.encodes.opened(self.sessions.topology, event.epoch)
-        if node not in self._told:
+        if self._roll_call.spoke(node, event.former):
             self.encodes.heard(node, event)
         actions += self.encodes.found(node, event.pieces, self.saves, now)
         actions += self.saves.found(node, event.segments, now)
-        self._untold.discard(node)
-        self._unheard.discard(node)
-        self._heard.add(node)
-        self._told.add(node)
-        self._silent = (self._silent | set(event.former)) - self._told
         return [*actions, *self._judge(now), *self.encodes.advance(self.saves, now)]
 
     def _catch_up(self, node: str, event: ev.NodeHas) -> list[Action]:
@@ -202,40 +190,29 @@ class Coordinator:
         return [ToNode(job=self.job, node=n, message=known) for n in behind]
 
     def _judge(self, now: float) -> list[Action]:
-        if self._unheard:
+        """What older incarnations left, and is of no use, is given back once no silent node may hold the rest of it."""
+        if not self._roll_call.complete:
             return []
         if self._entering:
-            self._entering, self._unheard_until = False, None
+            self._entering = False
             self.saves.awaited = self.encodes.pieced
             self.saves.new_incarnation(self.sessions.incarnation)
-        actions = self._weigh()
+        actions: list[Action] = []
+        if self._roll_call.settle():
+            actions += self.saves.end_halves(self.sessions.incarnation)
+            actions += self.encodes.outlived(self.saves, self.restores.settled)
         return [*actions, *self._load(self.restores.go_on(self.sessions.world_size, self.saves, now))]
-
-    def _weigh(self, *, late: bool = False) -> list[Action]:
-        """What older incarnations left, and is of no use, is given back once no silent node may hold the rest of it.
-
-        late: those that are silent still are taken for lost.
-        """
-        if self._doubt_until is None or (self._silent and not late):
-            return []
-        self._doubt_until = None
-        return [
-            *self.saves.end_halves(self.sessions.incarnation),
-            *self.encodes.outlived(self.saves, self.restores.settled),
-        ]
 
     def _peer_up(self, event: ev.PeerUp, now: float) -> list[Action]:
         self.sessions.peer_up(event.node)
-        self._heard.discard(event.node)
+        self._roll_call.came(event.node)
         actions = [*self.encodes.peer_up(event.node), *self.saves.peer_up(event.node, now)]
         return [*actions, *self.restores.peer_up(event.node)]
 
     def _peer_down(self, node: str, now: float) -> list[Action]:
         before = self.sessions.session
         actions = [*self._with_news(self.sessions.peer_down(node, now)), *self._entered(before)]
-        self._unheard.discard(node)
-        self._untold.discard(node)
-        self._heard.discard(node)
+        self._roll_call.went(node)
         ranks = sorted(rank for rank, home in self.sessions.members.items() if home == node)
         actions += self._load(self.restores.node_gone(node, ranks))
         return [*actions, *self.saves.peer_down(node, now), *self._judge(now)]
@@ -257,7 +234,7 @@ class Coordinator:
         self._touched = True
         if self.sessions.session or self.saves.records:
             self.sessions.retire(incarnation)
-            self._heard = set()
+            self._roll_call.forget()
             reachable = self.saves.reachable  # links stay as they are, and nobody will tell again
             self.saves = Saves(self.job, self._node, self._policy)
             self.saves.reachable = reachable
@@ -267,7 +244,6 @@ class Coordinator:
             )
             self.orphaned_at, self._asked_scan = None, False
             self._crashed = self._closing = False
-            self._doubt_until = None
 
     def _somebody_is_in(self) -> None:
         """Ranks belong to the job: it is neither closing nor an orphan. Who only knocks changes nothing."""
@@ -312,7 +288,7 @@ class Coordinator:
         self.sessions.incarnation = max(self.sessions.incarnation, event.save.incarnation)
         before = self.saves.newest_staged
         actions = [*self.saves.staged(node, event, now), *self.encodes.advance(self.saves, now)]
-        if self.saves.newest_staged is not before and self._doubt_until is None:
+        if self.saves.newest_staged is not before and not self._roll_call.doubts:
             actions += self.encodes.outlived(self.saves, self.restores.settled)
         for rank in sorted(self.sessions.departed) if event.request else []:
             actions += self.saves.rank_gone(rank, "left the job")
@@ -361,7 +337,7 @@ class Coordinator:
                 self.sessions.confirmed = self._number_given or self.saves.ready
                 self.saves.new_incarnation(self.sessions.incarnation)
                 self.saves.awaited = ()  # what could be completed was
-                if self._doubt_until is None:
+                if not self._roll_call.doubts:
                     actions = [*actions, *self.saves.end_halves(self.sessions.incarnation)]
                     actions += self.encodes.outlived(self.saves, self.restores.settled)
                 if order.save is not None:
@@ -377,7 +353,7 @@ class Coordinator:
         if self.sessions.members or not (self._closing or expired):
             return []
         went_on = any(save.incarnation == self.sessions.incarnation for save in self.saves.on_store)
-        if (self._untold or self._doubt_until is not None) and not (expired or went_on):
+        if self._roll_call.doubts and not (expired or went_on):
             return []  # a node that has not said yet what it has may have what is newer than all that is known
         newest = self.saves.newest_staged
         if newest is not None and newest.end is End.FAILED and not expired:
@@ -408,8 +384,7 @@ class Coordinator:
 
     def _deadline(self) -> float | None:
         times = [self.sessions.next_deadline(), self.saves.next_deadline(), self.restores.next_deadline()]
-        times += [self._rescan_at, self._orphan_until, self._unheard_until, self._doubt_until]
-        times.append(self.encodes.next_deadline())
+        times += [self._rescan_at, self._orphan_until, self._roll_call.next_deadline(), self.encodes.next_deadline()]
         return min((t for t in times if t is not None), default=None)
 
     def tick(self, now: float) -> list[Action]:
@@ -425,11 +400,8 @@ class Coordinator:
         before = self.sessions.session
         actions = [*self._with_news(self.sessions.tick(now)), *self._entered(before)]
         actions += [*self.saves.tick(now), *self.encodes.tick(self.saves, now)]
-        if self._unheard_until is not None and now >= self._unheard_until:
-            self._unheard = set()
+        if self._roll_call.tick(now):
             actions += self._judge(now)
-        if self._doubt_until is not None and now >= self._doubt_until:
-            actions += self._weigh(late=True)
         if self._rescan_at is not None and now >= self._rescan_at:
             self._rescan_at = None
             actions.append(ScanStore(job=self.job))

@@ -1,0 +1,82 @@
+"""Which nodes of a job have said what they have, and how long the others are waited for. Pure.
+
+Loads and the judgement of older saves wait a little for the nodes of the session. What a node might still complete is
+given up later, once nobody is silent who may have a part of it: of this session, or of those before.
+"""
+
+from collections.abc import Iterable
+
+from ckptd.core.policy import Policy
+
+
+class RollCall:
+    """One call is made whenever a session is opened."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._patience_s = policy.stage_timeout_s
+        self._current: set[str] = set()  # nodes that have spoken since their link came up
+        self._spoke: set[str] = set()  # nodes that have spoken in this call
+        self._awaited: set[str] = set()  # nodes that loads wait for
+        self._awaited_until = 0.0
+        self._silent: set[str] = set()  # nodes that may have a part of something
+        self._doubt_until: float | None = None
+
+    def begin(self, nodes: set[str], now: float) -> None:
+        """A session was opened on these nodes. Who has spoken since its link came up need not say it again."""
+        self._awaited = nodes - self._current
+        self._silent, self._spoke = set(nodes), set()
+        self._awaited_until = now + self._patience_s / 10
+        self._doubt_until = now + self._patience_s
+
+    def spoke(self, node: str, former: Iterable[str]) -> bool:
+        """The node has said what it has, and where the job ran before. Whether it is its first word in this call."""
+        first = node not in self._spoke
+        self._spoke.add(node)
+        self._current.add(node)
+        self._awaited.discard(node)
+        self._silent = (self._silent | set(former)) - self._spoke
+        return first
+
+    def came(self, node: str) -> None:
+        """Its link came up: it will say anew what it has."""
+        self._current.discard(node)
+
+    def went(self, node: str) -> None:
+        """It does not answer: loads do not wait for it."""
+        self._current.discard(node)
+        self._awaited.discard(node)
+
+    def forget(self) -> None:
+        """Another node makes the calls."""
+        self._current, self._awaited, self._doubt_until = set(), set(), None
+
+    @property
+    def complete(self) -> bool:
+        """Whether every node that loads wait for has spoken."""
+        return not self._awaited
+
+    @property
+    def doubts(self) -> bool:
+        """Whether a silent node may still complete what looks useless."""
+        return self._doubt_until is not None
+
+    def settle(self) -> bool:
+        """Whether the doubts end with this: nobody is silent any more."""
+        ends = self.doubts and not self._silent
+        self._doubt_until = None if ends else self._doubt_until
+        return ends
+
+    def next_deadline(self) -> float | None:
+        """When somebody has been waited for long enough."""
+        awaited_until = self._awaited_until if self._awaited else None
+        return min((t for t in (awaited_until, self._doubt_until) if t is not None), default=None)
+
+    def tick(self, now: float) -> bool:
+        """Whether nodes are waited for no longer, of one kind or the other: what they may have is taken for lost."""
+        late = bool(self._awaited) and now >= self._awaited_until
+        lost = self._doubt_until is not None and now >= self._doubt_until
+        if late:
+            self._awaited = set()
+        if lost:
+            self._silent = set()
+        return late or lost
