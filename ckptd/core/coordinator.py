@@ -131,7 +131,8 @@ class Coordinator:
         before, agreed = self.sessions.session, self.restores.agreed
         if event.request and agreed is not None and 0 < event.incarnation < agreed.incarnation:
             self._behind.add(event.rank)  # its daemon ended before it heard the end of that load
-        actions = self._with_news(self.sessions.attach(node, event, now))
+        loaded = agreed.incarnation if agreed is not None else 0
+        actions = self._with_news(self.sessions.attach(node, event, now, loaded))
         for rank in sorted(self.sessions.departed):
             actions += self.saves.rank_gone(rank, "left the job")
         actions += self._load(self.restores.hopeless(self.sessions.incomplete))
@@ -159,9 +160,6 @@ class Coordinator:
         """All that a node has. Once all have said it, what cannot become whole any more is over."""
         actions = self._catch_up(node, event)
         self.sessions.incarnation = max(self.sessions.incarnation, event.incarnation)
-        for rank in self.sessions.lives(node, event.live):
-            gone = ev.RankGone(job=self.job, rank=rank, session=self.sessions.session)
-            actions += self._left(gone, now)
         if event.epoch > self.sessions.epoch and node in self.sessions.nodes:  # this daemon restarted before it kept it
             self.sessions.epoch = event.epoch
             self.encodes.opened(self.sessions.topology, event.epoch)
@@ -169,13 +167,17 @@ class Coordinator:
             self.encodes.heard(node, event)
         actions += self.encodes.found(node, event.pieces, self.saves, now)
         actions += self.saves.found(node, event.segments, now)
+        for rank in self.sessions.lives(node, event.live):  # what they delivered before they ended counts
+            gone = ev.RankGone(job=self.job, rank=rank, session=self.sessions.session)
+            actions += self._left(gone, now)
         return [*actions, *self._judge(now), *self.encodes.advance(self.saves, now)]
 
     def _catch_up(self, node: str, event: ev.NodeHas) -> list[Action]:
         """A node that missed the end of a load is told; one that knows of a load that this daemon forgot tells it."""
         known = self.restores.agreed
         self._incarnations[node] = event.incarnation
-        if event.resumed is not None and (known is None or event.incarnation > known.incarnation):
+        ours = event.resumed is not None and event.session == self.sessions.session
+        if ours and (known is None or event.incarnation > known.incarnation):
             known = self.restores.agreed = ev.LoadOrdered(
                 job=self.job, node=self._node, incarnation=event.incarnation, save=event.resumed, agreed=True
             )

@@ -62,7 +62,8 @@ class DrainShare:
     def order(self, order: ev.DrainOrdered) -> list[Action]:
         """Writes the segments of these ranks."""
         save, mine = order.save, frozenset(order.ranks)
-        if save == self.save and mine == self._mine:  # said again, since it may have been lost
+        if save == self.save and mine == self._mine:  # said again, since it may have been lost, or by a successor
+            self._orphan = False
             if self._busy or self._written:
                 return []
             if save == self.voted:

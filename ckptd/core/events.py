@@ -416,6 +416,7 @@ class NodeHas(Event):
     segments: tuple[HeldSegment, ...] = ()
     pieces: tuple[HeldPiece, ...] = ()
     former: tuple[str, ...] = ()
+    session: str = ""  # the one that was opened here last
     live: tuple[tuple[int, str], ...] = ()  # rank and session of each process
     resumed: SaveId | None = None  # what a load agreed on, in that incarnation
     epoch: int = 0

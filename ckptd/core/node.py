@@ -261,6 +261,7 @@ class JobNode:
             segments=segments_of(self.slots),
             pieces=pieces_of(self.protection),
             former=self.membership.former,
+            session=self.membership.session,
             live=tuple(self.ranks.live),
             resumed=self.keeps.resumed_in(self.incarnation),
             epoch=self.membership.epoch,

@@ -22,6 +22,7 @@ class Protection:
         self.members: tuple[str, ...] = (node,)
         self.scheme = Scheme.NONE
         self.epoch = 0
+        self._protects = False  # the job has more than one node and a scheme, though this node may be in no set
         self.pieces: dict[Key, ev.Piece] = {}  # sealed here
         self.newest: Key | None = None  # the newest save that the coordinator called protected
         self.ordered: Key | None = None
@@ -56,6 +57,7 @@ class Protection:
         self.ordered, self._offers = None, {}
         self.members = members
         self.scheme = effective(topology.scheme, len(self.members))
+        self._protects = effective(topology.scheme, len(topology.peers)) is not Scheme.NONE
         self.epoch = epoch
         return actions
 
@@ -107,8 +109,11 @@ class Protection:
         return [self._outcome(key, f"node {node} does not answer")]
 
     def durable(self, save: SaveId) -> list[Action]:
-        """Where nothing is protected any more, what was before is held until something newer is safe for good."""
-        if self.scheme is not Scheme.NONE:
+        """Where nothing is protected any more, what was before is held until something newer is safe for good.
+
+        A node that the job has left keeps its pieces: the coordinator says when they are of no use.
+        """
+        if self._protects:
             return []
         older = {key for key in self.pieces if key[0] < save}
         self.newest = None if self.newest in older else self.newest

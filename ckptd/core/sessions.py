@@ -135,11 +135,11 @@ class Sessions:
                 del self._waiting[session]
         return self._open_waiting(now)
 
-    def attach(self, node: str, event: ev.RankAttached, now: float) -> list[Action]:
-        """A rank stands before the door."""
+    def attach(self, node: str, event: ev.RankAttached, now: float, loaded: int = 0) -> list[Action]:
+        """A rank stands before the door. loaded: the incarnation that this session began with a load, if it did."""
         self.heard_of.add(node)
         self._confirm(node)  # it names all who live there before each that knocks
-        problem = self._misfit(event)
+        problem = self._misfit(event, loaded)
         if problem:
             if event.session == self.session:
                 self.spoiled = f"rank {event.rank} was refused: {problem[1]}"
@@ -165,9 +165,11 @@ class Sessions:
         waiting.nodes.add(node)
         return self._open_waiting(now)
 
-    def _misfit(self, event: ev.RankAttached) -> tuple[str, str, str] | None:
-        replaced = event.incarnation < self.incarnation and event.session != self.session  # it may have missed a load
-        if self.session and event.session != self.session:
+    def _misfit(self, event: ev.RankAttached, loaded: int) -> tuple[str, str, str] | None:
+        ours = event.session == self.session
+        missed = ours and loaded == self.incarnation  # the end of that load, when its daemon ended
+        replaced = event.incarnation < self.incarnation and not missed
+        if self.session and not ours:
             replaced = event.incarnation <= self.incarnation
         if event.incarnation and replaced:
             return ("stale", f"incarnation {event.incarnation} was replaced by {self.incarnation}", "")

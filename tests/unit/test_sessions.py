@@ -1,7 +1,11 @@
 """Who may be the job: takeovers, second starts by mistake, ranks that die before the door."""
 
+import pytest
+
 from ckptd.core import actions as act
 from ckptd.core import events as ev
+from ckptd.core.policy import Policy
+from ckptd.core.sessions import Sessions
 from ckptd.protocol.ids import SaveId
 from ckptd.protocol.messages import Attached, Cadence, Done, LoadFrom, Refused, SlotGranted, SlotsComing
 from tests.unit.a_job import KEY, AJob
@@ -197,6 +201,17 @@ def test_an_older_incarnation_cannot_come_back():
 
 
 # --- memory of jobs that nobody belongs to
+
+
+@pytest.mark.parametrize(("loaded", "answer"), [(0, ev.SessionRefused), (2, ev.SessionRefused), (3, ev.SessionOpened)])
+def test_a_rank_with_an_older_number_comes_back_only_if_a_load_of_its_own_session_replaced_it(loaded, answer):
+    sessions = Sessions(KEY, "a", Policy())
+    sessions.session, sessions.incarnation, sessions.world_size = "s", 3, 1
+    back = ev.RankAttached(
+        job=KEY, request=1, session="s", rank=0, world_size=1, incarnation=1, host="a", pid=1, topology=None
+    )
+    (order,) = sessions.attach("a", back, 0.0, loaded)
+    assert isinstance(order.message, answer)
 
 
 def test_a_refused_visitor_does_not_make_orphans_immortal():

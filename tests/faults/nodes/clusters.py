@@ -207,6 +207,7 @@ class Cluster:
             "CKPTD_PEER_ADDRESS": "127.0.0.1",
             "CKPTD_PEER_TIMEOUT_S": str(PEER_TIMEOUT_S),
             "CKPTD_REDUNDANCY": "xor",
+            "CKPTD_LOG_LEVEL": "debug",
             "CKPTD_CONNECT_TIMEOUT_S": "20",
         } | environ
         self._serial = itertools.count()

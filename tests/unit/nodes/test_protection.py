@@ -230,6 +230,32 @@ def test_a_cut_link_delays_protection_and_a_newer_save_takes_its_turn():
     assert "protected" in cluster.milestones(0, ONE)
 
 
+def test_what_a_rank_delivered_before_it_ended_counts_though_its_node_was_cut_off():
+    cluster = a_protected_job()
+    cluster.cut_off("d")
+    cluster.stage(TWO)
+    cluster.say(cluster.nodes["d"], ev.RankGone(job=KEY, rank=3, session=cluster.sid))
+    cluster.settle()
+    cluster.heal("d")
+    assert "staged" in cluster.milestones(0, TWO)
+    assert "abandoned" not in cluster.milestones(0, TWO)
+
+
+def test_a_node_that_the_job_left_keeps_its_piece_while_nothing_newer_is_protected():
+    cluster = ACluster()
+    cluster.connect("abcd")
+    cluster.stage(ONE)
+    cluster.end_ranks()
+    cluster.connect("abca")
+    cluster.tick(5)
+    cluster.held = {act.Encode}
+    answers = cluster.load()
+    newer = SaveId(answers[0].incarnation, 1, 20)
+    cluster.stage(newer)
+    assert newer in cluster.store.committed
+    assert (ONE, 1) in cluster.nodes["d"].pieces
+
+
 def test_an_encode_that_fails_is_tried_again():
     cluster = ACluster()
     cluster.connect("abcd")

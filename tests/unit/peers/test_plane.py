@@ -1,6 +1,7 @@
 """Planes with real sockets: who is let in, what arrives, what each side is told."""
 
 import errno
+import itertools
 import os
 import signal
 import time
@@ -21,6 +22,8 @@ from ckptd.protocol.ids import SaveId
 from ckptd.protocol.topology import Peer, Topology
 from tests.unit.peers.planes import JOB, OTHER, TIMEOUT_S, Apart, World, a_plane, staged
 
+NUMBERS = itertools.count(1_000_000, 2)  # of messages, unlike any that a test counts itself
+
 
 @pytest.fixture
 def pair(world):
@@ -33,7 +36,7 @@ def pair(world):
 
 def exchange(world, a="a", b="b"):
     """A message each way arrives."""
-    number = int(time.monotonic() * 1e6)
+    number = next(NUMBERS)
     assert world.planes[a].send(JOB, b, staged(a, number))
     assert world.planes[b].send(JOB, a, staged(b, number + 1))
     world.until(lambda: number in world.counters(b) and number + 1 in world.counters(a))
