@@ -39,9 +39,9 @@ class Adoption:
     def run(self, now: float) -> list[str]:
         """Takes everything over; what belongs to nobody is told."""
         kept = kept_topologies(self._arena.path)
-        jobs = {places.job_dir(job): job for job in kept}
-        for job, (topology, epoch) in kept.items():  # first: who coordinates decides what is reported to whom
-            self._handle(ev.TopologyKept(job=job, topology=topology, epoch=epoch))
+        jobs = {places.job_dir(one.job): one.job for one in kept}
+        for one in kept:  # first: who coordinates decides what is reported to whom
+            self._handle(ev.TopologyKept(job=one.job, topology=one.topology, epoch=one.epoch, since=one.since))
         slots = self._arena.scan()
         for slot in slots:
             directory = os.path.join(self._arena.path, slot.job_dir)

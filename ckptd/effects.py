@@ -9,7 +9,7 @@ from ckptd.background import Background
 from ckptd.core import actions as act
 from ckptd.core import events as ev
 from ckptd.parity_files import open_parity
-from ckptd.peers.kept import keep_topology
+from ckptd.peers.kept import Kept, keep_topology
 from ckptd.protocol import places
 from ckptd.protocol.digest import KIND
 from ckptd.protocol.errors import BudgetError, CkptdError, DamagedError
@@ -119,8 +119,8 @@ class Effects:
                 log.error("job=%s %s", action.job.job, text)
                 self._note(action.job, text)
 
-        job, topology, epoch = action.job, action.topology, action.epoch
-        self._cleaning.run(lambda: keep_topology(self._arena.path, job, topology, epoch), done)
+        kept = Kept(action.job, action.topology, action.epoch, action.since)
+        self._cleaning.run(lambda: keep_topology(self._arena.path, kept), done)
 
     def _clean(self, work: Callable[[], None]) -> None:
         """In order, one after the other: to give gigabytes back to the system takes a while."""

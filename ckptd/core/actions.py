@@ -117,6 +117,7 @@ class KeepTopology(Action):
 
     topology: Topology
     epoch: int
+    since: int  # the epoch in which the job first came to this arena
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

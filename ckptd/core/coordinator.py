@@ -163,8 +163,8 @@ class Coordinator:
         if event.epoch > self.sessions.epoch and node in self.sessions.nodes:  # this daemon restarted before it kept it
             self.sessions.epoch = event.epoch
             self.encodes.opened(self.sessions.topology, event.epoch)
-        if self._roll_call.spoke(node, event.former):
-            self.encodes.heard(node, event)
+        self._roll_call.spoke(node, event.former)
+        self.encodes.heard(node, event.since)
         actions += self.encodes.found(node, event.pieces, self.saves, now)
         actions += self.saves.found(node, event.segments, now)
         for rank in self.sessions.lives(node, event.live):  # what they delivered before they ended counts

@@ -30,13 +30,13 @@ class Encodes:
         self.newest: Key | None = None  # protected, under the topology of its epoch
         self.problems: dict[str, str] = {}  # node -> why it could not encode the active save
         self.done: set[str] = set()
-        self._since = 0.0
+        self._active_since = 0.0
         self._failures = 0
         self._retry_at: float | None = None
         self._pieces: dict[str, dict[Key, ev.HeldPiece]] = {}
         self._sets: dict[str, tuple[str, ...]] = {}
         self._ranks: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {}  # by set, of each member
-        self._oldest: dict[str, int] = {}  # incarnation of the oldest that a node had when the session began
+        self._since: dict[str, int] = {}  # by node, the epoch in which the job first came to its arena
         self._index: dict[SaveId, dict[int, dict[Group, dict[int, set[str]]]]] = {}  # of _pieces, made when asked for
 
     @property
@@ -57,16 +57,13 @@ class Encodes:
 
     def known_nodes(self, nodes: set[str]) -> None:
         """What lies elsewhere is out of reach."""
-        self._oldest = {}
+        self._since = {node: since for node, since in self._since.items() if node in nodes}
         self._pieces = {node: held for node, held in self._pieces.items() if node in nodes}
         self._index.clear()
 
-    def heard(self, node: str, event: ev.NodeHas) -> None:
-        """What the node had before anything was fetched to it in this session."""
-        there = [segment.save.incarnation for segment in event.segments]
-        there += [piece.save.incarnation for piece in event.pieces]
-        if there:
-            self._oldest.setdefault(node, min(there))
+    def heard(self, node: str, since: int) -> None:
+        """The job first came to the node's arena, as it is now, in this epoch; 0: that is not known."""
+        self._since[node] = since
 
     def found(self, node: str, pieces: tuple[ev.HeldPiece, ...], saves: Saves, now: float) -> list[Action]:
         """These pieces, and no others, lie at the node. It may have missed what was ordered or reached."""
@@ -94,7 +91,7 @@ class Encodes:
             return []
         if self.newest is not None and self.newest[1] == self.epoch and newest.save <= self.newest[0]:
             return []
-        patient_until = self._since + self._policy.encode_patience_s
+        patient_until = self._active_since + self._policy.encode_patience_s
         if self.active is not None and newest.save <= self.active:
             return []
         if self.active is not None and not self.problems and now < patient_until:
@@ -103,7 +100,7 @@ class Encodes:
         if not self._is_placed(newest):  # last: it looks at every rank, and segments come one by one
             return []
         given_up = self._give_up_active()
-        self.active, self._since = newest.save, now
+        self.active, self._active_since = newest.save, now
         self._retry_at = now + self._policy.encode_patience_s  # who has said nothing by then is asked again
         return [*given_up, *self._order(newest.save, None)]
 
@@ -289,13 +286,13 @@ class Encodes:
         sets = {held[key].members: held[key] for held in self._pieces.values() if key in held}
         for members, piece in sets.items():
             missing = [node for node in members if key not in self._pieces.get(node, {})]
-            if len(missing) <= piece.scheme.losses and not any(self._survived(node, key[0]) for node in missing):
+            if len(missing) <= piece.scheme.losses and not any(self._survived(node, key[1]) for node in missing):
                 covered |= {rank for ranks in piece.ranks for rank in ranks}
         return record is not None and 0 < len(covered) == record.world_size
 
-    def _survived(self, node: str, save: SaveId) -> bool:
-        """Whether the node's arena is the one that it had then: when the session began, something as old lay there."""
-        return self._oldest.get(node, save.incarnation + 1) <= save.incarnation
+    def _survived(self, node: str, epoch: int) -> bool:
+        """Whether the node's arena is the one that it had in that epoch."""
+        return 0 < self._since.get(node, 0) <= epoch
 
     def bears(self, save: SaveId) -> str:
         """In words, what the parity of the save makes good for."""

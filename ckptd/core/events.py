@@ -210,6 +210,7 @@ class TopologyKept(Event):
 
     topology: Topology
     epoch: int
+    since: int  # the epoch in which the job first came to this arena
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -420,6 +421,7 @@ class NodeHas(Event):
     live: tuple[tuple[int, str], ...] = ()  # rank and session of each process
     resumed: SaveId | None = None  # what a load agreed on, in that incarnation
     epoch: int = 0
+    since: int = 0  # the epoch in which the job first came to this arena: older parity was never here
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ class Membership:
         self.coordinator = node  # whose orders count
         self.topology: Topology | None = None  # of the session; None: this node alone
         self.epoch = 0  # the incarnation in which this topology began
+        self.since = 0  # the epoch in which the job first came to this arena
         self.former: tuple[str, ...] = ()  # nodes of the session before
         self._doors: set[str] = set()  # nodes that were told who lives here
         self._visits: dict[str, str] = {}  # sessions at the door that use other nodes -> who may come to coordinate
@@ -41,7 +42,9 @@ class Membership:
         meet = self._meet(order.outside)
         if order.topology is None:
             return meet
-        return [*meet, KeepTopology(job=self._job, topology=order.topology, epoch=order.epoch)]
+        self.since = self.since or order.epoch
+        keep = KeepTopology(job=self._job, topology=order.topology, epoch=order.epoch, since=self.since)
+        return [*meet, keep]
 
     def peer_up(self, node: str, known: int) -> list[Action]:
         """Whatever it was told before may be lost."""
@@ -138,7 +141,7 @@ class Membership:
 
     def kept(self, event: ev.TopologyKept) -> list[Action]:
         """What an earlier life of this daemon knew."""
-        self.topology, self.epoch = event.topology, event.epoch
+        self.topology, self.epoch, self.since = event.topology, event.epoch, event.since
         self.coordinator = event.topology.coordinator
         return self._meet(event.topology.peers)
 

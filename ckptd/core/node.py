@@ -265,6 +265,7 @@ class JobNode:
             live=tuple(self.ranks.live),
             resumed=self.keeps.resumed_in(self.incarnation),
             epoch=self.membership.epoch,
+            since=self.membership.since,
         )
         events = [*self.ranks.live.values(), has, *self.ranks.again(self.incarnation), *self.loads.unanswered()]
         self.membership.told(self.coordinator)

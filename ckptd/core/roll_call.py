@@ -28,14 +28,12 @@ class RollCall:
         self._awaited_until = now + self._patience_s / 10
         self._doubt_until = now + self._patience_s
 
-    def spoke(self, node: str, former: Iterable[str]) -> bool:
-        """The node has said what it has, and where the job ran before. Whether it is its first word in this call."""
-        first = node not in self._spoke
+    def spoke(self, node: str, former: Iterable[str]) -> None:
+        """The node has said what it has, and where the job ran before."""
         self._spoke.add(node)
         self._current.add(node)
         self._awaited.discard(node)
         self._silent = (self._silent | set(former)) - self._spoke
-        return first
 
     def came(self, node: str) -> None:
         """Its link came up: it will say anew what it has."""

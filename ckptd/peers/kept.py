@@ -16,18 +16,21 @@ log = logging.getLogger("ckptd")
 _MAX_NBYTES = 64 << 20
 
 
-class _Kept(msgspec.Struct, frozen=True, array_like=True):
+class Kept(msgspec.Struct, frozen=True, array_like=True):
+    """What is kept of a job; epochs as in act.KeepTopology."""
+
     job: JobKey
     topology: Topology
     epoch: Incarnation
+    since: Incarnation
 
 
-def keep_topology(arena: str, job: JobKey, topology: Topology, epoch: int) -> None:
+def keep_topology(arena: str, kept: Kept) -> None:
     """Writes it in one piece, or leaves the one before. Raises OSError."""
-    directory = os.path.join(arena, places.job_dir(job))
+    directory = os.path.join(arena, places.job_dir(kept.job))
     os.makedirs(directory, mode=0o700, exist_ok=True)
     path = os.path.join(directory, places.TOPOLOGY)
-    raw = msgspec.msgpack.encode(_Kept(job, topology, epoch))
+    raw = msgspec.msgpack.encode(kept)
     ballast.write(arena, lambda: _put(path, raw))
 
 
@@ -38,21 +41,21 @@ def _put(path: str, raw: bytes) -> None:
     os.replace(f"{path}.new", path)
 
 
-def kept_topologies(arena: str) -> dict[JobKey, tuple[Topology, int]]:
-    """Topology and epoch that earlier daemons kept here. One that cannot be read is left out: ranks bring another."""
-    found: dict[JobKey, tuple[Topology, int]] = {}
+def kept_topologies(arena: str) -> list[Kept]:
+    """What earlier daemons kept here. One that cannot be read is left out: ranks bring another."""
+    found = []
     with contextlib.suppress(FileNotFoundError):
         for name in sorted(os.listdir(os.path.join(arena, places.JOBS))):
             path = os.path.join(arena, places.JOBS, name, places.TOPOLOGY)
             try:
                 fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
                 with os.fdopen(fd, "rb") as file:
-                    kept = msgspec.msgpack.decode(file.read(_MAX_NBYTES), type=_Kept)
+                    kept = msgspec.msgpack.decode(file.read(_MAX_NBYTES), type=Kept)
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except (OSError, *MALFORMED) as error:
                 log.warning("%s cannot be read: %s", path, error)
                 continue
             if places.job_dir(kept.job) == f"{places.JOBS}/{name}":
-                found[kept.job] = (kept.topology, kept.epoch)
+                found.append(kept)
     return found

@@ -38,6 +38,7 @@ class JobMemory:
     pieces: dict[tuple[SaveId, int], Piece] = field(default_factory=dict)
     topology: Topology | None = None
     epoch: int = 0
+    since: int = 0
     rank_files: dict[tuple[int, str], Any] = field(default_factory=dict)  # (rank, session) -> process
     serials: dict[int, int] = field(default_factory=dict)
 

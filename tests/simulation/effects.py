@@ -79,7 +79,7 @@ class Effects:
                     arena.unlink(job, action.slot)
             case act.KeepTopology():
                 memory = arena.job(job)
-                memory.topology, memory.epoch = action.topology, getattr(action, "epoch", 0)
+                memory.topology, memory.epoch, memory.since = action.topology, action.epoch, action.since
                 machine.meet(job, action.topology.peers if self._world.keeping_is_meeting else ())
             case act.StopEncode():
                 for key, running in list(self._running.get(machine.name, {}).items()):

@@ -80,9 +80,9 @@ class Machine:
 
     def _adopt(self, job: JobKey) -> None:
         memory = self.arena.jobs[job]
-        topology_kept = getattr(ev, "TopologyKept", None)
-        if memory.topology is not None and topology_kept is not None:
-            self.say(make(topology_kept, job=job, topology=memory.topology, epoch=memory.epoch))
+        if memory.topology is not None:
+            topology, epoch, since = memory.topology, memory.epoch, memory.since
+            self.say(ev.TopologyKept(job=job, topology=topology, epoch=epoch, since=since))
         for slot in sorted(memory.slots.values(), key=lambda s: s.name):
             digested = slot.seal.state is SlotState.DIGESTED
             self.say(

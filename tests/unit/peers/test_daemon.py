@@ -25,7 +25,7 @@ from ckptd.core.policy import Policy
 from ckptd.daemon import Daemon
 from ckptd.effects import Effects
 from ckptd.parity.encode import encode
-from ckptd.peers.kept import keep_topology, kept_topologies
+from ckptd.peers.kept import Kept, keep_topology, kept_topologies
 from ckptd.protocol import messages as m
 from ckptd.protocol import places, rank_file
 from ckptd.protocol.ids import JobKey, SaveId
@@ -105,7 +105,7 @@ def test_the_topology_of_a_job_that_left_nothing_goes(node):
     peer = ask_node(node).peer
     node.kill()
     job = JobKey(str(node.store), "job")
-    keep_topology(node.arena, job, Topology((peer,), (0,)), 1)
+    keep_topology(node.arena, Kept(job, Topology((peer,), (0,)), 1, 1))
     assert kept_topologies(node.arena)
     node.start(CKPTD_NODE="n1")
     wait_for(lambda: not kept_topologies(node.arena))
@@ -143,7 +143,9 @@ def test_a_topology_that_cannot_be_kept_is_told():
         )  # fmt: skip
         with open(os.path.join(directory, "lock"), "w"):
             job = JobKey("/store", "job")
-        effects.perform(act.KeepTopology(job=job, topology=Topology((Peer("n1", "a", "", "k" * 40),), (0,)), epoch=1))
+        effects.perform(
+            act.KeepTopology(job=job, topology=Topology((Peer("n1", "a", "", "k" * 40),), (0,)), epoch=1, since=1)
+        )
         deadline = time.monotonic() + 5
         while not told and time.monotonic() < deadline:
             cleaning.deliver()
@@ -167,14 +169,14 @@ def test_a_topology_is_kept_in_its_turn_and_goes_with_the_job(tmp_path):
         let_go = threading.Event()
         cleaning.run(let_go.wait, lambda _: None)
         for action in (
-            act.KeepTopology(job=job, topology=one, epoch=1),
+            act.KeepTopology(job=job, topology=one, epoch=1, since=1),
             act.ForgetJob(job=job),
-            act.KeepTopology(job=job, topology=two, epoch=1),
+            act.KeepTopology(job=job, topology=two, epoch=1, since=1),
         ):
             effects.perform(action)
-        assert kept_topologies(directory) == {}
+        assert kept_topologies(directory) == []
         let_go.set()
-        wait_for(lambda: kept_topologies(directory) == {job: (two, 1)})
+        wait_for(lambda: kept_topologies(directory) == [Kept(job, two, 1, 1)])
         effects.perform(act.ForgetJob(job=job))
         wait_for(lambda: os.listdir(os.path.join(directory, places.JOBS)) == [])
     finally:

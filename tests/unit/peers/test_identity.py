@@ -15,7 +15,7 @@ from ckptd.config import Config
 from ckptd.peers import identity as identity_module
 from ckptd.peers.examine import examine_peers
 from ckptd.peers.identity import find_host, identify, node_name
-from ckptd.peers.kept import keep_topology, kept_topologies
+from ckptd.peers.kept import Kept, keep_topology, kept_topologies
 from ckptd.peers.keys import fits, make_keys, read_keys, write_keys
 from ckptd.peers.plane import PeerPlane
 from ckptd.protocol import places
@@ -148,18 +148,20 @@ def test_a_resolver_that_hangs_holds_nobody(monkeypatch):
 
 def test_topologies_are_kept_with_the_job(tmp_path):
     topology, other = Topology((PEER,), (0, 0)), Topology((PEER,), (0,))
-    assert kept_topologies(str(tmp_path)) == {}
-    keep_topology(str(tmp_path), JOB, other, 1)
-    keep_topology(str(tmp_path), JOB, topology, 2)
-    keep_topology(str(tmp_path), JobKey("/elsewhere", "job"), other, 3)
-    assert kept_topologies(str(tmp_path)) == {JOB: (topology, 2), JobKey("/elsewhere", "job"): (other, 3)}
+    elsewhere = JobKey("/elsewhere", "job")
+    assert kept_topologies(str(tmp_path)) == []
+    keep_topology(str(tmp_path), Kept(JOB, other, 1, 1))
+    keep_topology(str(tmp_path), Kept(JOB, topology, 2, 1))
+    keep_topology(str(tmp_path), Kept(elsewhere, other, 3, 1))
+    found = {kept.job: kept for kept in kept_topologies(str(tmp_path))}
+    assert found == {JOB: Kept(JOB, topology, 2, 1), elsewhere: Kept(elsewhere, other, 3, 1)}
     directory = tmp_path / places.job_dir(JOB)
     assert os.listdir(directory) == [places.TOPOLOGY]
     assert stat.S_IMODE((directory / places.TOPOLOGY).stat().st_mode) == 0o600
 
 
 def test_what_is_no_topology_of_that_job_is_left_out(tmp_path):
-    keep_topology(str(tmp_path), JOB, Topology((PEER,), (0,)), 1)
+    keep_topology(str(tmp_path), Kept(JOB, Topology((PEER,), (0,)), 1, 1))
     for name in ("damaged-01234567", "moved-01234567", "linked-01234567", "empty-01234567"):
         (tmp_path / places.JOBS / name).mkdir()
     kept = tmp_path / places.job_dir(JOB) / places.TOPOLOGY
@@ -167,7 +169,7 @@ def test_what_is_no_topology_of_that_job_is_left_out(tmp_path):
     (tmp_path / places.JOBS / "moved-01234567" / places.TOPOLOGY).write_bytes(kept.read_bytes())
     (tmp_path / places.JOBS / "linked-01234567" / places.TOPOLOGY).symlink_to(kept)
     (tmp_path / places.JOBS / "file").write_text("")
-    assert list(kept_topologies(str(tmp_path))) == [JOB]
+    assert [kept.job for kept in kept_topologies(str(tmp_path))] == [JOB]
 
 
 # --- ckptd doctor
@@ -250,8 +252,8 @@ def test_topology_and_identity_have_room_where_all_memory_is_taken(full):
     identify(config).keep_port(4321)
     assert os.stat(os.path.join(full.path, places.BALLAST)).st_blocks * 512 >= 1 << 20  # and again for the next
     assert identify(config).kept_port == 4321
-    keep_topology(full.path, JobKey("/store", "job"), Topology((PEER,), (0,)), 1)
-    assert list(kept_topologies(full.path)) == [JobKey("/store", "job")]
+    keep_topology(full.path, Kept(JobKey("/store", "job"), Topology((PEER,), (0,)), 1, 1))
+    assert [kept.job for kept in kept_topologies(full.path)] == [JobKey("/store", "job")]
     shutil.rmtree(os.path.join(full.path, places.JOBS))
 
 
