@@ -526,3 +526,20 @@ def test_a_load_ends_when_the_node_of_some_ranks_is_lost():
     cluster.settle()
     cluster.lose("d")
     assert all("node d does not answer" in cluster.answer(rank, seq).message for rank, seq in seqs.items())
+
+
+def test_what_was_fetched_to_a_new_arena_does_not_make_it_look_old():
+    cluster = ACluster()
+    cluster.connect("abcd")
+    cluster.stage(ONE)
+    cluster.held = {act.Encode}
+    cluster.stage(TWO)
+    assert TWO in cluster.store.committed
+    cluster.end_ranks()
+    cluster.lose("d")
+    cluster.add("d")
+    cluster.connect("aada")
+    cluster.load()
+    cluster.end_ranks()
+    cluster.connect("dabc")
+    assert all((ONE, 1) in cluster.nodes[name].pieces for name in "abc")
