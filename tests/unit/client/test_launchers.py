@@ -176,7 +176,7 @@ def test_a_job_of_another_size_goes_on(ranks):
         assert seconds < 10
 
 
-def test_tensors_that_another_rank_saved_are_drained_first_and_read_from_the_store(ranks):
+def test_tensors_that_another_rank_saved_are_read_from_memory(ranks):
     def swap(rank):
         def run(link_up):
             link_up.save({f"of {rank}": torch.zeros(3)}, 0).wait("durable", 20)
@@ -188,7 +188,7 @@ def test_tensors_that_another_rank_saved_are_drained_first_and_read_from_the_sto
         return run
 
     results, seconds = ranks(swap(0), swap(1), drain_every=100)
-    assert results == [(1, "pfs", [], [1.0] * 3, [2.0] * 3)] * 2
+    assert results == [(1, "arena", [], [1.0] * 3, [2.0] * 3)] * 2
     assert seconds < 10
 
 
