@@ -355,7 +355,8 @@ class Coordinator:
         if self.sessions.members or not (self._closing or expired):
             return []
         went_on = any(save.incarnation == self.sessions.incarnation for save in self.saves.on_store)
-        if self._roll_call.doubts and not (expired or went_on):
+        newer = self._roll_call.doubts_of(self.sessions.nodes) if went_on else self._roll_call.doubts
+        if newer and not expired:
             return []  # a node that has not said yet what it has may have what is newer than all that is known
         newest = self.saves.newest_staged
         if newest is not None and newest.end is End.FAILED and not expired:

@@ -4,7 +4,7 @@ Loads and the judgement of older saves wait a little for the nodes of the sessio
 given up later, once nobody is silent who may have a part of it: of this session, or of those before.
 """
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from ckptd.core.policy import Policy
 
@@ -57,6 +57,10 @@ class RollCall:
     def doubts(self) -> bool:
         """Whether a silent node may still complete what looks useless."""
         return self._doubt_until is not None
+
+    def doubts_of(self, nodes: Container[str]) -> bool:
+        """Whether one of these is silent."""
+        return self.doubts and any(node in nodes for node in self._silent)
 
     def settle(self) -> bool:
         """Whether the doubts end with this: nobody is silent any more."""

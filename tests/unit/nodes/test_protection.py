@@ -160,6 +160,26 @@ def test_a_node_that_was_lost_for_good_does_not_delay_the_end_of_a_job_that_has_
     nothing_is_left(cluster)
 
 
+def test_a_silent_node_of_the_session_delays_its_end_though_something_older_is_durable():
+    cluster = ACluster()
+    cluster.connect("ab")
+    cluster.stage(ONE)
+    cluster.held = {act.Drain}
+    cluster.stage(TWO)
+    assert list(cluster.store.committed) == [ONE]
+    cluster.cut_off("b")
+    cluster.nodes["a"].restart()
+    cluster.return_ranks("a")
+    close(cluster)
+    assert cluster.has("a", TWO, 0)
+    cluster.waiting = [(node, action) for node, action in cluster.waiting if node.name == "b"]
+    cluster.release()
+    cluster.heal("b")
+    cluster.tick(60)
+    assert TWO in cluster.store.committed
+    nothing_is_left(cluster)
+
+
 def test_a_restarted_coordinator_learns_from_the_others_what_it_knew():
     cluster = a_protected_job("aabbccdd")
     cluster.nodes["a"].restart()
