@@ -160,7 +160,7 @@ class Coordinator:
         """All that a node has. Once all have said it, what cannot become whole any more is over."""
         actions = self._catch_up(node, event)
         self.sessions.incarnation = max(self.sessions.incarnation, event.incarnation)
-        if event.epoch > self.sessions.epoch and node in self.sessions.nodes:  # this daemon restarted before it kept it
+        if event.epoch > self.sessions.epoch and event.session == self.sessions.session:  # restarted before it kept it
             self.sessions.epoch = event.epoch
             self.encodes.opened(self.sessions.topology, event.epoch)
         self._roll_call.spoke(node, event.former)
@@ -224,6 +224,7 @@ class Coordinator:
         if event.topology.coordinator != self._node:
             return []
         self.sessions.topology, self.sessions.epoch = event.topology, event.epoch
+        self.sessions.incarnation = max(self.sessions.incarnation, event.epoch)
         self.encodes.opened(event.topology, event.epoch)
         return []
 

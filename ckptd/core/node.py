@@ -120,6 +120,7 @@ class JobNode:
             case ev.CommitEnded():
                 return self._finished(event)
             case ev.TopologyKept():
+                self.incarnation = max(self.incarnation, event.epoch)
                 actions = self.membership.kept(event)
                 return [*actions, *self.protection.moved(event.topology, event.epoch)]
             case ev.PieceAdopted():

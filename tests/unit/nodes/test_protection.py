@@ -1,11 +1,13 @@
 """What the daemons of a job do together: protect, lose a node, come back elsewhere."""
 
+from dataclasses import replace
+
 import pytest
 
 from ckptd.core import actions as act
 from ckptd.core import events as ev
 from ckptd.protocol.ids import SaveId
-from ckptd.protocol.messages import Tier
+from ckptd.protocol.messages import Refused, Tier
 from ckptd.protocol.topology import Scheme
 from tests.seals import a_seal
 from tests.unit.nodes.a_cluster import KEY, ACluster, refused
@@ -563,3 +565,18 @@ def test_what_was_fetched_to_a_new_arena_does_not_make_it_look_old():
     cluster.end_ranks()
     cluster.connect("dabc")
     assert all((ONE, 1) in cluster.nodes[name].pieces for name in "abc")
+
+
+def test_a_rank_of_the_session_before_is_refused_by_a_daemon_that_restarted():
+    cluster = ACluster()
+    cluster.connect("ab")
+    before = cluster.attached[0]
+    cluster.end_ranks()
+    cluster.connect("aab")
+    cluster.cut_off("b")
+    cluster.nodes["a"].restart()
+    cluster.say(cluster.nodes["a"], replace(before, request=cluster.seq(), incarnation=1))
+    cluster.settle()
+    (answer,) = [m for _, m in cluster.nodes["a"].told if getattr(m, "reply_to", 0) == cluster._seq]
+    assert isinstance(answer, Refused)
+    assert answer.code == "stale"
