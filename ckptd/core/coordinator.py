@@ -134,7 +134,7 @@ class Coordinator:
         loaded = agreed.incarnation if agreed is not None else 0
         actions = self._with_news(self.sessions.attach(node, event, now, loaded))
         for rank in sorted(self.sessions.departed):
-            actions += self.saves.rank_gone(rank, "left the job")
+            actions += self.saves.rank_gone(rank, "left the job", self.sessions.incarnation)
         actions += self._load(self.restores.hopeless(self.sessions.incomplete))
         return [*scan, *actions, *self._entered(before)]
 
@@ -278,7 +278,7 @@ class Coordinator:
             return actions
         crashed = isinstance(event, ev.RankGone)
         self._crashed |= crashed
-        actions += self.saves.rank_gone(event.rank, "ended" if crashed else "closed")
+        actions += self.saves.rank_gone(event.rank, "ended" if crashed else "closed", self.sessions.incarnation)
         actions += self._load(self.restores.rank_gone(event.rank))
         if not self.sessions.members:
             self.orphaned_at = now
@@ -294,7 +294,7 @@ class Coordinator:
         if self.saves.newest_staged is not before and not self._roll_call.doubts:
             actions += self.encodes.outlived(self.saves, self.restores.settled)
         for rank in sorted(self.sessions.departed) if event.request else []:
-            actions += self.saves.rank_gone(rank, "left the job")
+            actions += self.saves.rank_gone(rank, "left the job", self.sessions.incarnation)
         return actions
 
     def _incarnation(self, event: ev.IncarnationTaken, now: float) -> list[Action]:

@@ -168,9 +168,10 @@ class Saves:
         reason = f"rank {event.rank}: {event.reason}"
         return [] if record.end is not None or record.staged else self._finish(record, End.SKIPPED, reason)
 
-    def rank_gone(self, rank: int, why: str) -> list[Action]:
-        """Saves that wait for a rank that ended can never complete."""
-        waiting = [r for r in self.records.values() if not r.staged and r.end is None and rank not in r.delivered]
+    def rank_gone(self, rank: int, why: str, incarnation: int) -> list[Action]:
+        """Saves of this incarnation that wait for a rank that ended can never complete."""
+        open_ = [r for r in self.records.values() if not r.staged and r.end is None]
+        waiting = [r for r in open_ if r.save.incarnation >= incarnation and rank not in r.delivered]
         return [a for r in waiting for a in self._finish(r, End.ABANDONED, f"rank {rank} {why} before it delivered")]
 
     def new_incarnation(self, incarnation: int) -> None:

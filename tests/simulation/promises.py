@@ -1,6 +1,7 @@
 """Design section 2, checked as things happen: only what an event touches is looked at, so that 64 nodes stay cheap."""
 
 from collections import Counter
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from ckptd.core.events import Piece
@@ -65,7 +66,7 @@ class Promises:
             kept = kept or (bears and any(s >= staged and t.restorable() for s, t in truth.saves.items()))
             assert kept, f"{staged} was told staged, and no save as new is whole: {save} was given up"
         promise = truth.protected
-        if promise is not None and save >= promise.save:
+        if promise is not None and save >= promise.save and not self._safer(job, truth, promise):
             newer = [t for s, t in truth.saves.items() if s >= promise.save]
             if not promise.losses:
                 kept = any(t.whole and t.epochs_protected() for t in newer)
@@ -80,15 +81,22 @@ class Promises:
             else:
                 assert any(t.restorable() for t in newer), f"{promise.save} was protected, and too much was given up"
 
+    def _newest_session(self, truth: Truth) -> "Session | None":
+        name = truth.owners[max(truth.owners)] if truth.owners else ""
+        sessions = chain.from_iterable((one.current, *one.zombies) for one in self._world.launchers)
+        return next((session for session in sessions if session is not None and session.name == name), None)
+
+    def _safer(self, job: JobKey, truth: Truth, promise: Promise) -> bool:
+        """Whether something newer is durable, where nothing is protected or nodes that bore the promise are lost."""
+        session = self._newest_session(truth)
+        alone = session is not None and len({machine.name for machine in session.homes}) == 1
+        return bool(alone or promise.losses) and max(self._world.store(job).ever, default=promise.save) > promise.save
+
     def _over(self, job: JobKey, truth: Truth) -> bool:
         """Whether the job is over and safe: every rank closed or dead, and the newest is durable."""
-        newest = truth.owners[max(truth.owners)] if truth.owners else ""
-        for launcher in self._world.launchers:
-            for session in (launcher.current, *launcher.zombies):
-                if session is None or session.name != newest:
-                    continue
-                if any(p.alive and p.incarnation and p.state != "closing" for p in session.procs):
-                    return False
+        session = self._newest_session(truth)
+        if session is not None and any(p.alive and p.incarnation and p.state != "closing" for p in session.procs):
+            return False
         owed = max((p for p in (truth.staged, truth.protected and truth.protected.save) if p is not None), default=None)
         durable = max(self._world.store(job).ever, default=None)
         over = owed is None or self._world.expired or (durable is not None and durable >= owed)

@@ -165,11 +165,11 @@ class ACluster:
         asked = ev.SlotsAsked(job=KEY, rank=rank, session=self.sid, request=self.seq(), capacity=99)
         self.say(self.node(rank), asked)
 
-    def return_ranks(self, name: str) -> None:
-        """Ranks of a node attach to its new daemon."""
+    def return_ranks(self, name: str, incarnation: int = 0) -> None:
+        """Ranks of a node attach to its new daemon. incarnation: theirs since a load, if there was one."""
         ranks = [r for r, home in enumerate(self.homes) if home == name]
         for rank in ranks:
-            back = replace(self.attached[rank], request=self.seq(), incarnation=self.session)
+            back = replace(self.attached[rank], request=self.seq(), incarnation=incarnation or self.session)
             self.say(self.nodes[name], back)
         self.settle()
         for rank in ranks:

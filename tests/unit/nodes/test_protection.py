@@ -182,6 +182,25 @@ def test_a_silent_node_of_the_session_delays_its_end_though_something_older_is_d
     nothing_is_left(cluster)
 
 
+def test_a_rank_that_ends_gives_up_nothing_of_lives_before_its_own():
+    cluster = ACluster()
+    cluster.connect("abd")
+    cluster.stage(ONE)
+    cluster.held = {act.Drain, act.Encode}
+    cluster.stage(TWO)
+    cluster.cut_off("d")
+    cluster.end_ranks()
+    cluster.connect("aba")
+    cluster.tick(10)
+    answers = cluster.load()
+    assert {answer.save for answer in answers} == {ONE}
+    cluster.nodes["a"].restart()
+    cluster.return_ranks("a", answers[0].incarnation)
+    cluster.end_ranks()
+    assert cluster.has("a", TWO, 0)
+    assert cluster.has("b", TWO, 1)
+
+
 def test_a_restarted_coordinator_learns_from_the_others_what_it_knew():
     cluster = a_protected_job("aabbccdd")
     cluster.nodes["a"].restart()
