@@ -323,12 +323,13 @@ class Coordinator:
 
     def _weigh_numbers(self, event: ev.StoreScanned) -> list[Action]:
         """Incarnations that lie on the store: a number made up while it was silent must not be one of them."""
-        seen = [found.save.incarnation for found in event.committed] + [p.save.incarnation for p in event.partials]
-        if event.problem or not seen:
+        if event.problem:
             return []
-        self.sessions.floor = max(self.sessions.floor, *seen)
+        seen = max((found.save.incarnation for found in (*event.committed, *event.partials)), default=0)
+        self.sessions.floor = max(self.sessions.floor, seen)
         self.restores.raise_number(self.sessions.next_number)
-        if self.sessions.confirmed or max(seen) < self.sessions.incarnation:
+        if self.sessions.confirmed or seen < self.sessions.incarnation:
+            self.sessions.confirmed = True  # from here on, what lies there under this number is its own
             return []
         return self.saves.dispute(self.sessions.incarnation)
 

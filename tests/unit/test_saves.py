@@ -447,3 +447,23 @@ def test_slots_of_missing_ranks_that_a_drain_still_reads_go_with_its_end():
     assert held_ranks(job) == [0, 1, 2], "its drain runs"
     job.drain(ONE)
     assert room_of_the_missing(job) == 0
+
+
+def test_a_number_made_up_while_the_store_was_silent_is_its_own_once_the_store_has_shown_that_it_is():
+    job = AJob(world=1)
+    job.attach(0)
+    job.say(ev.IncarnationTaken(job=KEY, problem="EIO"))
+    job.scan(problem="EIO")
+    job.slots(0)
+    job.scan()
+    number = job.sessions.incarnation
+    first, second = SaveId(number, 1, 10), SaveId(number, 2, 20)
+    job.stage_all(first)
+    job.digest_all(first)
+    job.drain(first)
+    assert "durable" in job.ends(first)
+    job.scan(first)
+    job.stage_all(second)
+    job.digest_all(second)
+    job.drain(second)
+    assert "durable" in job.ends(second)
