@@ -232,8 +232,11 @@ class Sessions:
 
     @property
     def wanted(self) -> bool:
-        """Whether anybody may still need the job's memory: a member, one at the door, a process that may come back."""
-        return bool(self.members or self._waiting or self._live)
+        """Whether anybody may still need the job's memory: a member, one at the door, a process that may come back.
+
+        Processes of a node that does not answer may be long gone with it.
+        """
+        return bool(self.members or self._waiting) or any(self._where.get(key) not in self.unreachable for key in self._live)
 
     @property
     def next_number(self) -> int:

@@ -357,3 +357,13 @@ def test_a_slot_that_looked_free_to_a_new_daemon_may_have_been_sealed_since():
     job.take()
     job.ask(0)
     assert freed_then_granted(job, "r00000-000002.slot", "a")
+
+
+def test_processes_of_a_node_that_does_not_answer_keep_no_memory():
+    sessions = Sessions(KEY, "a", Policy())
+    sessions.found("b", ev.RankFound(job=KEY, rank=1, session="s", pid=7, host="b"))
+    assert sessions.wanted
+    sessions.peer_down("b", 0.0)
+    assert not sessions.wanted
+    sessions.peer_up("b")
+    assert sessions.wanted
