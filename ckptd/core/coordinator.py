@@ -325,7 +325,8 @@ class Coordinator:
         """Incarnations that lie on the store: a number made up while it was silent must not be one of them."""
         if event.problem:
             return []
-        seen = max((found.save.incarnation for found in (*event.committed, *event.partials)), default=0)
+        saves = [found.save for found in event.committed] + [partial.save for partial in event.partials]
+        seen = max((save.incarnation for save in saves), default=0)
         self.sessions.floor = max(self.sessions.floor, seen)
         self.restores.raise_number(self.sessions.next_number)
         if self.sessions.confirmed or seen < self.sessions.incarnation:

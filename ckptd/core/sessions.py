@@ -236,7 +236,8 @@ class Sessions:
 
         Processes of a node that does not answer may be long gone with it.
         """
-        return bool(self.members or self._waiting) or any(self._where.get(key) not in self.unreachable for key in self._live)
+        near = any(self._where.get(key) not in self.unreachable for key in self._live)
+        return bool(self.members or self._waiting or near)
 
     @property
     def next_number(self) -> int:

@@ -156,7 +156,9 @@ class Promises:
                 assert found is not None, f"{proc} was told that {save} is staged, and nothing of it was ever"
                 sealed = sorted(found.contents)  # some may have been lost with their node while the word went round
                 made_up = self._world.made_up  # then there may be two saves of this name
-                assert len(sealed) == found.world_size or made_up, f"{proc} was told that {save} is staged; {sealed} are"
+                assert len(sealed) == found.world_size or made_up, (
+                    f"{proc} was told that {save} is staged; {sealed} are"
+                )
                 if found.whole:
                     truth.staged = max(save, truth.staged or save)
         elif news.milestone is Milestone.PROTECTED:
