@@ -73,6 +73,18 @@ class Membership:
         """Where the session runs."""
         return self.topology.nodes if self.topology is not None else (self._node,)
 
+    def has(self, incarnation: int) -> ev.NodeHas:
+        """What this node knows of who is where; what lies here is to be added. incarnation: the largest known."""
+        return ev.NodeHas(
+            job=self._job,
+            incarnation=incarnation,
+            former=self.former,
+            session=self.session,
+            live=tuple(self._ranks.live),
+            epoch=self.epoch,
+            since=self.since,
+        )
+
     def told(self, node: str) -> None:
         """It was told who lives here, so it must hear who is gone."""
         self._doors.add(node)

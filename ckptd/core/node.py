@@ -256,17 +256,11 @@ class JobNode:
 
     def _resync(self) -> list[Action]:
         """All that the coordinator must know of this node, whatever it was told before."""
-        has = ev.NodeHas(
-            job=self.job,
-            incarnation=self.incarnation,
+        has = replace(
+            self.membership.has(self.incarnation),
             segments=segments_of(self.slots),
             pieces=pieces_of(self.protection),
-            former=self.membership.former,
-            session=self.membership.session,
-            live=tuple(self.ranks.live),
             resumed=self.keeps.resumed_in(self.incarnation),
-            epoch=self.membership.epoch,
-            since=self.membership.since,
         )
         events = [*self.ranks.live.values(), has, *self.ranks.again(self.incarnation), *self.loads.unanswered()]
         self.membership.told(self.coordinator)

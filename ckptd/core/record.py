@@ -54,6 +54,11 @@ class Record:
         return self.phase is not Phase.STAGING
 
     @property
+    def half(self) -> bool:
+        """Whether it waits for ranks."""
+        return not self.staged and self.end is None
+
+    @property
     def in_memory(self) -> bool:
         """Whether every rank's segment still lies in an arena."""
         return 0 < self.world_size == len(self.held)

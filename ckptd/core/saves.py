@@ -144,7 +144,7 @@ class Saves:
     def _outrun(self, newer: SaveId) -> list[Action]:
         """Older halves are over. Of what was found at start only the store can say whether it was whole once."""
         actions: list[Action] = []
-        for older in [r for r in self.records.values() if r.save < newer and not r.staged and r.end is None]:
+        for older in [r for r in self._halves if r.save < newer]:
             if self.ready or not older.adopted:
                 missing = sorted(set(range(older.world_size)) - set(older.delivered))
                 reason = f"{newer} was staged by all ranks first; ranks {few(missing)} never delivered this one"
@@ -168,10 +168,13 @@ class Saves:
         reason = f"rank {event.rank}: {event.reason}"
         return [] if record.end is not None or record.staged else self._finish(record, End.SKIPPED, reason)
 
+    @property
+    def _halves(self) -> list[Record]:
+        return [record for record in self.records.values() if record.half]
+
     def rank_gone(self, rank: int, why: str, incarnation: int) -> list[Action]:
         """Saves of this incarnation that wait for a rank that ended can never complete."""
-        open_ = [r for r in self.records.values() if not r.staged and r.end is None]
-        waiting = [r for r in open_ if r.save.incarnation >= incarnation and rank not in r.delivered]
+        waiting = [r for r in self._halves if r.save.incarnation >= incarnation and rank not in r.delivered]
         return [a for r in waiting for a in self._finish(r, End.ABANDONED, f"rank {rank} {why} before it delivered")]
 
     def new_incarnation(self, incarnation: int) -> None:
@@ -180,8 +183,7 @@ class Saves:
 
     def end_halves(self, incarnation: int) -> list[Action]:
         """What the ranks of an older incarnation did not complete never will be: no silent node has what is missing."""
-        old = [r for r in self.records.values() if not r.staged and r.end is None and r.save.incarnation < incarnation]
-        old = [r for r in old if r.save not in self.awaited]
+        old = [r for r in self._halves if r.save.incarnation < incarnation and r.save not in self.awaited]
         return [a for r in old for a in self._finish(r, End.ABANDONED, f"incarnation {incarnation} began")]
 
     def dispute(self, incarnation: int) -> list[Action]:
@@ -482,20 +484,15 @@ class Saves:
 
     def next_deadline(self) -> float | None:
         """When a staging save has taken too long, or a drain is tried again."""
-        staging = [
-            r.since + self._policy.stage_timeout_s
-            for r in self.records.values()
-            if not r.staged and not r.end and r.save not in self.awaited
-        ]
+        staging = [r.since + self._policy.stage_timeout_s for r in self._halves if r.save not in self.awaited]
         silent = self.silent_since + self._policy.drain_give_up_s if self.silent_since is not None else None
         return min([*staging, *(t for t in (self.retry_at, silent) if t is not None)], default=None)
 
     def tick(self, now: float) -> list[Action]:
         """Gives up what took too long; tries again what failed."""
         actions: list[Action] = []
-        for record in list(self.records.values()):
-            late = now - record.since >= self._policy.stage_timeout_s and record.save not in self.awaited
-            if not record.staged and record.end is None and late:
+        for record in self._halves:
+            if now - record.since >= self._policy.stage_timeout_s and record.save not in self.awaited:
                 missing = sorted(set(range(record.world_size)) - set(record.delivered))
                 reason = f"ranks {few(missing)} did not deliver within {self._policy.stage_timeout_s:g} s"
                 actions += self._finish(record, End.ABANDONED, reason)

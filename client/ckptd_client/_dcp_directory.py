@@ -10,8 +10,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.checkpoint.utils import _create_file_view
 
 from ckptd.protocol.errors import DamagedError, RestoreError
 from ckptd.protocol.layout import MAX_DIMS, Path, TensorEntry, box_nbytes
@@ -158,11 +156,15 @@ class _Opener:
 def _view(file: Any, place: _Slice) -> Any:
     if place.offset + place.nbytes > os.fstat(file.fileno()).st_size:
         raise DamagedError(f"{place.path}: ends before byte {place.offset + place.nbytes}, where a tensor should")
+    from torch.distributed.checkpoint.utils import _create_file_view  # noqa: PLC0415 - takes a second
+
     return _create_file_view(file, place.offset, place.nbytes)
 
 
 def _read_tensor(place: _Slice, entry: TensorEntry, targets: list[Target]) -> None:
     """Only the ranges wanted, when the archive holds the tensor in row-major order, as nearly all do."""
+    from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415 - takes a second
+
     try:
         with open_followed(place.path) as file:
             with FakeTensorMode():  # says where the bytes lie, and reads none

@@ -6,12 +6,14 @@ torch's own answer is one box at the first offset. That is wrong where a strided
 import functools
 import itertools
 import math
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from ckptd.protocol.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 class LocalBox(NamedTuple):
@@ -30,12 +32,12 @@ class _Run(NamedTuple):
     nrows: int
 
 
-def is_interleaving(tensor: DTensor) -> bool:
+def is_interleaving(tensor: "DTensor") -> bool:
     """Whether its rows may be dealt out by strides, so that torch's one box is not to be trusted."""
     return any(_is_strided(placement) for placement in tensor.placements)
 
 
-def boxes_of(tensor: DTensor, local: torch.Tensor, where: str) -> list[LocalBox]:
+def boxes_of(tensor: "DTensor", local: torch.Tensor, where: str) -> list[LocalBox]:
     """The boxes that make up local, the local tensor of a DTensor. where is its place in the state.
 
     Raises UsageError when the local tensor is not what the placements say, or when they can be read in two ways.

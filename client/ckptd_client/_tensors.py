@@ -1,18 +1,19 @@
 """The rules for tensor leaves: which tensors can be saved, how their type is written, which share their bytes."""
 
 from collections.abc import Hashable
-from typing import Any, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import torch
-from torch.distributed._shard.sharded_tensor.api import ShardedTensor
-from torch.distributed.checkpoint.metadata import MetadataIndex
-from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
 from ckptd.protocol.errors import UsageError
 from ckptd.protocol.ids import MAX_PARTS
 from ckptd.protocol.layout import TORCH_DTYPES
+from ckptd_client._sharded import is_dtensor, is_sharded_tensor
 from ckptd_client._strided import boxes_of
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 # Older torch lacks some of them.
 DTYPE_OF: dict[str, torch.dtype] = {
@@ -60,11 +61,11 @@ class Shard(NamedTuple):
 
 def shard_of(tensor: torch.Tensor, where: str) -> Shard:
     """This rank's part of a tensor that can be saved. where is its place in the state. Raises UsageError."""
-    if isinstance(tensor, DTensor):
+    if is_dtensor(tensor):
         if any(placement.is_partial() for placement in tensor.placements):
             raise UsageError(f"{where} is a DTensor with a partial placement", hint="redistribute() it before saving")
         chunks = _of_dtensor(tensor, where)
-    elif isinstance(tensor, ShardedTensor):
+    elif is_sharded_tensor(tensor):
         chunks = [
             Chunk(tuple(s.metadata.shard_offsets), tuple(s.metadata.shard_sizes), s.tensor)
             for s in tensor.local_shards()
@@ -77,7 +78,7 @@ def shard_of(tensor: torch.Tensor, where: str) -> Shard:
     return _checked(tensor, chunks, where)
 
 
-def _of_dtensor(tensor: DTensor, where: str) -> list[Chunk]:
+def _of_dtensor(tensor: "DTensor", where: str) -> list[Chunk]:
     if _is_checkpointable(tensor._local_tensor):  # noqa: SLF001 - as in local_of
         return _of_checkpointable(tensor)
     local = local_of(tensor)
@@ -93,6 +94,8 @@ def _is_checkpointable(tensor: torch.Tensor) -> bool:
 
 
 def _of_checkpointable(tensor: Any) -> list[Chunk]:
+    from torch.distributed.checkpoint.metadata import MetadataIndex  # noqa: PLC0415 - see _sharded.py
+
     found = []
     for number, chunk in enumerate(tensor.__create_chunk_list__()):
         offsets, sizes = torch.Size(chunk.offsets), tuple(chunk.sizes)
@@ -120,7 +123,7 @@ def _checked(tensor: torch.Tensor, chunks: list[Chunk], where: str) -> Shard:
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
     """The plain tensor that holds this rank's elements. No copy, no autograd, no collective."""
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor  # noqa: SLF001 - to_local() costs 20 us
+    return tensor._local_tensor if is_dtensor(tensor) else tensor  # noqa: SLF001 - to_local() costs 20 us
 
 
 def describe(tensor: torch.Tensor, where: str) -> tuple[str, tuple[int, ...]]:

@@ -121,6 +121,14 @@ sys.exit(repr(failed) if failed else 0)
     assert done.returncode == 0, done.stderr
 
 
+def test_the_client_imports_without_what_it_need_not_have():
+    """A second and a half of a training script's start, for tensors that most scripts have none of."""
+    slow = ("torch.distributed.tensor", "torch.distributed.checkpoint", "torch._subclasses.fake_tensor", "sympy")
+    code = "import sys, torch; before = {*sys.modules}; import ckptd_client; print(*({*sys.modules} - before))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert [name for name in done.stdout.split() if name.startswith(slow)] == []
+
+
 def code_lines(tree, lines):
     """Numbers of the lines under tree that hold code: no docstrings, comments or blanks."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
