@@ -151,7 +151,7 @@ class Coordinator:
         self._caught_up, self._behind = set(), set()
         if self.restores.agreed is not None and self.restores.agreed.incarnation < self.sessions.incarnation:
             self.restores.agreed = None
-        self._roll_call.begin(nodes, self._now)
+        self._roll_call.begin(nodes, self.sessions.session, self._now)
         self._entering = True
         self.restores.blind()
         return self._load(self.restores.replaced())
@@ -160,10 +160,9 @@ class Coordinator:
         """All that a node has. Once all have said it, what cannot become whole any more is over."""
         actions = self._catch_up(node, event)
         self.sessions.incarnation = max(self.sessions.incarnation, event.incarnation)
-        if event.epoch > self.sessions.epoch and event.session == self.sessions.session:  # restarted before it kept it
-            self.sessions.epoch = event.epoch
-            self.encodes.opened(self.sessions.topology, event.epoch)
-        self._roll_call.spoke(node, event.former)
+        actions += self.sessions.heard_epoch(event.session, event.epoch)
+        self.encodes.opened(self.sessions.topology, self.sessions.epoch)
+        self._roll_call.spoke(node, event.session, event.former)
         self.encodes.heard(node, event.since)
         actions += self.encodes.found(node, event.pieces, self.saves, now)
         actions += self.saves.found(node, event.segments, now)
@@ -176,7 +175,7 @@ class Coordinator:
         """A node that missed the end of a load is told; one that knows of a load that this daemon forgot tells it."""
         known = self.restores.agreed
         self._incarnations[node] = event.incarnation
-        ours = event.resumed is not None and event.session == self.sessions.session
+        ours = event.resumed is not None and self.sessions.session in ("", event.session)
         if ours and (known is None or event.incarnation > known.incarnation):
             known = self.restores.agreed = ev.LoadOrdered(
                 job=self.job, node=self._node, incarnation=event.incarnation, save=event.resumed, agreed=True

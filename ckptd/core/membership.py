@@ -30,9 +30,17 @@ class Membership:
         introductions = [self._introduce(event, peer.node) for peer in self._outside(event)]
         return [*meet, *introductions, *self._knock(event, known)]
 
+    def is_of(self, event: ev.RankAttached) -> bool:
+        """Whether the rank is of the session that was opened last, as far as is known: it may have missed a load.
+
+        Ranks of others are refused here: the door of their session may not know that it is over.
+        """
+        return event.session == self.session if self.session else event.topology == self.topology
+
     def opened(self, order: ev.SessionOpened) -> list[Action] | None:
         """Another session, perhaps on other nodes, is the job now; None when it is the one that was."""
-        if order.session == self.session and order.node == self.coordinator:
+        same = order.session == self.session and order.node == self.coordinator
+        if same and (order.topology is None or order.epoch == self.epoch):
             return None
         if order.session != self.session and self.topology is not None:
             self.former = self.topology.nodes

@@ -210,7 +210,7 @@ class JobNode:
 
     def _attached(self, event: ev.RankAttached) -> list[Action]:
         self.ranks.lives(event)
-        if 0 < event.incarnation < self.incarnation:  # the door of its session may not know that it is over
+        if 0 < event.incarnation < self.incarnation and not self.membership.is_of(event):
             text = f"incarnation {event.incarnation} was replaced by {self.incarnation}"
             refusal = Refused(reply_to=event.request, code="stale", message=text)
             return [ToRank(job=self.job, rank=event.rank, session=event.session, message=refusal)]

@@ -59,7 +59,7 @@ class Restores:
         self._node = node
         self._policy = policy
         self._routes = routes
-        self.agreed: ev.LoadOrdered | None = None  # the last load that this session agreed on
+        self.agreed: ev.LoadOrdered | None = None  # the last load that this session agreed on, or that found nothing
         self._blind = False  # some node has not yet said what it has
         self._round: Round | None = None
         self.settled: SaveId | None = None  # the newest that could be restored, and was, in this session
@@ -308,7 +308,7 @@ class Restores:
             return self._refuse("restore", f"there is no checkpoint of step {r.step}", "ckptd list, or client.steps()")
         if r.notes:
             return self._refuse("restore", "no checkpoint can be restored: " + "; ".join(r.notes), "ckptd verify")
-        order = ev.LoadOrdered(job=self._job, node=self._node, incarnation=r.incarnation or 0)
+        self.agreed = order = ev.LoadOrdered(job=self._job, node=self._node, incarnation=r.incarnation or 0)
         self._round = None
         return [ToNode(job=self._job, message=order)]
 

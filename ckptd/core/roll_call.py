@@ -14,39 +14,44 @@ class RollCall:
 
     def __init__(self, policy: Policy) -> None:
         self._patience_s = policy.stage_timeout_s
-        self._current: set[str] = set()  # nodes that have spoken since their link came up
+        self._current: dict[str, tuple[str, set[str]]] = {}  # who spoke since its link came up: session, former nodes
         self._spoke: set[str] = set()  # nodes that have spoken in this call
         self._awaited: set[str] = set()  # nodes that loads wait for
         self._awaited_until = 0.0
         self._silent: set[str] = set()  # nodes that may have a part of something
         self._doubt_until: float | None = None
 
-    def begin(self, nodes: set[str], now: float) -> None:
-        """A session was opened on these nodes. Who has spoken since its link came up need not say it again."""
-        self._awaited = nodes - self._current
-        self._silent, self._spoke = set(nodes), set()
+    def begin(self, nodes: set[str], session: str, now: float) -> None:
+        """A session was opened on these nodes. Who has spoken since its link came up need not say it again.
+
+        But only who was in this session then, before this daemon restarted, has named all nodes that it ran on before.
+        """
+        self._awaited = nodes - self._current.keys()
+        said = {node: former for node, (of, former) in self._current.items() if of == session}
+        self._spoke = set(said)
+        self._silent = nodes.union(*said.values()) - self._spoke
         self._awaited_until = now + self._patience_s / 10
         self._doubt_until = now + self._patience_s
 
-    def spoke(self, node: str, former: Iterable[str]) -> None:
-        """The node has said what it has, and where the job ran before."""
+    def spoke(self, node: str, session: str, former: Iterable[str]) -> None:
+        """The node has said what it has, in which session it is, and where the job ran before."""
         self._spoke.add(node)
-        self._current.add(node)
+        self._current[node] = (session, set(former))
         self._awaited.discard(node)
         self._silent = (self._silent | set(former)) - self._spoke
 
     def came(self, node: str) -> None:
         """Its link came up: it will say anew what it has."""
-        self._current.discard(node)
+        self._current.pop(node, None)
 
     def went(self, node: str) -> None:
         """It does not answer: loads do not wait for it."""
-        self._current.discard(node)
+        self._current.pop(node, None)
         self._awaited.discard(node)
 
     def forget(self) -> None:
         """Another node makes the calls."""
-        self._current, self._awaited, self._doubt_until = set(), set(), None
+        self._current, self._awaited, self._doubt_until = {}, set(), None
 
     @property
     def complete(self) -> bool:

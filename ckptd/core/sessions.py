@@ -50,6 +50,7 @@ class Sessions:
         self.members: dict[int, str] = {}
         self.topology: Topology | None = None
         self.epoch = 0  # the incarnation in which this topology began
+        self._epochs: dict[str, int] = {}  # by session, as its nodes have told
         self.visitors: set[str] = set()  # nodes outside of it that may hold something of the job
         self.unreachable: set[str] = set()
         self.departed: set[int] = set()  # members that left or died; nothing more comes from them
@@ -151,7 +152,9 @@ class Sessions:
                 self.members = {}
                 self.departed = {rank for rank, session in self._dead if session == event.session}
             if event.session != self.session or self.topology is None:
-                self.topology, self.epoch = event.topology, self.epoch or event.incarnation
+                kept = self.epoch if event.topology == self.topology else 0
+                self.epoch = self._epochs.get(event.session, kept) or event.incarnation
+                self.topology = event.topology
             self.session, self.world_size, self.cadence = event.session, event.world_size, event.cadence
             self.incarnation = max(self.incarnation, event.incarnation)
             self.members[event.rank] = node
@@ -164,6 +167,14 @@ class Sessions:
         waiting.ranks[event.rank] = (node, event.world_size)
         waiting.nodes.add(node)
         return self._open_waiting(now)
+
+    def heard_epoch(self, session: str, epoch: int) -> list[Action]:
+        """A node says since when its session has its topology; this daemon may have restarted before it kept that."""
+        self._epochs[session] = max(epoch, self._epochs.get(session, 0))
+        if not session or session != self.session or epoch <= self.epoch:
+            return []
+        self.epoch = epoch
+        return [self._welcome(self._node, ())]
 
     def _misfit(self, event: ev.RankAttached, loaded: int) -> tuple[str, str, str] | None:
         ours = event.session == self.session
