@@ -105,7 +105,7 @@ class Catalogue:
     @property
     def empty(self) -> bool:
         """Whether no rank is here and no memory is in use."""
-        return not any(job.node.busy or job.coordinator.sessions.members for job in self.jobs.values())
+        return not any(job.node.busy or job.coordinator.sessions.present for job in self.jobs.values())
 
     def check(self) -> None:
         """Asserts the invariants of every job."""
@@ -137,7 +137,7 @@ class Catalogue:
     def _coordinates_others(self, key: JobKey) -> bool:
         """Whether ranks or memory of other nodes depend on this daemon, though nothing of the job is here."""
         job = self.jobs.get(key)
-        return job is not None and bool(job.coordinator.sessions.members or job.coordinator.saves.anything_held)
+        return job is not None and bool(job.coordinator.sessions.present or job.coordinator.saves.anything_held)
 
     def _route(self, key: JobKey, actions: list[Action], inbox: deque[ev.Event], out: list[Action]) -> None:
         for action in actions:

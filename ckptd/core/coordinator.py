@@ -206,6 +206,8 @@ class Coordinator:
 
     def _peer_up(self, event: ev.PeerUp, now: float) -> list[Action]:
         self.sessions.peer_up(event.node)
+        if event.node in self.sessions.present.values():
+            self._somebody_is_in()
         self._roll_call.came(event.node)
         actions = [*self.encodes.peer_up(event.node), *self.saves.peer_up(event.node, now)]
         return [*actions, *self.restores.peer_up(event.node)]
@@ -216,7 +218,8 @@ class Coordinator:
         self._roll_call.went(node)
         ranks = sorted(rank for rank, home in self.sessions.members.items() if home == node)
         actions += self._load(self.restores.node_gone(node, ranks))
-        return [*actions, *self.saves.peer_down(node, now), *self._judge(now)]
+        actions += self.saves.peer_down(node, now)
+        return [*actions, *(self._all_left(now) if ranks else []), *self._judge(now)]
 
     def _kept(self, event: ev.TopologyKept) -> list[Action]:
         """What an earlier life of this daemon coordinated, if it did."""
@@ -249,7 +252,7 @@ class Coordinator:
 
     def _somebody_is_in(self) -> None:
         """Ranks belong to the job: it is neither closing nor an orphan. Who only knocks changes nothing."""
-        if self.sessions.members:
+        if self.sessions.present:
             self._closing, self.orphaned_at = False, None
             self.saves.cadence = self.sessions.cadence
 
@@ -272,19 +275,22 @@ class Coordinator:
         ours = event.session == self.sessions.session and event.rank in self.sessions.members
         actions = self.sessions.gone(event.rank, event.session, now)
         if not ours:
-            if not self.sessions.members and not self._closing and self.orphaned_at is None:
+            if not self.sessions.present and not self._closing and self.orphaned_at is None:
                 self.orphaned_at = now  # it was the last that might have had a use for what lies here
             return actions
         crashed = isinstance(event, ev.RankGone)
         self._crashed |= crashed
         actions += self.saves.rank_gone(event.rank, "ended" if crashed else "closed", self.sessions.incarnation)
         actions += self._load(self.restores.rank_gone(event.rank))
-        if not self.sessions.members:
-            self.orphaned_at = now
-            self._closing = not self._crashed
-            actions += self.saves.drain_newest(now)
-            actions += self._release_when_safe(now)
-        return actions
+        return [*actions, *self._all_left(now)]
+
+    def _all_left(self, now: float) -> list[Action]:
+        """What follows when nobody is in any more, as far as nodes answer."""
+        if self.sessions.present:
+            return []
+        self.orphaned_at = now
+        self._closing = not self._crashed
+        return [*self.saves.drain_newest(now), *self._release_when_safe(now)]
 
     def _staged(self, node: str, event: ev.SegmentStaged, now: float) -> list[Action]:
         self.sessions.incarnation = max(self.sessions.incarnation, event.save.incarnation)
@@ -354,7 +360,7 @@ class Coordinator:
     def _release_when_safe(self, now: float) -> list[Action]:
         """A closed job's memory is free once its newest checkpoint is durable; a crashed one's after orphan_ttl_s."""
         expired = self._orphan_until is not None and now >= self._orphan_until
-        if self.sessions.members or not (self._closing or expired):
+        if self.sessions.present or not (self._closing or expired):
             return []
         went_on = any(save.incarnation == self.sessions.incarnation for save in self.saves.on_store)
         newer = self._roll_call.doubts_of(self.sessions.nodes) if went_on else self._roll_call.doubts

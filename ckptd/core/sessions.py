@@ -242,13 +242,15 @@ class Sessions:
         return {self._node} | inside | self.visitors
 
     @property
-    def wanted(self) -> bool:
-        """Whether anybody may still need the job's memory: a member, one at the door, a process that may come back.
+    def present(self) -> dict[int, str]:
+        """Members whose nodes answer: the others may be long gone with theirs."""
+        return {rank: node for rank, node in self.members.items() if node not in self.unreachable}
 
-        Processes of a node that does not answer may be long gone with it.
-        """
+    @property
+    def wanted(self) -> bool:
+        """Whether anybody may still need the job's memory: a member, one at the door, a process that may come back."""
         near = any(self._where.get(key) not in self.unreachable for key in self._live)
-        return bool(self.members or self._waiting or near)
+        return bool(self.present or self._waiting or near)
 
     @property
     def next_number(self) -> int:
