@@ -23,6 +23,7 @@ class DrainShare:
         self.voted: SaveId | None = None  # synced and voted for, its commit not heard of
         self._written = False  # the files are synced
         self._busy = False  # the store's worker reads the slots, or writes the vote
+        self._flying: dict[SaveId, frozenset[str]] = {}  # what it writes, from which slots, also when nobody wants it
         self._orphan = False  # whoever ordered it coordinates no more
         self._mine: frozenset[int] = frozenset()  # ranks whose segments this node drains
 
@@ -74,19 +75,31 @@ class DrainShare:
             problem = f"no slot of this node holds {save}"
             return [self._report(ev.Drained(job=self._job, save=save, problem=problem))]
         self.save, self._written, self._busy, self._orphan = save, False, True, False
-        return [Drain(job=self._job, save=save, slots=names), *self.parity.begin(save)]
+        return [*self._write(save, names), *self.parity.begin(save)]
+
+    def _write(self, save: SaveId, names: tuple[str, ...]) -> list[Action]:
+        """One at a time: two that write the same files would remove each other's."""
+        if save in self._flying:
+            return []
+        self._flying[save] = frozenset(names)
+        return [Drain(job=self._job, save=save, slots=names)]
 
     def _share(self, save: SaveId) -> list[Slot]:
         """One slot of each rank whose segment this node drains."""
         return [slot for slot in self._slots.holding(save) if slot.rank in self._mine]
 
     def drained(self, event: ev.Drained) -> list[Action]:
-        """The files are synced, or why not."""
+        """The files are synced, or why not. It may have been begun before it was ordered anew, for fewer ranks."""
+        written = self._flying.pop(event.save, frozenset())
         self._rested(event.save)
         if event.save != self.save:
             return []
         if event.problem or event.committed:
             return [self._report(event)]
+        names = tuple(slot.name for slot in self._share(event.save))
+        if not written.issuperset(names):
+            self._busy = True
+            return self._write(event.save, names)
         self._written = True
         return self.vote()
 

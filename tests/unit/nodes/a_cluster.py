@@ -322,6 +322,21 @@ class ACluster:
             self.perform(node, action)
         self.settle()
 
+    def fail(self) -> None:
+        """Drains and encodes that were held back end badly, where their nodes still are."""
+        self.held, waiting, self.waiting = set(), self.waiting, []
+        for node, action in waiting:
+            match action:
+                case act.Drain(save=save):
+                    self._end(node, ev.Drained(job=KEY, save=save, problem="broken off"))
+                case act.Encode(piece=piece):
+                    self._end(node, ev.Encoded(job=KEY, save=piece.save, epoch=piece.epoch, problem="broken off"))
+        self.settle()
+
+    def _end(self, node: ANode, event: ev.Event) -> None:
+        if self.nodes.get(node.name) is node:
+            self.say(node, event)
+
     def perform(self, node: ANode, action: act.Action) -> None:  # noqa: C901, PLR0912, PLR0915
         """Carries an action out."""
         if type(action) in self.held:

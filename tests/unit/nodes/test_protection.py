@@ -151,7 +151,7 @@ def test_after_close_nothing_is_left_anywhere():
 
 def test_a_node_that_was_lost_for_good_does_not_delay_the_end_of_a_job_that_has_gone_on():
     cluster = a_protected_job()
-    cluster.held, cluster.waiting = set(), []
+    cluster.fail()
     cluster.end_ranks()
     cluster.lose("b")
     cluster.add("x")
@@ -242,7 +242,7 @@ def test_a_smaller_world_gets_a_lost_node_rebuilt_drained_and_read_from_the_stor
     cluster = a_protected_job(whole_nodes=0)
     cluster.end_ranks()
     cluster.lose("c")
-    cluster.held, cluster.waiting = set(), []
+    cluster.fail()
     cluster.connect("abd")
     answers = cluster.load()
     assert not refused(answers)
@@ -448,7 +448,7 @@ def test_parity_that_was_half_made_before_all_daemons_restarted_holds_no_slot_fo
     cluster.failing = {"c"}
     cluster.stage(TWO)
     cluster.end_ranks()
-    cluster.held, cluster.waiting = set(), []
+    cluster.fail()
     for name in "abcd":
         cluster.nodes[name].restart()
     cluster.connect("abc")
