@@ -41,7 +41,10 @@ class Adoption:
         kept = kept_topologies(self._arena.path)
         jobs = {places.job_dir(one.job): one.job for one in kept}
         for one in kept:  # first: who coordinates decides what is reported to whom
-            self._handle(ev.TopologyKept(job=one.job, topology=one.topology, epoch=one.epoch, since=one.since))
+            known = ev.TopologyKept(
+                job=one.job, topology=one.topology, epoch=one.epoch, since=one.since, outside=one.outside
+            )
+            self._handle(known)
         slots = self._arena.scan()
         for slot in slots:
             directory = os.path.join(self._arena.path, slot.job_dir)

@@ -1,6 +1,7 @@
 """Carries out the catalogue's actions on the arena and the stores; each outcome comes back as an event."""
 
 import logging
+import time
 from collections.abc import Callable
 
 from ckptd import __version__
@@ -13,7 +14,7 @@ from ckptd.peers.kept import Kept, keep_topology
 from ckptd.protocol import places
 from ckptd.protocol.digest import KIND
 from ckptd.protocol.errors import BudgetError, CkptdError, DamagedError
-from ckptd.protocol.ids import JobKey, SaveId, file_name
+from ckptd.protocol.ids import JobKey, SaveId, file_name, incarnation_at
 from ckptd.protocol.layout import extents
 from ckptd.protocol.manifest import STOCK_OBJECTS, VERSION, FileRecord, StockObjects, Vote, decode_objects
 from ckptd.store import CommitOutcome
@@ -119,7 +120,7 @@ class Effects:
                 log.error("job=%s %s", action.job.job, text)
                 self._note(action.job, text)
 
-        kept = Kept(action.job, action.topology, action.epoch, action.since)
+        kept = Kept(action.job, action.topology, action.epoch, action.since, action.outside)
         self._cleaning.run(lambda: keep_topology(self._arena.path, kept), done)
 
     def _clean(self, work: Callable[[], None]) -> None:
@@ -191,7 +192,10 @@ class Effects:
                 self._deliver(ev.IncarnationTaken(job=job, number=reply.result.incarnation))
             elif isinstance(reply, Failed):
                 hopeless = reply.errno in _HOPELESS
-                problem = ev.IncarnationTaken(job=job, problem=reply.message, hint=reply.hint, hopeless=hopeless)
+                number = incarnation_at(time.time())
+                problem = ev.IncarnationTaken(
+                    job=job, number=number, problem=reply.message, hint=reply.hint, hopeless=hopeless
+                )
                 self._deliver(problem)
 
         self._stores.ask(
@@ -343,7 +347,7 @@ def _failure(action: act.Action, problem: str) -> ev.Event | None:
                 job=action.job, rank=action.rank, count=action.count, code="os", message=problem, hint=""
             )
         case act.TakeIncarnation():
-            return ev.IncarnationTaken(job=action.job, problem=problem)
+            return ev.IncarnationTaken(job=action.job, number=incarnation_at(time.time()), problem=problem)
         case act.ScanStore():
             return ev.StoreScanned(job=action.job, problem=problem)
         case act.Commit():

@@ -118,6 +118,7 @@ class KeepTopology(Action):
     topology: Topology
     epoch: int
     since: int  # the epoch in which the job first came to this arena
+    outside: tuple[Peer, ...] = ()  # nodes that the job ran on before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

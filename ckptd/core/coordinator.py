@@ -225,8 +225,7 @@ class Coordinator:
         """What an earlier life of this daemon coordinated, if it did."""
         if event.topology.coordinator != self._node:
             return []
-        self.sessions.topology, self.sessions.epoch = event.topology, event.epoch
-        self.sessions.incarnation = max(self.sessions.incarnation, event.epoch)
+        self.sessions.kept(event)
         self.encodes.opened(event.topology, event.epoch)
         return []
 

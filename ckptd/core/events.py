@@ -211,6 +211,7 @@ class TopologyKept(Event):
     topology: Topology
     epoch: int
     since: int  # the epoch in which the job first came to this arena
+    outside: tuple[Peer, ...] = ()  # nodes that the job ran on before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,7 +298,10 @@ class StoreScanned(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncarnationTaken(Event):
-    """The number this session owns. ``problem`` not empty: the store did not answer, or (``hopeless``) never will."""
+    """The number this session owns. ``problem`` not empty: the store did not answer, or (``hopeless``) never will.
+
+    Then the number is the clock's.
+    """
 
     number: int = 0
     problem: str = ""

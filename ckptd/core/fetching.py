@@ -2,6 +2,7 @@
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, FetchSegment, ToNode
+from ckptd.core.policy import Policy
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.messages import Tier
 from ckptd.protocol.slot import Seal
@@ -10,9 +11,12 @@ from ckptd.protocol.slot import Seal
 class Fetching:
     """What was ordered and has not ended. First its seal, or its piece, is asked of who has it; then it is pulled."""
 
-    def __init__(self, job: JobKey, node: str) -> None:
+    def __init__(self, job: JobKey, node: str, policy: Policy) -> None:
         self._job = job
         self._node = node
+        self._patience_s = policy.outside_wait_s
+        self._up = {node}  # whom it can ask
+        self._late: dict[tuple[SaveId, int], float] = {}  # when an order is given up whose holder was never up
         self._orders: dict[tuple[SaveId, int], ev.FetchOrdered] = {}
         self._pulling: set[tuple[SaveId, int]] = set()
 
@@ -91,8 +95,25 @@ class Fetching:
         self._orders.pop((event.save, event.rank), None)
         self._pulling.discard((event.save, event.rank))
 
+    def next_deadline(self) -> float | None:
+        """When to call tick."""
+        unreached = self._unreached
+        return min((self._late.get(key, 0.0) for key in unreached), default=None)
+
+    def tick(self, now: float) -> list[Action]:
+        """Gives up what lies at nodes that this one does not reach, though the coordinator does."""
+        unreached = self._unreached
+        self._late = {key: self._late.get(key, now + self._patience_s) for key in unreached}
+        late = [self._orders[key] for key in unreached if now >= self._late[key]]
+        return [action for order in late for action in self._failed(order, f"{order.holder} cannot be reached")]
+
+    @property
+    def _unreached(self) -> list[tuple[SaveId, int]]:
+        return [k for k, o in self._orders.items() if o.holder not in self._up and k not in self._pulling]
+
     def peer_up(self, node: str) -> list[Action]:
         """What it was asked, or has answered, may be lost."""
+        self._up.add(node)
         asked = [o for o in self._orders.values() if o.holder == node and (o.save, o.rank) not in self._pulling]
         return [action for order in asked for action in self.order(order, None)]
 
@@ -102,6 +123,7 @@ class Fetching:
 
     def peer_down(self, node: str) -> list[Action]:
         """Who was asked will not answer. What is being pulled ends by its own deadlines."""
+        self._up.discard(node)
         lost = [o for o in self._orders.values() if o.holder == node and (o.save, o.rank) not in self._pulling]
         return [action for order in lost for action in self._failed(order, f"{node} does not answer")]
 

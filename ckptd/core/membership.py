@@ -51,7 +51,9 @@ class Membership:
         if order.topology is None:
             return meet
         self.since = self.since or order.epoch
-        keep = KeepTopology(job=self._job, topology=order.topology, epoch=order.epoch, since=self.since)
+        keep = KeepTopology(
+            job=self._job, topology=order.topology, epoch=order.epoch, since=self.since, outside=order.outside
+        )
         return [*meet, keep]
 
     def peer_up(self, node: str, known: int) -> list[Action]:
@@ -163,7 +165,7 @@ class Membership:
         """What an earlier life of this daemon knew."""
         self.topology, self.epoch, self.since = event.topology, event.epoch, event.since
         self.coordinator = event.topology.coordinator
-        return self._meet(event.topology.peers)
+        return self._meet((*event.topology.peers, *event.outside))
 
     def _meet(self, peers: tuple[Peer, ...]) -> list[Action]:
         others = tuple(peer for peer in peers if peer.node != self._node)

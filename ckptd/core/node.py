@@ -51,7 +51,7 @@ class JobNode:
         self.ranks = LocalRanks(job, self.slots)
         self.membership = Membership(job, node, self.ranks)
         self.protection = Protection(job, node)
-        self.fetching = Fetching(job, node)
+        self.fetching = Fetching(job, node, policy)
         parity = ParityShare(job, self.protection, on=policy.drain_parity, wait_s=policy.parity_wait_s)
         self.drain = DrainShare(job, self.slots, self.membership.report, parity)
         self.loads = LoadAnswers(job, self.ranks, self.slots, self.membership.report)
@@ -460,19 +460,21 @@ class JobNode:
         return bool(self.protection.pieces) or any(slot.save for slot in self.slots)
 
     def next_deadline(self) -> float | None:
-        """When the memory of a node that was left alone is given up."""
+        """When tick has something to do."""
         attended = self.coordinator == self.node or self._peopled
-        return None if attended else self._alone.until(held=self._holds)
+        alone = None if attended else self._alone.until(held=self._holds)
+        return min((t for t in (alone, self.fetching.next_deadline()) if t is not None), default=None)
 
     def tick(self, now: float) -> list[Action]:
         """Gives up what lies here when no rank lives here and no coordinator has spoken for orphan_ttl_s."""
+        actions = self.fetching.tick(now)
         if self.coordinator == self.node or self._peopled:
             self._alone.spoken_to()
-            return []
+            return actions
         if not self._alone.too_long(now, held=self._holds):
-            return []
+            return actions
         self._alone.spoken_to()
-        return self._released()
+        return [*actions, *self._released()]
 
     def check(self) -> None:
         """Asserts what must always hold; tests call it after every event."""

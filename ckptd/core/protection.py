@@ -29,6 +29,7 @@ class Protection:
         self.copying: Key | None = None  # to the store: stays until that has ended
         self._running: ev.Piece | None = None
         self._offers: dict[Key, dict[str, ev.Column]] = {}
+        self._up = {node}  # who answers this node
 
     @property
     def wanted(self) -> set[SaveId]:
@@ -78,7 +79,12 @@ class Protection:
         if self.newest is not None:  # what is newer may be protected too, though this node has not heard it
             newest = self.newest
             actions += self._drop_all_but({key, *(held for held in self.pieces if held >= newest)})
-        return [*actions, *self._encode()]
+        actions += self._encode()
+        offered = self._offers.get(key, {})
+        silent = [member for member in self.members if member not in self._up and member not in offered]
+        if silent and self._running is None:
+            actions.append(self._outcome(key, f"node {silent[0]} does not answer"))
+        return actions
 
     def offer(self, column: ev.Column) -> list[Action]:
         """This node's column of the save that waits for it."""
@@ -95,6 +101,7 @@ class Protection:
 
     def peer_up(self, node: str) -> list[Action]:
         """A member may not have heard what was offered."""
+        self._up.add(node)
         own = self._offers.get(self.ordered, {}).get(self._node) if self.ordered is not None else None
         if self.ordered is None or own is None or node not in self.members:
             return []
@@ -102,6 +109,7 @@ class Protection:
 
     def peer_down(self, node: str) -> list[Action]:
         """A member whose column is waited for will not offer it soon."""
+        self._up.discard(node)
         key = self.ordered
         waits = key is not None and key not in self.pieces and self._running is None
         if key is None or not waits or node not in self.members or node in self._offers.get(key, {}):

@@ -66,6 +66,13 @@ class Sessions:
         self._former: dict[str, Peer] = {}  # nodes that the job ran on before
         self._taking = ""
 
+    def kept(self, event: ev.TopologyKept) -> None:
+        """What an earlier life of this coordinator knew."""
+        self.topology, self.epoch = event.topology, event.epoch
+        self.incarnation = max(self.incarnation, event.epoch)
+        self._former |= {peer.node: peer for peer in event.outside}
+        self.visitors |= {peer.node for peer in event.outside}
+
     def found(self, node: str, event: ev.RankFound) -> None:
         """A live process of some session."""
         self._live[event.rank, event.session] = event
@@ -258,8 +265,8 @@ class Sessions:
         return max(self.incarnation, self.floor) + 1
 
     def number_of(self, event: ev.IncarnationTaken) -> int:
-        """The number to go on with: the store's, or one that is new as far as this coordinator knows."""
-        return self.next_number if event.problem else max(event.number, self.incarnation + 1)
+        """The number to go on with: the store's, or the clock's where the store is silent."""
+        return max(event.number, self.next_number if event.problem else self.incarnation + 1)
 
     @property
     def incomplete(self) -> str:

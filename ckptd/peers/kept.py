@@ -10,7 +10,7 @@ from ckptd import ballast
 from ckptd.protocol import places
 from ckptd.protocol.decoding import MALFORMED
 from ckptd.protocol.ids import Incarnation, JobKey
-from ckptd.protocol.topology import Topology
+from ckptd.protocol.topology import Peer, Topology
 
 log = logging.getLogger("ckptd")
 _MAX_NBYTES = 64 << 20
@@ -23,6 +23,7 @@ class Kept(msgspec.Struct, frozen=True, array_like=True):
     topology: Topology
     epoch: Incarnation
     since: Incarnation
+    outside: tuple[Peer, ...] = ()
 
 
 def keep_topology(arena: str, kept: Kept) -> None:

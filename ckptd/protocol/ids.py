@@ -37,6 +37,19 @@ _STEP_DIR_RE = re.compile(r"^step-([0-9]{9,12})\.i([0-9]{4,8})\Z")
 _PARTIAL_RE = re.compile(r"^\.step-[0-9]{9,12}\.i[0-9]{4,8}\.partial-([0-9]{8})-([0-9]{10})-([0-9]{12})\Z")
 
 
+_CLOCKED_FROM = 1577836800  # 2020-01-01, in seconds since 1970
+_CLOCKED_S = 10  # so the numbers last to the year 2051
+
+
+def incarnation_at(now: float) -> int:
+    """The number of a life that begins at this time (seconds since 1970) and whose store does not answer.
+
+    Larger than those that stores count, and than those of earlier lives of this kind: nobody else has it, though
+    nobody can be asked.
+    """
+    return min(MAX_INCARNATION, max(1, int(now - _CLOCKED_FROM) // _CLOCKED_S))
+
+
 class JobKey(msgspec.Struct, frozen=True, order=True, array_like=True):
     """One training: a store directory and a job name in it. Two jobs of one name in two stores never meet."""
 

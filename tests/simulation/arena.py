@@ -4,10 +4,9 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
-from ckptd.core.events import Piece
+from ckptd.core.events import Piece, TopologyKept
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.slot import Seal, SlotState
-from ckptd.protocol.topology import Topology
 
 
 def content_of(save: SaveId, rank: int, session: str) -> bytes:
@@ -36,9 +35,7 @@ class JobMemory:
 
     slots: dict[str, SlotFile] = field(default_factory=dict)
     pieces: dict[tuple[SaveId, int], Piece] = field(default_factory=dict)
-    topology: Topology | None = None
-    epoch: int = 0
-    since: int = 0
+    kept: TopologyKept | None = None
     rank_files: dict[tuple[int, str], Any] = field(default_factory=dict)  # (rank, session) -> process
     serials: dict[int, int] = field(default_factory=dict)
 

@@ -79,7 +79,9 @@ class Effects:
                     arena.unlink(job, action.slot)
             case act.KeepTopology():
                 memory = arena.job(job)
-                memory.topology, memory.epoch, memory.since = action.topology, action.epoch, action.since
+                memory.kept = ev.TopologyKept(
+                    job=job, topology=action.topology, epoch=action.epoch, since=action.since, outside=action.outside
+                )
                 machine.meet(job, action.topology.peers if self._world.keeping_is_meeting else ())
             case act.StopEncode():
                 for key, running in list(self._running.get(machine.name, {}).items()):
@@ -172,6 +174,8 @@ class Effects:
                     found = _EFFECTS[type(action)](self, machine, action)
             except StoreError as error:
                 problem = problem or str(error)
+        if problem and isinstance(action, act.TakeIncarnation):
+            found = 10**6 + int(self._world.clock.now * 10)  # as incarnation_at does, and finer
         return _EVENTS[type(action)](action, problem, found)
 
     # --- what each does; raises StoreError
@@ -335,7 +339,7 @@ _EVENTS: dict[type[Any], Callable[[Any, str, Any], list[Any]]] = {
     ],
     act.WriteVote: _plain(ev.VoteWritten),
     act.TakeIncarnation: lambda a, problem, found: [
-        make(ev.IncarnationTaken, job=a.job, number=0 if problem else found, problem=problem)
+        make(ev.IncarnationTaken, job=a.job, number=found, problem=problem)
     ],
     act.ScanStore: _scanned,
     act.Commit: _plain(ev.CommitEnded, nbytes=10),

@@ -80,9 +80,8 @@ class Machine:
 
     def _adopt(self, job: JobKey) -> None:
         memory = self.arena.jobs[job]
-        if memory.topology is not None:
-            topology, epoch, since = memory.topology, memory.epoch, memory.since
-            self.say(ev.TopologyKept(job=job, topology=topology, epoch=epoch, since=since))
+        if memory.kept is not None:
+            self.say(memory.kept)
         for slot in sorted(memory.slots.values(), key=lambda s: s.name):
             digested = slot.seal.state is SlotState.DIGESTED
             self.say(

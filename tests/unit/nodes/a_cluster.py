@@ -70,9 +70,7 @@ class ANode:
         self.met = set()
         self.catalogue = Catalogue(self.name, self.cluster.policy)
         if self.kept is not None:
-            self.cluster.say(
-                self, ev.TopologyKept(job=KEY, topology=self.kept[0], epoch=self.kept[1], since=self.kept[2])
-            )
+            self.cluster.say(self, self.kept)
         for name, slot in sorted(self.slots.items()):
             seal = a_seal(KEY, slot.save, slot.rank, slot.world) if slot.save and slot.digested else None
             self.cluster.say(
@@ -350,8 +348,8 @@ class ACluster:
                     self.say(self.nodes[to], action.message)
             case act.MeetPeers(peers=peers):
                 node.met |= {p.node for p in peers}
-            case act.KeepTopology(topology=topology, epoch=epoch, since=since):
-                node.kept = (topology, epoch, since)
+            case act.KeepTopology(topology=topology, epoch=epoch, since=since, outside=outside):
+                node.kept = ev.TopologyKept(job=KEY, topology=topology, epoch=epoch, since=since, outside=outside)
             case act.AllocateSlots(rank=rank, count=count, capacity=capacity):
                 for _ in range(count):
                     self.say(node, ev.SlotReady(job=KEY, rank=rank, slot=self._slot(node, rank), capacity=capacity))
