@@ -1,7 +1,6 @@
 """Training processes that a test steers call by call. Forked from a server that has torch, so they start fast."""
 
 import contextlib
-import ctypes
 import logging
 import multiprocessing
 import os
@@ -14,18 +13,14 @@ from types import TracebackType
 from typing import Any, Self
 
 from ckptd.protocol.slot import SEALS_NBYTES, decode_seals
+from tests import forks
 from tests.cluster import Node
 
 JOB = "job"
 SAVE_TIMEOUT_S = 10.0
 MB = 1 << 20
-_PR_SET_PDEATHSIG = 1
 _IDLE_S = 0.02
 _LOG_CHARS = 30_000
-
-_context = multiprocessing.get_context("forkserver")
-# Ours are imported by each rank: the server does not look where the tests import from.
-_context.set_forkserver_preload(["torch", "torch.utils.data", "msgspec", "msgpack", "numpy", "xxhash", "zmq"])
 
 
 class RankError(Exception):
@@ -44,11 +39,11 @@ class Rank:
         self, node: Node, rank: int = 0, world: int = 1, *, run: str = "", nbytes: int = 2 * MB, **environ: str
     ) -> None:
         self.rank = rank
-        self._conn, theirs = _context.Pipe()
+        self._conn, theirs = forks.context.Pipe()
         variables = {k: v for k, v in node.environ(**environ).items() if k.startswith(("CKPTD_", "PYTHONPATH"))}
         if world > 1:
             variables |= {"WORLD_SIZE": str(world), "RANK": str(rank), "TORCHELASTIC_RUN_ID": run, "MASTER_PORT": "1"}
-        self.process = _context.Process(target=_main, args=(theirs, variables, rank, nbytes))
+        self.process = forks.context.Process(target=_main, args=(theirs, variables, rank, nbytes))
         self.process.start()
         theirs.close()
         self.seconds = 0.0  # of the last call, as measured over there
@@ -405,12 +400,9 @@ def _same(left: Any, right: Any) -> bool:
 def _main(conn: Connection, variables: dict[str, str], rank: int, nbytes: int) -> None:
     import torch  # noqa: PLC0415
 
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    forks.begin(variables)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-    for name in [name for name in os.environ if name.startswith("CKPTD_")]:
-        del os.environ[name]
-    os.environ.update(variables)
     torch.set_num_threads(1)
     trainer = Trainer(rank, nbytes)
     while True:

@@ -1,11 +1,11 @@
 """What each rank of the test of tensors in several boxes runs: DCP's plug-ins, with shards that interleave.
 
-    torchrun box_ranks.py save <folder>   by CkptdWriter, by CkptdStager and to a plain DCP directory; whole.pt
-    torchrun box_ranks.py load <folder>   each of them by every reader, box for box compared to the bit
-    torchrun box_ranks.py refuse          what DCP's own planner makes of them is refused
+    box_ranks.py save <folder>   by CkptdWriter, by CkptdStager and to a plain DCP directory; whole.pt
+    box_ranks.py load <folder>   each of them by every reader, box for box compared to the bit
+    box_ranks.py refuse          what DCP's own planner makes of them is refused
 
 FSDP2 over tensor parallelism on 2 by n/2 ranks, AdamW, a DTensor with strides in both dimensions, and objects with a
-box list of their own. Run under torchrun on CPUs with gloo.
+box list of their own. Run by tests/interop/launch.py on CPUs with gloo.
 """
 
 import os

@@ -1,10 +1,10 @@
 """What each rank of a DCP plug-in test runs.
 
-    torchrun dcp_ranks.py save <folder> <layouts>   a few steps, then dcp.save in each layout; values as reference
-    torchrun dcp_ranks.py load <folder> <pairs>     saved>wanted layouts, joined by commas
-    torchrun dcp_ranks.py <case>                    a case of its own, see the functions below
+    dcp_ranks.py save <folder> <layouts>   a few steps, then dcp.save in each layout; values as reference
+    dcp_ranks.py load <folder> <pairs>     saved>wanted layouts, joined by commas
+    dcp_ranks.py <case>                    a case of its own, see the functions below
 
-Layouts: fsdp, ddp, hsdp, tp, fsdp_tp. Run under torchrun on CPUs with gloo.
+Layouts: fsdp, ddp, hsdp, tp, fsdp_tp. Run by tests/interop/launch.py on CPUs with gloo.
 """
 
 import io

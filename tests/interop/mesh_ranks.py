@@ -1,10 +1,10 @@
 """What each rank of the test of shardings runs: states whose every element is known before they are sharded.
 
-    torchrun mesh_ranks.py save <folder> <layout>    a durable checkpoint, and reference.pt in the folder
-    torchrun mesh_ranks.py load <folder> <layouts>   by every reader, compared to the bit; layouts joined by commas
+    mesh_ranks.py save <folder> <layout>    a durable checkpoint, and reference.pt in the folder
+    mesh_ranks.py load <folder> <layouts>   by every reader, compared to the bit; layouts joined by commas
 
 Layouts: tp (2 by n/2: FSDP2 over tensor parallelism), fsdp, hsdp, ddp. Nothing is trained: that would need layers that
-divide, and here they don't. Run under torchrun on CPUs with gloo.
+divide, and here they don't. Run by tests/interop/launch.py on CPUs with gloo.
 """
 
 import os

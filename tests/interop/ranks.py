@@ -1,10 +1,10 @@
 """What each rank of a stock reader test runs: trains and saves, or reads by every reader and compares to the bit.
 
-    torchrun ranks.py save <folder>            a few steps, a durable checkpoint, and each rank's values as reference.pt
-    torchrun ranks.py load <folder> <layouts>  layouts: fsdp, ddp, hsdp, joined by commas
-    torchrun ranks.py dcp <folder> <layouts> <directory>  by dcp.load alone, from there
+    ranks.py save <folder>            a few steps, a durable checkpoint, and each rank's values as reference.pt
+    ranks.py load <folder> <layouts>  layouts: fsdp, ddp, hsdp, joined by commas
+    ranks.py dcp <folder> <layouts> <directory>  by dcp.load alone, from there
 
-Run under torchrun on CPUs with gloo.
+Run by tests/interop/launch.py on CPUs with gloo.
 """
 
 import os

@@ -7,7 +7,7 @@ import torch
 
 from ckptd.verify import verify_checkpoint
 from tests.interop.box_ranks import JOB, STAGED
-from tests.interop.launch import torchrun
+from tests.interop.launch import on_ranks
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 
@@ -18,7 +18,7 @@ SCRIPT = "box_ranks.py"
 def saved(node):
     folder = os.path.join(node.store, "of-boxes")
     os.mkdir(folder)
-    torchrun(node, 4, SCRIPT, "save", folder)
+    on_ranks(node, 4, SCRIPT, "save", folder)
     return folder
 
 
@@ -33,8 +33,8 @@ def test_each_box_has_a_file_of_the_image(job, node, saved):
 
 @pytest.mark.parametrize("ranks", [4, 2, 1])
 def test_every_box_comes_back_by_every_reader(ranks, node, saved):
-    torchrun(node, ranks, SCRIPT, "load", saved)
+    on_ranks(node, ranks, SCRIPT, "load", saved)
 
 
 def test_rows_that_dcp_misunderstands_are_refused(node):
-    torchrun(node, 4, SCRIPT, "refuse")
+    on_ranks(node, 4, SCRIPT, "refuse")

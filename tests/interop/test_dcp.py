@@ -6,7 +6,7 @@ import pytest
 
 from ckptd.verify import verify_checkpoint
 from tests.cluster import Node
-from tests.interop.launch import torchrun
+from tests.interop.launch import on_ranks
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 
@@ -18,7 +18,7 @@ def saved(node):
     """By 4 ranks, in every layout."""
     folder = os.path.join(node.store, "four")
     os.mkdir(folder)
-    torchrun(node, 4, SCRIPT, "save", folder, "fsdp,hsdp,tp,fsdp_tp,ddp")
+    on_ranks(node, 4, SCRIPT, "save", folder, "fsdp,hsdp,tp,fsdp_tp,ddp")
     return folder
 
 
@@ -31,7 +31,7 @@ def saved(node):
     ],
 )
 def test_every_layout_comes_back(ranks, pairs, node, saved):
-    torchrun(node, ranks, SCRIPT, "load", saved, pairs)
+    on_ranks(node, ranks, SCRIPT, "load", saved, pairs)
 
 
 def test_what_the_writer_wrote_is_sound(node, saved):
@@ -44,10 +44,10 @@ def test_what_the_writer_wrote_is_sound(node, saved):
 def test_two_ranks_to_four(node, tmp_path):
     with Node(str(tmp_path)) as other:
         other.start()
-        torchrun(other, 2, SCRIPT, "save", str(tmp_path), "fsdp,tp")
-        torchrun(other, 4, SCRIPT, "load", str(tmp_path), "fsdp>fsdp,tp>tp")
+        on_ranks(other, 2, SCRIPT, "save", str(tmp_path), "fsdp,tp")
+        on_ranks(other, 4, SCRIPT, "load", str(tmp_path), "fsdp>fsdp,tp>tp")
 
 
 @pytest.mark.parametrize("case", ["arena", "staged", "caching", "leaves_of_one", "errors"])
 def test_four_ranks(case, node):
-    torchrun(node, 4, SCRIPT, case)
+    on_ranks(node, 4, SCRIPT, case)

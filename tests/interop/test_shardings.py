@@ -16,7 +16,7 @@ from safetensors import safe_open
 from ckptd.verify import verify_checkpoint
 from ckptd_client._image import FILLER_PREFIX
 from tests.cluster import Node
-from tests.interop.launch import torchrun
+from tests.interop.launch import on_ranks
 from tests.interop.mesh_ranks import JOB
 from tests.unit.client.same import bits
 
@@ -34,7 +34,7 @@ def saved(request, tmp_path_factory):
     folder = str(tmp_path_factory.mktemp(request.param))
     with Node(folder) as node:
         node.start()
-        torchrun(node, SAVED[request.param], SCRIPT, "save", folder, request.param)
+        on_ranks(node, SAVED[request.param], SCRIPT, "save", folder, request.param)
         reference = torch.load(f"{folder}/{request.param}.pt", weights_only=True)
         yield node, folder, request.param, os.path.join(node.store, JOB, reference["dirname"])
 
@@ -84,7 +84,7 @@ def test_the_checkpoint_is_sound_and_safetensors_alone_has_every_element(saved):
 )
 def test_every_reader_gives_back_what_was_saved(saved, ranks, into):
     node, folder, layout, _ = saved
-    torchrun(node, ranks, SCRIPT, "load", folder, layout, into)
+    on_ranks(node, ranks, SCRIPT, "load", folder, layout, into)
 
 
 @pytest.mark.parametrize("saved", ["tp"], indirect=True)

@@ -17,7 +17,7 @@ from ckptd.export.run import Order, export
 from ckptd.verify import verify_checkpoint
 from ckptd_client._image import FILLER_PREFIX
 from tests.cluster import Node
-from tests.interop.launch import torchrun
+from tests.interop.launch import on_ranks
 from tests.interop.ranks import JOB, Model, flat
 from tests.unit.client.same import bits
 
@@ -34,7 +34,7 @@ def drained(tmp_path_factory):
     folder = str(tmp_path_factory.mktemp("stock"))
     with Node(folder) as node:
         node.start()
-        torchrun(node, 4, SCRIPT, "save", folder)
+        on_ranks(node, 4, SCRIPT, "save", folder)
         reference = torch.load(f"{folder}/reference.pt", weights_only=False)
         yield node, folder, os.path.join(node.store, JOB, reference["dirname"])
 
@@ -61,7 +61,7 @@ def test_safetensors_alone_has_every_element(drained):
 @pytest.mark.parametrize(("ranks", "layouts"), WORLDS + (LONG if os.environ.get("FAULTS") == "long" else []))
 def test_every_reader_gives_back_what_was_saved(ranks, layouts, drained):
     node, folder, _ = drained
-    torchrun(node, ranks, SCRIPT, "load", folder, layouts)
+    on_ranks(node, ranks, SCRIPT, "load", folder, layouts)
 
 
 # --- exported: whole tensors for programs that know neither ckptd nor shards
@@ -115,7 +115,7 @@ def test_an_export_to_dcp_is_read_in_other_layouts(drained, tmp_path):
     node, folder, directory = drained
     out = str(tmp_path / "out")
     export(Order(source=directory, out=out, format="dcp"))
-    torchrun(node, 2, SCRIPT, "dcp", folder, "fsdp,ddp", out)
+    on_ranks(node, 2, SCRIPT, "dcp", folder, "fsdp,ddp", out)
     whole = str(tmp_path / "whole.pt")
     dcp_to_torch_save(out, whole)
     found = flat(torch.load(whole, weights_only=False))
