@@ -91,6 +91,7 @@ class Link:
         self.staging: SaveId | None = None  # the save that the caller makes now
         self.unsealed: set[SaveId] = set()  # begun, and handed over by somebody later
         self._unacknowledged: dict[SaveId, HandOver] = {}
+        self._forced: dict[SaveId, HandOver] = {}  # to be drained for sure, and not over yet
         self._retry_at = 0.0
         self._replaced: StaleIncarnationError | None = None
         self.attachments = 0  # so far; grants of an earlier one mean nothing
@@ -180,9 +181,21 @@ class Link:
         self._attach(deadline)
         for hand_over in list(self._unacknowledged.values()):
             self._hand_over_again(hand_over, deadline)
+        for hand_over in list(self._forced.values()):
+            self._force_again(hand_over, deadline)
         self.slots.give_back()
         if self.capacity:
             self.ask_slots(self.capacity, deadline)
+
+    def _force_again(self, old: HandOver, deadline: float) -> None:
+        """A daemon that has restarted does not know which of the saves in its memory is to be drained for sure."""
+        try:
+            self._ask(lambda seq: HandOver(seq=seq, slot=old.slot, save=old.save, drain=True), deadline)
+        except (ChannelLostError, WaitTimeoutError):
+            raise
+        except CkptdError:  # it is over, and its slot another's
+            self._replaced = None
+            self._forced.pop(old.save, None)
 
     def _hand_over_again(self, old: HandOver, deadline: float) -> None:
         """An acknowledgement that never came may have been for a save that is over by now: no reason to stay away.
@@ -279,6 +292,8 @@ class Link:
             self.book.hear([push])
             if push.milestone is not None or push.end is not None:  # else only other ranks' segments are known
                 self._unacknowledged.pop(push.save, None)
+            if push.end is not None:
+                self._forced.pop(push.save, None)
         elif isinstance(push, SlotGranted):
             self.refusal = None
             self._grants += 1
@@ -366,7 +381,9 @@ class Link:
         except CkptdError:
             self._unacknowledged.pop(save, None)
             raise
-        self._unacknowledged.pop(save, None)
+        acknowledged = self._unacknowledged.pop(save, None)
+        if drain and acknowledged is not None:  # else its end was heard before the answer
+            self._forced[save] = acknowledged
 
     def let_go(self, save: SaveId) -> None:
         """The save is given up, and is handed to no other daemon."""
@@ -378,6 +395,7 @@ class Link:
         for save in list(self._unacknowledged):
             self.book.give_up(save, "a load began before the daemon heard of it")
         self._unacknowledged.clear()
+        self._forced.clear()
 
     def holds(self, save: SaveId) -> bool:
         """Whether the save is sealed and still to be handed over."""

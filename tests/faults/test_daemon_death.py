@@ -99,6 +99,20 @@ def test_saves_go_on_with_a_daemon_that_was_started_again(node: Node):
         assert ranks.call("settle", 2) == [("durable", "durable", "")] * 2
 
 
+def test_a_save_that_was_to_be_drained_for_sure_is_so_by_the_next_daemon(node: Node):
+    node.start(*SLOW)
+    with Ranks(node, nbytes=SLOW_NBYTES) as ranks:
+        ready(ranks, drain_every=1000)
+        ranks.call("save", 1)
+        ranks.call("wait", 1)
+        ranks.call("save", 2, drain=True)
+        ranks.call("wait", 2, "staged")
+        node.kill()
+        node.start(*SLOW)
+        ranks.call("save", 3)
+        assert ranks.call("settle", 2) == [("durable", "durable", "")]
+
+
 def test_without_its_daemon_training_goes_on_and_saves_say_why_they_failed(node: Node):
     node.start()
     with Ranks(node) as ranks:

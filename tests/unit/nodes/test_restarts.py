@@ -1,0 +1,212 @@
+"""What a daemon that restarts, or a node that is lost or cannot be reached, must not make the others forget."""
+
+from dataclasses import replace
+
+import pytest
+
+from ckptd.core import actions as act
+from ckptd.core import events as ev
+from ckptd.protocol.ids import SaveId
+from ckptd.protocol.messages import Attached, LoadFrom, Tier
+from ckptd.protocol.topology import Scheme
+from tests.unit.nodes.a_cluster import KEY, ACluster
+
+ONE, TWO = SaveId(1, 1, 10), SaveId(1, 2, 20)
+HOUR = 3600
+
+
+def ask_load(cluster: ACluster) -> dict[int, int]:
+    """All ranks; the request of each."""
+    seqs = {rank: cluster.seq() for rank in range(len(cluster.homes))}
+    for rank, seq in seqs.items():
+        cluster.say(cluster.node(rank), ev.LoadAsked(job=KEY, rank=rank, session=cluster.sid, request=seq))
+    cluster.settle()
+    return seqs
+
+
+def report(cluster: ACluster, rank: int, order: LoadFrom) -> int:
+    """The rank has read what it was told to; the request."""
+    seq = cluster.seq()
+    words = {"session": cluster.sid, "request": seq, "save": order.save, "tier": order.tier}
+    cluster.say(cluster.node(rank), ev.LoadReported(job=KEY, rank=rank, **words))
+    cluster.settle()
+    return seq
+
+
+def in_the_end_of_a_load(homes: str) -> tuple[ACluster, dict[int, LoadFrom], dict[int, int]]:
+    """All ranks but 0 have reported; what each was told to read, and its last request."""
+    cluster = ACluster("abc")
+    cluster.connect(homes)
+    cluster.stage(ONE)
+    cluster.end_ranks()
+    cluster.connect(homes)
+    orders = {rank: cluster.answer(rank, seq) for rank, seq in ask_load(cluster).items()}
+    return cluster, orders, {rank: report(cluster, rank, orders[rank]) for rank in sorted(orders, reverse=True) if rank}
+
+
+# --- loads that a node missed the end of
+
+
+@pytest.mark.parametrize("first", "bc")
+def test_a_rank_that_missed_the_end_of_a_load_hears_it_of_a_restarted_coordinator(first):
+    cluster, orders, seqs = in_the_end_of_a_load("abc")
+    for pair in (frozenset("ab"), frozenset("bc")):
+        cluster.links.discard(pair)
+        cluster.cut.add(pair)
+    report(cluster, 0, orders[0])
+    assert cluster.answer(2, seqs[2]).agreed
+    cluster.cut = {frozenset("a" + ("c" if first == "b" else "b"))}
+    cluster.nodes["a"].restart()
+    cluster.settle()
+    cluster.cut = set()
+    cluster.settle()
+    cluster.return_ranks("a", 3)
+    assert cluster.answer(1, seqs[1]).agreed
+
+
+@pytest.mark.parametrize("links_first", [True, False])
+def test_ranks_whose_daemon_missed_the_end_of_a_load_come_back_to_the_next_one(links_first):
+    cluster, orders, _ = in_the_end_of_a_load("aabb")
+    cluster.links.clear()
+    cluster.cut = {frozenset("ab")}
+    seq = report(cluster, 0, orders[0])
+    assert cluster.answer(0, seq).agreed
+    node = cluster.nodes["b"]
+    node.restart()
+    for rank in (2, 3):
+        if links_first:
+            cluster.cut = set()
+            cluster.settle()
+        back = replace(cluster.attached[rank], request=cluster.seq(), incarnation=2)
+        cluster.say(node, back)
+        cluster.cut = set()
+        cluster.settle()
+        assert isinstance(cluster.answer(rank, back.request), Attached)
+
+
+def test_the_end_of_a_load_that_found_nothing_is_told_again():
+    cluster = ACluster("ab")
+    cluster.connect("ab")
+    cluster.held = {act.ScanStore}
+    seqs = ask_load(cluster)
+    node, _ = cluster.waiting.pop()
+    cluster.held = set()
+    cluster.links.clear()
+    cluster.say(node, ev.StoreScanned(job=KEY))
+    cluster.settle()
+    assert [cluster.answer(rank, seq).save for rank, seq in seqs.items()] == [None, None]
+
+
+# --- what a coordinator forgets
+
+
+@pytest.mark.parametrize("names", ["ab", "abc"])
+def test_a_coordinator_that_restarts_before_its_topology_was_kept_protects_again(names):
+    cluster = ACluster(names)
+    cluster.connect(names)
+    cluster.stage(ONE)
+    cluster.end_ranks()
+    kept = cluster.nodes["a"].kept
+    cluster.connect(names)
+    cluster.nodes["a"].kept = kept
+    cluster.nodes["a"].restart()
+    cluster.return_ranks("a", 2)
+    save = SaveId(2, 1, 20)
+    cluster.stage(save)
+    assert "protected" in cluster.milestones(0, save)
+
+
+@pytest.mark.parametrize("scheme", [Scheme.NONE, Scheme.XOR])
+@pytest.mark.parametrize("homes", ["abca", "abab"])
+def test_a_restarted_coordinator_knows_the_nodes_that_the_job_has_left(scheme, homes):
+    cluster = ACluster("abcd", scheme=scheme)
+    cluster.connect("abcd")
+    cluster.stage(ONE)
+    cluster.held = {act.Drain}
+    cluster.stage(TWO)
+    cluster.end_ranks()
+    cluster.connect(homes)
+    cluster.tick(5)
+    cluster.waiting = [(node, action) for node, action in cluster.waiting if node.name != "a"]
+    cluster.nodes["a"].restart()
+    cluster.return_ranks("a", cluster.store.numbers)
+    cluster.tick(1)
+    assert {answer.save for answer in cluster.load()} == {TWO}
+
+
+def test_who_has_said_what_it_has_before_the_session_was_known_again_is_not_waited_for():
+    cluster = ACluster("ab")
+    cluster.connect("ab")
+    cluster.stage(ONE)
+    cluster.nodes["a"].restart()
+    cluster.return_ranks("a")
+    for rank, name in enumerate(cluster.homes):
+        left = ev.RankDetached(job=KEY, rank=rank, session=cluster.sid, request=cluster.seq())
+        cluster.say(cluster.nodes[name], left)
+    cluster.settle()
+    cluster.tick(1)
+    assert not any(node.slots for node in cluster.nodes.values())
+
+
+# --- nodes that are lost, or out of reach
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_ranks_of_a_lost_node_keep_no_memory(closes):
+    cluster = ACluster("abcd")
+    cluster.connect("abcd")
+    cluster.stage(ONE)
+    cluster.lose("b")
+    for rank, name in enumerate("abcd"):
+        if name in cluster.nodes:
+            words = {"job": KEY, "rank": rank, "session": cluster.sid}
+            event = ev.RankDetached(request=cluster.seq(), **words) if closes else ev.RankGone(**words)
+            cluster.say(cluster.nodes[name], event)
+    cluster.settle()
+    for _ in range(60):
+        cluster.tick(HOUR)
+    assert not any(node.slots or node.pieces for node in cluster.nodes.values())
+    assert all(node.catalogue.empty for node in cluster.nodes.values())
+
+
+def test_a_drain_that_is_ordered_anew_is_not_written_beside_itself():
+    cluster = ACluster("abc")
+    cluster.connect("abc")
+    cluster.held = {act.Drain}
+    cluster.stage(ONE)
+    cluster.cut_off("c")
+    cluster.heal("c")
+    cluster.tick(30)
+    assert sorted(node.name for node, _ in cluster.waiting) == ["a", "b", "c"]
+    cluster.release()
+    assert ONE in cluster.store.committed
+
+
+def test_a_holder_that_a_node_cannot_reach_costs_a_load_seconds():
+    cluster = ACluster("abd")
+    cluster.connect("abd")
+    cluster.stage(ONE)
+    cluster.end_ranks()
+    cluster.add("x")
+    cluster.cut = {frozenset("dx")}
+    cluster.connect("abx")
+    cluster.tick(5)
+    seqs = ask_load(cluster)
+    for _ in range(3):
+        cluster.tick(5)
+    orders = [cluster.answer(rank, seq) for rank, seq in seqs.items()]
+    assert [order.tier for order in orders] == [Tier.ARENA, Tier.ARENA, Tier.REBUILT]
+
+
+def test_members_that_do_not_reach_each_other_are_told_at_once():
+    cluster = ACluster("abc")
+    cluster.connect("abc")
+    pair = frozenset("bc")
+    cluster.cut.add(pair)
+    cluster.links.discard(pair)
+    for one, other in ("bc", "cb"):
+        cluster.say(cluster.nodes[one], ev.PeerDown(job=KEY, node=other))
+    cluster.settle()
+    cluster.stage(ONE)
+    problems = cluster.nodes["a"].job.coordinator.encodes.problems
+    assert problems == {"b": "node c does not answer", "c": "node b does not answer"}
