@@ -202,6 +202,7 @@ class Coordinator:
         if self._roll_call.settle():
             actions += self.saves.end_halves(self.sessions.incarnation)
             actions += self.encodes.outlived(self.saves, self.restores.settled)
+            actions += self.encodes.advance(self.saves, now)
         return [*actions, *self._load(self.restores.go_on(self.sessions.world_size, self.saves, now))]
 
     def _peer_up(self, event: ev.PeerUp, now: float) -> list[Action]:
@@ -284,11 +285,11 @@ class Coordinator:
         return [*actions, *self._all_left(now)]
 
     def _all_left(self, now: float) -> list[Action]:
-        """What follows when nobody is in any more, as far as nodes answer."""
+        """What follows when nobody is in any more, as far as nodes answer: one that does not may have what is newer."""
         if self.sessions.present:
             return []
         self.orphaned_at = now
-        self._closing = not self._crashed
+        self._closing = not self._crashed and not self.sessions.members
         return [*self.saves.drain_newest(now), *self._release_when_safe(now)]
 
     def _staged(self, node: str, event: ev.SegmentStaged, now: float) -> list[Action]:

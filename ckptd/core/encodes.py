@@ -268,6 +268,8 @@ class Encodes:
         gone |= {k for k in keys - {best} if whole is not None and k[0] < whole and not self._was_protected(k, saves)}
         lost = lost_since(saves.records.values(), loaded, saves.incarnation) if loaded is not None else []
         gone |= {key for held in self._pieces.values() for key in held if key[0] in lost and key not in told}
+        if self.active in lost:  # it was ordered before it was known what is lost
+            self._forget_active()
         return self._drop(gone, lost, loaded) if gone or lost else []
 
     def _drop(self, keys: set[Key], lost: Sequence[SaveId] = (), newest: SaveId | None = None) -> list[Action]:

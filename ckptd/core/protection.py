@@ -159,7 +159,7 @@ class Protection:
         self.newest = None if self.newest in gone else self.newest
         self.copying = None if self.copying in gone else self.copying  # whoever copies it sees that it goes
         stopped: list[Action] = []
-        if self.ordered in gone:
+        if self.ordered is not None and (self.ordered in gone or self.ordered[0] in order.saves):
             self.ordered, stopped = None, self._stop()
         return [*stopped, *self._drop_all_but(set(self.pieces) - gone)]
 

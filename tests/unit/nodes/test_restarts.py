@@ -6,9 +6,10 @@ import pytest
 
 from ckptd.core import actions as act
 from ckptd.core import events as ev
+from ckptd.core.protection import Protection
 from ckptd.protocol.ids import SaveId
 from ckptd.protocol.messages import Attached, LoadFrom, Tier
-from ckptd.protocol.topology import Scheme
+from ckptd.protocol.topology import Peer, Scheme, Topology
 from tests.unit.nodes.a_cluster import KEY, ACluster
 
 ONE, TWO = SaveId(1, 1, 10), SaveId(1, 2, 20)
@@ -148,7 +149,30 @@ def test_who_has_said_what_it_has_before_the_session_was_known_again_is_not_wait
     assert not any(node.slots for node in cluster.nodes.values())
 
 
+def test_what_was_ordered_to_be_encoded_before_it_was_known_to_be_lost_holds_no_slot():
+    peers = tuple(Peer(name, name, "", name * 40) for name in "ab")
+    protection = Protection(KEY, "a")
+    protection.moved(Topology(peers, (0, 1), Scheme.XOR, 8), 1)
+    protection.order(ev.EncodeOrdered(job=KEY, node="a", save=TWO, epoch=1))
+    assert protection.wanted == {TWO}
+    protection.outlived(ev.Outlived(job=KEY, node="a", pieces=(), saves=(TWO,), newest=ONE))
+    assert protection.wanted == set()
+
+
 # --- nodes that are lost, or out of reach
+
+
+def test_a_silent_node_of_a_job_that_closes_may_have_what_is_newer():
+    cluster = ACluster("ab")
+    cluster.connect("ab")
+    cluster.stage(ONE)
+    cluster.held = {act.Drain}
+    cluster.stage(TWO)
+    cluster.cut_off("b")
+    left = ev.RankDetached(job=KEY, rank=0, session=cluster.sid, request=cluster.seq())
+    cluster.say(cluster.nodes["a"], left)
+    cluster.settle()
+    assert cluster.has("a", TWO, 0)
 
 
 @pytest.mark.parametrize("closes", [True, False])
