@@ -36,10 +36,15 @@ class Keeps:
         """What that incarnation began with, if a load began it."""
         return self.resumed if self._resumed_as == incarnation else None
 
-    def ended(self, order: ev.SaveEnded) -> None:
-        """Its end is decided. What is durable was staged, though a new coordinator may never have said so."""
+    def ended(self, order: ev.SaveEnded, incarnation: int) -> None:
+        """Its end is decided. What is durable was staged, though a new coordinator may never have said so.
+
+        incarnation: the present one. What an older life staged is abandoned only when too much of it is lost.
+        """
         self.pending.discard(order.save)
         self.forced.discard(order.save)
+        if order.end is End.ABANDONED and order.save == self.newest_staged and order.save.incarnation < incarnation:
+            self.newest_staged = None
         if order.end is End.DURABLE:
             self.newest_staged = max(order.save, self.newest_staged or order.save)
         if order.end in (End.DURABLE, End.KEPT):

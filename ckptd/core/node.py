@@ -196,7 +196,7 @@ class JobNode:
         return [Note(job=self.job, text=f"{order.node} says what no node knows: {type(order).__name__}")]
 
     def _save_ended(self, order: ev.SaveEnded) -> list[Action]:
-        self.keeps.ended(order)
+        self.keeps.ended(order, self.incarnation)
         self.drain.ended(order.save)
         durable, actions = order.end is End.DURABLE, []
         if durable:

@@ -6,9 +6,10 @@ import pytest
 
 from ckptd.core import actions as act
 from ckptd.core import events as ev
+from ckptd.core.keeps import Keeps
 from ckptd.core.protection import Protection
 from ckptd.protocol.ids import SaveId
-from ckptd.protocol.messages import Attached, LoadFrom, Tier
+from ckptd.protocol.messages import Attached, End, LoadFrom, Tier
 from ckptd.protocol.topology import Peer, Scheme, Topology
 from tests.unit.nodes.a_cluster import KEY, ACluster
 
@@ -234,3 +235,13 @@ def test_members_that_do_not_reach_each_other_are_told_at_once():
     cluster.stage(ONE)
     problems = cluster.nodes["a"].job.coordinator.encodes.problems
     assert problems == {"b": "node c does not answer", "c": "node b does not answer"}
+
+
+def test_what_an_older_life_staged_and_too_much_is_lost_of_holds_no_slot():
+    keeps = Keeps()
+    keeps.staged(TWO)
+    order = ev.SaveEnded(job=KEY, node="a", save=TWO, end=End.ABANDONED, reason="incarnation 2 began")
+    keeps.ended(order, 1)
+    assert keeps.wanted == {TWO}, "a node may still be silent"
+    keeps.ended(order, 2)
+    assert keeps.wanted == set()
