@@ -74,6 +74,10 @@ class _Ignored:
     """Stands for a function whose result nobody needs."""
 
 
+class _Member:
+    """Stands for getattr, by which some versions of Python name a member of an enumeration."""
+
+
 class _Unpickler(pickle._Unpickler):  # noqa: SLF001 - the one with replaceable opcodes
     dispatch = {code: load for code, load in pickle._Unpickler.dispatch.items() if code in _ALLOWED}  # noqa: SLF001, RUF012
 
@@ -86,6 +90,8 @@ class _Unpickler(pickle._Unpickler):  # noqa: SLF001 - the one with replaceable 
             return _Kind(name)
         if (module, name) in _IGNORED:
             return _Ignored()
+        if (module, name) == ("builtins", "getattr"):
+            return _Member()
         if (module, name) == ("torch", "Size"):
             return _Size()
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
@@ -97,7 +103,7 @@ class _Unpickler(pickle._Unpickler):  # noqa: SLF001 - the one with replaceable 
         function = self.stack[-1]
         if type(function) is _Size and type(args) is tuple and len(args) == 1 and type(args[0]) in (tuple, list):
             self.stack[-1] = tuple(args[0])
-        elif type(function) is _Ignored:
+        elif type(function) is _Ignored or (type(function) is _Member and _names_a_member(args)):
             self.stack[-1] = None
         elif type(function) is _Kind and args == ():
             self.stack[-1] = Record(function.name)
@@ -143,6 +149,10 @@ _OVERRIDES: dict[str, Callable[[Any], None]] = {
     "DICT": _Unpickler.load_dict,
 }
 _Unpickler.dispatch |= {ord(o.code): _OVERRIDES[o.name] for o in pickletools.opcodes if o.name in _OVERRIDES}
+
+
+def _names_a_member(args: Any) -> bool:
+    return type(args) is tuple and len(args) == 2 and type(args[0]) is _Ignored and type(args[1]) is str  # noqa: PLR2004
 
 
 def _put(made: Any, key: Any, value: Any) -> None:

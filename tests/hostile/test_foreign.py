@@ -1,5 +1,6 @@
 """Directories and files of other programs that contradict themselves, or are no files: refused at once, by name."""
 
+import enum
 import json
 import os
 import pickle
@@ -193,3 +194,33 @@ def test_a_file_that_is_gone_meanwhile_is_named(tmp_path, monkeypatch):
 
     with pytest.raises(RestoreError, match=r"r00000-p00\.safetensors: No such file"):
         load(final, {"w": torch.zeros(3)})
+
+
+class _ByName(pickle.Pickler):
+    """Names members of enumerations by getattr, as Python 3.11.2 does."""
+
+    def reducer_override(self, value):
+        return (getattr, (type(value), value.name)) if isinstance(value, enum.Enum) else NotImplemented
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_metadata_that_another_python_wrote_is_read(tmp_path):
+    dcp.save({"w": torch.arange(6.0)}, checkpoint_id=tmp_path)
+    found = dcp.FileSystemReader(tmp_path).read_metadata()
+    with open(tmp_path / ".metadata", "wb") as file:
+        _ByName(file).dump(found)
+    assert b"getattr" in (tmp_path / ".metadata").read_bytes()
+    state = {"w": torch.zeros(6)}
+    load(tmp_path, state)
+    assert state["w"].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+
+
+@pytest.mark.parametrize("named", [(pickle.Unpickler, "load"), ([], "append"), (torch.Size, "count")])
+def test_getattr_of_anything_but_an_enumeration_is_refused(named, tmp_path):
+    class Crafted:
+        def __reduce__(self):
+            return getattr, named
+
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(Crafted()))
+    with pytest.raises(DamagedError, match="is no metadata of torch"):
+        load(tmp_path, {"w": torch.zeros(6)})
