@@ -1,12 +1,14 @@
 """Who may be the job: takeovers, second starts by mistake, ranks that die before the door."""
 
+from datetime import UTC, datetime
+
 import pytest
 
 from ckptd.core import actions as act
 from ckptd.core import events as ev
 from ckptd.core.policy import Policy
 from ckptd.core.sessions import Sessions
-from ckptd.protocol.ids import SaveId
+from ckptd.protocol.ids import MAX_INCARNATION, SaveId, incarnation_at
 from ckptd.protocol.messages import Attached, Cadence, Done, LoadFrom, Refused, SlotGranted, SlotsComing
 from tests.unit.a_job import KEY, AJob
 
@@ -24,12 +26,20 @@ def test_all_ranks_of_a_session_get_one_incarnation():
     assert job.answer(late).incarnation == 7
 
 
-def test_a_number_that_the_store_did_not_give_is_one_above_all_known():
+@pytest.mark.parametrize(("clock", "number"), [(1000, 1000), (3, 8)])
+def test_a_number_that_the_store_did_not_give_is_the_clocks_and_above_all_known(clock, number):
     job = AJob(world=1)
     seq = job.attach(0)
-    job.say(ev.IncarnationTaken(job=KEY, problem="EIO"))
-    assert job.answer(seq).incarnation == 1
+    job.sessions.incarnation = 7
+    job.say(ev.IncarnationTaken(job=KEY, number=clock, problem="EIO"))
+    assert job.answer(seq).incarnation == number
     assert "EIO" in job.answer(seq).warnings[0]
+
+
+def test_numbers_of_the_clock_grow_and_are_above_those_that_stores_count():
+    began = datetime(2026, 11, 22, tzinfo=UTC).timestamp()
+    first, later, last = (incarnation_at(began + seconds) for seconds in (0, 10, 20 * 365 * 86400))
+    assert 10**7 < first < later < last <= MAX_INCARNATION
 
 
 def test_a_store_that_cannot_be_used_refuses_all_ranks():
