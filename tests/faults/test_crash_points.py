@@ -32,14 +32,21 @@ POINTS = tuple(p for p in failpoints.POINTS if not p.startswith(("encode.", "reb
 WORKER = tuple(p for p in POINTS if not p.startswith("stage.") and "durable-told" not in p)
 LONG = os.environ.get("FAULTS") == "long"
 
+
+def _is_short(point: str, dies: str, world: int, warm: bool) -> bool:
+    """Of the short form: each point once, and one case in two with the worker alone, two ranks, a warm store."""
+    number = POINTS.index(point)
+    victim = "worker" if point in WORKER and number % 4 in (1, 2) else "both"
+    return dies == victim and (world == 2) == (dies == "both") and warm == (number % 2 == 1)
+
+
 # (point, who dies, ranks, whether the store holds checkpoints when the daemon is armed)
 CASES = [
     (point, dies, world, warm)
     for point, (dies, world, warm) in itertools.product(
         POINTS, itertools.product(("worker", "both"), (1, 2), (False, True))
     )
-    if (point in WORKER or dies == "both")
-    and (LONG or ((world == 2) == (dies == "both") and warm == (POINTS.index(point) % 2 == 1)))
+    if (point in WORKER or dies == "both") and (LONG or _is_short(point, dies, world, warm))
 ]
 
 
