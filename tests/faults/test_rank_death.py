@@ -138,7 +138,7 @@ def test_a_second_start_waits_then_names_who_still_runs_and_disturbs_nobody(node
         with pytest.raises(RankError, match=re.escape(f"pid {old[0].pid} on {os.uname().nodename}")) as error:
             new.results()
         assert "takeover" in str(error.value)
-        assert 1.9 < time.monotonic() - began < 10, "the older ranks' saves are in it too"
+        assert 1.9 < time.monotonic() - began < 20, "the older ranks' saves are in it too"
         durable(old, 5)
         new.start("connect")
         time.sleep(0.3)
