@@ -225,4 +225,5 @@ def test_a_save_that_was_staged_is_never_called_abandoned():
 
 def test_the_list_that_was_walked_is_the_whole_list():
     assert {point for point, *_ in CASES} == set(POINTS)
-    assert {point for point, dies, *_ in CASES if dies == "worker"} == set(WORKER)
+    alone = {point for point, dies, *_ in CASES if dies == "worker"}
+    assert alone == set(WORKER) if LONG else set() < alone < set(WORKER)
