@@ -17,7 +17,7 @@ Start = Callable[[Callable[[], None]], object]
 
 # With vfork this whole process stands still until the worker's interpreter is read, which may hang with its mount.
 # Documented: https://docs.python.org/3/library/subprocess.html#disabling-use-of-vfork-or-posix-spawn
-subprocess._USE_VFORK = False  # type: ignore[attr-defined]  # noqa: SLF001
+subprocess._USE_VFORK = False  # type: ignore[misc]  # noqa: SLF001
 
 
 def _environment() -> dict[str, str]:
