@@ -37,7 +37,7 @@ class Keeps:
         return self.resumed if self._resumed_as == incarnation else None
 
     def ended(self, order: ev.SaveEnded, incarnation: int) -> None:
-        """Its end is decided. What is durable was staged, though a new coordinator may never have said so.
+        """Its end is decided. What is durable or kept was staged, though a new coordinator may never have said so.
 
         incarnation: the present one. What an older life staged is abandoned only when too much of it is lost.
         """
@@ -45,7 +45,7 @@ class Keeps:
         self.forced.discard(order.save)
         if order.end is End.ABANDONED and order.save == self.newest_staged and order.save.incarnation < incarnation:
             self.newest_staged = None
-        if order.end is End.DURABLE:
+        if order.end in (End.DURABLE, End.KEPT):
             self.newest_staged = max(order.save, self.newest_staged or order.save)
         if order.end in (End.DURABLE, End.KEPT):
             self.settled = max(self.settled, order.save.incarnation)

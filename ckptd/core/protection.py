@@ -63,8 +63,9 @@ class Protection:
         return actions
 
     def adopt(self, piece: ev.Piece) -> None:
-        """A whole piece was found at start."""
+        """A whole piece was found at start. It tells what this node offered, which another may wait for."""
         self.pieces[piece.save, piece.epoch] = piece
+        self._offers[piece.save, piece.epoch] = {column.node: column for column in piece.columns}
 
     def order(self, order: ev.EncodeOrdered) -> list[Action]:
         """The coordinator wants this save encoded, and has given up what it wanted before."""
@@ -73,7 +74,8 @@ class Protection:
             return [self._outcome(key, "this node is in no set that could encode it")]
         if key in self.pieces:
             self.ordered = key
-            return [self._outcome(key, "")]
+            own = self._offers.get(key, {}).get(self._node)
+            return [self._outcome(key, ""), *(self._tell(key, own, self.members) if own is not None else [])]
         actions: list[Action] = [] if self.ordered == key else self._stop()
         self.ordered = key
         if self.newest is not None:  # what is newer may be protected too, though this node has not heard it

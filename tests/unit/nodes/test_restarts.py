@@ -160,6 +160,23 @@ def test_what_was_ordered_to_be_encoded_before_it_was_known_to_be_lost_holds_no_
     assert protection.wanted == set()
 
 
+def test_a_node_that_restarts_with_its_parity_sealed_offers_its_column_to_who_still_waits():
+    cluster = ACluster("abc")
+    cluster.connect("abc")
+    cluster.held = {act.Encode}
+    cluster.stage(ONE)
+    waiting, cluster.held, cluster.waiting = cluster.waiting, set(), []
+    for node, action in waiting:
+        if node.name == "b":
+            cluster.perform(node, action)
+    cluster.settle()
+    for name in "bc":
+        cluster.nodes[name].restart()
+        cluster.return_ranks(name)
+    cluster.tick(120)
+    assert (ONE, 1) in cluster.nodes["c"].pieces
+
+
 # --- nodes that are lost, or out of reach
 
 
@@ -235,6 +252,13 @@ def test_members_that_do_not_reach_each_other_are_told_at_once():
     cluster.stage(ONE)
     problems = cluster.nodes["a"].job.coordinator.encodes.problems
     assert problems == {"b": "node c does not answer", "c": "node b does not answer"}
+
+
+def test_what_is_kept_was_staged_though_that_word_was_lost():
+    keeps = Keeps()
+    keeps.pending.add(TWO)
+    keeps.ended(ev.SaveEnded(job=KEY, node="a", save=TWO, end=End.KEPT, reason="not due for a drain"), 1)
+    assert keeps.wanted == {TWO}
 
 
 def test_what_an_older_life_staged_and_too_much_is_lost_of_holds_no_slot():
