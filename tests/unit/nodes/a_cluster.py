@@ -15,6 +15,7 @@ from ckptd.protocol.topology import Peer, Scheme, Topology
 from tests.seals import a_seal
 
 KEY = JobKey("/store", "job")
+ONE, TWO, THREE = (SaveId(1, n, 10 * n) for n in (1, 2, 3))
 
 
 @dataclass
@@ -461,3 +462,29 @@ class ACluster:
 def refused(answers: list[object]) -> list[str]:
     """Messages of those that were refused."""
     return [a.message for a in answers if isinstance(a, Refused)]
+
+
+def a_protected_job(homes: str = "abcd", scheme: Scheme = Scheme.XOR, **policy: int) -> ACluster:
+    cluster = ACluster("abcd", scheme=scheme, **policy)
+    cluster.connect(homes)
+    cluster.held = {act.Drain}
+    cluster.stage(ONE)
+    return cluster
+
+
+def close(cluster: ACluster) -> None:
+    for rank, name in enumerate(cluster.homes):
+        left = ev.RankDetached(job=KEY, rank=rank, session=cluster.sid, request=cluster.seq())
+        cluster.say(cluster.nodes[name], left)
+    cluster.settle()
+
+
+def nothing_is_left(cluster: ACluster) -> None:
+    for node in cluster.nodes.values():
+        assert not node.slots
+        assert not node.pieces
+        assert not node.catalogue.jobs
+
+
+def saves_at(cluster: ACluster, name: str) -> set[SaveId]:
+    return {slot.save for slot in cluster.nodes[name].slots.values() if slot.save is not None}

@@ -2,9 +2,8 @@
 
 from ckptd.core import actions as act
 from ckptd.protocol.ids import SaveId
-from tests.unit.nodes.a_cluster import KEY, ACluster
+from tests.unit.nodes.a_cluster import KEY, ONE, THREE, TWO, ACluster
 
-ONE, TWO, THREE = (SaveId(1, n, 10 * n) for n in (1, 2, 3))
 WAIT_S = 30.0
 
 

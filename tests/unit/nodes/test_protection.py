@@ -1,26 +1,22 @@
-"""What the daemons of a job do together: protect, lose a node, come back elsewhere."""
-
-from dataclasses import replace
+"""What the daemons of a job do together: protect, drain, lose a node, come back elsewhere."""
 
 import pytest
 
 from ckptd.core import actions as act
 from ckptd.core import events as ev
 from ckptd.protocol.ids import SaveId
-from ckptd.protocol.messages import Refused, Tier
+from ckptd.protocol.messages import Tier
 from ckptd.protocol.topology import Scheme
-from tests.seals import a_seal
-from tests.unit.nodes.a_cluster import KEY, ACluster, refused
-
-ONE, TWO, THREE = (SaveId(1, n, 10 * n) for n in (1, 2, 3))
-
-
-def a_protected_job(homes: str = "abcd", scheme: Scheme = Scheme.XOR, **policy: int) -> ACluster:
-    cluster = ACluster("abcd", scheme=scheme, **policy)
-    cluster.connect(homes)
-    cluster.held = {act.Drain}
-    cluster.stage(ONE)
-    return cluster
+from tests.unit.nodes.a_cluster import (
+    KEY,
+    ONE,
+    THREE,
+    TWO,
+    ACluster,
+    a_protected_job,
+    refused,
+    saves_at,
+)
 
 
 def test_a_save_is_staged_then_protected_then_durable_on_all_ranks():
@@ -60,15 +56,6 @@ def test_ranks_in_another_order_read_from_peers():
     assert set(cluster.tiers.values()) == {Tier.PEER}
 
 
-def test_a_node_that_the_job_leaves_still_gives_its_segments():
-    cluster = a_protected_job("aabbccdd")
-    cluster.end_ranks()
-    cluster.connect("aabbccab")
-    cluster.tick(5)
-    assert [a.save for a in cluster.load()] == [ONE] * 8
-    assert [cluster.tiers[r] for r in (6, 7)] == [Tier.PEER] * 2
-
-
 def test_two_lost_nodes_are_rebuilt_under_double_only():
     for scheme in (Scheme.DOUBLE, Scheme.XOR):
         cluster = a_protected_job(scheme=scheme)
@@ -99,127 +86,6 @@ def test_the_newest_protected_stays_until_a_newer_one_is_protected():
     for node in cluster.nodes.values():
         assert {s.save for s in node.slots.values()} == {TWO, None}
         assert [key[0] for key in node.pieces] == [TWO]
-
-
-@pytest.mark.parametrize("restarted", "ad")
-def test_a_restarted_daemon_goes_on_with_the_encode(restarted):
-    cluster = ACluster()
-    cluster.connect("abcd")
-    cluster.held = {act.Encode}
-    cluster.stage(ONE)
-    cluster.waiting = [(n, a) for n, a in cluster.waiting if n.name != restarted]
-    cluster.nodes[restarted].restart()
-    cluster.release()
-    assert all(ONE in {key[0] for key in node.pieces} for node in cluster.nodes.values())
-    rank = 1
-    assert "protected" in cluster.milestones(rank, ONE)
-
-
-def test_a_commit_is_finished_by_a_node_that_lost_its_coordinator():
-    cluster = ACluster()
-    cluster.connect("abcd")
-    cluster.held = {act.Commit}
-    cluster.stage(ONE)
-    assert [n.name for n, _ in cluster.waiting] == ["a"]
-    cluster.waiting, cluster.held = [], set()
-    cluster.lose("a")
-    assert cluster.store.committed == {ONE: 4}
-    assert all("durable" in cluster.milestones(rank, ONE) for rank in (1, 2, 3))
-
-
-def close(cluster: ACluster) -> None:
-    for rank, name in enumerate(cluster.homes):
-        left = ev.RankDetached(job=KEY, rank=rank, session=cluster.sid, request=cluster.seq())
-        cluster.say(cluster.nodes[name], left)
-    cluster.settle()
-
-
-def nothing_is_left(cluster: ACluster) -> None:
-    for node in cluster.nodes.values():
-        assert not node.slots
-        assert not node.pieces
-        assert not node.catalogue.jobs
-
-
-def test_after_close_nothing_is_left_anywhere():
-    cluster = ACluster()
-    cluster.connect("aabbccdd")
-    cluster.stage(ONE)
-    close(cluster)
-    nothing_is_left(cluster)
-
-
-def test_a_node_that_was_lost_for_good_does_not_delay_the_end_of_a_job_that_has_gone_on():
-    cluster = a_protected_job()
-    cluster.fail()
-    cluster.end_ranks()
-    cluster.lose("b")
-    cluster.add("x")
-    cluster.connect("axcd")
-    answers = cluster.load()
-    cluster.stage(SaveId(answers[0].incarnation, 1, 20))
-    close(cluster)
-    nothing_is_left(cluster)
-
-
-def test_a_silent_node_of_the_session_delays_its_end_though_something_older_is_durable():
-    cluster = ACluster()
-    cluster.connect("ab")
-    cluster.stage(ONE)
-    cluster.held = {act.Drain}
-    cluster.stage(TWO)
-    assert list(cluster.store.committed) == [ONE]
-    cluster.cut_off("b")
-    cluster.nodes["a"].restart()
-    cluster.return_ranks("a")
-    close(cluster)
-    assert cluster.has("a", TWO, 0)
-    cluster.waiting = [(node, action) for node, action in cluster.waiting if node.name == "b"]
-    cluster.release()
-    cluster.heal("b")
-    cluster.tick(60)
-    assert TWO in cluster.store.committed
-    nothing_is_left(cluster)
-
-
-def test_a_rank_that_ends_gives_up_nothing_of_lives_before_its_own():
-    cluster = ACluster()
-    cluster.connect("abd")
-    cluster.stage(ONE)
-    cluster.held = {act.Drain, act.Encode}
-    cluster.stage(TWO)
-    cluster.cut_off("d")
-    cluster.end_ranks()
-    cluster.connect("aba")
-    cluster.tick(10)
-    answers = cluster.load()
-    assert {answer.save for answer in answers} == {ONE}
-    cluster.nodes["a"].restart()
-    cluster.return_ranks("a", answers[0].incarnation)
-    cluster.end_ranks()
-    assert cluster.has("a", TWO, 0)
-    assert cluster.has("b", TWO, 1)
-
-
-def test_a_restarted_coordinator_learns_from_the_others_what_it_knew():
-    cluster = a_protected_job("aabbccdd")
-    cluster.nodes["a"].restart()
-    cluster.return_ranks("a")
-    cluster.release()
-    cluster.stage(TWO)
-    assert sorted(set(cluster.milestones(7, TWO))) == ["durable", "protected", "staged"]
-    assert cluster.store.committed.keys() == {ONE, TWO}
-
-
-def test_a_restarted_node_learns_what_became_of_its_saves():
-    cluster = a_protected_job("aabbccdd")
-    cluster.nodes["c"].restart()
-    cluster.return_ranks("c")
-    cluster.release()
-    cluster.stage(TWO)
-    assert cluster.store.committed.keys() == {ONE, TWO}
-    assert {s.save for s in cluster.nodes["c"].slots.values()} == {TWO, None}
-    assert [key[0] for key in cluster.nodes["c"].pieces] == [TWO]
 
 
 def test_a_smaller_world_gets_all_segments_at_each_of_its_nodes():
@@ -280,21 +146,6 @@ def test_what_a_rank_delivered_before_it_ended_counts_though_its_node_was_cut_of
     cluster.heal("d")
     assert "staged" in cluster.milestones(0, TWO)
     assert "abandoned" not in cluster.milestones(0, TWO)
-
-
-def test_a_node_that_the_job_left_keeps_its_piece_while_nothing_newer_is_protected():
-    cluster = ACluster()
-    cluster.connect("abcd")
-    cluster.stage(ONE)
-    cluster.end_ranks()
-    cluster.connect("abca")
-    cluster.tick(5)
-    cluster.held = {act.Encode}
-    answers = cluster.load()
-    newer = SaveId(answers[0].incarnation, 1, 20)
-    cluster.stage(newer)
-    assert newer in cluster.store.committed
-    assert (ONE, 1) in cluster.nodes["d"].pieces
 
 
 def test_an_encode_that_fails_is_tried_again():
@@ -372,66 +223,6 @@ def test_a_refusal_names_what_is_missing_of_the_newest():
     assert "xor makes good for one node of a set" in why
 
 
-def test_what_arrives_for_a_job_that_is_gone_is_given_back():
-    cluster = ACluster("a")
-    seal = a_seal(KEY, ONE, 0, 1)
-    fetched = ev.SegmentFetched(
-        job=KEY, rank=0, save=ONE, tier=Tier.PEER, slot="r00000-000001.slot", capacity=99, seal=seal
-    )
-    catalogue = cluster.nodes["a"].catalogue
-    assert act.UnlinkSlot(job=KEY, slot="r00000-000001.slot") in catalogue.handle(fetched, 0.0)
-    assert act.DropPiece(job=KEY, save=ONE, epoch=1) in catalogue.handle(ev.Encoded(job=KEY, save=ONE, epoch=1), 0.0)
-    assert not catalogue.jobs
-
-
-def test_a_node_that_the_job_leaves_is_empty_once_a_newer_checkpoint_is_protected():
-    cluster = a_protected_job("aabbccdd")
-    cluster.end_ranks()
-    cluster.connect("aabbccab")
-    cluster.tick(5)
-    cluster.load()
-    assert cluster.nodes["d"].slots
-    cluster.release()
-    newer = SaveId(cluster.store.numbers, 1, 20)
-    cluster.stage(newer)
-    assert "protected" in cluster.milestones(0, newer)
-    assert not cluster.nodes["d"].slots
-    assert not cluster.nodes["d"].pieces
-    assert not cluster.nodes["d"].catalogue.jobs
-
-
-def test_a_node_that_the_job_left_two_sessions_ago_is_still_told():
-    cluster = a_protected_job("aabbccdd")
-    for homes in ("aabbccab", "aabbccab"):
-        cluster.end_ranks()
-        cluster.connect(homes)
-        cluster.tick(5)
-        cluster.load()
-    assert cluster.nodes["d"].slots
-    cluster.release()
-    cluster.stage(SaveId(cluster.store.numbers, 1, 20))
-    assert not cluster.nodes["d"].catalogue.jobs
-
-
-def test_a_node_that_no_coordinator_speaks_to_gives_its_memory_back_after_a_while():
-    cluster = a_protected_job()
-    cluster.cut_off("d")
-    cluster.say(cluster.nodes["d"], ev.RankGone(job=KEY, rank=3, session=cluster.sid))
-    cluster.settle()
-    cluster.tick(1)
-    assert cluster.nodes["d"].catalogue.next_deadline() == cluster.now + cluster.policy.orphan_ttl_s
-    cluster.tick(cluster.policy.orphan_ttl_s - 1)
-    assert cluster.nodes["d"].slots
-    cluster.tick(1)
-    assert not cluster.nodes["d"].slots
-    assert not cluster.nodes["d"].pieces
-    assert not cluster.nodes["d"].catalogue.jobs
-
-
-def saves_at(cluster: ACluster, name: str) -> set[SaveId]:
-    return {slot.save for slot in cluster.nodes[name].slots.values() if slot.save is not None}
-
-
 def test_an_encode_that_keeps_failing_leaves_a_slot_for_the_next_save():
     cluster = a_protected_job()
     cluster.held, cluster.failing = set(), {"c"}
@@ -441,38 +232,6 @@ def test_an_encode_that_keeps_failing_leaves_a_slot_for_the_next_save():
     for name in "abcd":
         assert saves_at(cluster, name) == {ONE, THREE}
     assert "protected" not in cluster.milestones(0, TWO)
-
-
-def test_parity_that_was_half_made_before_all_daemons_restarted_holds_no_slot_for_ever():
-    cluster = a_protected_job()
-    cluster.failing = {"c"}
-    cluster.stage(TWO)
-    cluster.end_ranks()
-    cluster.fail()
-    for name in "abcd":
-        cluster.nodes[name].restart()
-    cluster.connect("abc")
-    cluster.tick(5)
-    newer = SaveId(cluster.store.numbers, 1, 30)
-    cluster.stage(newer)
-    assert saves_at(cluster, "a") == {ONE, newer}
-
-
-def test_what_a_silent_node_may_complete_is_not_given_up_by_a_new_coordinator():
-    cluster = ACluster()
-    cluster.connect("abcd")
-    cluster.held = {act.Encode, act.Drain}
-    cluster.stage(ONE)
-    assert "staged" in cluster.milestones(0, ONE)
-    cluster.cut_off("a")
-    cluster.end_ranks()
-    cluster.connect("bcd")
-    cluster.tick(5)
-    cluster.nodes["d"].restart()
-    assert saves_at(cluster, "d") == {ONE}
-    cluster.tick(cluster.policy.stage_timeout_s)
-    cluster.nodes["d"].restart()
-    assert saves_at(cluster, "d") == set(), "a is taken for lost"
 
 
 def test_a_drain_ends_that_was_tried_again_on_a_node_that_has_lost_its_memory():
@@ -528,35 +287,6 @@ def test_a_lost_segment_is_rebuilt_on_a_node_whose_own_parity_is_of_another_set(
     assert not refused(answers)
 
 
-def test_a_drain_that_a_lost_coordinator_had_ordered_holds_no_slot_for_ever():
-    cluster = a_protected_job()
-    cluster.waiting, cluster.held = [], {act.Drain, act.WriteVote}
-    node = cluster.nodes["d"].job.node
-    assert node.drain.save == ONE
-    cluster.cut_off("a")
-    cluster.end_ranks()
-    cluster.connect("bcd")
-    cluster.tick(5)
-    assert node.coordinator == "b"
-    assert node.drain.save == ONE, "the worker may still read its slots"
-    cluster.say(cluster.nodes["d"], ev.Drained(job=KEY, save=ONE))
-    cluster.settle()
-    assert node.drain.save is None
-
-
-def test_a_new_node_meets_one_that_the_job_leaves_and_gets_its_segment():
-    cluster = a_protected_job()
-    cluster.end_ranks()
-    cluster.lose("b")
-    cluster.add("x")
-    cluster.connect("axc")
-    cluster.tick(5)
-    answers = cluster.load()
-    assert not refused(answers)
-    assert [a.save for a in answers] == [ONE] * 3
-    assert "d" in cluster.nodes["x"].met
-
-
 def test_a_load_ends_when_the_node_of_some_ranks_is_lost():
     cluster = a_protected_job()
     cluster.end_ranks()
@@ -568,35 +298,3 @@ def test_a_load_ends_when_the_node_of_some_ranks_is_lost():
     cluster.settle()
     cluster.lose("d")
     assert all("node d does not answer" in cluster.answer(rank, seq).message for rank, seq in seqs.items())
-
-
-def test_what_was_fetched_to_a_new_arena_does_not_make_it_look_old():
-    cluster = ACluster()
-    cluster.connect("abcd")
-    cluster.stage(ONE)
-    cluster.held = {act.Encode}
-    cluster.stage(TWO)
-    assert TWO in cluster.store.committed
-    cluster.end_ranks()
-    cluster.lose("d")
-    cluster.add("d")
-    cluster.connect("aada")
-    cluster.load()
-    cluster.end_ranks()
-    cluster.connect("dabc")
-    assert all((ONE, 1) in cluster.nodes[name].pieces for name in "abc")
-
-
-def test_a_rank_of_the_session_before_is_refused_by_a_daemon_that_restarted():
-    cluster = ACluster()
-    cluster.connect("ab")
-    before = cluster.attached[0]
-    cluster.end_ranks()
-    cluster.connect("aab")
-    cluster.cut_off("b")
-    cluster.nodes["a"].restart()
-    cluster.say(cluster.nodes["a"], replace(before, request=cluster.seq(), incarnation=1))
-    cluster.settle()
-    (answer,) = [m for _, m in cluster.nodes["a"].told if getattr(m, "reply_to", 0) == cluster._seq]
-    assert isinstance(answer, Refused)
-    assert answer.code == "stale"

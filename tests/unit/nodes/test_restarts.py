@@ -9,12 +9,16 @@ from ckptd.core import events as ev
 from ckptd.core.keeps import Keeps
 from ckptd.core.protection import Protection
 from ckptd.protocol.ids import SaveId
-from ckptd.protocol.messages import Attached, End, LoadFrom, Tier
+from ckptd.protocol.messages import Attached, End, LoadFrom, Refused, Tier
 from ckptd.protocol.topology import Peer, Scheme, Topology
-from tests.unit.nodes.a_cluster import KEY, ACluster
-
-ONE, TWO = SaveId(1, 1, 10), SaveId(1, 2, 20)
-HOUR = 3600
+from tests.unit.nodes.a_cluster import (
+    KEY,
+    ONE,
+    TWO,
+    ACluster,
+    a_protected_job,
+    saves_at,
+)
 
 
 def ask_load(cluster: ACluster) -> dict[int, int]:
@@ -180,37 +184,6 @@ def test_a_node_that_restarts_with_its_parity_sealed_offers_its_column_to_who_st
 # --- nodes that are lost, or out of reach
 
 
-def test_a_silent_node_of_a_job_that_closes_may_have_what_is_newer():
-    cluster = ACluster("ab")
-    cluster.connect("ab")
-    cluster.stage(ONE)
-    cluster.held = {act.Drain}
-    cluster.stage(TWO)
-    cluster.cut_off("b")
-    left = ev.RankDetached(job=KEY, rank=0, session=cluster.sid, request=cluster.seq())
-    cluster.say(cluster.nodes["a"], left)
-    cluster.settle()
-    assert cluster.has("a", TWO, 0)
-
-
-@pytest.mark.parametrize("closes", [True, False])
-def test_ranks_of_a_lost_node_keep_no_memory(closes):
-    cluster = ACluster("abcd")
-    cluster.connect("abcd")
-    cluster.stage(ONE)
-    cluster.lose("b")
-    for rank, name in enumerate("abcd"):
-        if name in cluster.nodes:
-            words = {"job": KEY, "rank": rank, "session": cluster.sid}
-            event = ev.RankDetached(request=cluster.seq(), **words) if closes else ev.RankGone(**words)
-            cluster.say(cluster.nodes[name], event)
-    cluster.settle()
-    for _ in range(60):
-        cluster.tick(HOUR)
-    assert not any(node.slots or node.pieces for node in cluster.nodes.values())
-    assert all(node.catalogue.empty for node in cluster.nodes.values())
-
-
 def test_a_drain_that_is_ordered_anew_is_not_written_beside_itself():
     cluster = ACluster("abc")
     cluster.connect("abc")
@@ -269,3 +242,135 @@ def test_what_an_older_life_staged_and_too_much_is_lost_of_holds_no_slot():
     assert keeps.wanted == {TWO}, "a node may still be silent"
     keeps.ended(order, 2)
     assert keeps.wanted == set()
+
+
+# --- encodes, drains and commits over a restart
+
+
+@pytest.mark.parametrize("restarted", "ad")
+def test_a_restarted_daemon_goes_on_with_the_encode(restarted):
+    cluster = ACluster()
+    cluster.connect("abcd")
+    cluster.held = {act.Encode}
+    cluster.stage(ONE)
+    cluster.waiting = [(n, a) for n, a in cluster.waiting if n.name != restarted]
+    cluster.nodes[restarted].restart()
+    cluster.release()
+    assert all(ONE in {key[0] for key in node.pieces} for node in cluster.nodes.values())
+    rank = 1
+    assert "protected" in cluster.milestones(rank, ONE)
+
+
+def test_a_commit_is_finished_by_a_node_that_lost_its_coordinator():
+    cluster = ACluster()
+    cluster.connect("abcd")
+    cluster.held = {act.Commit}
+    cluster.stage(ONE)
+    assert [n.name for n, _ in cluster.waiting] == ["a"]
+    cluster.waiting, cluster.held = [], set()
+    cluster.lose("a")
+    assert cluster.store.committed == {ONE: 4}
+    assert all("durable" in cluster.milestones(rank, ONE) for rank in (1, 2, 3))
+
+
+def test_a_rank_that_ends_gives_up_nothing_of_lives_before_its_own():
+    cluster = ACluster()
+    cluster.connect("abd")
+    cluster.stage(ONE)
+    cluster.held = {act.Drain, act.Encode}
+    cluster.stage(TWO)
+    cluster.cut_off("d")
+    cluster.end_ranks()
+    cluster.connect("aba")
+    cluster.tick(10)
+    answers = cluster.load()
+    assert {answer.save for answer in answers} == {ONE}
+    cluster.nodes["a"].restart()
+    cluster.return_ranks("a", answers[0].incarnation)
+    cluster.end_ranks()
+    assert cluster.has("a", TWO, 0)
+    assert cluster.has("b", TWO, 1)
+
+
+def test_a_restarted_coordinator_learns_from_the_others_what_it_knew():
+    cluster = a_protected_job("aabbccdd")
+    cluster.nodes["a"].restart()
+    cluster.return_ranks("a")
+    cluster.release()
+    cluster.stage(TWO)
+    assert sorted(set(cluster.milestones(7, TWO))) == ["durable", "protected", "staged"]
+    assert cluster.store.committed.keys() == {ONE, TWO}
+
+
+def test_a_restarted_node_learns_what_became_of_its_saves():
+    cluster = a_protected_job("aabbccdd")
+    cluster.nodes["c"].restart()
+    cluster.return_ranks("c")
+    cluster.release()
+    cluster.stage(TWO)
+    assert cluster.store.committed.keys() == {ONE, TWO}
+    assert {s.save for s in cluster.nodes["c"].slots.values()} == {TWO, None}
+    assert [key[0] for key in cluster.nodes["c"].pieces] == [TWO]
+
+
+def test_parity_that_was_half_made_before_all_daemons_restarted_holds_no_slot_for_ever():
+    cluster = a_protected_job()
+    cluster.failing = {"c"}
+    cluster.stage(TWO)
+    cluster.end_ranks()
+    cluster.fail()
+    for name in "abcd":
+        cluster.nodes[name].restart()
+    cluster.connect("abc")
+    cluster.tick(5)
+    newer = SaveId(cluster.store.numbers, 1, 30)
+    cluster.stage(newer)
+    assert saves_at(cluster, "a") == {ONE, newer}
+
+
+def test_what_a_silent_node_may_complete_is_not_given_up_by_a_new_coordinator():
+    cluster = ACluster()
+    cluster.connect("abcd")
+    cluster.held = {act.Encode, act.Drain}
+    cluster.stage(ONE)
+    assert "staged" in cluster.milestones(0, ONE)
+    cluster.cut_off("a")
+    cluster.end_ranks()
+    cluster.connect("bcd")
+    cluster.tick(5)
+    cluster.nodes["d"].restart()
+    assert saves_at(cluster, "d") == {ONE}
+    cluster.tick(cluster.policy.stage_timeout_s)
+    cluster.nodes["d"].restart()
+    assert saves_at(cluster, "d") == set(), "a is taken for lost"
+
+
+def test_a_drain_that_a_lost_coordinator_had_ordered_holds_no_slot_for_ever():
+    cluster = a_protected_job()
+    cluster.waiting, cluster.held = [], {act.Drain, act.WriteVote}
+    node = cluster.nodes["d"].job.node
+    assert node.drain.save == ONE
+    cluster.cut_off("a")
+    cluster.end_ranks()
+    cluster.connect("bcd")
+    cluster.tick(5)
+    assert node.coordinator == "b"
+    assert node.drain.save == ONE, "the worker may still read its slots"
+    cluster.say(cluster.nodes["d"], ev.Drained(job=KEY, save=ONE))
+    cluster.settle()
+    assert node.drain.save is None
+
+
+def test_a_rank_of_the_session_before_is_refused_by_a_daemon_that_restarted():
+    cluster = ACluster()
+    cluster.connect("ab")
+    before = cluster.attached[0]
+    cluster.end_ranks()
+    cluster.connect("aab")
+    cluster.cut_off("b")
+    cluster.nodes["a"].restart()
+    cluster.say(cluster.nodes["a"], replace(before, request=cluster.seq(), incarnation=1))
+    cluster.settle()
+    (answer,) = [m for _, m in cluster.nodes["a"].told if getattr(m, "reply_to", 0) == cluster._seq]
+    assert isinstance(answer, Refused)
+    assert answer.code == "stale"
