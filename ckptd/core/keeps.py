@@ -12,6 +12,7 @@ class Keeps:
         self.newest_staged: SaveId | None = None
         self.resumed: SaveId | None = None  # the job went on from it, and has staged nothing since
         self._resumed_as = 0  # the incarnation that began then
+        self._durable: SaveId | None = None  # the newest
         self.pending: set[SaveId] = set()  # held here, neither staged nor given up by the coordinator
         self.forced: set[SaveId] = set()  # to be drained for sure, so kept until they are
         self.settled = 0  # the incarnation that has a checkpoint as safe as it was to become
@@ -19,7 +20,19 @@ class Keeps:
     @property
     def wanted(self) -> set[SaveId]:
         """Saves whose slots must stay."""
-        return self.pending | self.forced | {s for s in (self.newest_staged, self.resumed) if s is not None}
+        resumed = None if self._resumed_is_spare else self.resumed
+        return self.pending | self.forced | {s for s in (self.newest_staged, resumed) if s is not None}
+
+    @property
+    def _resumed_is_spare(self) -> bool:
+        """Whether what the job went on from lies on the store, and an older life staged something newer.
+
+        With the newest protected one that makes three saves, and leaves ranks of three slots none to go on with.
+        """
+        resumed, newest, durable = self.resumed, self.newest_staged, self._durable
+        if resumed is None or newest is None or durable is None:
+            return False
+        return resumed < newest and resumed <= durable
 
     def staged(self, save: SaveId) -> None:
         """Every rank delivered it."""
@@ -45,9 +58,10 @@ class Keeps:
         self.forced.discard(order.save)
         if order.end is End.ABANDONED and order.save == self.newest_staged and order.save.incarnation < incarnation:
             self.newest_staged = None
+        if order.end is End.DURABLE:
+            self._durable = max(order.save, self._durable or order.save)
         if order.end in (End.DURABLE, End.KEPT):
             self.newest_staged = max(order.save, self.newest_staged or order.save)
-        if order.end in (End.DURABLE, End.KEPT):
             self.settled = max(self.settled, order.save.incarnation)
 
     def outlived(self, order: ev.Outlived) -> None:
@@ -58,6 +72,6 @@ class Keeps:
 
     def released(self) -> None:
         """The job is over."""
-        self.newest_staged = self.resumed = None
+        self.newest_staged = self.resumed = self._durable = None
         self.pending.clear()
         self.forced.clear()

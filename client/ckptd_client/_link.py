@@ -179,9 +179,10 @@ class Link:
         self._make_rank_file()
         self._open_channel(deadline)
         self._attach(deadline)
-        for hand_over in list(self._unacknowledged.values()):
+        unacknowledged = list(self._unacknowledged.values())
+        for hand_over in unacknowledged:
             self._hand_over_again(hand_over, deadline)
-        for hand_over in list(self._forced.values()):
+        for hand_over in [old for old in self._forced.values() if old not in unacknowledged]:
             self._force_again(hand_over, deadline)
         self.slots.give_back()
         if self.capacity:
@@ -373,21 +374,22 @@ class Link:
 
     def hand_over(self, slot: str, save: SaveId, *, drain: bool, deadline: float) -> None:
         """Gives a sealed segment to the daemon. Kept and repeated to the next daemon if this one ends first."""
-        self._unacknowledged[save] = HandOver(seq=0, slot=slot, save=save, drain=drain)
+        kept = self._unacknowledged[save] = HandOver(seq=0, slot=slot, save=save, drain=drain)
+        if drain:
+            self._forced[save] = kept
         try:
             self._ask(lambda seq: HandOver(seq=seq, slot=slot, save=save, drain=drain), deadline)
         except (ChannelLostError, WaitTimeoutError):
             raise
         except CkptdError:
-            self._unacknowledged.pop(save, None)
+            self.let_go(save)
             raise
-        acknowledged = self._unacknowledged.pop(save, None)
-        if drain and acknowledged is not None:  # else its end was heard before the answer
-            self._forced[save] = acknowledged
+        self._unacknowledged.pop(save, None)
 
     def let_go(self, save: SaveId) -> None:
         """The save is given up, and is handed to no other daemon."""
         self._unacknowledged.pop(save, None)
+        self._forced.pop(save, None)
 
     def begin_incarnation(self, incarnation: int) -> None:
         """A load has begun it; what was not handed over before is of no use to it."""

@@ -227,6 +227,16 @@ def test_members_that_do_not_reach_each_other_are_told_at_once():
     assert problems == {"b": "node c does not answer", "c": "node b does not answer"}
 
 
+@pytest.mark.parametrize("durable", [True, False])
+def test_what_the_job_went_on_from_leaves_a_slot_where_a_newer_save_and_the_store_have_its_place(durable):
+    keeps = Keeps()
+    keeps.staged(TWO)
+    keeps.resume(ev.LoadOrdered(job=KEY, node="a", incarnation=2, save=ONE, agreed=True))
+    if durable:
+        keeps.ended(ev.SaveEnded(job=KEY, node="a", save=ONE, end=End.DURABLE), 2)
+    assert keeps.wanted == ({TWO} if durable else {ONE, TWO})
+
+
 def test_what_is_kept_was_staged_though_that_word_was_lost():
     keeps = Keeps()
     keeps.pending.add(TWO)
