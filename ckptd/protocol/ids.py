@@ -37,8 +37,8 @@ _STEP_DIR_RE = re.compile(r"^step-([0-9]{9,12})\.i([0-9]{4,8})\Z")
 _PARTIAL_RE = re.compile(r"^\.step-[0-9]{9,12}\.i[0-9]{4,8}\.partial-([0-9]{8})-([0-9]{10})-([0-9]{12})\Z")
 
 
-_CLOCKED_FROM = 1577836800  # 2020-01-01, in seconds since 1970
-_CLOCKED_S = 10  # so the numbers last to the year 2051
+_CLOCKED_FROM = 1767225600  # 2026-01-01, in seconds since 1970
+_CLOCKED_S = 4  # less than a job takes to start again; the numbers last to the year 2038
 
 
 def incarnation_at(now: float) -> int:

@@ -9,7 +9,7 @@ import msgspec
 
 from ckptd.core import actions as act
 from ckptd.core import events as ev
-from ckptd.protocol.ids import JobKey
+from ckptd.protocol.ids import JobKey, incarnation_at
 from ckptd.protocol.slot import Seal, SlotState
 from tests.simulation import parity
 from tests.simulation.machine import Machine, make
@@ -29,6 +29,7 @@ _STORE = (
 )
 _WITH_PATIENCE = (act.TakeIncarnation, act.ScanStore)
 _PATIENCE_S = 10.0
+_BEGAN = 1_800_000_000.0  # the time of day when a world begins, in seconds since 1970
 _USUAL_S = {
     act.AllocateSlots: 0.05, act.TakeDigests: 0.1, act.Encode: 0.3, act.FetchSegment: 0.2, act.Drain: 0.5,
     act.TakeIncarnation: 0.01, act.ScanStore: 0.02, act.WriteVote: 0.02, act.Commit: 0.05,
@@ -175,7 +176,7 @@ class Effects:
             except StoreError as error:
                 problem = problem or str(error)
         if problem and isinstance(action, act.TakeIncarnation):
-            found = 10**6 + int(self._world.clock.now * 10)  # as incarnation_at does, and finer
+            found = incarnation_at(_BEGAN + self._world.clock.now)
         return _EVENTS[type(action)](action, problem, found)
 
     # --- what each does; raises StoreError

@@ -155,10 +155,7 @@ class Promises:
             if not durable:
                 assert found is not None, f"{proc} was told that {save} is staged, and nothing of it was ever"
                 sealed = sorted(found.contents)  # some may have been lost with their node while the word went round
-                made_up = self._world.made_up  # then there may be two saves of this name
-                assert len(sealed) == found.world_size or made_up, (
-                    f"{proc} was told that {save} is staged; {sealed} are"
-                )
+                assert len(sealed) == found.world_size, f"{proc} was told that {save} is staged; {sealed} are"
                 if found.whole:
                     truth.staged = max(save, truth.staged or save)
         elif news.milestone is Milestone.PROTECTED:
@@ -203,9 +200,7 @@ class Promises:
     def _own(self, proc: "Proc", incarnation: int) -> None:
         truth = self.of(proc.job)
         owner = truth.owners.setdefault(incarnation, proc.session.name)
-        from_store = incarnation in self._world.store(proc.job).numbers
-        if from_store and owner != proc.session.name and not self._world.made_up:
-            raise AssertionError(f"{proc} has incarnation {incarnation}, which is {owner}'s")
+        assert owner == proc.session.name, f"{proc} has incarnation {incarnation}, which is {owner}'s"
 
     def accepted(self, proc: "Proc", save: SaveId) -> None:
         """A hand-over was taken."""
@@ -228,7 +223,7 @@ class Promises:
         directory, found = self._world.store(job).committed[save], self.of(job).saves.get(save)
         if found is not None and len(found.contents) == directory.world_size:
             wrong = [rank for rank, content in directory.files.items() if found.contents.get(rank) != content]
-            assert not wrong or self._world.made_up, f"{save}: wrong bytes committed for ranks {wrong[:5]}"
+            assert not wrong, f"{save}: wrong bytes committed for ranks {wrong[:5]}"
 
     # --- loads
 
@@ -243,14 +238,14 @@ class Promises:
         save, content = proc.read
         assert save == order.save, f"{proc} read {save}, and {order.save} was agreed"
         found = self.of(proc.job).saves.get(save)
-        if found is not None and content != b"all" and not self._world.made_up:
+        if found is not None and content != b"all":
             assert content == found.contents.get(proc.rank), f"{proc} restored other bytes of {save}"
 
     def agreed(self, session: "Session") -> None:
         """All ranks have it: it is the newest that there is, if nothing was wrong while they asked."""
         job, chosen = session.job, next(iter(session.orders.values())).save
         chaos, store = self._world.chaos, self._world.store(job)
-        if session.began_load - chaos.calm_since < _CALM_S or self._world.made_up:
+        if session.began_load - chaos.calm_since < _CALM_S:
             return
         idents = {m.arena.ident for m in session.homes}
         truth = self.of(job)

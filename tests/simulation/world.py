@@ -61,7 +61,6 @@ class World:
         self.seq = 0
         self.lives = itertools.count(1)
         self.expired = False  # so much time has passed that memory of dead jobs may go
-        self.made_up = False  # some incarnation number did not come from the store
         self.keeping_is_meeting = False
         self.events = 0
         self.thorough = nodes <= 8
@@ -152,8 +151,6 @@ class World:
     def saw(self, machine: Machine, event: ev.Event) -> None:
         """An event that a daemon handles now."""
         self.events += 1
-        if isinstance(event, ev.IncarnationTaken) and event.problem:
-            self.made_up = True
         self._fingerprint.update(f"{self.clock.now:.6f}{machine.name}{type(event).__name__}".encode())
         self._keep((self.clock.now, machine.name, ">", event))
 
