@@ -60,6 +60,8 @@ class Promises:
         if self._over(job, truth):
             return
         staged = truth.staged
+        if staged is not None and any(s > staged and t.lost_when_staged for s, t in truth.saves.items()):
+            staged = truth.staged = None  # it was outrun, and what outran it is lost with a node
         if staged is not None and save >= staged:
             kept = any(s >= staged and t.whole for s, t in truth.saves.items())
             bears = truth.protected is not None and truth.protected.save >= staged
@@ -122,7 +124,7 @@ class Promises:
             truth = self.of(job)
             for slot in memory.slots.values():
                 if slot.save is not None:
-                    truth.held(ident, slot.seal, there=False)
+                    truth.held(ident, slot.seal, there=False).bereft = True
             for piece in memory.pieces.values():
                 truth.piece(ident, piece, there=False)
             self._after_loss(job, truth, ident)

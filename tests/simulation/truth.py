@@ -40,12 +40,18 @@ class SaveTruth:
     sets: dict[SetKey, ParitySet] = field(default_factory=dict)
     ever_whole: bool = False
     ever_protected: bool = False
+    bereft: bool = False  # a segment was lost with its node
     covered: dict[int, set[int]] = field(default_factory=dict)  # epoch -> ranks of sets that were whole once
 
     @property
     def whole(self) -> bool:
         """Every rank's sealed segment lies in some arena."""
         return len(self.where) == self.world_size
+
+    @property
+    def lost_when_staged(self) -> bool:
+        """Every rank had sealed its segment, and a node was lost with one: maybe before anybody could have heard."""
+        return self.bereft and len(self.contents) == self.world_size
 
     def epochs_protected(self) -> list[int]:
         """Epochs in which every set's pieces lie there, each member's on a node of its own."""
