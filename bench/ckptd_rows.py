@@ -7,7 +7,7 @@ from bench import states, victim
 from bench.measure import Sample, Series, descendants, interleave, own_memory_nbytes, running_cpu_s, seconds, tree_cpu_s
 from bench.node import Client, Node
 from bench.report import Row, ratio
-from bench.training import Training
+from bench.training import Touching, Training
 from bench.yardsticks import Yardsticks
 from ckptd.protocol.ids import file_name
 
@@ -16,6 +16,7 @@ _DURABLE_TIMEOUT_S = 180.0
 _SETTLED_SAVES = 3  # one per slot: after these, every slot has been written once
 _QUIET_STEPS = 12
 _IDLE_S = 5.0
+_FORWARD_BACKWARD_STEPS = 12  # longer than a copy of the state
 MANY_COUNT, MANY_NBYTES = 10_000, 16 << 10
 
 
@@ -210,6 +211,33 @@ def drain_slowdown(bench: Bench, training: Training) -> list[Row]:
         Series("ms", tuple(1e3 * sum(steps) / len(steps) for steps in runs)) for runs in (busy, quiet)
     )
     return [ratio("training step while draining", measured, undisturbed, "the same step, undisturbed", bar=1.05)]
+
+
+def overlapped(bench: Bench, training: Training) -> list[Row]:
+    """Saves that an attached optimizer's forward and backward hide: 2 GiB, and many small tensors."""
+    rows = []
+    for name, state in (("2 GiB", bench.state), (f"{MANY_COUNT:,} tensors", states.many(MANY_COUNT, MANY_NBYTES))):
+        count = sum(1 for _ in states.tensors(state))
+        stalls = Series("ms", tuple(1e3 * stall for stall in _overlapped_stalls(bench, training, state)))
+        bar = 10 + 2e-3 * count
+        rows.append(Row(f"stall of an overlapped save, {name}", stalls, stalls.median, "ms", bar=bar))
+    return rows
+
+
+def _overlapped_stalls(bench: Bench, training: Training, state: states.State) -> list[float]:
+    """Seconds that save and the hook of the next step held up training, past the saves that are compared."""
+    optimizer = Touching(states.tensors(state))
+    stalls = []
+    with bench.node.client("overlap") as client:
+        client.prepare(state)
+        client.attach(optimizer)
+        for _ in range(_SETTLED_SAVES + bench.repeat):
+            handle = client.save(state, bench.next_step())
+            training.steps(_FORWARD_BACKWARD_STEPS)
+            optimizer.step()
+            handle.wait("durable", _DURABLE_TIMEOUT_S)
+            stalls.append(handle.stall_s)
+    return stalls[_SETTLED_SAVES:]
 
 
 def _restore(client: Client, state: states.State, saved: str, tier: str) -> Sample:

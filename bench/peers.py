@@ -19,9 +19,10 @@ from bench import states
 from bench.measure import Series
 from bench.node import Client
 from bench.report import PeerResult
-from bench.training import Training
+from bench.training import Touching, Training
 
-_QUIET_STEPS = 12
+_FORWARD_BACKWARD_STEPS = 8  # of Training, between two of the optimizer: longer than a copy of the state
+_QUIET_ITERATIONS = 3
 _DURABLE_TIMEOUT_S = 120.0
 
 Finish = Callable[[], None]  # blocks until the bytes of a save are durable
@@ -100,10 +101,9 @@ class DcpAsyncReused:
 class Ckptd:
     """ckptd, prepared; its own store takes the place of the directory."""
 
-    name = "ckptd"
-
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, name: str = "ckptd") -> None:
         self._client = client
+        self.name = name
 
     def save(self, state: states.State, directory: Path, step: int) -> Finish:  # noqa: ARG002
         """Stages in the call; the daemon does the rest."""
@@ -124,11 +124,19 @@ class _Save:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """Training steps with a save now and then; the steps go on until the save is durable."""
+    """A training with a save now and then; it goes on until the save is durable."""
 
     state: states.State
     training: Training
+    optimizer: Touching
     scratch: Path
+
+    def _iteration(self) -> float:
+        """Seconds of one forward, backward and step of the optimizer."""
+        start = time.perf_counter()
+        self.training.steps(_FORWARD_BACKWARD_STEPS)
+        self.optimizer.step()
+        return time.perf_counter() - start
 
     def run(self, peer: Peer, repeat: int) -> PeerResult:
         """One first save, then repeat measured ones."""
@@ -144,7 +152,7 @@ class Loop:
         )
 
     def _save(self, peer: Peer, step: int) -> _Save:
-        quiet_s = statistics.median(self.training.steps(_QUIET_STEPS))
+        quiet_s = statistics.median(self._iteration() for _ in range(_QUIET_ITERATIONS))
         states.mutate(self.state, step)
         directory = self.scratch / f"peer-{step}"
         busy: list[float] = []
@@ -154,7 +162,7 @@ class Loop:
             block_s = time.perf_counter() - start
             durable_at = waiter.submit(_then_now, finish)
             while not durable_at.done():
-                busy.append(self.training.step())
+                busy.append(self._iteration())
         shutil.rmtree(directory, ignore_errors=True)
         lost_s = block_s + sum(busy) - quiet_s * len(busy)
         step_ratio = statistics.fmean(busy) / quiet_s if len(busy) > 1 else None

@@ -13,14 +13,16 @@ from bench.ckptd_rows import Bench
 from bench.measure import Series
 from bench.node import Node
 from bench.peers import Ckptd, DcpAsync, DcpAsyncReused, Loop, Peer, TorchSave
-from bench.report import PeerResult, Report, Row, failed
-from bench.training import Training
+from bench.report import PeerResult, Report, Row, failed, ratio
+from bench.training import Touching, Training
 from bench.yardsticks import Yardsticks
 from ckptd.protocol.errors import CkptdError
 
 STATE_NBYTES = 2 << 30
-SECTIONS = ("yardsticks", "steady", "many", "cold", "arena", "slowdown", "peers")
+SECTIONS = ("yardsticks", "steady", "many", "cold", "arena", "slowdown", "overlap", "peers")
 _LOST_BAR_S, _DURABLE_BAR_S = 0.2, 1.0  # per save of a state of STATE_NBYTES
+_OVERLAPPED = "ckptd, overlapped"
+_COMPARED_SAVES = 3  # of which every byte is compared
 _OPERATIONAL = (CkptdError, OSError, RuntimeError)
 
 
@@ -46,7 +48,7 @@ class Run:
             with contextlib.closing(sticks):
                 self._rows(sticks, training)
         if "peers" in self.only:
-            self._peers(Loop(self.state, training, disk_dir))
+            self._peers(Loop(self.state, training, Touching(states.tensors(self.state)), disk_dir))
         self.node.close()
 
     def _rows(self, sticks: Yardsticks, training: Training) -> None:
@@ -59,6 +61,7 @@ class Run:
             "cold": ckptd_rows.cold,
             "arena": ckptd_rows.arena_restore,
             "slowdown": lambda bench: ckptd_rows.drain_slowdown(bench, training),
+            "overlap": lambda bench: ckptd_rows.overlapped(bench, training),
         }
         bench = Bench(self.node, sticks, self.state, self.asked_nbytes, self.repeat)
         for name, section in sections.items():
@@ -77,14 +80,37 @@ class Run:
             self.report.peers.append(result)
             self.report.rows.extend(self._peer_rows(result))
 
+        def overlapped() -> None:
+            with self.node.client("overlapped") as client:
+                client.prepare(self.state)
+                client.attach(loop.optimizer)
+                for _ in range(_COMPARED_SAVES):
+                    client.save(self.state)
+                    loop.optimizer.step()
+                client.wait("durable")
+                result = loop.run(Ckptd(client, _OVERLAPPED), self.repeat)
+            self.report.peers.append(result)
+
         self.console.log("peers: ckptd")
         self._guarded("ckptd in the training loop", ckptd)
+        self.console.log(f"peers: {_OVERLAPPED}")
+        self._guarded("an overlapped save in the training loop", overlapped)
         self.node.stop()
         for kind in (TorchSave, DcpAsync, DcpAsyncReused):
             self.console.log(f"peers: {kind.name}")
             peer: Peer = kind()
             with contextlib.closing(peer):
                 self.report.peers.append(loop.run(peer, self.repeat))
+        self.report.rows.extend(self._against_peers())
+
+    def _against_peers(self) -> list[Row]:
+        """Training time lost per overlapped save, beside the best peer of this run."""
+        found = next((peer for peer in self.report.peers if peer.name == _OVERLAPPED), None)
+        others = [peer for peer in self.report.peers if not peer.name.startswith("ckptd")]
+        if found is None or not others:
+            return []
+        best = min(others, key=lambda peer: peer.lost.median)
+        return [ratio("training time lost per overlapped save", found.lost, best.lost, best.name, bar=0.2)]
 
     def _peer_rows(self, result: PeerResult) -> list[Row]:
         """The two bars that are seconds; they are meant for the full state and are facts for another."""

@@ -1,11 +1,29 @@
 """A training step of steady length on one thread: small matmuls, sized once per run."""
 
 import time
+from collections.abc import Iterable
 
 import torch
 
 STEP_S = 0.040
 _WIDTH = 256
+_WRITTEN_SHARE = 16  # every 16th tensor changes in an optimizer's step
+
+
+class Touching(torch.optim.Optimizer):
+    """Owns tensors as an optimizer does, and writes a few kilobytes of them per step: its own time is no matter."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        super().__init__([{"params": list(tensors)}], {})
+        self._steps = 0
+
+    @torch.no_grad()
+    def step(self, closure: object = None) -> None:  # type: ignore[override]  # noqa: ARG002
+        """Writes to some of the tensors."""
+        self._steps += 1
+        for tensor in self.param_groups[0]["params"][self._steps % _WRITTEN_SHARE :: _WRITTEN_SHARE]:
+            if tensor.dtype != torch.uint8:
+                tensor.view(-1)[:256].add_(1)
 
 
 class Training:

@@ -110,22 +110,29 @@ def fill(  # noqa: PLR0913 - keyword-only
         if need > link.capacity or link.refusal is not None:
             client._fit_slots(plan.capacity(plain_nbytes), deadline)
         free_orphans(client, need)
-        name = _wait_slot(client, need, deadline)
-        slot = link.slots.take(name)
+        segment = hold(client, plan, _wait_slot(client, need, deadline), owner=owner)
         try:
-            fill_slot(slot, plan, tensors)
+            fill_slot(segment.slot, plan, tensors)
         except BaseException:
-            link.slots.grant(name, slot.capacity)
+            release(client, segment)
             raise
-        link.slots.held.add(name)
-        return Segment(plan, name, slot, slot.bytes, link.attachments, weakref.ref(owner))
+        return segment
 
     deadline = deadline_of(client) if deadline is None else deadline
     with _turn(client, deadline):
         segment: Segment = _while_daemons_end(client, once, deadline)
-        client._segments.append(segment)
         client._stats.nbytes += plan.nbytes
         return segment
+
+
+def hold(client: "Client", plan: SegmentPlan, name: str, *, owner: Any) -> Segment:
+    """Takes a granted slot, to be filled by the caller. Under the client's lock."""
+    link = client._link
+    slot = link.slots.take(name)
+    link.slots.held.add(name)
+    segment = Segment(plan, name, slot, slot.bytes, link.attachments, weakref.ref(owner))
+    client._segments.append(segment)
+    return segment
 
 
 def seal(client: "Client", segment: Segment, handle: SaveHandle, plain: Plain, *, drain: bool) -> None:

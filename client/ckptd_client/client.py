@@ -21,11 +21,11 @@ from ckptd_client._group import Group, find_group
 from ckptd_client._link import Link, Settings
 from ckptd_client._load_from import Loaded, checked, load_from
 from ckptd_client._loading import find, load
+from ckptd_client._overlapping import Overlapping
 from ckptd_client._pickle import PickleKeys, pickle_keys
 from ckptd_client._plan import Plan, Values, gather, make_plan
-from ckptd_client._segments import Segment, free_orphans, no_slot
+from ckptd_client._segments import Segment, free_orphans, hold, no_slot
 from ckptd_client._slot_writing import fill_slot, seal_slot, slot_views
-from ckptd_client._slots import SlotMap
 from ckptd_client._stats import Stats
 from ckptd_client._stock import StockLeaves
 from ckptd_client._topology import failure_told
@@ -112,7 +112,8 @@ class Client:
         self._lock = threading.RLock()
         self._numbers = threading.RLock()  # of saves; held for moments only, also by a save that cannot get the other
         self._plan: Plan | None = None
-        self._segments: list[Segment] = []  # filled, still to be sealed: saves of DCP's, in two steps
+        self._segments: list[Segment] = []  # still to be sealed: saves of DCP's, in two steps, and overlapped ones
+        self._overlapping = Overlapping(self)
         self._stock = StockLeaves() if dual and link.group.rank == 0 else None
         self._counter = 0
         self._last_step = self._highest = -1
@@ -183,6 +184,18 @@ class Client:
 
     # --- save
 
+    def attach(self, *optimizers: Any) -> None:
+        """From now on save copies these optimizers' parameters and state while the next forward and backward run.
+
+        Their step() waits, in a hook, for what is left of the copy. Everything else in the state is copied before save
+        returns, as without attach. Nothing but step() may write to them between save and step(), be it through .data or
+        numpy: a save in which that is found out is given up, and from then on such tensors are copied before save
+        returns. Optimizers of which more is known to write (FSDP1, DeepSpeed, steps in backward or in a CUDA graph)
+        are saved as without attach. Raises UsageError for what is no torch optimizer.
+        """
+        self._check_open()
+        self._overlapping.attach(optimizers)
+
     def prepare(self, state: dict[str, Any]) -> None:
         """Plans, and has all slots allocated and mapped, so that the first save costs what the next will. Blocks.
 
@@ -217,7 +230,7 @@ class Client:
         """
         began = time.perf_counter()
         deadline = time.monotonic() + self._save_timeout_s
-        with self._first(deadline) as mine:
+        with self._first_settled(deadline) as mine:
             self._check_open()
             save = self._number(step, state)
             values = self._gather(state) if mine else None
@@ -226,9 +239,20 @@ class Client:
                 self._stage_or_fail(handle, values, drain=drain, deadline=deadline)
             else:
                 self._note_failure(handle, WaitTimeoutError("another thread kept the client to itself"), deadline=None)
-            handle.stall_s = time.perf_counter() - began
+            handle.stall_s += time.perf_counter() - began
             self._count(handle)
         return handle
+
+    @contextlib.contextmanager
+    def _first_settled(self, deadline: float, *, patient: bool = False) -> Iterator[bool]:
+        """The lock as _first has it, with no save's copies running. patient: the deadline is theirs only."""
+        while True:
+            self._overlapping.settle(deadline, cancel=True)
+            with self._first(None if patient else deadline) as mine:
+                if mine and self._overlapping.running and time.monotonic() < deadline:
+                    continue  # another thread's save came in between; its copies need the lock to end
+                yield mine
+                return
 
     @contextlib.contextmanager
     def _first(self, deadline: float | None = None) -> Iterator[bool]:
@@ -358,6 +382,7 @@ class Client:
     def _stage(self, handle: SaveHandle, values: Values, *, drain: bool, deadline: float) -> None:
         link, plan = self._link, self._plan
         assert plan is not None  # noqa: S101 - _gather made it
+        late = self._overlapping.late(plan, values.tensors)
         link.ensure(deadline, hurried=True)
         need = plan.exact_capacity(values.plain_nbytes)
         if need > link.capacity or link.refusal is not None:
@@ -377,18 +402,18 @@ class Client:
             return
         if allocating:  # it is done once, and is not what the timeout is for
             deadline += time.monotonic() - began
+        if late:
+            segment = hold(self, plan, name, owner=self._overlapping)
+            self._overlapping.begin(segment, plan, values, late, handle=handle, drain=drain, deadline=deadline)
+            return
         slot = link.slots.take(name)
         try:
-            self._write(slot, plan, values, handle.save_id)
+            fill_slot(slot, plan, values.tensors)
+            seal_slot(slot, plan, values, handle.save_id, job=link.job, group=link.group)
         except BaseException:
             link.slots.grant(name, slot.capacity)
             raise
         link.hand_over(name, handle.save_id, drain=drain, deadline=deadline)
-
-    def _write(self, slot: SlotMap, plan: Plan, values: Values, save: SaveId) -> None:
-        """Image, layout, plain values, and the seal last."""
-        fill_slot(slot, plan, values.tensors)
-        seal_slot(slot, plan, values, save, job=self._link.job, group=self._link.group)
 
     def _note_failure(self, handle: SaveHandle, error: BaseException, *, deadline: float | None) -> None:
         """An operational fault: training goes on, the handle says why. deadline None: the daemon cannot be told."""
@@ -414,6 +439,8 @@ class Client:
 
     def _pump(self, seconds: float) -> None:
         """News for the handles; brings a lost daemon back while somebody waits."""
+        if seconds > 0:
+            self._overlapping.settle(time.monotonic() + seconds)
         if self._closed and seconds > 0:
             raise SaveFailedError(
                 "the client was closed and hears no more of its saves",
@@ -434,6 +461,7 @@ class Client:
         """
         wanted = check_milestone(milestone)
         self._check_open()
+        self._overlapping.settle(time.monotonic() + self._save_timeout_s)
         self._pump(0.0)
         handle = self._link.book.newest
         if handle is None:
@@ -466,7 +494,7 @@ class Client:
             )
         if step is not None:
             step = _settings.as_step(step)
-        with self._first():
+        with self._first_settled(time.monotonic() + self._save_timeout_s, patient=True):
             self._check_open()
             order, segment = load(self._link, state, step)
             self._begin_incarnation(order)
@@ -500,7 +528,7 @@ class Client:
 
         Raises RestoreError when there is none.
         """
-        with self._first():
+        with self._first_settled(time.monotonic() + self._save_timeout_s, patient=True):
             self._check_open()
             order, found = find(self._link, step)
             self._begin_incarnation(order)
@@ -518,10 +546,14 @@ class Client:
     # --- the end
 
     def close(self) -> None:
-        """Leaves the job. What was staged becomes durable in the background, then its memory is freed. Idempotent."""
-        with self._first():
+        """Leaves the job. What was staged becomes durable in the background, then its memory is freed. Idempotent.
+
+        Blocks until an overlapped save is handed over, save_timeout_s at most.
+        """
+        with self._first_settled(time.monotonic() + self._save_timeout_s, patient=True):
             if not self._closed:
                 self._closed = True
+                self._overlapping.detach()
                 self._link.close()
 
     def __enter__(self) -> Self:

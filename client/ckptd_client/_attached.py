@@ -1,0 +1,66 @@
+"""Optimizers that were attached: the tensors that only their step() writes, and a word before it does."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from ckptd.protocol.errors import UsageError
+from ckptd_client._tensors import local_of
+
+BeforeStep = Callable[[], None]
+# What marks a parameter that others write too, and who they are.
+_MARKS = {
+    "_in_backward_optimizers": "its parameters are stepped during backward (apply_optimizer_in_backward)",
+    "_is_flat_param": "its parameters are FSDP1's, which moves their memory in forward",
+    "_fsdp_flattened": "its parameters are FSDP1's, which moves their memory in forward",
+    "ds_id": "its parameters are partitioned by DeepSpeed, which gathers into them in forward",
+}
+
+
+class Attached:
+    """One optimizer. before_step is called in step(), before anything is written, until detach."""
+
+    def __init__(self, optimizer: Any, before_step: BeforeStep) -> None:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise UsageError(
+                f"attach was given a {type(optimizer).__module__}.{type(optimizer).__qualname__}",
+                hint="attach(optimizer) takes a torch.optim.Optimizer; of a wrapper, the optimizer inside",
+            )
+        self.optimizer = optimizer
+        self._hook = optimizer.register_step_pre_hook(lambda *_: before_step())
+
+    def detach(self) -> None:
+        """No more words."""
+        self._hook.remove()
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Parameters and state as they are now."""
+        for group in self.optimizer.param_groups:
+            yield from group["params"]
+        for state in self.optimizer.state.values():
+            for value in state.values() if isinstance(state, dict) else ():
+                if isinstance(value, torch.Tensor):
+                    yield value
+
+    def objection(self) -> str:
+        """Why somebody else may write them, or step() may run unheard; empty when it is as it should be."""
+        if not getattr(type(self.optimizer).step, "hooked", False):
+            return f"{type(self.optimizer).__qualname__}.step calls no hooks"
+        for group in self.optimizer.param_groups:
+            if group.get("capturable") and any(parameter.is_cuda for parameter in group["params"]):
+                return "it is capturable: a CUDA graph that is replayed steps unheard"
+            for parameter in group["params"]:
+                for mark, who in _MARKS.items():
+                    if getattr(parameter, mark, False):
+                        return who
+        return ""
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """Address of the tensor's memory; 0 when it has none, or torch does not tell."""
+    local = local_of(tensor)
+    try:
+        return local.untyped_storage().data_ptr()
+    except (NotImplementedError, RuntimeError):  # a subclass that only describes memory
+        return 0
