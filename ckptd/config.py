@@ -82,6 +82,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         Literal["none", "xor", "double"], Meta(description="against the loss of none, one or two nodes of a set")
     ] = "xor"
     set_size: Annotated[int, Meta(ge=2, le=64, description="nodes that protect each other")] = 8
+    balance: Annotated[
+        Literal["rows", "off"],
+        Meta(description="whether replicas each save a share of what they all hold (rows), or all of it (off)"),
+    ] = "rows"
     drain_parity: Annotated[
         bool, Meta(description="write parity to the store too, so that ckptd rebuild can mend a checkpoint there")
     ] = False

@@ -281,7 +281,10 @@ class Daemon:
     def _introduce(self, letter: Letter) -> None:
         """Somebody is about to attach, once all ranks of its job have done the same."""
         scheme, set_size = Scheme(self._config.redundancy), self._config.set_size
-        info = NodeInfo(reply_to=letter.request.seq, peer=self._plane.peer, scheme=scheme, set_size=set_size)
+        info = NodeInfo(
+            reply_to=letter.request.seq, peer=self._plane.peer, scheme=scheme, set_size=set_size,
+            balance=self._config.balance == "rows",
+        )  # fmt: skip
         self._door.answer(letter.identity, info)
 
     def _answer_steps(self, letter: Letter) -> None:

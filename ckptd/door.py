@@ -159,6 +159,7 @@ class Door:
             save=request.save,
             nbytes=seal.image_nbytes,
             drain=request.drain,
+            shares=seal.shares,
         )
 
     def send(self, action: ToRank) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.manifest import ParityRecord
 from ckptd.protocol.messages import Cadence, End, Progress, Tier
+from ckptd.protocol.shares import Share
 from ckptd.protocol.slot import Seal
 from ckptd.protocol.topology import Peer, Scheme, Topology
 
@@ -87,6 +88,7 @@ class SegmentStaged(FromRank):
     save: SaveId
     nbytes: int
     drain: bool = False
+    shares: tuple[Share, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +138,7 @@ class SlotAdopted(Event):
     save: SaveId | None = None
     nbytes: int = 0
     seal: Seal | None = None  # once the digests are taken
+    shares: tuple[Share, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -396,6 +399,7 @@ class HeldSegment:
     rank: int
     world_size: int
     nbytes: int
+    shares: tuple[Share, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -519,6 +523,7 @@ class SaveEnded(NodeMessage):
     save: SaveId
     end: End
     reason: str = ""
+    apart: bool = False  # the ranks' shares were no whole: each is to save all of its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

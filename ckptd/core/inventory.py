@@ -8,7 +8,9 @@ from ckptd.protocol.ids import JobKey
 
 def segments_of(slots: SlotTable) -> tuple[ev.HeldSegment, ...]:
     """Every segment in a slot of the node."""
-    return tuple(ev.HeldSegment(slot.save, slot.rank, slot.world_size, slot.nbytes) for slot in slots if slot.save)
+    return tuple(
+        ev.HeldSegment(slot.save, slot.rank, slot.world_size, slot.nbytes, slot.shares) for slot in slots if slot.save
+    )
 
 
 def pieces_of(protection: Protection) -> tuple[ev.HeldPiece, ...]:

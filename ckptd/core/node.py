@@ -203,7 +203,7 @@ class JobNode:
             self.drain.dropped(order.save)
             actions = self.protection.durable(order.save)
         milestone = Milestone.DURABLE if durable else None
-        news = Progress(save=order.save, milestone=milestone, end=order.end, reason=order.reason)
+        news = Progress(save=order.save, milestone=milestone, end=order.end, reason=order.reason, apart=order.apart)
         return [*actions, *self.ranks.tell_all(news), *self.collect()]
 
     # --- ranks
@@ -351,6 +351,7 @@ class JobNode:
             slot=event.slot,
             save=event.save,
             nbytes=event.nbytes,
+            shares=event.shares,
         )
         return [self.membership.report(segment)]
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from ckptd.protocol.ids import SaveId
 from ckptd.protocol.messages import End, Milestone
+from ckptd.protocol.shares import Share
 
 
 class Phase(enum.StrEnum):
@@ -28,12 +29,14 @@ class Record:
     phase: Phase = Phase.STAGING
     held: dict[int, set[str]] = field(default_factory=dict)  # rank -> nodes whose arenas have it
     delivered: dict[int, int] = field(default_factory=dict)  # rank -> bytes
+    shares: dict[int, tuple[Share, ...]] = field(default_factory=dict)  # rank -> what it said of them
     adopted: bool = False  # found in the arena at start
     protected: bool = False  # by all sets, as the ranks' nodes were then
     due: bool = False
     forced: bool = False  # somebody asked for this very one: a newer one does not take its turn
     end: End | None = None
     reason: str = ""
+    apart: bool = False  # the shares were no whole
     drainers: dict[str, tuple[int, ...]] = field(default_factory=dict)  # node -> ranks whose segments it writes
     voters: set[str] = field(default_factory=set)
     done: dict[str, int] = field(default_factory=dict)  # node -> bytes on the store
@@ -88,9 +91,12 @@ def newest_whole(records: Iterable[Record], on_store: Iterable[SaveId]) -> SaveI
 
 
 def lost_since(records: Iterable[Record], loaded: SaveId, incarnation: int) -> list[SaveId]:
-    """Saves of older lives of the job than incarnation, of which too much is lost: an older one was loaded."""
+    """Saves of older lives of the job than incarnation, of which too much is lost: an older one was loaded.
+
+    A coordinator that took over knows one that was staged, and is not whole any more, as a half that it gave up.
+    """
     newer = [r for r in records if loaded < r.save and r.save.incarnation < incarnation and r.held and not r.in_memory]
-    return sorted(r.save for r in newer if r.phase is Phase.STAGED)
+    return sorted(r.save for r in newer if r.phase is Phase.STAGED or r.end is End.ABANDONED)
 
 
 def few(ranks: list[int], most: int = 8) -> str:

@@ -16,6 +16,7 @@ from ckptd.core.actions import Action, Commit, Note, RemoveCheckpoint, RemovePar
 from ckptd.core.policy import Policy
 from ckptd.core.record import Phase, Record, few, newest_whole
 from ckptd.core.retention import superfluous
+from ckptd.protocol import shares
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.messages import Cadence, End, Progress
 
@@ -57,6 +58,7 @@ class Saves:
         record.adopted |= event.request == 0
         record.due |= event.drain
         record.forced |= event.drain
+        record.shares[event.rank] = event.shares
         return self._delivered(node, record, event.rank, event.nbytes, now)
 
     def found(self, node: str, segments: tuple[ev.HeldSegment, ...], now: float) -> list[Action]:
@@ -68,6 +70,7 @@ class Saves:
             record = self._record(segment.save, segment.world_size, now)
             record.adopted |= not record.delivered
             was = record.phase
+            record.shares[segment.rank] = segment.shares
             actions += self._delivered(node, record, segment.rank, segment.nbytes, now, again=True)
             if was is not Phase.STAGING and node != self._node:  # its half beside this one has heard it
                 actions.append(self._order(ev.SaveStaged(job=self._job, node=self._node, save=record.save), node))
@@ -103,8 +106,9 @@ class Saves:
         if record.end is not None and not (again and complete):
             return [] if again else self._tell_end(record)  # a late rank of a save that is over, or one that repeats
         if complete:
-            record.end = None
-            return self._complete(record, now)
+            apart = shares.difference(record.shares)
+            record.end, record.apart = None, bool(apart)
+            return self._finish(record, End.ABANDONED, apart) if apart else self._complete(record, now)
         return []
 
     def _record(self, save: SaveId, world_size: int, now: float) -> Record:
@@ -452,7 +456,10 @@ class Saves:
 
     def _tell_end(self, record: Record, node: str | None = None) -> list[Action]:
         assert record.end is not None  # noqa: S101 - only ended saves come here
-        end = ev.SaveEnded(job=self._job, node=self._node, save=record.save, end=record.end, reason=record.reason)
+        end = ev.SaveEnded(
+            job=self._job, node=self._node, save=record.save, end=record.end, reason=record.reason,
+            apart=record.apart,
+        )  # fmt: skip
         return [self._order(end, node)]
 
     def forget_memory(self) -> None:
@@ -477,7 +484,7 @@ class Saves:
     def known(self, incarnation: int) -> tuple[Progress, ...]:
         """What a rank that comes back must learn about the saves of its incarnation."""
         return tuple(
-            Progress(save=r.save, milestone=r.milestone, end=r.end, reason=r.reason)
+            Progress(save=r.save, milestone=r.milestone, end=r.end, reason=r.reason, apart=r.apart)
             for r in self.records.values()
             if r.save.incarnation == incarnation
         )

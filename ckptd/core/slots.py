@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from ckptd.core.actions import Action, AllocateSlots, FreeSlot, TakeDigests, UnlinkSlot
 from ckptd.core.events import SegmentFetched, SegmentStaged, SlotAdopted
 from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.shares import Share
 from ckptd.protocol.slot import Seal
 
 
@@ -20,6 +21,7 @@ class Slot:
     save: SaveId | None = None
     world_size: int = 1
     nbytes: int = 0
+    shares: tuple[Share, ...] = ()
     seal: Seal | None = None  # once its digests are taken
     unreadable: str = ""  # why its digests cannot be taken
     unsure: bool = False  # a rank may have sealed it since it was last known to be free
@@ -63,6 +65,7 @@ class SlotTable:
             save=event.save,
             world_size=event.world_size,
             nbytes=event.nbytes,
+            shares=event.shares,
             seal=event.seal,
             unsure=True,
         )
@@ -77,6 +80,7 @@ class SlotTable:
             save=event.save,
             world_size=seal.world_size,
             nbytes=seal.image_nbytes,
+            shares=seal.shares,
             seal=seal,
             unsure=True,
         )
@@ -151,7 +155,7 @@ class SlotTable:
         if any(other.save == event.save for other in self.of_rank(event.rank)):
             return f"another slot of rank {event.rank} holds {event.save} already"
         slot.granted, slot.save, slot.nbytes, slot.seal = False, event.save, event.nbytes, None
-        slot.world_size = event.world_size
+        slot.world_size, slot.shares = event.world_size, event.shares
         return ""
 
     def digests_due(self) -> list[Action]:

@@ -193,6 +193,7 @@ class NodeInfo(_Reply, frozen=True, kw_only=True):
     peer: Peer
     scheme: Scheme = Scheme.NONE
     set_size: int = 8
+    balance: bool = True  # whether replicas each save a share of what they all hold
 
 
 class SlotsComing(_Reply, frozen=True, kw_only=True):
@@ -223,6 +224,7 @@ class Progress(_Push, frozen=True, kw_only=True):
     milestone: Milestone | None = None
     end: End | None = None
     reason: str = ""
+    apart: bool = False  # the ranks' shares were no whole: from now on each is to save all of its own
 
 
 class LoadFrom(_Reply, frozen=True, kw_only=True):

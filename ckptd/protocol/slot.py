@@ -20,6 +20,7 @@ from ckptd.protocol.decoding import MALFORMED
 from ckptd.protocol.digest import DIGEST_NBYTES, block_count, digest
 from ckptd.protocol.errors import DamagedError
 from ckptd.protocol.ids import MAX_PARTS, Digest, JobKey, Nbytes, Rank, SaveId, WorldSize
+from ckptd.protocol.shares import MAX_SHARES, Share
 
 PAGE = 4096
 SEAL_NBYTES = PAGE
@@ -66,6 +67,7 @@ class Seal(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     objects_digest: Digest = bytes(16)
     table_digest: Digest = bytes(16)
     parts: Annotated[tuple[Nbytes, ...], msgspec.Meta(max_length=MAX_PARTS)] = ()  # bytes of each file, if several
+    shares: Annotated[tuple[Share, ...], msgspec.Meta(max_length=MAX_SHARES)] = ()  # of tensors that replicas hold too
 
     @property
     def table_offset(self) -> int:

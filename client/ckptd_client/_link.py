@@ -67,6 +67,7 @@ class Settings:
     pickle_keys: PickleKeys = NO_PICKLE
     redundancy: Scheme | None = None  # None: as rank 0's daemon is configured
     set_size: int | None = None
+    balance: bool | None = None  # None: as this node's daemon is configured
 
 
 class Link:
@@ -78,6 +79,7 @@ class Link:
         self.settings = settings
         self.incarnation = 0
         self.topology: Topology | None = None  # what the ranks agreed on at connect; for each daemon we come to
+        self.balance = bool(settings.balance)  # whether replicas each save a share of what they all hold
         self.book = HandleBook()
         self.capacity = 0  # of the slots asked for, 0 when none were
         self.refusal: CkptdError | None = None  # why slots are missing
@@ -113,6 +115,7 @@ class Link:
                 self._holding.claim(takeover=self.settings.takeover)
                 self._make_rank_file()
                 info = _until_one_stays(lambda: self._ask_node(deadline), deadline)
+            self.balance = info.balance if self.settings.balance is None else self.settings.balance
             word = word_of(info, self.settings.arena, self.settings.redundancy, self.settings.set_size)
             began = time.monotonic()
             self.topology = gather(self.group, word)
@@ -291,6 +294,9 @@ class Link:
     def _hear(self, push: Push) -> None:
         if isinstance(push, Progress):
             self.book.hear([push])
+            if push.apart and self.balance:
+                self.balance = False
+                log.warning("ckptd: from now on each rank saves all of its own: %s", push.reason)
             if push.milestone is not None or push.end is not None:  # else only other ranks' segments are known
                 self._unacknowledged.pop(push.save, None)
             if push.end is not None:

@@ -89,7 +89,7 @@ class Overlapping:
         set_late = set(late)
         early = [i for i in range(len(tensors)) if i not in set_late]
         fate = _Fate(
-            client, self, segment, handle, Plain(values.leaves, values.objects), drain,
+            client, self, segment, handle, Plain(values.leaves, values.objects, values.shares), drain,
             [plan.image.boxes[i].name for i in late],
         )  # fmt: skip
         overlap = Overlap(

@@ -1,7 +1,7 @@
 """What one rank saves and where it lies in the image: made once, kept while the structure of the state stays."""
 
 import logging
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,8 @@ import torch
 from ckptd.protocol.digest import digest
 from ckptd.protocol.errors import DamagedError, UsageError
 from ckptd.protocol.layout import VERSION, Leaves, decode_layout, encode
+from ckptd.protocol.shares import Share
+from ckptd_client._balance import Look, Rows, Stream, replicas_of, said_of, streams_of
 from ckptd_client._image import Box, make_image, make_layout
 from ckptd_client._pickle import NO_PICKLE, PickleKeys
 from ckptd_client._pickle import encode as encode_plain
@@ -53,8 +55,11 @@ class Plan(SegmentPlan):
     tensors: list[int]  # positions among the values
     leaves: list[int]
     stored: list[int]  # positions of tensors that are written as they lie here; the others are tied to one of these
+    cuts: list[tuple[int, Rows]]  # (index in stored, rows of it): replicas write the other rows
+    streams: tuple[Stream, ...]  # of tensors that replicas hold too, and save a share of
+    balanced: bool  # whether there may be such
     cut: list[int]  # positions of tensors whose boxes are written one by one
-    ties: list[tuple[int, int]]  # (position of a tied tensor, position of the one that is stored)
+    ties: list[tuple[int, int]]  # (position of a tied tensor, position of the one that is stored, here or by a replica)
     specs: list[Spec]  # of tensors
     pickled: frozenset[int]  # positions of leaves that may be pickled
 
@@ -66,6 +71,7 @@ class Values:
     tensors: list[torch.Tensor]  # the boxes, as the plan orders them
     leaves: bytes
     objects: bytes  # the leaves once more, for stock readers; rank 0 makes them
+    shares: tuple[Share, ...] = ()  # what is said of tensors that replicas hold too
 
     @property
     def plain_nbytes(self) -> int:
@@ -73,8 +79,11 @@ class Values:
         return len(self.leaves) + len(self.objects)
 
 
-def gather(plan: Plan, state: Any, stock: StockLeaves | None = None) -> Values | None:
-    """The state's values if it still has the plan's structure, else None. The hot path: no names, no copies."""
+def gather(plan: Plan, state: Any, stock: StockLeaves | None = None, look: Look | None = None) -> Values | None:
+    """The state's values if it still has the plan's structure, else None. The hot path: no names, no copies.
+
+    look: what is looked at of tensors that replicas hold too; None: nothing is said of them.
+    """
     values = collect(state, plan.structure)
     if values is None:
         return None
@@ -99,10 +108,19 @@ def gather(plan: Plan, state: Any, stock: StockLeaves | None = None) -> Values |
         for i in plan.leaves
     }
     return Values(
-        tensors=[*[local_of(values[position]) for position in plan.stored], *pieces],
+        tensors=[*_stored(plan, values), *pieces],
         leaves=encode(Leaves(VERSION, leaves)),
         objects=stock.encode(leaves) if stock is not None else b"",
+        shares=said_of(plan.streams, values, look) if look is not None else (),
     )
+
+
+def _stored(plan: Plan, values: list[Any]) -> list[torch.Tensor]:
+    """The boxes of the tensors that are stored as they lie."""
+    found = [local_of(values[position]) for position in plan.stored]
+    for i, rows in plan.cuts:
+        found[i] = rows.of(found[i])
+    return found
 
 
 def _pieces(plan: Plan, values: list[Any]) -> list[torch.Tensor] | None:
@@ -142,19 +160,31 @@ def _spec(tensor: torch.Tensor) -> Spec:
     )
 
 
-def make_plan(
-    state: Any, *, rank: int, world_size: int, dual: bool = True, pickle_keys: PickleKeys = NO_PICKLE
-) -> Plan:
-    """Lays the state out; dual: for stock readers too. Raises UsageError, with the key path, for what has no code."""
+def make_plan(  # noqa: PLR0913 - keyword-only
+    state: Any, *, rank: int, world_size: int, dual: bool = True, pickle_keys: PickleKeys = NO_PICKLE,
+    replicated: Sequence[str] | None = None,
+) -> Plan:  # fmt: skip
+    """Lays the state out; dual: for stock readers too. Raises UsageError, with the key path, for what has no code.
+
+    replicated: patterns of names that the user says all ranks hold alike; None: every rank saves all of its own.
+    """
     if type(state) is not dict:
         raise UsageError(f"the state must be a dict, not {type(state).__name__}", hint='save({"model": model, ...})')
     flat = flatten(state, is_tensor)
     wheres = [format_path(path) for path in flat.paths]
     tensors = [i for i, value in enumerate(flat.values) if is_tensor(value)]
-    stored, cut, ties, boxes = _boxes(flat, tensors, wheres)
+    shards = {i: shard_of(flat.values[i], wheres[i]) for i in tensors}
+    replicas = replicas_of(flat, replicated, world_size) if replicated is not None and world_size > 1 else {}
+    ties = _ties(tensors, shards)
+    tied = {i for i, _ in ties}
+    streams = streams_of(replicas, flat, skipped={i for i, shard in shards.items() if i in tied or not _is_one(shard)})
+    share = {i: rows for stream in streams for i, rows in stream.share(rank).items()}
+    others = {i for stream in streams for i in stream.positions} - set(share)
+    stored, cut, boxes = _boxes(flat, [i for i in tensors if i not in tied | others], shards, share)
+    kept = {*stored, *cut}
     _warn(boxes, rank)
     image = make_image(boxes, rank=rank, world_size=world_size, dual=dual)
-    aliases = {flat.names[tied]: flat.names[source] for tied, source in ties}
+    aliases = {flat.names[tied]: flat.names[source] for tied, source in ties if source in kept}
     layout = encode(make_layout(image, paths=dict(zip(flat.names, flat.paths, strict=True)), aliases=aliases))
     _check_readable(layout)
     specs = [_spec(flat.values[i]) for i in tensors]
@@ -165,6 +195,9 @@ def make_plan(
         tensors=tensors,
         leaves=sorted(set(range(len(flat.values))) - set(tensors)),
         stored=stored,
+        cuts=[(at, share[i]) for at, i in enumerate(stored) if i in share],
+        streams=streams,
+        balanced=replicated is not None,
         cut=cut,
         ties=ties,
         specs=specs,
@@ -197,33 +230,50 @@ def _warn(boxes: list[Box], rank: int) -> None:
         )
 
 
-def _boxes(
-    flat: Flat, tensors: list[int], wheres: list[str]
-) -> tuple[list[int], list[int], list[tuple[int, int]], list[Box]]:
-    """Which tensors are stored as they lie, which in boxes, which are tied to those; and the boxes of both."""
-    stored: list[int] = []
-    cut: list[int] = []
+def _ties(tensors: list[int], shards: dict[int, Shard]) -> list[tuple[int, int]]:
+    """Tensors that are the same bytes as an earlier one, each with that one."""
     ties: list[tuple[int, int]] = []
-    whole: list[Box] = []
-    pieces: list[Box] = []
     owner: dict[Any, int] = {}
     for i in tensors:
-        value = flat.values[i]
-        shard = shard_of(value, wheres[i])
+        keys = _aliases(shards[i])
+        if keys and None not in keys and owner.setdefault(keys, i) != i:
+            ties.append((i, owner[keys]))
+    return ties
+
+
+def _is_one(shard: Shard) -> bool:
+    """Whether it is one box of a dtype that torch can copy: what can be cut at rows."""
+    return len(shard.chunks) == 1 and copied_as(shard.chunks[0].local.dtype) is shard.chunks[0].local.dtype
+
+
+def _boxes(
+    flat: Flat, tensors: list[int], shards: dict[int, Shard], share: Mapping[int, Rows]
+) -> tuple[list[int], list[int], list[Box]]:
+    """Which tensors are stored as they lie, which in boxes; and the boxes of both."""
+    stored: list[int] = []
+    cut: list[int] = []
+    whole: list[Box] = []
+    pieces: list[Box] = []
+    for i in tensors:
+        value, shard = flat.values[i], shards[i]
         if shard.absent:
             continue  # other ranks hold it
-        keys = _aliases(shard)
-        if None not in keys and owner.setdefault(keys, i) != i:
-            ties.append((i, owner[keys]))
-            continue
         boxes = [
             Box(flat.names[i], shard.code, chunk.sizes, shard.global_shape, chunk.offsets, part)
             for part, chunk in enumerate(shard.chunks)
         ]
         if shard.chunks[0].local is local_of(value) and copied_as(value.dtype) is value.dtype:
             stored.append(i)
-            whole += boxes
+            whole += [_rows_of(boxes[0], share[i])] if i in share else boxes
         else:
             cut.append(i)
             pieces += boxes
-    return stored, cut, ties, whole + pieces
+    return stored, cut, whole + pieces
+
+
+def _rows_of(box: Box, rows: Rows) -> Box:
+    sizes, offsets = list(box.sizes), list(box.offsets)
+    if sizes:
+        sizes[rows.dim] = rows.stop - rows.first
+        offsets[rows.dim] += rows.first
+    return box._replace(sizes=tuple(sizes), offsets=tuple(offsets))

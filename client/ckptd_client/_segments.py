@@ -18,6 +18,7 @@ import torch
 from ckptd.protocol.errors import SaveFailedError, UsageError, WaitTimeoutError
 from ckptd.protocol.ids import SaveId
 from ckptd.protocol.layout import Leaf
+from ckptd.protocol.shares import Share
 from ckptd_client._channel import ChannelLostError
 from ckptd_client._plan import Plan, Values
 from ckptd_client._segment_plan import SegmentPlan
@@ -35,6 +36,7 @@ class Plain:
 
     leaves: bytes
     objects: bytes
+    shares: tuple[Share, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -211,7 +213,7 @@ def _nobody() -> None:
 def plan_of(client: "Client", state: dict[str, Any], deadline: float) -> tuple[Plan, Values]:
     """The client's own plan of a state, and its values now. Raises UsageError for what cannot be saved."""
     with _turn(client, deadline):
-        values = client._gather(state)
+        values = client._gather(state, balanced=False)  # DCP's planner has shared out what replicas hold
         plan = client._plan
         assert plan is not None  # noqa: S101 - _gather made it
         return plan, values

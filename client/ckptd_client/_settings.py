@@ -3,6 +3,7 @@
 import operator
 import os
 import reprlib
+from collections.abc import Collection
 
 from ckptd.protocol.errors import ConfigError, UsageError
 from ckptd.protocol.ids import MAX_STEP, MAX_STORE_CHARS, JobKey, is_job_name
@@ -75,6 +76,25 @@ def as_set_size(set_size: int | None) -> int | None:
     if set_size is not None and not MIN_SET_SIZE <= as_int(set_size) <= MAX_SET_SIZE:
         raise ConfigError(f"set_size={set_size!r}", hint=f"a number of nodes from {MIN_SET_SIZE} to {MAX_SET_SIZE}")
     return None if set_size is None else as_int(set_size)
+
+
+def is_balanced(balance: str | None) -> bool | None:
+    """connect's argument or the environment; None: the daemon's configuration decides. Raises ConfigError."""
+    chosen = os.environ.get("CKPTD_BALANCE") if balance is None else balance
+    if chosen not in {None, "rows", "off"}:
+        hint = '"rows": replicas each save a share of what they all hold, or "off": each all of its own'
+        raise ConfigError(f"balance={chosen!r}", hint=hint)
+    return None if chosen is None else chosen == "rows"
+
+
+def as_patterns(replicated: object) -> tuple[str, ...]:
+    """Patterns of names. Raises ConfigError."""
+    listed = isinstance(replicated, Collection) and not isinstance(replicated, str | bytes)
+    if not listed or not all(isinstance(p, str) and p for p in replicated):  # type: ignore[attr-defined]
+        raise ConfigError(
+            f"replicated is {replicated!r}", hint='a list of keys, such as ["model.*", "optimizer.state.*"]'
+        )
+    return tuple(replicated)  # type: ignore[arg-type]
 
 
 def is_dual(layout: str) -> bool:

@@ -6,6 +6,7 @@ import torch
 
 from ckptd.protocol.digest import digest
 from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.shares import Share
 from ckptd.protocol.slot import Seal, SlotState
 from ckptd_client._group import Group
 from ckptd_client._segment_plan import SegmentPlan
@@ -22,6 +23,10 @@ class PlainValues(Protocol):
     @property
     def objects(self) -> bytes:
         """Encoded StockObjects, empty but on rank 0."""
+
+    @property
+    def shares(self) -> tuple[Share, ...]:
+        """What is said of tensors that replicas hold too."""
 
 
 def slot_views(slot: SlotMap, plan: SegmentPlan | None) -> list[torch.Tensor]:
@@ -64,6 +69,7 @@ def seal_slot(  # noqa: PLR0913 - keyword-only
         objects_nbytes=len(values.objects),
         objects_digest=digest(values.objects) if values.objects else bytes(16),
         parts=plan.image.part_nbytes,
+        shares=values.shares,
     )
     memory[seal.layout_offset : seal.leaves_offset] = plan.layout
     memory[seal.leaves_offset : seal.objects_offset] = values.leaves

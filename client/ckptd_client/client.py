@@ -15,6 +15,7 @@ from ckptd.protocol.errors import CkptdError, RestoreError, SaveFailedError, Usa
 from ckptd.protocol.ids import SaveId
 from ckptd.protocol.messages import AskDrain, AskSteps, End, LoadFrom, Milestone, Request, Steps
 from ckptd_client import _settings
+from ckptd_client._balance import Look
 from ckptd_client._channel import ChannelLostError, PreemptedError
 from ckptd_client._checkpoint import Checkpoint
 from ckptd_client._group import Group, find_group
@@ -65,6 +66,8 @@ def connect(  # noqa: PLR0913 - keyword-only settings
     allow_pickle: Sequence[str] = (),
     redundancy: str | None = None,
     set_size: int | None = None,
+    balance: str | None = None,
+    replicated: Sequence[str] = (),
 ) -> "Client":
     """A client of this node's daemon, which is started if none runs. Collective: every rank of the job calls it.
 
@@ -79,6 +82,10 @@ def connect(  # noqa: PLR0913 - keyword-only settings
     redundancy: what the nodes of a job keep for each other in memory: "xor" survives the loss of one node of a set,
     "double" of two, "none" of none; default what rank 0's daemon is configured with ($CKPTD_REDUNDANCY there).
     set_size: nodes per set, 2 to 64, default the daemon's. Both the same on all ranks; on one node neither matters.
+    balance: "rows": ranks that hold the same tensors each save an equal share of them, cut at rows; "off": each saves
+    all that it holds; default $CKPTD_BALANCE or the daemon's. Known to be the same are the parameters of a
+    DistributedDataParallel in the state, the state of a torch optimizer in it that has no others, replicated DTensors,
+    and what replicated names: keys or patterns, such as "model.*", of tensors that are equal on all ranks of the job.
 
     The ranks tell each other where they run (torch.distributed, mpi4py): over several nodes, init_process_group comes
     first. What fails on one rank before that is raised on all. Blocks until all ranks have called it and all earlier
@@ -97,17 +104,21 @@ def connect(  # noqa: PLR0913 - keyword-only settings
             pickle_keys=pickle_keys(allow_pickle),
             redundancy=_settings.as_scheme(redundancy),
             set_size=_settings.as_set_size(set_size),
+            balance=_settings.is_balanced(balance),
         )
+        patterns = _settings.as_patterns(replicated)
         dual, timeout_s = _settings.is_dual(layout), _settings.save_timeout(save_timeout_s)
-    return Client(Link(key, group, settings), timeout_s, dual=dual)
+    return Client(Link(key, group, settings), timeout_s, dual=dual, replicated=patterns)
 
 
 class Client:
     """Made by connect. Use as a context manager, or call close."""
 
-    def __init__(self, link: Link, save_timeout_s: float, *, dual: bool = True) -> None:
+    def __init__(self, link: Link, save_timeout_s: float, *, dual: bool = True, replicated: Sequence[str] = ()) -> None:
         self._link = link
         self._dual = dual
+        self._replicated = replicated
+        self._checked: set[bytes] = set()  # cuts of replicated tensors of which every byte was compared
         self._save_timeout_s = save_timeout_s
         self._lock = threading.RLock()
         self._numbers = threading.RLock()  # of saves; held for moments only, also by a save that cannot get the other
@@ -233,7 +244,7 @@ class Client:
         with self._first_settled(deadline) as mine:
             self._check_open()
             save = self._number(step, state)
-            values = self._gather(state) if mine else None
+            values = self._look_and_gather(state) if mine else None
             handle = self._begin(save)
             if values is not None:
                 self._stage_or_fail(handle, values, drain=drain, deadline=deadline)
@@ -330,17 +341,33 @@ class Client:
         handle = self._link.book.of_step(self._link.incarnation, step)
         return handle is not None and handle.in_vain and not self._link.holds(handle.save_id)
 
-    def _gather(self, state: dict[str, Any]) -> Values:
+    def _gather(self, state: dict[str, Any], look: Look | None = None, *, balanced: bool = True) -> Values:
         """The state's values by the plan, which is made anew when the structure changed."""
-        values = gather(self._plan, state, self._stock) if self._plan is not None else None
+        plan, balanced = self._plan, balanced and self._link.balance
+        if plan is not None and plan.balanced is not balanced:
+            plan = None
+        values = gather(plan, state, self._stock, look) if plan is not None else None
         if values is None:
-            group, keys = self._link.group, self._link.settings.pickle_keys
-            rank, size = group.rank, group.world_size
-            self._plan = make_plan(state, rank=rank, world_size=size, dual=self._dual, pickle_keys=keys)
+            group = self._link.group
+            plan = self._plan = make_plan(
+                state,
+                rank=group.rank,
+                world_size=group.world_size,
+                dual=self._dual,
+                pickle_keys=self._link.settings.pickle_keys,
+                replicated=self._replicated if balanced else None,
+            )
             self._stats.plans += 1
-            values = gather(self._plan, state, self._stock)
+            values = gather(plan, state, self._stock, look)
         if values is None:
             raise UsageError("the state changes while it is read", hint="save from the thread that trains")
+        return values
+
+    def _look_and_gather(self, state: dict[str, Any]) -> Values:
+        """The values of a save, with what is said of tensors that replicas hold too."""
+        values = self._gather(state, Look(self._counter, self._checked))
+        assert self._plan is not None  # noqa: S101 - _gather made it
+        self._checked |= {stream.cut for stream in self._plan.streams}
         return values
 
     def _plan_capacity(self, values: Values) -> int:

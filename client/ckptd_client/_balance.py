@@ -1,0 +1,202 @@
+"""Which tensors other ranks hold too, and this rank's share of their bytes. No word is exchanged for it.
+
+The tensors of one set of replicas are taken as one stream of bytes, in the order of the state. Replica k of n saves the
+k-th n-th of it, cut at rows of tensors: so all save equally much, a tensor is cut only where two shares meet, and each
+replica knows its own share from its own state. That the replicas' states are alike is for the daemons to find out, from
+what each says of its cut and of the bytes (ckptd.protocol.shares).
+"""
+
+import fnmatch
+import math
+from bisect import bisect_right
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import xxhash
+
+from ckptd.protocol.layout import Path
+from ckptd.protocol.shares import MAX_SHARES, SUM_NBYTES, Share
+from ckptd_client._sharded import is_dtensor
+from ckptd_client._tensors import is_tensor, local_of
+from ckptd_client._tree import Flat
+
+WINDOWS = 256  # parts of the stream, of which each save looks at one
+_WHOLE, _PART = b"w", b"p"
+
+
+class Rows(NamedTuple):
+    """Rows first to stop of a tensor, along the first dimension that has more than one."""
+
+    dim: int
+    first: int
+    stop: int
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The rows, sharing the tensor's memory."""
+        return tensor.narrow(self.dim, self.first, self.stop - self.first) if tensor.dim() else tensor
+
+
+class Look(NamedTuple):
+    """What a save looks at of tensors that replicas hold too."""
+
+    turn: int = 0  # count of saves, the same on all ranks
+    checked: Collection[bytes] = ()  # cuts of streams that were looked at as a whole before
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """The tensors of one set of replicas end to end."""
+
+    ranks: tuple[int, ...]
+    positions: tuple[int, ...]  # among the values of the state
+    shapes: tuple[tuple[int, ...], ...]  # of this rank's local tensors
+    starts: tuple[int, ...]  # in the stream
+    nbytes: int
+    cut: bytes
+
+    def share(self, rank: int) -> dict[int, Rows]:
+        """What the rank saves: rows by position; positions that are not there are others'."""
+        k, n = self.ranks.index(rank), len(self.ranks)
+        return dict(self.between(k * self.nbytes // n, (k + 1) * self.nbytes // n))
+
+    def between(self, first: int, stop: int) -> Iterator[tuple[int, Rows]]:
+        """Rows of which the first byte lies there."""
+        i = max(0, bisect_right(self.starts, first) - 1)
+        while i < len(self.starts) and self.starts[i] < stop:
+            end = self.starts[i + 1] if i + 1 < len(self.starts) else self.nbytes
+            dim = next((d for d, size in enumerate(self.shapes[i]) if size > 1), 0)
+            rows = self.shapes[i][dim] if self.shapes[i] else 1
+            step = (end - self.starts[i]) // rows
+            lo = min(rows, max(0, -(-(first - self.starts[i]) // step)))
+            hi = min(rows, -(-(stop - self.starts[i]) // step))
+            if lo < hi:
+                yield self.positions[i], Rows(dim, lo, hi)
+            i += 1
+
+
+def streams_of(replicas: Mapping[int, tuple[int, ...]], flat: Flat, skipped: set[int]) -> tuple[Stream, ...]:
+    """One stream for each set of replicas. replicas: ranks by position; skipped: positions that are saved otherwise."""
+    sets: dict[tuple[int, ...], list[int]] = {}
+    for position, ranks in replicas.items():
+        if position not in skipped and local_of(flat.values[position]).numel():
+            sets.setdefault(ranks, []).append(position)
+    return tuple(_stream(ranks, sets[ranks], flat) for ranks in sorted(sets)[:MAX_SHARES])
+
+
+def _stream(ranks: tuple[int, ...], positions: Sequence[int], flat: Flat) -> Stream:
+    cut = xxhash.xxh3_128()
+    shapes, starts, at = [], [], 0
+    for position in positions:
+        local = local_of(flat.values[position])
+        shape = tuple(local.shape)
+        cut.update(repr((flat.names[position], str(local.dtype), shape)).encode())
+        shapes.append(shape)
+        starts.append(at)
+        at += math.prod(shape) * local.itemsize
+    return Stream(ranks, tuple(positions), tuple(shapes), tuple(starts), at, cut.digest()[:SUM_NBYTES])
+
+
+# --- what is replicated
+
+
+def replicas_of(flat: Flat, patterns: Sequence[str], world_size: int) -> dict[int, tuple[int, ...]]:
+    """For each tensor that other ranks hold too the ranks that do, as far as it is known for sure: by position.
+
+    DTensors say it themselves. Of plain tensors those count that the user named, the parameters of a
+    DistributedDataParallel in the state, and what one of torch's optimizers keeps for those alone.
+    """
+    everybody = tuple(range(world_size))
+    ddp = _ddp_of(flat)
+    found: dict[int, tuple[int, ...]] = {}
+    for position, (name, path, value) in enumerate(zip(flat.names, flat.paths, flat.values, strict=True)):
+        if not is_tensor(value):
+            continue
+        ranks: tuple[int, ...] = ()
+        if is_dtensor(value):
+            ranks = _mesh_replicas(value)
+        elif any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
+            ranks = everybody
+        elif ddp:
+            ranks = next((r for prefix, inside, r in ddp if _is_inside(path, prefix, inside)), ())
+        if len(ranks) > 1:
+            found[position] = ranks
+    return found
+
+
+def _mesh_replicas(tensor: Any) -> tuple[int, ...]:
+    mesh, coordinate = tensor.device_mesh.mesh, tensor.device_mesh.get_coordinate()
+    if coordinate is None or any(hasattr(placement, "split_factor") for placement in tensor.placements):
+        return ()
+    where = tuple(
+        slice(None) if placement.is_replicate() else coordinate[d] for d, placement in enumerate(tensor.placements)
+    )
+    return tuple(sorted(int(rank) for rank in mesh[where].flatten().tolist()))
+
+
+Inside = frozenset[str] | None  # names below a prefix; None: the tensors of an optimizer's state
+
+
+def _ddp_of(flat: Flat) -> list[tuple[Path, Inside, tuple[int, ...]]]:
+    """Places in the state of DDP modules and of optimizers of their parameters, what of them counts, and who has it."""
+    from torch.nn.parallel import DistributedDataParallel  # noqa: PLC0415 - see _sharded.py
+
+    found: list[tuple[Path, Inside, tuple[int, ...]]] = []
+    owners: dict[int, tuple[int, ...]] = {}
+    for path, stateful in flat.statefuls:
+        if isinstance(stateful, DistributedDataParallel):
+            ranks = tuple(sorted(torch.distributed.get_process_group_ranks(stateful.process_group)))
+            parameters = dict(stateful.named_parameters(remove_duplicate=False))
+            ignored = set(stateful.parameters_to_ignore)
+            names = frozenset(name for name in parameters if name.removeprefix("module.") not in ignored)
+            owners |= {id(parameters[name]): ranks for name in names}
+            found.append((path, names, ranks))
+    for path, stateful in flat.statefuls:
+        if (
+            owners
+            and isinstance(stateful, torch.optim.Optimizer)
+            and type(stateful).__module__.startswith("torch.optim")
+        ):
+            whose = {owners.get(id(p), ()) for group in stateful.param_groups for p in group["params"]}
+            if len(whose) == 1 and (ranks := whose.pop()):
+                found.append((path, None, ranks))
+    return found
+
+
+def _is_inside(path: Path, prefix: Path, inside: Inside) -> bool:
+    if path[: len(prefix)] != prefix or len(path) == len(prefix):
+        return False
+    rest = path[len(prefix) :]
+    if inside is None:
+        return rest[0] == ("k", "state")
+    return len(rest) == 1 and rest[0][1] in inside
+
+
+# --- what is said of it
+
+
+def said_of(streams: Sequence[Stream], values: Sequence[Any], look: Look) -> tuple[Share, ...]:
+    """This rank's word of each stream in this save."""
+    return tuple(
+        Share(
+            replicas=xxhash.xxh3_128(repr(stream.ranks).encode()).digest()[:SUM_NBYTES],
+            count=len(stream.ranks),
+            cut=stream.cut,
+            content=_content(stream, values, look.turn, whole=stream.cut not in look.checked),
+        )
+        for stream in streams
+    )
+
+
+def _content(stream: Stream, values: Sequence[Any], turn: int, *, whole: bool) -> bytes:
+    first, stop = 0, stream.nbytes
+    if not whole:
+        window = turn % WINDOWS
+        first, stop = window * stream.nbytes // WINDOWS, (window + 1) * stream.nbytes // WINDOWS
+    found = xxhash.xxh3_128()
+    for position, rows in stream.between(first, stop):
+        local = local_of(values[position]).detach()
+        plain = rows.of(local).cpu().resolve_conj().resolve_neg().contiguous()
+        found.update(plain.reshape(-1).view(torch.uint8).numpy().data)
+    return (_WHOLE if whole else _PART) + found.digest()[: SUM_NBYTES - 1]

@@ -1,0 +1,85 @@
+"""What replicas say of their shares: when that is a whole, and what becomes of a save when it is none."""
+
+import pytest
+
+from ckptd.core import events as ev
+from ckptd.protocol.ids import SaveId
+from ckptd.protocol.messages import Progress
+from ckptd.protocol.shares import Share, difference
+from tests.unit.a_job import KEY, AJob
+
+ONE, TWO = SaveId(1, 1, 10), SaveId(1, 2, 20)
+
+
+def share(replicas=b"r" * 8, count=2, cut=b"c" * 8, content=b"w" + b"x" * 7):
+    return Share(replicas, count, cut, content)
+
+
+def test_no_shares_are_a_whole():
+    assert not difference({0: (), 1: ()})
+
+
+def test_replicas_that_say_the_same_are_a_whole():
+    assert not difference({0: (share(),), 1: (share(),), 2: ()})
+
+
+def test_sets_of_replicas_are_judged_apart():
+    other = share(replicas=b"s" * 8, cut=b"d" * 8)
+    assert not difference({0: (share(),), 1: (share(),), 2: (other,), 3: (other,)})
+
+
+@pytest.mark.parametrize(
+    ("second", "why"),
+    [
+        ((share(cut=b"d" * 8),), "different tensors"),
+        ((share(content=b"w" + b"y" * 7),), "no replicas"),
+        ((), "only 1 saved a share"),
+        ((share(replicas=b"s" * 8),), "only 1 saved a share"),
+    ],
+)
+def test_what_is_no_whole_is_told_with_the_ranks(second, why):
+    assert why in difference({0: (share(),), 1: second})
+
+
+def test_ranks_that_looked_at_different_bytes_are_not_compared():
+    assert not difference({0: (share(),), 1: (share(content=b"p" + b"z" * 7),)})
+
+
+def stage(job, rank, save, shares):
+    job.say(
+        ev.SegmentStaged(
+            job=KEY, request=job.request(), rank=rank, session="a", world_size=2, slot=job.idle(rank), save=save,
+            nbytes=10, shares=shares,
+        )
+    )  # fmt: skip
+
+
+def ends(job, save, rank):
+    return [m for m in job.told(rank) if isinstance(m, Progress) and m.save == save and m.end]
+
+
+def test_a_save_whose_shares_are_no_whole_ends_abandoned_on_all_ranks_and_all_are_told_to_save_their_own():
+    job = AJob(world=2).start()
+    stage(job, 0, ONE, (share(),))
+    stage(job, 1, ONE, (share(cut=b"d" * 8),))
+    for rank in (0, 1):
+        (end,) = ends(job, ONE, rank)
+        assert (str(end.end), end.apart, end.milestone) == ("abandoned", True, None)
+        assert "different tensors" in end.reason
+    assert job.node.slots.holding(ONE) == []
+    job.stage_all(TWO)
+    assert [str(m.milestone) for m in job.told(0) if isinstance(m, Progress) and m.save == TWO][:1] == ["staged"]
+
+
+def test_a_daemon_that_restarted_finds_out_too():
+    job = AJob(world=2)
+    for rank, said in ((0, share()), (1, share(content=b"w" + b"z" * 7))):
+        name = f"r{rank:05d}-000001.slot"
+        found = ev.SlotAdopted(
+            job=KEY, rank=rank, slot=name, capacity=4096, world_size=2, save=ONE, nbytes=10, shares=(said,)
+        )
+        job.say(found)
+    job.start()
+    job.ask_load(0)
+    job.ask_load(1)
+    assert all(getattr(m, "save", None) != ONE or m.apart for rank in (0, 1) for m in job.told(rank))
