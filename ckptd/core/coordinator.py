@@ -120,7 +120,7 @@ class Coordinator:
             self._behind.discard(event.rank)
             return [ToNode(job=self.job, node=node, message=self.restores.agreed)]
         self._asked_here |= event.request > 0
-        self.saves.hold_retention = True
+        self.saves.retention.hold = True
         known = self.sessions.next_number - 1
         actions = self.restores.asked(node, event, self.sessions.world_size, known, self.saves, now)
         return self._load([*actions, *self.restores.hopeless(self.sessions.incomplete)])
@@ -352,8 +352,8 @@ class Coordinator:
                     actions += self.encodes.outlived(self.saves, self.restores.settled)
                 if order.save is not None:
                     actions += [*self.saves.revive(order.save, self._now), *self.encodes.advance(self.saves, self._now)]
-        if self.saves.hold_retention and not self.restores.running:
-            self.saves.hold_retention = False
+        if self.saves.retention.hold and not self.restores.running:
+            self.saves.retention.hold = False
             actions += self.saves.retire()
         return actions
 

@@ -52,6 +52,11 @@ class Record:
         return sum(self.delivered.values())
 
     @property
+    def shared(self) -> bool:
+        """Whether ranks saved shares of what they all hold, so that each needs the others' to load."""
+        return any(self.shares.values())
+
+    @property
     def staged(self) -> bool:
         """Whether every rank's segment was sealed."""
         return self.phase is not Phase.STAGING

@@ -148,7 +148,7 @@ class Restores:
         reasons: list[str] = []
         for save in candidates:
             size = saves.on_store[save].world_size if save in saves.on_store else saves.records[save].world_size
-            if size != world_size:
+            if size != world_size or (save in saves.records and saves.records[save].shared):
                 r.reshaped.add(save)
             whole = self._have_whole(r, save, world_size, saves, now) if save in r.reshaped else None
             if whole is not None:
@@ -195,7 +195,10 @@ class Restores:
     def _have_whole(self, r: Round, save: SaveId, world_size: int, saves: Saves, now: float) -> list[Action] | None:
         """Has all segments brought to every node, then all ranks read there. None: not in memory, or not by all."""
         nodes = self._routes.nodes(world_size)
-        if save in r.unwhole or save not in saves.records or len(nodes) > self._policy.whole_nodes:
+        if save in r.unwhole or save not in saves.records:
+            return None
+        most = self._policy.shared_nodes if saves.records[save].shared else self._policy.whole_nodes
+        if len(nodes) > most:
             return None
         fetches: dict[tuple[int, str], ev.FetchOrdered] = {}
         for node in nodes:

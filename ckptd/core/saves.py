@@ -12,10 +12,10 @@
 from collections.abc import Container
 
 from ckptd.core import events as ev
-from ckptd.core.actions import Action, Commit, Note, RemoveCheckpoint, RemovePartial, ToNode
+from ckptd.core.actions import Action, Commit, Note, RemovePartial, ToNode
 from ckptd.core.policy import Policy
 from ckptd.core.record import Phase, Record, few, newest_whole
-from ckptd.core.retention import superfluous
+from ckptd.core.retention import Retention
 from ckptd.protocol import shares
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.messages import Cadence, End, Progress
@@ -37,10 +37,9 @@ class Saves:
         self.active: SaveId | None = None
         self.retry_at: float | None = None
         self._partials: set[SaveId] = set()
-        self._removing: set[SaveId] = set()
+        self.retention = Retention(job, policy.keep_last)
         self._last_due: tuple[int, float] | None = None  # (step, time) of the last save that was due
         self.incarnation = 0  # of the job's present life
-        self.hold_retention = False
         self.disputed = -1  # an incarnation whose number an older life on the store has too
         self.silent_since: float | None = None  # the store was asked then, and has never answered
         self.ready = False  # the store was seen once: what is durable already is known, so drains may begin
@@ -432,21 +431,14 @@ class Saves:
         return []
 
     def retire(self) -> list[Action]:
-        """Removes what retention no longer keeps, unless a load reads from the store just now."""
-        if self.hold_retention:
-            return []
-        keep = set(self.on_store) - self._removing
-        gone = superfluous(keep, keep_last=self._policy.keep_last)
-        self._removing |= set(gone)
-        return [RemoveCheckpoint(job=self._job, save=save) for save in gone]
+        """Removes what retention no longer keeps."""
+        return self.retention.retire(self.on_store)
 
     def removed(self, event: ev.CheckpointRemoved) -> list[Action]:
-        """A removal ended; one that failed is tried again with the next commit."""
-        self._removing.discard(event.save)
-        if event.problem:
-            return [Note(job=self._job, text=f"could not remove {event.save}: {event.problem}")]
-        self.on_store.pop(event.save, None)
-        return []
+        """A removal ended."""
+        if not event.problem:
+            self.on_store.pop(event.save, None)
+        return self.retention.removed(event)
 
     # --- ends
 

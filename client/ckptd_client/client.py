@@ -25,8 +25,9 @@ from ckptd_client._loading import find, load
 from ckptd_client._overlapping import Overlapping
 from ckptd_client._pickle import PickleKeys, pickle_keys
 from ckptd_client._plan import Plan, Values, gather, make_plan
-from ckptd_client._segments import Segment, free_orphans, hold, no_slot
-from ckptd_client._slot_writing import fill_slot, seal_slot, slot_views
+from ckptd_client._segments import Segment
+from ckptd_client._slot_writing import slot_views
+from ckptd_client._staging import stage_or_fail, was_delivered
 from ckptd_client._stats import Stats
 from ckptd_client._stock import StockLeaves
 from ckptd_client._topology import failure_told
@@ -34,7 +35,6 @@ from ckptd_client.handle import SaveHandle, check_milestone
 
 log = logging.getLogger("ckptd_client")
 _YIELD_S = 0.005
-_LAST_WORDS_S = 0.2  # of a save that is broken off
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +247,7 @@ class Client:
             values = self._look_and_gather(state) if mine else None
             handle = self._begin(save)
             if values is not None:
-                self._stage_or_fail(handle, values, drain=drain, deadline=deadline)
+                stage_or_fail(self, handle, values, drain=drain, deadline=deadline)
             else:
                 self._note_failure(handle, WaitTimeoutError("another thread kept the client to itself"), deadline=None)
             handle.stall_s += time.perf_counter() - began
@@ -380,73 +380,11 @@ class Client:
             refused = self._link.refusal is not None  # then what was asked for is no measure
             self._link.ask_slots(capacity if refused else max(capacity, self._link.capacity), deadline)
 
-    def _stage_or_fail(self, handle: SaveHandle, values: Values, *, drain: bool, deadline: float) -> None:
-        self._link.staging = handle.save_id
-        try:
-            self._stage_again(handle, values, drain=drain, deadline=deadline)
-        except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
-            self._note_failure(handle, error, deadline=deadline)
-        except BaseException as error:  # Ctrl-C, say: whoever goes on all the same must not wait for this save
-            self._link.let_go(handle.save_id)
-            self._note_failure(handle, error, deadline=time.monotonic() + _LAST_WORDS_S)
-            raise
-        finally:
-            self._link.staging = None
-
-    def _stage_again(self, handle: SaveHandle, values: Values, *, drain: bool, deadline: float) -> None:
-        """Begins anew with the next daemon when one ends before the segment was sealed: the other ranks count on us."""
-        while True:
-            try:
-                return self._stage(handle, values, drain=drain, deadline=deadline)
-            except ChannelLostError:
-                if self._was_delivered(handle) or time.monotonic() >= deadline:
-                    raise
-
-    def _was_delivered(self, handle: SaveHandle) -> bool:
-        """Whether its segment is sealed, and the daemon has it or the next one will be told."""
-        return self._link.holds(handle.save_id) or handle.known_milestone is not None
-
-    def _stage(self, handle: SaveHandle, values: Values, *, drain: bool, deadline: float) -> None:
-        link, plan = self._link, self._plan
-        assert plan is not None  # noqa: S101 - _gather made it
-        late = self._overlapping.late(plan, values.tensors)
-        link.ensure(deadline, hurried=True)
-        need = plan.exact_capacity(values.plain_nbytes)
-        if need > link.capacity or link.refusal is not None:
-            self._fit_slots(self._plan_capacity(values), deadline)
-        free_orphans(self, need)
-        began, allocating = time.monotonic(), link.allocating
-        try:
-            name = link.wait_slot(need, deadline)
-        except WaitTimeoutError:
-            reason, _ = no_slot(self)
-            if link.allocating:
-                seconds = time.monotonic() - began
-                reason = f"the memory of its slots is still being allocated after {seconds:.3g} s"
-                reason += "; call prepare(state) before training"
-            handle.fail(End.SKIPPED, reason)
-            link.skip(handle.save_id, reason, deadline)
-            return
-        if allocating:  # it is done once, and is not what the timeout is for
-            deadline += time.monotonic() - began
-        if late:
-            segment = hold(self, plan, name, owner=self._overlapping)
-            self._overlapping.begin(segment, plan, values, late, handle=handle, drain=drain, deadline=deadline)
-            return
-        slot = link.slots.take(name)
-        try:
-            fill_slot(slot, plan, values.tensors)
-            seal_slot(slot, plan, values, handle.save_id, job=link.job, group=link.group)
-        except BaseException:
-            link.slots.grant(name, slot.capacity)
-            raise
-        link.hand_over(name, handle.save_id, drain=drain, deadline=deadline)
-
     def _note_failure(self, handle: SaveHandle, error: BaseException, *, deadline: float | None) -> None:
         """An operational fault: training goes on, the handle says why. deadline None: the daemon cannot be told."""
         if handle.known_milestone is not None:
             return  # it was all but over: the daemon has the segment
-        if isinstance(error, ChannelLostError) and self._was_delivered(handle):
+        if isinstance(error, ChannelLostError) and was_delivered(self, handle):
             log.warning("ckptd: step %d is sealed, but the daemon ended before it heard of it", handle.step)
             return  # the next daemon is told
         text = str(error) if isinstance(error, CkptdError) else f"{type(error).__name__}: {error}"

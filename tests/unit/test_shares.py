@@ -4,7 +4,7 @@ import pytest
 
 from ckptd.core import events as ev
 from ckptd.protocol.ids import SaveId
-from ckptd.protocol.messages import Progress
+from ckptd.protocol.messages import LoadFrom, Progress
 from ckptd.protocol.shares import Share, difference
 from tests.unit.a_job import KEY, AJob
 
@@ -83,3 +83,18 @@ def test_a_daemon_that_restarted_finds_out_too():
     job.ask_load(0)
     job.ask_load(1)
     assert all(getattr(m, "save", None) != ONE or m.apart for rank in (0, 1) for m in job.told(rank))
+
+
+def test_a_load_of_shares_has_all_of_them_read_at_once():
+    """Not first each rank's own, which is known not to be enough."""
+    job = AJob(world=2).start()
+    for rank in (0, 1):
+        stage(job, rank, ONE, (share(),))
+    job.drain(ONE)
+    for rank in (0, 1):
+        job.ask_load(rank)
+    job.number(2)
+    job.scan(ONE)
+    orders = [m for rank in (0, 1) for m in job.told(rank) if isinstance(m, LoadFrom)]
+    assert orders
+    assert all(order.whole and order.save == ONE for order in orders)
