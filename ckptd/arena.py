@@ -286,6 +286,7 @@ class Arena:
             path = os.path.join(directory, name)
             with contextlib.suppress(OSError):  # a link or a directory of that name stays, and so does the job's
                 left = name.endswith(places.RANK_SUFFIX) and locks.holder(path) is None
+                left = left or places.BOARD_SUFFIX in name  # of ranks that were killed while they met
                 if left or name in (places.TOPOLOGY, places.TOPOLOGY + ".new"):
                     os.unlink(path)
         _rmdir_if_empty(directory)

@@ -70,6 +70,7 @@ class LoadAnswers:
 
     def _answer_one(self, local: LocalRank, order: ev.LoadOrdered, slot: str) -> list[Action]:
         request, local.load_request = local.load_request, None
+        alone = order.save is None or order.agreed or bool(slot)
         answer = LoadFrom(
             reply_to=request or 0,
             incarnation=order.incarnation,
@@ -78,6 +79,7 @@ class LoadAnswers:
             whole=order.whole and bool(slot),
             slot=slot,
             path=f"{self._job.store}/{self._job.job}/{order.dirname}" if order.dirname else "",
+            readers=[] if alone else sorted(r for r in self._ranks.seated if not self._slots_to_read(r, order)),
             agreed=order.agreed,
             notes=list(order.notes),
         )

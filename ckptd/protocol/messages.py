@@ -236,6 +236,7 @@ class LoadFrom(_Reply, frozen=True, kw_only=True):
     slot: str = ""  # in the arena
     whole: bool = False  # the slots of all ranks that saved it lie beside that one, which may be another rank's
     path: str = ""  # absolute, on the PFS
+    readers: list[int] = []  # the ranks of this node that are sent there, when this one is
     agreed: bool = False
     notes: list[str] = []
 

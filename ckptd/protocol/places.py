@@ -13,6 +13,7 @@ SLOT_SUFFIX = ".slot"
 RANK_SUFFIX = ".rank"
 TOPOLOGY = "topology"  # of a job, in its directory
 PARITY_SUFFIX = ".parity"
+BOARD_SUFFIX = ".board"
 
 
 def job_dir(key: JobKey) -> str:
@@ -42,6 +43,11 @@ def parity_name(save: SaveId, epoch: int) -> str:
 def spare_name(serial: int) -> str:
     """File name of memory that the next parity takes."""
     return f"spare-{serial:06d}{PARITY_SUFFIX}"
+
+
+def board_name(name: str) -> str:
+    """File at which ranks of the node meet to read a checkpoint on the store together; gone once they have."""
+    return f"{name}{BOARD_SUFFIX}"
 
 
 def rank_file_name(rank: int, session: str) -> str:

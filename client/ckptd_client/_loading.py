@@ -12,6 +12,7 @@ from ckptd.protocol.ids import SaveId
 from ckptd.protocol.layout import decode_leaves
 from ckptd.protocol.manifest import Manifest, layout_of
 from ckptd.protocol.messages import AskLoad, LoadFrom, ReportLoad, Request, Tier
+from ckptd_client._board import Meeting
 from ckptd_client._channel import ChannelLostError
 from ckptd_client._checkpoint import Checkpoint, open_arena, open_directory
 from ckptd_client._fit import Fit, OtherRanksNeededError, Saves, fit, saves_of
@@ -19,6 +20,7 @@ from ckptd_client._group import Group
 from ckptd_client._link import Link
 from ckptd_client._pickle import NO_PICKLE, PickleKeys
 from ckptd_client._restore import Source, check_sizes, copy_out, open_file, open_slot, read_manifest, vote_notes
+from ckptd_client._together import copy_out_together
 
 _TRIES = 3  # a daemon that dies in the middle is asked again when it is back
 
@@ -132,8 +134,10 @@ def _read(link: Link, state: dict[str, Any], order: LoadFrom) -> Segment:
         return _read_slot(link, state, order, order.save)
     if not order.path:
         raise DamagedError(f"no copy of {order.save} is left for rank {link.group.rank}")
+    group = link.group
+    meeting = Meeting(link.slots.directory, group.session, order.save, tuple(order.readers), group.rank)
     fitted, nbytes, notes = read_checkpoint(
-        order.path, state, save=order.save, group=link.group, keys=link.settings.pickle_keys
+        order.path, state, save=order.save, group=group, keys=link.settings.pickle_keys, meeting=meeting
     )
     return Segment(order.save, order.tier, fitted, nbytes, notes)
 
@@ -189,22 +193,29 @@ def _read_own(source: Source, state: dict[str, Any], group: Group, keys: PickleK
     return fitted
 
 
-def read_checkpoint(
-    directory: str, state: dict[str, Any], *, group: Group, save: SaveId | None = None, keys: PickleKeys = NO_PICKLE
-) -> tuple[Fit, int, tuple[str, ...]]:
+def read_checkpoint(  # noqa: PLR0913 - keyword-only
+    directory: str, state: dict[str, Any], *, group: Group, save: SaveId | None = None, keys: PickleKeys = NO_PICKLE,
+    meeting: Meeting | None = None,
+) -> tuple[Fit, int, tuple[str, ...]]:  # fmt: skip
     """Reads a committed checkpoint into the state. Returns the fit, still to be finished, its bytes, and notes.
 
-    This rank's own image if that has all it needs, else the ranges it needs of every image. Raises DamagedError, also
-    for what cannot be read, and MismatchError.
+    This rank's own image if that has all it needs, else the ranges it needs of every image, each block once for all
+    ranks that meet. Raises DamagedError, also for what cannot be read, and MismatchError.
     """
     try:
-        return _read_checkpoint(directory, state, group, keys, save=save)
+        return _read_checkpoint(directory, state, group, keys, save=save, meeting=meeting)
     except OSError as error:
         raise DamagedError(f"{error.filename or directory}: {error.strerror}") from error
 
 
-def _read_checkpoint(
-    directory: str, state: dict[str, Any], group: Group, keys: PickleKeys, *, save: SaveId | None
+def _read_checkpoint(  # noqa: PLR0913 - as above
+    directory: str,
+    state: dict[str, Any],
+    group: Group,
+    keys: PickleKeys,
+    *,
+    save: SaveId | None,
+    meeting: Meeting | None,
 ) -> tuple[Fit, int, tuple[str, ...]]:
     manifest = read_manifest(directory, save)
     notes = vote_notes(directory, manifest)
@@ -215,12 +226,11 @@ def _read_checkpoint(
             return _read_own(source, state, group, keys, where=where), source.nbytes, notes
     saves = _all_saves(directory, manifest, group)
     fitted = fit(state, saves, where=where, pickle_keys=keys)
-    for rank, targets in fitted.targets.items():
-        source = open_file(directory, manifest.files[rank], manifest.world_size)
-        try:
-            copy_out(source, targets, sparse=True)
-        finally:
-            source.close()
+
+    def open_source(rank: int) -> Source:
+        return open_file(directory, manifest.files[rank], manifest.world_size)
+
+    copy_out_together(open_source, fitted.targets, [record.nbytes for record in manifest.files], meeting)
     fitted.settle_shared()
     nbytes = sum(target.nbytes for targets in fitted.targets.values() for target in targets)
     return fitted, nbytes, notes

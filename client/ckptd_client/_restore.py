@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import SimpleQueue
+from typing import Protocol
 
 import torch
 
@@ -34,6 +35,7 @@ from ckptd.regular_files import contents, open_regular
 
 _STORE_READERS = 4  # reads in flight: what large O_DIRECT reads need to keep a device busy
 _CHUNK_NBYTES = 1 << 20  # fits the second-level cache of a core
+Pieces = dict[int, list[tuple[int, int, int]]]  # by block: (offset in it, target address, bytes)
 _ARENA_READERS = 2  # at least; a copy out of memory gains nothing from more threads than torch has
 
 
@@ -67,6 +69,18 @@ class Piece:
         return os.preadv(self.fd, [view], offset)
 
 
+class BlockMemory(Protocol):
+    """Where a block is read to: whole pages."""
+
+    @property
+    def address(self) -> int:
+        """Of the first byte."""
+
+    @property
+    def view(self) -> memoryview:
+        """The bytes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """A rank's segment in a slot or on the store. Owns the descriptors of ``files``; close it with ``close``."""
@@ -87,7 +101,7 @@ class Source:
         for piece in self.files:
             os.close(piece.fd)
 
-    def checked(self, index: int, buffer: Mapping) -> int:
+    def checked(self, index: int, buffer: "BlockMemory") -> int:
         """Address of buffer, filled with a block that matches its digest. Raises DamagedError. Thread-safe."""
         start = index * BLOCK_NBYTES
         stop = min(start + BLOCK_NBYTES, self.nbytes)
@@ -236,12 +250,22 @@ def copy_out(source: Source, targets: list[Target], *, sparse: bool = False) -> 
     Reads, digests and copies run outside the GIL. On an error the targets hold parts of the image, damaged or not, and
     their old bytes elsewhere.
     """
-    wanted = _blocks_of(targets) if sparse else list(range(block_count(source.nbytes)))
+    if source.mapping is None:
+        pieces = pieces_of(targets, BLOCK_NBYTES)
+        return copy_blocks(source, pieces, sorted(pieces) if sparse else list(range(block_count(source.nbytes))))
+    wanted = sorted(pieces_of(targets, BLOCK_NBYTES)) if sparse else list(range(block_count(source.nbytes)))
+    return _each(source, wanted, _from_memory(source, targets))
+
+
+def copy_blocks(source: Source, pieces: Pieces, wanted: list[int]) -> None:
+    """Reads these blocks of a file, checks them, and copies the pieces out of them. Raises DamagedError, OSError."""
+    _each(source, wanted, _from_file(source, pieces, len(wanted)))
+
+
+def _each(source: Source, wanted: list[int], copy_block: Callable[[int], None]) -> None:
+    """All these blocks, several at once."""
     if not wanted:
         return
-    copy_block = (
-        _from_memory(source, targets) if source.mapping is not None else _from_file(source, targets, len(wanted))
-    )
     with ThreadPoolExecutor(source.readers) as pool:
         jobs = [pool.submit(copy_block, index) for index in wanted]
         try:
@@ -252,14 +276,8 @@ def copy_out(source: Source, targets: list[Target], *, sparse: bool = False) -> 
             raise
 
 
-def _blocks_of(targets: list[Target]) -> list[int]:
-    """The blocks that hold something of a target."""
-    return sorted(_pieces(targets, BLOCK_NBYTES))
-
-
-def _from_file(source: Source, targets: list[Target], count: int) -> Callable[[int], None]:
+def _from_file(source: Source, pieces: Pieces, count: int) -> Callable[[int], None]:
     """Reads a block into a buffer, checks it, copies it; count blocks in all."""
-    pieces = _pieces(targets, BLOCK_NBYTES)
     buffers: SimpleQueue[Mapping] = SimpleQueue()
     for _ in range(min(source.readers, count)):
         buffers.put(_buffer())
@@ -280,7 +298,7 @@ def _from_memory(source: Source, targets: list[Target]) -> Callable[[int], None]
     """Digests and copies a block chunk by chunk, each while it is in the core's own cache: memory is read once."""
     assert source.mapping is not None  # noqa: S101 - the caller looked
     view, base = source.mapping.view, source.mapping.address
-    pieces = _pieces(targets, _CHUNK_NBYTES)
+    pieces = pieces_of(targets, _CHUNK_NBYTES)
 
     def copy_block(index: int) -> None:
         found = Digest()
@@ -302,7 +320,7 @@ def _buffer() -> Mapping:
     return buffer
 
 
-def _pieces(targets: list[Target], step: int) -> dict[int, list[tuple[int, int, int]]]:
+def pieces_of(targets: list[Target], step: int) -> Pieces:
     """For each step of the image: (offset in it, target address, bytes) of what it holds of each target."""
     out: dict[int, list[tuple[int, int, int]]] = {}
     for target in targets:

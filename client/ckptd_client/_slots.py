@@ -136,7 +136,7 @@ class Slots:
     """The slots granted to this rank, oldest grant first, each file mapped once for as long as it exists."""
 
     def __init__(self, directory: str) -> None:
-        self._directory = directory
+        self.directory = directory  # of the job in the arena
         self.granted: dict[str, int] = {}  # name to capacity, to be read only
         self.held: set[str] = set()  # filled and not yet sealed: not to be taken even if a new daemon grants them again
         self._maps: dict[str, SlotMap] = {}
@@ -155,7 +155,7 @@ class Slots:
 
     def path(self, name: str) -> str:
         """Absolute path of a slot."""
-        return os.path.join(self._directory, name)
+        return os.path.join(self.directory, name)
 
     def maps(self) -> list[SlotMap]:
         """The mappings of the granted slots."""

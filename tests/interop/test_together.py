@@ -1,0 +1,52 @@
+"""Ranks of a node read each block of a checkpoint on the store once, and need nobody to get it all."""
+
+import os
+import re
+
+import pytest
+
+from tests.interop.launch import on_ranks
+from tests.interop.together_ranks import ELEMENTS
+
+WHOLE = 4 * ELEMENTS
+
+
+@pytest.fixture
+def saved(fresh_node, tmp_path):
+    """A node whose memory is lost after a save of four replicas."""
+    on_ranks(fresh_node, 4, "together_ranks.py", "save", str(tmp_path))
+    fresh_node.stop()
+    fresh_node.lose_arena()
+    fresh_node.start()
+    return fresh_node
+
+
+def boards(node):
+    return [name for _, _, names in os.walk(node.arena) for name in names if ".board" in name]
+
+
+def read(out):
+    return [int(number) for number in re.findall(r"read (\d+) bytes", out)]
+
+
+@pytest.mark.parametrize("ranks", [4, 3])
+def test_each_block_is_read_once_on_the_node(saved, tmp_path, ranks):
+    found = read(on_ranks(saved, ranks, "together_ranks.py", "load", str(tmp_path)))
+    assert len(found) == ranks
+    assert WHOLE <= sum(found) < 1.1 * WHOLE + ranks * 2**20, found
+    assert max(found) < 0.6 * WHOLE, found
+    assert boards(saved) == []
+
+
+def test_a_rank_that_comes_late_reads_alone_and_so_do_the_others(saved, tmp_path):
+    found = read(on_ranks(saved, 2, "together_ranks.py", "late", str(tmp_path)))
+    assert all(one >= WHOLE for one in found), found
+    assert boards(saved) == []
+
+
+def test_a_rank_that_dies_costs_the_others_patience_and_nothing_else(saved, tmp_path):
+    with pytest.raises(AssertionError, match="exit status -9"):  # the launcher's word of rank 1
+        on_ranks(saved, 2, "together_ranks.py", "lost", str(tmp_path))
+    found = read(on_ranks(saved, 2, "together_ranks.py", "load", str(tmp_path)))
+    assert len(found) == 2
+    assert boards(saved) == []

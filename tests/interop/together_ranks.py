@@ -1,0 +1,90 @@
+"""What each rank of test_together.py runs: a checkpoint of replicas, read from the store by all ranks of a node.
+
+together_ranks.py save <folder>    a durable checkpoint that replicas saved in shares
+together_ranks.py load <folder>    what the ranks read of the store, printed; the state compared to the bit
+together_ranks.py late <folder>    the same, and rank 1 comes after the others have given it up
+together_ranks.py lost <folder>    the same, and rank 1 is killed when the others wait for its blocks
+"""
+
+import os
+import signal
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+import ckptd_client
+from ckptd_client import _board
+from tests.unit.client.same import difference
+
+ELEMENTS = 24 << 20  # 96 MiB: six blocks of a file alone, so more than one from each rank
+
+
+def state():
+    values = torch.arange(ELEMENTS, dtype=torch.float32)
+    return {"w": values.view(-1, 256), "rank": torch.tensor(dist.get_rank())}
+
+
+def connect():
+    return ckptd_client.connect("together", start=False, replicated=["w"])
+
+
+def save():
+    with connect() as client:
+        client.save(state(), 1)
+        client.wait("durable", 60)
+
+
+def read_nbytes():
+    with open("/proc/self/io", encoding="ascii") as file:
+        return int(file.readline().split()[1])
+
+
+def load(before=lambda: None):
+    expected, found = state(), {"w": torch.zeros(ELEMENTS // 256, 256), "rank": torch.tensor(-1)}
+    client = connect()
+    before()
+    start = read_nbytes()
+    restored = client.load(found)
+    print(f"read {read_nbytes() - start} bytes")
+    assert restored.tier == "pfs", restored
+    assert not difference(expected, found), difference(expected, found)
+    client.close()
+
+
+def late():
+    def dawdle():
+        if dist.get_rank() == 1:
+            real = _board.Meeting.board
+            _board.Meeting.board = lambda *words: (time.sleep(2), real(*words))[1]
+        _board._MEET_S = 1.0
+
+    load(dawdle)
+
+
+def lost():
+    def die(*_):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def before():
+        _board._PATIENCE_S = 2.0
+        if dist.get_rank() == 1:
+            _board.Board.fill = die
+
+    found = {"w": torch.zeros(ELEMENTS // 256, 256), "rank": torch.tensor(-1)}
+    client = connect()
+    before()
+    try:
+        client.load(found)
+    except ckptd_client.CkptdError as error:
+        print(f"told: {error}")
+    print(f"equal {bool(torch.equal(state()['w'], found['w']))}", flush=True)
+    os._exit(0)  # gloo would wait for the rank that is gone
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    globals()[sys.argv[1]]()
+    dist.barrier()
+    dist.destroy_process_group()

@@ -1,0 +1,129 @@
+"""The board at which ranks of a node meet: who reads what, blocks that fail, ranks that do not come or go away."""
+
+import contextlib
+import threading
+import time
+
+import pytest
+
+from ckptd.protocol.ids import SaveId
+from ckptd_client import _board
+from ckptd_client._board import Meeting
+
+SAVE = SaveId(1, 1, 1)
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(_board, "_MEET_S", 2.0)
+    monkeypatch.setattr(_board, "_PATIENCE_S", 2.0)
+
+
+def meet(directory, wants, total, readers=None):
+    """The boards of ranks that come at once; wants: blocks by rank."""
+    readers = tuple(sorted(wants)) if readers is None else readers
+    boards = {}
+
+    def come(rank):
+        boards[rank] = Meeting(str(directory), "s", SAVE, readers, rank).board(wants[rank], total)
+
+    threads = [threading.Thread(target=come, args=(rank,)) for rank in wants]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return boards
+
+
+class Reader:
+    """A rank that reads its blocks in a thread and takes what it wants in another."""
+
+    def __init__(self, board, fail):
+        self.board, self.fail = board, fail
+        self.got, self.read = {}, []
+        self.threads = [threading.Thread(target=self.fill), threading.Thread(target=self.take)]
+
+    def fill(self):
+        for one in self.board.shared:
+            if one.mine:
+                with contextlib.suppress(OSError):
+                    self.board.fill(one, lambda buffer, one=one: self.into(buffer, one.block))
+
+    def into(self, buffer, block):
+        if block in self.fail:
+            raise OSError("no")
+        self.read.append(block)
+        buffer.view[0] = block % 251
+
+    def take(self):
+        for one in self.board.shared:
+            buffer = self.board.take(one)
+            self.got[one.block] = None if buffer is None else buffer.view[0]
+            self.board.release(one)
+        self.threads[0].join()
+        self.board.leave()
+
+
+def read_all(boards, fail=()):
+    """What each rank took, by block: the byte that its reader wrote, None for nothing; and who read each block."""
+    ranks = {rank: Reader(board, fail) for rank, board in boards.items()}
+    threads = [thread for reader in ranks.values() for thread in reader.threads]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    got = {rank: reader.got for rank, reader in ranks.items()}
+    return got, {block: rank for rank, reader in ranks.items() for block in reader.read}
+
+
+def test_every_block_that_several_want_is_read_once_by_one_who_wants_it(tmp_path):
+    wants = {0: set(range(40)), 3: set(range(10, 50)), 5: {0, 45, 49, 60}}
+    got, readers = read_all(meet(tmp_path, wants, 64))
+    for rank, blocks in wants.items():
+        shared = {b for b in blocks if sum(b in other for other in wants.values()) > 1}
+        assert got[rank] == {block: block % 251 for block in shared}
+        assert all(block in wants[readers[block]] for block in shared)
+    counts = [list(readers.values()).count(rank) for rank in wants]
+    assert max(counts) - min(counts[:2]) <= 2, counts
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_far_more_blocks_than_buffers_with_gaps(tmp_path):
+    wants = {0: set(range(0, 600, 2)) | {599}, 1: set(range(0, 600, 3)) | {599}, 2: {599}}
+    got, _ = read_all(meet(tmp_path, wants, 600))
+    assert got[2] == {599: 599 % 251}
+    assert set(got[0]) == set(range(0, 600, 6)) | {599}
+
+
+def test_a_block_that_cannot_be_read_is_told_to_those_who_want_it(tmp_path):
+    got, _ = read_all(meet(tmp_path, {0: {0, 1, 2}, 1: {0, 1, 2}}, 3), fail={1})
+    assert got == {rank: {0: 0, 1: None, 2: 2} for rank in (0, 1)}
+
+
+def test_who_does_not_come_is_waited_for_and_then_not(tmp_path):
+    began = time.monotonic()
+    assert meet(tmp_path, {0: {1}}, 4, readers=(0, 1)) == {0: None}
+    assert 1.5 < time.monotonic() - began < 10
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_who_goes_away_leaves_the_others_to_read_alone(tmp_path):
+    boards = meet(tmp_path, {0: set(range(30)), 1: set(range(30))}, 30)
+    boards.pop(1)  # killed: reads nothing, takes nothing
+    got, _ = read_all(boards)
+    assert None in got[0].values()
+
+
+def test_a_rank_alone_meets_nobody(tmp_path):
+    assert Meeting(str(tmp_path), "s", SAVE, (0,), 0).board({1}, 2) is None
+    assert Meeting(str(tmp_path), "s", SAVE, (0, 1), 0).board(set(), 2) is None
+    assert Meeting(str(tmp_path), "s", SAVE, (), 0).board({1}, 2) is None
+
+
+def test_without_memory_each_reads_alone(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(_board.os, "posix_fallocate", full)
+    assert meet(tmp_path, {0: {1}, 1: {1}}, 2) == {0: None, 1: None}
+    assert list(tmp_path.iterdir()) == []
