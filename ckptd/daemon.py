@@ -216,7 +216,7 @@ class Daemon:
         if self._watchdog_s is not None:
             times.append(self._notice_at + self._watchdog_s)
         due = min((t for t in times if t is not None), default=None)
-        return None if due is None else max(0, int((due - now) * 1000) + 1)
+        return None if due is None else int(max(0.0, due - now) * 1000) + 1  # at once may be said as -inf
 
     def _work(self) -> None:
         """One round: everything that is ready or due."""

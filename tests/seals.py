@@ -1,9 +1,18 @@
 """Seals as a digested slot has them, for tests of the core, which only passes them on."""
 
 from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.shares import Share
 from ckptd.protocol.slot import Seal, SlotState
 
 
-def a_seal(job: JobKey, save: SaveId, rank: int = 0, world_size: int = 1, nbytes: int = 10) -> Seal:
+def a_seal(job: JobKey, save: SaveId, rank: int = 0, world_size: int = 1, nbytes: int = 10, *, shares=()) -> Seal:
     """Of a segment whose digests are taken."""
-    return Seal(state=SlotState.DIGESTED, job=job, save=save, rank=rank, world_size=world_size, image_nbytes=nbytes)
+    return Seal(
+        state=SlotState.DIGESTED, job=job, save=save, rank=rank, world_size=world_size, image_nbytes=nbytes,
+        shares=shares,
+    )  # fmt: skip
+
+
+def shares_of(world_size: int) -> tuple[Share, ...]:
+    """What each of so many replicas says of a state that all hold."""
+    return (Share(b"replicas", world_size, b"cutalike", b"wcontent"),) if world_size > 1 else ()

@@ -231,7 +231,7 @@ class Coordinator:
         return []
 
     def _fetched(self, node: str, event: ev.SegmentFetched, now: float) -> list[Action]:
-        actions = [] if event.problem else self.saves.fetched(node, event.save, event.rank, now)
+        actions = [] if event.problem else self.saves.fetched(node, event.save, event.rank, now, event.shares)
         return [*actions, *self._load(self.restores.fetched(node, event, self.sessions.world_size, self.saves, now))]
 
     def retire(self, incarnation: int) -> None:

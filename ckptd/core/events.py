@@ -244,6 +244,7 @@ class SegmentFetched(Event):
     capacity: int = 0
     seal: Seal | None = None  # None: see problem
     problem: str = ""
+    shares: tuple[Share, ...] = ()
 
 
 # --- from the peer plane

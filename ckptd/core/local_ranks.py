@@ -88,6 +88,9 @@ class LocalRanks:
         """These ranks may not come in."""
         actions: list[Action] = []
         for rank in order.ranks:
+            seated = self.seated.get(rank)
+            if order.code == "stale" and seated is not None and seated.session == order.session:
+                actions += self._put_out(seated)  # its node slept while another life of the job began
             local = self.waiting.pop((rank, order.session), None)
             if local is not None:
                 refusal = Refused(
@@ -100,14 +103,20 @@ class LocalRanks:
         """Another session is the job now: those of others are out."""
         actions: list[Action] = []
         for old in [local for local in self.seated.values() if local.session != session]:
-            del self.seated[old.rank]
-            if (old.rank, old.session) in self.live:
-                self.replaced[old.rank, old.session] = old
-            if old.load_request is not None:
-                text = f"another process is rank {old.rank} of the job now"
-                actions.append(self.to(old, Refused(reply_to=old.load_request, code="stale", message=text)))
-            actions += self._slots.rank_left(old.rank, writer_gone=(old.rank, old.session) not in self.live)
+            actions += self._put_out(old)
         return actions
+
+    def _put_out(self, old: LocalRank) -> list[Action]:
+        """What it says counts for nothing any more."""
+        actions: list[Action] = []
+        del self.seated[old.rank]
+        lives = (old.rank, old.session) in self.live
+        if lives:
+            self.replaced[old.rank, old.session] = old
+        if old.load_request is not None:
+            text = f"another process is rank {old.rank} of the job now"
+            actions.append(self.to(old, Refused(reply_to=old.load_request, code="stale", message=text)))
+        return [*actions, *self._slots.rank_left(old.rank, writer_gone=not lives)]
 
     def drop(self, rank: int, session: str) -> list[Action]:
         """The rank is gone: its demand for slots ends."""

@@ -345,14 +345,9 @@ class JobNode:
         self.incarnation = max(self.incarnation, event.save.incarnation)
         self.keeps.pending.add(event.save)
         segment = ev.SegmentStaged(
-            job=self.job,
-            rank=event.rank,
-            world_size=event.world_size,
-            slot=event.slot,
-            save=event.save,
-            nbytes=event.nbytes,
-            shares=event.shares,
-        )
+            job=self.job, rank=event.rank, world_size=event.world_size, slot=event.slot, save=event.save,
+            nbytes=event.nbytes, shares=event.shares,
+        )  # fmt: skip
         return [self.membership.report(segment)]
 
     def collect(self) -> list[Action]:
@@ -443,8 +438,9 @@ class JobNode:
         self.fetching.ended(event)
         if event.seal is None:
             return [self.membership.report(event), *self.collect()]
-        actions = self.slots.fetched(event, event.seal)
-        return [*actions, *self._grant(event.rank), self.membership.report(replace(event, seal=None)), *self.collect()]
+        actions = [*self.slots.fetched(event, event.seal), *self._grant(event.rank)]
+        word = replace(event, seal=None, shares=event.seal.shares)
+        return [*actions, self.membership.report(word), *self.collect()]
 
     # --- the end
 

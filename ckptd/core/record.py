@@ -56,6 +56,15 @@ class Record:
         """Whether ranks saved shares of what they all hold, so that each needs the others' to load."""
         return any(self.shares.values())
 
+    def needed_for(self, ranks: Iterable[int]) -> list[int]:
+        """Ranks whose segments these ranks load from: their own, and those of all that shared with them."""
+        mine = set(ranks)
+        sets = {(share.replicas, share.count) for rank in mine for share in self.shares.get(rank, ())}
+        for rank, said in self.shares.items():
+            if any((share.replicas, share.count) in sets for share in said):
+                mine.add(rank)
+        return sorted(mine)
+
     @property
     def staged(self) -> bool:
         """Whether every rank's segment was sealed."""

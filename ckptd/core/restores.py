@@ -200,9 +200,12 @@ class Restores:
         most = self._policy.shared_nodes if saves.records[save].shared else self._policy.whole_nodes
         if len(nodes) > most:
             return None
+        record = saves.records[save]
         fetches: dict[tuple[int, str], ev.FetchOrdered] = {}
         for node in nodes:
-            for rank in range(saves.records[save].world_size):
+            here = [rank for rank in range(world_size) if self._routes.home(rank) == node]
+            same = record.world_size == world_size
+            for rank in record.needed_for(here) if same else range(record.world_size):
                 if self._routes.lies_at(save, rank, node):
                     continue
                 fetch = self._routes.fetch(save, rank, r.damaged, node)

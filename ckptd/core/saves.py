@@ -19,6 +19,7 @@ from ckptd.core.retention import Retention
 from ckptd.protocol import shares
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.messages import Cadence, End, Progress
+from ckptd.protocol.shares import Share
 
 MAX_RECORDS = 64
 _COMMIT_TRIES = 2  # before the drain itself is done again
@@ -84,11 +85,12 @@ class Saves:
             for node in {n for holders in record.held.values() for n in holders} - nodes:
                 record.lost(node)
 
-    def fetched(self, node: str, save: SaveId, rank: int, now: float) -> list[Action]:
+    def fetched(self, node: str, save: SaveId, rank: int, now: float, shares: tuple[Share, ...] = ()) -> list[Action]:
         """The segment of the rank lies at this node too, from elsewhere; it may never have heard that it was staged."""
         record = self.records.get(save)
         if record is None:
             return []
+        record.shares[rank] = shares
         told = [self._order(ev.SaveStaged(job=self._job, node=self._node, save=save), node)] if record.staged else []
         return [*told, *self._delivered(node, record, rank, record.delivered.get(rank, 0), now, again=True)]
 

@@ -283,7 +283,7 @@ class Sessions:
         """The number is there: the session is the job now."""
         session, self._taking = self._taking, ""
         waiting = self._waiting.pop(session)
-        if not waiting.ranks:  # they ended meanwhile
+        if all(node in self.unreachable for node, _ in waiting.ranks.values()):  # they ended meanwhile, or seem to
             return self._open_waiting(now)
         if event.hopeless:
             text = f"store {self._job.store!r} cannot be used: {event.problem}"

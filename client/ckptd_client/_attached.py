@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from ckptd.protocol.errors import UsageError
-from ckptd_client._tensors import local_of
+from ckptd_client._tensors import PLAIN_TYPES, local_of
 
 BeforeStep = Callable[[], None]
 # What marks a parameter that others write too, and who they are.
@@ -22,13 +22,15 @@ class Attached:
     """One optimizer. before_step is called in step(), before anything is written, until detach."""
 
     def __init__(self, optimizer: Any, before_step: BeforeStep) -> None:
+        hint = "attach(optimizer) takes a torch.optim.Optimizer; of a wrapper, the optimizer inside"
         if not isinstance(optimizer, torch.optim.Optimizer):
-            raise UsageError(
-                f"attach was given a {type(optimizer).__module__}.{type(optimizer).__qualname__}",
-                hint="attach(optimizer) takes a torch.optim.Optimizer; of a wrapper, the optimizer inside",
-            )
+            kind = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+            raise UsageError(f"attach was given a {kind}", hint=hint)
         self.optimizer = optimizer
-        self._hook = optimizer.register_step_pre_hook(lambda *_: before_step())
+        try:
+            self._hook = optimizer.register_step_pre_hook(lambda *_: before_step())
+        except AttributeError as error:  # a wrapper that is a subclass, and made no hooks
+            raise UsageError(f"attach was given a {type(optimizer).__qualname__} without hooks", hint=hint) from error
 
     def detach(self) -> None:
         """No more words."""
@@ -51,14 +53,16 @@ class Attached:
             if group.get("capturable") and any(parameter.is_cuda for parameter in group["params"]):
                 return "it is capturable: a CUDA graph that is replayed steps unheard"
             for parameter in group["params"]:
-                for mark, who in _MARKS.items():
-                    if getattr(parameter, mark, False):
-                        return who
+                for mark in _MARKS.keys() & vars(parameter).keys() if vars(parameter) else ():
+                    if getattr(parameter, mark):
+                        return _MARKS[mark]
         return ""
 
 
 def storage_of(tensor: torch.Tensor) -> int:
     """Address of the tensor's memory; 0 when it has none, or torch does not tell."""
+    if tensor.__class__ in PLAIN_TYPES:
+        return tensor.untyped_storage().data_ptr()
     local = local_of(tensor)
     try:
         return local.untyped_storage().data_ptr()

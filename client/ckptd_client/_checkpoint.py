@@ -103,19 +103,20 @@ def open_directory(directory: str, save: SaveId | None = None) -> Checkpoint:
 
 
 def open_arena(  # noqa: PLR0913 - a slot's identity
-    directory: str, slot: str, job: JobKey, save: SaveId, rank: int, *, tier: Tier = Tier.ARENA
+    directory: str, slot: str, job: JobKey, save: SaveId, rank: int, *, tier: Tier = Tier.ARENA, complete: bool = True
 ) -> Checkpoint:
     """A staged checkpoint, when the slots of all its ranks lie in this directory of the arena.
 
-    slot: this rank's own. tier: how its bytes came into it.
+    slot: this rank's own. tier: how its bytes came into it. complete: False takes what there is.
     Raises OtherRanksNeededError when some are elsewhere, DamagedError, OSError.
     """
     own = open_slot(os.path.join(directory, slot), job, save, rank)
     sources = {rank: own}
     try:
         names = dict(_slots_of(directory, job, save))
-        _check_complete(names, own.layout, save)
-        for other in range(own.layout.world_size):
+        if complete:
+            _check_complete(names, own.layout, save)
+        for other in sorted(names):
             if other != rank:
                 sources[other] = open_slot(os.path.join(directory, names[other]), job, save, other)
     except BaseException:

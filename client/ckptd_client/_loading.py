@@ -151,17 +151,18 @@ def _find(link: Link, order: LoadFrom) -> Checkpoint:
     return open_directory(order.path, order.save)
 
 
-def _open_arena(link: Link, order: LoadFrom, save: SaveId) -> Checkpoint:
-    """All images, beside the slot that the order names."""
+def _open_arena(link: Link, order: LoadFrom, save: SaveId, *, complete: bool = True) -> Checkpoint:
+    """The images beside the slot that the order names."""
     rank, _ = places.parse_slot_name(order.slot) or (link.group.rank, 0)
-    return open_arena(os.path.dirname(link.slots.path(order.slot)), order.slot, link.job, save, rank, tier=order.tier)
+    directory = os.path.dirname(link.slots.path(order.slot))
+    return open_arena(directory, order.slot, link.job, save, rank, tier=order.tier, complete=complete)
 
 
 def _read_whole(link: Link, state: dict[str, Any], order: LoadFrom, save: SaveId) -> Segment:
     """What this rank needs of all images, from the slots of this node."""
-    found, group = _open_arena(link, order, save), link.group
+    found, group = _open_arena(link, order, save, complete=False), link.group
     try:
-        like = group.rank if group.rank < found.world_size else 0
+        like = group.rank if group.rank in found.leaves else min(found.leaves)
         saves = saves_of([*found.layouts.values()], found.leaves[like], rank=like, world_size=group.world_size)
         where = f"step {save.step} of job {link.job.job}, in memory"
         fitted = fit(state, saves, where=where, pickle_keys=link.settings.pickle_keys)

@@ -1,8 +1,8 @@
 """Copies of one save that run while training goes on, in a thread of their own, and the proof that they are exact.
 
 What is copied late must not be written before it is: who writes asks the Overlap first (``before_step``). That nobody
-else did is proved before the save counts: by torch's own counts of writes, for the first saves by a comparison of every
-byte, and by samples for writes that torch does not count (through .data, numpy, fused kernels).
+else did is proved before the save counts: by torch's own counts of writes, and by samples for writes that torch does
+not count (through .data, numpy, fused kernels). A tensor is only copied late after a Probe of some saves has held.
 """
 
 import threading
@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
+
+from ckptd_client._attached import storage_of
 
 _GROUP_NBYTES = 64 << 20  # copied in one call, without the GIL; what follows may be broken off
 _SAMPLED = 64  # tensors of a save whose samples are taken
@@ -30,23 +32,26 @@ class Fate(Protocol):
 class Overlap:
     """Pairs of (view in a slot, tensor) to be copied. Holds the tensors until it is over.
 
-    compare: wait with the save until a thread that trains has compared every byte, in before_step or settle.
-    turn: a count of saves, by which samples differ from save to save.
+    counted: for each tensor the one whose count of writes tells of it; of a DTensor's part that is the DTensor. turn: a
+    count of saves, by which samples differ from save to save.
     """
 
     def __init__(
-        self, views: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], fate: Fate, *, compare: bool, turn: int
+        self,
+        views: Sequence[torch.Tensor],
+        tensors: Sequence[torch.Tensor],
+        counted: Sequence[torch.Tensor],
+        fate: Fate,
+        *,
+        turn: int,
     ) -> None:
-        self._views, self._tensors, self._fate = list(views), list(tensors), fate
-        self._versions = [tensor._version for tensor in tensors]  # noqa: SLF001 - torch has no other name for it
+        self._views, self._tensors, self._counted, self._fate = list(views), list(tensors), list(counted), fate
+        self._versions = _versions(counted, tensors)
+        self._storages = list(map(storage_of, tensors))  # .data = x gives a tensor other memory, and counts nothing
         self._samples = _Samples(tensors, turn)
-        self._written: list[int] = []
+        self._streams = _after_what_is_queued(tensors)
         self._reason = ""
         self._copied = threading.Event()
-        self._proved = threading.Event()
-        if not compare:
-            self._proved.set()
-        self._proving = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="ckptd-overlap", daemon=True)
 
     def start(self) -> None:
@@ -62,43 +67,39 @@ class Overlap:
         """Blocks until the tensors may be written; at the deadline they may all the same, and the save is given up."""
         if not self._copied.wait(max(0.0, deadline - time.monotonic())):
             self.cancel("its copy was not done when the optimizer had waited save_timeout_s for it")
-        else:
-            self._prove()
 
     def settle(self, deadline: float) -> bool:
-        """Blocks until it is over, whoever trains; False when it is not by the deadline."""
-        if self._copied.wait(max(0.0, deadline - time.monotonic())):
-            self._prove()
-            self._thread.join(max(0.0, deadline - time.monotonic()))
+        """Blocks until it is over; False when it is not by the deadline."""
+        self._thread.join(max(0.0, deadline - time.monotonic()))
         return self.over
 
     def cancel(self, reason: str) -> None:
         """Discards the save, unless it is delivered already."""
         self._reason = self._reason or reason
-        self._proved.set()
 
     # --- the thread
 
     def _run(self) -> None:
+        written: list[int] = []
         try:
             self._copy()
-            if not self._reason:
-                self._note(self._changed(), "")
+            written = [] if self._reason else self._changed()
         except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
             self._reason = self._reason or f"{type(error).__name__}: {error}"
-        if self._reason:
-            self._proved.set()
+        if written:
+            self._reason = self._reason or "it was written between save and the optimizer's step"
         self._copied.set()
-        self._proved.wait()
         try:
             if self._reason:
-                self._fate.discard(self._reason, self._written)
+                self._fate.discard(self._reason, written)
             else:
                 self._fate.deliver()
         finally:
-            self._views, self._tensors, self._samples = [], [], _Samples([], 0)
+            self._views, self._tensors, self._counted, self._samples = [], [], [], _Samples([], 0)
 
     def _copy(self) -> None:
+        for device, event in self._streams.items():
+            torch.cuda.current_stream(device).wait_event(event)
         start = nbytes = 0
         with torch.no_grad():
             for i, view in enumerate(self._views):
@@ -110,30 +111,45 @@ class Overlap:
                     return
 
     def _changed(self) -> list[int]:
-        """Positions of tensors that were written since the save began."""
-        counted = zip(self._tensors, self._versions, strict=True)
-        changed = [i for i, (tensor, before) in enumerate(counted) if tensor._version != before]  # noqa: SLF001
+        """Positions of tensors that were written, or given other memory, since the save began."""
+        versions = _versions(self._counted, self._tensors)
+        now = zip(versions, self._versions, map(storage_of, self._tensors), self._storages, strict=True)
+        changed = [i for i, (v, before, s, s_before) in enumerate(now) if v != before or s != s_before]
         return changed or self._samples.changed()
 
-    # --- the proof
 
-    def _prove(self) -> None:
-        """Compares every byte, if that is still to be done. From a thread that keeps the optimizer from stepping."""
-        with self._proving:
-            if self._proved.is_set():
-                return
-            try:
-                pairs = zip(self._views, self._tensors, strict=True)
-                differing = [i for i, (view, tensor) in enumerate(pairs) if not same_bits(view, tensor)]
-                self._note(differing, " unseen by torch")
-            except Exception as error:  # noqa: BLE001 - as above
-                self._reason = self._reason or f"{type(error).__name__}: {error}"
-            self._proved.set()
+class Probe:
+    """Tensors that were copied before save returned, and would not have been if it had been known that they may.
 
-    def _note(self, positions: Sequence[int], how: str) -> None:
-        if positions:
-            self._written = list(positions)
-            self._reason = f"it was written{how} between save and the optimizer's step"
+    Between save and the optimizer's step they must not change: the copies in views tell.
+    """
+
+    def __init__(self, names: Sequence[str], views: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
+        self.names, self._views, self._tensors = list(names), list(views), list(tensors)
+
+    def written(self, deadline: float) -> list[str] | None:
+        """Names of those that have changed; None when there was no time to look at all. To be asked before the step."""
+        found: list[str] = []
+        for name, view, tensor in zip(self.names, self._views, self._tensors, strict=True):
+            if time.monotonic() >= deadline:
+                return found or None
+            if not same_bits(view, tensor):
+                found.append(name)
+        return found
+
+
+def _versions(counted: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> list[Any]:
+    """Counts of writes. In-place operations on a DTensor count on it, and not on the part that lies here."""
+    return [
+        outer._version if outer is inner else (outer._version, inner._version)  # noqa: SLF001 - it has no other name
+        for outer, inner in zip(counted, tensors, strict=True)
+    ]
+
+
+def _after_what_is_queued(tensors: Sequence[torch.Tensor]) -> dict[torch.device, torch.cuda.Event]:
+    """Events after all that this thread has queued on each device: another thread has other streams."""
+    devices = {tensor.device for tensor in tensors if tensor.is_cuda}
+    return {device: torch.cuda.current_stream(device).record_event() for device in devices}
 
 
 class _Samples:

@@ -7,24 +7,25 @@ import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from ckptd.protocol.errors import CkptdError, SaveFailedError, UsageError
 from ckptd_client import _segments as segments
 from ckptd_client._attached import Attached, storage_of
-from ckptd_client._overlap import Overlap
+from ckptd_client._overlap import Overlap, Probe
 from ckptd_client._plan import Plan, Values
 from ckptd_client._segments import Plain, Segment
 from ckptd_client._slot_writing import slot_views
+from ckptd_client._slots import SlotMap
 from ckptd_client.handle import SaveHandle
 
 if TYPE_CHECKING:
     from ckptd_client.client import Client
 
 log = logging.getLogger("ckptd_client")
-_COMPARED = 3  # saves whose every byte is compared before they count
+_PROBES = 3  # saves in which a tensor was found untouched before it is copied late
 
 
 class Overlapping:
@@ -33,10 +34,12 @@ class Overlapping:
     def __init__(self, client: "Client") -> None:
         self._client = weakref.ref(client)
         self._attached: list[Attached] = []
-        self._written: set[str] = set()  # names of tensors that others were seen to write: copied before save returns
+        self._probed: dict[str, int] = {}  # names of tensors -> saves in which nobody else wrote them, below _PROBES
+        self._trusted: set[str] = set()
+        self._written: set[str] = set()  # others were seen to write these: copied before save returns, for ever
         self._objections: set[str] = set()
-        self._overlaps = 0
-        self._running: _Running | None = None
+        self._running: Overlap | None = None
+        self._last: _Last | None = None  # the save that the next step comes after
 
     # --- optimizers
 
@@ -46,103 +49,155 @@ class Overlapping:
             raise UsageError("attach was given no optimizer", hint="attach(optimizer)")
         if not self._attached:
             atexit.register(_at_exit, weakref.ref(self))
-        known = [attached.optimizer for attached in self._attached]
-        for optimizer in optimizers:
-            if not any(optimizer is one for one in known):
-                self._attached.append(Attached(optimizer, self.before_step))
+        known = {id(attached.optimizer) for attached in self._attached}
+        new = {id(optimizer): optimizer for optimizer in optimizers if id(optimizer) not in known}
+        made: list[Attached] = []
+        try:
+            made += [Attached(optimizer, self.before_step) for optimizer in new.values()]
+        except UsageError:
+            for attached in made:
+                attached.detach()
+            raise
+        self._attached += made
 
     def detach(self) -> None:
         """No optimizer is attached any more."""
         while self._attached:
             self._attached.pop().detach()
 
-    def late(self, plan: Plan, tensors: Sequence[torch.Tensor]) -> list[int]:
-        """Positions of tensors that may be copied late: their memory is an attached optimizer's. Under the lock."""
-        trusted = [attached for attached in self._attached if self._trusts(attached)]
-        owned = {storage_of(tensor) for attached in trusted for tensor in attached.tensors()}
+    def candidates(self, plan: Plan, tensors: Sequence[torch.Tensor]) -> "Candidates":
+        """Which tensors lie in an attached optimizer's memory and may be copied late. Under the lock."""
+        believed = [attached for attached in self._attached if self._believes(attached)]
+        owned = {storage_of(tensor) for attached in believed for tensor in attached.tensors()}
         owned.discard(0)
         if not owned:
-            return []
-        found = [i for i, tensor in enumerate(tensors) if storage_of(tensor) in owned and not tensor.is_inference()]
-        if self._written:
-            found = [i for i in found if plan.image.boxes[i].name not in self._written]
-        return found
+            return Candidates([], [])
+        boxes, late, probed = plan.image.boxes, [], []
+        for i, tensor in enumerate(tensors):
+            if storage_of(tensor) in owned and not tensor.is_inference():
+                name = boxes[i].name
+                if name in self._trusted:
+                    late.append(i)
+                elif name not in self._written:
+                    probed.append(i)
+        return Candidates(late, probed)
 
-    def _trusts(self, attached: Attached) -> bool:
+    def _believes(self, attached: Attached) -> bool:
         objection = attached.objection()
         if objection and objection not in self._objections:
             self._objections.add(objection)
             log.warning("ckptd: what an attached optimizer writes is copied before save returns: %s", objection)
         return not objection
 
-    # --- the save that runs
+    # --- saves
 
     def begin(  # noqa: PLR0913 - keyword-only
-        self, segment: Segment, plan: Plan, values: Values, late: Sequence[int], *, handle: SaveHandle, drain: bool,
+        self, segment: Segment, plan: Plan, values: Values, found: "Candidates", *, handle: SaveHandle, drain: bool,
         deadline: float,
     ) -> None:  # fmt: skip
         """Copies the early tensors now, and begins with the late ones. Under the lock; none may be running."""
-        client = self._client()
+        client, late = self._client(), found.late
         assert client is not None  # noqa: S101 - it called
         client._link.unsealed.add(handle.save_id)
-        views, tensors = slot_views(segment.slot, plan), values.tensors
-        set_late = set(late)
-        early = [i for i in range(len(tensors)) if i not in set_late]
-        fate = _Fate(
-            client, self, segment, handle, Plain(values.leaves, values.objects, values.shares), drain,
-            [plan.image.boxes[i].name for i in late],
-        )  # fmt: skip
-        overlap = Overlap(
-            [views[i] for i in late],
-            [tensors[i] for i in late],
-            fate,
-            compare=self._overlaps < _COMPARED,
-            turn=handle.save_id.counter,
-        )
         try:
+            views, tensors = slot_views(segment.slot, plan), values.tensors
+            plain = Plain(values.leaves, values.objects, values.shares)
+            overlap = Overlap(
+                [views[i] for i in late],
+                [tensors[i] for i in late],
+                [values.counted[i] for i in late],
+                _Fate(client, self, segment, handle, plain, drain, plan, late),
+                turn=handle.save_id.counter,
+            )
+            segment.owner = weakref.ref(overlap)
+            set_late = set(late)
+            early = [i for i in range(len(tensors)) if i not in set_late]
             if early:
                 with torch.no_grad():
                     torch._foreach_copy_([views[i] for i in early], [tensors[i] for i in early])
+            overlap.start()
         except BaseException:
             client._link.unsealed.discard(handle.save_id)
             segments.release(client, segment)
             raise
-        self._overlaps += 1
-        segment.owner = weakref.ref(overlap)
-        self._running = _Running(overlap, handle, deadline)
-        overlap.start()
+        self._running = overlap
+        self.watch(segment.slot, plan, values, found, handle=handle, deadline=deadline)
+
+    def watch(  # noqa: PLR0913 - keyword-only
+        self, slot: SlotMap, plan: Plan, values: Values, found: "Candidates", *, handle: SaveHandle, deadline: float
+    ) -> None:
+        """What was copied at once, and is still to be trusted, is looked at before the optimizer writes."""
+        views = slot_views(slot, plan)
+        names = [plan.image.boxes[i].name for i in found.probed]
+        probe = Probe(names, [views[i] for i in found.probed], [values.tensors[i] for i in found.probed])
+        self._last = _Last(handle, probe, deadline)
 
     @property
     def running(self) -> bool:
         """Whether a save's copies run, or it is still to be handed over."""
-        return self._running is not None and not self._running.overlap.over
+        return self._running is not None and not self._running.over
 
     def before_step(self) -> None:
         """An attached optimizer is about to write. Blocks until it may: at most save_timeout_s after save began."""
-        running = self._running
-        if running is None or running.overlap.over:
+        last, self._last = self._last, None
+        if last is None:
             return
         began = time.perf_counter()
-        running.overlap.before_step(running.deadline)
-        running.handle.stall_s += time.perf_counter() - began
+        if self._running is not None:
+            self._running.before_step(last.deadline)
+        self._weigh(last.probe, last.deadline)
+        waited = time.perf_counter() - began
+        last.handle.stall_s += waited
+        client = self._client()
+        if client is not None:
+            client._stats.stall_s += waited
+
+    def _weigh(self, probe: Probe, deadline: float) -> None:
+        written = probe.written(deadline)
+        if written is None:
+            return
+        if written:
+            self.note_written(written)
+            log.warning("ckptd: %s", _told(written, "is written between save and the optimizer's step"))
+            return  # what else was touched, and put back, nobody knows
+        for name in probe.names:
+            self._probed[name] = self._probed.get(name, 0) + 1
+            if self._probed[name] >= _PROBES:
+                del self._probed[name]
+                self._trusted.add(name)
 
     def settle(self, deadline: float, *, cancel: bool = False) -> None:
         """Blocks until no save's copies run; with cancel, one that still does at the deadline is given up."""
         running = self._running
-        if running is None or running.overlap.over or running.overlap.settle(deadline):
+        if running is None or running.settle(deadline):
             return
         if cancel:
-            running.overlap.cancel("its copy was not done when the next save had waited save_timeout_s for it")
+            running.cancel("its copy was not done when the next save had waited save_timeout_s for it")
 
     def note_written(self, names: Sequence[str]) -> None:
         """Somebody else writes these: from now on they are copied before save returns."""
         self._written.update(names)
+        self._trusted.difference_update(names)
+
+
+class Candidates(NamedTuple):
+    """Positions among a plan's tensors."""
+
+    late: list[int]  # copied while training goes on
+    probed: list[int]  # copied at once, and looked at before the optimizer writes
+
+
+def _told(names: Sequence[str], what: str) -> str:
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"{names[0]!r}{more}: it {what}; such tensors are copied before save returns"
 
 
 @dataclass(frozen=True, slots=True)
-class _Running:
-    overlap: Overlap
+class _Last:
+    """A save and what the next step has to do with it."""
+
     handle: SaveHandle
+    probe: Probe
     deadline: float
 
 
@@ -156,7 +211,8 @@ class _Fate:
     handle: SaveHandle
     plain: Plain
     drain: bool
-    names: list[str]  # of the tensors that are copied late
+    plan: Plan
+    late: list[int]  # positions among the plan's tensors
 
     def deliver(self) -> None:
         """Seals it and hands it over."""
@@ -167,13 +223,14 @@ class _Fate:
 
     def discard(self, reason: str, written: Sequence[int]) -> None:
         """Gives it up, and tells everybody."""
-        names = sorted({self.names[i] for i in written})
+        names = sorted({self.plan.image.boxes[self.late[i]].name for i in written})
         self.overlapping.note_written(names)
         error: CkptdError = SaveFailedError(reason)
         if names:
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            text = f"{names[0]!r}{more}: {reason}; from now on such tensors are copied before save returns"
-            error = SaveFailedError(text, hint="write to the state in optimizer.step() only, or before save")
+            what = reason.removeprefix("it ")
+            error = SaveFailedError(
+                _told(names, what), hint="write to the state in optimizer.step() only, or before save"
+            )
         segments.release(self.client, self.segment)
         segments.give_up(self.client, self.handle, error)
 

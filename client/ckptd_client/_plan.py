@@ -11,7 +11,8 @@ from ckptd.protocol.digest import digest
 from ckptd.protocol.errors import DamagedError, UsageError
 from ckptd.protocol.layout import VERSION, Leaves, decode_layout, encode
 from ckptd.protocol.shares import Share
-from ckptd_client._balance import Look, Rows, Stream, replicas_of, said_of, streams_of
+from ckptd_client._balance import Ground, Look, Replicas, Rows, Stream, replicas_of, said_of, streams_of
+from ckptd_client._group import Group
 from ckptd_client._image import Box, make_image, make_layout
 from ckptd_client._pickle import NO_PICKLE, PickleKeys
 from ckptd_client._pickle import encode as encode_plain
@@ -58,7 +59,9 @@ class Plan(SegmentPlan):
     cuts: list[tuple[int, Rows]]  # (index in stored, rows of it): replicas write the other rows
     streams: tuple[Stream, ...]  # of tensors that replicas hold too, and save a share of
     balanced: bool  # whether there may be such
+    grounds: tuple[Ground, ...]  # what they rest on
     cut: list[int]  # positions of tensors whose boxes are written one by one
+    of_boxes: list[int]  # position of the tensor of each box
     ties: list[tuple[int, int]]  # (position of a tied tensor, position of the one that is stored, here or by a replica)
     specs: list[Spec]  # of tensors
     pickled: frozenset[int]  # positions of leaves that may be pickled
@@ -69,6 +72,7 @@ class Values:
     """One save's values, gathered by a plan. Refers to the state's tensors; not to be kept."""
 
     tensors: list[torch.Tensor]  # the boxes, as the plan orders them
+    counted: list[torch.Tensor]  # for each box the tensor of the state that it is of
     leaves: bytes
     objects: bytes  # the leaves once more, for stock readers; rank 0 makes them
     shares: tuple[Share, ...] = ()  # what is said of tensors that replicas hold too
@@ -85,23 +89,10 @@ def gather(plan: Plan, state: Any, stock: StockLeaves | None = None, look: Look 
     look: what is looked at of tensors that replicas hold too; None: nothing is said of them.
     """
     values = collect(state, plan.structure)
-    if values is None:
+    if values is None or not _fits(plan, values):
         return None
-    for position, spec in zip(plan.tensors, plan.specs, strict=True):
-        value = values[position]
-        if value.__class__ is not spec.kind or value.shape != spec.shape:
-            return None
-        if value.dtype is not spec.dtype or value.device != spec.device:
-            return None
-        if spec.mesh is not None and not _same_shard(value, spec):
-            return None
-    for tied, stored in plan.ties:
-        if _alias(values[tied]) != _alias(values[stored]):
-            return None
     pieces = _pieces(plan, values) if plan.cut else []
     if pieces is None:
-        return None
-    if any(is_tensor(values[position]) for position in plan.leaves):
         return None
     leaves = {
         plan.names[i]: encode_plain(values[i], plan.names[i], plan.wheres[i], allowed=i in plan.pickled)
@@ -109,10 +100,26 @@ def gather(plan: Plan, state: Any, stock: StockLeaves | None = None, look: Look 
     }
     return Values(
         tensors=[*_stored(plan, values), *pieces],
+        counted=[values[i] for i in plan.of_boxes],
         leaves=encode(Leaves(VERSION, leaves)),
         objects=stock.encode(leaves) if stock is not None else b"",
         shares=said_of(plan.streams, values, look) if look is not None else (),
     )
+
+
+def _fits(plan: Plan, values: list[Any]) -> bool:
+    """Whether every value is what the plan was made for."""
+    for position, spec in zip(plan.tensors, plan.specs, strict=True):
+        value = values[position]
+        if value.__class__ is not spec.kind or value.shape != spec.shape:
+            return False
+        if value.dtype is not spec.dtype or value.device != spec.device:
+            return False
+        if spec.mesh is not None and not _same_shard(value, spec):
+            return False
+    tied = all(_alias(values[tied]) == _alias(values[stored]) for tied, stored in plan.ties)
+    grounded = all(ground.holds() for ground in plan.grounds)
+    return tied and grounded and not any(is_tensor(values[position]) for position in plan.leaves)
 
 
 def _stored(plan: Plan, values: list[Any]) -> list[torch.Tensor]:
@@ -174,10 +181,13 @@ def make_plan(  # noqa: PLR0913 - keyword-only
     wheres = [format_path(path) for path in flat.paths]
     tensors = [i for i, value in enumerate(flat.values) if is_tensor(value)]
     shards = {i: shard_of(flat.values[i], wheres[i]) for i in tensors}
-    replicas = replicas_of(flat, replicated, world_size) if replicated is not None and world_size > 1 else {}
+    shared = replicated is not None and world_size > 1
+    replicas = replicas_of(flat, replicated or (), Group(rank, world_size, "")) if shared else Replicas({}, ())
     ties = _ties(tensors, shards)
     tied = {i for i, _ in ties}
-    streams = streams_of(replicas, flat, skipped={i for i, shard in shards.items() if i in tied or not _is_one(shard)})
+    streams = streams_of(
+        replicas.ranks, flat, skipped={i for i, shard in shards.items() if i in tied or not _is_one(shard)}
+    )
     share = {i: rows for stream in streams for i, rows in stream.share(rank).items()}
     others = {i for stream in streams for i in stream.positions} - set(share)
     stored, cut, boxes = _boxes(flat, [i for i in tensors if i not in tied | others], shards, share)
@@ -198,7 +208,9 @@ def make_plan(  # noqa: PLR0913 - keyword-only
         cuts=[(at, share[i]) for at, i in enumerate(stored) if i in share],
         streams=streams,
         balanced=replicated is not None,
+        grounds=replicas.grounds,
         cut=cut,
+        of_boxes=[*stored, *(i for i in cut for _ in shards[i].chunks)],
         ties=ties,
         specs=specs,
         pickled=frozenset(i for i, name in enumerate(flat.names) if pickle_keys.allow(name)),

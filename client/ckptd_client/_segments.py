@@ -178,7 +178,7 @@ def release(client: "Client", segment: Segment) -> None:
         link = client._link
         if segment.name in link.slots.held:
             link.slots.held.discard(segment.name)
-            if segment.attachment == link.attachments:
+            if segment.attachment == link.attachments and segment.slot.capacity >= link.capacity:
                 link.slots.grant(segment.name, segment.slot.capacity)
 
 

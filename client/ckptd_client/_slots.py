@@ -159,7 +159,7 @@ class Slots:
 
     def maps(self) -> list[SlotMap]:
         """The mappings of the granted slots."""
-        return [self.map(name) for name in self.granted]
+        return [self.map(name) for name in self.granted if name not in self.held]
 
     @property
     def count(self) -> int:
@@ -190,7 +190,8 @@ class Slots:
 
     def unmap_below(self, capacity: int) -> None:
         """Lets go of the memory of smaller slots: what a process has mapped is not free when its file is unlinked."""
-        for name in [name for name, slot in self._maps.items() if slot.capacity < capacity]:
+        small = [name for name, slot in self._maps.items() if slot.capacity < capacity and name not in self.held]
+        for name in small:
             self._maps.pop(name).close()
 
     def populate(self) -> None:

@@ -15,7 +15,7 @@ from ckptd.protocol.errors import CkptdError, RestoreError, SaveFailedError, Usa
 from ckptd.protocol.ids import SaveId
 from ckptd.protocol.messages import AskDrain, AskSteps, End, LoadFrom, Milestone, Request, Steps
 from ckptd_client import _settings
-from ckptd_client._balance import Look
+from ckptd_client._balance import Look, Looks
 from ckptd_client._channel import ChannelLostError, PreemptedError
 from ckptd_client._checkpoint import Checkpoint
 from ckptd_client._group import Group, find_group
@@ -118,7 +118,7 @@ class Client:
         self._link = link
         self._dual = dual
         self._replicated = replicated
-        self._checked: set[bytes] = set()  # cuts of replicated tensors of which every byte was compared
+        self._looks = Looks()
         self._save_timeout_s = save_timeout_s
         self._lock = threading.RLock()
         self._numbers = threading.RLock()  # of saves; held for moments only, also by a save that cannot get the other
@@ -212,7 +212,7 @@ class Client:
 
         Raises UsageError for what cannot be saved, BudgetError, with the numbers, when the slots do not fit.
         """
-        with self._first():
+        with self._first_settled(time.monotonic() + self._save_timeout_s, patient=True):
             self._check_open()
             values = self._gather(state)
             deadline = time.monotonic() + 600.0
@@ -244,8 +244,10 @@ class Client:
         with self._first_settled(deadline) as mine:
             self._check_open()
             save = self._number(step, state)
-            values = self._look_and_gather(state) if mine else None
+            values = self._gather(state, self._looks.next(self._counter)) if mine else None
             handle = self._begin(save)
+            if values is not None and self._plan is not None:
+                self._looks.looked(self._plan.streams, handle)
             if values is not None:
                 stage_or_fail(self, handle, values, drain=drain, deadline=deadline)
             else:
@@ -361,13 +363,6 @@ class Client:
             values = gather(plan, state, self._stock, look)
         if values is None:
             raise UsageError("the state changes while it is read", hint="save from the thread that trains")
-        return values
-
-    def _look_and_gather(self, state: dict[str, Any]) -> Values:
-        """The values of a save, with what is said of tensors that replicas hold too."""
-        values = self._gather(state, Look(self._counter, self._checked))
-        assert self._plan is not None  # noqa: S101 - _gather made it
-        self._checked |= {stream.cut for stream in self._plan.streams}
         return values
 
     def _plan_capacity(self, values: Values) -> int:
@@ -504,7 +499,7 @@ class Client:
     def _begin_incarnation(self, order: LoadFrom) -> None:
         with self._numbers:
             self._link.begin_incarnation(order.incarnation)
-            self._counter, self._steps = 0, set()
+            self._counter, self._steps, self._looks = 0, set(), Looks()
             self._last_step = order.save.step if order.save is not None else -1
             self._highest, self._warned = -1, False
 

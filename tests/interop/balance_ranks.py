@@ -159,6 +159,21 @@ def structure(_):
         assert not difference(expected, other.plain()), difference(expected, other.plain())
 
 
+def stages(_):
+    rank = dist.get_rank()
+    groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    torch.manual_seed(rank // 2)
+    net = DistributedDataParallel(nn.Linear(100, 400), process_group=groups[rank // 2])
+    with connect() as client:
+        expected = copy.deepcopy(net.state_dict())
+        client.save({"net": net}, 1).wait("durable", 60)
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter.zero_()
+        client.load({"net": net})
+        assert not difference(expected, net.state_dict()), "two stages were mixed"
+
+
 def off(_):
     training = Training()
     training.step()

@@ -377,3 +377,16 @@ def test_processes_of_a_node_that_does_not_answer_keep_no_memory():
     assert not sessions.wanted
     sessions.peer_up("b")
     assert sessions.wanted
+
+
+def test_a_number_that_comes_when_nobody_who_answers_stands_at_the_door_opens_nothing():
+    """The store was slow, the ranks ended, and of a lost node nobody said so: another session may be the job by now."""
+    sessions = Sessions(KEY, "a", Policy())
+    event = ev.RankAttached(
+        job=KEY, rank=1, session="s", request=1, world_size=2, host="b", pid=7, incarnation=0, takeover=False,
+        cadence=Cadence(),
+    )  # fmt: skip
+    assert [type(action) for action in sessions.attach("b", event, 0.0)] == [act.TakeIncarnation]
+    sessions.peer_down("b", 1.0)
+    assert sessions.opened(ev.IncarnationTaken(job=KEY, number=14), 2.0) == []
+    assert (sessions.session, sessions.incarnation) == ("", 0)

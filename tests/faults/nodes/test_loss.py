@@ -8,6 +8,7 @@ import os
 import pytest
 
 from ckptd import failpoints
+from ckptd.protocol.ids import parse_dirname
 from tests.cluster import wait_for
 from tests.faults.nodes.clusters import Cluster, Ranks, within
 
@@ -62,7 +63,10 @@ def test_a_node_lost_at_this_point_costs_nothing_that_was_promised(four: Cluster
     four.nodes[victim].kill()
     ranks.kill()
     promised = heard(four, job) | {(FIRST, "protected"), (FIRST, "durable")}
-    four.replace(victim, victim if point < "drain" else None)
+    durable = max((step for step, said in promised if said == "durable"), default=-1)
+    committed = [f[0] for n in os.listdir(os.path.join(four.store, job)) if (f := parse_dirname(n))]
+    assert max(committed, default=-1) >= durable, (committed, promised)
+    four.replace(victim)
     come_back(four, job, NAMES.index(victim), promised)
     wait_for(lambda: all(node.slots() == [] and node.job(job) is None for node in four.nodes.values()), 15)
 

@@ -130,7 +130,7 @@ def test_others_finish_the_commit_of_a_coordinator_that_is_lost(four: Cluster, t
     ranks.call("save", 10)
     wait_for(lambda: os.path.exists(marker), 10)
     four.replace("a")
-    wait_for(lambda: "durable" in [rank.call("handle", 10)[0] for rank in ranks.all[1:]])
+    wait_for(lambda: all(rank.call("handle", 10)[0] == "durable" for rank in ranks.all[1:]))
     home = os.path.join(four.store, point)
     assert [name for name in os.listdir(home) if not name.startswith(".") and name != "latest"], os.listdir(home)
     ranks.kill()

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+import torch.distributed as dist
 
 import ckptd_client
 from ckptd.protocol.digest import digest
@@ -48,3 +49,11 @@ def emptied(node, job):
         return wait_for(lambda: not [path for path in on.slots() if f"/{name}-" in path])
 
     return wait
+
+
+@pytest.fixture
+def lone_group(tmp_path):
+    """torch.distributed with this process alone."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()

@@ -6,10 +6,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
-from ckptd_client import ConfigError
-from ckptd_client._balance import WINDOWS, streams_of
-from ckptd_client._plan import make_plan
+from ckptd_client import ConfigError, _balance
+from ckptd_client._balance import WINDOWS, Looks, streams_of
+from ckptd_client._plan import gather, make_plan
 from ckptd_client._tree import flatten
 
 
@@ -116,3 +118,37 @@ def test_patterns_that_are_none_are_told(join, wrong):
 def test_a_balance_that_is_none_is_told(join, wrong):
     with pytest.raises(ConfigError, match="balance"):
         join(balance=wrong)
+
+
+def test_a_look_counts_only_when_its_save_was_staged():
+    class Handle:
+        known_milestone = None
+
+    (one,) = stream([(4, 4)], 2)
+    looks, skipped, staged = Looks(), Handle(), Handle()
+    assert one.cut not in looks.next(1).checked
+    looks.looked([one], skipped)
+    assert one.cut not in looks.next(2).checked
+    looks.looked([one], staged)
+    staged.known_milestone = "staged"
+    assert one.cut in looks.next(3).checked
+
+
+def test_a_rank_that_is_not_torchs_takes_no_mesh_or_process_group_for_replicas(lone_group):
+    net = DistributedDataParallel(nn.Linear(4, 4))
+    assert not make_plan({"net": net}, rank=2, world_size=4, replicated=()).streams
+
+
+def test_parameters_that_ddp_does_not_sum_are_everybodys_own(lone_group, monkeypatch):
+    """Of a group of one nobody shares; so the group is said to be of two."""
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda *_: 2)
+    monkeypatch.setattr(_balance, "_numbers_agree", lambda _: True)
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    net[1].requires_grad_(False)
+    state = {"net": DistributedDataParallel(net)}
+    first = make_plan(state, rank=0, world_size=2, replicated=())
+    assert sum(len(one.positions) for one in first.streams) == 4  # the frozen ones are as they were sent around
+    assert gather(first, state) is not None
+    net[1].requires_grad_(True)
+    assert gather(first, state) is None
+    assert not make_plan(state, rank=0, world_size=2, replicated=()).streams

@@ -11,8 +11,9 @@ from ckptd.core.policy import Policy
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.manifest import ParityRecord
 from ckptd.protocol.messages import LoadFrom, Progress, Refused, Tier
+from ckptd.protocol.shares import Share
 from ckptd.protocol.topology import Peer, Scheme, Topology
-from tests.seals import a_seal
+from tests.seals import a_seal, shares_of
 
 KEY = JobKey("/store", "job")
 ONE, TWO, THREE = (SaveId(1, n, 10 * n) for n in (1, 2, 3))
@@ -73,12 +74,13 @@ class ANode:
         if self.kept is not None:
             self.cluster.say(self, self.kept)
         for name, slot in sorted(self.slots.items()):
-            seal = a_seal(KEY, slot.save, slot.rank, slot.world) if slot.save and slot.digested else None
+            shares = self.cluster.shares(slot.world) if slot.save else ()
+            seal = a_seal(KEY, slot.save, slot.rank, slot.world, shares=shares) if slot.save and slot.digested else None
             self.cluster.say(
                 self,
                 ev.SlotAdopted(
                     job=KEY, rank=slot.rank, slot=name, capacity=slot.capacity, world_size=slot.world,
-                    save=slot.save, nbytes=10 if slot.save else 0, seal=seal,
+                    save=slot.save, nbytes=10 if slot.save else 0, seal=seal, shares=shares,
                 ),
             )  # fmt: skip
         for piece in self.pieces.values():
@@ -114,8 +116,13 @@ class ACluster:
         self.attached: dict[int, ev.RankAttached] = {}
         self.failing: set[str] = set()  # nodes that cannot encode
         self.tiers: dict[int, Tier] = {}
+        self.replicas = False  # whether ranks save shares of what they all hold
         for name in names:
             self.add(name)
+
+    def shares(self, world: int) -> tuple[Share, ...]:
+        """What each of so many ranks says of its share."""
+        return shares_of(world) if self.replicas else ()
 
     def add(self, name: str) -> ANode:
         """A new machine, with an empty arena."""
@@ -231,7 +238,7 @@ class ACluster:
                 node,
                 ev.SegmentStaged(
                     job=KEY, rank=rank, session=self.sid, request=self.seq(), world_size=len(self.homes), slot=name,
-                    save=save, nbytes=10,
+                    save=save, nbytes=10, shares=self.shares(len(self.homes)),
                 ),
             )  # fmt: skip
         self.settle()
@@ -361,7 +368,8 @@ class ACluster:
             case act.TakeDigests(slot=slot, save=save):
                 if node.slots[slot].save == save:
                     node.slots[slot].digested = True
-                    seal = a_seal(KEY, save, node.slots[slot].rank, node.slots[slot].world)
+                    world = node.slots[slot].world
+                    seal = a_seal(KEY, save, node.slots[slot].rank, world, shares=self.shares(world))
                     self.say(node, ev.DigestsSealed(job=KEY, slot=slot, save=save, seal=seal))
             case act.TakeIncarnation(at_least=at_least):
                 self.store.numbers = max(self.store.numbers + 1, at_least)
