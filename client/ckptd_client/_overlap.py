@@ -121,21 +121,30 @@ class Overlap:
 class Probe:
     """Tensors that were copied before save returned, and would not have been if it had been known that they may.
 
-    Between save and the optimizer's step they must not change: the copies in views tell.
+    Between save and the optimizer's step nobody may write to them: torch's counts tell, and the copies in views.
     """
 
-    def __init__(self, names: Sequence[str], views: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
-        self.names, self._views, self._tensors = list(names), list(views), list(tensors)
+    def __init__(
+        self,
+        names: Sequence[str],
+        views: Sequence[torch.Tensor],
+        tensors: Sequence[torch.Tensor],
+        counted: Sequence[torch.Tensor],
+    ) -> None:
+        self.names, self._views = list(names), list(views)
+        self._tensors, self._counted = list(tensors), list(counted)
+        self._versions = _versions(counted, tensors)
 
     def written(self, deadline: float) -> list[str] | None:
-        """Names of those that have changed; None when there was no time to look at all. To be asked before the step."""
-        found: list[str] = []
+        """Names of those that were; None when there was no time to look at all. To be asked before the step."""
+        counts = zip(self.names, self._versions, _versions(self._counted, self._tensors), strict=True)
+        found = {name for name, before, now in counts if before != now}
         for name, view, tensor in zip(self.names, self._views, self._tensors, strict=True):
             if time.monotonic() >= deadline:
-                return found or None
+                return sorted(found) or None
             if not same_bits(view, tensor):
-                found.append(name)
-        return found
+                found.add(name)
+        return sorted(found)
 
 
 def _versions(counted: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> list[Any]:

@@ -129,7 +129,8 @@ class Overlapping:
         """What was copied at once, and is still to be trusted, is looked at before the optimizer writes."""
         views = slot_views(slot, plan)
         names = [plan.image.boxes[i].name for i in found.probed]
-        probe = Probe(names, [views[i] for i in found.probed], [values.tensors[i] for i in found.probed])
+        columns = ([column[i] for i in found.probed] for column in (views, values.tensors, values.counted))
+        probe = Probe(names, *columns)
         self._last = _Last(handle, probe, deadline)
 
     @property
