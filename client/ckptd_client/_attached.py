@@ -1,12 +1,12 @@
 """Optimizers that were attached: the tensors that only their step() writes, and a word before it does."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 
 from ckptd.protocol.errors import UsageError
-from ckptd_client._tensors import PLAIN_TYPES, local_of
+from ckptd_client._tensors import local_of
 
 BeforeStep = Callable[[], None]
 # What marks a parameter that others write too, and who they are.
@@ -39,11 +39,11 @@ class Attached:
     def tensors(self) -> Iterator[torch.Tensor]:
         """Parameters and state as they are now."""
         for group in self.optimizer.param_groups:
-            yield from group["params"]
+            yield from map(local_of, group["params"])
         for state in self.optimizer.state.values():
             for value in state.values() if isinstance(state, dict) else ():
                 if isinstance(value, torch.Tensor):
-                    yield value
+                    yield local_of(value)
 
     def objection(self) -> str:
         """Why somebody else may write them, or step() may run unheard; empty when it is as it should be."""
@@ -52,19 +52,34 @@ class Attached:
         for group in self.optimizer.param_groups:
             if group.get("capturable") and any(parameter.is_cuda for parameter in group["params"]):
                 return "it is capturable: a CUDA graph that is replayed steps unheard"
+            if not any(map(vars, group["params"])):  # of each save: marks are attributes, and parameters have none
+                continue
             for parameter in group["params"]:
-                for mark in _MARKS.keys() & vars(parameter).keys() if vars(parameter) else ():
+                for mark in _MARKS.keys() & vars(parameter).keys():
                     if getattr(parameter, mark):
                         return _MARKS[mark]
         return ""
 
 
-def storage_of(tensor: torch.Tensor) -> int:
-    """Address of the tensor's memory; 0 when it has none, or torch does not tell."""
-    if tensor.__class__ in PLAIN_TYPES:
-        return tensor.untyped_storage().data_ptr()
-    local = local_of(tensor)
+def addresses(tensors: Iterable[torch.Tensor]) -> list[int]:
+    """Of each tensor's first byte here; 0 when it has none, or torch does not tell."""
+    found = list(tensors)
     try:
-        return local.untyped_storage().data_ptr()
+        return list(map(torch.Tensor.data_ptr, found))  # nearly always: a call for each would take twice the time
+    except (NotImplementedError, RuntimeError):
+        return [_address(tensor) for tensor in found]
+
+
+def _address(tensor: torch.Tensor) -> int:
+    try:
+        return local_of(tensor).data_ptr()
     except (NotImplementedError, RuntimeError):  # a subclass that only describes memory
+        return 0
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """Address of the memory that the tensor is a view of; 0 when it has none, or torch does not tell."""
+    try:
+        return local_of(tensor).untyped_storage().data_ptr()
+    except (NotImplementedError, RuntimeError):
         return 0

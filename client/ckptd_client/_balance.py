@@ -110,6 +110,12 @@ def streams_of(replicas: Mapping[int, tuple[int, ...]], flat: Flat, skipped: set
     return tuple(_stream(ranks, sets[ranks], flat) for ranks in sorted(sets)[:MAX_SHARES])
 
 
+def shares_of(streams: Sequence[Stream], rank: int) -> tuple[dict[int, Rows], set[int]]:
+    """The rank's rows of all streams by position, and positions of tensors of which it has none."""
+    share = {position: rows for stream in streams for position, rows in stream.share(rank).items()}
+    return share, {position for stream in streams for position in stream.positions} - set(share)
+
+
 def _stream(ranks: tuple[int, ...], positions: Sequence[int], flat: Flat) -> Stream:
     cut = xxhash.xxh3_128()
     shapes, starts, at = [], [], 0

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ckptd_client._attached import storage_of
+from ckptd_client._attached import addresses
 
 _GROUP_NBYTES = 64 << 20  # copied in one call, without the GIL; what follows may be broken off
 _SAMPLED = 64  # tensors of a save whose samples are taken
@@ -47,7 +47,7 @@ class Overlap:
     ) -> None:
         self._views, self._tensors, self._counted, self._fate = list(views), list(tensors), list(counted), fate
         self._versions = _versions(counted, tensors)
-        self._storages = list(map(storage_of, tensors))  # .data = x gives a tensor other memory, and counts nothing
+        self._addresses = addresses(tensors)  # .data = x gives a tensor other memory, and counts nothing
         self._samples = _Samples(tensors, turn)
         self._streams = _after_what_is_queued(tensors)
         self._reason = ""
@@ -113,8 +113,8 @@ class Overlap:
     def _changed(self) -> list[int]:
         """Positions of tensors that were written, or given other memory, since the save began."""
         versions = _versions(self._counted, self._tensors)
-        now = zip(versions, self._versions, map(storage_of, self._tensors), self._storages, strict=True)
-        changed = [i for i, (v, before, s, s_before) in enumerate(now) if v != before or s != s_before]
+        now = zip(versions, self._versions, addresses(self._tensors), self._addresses, strict=True)
+        changed = [i for i, (v, v_before, a, a_before) in enumerate(now) if v != v_before or a != a_before]
         return changed or self._samples.changed()
 
 

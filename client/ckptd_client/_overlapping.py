@@ -13,7 +13,7 @@ import torch
 
 from ckptd.protocol.errors import CkptdError, SaveFailedError, UsageError
 from ckptd_client import _segments as segments
-from ckptd_client._attached import Attached, storage_of
+from ckptd_client._attached import Attached, addresses, storage_of
 from ckptd_client._overlap import Overlap, Probe
 from ckptd_client._plan import Plan, Values
 from ckptd_client._segments import Plain, Segment
@@ -39,6 +39,7 @@ class Overlapping:
         self._written: set[str] = set()  # others were seen to write these: copied before save returns, for ever
         self._objections: set[str] = set()
         self._running: Overlap | None = None
+        self._found: _Found | None = None  # of the last save; None when what is trusted has changed
         self._last: _Last | None = None  # the save that the next step comes after
 
     # --- optimizers
@@ -68,19 +69,30 @@ class Overlapping:
     def candidates(self, plan: Plan, tensors: Sequence[torch.Tensor]) -> "Candidates":
         """Which tensors lie in an attached optimizer's memory and may be copied late. Under the lock."""
         believed = [attached for attached in self._attached if self._believes(attached)]
-        owned = {storage_of(tensor) for attached in believed for tensor in attached.tensors()}
-        owned.discard(0)
-        if not owned:
-            return Candidates([], [])
-        boxes, late, probed = plan.image.boxes, [], []
-        for i, tensor in enumerate(tensors):
-            if storage_of(tensor) in owned and not tensor.is_inference():
-                name = boxes[i].name
-                if name in self._trusted:
-                    late.append(i)
-                elif name not in self._written:
-                    probed.append(i)
-        return Candidates(late, probed)
+        if not believed:
+            return _NONE
+        owned = [tensor for attached in believed for tensor in attached.tensors()]
+        mine, theirs = addresses(tensors), set(addresses(owned))
+        last = self._found
+        if last is None or (last.plan, last.addresses, last.owned) != (plan.plan_id, mine, theirs):
+            inside = self._inside(tensors, mine, owned, theirs)
+            last = self._found = _Found(plan.plan_id, mine, theirs, self._divided(plan, tensors, inside))
+        return last.candidates
+
+    @staticmethod
+    def _inside(
+        tensors: Sequence[torch.Tensor], mine: Sequence[int], owned: Sequence[torch.Tensor], theirs: set[int]
+    ) -> list[int]:
+        """Positions of tensors that begin where an owned one does, or elsewhere in its memory."""
+        storages = {storage_of(tensor) for tensor in owned}
+        return [
+            i for i, address in enumerate(mine) if address and (address in theirs or storage_of(tensors[i]) in storages)
+        ]
+
+    def _divided(self, plan: Plan, tensors: Sequence[torch.Tensor], inside: Sequence[int]) -> "Candidates":
+        names = {i: plan.image.boxes[i].name for i in inside if not tensors[i].is_inference()}
+        late = [i for i, name in names.items() if name in self._trusted]
+        return Candidates(late, [i for i, n in names.items() if n not in self._trusted and n not in self._written])
 
     def _believes(self, attached: Attached) -> bool:
         objection = attached.objection()
@@ -166,6 +178,7 @@ class Overlapping:
             if self._probed[name] >= _PROBES:
                 del self._probed[name]
                 self._trusted.add(name)
+                self._found = None
 
     def settle(self, deadline: float, *, cancel: bool = False) -> None:
         """Blocks until no save's copies run; with cancel, one that still does at the deadline is given up."""
@@ -179,6 +192,7 @@ class Overlapping:
         """Somebody else writes these: from now on they are copied before save returns."""
         self._written.update(names)
         self._trusted.difference_update(names)
+        self._found = None
 
 
 class Candidates(NamedTuple):
@@ -186,6 +200,18 @@ class Candidates(NamedTuple):
 
     late: list[int]  # copied while training goes on
     probed: list[int]  # copied at once, and looked at before the optimizer writes
+
+
+_NONE = Candidates([], [])
+
+
+class _Found(NamedTuple):
+    """Candidates, and what they followed from."""
+
+    plan: str
+    addresses: list[int]  # of the plan's tensors
+    owned: set[int]  # of the optimizers'
+    candidates: Candidates
 
 
 def _told(names: Sequence[str], what: str) -> str:

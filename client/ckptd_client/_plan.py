@@ -3,7 +3,8 @@
 import logging
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import torch
 
@@ -11,12 +12,13 @@ from ckptd.protocol.digest import digest
 from ckptd.protocol.errors import DamagedError, UsageError
 from ckptd.protocol.layout import VERSION, Leaves, decode_layout, encode
 from ckptd.protocol.shares import Share
-from ckptd_client._balance import Ground, Look, Replicas, Rows, Stream, replicas_of, said_of, streams_of
+from ckptd_client._balance import Ground, Look, Replicas, Rows, Stream, replicas_of, said_of, shares_of, streams_of
 from ckptd_client._group import Group
 from ckptd_client._image import Box, make_image, make_layout
 from ckptd_client._pickle import NO_PICKLE, PickleKeys
 from ckptd_client._pickle import encode as encode_plain
 from ckptd_client._segment_plan import SegmentPlan
+from ckptd_client._sharded import is_dtensor
 from ckptd_client._stock import StockLeaves
 from ckptd_client._tensors import (
     PLAIN_TYPES,
@@ -33,16 +35,16 @@ from ckptd_client._tree import Flat, Structure, collect, flatten, format_path
 log = logging.getLogger("ckptd_client")
 
 
-@dataclass(frozen=True, slots=True)
-class Spec:
-    """What a tensor must still be for the plan to hold."""
+_DESCRIBED = attrgetter(
+    "__class__", "shape", "dtype", "device"
+)  # in one call: it is asked for each tensor of each save
 
-    kind: type[torch.Tensor]
-    shape: torch.Size
-    dtype: torch.dtype
-    device: torch.device
+
+class Spec(NamedTuple):
+    """What a sharded tensor must still be for the plan to hold."""
+
     local_shape: torch.Size
-    mesh: Any  # of a DTensor, with its placements; None for a plain tensor
+    mesh: Any
     placements: Any
 
 
@@ -63,7 +65,8 @@ class Plan(SegmentPlan):
     cut: list[int]  # positions of tensors whose boxes are written one by one
     of_boxes: list[int]  # position of the tensor of each box
     ties: list[tuple[int, int]]  # (position of a tied tensor, position of the one that is stored, here or by a replica)
-    specs: list[Spec]  # of tensors
+    described: list[Any]  # of each tensor: what it must still be
+    sharded: list[tuple[int, Spec]]  # (index among the tensors, what it must still be besides)
     pickled: frozenset[int]  # positions of leaves that may be pickled
 
 
@@ -109,14 +112,13 @@ def gather(plan: Plan, state: Any, stock: StockLeaves | None = None, look: Look 
 
 def _fits(plan: Plan, values: list[Any]) -> bool:
     """Whether every value is what the plan was made for."""
-    for position, spec in zip(plan.tensors, plan.specs, strict=True):
-        value = values[position]
-        if value.__class__ is not spec.kind or value.shape != spec.shape:
-            return False
-        if value.dtype is not spec.dtype or value.device != spec.device:
-            return False
-        if spec.mesh is not None and not _same_shard(value, spec):
-            return False
+    found = [values[position] for position in plan.tensors]
+    try:
+        alike = list(map(_DESCRIBED, found)) == plan.described
+    except AttributeError:  # something that is no tensor
+        return False
+    if not alike or not all(_same_shard(found[i], spec) for i, spec in plan.sharded):
+        return False
     tied = all(_alias(values[tied]) == _alias(values[stored]) for tied, stored in plan.ties)
     grounded = all(ground.holds() for ground in plan.grounds)
     return tied and grounded and not any(is_tensor(values[position]) for position in plan.leaves)
@@ -155,16 +157,8 @@ def _same_shard(tensor: Any, spec: Spec) -> bool:
     return bool(local_of(tensor).shape == spec.local_shape)
 
 
-def _spec(tensor: torch.Tensor) -> Spec:
-    return Spec(
-        kind=type(tensor),
-        shape=tensor.shape,
-        dtype=tensor.dtype,
-        device=tensor.device,
-        local_shape=local_of(tensor).shape,
-        mesh=getattr(tensor, "device_mesh", None),
-        placements=getattr(tensor, "placements", None),
-    )
+def _spec(tensor: Any) -> Spec:
+    return Spec(local_of(tensor).shape, tensor.device_mesh, tensor.placements)
 
 
 def make_plan(  # noqa: PLR0913 - keyword-only
@@ -181,15 +175,13 @@ def make_plan(  # noqa: PLR0913 - keyword-only
     wheres = [format_path(path) for path in flat.paths]
     tensors = [i for i, value in enumerate(flat.values) if is_tensor(value)]
     shards = {i: shard_of(flat.values[i], wheres[i]) for i in tensors}
-    shared = replicated is not None and world_size > 1
-    replicas = replicas_of(flat, replicated or (), Group(rank, world_size, "")) if shared else Replicas({}, ())
     ties = _ties(tensors, shards)
     tied = {i for i, _ in ties}
-    streams = streams_of(
-        replicas.ranks, flat, skipped={i for i, shard in shards.items() if i in tied or not _is_one(shard)}
-    )
-    share = {i: rows for stream in streams for i, rows in stream.share(rank).items()}
-    others = {i for stream in streams for i in stream.positions} - set(share)
+    whole = {i for i, shard in shards.items() if i in tied or not _is_one(shard)}
+    shared = replicated is not None and world_size > 1
+    replicas = replicas_of(flat, replicated or (), Group(rank, world_size, "")) if shared else Replicas({}, ())
+    streams = streams_of(replicas.ranks, flat, skipped=whole)
+    share, others = shares_of(streams, rank)
     stored, cut, boxes = _boxes(flat, [i for i in tensors if i not in tied | others], shards, share)
     kept = {*stored, *cut}
     _warn(boxes, rank)
@@ -197,7 +189,6 @@ def make_plan(  # noqa: PLR0913 - keyword-only
     aliases = {flat.names[tied]: flat.names[source] for tied, source in ties if source in kept}
     layout = encode(make_layout(image, paths=dict(zip(flat.names, flat.paths, strict=True)), aliases=aliases))
     _check_readable(layout)
-    specs = [_spec(flat.values[i]) for i in tensors]
     return Plan(
         structure=flat.structure,
         names=flat.names,
@@ -212,7 +203,8 @@ def make_plan(  # noqa: PLR0913 - keyword-only
         cut=cut,
         of_boxes=[*stored, *(i for i in cut for _ in shards[i].chunks)],
         ties=ties,
-        specs=specs,
+        described=[_DESCRIBED(flat.values[i]) for i in tensors],
+        sharded=[(at, _spec(flat.values[i])) for at, i in enumerate(tensors) if is_dtensor(flat.values[i])],
         pickled=frozenset(i for i, name in enumerate(flat.names) if pickle_keys.allow(name)),
         image=image,
         layout=layout,

@@ -107,21 +107,21 @@ def _tensors(slot: SlotMap, plan: Plan) -> Iterator[torch.Tensor]:
         chunks.setdefault(box.name, []).append(Chunk(box.offsets, box.sizes, view.view(DTYPE_OF[box.dtype])))
     owner = dict(plan.ties)
     cut = set(plan.cut)
-    for position, spec in zip(plan.tensors, plan.specs, strict=True):
+    sharded = dict(plan.sharded)
+    for at, (position, (kind, shape, dtype, _)) in enumerate(zip(plan.tensors, plan.described, strict=True)):
         source = owner.get(position, position)
         own = chunks.get(plan.names[source], [])  # of an empty shard there is none
-        if spec.kind in PLAIN_TYPES:
+        if kind in PLAIN_TYPES:
             yield own[0].local
-        elif source in cut or not own:
-            yield Boxes(spec.shape, spec.dtype, own)
+        elif source in cut or not own or at not in sharded:
+            yield Boxes(shape, dtype, own)
         else:
-            yield _dtensor(own[0].local, spec)
+            yield _dtensor(own[0].local, shape, sharded[at])
 
 
-def _dtensor(local: torch.Tensor, spec: Spec) -> torch.Tensor:
+def _dtensor(local: torch.Tensor, shape: torch.Size, spec: Spec) -> torch.Tensor:
     """A DTensor over local, which stays where it is: from_local would move it to the mesh's device."""
-    stride = torch.empty(spec.shape, device="meta").stride()
-    meta = TensorMeta(spec.shape, stride, spec.dtype)
+    meta = TensorMeta(shape, torch.empty(shape, device="meta").stride(), local.dtype)
     whole = DTensorSpec(spec.mesh, spec.placements, tensor_meta=meta)
     made: torch.Tensor = DTensor(local, whole, requires_grad=False)  # type: ignore[no-untyped-call]
     return made
