@@ -26,7 +26,8 @@ from ckptd_client._tree import Flat
 from ckptd_client.handle import SaveHandle
 
 WINDOWS = 256  # parts of the stream, of which each save looks at one
-_WHOLE, _PART = b"w", b"p"
+_FIRST, _LATER = b"f", b"l"  # how much was looked at
+_LOOKED_NBYTES = 4 << 30  # at most so much in one save
 
 
 class Rows(NamedTuple):
@@ -45,29 +46,32 @@ class Look(NamedTuple):
     """What a save looks at of tensors that replicas hold too."""
 
     turn: int = 0  # count of saves, the same on all ranks
-    checked: Collection[bytes] = ()  # cuts of streams that were looked at as a whole before
+    checked: Collection[bytes] = ()  # cuts of streams of which all was looked at before
 
 
 class Looks:
-    """Which streams one client has looked at, byte by byte, in a save that all ranks staged."""
+    """Which streams one client has looked at, byte by byte, in saves that all ranks staged."""
 
     def __init__(self) -> None:
-        self._pending: dict[bytes, list[SaveHandle]] = {}
+        self._pending: list[tuple[Stream, int, SaveHandle]] = []  # a part that was looked at, and in which save
+        self._covered: dict[bytes, set[int]] = {}
         self._checked: set[bytes] = set()
 
     def next(self, turn: int) -> Look:
         """What the next save looks at. A save in which a rank said nothing proves nothing: it must be staged."""
-        for cut, handles in self._pending.items():
-            if any(handle.known_milestone is not None for handle in handles):
-                self._checked.add(cut)
-        self._pending = {cut: handles for cut, handles in self._pending.items() if cut not in self._checked}
+        staged = [(stream, part) for stream, part, handle in self._pending if handle.known_milestone is not None]
+        for stream, part in staged:
+            covered = self._covered.setdefault(stream.cut, set())
+            covered.add(part)
+            if len(covered) == stream.parts:
+                self._checked.add(stream.cut)
+        self._pending = [one for one in self._pending if one[2].known_milestone is None and not one[2].ended]
         return Look(turn, self._checked)
 
-    def looked(self, streams: Sequence["Stream"], handle: SaveHandle) -> None:
+    def looked(self, streams: Sequence["Stream"], turn: int, handle: SaveHandle) -> None:
         """A save said of these streams what it saw."""
-        for stream in streams:
-            if stream.cut not in self._checked:
-                self._pending.setdefault(stream.cut, []).append(handle)
+        new = [stream for stream in streams if stream.cut not in self._checked]
+        self._pending += [(stream, turn % stream.parts, handle) for stream in new]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,11 @@ class Stream:
     starts: tuple[int, ...]  # in the stream
     nbytes: int
     cut: bytes
+
+    @property
+    def parts(self) -> int:
+        """Into which the first look at it is divided, one for each save, so that none is held up for long."""
+        return max(1, -(-self.nbytes // _LOOKED_NBYTES))
 
     def share(self, rank: int) -> dict[int, Rows]:
         """What the rank saves: rows by position; positions that are not there are others'."""
@@ -264,20 +273,19 @@ def said_of(streams: Sequence[Stream], values: Sequence[Any], look: Look) -> tup
             replicas=xxhash.xxh3_128(repr(stream.ranks).encode()).digest()[:SUM_NBYTES],
             count=len(stream.ranks),
             cut=stream.cut,
-            content=_content(stream, values, look.turn, whole=stream.cut not in look.checked),
+            content=_content(stream, values, look.turn, first_look=stream.cut not in look.checked),
         )
         for stream in streams
     )
 
 
-def _content(stream: Stream, values: Sequence[Any], turn: int, *, whole: bool) -> bytes:
-    first, stop = 0, stream.nbytes
-    if not whole:
-        window = turn % WINDOWS
-        first, stop = window * stream.nbytes // WINDOWS, (window + 1) * stream.nbytes // WINDOWS
+def _content(stream: Stream, values: Sequence[Any], turn: int, *, first_look: bool) -> bytes:
+    parts = stream.parts if first_look else WINDOWS
+    part = turn % parts
+    first, stop = part * stream.nbytes // parts, (part + 1) * stream.nbytes // parts
     found = xxhash.xxh3_128()
     for position, rows in stream.between(first, stop):
         local = local_of(values[position]).detach()
         plain = rows.of(local).cpu().resolve_conj().resolve_neg().contiguous()
         found.update(plain.reshape(-1).view(torch.uint8).numpy().data)
-    return (_WHOLE if whole else _PART) + found.digest()[: SUM_NBYTES - 1]
+    return (_FIRST if first_look else _LATER) + found.digest()[: SUM_NBYTES - 1]

@@ -247,7 +247,7 @@ class Client:
             values = self._gather(state, self._looks.next(self._counter)) if mine else None
             handle = self._begin(save)
             if values is not None and self._plan is not None:
-                self._looks.looked(self._plan.streams, handle)
+                self._looks.looked(self._plan.streams, self._counter, handle)
             if values is not None:
                 stage_or_fail(self, handle, values, drain=drain, deadline=deadline)
             else:

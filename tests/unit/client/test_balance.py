@@ -123,15 +123,33 @@ def test_a_balance_that_is_none_is_told(join, wrong):
 def test_a_look_counts_only_when_its_save_was_staged():
     class Handle:
         known_milestone = None
+        ended = False
 
     (one,) = stream([(4, 4)], 2)
     looks, skipped, staged = Looks(), Handle(), Handle()
     assert one.cut not in looks.next(1).checked
-    looks.looked([one], skipped)
+    looks.looked([one], 1, skipped)
     assert one.cut not in looks.next(2).checked
-    looks.looked([one], staged)
+    looks.looked([one], 2, staged)
     staged.known_milestone = "staged"
     assert one.cut in looks.next(3).checked
+
+
+def test_a_large_stream_is_looked_at_in_parts(monkeypatch):
+    class Staged:
+        known_milestone = "staged"
+        ended = False
+
+    monkeypatch.setattr(_balance, "_LOOKED_NBYTES", 20)
+    (one,) = stream([(4, 4)], 2)
+    assert one.parts == 4
+    looks = Looks()
+    for turn in (1, 2, 2, 3):
+        assert one.cut not in looks.next(turn).checked
+        looks.looked([one], turn, Staged())
+    assert one.cut not in looks.next(4).checked
+    looks.looked([one], 4, Staged())
+    assert one.cut in looks.next(5).checked
 
 
 def test_a_rank_that_is_not_torchs_takes_no_mesh_or_process_group_for_replicas(lone_group):
