@@ -84,7 +84,7 @@ class Overlapping:
         tensors: Sequence[torch.Tensor], mine: Sequence[int], owned: Sequence[torch.Tensor], theirs: set[int]
     ) -> list[int]:
         """Positions of tensors that begin where an owned one does, or elsewhere in its memory."""
-        storages = {storage_of(tensor) for tensor in owned}
+        storages = {storage_of(tensor) for tensor in owned} - {0}
         return [
             i for i, address in enumerate(mine) if address and (address in theirs or storage_of(tensors[i]) in storages)
         ]

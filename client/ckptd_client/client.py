@@ -35,6 +35,7 @@ from ckptd_client.handle import SaveHandle, check_milestone
 
 log = logging.getLogger("ckptd_client")
 _YIELD_S = 0.005
+_MAX_PLANS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,8 @@ class Client:
         self._save_timeout_s = save_timeout_s
         self._lock = threading.RLock()
         self._numbers = threading.RLock()  # of saves; held for moments only, also by a save that cannot get the other
-        self._plan: Plan | None = None
+        self._plan: Plan | None = None  # of the last state
+        self._plans: list[Plan] = []  # the last ones, the newest first: a full save and one of the model may alternate
         self._segments: list[Segment] = []  # still to be sealed: saves of DCP's, in two steps, and overlapped ones
         self._overlapping = Overlapping(self)
         self._stock = StockLeaves() if dual and link.group.rank == 0 else None
@@ -345,13 +347,14 @@ class Client:
 
     def _gather(self, state: dict[str, Any], look: Look | None = None, *, balanced: bool = True) -> Values:
         """The state's values by the plan, which is made anew when the structure changed."""
-        plan, balanced = self._plan, balanced and self._link.balance
-        if plan is not None and plan.balanced is not balanced:
-            plan = None
-        values = gather(plan, state, self._stock, look) if plan is not None else None
-        if values is None:
+        balanced = balanced and self._link.balance
+        for plan in [plan for plan in self._plans if plan.balanced is balanced]:
+            values = gather(plan, state, self._stock, look)
+            if values is not None:
+                break
+        else:
             group = self._link.group
-            plan = self._plan = make_plan(
+            plan = make_plan(
                 state,
                 rank=group.rank,
                 world_size=group.world_size,
@@ -361,6 +364,8 @@ class Client:
             )
             self._stats.plans += 1
             values = gather(plan, state, self._stock, look)
+        self._plan = plan
+        self._plans = [plan, *(other for other in self._plans if other is not plan)][:_MAX_PLANS]
         if values is None:
             raise UsageError("the state changes while it is read", hint="save from the thread that trains")
         return values

@@ -1,0 +1,33 @@
+"""Plans are kept while structures stay: one state, or a few that alternate."""
+
+import torch
+from torch import nn
+
+from tests.unit.client.same import difference
+
+
+def test_full_saves_and_saves_of_the_model_alternate_with_a_plan_each(join):
+    model, client = nn.Linear(8, 8), join()
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(2, 8)).sum().backward()
+    optimizer.step()
+    full, part = {"model": model, "optimizer": optimizer, "step": 0}, {"model": model}
+    for _ in range(5):
+        client.save(full).wait("staged", 20)
+        expected = model.state_dict()["weight"].clone()
+        client.save(part).wait("staged", 20)
+        with torch.no_grad():
+            model.weight.add_(1)
+    assert client.stats().plans == 2
+    client.load(part)
+    assert not difference(expected, model.state_dict()["weight"])
+
+
+def test_a_structure_that_changes_is_planned_once_more_and_old_plans_are_let_go(join):
+    client = join()
+    for size in range(1, 9):
+        state = {"w": torch.ones(size)}
+        client.save(state).wait("staged", 20)
+        client.save(state).wait("staged", 20)
+    assert client.stats().plans == 8
+    assert len(client._plans) < 8
