@@ -21,7 +21,7 @@ from ckptd.protocol.slot import (
     slot_capacity,
 )
 
-GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "seal-v1.hex"
+GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
 KEY = JobKey("/store/runs", "llama-7b")
 SEAL = Seal(
     state=SlotState.DIGESTED, job=KEY, save=SaveId(3, 7, 100), rank=5, world_size=8, image_nbytes=123456,
@@ -40,11 +40,15 @@ def numbered(counter):
     return Seal(state=SlotState.SEALED, job=KEY, save=SaveId(1, counter, counter))
 
 
-def test_the_bytes_of_version_1():
-    """To be read for ever: a slot outlives an upgrade of the daemon."""
-    page = bytes.fromhex(GOLDEN.read_text())
+@pytest.mark.parametrize("name", ["seal-v1.hex", "seal-v1-shares.hex"])
+def test_pages_of_every_release_are_read(name):
+    """For ever: a slot outlives an upgrade of the daemon. Beyond 15 fields the map has another head."""
+    page = bytes.fromhex((GOLDEN / name).read_text())
     assert decode_seals(page + bytes(SEAL_NBYTES)) == (0, 41, SEAL)
-    assert encode_seal(SEAL, 41) == page
+
+
+def test_the_bytes_of_today():
+    assert encode_seal(SEAL, 41) == bytes.fromhex((GOLDEN / "seal-v1-shares.hex").read_text())
 
 
 def test_nothing_valid_is_a_free_slot():

@@ -14,6 +14,7 @@ from ckptd.protocol.errors import ProtocolError
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.manifest import ParityRecord
 from ckptd.protocol.messages import Cadence, End, Milestone, Progress
+from ckptd.protocol.shares import Share
 from ckptd.protocol.slot import Seal, SlotState
 from ckptd.protocol.topology import Peer, Scheme, Topology
 
@@ -31,6 +32,7 @@ EXAMPLES = {
     Peer: PEER,
     Cadence: Cadence(2, 0.5),
     Progress: Progress(save=SAVE, milestone=Milestone.PROTECTED, end=End.KEPT, reason="r"),
+    Share: Share(b"replicas", 3, b"cutalike", b"fcontent"),
     ParityRecord: ParityRecord("0123456789abcdef-00.parity", 4096, 9, b"d" * 16),
     Topology: Topology((PEER,), (0, 0), Scheme.DOUBLE, 4),
     Seal: Seal(
