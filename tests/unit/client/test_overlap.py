@@ -375,8 +375,9 @@ def test_the_wait_in_the_hook_counts_as_stall(trained, held):
     loop, client = trained
     before = client.stats().stall_s
     client.save(loop.state())
+    loop.backward()
     threading.Timer(0.3, held.set).start()
-    loop.step()
+    loop.optimizer.step()
     assert client.stats().stall_s - before > 0.2
 
 
