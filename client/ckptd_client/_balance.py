@@ -141,6 +141,11 @@ def _stream(ranks: tuple[int, ...], positions: Sequence[int], flat: Flat) -> Str
 # --- what is replicated
 
 
+def unmatched(patterns: Sequence[str], names: Collection[str]) -> list[str]:
+    """Patterns that fit no name: most likely a slip."""
+    return [pattern for pattern in patterns if not any(fnmatch.fnmatchcase(name, pattern) for name in names)]
+
+
 class Replicas(NamedTuple):
     """What is known of a state's replicated tensors, and what that knowledge rests on."""
 

@@ -50,7 +50,8 @@ def parse_cadence(drain_every: int | str) -> Cadence:
     if isinstance(drain_every, int) and drain_every >= 1:
         return Cadence(drain_every, 0.0)
     try:
-        seconds = float(str(drain_every).removesuffix("s")) if isinstance(drain_every, str) else 0.0
+        told = isinstance(drain_every, str) and drain_every.endswith("s")  # a bare "300" may mean either
+        seconds = float(str(drain_every).removesuffix("s")) if told else 0.0
     except ValueError:
         seconds = 0.0
     if seconds <= 0:

@@ -15,7 +15,7 @@ from ckptd.protocol.errors import CkptdError, RestoreError, SaveFailedError, Usa
 from ckptd.protocol.ids import SaveId
 from ckptd.protocol.messages import AskDrain, AskSteps, End, LoadFrom, Milestone, Request, Steps
 from ckptd_client import _settings
-from ckptd_client._balance import Look, Looks
+from ckptd_client._balance import Look, Looks, unmatched
 from ckptd_client._channel import ChannelLostError, PreemptedError
 from ckptd_client._checkpoint import Checkpoint
 from ckptd_client._group import Group, find_group
@@ -363,12 +363,20 @@ class Client:
                 replicated=self._replicated if balanced else None,
             )
             self._stats.plans += 1
+            self._warn_of_patterns(plan)
             values = gather(plan, state, self._stock, look)
         self._plan = plan
         self._plans = [plan, *(other for other in self._plans if other is not plan)][:_MAX_PLANS]
         if values is None:
             raise UsageError("the state changes while it is read", hint="save from the thread that trains")
         return values
+
+    def _warn_of_patterns(self, plan: Plan) -> None:
+        """Once: what connect was told of replicas fits nothing in the first state that is saved."""
+        idle = unmatched(self._replicated, plan.names) if self._stats.plans == 1 and self._link.group.rank == 0 else []
+        if idle:
+            keys = ", ".join(plan.names[:3])
+            log.warning("ckptd: replicated=%r names nothing in the state; its keys are %s, ...", idle, keys)
 
     def _plan_capacity(self, values: Values) -> int:
         assert self._plan is not None  # noqa: S101 - _gather made it

@@ -1,8 +1,10 @@
 """Plans are kept while structures stay: one state, or a few that alternate."""
 
+import pytest
 import torch
 from torch import nn
 
+from ckptd_client import ConfigError
 from tests.unit.client.same import difference
 
 
@@ -31,3 +33,17 @@ def test_a_structure_that_changes_is_planned_once_more_and_old_plans_are_let_go(
         client.save(state).wait("staged", 20)
     assert client.stats().plans == 8
     assert len(client._plans) < 8
+
+
+def test_a_pattern_that_names_nothing_is_told_once(join, caplog):
+    client = join(replicated=["modle.*", "model.*"])
+    for _ in range(2):
+        client.save({"model": {"w": torch.ones(3)}}).wait("staged", 20)
+    assert caplog.text.count("modle") == 1
+    assert "'model.*'" not in caplog.text
+
+
+@pytest.mark.parametrize("wrong", ["300", "10x", "5m", "s", 0])
+def test_a_cadence_without_a_unit_is_refused(join, wrong):
+    with pytest.raises(ConfigError, match="drain_every"):
+        join(drain_every=wrong)
