@@ -225,7 +225,7 @@ def overlapped(bench: Bench, training: Training) -> list[Row]:
 
 
 def _overlapped_stalls(bench: Bench, training: Training, state: states.State) -> list[float]:
-    """Seconds that save and the hook of the next step held up training, past the saves that are compared."""
+    """Seconds that save and the hook of the next step held up training, past the first: those are copied at once."""
     optimizer = Touching(states.tensors(state))
     stalls = []
     with bench.node.client("overlap") as client:

@@ -16,10 +16,9 @@ from ckptd.core.actions import Action, Commit, Note, RemovePartial, ToNode
 from ckptd.core.policy import Policy
 from ckptd.core.record import Phase, Record, few, newest_whole
 from ckptd.core.retention import Retention
-from ckptd.protocol import shares
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.messages import Cadence, End, Progress
-from ckptd.protocol.shares import Share
+from ckptd.protocol.shares import Share, difference
 
 MAX_RECORDS = 64
 _COMMIT_TRIES = 2  # before the drain itself is done again
@@ -107,7 +106,7 @@ class Saves:
         if record.end is not None and not (again and complete):
             return [] if again else self._tell_end(record)  # a late rank of a save that is over, or one that repeats
         if complete:
-            apart = shares.difference(record.shares)
+            apart = difference(record.shares)
             record.end, record.apart = None, bool(apart)
             return self._finish(record, End.ABANDONED, apart) if apart else self._complete(record, now)
         return []

@@ -1,7 +1,7 @@
 """What ranks that hold the same tensors say of them when each saves its share only: that the shares make a whole. Pure.
 
 Nothing is exchanged beforehand: each replica cuts the tensors by itself, and seals how it did and a digest of what it
-sees in them. A save counts as staged only when all replicas said the same.
+sees in them. A save counts as staged only when all replicas cut alike, and saw the same where they looked at the same.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ class Share(msgspec.Struct, frozen=True, array_like=True):
 
     replicas: _Sum  # of the ranks' numbers
     count: Annotated[int, msgspec.Meta(ge=2)]  # of the ranks
-    cut: _Sum  # of names, dtypes, shapes and placements, in their order: the replicas' cuts follow from it
+    cut: _Sum  # of names, dtypes and local shapes, in their order: the replicas' cuts follow from it
     content: _Sum  # of the bytes that were looked at this time; the first byte says which those are
 
 
@@ -34,10 +34,9 @@ def difference(shares: Mapping[int, Sequence[Share]]) -> str:
         for rank, share in others:
             if share.cut != first[1].cut:
                 return f"ranks {first[0]} and {rank} hold different tensors where replicas should be"
-            alike = (
-                share.content[:1] == first[1].content[:1]
-            )  # a rank that failed a save may look elsewhere in the next
-            if alike and share.content != first[1].content:
+            # A rank that failed a save, or heard later how one ended, may look elsewhere in the next.
+            comparable = share.content[:1] == first[1].content[:1]
+            if comparable and share.content != first[1].content:
                 return f"ranks {first[0]} and {rank} are no replicas: what should be equal on both differs"
         if len(said_by) != count:
             return f"of {count} replicas only {len(said_by)} saved a share, rank {first[0]} among them"

@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -203,38 +203,33 @@ def read_checkpoint(  # noqa: PLR0913 - keyword-only
     This rank's own image if that has all it needs, else the ranges it needs of every image, each block once for all
     ranks that meet. Raises DamagedError, also for what cannot be read, and MismatchError.
     """
+    with _damage_of(directory):
+        manifest = read_manifest(directory, save)
+        notes = vote_notes(directory, manifest)
+        where = f"{directory} (step {manifest.save.step})"
+        if manifest.world_size == group.world_size:
+            with contextlib.suppress(OtherRanksNeededError):
+                source = open_file(directory, manifest.files[group.rank], manifest.world_size)
+                return _read_own(source, state, group, keys, where=where), source.nbytes, notes
+        saves = _all_saves(directory, manifest, group)
+        fitted = fit(state, saves, where=where, pickle_keys=keys)
+
+        def open_source(rank: int) -> Source:
+            return open_file(directory, manifest.files[rank], manifest.world_size)
+
+        copy_out_together(open_source, fitted.targets, [record.nbytes for record in manifest.files], meeting)
+        fitted.settle_shared()
+        nbytes = sum(target.nbytes for targets in fitted.targets.values() for target in targets)
+        return fitted, nbytes, notes
+
+
+@contextlib.contextmanager
+def _damage_of(directory: str) -> Iterator[None]:
+    """What cannot be read is damaged, as far as a load can tell."""
     try:
-        return _read_checkpoint(directory, state, group, keys, save=save, meeting=meeting)
+        yield
     except OSError as error:
         raise DamagedError(f"{error.filename or directory}: {error.strerror}") from error
-
-
-def _read_checkpoint(  # noqa: PLR0913 - as above
-    directory: str,
-    state: dict[str, Any],
-    group: Group,
-    keys: PickleKeys,
-    *,
-    save: SaveId | None,
-    meeting: Meeting | None,
-) -> tuple[Fit, int, tuple[str, ...]]:
-    manifest = read_manifest(directory, save)
-    notes = vote_notes(directory, manifest)
-    where = f"{directory} (step {manifest.save.step})"
-    if manifest.world_size == group.world_size:
-        with contextlib.suppress(OtherRanksNeededError):
-            source = open_file(directory, manifest.files[group.rank], manifest.world_size)
-            return _read_own(source, state, group, keys, where=where), source.nbytes, notes
-    saves = _all_saves(directory, manifest, group)
-    fitted = fit(state, saves, where=where, pickle_keys=keys)
-
-    def open_source(rank: int) -> Source:
-        return open_file(directory, manifest.files[rank], manifest.world_size)
-
-    copy_out_together(open_source, fitted.targets, [record.nbytes for record in manifest.files], meeting)
-    fitted.settle_shared()
-    nbytes = sum(target.nbytes for targets in fitted.targets.values() for target in targets)
-    return fitted, nbytes, notes
 
 
 def _all_saves(directory: str, manifest: Manifest, group: Group) -> Saves:

@@ -250,11 +250,12 @@ def copy_out(source: Source, targets: list[Target], *, sparse: bool = False) -> 
     Reads, digests and copies run outside the GIL. On an error the targets hold parts of the image, damaged or not, and
     their old bytes elsewhere.
     """
+    pieces = pieces_of(targets, BLOCK_NBYTES)
+    wanted = sorted(pieces) if sparse else list(range(block_count(source.nbytes)))
     if source.mapping is None:
-        pieces = pieces_of(targets, BLOCK_NBYTES)
-        return copy_blocks(source, pieces, sorted(pieces) if sparse else list(range(block_count(source.nbytes))))
-    wanted = sorted(pieces_of(targets, BLOCK_NBYTES)) if sparse else list(range(block_count(source.nbytes)))
-    return _each(source, wanted, _from_memory(source, targets))
+        copy_blocks(source, pieces, wanted)
+    else:
+        _each(source, wanted, _from_memory(source, targets))
 
 
 def copy_blocks(source: Source, pieces: Pieces, wanted: list[int]) -> None:

@@ -15,7 +15,7 @@ from ckptd.protocol.errors import CkptdError, RestoreError, SaveFailedError, Usa
 from ckptd.protocol.ids import SaveId
 from ckptd.protocol.messages import AskDrain, AskSteps, End, LoadFrom, Milestone, Request, Steps
 from ckptd_client import _settings
-from ckptd_client._balance import Look, Looks, unmatched
+from ckptd_client._balance import Look, Looks
 from ckptd_client._channel import ChannelLostError, PreemptedError
 from ckptd_client._checkpoint import Checkpoint
 from ckptd_client._group import Group, find_group
@@ -25,6 +25,7 @@ from ckptd_client._loading import find, load
 from ckptd_client._overlapping import Overlapping
 from ckptd_client._pickle import PickleKeys, pickle_keys
 from ckptd_client._plan import Plan, Values, gather, make_plan
+from ckptd_client._replicas import unmatched
 from ckptd_client._segments import Segment
 from ckptd_client._slot_writing import slot_views
 from ckptd_client._staging import stage_or_fail, was_delivered

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ckptd_client import ConfigError, _balance
+from ckptd_client import ConfigError, _balance, _replicas
 from ckptd_client._balance import WINDOWS, Looks, streams_of
 from ckptd_client._plan import gather, make_plan
 from ckptd_client._tree import flatten
@@ -160,7 +160,7 @@ def test_a_rank_that_is_not_torchs_takes_no_mesh_or_process_group_for_replicas(l
 def test_parameters_that_ddp_does_not_sum_are_everybodys_own(lone_group, monkeypatch):
     """Of a group of one nobody shares; so the group is said to be of two."""
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda *_: 2)
-    monkeypatch.setattr(_balance, "_numbers_agree", lambda _: True)
+    monkeypatch.setattr(_replicas, "_numbers_agree", lambda _: True)
     net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     net[1].requires_grad_(False)
     state = {"net": DistributedDataParallel(net)}

@@ -65,10 +65,15 @@ def restored(client, **options):
     """What a load brings back, into a training of its own."""
     other = Loop(seed=99, **options)
     other.step()
-    state = other.state()
+    return loaded(client, other)
+
+
+def loaded(client, loop):
+    """The training after a load into it."""
+    state = loop.state()
     assert client.load(state) is not None
-    other.at = state["at"]
-    return other.plain()
+    loop.at = state["at"]
+    return loop.plain()
 
 
 def warm(loop, client, saves=3):
@@ -169,10 +174,7 @@ def test_200_saves_at_random_points_equal_synchronous_copies(trained, let_go):
         if chance.random() < 0.8:
             loop.step(micro=chance.randint(1, 3))
         handle.wait("staged", 20)
-        state = other.state()
-        client.load(state)
-        other.at = state["at"]
-        assert not difference(expected, other.plain())
+        assert not difference(expected, loaded(client, other))
 
 
 def test_a_second_save_waits_for_the_first(trained, held):
@@ -426,10 +428,7 @@ def test_parameters_that_are_replaced_or_resized_after_attach_are_followed(train
         other = Loop(seed=7)
         other.model[2] = nn.Linear(16, width)
         other.optimizer = torch.optim.AdamW(other.model.parameters(), lr=0.01)
-        state = other.state()
-        client.load(state)
-        other.at = state["at"]
-        assert not difference(expected, other.plain())
+        assert not difference(expected, loaded(client, other))
 
 
 def test_what_left_the_optimizer_is_copied_at_once(trained, held):
