@@ -118,8 +118,8 @@ class Door:
                 return ev.SaveSkipped(job=job, rank=rank, session=session, request=seq, save=save, reason=reason)
             case AskDrain():
                 return ev.DrainAsked(job=job, rank=rank, session=session, request=seq)
-            case AskLoad(step=step):
-                return ev.LoadAsked(job=job, rank=rank, session=session, request=seq, step=step)
+            case AskLoad(step=step, gate=gate):
+                return ev.LoadAsked(job=job, rank=rank, session=session, request=seq, step=step, gate=gate)
             case ReportLoad(save=save, tier=tier, problem=problem, fatal=fatal, reshape=reshape):
                 return ev.LoadReported(
                     job=job,

@@ -32,11 +32,15 @@ class Connection:
     """To one node, for one thread. Every call ends within timeout_s without progress, or when cancel is cancelled.
 
     Raises PeerError that names the node when it does not answer, hangs up, or says why it cannot; DamagedError when a
-    frame is not what was sent. After either the connection is worth nothing.
+    frame is not what was sent. After either the connection is worth nothing. steady: what is asked for is all there,
+    and comes without a pause; then a thread sleeps until much of it has come.
     """
 
-    def __init__(self, node: str, address: Address, cancel: Cancel, *, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(
+        self, node: str, address: Address, cancel: Cancel, *, timeout_s: float = TIMEOUT_S, steady: bool = True
+    ) -> None:
         self.node = node
+        self._steady = steady
         self._cancel = cancel
         self._pending: deque[wire.Range | None] = deque()  # None: the end of an ask
         self._head = memoryview(bytearray(wire.FRAME.size))
@@ -106,9 +110,7 @@ class Connection:
 
     def receive(self, into: memoryview) -> None:
         """The next bytes: a whole range, or the next part of one that is not checked."""
-        if self._drowsy != (self._coming > _SURE_NBYTES):
-            self._drowsy = not self._drowsy
-            sockets.wake_at(self._socket, _WAKE_NBYTES if self._drowsy else 1)
+        self._sleep_well(self._steady and self._coming > _SURE_NBYTES)
         self._coming -= len(into)
         if self._left:
             self._part(into)
@@ -116,7 +118,14 @@ class Connection:
             self._begin(into)
         if not self._left and self._pending[0] is None:
             self._pending.popleft()
+            self._sleep_well(False)
             self._frame(wire.DONE, memoryview(b""), 0)
+
+    def _sleep_well(self, drowsy: bool) -> None:
+        """Whether this thread is woken for much only: never while little may be all that still comes."""
+        if self._drowsy != drowsy:
+            self._drowsy = drowsy
+            sockets.wake_at(self._socket, _WAKE_NBYTES if drowsy else 1)
 
     def _begin(self, into: memoryview) -> None:
         """The next frame's head and first bytes, in one call."""

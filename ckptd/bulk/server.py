@@ -25,7 +25,9 @@ _MAX_UNREAD: Final = 8  # asks' worth of bytes, after a refusal
 class Served(Protocol):
     """Bytes that may be asked for, open as long as somebody holds it."""
 
-    nbytes: int
+    @property
+    def nbytes(self) -> int:
+        """How many there are."""
 
     def view(self, offset: int, nbytes: int) -> memoryview:
         """The bytes, unchecked."""
@@ -42,10 +44,22 @@ Secret = Callable[[str], bytes | None]
 
 
 class BulkServer:
-    """Listens from start to close. secret_of is called from threads: the secret of a link, None for a stranger."""
+    """Listens from start to close. secret_of is called from threads: the secret of a link, None for a stranger.
 
-    def __init__(self, open_served: Open, secret_of: Secret, *, host: str = "127.0.0.1", port: int = 0) -> None:
+    ended is too: a connection of the link is over, after whatever was asked for over it.
+    """
+
+    def __init__(
+        self,
+        open_served: Open,
+        secret_of: Secret,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        ended: Callable[[str], None] = lambda _link: None,
+    ) -> None:
         self._open = open_served
+        self._ended = ended
         self._secret_of = secret_of
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.create_server((host, port), family=family, backlog=64)
@@ -128,6 +142,8 @@ class BulkServer:
                 self._strangers.pop(connection, None)
                 self._peers.get(link or "", set()).discard(connection)
             connection.close()
+            if link is not None:
+                self._ended(link)
 
     # --- the handshake
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from ckptd.protocol.gates import Gate
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.manifest import ParityRecord
 from ckptd.protocol.messages import Cadence, End, Progress, Tier
@@ -111,6 +112,7 @@ class LoadAsked(FromRank):
     """A rank wants to restore; step None is the newest."""
 
     step: int | None = None
+    gate: Gate | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -567,6 +569,7 @@ class LoadOrdered(NodeMessage):
     tiers: tuple[Tier, ...] = ()  # by rank: all but pfs read a slot of their node
     whole: bool = False  # all ranks' slots lie at each node, and each rank reads what it needs of them
     dirname: str = ""
+    gates: tuple[tuple[int, Gate], ...] = ()  # by rank, of the nodes that are sent to the store
     agreed: bool = False
     notes: tuple[str, ...] = ()
 

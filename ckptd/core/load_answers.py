@@ -1,11 +1,13 @@
 """What the ranks of this node are told in a load: where to read, once it can be read there. Pure."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action
 from ckptd.core.local_ranks import LocalRank, LocalRanks
 from ckptd.core.slots import Slot, SlotTable
+from ckptd.protocol.gates import company
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.messages import LoadFrom, Tier
 
@@ -23,7 +25,7 @@ class LoadAnswers:
     def unanswered(self) -> list[ev.LoadAsked]:
         """What ranks wait for, to be asked again of a coordinator that may not have heard it."""
         waiting = [r for r in self._ranks.seated.values() if r.load_request is not None and r.load_order is None]
-        return [ev.LoadAsked(job=self._job, rank=r.rank, session=r.session, step=r.load_step) for r in waiting]
+        return [replace(r.load_asked, request=0) for r in waiting if r.load_asked is not None]
 
     def unreadable(self, save: SaveId) -> list[Action]:
         """Some slot of the save cannot be read: who waits for its digests finds out by trying."""
@@ -41,7 +43,7 @@ class LoadAnswers:
         if local is None:
             return []
         local.load_request = event.request
-        local.load_step = event.step if isinstance(event, ev.LoadAsked) else local.load_step
+        local.load_asked = event if isinstance(event, ev.LoadAsked) else local.load_asked
         return [self._report(event)]
 
     def ordered(self, order: ev.LoadOrdered) -> list[Action]:
@@ -71,6 +73,7 @@ class LoadAnswers:
     def _answer_one(self, local: LocalRank, order: ev.LoadOrdered, slot: str) -> list[Action]:
         request, local.load_request = local.load_request, None
         alone = order.save is None or order.agreed or bool(slot)
+        gates, own = ([], -1) if alone else company(order.gates, list(self._ranks.seated))
         answer = LoadFrom(
             reply_to=request or 0,
             incarnation=order.incarnation,
@@ -80,6 +83,8 @@ class LoadAnswers:
             slot=slot,
             path=f"{self._job.store}/{self._job.job}/{order.dirname}" if order.dirname else "",
             readers=[] if alone else sorted(r for r in self._ranks.seated if not self._slots_to_read(r, order)),
+            gates=gates,
+            gate=own,
             agreed=order.agreed,
             notes=list(order.notes),
         )

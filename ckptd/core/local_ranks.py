@@ -15,7 +15,7 @@ class LocalRank:
 
     attached: ev.RankAttached
     load_request: int | None = None
-    load_step: int | None = None  # asked for
+    load_asked: ev.LoadAsked | None = None  # what it asked for first
     load_order: ev.LoadOrdered | None = None  # the answer, kept back until the slot's digests are taken
 
     @property

@@ -19,6 +19,7 @@ from ckptd.core.policy import Policy
 from ckptd.core.record import few
 from ckptd.core.routes import Routes
 from ckptd.core.saves import Saves
+from ckptd.protocol.gates import MAX_GATES, Gate
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.messages import Tier
 
@@ -32,6 +33,7 @@ class Round:
     since: float  # when the ranks began to wait
     step: int | None
     asked: set[int] = field(default_factory=set)
+    gates: dict[int, Gate] = field(default_factory=dict)  # by rank: where its node's ranks serve others
     scan: ev.StoreScanned | None = None
     incarnation: int | None = None
     choice: SaveId | None = None
@@ -87,6 +89,8 @@ class Restores:
         if event.step != self._round.step:
             text = f"ranks ask for different steps: {self._round.step} and {event.step}"
             return self._refuse("usage", text, "call load with the same step on all ranks")
+        if event.gate is not None:
+            self._round.gates[event.rank] = event.gate
         if self._round.order is not None and self._round.choice is not None:  # the answer, or its daemon, was lost
             self._round.reported.discard(event.rank)
             return [ToNode(job=self._job, node=node, message=self._round.order)]
@@ -297,9 +301,16 @@ class Restores:
             tiers=tuple(tiers),
             whole=whole,
             dirname=saves.on_store[save].dirname if save in saves.on_store else "",
+            gates=() if whole else self._gates(r, tiers),
             notes=tuple(r.notes),
         )
         return ToNode(job=self._job, message=order)
+
+    @staticmethod
+    def _gates(r: Round, tiers: list[Tier]) -> tuple[tuple[int, Gate], ...]:
+        """Of the nodes that are sent to the store."""
+        found = [(rank, gate) for rank, gate in sorted(r.gates.items()) if tiers[rank] is Tier.PFS]
+        return tuple(found) if 1 < len(found) <= MAX_GATES else ()
 
     def _nothing(self, r: Round, candidates: list[SaveId], reasons: list[str]) -> list[Action]:
         if candidates:

@@ -10,6 +10,7 @@ import msgspec
 
 from ckptd.protocol.decoding import MALFORMED
 from ckptd.protocol.errors import ProtocolError
+from ckptd.protocol.gates import Gate
 from ckptd.protocol.ids import Incarnation, JobKey, Nbytes, Rank, SaveId, Session, Step, WorldSize
 from ckptd.protocol.status import CheckpointStatus, Status
 from ckptd.protocol.topology import Peer, Scheme, Topology
@@ -110,9 +111,10 @@ class AskDrain(_Request, frozen=True, kw_only=True):
 
 
 class AskLoad(_Request, frozen=True, kw_only=True):
-    """All ranks of the job ask together; step None is the newest."""
+    """All ranks of the job ask together; step None is the newest. ``gate``: where this rank serves other nodes."""
 
     step: Step | None = None
+    gate: Gate | None = None
 
 
 class ReportLoad(_Request, frozen=True, kw_only=True):
@@ -237,6 +239,8 @@ class LoadFrom(_Reply, frozen=True, kw_only=True):
     whole: bool = False  # the slots of all ranks that saved it lie beside that one, which may be another rank's
     path: str = ""  # absolute, on the PFS
     readers: list[int] = []  # the ranks of this node that are sent there, when this one is
+    gates: list[Gate] = []  # of the nodes that read there together, when there are several
+    gate: int = -1  # this node's own among them
     agreed: bool = False
     notes: list[str] = []
 

@@ -69,6 +69,13 @@ class Topology(msgspec.Struct, frozen=True, array_like=True):
         """The node where the rank runs."""
         return self.peers[self.homes[rank]].node
 
+    def gate_host(self, rank: int) -> str:
+        """Where the job's other nodes reach the rank's node, when it is the one that speaks for it; else empty."""
+        home = self.homes[rank]
+        if len(self.peers) == 1 or self.homes.index(home) != rank:
+            return ""
+        return self.peers[home].endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+
     def by_node(self) -> dict[str, tuple[int, ...]]:
         """Ranks of every node."""
         ranks: list[list[int]] = [[] for _ in self.peers]

@@ -4,27 +4,35 @@ They meet at a file in the arena that is gone from its directory once all have i
 wants; from that every one knows, without another word, which blocks several want and who reads each. A block is read
 and checked by one rank into one of a few buffers, and copied out by all who want it. A rank that fails, dies or dawdles
 costs the others some patience: they read the rest by themselves.
+
+Other nodes that read the same checkpoint take part through the gate of the first rank (see _gate.py): each has a place
+at the board like a rank, which that rank keeps for it.
 """
 
 import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from ckptd.mapping import Mapping
+from ckptd.mapping import Mapping as Memory
 from ckptd.protocol.digest import BLOCK_NBYTES, digest
 from ckptd.protocol.ids import SaveId
 from ckptd.protocol.places import board_name
 from ckptd.protocol.slot import align_up
+from ckptd_client._dealing import SharedBlock, bits_of, deal, union
 
 _MEET_S: Final = 5.0  # how long the others are waited for in the beginning
+NODES_MEET_S: Final = 10.0  # and other nodes, after that
 _PATIENCE_S: Final = 20.0  # and for a block, or a buffer, later
 _PAUSES_S: Final = (0.0002, 0.002)
 _SPARE_BUFFERS: Final = 2  # beyond one for each rank
+_MAX_BUFFERS: Final = 18
 _LINE: Final = 64  # bytes of a counter: no two in one cache line
+_COME, _ABSENT = 1, 2
+_LEFT: Final = (1 << 63) - 1  # of a counter: wants nothing more
 
 
 class Buffer(NamedTuple):
@@ -34,58 +42,63 @@ class Buffer(NamedTuple):
     view: memoryview
 
 
-class SharedBlock(NamedTuple):
-    """A block that several ranks of the node want. number: in the order in which they are read."""
-
-    block: int
-    number: int
-    mine: bool  # to read
-
-
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """Where ranks meet. readers: the ranks of this node that were sent to read the save from the store."""
+    """Where ranks meet. readers: the ranks of this node that were sent to read the save from the store.
+
+    nodes: how many nodes read it together; node: which of them this one is.
+    """
 
     directory: str  # of the job in the arena
     session: str
     save: SaveId
     readers: tuple[int, ...]
     rank: int
+    nodes: int = 1
+    node: int = 0
 
-    def board(self, wanted: Collection[int], total: int) -> "Board | None":
-        """The board, when all have come; None: read alone. wanted: of the checkpoint's total blocks. Blocks."""
-        if len(self.readers) < 2 or self.rank not in self.readers or not wanted:  # noqa: PLR2004 - two are company
+    @property
+    def has_company(self) -> bool:
+        """Whether this rank is sent to read, and not alone."""
+        return self.rank in self.readers and (len(self.readers) > 1 or self.nodes > 1)
+
+    def board(self, total: int) -> "Board | None":
+        """The board, of a checkpoint of total blocks; None: read alone."""
+        if not self.has_company:
             return None
-        names = f"{self.session} {self.save.text} {self.readers} {total}"
+        names = f"{self.session} {self.save.text} {self.readers} {self.nodes} {total}"
         path = os.path.join(self.directory, board_name(digest(names.encode()).hex()[:16]))
-        shape = _Shape(len(self.readers), total)
+        shape = _Shape(len(self.readers), self.nodes, total)
         try:
-            mapping = _open(path, shape)
+            memory = _open(path, shape)
         except OSError:  # no memory, say
             return None
-        board = Board(mapping, shape, self.readers.index(self.rank))
-        met = board.meet(wanted)
-        with contextlib.suppress(FileNotFoundError):  # the first who knows that all are there
-            os.unlink(path)
-        return board if met else None
+        return Board(memory, shape, self.readers.index(self.rank), self.node, path)
 
 
 class _Shape(NamedTuple):
-    members: int
+    """members: ranks of this node first, then a place for each node, its own unused."""
+
+    ranks: int
+    nodes: int
     total: int
 
     @property
+    def members(self) -> int:
+        return self.ranks + self.nodes
+
+    @property
     def bitmap_nbytes(self) -> int:
-        return align_up(-(-self.total // 8), _LINE)
+        return -(-self.total // 8)
 
     @property
     def area_nbytes(self) -> int:
         """A counter for who has come, one for how far it is, and what it wants."""
-        return 2 * _LINE + self.bitmap_nbytes
+        return 2 * _LINE + align_up(self.bitmap_nbytes, _LINE)
 
     @property
     def buffers(self) -> int:
-        return self.members + _SPARE_BUFFERS
+        return min(self.members + _SPARE_BUFFERS, _MAX_BUFFERS)
 
     @property
     def ready_offset(self) -> int:
@@ -100,7 +113,7 @@ class _Shape(NamedTuple):
         return self.buffers_offset + self.buffers * BLOCK_NBYTES
 
 
-def _open(path: str, shape: _Shape) -> Mapping:
+def _open(path: str, shape: _Shape) -> Memory:
     """The board that is there, or a new one, whole at once for whoever finds it. Raises OSError."""
     with contextlib.suppress(FileNotFoundError):
         return _mapped(path, shape)
@@ -116,12 +129,12 @@ def _open(path: str, shape: _Shape) -> Mapping:
     return _mapped(path, shape)
 
 
-def _mapped(path: str, shape: _Shape) -> Mapping:
+def _mapped(path: str, shape: _Shape) -> Memory:
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         if os.fstat(fd).st_size != shape.nbytes:
             raise FileNotFoundError(path)
-        return Mapping(fd, shape.nbytes)
+        return Memory(fd, shape.nbytes)
     finally:
         os.close(fd)
 
@@ -129,11 +142,35 @@ def _mapped(path: str, shape: _Shape) -> Mapping:
 class Board:
     """One rank's view of the board."""
 
-    def __init__(self, mapping: Mapping, shape: _Shape, index: int) -> None:
-        self._mapping, self._shape, self._index = mapping, shape, index
-        self._words = mapping.view[: shape.buffers_offset].cast("Q")
+    def __init__(self, memory: Memory, shape: _Shape, index: int, node: int, path: str) -> None:
+        self._memory, self._shape, self._index, self._node, self._path = memory, shape, index, node, path
+        self._words = memory.view[: shape.buffers_offset].cast("Q")
         self._given_up = threading.Event()
-        self.shared: list[SharedBlock] = []
+        self._dealt: list[SharedBlock] = []
+
+    @property
+    def first(self) -> bool:
+        """Whether this rank speaks with other nodes."""
+        return self._index == 0 and self._shape.nodes > 1
+
+    @property
+    def shared(self) -> list[SharedBlock]:
+        """Blocks that this rank shares with others, in the order in which they are to be taken."""
+        return [one for one in self._dealt if self._index in one.wanted]
+
+    @property
+    def mine(self) -> list[SharedBlock]:
+        """Those of them that it reads from the store."""
+        return [one for one in self._dealt if one.reader == self._index and one.node == self._node]
+
+    @property
+    def read_here(self) -> list[SharedBlock]:
+        """Blocks that some rank of this node reads, for other nodes too."""
+        return [one for one in self._dealt if one.node == self._node]
+
+    def coming_from(self, node: int) -> list[SharedBlock]:
+        """Blocks that another node reads, and some rank of this one wants."""
+        return [one for one in self._dealt if one.node == node != self._node]
 
     # --- counters, each in a line of its own
 
@@ -148,47 +185,67 @@ class Board:
 
     def _bitmap(self, member: int) -> memoryview:
         start = member * self._shape.area_nbytes + 2 * _LINE
-        return self._mapping.view[start : start + self._shape.bitmap_nbytes]
+        return self._memory.view[start : start + self._shape.bitmap_nbytes]
 
     # --- the beginning
 
-    def meet(self, wanted: Collection[int]) -> bool:
-        """Tells what this rank wants and hears the others; False when not all of them came."""
-        bits = self._bitmap(self._index)
-        for block in wanted:
-            bits[block // 8] |= 1 << block % 8
-        self._words[self._come(self._index)] = 1
-        members = range(self._shape.members)
-        if not self._wait(lambda: all(self._words[self._come(m)] for m in members), _MEET_S):
+    def meet(self, wanted: Collection[int], ask_nodes: Callable[[bytes], Mapping[int, bytes]] | None = None) -> bool:
+        """Tells what this rank wants and hears the others; False when not all of them came. Blocks.
+
+        ask_nodes: of the first rank; is given what this node wants, returns it of those other nodes that answer.
+        """
+        shape, ranks = self._shape, range(self._shape.ranks)
+        self._tell(self._index, bits_of(set(wanted), shape.total))
+        met = self._wait(lambda: all(self._words[self._come(m)] for m in ranks), _MEET_S)
+        with contextlib.suppress(FileNotFoundError):  # the first who knows that all are there
+            os.unlink(self._path)
+        if not met:
             return False
-        self.shared = self._dealt([bytes(self._bitmap(member)) for member in members])
+        wants = [bytes(self._bitmap(member)) for member in ranks]
+        if self.first:
+            self._keep_places(ask_nodes(union(wants)) if ask_nodes is not None else {})
+        others = [node for node in range(shape.nodes) if node != self._node]
+        if not self._wait(lambda: all(self._words[self._come(self._place(n))] for n in others), 2 * NODES_MEET_S):
+            return False
+        self._dealt = deal(wants, self._nodes_want(), self._node)
+        if self.first:
+            self._see_off([node for node in others if not self.sent_to(node)])
         return True
 
-    def _dealt(self, bitmaps: Sequence[bytes]) -> list[SharedBlock]:
-        """Blocks that more than one want, each to the member that has the fewest to read so far. The same on all."""
-        load = [0] * len(bitmaps)
-        found: list[SharedBlock] = []
-        number = 0
-        for block in range(self._shape.total):
-            who = [m for m, bits in enumerate(bitmaps) if bits[block // 8] >> block % 8 & 1]
-            if len(who) > 1:
-                reader = min(who, key=lambda m: (load[m], m))
-                load[reader] += 1
-                if self._index in who:
-                    found.append(SharedBlock(block, number, reader == self._index))
-                number += 1
-        return found
+    def _tell(self, member: int, bits: bytes, come: int = _COME) -> None:
+        self._bitmap(member)[:] = bits
+        self._words[self._come(member)] = come
+
+    def _keep_places(self, answers: Mapping[int, bytes]) -> None:
+        """Puts down for each other node what it wants, or that it is not with us."""
+        nothing = bytes(self._shape.bitmap_nbytes)
+        for node in range(self._shape.nodes):
+            if node not in answers:
+                self._words[self._done(self._place(node))] = _LEFT
+            self._tell(self._place(node), answers.get(node, nothing), _COME if node in answers else _ABSENT)
+
+    def _place(self, node: int) -> int:
+        return self._shape.ranks + node
+
+    def _nodes_want(self) -> list[bytes | None]:
+        places = [self._place(node) for node in range(self._shape.nodes)]
+        return [bytes(self._bitmap(m)) if self._words[self._come(m)] == _COME else None for m in places]
+
+    @property
+    def agreed(self) -> bytes:
+        """What nodes must have alike to read together: a digest of what each wants."""
+        wants = self._nodes_want()
+        wants[self._node] = union([bytes(self._bitmap(member)) for member in range(self._shape.ranks)])
+        return digest(b"".join(b"-" if bits is None else b"+" + bits for bits in wants))
 
     # --- blocks
 
     def fill(self, one: SharedBlock, read: Callable[[Buffer], None]) -> None:
-        """Has read fill a buffer with a block that is this rank's to read. Blocks until one is free. For threads.
+        """Has read fill a buffer with a block that is this rank's to fill. Blocks until one is free. For threads.
 
-        What read raises is told to the others as a block that they must read themselves.
+        What read raises is told to the others as a block that they must read themselves, and raised.
         """
-        members = range(self._shape.members)
-        limit = one.number - self._shape.buffers
-        if not self._wait(lambda: all(self._words[self._done(m)] > limit for m in members), _PATIENCE_S):
+        if not self._is_free(one.number - self._shape.buffers):
             return
         failed = 1
         try:
@@ -197,13 +254,33 @@ class Board:
         finally:
             self._words[self._ready(one.number)] = (one.number + 1) << 1 | failed
 
+    def _is_free(self, limit: int) -> bool:
+        """Waits until nobody needs the blocks up to number limit. Other nodes are not waited for for ever."""
+        members = range(self._shape.members)
+        own = self._place(self._node)
+
+        def late() -> list[int]:
+            return [m for m in members if m != own and self._words[self._done(m)] <= limit]
+
+        if self._wait(lambda: not late(), _PATIENCE_S):
+            return True
+        if any(member < self._shape.ranks for member in late()):
+            self._given_up.set()
+            return False
+        for member in late():
+            self._words[self._done(member)] = _LEFT
+        return not self._given_up.is_set()
+
     def take(self, one: SharedBlock) -> Buffer | None:
         """The block, checked by whoever read it, until released; None: read it yourself. Blocks."""
         self._words[self._done(self._index)] = one.number  # what lies before it is taken, or not wanted here
-        word = self._ready(one.number)
-        if not self._wait(lambda: self._words[word] >> 1 > one.number, _PATIENCE_S):
+        if not self._wait(lambda: self._is_ready(one), _PATIENCE_S):
+            self._given_up.set()  # from here on, alone
             return None
-        return None if self._words[word] & 1 else self._buffer(one.number)
+        return None if self._words[self._ready(one.number)] & 1 else self._buffer(one.number)
+
+    def _is_ready(self, one: SharedBlock) -> bool:
+        return self._words[self._ready(one.number)] >> 1 > one.number
 
     def release(self, one: SharedBlock) -> None:
         """This rank has what it wants of this block and of all before it."""
@@ -212,17 +289,63 @@ class Board:
     def leave(self) -> None:
         """This rank wants nothing more, and keeps nobody waiting for it."""
         self._given_up.set()
-        self._words[self._done(self._index)] = (1 << 63) - 1
+        self.done()
+
+    def done(self) -> None:
+        """This rank has all it wants; it may still fill what others want."""
+        self._words[self._done(self._index)] = _LEFT
+
+    # --- other nodes, whose places the first rank keeps
+
+    def take_for(self, node: int, one: SharedBlock) -> Buffer | None:
+        """As take, for another node that is sent the block. None: there is none, or the node was given up."""
+        word = self._done(self._place(node))
+        if self._words[word] == _LEFT:
+            return None
+        self._words[word] = one.number
+        if not self._wait(lambda: self._is_ready(one), _PATIENCE_S) or self._words[self._ready(one.number)] & 1:
+            return None
+        return self._buffer(one.number)
+
+    def sent_to(self, node: int) -> list[SharedBlock]:
+        """Blocks that are read here and another node wants too."""
+        bits = bytes(self._bitmap(self._place(node)))
+        return [one for one in self.read_here if bits[one.block // 8] >> one.block % 8 & 1]
+
+    def sent(self, node: int, last: int) -> None:
+        """All that was asked for was sent; last: the last block that the node wants of here."""
+        number = next(one.number for one in self._dealt if one.block == last)
+        if self._words[self._done(self._place(node))] >= number:
+            self.left(node)
+
+    def left(self, node: int) -> None:
+        """It wants nothing more."""
+        self._see_off([node])
+
+    def _see_off(self, nodes: Iterable[int]) -> None:
+        for node in nodes:
+            self._words[self._done(self._place(node))] = _LEFT
+
+    def wait_for_nodes(self) -> None:
+        """Blocks until no other node wants anything, or the first of them stands still for too long."""
+        places = [self._place(node) for node in range(self._shape.nodes) if node != self._node]
+
+        def standing() -> list[int]:
+            return [self._words[self._done(place)] for place in places]
+
+        while min(standing(), default=_LEFT) != _LEFT:
+            before = standing()
+            if not self._wait(lambda before=before: standing() != before, _PATIENCE_S):  # type: ignore[misc]
+                return
 
     def _buffer(self, number: int) -> Buffer:
         start = self._shape.buffers_offset + number % self._shape.buffers * BLOCK_NBYTES
-        return Buffer(self._mapping.address + start, self._mapping.view[start : start + BLOCK_NBYTES])
+        return Buffer(self._memory.address + start, self._memory.view[start : start + BLOCK_NBYTES])
 
     def _wait(self, there: Callable[[], bool], patience_s: float) -> bool:
         deadline, pause = time.monotonic() + patience_s, _PAUSES_S[0]
         while not there():
             if self._given_up.is_set() or time.monotonic() >= deadline:
-                self._given_up.set()  # from here on, alone
                 return False
             time.sleep(pause)
             pause = min(2 * pause, _PAUSES_S[1])

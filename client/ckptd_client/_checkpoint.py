@@ -4,7 +4,7 @@ import contextlib
 import os
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ckptd.protocol import places
@@ -14,8 +14,10 @@ from ckptd.protocol.layout import Layout, Leaves, decode_leaves
 from ckptd.protocol.manifest import COMMITTED, FileRecord, layout_of
 from ckptd.protocol.messages import Tier
 from ckptd.protocol.slot import SEALS_NBYTES, Seal, SlotState, decode_seals
+from ckptd_client._company import Company
 from ckptd_client._fit import OtherRanksNeededError
 from ckptd_client._restore import Source, Target, check_sizes, copy_out, open_file, open_slot, read_manifest, vote_notes
+from ckptd_client._together import copy_out_together
 
 _DIGESTS_S = 60.0  # how long a neighbour's digests may take: the daemon is at it
 _PAUSE_S = 0.01
@@ -32,6 +34,7 @@ class Checkpoint:
         tier: Tier,
         store_dir: str,
         opener: Callable[[int], Source],
+        records: Sequence[FileRecord] = (),
         notes: tuple[str, ...] = (),
     ) -> None:
         self.save = save
@@ -39,6 +42,7 @@ class Checkpoint:
         self.notes = notes
         self._sources = sources
         self._open = opener
+        self._records = records
         self._store_dir = store_dir
         self._finalizer = weakref.finalize(self, _close, sources)  # DCP drops one without a word when it cannot plan
 
@@ -76,6 +80,17 @@ class Checkpoint:
                 copy_out(source, targets, sparse=True)
         return None
 
+    def read_all(self, targets: Mapping[int, list[Target]], company: Company | None = None) -> None:
+        """Fills the targets, by rank of the image, as read does. company: who reads the same files on the store.
+
+        Raises DamagedError, OSError.
+        """
+        if company is not None and self._records:
+            return copy_out_together(self._open, targets, self._records, company)
+        for rank, wanted in targets.items():
+            self.read(rank, wanted)
+        return None
+
     def close(self) -> None:
         """Closes the files; nothing can be read afterwards. Idempotent."""
         _close(self._sources)
@@ -98,6 +113,7 @@ def open_directory(directory: str, save: SaveId | None = None) -> Checkpoint:
         tier=Tier.PFS,
         store_dir=directory,
         opener=lambda rank: open_file(directory, manifest.files[rank], manifest.world_size),
+        records=manifest.files,
         notes=vote_notes(directory, manifest),
     )
 

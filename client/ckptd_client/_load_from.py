@@ -11,6 +11,7 @@ from ckptd.protocol.layout import Leaf, Leaves, Path
 from ckptd.protocol.manifest import COMMITTED, LATEST, MANIFEST
 from ckptd.regular_files import open_followed
 from ckptd_client._checkpoint import open_directory
+from ckptd_client._company import Gathered, nobody
 from ckptd_client._dcp_directory import METADATA, open_dcp
 from ckptd_client._fit import Fit, Saves, fit, saves_of
 from ckptd_client._foreign import Foreign
@@ -47,13 +48,13 @@ def checked(path: object, state: object) -> str:
 
 
 def load_from(
-    path: str, state: dict[str, Any], group: Group, keys: PickleKeys = NO_PICKLE
+    path: str, state: dict[str, Any], group: Group, keys: PickleKeys = NO_PICKLE, company: Gathered = nobody
 ) -> tuple[str, int | None, int, list[str]]:
     """Fills the state. Returns kind, step, bytes read, and notes. Raises what Client.load_from says."""
     try:
         kind = kind_of(path)
         if kind == "ckptd":
-            return _load_own(path, state, group, keys)
+            return _load_own(path, state, group, keys, company)
         found = open_dcp(path) if kind == "dcp" else open_safetensors(path)
         return (kind, None, _load_foreign(path, state, found), [])
     except OSError as error:
@@ -100,7 +101,7 @@ def _check_alone(path: str, call: str) -> None:
 
 
 def _load_own(
-    path: str, state: dict[str, Any], group: Group, keys: PickleKeys
+    path: str, state: dict[str, Any], group: Group, keys: PickleKeys, company: Gathered
 ) -> tuple[str, int | None, int, list[str]]:
     path = os.path.realpath(path)  # latest may move on meanwhile
     checkpoint = open_directory(path)
@@ -108,8 +109,7 @@ def _load_own(
     try:
         saves = saves_of(checkpoint.layouts.values(), checkpoint.leaves[like], rank=like, world_size=group.world_size)
         fitted = fit(state, _placed(saves, state), where=path, pickle_keys=keys)
-        for rank, targets in fitted.targets.items():
-            checkpoint.read(rank, targets)
+        checkpoint.read_all(fitted.targets, company(checkpoint.save))
     finally:
         checkpoint.close()
     fitted.settle_shared()

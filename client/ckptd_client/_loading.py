@@ -12,10 +12,11 @@ from ckptd.protocol.ids import SaveId
 from ckptd.protocol.layout import decode_leaves
 from ckptd.protocol.manifest import Manifest, layout_of
 from ckptd.protocol.messages import AskLoad, LoadFrom, ReportLoad, Request, Tier
-from ckptd_client._board import Meeting
 from ckptd_client._channel import ChannelLostError
 from ckptd_client._checkpoint import Checkpoint, open_arena, open_directory
+from ckptd_client._company import Company, gate_of, ordered
 from ckptd_client._fit import Fit, OtherRanksNeededError, Saves, fit, saves_of
+from ckptd_client._gate import OpenGate
 from ckptd_client._group import Group
 from ckptd_client._link import Link
 from ckptd_client._pickle import NO_PICKLE, PickleKeys
@@ -53,7 +54,8 @@ T = TypeVar("T", bound=Found)
 
 def load(link: Link, state: dict[str, Any], step: int | None) -> tuple[LoadFrom, Segment | None]:
     """Runs the load to its end; None when there is nothing to restore. Raises RestoreError, MismatchError."""
-    return _agree(link, step, lambda order: _read(link, state, order))
+    with gate_of(link) as gate:
+        return _agree(link, step, lambda order: _read(link, state, order, gate), gate)
 
 
 def find(link: Link, step: int | None) -> tuple[LoadFrom, Checkpoint | None]:
@@ -61,18 +63,21 @@ def find(link: Link, step: int | None) -> tuple[LoadFrom, Checkpoint | None]:
     return _agree(link, step, lambda order: _find(link, order))
 
 
-def _agree(link: Link, step: int | None, read: Callable[[LoadFrom], T]) -> tuple[LoadFrom, T | None]:
+def _agree(
+    link: Link, step: int | None, read: Callable[[LoadFrom], T], gate: OpenGate | None = None
+) -> tuple[LoadFrom, T | None]:
+    address = gate.address if gate is not None else None
     for left in reversed(range(_TRIES)):
         try:
-            return _run(link, step, read)
+            return _run(link, lambda seq: AskLoad(seq=seq, step=step, gate=address), read)
         except ChannelLostError:
             if not left:
                 raise
     raise AssertionError("unreachable")
 
 
-def _run(link: Link, step: int | None, read: Callable[[LoadFrom], T]) -> tuple[LoadFrom, T | None]:
-    order = _ask(link, lambda seq: AskLoad(seq=seq, step=step))
+def _run(link: Link, ask: Callable[[int], Request], read: Callable[[LoadFrom], T]) -> tuple[LoadFrom, T | None]:
+    order = _ask(link, ask)
     found: T | None = None
     try:
         while order.save is not None and not order.agreed:
@@ -126,7 +131,7 @@ def _report(link: Link, order: LoadFrom, error: Exception | None) -> LoadFrom:
         raise
 
 
-def _read(link: Link, state: dict[str, Any], order: LoadFrom) -> Segment:
+def _read(link: Link, state: dict[str, Any], order: LoadFrom, gate: OpenGate | None) -> Segment:
     assert order.save is not None  # noqa: S101 - the caller looked
     if order.whole:
         return _read_whole(link, state, order, order.save)
@@ -135,9 +140,9 @@ def _read(link: Link, state: dict[str, Any], order: LoadFrom) -> Segment:
     if not order.path:
         raise DamagedError(f"no copy of {order.save} is left for rank {link.group.rank}")
     group = link.group
-    meeting = Meeting(link.slots.directory, group.session, order.save, tuple(order.readers), group.rank)
+    company = ordered(link, order, order.save, gate)
     fitted, nbytes, notes = read_checkpoint(
-        order.path, state, save=order.save, group=group, keys=link.settings.pickle_keys, meeting=meeting
+        order.path, state, save=order.save, group=group, keys=link.settings.pickle_keys, company=company
     )
     return Segment(order.save, order.tier, fitted, nbytes, notes)
 
@@ -166,8 +171,7 @@ def _read_whole(link: Link, state: dict[str, Any], order: LoadFrom, save: SaveId
         saves = saves_of([*found.layouts.values()], found.leaves[like], rank=like, world_size=group.world_size)
         where = f"step {save.step} of job {link.job.job}, in memory"
         fitted = fit(state, saves, where=where, pickle_keys=link.settings.pickle_keys)
-        for rank, targets in fitted.targets.items():
-            found.read(rank, targets)
+        found.read_all(fitted.targets)
         fitted.settle_shared()
     finally:
         found.close()
@@ -196,12 +200,12 @@ def _read_own(source: Source, state: dict[str, Any], group: Group, keys: PickleK
 
 def read_checkpoint(  # noqa: PLR0913 - keyword-only
     directory: str, state: dict[str, Any], *, group: Group, save: SaveId | None = None, keys: PickleKeys = NO_PICKLE,
-    meeting: Meeting | None = None,
+    company: Company | None = None,
 ) -> tuple[Fit, int, tuple[str, ...]]:  # fmt: skip
     """Reads a committed checkpoint into the state. Returns the fit, still to be finished, its bytes, and notes.
 
     This rank's own image if that has all it needs, else the ranges it needs of every image, each block once for all
-    ranks that meet. Raises DamagedError, also for what cannot be read, and MismatchError.
+    ranks that keep company. Raises DamagedError, also for what cannot be read, and MismatchError.
     """
     with _damage_of(directory):
         manifest = read_manifest(directory, save)
@@ -217,7 +221,7 @@ def read_checkpoint(  # noqa: PLR0913 - keyword-only
         def open_source(rank: int) -> Source:
             return open_file(directory, manifest.files[rank], manifest.world_size)
 
-        copy_out_together(open_source, fitted.targets, [record.nbytes for record in manifest.files], meeting)
+        copy_out_together(open_source, fitted.targets, manifest.files, company)
         fitted.settle_shared()
         nbytes = sum(target.nbytes for targets in fitted.targets.values() for target in targets)
         return fitted, nbytes, notes

@@ -1,12 +1,17 @@
-"""Reads what this rank wants of a checkpoint on the store: together with the node's other ranks, if they come too."""
+"""Reads what this rank wants of a checkpoint on the store: together with the job's other ranks, if they come too."""
 
 import contextlib
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from ckptd.protocol.digest import BLOCK_NBYTES, block_count
-from ckptd_client._board import Board, Buffer, Meeting, SharedBlock
+from ckptd.protocol.digest import BLOCK_NBYTES, DIGEST_NBYTES, digest
+from ckptd.protocol.errors import DamagedError
+from ckptd.protocol.manifest import FileRecord
+from ckptd_client._board import Board, Buffer
+from ckptd_client._company import Company
+from ckptd_client._dealing import Blocks, SharedBlock
+from ckptd_client._gate import Neighbours
 from ckptd_client._restore import Pieces, Source, Target, copy_blocks, pieces_of
 
 _READERS = 4  # reads in flight
@@ -16,44 +21,102 @@ _MAX_OPEN = 256  # images at a time
 def copy_out_together(
     open_source: Callable[[int], Source],
     targets: Mapping[int, list[Target]],
-    sizes: Sequence[int],
-    meeting: Meeting | None,
+    records: Sequence[FileRecord],
+    company: Company | None,
 ) -> None:
     """Fills the targets, by rank of the image, from its source. Raises DamagedError for a bad block, OSError.
 
-    sizes: bytes of every image of the checkpoint. Only blocks that hold something of a target are read.
+    records: of every image of the checkpoint. Only blocks that hold something of a target are read.
     """
-    bases, total = [], 0
-    for nbytes in sizes:
-        bases.append(total)
-        total += block_count(nbytes)
+    blocks = Blocks([record.nbytes for record in records])
     wanted = {rank: pieces_of(found, BLOCK_NBYTES) for rank, found in targets.items()}
-    numbers = {bases[rank] + index: (rank, index) for rank, pieces in wanted.items() for index in pieces}
-    board = meeting.board(numbers, total) if meeting is not None and len(targets) <= _MAX_OPEN else None
-    alone = set(numbers)
-    if board is not None:
-        alone -= _shared(board, numbers, open_source, wanted)
-    for rank, pieces in sorted(wanted.items()):
-        left = [index for index in sorted(pieces) if bases[rank] + index in alone]
-        if left:
-            source = open_source(rank)
-            try:
-                copy_blocks(source, pieces, left)
-            finally:
-                source.close()
+    alone = {blocks.number(rank, index) for rank, pieces in wanted.items() for index in pieces}
+    with contextlib.ExitStack() as stack:
+        if company is not None and len(targets) <= _MAX_OPEN:
+            alone -= _taken_together(company, stack, open_source, wanted, records, blocks, alone)
+        for rank, pieces in sorted(wanted.items()):
+            left = [index for index in sorted(pieces) if blocks.number(rank, index) in alone]
+            if left:
+                source = open_source(rank)
+                try:
+                    copy_blocks(source, pieces, left)
+                finally:
+                    source.close()
+
+
+def _taken_together(  # noqa: PLR0913, PLR0917
+    company: Company,
+    stack: contextlib.ExitStack,
+    open_source: Callable[[int], Source],
+    wanted: Mapping[int, Pieces],
+    records: Sequence[FileRecord],
+    blocks: Blocks,
+    numbers: Collection[int],
+) -> set[int]:
+    """Copies out what several want, and returns the blocks that it got. stack: closed when this rank is done."""
+    meeting = company.meeting
+    board = meeting.board(blocks.total)
+    neighbours = _neighbours(company, board)
+    ask = _asking(company, neighbours) if neighbours is not None else None
+    if neighbours is not None:
+        stack.callback(neighbours.close)
+    met = board is not None and board.meet(numbers, ask)
+    if board is None or not met:
+        if company.gate is not None:
+            company.gate.refuse(meeting.save)
+        return set()
+    stack.callback(board.leave)  # whatever goes wrong here, nobody waits for this rank
+    if neighbours is not None and company.gate is not None:
+        company.gate.serve(meeting.save, board, blocks)
+        stack.callback(board.wait_for_nodes)
+        stack.enter_context(neighbours.fetching(board, blocks, _checking(records, blocks)))
+        stack.push(_on_error(neighbours.close))
+    stack.push(_on_error(board.leave))  # before threads are waited for
+    return _shared(board, blocks, open_source, wanted)
+
+
+def _on_error(act: Callable[[], None]) -> Callable[[object, object, object], None]:
+    return lambda kind, _error, _trace: act() if kind is not None else None
+
+
+def _neighbours(company: Company, board: Board | None) -> Neighbours | None:
+    """Other nodes, for the one rank that speaks with them."""
+    if board is None or not board.first or company.gate is None:
+        return None
+    meeting = company.meeting
+    return Neighbours(company.job, meeting.save, company.gates, meeting.node)
+
+
+def _asking(company: Company, neighbours: Neighbours) -> Callable[[bytes], Mapping[int, bytes]]:
+    gate, save = company.gate, company.meeting.save
+    assert gate is not None  # noqa: S101 - who has neighbours has a gate
+
+    def ask(wants: bytes) -> Mapping[int, bytes]:
+        gate.show(save, wants)
+        return neighbours.wants(len(wants))
+
+    return ask
+
+
+def _checking(records: Sequence[FileRecord], blocks: Blocks) -> Callable[[int, memoryview], None]:
+    """Holds a block that came from another node against its digest."""
+
+    def check(block: int, view: memoryview) -> None:
+        rank, index = blocks.place(block)
+        if digest(view) != records[rank].digests[index * DIGEST_NBYTES : (index + 1) * DIGEST_NBYTES]:
+            raise DamagedError(f"block {index} of {records[rank].name} was damaged on the way from another node")
+
+    return check
 
 
 def _shared(
-    board: Board,
-    numbers: Mapping[int, tuple[int, int]],
-    open_source: Callable[[int], Source],
-    wanted: Mapping[int, Pieces],
+    board: Board, blocks: Blocks, open_source: Callable[[int], Source], wanted: Mapping[int, Pieces]
 ) -> set[int]:
     """Copies out what several ranks want, and returns the blocks that it got."""
-    mine = sorted({numbers[one.block][0] for one in board.shared if one.mine})
+    mine = board.mine
 
     def read(one: SharedBlock) -> None:
-        rank, index = numbers[one.block]
+        rank, index = blocks.place(one.block)
 
         def into(buffer: Buffer) -> None:
             sources[rank].checked(index, buffer)
@@ -63,19 +126,18 @@ def _shared(
     taken: set[int] = set()
     sources: dict[int, Source] = {}
     with contextlib.ExitStack() as stack:
-        stack.callback(board.leave)  # whatever goes wrong here, nobody waits for this rank
-        for rank in mine:
+        stack.callback(board.done)
+        for rank in sorted({blocks.place(one.block)[0] for one in mine}):
             sources[rank] = open_source(rank)
             stack.callback(sources[rank].close)
         pool = stack.enter_context(ThreadPoolExecutor(_READERS))
-        stack.callback(board.leave)  # before the threads are waited for
-        for one in board.shared:
-            if one.mine:
-                pool.submit(read, one)  # what it raises comes again where the block is read alone
+        stack.push(_on_error(board.leave))
+        for one in mine:
+            pool.submit(read, one)  # what it raises comes again where the block is read alone
         for one in board.shared:
             buffer = board.take(one)
             if buffer is not None:
-                rank, index = numbers[one.block]
+                rank, index = blocks.place(one.block)
                 for offset, address, nbytes in wanted[rank][index]:
                     ctypes.memmove(address, buffer.address + offset, nbytes)
                 taken.add(one.block)

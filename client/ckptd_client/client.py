@@ -18,6 +18,7 @@ from ckptd_client import _settings
 from ckptd_client._balance import Look, Looks
 from ckptd_client._channel import ChannelLostError, PreemptedError
 from ckptd_client._checkpoint import Checkpoint
+from ckptd_client._company import everybody, nobody
 from ckptd_client._group import Group, find_group
 from ckptd_client._link import Link, Settings
 from ckptd_client._load_from import Loaded, checked, load_from
@@ -481,20 +482,22 @@ class Client:
             seconds = time.perf_counter() - began
             return Restored(segment.save.step, str(segment.tier), seconds, segment.nbytes, notes)
 
-    def load_from(self, path: str | os.PathLike[str], state: dict[str, Any]) -> Loaded:
+    def load_from(self, path: str | os.PathLike[str], state: dict[str, Any], *, together: bool = False) -> Loaded:
         """Fills the state from a checkpoint anywhere: of ckptd, of torch.distributed.checkpoint, or safetensors files.
 
         Of any number of ranks and any layout; each rank reads the ranges that it needs. Not collective, needs no
         daemon, and begins no new incarnation. What the checkpoint has and the state has no place for is left out.
+        together: all ranks of the job call it, for the same checkpoint; it blocks until they do, and of ckptd's own
+        what several need is read once.
         Raises MismatchError when something of the state is missing or of another shape or dtype, DamagedError for
         bytes that are not what they should be (only ckptd's own have digests), RestoreError for a file that cannot be
         opened, and for a value that is a pickle, but for keys of allow_pickle in a checkpoint of ckptd.
         """
         began = time.perf_counter()
-        where = checked(path, state)
         self._check_open()
-        keys = self.pickle_keys
-        kind, step, nbytes, notes = load_from(where, state, self.group, keys)  # needs no lock: saves go on meanwhile
+        with everybody(self._link) if together else contextlib.nullcontext(nobody) as company:
+            where = checked(path, state)  # needs no lock: saves go on meanwhile
+            kind, step, nbytes, notes = load_from(where, state, self.group, self.pickle_keys, company)
         return Loaded(kind, where, step, time.perf_counter() - began, nbytes, notes)
 
     def find(self, step: int | None = None) -> Checkpoint:

@@ -23,18 +23,24 @@ def torchrun(node, ranks, script, *args):
 
 def on_ranks(node, ranks, script, *args):
     """What the script (a name in this directory) prints where torchrun would run it. A rank that fails ends all."""
-    where = node.environ(
-        WORLD_SIZE=str(ranks),
-        LOCAL_WORLD_SIZE=str(ranks),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(_free_port()),
-        TORCHELASTIC_RUN_ID=uuid.uuid4().hex,
-        OMP_NUM_THREADS="1",
-    )
-    path = os.path.join(node.temporary, f"{where['TORCHELASTIC_RUN_ID']}.log")
+    return on_nodes([node], ranks, script, *args)
+
+
+def on_nodes(nodes, ranks, script, *args):
+    """The same with as many ranks on each node."""
+    shared = {
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks // len(nodes)),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(_free_port()),
+        "TORCHELASTIC_RUN_ID": uuid.uuid4().hex,
+        "OMP_NUM_THREADS": "1",
+    }
+    path = os.path.join(nodes[0].temporary, f"{shared['TORCHELASTIC_RUN_ID']}.log")
     begun = []
     for rank in range(ranks):
-        variables = where | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        at, local = divmod(rank, ranks // len(nodes))
+        variables = nodes[at].environ(**shared, RANK=str(rank), LOCAL_RANK=str(local))
         begun.append(forks.context.Process(target=_run, args=(variables, path, os.path.join(HERE, script), args)))
         begun[-1].start()
     try:

@@ -1,11 +1,13 @@
-"""Ranks of a node read each block of a checkpoint on the store once, and need nobody to get it all."""
+"""Ranks of a job read each block of a checkpoint on the store once, and need nobody to get it all."""
 
+import contextlib
 import os
 import re
 
 import pytest
 
-from tests.interop.launch import on_ranks
+from tests.cluster import Node
+from tests.interop.launch import on_nodes, on_ranks
 from tests.interop.together_ranks import ELEMENTS
 
 WHOLE = 4 * ELEMENTS
@@ -21,8 +23,19 @@ def saved(fresh_node, tmp_path):
     return fresh_node
 
 
-def boards(node):
-    return [name for _, _, names in os.walk(node.arena) for name in names if ".board" in name]
+@pytest.fixture
+def nodes(saved):
+    """That node, and three more with their own memory."""
+    with contextlib.ExitStack() as stack:
+        found = [saved]
+        for name in "bcd":
+            found.append(stack.enter_context(Node(saved.store)))
+            found[-1].start(CKPTD_NODE=name)
+        yield found
+
+
+def boards(*nodes):
+    return [name for node in nodes for _, _, names in os.walk(node.arena) for name in names if ".board" in name]
 
 
 def read(out):
@@ -36,6 +49,17 @@ def test_each_block_is_read_once_on_the_node(saved, tmp_path, ranks):
     assert WHOLE <= sum(found) < 1.1 * WHOLE + ranks * 2**20, found
     assert max(found) < 0.6 * WHOLE, found
     assert boards(saved) == []
+
+
+@pytest.mark.parametrize(
+    ("many", "ranks", "call"), [(2, 4, "load"), (3, 3, "load"), (1, 2, "read_from"), (2, 4, "read_from")]
+)
+def test_each_block_is_read_once_in_the_job(nodes, tmp_path, many, ranks, call):
+    found = read(on_nodes(nodes[:many], ranks, "together_ranks.py", call, str(tmp_path)))
+    assert len(found) == ranks
+    assert WHOLE <= sum(found) < 1.1 * WHOLE + ranks * 2**20, found
+    assert max(found) < 0.6 * WHOLE, found
+    assert boards(*nodes) == []
 
 
 def test_a_rank_that_comes_late_reads_alone_and_so_do_the_others(saved, tmp_path):

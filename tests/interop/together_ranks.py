@@ -2,6 +2,7 @@
 
 together_ranks.py save <folder>    a durable checkpoint that replicas saved in shares
 together_ranks.py load <folder>    what the ranks read of the store, printed; the state compared to the bit
+together_ranks.py read_from <folder>    the same with load_from
 together_ranks.py late <folder>    the same, and rank 1 comes after the others have given it up
 together_ranks.py lost <folder>    the same, and rank 1 is killed when the others wait for its blocks
 """
@@ -51,6 +52,16 @@ def load(before=lambda: None):
     assert restored.tier == "pfs", restored
     assert not difference(expected, found), difference(expected, found)
     client.close()
+
+
+def read_from():
+    """Not through the daemons; state: as if another job's."""
+    expected, found = state(), {"w": torch.zeros(ELEMENTS // 256, 256)}
+    with connect() as client:
+        start = read_nbytes()
+        client.load_from(f"{os.environ['CKPTD_STORE']}/together/latest", found, together=True)
+        print(f"read {read_nbytes() - start} bytes")
+        assert not difference({"w": expected["w"]}, found)
 
 
 def late():

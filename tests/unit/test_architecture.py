@@ -15,7 +15,8 @@ MAX_FUNCTION_LINES = 50
 
 PURE_BANNED = {"asyncio", "logging", "mmap", "os", "socket", "threading", "time", "torch", "zmq"}
 PURE_ALLOWED = (sys.stdlib_module_names - PURE_BANNED) | {"msgspec", "xxhash"}
-CLIENT_SEES = ("ckptd.protocol", "ckptd.mapping", "ckptd.regular_files")
+BULK = tuple(f"ckptd.bulk.{name}" for name in ("client", "server", "sockets", "wire"))
+CLIENT_SEES = ("ckptd.protocol", "ckptd.mapping", "ckptd.regular_files", *BULK)
 DAEMON_BANNED = {"ckptd_client", "numpy", "pickle", "torch"}
 OPTIONAL = {
     "ckptd.export.casts": {"numpy"},

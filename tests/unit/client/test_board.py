@@ -25,7 +25,8 @@ def meet(directory, wants, total, readers=None):
     boards = {}
 
     def come(rank):
-        boards[rank] = Meeting(str(directory), "s", SAVE, readers, rank).board(wants[rank], total)
+        board = Meeting(str(directory), "s", SAVE, readers, rank).board(total)
+        boards[rank] = board if board is not None and board.meet(wants[rank]) else None
 
     threads = [threading.Thread(target=come, args=(rank,)) for rank in wants]
     for thread in threads:
@@ -44,10 +45,9 @@ class Reader:
         self.threads = [threading.Thread(target=self.fill), threading.Thread(target=self.take)]
 
     def fill(self):
-        for one in self.board.shared:
-            if one.mine:
-                with contextlib.suppress(OSError):
-                    self.board.fill(one, lambda buffer, one=one: self.into(buffer, one.block))
+        for one in self.board.mine:
+            with contextlib.suppress(OSError):
+                self.board.fill(one, lambda buffer, one=one: self.into(buffer, one.block))
 
     def into(self, buffer, block):
         if block in self.fail:
@@ -115,9 +115,13 @@ def test_who_goes_away_leaves_the_others_to_read_alone(tmp_path):
 
 
 def test_a_rank_alone_meets_nobody(tmp_path):
-    assert Meeting(str(tmp_path), "s", SAVE, (0,), 0).board({1}, 2) is None
-    assert Meeting(str(tmp_path), "s", SAVE, (0, 1), 0).board(set(), 2) is None
-    assert Meeting(str(tmp_path), "s", SAVE, (), 0).board({1}, 2) is None
+    assert Meeting(str(tmp_path), "s", SAVE, (0,), 0).board(2) is None
+    assert Meeting(str(tmp_path), "s", SAVE, (), 0).board(2) is None
+
+
+def test_who_wants_nothing_keeps_nobody_waiting(tmp_path):
+    got, _ = read_all(meet(tmp_path, {0: {0, 1}, 1: set(), 2: {1}}, 2))
+    assert got == {0: {1: 1}, 1: {}, 2: {1: 1}}
 
 
 def test_without_memory_each_reads_alone(tmp_path, monkeypatch):

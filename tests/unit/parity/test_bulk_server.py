@@ -131,3 +131,37 @@ def test_a_bulk_port_that_does_not_answer_is_named():
         port = taken.getsockname()[1]
     with pytest.raises(PeerError, match=f"port {port}; is that port .bulk_port. let through"):
         Connection("n0", Address("127.0.0.1", port, "link", SECRET), Cancel(), timeout_s=1)
+
+
+class Slow:
+    """Bytes after which the server needs some time for what it says last, and of which the last ones come late."""
+
+    nbytes = (4 << 20) + 100
+
+    def view(self, offset, nbytes):
+        time.sleep(0.3 if offset else 0)
+        return memoryview(bytes(nbytes))
+
+    def check(self, offset, nbytes):
+        pass
+
+    def still(self):
+        time.sleep(0.3)
+        return True
+
+
+@pytest.mark.parametrize("rest", [0, 100])
+def test_little_that_comes_after_much_wakes_whoever_waits_for_it(rest):
+    """Seen as 20 s of waiting for a node that had sent all: a socket that wakes for much only slept over the end."""
+    server = BulkServer(lambda *_: Slow(), LINKS.get)
+    server.start()
+    ranges = [wire.Range(0, 0, 4 << 20, checked=False)] + [wire.Range(0, 4 << 20, rest, checked=False)] * bool(rest)
+    try:
+        with connect(server) as connection:
+            began = time.monotonic()
+            connection.ask(KEY, SAVE, EPOCH, ranges)
+            for asked in ranges:
+                connection.receive(memoryview(bytearray(asked.nbytes)))
+            assert time.monotonic() - began < 2  # the connection's patience is 3
+    finally:
+        server.close()

@@ -11,6 +11,7 @@ import pytest
 from ckptd.core import events as ev
 from ckptd.peers import codec
 from ckptd.protocol.errors import ProtocolError
+from ckptd.protocol.gates import Gate
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.manifest import ParityRecord
 from ckptd.protocol.messages import Cadence, End, Milestone, Progress
@@ -33,6 +34,7 @@ EXAMPLES = {
     Cadence: Cadence(2, 0.5),
     Progress: Progress(save=SAVE, milestone=Milestone.PROTECTED, end=End.KEPT, reason="r"),
     Share: Share(b"replicas", 3, b"cutalike", b"fcontent"),
+    Gate: Gate("10.0.0.1", 4001, bytes(range(32))),
     ParityRecord: ParityRecord("0123456789abcdef-00.parity", 4096, 9, b"d" * 16),
     Topology: Topology((PEER,), (0, 0), Scheme.DOUBLE, 4),
     Seal: Seal(
