@@ -28,6 +28,7 @@ _VERBS = {
     "stop": "stop",
     "forget": "forget",
     "keygen": "keygen",
+    "config": "settings",
     "doctor": "doctor",
     "demo": "demo",
 }

@@ -44,13 +44,15 @@ def _run(config: str | None, **flags: Raw) -> int:
     return daemon.run(settings)
 
 
+CONFIG_OPTIONS: list[click.Parameter] = [
+    click.Option(["--config"], metavar="FILE", help="TOML file.  [CKPTD_CONFIG; ~/.config/ckptd/config.toml]"),
+    *map(_option, SETTINGS.values()),
+]
+
 command = click.Command(
     "run",
     callback=_run,
-    params=[
-        click.Option(["--config"], metavar="FILE", help="TOML file.  [CKPTD_CONFIG; ~/.config/ckptd/config.toml]"),
-        *map(_option, SETTINGS.values()),
-    ],
+    params=CONFIG_OPTIONS,
     help=_run.__doc__,
     epilog=example("ckptd run --store /scratch/$USER/ckpt --budget-nbytes 64G"),
 )

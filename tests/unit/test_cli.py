@@ -15,6 +15,7 @@ from ckptd import __version__, cli
 from ckptd.cli import common
 from ckptd.cli import drain as drain_verb
 from ckptd.cli import status as status_verb
+from ckptd.config import SETTINGS
 from ckptd.filelayer import FileLayer
 from ckptd.peers.keys import read_keys
 from ckptd.protocol.digest import KIND, digest
@@ -25,7 +26,7 @@ from ckptd.store import commit, write_vote
 from ckptd.store_scan import Place
 from tests.unit import a_status
 
-VERBS = ("run", "status", "list", "verify", "export", "drain", "stop", "forget", "keygen", "doctor", "demo")
+VERBS = ("run", "status", "list", "verify", "export", "drain", "stop", "forget", "keygen", "config", "doctor", "demo")
 
 
 @pytest.fixture
@@ -177,6 +178,46 @@ def test_keygen_has_a_place_of_its_own_and_json(ckptd, tmp_path):
     assert found["file"] == str(tmp_path / ".config/ckptd/key.toml")
     assert read_keys(found["file"]).public == found["public"]
     assert ckptd("keygen", str(tmp_path / "missing" / "key.toml"))[0] == 2
+
+
+# --- config ---
+
+
+def test_config_says_what_each_setting_is_and_who_said_so(ckptd, tmp_path, monkeypatch):
+    path = tmp_path / "config.toml"
+    path.write_text("keep_last = 7\ndrain_bandwidth = '2G'\nset_size = 4\n")
+    monkeypatch.setenv("CKPTD_SET_SIZE", "5")
+    monkeypatch.setenv("CKPTD_STORE", str(tmp_path))
+    args = ("config", "--config", str(path), "--worker-nice", "9", "--no-drain-parity")
+    code, out, _ = ckptd(*args, "--json")
+    found = json.loads(out)
+    assert (code, found["schema"]) == (0, 1)
+    settings = found["settings"]
+    assert settings.keys() == SETTINGS.keys()
+    said = {name: (one["value"], one["from"]) for name, one in settings.items() if one["from"] != "default"}
+    assert said == {
+        "keep_last": (7, str(path)),
+        "drain_bandwidth": (2 << 30, str(path)),
+        "set_size": (5, "CKPTD_SET_SIZE"),
+        "store": (str(tmp_path), "CKPTD_STORE"),
+        "worker_nice": (9, "--worker-nice"),
+        "drain_parity": (False, "--drain-parity"),
+    }
+    monkeypatch.setenv("COLUMNS", "300")
+    rows = {line.split("  ")[0]: line.split() for line in ckptd(*args)[1].splitlines()}
+    assert rows["set_size"] == ["set_size", "5", "CKPTD_SET_SIZE"]
+    assert rows["drain_bandwidth"][1:-1] == ["2.0", "GiB"]
+    assert rows["read_timeout_s"] == ["read_timeout_s", "3600", "s", "default"]
+
+
+def test_config_refuses_what_run_would_refuse(ckptd, tmp_path):
+    path = tmp_path / "config.toml"
+    path.write_text("keep_lats = 7\n")
+    code, _, err = ckptd("config", "--config", str(path))
+    assert code == 2
+    assert "keep_lats" in err
+    assert "did you mean keep_last?" in err
+    assert ckptd("config", "--keep-last", "0")[0] == 2
 
 
 # --- verbs that ask the daemon ---
