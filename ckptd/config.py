@@ -75,6 +75,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     worker_nice: Annotated[int, Meta(ge=0, le=19, description="niceness of the processes that drain")] = 5
     hash_threads: Annotated[int, Meta(ge=1, le=64, description="threads that take digests")] = 1
     keep_last: Annotated[int, Meta(ge=1, description="committed checkpoints kept per job")] = 3
+    keep_every: Annotated[
+        int, Meta(ge=0, description="and those whose step is a multiple of this many are kept for good; 0: none")
+    ] = 0
     connect_timeout_s: Annotated[
         float, Meta(gt=0, extra=_DURATION, description="how long connect waits for the job's old ranks to end")
     ] = 30.0

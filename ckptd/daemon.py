@@ -431,6 +431,7 @@ def _policy(config: Config) -> Policy:
     return Policy(
         slots_per_rank=config.slots_per_rank,
         keep_last=config.keep_last,
+        keep_every=config.keep_every,
         connect_timeout_s=config.connect_timeout_s,
         stage_timeout_s=config.stage_timeout_s,
         read_timeout_s=config.read_timeout_s,

@@ -27,6 +27,7 @@ from ckptd.store_messages import (
     DrainParity,
     Failed,
     RemoveCheckpoint,
+    Removed,
     RemovePartial,
     ScanJob,
     SweepTrash,
@@ -297,11 +298,12 @@ class Effects:
         if isinstance(action, act.RemovePartial):
             self._stores.ask(job.store, lambda i: RemovePartial(id=i, job=job.job, save=save), lambda _: None)
             return
-        self._stores.ask(
-            job.store,
-            lambda i: RemoveCheckpoint(id=i, job=job.job, save=save),
-            lambda reply: self._deliver(ev.CheckpointRemoved(job=job, save=save, problem=_problem(reply))),
-        )
+
+        def answer(reply: Done | Failed) -> None:
+            stays = isinstance(reply, Done) and isinstance(reply.result, Removed) and reply.result.pinned
+            self._deliver(ev.CheckpointRemoved(job=job, save=save, problem=_problem(reply), pinned=stays))
+
+        self._stores.ask(job.store, lambda i: RemoveCheckpoint(id=i, job=job.job, save=save), answer)
 
 
 def _file_record(found: Fragments) -> FileRecord:

@@ -13,6 +13,7 @@ import msgspec
 
 from ckptd import failpoints
 from ckptd.filelayer import FileLayer, is_temp, temp_name
+from ckptd.pins import pinned
 from ckptd.protocol.digest import digest
 from ckptd.protocol.errors import CkptdError, DamagedError
 from ckptd.protocol.ids import MAX_INCARNATION, JobKey, SaveId, parse_dirname, parse_partial_dirname
@@ -272,12 +273,14 @@ def _tidy(fs: FileLayer, path: str) -> str:
 # -- removal --
 
 
-def remove_checkpoint(fs: FileLayer, key: JobKey, save: SaveId) -> None:
-    """The committed checkpoint removed; nothing to do if it is gone. Raises CkptdError for the newest: it stays."""
+def remove_checkpoint(fs: FileLayer, key: JobKey, save: SaveId) -> bool:
+    """Whether the committed checkpoint is gone: not if it is pinned. Raises CkptdError for the newest: it stays."""
+    if save.dirname in pinned(fs, key):
+        return False
     entries = scan(fs, key).committed
     if save not in (entry.committed.save for entry in entries):
         if committed_at(fs, Place(key, save)) is None:
-            return
+            return True
         raise DamagedError(
             f"{Place(key, save).final}: not a valid checkpoint", hint=f"see: ckptd verify {job_dir(key)}"
         )
@@ -292,6 +295,7 @@ def remove_checkpoint(fs: FileLayer, key: JobKey, save: SaveId) -> None:
     _set_latest(fs, Place(key, newest))
     failpoints.reach("remove.before-rename")
     _discard(fs, Place(key, save).final)
+    return True
 
 
 def remove_partial(fs: FileLayer, key: JobKey, save: SaveId) -> None:

@@ -82,7 +82,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, tag="commit"):
 
 
 class RemoveCheckpoint(msgspec.Struct, frozen=True, kw_only=True, tag="remove-checkpoint"):
-    """A committed one that is not the newest. Answered by no result."""
+    """A committed one that is not the newest. Answered by Removed."""
 
     id: int
     job: JobName
@@ -124,6 +124,12 @@ class Drained(msgspec.Struct, frozen=True, tag="drained"):
     committed: bool = False
 
 
+class Removed(msgspec.Struct, frozen=True, tag="removed"):
+    """The checkpoint is gone, or stays because it is pinned."""
+
+    pinned: bool
+
+
 class Space(msgspec.Struct, frozen=True, tag="space"):
     """Of the store's file system."""
 
@@ -135,7 +141,7 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
     """The request was carried out."""
 
     id: int
-    result: Taken | Scan | Drained | CommitOutcome | Space | None = None
+    result: Taken | Scan | Drained | CommitOutcome | Removed | Space | None = None
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

@@ -30,6 +30,7 @@ from ckptd.store_messages import (
     Probe,
     Progress,
     RemoveCheckpoint,
+    Removed,
     RemovePartial,
     Reply,
     Request,
@@ -112,8 +113,7 @@ class Worker:
             case ScanJob(job=job):
                 return Done(request.id, scan(self._fs, self._key(job)))
             case RemoveCheckpoint(job=job, save=save):
-                store.remove_checkpoint(self._fs, self._key(job), save)
-                return Done(request.id)
+                return Done(request.id, Removed(pinned=not store.remove_checkpoint(self._fs, self._key(job), save)))
             case RemovePartial(job=job, save=save):
                 store.remove_partial(self._fs, self._key(job), save)
                 return Done(request.id)

@@ -24,6 +24,8 @@ _VERBS = {
     "export": "export",
     "rebuild": "rebuild",
     "commit": "commit",
+    "prune": "prune",
+    "pin": "pin",
     "drain": "drain",
     "stop": "stop",
     "forget": "forget",

@@ -13,6 +13,7 @@ from ckptd import human
 from ckptd.cli import common
 from ckptd.filelayer import FileLayer
 from ckptd.nodes_view import plain_table
+from ckptd.pins import pinned
 from ckptd.protocol.errors import UsageError
 from ckptd.protocol.ids import JobKey, is_job_name, parse_dirname, parse_partial_dirname
 from ckptd.protocol.manifest import COMMITTED, LATEST
@@ -34,6 +35,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     nbytes: int
     committed_at: str  # ISO 8601, UTC
     latest: bool
+    pinned: bool
     path: str
 
 
@@ -111,11 +113,11 @@ def _is_job_dir(path: str) -> bool:
 
 def _listing(key: JobKey) -> JobListing:
     found: Scan = scan(FileLayer(), key)
-    latest = _latest(key)
+    latest, kept = _latest(key), _pinned(key, found.problems)
     return JobListing(
         job=key.job,
         store=key.store,
-        checkpoints=[_row(key, entry, latest) for entry in found.committed],
+        checkpoints=[_row(key, entry, latest, kept) for entry in found.committed],
         partials=[_partial_row(key, entry) for entry in found.partials],
         problems=found.problems,
     )
@@ -128,13 +130,22 @@ def _latest(key: JobKey) -> str:
         return ""
 
 
-def _row(key: JobKey, entry: CommittedEntry, latest: str) -> Row:
+def _pinned(key: JobKey, problems: list[str]) -> frozenset[str]:
+    try:
+        return pinned(FileLayer(), key)
+    except OSError as error:
+        problems.append(str(error))
+        return frozenset()
+
+
+def _row(key: JobKey, entry: CommittedEntry, latest: str, kept: frozenset[str]) -> Row:
     path = os.path.join(job_dir(key), entry.dirname)
     committed = entry.committed
     when = _moment(os.stat(os.path.join(path, COMMITTED)).st_mtime)
     return Row(
         step=committed.step, incarnation=committed.incarnation, counter=committed.counter,
         world_size=committed.world_size, nbytes=committed.nbytes, path=path, latest=entry.dirname == latest,
+        pinned=entry.dirname in kept,
         committed_at=when.isoformat(timespec="seconds"),
     )  # fmt: skip
 
@@ -163,9 +174,14 @@ def _view(job: JobListing, *, narrow: bool) -> RenderableType:
         table.add_column("")
         for row in job.checkpoints:
             when = datetime.fromisoformat(row.committed_at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-            latest = Text("latest" if row.latest else "", "green")
+            words = [word for word, said in (("latest", row.latest), ("pinned", row.pinned)) if said]
             table.add_row(
-                str(row.step), str(row.incarnation), str(row.world_size), human.size(row.nbytes), when, latest
+                str(row.step),
+                str(row.incarnation),
+                str(row.world_size),
+                human.size(row.nbytes),
+                when,
+                Text(", ".join(words), "green"),
             )
         body = [table]
     for partial in job.partials:

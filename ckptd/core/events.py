@@ -360,10 +360,11 @@ class CommitEnded(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRemoved(Event):
-    """Retention's removal ended; ``problem`` not empty: it did not."""
+    """Retention's removal ended; ``problem`` not empty: it did not. ``pinned``: it stays because the user says so."""
 
     save: SaveId
     problem: str = ""
+    pinned: bool = False
 
 
 # --- between the nodes of a job; on one node they loop back

@@ -9,6 +9,7 @@ class Policy:
 
     slots_per_rank: int = 3
     keep_last: int = 3
+    keep_every: int = 0  # steps; 0: none is kept for its number
     connect_timeout_s: float = 30.0
     stage_timeout_s: float = 300.0
     read_timeout_s: float = 3600.0  # of one round of a load

@@ -7,19 +7,26 @@ from ckptd.core.actions import Action, Note, RemoveCheckpoint
 from ckptd.protocol.ids import JobKey, SaveId
 
 
-def superfluous(committed: Iterable[SaveId], *, keep_last: int) -> list[SaveId]:
-    """Committed saves beyond the newest keep_last, oldest first. The newest one always stays; keep_last 0 keeps all."""
+def superfluous(
+    committed: Iterable[SaveId], *, keep_last: int, keep_every: int = 0, pinned: Collection[SaveId] = ()
+) -> list[SaveId]:
+    """Committed saves beyond the newest keep_last, oldest first. The newest one always stays; keep_last 0 keeps all.
+
+    keep_every: those of steps that are multiples of it stay too, and those that are pinned.
+    """
     if keep_last <= 0:
         return []
-    return sorted(committed)[:-keep_last]
+    old = sorted(committed)[:-keep_last]
+    return [save for save in old if save not in pinned and not (keep_every and save.step % keep_every == 0)]
 
 
 class Retention:
     """Removals of one job's committed checkpoints."""
 
-    def __init__(self, job: JobKey, keep_last: int) -> None:
+    def __init__(self, job: JobKey, keep_last: int, keep_every: int = 0) -> None:
         self._job = job
-        self._keep_last = keep_last
+        self._keep_last, self._keep_every = keep_last, keep_every
+        self._pinned: set[SaveId] = set()  # as far as is known: found out when they were to be removed
         self._removing: set[SaveId] = set()
         self.hold = False  # a load reads from the store just now
 
@@ -27,11 +34,15 @@ class Retention:
         """Removes what is superfluous."""
         if self.hold:
             return []
-        gone = superfluous(set(committed) - self._removing, keep_last=self._keep_last)
+        there = set(committed) - self._removing
+        gone = superfluous(there, keep_last=self._keep_last, keep_every=self._keep_every, pinned=self._pinned)
         self._removing |= set(gone)
         return [RemoveCheckpoint(job=self._job, save=save) for save in gone]
 
     def removed(self, event: ev.CheckpointRemoved) -> list[Action]:
         """A removal ended; one that failed is tried again with the next commit."""
         self._removing.discard(event.save)
+        if event.pinned:
+            self._pinned.add(event.save)
+            return []
         return [Note(job=self._job, text=f"could not remove {event.save}: {event.problem}")] if event.problem else []

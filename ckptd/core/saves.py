@@ -37,7 +37,7 @@ class Saves:
         self.active: SaveId | None = None
         self.retry_at: float | None = None
         self._partials: set[SaveId] = set()
-        self.retention = Retention(job, policy.keep_last)
+        self.retention = Retention(job, policy.keep_last, policy.keep_every)
         self._last_due: tuple[int, float] | None = None  # (step, time) of the last save that was due
         self.incarnation = 0  # of the job's present life
         self.disputed = -1  # an incarnation whose number an older life on the store has too
@@ -437,7 +437,7 @@ class Saves:
 
     def removed(self, event: ev.CheckpointRemoved) -> list[Action]:
         """A removal ended."""
-        if not event.problem:
+        if not event.problem and not event.pinned:
             self.on_store.pop(event.save, None)
         return self.retention.removed(event)
 

@@ -26,7 +26,7 @@ from ckptd.store import commit, write_vote
 from ckptd.store_scan import Place
 from tests.unit import a_status
 
-VERBS = ("run", "status", "list", "verify", "export", "drain", "stop", "forget", "keygen", "config", "doctor", "demo")
+VERBS = tuple(cli._VERBS)
 
 
 @pytest.fixture
@@ -365,7 +365,86 @@ def test_list_of_a_damaged_store(ckptd, store):
     assert "error:" in out
 
 
-@pytest.mark.parametrize("verb", ["list", "verify"])
+# --- retention without a daemon ---
+
+
+@pytest.fixture
+def many(store):
+    """Steps 100 to 150, of the job in the store."""
+    key = JobKey(str(store), "job")
+    for counter, step in enumerate(range(110, 160, 10), 3):
+        save = SaveId(1, counter, step)
+        put(key, save)
+        commit(FileLayer(), key, save, "test")
+    return store
+
+
+def steps(store):
+    """Committed ones that are there."""
+    return sorted(int(name[5:14]) for name in os.listdir(store / "job") if name.startswith("step-"))
+
+
+def test_prune_keeps_what_it_is_told_and_what_is_pinned(ckptd, many):
+    code, out, _ = ckptd("pin", str(many / "job/step-000000110.i0001"))
+    assert (code, out) == (0, f"{many}/job/step-000000110.i0001: pinned\n")
+    args = ("prune", "--keep-last", "2", "--keep-every", "60", str(many))
+    code, out, _ = ckptd(*args, "--dry-run")
+    assert code == 0
+    assert [step for step in range(100, 160, 10) if f"{step:09d}" in out] == [100, 130]
+    assert "10 B in all; nothing was removed" in out
+    assert steps(many) == [100, 110, 120, 130, 140, 150]
+    code, out, _ = ckptd(*args, "--json")
+    found = json.loads(out)
+    assert (code, found["schema"], found["ok"]) == (0, 1, True)
+    told = [(one["step"], one["removed"], one["nbytes"]) for one in found["checkpoints"]]
+    assert told == [(100, True, 5), (130, True, 5)]
+    assert steps(many) == [110, 120, 140, 150]
+    assert ckptd(*args) == (0, "nothing to remove\n", "")
+    assert ckptd("pin", "--remove", str(many / "job/step-000000110.i0001"))[0] == 0
+    assert ckptd("prune", "--keep-last", "1", str(many / "job"))[0] == 0
+    assert steps(many) == [150]
+    assert [name for name in os.listdir(many / "job") if "trash" in name] == []
+
+
+def test_prune_takes_its_settings_from_where_the_daemon_does(ckptd, many, monkeypatch):
+    monkeypatch.setenv("CKPTD_KEEP_LAST", "4")
+    assert ckptd("prune", str(many))[0] == 0
+    assert steps(many) == [120, 130, 140, 150]
+    assert ckptd("prune", "--keep-last", "0", str(many))[0] == 2
+    assert steps(many) == [120, 130, 140, 150]
+
+
+def test_prune_says_what_it_could_not_remove(ckptd, many, monkeypatch):
+    def refuse(src, dst):
+        raise PermissionError(13, "Permission denied", src)
+
+    monkeypatch.setattr(os, "rename", refuse)
+    code, out, _ = ckptd("prune", "--keep-last", "5", str(many))
+    assert code == 1
+    assert "not removed:" in out
+    assert "Permission denied" in out
+    assert len(steps(many)) == 6
+
+
+def test_pin_knows_latest_and_says_what_was_so_before(ckptd, many):
+    for remove, changed in ((False, True), (False, False), (True, True), (True, False)):
+        code, out, _ = ckptd("pin", "--json", *["--remove"] * remove, str(many / "job/latest"))
+        found = json.loads(out)
+        assert (code, found["changed"], found["pinned"]) == (0, changed, not remove)
+        assert found["path"] == str(many / "job/step-000000150.i0001")
+        if not remove:
+            assert "latest, pinned" in ckptd("list", str(many))[1]
+    assert "pinned" not in ckptd("list", str(many))[1]
+
+
+@pytest.mark.parametrize("path", ["job", "job/step-000000777.i0001", "job/.step-000000200.i0001"])
+def test_pin_of_what_is_no_committed_checkpoint(ckptd, many, path):
+    code, out, err = ckptd("pin", str(many / path))
+    assert (code, out) == (2, "")
+    assert "hint: " in err
+
+
+@pytest.mark.parametrize("verb", ["list", "verify", "prune"])
 @pytest.mark.parametrize("path", ["", "none", "file"])
 def test_a_path_with_nothing_in_it(ckptd, tmp_path, verb, path):
     (tmp_path / "file").touch()

@@ -6,7 +6,7 @@ from ckptd.protocol.ids import SaveId
 from ckptd.protocol.messages import Cadence, Done, Progress, SlotGranted
 from tests.unit.a_job import KEY, AJob
 
-ONE, TWO, THREE = (SaveId(1, i, 10 * i) for i in (1, 2, 3))
+ONE, TWO, THREE, FOUR = (SaveId(1, i, 10 * i) for i in (1, 2, 3, 4))
 
 
 def milestones(job, save, rank=0):
@@ -300,6 +300,17 @@ def test_retention_never_takes_the_last():
     job.scan(ONE, TWO)
     job.say(ev.CheckpointRemoved(job=KEY, save=ONE))
     assert set(job.saves.on_store) == {TWO}
+
+
+def test_retention_keeps_every_so_many_steps_and_what_is_pinned():
+    job = AJob(world=1, keep_last=1, keep_every=20).start(committed=())
+    job.scan(ONE, TWO, THREE, FOUR)
+    assert [a.save for a in job.of(act.RemoveCheckpoint)] == [ONE, THREE]
+    job.say(ev.CheckpointRemoved(job=KEY, save=ONE, pinned=True))
+    job.say(ev.CheckpointRemoved(job=KEY, save=THREE))
+    assert set(job.saves.on_store) == {ONE, TWO, FOUR}
+    job.scan(ONE, TWO, FOUR)
+    assert [a.save for a in job.of(act.RemoveCheckpoint)] == [ONE, THREE], "it is not tried again"
 
 
 def test_records_of_the_past_are_bounded():

@@ -5,6 +5,7 @@ import math
 import os
 import pathlib
 import random
+import sys
 from collections import Counter, OrderedDict, deque
 
 import numpy as np
@@ -411,6 +412,19 @@ def test_retention_leaves_the_newest(tmp_path, join):
         with join("kept", on=node) as client:
             assert client.load(state, 3).step == 3
             assert state["w"].tolist() == [3.0] * 4
+
+
+def test_retention_keeps_what_is_pinned_and_every_so_many_steps(tmp_path, join):
+    with Node(str(tmp_path)) as node:
+        node.start("--keep-last", "1", "--keep-every", "10")
+        with join("kept", on=node) as client:
+            for step in (3, 10, 11):
+                client.save({"w": torch.full((4,), float(step))}, step).wait("durable", 20)
+                if step == 3:
+                    node.complete(sys.executable, "-m", "ckptd", "pin", str(tmp_path / "kept" / "latest"), timeout_s=60)
+            client.save({"w": torch.full((4,), 12.0)}, 12).wait("durable", 20)
+            wait_for(lambda: client.steps() == [3, 10, 12])
+        assert "could not remove" not in node.log_text()
 
 
 def visible(folder):

@@ -1,0 +1,43 @@
+"""``ckptd pin``: checkpoints that retention is to leave alone."""
+
+import os
+
+import click
+
+from ckptd.cli import common
+from ckptd.filelayer import FileLayer
+from ckptd.pins import pin, unpin
+from ckptd.protocol.errors import UsageError
+from ckptd.protocol.ids import JobKey, parse_dirname
+
+SCHEMA = 1
+
+
+@click.command(
+    epilog=common.example(
+        "ckptd pin /scratch/$USER/ckpt/llama-7b/latest",
+        "ckptd pin --remove /scratch/$USER/ckpt/llama-7b/step-000000100.i0001",
+    )
+)
+@click.argument("path")
+@click.option("--remove", is_flag=True, help="Retention may have it again.")
+@common.json_option
+def command(path: str, remove: bool, as_json: bool) -> int:
+    """Pin the checkpoint in PATH: neither the daemon nor ckptd prune removes it, whatever is to be kept."""
+    where = os.path.realpath(path)
+    key, dirname = _named(where)
+    changed = unpin(FileLayer(), key, dirname) if remove else pin(FileLayer(), key, dirname)
+    if as_json:
+        common.print_json({"schema": SCHEMA, "path": where, "pinned": not remove, "changed": changed})
+        return 0
+    before = "" if changed else " already" if not remove else "; it was not pinned"
+    click.echo(f"{where}: {'not pinned' if remove else 'pinned'}{before}")
+    return 0
+
+
+def _named(path: str) -> tuple[JobKey, str]:
+    """The job, and the checkpoint's directory in it."""
+    head, name = os.path.split(path)
+    if parse_dirname(name) is None:
+        raise UsageError(f"{path} is no checkpoint", hint="give its directory, or the job's link latest")
+    return JobKey(*os.path.split(head)), name

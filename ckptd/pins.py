@@ -1,0 +1,50 @@
+"""Checkpoints that the user has pinned: retention passes them over. A pin is an empty file beside the checkpoints."""
+
+import os
+
+from ckptd.filelayer import FileLayer
+from ckptd.protocol.errors import UsageError
+from ckptd.protocol.ids import JobKey, parse_dirname
+from ckptd.protocol.manifest import COMMITTED
+from ckptd.store_scan import job_dir
+
+PINS_DIR = ".pins"
+
+
+def pin(fs: FileLayer, key: JobKey, dirname: str) -> bool:
+    """Pins a committed checkpoint, on the disk when it returns; False: it was already. Raises UsageError, OSError."""
+    final = os.path.join(job_dir(key), dirname)
+    try:
+        fs.size(os.path.join(final, COMMITTED))
+    except FileNotFoundError as error:
+        raise UsageError(f"{final} is no committed checkpoint", hint=f"ckptd list {job_dir(key)}") from error
+    if fs.mkdir(_pins_dir(key)):
+        fs.fsync_dir(job_dir(key))
+    try:
+        fs.create_exclusive(os.path.join(_pins_dir(key), dirname))
+    except FileExistsError:
+        return False
+    fs.fsync_dir(_pins_dir(key))
+    return True
+
+
+def unpin(fs: FileLayer, key: JobKey, dirname: str) -> bool:
+    """Retention may have it again; False when it was not pinned. Raises OSError."""
+    try:
+        fs.unlink(os.path.join(_pins_dir(key), dirname))
+    except FileNotFoundError:
+        return False
+    fs.fsync_dir(_pins_dir(key))
+    return True
+
+
+def pinned(fs: FileLayer, key: JobKey) -> frozenset[str]:
+    """Directories of all that are pinned. Raises OSError when that cannot be told."""
+    try:
+        return frozenset(name for name in fs.listdir(_pins_dir(key)) if parse_dirname(name) is not None)
+    except FileNotFoundError:
+        return frozenset()
+
+
+def _pins_dir(key: JobKey) -> str:
+    return os.path.join(job_dir(key), PINS_DIR)
