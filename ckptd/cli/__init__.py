@@ -19,6 +19,7 @@ FINE, NOT_FINE, USAGE, NO_DAEMON, INTERRUPTED = 0, 1, 2, 3, 130
 _VERBS = {
     "run": "run",
     "status": "status",
+    "metrics": "metrics",
     "list": "listing",
     "verify": "verify",
     "export": "export",

@@ -52,7 +52,12 @@ def test_the_user_unit_asks_for_nothing_that_needs_root():
 
 
 @pytest.mark.parametrize(
-    ("name", "copy"), [("ckptd@.service", "ckptd@root.service"), ("ckptd-user.service", "ckptd.service")]
+    ("name", "copy"),
+    [
+        ("ckptd@.service", "ckptd@root.service"),
+        ("ckptd-user.service", "ckptd.service"),
+        ("ckptd-metrics@.service", "ckptd-metrics@root.service"),
+    ],
 )
 def test_systemd_finds_no_fault(name, copy, tmp_path):
     if shutil.which("systemd-analyze") is None:
