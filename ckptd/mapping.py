@@ -9,6 +9,7 @@ import ctypes
 import mmap
 import os
 import weakref
+from collections.abc import Callable
 from typing import Final
 
 HUGE_NBYTES: Final = 2 << 20
@@ -38,7 +39,9 @@ class Mapping:
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         self.address = _map(fd, nbytes, protection)
         memory = (ctypes.c_ubyte * nbytes).from_address(self.address)
-        weakref.finalize(memory, _unmap, os.getpid(), self.address, nbytes).atexit = False  # threads may still copy
+        self._before_unmap: list[Callable[[], None]] = []
+        finalizer = weakref.finalize(memory, _unmap, os.getpid(), self.address, nbytes, self._before_unmap)
+        finalizer.atexit = False  # threads may still copy
         view = memoryview(memory).cast("B")
         self.view = view if writable else view.toreadonly()
 
@@ -47,6 +50,13 @@ class Mapping:
         length = self.nbytes - start if nbytes is None else nbytes
         if _libc.madvise(self.address + start, length, advice):
             raise _error()
+
+    def before_unmap(self, undo: Callable[[], None]) -> None:
+        """Has undo called right before the memory is unmapped, by whoever drops the last view; never in a forked child.
+
+        What is registered with a device is so given back while it is still mapped. undo must not raise.
+        """
+        self._before_unmap.append(undo)
 
     def close(self) -> None:
         """Lets go of the bytes; they are unmapped with the last view."""
@@ -73,8 +83,10 @@ def _map(fd: int | None, nbytes: int, protection: int) -> int:
     return address
 
 
-def _unmap(pid: int, address: int, nbytes: int) -> None:
+def _unmap(pid: int, address: int, nbytes: int, before: list[Callable[[], None]]) -> None:
     if os.getpid() == pid:  # a forked child may have other things at a range that MADV_DONTFORK left free
+        for undo in before:
+            undo()
         _libc.munmap(address, nbytes)
 
 

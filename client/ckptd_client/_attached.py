@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from ckptd.protocol.errors import UsageError
+from ckptd_client._copy_engines import is_capturing
 from ckptd_client._tensors import local_of
 
 BeforeStep = Callable[[], None]
@@ -27,10 +28,16 @@ class Attached:
             kind = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
             raise UsageError(f"attach was given a {kind}", hint=hint)
         self.optimizer = optimizer
+        self._before_step = before_step
+        self._captured = False
         try:
-            self._hook = optimizer.register_step_pre_hook(lambda *_: before_step())
+            self._hook = optimizer.register_step_pre_hook(self._about_to_step)
         except AttributeError as error:  # a wrapper that is a subclass, and made no hooks
             raise UsageError(f"attach was given a {type(optimizer).__qualname__} without hooks", hint=hint) from error
+
+    def _about_to_step(self, *_: Any) -> None:
+        self._captured = self._captured or is_capturing()
+        self._before_step()
 
     def detach(self) -> None:
         """No more words."""
@@ -49,6 +56,8 @@ class Attached:
         """Why somebody else may write them, or step() may run unheard; empty when it is as it should be."""
         if not getattr(type(self.optimizer).step, "hooked", False):
             return f"{type(self.optimizer).__qualname__}.step calls no hooks"
+        if self._captured:
+            return "its step was captured in a CUDA graph, which steps unheard when it is replayed"
         for group in self.optimizer.param_groups:
             if group.get("capturable") and any(parameter.is_cuda for parameter in group["params"]):
                 return "it is capturable: a CUDA graph that is replayed steps unheard"

@@ -8,14 +8,16 @@ what each says of its cut and of the bytes (ckptd.protocol.shares).
 
 import math
 from bisect import bisect_right
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
 import xxhash
 
 from ckptd.protocol.shares import MAX_SHARES, SUM_NBYTES, Share
+from ckptd_client._copy_engines import Fetch, divided, flat_bytes, parts_of
 from ckptd_client._tensors import local_of
 from ckptd_client._tree import Flat
 from ckptd_client.handle import SaveHandle
@@ -23,6 +25,8 @@ from ckptd_client.handle import SaveHandle
 WINDOWS = 256  # parts of the stream, of which each save looks at one
 _FIRST, _LATER = b"f", b"l"  # how much was looked at
 _LOOKED_NBYTES = 4 << 30  # at most so much in one save
+_ON_HOST_NBYTES = 32 << 20  # of a device, at a time
+_APART = 16  # bytes: where elements of any dtype may begin
 
 
 class Rows(NamedTuple):
@@ -136,26 +140,67 @@ def _stream(ranks: tuple[int, ...], positions: Sequence[int], flat: Flat) -> Str
 # --- what is said of it
 
 
-def said_of(streams: Sequence[Stream], values: Sequence[Any], look: Look) -> tuple[Share, ...]:
-    """This rank's word of each stream in this save."""
-    return tuple(
-        Share(
-            replicas=xxhash.xxh3_128(repr(stream.ranks).encode()).digest()[:SUM_NBYTES],
-            count=len(stream.ranks),
-            cut=stream.cut,
-            content=_content(stream, values, look.turn, first_look=stream.cut not in look.checked),
-        )
-        for stream in streams
-    )
+def said_of(streams: Sequence[Stream], values: Sequence[Any], look: Look) -> Callable[[], tuple[Share, ...]]:
+    """This rank's word of each stream in this save, as the values are now. A call blocks until devices sent theirs."""
+    contents = [_content(stream, values, look.turn, first_look=stream.cut not in look.checked) for stream in streams]
+    shares: list[Share] = []
+
+    def said() -> tuple[Share, ...]:
+        for stream, content in zip(streams[len(shares) :], contents[len(shares) :], strict=True):
+            replicas = xxhash.xxh3_128(repr(stream.ranks).encode()).digest()[:SUM_NBYTES]
+            shares.append(Share(replicas=replicas, count=len(stream.ranks), cut=stream.cut, content=content()))
+        return tuple(shares)
+
+    return said
 
 
-def _content(stream: Stream, values: Sequence[Any], turn: int, *, first_look: bool) -> bytes:
+def _content(stream: Stream, values: Sequence[Any], turn: int, *, first_look: bool) -> Callable[[], bytes]:
     parts = stream.parts if first_look else WINDOWS
     part = turn % parts
     first, stop = part * stream.nbytes // parts, (part + 1) * stream.nbytes // parts
+    pieces = [rows.of(local_of(values[position]).detach()) for position, rows in stream.between(first, stop)]
+    taken = _at_once(pieces) if first_look or not divided(pieces) else _on_the_way(pieces)
+    return lambda: (_FIRST if first_look else _LATER) + taken()[: SUM_NBYTES - 1]
+
+
+def _at_once(pieces: Sequence[torch.Tensor]) -> Callable[[], bytes]:
+    """The digest of all bytes, taken now. Of a device it has only a little on the host at a time."""
     found = xxhash.xxh3_128()
-    for position, rows in stream.between(first, stop):
-        local = local_of(values[position]).detach()
-        plain = rows.of(local).cpu().resolve_conj().resolve_neg().contiguous()
-        found.update(plain.reshape(-1).view(torch.uint8).numpy().data)
-    return (_FIRST if first_look else _LATER) + found.digest()[: SUM_NBYTES - 1]
+    for piece in pieces:
+        if not divided([piece]):
+            found.update(flat_bytes(piece.cpu()).numpy().data)
+            continue
+        for part, _ in parts_of(piece, piece, _ON_HOST_NBYTES):
+            _Way([part]).digested(found)
+    digest = found.digest()
+    return lambda: digest
+
+
+def _on_the_way(pieces: Sequence[torch.Tensor]) -> Callable[[], bytes]:
+    """The digest, of what devices begin to send now."""
+    way = _Way(pieces)
+    return lambda: way.digested(xxhash.xxh3_128()).digest()
+
+
+class _Way:
+    """Tensors, some of devices, that are copied into memory of the host, end to end. Keeps them until they arrived."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._tensors = list(tensors)
+        self._fetch = Fetch(self._tensors)
+        self._memory = self._fetch.engines[0].scratch(sum(-(-tensor.nbytes // _APART) * _APART for tensor in tensors))
+        starts = accumulate((-(-tensor.nbytes // _APART) * _APART for tensor in tensors), initial=0)
+        self._places = [self._memory[at : at + t.nbytes] for at, t in zip(starts, tensors, strict=False)]
+        views = [place.view(t.dtype).view(t.shape) for place, t in zip(self._places, tensors, strict=True)]
+        self._fetch.begin(views, self._tensors)
+        with torch.no_grad():
+            for i in self._fetch.others:
+                views[i].copy_(self._tensors[i])
+
+    def digested(self, found: "xxhash.xxh3_128") -> "xxhash.xxh3_128":
+        """The hash, fed with all bytes. Blocks until they are there."""
+        self._fetch.wait()
+        self._tensors = []
+        for place in self._places:
+            found.update(place.numpy().data)
+        return found

@@ -16,6 +16,7 @@ from ckptd.protocol.layout import MAX_DIMS, Path, TensorEntry, box_nbytes
 from ckptd.regular_files import contents, open_followed
 from ckptd_client._dcp_pickle import Dtype, Record, read_metadata
 from ckptd_client._foreign import Foreign
+from ckptd_client._landing import land
 from ckptd_client._ranges import read_ranges
 from ckptd_client._reshard import Ints, Saved
 from ckptd_client._restore import Target
@@ -191,10 +192,8 @@ def _check(place: _Slice, entry: TensorEntry, tensor: Any) -> None:
 
 
 def _copy(tensor: torch.Tensor, targets: list[Target]) -> None:
-    import ctypes  # noqa: PLC0415 - rare
-
-    for target in targets:
-        ctypes.memmove(target.address, tensor.data_ptr() + target.data_offset, target.nbytes)
+    places = [(target.data_offset, target.place(0, target.nbytes), target.nbytes) for target in targets]
+    land(places, tensor.data_ptr())
 
 
 def _load_value(place: _Slice, name: str) -> Any:

@@ -12,6 +12,7 @@ from ckptd.protocol.layout import Layout, Leaves, Path, TensorEntry
 from ckptd_client._hints import hint_of
 from ckptd_client._inline import opened
 from ckptd_client._keys import settled
+from ckptd_client._landing import bytes_of, engines_of
 from ckptd_client._pickle import NO_PICKLE, PickleKeys, decode
 from ckptd_client._reshard import Box, Run, Saved, cover
 from ckptd_client._restore import Target
@@ -170,6 +171,7 @@ def fit(state: Any, saves: Saves, *, where: str, pickle_keys: PickleKeys = NO_PI
     sharing = _sharing(wanted)
     for index, want in enumerate(wanted):
         _aim(out, want, sharing.get(index))
+    _quieten(out)
     _copy_inline(out, here, saves)
     for name in saves.paths:
         if name not in out.tensors and is_tensor(here.get(name)):
@@ -291,7 +293,12 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 def _aim(out: Fit, want: Wanted, sharer: str | None) -> None:
     """Adds the reads that fill a tensor. sharer: whose memory it shares, if any."""
-    plain = want.local
+    plain, device = want.local, None if sharer is not None else bytes_of(want.local)
+    if device is not None:
+        for run in want.runs:
+            target = Target(run.source, run.nbytes, 0, device[run.target : run.target + run.nbytes])
+            out.targets.setdefault(run.rank, []).append(target)
+        return
     if sharer is not None:
         plain = torch.empty(plain.shape, dtype=plain.dtype)
         out.shared.append((want.name, sharer, plain, want.local))
@@ -301,6 +308,13 @@ def _aim(out: Fit, want: Wanted, sharer: str | None) -> None:
     for run in want.runs:
         target = Target(run.source, run.nbytes, plain.data_ptr() + run.target)
         out.targets.setdefault(run.rank, []).append(target)
+
+
+def _quieten(out: Fit) -> None:
+    """Waits for what this thread has queued on devices that get bytes: other threads and streams will write them."""
+    places = (target.device for targets in out.targets.values() for target in targets if target.device is not None)
+    for engine in engines_of(places):
+        engine.now().wait()
 
 
 def _in_stateful(path: Path, flat: Flat) -> bool:

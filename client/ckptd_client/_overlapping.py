@@ -14,10 +14,12 @@ import torch
 from ckptd.protocol.errors import CkptdError, SaveFailedError, UsageError
 from ckptd_client import _segments as segments
 from ckptd_client._attached import Attached, addresses, storage_of
-from ckptd_client._overlap import Overlap, Probe
+from ckptd_client._copy_engines import divided
+from ckptd_client._overlap import Overlap
 from ckptd_client._plan import Plan, Values
+from ckptd_client._proofs import Probe
 from ckptd_client._segments import Plain, Segment
-from ckptd_client._slot_writing import slot_views
+from ckptd_client._slot_writing import copy_all, pin_for, slot_views
 from ckptd_client._slots import SlotMap
 from ckptd_client.handle import SaveHandle
 
@@ -90,7 +92,9 @@ class Overlapping:
         ]
 
     def _divided(self, plan: Plan, tensors: Sequence[torch.Tensor], inside: Sequence[int]) -> "Candidates":
-        names = {i: plan.image.boxes[i].name for i in inside if not tensors[i].is_inference()}
+        reached = {i for positions in divided(tensors).values() for i in positions}  # by a copy engine
+        can = [i for i in inside if not tensors[i].is_inference() and (tensors[i].is_cpu or i in reached)]
+        names = {i: plan.image.boxes[i].name for i in can}
         late = [i for i, name in names.items() if name in self._trusted]
         return Candidates(late, [i for i, n in names.items() if n not in self._trusted and n not in self._written])
 
@@ -113,7 +117,8 @@ class Overlapping:
         client._link.unsealed.add(handle.save_id)
         try:
             views, tensors = slot_views(segment.slot, plan), values.tensors
-            plain = Plain(values.leaves, values.objects, values.shares)
+            pin_for(segment.slot, tensors)  # before the thread copies: then no engine makes it wait
+            plain = Plain(values.leaves, values.objects, values.said)
             overlap = Overlap(
                 [views[i] for i in late],
                 [tensors[i] for i in late],
@@ -124,9 +129,7 @@ class Overlapping:
             segment.owner = weakref.ref(overlap)
             set_late = set(late)
             early = [i for i in range(len(tensors)) if i not in set_late]
-            if early:
-                with torch.no_grad():
-                    torch._foreach_copy_([views[i] for i in early], [tensors[i] for i in early])
+            copy_all(segment.slot, [views[i] for i in early], [tensors[i] for i in early])
             overlap.start()
         except BaseException:
             client._link.unsealed.discard(handle.save_id)

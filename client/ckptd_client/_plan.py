@@ -1,7 +1,7 @@
 """What one rank saves and where it lies in the image: made once, kept while the structure of the state stays."""
 
 import logging
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -79,7 +79,12 @@ class Values:
     counted: list[torch.Tensor]  # for each box the tensor of the state that it is of
     leaves: bytes
     objects: bytes  # the leaves once more, for stock readers; rank 0 makes them
-    shares: tuple[Share, ...] = ()  # what is said of tensors that replicas hold too
+    said: Callable[[], tuple[Share, ...]] = tuple  # of tensors that replicas hold too; may wait for a device
+
+    @property
+    def shares(self) -> tuple[Share, ...]:
+        """What is said of tensors that replicas hold too. Blocks until it is known."""
+        return self.said()
 
     @property
     def plain_nbytes(self) -> int:
@@ -107,7 +112,7 @@ def gather(plan: Plan, state: Any, stock: StockLeaves | None = None, look: Look 
         counted=[values[i] for i in plan.of_boxes],
         leaves=encode(Leaves(VERSION, leaves)),
         objects=stock.encode(leaves) if stock is not None else b"",
-        shares=said_of(plan.streams, values, look) if look is not None else (),
+        said=said_of(plan.streams, values, look) if look is not None else tuple,
     )
 
 

@@ -6,8 +6,10 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
+from ckptd.mapping import Mapping
 from ckptd.protocol.errors import DamagedError
 from ckptd.regular_files import open_regular
+from ckptd_client._landing import Place, land
 from ckptd_client._restore import Target
 
 _READERS = 4
@@ -17,7 +19,7 @@ _PIECE_NBYTES = 16 << 20
 class _Piece(NamedTuple):
     offset: int
     nbytes: int
-    address: int
+    place: Place
 
 
 def read_ranges(path: str, targets: Iterable[Target], *, base: int = 0) -> None:
@@ -35,7 +37,7 @@ def read_ranges(path: str, targets: Iterable[Target], *, base: int = 0) -> None:
 def _split(target: Target, base: int) -> Iterable[_Piece]:
     for done in range(0, target.nbytes, _PIECE_NBYTES):
         nbytes = min(_PIECE_NBYTES, target.nbytes - done)
-        yield _Piece(base + target.data_offset + done, nbytes, target.address + done)
+        yield _Piece(base + target.data_offset + done, nbytes, target.place(done, nbytes))
 
 
 def _read_all(fd: int, path: str, pieces: list[_Piece]) -> bool:
@@ -45,10 +47,18 @@ def _read_all(fd: int, path: str, pieces: list[_Piece]) -> bool:
 
 
 def _read(fd: int, path: str, piece: _Piece) -> None:
-    view = memoryview((ctypes.c_char * piece.nbytes).from_address(piece.address)).cast("B")
+    if isinstance(piece.place, int):
+        _read_to(fd, path, piece.offset, memoryview((ctypes.c_char * piece.nbytes).from_address(piece.place)).cast("B"))
+    else:
+        block = Mapping(None, piece.nbytes)
+        _read_to(fd, path, piece.offset, block.view)
+        land([(0, piece.place, piece.nbytes)], block.address)
+
+
+def _read_to(fd: int, path: str, offset: int, view: memoryview) -> None:
     done = 0
-    while done < piece.nbytes:
-        got = os.preadv(fd, [view[done:]], piece.offset + done)
+    while done < len(view):
+        got = os.preadv(fd, [view[done:]], offset + done)
         if got == 0:
-            raise DamagedError(f"{path}: ends at byte {piece.offset + done}, something should lie there")
+            raise DamagedError(f"{path}: ends at byte {offset + done}, something should lie there")
         done += got

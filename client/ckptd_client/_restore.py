@@ -1,5 +1,6 @@
 """Reads a segment back: no load succeeds unless every block matches its digest."""
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -32,10 +33,13 @@ from ckptd.protocol.manifest import (
 )
 from ckptd.protocol.slot import PAGE, SEALS_NBYTES, Seal, SlotState, align_up, decode_seals
 from ckptd.regular_files import contents, open_regular
+from ckptd_client._copy_engines import PinningError
+from ckptd_client._landing import Piece as Landing
+from ckptd_client._landing import Place, engines_of, land
 
 _STORE_READERS = 4  # reads in flight: what large O_DIRECT reads need to keep a device busy
 _CHUNK_NBYTES = 1 << 20  # fits the second-level cache of a core
-Pieces = dict[int, list[tuple[int, int, int]]]  # by block: (offset in it, target address, bytes)
+Pieces = dict[int, list[Landing]]  # by block
 _ARENA_READERS = 2  # at least; a copy out of memory gains nothing from more threads than torch has
 
 
@@ -235,11 +239,16 @@ def _vote_note(directory: str, vote: VoteRef) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Contiguous CPU bytes that one box of the image goes to."""
+    """Contiguous bytes that one box of the image goes to."""
 
     data_offset: int
     nbytes: int
-    address: int
+    address: int  # in the host's memory
+    device: torch.Tensor | None = None  # instead of the address: the bytes on a device, which the caller keeps quiet
+
+    def place(self, done: int, nbytes: int) -> Place:
+        """Where so many bytes go after the first so many."""
+        return self.address + done if self.device is None else self.device[done : done + nbytes]
 
 
 def copy_out(source: Source, targets: list[Target], *, sparse: bool = False) -> None:
@@ -279,16 +288,12 @@ def _each(source: Source, wanted: list[int], copy_block: Callable[[int], None]) 
 
 def _from_file(source: Source, pieces: Pieces, count: int) -> Callable[[int], None]:
     """Reads a block into a buffer, checks it, copies it; count blocks in all."""
-    buffers: SimpleQueue[Mapping] = SimpleQueue()
-    for _ in range(min(source.readers, count)):
-        buffers.put(_buffer())
+    buffers = _buffers(min(source.readers, count), pieces)
 
     def copy_block(index: int) -> None:
         buffer = buffers.get()  # as many as threads: never waits
         try:
-            base = source.checked(index, buffer)
-            for offset, target, nbytes in pieces.get(index, ()):
-                ctypes.memmove(target, base + offset, nbytes)
+            land(pieces.get(index, ()), source.checked(index, buffer))
         finally:
             buffers.put(buffer)
 
@@ -299,18 +304,42 @@ def _from_memory(source: Source, targets: list[Target]) -> Callable[[int], None]
     """Digests and copies a block chunk by chunk, each while it is in the core's own cache: memory is read once."""
     assert source.mapping is not None  # noqa: S101 - the caller looked
     view, base = source.mapping.view, source.mapping.address
-    pieces = pieces_of(targets, _CHUNK_NBYTES)
+    pieces = pieces_of([target for target in targets if target.device is None], _CHUNK_NBYTES)
+    far = pieces_of([target for target in targets if target.device is not None], BLOCK_NBYTES)
+    buffers = _buffers(min(source.readers, len(far)), far)
 
     def copy_block(index: int) -> None:
         found = Digest()
         start = index * BLOCK_NBYTES
-        for at in range(start, min(start + BLOCK_NBYTES, source.nbytes), _CHUNK_NBYTES):
-            found.update(view[at : min(at + _CHUNK_NBYTES, source.nbytes)])
-            for offset, target, nbytes in pieces.get(at // _CHUNK_NBYTES, ()):
-                ctypes.memmove(target, base + at + offset, nbytes)
-        source.check(index, found.value())
+        buffer = buffers.get() if index in far else None  # pinned: its way to a device is short
+        try:
+            for at in range(start, min(start + BLOCK_NBYTES, source.nbytes), _CHUNK_NBYTES):
+                chunk = view[at : min(at + _CHUNK_NBYTES, source.nbytes)]
+                found.update(chunk)
+                land(pieces.get(at // _CHUNK_NBYTES, ()), base + at)
+                if buffer is not None:
+                    ctypes.memmove(buffer.address + at - start, base + at, len(chunk))
+            source.check(index, found.value())
+            if buffer is not None:
+                land(far[index], buffer.address)
+        finally:
+            if buffer is not None:
+                buffers.put(buffer)
 
     return copy_block
+
+
+def _buffers(count: int, pieces: Pieces) -> SimpleQueue[Mapping]:
+    """Memory for so many blocks, pinned when pieces of them go to a device."""
+    engines = engines_of(place for found in pieces.values() for _, place, _ in found)
+    buffers: SimpleQueue[Mapping] = SimpleQueue()
+    for _ in range(count):
+        buffer = _buffer()
+        for engine in engines[:1]:  # what one has pinned is so for all
+            with contextlib.suppress(PinningError):
+                buffer.before_unmap(engine.register(buffer.address, buffer.nbytes))
+        buffers.put(buffer)
+    return buffers
 
 
 def _buffer() -> Mapping:
@@ -322,13 +351,13 @@ def _buffer() -> Mapping:
 
 
 def pieces_of(targets: list[Target], step: int) -> Pieces:
-    """For each step of the image: (offset in it, target address, bytes) of what it holds of each target."""
-    out: dict[int, list[tuple[int, int, int]]] = {}
+    """For each step of the image: what it holds of each target."""
+    out: Pieces = {}
     for target in targets:
         done = 0
         while done < target.nbytes:
             index, offset = divmod(target.data_offset + done, step)
             nbytes = min(step - offset, target.nbytes - done)
-            out.setdefault(index, []).append((offset, target.address + done, nbytes))
+            out.setdefault(index, []).append((offset, target.place(done, nbytes), nbytes))
             done += nbytes
     return out

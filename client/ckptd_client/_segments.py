@@ -36,7 +36,12 @@ class Plain:
 
     leaves: bytes
     objects: bytes
-    shares: tuple[Share, ...] = ()
+    said: Callable[[], tuple[Share, ...]] = tuple
+
+    @property
+    def shares(self) -> tuple[Share, ...]:
+        """What is said of tensors that replicas hold too. Blocks until it is known."""
+        return self.said()
 
     @property
     def nbytes(self) -> int:

@@ -1,5 +1,6 @@
 """Writes a segment into a slot: first the payloads, at last, with the seal, what says that they are whole."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -8,6 +9,7 @@ from ckptd.protocol.digest import digest
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.shares import Share
 from ckptd.protocol.slot import Seal, SlotState
+from ckptd_client._copy_engines import Fetch, divided
 from ckptd_client._group import Group
 from ckptd_client._segment_plan import SegmentPlan
 from ckptd_client._slots import SlotMap
@@ -40,11 +42,35 @@ def slot_views(slot: SlotMap, plan: SegmentPlan | None) -> list[torch.Tensor]:
 
 
 def fill_slot(slot: SlotMap, plan: SegmentPlan, tensors: list[torch.Tensor]) -> None:
-    """The payloads: the one copy. What lies in the slot stays unsealed."""
-    views = slot_views(slot, plan)
-    if tensors:  # torch refuses an empty list
-        with torch.no_grad():
-            torch._foreach_copy_(views, tensors)
+    """The payloads: the one copy. What lies in the slot stays unsealed. Blocks until all is there."""
+    copy_all(slot, slot_views(slot, plan), tensors)
+
+
+def copy_all(slot: SlotMap, views: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
+    """Copies tensors of any device into views of the slot. Blocks until all are there, and for nothing else."""
+    pin_for(slot, tensors)
+    fetch = Fetch(tensors)
+    try:
+        fetch.begin(views, tensors)
+        copy_positions(views, tensors, fetch.others)
+    finally:
+        fetch.wait()
+
+
+def pin_for(slot: SlotMap, tensors: Sequence[torch.Tensor]) -> None:
+    """Registers the slot with the devices of these tensors, where that was not done before. Blocks."""
+    for engine in divided(tensors):
+        slot.pin(engine)
+
+
+def copy_positions(views: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], positions: Sequence[int]) -> None:
+    """Copies some of the tensors in this thread. Blocks until they are there."""
+    if not positions:  # torch refuses an empty list
+        return
+    if len(positions) < len(tensors):
+        views, tensors = [views[i] for i in positions], [tensors[i] for i in positions]
+    with torch.no_grad():
+        torch._foreach_copy_(views, tensors)  # type: ignore[arg-type]  # they are lists
 
 
 def seal_slot(  # noqa: PLR0913 - keyword-only

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import logging
 import mmap
 import os
 import stat
@@ -13,6 +14,9 @@ from ckptd.protocol import places, rank_file
 from ckptd.protocol.errors import ConfigError, ConnectError
 from ckptd.protocol.ids import JobKey
 from ckptd.protocol.slot import SEALS_NBYTES, Seal, next_seal
+from ckptd_client._copy_engines import CopyEngine, PinningError
+
+log = logging.getLogger("ckptd_client")
 
 _ARENA_HINT = "set another with connect(arena=...) or CKPTD_ARENA"
 
@@ -103,6 +107,7 @@ class SlotMap:
         self.bytes = torch.frombuffer(self.mapping.view, dtype=torch.uint8)
         self.views: list[torch.Tensor] = []  # of the tensors of the plan below
         self.plan_id = ""
+        self._pinned: bool | None = None  # None: nobody asked
 
     @property
     def capacity(self) -> int:
@@ -119,6 +124,21 @@ class SlotMap:
         with contextlib.suppress(OSError):
             self.mapping.advise(POPULATE_WRITE)
 
+    def pin(self, engine: CopyEngine) -> None:
+        """Registers the slot with the copy engines of all devices, once, until it is unmapped. Blocks, never raises.
+
+        The daemon put its pages together before it granted the slot: pinned pages cannot be moved any more. Where it
+        cannot be registered, copies run all the same, but hold up the thread that begins them.
+        """
+        if self._pinned is not None:
+            return
+        try:
+            self.mapping.before_unmap(engine.register(self.mapping.address, self.mapping.nbytes))
+            self._pinned = True
+        except PinningError as error:
+            self._pinned = False
+            _warn_unpinned(self.capacity, error)
+
     def put_seal(self, seal: Seal) -> None:
         """Puts the seal in force: from here on the slot's content is whole for whoever finds it."""
         offset, page = next_seal(bytes(self.memory[-SEALS_NBYTES:]), seal)
@@ -130,6 +150,21 @@ class SlotMap:
         self.views = []
         del self.bytes
         self.mapping.close()
+
+
+def _warn_unpinned(nbytes: int, error: PinningError) -> None:
+    """Once in a process."""
+    if not _warned:
+        _warned.append(True)
+        log.warning(
+            "ckptd: a slot of %d bytes cannot be pinned, so copies from the GPU are slower and hold up training: %s; "
+            "raise the limit of locked memory (ulimit -l unlimited, docker run --ulimit memlock=-1)",
+            nbytes,
+            error,
+        )
+
+
+_warned: list[bool] = []
 
 
 class Slots:

@@ -1,7 +1,6 @@
 """Reads what this rank wants of a checkpoint on the store: together with the job's other ranks, if they come too."""
 
 import contextlib
-import ctypes
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,6 +11,7 @@ from ckptd_client._board import Board, Buffer
 from ckptd_client._company import Company
 from ckptd_client._dealing import Blocks, SharedBlock
 from ckptd_client._gate import Neighbours
+from ckptd_client._landing import land
 from ckptd_client._restore import Pieces, Source, Target, copy_blocks, pieces_of
 
 _READERS = 4  # reads in flight
@@ -138,8 +138,7 @@ def _shared(
             buffer = board.take(one)
             if buffer is not None:
                 rank, index = blocks.place(one.block)
-                for offset, address, nbytes in wanted[rank][index]:
-                    ctypes.memmove(address, buffer.address + offset, nbytes)
+                land(wanted[rank][index], buffer.address)
                 taken.add(one.block)
             board.release(one)
     return taken
