@@ -11,7 +11,7 @@ COUNT ?= 1000
 NODES ?= 64
 SEED ?= 0
 
-.PHONY: help venv demo test simulate test-matrix golden bench check lint types architecture wheel faults clean
+.PHONY: help venv demo test simulate test-matrix golden bench gpu test-gpu bench-gpu check lint types architecture wheel faults clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,14 @@ golden: $(DEV) ## the golden checkpoints anew: only for a change of the format t
 
 bench: $(DEV) ## the speed budget, beside its yardsticks
 	$(BIN)/python -m bench
+
+gpu: test-gpu bench-gpu ## both, on a machine with a CUDA device; figures in bench/out, with its name
+
+test-gpu: $(DEV) ## tests that need a CUDA device; skipped without one
+	$(BIN)/python -m pytest -q -m gpu tests/gpu
+
+bench-gpu: $(DEV) ## saves and loads on a GPU, beside its pinned copies and DCP's pinned staging
+	$(BIN)/python -m bench.gpu
 
 check: lint types architecture wheel ## lint, types, import rule, wheel
 

@@ -26,7 +26,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     torch.set_num_threads(options.threads)
     console = Console()
-    found = Report(_machine(), {name: str(value) for name, value in vars(options).items()})
+    found = Report(machine(), {name: str(value) for name, value in vars(options).items()})
     state = states.realistic(options.nbytes)
     with scratch(options.store) as (shm_dir, disk_dir), contextlib.closing(Node(shm_dir, disk_dir / "store")) as node:
         run = Run(found, node, options.nbytes, state, options.repeat, frozenset(options.only), console)
@@ -54,7 +54,7 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _machine() -> dict[str, Any]:
+def machine() -> dict[str, Any]:
     """What the numbers were taken on."""
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {

@@ -59,7 +59,7 @@ def copy_all(slot: SlotMap, views: Sequence[torch.Tensor], tensors: Sequence[tor
 
 def pin_for(slot: SlotMap, tensors: Sequence[torch.Tensor]) -> None:
     """Registers the slot with the devices of these tensors, where that was not done before. Blocks."""
-    for engine in divided(tensors):
+    for engine in divided(tensors) if slot.pinned is None else ():
         slot.pin(engine)
 
 

@@ -107,7 +107,7 @@ class SlotMap:
         self.bytes = torch.frombuffer(self.mapping.view, dtype=torch.uint8)
         self.views: list[torch.Tensor] = []  # of the tensors of the plan below
         self.plan_id = ""
-        self._pinned: bool | None = None  # None: nobody asked
+        self.pinned: bool | None = None  # None: nobody asked
 
     @property
     def capacity(self) -> int:
@@ -130,13 +130,13 @@ class SlotMap:
         The daemon put its pages together before it granted the slot: pinned pages cannot be moved any more. Where it
         cannot be registered, copies run all the same, but hold up the thread that begins them.
         """
-        if self._pinned is not None:
+        if self.pinned is not None:
             return
         try:
             self.mapping.before_unmap(engine.register(self.mapping.address, self.mapping.nbytes))
-            self._pinned = True
+            self.pinned = True
         except PinningError as error:
-            self._pinned = False
+            self.pinned = False
             _warn_unpinned(self.capacity, error)
 
     def put_seal(self, seal: Seal) -> None:

@@ -8,7 +8,7 @@ import torch
 
 def bits(tensor):
     """A tensor's dtype, shape and bytes."""
-    whole = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    whole = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
     return tensor.dtype, tuple(tensor.shape), whole.view(torch.uint8).numpy().tobytes()
 
 
