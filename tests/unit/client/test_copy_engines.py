@@ -14,8 +14,10 @@ import pytest
 import torch
 
 from ckptd.protocol.digest import BLOCK_NBYTES
-from ckptd_client import SaveFailedError, UsageError, _attached, _copy_engines, _slots, client
+from ckptd_client import SaveFailedError, UsageError, _attached, _balance, _copy_engines, _slots, client
+from ckptd_client._balance import Look
 from ckptd_client._copy_engines import CudaEngine, Fetch, PinningError, divided, parts_of
+from ckptd_client._plan import gather, make_plan
 from tests.unit.client.engines import ThreadEngine, installed
 from tests.unit.client.same import difference
 from tests.unit.client.test_overlap import Loop, restored, warm
@@ -151,7 +153,7 @@ def test_where_nothing_can_be_pinned_saves_go_on_and_one_warning_says_what_to_do
     back = zeroed(state)
     saving.load(back)
     assert not difference(state, back)
-    [warning] = [record for record in caplog.records if "pinned" in record.message]
+    [warning] = [record for record in caplog.records if "cannot be pinned" in record.message]
     assert warning.levelno == logging.WARNING
     assert "out of memory (2)" in warning.message
     assert "ulimit -l" in warning.message
@@ -260,6 +262,37 @@ def test_the_whole_training_is_exact(trained, engine):
         saving.save(loop.state()).wait("staged", 20)
         loop.step(micro=2)
     assert not difference(expected, restored(saving))
+
+
+# --- what is said of replicas
+
+
+def said(state, *, checked, turn=5):
+    """What a save says of tensors that two ranks hold; to be asked for."""
+    plan = make_plan(state, rank=0, world_size=2, replicated=("*",))
+    look = Look(turn, {stream.cut for stream in plan.streams} if checked else ())
+    return gather(plan, state, None, look)
+
+
+@pytest.mark.parametrize("checked", [False, True])
+def test_what_is_said_of_replicas_does_not_depend_on_where_they_lie(checked, monkeypatch):
+    state = {name: tensor for name, tensor in some_state().items() if name != "complex"}
+    expected = said(state, checked=checked).shares
+    assert expected
+    monkeypatch.setattr(_balance, "_ON_HOST_NBYTES", 1000)
+    with installed(monkeypatch) as engine:
+        assert said(state, checked=checked).shares == expected
+        assert engine.fetched
+
+
+def test_a_window_of_replicas_is_of_the_moment_of_the_save_and_waits_for_nothing(engine):
+    state = {"a": torch.randn(100_000), "b": torch.randn(333, 333).t()}
+    first = said(state, checked=True).shares
+    engine.gate.clear()
+    values = said(state, checked=True)
+    threading.Timer(0.1, engine.gate.set).start()
+    assert values.shares == first
+    assert values.shares == first
 
 
 # --- graphs that are captured
