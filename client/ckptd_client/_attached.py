@@ -1,13 +1,13 @@
 """Optimizers that were attached: the tensors that only their step() writes, and a word before it does."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from ckptd.protocol.errors import UsageError
 from ckptd_client._copy_engines import is_capturing
-from ckptd_client._tensors import local_of
+from ckptd_client._tensors import local_of, locals_of
 
 BeforeStep = Callable[[], None]
 # What marks a parameter that others write too, and who they are.
@@ -43,14 +43,12 @@ class Attached:
         """No more words."""
         self._hook.remove()
 
-    def tensors(self) -> Iterator[torch.Tensor]:
+    def tensors(self) -> list[torch.Tensor]:
         """Parameters and state as they are now."""
-        for group in self.optimizer.param_groups:
-            yield from map(local_of, group["params"])
-        for state in self.optimizer.state.values():
-            for value in state.values() if isinstance(state, dict) else ():
-                if isinstance(value, torch.Tensor):
-                    yield local_of(value)
+        found = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        states = [state.values() for state in self.optimizer.state.values() if isinstance(state, dict)]
+        found += [value for values in states for value in values if isinstance(value, torch.Tensor)]
+        return locals_of(found)
 
     def objection(self) -> str:
         """Why somebody else may write them, or step() may run unheard; empty when it is as it should be."""

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import torch
 
-from ckptd_client._attached import addresses
+from ckptd_client._attached import addresses as addresses_of
 from ckptd_client._copy_engines import Fetch, is_capturing
 from ckptd_client._proofs import Samples, versions
 from ckptd_client._slot_writing import copy_positions
@@ -34,22 +34,23 @@ class Fate(Protocol):
 class Overlap:
     """Pairs of (view in a slot, tensor) to be copied, as the tensors are now. Holds the tensors until it is over.
 
-    counted: for each tensor the one whose count of writes tells of it; of a DTensor's part that is the DTensor. turn: a
-    count of saves, by which samples differ from save to save.
+    counted: for each tensor the one whose count of writes tells of it; of a DTensor's part that is the DTensor.
+    addresses: of the tensors, as they are now. turn: a count of saves, by which samples differ from save to save.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - keyword-only
         self,
         views: Sequence[torch.Tensor],
         tensors: Sequence[torch.Tensor],
         counted: Sequence[torch.Tensor],
         fate: Fate,
         *,
+        addresses: Sequence[int],
         turn: int,
     ) -> None:
         self._tensors, self._counted, self._fate = list(tensors), list(counted), fate
         self._versions = versions(counted, tensors)
-        self._addresses = addresses(tensors)  # .data = x gives a tensor other memory, and counts nothing
+        self._addresses = addresses  # .data = x gives a tensor other memory, and counts nothing
         self._samples = Samples(tensors, turn)
         self._views, self._sources = [*views, *self._samples.views], [*tensors, *self._samples.again]
         self._fetch = Fetch(self._sources)
@@ -149,7 +150,7 @@ class Overlap:
     def _changed(self) -> list[int]:
         """Positions of tensors that were written, or given other memory, since the save began."""
         now = zip(
-            versions(self._counted, self._tensors), self._versions, addresses(self._tensors), self._addresses,
+            versions(self._counted, self._tensors), self._versions, addresses_of(self._tensors), self._addresses,
             strict=True,
         )  # fmt: skip
         changed = [i for i, (v, v_before, a, a_before) in enumerate(now) if v != v_before or a != a_before]

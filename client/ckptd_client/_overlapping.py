@@ -78,7 +78,7 @@ class Overlapping:
         last = self._found
         if last is None or (last.plan, last.addresses, last.owned) != (plan.plan_id, mine, theirs):
             inside = self._inside(tensors, mine, owned, theirs)
-            last = self._found = _Found(plan.plan_id, mine, theirs, self._divided(plan, tensors, inside))
+            last = self._found = _Found(plan.plan_id, mine, theirs, self._divided(plan, tensors, inside, mine))
         return last.candidates
 
     @staticmethod
@@ -91,12 +91,15 @@ class Overlapping:
             i for i, address in enumerate(mine) if address and (address in theirs or storage_of(tensors[i]) in storages)
         ]
 
-    def _divided(self, plan: Plan, tensors: Sequence[torch.Tensor], inside: Sequence[int]) -> "Candidates":
+    def _divided(
+        self, plan: Plan, tensors: Sequence[torch.Tensor], inside: Sequence[int], mine: Sequence[int]
+    ) -> "Candidates":
         reached = {i for positions in divided(tensors).values() for i in positions}  # by a copy engine
         can = [i for i in inside if not tensors[i].is_inference() and (tensors[i].is_cpu or i in reached)]
         names = {i: plan.image.boxes[i].name for i in can}
         late = [i for i, name in names.items() if name in self._trusted]
-        return Candidates(late, [i for i, n in names.items() if n not in self._trusted and n not in self._written])
+        probed = [i for i, n in names.items() if n not in self._trusted and n not in self._written]
+        return Candidates(late, probed, mine)
 
     def _believes(self, attached: Attached) -> bool:
         objection = attached.objection()
@@ -124,6 +127,7 @@ class Overlapping:
                 [tensors[i] for i in late],
                 [values.counted[i] for i in late],
                 _Fate(client, self, segment, handle, plain, drain, plan, late),
+                addresses=[found.addresses[i] for i in late],
                 turn=handle.save_id.counter,
             )
             segment.owner = weakref.ref(overlap)
@@ -203,9 +207,10 @@ class Candidates(NamedTuple):
 
     late: list[int]  # copied while training goes on
     probed: list[int]  # copied at once, and looked at before the optimizer writes
+    addresses: Sequence[int]  # of all of the plan's tensors
 
 
-_NONE = Candidates([], [])
+_NONE = Candidates([], [], [])
 
 
 class _Found(NamedTuple):

@@ -29,6 +29,7 @@ from ckptd_client._tensors import (
     copyable,
     is_tensor,
     local_of,
+    locals_of,
     shard_of,
 )
 from ckptd_client._tree import Flat, Structure, collect, flatten, format_path
@@ -132,7 +133,7 @@ def _fits(plan: Plan, values: list[Any]) -> bool:
 
 def _stored(plan: Plan, values: list[Any]) -> list[torch.Tensor]:
     """The boxes of the tensors that are stored as they lie."""
-    found = [local_of(values[position]) for position in plan.stored]
+    found = locals_of([values[position] for position in plan.stored])
     for i, rows in plan.cuts:
         found[i] = rows.of(found[i])
     return found

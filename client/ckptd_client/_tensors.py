@@ -121,6 +121,11 @@ def _checked(tensor: torch.Tensor, chunks: list[Chunk], where: str) -> Shard:
     return Shard(code, shape, tuple(chunk for chunk in chunks if 0 not in chunk.sizes))
 
 
+def locals_of(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """local_of for each."""
+    return tensors if PLAIN_TYPES.issuperset(map(type, tensors)) else list(map(local_of, tensors))
+
+
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
     """The plain tensor that holds this rank's elements. No copy, no autograd, no collective."""
     if tensor.__class__ in PLAIN_TYPES:  # nearly always: it is asked for each tensor of each save
