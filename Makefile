@@ -11,6 +11,10 @@ COUNT ?= 1000
 NODES ?= 64
 SEED ?= 0
 
+# Some machines forbid Python to keep what it compiled. Tests start thousands of interpreters: each would compile
+# ckptd anew, which is a third of its start.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: help venv demo test simulate test-matrix golden bench gpu test-gpu bench-gpu check lint types architecture wheel faults clean
 
 help: ## this list
