@@ -15,7 +15,8 @@ from ckptd.ask import ask_status
 from ckptd.protocol.status import JobStatus, Status
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_ENVIRON = {"PYTHONPATH": os.pathsep.join((ROOT, os.path.join(ROOT, "client"))), "OMP_NUM_THREADS": "1"}
+CODE = os.pathsep.join((ROOT, os.path.join(ROOT, "client")))  # where a process finds ckptd and the client of this tree
+_ENVIRON = {"PYTHONPATH": CODE, "OMP_NUM_THREADS": "1"}
 
 
 def wait_for(what: Callable[[], object], timeout_s: float = 20.0, *, every_s: float = 0.01) -> object:

@@ -43,8 +43,7 @@ class Rank:
         variables = {k: v for k, v in node.environ(**environ).items() if k.startswith(("CKPTD_", "PYTHONPATH"))}
         if world > 1:
             variables |= {"WORLD_SIZE": str(world), "RANK": str(rank), "TORCHELASTIC_RUN_ID": run, "MASTER_PORT": "1"}
-        self.process = forks.context.Process(target=_main, args=(theirs, variables, rank, nbytes))
-        self.process.start()
+        self.process = forks.start(_main, theirs, variables, rank, nbytes)
         theirs.close()
         self.seconds = 0.0  # of the last call, as measured over there
 

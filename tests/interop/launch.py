@@ -41,8 +41,7 @@ def on_nodes(nodes, ranks, script, *args):
     for rank in range(ranks):
         at, local = divmod(rank, ranks // len(nodes))
         variables = nodes[at].environ(**shared, RANK=str(rank), LOCAL_RANK=str(local))
-        begun.append(forks.context.Process(target=_run, args=(variables, path, os.path.join(HERE, script), args)))
-        begun[-1].start()
+        begun.append(forks.start(_run, variables, path, os.path.join(HERE, script), args))
     try:
         _await(begun, path)
     finally:
