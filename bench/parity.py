@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ckptd.bulk.client import Address
-from ckptd.core.events import Column
+from ckptd.core.piece import Column
 from ckptd.memory import parse_fields
 from ckptd.parity.encode import encode
 from ckptd.parity.rebuild import Place, rebuild_segment

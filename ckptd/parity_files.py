@@ -15,7 +15,7 @@ from typing import Final
 
 from ckptd import failpoints
 from ckptd.arena import Arena
-from ckptd.core.events import Piece
+from ckptd.core.piece import Piece
 from ckptd.parity.record import (
     ParitySeal,
     code_of,

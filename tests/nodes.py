@@ -16,7 +16,7 @@ from ckptd.bulk.client import Address
 from ckptd.bulk.served import open_served
 from ckptd.bulk.server import BulkServer
 from ckptd.bulk.sockets import Cancel
-from ckptd.core.events import Column, Piece
+from ckptd.core.piece import Column, Piece
 from ckptd.parity.encode import encode
 from ckptd.parity.rebuild import Place, rebuild_segment
 from ckptd.parity.sources import Sources

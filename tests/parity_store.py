@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from ckptd.arena import Arena
-from ckptd.core.events import Column, Piece
+from ckptd.core.piece import Column, Piece
 from ckptd.filelayer import FileLayer
 from ckptd.parity.encode import encode
 from ckptd.parity_files import open_parity

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from ckptd.core.events import NodeMessage, Piece
+from ckptd.core.events import NodeMessage
+from ckptd.core.piece import Piece
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.manifest import ParityRecord
 from ckptd.protocol.messages import Reply, Tier

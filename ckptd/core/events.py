@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from ckptd.core.piece import Column, Piece
 from ckptd.protocol.gates import Gate
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.manifest import ParityRecord
@@ -182,31 +183,6 @@ class DigestsFailed(Event):
 
 
 # --- parity and copies, from the arena
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """What one member of a redundancy set contributes: its segments of a save end to end, in the order of ranks.
-
-    Each seal is the digested one of its slot: with it and the bytes before it the slot can be made again elsewhere.
-    """
-
-    node: str
-    seals: tuple[Seal, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """One member's parity of one save: what lies in its arena beside its slots, and whom it protects.
-
-    epoch: the incarnation of the session whose topology made the set; a save is encoded again for each new one.
-    """
-
-    save: SaveId
-    epoch: int
-    scheme: Scheme
-    index: int  # of the member that holds this piece
-    columns: tuple[Column, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, FetchSegment, ToNode
+from ckptd.core.piece import Piece
 from ckptd.core.policy import Policy
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.messages import Tier
@@ -25,7 +26,7 @@ class Fetching:
         """Saves of which something is on its way."""
         return {save for save, _ in self._orders}
 
-    def order(self, order: ev.FetchOrdered, own: ev.Piece | None) -> list[Action]:
+    def order(self, order: ev.FetchOrdered, own: Piece | None) -> list[Action]:
         """Begins, or goes on when it is ordered again. own: this node's piece of that save and epoch, if it has one."""
         key = (order.save, order.rank)
         if key in self._pulling:
@@ -66,13 +67,13 @@ class Fetching:
                 actions += self._rebuild(order, told.piece)
         return actions
 
-    def _rebuild(self, order: ev.FetchOrdered, piece: ev.Piece) -> list[Action]:
+    def _rebuild(self, order: ev.FetchOrdered, piece: Piece) -> list[Action]:
         seals = [seal for column in piece.columns for seal in column.seals if seal.rank == order.rank]
         if not seals:
             return self._failed(order, f"the parity of {order.holder} does not cover rank {order.rank}")
         return self._pull(order, seals[0], piece)
 
-    def _pull(self, order: ev.FetchOrdered, seal: Seal, piece: ev.Piece | None) -> list[Action]:
+    def _pull(self, order: ev.FetchOrdered, seal: Seal, piece: Piece | None) -> list[Action]:
         key = (order.save, order.rank)
         if key in self._pulling:
             return []

@@ -23,6 +23,7 @@ from ckptd.core.load_answers import LoadAnswers
 from ckptd.core.local_ranks import LocalRanks
 from ckptd.core.membership import Membership
 from ckptd.core.parity_share import ParityShare
+from ckptd.core.piece import Column
 from ckptd.core.policy import Policy
 from ckptd.core.protection import Protection
 from ckptd.core.slots import Slot, SlotTable
@@ -409,7 +410,7 @@ class JobNode:
                     ev.Encoded(job=self.job, save=save, epoch=self.membership.epoch, problem=problem)
                 )
             ]
-        column = ev.Column(self.node, tuple(seal for rank in ranks if (seal := seals[rank]) is not None))
+        column = Column(self.node, tuple(seal for rank in ranks if (seal := seals[rank]) is not None))
         return self.protection.offer(column) if len(column.seals) == len(ranks) else []
 
     # --- drain

@@ -5,6 +5,7 @@ The coordinator orders one save at a time for all sets, so the members of a set 
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, DropPiece, Encode, StopEncode, ToNode
+from ckptd.core.piece import Column, Piece
 from ckptd.core.sets import effective, set_of
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.topology import Scheme, Topology
@@ -23,12 +24,12 @@ class Protection:
         self.scheme = Scheme.NONE
         self.epoch = 0
         self._protects = False  # the job has more than one node and a scheme, though this node may be in no set
-        self.pieces: dict[Key, ev.Piece] = {}  # sealed here
+        self.pieces: dict[Key, Piece] = {}  # sealed here
         self.newest: Key | None = None  # the newest save that the coordinator called protected
         self.ordered: Key | None = None
         self.copying: Key | None = None  # to the store: stays until that has ended
-        self._running: ev.Piece | None = None
-        self._offers: dict[Key, dict[str, ev.Column]] = {}
+        self._running: Piece | None = None
+        self._offers: dict[Key, dict[str, Column]] = {}
         self._up = {node}  # who answers this node
 
     @property
@@ -62,7 +63,7 @@ class Protection:
         self.epoch = epoch
         return actions
 
-    def adopt(self, piece: ev.Piece) -> None:
+    def adopt(self, piece: Piece) -> None:
         """A whole piece was found at start. It tells what this node offered, which another may wait for."""
         self.pieces[piece.save, piece.epoch] = piece
         self._offers[piece.save, piece.epoch] = {column.node: column for column in piece.columns}
@@ -88,7 +89,7 @@ class Protection:
             actions.append(self._outcome(key, f"node {silent[0]} does not answer"))
         return actions
 
-    def offer(self, column: ev.Column) -> list[Action]:
+    def offer(self, column: Column) -> list[Action]:
         """This node's column of the save that waits for it."""
         assert self.ordered is not None  # noqa: S101 - the caller looked
         self._remember(self.ordered, column)
@@ -172,12 +173,12 @@ class Protection:
         self.newest, self.ordered, self._offers = None, None, {}
         return actions
 
-    def _remember(self, key: Key, column: ev.Column) -> None:
+    def _remember(self, key: Key, column: Column) -> None:
         self._offers.setdefault(key, {})[column.node] = column
         for old in sorted(k for k in self._offers if k != self.ordered)[:-_MAX_OFFERED]:
             del self._offers[old]
 
-    def _tell(self, key: Key, column: ev.Column, nodes: tuple[str, ...]) -> list[Action]:
+    def _tell(self, key: Key, column: Column, nodes: tuple[str, ...]) -> list[Action]:
         offer = ev.ColumnOffered(job=self._job, node=self._node, save=key[0], epoch=key[1], column=column)
         return [ToNode(job=self._job, node=node, message=offer) for node in nodes if node != self._node]
 
@@ -189,7 +190,7 @@ class Protection:
         if not set(self.members) <= set(offers):
             return []
         columns = tuple(offers[member] for member in self.members)
-        self._running = ev.Piece(key[0], key[1], self.scheme, self.members.index(self._node), columns)
+        self._running = Piece(key[0], key[1], self.scheme, self.members.index(self._node), columns)
         return [Encode(job=self._job, piece=self._running)]
 
     def _stop(self) -> list[Action]:

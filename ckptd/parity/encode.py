@@ -3,7 +3,7 @@
 import contextlib
 
 from ckptd import failpoints
-from ckptd.core.events import Piece
+from ckptd.core.piece import Piece
 from ckptd.parity.engine import Progress, Pull
 from ckptd.parity.plan import at_home
 from ckptd.parity.sources import Sources

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ckptd.core.events import Piece
+from ckptd.core.piece import Piece
 from ckptd.parity.code import Code, Step, Symbol, schedule
 from ckptd.parity.streams import TAIL, Span, block_range, column_nbytes, spans, start_of
 from ckptd.protocol.errors import PeerError

@@ -8,7 +8,7 @@ from ckptd import failpoints
 from ckptd.arena import Arena
 from ckptd.bulk import wire
 from ckptd.bulk.sockets import Cancel
-from ckptd.core.events import Piece
+from ckptd.core.piece import Piece
 from ckptd.parity.engine import Progress, Pull
 from ckptd.parity.plan import Map, Task, map_of
 from ckptd.parity.sources import Source, Sources

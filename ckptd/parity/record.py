@@ -5,7 +5,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from ckptd.core.events import Piece
+from ckptd.core.piece import Piece
 from ckptd.parity.code import Code
 from ckptd.parity.streams import column_nbytes
 from ckptd.protocol.decoding import MALFORMED

@@ -7,7 +7,7 @@ it counts as zeros, whatever lies there.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ckptd.core.events import Column
+from ckptd.core.piece import Column
 from ckptd.protocol.digest import BLOCK_NBYTES
 from ckptd.protocol.slot import Seal
 

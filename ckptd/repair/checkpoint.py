@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass, field
 
-from ckptd.core.events import Piece
+from ckptd.core.piece import Piece
 from ckptd.filelayer import FileLayer
 from ckptd.parity.plan import Map, map_of
 from ckptd.parity.record import Record, decode_record, set_name

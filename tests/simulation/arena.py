@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
-from ckptd.core.events import Piece, TopologyKept
+from ckptd.core.events import TopologyKept
+from ckptd.core.piece import Piece
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.slot import Seal, SlotState
 

@@ -9,6 +9,7 @@ import msgspec
 
 from ckptd.core import actions as act
 from ckptd.core import events as ev
+from ckptd.core.piece import Column
 from ckptd.protocol.ids import JobKey, incarnation_at
 from ckptd.protocol.slot import Seal, SlotState
 from tests.simulation import parity
@@ -230,7 +231,7 @@ class Effects:
         assert piece is not None
         assert piece.save == action.save
 
-        def has(column: ev.Column) -> bool:
+        def has(column: Column) -> bool:
             try:
                 for seal in column.seals:
                     self._reach(machine, job, homes.get(seal.rank, column.node), seal)

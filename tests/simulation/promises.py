@@ -4,7 +4,7 @@ from collections import Counter
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from ckptd.core.events import Piece
+from ckptd.core.piece import Piece
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.messages import End, LoadFrom, Milestone, Progress, Tier
 from ckptd.protocol.slot import Seal

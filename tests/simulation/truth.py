@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from itertools import chain
 
-from ckptd.core.events import Piece
+from ckptd.core.piece import Piece
 from ckptd.protocol.ids import SaveId
 from ckptd.protocol.slot import Seal
 from ckptd.protocol.topology import Scheme

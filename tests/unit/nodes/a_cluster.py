@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from ckptd.core import actions as act
 from ckptd.core import events as ev
 from ckptd.core.catalogue import Catalogue
+from ckptd.core.piece import Piece
 from ckptd.core.policy import Policy
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.manifest import ParityRecord
@@ -46,7 +47,7 @@ class ANode:
     def __init__(self, cluster: "ACluster", name: str, arena: str) -> None:
         self.cluster, self.name, self.arena = cluster, name, arena
         self.slots: dict[str, FakeSlot] = {}
-        self.pieces: dict[tuple[SaveId, int], ev.Piece] = {}
+        self.pieces: dict[tuple[SaveId, int], Piece] = {}
         self.kept: tuple[Topology, int] | None = None
         self.met: set[str] = set()
         self.serial = 0
@@ -426,7 +427,7 @@ class ACluster:
         node = self.nodes.get(name)
         return node is not None and any((s.save, s.rank, s.digested) == (save, rank, True) for s in node.slots.values())
 
-    def _unencodable(self, piece: ev.Piece) -> str:
+    def _unencodable(self, piece: Piece) -> str:
         for column in piece.columns:
             for seal in column.seals:
                 if not self.has(column.node, piece.save, seal.rank):
