@@ -10,6 +10,7 @@ SOURCES := pyproject.toml constraints.txt
 COUNT ?= 1000
 NODES ?= 64
 SEED ?= 0
+WORKERS ?= 2
 
 # Some machines forbid Python to keep what it compiled. Tests start thousands of interpreters: each would compile
 # ckptd anew, which is a third of its start.
@@ -25,8 +26,8 @@ venv: $(DEV) ## .venv with everything that development needs
 demo: $(TORCH) ## train, kill, restore, and compare with an undisturbed run
 	$(BIN)/ckptd demo
 
-test: $(DEV) ## every test
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -q tests
+test: $(DEV) ## every test: WORKERS=2
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -q tests
 
 simulate: $(DEV) ## seeds of the simulator: COUNT=1000 NODES=64 SEED=0
 	PYTHONPATH=.:client $(BIN)/python -m tests.simulation.campaign $(COUNT) $(NODES) $(SEED)
