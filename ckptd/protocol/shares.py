@@ -30,14 +30,15 @@ def difference(shares: Mapping[int, Sequence[Share]]) -> str:
         for share in said:
             sets.setdefault((share.replicas, share.count), {})[rank] = share
     for (_, count), said_by in sets.items():
-        first, *others = said_by.items()
-        for rank, share in others:
-            if share.cut != first[1].cut:
-                return f"ranks {first[0]} and {rank} hold different tensors where replicas should be"
-            # A rank that failed a save, or heard later how one ended, may look elsewhere in the next.
-            comparable = share.content[:1] == first[1].content[:1]
-            if comparable and share.content != first[1].content:
-                return f"ranks {first[0]} and {rank} are no replicas: what should be equal on both differs"
+        first = min(said_by)
+        seen: dict[bytes, tuple[int, bytes]] = {}  # by what was looked at: the first rank that did, what it saw
+        for rank, share in said_by.items():
+            if share.cut != said_by[first].cut:
+                return f"ranks {first} and {rank} hold different tensors where replicas should be"
+            # A rank that failed a save, or heard later how one ended, may look elsewhere than the others.
+            other, content = seen.setdefault(share.content[:1], (rank, share.content))
+            if share.content != content:
+                return f"ranks {other} and {rank} are no replicas: what should be equal on both differs"
         if len(said_by) != count:
-            return f"of {count} replicas only {len(said_by)} saved a share, rank {first[0]} among them"
+            return f"of {count} replicas only {len(said_by)} saved a share, rank {first} among them"
     return ""

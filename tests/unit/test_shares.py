@@ -28,6 +28,12 @@ def test_sets_of_replicas_are_judged_apart():
     assert not difference({0: (share(),), 1: (share(),), 2: (other,), 3: (other,)})
 
 
+def test_all_who_looked_at_the_same_are_compared_whoever_looked_elsewhere():
+    elsewhere, seen, other = share(count=3, content=b"f" * 8), share(count=3), share(count=3, content=b"w" + b"y" * 7)
+    assert not difference({0: (elsewhere,), 1: (seen,), 2: (seen,)})
+    assert "ranks 1 and 2 are no replicas" in difference({0: (elsewhere,), 1: (seen,), 2: (other,)})
+
+
 @pytest.mark.parametrize(
     ("second", "why"),
     [
