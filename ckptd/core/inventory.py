@@ -1,6 +1,7 @@
 """What lies on a node, as it tells the coordinator and its peers. Pure."""
 
 from ckptd.core import events as ev
+from ckptd.core.actions import Action, ToNode
 from ckptd.core.protection import Protection
 from ckptd.core.slots import SlotTable
 from ckptd.protocol.ids import JobKey
@@ -25,12 +26,38 @@ def pieces_of(protection: Protection) -> tuple[ev.HeldPiece, ...]:
     )
 
 
-def told(
-    job: JobKey, node: str, order: ev.SealAsked | ev.PieceAsked, slots: SlotTable, protection: Protection
-) -> ev.SealTold | ev.PieceTold:
-    """The answer to a node of the job that is to copy a segment, or to rebuild one."""
-    if isinstance(order, ev.SealAsked):
-        seals = [slot.seal for slot in slots.holding(order.save) if slot.rank == order.rank]
-        return ev.SealTold(job=job, node=node, save=order.save, rank=order.rank, seal=seals[0] if seals else None)
-    piece = protection.pieces.get((order.save, order.epoch))
-    return ev.PieceTold(job=job, node=node, save=order.save, epoch=order.epoch, piece=piece)
+class PeerAnswers:
+    """What other nodes ask of this one's segments and parity, to copy or to rebuild.
+
+    Of a segment they hear once its digests are taken: who was told less would take it for lost.
+    """
+
+    def __init__(self, job: JobKey, node: str, slots: SlotTable, protection: Protection) -> None:
+        self._job = job
+        self._node = node
+        self._slots = slots
+        self._protection = protection
+        self._waiting: list[ev.SealAsked] = []
+
+    def asked(self, order: ev.SealAsked | ev.PieceAsked) -> list[Action]:
+        """At once, if it can be."""
+        if isinstance(order, ev.SealAsked):
+            self._waiting = [*(other for other in self._waiting if other != order), order]
+            return self.settled()
+        piece = self._protection.pieces.get((order.save, order.epoch))
+        told = ev.PieceTold(job=self._job, node=self._node, save=order.save, epoch=order.epoch, piece=piece)
+        return [ToNode(job=self._job, node=order.node, message=told)]
+
+    def settled(self) -> list[Action]:
+        """Answers of whom waits: digests are taken, or cannot be, or the slot holds something else by now."""
+        asked, self._waiting = self._waiting, []
+        actions: list[Action] = []
+        for order in asked:
+            slot = next((s for s in self._slots.holding(order.save) if s.rank == order.rank), None)
+            if slot is not None and slot.seal is None and not slot.unreadable:
+                self._waiting.append(order)
+                continue
+            seal = slot.seal if slot is not None else None
+            told = ev.SealTold(job=self._job, node=self._node, save=order.save, rank=order.rank, seal=seal)
+            actions.append(ToNode(job=self._job, node=order.node, message=told))
+        return actions

@@ -16,7 +16,7 @@ from ckptd.core.actions import (
 )
 from ckptd.core.drain_share import DrainShare
 from ckptd.core.fetching import Fetching
-from ckptd.core.inventory import pieces_of, segments_of, told
+from ckptd.core.inventory import PeerAnswers, pieces_of, segments_of
 from ckptd.core.keeps import Keeps
 from ckptd.core.left_alone import LeftAlone
 from ckptd.core.load_answers import LoadAnswers
@@ -55,6 +55,7 @@ class JobNode:
         self.fetching = Fetching(job, node, policy)
         parity = ParityShare(job, self.protection, on=policy.drain_parity, wait_s=policy.parity_wait_s)
         self.drain = DrainShare(job, self.slots, self.membership.report, parity)
+        self.answers = PeerAnswers(job, node, self.slots, self.protection)
         self.loads = LoadAnswers(job, self.ranks, self.slots, self.membership.report)
         self._client_started = policy.client_started
         self._alone = LeftAlone(policy)
@@ -104,7 +105,8 @@ class JobNode:
                 return self.loads.word(event)
             case ev.DigestsSealed():
                 known = self.slots.digested(event.slot, event.save, event.seal)
-                return [*self.drain.vote(), *self.loads.answer(), *self._offer()] if known else []
+                told = [*self.drain.vote(), *self.loads.answer(), *self.answers.settled()]
+                return [*told, *self._offer()] if known else []
             case ev.DigestsFailed():
                 return self._unreadable(event)
         return self._outcome(event)
@@ -154,8 +156,7 @@ class JobNode:
             case ev.ColumnOffered():
                 return self.protection.offered(order)
             case ev.SealAsked() | ev.PieceAsked():
-                answer = told(self.job, self.node, order, self.slots, self.protection)
-                return [ToNode(job=self.job, node=order.node, message=answer)]
+                return self.answers.asked(order)
             case ev.SealTold():
                 return self.fetching.sealed(order)
             case ev.PieceTold():
@@ -372,7 +373,7 @@ class JobNode:
         if self._left_behind:
             actions += self.slots.trim()
             actions += [] if self.needed else [ForgetJob(job=self.job)]
-        return actions
+        return [*self.answers.settled(), *actions]
 
     @property
     def _left_behind(self) -> bool:
@@ -423,7 +424,7 @@ class JobNode:
             actions.append(self.membership.report(failed))
         for slot in self.slots.holding(event.save):
             slot.unreadable = event.problem if slot.name == event.slot else slot.unreadable
-        return [*actions, *self.drain.vote(), *self.loads.unreadable(event.save)]
+        return [*actions, *self.drain.vote(), *self.loads.unreadable(event.save), *self.answers.settled()]
 
     # --- load
 

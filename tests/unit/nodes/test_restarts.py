@@ -384,3 +384,24 @@ def test_a_rank_of_the_session_before_is_refused_by_a_daemon_that_restarted():
     (answer,) = [m for _, m in cluster.nodes["a"].told if getattr(m, "reply_to", 0) == cluster._seq]
     assert isinstance(answer, Refused)
     assert answer.code == "stale"
+
+
+@pytest.mark.parametrize("readable", [True, False])
+def test_what_is_to_be_copied_is_waited_for_until_its_digests_are_taken(readable):
+    """Whoever was told that there is no such segment would go on with an older save."""
+    cluster = ACluster("abc", scheme=Scheme.NONE)
+    cluster.connect("abc")
+    cluster.held = {act.TakeDigests, act.Drain}
+    cluster.stage(ONE)
+    cluster.end_ranks()
+    cluster.connect("bca")
+    seqs = ask_load(cluster)
+    assert not any(cluster.answer(rank, seq) for rank, seq in seqs.items())
+    if not readable:
+        node, digests = next((n, a) for n, a in cluster.waiting if isinstance(a, act.TakeDigests))
+        cluster.waiting.remove((node, digests))
+        failed = ev.DigestsFailed(job=KEY, slot=digests.slot, save=ONE, problem="EIO")
+        cluster.say(node, failed)
+    cluster.release()
+    orders = [cluster.answer(rank, seq) for rank, seq in seqs.items()]
+    assert [getattr(order, "tier", None) for order in orders] == [Tier.PEER if readable else None] * 3
