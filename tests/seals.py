@@ -13,6 +13,7 @@ def a_seal(job: JobKey, save: SaveId, rank: int = 0, world_size: int = 1, nbytes
     )  # fmt: skip
 
 
-def shares_of(world_size: int) -> tuple[Share, ...]:
-    """What each of so many replicas says of a state that all hold."""
-    return (Share(b"replicas", world_size, b"cutalike", b"wcontent"),) if world_size > 1 else ()
+def shares_of(world_size: int, rank: int = 0, sets: int = 1) -> tuple[Share, ...]:
+    """What a rank says of a state of which its set of replicas holds as much as each of the others."""
+    name = b"replica%d" % (rank % sets)
+    return (Share(name, world_size // sets, b"cutalike", b"wcontent"),) if world_size > sets else ()

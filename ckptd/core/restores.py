@@ -47,9 +47,10 @@ class Round:
     reshaped: set[SaveId] = field(default_factory=set)  # some rank needs other ranks' images of it
     awaited: SaveId | None = None  # must be on the store first; its drain runs
     gathered: SaveId | None = None  # what is missing of it at the ranks' nodes is on its way there
-    whole: bool = False  # to every node
     fetches: dict[tuple[int, str], ToNode] = field(default_factory=dict)  # rank and node: ordered, and has not come
     moved: dict[tuple[SaveId, int, str], Tier] = field(default_factory=dict)  # what has come, and how
+    spread: set[SaveId] = field(default_factory=set)  # some rank needs images of others than those it shared with
+    in_part: bool = False  # the ranks were sent to what each shared with others, not to all images
     unwhole: set[SaveId] = field(default_factory=set)  # cannot be had, or read, as a whole at every node
 
 
@@ -197,7 +198,10 @@ class Restores:
         self._round = None
 
     def _have_whole(self, r: Round, save: SaveId, world_size: int, saves: Saves, now: float) -> list[Action] | None:
-        """Has all segments brought to every node, then all ranks read there. None: not in memory, or not by all."""
+        """Has all segments brought to every node, then all ranks read there. None: not in memory, or not by all.
+
+        Where replicas shared the save, a node gets those of its ranks' replicas, and all when that is not enough.
+        """
         nodes = self._routes.nodes(world_size)
         if save in r.unwhole or save not in saves.records:
             return None
@@ -205,11 +209,11 @@ class Restores:
         if len(nodes) > most:
             return None
         record = saves.records[save]
+        r.in_part = record.shared and record.world_size == world_size and save not in r.spread
         fetches: dict[tuple[int, str], ev.FetchOrdered] = {}
         for node in nodes:
             here = [rank for rank in range(world_size) if self._routes.home(rank) == node]
-            same = record.world_size == world_size
-            for rank in record.needed_for(here) if same else range(record.world_size):
+            for rank in record.needed_for(here) if r.in_part else range(record.world_size):
                 if self._routes.lies_at(save, rank, node):
                     continue
                 fetch = self._routes.fetch(save, rank, r.damaged, node)
@@ -219,7 +223,7 @@ class Restores:
                 fetches[rank, node] = fetch
         r.ordered = now
         if fetches:
-            return self._gather(r, save, fetches, whole=True)
+            return self._gather(r, save, fetches)
         tiers = [self._worst(r, save, self._routes.home(rank)) for rank in range(world_size)]
         return [self._order(r, save, tiers, saves, whole=True)]
 
@@ -257,10 +261,8 @@ class Restores:
         why = "it could not be written there" if save in r.given_up else "a newer one, or another life, has its turn"
         return f"{save}, of {size} ranks, must be on the store to be read by these ranks: {why}"
 
-    def _gather(
-        self, r: Round, save: SaveId, fetches: dict[tuple[int, str], ev.FetchOrdered], *, whole: bool = False
-    ) -> list[Action]:
-        r.gathered, r.whole = save, whole
+    def _gather(self, r: Round, save: SaveId, fetches: dict[tuple[int, str], ev.FetchOrdered]) -> list[Action]:
+        r.gathered = save
         r.fetches = {key: ToNode(job=self._job, node=key[1], message=order) for key, order in fetches.items()}
         return list(r.fetches.values())
 
@@ -272,9 +274,6 @@ class Restores:
         del r.fetches[event.rank, node]
         if event.problem:
             r.notes.append(f"{event.save}, rank {event.rank}, {event.tier}: {event.problem}")
-        if event.problem and r.whole:
-            r.unwhole.add(event.save)
-        elif event.problem:
             r.damaged.add((event.save, event.tier, event.rank))
         else:
             r.damaged.discard((event.save, Tier.ARENA, event.rank))
@@ -341,7 +340,8 @@ class Restores:
             return self._refuse("mismatch", f"rank {event.rank}, {event.save}: {event.problem}", "")
         if event.reshape and event.tier is not Tier.PFS:  # there it had all images
             r.failed = True
-            (r.unwhole if r.order is not None and r.order.whole else r.reshaped).add(event.save)
+            whole = r.order is not None and r.order.whole
+            (r.reshaped if not whole else r.spread if r.in_part else r.unwhole).add(event.save)
         elif event.problem and r.order is not None and r.order.whole:
             r.failed = True
             r.unwhole.add(event.save)

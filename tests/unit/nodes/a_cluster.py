@@ -75,7 +75,7 @@ class ANode:
         if self.kept is not None:
             self.cluster.say(self, self.kept)
         for name, slot in sorted(self.slots.items()):
-            shares = self.cluster.shares(slot.world) if slot.save else ()
+            shares = self.cluster.shares(slot.world, slot.rank) if slot.save else ()
             seal = a_seal(KEY, slot.save, slot.rank, slot.world, shares=shares) if slot.save and slot.digested else None
             self.cluster.say(
                 self,
@@ -117,13 +117,13 @@ class ACluster:
         self.attached: dict[int, ev.RankAttached] = {}
         self.failing: set[str] = set()  # nodes that cannot encode
         self.tiers: dict[int, Tier] = {}
-        self.replicas = False  # whether ranks save shares of what they all hold
+        self.replicas = 0  # sets of ranks that save shares of what each set holds
         for name in names:
             self.add(name)
 
-    def shares(self, world: int) -> tuple[Share, ...]:
-        """What each of so many ranks says of its share."""
-        return shares_of(world) if self.replicas else ()
+    def shares(self, world: int, rank: int) -> tuple[Share, ...]:
+        """What one of so many ranks says of its share."""
+        return shares_of(world, rank, self.replicas) if self.replicas else ()
 
     def add(self, name: str) -> ANode:
         """A new machine, with an empty arena."""
@@ -239,7 +239,7 @@ class ACluster:
                 node,
                 ev.SegmentStaged(
                     job=KEY, rank=rank, session=self.sid, request=self.seq(), world_size=len(self.homes), slot=name,
-                    save=save, nbytes=10, shares=self.shares(len(self.homes)),
+                    save=save, nbytes=10, shares=self.shares(len(self.homes), rank),
                 ),
             )  # fmt: skip
         self.settle()
@@ -370,7 +370,8 @@ class ACluster:
                 if node.slots[slot].save == save:
                     node.slots[slot].digested = True
                     world = node.slots[slot].world
-                    seal = a_seal(KEY, save, node.slots[slot].rank, world, shares=self.shares(world))
+                    rank = node.slots[slot].rank
+                    seal = a_seal(KEY, save, rank, world, shares=self.shares(world, rank))
                     self.say(node, ev.DigestsSealed(job=KEY, slot=slot, save=save, seal=seal))
             case act.TakeIncarnation(at_least=at_least):
                 self.store.numbers = max(self.store.numbers + 1, at_least)

@@ -1,14 +1,17 @@
 """Saves of which replicas hold shares: a node lost, a coordinator that is new, and which segments a node gets."""
 
 from ckptd.core import actions as act
+from ckptd.core import events as ev
 from ckptd.core.record import Record
+from ckptd.protocol.messages import Tier
 from ckptd.protocol.shares import Share
-from tests.unit.nodes.a_cluster import ONE, ACluster
+from ckptd.protocol.topology import Scheme
+from tests.unit.nodes.a_cluster import KEY, ONE, ACluster
 
 
 def cluster(names="abcd"):
     made = ACluster(names)
-    made.replicas = True
+    made.replicas = 1
     made.connect("abc")
     return made
 
@@ -39,6 +42,59 @@ def test_replicas_get_each_others_segments_and_no_more():
     assert {answer.save for answer in answers} == {ONE}
     for name in "abc":
         assert len(job.nodes[name].job.node.slots.holding(ONE)) == 3
+
+
+def test_ranks_for_which_the_segments_of_their_replicas_are_not_enough_get_all():
+    """Each of them was sharded and is replicated now, or the other way round."""
+    job = ACluster("abcd", scheme=Scheme.NONE)
+    job.replicas = 2
+    job.connect("abcd")
+    job.held = {act.Drain}
+    job.stage(ONE)
+    job.end_ranks()
+    job.connect("badc")
+    seqs = {rank: job.seq() for rank in range(4)}
+    for rank in range(4):
+        job.say(job.node(rank), ev.LoadAsked(job=KEY, rank=rank, session=job.sid, request=seqs[rank]))
+    held = []
+    for _ in range(2):
+        job.settle()
+        orders = [job.answer(rank, seqs[rank]) for rank in range(4)]
+        assert all((order.save, order.whole, order.tier) == (ONE, True, Tier.PEER) for order in orders), orders
+        held.append([len(job.nodes[name].job.node.slots.holding(ONE)) for name in "abcd"])
+        for rank, order in enumerate(orders):
+            seqs[rank] = job.seq()
+            report = ev.LoadReported(
+                job=KEY, rank=rank, session=job.sid, request=seqs[rank], save=ONE, tier=order.tier,
+                problem="others' are needed" if len(held) == 1 else "", reshape=len(held) == 1,
+            )  # fmt: skip
+            job.say(job.node(rank), report)
+    job.settle()
+    assert held == [[3] * 4, [4] * 4]  # its own that has moved, and two; all
+    assert all(job.answer(rank, seqs[rank]).agreed for rank in range(4))
+
+
+def test_what_cannot_be_copied_is_rebuilt():
+    """A holder that died a moment ago, of which nobody has heard."""
+    job = cluster("abc")
+    job.held = {act.Drain}
+    job.stage(ONE)
+    job.end_ranks()
+    job.connect("abc")
+    job.held = {act.FetchSegment}
+    seqs = {rank: job.seq() for rank in range(3)}
+    for rank in range(3):
+        job.say(job.node(rank), ev.LoadAsked(job=KEY, rank=rank, session=job.sid, request=seqs[rank]))
+    job.settle()
+    copies = [(node, fetch) for node, fetch in job.waiting if isinstance(fetch, act.FetchSegment) and fetch.rank == 2]
+    assert {fetch.tier for _, fetch in copies} == {Tier.PEER}
+    for node, fetch in copies:
+        job.waiting.remove((node, fetch))
+        job.say(node, ev.SegmentFetched(job=KEY, rank=2, save=ONE, tier=fetch.tier, problem="c does not answer"))
+    job.settle()
+    job.release()
+    orders = [job.answer(rank, seqs[rank]) for rank in range(3)]
+    assert [(order.save, order.tier) for order in orders[:2]] == [(ONE, Tier.REBUILT)] * 2, orders
 
 
 def test_needed_are_the_own_segments_and_those_of_who_shared():
