@@ -28,6 +28,7 @@ class Launcher:
         self._examined: dict[Session, int] = {}  # rounds it had when the end began
         self._counts: list[int] = []
         self._starting = False
+        self.told_running_on_a_lost_node = False  # the user knows better, and takes over
 
     def start(self) -> None:
         """Another session, on the nodes that stand."""
@@ -41,7 +42,8 @@ class Launcher:
             self._later(5.0)
             return
         self._serial += 1
-        takeover = bool(self.zombies) and self.world.clock.chance(0.8)
+        takeover = (bool(self.zombies) and self.world.clock.chance(0.8)) or self.told_running_on_a_lost_node
+        self.told_running_on_a_lost_node = False
         self.current = Session(self, f"{self.job.job}.s{self._serial}", homes, takeover=takeover)
         self.world.log(homes[0], f"session {self.current.name} on {[m.name for m in homes]} takeover={takeover}")
         self.current.gather()
@@ -110,6 +112,7 @@ class Launcher:
         ]
         if not any(all(session.heard_by_all(save, m) for m in wanted) for save in reached):
             return False
+        self.world.promises.apart_heard(session, 10 * self._examined[session], max(reached))
         if self.goal == "save":
             self.reached.add("save")
             self.goal = "load"

@@ -96,6 +96,7 @@ class Machine:
                     nbytes=slot.seal.image_nbytes,
                     digested=digested,
                     seal=slot.seal if digested else None,
+                    shares=slot.seal.shares,
                 )
             )
         for key in sorted(memory.pieces):

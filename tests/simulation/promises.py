@@ -8,7 +8,8 @@ from ckptd.core.piece import Piece
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.messages import End, LoadFrom, Milestone, Progress, Tier
 from ckptd.protocol.slot import Seal
-from tests.simulation.truth import Promise, Truth
+from tests.simulation import replicas
+from tests.simulation.truth import Promise, SaveTruth, Truth
 
 if TYPE_CHECKING:
     from tests.simulation.arena import Arena
@@ -36,6 +37,13 @@ class Promises:
     def size_of(self, job: JobKey, save: SaveId) -> int:
         """Ranks of the save."""
         return self.of(job).sizes.get(save, 0)
+
+    def needed(self, proc: "Proc", save: SaveId) -> set[int]:
+        """Whose images of the save the rank needs: of one of another world or layout all of them."""
+        size, found = self.size_of(proc.job, save), self.of(proc.job).saves.get(save)
+        if size != proc.session.world_size or proc.session.relaid:
+            return set(range(size))
+        return replicas.needed(found.said, proc.rank) if found is not None else {proc.rank}
 
     # --- the arenas change
 
@@ -149,6 +157,7 @@ class Promises:
         save, truth, store = news.save, self.of(proc.job), self._world.store(proc.job)
         durable = save in store.ever
         found = truth.saves.get(save)
+        self._apart(proc, news, apart=found is not None and found.apart)
         if news.milestone is Milestone.DURABLE or news.end is End.DURABLE:
             assert durable, f"{proc} was told that {save} is durable"
             self.told_of["durable"] += 1
@@ -167,6 +176,23 @@ class Promises:
                 assert found.ever_protected, f"{proc} was told that {save} is protected; {found.sets} are"
             if found is not None and (truth.protected is None or truth.protected.save <= save):
                 self._protected(truth, save)
+
+    def _apart(self, proc: "Proc", news: Progress, *, apart: bool) -> None:
+        """Shares that make no whole are a checkpoint for nobody; of those that do nobody hears the contrary."""
+        if apart:
+            told = f"{news.milestone or ''} {news.end or ''}"
+            lost = news.milestone is None and news.end in (None, End.ABANDONED, End.SKIPPED, End.FAILED)
+            assert lost, f"{proc} was told that {news.save} is {told.strip()}, of which the shares are no whole"
+            self.told_of["apart"] += news.apart
+        else:
+            assert not news.apart, f"{proc} was told that the shares of {news.save} are no whole"
+
+    def apart_heard(self, session: "Session", since_step: int, until: SaveId) -> None:
+        """Nothing went wrong meanwhile: every rank knows the end of each save of which the shares were no whole."""
+        truth = self.of(session.job)
+        for save in [s for s, t in truth.saves.items() if t.apart and s.step > since_step and s < until]:
+            waiting = [p.rank for p in session.procs if save in p.saves and not p.saves[save].end]
+            assert not waiting, f"ranks {waiting[:8]} never heard the end of {save}, of which the shares were no whole"
 
     def _protected(self, truth: Truth, save: SaveId) -> None:
         found = truth.saves[save]
@@ -223,6 +249,7 @@ class Promises:
     def committed(self, job: JobKey, save: SaveId) -> None:
         """Under its final name: every file is what its rank wrote."""
         directory, found = self._world.store(job).committed[save], self.of(job).saves.get(save)
+        assert found is None or not found.apart, f"{save} was committed, of which the shares are no whole"
         if found is not None and len(found.contents) == directory.world_size:
             wrong = [rank for rank, content in directory.files.items() if found.contents.get(rank) != content]
             assert not wrong, f"{save}: wrong bytes committed for ranks {wrong[:5]}"
@@ -237,11 +264,15 @@ class Promises:
         if order.save is None:
             return
         assert proc.read is not None, f"{proc} is told that all have read {order.save}, and it has not"
-        save, content = proc.read
+        save, _, images = proc.read
         assert save == order.save, f"{proc} read {save}, and {order.save} was agreed"
         found = self.of(proc.job).saves.get(save)
-        if found is not None and content != b"all":
-            assert content == found.contents.get(proc.rank), f"{proc} restored other bytes of {save}"
+        if found is not None:
+            assert not found.apart, f"{proc} restored {save}, of which the shares are no whole"
+            lacking = self.needed(proc, save) - set(images)
+            assert not lacking, f"{proc} restored {save} without the images of ranks {sorted(lacking)[:8]}"
+            wrong = [rank for rank, content in images.items() if found.contents.get(rank) != content]
+            assert not wrong, f"{proc} restored other bytes of {save}: those of ranks {wrong[:8]}"
 
     def agreed(self, session: "Session") -> None:
         """All ranks have it: it is the newest that there is, if nothing was wrong while they asked."""
@@ -256,6 +287,19 @@ class Promises:
         newest = max([*there, *store.committed], default=None)
         self.told_of["calm loads"] += 1
         assert newest is None or (chosen is not None and chosen >= newest), f"{chosen} was loaded, {newest} is there"
+        if chosen in there and not chaos.active:
+            self._near(session, truth.saves[chosen])
+
+    def _near(self, session: "Session", found: SaveTruth) -> None:
+        """Nobody reads from the store what all nodes together have in memory."""
+        policy, nodes = self._world.policy, len({machine.name for machine in session.homes})
+        shared = any(found.said.values())
+        others = shared or session.relaid or found.world_size != session.world_size
+        if others and nodes > (policy.shared_nodes if shared else policy.whole_nodes):
+            return
+        far = [proc.rank for proc in session.procs if proc.read is None or proc.read.tier is Tier.PFS]
+        assert not far, f"ranks {far[:8]} read {found.save} from the store, and it lies in memory"
+        self._world.counts["near loads"] += 1
 
     def anything_restorable(self, job: JobKey) -> bool:
         """Whether some checkpoint is left, wherever."""

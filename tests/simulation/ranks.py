@@ -14,11 +14,12 @@ from ckptd.protocol.messages import (
     Refused,
     SlotGranted,
     SlotsRefused,
-    Tier,
 )
+from ckptd.protocol.shares import Share
 from ckptd.protocol.slot import Seal, SlotState
 from tests.simulation.arena import content_of
 from tests.simulation.machine import Machine, make
+from tests.simulation.reading import ElsewhereError, Images, Read, read
 
 if TYPE_CHECKING:
     from tests.simulation.session import Session
@@ -39,6 +40,7 @@ class Save:
     milestones: set[Milestone] = field(default_factory=set)
     end: str = ""
     slot: str = ""
+    shares: tuple[Share, ...] = ()
     acknowledged: bool = False
 
 
@@ -61,7 +63,9 @@ class Proc:
         self.saves: dict[SaveId, Save] = {}
         self.loading = 0  # tries left
         self.reading: LoadFrom | None = None
-        self.read: tuple[SaveId, bytes] | None = None
+        self.read: Read | None = None
+        self.balance = True  # saves shares, until it hears that they were no whole
+        self._looked = False  # a save in which it looked at all that is shared was staged
         self._waits: dict[int, str] = {}
         self._staging: tuple[Save, float, bool] | None = None  # waits for a slot, until, drain
         self.copying = ""
@@ -225,6 +229,8 @@ class Proc:
             self.session.saved(self)
             return
         assert slot.save is None, f"{self} writes into {name}, which holds {slot.save}"
+        if self.balance:
+            handle.shares = self.session.replicas.said(self.rank, handle.save.step, first_look=not self._looked)
         seal = Seal(
             state=SlotState.SEALED,
             job=self.job,
@@ -233,6 +239,7 @@ class Proc:
             world_size=self.session.world_size,
             image_nbytes=10_000 + 997 * self.rank,
             leaves_digest=content_of(handle.save, self.rank, self.session.name),
+            shares=handle.shares,
         )
         self.machine.arena.put_seal(self.job, slot, seal)
         handle.slot = name
@@ -249,6 +256,7 @@ class Proc:
             save=handle.save,
             nbytes=10_000 + 997 * self.rank,
             drain=drain,
+            shares=handle.shares,
         )
 
     def _too_late(self, handle: Save) -> None:
@@ -334,6 +342,8 @@ class Proc:
     def _news(self, news: Progress) -> None:
         self.world.promises.told(self, news)
         handle = self.saves.get(news.save)
+        self.balance &= not news.apart
+        self._looked |= news.milestone is not None
         if handle is not None and news.milestone is not None:
             handle.milestones.add(news.milestone)
         if handle is not None and news.end is not None:
@@ -357,26 +367,14 @@ class Proc:
             return
         self.reading = None
         assert order.save is not None
-        content = self._bytes_of(order)
-        self.read = (order.save, content) if content else None
-        self.world.counts[f"read {order.tier}"] += 1
-        size = self.world.promises.size_of(self.job, order.save)
-        reshape = order.tier is not Tier.PFS and size != self.session.world_size
-        problem = "" if content else f"nothing to read at {order.slot or order.path}"
-        if reshape:
-            problem = "other ranks' images are needed"
+        problem, reshape, images = "", False, Images()
+        try:
+            images = read(self, order)
+        except ElsewhereError as error:
+            problem, reshape = str(error), True
+        else:
+            problem = "" if images else f"nothing to read at {order.slot or order.path}"
+        self.read = Read(order.save, order.tier, images) if images else None
+        self.world.counts[f"read {order.tier}{', whole' * order.whole}"] += 1
+        self.world.counts["reads of shares"] += len(images) > 1
         self._say("report", ev.LoadReported, save=order.save, tier=order.tier, problem=problem, reshape=reshape)
-
-    def _bytes_of(self, order: LoadFrom) -> bytes:
-        """What stands for the bytes of this rank's part; of another world size, for all of it."""
-        assert order.save is not None
-        if order.tier is Tier.PFS:
-            directory = self.world.store(self.job).committed.get(order.save)
-            if directory is None:
-                return b""
-            files = directory.files
-            return files.get(self.rank, b"") if directory.world_size == self.session.world_size else b"all"
-        slot = self.machine.arena.slot(self.job, order.slot)
-        if slot is None or slot.save != order.save or slot.rank != self.rank:
-            return b""
-        return slot.seal.leaves_digest

@@ -50,7 +50,8 @@ def measure(nodes: int, scheme: Scheme = Scheme.XOR, set_size: int = 8) -> Share
     """Plays the job of so many nodes. Every save must become protected and durable."""
     began = time.process_time()
     policy = replace(POLICY, keep_last=2, connect_timeout_s=600, stage_timeout_s=600)
-    world = World(1, nodes, scheme=scheme, set_size=set_size, fault_every_s=0.0, think_s=EVERY_S, policy=policy)
+    quiet = {"fault_every_s": 0.0, "shared": 0.0, "think_s": EVERY_S}
+    world = World(1, nodes, scheme=scheme, set_size=set_size, policy=policy, **quiet)
     world.thorough = False
     sets = redundancy_sets([m.peer for m in world.nodes.values()], set_size)
     of = {name: number for number, members in enumerate(sets) for name in members}

@@ -1,5 +1,6 @@
 """One start of a training job: its ranks gather who is where, load, and save in step until something ends them."""
 
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 from ckptd.protocol.ids import JobKey, SaveId
@@ -7,6 +8,7 @@ from ckptd.protocol.messages import Cadence, LoadFrom, Milestone, Progress
 from ckptd.protocol.topology import Topology
 from tests.simulation.machine import Machine
 from tests.simulation.ranks import Proc
+from tests.simulation.replicas import draw
 
 if TYPE_CHECKING:
     from tests.simulation.launcher import Launcher
@@ -28,6 +30,9 @@ class Session:
         self.takeover = takeover
         self.cadence = Cadence(steps=self.world.clock.random.choice([1, 1, 1, 30]))
         self.topology: Topology | None = None
+        own = Random(f"{self.world.seed}/{name}")  # so that plays without shares are what they were
+        self.replicas = draw(own, self.world_size, shared=self.world.shared, odd=self.world.odd)
+        self.relaid = own.random() < self.world.relaid  # its tensors lie otherwise on the ranks than what it loads
         self.procs: list[Proc] = []
         self.phase = "gather"
         self.rounds = 0
@@ -171,6 +176,9 @@ class Session:
                 self.world.clock.after(seconds, self.launcher.forget)
             self.world.clock.after(0.0, self.end, "nothing to go on with")
             return
+        if "is still running" in why:
+            lost = {m.name for m in self.world.lost} - set(self.world.nodes)
+            self.launcher.told_running_on_a_lost_node |= any(f" on {name})" in why for name in lost)
         calm = self.world.clock.now - self.world.chaos.calm_since
         assert calm < STUCK_S or self.replaced or self.since < self.world.chaos.calm_since + 60, (
             f"{proc} fails while nothing is wrong: {why}"

@@ -7,8 +7,10 @@ import sys
 import pytest
 
 from ckptd.core import actions as act
+from ckptd.core import saves
 from ckptd.core.encodes import Encodes
 from ckptd.core.node import JobNode
+from ckptd.core.record import Record
 from ckptd.core.saves import Saves
 from tests.simulation import effects, scale
 from tests.simulation.run import BrokenError, play
@@ -81,6 +83,43 @@ def test_a_core_that_breaks_a_promise_is_caught(monkeypatch, owner, name, broken
     monkeypatch.setattr(owner, name, broken)
     with pytest.raises(BrokenError, match=notices):
         play(1, nodes=3, scheme="xor", seconds=20.0, fault_every_s=0.0)
+
+
+def finds_no_difference(shares):
+    return ""
+
+
+def brings_own_segments_only(self, ranks):
+    return sorted(ranks)
+
+
+@pytest.mark.parametrize(
+    ("odd", "broken", "notices"),
+    [
+        (1.0, (saves, "difference", finds_no_difference), "is staged, of which the shares are no whole"),
+        (0.0, (Record, "needed_for", brings_own_segments_only), "from the store, and it lies in memory"),
+    ],
+)
+def test_a_core_that_mixes_up_shares_is_caught(monkeypatch, odd, broken, notices):
+    monkeypatch.setattr(*broken)
+    with pytest.raises(BrokenError, match=notices):
+        play(2, nodes=3, scheme="xor", seconds=60.0, fault_every_s=0.0, shared=1.0, odd=odd)
+
+
+def test_shares_are_restored_and_replicas_that_are_none_are_told_apart():
+    some, every = (play(2, nodes=4, scheme="xor", seconds=60.0, fault_every_s=0.0, shared=1.0, odd=o) for o in (1, 0))
+    assert some.told["apart"] > 0
+    assert "apart" not in every.told
+    for outcome in (some, every):
+        assert outcome.told["protected"] > 0
+        assert outcome.counts["near loads"] > 0
+    assert every.counts["reads of shares"] > 0
+
+
+def test_replicas_whose_tensors_lie_otherwise_now_read_all_images_in_memory():
+    outcome = play(0, nodes=4, scheme="xor", seconds=60.0, fault_every_s=0.0, shared=1.0, odd=0.0, relaid=1.0)
+    assert outcome.counts["near loads"] == 1
+    assert outcome.counts["read peer, whole"] > outcome.counts["reads of shares"]  # what they shared was not enough
 
 
 def test_a_failure_tells_how_to_play_it_again(monkeypatch):

@@ -5,8 +5,10 @@ from itertools import chain
 
 from ckptd.core.piece import Piece
 from ckptd.protocol.ids import SaveId
+from ckptd.protocol.shares import Share
 from ckptd.protocol.slot import Seal
 from ckptd.protocol.topology import Scheme
+from tests.simulation import replicas
 from tests.simulation.parity import solvable
 
 Ident = str  # of an arena
@@ -36,6 +38,7 @@ class SaveTruth:
     world_size: int
     where: dict[int, dict[Ident, int]] = field(default_factory=dict)  # rank -> arena -> copies
     contents: dict[int, bytes] = field(default_factory=dict)
+    said: dict[int, tuple[Share, ...]] = field(default_factory=dict)  # rank -> what its seal says of shares
     writers: set[str] = field(default_factory=set)
     sets: dict[SetKey, ParitySet] = field(default_factory=dict)
     ever_whole: bool = False
@@ -43,15 +46,26 @@ class SaveTruth:
     bereft: bool = False  # a segment was lost with its node
     covered: dict[int, set[int]] = field(default_factory=dict)  # epoch -> ranks of sets that were whole once
 
+    _apart: bool | None = None
+
+    @property
+    def apart(self) -> bool:
+        """Whether all ranks sealed it, and what they say of shares is not what replicas say: it is no checkpoint."""
+        if len(self.said) < self.world_size:
+            return False
+        if self._apart is None:
+            self._apart = replicas.apart(self.said)
+        return self._apart
+
     @property
     def whole(self) -> bool:
-        """Every rank's sealed segment lies in some arena."""
-        return len(self.where) == self.world_size
+        """Every rank's sealed segment lies in some arena, and their shares make a whole."""
+        return len(self.where) == self.world_size and not self.apart
 
     @property
     def lost_when_staged(self) -> bool:
         """Every rank had sealed its segment, and a node was lost with one: maybe before anybody could have heard."""
-        return self.bereft and len(self.contents) == self.world_size
+        return self.bereft and len(self.contents) == self.world_size and not self.apart
 
     def epochs_protected(self) -> list[int]:
         """Epochs in which every set's pieces lie there, each member's on a node of its own."""
@@ -65,6 +79,8 @@ class SaveTruth:
 
     def restorable(self, without: frozenset[Ident] = frozenset()) -> bool:
         """From memory alone, when these arenas are lost too."""
+        if self.apart:
+            return False
         have = {rank for rank, arenas in self.where.items() if set(arenas) - without}
         if len(have) == self.world_size:
             return True
@@ -128,6 +144,7 @@ class Truth:
             del truth.where[seal.rank]
         if there:
             truth.contents.setdefault(seal.rank, seal.leaves_digest)
+            truth.said.setdefault(seal.rank, seal.shares)
             truth.ever_whole |= truth.whole
         return truth
 

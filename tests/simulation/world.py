@@ -49,8 +49,14 @@ class World:
         ranks_per_node: tuple[int, ...] = (1,),
         think_s: float = 4.0,
         policy: Policy = POLICY,
+        shared: float = 0.6,
+        odd: float = 0.25,
+        relaid: float = 0.15,
     ) -> None:
+        self.seed = seed
         self.clock = Clock(seed)
+        # Chances that a session's ranks save shares, that one of them is no replica, and that ranks need all images.
+        self.shared, self.odd, self.relaid = shared, odd, relaid
         self.policy = policy
         self.scheme, self.set_size = scheme, set_size
         self.ranks_per_node, self.think_s = ranks_per_node, think_s

@@ -1,0 +1,50 @@
+"""What a rank reads in a load: its own image, those of its replicas, or all of a checkpoint of another world."""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from ckptd.protocol.ids import SaveId
+from ckptd.protocol.messages import LoadFrom, Tier
+from ckptd.protocol.slot import SlotState
+
+if TYPE_CHECKING:
+    from tests.simulation.ranks import Proc
+
+Images = dict[int, bytes]  # rank -> what stands for its bytes
+
+
+class Read(NamedTuple):
+    """What a rank has read."""
+
+    save: SaveId
+    tier: Tier
+    images: Images
+
+
+class ElsewhereError(Exception):
+    """Images that the rank needs are not where it was sent."""
+
+
+def read(proc: "Proc", order: LoadFrom) -> Images:
+    """What the rank needs, from where the order sends it. Empty: nothing is there. Raises ElsewhereError."""
+    assert order.save is not None
+    wanted = proc.world.promises.needed(proc, order.save)
+    if order.tier is Tier.PFS:
+        directory = proc.world.store(proc.job).committed.get(order.save)
+        files = directory.files if directory is not None else {}
+        return {rank: files[rank] for rank in wanted} if wanted <= set(files) else {}
+    slot = proc.machine.arena.slot(proc.job, order.slot)
+    if slot is None or slot.save != order.save or (slot.rank != proc.rank and not order.whole):
+        return {}
+    return _of_this_node(proc, order, wanted)
+
+
+def _of_this_node(proc: "Proc", order: LoadFrom, wanted: set[int]) -> Images:
+    found: Images = {}
+    for rank in wanted if order.whole else {proc.rank}:
+        slot = proc.machine.arena.holding(proc.job, rank, order.save)
+        if slot is not None:
+            assert slot.seal.state is SlotState.DIGESTED, f"{proc} is sent to read {slot.name} before it is digested"
+            found[rank] = slot.seal.leaves_digest
+    if wanted - set(found):
+        raise ElsewhereError(f"images of ranks {sorted(wanted - set(found))[:8]} are needed")
+    return found
