@@ -23,24 +23,28 @@ def torchrun(node, ranks, script, *args):
 
 def on_ranks(node, ranks, script, *args):
     """What the script (a name in this directory) prints where torchrun would run it. A rank that fails ends all."""
-    return on_nodes([node], ranks, script, *args)
+    return on_homes([node] * ranks, script, *args)
 
 
 def on_nodes(nodes, ranks, script, *args):
     """The same with as many ranks on each node."""
+    return on_homes([node for node in nodes for _ in range(ranks // len(nodes))], script, *args)
+
+
+def on_homes(homes, script, *args):
+    """The same with a rank on each of these nodes, in this order."""
     shared = {
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_WORLD_SIZE": str(ranks // len(nodes)),
+        "WORLD_SIZE": str(len(homes)),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(_free_port()),
         "TORCHELASTIC_RUN_ID": uuid.uuid4().hex,
         "OMP_NUM_THREADS": "1",
     }
-    path = os.path.join(nodes[0].temporary, f"{shared['TORCHELASTIC_RUN_ID']}.log")
+    path = os.path.join(homes[0].temporary, f"{shared['TORCHELASTIC_RUN_ID']}.log")
     begun = []
-    for rank in range(ranks):
-        at, local = divmod(rank, ranks // len(nodes))
-        variables = nodes[at].environ(**shared, RANK=str(rank), LOCAL_RANK=str(local))
+    for rank, home in enumerate(homes):
+        here = {"LOCAL_WORLD_SIZE": str(homes.count(home)), "LOCAL_RANK": str(homes[:rank].count(home))}
+        variables = home.environ(**shared, **here, RANK=str(rank))
         begun.append(forks.start(_run, variables, path, os.path.join(HERE, script), args))
     try:
         _await(begun, path)

@@ -196,7 +196,9 @@ class Ranks:
 class Cluster:
     """Daemons by name. A context manager that leaves nothing."""
 
-    def __init__(self, directory: str, zygote: Zygote, names: str = "abcd", relayed: str = "", **environ: str) -> None:
+    def __init__(
+        self, directory: str, zygote: Zygote | None, names: str = "abcd", relayed: str = "", **environ: str
+    ) -> None:
         self.relayed = relayed
         self.relays: dict[str, Relay] = {}
         self.directory = directory
@@ -214,10 +216,14 @@ class Cluster:
         self._ranks: list[Ranks] = []
         self._lost: list[Node] = []
         self.nodes: dict[str, Node] = {}
-        for name in names:
-            self.add(name, ready=False)
-        for name in names:
-            self.await_daemon(name)
+        try:
+            for name in names:
+                self.add(name, ready=False)
+            for name in names:
+                self.await_daemon(name)
+        except BaseException:
+            self.__exit__(None, None, None)  # nobody else will
+            raise
 
     def add(self, name: str, *, ready: bool = True, **environ: str) -> Node:
         """A machine with an empty arena, and its daemon: behind a relay, if it is one of ``relayed``."""
@@ -299,8 +305,8 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def a_cluster(zygote: Zygote, names: str = "abcd", relayed: str = "", **environ: str) -> Iterator[Cluster]:
-    """For a test, or for a module."""
+def a_cluster(zygote: Zygote | None, names: str = "abcd", relayed: str = "", **environ: str) -> Iterator[Cluster]:
+    """For a test, or for a module. Without a zygote its ranks are started otherwise."""
     directory = tempfile.mkdtemp(prefix="ckptd-test-")
     try:
         with Cluster(directory, zygote, names, relayed, **environ) as cluster:
