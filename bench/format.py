@@ -72,7 +72,7 @@ def tensor_parallel_boxes(rank: int, ranks: int = 8) -> list[Box]:
 
     Finds the geometry anew, as the first plan of a process does.
     """
-    _strided._dealt.cache_clear()  # noqa: SLF001 - the first plan has nothing cached
+    _strided.dealt.cache_clear()
     mesh, coordinate = (RANKS // ranks, ranks), divmod(rank, ranks)
     boxes = []
     for name, shape in llama_8b().items():
@@ -85,7 +85,7 @@ def tensor_parallel_boxes(rank: int, ranks: int = 8) -> list[Box]:
         for placement, parts in zip(placements, mesh, strict=False):
             local[placement.dim] //= parts
         for kind, _ in _COPIES:
-            dealt = _strided._dealt(shape, mesh, coordinate, placements, tuple(local))  # noqa: SLF001 - see above
+            dealt = _strided.dealt(shape, mesh, coordinate, placements, tuple(local))
             if len(dealt) != 1:
                 raise RuntimeError(f"{name}: {len(dealt)} geometries")
             boxes += _copies(name, shape, [(box.offsets, box.sizes) for box in dealt[0]], kind)

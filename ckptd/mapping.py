@@ -116,6 +116,17 @@ def fill_huge(mapping: Mapping, start: int, nbytes: int) -> bool:
     return True
 
 
+def advise_huge(address: int, nbytes: int) -> None:
+    """Asks for huge pages under new memory of this process alone: touched first, it then costs a tenth of the time.
+
+    What the kernel makes of it changes nothing but that. Only whole huge pages of the range are concerned.
+    """
+    start = -(-address // HUGE_NBYTES) * HUGE_NBYTES
+    stop = (address + nbytes) // HUGE_NBYTES * HUGE_NBYTES
+    if stop > start:
+        _libc.madvise(start, stop - start, mmap.MADV_HUGEPAGE)
+
+
 def fill(mapping: Mapping, start: int, nbytes: int) -> None:
     """Touches every page of a part; a file must have room for them. Blocks."""
     try:

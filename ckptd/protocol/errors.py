@@ -72,6 +72,12 @@ class DamagedError(CkptdError):
     code = "damaged"
 
 
+class GatherError(CkptdError):
+    """Another rank did not take part in a gather to its end."""
+
+    code = "gather"
+
+
 class ProtocolError(CkptdError):
     """A message that is malformed, too large or of another version."""
 

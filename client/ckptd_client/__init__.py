@@ -5,6 +5,7 @@ from ckptd.protocol.errors import (
     CkptdError,
     ConfigError,
     ConnectError,
+    GatherError,
     MismatchError,
     RestoreError,
     SaveFailedError,
@@ -14,6 +15,7 @@ from ckptd.protocol.errors import (
 from ckptd_client._leaves import register
 from ckptd_client._stats import Stats
 from ckptd_client.client import Client, Restored, connect
+from ckptd_client.gathering import FlatPart, Gathering
 from ckptd_client.handle import SaveHandle
 
 __all__ = [
@@ -22,6 +24,9 @@ __all__ = [
     "Client",
     "ConfigError",
     "ConnectError",
+    "FlatPart",
+    "GatherError",
+    "Gathering",
     "MismatchError",
     "RestoreError",
     "Restored",

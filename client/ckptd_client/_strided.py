@@ -52,7 +52,7 @@ def boxes_of(tensor: "DTensor", local: torch.Tensor, where: str) -> list[LocalBo
     if 0 in tensor.shape:
         return [LocalBox((0,) * len(shape), shape, tuple(slice(0, size) for size in shape))]
     mesh = tuple(tensor.device_mesh.shape)
-    found = _dealt(tuple(tensor.shape), mesh, tuple(coordinate), tuple(tensor.placements), shape)
+    found = dealt(tuple(tensor.shape), mesh, tuple(coordinate), tuple(tensor.placements), shape)
     if len(found) != 1:
         text = f"{where} has a local tensor of {list(shape)}, which its placements {tensor.placements} "
         text += "give in two ways, with other rows" if found else "do not give"
@@ -61,7 +61,7 @@ def boxes_of(tensor: "DTensor", local: torch.Tensor, where: str) -> list[LocalBo
 
 
 @functools.lru_cache(4096)  # many tensors are cut alike, and rows are many
-def _dealt(
+def dealt(
     whole: tuple[int, ...], mesh: tuple[int, ...], coordinate: tuple[int, ...], placements: tuple[Any, ...],
     shape: tuple[int, ...],
 ) -> list[list[LocalBox]]:  # fmt: skip

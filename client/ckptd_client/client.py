@@ -6,7 +6,7 @@ import os
 import reprlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -34,6 +34,7 @@ from ckptd_client._staging import stage_or_fail, was_delivered
 from ckptd_client._stats import Stats
 from ckptd_client._stock import StockLeaves
 from ckptd_client._topology import failure_told
+from ckptd_client.gathering import BUCKET_NBYTES, Gathering, Groups, Order
 from ckptd_client.handle import SaveHandle, check_milestone
 
 log = logging.getLogger("ckptd_client")
@@ -130,6 +131,7 @@ class Client:
         self._plans: list[Plan] = []  # the last ones, the newest first: a full save and one of the model may alternate
         self._segments: list[Segment] = []  # still to be sealed: saves of DCP's, in two steps, and overlapped ones
         self._overlapping = Overlapping(self)
+        self._gathers = Groups()
         self._stock = StockLeaves() if dual and link.group.rank == 0 else None
         self._counter = 0
         self._last_step = self._highest = -1
@@ -504,6 +506,22 @@ class Client:
             kind, step, nbytes, notes = load_from(where, state, self.group, self.pickle_keys, company)
         return Loaded(kind, where, step, time.perf_counter() - began, nbytes, notes)
 
+    def gather(
+        self, state: Any, *, to: int | Collection[int] | None = None, bucket_nbytes: int = BUCKET_NBYTES,
+        cpu_offload: bool = True,
+    ) -> Gathering:  # fmt: skip
+        """Begins to build whole tensors from a state's shards; ``gather(state).wait()`` is the whole state.
+
+        Or iterate over it, for one tensor after the other. Collective: all ranks call it alike, and use what it gives.
+        state: as for save; shards are DTensors of any placement, ShardedTensors and FlatParts. to: the rank, or ranks,
+        that get the tensors, default all. bucket_nbytes: how much travels at a time; three such are on their way.
+        cpu_offload: gives CPU tensors; else each is made where its shards are. What is made of shards has memory of its
+        own; tied ones become one tensor. Needs no daemon. Raises UsageError, on all ranks and with the first
+        difference, for what cannot be gathered, or not by all alike; GatherError when another rank is gone.
+        """
+        self._check_open()
+        return Gathering(state, Order(to, bucket_nbytes, cpu_offload), self._gathers)
+
     def find(self, step: int | None = None) -> Checkpoint:
         """The checkpoint that load would restore, agreed by all ranks and to be read by the caller. Collective.
 
@@ -535,6 +553,7 @@ class Client:
             if not self._closed:
                 self._closed = True
                 self._overlapping.detach()
+                self._gathers.close()
                 self._link.close()
 
     def __enter__(self) -> Self:

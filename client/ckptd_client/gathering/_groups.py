@@ -1,0 +1,79 @@
+"""Process groups that carry nothing but gathers, so that none of their messages meets one of the training's.
+
+Made at the first use, by all ranks alike, and kept.
+"""
+
+import contextlib
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from ckptd.protocol.errors import GatherError
+
+TIMEOUT_S = 600.0
+_GONE = "a rank that ended, raised, or did not call gather leaves the others in it: look at its log"
+
+
+@contextlib.contextmanager
+def told_as_error() -> Any:
+    """What torch raises when another rank is gone or late, as GatherError."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise GatherError(f"the gather broke off: {error}", hint=_GONE) from error
+
+
+class Groups:
+    """This process's groups for gathers. Not for several threads at a time."""
+
+    def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
+        self._timeout = timedelta(seconds=timeout_s)
+        self._world: Any = None  # that the others are of
+        self._all: Any = None
+        self._parts: dict[tuple[int, ...], Any] = {}
+
+    @property
+    def all(self) -> Any:
+        """Of all ranks, over gloo, so for tensors of CPUs only. Collective when it is made."""
+        self._renew()
+        if self._all is None:
+            with told_as_error():
+                self._all = dist.new_group(backend="gloo", timeout=self._timeout)
+        return self._all
+
+    def of(self, members: tuple[int, ...]) -> Any:
+        """Of some ranks, over what the job uses for its tensors. Collective of these when it is made."""
+        self._renew()
+        if members not in self._parts:
+            with told_as_error():
+                self._parts[members] = dist.new_group(
+                    list(members), timeout=self._timeout, use_local_synchronization=True
+                )
+        return self._parts[members]
+
+    def exchange(self, word: bytes) -> list[bytes]:
+        """Collective: what every rank gave, by rank."""
+        if not is_distributed():
+            return [word]
+        words: list[Any] = [None] * dist.get_world_size()
+        with told_as_error():
+            dist.all_gather_object(words, word, group=self.all)
+        return words
+
+    def close(self) -> None:
+        """Lets go of them. Not collective."""
+        if is_distributed() and self._world is dist.group.WORLD:
+            for group in filter(None, (self._all, *self._parts.values())):
+                dist.destroy_process_group(group)
+        self._all, self._parts = None, {}
+
+    def _renew(self) -> None:
+        """Groups of a job's process groups that were destroyed since are gone with them."""
+        if self._world is not dist.group.WORLD:
+            self._world, self._all, self._parts = dist.group.WORLD, None, {}
+
+
+def is_distributed() -> bool:
+    """Whether torch.distributed knows of other ranks."""
+    return dist.is_available() and dist.is_initialized()
