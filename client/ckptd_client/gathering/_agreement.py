@@ -5,7 +5,8 @@ What is wrong on one rank is told like everything else, so that all ranks raise 
 
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -36,8 +37,17 @@ class Word(msgspec.Struct, frozen=True, array_like=True):
 
     settings: str = ""
     sets: list[SetWord] = []
+    orphans: list[str] = []  # names of tensors here of which no holder gets anything
+    groups: list[tuple[int, ...]] = []  # sets that need a process group, of which this rank is the first member
     error: str = ""
     hint: str = ""
+
+
+class Agreed(NamedTuple):
+    """What all ranks said, the same on all of them."""
+
+    orphans: list[str]
+    groups: list[Members]
 
 
 class Listed(msgspec.Struct, frozen=True, array_like=True):
@@ -49,6 +59,7 @@ class Listed(msgspec.Struct, frozen=True, array_like=True):
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Word)
+_names = msgspec.msgpack.Decoder(list[str])
 _listed = msgspec.msgpack.Decoder(Listed)
 
 
@@ -59,20 +70,21 @@ def failed_word(error: Exception) -> bytes:
     return _encoder.encode(Word(error=text[:_MAX_TEXT], hint=hint[:_MAX_TEXT]))
 
 
-def agree(sets: Mapping[Members, list[Leaf]], settings: str, exchange: Exchange, rank: int) -> None:
+def agree(sets: Mapping[Members, list[Leaf]], word: Word, exchange: Exchange, rank: int) -> Agreed:
     """Collective. Makes of each set one list that all members have alike, and gives every leaf its boxes.
 
-    A tied leaf is taken out of the list, and told which it is tied to, if all members say so. Raises UsageError, on all
-    ranks, with the first difference.
+    A tied leaf is taken out of the list, and told which it is tied to, if all members say so. word: what else this rank
+    says. Raises UsageError, on all ranks, with the first difference.
     """
     ties = {members: _ties(leaves) for members, leaves in sets.items()}
-    own = Word(settings, [_set_word(members, leaves, ties[members]) for members, leaves in sets.items()])
+    said = [_set_word(members, leaves, ties[members]) for members, leaves in sets.items()]
+    own = msgspec.structs.replace(word, sets=said)
     words = [_decoder.decode(word) for word in exchange(_encoder.encode(own))]
     _check_calls(words)
     found: dict[bytes, dict[int, SetWord]] = defaultdict(dict)
-    for other, word in enumerate(words):
-        for said in word.sets:
-            found[said.members][other] = said
+    for other, heard in enumerate(words):
+        for one in heard.sets:
+            found[one.members][other] = one
     for key, by_rank in found.items():
         count = next(iter(by_rank.values())).count
         if len(by_rank) != count or len({one.lines for one in by_rank.values()}) != 1:
@@ -81,6 +93,22 @@ def agree(sets: Mapping[Members, list[Leaf]], settings: str, exchange: Exchange,
         _check_told(by_rank)
     for members, leaves in sets.items():
         _settle(leaves, found[_key(members)], ties[members])
+    orphans = sorted({name for word in words for name in word.orphans})
+    return Agreed(orphans, sorted(group for word in words for group in word.groups))
+
+
+def check_reached(orphans: Sequence[str], names: Collection[str], exchange: Exchange) -> None:
+    """Collective. Whether some rank that gets tensors has, by name, each of those whose holders get nothing.
+
+    So it is with what tensor parallelism leaves whole: every column of the mesh holds it. names: of this rank's
+    tensors, if it gets some. Raises UsageError on all ranks.
+    """
+    missing = set(orphans)
+    for word in exchange(_encoder.encode([name for name in orphans if name not in names])):
+        missing &= set(_names.decode(word))
+    if missing:
+        text = f"{min(missing)!r} lies on no rank that it is gathered to, nor do {len(missing) - 1} others"
+        raise UsageError(text, hint="name a rank that holds it in to, too")
 
 
 def _key(members: Members) -> bytes:

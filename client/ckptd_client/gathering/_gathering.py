@@ -8,11 +8,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ckptd.mapping import advise_huge
+from ckptd.mapping import HUGE_NBYTES, advise_huge
 from ckptd.protocol.errors import UsageError
 from ckptd_client._tensors import is_tensor
 from ckptd_client._tree import flatten, unflatten
-from ckptd_client.gathering._agreement import Members, agree, failed_word
+from ckptd_client.gathering._agreement import Members, Word, agree, check_reached, failed_word
 from ckptd_client.gathering._all_gather import AllGather
 from ckptd_client.gathering._buckets import Bucket, buckets_of
 from ckptd_client.gathering._direct import Direct
@@ -68,14 +68,27 @@ class Gathering:
         try:
             to = order.ranks(world)
             self._flat = flatten(state, lambda value: is_tensor(value) or isinstance(value, FlatPart))
-            leaves = Finder(rank, world, to).leaves(self._flat)
+            leaves = Finder(rank, world).leaves(self._flat)
         except Exception as error:
             groups.exchange(failed_word(error))
             raise
         sets: dict[Members, list[Leaf]] = {}
         for leaf in leaves:
             sets.setdefault(leaf.place.members, []).append(leaf)
-        agree(sets, order.text(to), groups.exchange, rank)
+        apart = {
+            members
+            for members, found in sets.items()
+            if order.collective or any(leaf.device.type != "cpu" for leaf in found)
+        }
+        word = Word(
+            order.text(to),
+            orphans=[leaf.name for leaf in leaves if not to & leaf.place.reach],
+            groups=groups.lacking(apart, rank),
+        )
+        agreed = agree(sets, word, groups.exchange, rank)
+        if agreed.orphans:
+            check_reached(agreed.orphans, self._flat.names if rank in to else (), groups.exchange)
+        groups.make(agreed.groups)
         self._party, self._wanted = Party(groups, rank, to), rank in to
         self._sharded = {leaf.index for leaf in leaves}
         self._ties: dict[Leaf, list[Leaf]] = {}
@@ -163,6 +176,6 @@ class Gathering:
 
     def _empty(self, leaf: Leaf) -> torch.Tensor:
         tensor = torch.empty(leaf.shape, dtype=leaf.dtype, device="cpu" if self._order.cpu_offload else leaf.device)
-        if tensor.device.type == "cpu":
+        if tensor.device.type == "cpu" and tensor.nbytes >= HUGE_NBYTES:
             advise_huge(tensor.data_ptr(), tensor.nbytes)
         return tensor

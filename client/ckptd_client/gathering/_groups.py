@@ -4,6 +4,7 @@ Made at the first use, by all ranks alike, and kept.
 """
 
 import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -11,12 +12,13 @@ import torch.distributed as dist
 
 from ckptd.protocol.errors import GatherError
 
+Members = tuple[int, ...]
 TIMEOUT_S = 600.0
 _GONE = "a rank that ended, raised, or did not call gather leaves the others in it: look at its log"
 
 
 @contextlib.contextmanager
-def told_as_error() -> Any:
+def told_as_error() -> Iterator[None]:
     """What torch raises when another rank is gone or late, as GatherError."""
     try:
         yield
@@ -31,7 +33,7 @@ class Groups:
         self._timeout = timedelta(seconds=timeout_s)
         self._world: Any = None  # that the others are of
         self._all: Any = None
-        self._parts: dict[tuple[int, ...], Any] = {}
+        self._parts: dict[Members, Any] = {}
 
     @property
     def all(self) -> Any:
@@ -42,14 +44,24 @@ class Groups:
                 self._all = dist.new_group(backend="gloo", timeout=self._timeout)
         return self._all
 
-    def of(self, members: tuple[int, ...]) -> Any:
-        """Of some ranks, over what the job uses for its tensors. Collective of these when it is made."""
+    def lacking(self, sets: Iterable[Members], rank: int) -> list[Members]:
+        """Of those sets the ones that have no group yet, and of which this rank is the first member."""
+        if not is_distributed():
+            return []
         self._renew()
-        if members not in self._parts:
+        return [members for members in sets if rank == members[0] and len(members) > 1 and members not in self._parts]
+
+    def make(self, sets: Sequence[Members]) -> None:
+        """Makes groups of some ranks, over what the job uses for its tensors. Collective of all ranks.
+
+        (torch can also make one by its members alone, but hangs where these have not made equally many before.)
+        """
+        for members in sets:
             with told_as_error():
-                self._parts[members] = dist.new_group(
-                    list(members), timeout=self._timeout, use_local_synchronization=True
-                )
+                self._parts[members] = dist.new_group(list(members), timeout=self._timeout)
+
+    def of(self, members: Members) -> Any:
+        """The group of some ranks, which was made."""
         return self._parts[members]
 
     def exchange(self, word: bytes) -> list[bytes]:
@@ -64,7 +76,8 @@ class Groups:
     def close(self) -> None:
         """Lets go of them. Not collective."""
         if is_distributed() and self._world is dist.group.WORLD:
-            for group in filter(None, (self._all, *self._parts.values())):
+            mine = [g for g in (self._all, *self._parts.values()) if g not in {None, dist.GroupMember.NON_GROUP_MEMBER}]
+            for group in mine:
                 dist.destroy_process_group(group)
         self._all, self._parts = None, {}
 

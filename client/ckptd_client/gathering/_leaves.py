@@ -82,23 +82,18 @@ def is_sharded(value: Any) -> bool:
 class Finder:
     """Finds the sharded leaves of one state; what many of them have in common is worked out once."""
 
-    def __init__(self, rank: int, world: int, to: frozenset[int]) -> None:
-        self._rank, self._to = rank, to
+    def __init__(self, rank: int, world: int) -> None:
+        self._rank = rank
         self._all = tuple(range(world))
         self._places: dict[Any, Place] = {}
 
     def leaves(self, flat: Flat) -> list[Leaf]:
         """In the order of the state. Raises UsageError for what cannot be gathered."""
-        found = []
-        for index, value in enumerate(flat.values):
-            if is_sharded(value):
-                where = format_path(flat.paths[index])
-                leaf = self._leaf(index, flat.names[index], value, where)
-                if not self._to & leaf.place.reach:
-                    text = f"{where} lies on ranks {sorted(leaf.place.reach)}, none of which it is gathered to"
-                    raise UsageError(text, hint="name one of them in to, too")
-                found.append(leaf)
-        return found
+        return [
+            self._leaf(index, flat.names[index], value, format_path(flat.paths[index]))
+            for index, value in enumerate(flat.values)
+            if is_sharded(value)
+        ]
 
     def _leaf(self, index: int, name: str, value: Any, where: str) -> Leaf:
         if isinstance(value, FlatPart):
