@@ -21,14 +21,14 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import ckptd_client
+from ckptd_client._tensors import is_tensor
+from ckptd_client._tree import flatten
 from ckptd_client.gathering import Gathering, Groups, Order
 from tests.interop.box_ranks import COLUMNS, listed, wrapped
 from tests.interop.mesh_ranks import Trainer
-from tests.interop.ranks import flat, is_tensor
 from tests.unit.client.same import difference
 
 GROUPS = Groups()
-SMALL = 300  # bytes of a bucket; most tensors here are larger
 
 
 def gather(state, **how):
@@ -49,16 +49,19 @@ def check(how, found, whole):
 
 
 def tensors(state):
-    return {name: value for name, value in flat(state).items() if is_tensor(value)}
+    if state is None:
+        return {}
+    found = flatten(state, is_tensor)
+    return {name: value for name, value in zip(found.names, found.values, strict=True) if is_tensor(value)}
 
 
-def every_way(state, whole):
+def every_way(state, whole, small):
     """By the client's own method, in small buckets, by all-gathers, to one rank, as a stream."""
     with ckptd_client.connect(f"gather-{dist.get_world_size()}", start=False) as client:
         check("gather", tensors(client.gather(state).wait()), whole)
-        check("stream", dict(client.gather(state, bucket_nbytes=SMALL)), whole)
+        check("stream", dict(client.gather(state, bucket_nbytes=small)), whole)
     last = dist.get_world_size() - 1
-    for how in ({"bucket_nbytes": SMALL}, {"collective": True}, {"collective": True, "bucket_nbytes": SMALL}):
+    for how in ({"bucket_nbytes": small}, {"collective": True}, {"collective": True, "bucket_nbytes": small}):
         check(how, tensors(gather(state, **how).wait()), whole)
         alone = gather(state, to=last, **how).wait()
         if rank() == last:
@@ -72,7 +75,7 @@ def every_way(state, whole):
 def layouts(layout):
     trainer = Trainer(layout, 1)
     state, whole = trainer.state(), trainer.reference()
-    every_way(state, whole)
+    every_way(state, whole, small=300)
     for name, value in tensors(state).items():
         if isinstance(value, DTensor) and not any(hasattr(p, "split_factor") for p in value.placements):
             assert not difference(value.full_tensor().detach(), whole[name], name), name
@@ -120,10 +123,11 @@ def odd():
     state["dtype"] = {name[6:]: shard(value, line, Shard(0)) for name, value in whole.items()}
 
     loose = {
-        "one": (torch.randn(1, 9), Shard(0)), "columns": (torch.randn(6, 7), Shard(1)), "none": (torch.empty(0, 4), Shard(0)),
+        "one": (torch.randn(1, 9), Shard(0)), "columns": (torch.randn(6, 7), Shard(1)),
+        "none": (torch.empty(0, 4), Shard(0)),
         "scalar": (torch.tensor(2.5), Replicate()), "replica": (torch.randn(3, 3), Replicate()),
         "thin": (torch.randn(2, 0, 3), Shard(0)), "deep": (torch.randn(3, 5, 2, 4), Shard(2)),
-        "large": (torch.randn(400, 300), Shard(0)), "wide": (torch.randn(300, 401), Shard(1)),
+        "large": (torch.randn(1030, 300), Shard(0)), "wide": (torch.randn(300, 1001), Shard(1)),
     }  # fmt: skip
     state["loose"] = {name: shard(value, line, placement) for name, (value, placement) in loose.items()}
     whole |= {f"loose.{name}": value for name, (value, _) in loose.items()}
@@ -146,7 +150,7 @@ def odd():
     whole |= {"tied.0": whole["loose.large"], "tied.1": whole["loose.large"], "tied.2": flat_whole}
     state["plain"] = {"here": torch.arange(3.0, requires_grad=True), "step": 7, "none": {}}
     whole["plain.here"] = torch.arange(3.0)
-    every_way(state, whole)
+    every_way(state, whole, small=20_000)
 
     found = gather(state).wait()
     assert found["plain"]["step"] == 7
@@ -165,9 +169,12 @@ def on_a_square():
     mesh = init_device_mesh("cpu", (2, 2))
     turned = dist.device_mesh.DeviceMesh("cpu", torch.tensor([[3, 1], [0, 2]]))
     values = {
-        "both": (torch.randn(6, 10), mesh, (Shard(0), Shard(1))), "twice": (torch.randn(11, 3), mesh, (Shard(0), Shard(0))),
-        "replicas": (torch.randn(6, 5), mesh, (Replicate(), Shard(0))), "other": (torch.randn(6, 5), mesh, (Shard(0), Replicate())),
-        "turned": (torch.randn(7, 5), turned, (Shard(0), Shard(1))), "few": (torch.randn(3, 3), turned, (Shard(1), Shard(1))),
+        "both": (torch.randn(6, 10), mesh, (Shard(0), Shard(1))),
+        "twice": (torch.randn(11, 3), mesh, (Shard(0), Shard(0))),
+        "replicas": (torch.randn(6, 5), mesh, (Replicate(), Shard(0))),
+        "other": (torch.randn(6, 5), mesh, (Shard(0), Replicate())),
+        "turned": (torch.randn(7, 5), turned, (Shard(0), Shard(1))),
+        "few": (torch.randn(3, 3), turned, (Shard(1), Shard(1))),
     }  # fmt: skip
     state = {name: shard(value, on, *placements) for name, (value, on, placements) in values.items()}
     whole = {f"mesh.{name}": value for name, (value, _, _) in values.items()}
@@ -187,7 +194,7 @@ def bounded(state):
         most = 0
         for _ in run:
             most = max(most, sum(built.tensor.nbytes for built in run._built.values()))
-        assert most <= 2 * 401 * 300 * 4 + 3 * (64 << 10), (
+        assert most <= (1030 + 1001) * 300 * 4 + 3 * (64 << 10), (
             most
         )  # of two tensors larger than a bucket a part may be there
         ranks = dist.get_world_size()
@@ -206,6 +213,8 @@ def disagree():
         return {"a": shard(torch.ones(5), line, Shard(0)), "w": shard(value, line, placement or Shard(0))} | more
 
     odd = shard(torch.ones(4), line, Shard(0))
+    partial = DTensor.from_local(torch.ones(4), line, [Partial()])
+    wrong = DTensor.from_local(torch.ones(3), line, [Shard(0)], run_check=False, shape=(4,), stride=(1,))
     cases = {
         "rows": (state(7 if mine else 6), r"'w' is \[7, 4\] .* on rank 1, and \[6, 4\] .* on rank 0"),
         "dtype": (state(dtype=torch.float64 if mine else torch.float32), r"'w' is .*float64 .*, and .*float32"),
@@ -216,8 +225,8 @@ def disagree():
         "plain": (state(x=torch.ones(4) if mine else odd), r"'x' is not there, or not sharded on rank 1"),
         "only": ({"x": odd} if mine else {}, r"not there, or not sharded"),
         "order": (dict(reversed(state().items())) if mine else state(), "the order of their tensors"),
-        "partial": (state(x=DTensor.from_local(torch.ones(4), line, [Partial()]) if mine else odd), "partial placement"),
-        "shape": (state(x=DTensor.from_local(torch.ones(3), line, [Shard(0)], shape=(4,), stride=(1,)) if mine else odd), "local tensor of"),
+        "partial": (state(x=partial if mine else odd), "partial placement"),
+        "shape": (state(x=wrong if mine else odd), "local tensor of"),
         "flat": (state(x=ckptd_client.FlatPart(torch.ones(2), (6,), 2 * rank() + mine)), "do not make it up"),
     }  # fmt: skip
     if ranks > 2:
