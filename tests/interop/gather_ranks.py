@@ -227,7 +227,7 @@ def disagree():
         "order": (dict(reversed(state().items())) if mine else state(), "the order of their tensors"),
         "partial": (state(x=partial if mine else odd), "partial placement"),
         "shape": (state(x=wrong if mine else odd), "local tensor of"),
-        "flat": (state(x=ckptd_client.FlatPart(torch.ones(2), (6,), 2 * rank() + mine)), "do not make it up"),
+        "flat": (state(x=ckptd_client.FlatPart(torch.ones(2), (2 * ranks,), 2 * rank() + mine)), "do not make it up"),
     }  # fmt: skip
     if ranks > 2:
         cases = {name: (state, text.replace("rank 1", f"rank {last}")) for name, (state, text) in cases.items()}

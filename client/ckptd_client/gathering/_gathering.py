@@ -1,5 +1,6 @@
 """A gather on its way: begun bucket by bucket, handed out tensor by tensor or as a whole state."""
 
+import contextlib
 from collections import deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from ckptd.mapping import HUGE_NBYTES, advise_huge
-from ckptd.protocol.errors import UsageError
+from ckptd.protocol.errors import GatherError, UsageError
 from ckptd_client._tensors import is_tensor
 from ckptd_client._tree import flatten, unflatten
 from ckptd_client.gathering._agreement import Members, Word, agree, check_reached, failed_word
@@ -70,7 +71,8 @@ class Gathering:
             self._flat = flatten(state, lambda value: is_tensor(value) or isinstance(value, FlatPart))
             leaves = Finder(rank, world).leaves(self._flat)
         except Exception as error:
-            groups.exchange(failed_word(error))
+            with contextlib.suppress(GatherError):  # what went wrong here says more
+                groups.exchange(failed_word(error))
             raise
         sets: dict[Members, list[Leaf]] = {}
         for leaf in leaves:
@@ -87,7 +89,7 @@ class Gathering:
         )
         agreed = agree(sets, word, groups.exchange, rank)
         if agreed.orphans:
-            check_reached(agreed.orphans, self._flat.names if rank in to else (), groups.exchange)
+            check_reached(agreed.orphans, set(self._flat.names) if rank in to else (), groups.exchange)
         groups.make(agreed.groups)
         self._party, self._wanted = Party(groups, rank, to), rank in to
         self._sharded = {leaf.index for leaf in leaves}
