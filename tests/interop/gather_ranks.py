@@ -1,9 +1,10 @@
-"""What each rank of the test of gathers runs, on CPUs with gloo.
+"""What each rank of the test of gathers runs; on CPUs with gloo but for the last.
 
     gather_ranks.py layouts <layout>   a model and its optimizer as tests/interop/mesh_ranks.py shards them
     gather_ranks.py odd                dtypes, uneven and empty shards, placements that no module has, flat parts, ties
     gather_ranks.py disagree           what ranks must not do differently
     gather_ranks.py stops              a loop that is left early; then a rank that ends
+    gather_ranks.py cuda               shards on devices
 
 Each way to gather, compared to the bit with what was sharded, and with full_tensor() where torch has it right.
 """
@@ -285,10 +286,34 @@ def stops():
     os._exit(0)
 
 
+def cuda():
+    """Shards on devices, onto CPUs and where they are, while the devices have other work."""
+    device = torch.device("cuda", rank())
+    torch.cuda.set_device(device)
+    line = init_device_mesh("cuda", (dist.get_world_size(),))
+    torch.manual_seed(5)
+    whole = {f"w{i}": random_bits((257 + i, 300), torch.bfloat16) for i in range(20)} | {"wide": torch.randn(30, 501)}
+    state = {name: shard(value.to(device), line, Shard(name == "wide")) for name, value in whole.items()}
+    for how in ({}, {"bucket_nbytes": 50_000}, {"cpu_offload": False}, {"cpu_offload": False, "bucket_nbytes": 50_000}):
+        for _ in range(2):  # the second time with memory that the first has left
+            run = gather(state, **how)
+            torch.cuda._sleep(2_000_000_000)  # what training does meanwhile, about a second
+            done = torch.cuda.Event()
+            done.record()
+            found = run.wait()
+        if how.get("cpu_offload", True):
+            assert not done.query(), "waited for the training's stream"
+        else:
+            assert {tensor.device for tensor in found.values()} == {device}
+        check(how, {name: tensor.cpu() for name, tensor in found.items()}, whole)
+    alone = gather(state, to=0).wait()
+    check("to one", alone or {}, whole if rank() == 0 else {})
+
+
 def main():
-    dist.init_process_group("gloo")
     command, *args = sys.argv[1:]
-    {"layouts": layouts, "odd": odd, "disagree": disagree, "stops": stops}[command](*args)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if command == "cuda" else "gloo")
+    {"layouts": layouts, "odd": odd, "disagree": disagree, "stops": stops, "cuda": cuda}[command](*args)
     dist.barrier()
     sys.stdout.flush()
     os._exit(0)  # FSDP2 with gloo now and then aborts at the end of the interpreter, when all is done

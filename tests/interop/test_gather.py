@@ -1,6 +1,7 @@
 """Whole tensors from shards: every layout, dtype and way to gather, on 1 to 4 ranks; and ranks that do not agree."""
 
 import pytest
+import torch
 
 from tests.interop.launch import on_ranks
 
@@ -29,3 +30,9 @@ def test_ranks_that_gather_different_things_are_all_told_what(ranks, node):
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_a_rank_that_stops_leaves_nobody_waiting(ranks, node):
     on_ranks(node, ranks, SCRIPT, "stops")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_shards_on_devices_are_built_while_these_work(node):
+    on_ranks(node, min(4, torch.cuda.device_count()), SCRIPT, "cuda")

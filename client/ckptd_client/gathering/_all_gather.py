@@ -30,11 +30,12 @@ class AllGather:
     """
 
     def __init__(self, party: Party, turns: int, device: torch.device, *, to_host: bool) -> None:
-        self._party = party
+        self._party, self._device = party, device
         self._outgoing = Buffers(turns, device=device)
         self._incoming = Buffers(turns, device=device)
         self._stream = _stream(device)
         self._host = Buffers(turns, pin_memory=True) if to_host and self._stream is not None else None
+        self._landed: torch.cuda.Event | None = None  # after the last bucket that landed
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(device))
 
@@ -50,9 +51,13 @@ class AllGather:
     def hand_over(self, tensor: torch.Tensor) -> None:
         """The current stream may use a tensor of the device that was built here; it waits, the host does not."""
         if self._stream is not None and tensor.is_cuda:
-            current = torch.cuda.current_stream(tensor.device)
-            current.wait_stream(self._stream)
-            tensor.record_stream(current)
+            self.end()
+            tensor.record_stream(torch.cuda.current_stream(tensor.device))
+
+    def end(self) -> None:
+        """The current stream may write to the state again: it waits until all that landed was read."""
+        if self._landed is not None:
+            torch.cuda.current_stream(self._device).wait_event(self._landed)
 
     def begin(self, bucket: Bucket, results: Results, turn: int) -> Flight:
         """See Lane."""
@@ -83,18 +88,26 @@ class AllGather:
         with self.beside():
             if flight.work is not None:
                 flight.work.wait()  # of NCCL: the stream waits, not the host
+            if self._stream is not None:
+                self._landed = self._recorded(self._stream)
             if not self._party.wanted:
                 return
             if self._host is not None and self._stream is not None:
                 self._host.clear(flight.turn, incoming.nbytes)
                 host = self._host.take(flight.turn, incoming.numel(), bucket.dtype)
                 host.copy_(incoming, non_blocking=True)
-                done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                done.record(self._stream)
-                done.synchronize()
+                self._recorded(self._stream).synchronize()
                 incoming = host
             for member, lane in enumerate(incoming.view(len(bucket.members), -1)):
                 copy(targets(bucket.items, member, flight.results), _slots(lane, bucket, member))
+            if self._stream is not None:
+                self._landed = self._recorded(self._stream)
+
+    @staticmethod
+    def _recorded(stream: torch.cuda.Stream) -> torch.cuda.Event:
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(stream)
+        return event
 
 
 def _stream(device: torch.device) -> torch.cuda.Stream | None:

@@ -51,6 +51,9 @@ class Direct:
     def hand_over(self, tensor: torch.Tensor) -> None:
         """See Lane."""
 
+    def end(self) -> None:
+        """See Lane."""
+
     def begin(self, bucket: Bucket, results: Results, turn: int) -> Flight:
         """See Lane."""
         messages = list(_messages(bucket))

@@ -137,6 +137,8 @@ class Gathering:
         finally:
             while self._flying:  # the caller left early; the other ranks still want what is here
                 self._land_next()
+            for lane in self._lanes.values():
+                lane.end()
 
     def _begin_next(self) -> None:
         if not self._left:

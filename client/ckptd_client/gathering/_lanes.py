@@ -76,6 +76,9 @@ class Lane(Protocol):
     def hand_over(self, tensor: torch.Tensor) -> None:
         """The caller may have a tensor that was built."""
 
+    def end(self) -> None:
+        """All has landed, and the caller may write to the state."""
+
 
 def sources(items: Items, member: int) -> list[torch.Tensor]:
     """What this rank, one of the members, gives."""
