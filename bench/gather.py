@@ -5,6 +5,7 @@ what it had before: with the whole tensors, where it gets them. The bars: no slo
 """
 
 import argparse
+import ctypes
 import gc
 import json
 import os
@@ -78,6 +79,7 @@ def _resident(key: str) -> int:
 def _measured(call: Callable[[], Any]) -> tuple[float, float, int]:
     """(seconds of the slowest rank, CPU seconds of all, the most bytes that one had beyond those before)."""
     gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # else what an earlier call has freed passes for what was there before
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
     before = _resident("VmRSS")
     dist.barrier()

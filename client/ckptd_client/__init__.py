@@ -13,8 +13,9 @@ from ckptd.protocol.errors import (
     WaitTimeoutError,
 )
 from ckptd_client._leaves import register
+from ckptd_client._restored import Restored
 from ckptd_client._stats import Stats
-from ckptd_client.client import Client, Restored, connect
+from ckptd_client.client import Client, connect
 from ckptd_client.gathering import FlatPart, Gathering
 from ckptd_client.handle import SaveHandle
 

@@ -6,8 +6,7 @@ import os
 import reprlib
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -28,33 +27,19 @@ from ckptd_client._overlapping import Overlapping
 from ckptd_client._pickle import PickleKeys, pickle_keys
 from ckptd_client._plan import Plan, Values, gather, make_plan
 from ckptd_client._replicas import unmatched
+from ckptd_client._restored import Restored
 from ckptd_client._segments import Segment
 from ckptd_client._slot_writing import pin_for, slot_views
 from ckptd_client._staging import stage_or_fail, was_delivered
 from ckptd_client._stats import Stats
 from ckptd_client._stock import StockLeaves
 from ckptd_client._topology import failure_told
-from ckptd_client.gathering import BUCKET_NBYTES, Gathering, Groups, Order
+from ckptd_client.gathering import BUCKET_NBYTES, GROUPS, Gathering, Order, Ranks
 from ckptd_client.handle import SaveHandle, check_milestone
 
 log = logging.getLogger("ckptd_client")
 _YIELD_S = 0.005
 _MAX_PLANS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Restored:
-    """What load brought back. ``notes`` says what was damaged or missing on the way, empty when nothing was.
-
-    ``tier``: where this rank's bytes came from, which may differ from rank to rank: "arena" (they were in this node's
-    memory), "peer" (copied from another node's), "rebuilt" (from parity in other nodes' memory), "pfs".
-    """
-
-    step: int
-    tier: str
-    seconds: float
-    nbytes: int
-    notes: list[str] = field(default_factory=list)
 
 
 def connect(  # noqa: PLR0913 - keyword-only settings
@@ -131,7 +116,6 @@ class Client:
         self._plans: list[Plan] = []  # the last ones, the newest first: a full save and one of the model may alternate
         self._segments: list[Segment] = []  # still to be sealed: saves of DCP's, in two steps, and overlapped ones
         self._overlapping = Overlapping(self)
-        self._gathers = Groups()
         self._stock = StockLeaves() if dual and link.group.rank == 0 else None
         self._counter = 0
         self._last_step = self._highest = -1
@@ -507,9 +491,8 @@ class Client:
         return Loaded(kind, where, step, time.perf_counter() - began, nbytes, notes)
 
     def gather(
-        self, state: Any, *, to: int | Collection[int] | None = None, bucket_nbytes: int = BUCKET_NBYTES,
-        cpu_offload: bool = True,
-    ) -> Gathering:  # fmt: skip
+        self, state: Any, *, to: Ranks = None, bucket_nbytes: int = BUCKET_NBYTES, cpu_offload: bool = True
+    ) -> Gathering:
         """Begins to build whole tensors from a state's shards; ``gather(state).wait()`` is the whole state.
 
         Or iterate over it, for one tensor after the other. Collective: all ranks call it alike, and use what it gives.
@@ -520,7 +503,7 @@ class Client:
         difference, for what cannot be gathered, or not by all alike; GatherError when another rank is gone.
         """
         self._check_open()
-        return Gathering(state, Order(to, bucket_nbytes, cpu_offload), self._gathers)
+        return Gathering(state, Order(to, bucket_nbytes, cpu_offload), GROUPS)
 
     def find(self, step: int | None = None) -> Checkpoint:
         """The checkpoint that load would restore, agreed by all ranks and to be read by the caller. Collective.
@@ -553,7 +536,6 @@ class Client:
             if not self._closed:
                 self._closed = True
                 self._overlapping.detach()
-                self._gathers.close()
                 self._link.close()
 
     def __enter__(self) -> Self:

@@ -21,6 +21,7 @@ from ckptd_client.gathering._groups import Groups, is_distributed, told_as_error
 from ckptd_client.gathering._lanes import Built, Flight, Lane, Party
 from ckptd_client.gathering._leaves import Finder, FlatPart, Leaf
 
+Ranks = int | Collection[int] | None
 BUCKET_NBYTES = 64 << 20
 _TURNS = 3  # buckets on their way at a time
 
@@ -29,7 +30,7 @@ _TURNS = 3  # buckets on their way at a time
 class Order:
     """What was asked for. collective: by all-gathers on CPUs too, which only tests want."""
 
-    to: int | Collection[int] | None = None
+    to: Ranks = None
     bucket_nbytes: int = BUCKET_NBYTES
     cpu_offload: bool = True
     collective: bool = False

@@ -73,14 +73,6 @@ class Groups:
             dist.all_gather_object(words, word, group=self.all)
         return words
 
-    def close(self) -> None:
-        """Lets go of them. Not collective."""
-        if is_distributed() and self._world is dist.group.WORLD:
-            mine = [g for g in (self._all, *self._parts.values()) if g not in {None, dist.GroupMember.NON_GROUP_MEMBER}]
-            for group in mine:
-                dist.destroy_process_group(group)
-        self._all, self._parts = None, {}
-
     def _renew(self) -> None:
         """Groups of a job's process groups that were destroyed since are gone with them."""
         if self._world is not dist.group.WORLD:
