@@ -30,7 +30,8 @@ class ThreadMark:
     def hold_back(self):
         """The host's memory is written by the thread itself, at once: so it is what must wait."""
         self.engine.held_back += 1
-        self.wait()
+        if self.engine.holds_back:
+            self.wait()
 
 
 class ThreadEngine:
@@ -41,6 +42,8 @@ class ThreadEngine:
         self.gate.set()
         self.refusal = ""
         self.broken = None
+        self.holds_back = True
+        self.fetches = 0
         self.pinned = {}  # address to bytes
         self.registered = self.undone = self.held_back = 0
         self.fetched = 0  # bytes
@@ -59,9 +62,9 @@ class ThreadEngine:
         self.pinned[address] = nbytes
 
         def undo():
+            self.undone += 1
             assert is_mapped(address), "unmapped while it is registered"
             del self.pinned[address]
-            self.undone += 1
 
         return undo
 
@@ -76,6 +79,7 @@ class ThreadEngine:
     def fetch(self, views, tensors, *, after, lasting=False):
         if self.broken is not None:
             raise self.broken
+        self.fetches += 1
         mark = ThreadMark(self)
         self.pageable += sum(view.nbytes for view in views if not self._is_pinned(view))
         self._jobs.put((list(views), list(tensors), mark))

@@ -242,6 +242,17 @@ def test_the_optimizers_own_writes_are_no_finding(pure, engine):
         engine.gate.clear()
 
 
+def test_what_is_written_after_the_hook_is_no_finding_though_the_copy_is_still_to_come(pure, engine):
+    loop, saving = pure
+    engine.holds_back = False  # as a device's own queue does, and not the thread that writes
+    handle = late_save(loop, saving, engine)
+    saving._overlapping.before_step()
+    with torch.no_grad():
+        loop.model[0].weight.add_(0)  # counts, and leaves the bytes as they are
+    engine.gate.set()
+    handle.wait("staged", 20)
+
+
 def test_an_engine_that_fails_costs_the_save_and_nothing_else(pure, engine):
     loop, saving = pure
     engine.gate.set()
@@ -289,7 +300,9 @@ def test_a_window_of_replicas_is_of_the_moment_of_the_save_and_waits_for_nothing
     state = {"a": torch.randn(100_000), "b": torch.randn(333, 333).t()}
     first = said(state, checked=True).shares
     engine.gate.clear()
+    before = engine.fetches
     values = said(state, checked=True)
+    assert engine.fetches == before + 1, "not of the moment"
     threading.Timer(0.1, engine.gate.set).start()
     assert values.shares == first
     assert values.shares == first
