@@ -264,6 +264,12 @@ class Fetch:
             mark.hold_back()
 
     def wait(self) -> None:
-        """Blocks until all that was begun is done."""
+        """Blocks until all that was begun is done, on every device, whatever went wrong on one."""
+        errors: list[Exception] = []
         for mark in self._marks:
-            mark.wait()
+            try:
+                mark.wait()
+            except Exception as error:  # noqa: BLE001 - raised below
+                errors.append(error)
+        if errors:
+            raise errors[0]

@@ -189,7 +189,7 @@ class Client:
     def attach(self, *optimizers: Any) -> None:
         """From now on save copies these optimizers' parameters and state while the next forward and backward run.
 
-        Their step() waits, in a hook, for what is left of the copy. Everything else in the state is copied before save
+        Their step() waits, in a hook, for what is left of the copy; for a GPU's copy its stream waits. Everything else in the state is copied before save
         returns, as without attach. Nothing but step() may write to them between save and step(), be it through .data or
         numpy: a save in which that is found out is given up, and from then on such tensors are copied before save
         returns. Optimizers of which more is known to write (FSDP1, DeepSpeed, steps in backward or in a CUDA graph)
@@ -199,7 +199,7 @@ class Client:
         self._overlapping.attach(optimizers)
 
     def prepare(self, state: dict[str, Any]) -> None:
-        """Plans, and has all slots allocated and mapped, so that the first save costs what the next will. Blocks.
+        """Plans; has all slots allocated, mapped and, for GPUs, pinned: a first save costs what the next will. Blocks.
 
         Raises UsageError for what cannot be saved, BudgetError, with the numbers, when the slots do not fit.
         """
