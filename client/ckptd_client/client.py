@@ -189,11 +189,11 @@ class Client:
     def attach(self, *optimizers: Any) -> None:
         """From now on save copies these optimizers' parameters and state while the next forward and backward run.
 
-        Their step() waits, in a hook, for what is left of the copy; for a GPU's copy its stream waits. Everything else in the state is copied before save
-        returns, as without attach. Nothing but step() may write to them between save and step(), be it through .data or
-        numpy: a save in which that is found out is given up, and from then on such tensors are copied before save
-        returns. Optimizers of which more is known to write (FSDP1, DeepSpeed, steps in backward or in a CUDA graph)
-        are saved as without attach. Raises UsageError for what is no torch optimizer.
+        Their step() waits, in a hook, for what is left of the copy; for a GPU's copy its stream waits. Everything else
+        in the state is copied before save returns, as without attach. Nothing but step() may write to them between save
+        and step(), be it through .data or numpy: a save in which that is found out is given up, and from then on such
+        tensors are copied before save returns. Optimizers of which more is known to write (FSDP1, DeepSpeed, steps in
+        backward or in a CUDA graph) are saved as without attach. Raises UsageError for what is no torch optimizer.
         """
         self._check_open()
         self._overlapping.attach(optimizers)
