@@ -13,6 +13,8 @@ from typing import Any, Final, Protocol
 
 import torch
 
+from ckptd.protocol.errors import UsageError
+
 STAGING_NBYTES: Final = 32 << 20  # of device memory, for what lies strided there
 _PORTABLE: Final = 1  # cudaHostRegisterPortable: pinned for every device of the process
 _DEVICE = attrgetter("device")
@@ -237,6 +239,13 @@ def divided(tensors: Sequence[torch.Tensor]) -> dict[CopyEngine, list[int]]:
 def is_capturing() -> bool:
     """Whether what this thread queues goes into a CUDA graph, and not to the device."""
     return bool(_cuda.is_initialized() and _cuda.is_current_stream_capturing())
+
+
+def check_not_capturing() -> None:
+    """Raises UsageError when is_capturing."""
+    if is_capturing():
+        text = "a CUDA graph is being captured: what save copies would become part of it"
+        raise UsageError(text, hint="save before the capture, or between replays")
 
 
 class Fetch:

@@ -18,7 +18,7 @@ from ckptd_client._balance import Look, Looks
 from ckptd_client._channel import ChannelLostError, PreemptedError
 from ckptd_client._checkpoint import Checkpoint
 from ckptd_client._company import everybody, nobody
-from ckptd_client._copy_engines import is_capturing
+from ckptd_client._copy_engines import check_not_capturing
 from ckptd_client._group import Group, find_group
 from ckptd_client._link import Link, Settings
 from ckptd_client._load_from import Loaded, checked, load_from
@@ -203,7 +203,7 @@ class Client:
 
         Raises UsageError for what cannot be saved, BudgetError, with the numbers, when the slots do not fit.
         """
-        _check_not_capturing()
+        check_not_capturing()
         with self._first_settled(time.monotonic() + self._save_timeout_s, patient=True):
             self._check_open()
             values = self._gather(state)
@@ -232,7 +232,7 @@ class Client:
         step: default the one after the last. drain: make this one durable whatever drain_every says. The state may be
         changed freely afterwards. Raises UsageError for a misuse only; what goes wrong otherwise is in the handle.
         """
-        _check_not_capturing()
+        check_not_capturing()
         began = time.perf_counter()
         deadline = time.monotonic() + self._save_timeout_s
         with self._first_settled(deadline) as mine:
@@ -545,9 +545,3 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _check_not_capturing() -> None:
-    if is_capturing():
-        text = "a CUDA graph is being captured: what save copies would become part of it"
-        raise UsageError(text, hint="save before the capture, or between replays")

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from ckptd.protocol.digest import BLOCK_NBYTES
-from ckptd_client import SaveFailedError, UsageError, _attached, _balance, _copy_engines, _slots, client
+from ckptd_client import SaveFailedError, UsageError, _attached, _balance, _copy_engines, _slots
 from ckptd_client._balance import Look
 from ckptd_client._copy_engines import CudaEngine, Fetch, PinningError, divided, parts_of
 from ckptd_client._plan import gather, make_plan
@@ -312,7 +312,7 @@ def test_a_window_of_replicas_is_of_the_moment_of_the_save_and_waits_for_nothing
 
 
 def test_a_save_into_a_graph_is_refused(join, monkeypatch):
-    monkeypatch.setattr(client, "is_capturing", lambda: True)
+    monkeypatch.setattr(_copy_engines, "is_capturing", lambda: True)
     saving = join()
     for refused in (saving.save, saving.prepare):
         with pytest.raises(UsageError, match="CUDA graph is being captured"):
