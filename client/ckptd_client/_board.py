@@ -22,7 +22,7 @@ from ckptd.protocol.digest import BLOCK_NBYTES, digest
 from ckptd.protocol.ids import SaveId
 from ckptd.protocol.places import board_name
 from ckptd.protocol.slot import align_up
-from ckptd_client._dealing import SharedBlock, bits_of, deal, union
+from ckptd_client._dealing import Blocks, SharedBlock, bits_of, deal, union
 
 _MEET_S: Final = 5.0  # how long the others are waited for in the beginning
 NODES_MEET_S: Final = 10.0  # and other nodes, after that
@@ -62,18 +62,18 @@ class Meeting:
         """Whether this rank is sent to read, and not alone."""
         return self.rank in self.readers and (len(self.readers) > 1 or self.nodes > 1)
 
-    def board(self, total: int) -> "Board | None":
-        """The board, of a checkpoint of total blocks; None: read alone."""
+    def board(self, blocks: Blocks) -> "Board | None":
+        """The board, of a checkpoint of these blocks; None: read alone."""
         if not self.has_company:
             return None
-        names = f"{self.session} {self.save.text} {self.readers} {self.nodes} {total}"
+        names = f"{self.session} {self.save.text} {self.readers} {self.nodes} {blocks.total}"
         path = os.path.join(self.directory, board_name(digest(names.encode()).hex()[:16]))
-        shape = _Shape(len(self.readers), self.nodes, total)
+        shape = _Shape(len(self.readers), self.nodes, blocks.total)
         try:
             memory = _open(path, shape)
         except OSError:  # no memory, say
             return None
-        return Board(memory, shape, self.readers.index(self.rank), self.node, path)
+        return Board(memory, shape, self, path, blocks)
 
 
 class _Shape(NamedTuple):
@@ -142,8 +142,9 @@ def _mapped(path: str, shape: _Shape) -> Memory:
 class Board:
     """One rank's view of the board."""
 
-    def __init__(self, memory: Memory, shape: _Shape, index: int, node: int, path: str) -> None:
-        self._memory, self._shape, self._index, self._node, self._path = memory, shape, index, node, path
+    def __init__(self, memory: Memory, shape: _Shape, meeting: Meeting, path: str, blocks: Blocks) -> None:
+        self._memory, self._shape, self._path, self._blocks = memory, shape, path, blocks
+        self._index, self._node = meeting.readers.index(meeting.rank), meeting.node
         self._words = memory.view[: shape.buffers_offset].cast("Q")
         self._given_up = threading.Event()
         self._dealt: list[SharedBlock] = []
@@ -207,7 +208,7 @@ class Board:
         others = [node for node in range(shape.nodes) if node != self._node]
         if not self._wait(lambda: all(self._words[self._come(self._place(n))] for n in others), 2 * NODES_MEET_S):
             return False
-        self._dealt = deal(wants, self._nodes_want(), self._node)
+        self._dealt = deal(wants, self._nodes_want(), self._node, self._blocks.nbytes)
         if self.first:
             self._see_off([node for node in others if not self.sent_to(node)])
         return True

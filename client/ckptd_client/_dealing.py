@@ -5,7 +5,7 @@ want as a whole. A block that several nodes want is read by one of these; the ot
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from ckptd.protocol.digest import BLOCK_NBYTES, block_count
@@ -62,11 +62,14 @@ class SharedBlock(NamedTuple):
     wanted: tuple[int, ...]  # the members that want it
 
 
-def deal(members: Sequence[bytes], others: Sequence[bytes | None], own: int) -> list[SharedBlock]:
+def deal(
+    members: Sequence[bytes], others: Sequence[bytes | None], own: int, nbytes: Callable[[int], int]
+) -> list[SharedBlock]:
     """The blocks that this node shares, in the order in which they are read.
 
     members: what each member wants; others: what each node wants (entry own is not looked at; None: it does not take
-    part). Bit b of byte b // 8 stands for block b. What comes from another node is filled by member 0.
+    part). Bit b of byte b // 8 stands for block b. What comes from another node is filled by member 0. nbytes: of a
+    block; who has the fewest to read so far reads the next.
     """
     nodes = [bits or bytes(len(members[0])) for bits in others]
     nodes[own] = union(members)
@@ -77,11 +80,11 @@ def deal(members: Sequence[bytes], others: Sequence[bytes | None], own: int) -> 
         node = own
         if _has(far, block):
             node = min((n for n, bits in enumerate(nodes) if _has(bits, block)), key=lambda n: (read_by_node[n], n))
-            read_by_node[node] += 1
+            read_by_node[node] += nbytes(block)
         wanted = tuple(m for m, bits in enumerate(members) if _has(bits, block))
         if wanted:
             reader = min(wanted, key=lambda m: (read_by_member[m], m)) if node == own else 0
-            read_by_member[reader] += node == own
+            read_by_member[reader] += nbytes(block) if node == own else 0
             found.append(SharedBlock(block, len(found), reader, node, wanted))
     return found
 

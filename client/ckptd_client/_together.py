@@ -55,7 +55,7 @@ def _taken_together(  # noqa: PLR0913, PLR0917
 ) -> set[int]:
     """Copies out what several want, and returns the blocks that it got. stack: closed when this rank is done."""
     meeting = company.meeting
-    board = meeting.board(blocks.total)
+    board = meeting.board(blocks)
     neighbours = _neighbours(company, board)
     ask = _asking(company, neighbours) if neighbours is not None else None
     if neighbours is not None:

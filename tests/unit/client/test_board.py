@@ -6,9 +6,11 @@ import time
 
 import pytest
 
+from ckptd.protocol.digest import BLOCK_NBYTES
 from ckptd.protocol.ids import SaveId
 from ckptd_client import _board
 from ckptd_client._board import Meeting
+from ckptd_client._dealing import Blocks
 
 SAVE = SaveId(1, 1, 1)
 
@@ -25,7 +27,7 @@ def meet(directory, wants, total, readers=None):
     boards = {}
 
     def come(rank):
-        board = Meeting(str(directory), "s", SAVE, readers, rank).board(total)
+        board = Meeting(str(directory), "s", SAVE, readers, rank).board(Blocks([BLOCK_NBYTES] * total))
         boards[rank] = board if board is not None and board.meet(wants[rank]) else None
 
     threads = [threading.Thread(target=come, args=(rank,)) for rank in wants]
@@ -115,8 +117,8 @@ def test_who_goes_away_leaves_the_others_to_read_alone(tmp_path):
 
 
 def test_a_rank_alone_meets_nobody(tmp_path):
-    assert Meeting(str(tmp_path), "s", SAVE, (0,), 0).board(2) is None
-    assert Meeting(str(tmp_path), "s", SAVE, (), 0).board(2) is None
+    assert Meeting(str(tmp_path), "s", SAVE, (0,), 0).board(Blocks([1, 1])) is None
+    assert Meeting(str(tmp_path), "s", SAVE, (), 0).board(Blocks([1, 1])) is None
 
 
 def test_who_wants_nothing_keeps_nobody_waiting(tmp_path):

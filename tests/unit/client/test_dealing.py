@@ -14,11 +14,15 @@ wants = st.lists(
 )  # of each rank of each node
 
 
+def alike(_block):
+    return 1
+
+
 def dealt(job):
     """What each node deals, by node."""
     bits = [[bits_of(blocks, TOTAL) for blocks in node] for node in job]
     unions = [union(node) for node in bits]
-    return [deal(own, [None if n == i else u for n, u in enumerate(unions)], i) for i, own in enumerate(bits)]
+    return [deal(own, [None if n == i else u for n, u in enumerate(unions)], i, alike) for i, own in enumerate(bits)]
 
 
 @given(wants)
@@ -54,15 +58,27 @@ def test_replicas_read_equally_much(nodes, ranks, count):
             assert max(by_rank) - min(by_rank) <= 1
 
 
+def test_long_and_short_blocks_in_turn_are_dealt_by_their_bytes():
+    everything = bits_of(set(range(20)), TOTAL)
+    for found in (
+        deal([everything] * 2, [None], 0, lambda block: 8 if block % 2 else 16),
+        deal([everything], [None, everything], 0, lambda block: 8 if block % 2 else 16),
+    ):
+        read = Counter()
+        for one in found:
+            read[one.node, one.reader if one.node == 0 else 0] += 8 if one.block % 2 else 16
+        assert max(read.values()) - min(read.values()) <= 16
+
+
 def test_a_node_that_takes_no_part_counts_for_nothing():
     both = bits_of({1, 2}, TOTAL)
-    assert deal([both], [None, None], 0) == []
-    assert [one.node for one in deal([both], [None, both], 0)] == [0, 1]
+    assert deal([both], [None, None], 0, alike) == []
+    assert [one.node for one in deal([both], [None, both], 0, alike)] == [0, 1]
 
 
 def test_many_blocks_are_dealt_in_no_time():
     everything = bits_of(set(range(20_000)), 20_000)
-    assert len(deal([everything] * 2, [None, *[everything] * 7], 0)) == 20_000
+    assert len(deal([everything] * 2, [None, *[everything] * 7], 0, alike)) == 20_000
 
 
 def test_blocks_are_numbered_one_image_after_the_other():
