@@ -174,12 +174,25 @@ class FileLayer:
     def rmtree(self, path: str) -> None:
         """Path and all below it removed; what another process removes meanwhile is no error.
 
-        Of a link the link alone, never what it leads to.
+        Of a link the link alone, never what it leads to. What cannot be removed stays, with the directories above it,
+        and nothing else does: NFS keeps a file that somebody reads as .nfsXXXX. Raises the first such OSError at the end.
         """
+        try:
+            self.unlink(path)
+        except FileNotFoundError:
+            return
+        except IsADirectoryError:
+            self._remove_directory(path)
+
+    def _remove_directory(self, path: str) -> None:
+        stays: OSError | None = None
         with contextlib.suppress(FileNotFoundError):
-            try:
-                self.unlink(path)
-            except IsADirectoryError:
-                for name in self.listdir(path):
+            for name in self.listdir(path):
+                try:
                     self.rmtree(os.path.join(path, name))
+                except OSError as error:
+                    stays = stays or error
+            if stays is None:
                 self.rmdir(path)
+        if stays is not None:
+            raise stays

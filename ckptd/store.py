@@ -316,7 +316,10 @@ def _discard(fs: FileLayer, path: str) -> None:
 
 
 def sweep_trash(fs: FileLayer, key: JobKey) -> int:
-    """Leftovers removed that earlier removals or links of a crashed process left in the job's directory; how many."""
+    """Leftovers removed that earlier removals or links of a crashed process left in the job's directory; how many.
+
+    What cannot be removed (over NFS, a file that somebody reads) keeps nothing else, and is tried again the next time.
+    """
     try:
         names = fs.listdir(job_dir(key))
     except FileNotFoundError:
@@ -324,10 +327,9 @@ def sweep_trash(fs: FileLayer, key: JobKey) -> int:
     trash = [name for name in names if name.startswith(TRASH_PREFIX)]
     if trash:
         fs.fsync_dir(job_dir(key))  # the rename to the trash may still be unsynced
-    for name in trash:
-        fs.rmtree(os.path.join(job_dir(key), name))
-    links = [name for name in names if is_temp(name, LATEST)]
-    for name in links:
-        with contextlib.suppress(FileNotFoundError):
-            fs.unlink(os.path.join(job_dir(key), name))
-    return len(trash) + len(links)
+    swept = 0
+    for name in trash + [name for name in names if is_temp(name, LATEST)]:
+        with contextlib.suppress(OSError):
+            fs.rmtree(os.path.join(job_dir(key), name))
+            swept += 1
+    return swept

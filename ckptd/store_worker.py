@@ -59,6 +59,7 @@ _HINTS = {
     errno.EPERM: "the daemon's user may not write there: check owner and mode of the store",
     errno.EROFS: "the store is mounted read-only: remount it, or set store to another path",
     errno.ESTALE: "the mount went away under the daemon: remount the store",
+    errno.EBUSY: "somebody still reads it, over NFS perhaps: what is left is removed when the job starts again",
     errno.EIO: "the file system reports a device error: see its logs; the drain is tried again",
 }
 

@@ -20,7 +20,7 @@ from ckptd.protocol.manifest import COMMITTED, LATEST, MANIFEST
 from ckptd.protocol.slot import align_up
 from ckptd.store import commit, remove_checkpoint, remove_partial, sweep_trash, take_incarnation, write_vote
 from ckptd.store_image import Flow, Image, make_partial, sync_partial, write_image
-from ckptd.store_scan import Place, scan
+from ckptd.store_scan import TRASH_PREFIX, Place, scan
 from ckptd.verify import verify_checkpoint
 from tests.slots import Slot, make_vote, some_tensors, write_slot
 
@@ -281,6 +281,30 @@ def test_a_latest_that_cannot_be_set_is_a_note(key) -> None:
     assert outcome.committed.save == SAVE
 
 
+@pytest.mark.parametrize("error", [errno.EDQUOT, errno.ENOSPC])
+@pytest.mark.parametrize("call", ["symlink", "rename"])
+def test_a_store_that_is_full_when_latest_is_replaced(key, error, call) -> None:
+    """The checkpoint counts, the former link stays whole, and the next commit sets it."""
+
+    def refuse(source: str, path: str) -> None:
+        if LATEST in os.path.basename(path):
+            raise OSError(error, os.strerror(error), path)
+        getattr(FileLayer, call)(full, source, path)
+
+    committed(FileLayer(), key, OLDER)
+    drained(FileLayer(), key, SAVE)
+    full = FileLayer()
+    setattr(full, call, refuse)
+    outcome = commit(full, key, SAVE, "test")
+    assert (outcome.committed.save, os.strerror(error) in outcome.note) == (SAVE, True)
+    names = os.listdir(f"{key.store}/demo")
+    assert not [name for name in names if is_temp(name)], "no half of a link is left"
+    assert os.readlink(f"{key.store}/demo/{LATEST}") == OLDER.dirname
+    assert scan(FileLayer(), key).committed[0].committed.save == SAVE, "what loads go by is not the link"
+    assert commit(FileLayer(), key, SAVE, "test").note == ""
+    assert os.readlink(f"{key.store}/demo/{LATEST}") == SAVE.dirname
+
+
 @pytest.mark.parametrize("error", [errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY])
 def test_a_rename_that_another_committer_did_first_is_success(key, error) -> None:
     class Beaten(FileLayer):
@@ -452,6 +476,42 @@ def test_partials_and_leftovers_go(key) -> None:
     assert sweep_trash(fs, key) == 2
     assert os.listdir(place.job_dir) == []
     assert sweep_trash(fs, JobKey("/nowhere", "demo")) == 0
+
+
+class _Nfs(FileLayer):
+    """Files that somebody reads: unlink gives them another name, which cannot be unlinked."""
+
+    def __init__(self, read: str, error: int = errno.EBUSY) -> None:
+        self._read, self._error = read, error
+
+    def unlink(self, path: str) -> None:
+        head, name = os.path.split(path)
+        if name.startswith(".nfs"):
+            raise OSError(self._error, os.strerror(self._error), path)
+        if name == self._read:
+            os.rename(path, os.path.join(head, ".nfs0001"))
+        else:
+            super().unlink(path)
+
+
+def _files_below(path: str) -> list[str]:
+    return sorted(name for _, _, names in os.walk(path) for name in names)
+
+
+@pytest.mark.parametrize("error", [errno.EBUSY, errno.ESTALE])
+def test_a_file_that_somebody_reads_over_nfs_keeps_nothing_else(key, error) -> None:
+    old, new = committed(FileLayer(), key, OLDER), committed(FileLayer(), key, SAVE)
+    with pytest.raises(OSError, match="Directory not empty"):
+        remove_checkpoint(_Nfs("r00000-p00.safetensors", error), key, old.save)
+    (trash,) = (name for name in os.listdir(old.job_dir) if name.startswith(TRASH_PREFIX))
+    assert _files_below(f"{old.job_dir}/{trash}") == [".nfs0001"], "all other bytes are free"
+    assert [entry.committed.save for entry in scan(FileLayer(), key).committed] == [SAVE]
+    remove_checkpoint(_Nfs("", error), key, old.save)  # it is gone for whoever asks again
+    os.makedirs(f"{old.job_dir}/{TRASH_PREFIX}z/votes")
+    assert sweep_trash(_Nfs("", error), key) == 1, "and holds up nobody"
+    os.unlink(f"{old.job_dir}/{trash}/.nfs0001")  # the reader is done
+    assert sweep_trash(_Nfs("", error), key) == 1
+    assert sorted(os.listdir(new.job_dir)) == [LATEST, new.save.dirname]
 
 
 class _Meanwhile(FileLayer):
