@@ -71,10 +71,11 @@ class Node:
         return self.daemon
 
     def run(self, code: str, *args: str, **environ: str) -> subprocess.Popen[bytes]:
-        """Starts a Python process (a rank) that runs code, with args in sys.argv[1:]; output to pipes."""
+        """Starts a Python process (a rank) that runs code, with args in sys.argv[1:]; input and output are pipes."""
         process = subprocess.Popen(
             [sys.executable, "-c", code, *args],
             env=self.environ(**environ),
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
