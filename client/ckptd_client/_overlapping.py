@@ -7,6 +7,7 @@ import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from multiprocessing import util
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -52,6 +53,8 @@ class Overlapping:
             raise UsageError("attach was given no optimizer", hint="attach(optimizer)")
         if not self._attached:
             atexit.register(_at_exit, weakref.ref(self))
+            # A process of multiprocessing, such as mp.spawn's, ends without atexit; others do this after zmq's end.
+            util.Finalize(None, _at_exit, (weakref.ref(self),), exitpriority=0)
         known = {id(attached.optimizer) for attached in self._attached}
         new = {id(optimizer): optimizer for optimizer in optimizers if id(optimizer) not in known}
         made: list[Attached] = []

@@ -55,7 +55,6 @@ def test_latest_and_the_last_durable_checkpoint_stay_while_a_newer_one_is_in_fli
                 if (job := node.job(JOB)) is not None and job.drain is not None:
                     assert (job.drain.save.step, job.drain.nbytes > SLOW_NBYTES) == (step, True)
                     seen.append(job.drain.nbytes_done)
-                    assert latest(node) == durable or job.drain.nbytes_done >= SLOW_NBYTES
                 time.sleep(0.005)
             assert ranks.call("handle", step)[0][:2] == ("durable", "durable")
             assert latest(node) == step
