@@ -114,12 +114,8 @@ def test_saves_leave_neither_memory_nor_descriptors_behind(node: Node):
 
 
 def test_thousands_of_tensors_need_a_handful_of_descriptors(node: Node):
-    had = []
-    for tensors in (8, TENSORS):
-        training = Training(node, 2, tensors, OF_A_TRAINING)
-        training.at("begun")
-        had.append({name: descriptors for name, (_, descriptors) in training.at("done").items()})
-        training.end()
-    few, many = had
-    assert many["training"] == few["training"]
-    assert many["daemon"] <= few["daemon"] + 2
+    training = Training(node, 2, TENSORS, OF_A_TRAINING)
+    for word in ("begun", "done"):
+        for name, (_, descriptors) in training.at(word).items():
+            assert descriptors < OF_A_TRAINING, name
+    training.end()

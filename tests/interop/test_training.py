@@ -5,7 +5,7 @@ import pytest
 from tests.interop.launch import on_ranks
 
 
-@pytest.mark.parametrize(("what", "ranks"), [("counted", 2), ("interleaved", 3), ("uneven", 3)])
+@pytest.mark.parametrize(("what", "ranks"), [("counted", 2), ("interleaved", 3), ("uneven", 3), ("forks", 1)])
 def test_ranks_that_train(node, what, ranks):
     out = on_ranks(node, ranks, "training_ranks.py", what)
     assert out.count("did it") == ranks, out

@@ -3,6 +3,7 @@
 training_ranks.py counted             collectives of saves, waits and loads are counted: there are none
 training_ranks.py interleaved         one thread saves while another all-reduces, in another order on each rank
 training_ranks.py uneven              overlapped saves of uneven and empty shards
+training_ranks.py forks               DataLoader workers are forked while late copies run
 training_ranks.py raises <folder>     a rank leaves between save and step; the values saved into the folder
 training_ranks.py after <folder>      the same job, started again, compared with them
 """
@@ -20,6 +21,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
 
 import ckptd_client
 from ckptd_client._overlap import Overlap
@@ -137,6 +139,31 @@ def uneven():
         assert not difference(expected, parts()), difference(expected, parts())
 
 
+def forks():
+    running, copy_now = threading.Event(), Overlap._copy
+    Overlap._copy = lambda overlap: (running.set(), time.sleep(0.2), copy_now(overlap))
+    training = Lone()
+    with ckptd_client.connect(JOB, start=False) as client:
+        client.attach(training.optimizer)
+        batches = 0
+        for step in range(5):
+            training.step()
+            expected = copy.deepcopy(training.plain())
+            running.clear()
+            handle = client.save(training.state, step)
+            if step < 3:  # the first saves are not late
+                continue
+            assert running.wait(10)
+            for batch in DataLoader(torch.randn(8, 50), 2, num_workers=2, multiprocessing_context="fork"):
+                training.model(batch).sum().backward()
+                batches += 1
+            training.optimizer.step()
+            handle.wait("staged", 20)
+        assert batches == 8
+        client.load(training.state)
+        assert not difference(expected, training.plain()), difference(expected, training.plain())
+
+
 class Lone:
     """A training that knows of no other rank but by its saves."""
 
@@ -144,7 +171,7 @@ class Lone:
         self.model = nn.Linear(50, 50)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         self.state = {"model": self.model, "optimizer": self.optimizer}
-        self.path = os.path.join(sys.argv[2], f"expected-{dist.get_rank()}.pt")
+        self.path = os.path.join(*sys.argv[2:3], f"expected-{dist.get_rank()}.pt")
 
     def step(self):
         self.model(torch.randn(3, 50)).sum().backward()

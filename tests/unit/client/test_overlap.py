@@ -521,6 +521,52 @@ def test_a_grad_scaler_that_skips_a_step_and_one_that_takes_it(trained, held):
         assert not difference(expected, restored(client))
 
 
+@pytest.mark.parametrize("to_none", [True, False])
+def test_gradients_may_be_cleared_and_made_while_the_copy_runs(trained, held, to_none):
+    """They are no part of what is copied late: in the state they are copied before save returns."""
+    loop, client = trained
+    loop.backward()
+    state = loop.state() | {"grads": [parameter.grad for parameter in loop.model.parameters()]}
+    held.set()
+    for _ in range(3):  # tensors are trusted by name
+        client.save(state)
+        loop.optimizer.step()
+    held.clear()
+    expected = copy.deepcopy((loop.plain(), state["grads"]))
+    handle = client.save(state)
+    loop.optimizer.zero_grad(set_to_none=to_none)
+    loop.model(torch.randn(8, 16)).mean().backward()
+    threading.Timer(0.2, held.set).start()
+    loop.optimizer.step()
+    handle.wait("staged", 20)
+    state["grads"] = [torch.zeros_like(parameter) for parameter in loop.model.parameters()]
+    client.load(state)
+    assert not difference(expected, (loop.plain(), state["grads"]))
+
+
+def test_a_capturable_optimizer_in_a_compiled_step_waits(join, held):
+    """On CPUs only a compiled step takes it; of CUDA tensors it is refused, since a graph may replay it unheard."""
+    loop, client = Loop(capturable=True), join()
+    client.attach(loop.optimizer)
+    step = torch.compile(loop.optimizer.step, backend="eager")
+    held.set()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(4):
+            loop.backward()
+            step()
+            expected = loop.snapshot()
+            handle = client.save(loop.state())
+        loop.backward()
+        held.clear()
+        threading.Timer(0.3, held.set).start()
+        step()
+    with contextlib.suppress(SaveFailedError):  # a step unheard is found out; both are right
+        handle.wait("staged", 20)
+        client.load(loop.state())
+        assert not difference(expected["model"], loop.model.state_dict())
+
+
 def test_an_optimizer_whose_step_calls_no_hooks_is_not_trusted(join, held, caplog):
     class Own(torch.optim.Optimizer):
         def __init__(self, params):
