@@ -175,7 +175,7 @@ class FileLayer:
         """Path and all below it removed; what another process removes meanwhile is no error.
 
         Of a link the link alone, never what it leads to. What cannot be removed stays, with the directories above it,
-        and nothing else does: NFS keeps a file that somebody reads as .nfsXXXX. Raises the first such OSError at the end.
+        and nothing else does: NFS keeps a file that somebody reads, as .nfsXXXX. The first such OSError is raised last.
         """
         try:
             self.unlink(path)
