@@ -140,8 +140,8 @@ def uneven():
 
 
 def forks():
-    running, copy_now = threading.Event(), Overlap._copy
-    Overlap._copy = lambda overlap: (running.set(), time.sleep(0.2), copy_now(overlap))
+    running, go, copy_now = threading.Event(), threading.Event(), Overlap._copy
+    Overlap._copy = lambda overlap: (running.set(), go.wait(20), copy_now(overlap))
     training = Lone()
     with ckptd_client.connect(JOB, start=False) as client:
         client.attach(training.optimizer)
@@ -149,6 +149,7 @@ def forks():
         for step in range(5):
             training.step()
             expected = copy.deepcopy(training.plain())
+            go.clear()
             running.clear()
             handle = client.save(training.state, step)
             if step < 3:  # the first saves are not late
@@ -157,6 +158,7 @@ def forks():
             for batch in DataLoader(torch.randn(8, 50), 2, num_workers=2, multiprocessing_context="fork"):
                 training.model(batch).sum().backward()
                 batches += 1
+            threading.Timer(0.2, go.set).start()
             training.optimizer.step()
             handle.wait("staged", 20)
         assert batches == 8
