@@ -1,8 +1,9 @@
 """Which tensors of a state other ranks hold too, as far as that is known for sure."""
 
 import fnmatch
+import logging
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,10 +15,15 @@ from ckptd_client._sharded import is_dtensor
 from ckptd_client._tensors import is_tensor
 from ckptd_client._tree import Flat
 
+log = logging.getLogger("ckptd_client")
 
-def unmatched(patterns: Sequence[str], names: Collection[str]) -> list[str]:
-    """Patterns that fit no name: most likely a slip."""
-    return [pattern for pattern in patterns if not any(fnmatch.fnmatchcase(name, pattern) for name in names)]
+
+def warn_of_idle(patterns: Sequence[str], names: Sequence[str]) -> None:
+    """Logs the patterns that fit no name of a state: most likely a slip."""
+    idle = [pattern for pattern in patterns if not any(fnmatch.fnmatchcase(name, pattern) for name in names)]
+    if idle:
+        keys = ", ".join(names[:3])
+        log.warning("ckptd: replicated=%r names nothing in the state; its keys are %s, ...", idle, keys)
 
 
 class Replicas(NamedTuple):

@@ -26,7 +26,7 @@ from ckptd_client._loading import find, load
 from ckptd_client._overlapping import Overlapping
 from ckptd_client._pickle import PickleKeys, pickle_keys
 from ckptd_client._plan import Plan, Values, gather, make_plan
-from ckptd_client._replicas import unmatched
+from ckptd_client._replicas import warn_of_idle
 from ckptd_client._restored import Restored
 from ckptd_client._segments import Segment
 from ckptd_client._slot_writing import pin_for, slot_views
@@ -358,20 +358,14 @@ class Client:
                 replicated=self._replicated if balanced else None,
             )
             self._stats.plans += 1
-            self._warn_of_patterns(plan)
+            if self._stats.plans == 1 and group.rank == 0:
+                warn_of_idle(self._replicated, plan.names)
             values = gather(plan, state, self._stock, look)
         self._plan = plan
         self._plans = [plan, *(other for other in self._plans if other is not plan)][:_MAX_PLANS]
         if values is None:
             raise UsageError("the state changes while it is read", hint="save from the thread that trains")
         return values
-
-    def _warn_of_patterns(self, plan: Plan) -> None:
-        """Once: what connect was told of replicas fits nothing in the first state that is saved."""
-        idle = unmatched(self._replicated, plan.names) if self._stats.plans == 1 and self._link.group.rank == 0 else []
-        if idle:
-            keys = ", ".join(plan.names[:3])
-            log.warning("ckptd: replicated=%r names nothing in the state; its keys are %s, ...", idle, keys)
 
     def _plan_capacity(self, values: Values) -> int:
         assert self._plan is not None  # noqa: S101 - _gather made it

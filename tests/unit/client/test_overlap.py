@@ -544,29 +544,6 @@ def test_gradients_may_be_cleared_and_made_while_the_copy_runs(trained, held, to
     assert not difference(expected, (loop.plain(), state["grads"]))
 
 
-def test_a_capturable_optimizer_in_a_compiled_step_waits(join, held):
-    """On CPUs only a compiled step takes it; of CUDA tensors it is refused, since a graph may replay it unheard."""
-    loop, client = Loop(capturable=True), join()
-    client.attach(loop.optimizer)
-    step = torch.compile(loop.optimizer.step, backend="eager")
-    held.set()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for _ in range(4):
-            loop.backward()
-            step()
-            expected = loop.snapshot()
-            handle = client.save(loop.state())
-        loop.backward()
-        held.clear()
-        threading.Timer(0.3, held.set).start()
-        step()
-    with contextlib.suppress(SaveFailedError):  # a step unheard is found out; both are right
-        handle.wait("staged", 20)
-        client.load(loop.state())
-        assert not difference(expected["model"], loop.model.state_dict())
-
-
 def test_an_optimizer_whose_step_calls_no_hooks_is_not_trusted(join, held, caplog):
     class Own(torch.optim.Optimizer):
         def __init__(self, params):
