@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from bench import report, states
+from bench import mesh_report, pages, peer_report, report
+from bench.launch import Job
 from bench.node import OUT, Node, scratch
 from bench.report import Report
 from bench.run import SECTIONS, STATE_NBYTES, Run
@@ -26,16 +27,26 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     torch.set_num_threads(options.threads)
     console = Console()
-    found = Report(machine(), {name: str(value) for name, value in vars(options).items()})
-    state = states.realistic(options.nbytes)
-    with scratch(options.store) as (shm_dir, disk_dir), contextlib.closing(Node(shm_dir, disk_dir / "store")) as node:
-        run = Run(found, node, options.nbytes, state, options.repeat, frozenset(options.only), console)
-        run.all(shm_dir, disk_dir)
-    report.show(found, states.nbytes_of(state), console)
+    found = Report(_machine(), {name: str(value) for name, value in vars(options).items()})
+    run = Run(found, options.nbytes, options.repeat, frozenset(options.only), console)
+    with scratch(options.store) as (shm_dir, disk_dir):
+        with contextlib.closing(Node(shm_dir, disk_dir / "store")) as node:
+            if run.only - {"peers", "mesh"}:
+                run.rows(node, shm_dir, disk_dir)
+            if "mesh" in run.only:
+                run.mesh(node)
+        if "peers" in run.only:
+            run.peers(Job(options.nbytes, options.repeat, options.threads, shm_dir, disk_dir))
+    report.show(found, options.nbytes, console)
     OUT.mkdir(parents=True, exist_ok=True)
     report.write_json(found, OUT / "results.json")
-    report.draw(found, OUT / "results.png")
-    console.print(f"written: {OUT}/results.json, {OUT}/results.png")
+    report.draw(found, OUT / "budget.svg")
+    for directory in filter(None, (OUT, options.docs)):
+        peer_report.draw(found.peers, directory / "bench-peers.svg")
+        mesh_report.draw(found.mesh, directory / "bench-mesh.svg")
+    if options.docs:
+        pages.write(found, options.docs / "bench.md")
+    console.print(f"written: {OUT}/results.json, {OUT}/*.svg")
 
 
 def parse_size(text: str) -> int:
@@ -51,6 +62,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1, help="torch threads of copies and yardsticks (1)")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS, help="sections to run (all)")
     parser.add_argument("--store", type=Path, default=OUT, help=f"directory on the disk to measure ({OUT})")
+    parser.add_argument("--docs", type=Path, help="directory of bench.md, whose tables and pictures to write anew")
     return parser.parse_args()
 
 
@@ -63,6 +75,7 @@ def machine() -> dict[str, Any]:
         "kernel": platform.release(),
         "python": platform.python_version(),
         "torch": torch.__version__,
+        "load": round(os.getloadavg()[0], 1),
     }
 
 

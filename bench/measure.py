@@ -1,12 +1,13 @@
 """How things are timed: wall and CPU seconds of a call and of the whole process tree, medians, interleaving."""
 
+import dataclasses
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 Mark = TypeVar("Mark")
 Result = TypeVar("Result")
@@ -45,6 +46,10 @@ class Series:
         """Largest value."""
         return max(self.values)
 
+    def as_json(self) -> dict[str, Any]:
+        """The values, and what is made of them."""
+        return dataclasses.asdict(self) | {"median": self.median, "low": self.low, "high": self.high}
+
     def scaled(self, factor: float, unit: str) -> "Series":
         """The same measurements in another unit."""
         return Series(unit, tuple(value * factor for value in self.values), self.cpu_s)
@@ -52,6 +57,25 @@ class Series:
     def rate(self, nbytes: int) -> "Series":
         """Seconds per nbytes as GB/s (1e9 bytes)."""
         return Series("GB/s", tuple(nbytes / value / 1e9 for value in self.values), self.cpu_s)
+
+
+def text(series: Series | None) -> str:
+    """Median (min-max) unit, in three digits."""
+    if series is None:
+        return "-"
+    span = f" ({digits(series.low)}-{digits(series.high)})" if len(series.values) > 1 else ""
+    return f"{digits(series.median)}{span} {series.unit}"
+
+
+def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table for a page; numbers stand right."""
+    lines = [columns, ["---", *["---:"] * (len(columns) - 1)], *rows]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def digits(value: float) -> str:
+    """Three digits of a number."""
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def seconds(samples: list[Sample]) -> Series:

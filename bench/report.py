@@ -11,7 +11,10 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from bench.measure import Series
+from bench import drawing, mesh_report, peer_report
+from bench.measure import Series, digits, text
+from bench.mesh import MeshResult
+from bench.peer_report import PeerResult
 
 PASS, MISS, FACT = "green", "red", "dim"
 
@@ -51,18 +54,6 @@ def ratio(name: str, measured: Series, yardstick: Series, yardstick_name: str, *
     return Row(name, measured, value, "x", yardstick, yardstick_name, **rest)
 
 
-@dataclass(frozen=True, slots=True)
-class PeerResult:
-    """One way of saving, in the training loop. Seconds; lost is the call and the step time it cost until durable."""
-
-    name: str
-    first_block_s: float
-    block: Series
-    lost: Series
-    durable: Series
-    step_ratio: float | None  # step time until durable over undisturbed step time; none if no step ran
-
-
 @dataclass(slots=True)
 class Report:
     """Everything one run found."""
@@ -72,6 +63,7 @@ class Report:
     yardsticks: dict[str, Series] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
     peers: list[PeerResult] = field(default_factory=list)
+    mesh: list[MeshResult] = field(default_factory=list)
 
     @property
     def missed(self) -> list[Row]:
@@ -90,8 +82,10 @@ def show(report: Report, nbytes: int, console: Console) -> None:
         console.print(_yardstick_table(report.yardsticks, nbytes))
     if report.rows:
         console.print(_row_table(report.rows))
-    if report.peers:
-        console.print(_peer_table(report.peers))
+    for ranks in sorted({peer.ranks for peer in report.peers}):
+        console.print(peer_report.table(report.peers, ranks))
+    if report.mesh:
+        console.print(mesh_report.table(report.mesh))
     judged = [row for row in report.rows if row.verdict]
     if judged:
         console.print(f"{len(judged) - len(report.missed)} of {len(judged)} bars kept; medians, (min-max).")
@@ -102,47 +96,26 @@ def write_json(report: Report, path: Path) -> None:
     data = {
         "machine": report.machine,
         "options": report.options,
-        "yardsticks": {name: _series(series) for name, series in report.yardsticks.items()},
+        "yardsticks": {name: series.as_json() for name, series in report.yardsticks.items()},
         "rows": [_row(row) for row in report.rows],
-        "peers": [
-            dataclasses.asdict(peer) | {key: _series(getattr(peer, key)) for key in ("block", "lost", "durable")}
-            for peer in report.peers
-        ],
+        "peers": [peer.as_json() for peer in report.peers],
+        "mesh": [result.as_json() for result in report.mesh],
     }
     path.write_text(json.dumps(data, indent=2) + "\n")
 
 
 def draw(report: Report, path: Path) -> None:
-    """Draws the bars that were kept and missed, and the peers beside ckptd."""
+    """Draws how much of each bar is used. Nothing where nothing was judged."""
     judged = [row for row in report.rows if row.bar is not None and row.value is not None]
-    panels = [part for part in (judged, report.peers) if part]
-    if not panels:
-        return
-    height = max(3.0, 0.5 * max(len(judged), 2 * len(report.peers)) + 1)
-    figure = Figure(figsize=(8 * len(panels), height), layout="constrained")
-    axes = list(figure.subplots(1, len(panels), squeeze=False)[0])
     if judged:
-        _draw_rows(axes.pop(0), judged)
-    if report.peers:
-        _draw_peers(axes.pop(0), report.peers)
-    figure.savefig(path, dpi=130)
-
-
-def text(series: Series | None) -> str:
-    """Median (min-max) unit, in three digits."""
-    if series is None:
-        return "-"
-    span = f" ({_digits(series.low)}-{_digits(series.high)})" if len(series.values) > 1 else ""
-    return f"{_digits(series.median)}{span} {series.unit}"
+        figure = Figure(figsize=(8, max(3.0, 0.5 * len(judged) + 1)), layout="constrained")
+        _draw_rows(figure.subplots(), judged)
+        drawing.save(figure, path)
 
 
 def _cell(series: Series | None) -> str:
     cpu_s = series.cpu_s if series is not None else None
-    return text(series) + (f" [dim]{_digits(cpu_s)} CPU s[/]" if cpu_s is not None else "")
-
-
-def _digits(value: float) -> str:
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return text(series) + (f" [dim]{digits(cpu_s)} CPU s[/]" if cpu_s is not None else "")
 
 
 def _yardstick_table(yardsticks: dict[str, Series], nbytes: int) -> Table:
@@ -150,7 +123,7 @@ def _yardstick_table(yardsticks: dict[str, Series], nbytes: int) -> Table:
     for column in ("what", "seconds", "GB/s", "CPU s"):
         table.add_column(column, justify="left" if column == "what" else "right")
     for name, series in yardsticks.items():
-        table.add_row(name, text(series), _digits(series.rate(nbytes).median), _digits(series.cpu_s or 0))
+        table.add_row(name, text(series), digits(series.rate(nbytes).median), digits(series.cpu_s or 0))
     return table
 
 
@@ -159,7 +132,7 @@ def _row_table(rows: Sequence[Row]) -> Table:
     for column in ("what", "measured", "yardstick", "value", "bar", ""):
         table.add_column(column, justify="right" if column in {"value", "bar"} else "left")
     for row in rows:
-        value = "-" if row.value is None else f"{_digits(row.value)} {row.value_unit}"
+        value = "-" if row.value is None else f"{digits(row.value)} {row.value_unit}"
         bar = "" if row.bar is None else f"{row.sense} {row.bar:g}"
         yardstick = _cell(row.yardstick) + (f"\n[dim]{row.yardstick_name}[/]" if row.yardstick_name else "")
         name = row.name + (f"\n[dim]{row.note}[/]" if row.note else "")
@@ -168,27 +141,10 @@ def _row_table(rows: Sequence[Row]) -> Table:
     return table
 
 
-def _peer_table(peers: Sequence[PeerResult]) -> Table:
-    table = Table(title="The same state and loop, saved by others", title_justify="left")
-    for column in ("how", "first block s", "block s", "lost s", "durable s", "step x"):
-        table.add_column(column, justify="left" if column == "how" else "right")
-    for peer in peers:
-        step = "-" if peer.step_ratio is None else f"{peer.step_ratio:.2f}"
-        spans = (text(series).removesuffix(" s") for series in (peer.block, peer.lost, peer.durable))
-        table.add_row(peer.name, _digits(peer.first_block_s), *spans, step)
-    return table
-
-
-def _series(series: Series | None) -> dict[str, Any] | None:
-    if series is None:
-        return None
-    return dataclasses.asdict(series) | {"median": series.median, "low": series.low, "high": series.high}
-
-
 def _row(row: Row) -> dict[str, Any]:
     return dataclasses.asdict(row) | {
-        "measured": _series(row.measured),
-        "yardstick": _series(row.yardstick),
+        "measured": row.measured and row.measured.as_json(),
+        "yardstick": row.yardstick and row.yardstick.as_json(),
         "verdict": row.verdict,
     }
 
@@ -199,7 +155,7 @@ def _draw_rows(axes: Any, rows: Sequence[Row]) -> None:
     colors = ["tab:green" if row.verdict == "pass" else "tab:red" for row in rows]
     axes.barh(range(len(rows)), [min(value, 3) for value in used], color=colors)
     for index, (row, value) in enumerate(zip(rows, used, strict=True)):
-        label = f" {_digits(row.value or 0)} {row.value_unit} (bar {row.sense} {row.bar:g})"
+        label = f" {digits(row.value or 0)} {row.value_unit} (bar {row.sense} {row.bar:g})"
         axes.text(max(1, min(value, 3)), index, label, va="center", fontsize=8)
     axes.axvline(1, color="black", linewidth=1)
     axes.set_yticks(range(len(rows)), [row.name for row in rows], fontsize=8)
@@ -207,20 +163,3 @@ def _draw_rows(axes: Any, rows: Sequence[Row]) -> None:
     axes.invert_yaxis()
     axes.set_xlabel("share of the bar used; beyond 1 is missed")
     axes.set_title("Speed budget", fontsize=10)
-
-
-def _draw_peers(axes: Any, peers: Sequence[PeerResult]) -> None:
-    for offset, key, color in ((-0.2, "lost", "tab:orange"), (0.2, "durable", "tab:blue")):
-        series = [getattr(peer, key) for peer in peers]
-        medians = [one.median for one in series]
-        spread = [[one.median - one.low for one in series], [one.high - one.median for one in series]]
-        positions = [index + offset for index in range(len(peers))]
-        axes.barh(positions, medians, 0.38, xerr=spread, color=color, label=key, error_kw={"linewidth": 0.8})
-        for position, one in zip(positions, series, strict=True):
-            axes.text(one.high, position, f" {_digits(one.median)}", va="center", fontsize=8)
-    axes.margins(x=0.12)
-    axes.set_yticks(range(len(peers)), [peer.name for peer in peers], fontsize=8)
-    axes.invert_yaxis()
-    axes.set_xlabel("seconds: training time lost per save, and from the call until durable")
-    axes.set_title("Against peers", fontsize=10)
-    axes.legend()

@@ -1,61 +1,76 @@
 """One run: the sections in order on one node, each failure kept to its own row."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
-from bench import ckptd_rows, states
+from bench import ckptd_rows, mesh, states
 from bench.ckptd_rows import Bench
-from bench.measure import Series
+from bench.launch import Job, measure
 from bench.node import Node
-from bench.peers import Ckptd, DcpAsync, DcpAsyncReused, Loop, Peer, TorchSave
-from bench.report import PeerResult, Report, Row, failed, ratio
-from bench.training import Touching, Training
+from bench.peer_report import PeerResult
+from bench.peers import CKPTD, DEEPSPEED, KINDS, OVERLAPPED
+from bench.report import Report, Row, failed, ratio
+from bench.training import Training
 from bench.yardsticks import Yardsticks
 from ckptd.protocol.errors import CkptdError
 
 STATE_NBYTES = 2 << 30
-SECTIONS = ("yardsticks", "steady", "many", "cold", "arena", "slowdown", "overlap", "peers")
-_LOST_BAR_S, _DURABLE_BAR_S = 0.2, 1.0  # per save of a state of STATE_NBYTES
-_OVERLAPPED = "ckptd, overlapped"
-_PROBED_SAVES = 3  # before tensors are copied late
-_FIRST_PROBED = 1000  # steps that the loop does not use
+SECTIONS = ("yardsticks", "steady", "many", "cold", "arena", "slowdown", "overlap", "mesh", "peers")
+_RANKS = (1, 2)
+_LOST_BAR_S, _DURABLE_BAR_S = 0.2, 1.0  # per save of a state of STATE_NBYTES, by one rank
+_BALANCE_BAR = 1.01
+_OVERLAPPED_BAR = 0.2  # of what the best peer costs
 _OPERATIONAL = (CkptdError, OSError, RuntimeError)
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Fills a report. node is not running before and after."""
+    """Fills a report."""
 
     report: Report
-    node: Node
     asked_nbytes: int
-    state: states.State
     repeat: int
     only: frozenset[str]
     console: Console
 
-    def all(self, shm_dir: Path, disk_dir: Path) -> None:
-        """Every chosen section; rows before peers, so that the peers find the yardsticks' memory free."""
-        training = Training()
-        self.node.start()
-        if self.only - {"peers"}:
-            spare_nbytes = ckptd_rows.MANY_COUNT * ckptd_rows.MANY_NBYTES
-            sticks = Yardsticks(states.nbytes_of(self.state), shm_dir, disk_dir, spare_nbytes)
-            with contextlib.closing(sticks):
-                self._rows(sticks, training)
-        if "peers" in self.only:
-            self._peers(Loop(self.state, training, Touching(states.tensors(self.state)), disk_dir))
-        self.node.close()
+    def rows(self, node: Node, shm_dir: Path, disk_dir: Path) -> None:
+        """The speed budget, on one node, which is not running before and after."""
+        state = states.realistic(self.asked_nbytes)
+        node.start()
+        spare_nbytes = ckptd_rows.MANY_COUNT * ckptd_rows.MANY_NBYTES
+        sticks = Yardsticks(states.nbytes_of(state), shm_dir, disk_dir, spare_nbytes)
+        with contextlib.closing(sticks):
+            self._rows(Bench(node, sticks, state, self.asked_nbytes, self.repeat), Training())
+        node.close()
 
-    def _rows(self, sticks: Yardsticks, training: Training) -> None:
+    def peers(self, job: Job) -> None:
+        """Each way of saving for each number of ranks, and the bars between them."""
+        for ranks in _RANKS:
+            for kind in KINDS:
+                self.console.log(f"{kind.name}, ranks: {ranks}")
+                self.report.peers.append(measure(job, kind, ranks))
+        self.report.rows.extend(against_peers(self.report.peers, full=self.asked_nbytes >= STATE_NBYTES))
+
+    def mesh(self, node: Node) -> None:
+        """Who writes what replicas hold. node is not running before and after."""
+        node.start()
+        for result in mesh.measure(node, self.repeat):
+            self.console.log(f"{result.stage}, {result.way}")
+            self.report.mesh.append(result)
+            if result.way == "rows":
+                name = f"16 plans, rows of {result.stage}: most bytes of a rank by mean"
+                self.report.rows.append(Row(name, None, result.ratio, bar=_BALANCE_BAR))
+        node.close()
+
+    def _rows(self, bench: Bench, training: Training) -> None:
         self.console.log("yardsticks")
-        survey = sticks.survey(self.repeat if "yardsticks" in self.only else 1, list(states.tensors(self.state)))
-        self.report.yardsticks.update(survey)
+        repeat = self.repeat if "yardsticks" in self.only else 1
+        self.report.yardsticks.update(bench.yardsticks.survey(repeat, list(states.tensors(bench.state))))
         sections: dict[str, Callable[[Bench], list[Row]]] = {
             "steady": ckptd_rows.steady,
             "many": ckptd_rows.many_tensors,
@@ -64,72 +79,44 @@ class Run:
             "slowdown": lambda bench: ckptd_rows.drain_slowdown(bench, training),
             "overlap": lambda bench: ckptd_rows.overlapped(bench, training),
         }
-        bench = Bench(self.node, sticks, self.state, self.asked_nbytes, self.repeat)
         for name, section in sections.items():
             if name in self.only:
                 self.console.log(name)
-                self._guarded(name, partial(self._section, section, bench))
+                self._guarded(bench.node, name, partial(self._section, section, bench))
 
     def _section(self, section: Callable[[Bench], list[Row]], bench: Bench) -> None:
         self.report.rows.extend(section(bench))
 
-    def _peers(self, loop: Loop) -> None:
-        def ckptd() -> None:
-            with self.node.client("peers") as client:
-                client.prepare(self.state)
-                result = loop.run(Ckptd(client), self.repeat)
-            self.report.peers.append(result)
-            self.report.rows.extend(self._peer_rows(result))
-
-        def overlapped() -> None:
-            with self.node.client("overlapped") as client:
-                client.prepare(self.state)
-                client.attach(loop.optimizer)
-                for step in range(_PROBED_SAVES):
-                    client.save(self.state, _FIRST_PROBED + step)
-                    loop.optimizer.step()
-                client.wait("durable")
-                result = loop.run(Ckptd(client, _OVERLAPPED), self.repeat)
-            self.report.peers.append(result)
-
-        self.console.log("peers: ckptd")
-        self._guarded("ckptd in the training loop", ckptd)
-        self.console.log(f"peers: {_OVERLAPPED}")
-        self._guarded("an overlapped save in the training loop", overlapped)
-        self.node.stop()
-        for kind in (TorchSave, DcpAsync, DcpAsyncReused):
-            self.console.log(f"peers: {kind.name}")
-            peer: Peer = kind()
-            with contextlib.closing(peer):
-                self.report.peers.append(loop.run(peer, self.repeat))
-        self.report.rows.extend(self._against_peers())
-
-    def _against_peers(self) -> list[Row]:
-        """Training time lost per overlapped save, beside the best peer of this run."""
-        found = next((peer for peer in self.report.peers if peer.name == _OVERLAPPED), None)
-        others = [peer for peer in self.report.peers if not peer.name.startswith("ckptd")]
-        if found is None or not others:
-            return []
-        best = min(others, key=lambda peer: peer.lost.median)
-        return [ratio("training time lost per overlapped save", found.lost, best.lost, best.name, bar=0.2)]
-
-    def _peer_rows(self, result: PeerResult) -> list[Row]:
-        """The two bars that are seconds; they are meant for the full state and are facts for another."""
-        judged = states.nbytes_of(self.state) >= STATE_NBYTES
-
-        def row(name: str, series: Series, bar: float) -> Row:
-            return Row(name, series, series.median, "s", bar=bar if judged else None)
-
-        return [
-            row("in a training loop: time lost per save", result.lost, _LOST_BAR_S),
-            row("in a training loop: save call -> durable", result.durable, _DURABLE_BAR_S),
-        ]
-
-    def _guarded(self, name: str, measure: Callable[[], None]) -> None:
+    def _guarded(self, node: Node, name: str, measure: Callable[[], None]) -> None:
         """Runs one section. If it fails, its row says why and the next one gets a new daemon."""
         try:
             measure()
         except _OPERATIONAL as error:
             self.report.rows.append(failed(name, f"{type(error).__name__}: {error}"))
-            self.node.stop()
-            self.node.start()
+            node.stop()
+            node.start()
+
+
+def against_peers(peers: Sequence[PeerResult], *, full: bool) -> list[Row]:
+    """Training time that ckptd's saves cost, beside that of others in the same run.
+
+    full: the state has the size that bars in seconds are meant for; for another they are facts.
+    """
+    rows = []
+    ran = {(peer.name, peer.ranks): peer for peer in peers if not peer.why}
+    if staged := ran.get((CKPTD, 1)):
+        for what, series, bar in (
+            ("time lost per save", staged.lost, _LOST_BAR_S),
+            ("save call -> durable", staged.durable, _DURABLE_BAR_S),
+        ):
+            rows.append(Row(f"in a training loop: {what}", series, series.median, "s", bar=bar if full else None))
+    others = [peer for peer in ran.values() if peer.ranks == 1 and not peer.name.startswith("ckptd")]
+    if (overlapped := ran.get((OVERLAPPED, 1))) and others:
+        best = min(others, key=lambda peer: peer.lost.median)
+        name = "training time lost per overlapped save"
+        rows.append(ratio(name, overlapped.lost, best.lost, best.name, bar=_OVERLAPPED_BAR))
+    if fast := ran.get((DEEPSPEED, 2)):
+        for one in (peer for name in (CKPTD, OVERLAPPED) if (peer := ran.get((name, 2)))):
+            name = f"training time lost per save, 2 ranks: {one.name}"
+            rows.append(ratio(name, one.lost, fast.lost, fast.name, bar=1.0))
+    return rows

@@ -1,0 +1,121 @@
+"""A training loop of one or several ranks that saves now and then: what a save costs it, and when it is on the disk."""
+
+import contextlib
+import itertools
+import statistics
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from bench import states
+from bench.peers import Finish, Peer
+from bench.training import Touching, Training
+
+_FORWARD_BACKWARD_STEPS = 8  # of Training, between two of the optimizer: longer than a copy of the state
+_QUIET_ITERATIONS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Seconds of one save in one rank.
+
+    block: the call. lost: what the loop took longer until the save was on the disk. durable: from the call until then.
+    step_ratio: an iteration meanwhile by an undisturbed one; none where no iteration ran.
+    """
+
+    block_s: float
+    durable_s: float
+    lost_s: float
+    step_ratio: float | None
+    nbytes: int  # of this rank's files
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """One rank's training. All ranks go through it alike: each iteration they meet, as for gradients."""
+
+    state: states.State
+    training: Training
+    optimizer: Touching
+
+    def run(self, peer: Peer, count: int) -> list[Save]:
+        """So many saves, each until it is on the disk of all ranks, between undisturbed iterations."""
+        undisturbed = [self._undisturbed(peer)]
+        taken = []
+        for step in range(count):
+            taken.append(self._save(peer, step))
+            undisturbed.append(self._undisturbed(peer))
+        # An iteration's time beside a save is what it takes before and after it: a shared machine has bad minutes.
+        quiet = [statistics.median(pair[0] + pair[1]) for pair in itertools.pairwise(undisturbed)]
+        return [one.beside(quiet_s) for one, quiet_s in zip(taken, quiet, strict=True)]
+
+    def _undisturbed(self, peer: Peer) -> list[float]:
+        return [self._iteration(peer, done=True)[0] for _ in range(_QUIET_ITERATIONS)]
+
+    def _iteration(self, peer: Peer, *, done: bool) -> tuple[float, bool]:
+        """Seconds of forward, backward, the ranks' meeting and the optimizer's step; whether all said done."""
+        start = time.perf_counter()
+        self.training.steps(_FORWARD_BACKWARD_STEPS)
+        all_done = _all(done)
+        peer.before_step()
+        self.optimizer.step()
+        return time.perf_counter() - start, all_done
+
+    def _save(self, peer: Peer, step: int) -> "_Taken":
+        states.mutate(self.state, step)
+        busy: list[float] = []
+        dist.barrier()
+        start = time.perf_counter()
+        finish = peer.save(self.state, step)
+        block_s = time.perf_counter() - start
+        with _ended(finish) as durable:
+            all_done = _all(durable.done())
+            while not all_done:
+                taken_s, all_done = self._iteration(peer, done=durable.done())
+                busy.append(taken_s)
+            end = time.perf_counter()
+            durable_s = durable.result() - start
+        nbytes = peer.nbytes(step)
+        dist.barrier()
+        if dist.get_rank() == 0:
+            peer.discard(step)
+        dist.barrier()
+        return _Taken(block_s, durable_s, end - start, busy, nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    block_s: float
+    durable_s: float
+    whole_s: float
+    busy: list[float]
+    nbytes: int
+
+    def beside(self, quiet_s: float) -> Save:
+        """What of it the save cost, where an undisturbed iteration takes quiet_s."""
+        step_ratio = statistics.fmean(self.busy) / quiet_s if len(self.busy) > 1 else None
+        lost_s = self.whole_s - quiet_s * len(self.busy)
+        return Save(self.block_s, self.durable_s, lost_s, step_ratio, self.nbytes)
+
+
+@contextlib.contextmanager
+def _ended(finish: Finish) -> Iterator[Future[float]]:
+    """When finish returned, found out beside the training."""
+
+    def wait() -> float:
+        finish()
+        return time.perf_counter()
+
+    with ThreadPoolExecutor(1) as waiter:
+        yield waiter.submit(wait)
+
+
+def _all(mine: bool) -> bool:
+    """Whether all ranks say so."""
+    said = torch.tensor([int(mine)])
+    dist.all_reduce(said, dist.ReduceOp.MIN)
+    return bool(said.item())

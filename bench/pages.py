@@ -1,0 +1,29 @@
+"""Tables of a run, put into a page between marks such as <!-- mesh --> and <!-- /mesh -->."""
+
+import re
+from pathlib import Path
+
+from bench import mesh_report, peer_report
+from bench.report import Report
+
+
+def write(report: Report, page: Path) -> None:
+    """Replaces what the run has something for. Raises ValueError when the page lacks its marks."""
+    parts = {f"peers-{ranks}": peer_report.markdown(report.peers, ranks) for ranks in {p.ranks for p in report.peers}}
+    if report.mesh:
+        parts["mesh"] = mesh_report.markdown(report.mesh)
+    parts["machine"] = (
+        "{cores} cores, {memory_gib} GiB, Linux {kernel}, Python {python}, torch {torch}; "
+        "load when the run began: {load}.\n"
+    ).format(**report.machine)
+    text = page.read_text()
+    for name, part in parts.items():
+        text = _replaced(text, name, part)
+    page.write_text(text)
+
+
+def _replaced(text: str, name: str, part: str) -> str:
+    pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+    if not pattern.search(text):
+        raise ValueError(f"the page has no <!-- {name} -->")
+    return pattern.sub(lambda found: found[1] + part + found[2], text)
