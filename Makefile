@@ -5,6 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 DEV := .venv/.installed-dev
 TORCH := .venv/.installed-torch
+PEERS := .peers/.installed
 SOURCES := pyproject.toml constraints.txt
 
 COUNT ?= 1000
@@ -12,11 +13,7 @@ NODES ?= 64
 SEED ?= 0
 WORKERS ?= 2
 
-# Some machines forbid Python to keep what it compiled. Tests start thousands of interpreters: each would compile
-# ckptd anew, which is a third of its start.
-export PYTHONDONTWRITEBYTECODE :=
-
-.PHONY: help venv demo test simulate test-matrix golden bench gpu test-gpu bench-gpu check lint types architecture wheel faults clean
+.PHONY: help venv demo test simulate test-matrix golden bench bench-peers check lint types architecture wheel faults clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,8 +35,11 @@ test-matrix: $(BIN)/python ## client, stock readers and golden files against two
 golden: $(DEV) ## the golden checkpoints anew: only for a change of the format that is meant
 	PYTHONPATH=.:client $(BIN)/python -W ignore -m tests.golden.make tests/golden/files
 
-bench: $(DEV) ## the speed budget, beside its yardsticks
-	$(BIN)/python -m bench
+bench: $(DEV) ## the speed budget, beside its yardsticks and other ways of saving
+	$(BIN)/python -m bench $(BENCH)
+
+bench-peers: $(PEERS) ## the same, DLRover and DeepSpeed too, in an environment of its own; BENCH="--docs docs"
+	.peers/bin/python -m bench $(BENCH)
 
 gpu: test-gpu bench-gpu ## both, on a machine with a CUDA device; figures in bench/out, with its name
 
@@ -68,7 +68,7 @@ faults: $(DEV) ## every crash point, with real processes and real kills; the lon
 	FAULTS=long $(BIN)/python -m pytest -q --timeout 600 -m faults tests
 
 clean: ## remove the environment and everything that was built
-	rm -rf .venv .matrix build dist bench/out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .matrix .peers build dist bench/out .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -81,4 +81,11 @@ $(DEV): $(BIN)/python $(SOURCES)
 # The demo alone needs no test tools; an environment made for development will do.
 $(TORCH): $(BIN)/python $(SOURCES)
 	$(BIN)/python -m pip install -c constraints.txt -e '.[torch]'
+	@touch $@
+
+# DeepSpeed compiles what it writes with when that is first used: now, and if it cannot, its row says why.
+$(PEERS): $(SOURCES)
+	$(PYTHON) -m venv .peers
+	DS_BUILD_OPS=0 .peers/bin/python -m pip install -c constraints.txt -e '.[bench,peers]'
+	-.peers/bin/python -W ignore -m bench.peers.deepspeed
 	@touch $@
