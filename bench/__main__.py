@@ -15,6 +15,7 @@ from rich.console import Console
 from bench import mesh_report, pages, peer_report, report
 from bench.launch import Job
 from bench.node import OUT, Node, scratch
+from bench.peers import KINDS
 from bench.report import Report
 from bench.run import SECTIONS, STATE_NBYTES, Run
 
@@ -36,7 +37,8 @@ def main() -> None:
             if "mesh" in run.only:
                 run.mesh(node)
         if "peers" in run.only:
-            run.peers(Job(options.nbytes, options.repeat, options.threads, shm_dir, disk_dir))
+            kinds = [kind for kind in KINDS if not options.peers or kind.name in options.peers]
+            run.peers(Job(options.nbytes, options.repeat, options.threads, shm_dir, disk_dir), kinds, options.ranks)
     report.show(found, options.nbytes, console)
     OUT.mkdir(parents=True, exist_ok=True)
     report.write_json(found, OUT / "results.json")
@@ -62,6 +64,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1, help="torch threads of copies and yardsticks (1)")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS, help="sections to run (all)")
     parser.add_argument("--store", type=Path, default=OUT, help=f"directory on the disk to measure ({OUT})")
+    parser.add_argument("--peers", nargs="+", choices=[kind.name for kind in KINDS], help="ways of saving to run (all)")
+    parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2], help="numbers of ranks that save (1 2)")
     parser.add_argument("--docs", type=Path, help="directory of bench.md, whose tables and pictures to write anew")
     return parser.parse_args()
 

@@ -13,7 +13,7 @@ from bench.ckptd_rows import Bench
 from bench.launch import Job, measure
 from bench.node import Node
 from bench.peer_report import PeerResult
-from bench.peers import CKPTD, DEEPSPEED, KINDS, OVERLAPPED
+from bench.peers import CKPTD, DEEPSPEED, OVERLAPPED, Kind
 from bench.report import Report, Row, failed, ratio
 from bench.training import Training
 from bench.yardsticks import Yardsticks
@@ -21,7 +21,6 @@ from ckptd.protocol.errors import CkptdError
 
 STATE_NBYTES = 2 << 30
 SECTIONS = ("yardsticks", "steady", "many", "cold", "arena", "slowdown", "overlap", "mesh", "peers")
-_RANKS = (1, 2)
 _LOST_BAR_S, _DURABLE_BAR_S = 0.2, 1.0  # per save of a state of STATE_NBYTES, by one rank
 _BALANCE_BAR = 1.01
 _OVERLAPPED_BAR = 0.2  # of what the best peer costs
@@ -48,10 +47,10 @@ class Run:
             self._rows(Bench(node, sticks, state, self.asked_nbytes, self.repeat), Training())
         node.close()
 
-    def peers(self, job: Job) -> None:
+    def peers(self, job: Job, kinds: Sequence[Kind], counts: Sequence[int]) -> None:
         """Each way of saving for each number of ranks, and the bars between them."""
-        for ranks in _RANKS:
-            for kind in KINDS:
+        for ranks in counts:
+            for kind in kinds:
                 self.console.log(f"{kind.name}, ranks: {ranks}")
                 self.report.peers.append(measure(job, kind, ranks))
         self.report.rows.extend(against_peers(self.report.peers, full=self.asked_nbytes >= STATE_NBYTES))
