@@ -243,7 +243,7 @@ def test_of_each_save_counts_what_the_slowest_rank_saw():
 @pytest.fixture
 def job(tmp_path):
     with scratch(tmp_path) as (shm, disk):
-        yield launch.Job(NBYTES, 1, 1, shm, disk)
+        yield launch.Job(NBYTES, 1, 1, shm, disk, deadline_s=600)
         assert not list(shm.iterdir())
         assert not list(disk.iterdir())
 
@@ -253,12 +253,14 @@ def test_a_package_that_is_not_there_is_a_row_that_says_what_to_install(job):
     assert launch.measure(job, kind, 1).why == "not installed: pip install nobody"
 
 
+@pytest.mark.timeout(700)
 def test_a_rank_that_fails_is_a_row_with_the_reason_and_the_other_is_ended(job):
     found = launch.measure(job, Kind("nobody", "nobody.Nothing"), 2)
     assert found.why.startswith("it failed: ")
     assert "StopIteration" in found.why
 
 
+@pytest.mark.timeout(700)
 @pytest.mark.parametrize("name", ["torch.save + fsync", OVERLAPPED])
 def test_a_row_of_two_ranks_is_measured_and_leaves_nothing(job, name):
     kind = next(kind for kind in KINDS if kind.name == name)
@@ -272,7 +274,7 @@ def test_a_row_of_two_ranks_is_measured_and_leaves_nothing(job, name):
 # --- 16 plans ---
 
 
-@pytest.mark.parametrize(("way", "ratio"), [("one writer", 8.0), ("whole layers", 1.5), ("rows", 1.01)])
+@pytest.mark.parametrize(("way", "ratio"), [("one writer", 8.0), ("whole layers", 1.5), ("rows", 1.05)])
 def test_rows_are_the_only_even_shares_of_uneven_layers(monkeypatch, way, ratio):
     monkeypatch.setattr(mesh, "_WIDTH", 64)
     monkeypatch.setattr(mesh, "_VOCABULARY", 4096)
