@@ -64,6 +64,7 @@ def _result(kind: Kind, found: list[dict[str, Any]], watch: "_Memory") -> PeerRe
     def slowest(key: str) -> Series:
         return Series("s", tuple(max(save[key] for save in ranks) for ranks in steady))
 
+    cpu = Series("s", tuple(sum(save["cpu_s"] for save in ranks) for ranks in steady))
     ratios = [save["step_ratio"] for ranks in steady for save in ranks if save["step_ratio"] is not None]
     began, ended = min(one["began"] for one in found), max(one["ended"] for one in found)
     peak, held = watch.beyond(began, ended)
@@ -74,6 +75,7 @@ def _result(kind: Kind, found: list[dict[str, Any]], watch: "_Memory") -> PeerRe
         slowest("block_s"),
         slowest("lost_s"),
         slowest("durable_s"),
+        cpu,
         statistics.median(ratios) if ratios else None,
         peak,
         held,

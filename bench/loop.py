@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from bench import states
+from bench.measure import tree_cpu_s
 from bench.peers import Finish, Peer
 from bench.training import Touching, Training
 
@@ -24,12 +25,14 @@ class Save:
     """Seconds of one save in one rank.
 
     block: the call. lost: what the loop took longer until the save was on the disk. durable: from the call until then.
-    step_ratio: an iteration meanwhile by an undisturbed one; none where no iteration ran.
+    cpu: of this rank and all below it, beyond what its training takes. step_ratio: an iteration meanwhile by an
+    undisturbed one; none where no iteration ran.
     """
 
     block_s: float
     durable_s: float
     lost_s: float
+    cpu_s: float
     step_ratio: float | None
     nbytes: int  # of this rank's files
 
@@ -50,11 +53,13 @@ class Loop:
             taken.append(self._save(peer, step))
             undisturbed.append(self._undisturbed(peer))
         # An iteration's time beside a save is what it takes before and after it: a shared machine has bad minutes.
-        quiet = [statistics.median(pair[0] + pair[1]) for pair in itertools.pairwise(undisturbed)]
-        return [one.beside(quiet_s) for one, quiet_s in zip(taken, quiet, strict=True)]
+        quiet = [_Quiet.around(*pair) for pair in itertools.pairwise(undisturbed)]
+        return [one.beside(both) for one, both in zip(taken, quiet, strict=True)]
 
-    def _undisturbed(self, peer: Peer) -> list[float]:
-        return [self._iteration(peer, done=True)[0] for _ in range(_QUIET_ITERATIONS)]
+    def _undisturbed(self, peer: Peer) -> "_Quiet":
+        cpu_s = tree_cpu_s()
+        seconds = [self._iteration(peer, done=True)[0] for _ in range(_QUIET_ITERATIONS)]
+        return _Quiet(seconds, (tree_cpu_s() - cpu_s) / _QUIET_ITERATIONS)
 
     def _iteration(self, peer: Peer, *, done: bool) -> tuple[float, bool]:
         """Seconds of forward, backward, the ranks' meeting and the optimizer's step; whether all said done."""
@@ -68,6 +73,7 @@ class Loop:
     def _save(self, peer: Peer, step: int) -> "_Taken":
         states.mutate(self.state, step)
         busy: list[float] = []
+        cpu_s = tree_cpu_s()
         dist.barrier()
         start = time.perf_counter()
         finish = peer.save(self.state, step)
@@ -79,12 +85,26 @@ class Loop:
                 busy.append(taken_s)
             end = time.perf_counter()
             durable_s = durable.result() - start
+        cpu_s = tree_cpu_s() - cpu_s
         nbytes = peer.nbytes(step)
         dist.barrier()
         if dist.get_rank() == 0:
             peer.discard(step)
         dist.barrier()
-        return _Taken(block_s, durable_s, end - start, busy, nbytes)
+        return _Taken(block_s, durable_s, end - start, cpu_s, busy, nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Quiet:
+    """Undisturbed iterations: seconds of each, CPU seconds of one."""
+
+    seconds: list[float]
+    cpu_s: float
+
+    @classmethod
+    def around(cls, before: "_Quiet", after: "_Quiet") -> "_Quiet":
+        """Those on both sides of a save."""
+        return cls(before.seconds + after.seconds, (before.cpu_s + after.cpu_s) / 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +112,16 @@ class _Taken:
     block_s: float
     durable_s: float
     whole_s: float
+    cpu_s: float
     busy: list[float]
     nbytes: int
 
-    def beside(self, quiet_s: float) -> Save:
-        """What of it the save cost, where an undisturbed iteration takes quiet_s."""
-        step_ratio = statistics.fmean(self.busy) / quiet_s if len(self.busy) > 1 else None
-        lost_s = self.whole_s - quiet_s * len(self.busy)
-        return Save(self.block_s, self.durable_s, lost_s, step_ratio, self.nbytes)
+    def beside(self, quiet: _Quiet) -> Save:
+        """What of it the save cost, beside undisturbed iterations."""
+        count, quiet_s = len(self.busy), statistics.median(quiet.seconds)
+        step_ratio = statistics.fmean(self.busy) / quiet_s if count > 1 else None
+        lost_s, cpu_s = self.whole_s - quiet_s * count, self.cpu_s - quiet.cpu_s * count
+        return Save(self.block_s, self.durable_s, lost_s, cpu_s, step_ratio, self.nbytes)
 
 
 @contextlib.contextmanager

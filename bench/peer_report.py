@@ -13,7 +13,17 @@ from bench import drawing
 from bench.measure import Series, digits, markdown_table, text
 from bench.peers import Kind
 
-COLUMNS = ("how", "first block s", "block s", "lost s", "durable s", "step x", "extra GiB: peak / held", "GiB per rank")
+COLUMNS = (
+    "how",
+    "first block s",
+    "block s",
+    "lost s",
+    "durable s",
+    "CPU s",
+    "step x",
+    "extra GiB: peak / held",
+    "GiB per rank",
+)
 _GIB = 1 << 30
 
 
@@ -22,9 +32,9 @@ class PeerResult:
     """One way of saving, in the training loop of some ranks; of each save, what the slowest rank saw.
 
     Seconds; block is the call, lost what the loop took longer until the save was on the disk, durable the time until
-    then. step_ratio: an iteration's time meanwhile by an undisturbed one's, none where no iteration ran. peak, held:
-    bytes of the machine's memory beyond the state, at most and between saves. nbytes: of a rank's files. why: what kept
-    it from running; then there is nothing else.
+    then, cpu what all ranks and what they started used beyond the training. step_ratio: an iteration's time meanwhile
+    by an undisturbed one's, none where no iteration ran. peak, held: bytes of the machine's memory beyond the state, at
+    most and between saves. nbytes: of a rank's files. why: what kept it from running; then there is nothing else.
     """
 
     name: str
@@ -33,6 +43,7 @@ class PeerResult:
     block: Series | None = None
     lost: Series | None = None
     durable: Series | None = None
+    cpu: Series | None = None
     step_ratio: float | None = None
     peak_nbytes: int = 0
     held_nbytes: int = 0
@@ -51,13 +62,13 @@ class PeerResult:
         if self.why:
             return [self.name, self.why, *[""] * (len(COLUMNS) - 2)]
         step = "-" if self.step_ratio is None else f"{self.step_ratio:.2f}"
-        spans = [text(series).removesuffix(" s") for series in (self.block, self.lost, self.durable)]
+        spans = [text(series).removesuffix(" s") for series in (self.block, self.lost, self.durable, self.cpu)]
         memory = f"{self.peak_nbytes / _GIB:.2f} / {self.held_nbytes / _GIB:.2f}"
         return [self.name, digits(self.first_block_s), *spans, step, memory, f"{self.nbytes / _GIB:.2f}"]
 
     def as_json(self) -> dict[str, Any]:
         """Every number."""
-        series = {key: getattr(self, key) for key in ("block", "lost", "durable")}
+        series = {key: getattr(self, key) for key in ("block", "lost", "durable", "cpu")}
         return dataclasses.asdict(self) | {key: one and one.as_json() for key, one in series.items()}
 
 

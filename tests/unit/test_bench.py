@@ -26,7 +26,9 @@ def seconds(*values):
 
 
 def peer(name, ranks, *lost, **rest):
-    return PeerResult(name, ranks, 2.0, seconds(0.1), seconds(*lost), seconds(1.0, 1.5), nbytes=1 << 30, **rest)
+    return PeerResult(
+        name, ranks, 2.0, seconds(0.1), seconds(*lost), seconds(1.0, 1.5), seconds(0.3), nbytes=1 << 30, **rest
+    )
 
 
 def test_a_realistic_state_has_the_promised_size_and_number_of_tensors():
@@ -220,16 +222,25 @@ def test_bars_in_seconds_are_facts_for_a_state_of_another_size():
 
 
 def test_what_a_save_cost_is_what_the_loop_took_beyond_undisturbed_iterations():
-    taken = loop._Taken(0.1, 1.5, 2.0, [0.6, 0.6, 0.6], 7)
-    save = taken.beside(0.5)
+    quiet = loop._Quiet.around(loop._Quiet([0.4, 0.5], 0.3), loop._Quiet([0.5, 0.9], 0.5))
+    taken = loop._Taken(0.1, 1.5, 2.0, 1.5, [0.6, 0.6, 0.6], 7)
+    save = taken.beside(quiet)
     assert save.lost_s == pytest.approx(0.5)
     assert save.step_ratio == pytest.approx(1.2)
-    assert loop._Taken(0.9, 0.9, 0.9, [], 7).beside(0.5).lost_s == pytest.approx(0.9)
+    assert save.cpu_s == pytest.approx(0.3)
+    assert loop._Taken(0.9, 0.9, 0.9, 0.2, [], 7).beside(quiet).lost_s == pytest.approx(0.9)
 
 
 def test_of_each_save_counts_what_the_slowest_rank_saw():
     def rank(block, ended):
-        save = {"block_s": block, "lost_s": block, "durable_s": 2 * block, "step_ratio": None, "nbytes": 10}
+        save = {
+            "block_s": block,
+            "lost_s": block,
+            "durable_s": 2 * block,
+            "cpu_s": block,
+            "step_ratio": None,
+            "nbytes": 10,
+        }
         return {"began": 1.0, "ended": ended, "saves": [save, save, save]}
 
     memory = launch._Memory()
@@ -237,6 +248,7 @@ def test_of_each_save_counts_what_the_slowest_rank_saw():
     found = launch._result(KINDS[0], [rank(0.1, 2.0), rank(0.2, 3.0)], memory)
     assert found.block.values == (0.2, 0.2)
     assert found.durable.median == 0.4
+    assert found.cpu.median == pytest.approx(0.3)
     assert (found.peak_nbytes, found.held_nbytes) == (200, 100)
 
 
