@@ -28,7 +28,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     torch.set_num_threads(options.threads)
     console = Console(width=None if sys.stdout.isatty() else 160)
-    found = Report(_machine(), {name: str(value) for name, value in vars(options).items()})
+    found = Report(machine(), {name: str(value) for name, value in vars(options).items()})
     run = Run(found, options.nbytes, options.repeat, frozenset(options.only), console)
     with scratch(options.store) as (shm_dir, disk_dir):
         with contextlib.closing(Node(shm_dir, disk_dir / "store")) as node:

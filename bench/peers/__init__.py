@@ -87,7 +87,7 @@ KINDS = (
         DEEPSPEED,
         "deepspeed.Fast",
         needs="deepspeed",
-        install="apt install g++ ninja-build libaio-dev; DS_BUILD_OPS=0 pip install deepspeed",
+        install="apt install g++ libaio-dev; DS_BUILD_OPS=0 pip install deepspeed",
         note="its cast of tensors to bytes has no build for CPUs and is replaced by a view; pinned natively",
     ),
     Kind(CKPTD, "ckptd.Staged"),

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 os.environ |= {
     "DS_ACCELERATOR": "cpu",
     "DS_PIN_MEMORY_BACKEND": "native",  # torch pins no memory without a device
+    "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",  # of its ninja
     "TORCH_EXTENSIONS_DIR": str(Path(sys.prefix) / "torch_extensions"),
 }
 
