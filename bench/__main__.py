@@ -76,7 +76,7 @@ def machine() -> dict[str, Any]:
     return {
         "cores": os.cpu_count(),
         "memory_gib": round(pages / 2**30, 1),
-        "kernel": platform.release(),
+        "kernel": platform.release().partition("-")[0],
         "python": platform.python_version(),
         "torch": torch.__version__,
         "load": round(os.getloadavg()[0], 1),

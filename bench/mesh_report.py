@@ -17,7 +17,7 @@ _MIB = 1 << 20
 def _cells(result: MeshResult) -> list[str]:
     sizes = [digits(nbytes / _MIB) for nbytes in (result.most_nbytes, result.mean_nbytes)]
     seconds = [text(series).removesuffix(" s") for series in (result.stall, result.durable)]
-    return [result.stage, result.way, *sizes, f"{result.ratio:.4g}", *seconds]
+    return [result.stage, result.way, *sizes, f"{result.ratio:.3f}", *seconds]
 
 
 def table(results: Sequence[MeshResult]) -> Table:
