@@ -1,6 +1,7 @@
 """The benchmark's own arithmetic: states of the promised shape, verdicts that mean what they say."""
 
 import json
+import math
 
 import pytest
 
@@ -292,5 +293,7 @@ def test_rows_are_the_only_even_shares_of_uneven_layers(monkeypatch, way, ratio)
     monkeypatch.setattr(mesh, "_VOCABULARY", 4096)
     stage = "embedding, 6 blocks, head"
     sizes = [mesh._plan_nbytes(stage, way, rank) for rank in range(mesh.RANKS)]
+    nbytes = 14 * sum(math.prod(shape) for layer in mesh.STAGES[stage] for shape in layer().values())
+    assert nbytes < sum(sizes) < 1.1 * nbytes  # each byte once, and headers
     found = max(sizes) / (sum(sizes) / len(sizes))
     assert found <= ratio if way == "rows" else found > ratio * 0.95
