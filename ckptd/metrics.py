@@ -75,7 +75,9 @@ def _of_jobs(jobs: list[JobStatus]) -> Iterator[Metric]:
 
 
 def _newest(checkpoints: list[CheckpointStatus], milestone: Milestone) -> CheckpointStatus | None:
-    """Checkpoints are newest first. What is durable was staged, and is at least as safe as protected."""
+    """Checkpoints are newest first. What is durable was staged; whether it is protected too it says itself."""
+    if milestone is Milestone.PROTECTED:
+        return next((c for c in checkpoints if c.protected or c.milestone == milestone), None)
     order = list(Milestone)
     reached = (
         c

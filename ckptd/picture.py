@@ -4,6 +4,7 @@ from ckptd.core.catalogue import Catalogue, Job
 from ckptd.core.protection_view import NodeView, ProtectionView
 from ckptd.core.record import Phase, Record
 from ckptd.protocol.ids import JobKey
+from ckptd.protocol.messages import Milestone
 from ckptd.protocol.status import CheckpointStatus, DrainStatus, JobStatus, NodeStatus, RankStatus
 
 _MAX_NODES = 4096
@@ -24,7 +25,7 @@ def _job(key: JobKey, job: Job, now: float, errors: list[str]) -> JobStatus:
         incarnation=job.coordinator.sessions.incarnation,
         world_size=job.coordinator.sessions.world_size,
         ranks=_ranks(job)[:_MAX_RANKS],
-        checkpoints=checkpoints(job, now)[:_MAX_CHECKPOINTS],
+        checkpoints=_shown(checkpoints(job, now)),
         drain=_drain(job, now),
         errors=errors,
         scheme=str(view.scheme),
@@ -33,6 +34,16 @@ def _job(key: JobKey, job: Job, now: float, errors: list[str]) -> JobStatus:
         nodes=[_node(node) for node in view.nodes[:_MAX_NODES]],
         degraded=list(view.degraded),
     )
+
+
+def _shown(found: list[CheckpointStatus]) -> list[CheckpointStatus]:
+    """The newest, and of those that are durable or protected one at least, however old it is."""
+    shown, rest = found[:_MAX_CHECKPOINTS], found[_MAX_CHECKPOINTS:]
+    durable = [c for c in rest if c.milestone == Milestone.DURABLE][
+        : not any(c.milestone == Milestone.DURABLE for c in shown)
+    ]
+    protected = [c for c in rest if c.protected][: not any(c.protected for c in shown)]
+    return [c for c in found if c in shown or c in durable or c in protected] if durable or protected else shown
 
 
 def _protection(job: Job) -> ProtectionView:

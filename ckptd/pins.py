@@ -13,19 +13,29 @@ PINS_DIR = ".pins"
 
 def pin(fs: FileLayer, key: JobKey, dirname: str) -> bool:
     """Pins a committed checkpoint, on the disk when it returns; False: it was already. Raises UsageError, OSError."""
+    _check_committed(fs, key, dirname)
+    fs.mkdir(_pins_dir(key))
+    new = True
+    try:
+        fs.create_exclusive(os.path.join(_pins_dir(key), dirname))
+    except FileExistsError:
+        new = False
+    fs.fsync_dir(_pins_dir(key))  # also of a pin whose maker may have died before this
+    fs.fsync_dir(job_dir(key))
+    try:
+        _check_committed(fs, key, dirname)  # a removal may have passed its own look at the pins before
+    except UsageError:
+        unpin(fs, key, dirname)
+        raise
+    return new
+
+
+def _check_committed(fs: FileLayer, key: JobKey, dirname: str) -> None:
     final = os.path.join(job_dir(key), dirname)
     try:
         fs.size(os.path.join(final, COMMITTED))
     except FileNotFoundError as error:
         raise UsageError(f"{final} is no committed checkpoint", hint=f"ckptd list {job_dir(key)}") from error
-    if fs.mkdir(_pins_dir(key)):
-        fs.fsync_dir(job_dir(key))
-    try:
-        fs.create_exclusive(os.path.join(_pins_dir(key), dirname))
-    except FileExistsError:
-        return False
-    fs.fsync_dir(_pins_dir(key))
-    return True
 
 
 def unpin(fs: FileLayer, key: JobKey, dirname: str) -> bool:

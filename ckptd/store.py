@@ -292,27 +292,46 @@ def remove_checkpoint(fs: FileLayer, key: JobKey, save: SaveId) -> bool:
         )
     # The newer one's rename must be on the disk before this one's: another node may have made it a moment ago.
     fs.fsync_dir(job_dir(key))
-    _set_latest(fs, Place(key, newest))
+    note = _set_latest(fs, Place(key, newest))
+    if note and _latest_name(fs, key) == save.dirname:
+        raise CkptdError(f"{Place(key, save).final} stays: {note}", hint="free space on the store, or raise the quota")
     failpoints.reach("remove.before-rename")
-    _discard(fs, Place(key, save).final)
+    trash = _to_trash(fs, Place(key, save).final)
+    if trash is not None and save.dirname in pinned(fs, key):  # somebody was told so since we looked
+        fs.rename(trash, Place(key, save).final)
+        return False
+    _empty(fs, trash)
     return True
+
+
+def _latest_name(fs: FileLayer, key: JobKey) -> str:
+    try:
+        return fs.readlink(os.path.join(job_dir(key), LATEST))
+    except OSError:
+        return ""
 
 
 def remove_partial(fs: FileLayer, key: JobKey, save: SaveId) -> None:
     """The unfinished checkpoint removed, also under a late writer, who gets ENOENT. Never a committed one."""
-    _discard(fs, Place(key, save).partial)
+    _empty(fs, _to_trash(fs, Place(key, save).partial))
 
 
-def _discard(fs: FileLayer, path: str) -> None:
+def _to_trash(fs: FileLayer, path: str) -> str | None:
+    """Where it lies now; None when there was nothing."""
     head, name = os.path.split(path)
     trash = os.path.join(head, f"{TRASH_PREFIX}{name.lstrip('.')}-{secrets.token_hex(6)}")
     try:
         fs.rename(path, trash)
     except FileNotFoundError:
-        return
+        return None
     failpoints.reach("remove.after-rename")
-    fs.fsync_dir(head)  # else a crash could bring the old name back over half of the files
-    fs.rmtree(trash)
+    return trash
+
+
+def _empty(fs: FileLayer, trash: str | None) -> None:
+    if trash is not None:
+        fs.fsync_dir(os.path.dirname(trash))  # else a crash could bring the old name back over half of the files
+        fs.rmtree(trash)
 
 
 def sweep_trash(fs: FileLayer, key: JobKey) -> int:

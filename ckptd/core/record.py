@@ -56,6 +56,11 @@ class Record:
         """Whether ranks saved shares of what they all hold, so that each needs the others' to load."""
         return any(self.shares.values())
 
+    @property
+    def shared_by_all(self) -> bool:
+        """Whether some share is of a set of all ranks: then each needs every image in any case."""
+        return any(share.count == self.world_size for said in self.shares.values() for share in said)
+
     def needed_for(self, ranks: Iterable[int]) -> list[int]:
         """Ranks whose segments these ranks load from: their own, and those of all that shared with them."""
         mine = set(ranks)

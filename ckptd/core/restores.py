@@ -205,11 +205,11 @@ class Restores:
         nodes = self._routes.nodes(world_size)
         if save in r.unwhole or save not in saves.records:
             return None
-        most = self._policy.shared_nodes if saves.records[save].shared else self._policy.whole_nodes
-        if len(nodes) > most:
-            return None
         record = saves.records[save]
         r.in_part = record.shared and record.world_size == world_size and save not in r.spread
+        before = r.in_part or record.shared_by_all  # no more than the ranks held before
+        if len(nodes) > (self._policy.shared_nodes if before else self._policy.whole_nodes):
+            return None
         fetches: dict[tuple[int, str], ev.FetchOrdered] = {}
         for node in nodes:
             here = [rank for rank in range(world_size) if self._routes.home(rank) == node]

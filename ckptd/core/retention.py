@@ -26,7 +26,6 @@ class Retention:
     def __init__(self, job: JobKey, keep_last: int, keep_every: int = 0) -> None:
         self._job = job
         self._keep_last, self._keep_every = keep_last, keep_every
-        self._pinned: set[SaveId] = set()  # as far as is known: found out when they were to be removed
         self._removing: set[SaveId] = set()
         self.hold = False  # a load reads from the store just now
 
@@ -35,14 +34,11 @@ class Retention:
         if self.hold:
             return []
         there = set(committed) - self._removing
-        gone = superfluous(there, keep_last=self._keep_last, keep_every=self._keep_every, pinned=self._pinned)
+        gone = superfluous(there, keep_last=self._keep_last, keep_every=self._keep_every)
         self._removing |= set(gone)
         return [RemoveCheckpoint(job=self._job, save=save) for save in gone]
 
     def removed(self, event: ev.CheckpointRemoved) -> list[Action]:
-        """A removal ended; one that failed is tried again with the next commit."""
+        """A removal ended; one that failed, or found a pin, is tried again with the next commit."""
         self._removing.discard(event.save)
-        if event.pinned:
-            self._pinned.add(event.save)
-            return []
         return [Note(job=self._job, text=f"could not remove {event.save}: {event.problem}")] if event.problem else []
