@@ -334,9 +334,10 @@ def _empty(fs: FileLayer, trash: str | None) -> None:
         fs.rmtree(trash)
 
 
-def sweep_trash(fs: FileLayer, key: JobKey) -> int:
-    """Leftovers removed that earlier removals or links of a crashed process left in the job's directory; how many.
+def sweep_trash(fs: FileLayer, key: JobKey, *, links: bool = True) -> int:
+    """Leftovers that earlier removals left in the job's directory removed; how many.
 
+    links: and those of a crashed process, where nobody may be making one now.
     What cannot be removed (over NFS, a file that somebody reads) keeps nothing else, and is tried again the next time.
     """
     try:
@@ -347,7 +348,7 @@ def sweep_trash(fs: FileLayer, key: JobKey) -> int:
     if trash:
         fs.fsync_dir(job_dir(key))  # the rename to the trash may still be unsynced
     swept = 0
-    for name in trash + [name for name in names if is_temp(name, LATEST)]:
+    for name in trash + [name for name in names if links and is_temp(name, LATEST)]:
         with contextlib.suppress(OSError):
             fs.rmtree(os.path.join(job_dir(key), name))
             swept += 1

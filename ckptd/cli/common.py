@@ -1,6 +1,8 @@
 """What verbs share: options, the console, JSON."""
 
+import contextlib
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -8,6 +10,7 @@ import msgspec
 from rich.console import Console, RenderableType
 
 from ckptd.config import load_config
+from ckptd.protocol.errors import CkptdError
 
 arena_option = click.option("--arena", metavar="DIR", help="The daemon's arena.  [CKPTD_ARENA; /dev/shm/ckptd-UID]")
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON with a schema number, for scripts.")
@@ -27,6 +30,16 @@ def example(*lines: str) -> str:
 def arena_of(flag: str | None) -> str:
     """The arena that a daemon with these settings would use. Raises ConfigError."""
     return load_config({"arena": flag})[0].arena
+
+
+@contextlib.contextmanager
+def store_errors() -> Iterator[None]:
+    """What the file system refuses is told like any other error, and is exit code 1."""
+    try:
+        yield
+    except OSError as error:
+        text = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        raise CkptdError(text, hint="look at the store, and at who may write there") from error
 
 
 def print_json(value: Any, *, indent: int = 2) -> None:

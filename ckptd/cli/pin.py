@@ -26,7 +26,8 @@ def command(path: str, remove: bool, as_json: bool) -> int:
     """Pin the checkpoint in PATH: neither the daemon nor ckptd prune removes it, whatever is to be kept."""
     where = os.path.realpath(path)
     key, dirname = _named(where)
-    changed = unpin(FileLayer(), key, dirname) if remove else pin(FileLayer(), key, dirname)
+    with common.store_errors():
+        changed = unpin(FileLayer(), key, dirname) if remove else pin(FileLayer(), key, dirname)
     if as_json:
         common.print_json({"schema": SCHEMA, "path": where, "pinned": not remove, "changed": changed})
         return 0

@@ -13,9 +13,9 @@ from ckptd.core.retention import superfluous
 from ckptd.filelayer import FileLayer
 from ckptd.pins import pinned
 from ckptd.protocol.errors import CkptdError
-from ckptd.protocol.ids import JobKey
+from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.store import remove_checkpoint, sweep_trash
-from ckptd.store_scan import Place, scan
+from ckptd.store_scan import TRASH_PREFIX, Place, job_dir, scan
 
 SCHEMA = 1
 
@@ -36,6 +36,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     schema: int
     ok: bool
     checkpoints: list[Pruned]  # of each job the oldest first
+    problems: list[str]  # what could not be looked at, and leftovers that could not be removed
 
 
 @click.command(epilog=common.example("ckptd prune --dry-run /scratch/$USER/ckpt", "ckptd prune --keep-last 2 PATH"))
@@ -47,53 +48,64 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 def command(path: str, keep_last: str | None, keep_every: str | None, dry_run: bool, as_json: bool) -> int:
     """Remove what retention does not keep in PATH, a store or one job's directory in it.
 
-    A job's newest checkpoint stays in any case, and so does what was pinned (ckptd pin). Harmless beside a daemon. What
-    an interrupted removal left is removed too.
+    A job's newest checkpoint stays in any case, and so does what was pinned (ckptd pin). What an interrupted removal
+    left is removed too. A daemon of the job goes on beside it, and hears of what is gone when it next starts; not while
+    ranks load an older checkpoint: nothing holds it for them.
 
-    Exit code 1 if something could not be removed.
+    Exit code 1 if something could not be looked at or removed.
     """
     settings, _ = load_config({"keep_last": keep_last, "keep_every": keep_every})
-    found = [
-        one
-        for key in jobs_at(os.path.abspath(path))
-        for one in _prune(key, settings.keep_last, settings.keep_every, dry_run=dry_run)
-    ]
-    ok = all(one.removed or dry_run for one in found)
+    found: list[Pruned] = []
+    problems: list[str] = []
+    with common.store_errors():
+        for key in jobs_at(os.path.abspath(path)):
+            pruned, left = _prune(key, settings.keep_last, settings.keep_every, dry_run=dry_run)
+            found += pruned
+            problems += left
+    ok = all(one.removed or dry_run for one in found) and not problems
     if as_json:
-        common.print_json(Result(schema=SCHEMA, ok=ok, checkpoints=found))
+        common.print_json(Result(schema=SCHEMA, ok=ok, checkpoints=found, problems=problems))
     else:
-        _tell(found, dry_run=dry_run)
+        _tell(found, problems, dry_run=dry_run)
     return int(not ok)
 
 
-def _prune(key: JobKey, keep_last: int, keep_every: int, *, dry_run: bool) -> list[Pruned]:
+def _prune(key: JobKey, keep_last: int, keep_every: int, *, dry_run: bool) -> tuple[list[Pruned], list[str]]:
+    """What of one job retention does not keep, and problems."""
     fs = FileLayer()
-    sizes = {entry.committed.save: entry.committed.nbytes for entry in scan(fs, key).committed}
-    names = pinned(fs, key)
+    there, names = scan(fs, key), pinned(fs, key)
+    sizes = {entry.committed.save: entry.committed.nbytes for entry in there.committed}
     stay = {save for save in sizes if save.dirname in names}
     gone = superfluous(sizes, keep_last=keep_last, keep_every=keep_every, pinned=stay)
     found: list[Pruned] = []
     for save in gone:
-        why = ""
-        if not dry_run:
-            try:
-                why = "" if remove_checkpoint(fs, key, save) else "it was pinned meanwhile"
-            except (CkptdError, OSError) as error:
-                why = str(error)
+        why = "" if dry_run else _removed(fs, key, save)
         done = not dry_run and not why
         found.append(Pruned(step=save.step, path=Place(key, save).final, nbytes=sizes[save], removed=done, why=why))
-    if not dry_run:
-        sweep_trash(fs, key)
-    return found
+    if dry_run:
+        return found, there.problems
+    sweep_trash(fs, key, links=False)  # a link may be one that a daemon is about to make `latest`
+    left = [name for name in fs.listdir(job_dir(key)) if name.startswith(TRASH_PREFIX)]
+    return found, [*there.problems, *(f"{job_dir(key)}/{name} could not be removed" for name in left)]
 
 
-def _tell(found: list[Pruned], *, dry_run: bool) -> None:
+def _removed(fs: FileLayer, key: JobKey, save: SaveId) -> str:
+    """Empty, or why it is still there."""
+    try:
+        return "" if remove_checkpoint(fs, key, save) else "it was pinned meanwhile"
+    except (CkptdError, OSError) as error:
+        return str(error)
+
+
+def _tell(found: list[Pruned], problems: list[str], *, dry_run: bool) -> None:
     for one in found:
         word, color = ("removed:", "green") if one.removed else ("would be removed:", "cyan")
         if one.why:
             word, color = "not removed:", "yellow"
         why = f": {human.printable(one.why)}" if one.why else ""
         click.echo(f"{click.style(word, color)} {human.printable(one.path)} ({human.size(one.nbytes)}){why}")
+    for problem in problems:
+        click.echo(f"{click.style('problem:', 'red')} {human.printable(problem)}")
     if not found:
         click.echo("nothing to remove")
     elif dry_run:

@@ -14,10 +14,11 @@ SCHEMA = 1
 
 
 def shown(setting: Setting, value: Any) -> str:
-    """A value as people write it, and ckptd reads it."""
+    """A value as people write it, and ckptd reads it back."""
     match setting.kind:
         case "size":
-            return human.size(value) if value else "0"
+            text = human.size(value) if value else "0"
+            return text if setting.parse(text) == value else str(value)
         case "duration":
             return f"{value:g} s"
         case "switch":

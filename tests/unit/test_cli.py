@@ -24,6 +24,7 @@ from ckptd.protocol.ids import JobKey, SaveId, file_name
 from ckptd.protocol.manifest import VERSION, FileRecord, Vote
 from ckptd.store import commit, write_vote
 from ckptd.store_scan import Place
+from ckptd.units import parse_size
 from tests.unit import a_status
 
 VERBS = tuple(cli._VERBS)
@@ -206,7 +207,8 @@ def test_config_says_what_each_setting_is_and_who_said_so(ckptd, tmp_path, monke
     monkeypatch.setenv("COLUMNS", "300")
     rows = {line.split("  ")[0]: line.split() for line in ckptd(*args)[1].splitlines()}
     assert rows["set_size"] == ["set_size", "5", "CKPTD_SET_SIZE"]
-    assert rows["drain_bandwidth"][1:-1] == ["2.0", "GiB"]
+    assert parse_size("".join(rows["drain_bandwidth"][1:-1])) == 2 << 30
+    assert ckptd("config", "--drain-bandwidth", "1500000000")[1].split("drain_bandwidth")[1].split()[0] == "1500000000"
     assert rows["read_timeout_s"] == ["read_timeout_s", "3600", "s", "default"]
 
 
@@ -424,6 +426,38 @@ def test_prune_says_what_it_could_not_remove(ckptd, many, monkeypatch):
     assert "not removed:" in out
     assert "Permission denied" in out
     assert len(steps(many)) == 6
+
+
+def test_prune_says_what_it_could_not_look_at_and_what_it_left(ckptd, many, monkeypatch):
+    (many / "job/step-000000140.i0001/COMMITTED").write_text("{}")
+    code, out, _ = ckptd("prune", "--keep-last", "9", "--json", str(many))
+    assert code == 1
+    assert "step-000000140" in json.loads(out)["problems"][0]
+
+    def refuse(self, path):
+        raise OSError(16, "Device or resource busy", path)
+
+    monkeypatch.setattr(FileLayer, "rmtree", refuse)
+    code, out, _ = ckptd("prune", "--keep-last", "4", str(many))
+    assert code == 1
+    assert "problem: " in out
+    assert ".trash-" in out
+
+
+def test_prune_leaves_links_alone_that_a_daemon_may_be_making(ckptd, many):
+    os.symlink("step-000000150.i0001", many / "job/.latest.tmp-0123456789ab")
+    assert ckptd("prune", "--keep-last", "1", str(many))[0] == 0
+    assert os.path.islink(many / "job/.latest.tmp-0123456789ab")
+
+
+def test_pin_where_nobody_may_write_is_told(ckptd, many, monkeypatch):
+    def refuse(self, path):
+        raise OSError(30, "Read-only file system", path)
+
+    monkeypatch.setattr(FileLayer, "create_exclusive", refuse)
+    code, out, err = ckptd("pin", str(many / "job/latest"))
+    assert (code, out) == (1, "")
+    assert "Read-only file system" in err
 
 
 def test_pin_knows_latest_and_says_what_was_so_before(ckptd, many):

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from ckptd import picture
 from ckptd.metrics import families
 from tests.cluster import Node
 from tests.unit import a_status
@@ -96,6 +97,14 @@ def test_the_page_and_the_alerts_name_what_there_is(told):
     assert page == there | {"ckptd_nodes", "ckptd_nodes_reachable"}
     alerts = (ROOT / "deploy/prometheus/alerts.yml").read_text()
     assert set(re.findall(r"ckptd_[a-z_]+", alerts)) <= page
+
+
+def test_what_is_durable_is_told_however_many_newer_ones_there_are():
+    found = [a_status.checkpoint(step, "staged", "staged") for step in range(100, 60, -1)]
+    old = [a_status.checkpoint(20, "durable", "durable"), a_status.checkpoint(10, "staged", "staged", protected=True)]
+    shown = picture._shown([*found, *old])
+    assert [c.step for c in shown] == [*range(100, 68, -1), 20, 10]
+    assert picture._shown(found[:3]) == found[:3]
 
 
 def free_port():

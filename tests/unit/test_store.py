@@ -1,5 +1,6 @@
 """The store's sequences on a real directory: repetition, races, refusals, fallbacks."""
 
+import contextlib
 import errno
 import fcntl
 import mmap
@@ -14,7 +15,8 @@ import pytest
 
 from ckptd import store_image
 from ckptd.filelayer import FileLayer, is_temp, temp_name
-from ckptd.protocol.errors import CkptdError, DamagedError
+from ckptd.pins import pin, unpin
+from ckptd.protocol.errors import CkptdError, DamagedError, UsageError
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.manifest import COMMITTED, LATEST, MANIFEST
 from ckptd.protocol.slot import align_up
@@ -446,6 +448,46 @@ def test_the_newest_checkpoint_is_never_removed(key) -> None:
     with pytest.raises(CkptdError, match="newest committed"):
         remove_checkpoint(fs, key, new.save)
     assert sorted(os.listdir(new.job_dir)) == [LATEST, new.save.dirname]
+
+
+@pytest.mark.parametrize("moment", ["listdir", "fsync_dir", "replace_symlink", "rename", "rmtree"])
+def test_a_pin_that_is_made_while_a_removal_runs_is_kept_or_refused(key, monkeypatch, moment) -> None:
+    """Whoever is told that a checkpoint is pinned finds it there ever after."""
+    fs = FileLayer()
+    old, _ = committed(fs, key, SaveId(1, 1, 1)), committed(fs, key, SaveId(1, 2, 2))
+    fs.replace_symlink(old.save.dirname, f"{old.job_dir}/{LATEST}")
+    told, real = [], getattr(FileLayer, moment)
+
+    def pin_first(*args):
+        if not told:
+            told.append(False)
+            with contextlib.suppress(UsageError):
+                told[0] = pin(fs, key, old.save.dirname)
+        return real(*args)
+
+    monkeypatch.setattr(FileLayer, moment, pin_first)
+    gone = remove_checkpoint(fs, key, old.save)
+    assert os.path.isdir(old.final) is not gone
+    assert told == [not gone]
+    assert moment == "rmtree" or not gone
+    assert unpin(fs, key, old.save.dirname) is not gone
+
+
+def test_a_removal_that_cannot_move_latest_away_removes_nothing(key, monkeypatch) -> None:
+    fs = FileLayer()
+    old, _ = committed(fs, key, SaveId(1, 1, 1)), committed(fs, key, SaveId(1, 2, 2))
+    fs.replace_symlink(old.save.dirname, f"{old.job_dir}/{LATEST}")
+
+    def full(self, target, path):
+        raise OSError(errno.EDQUOT, "Disk quota exceeded", path)
+
+    monkeypatch.setattr(FileLayer, "replace_symlink", full)
+    with pytest.raises(CkptdError, match=r"stays: .*quota"):
+        remove_checkpoint(fs, key, old.save)
+    assert os.path.isdir(old.final)
+    assert os.path.isdir(f"{old.job_dir}/{LATEST}")
+    monkeypatch.undo()
+    assert remove_checkpoint(fs, key, old.save)
 
 
 def test_latest_never_dangles_after_a_removal(key) -> None:
