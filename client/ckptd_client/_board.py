@@ -27,12 +27,14 @@ from ckptd_client._dealing import Blocks, SharedBlock, bits_of, deal, union
 _MEET_S: Final = 5.0  # how long the others are waited for in the beginning
 NODES_MEET_S: Final = 10.0  # and other nodes, after that
 _PATIENCE_S: Final = 20.0  # and for a block, or a buffer, later
+_NODE_PATIENCE_S: Final = 10.0  # and for another node to take a block: less than its neighbours have with this rank
 _PAUSES_S: Final = (0.0002, 0.002)
 _SPARE_BUFFERS: Final = 2  # beyond one for each rank
 _MAX_BUFFERS: Final = 18
 _LINE: Final = 64  # bytes of a counter: no two in one cache line
 _COME, _ABSENT = 1, 2
 _LEFT: Final = (1 << 63) - 1  # of a counter: wants nothing more
+_GOOD, _FAILED, _LOST = 0, 1, 2  # what became of a block; lost: nobody knows whether its buffer is still written to
 
 
 class Buffer(NamedTuple):
@@ -62,18 +64,18 @@ class Meeting:
         """Whether this rank is sent to read, and not alone."""
         return self.rank in self.readers and (len(self.readers) > 1 or self.nodes > 1)
 
-    def board(self, blocks: Blocks) -> "Board | None":
-        """The board, of a checkpoint of these blocks; None: read alone."""
+    def board(self, blocks: Blocks, mark: bytes) -> "Board | None":
+        """The board, of a checkpoint of these blocks; None: read alone. mark: what tells its bytes from any other's."""
         if not self.has_company:
             return None
-        names = f"{self.session} {self.save.text} {self.readers} {self.nodes} {blocks.total}"
+        names = f"{self.session} {self.save.text} {self.readers} {self.nodes} {blocks.total} {mark.hex()}"
         path = os.path.join(self.directory, board_name(digest(names.encode()).hex()[:16]))
         shape = _Shape(len(self.readers), self.nodes, blocks.total)
         try:
             memory = _open(path, shape)
         except OSError:  # no memory, say
             return None
-        return Board(memory, shape, self, path, blocks)
+        return Board(memory, shape, self, path, (blocks, mark))
 
 
 class _Shape(NamedTuple):
@@ -142,8 +144,9 @@ def _mapped(path: str, shape: _Shape) -> Memory:
 class Board:
     """One rank's view of the board."""
 
-    def __init__(self, memory: Memory, shape: _Shape, meeting: Meeting, path: str, blocks: Blocks) -> None:
-        self._memory, self._shape, self._path, self._blocks = memory, shape, path, blocks
+    def __init__(self, memory: Memory, shape: _Shape, meeting: Meeting, path: str, of: tuple[Blocks, bytes]) -> None:
+        self._memory, self._shape, self._path = memory, shape, path
+        self._blocks, self._mark = of
         self._index, self._node = meeting.readers.index(meeting.rank), meeting.node
         self._words = memory.view[: shape.buffers_offset].cast("Q")
         self._given_up = threading.Event()
@@ -237,7 +240,7 @@ class Board:
         """What nodes must have alike to read together: a digest of what each wants."""
         wants = self._nodes_want()
         wants[self._node] = union([bytes(self._bitmap(member)) for member in range(self._shape.ranks)])
-        return digest(b"".join(b"-" if bits is None else b"+" + bits for bits in wants))
+        return digest(self._mark + b"".join(b"-" if bits is None else b"+" + bits for bits in wants))
 
     # --- blocks
 
@@ -247,41 +250,50 @@ class Board:
         What read raises is told to the others as a block that they must read themselves, and raised.
         """
         if not self._is_free(one.number - self._shape.buffers):
+            self._tell_of(one.number, _LOST)
             return
-        failed = 1
+        fate = _FAILED
         try:
             read(self._buffer(one.number))
-            failed = 0
+            fate = _GOOD
         finally:
-            self._words[self._ready(one.number)] = (one.number + 1) << 1 | failed
+            self._tell_of(one.number, fate)
 
-    def _is_free(self, limit: int) -> bool:
-        """Waits until nobody needs the blocks up to number limit. Other nodes are not waited for for ever."""
-        members = range(self._shape.members)
+    def _is_free(self, before: int) -> bool:
+        """Waits until nobody needs block number before, whose buffer it is, nor writes to it any more."""
+        if self._wait(lambda: self._is_done_with(before) and not self._late(before), _NODE_PATIENCE_S):
+            return self._fate(before) != _LOST
+        late = self._late(before)
+        if late and all(member >= self._shape.ranks for member in late):  # other nodes are not waited for for ever
+            for member in late:
+                self._words[self._done(member)] = _LEFT
+        free = self._wait(lambda: self._is_done_with(before) and not self._late(before), _NODE_PATIENCE_S)
+        return free and self._fate(before) != _LOST
+
+    def _late(self, number: int) -> list[int]:
+        """Members that may still want the block."""
         own = self._place(self._node)
+        return [m for m in range(self._shape.members) if m != own and self._words[self._done(m)] <= number]
 
-        def late() -> list[int]:
-            return [m for m in members if m != own and self._words[self._done(m)] <= limit]
+    def _is_done_with(self, number: int) -> bool:
+        """Whether who fills the block has said what became of it."""
+        return number < 0 or self._words[self._ready(number)] >> 2 == number + 1
 
-        if self._wait(lambda: not late(), _PATIENCE_S):
-            return True
-        if any(member < self._shape.ranks for member in late()):
-            self._given_up.set()
-            return False
-        for member in late():
-            self._words[self._done(member)] = _LEFT
-        return not self._given_up.is_set()
+    def _fate(self, number: int) -> int:
+        return self._words[self._ready(number)] & 3 if number >= 0 else _GOOD
+
+    def _tell_of(self, number: int, fate: int) -> None:
+        word = self._ready(number)
+        if self._words[word] >> 2 <= number + 1:  # else others went on without this one
+            self._words[word] = (number + 1) << 2 | fate
 
     def take(self, one: SharedBlock) -> Buffer | None:
         """The block, checked by whoever read it, until released; None: read it yourself. Blocks."""
         self._words[self._done(self._index)] = one.number  # what lies before it is taken, or not wanted here
-        if not self._wait(lambda: self._is_ready(one), _PATIENCE_S):
+        if not self._wait(lambda: self._is_done_with(one.number), _PATIENCE_S):
             self._given_up.set()  # from here on, alone
             return None
-        return None if self._words[self._ready(one.number)] & 1 else self._buffer(one.number)
-
-    def _is_ready(self, one: SharedBlock) -> bool:
-        return self._words[self._ready(one.number)] >> 1 > one.number
+        return self._buffer(one.number) if self._fate(one.number) == _GOOD else None
 
     def release(self, one: SharedBlock) -> None:
         """This rank has what it wants of this block and of all before it."""
@@ -304,9 +316,8 @@ class Board:
         if self._words[word] == _LEFT:
             return None
         self._words[word] = one.number
-        if not self._wait(lambda: self._is_ready(one), _PATIENCE_S) or self._words[self._ready(one.number)] & 1:
-            return None
-        return self._buffer(one.number)
+        there = self._wait(lambda: self._is_done_with(one.number), _PATIENCE_S)
+        return self._buffer(one.number) if there and self._fate(one.number) == _GOOD else None
 
     def sent_to(self, node: int) -> list[SharedBlock]:
         """Blocks that are read here and another node wants too."""
@@ -314,9 +325,8 @@ class Board:
         return [one for one in self.read_here if bits[one.block // 8] >> one.block % 8 & 1]
 
     def sent(self, node: int, last: int) -> None:
-        """All that was asked for was sent; last: the last block that the node wants of here."""
-        number = next(one.number for one in self._dealt if one.block == last)
-        if self._words[self._done(self._place(node))] >= number:
+        """All that was asked for was sent; last: number of the last block that the node wants of here."""
+        if self._words[self._done(self._place(node))] >= last:
             self.left(node)
 
     def left(self, node: int) -> None:

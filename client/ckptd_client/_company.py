@@ -1,6 +1,7 @@
 """Who reads a checkpoint on the store with this rank: ranks of its node at a board, other nodes through gates."""
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from ckptd_client._board import Meeting
 from ckptd_client._gate import OpenGate
 from ckptd_client._link import Link
 
+log = logging.getLogger("ckptd_client")
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Gate | None)
 
@@ -40,8 +42,10 @@ def gate_of(link: Link) -> Iterator[OpenGate | None]:
     host = link.topology.gate_host(link.group.rank) if link.topology is not None else ""
     gate = None
     if host:
-        with contextlib.suppress(OSError):  # then each node reads the store by itself
+        try:
             gate = OpenGate(host, link.job)
+        except OSError as error:
+            log.warning("ckptd: no port at %s to read the store together with other nodes: %s", host, error)
     try:
         yield gate
     finally:

@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ckptd.bulk import wire
 from ckptd.bulk.client import Address, Connection
@@ -38,6 +38,14 @@ class _Hall:
     blocks: Blocks | None = None
     epoch: int = 0
     closed: bool = False
+    due: dict[int, dict[int, SharedBlock]] = field(default_factory=dict)  # what each node gets, by block
+
+    def due_to(self, node: int) -> dict[int, SharedBlock]:
+        """Worked out once for a node: an ask is of one image, and there may be many."""
+        assert self.board is not None  # noqa: S101 - only of a hall that serves
+        if node not in self.due:
+            self.due[node] = {one.block: one for one in self.board.sent_to(node)}
+        return self.due[node]
 
 
 class OpenGate:
@@ -54,13 +62,18 @@ class OpenGate:
         self._server.start()
 
     def close(self) -> None:
-        """Ends every connection."""
+        """Ends every connection, and lets go of the boards."""
         self._server.close()
+        with self._changed:
+            self._halls = {save: _Hall(b"", closed=True) for save in self._halls}
+            self._changed.notify_all()
 
     # --- the server's threads
 
     def _open(self, link: str, ask: wire.Ask, rank: int) -> Served:
-        node = int(link) if link.isdecimal() else -1
+        node, save = _node_of(link)
+        if save != ask.save.text:
+            raise PeerError(f"{ask.save} was asked for on a link of another")
         if ask.job != self._job:
             raise PeerError(f"job {ask.job.job!r} is not the one that is loaded here")
         hall = self._hall(ask.save, lambda hall: rank == _WANTS or hall.board is not None)
@@ -69,7 +82,7 @@ class OpenGate:
         assert hall.board is not None and hall.blocks is not None  # noqa: PT018, S101 - waited for
         if ask.epoch != hall.epoch:
             raise PeerError("another node was heard there, or was not")
-        return _Image(hall.board, hall.blocks, {one.block: one for one in hall.board.sent_to(node)}, node, rank)
+        return _Image(hall.board, hall.blocks, hall.due_to(node), node, rank)
 
     def _hall(self, save: SaveId, ready: Callable[[_Hall], bool]) -> _Hall:
         """Of the save, once it is ready. Blocks. Raises PeerError when it does not come to that."""
@@ -81,10 +94,11 @@ class OpenGate:
         return hall
 
     def _ended(self, link: str) -> None:
+        node, save = _node_of(link)
         with self._changed:
-            boards = [hall.board for hall in self._halls.values() if hall.board is not None]
+            boards = [hall.board for of, hall in self._halls.items() if of.text == save and hall.board is not None]
         for board in boards:
-            board.left(int(link))
+            board.left(node)
 
     # --- this rank
 
@@ -105,6 +119,18 @@ class OpenGate:
         with self._changed:
             self._halls[save] = hall
             self._changed.notify_all()
+
+
+def _link_of(node: int, save: SaveId) -> str:
+    return f"{node}:{save.text}"
+
+
+def _node_of(link: str) -> tuple[int, str]:
+    """The node that came, and the save that it came for. Raises PeerError."""
+    node, _, save = link.partition(":")
+    if not node.isdecimal():
+        raise PeerError(f"{link!r} is no link of a node")
+    return int(node), save
 
 
 def _is_ready(hall: _Hall | None, ready: Callable[[_Hall], bool]) -> bool:
@@ -158,7 +184,7 @@ class _Image:
         """Whoever receives the block holds it against its digest."""
 
     def still(self) -> bool:
-        self.board.sent(self.node, max(self.due))
+        self.board.sent(self.node, max(one.number for one in self.due.values()))
         return True
 
 
@@ -170,6 +196,7 @@ class Neighbours:
         self._gates = dict(enumerate(gates))
         del self._gates[own]
         self._connections: dict[int, Connection] = {}
+        self._heard: list[int] = []
         self._cancel = Cancel()
 
     def wants(self, nbytes: int) -> dict[int, bytes]:
@@ -179,6 +206,7 @@ class Neighbours:
         wait(asked.values(), NODES_MEET_S)
         pool.shutdown(wait=False, cancel_futures=True)
         found = {node: job.result() for node, job in asked.items() if job.done() and job.exception() is None}
+        self._heard = list(found)
         for node in asked:
             if node not in found:
                 log.info("ckptd: node %d of this load is not heard: it and this one read the store by themselves", node)
@@ -186,7 +214,7 @@ class Neighbours:
 
     def _ask_wants(self, node: int, nbytes: int) -> bytes:
         gate = self._gates[node]
-        address = Address(gate.host, gate.port, str(self._own), gate.secret)
+        address = Address(gate.host, gate.port, _link_of(self._own, self._save), gate.secret)
         connection = Connection(f"{gate.host}:{gate.port}", address, self._cancel, steady=False)
         self._connections[node] = connection
         bits = bytearray(nbytes)
@@ -197,7 +225,7 @@ class Neighbours:
     @contextlib.contextmanager
     def fetching(self, board: Board, blocks: Blocks, check: Check) -> Iterator[None]:
         """Inside, threads fill the buffers of what other nodes read. At the end they are waited for."""
-        due = {node: board.coming_from(node) for node in self._connections}
+        due = {node: board.coming_from(node) for node in self._heard}
         due = {node: coming for node, coming in due.items() if coming}
         with ThreadPoolExecutor(max(1, len(due)), thread_name_prefix="ckptd-fetch") as pool:
             for node, coming in due.items():

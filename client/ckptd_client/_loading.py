@@ -1,6 +1,7 @@
 """One rank's part in a load: asks where to read, reads and checks, reports, until all ranks agree."""
 
 import contextlib
+import errno
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from ckptd_client._pickle import NO_PICKLE, PickleKeys
 from ckptd_client._restore import Source, check_sizes, copy_out, open_file, open_slot, read_manifest, vote_notes
 from ckptd_client._together import copy_out_together
 
+_OURS = (errno.EMFILE, errno.ENFILE)
 _TRIES = 3  # a daemon that dies in the middle is asked again when it is back
 
 
@@ -233,6 +235,8 @@ def _damage_of(directory: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.errno in _OURS:  # nothing is wrong with the checkpoint
+            raise RestoreError(f"{error.filename or directory}: {error.strerror}", hint="ulimit -n 4096") from error
         raise DamagedError(f"{error.filename or directory}: {error.strerror}") from error
 
 

@@ -1,7 +1,9 @@
 """Reads what this rank wants of a checkpoint on the store: together with the job's other ranks, if they come too."""
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from ckptd.protocol.digest import BLOCK_NBYTES, DIGEST_NBYTES, digest
@@ -15,7 +17,6 @@ from ckptd_client._landing import land
 from ckptd_client._restore import Pieces, Source, Target, copy_blocks, pieces_of
 
 _READERS = 4  # reads in flight
-_MAX_OPEN = 256  # images at a time
 
 
 def copy_out_together(
@@ -32,7 +33,7 @@ def copy_out_together(
     wanted = {rank: pieces_of(found, BLOCK_NBYTES) for rank, found in targets.items()}
     alone = {blocks.number(rank, index) for rank, pieces in wanted.items() for index in pieces}
     with contextlib.ExitStack() as stack:
-        if company is not None and len(targets) <= _MAX_OPEN:
+        if company is not None:
             alone -= _taken_together(company, stack, open_source, wanted, records, blocks, alone)
         for rank, pieces in sorted(wanted.items()):
             left = [index for index in sorted(pieces) if blocks.number(rank, index) in alone]
@@ -55,7 +56,7 @@ def _taken_together(  # noqa: PLR0913, PLR0917
 ) -> set[int]:
     """Copies out what several want, and returns the blocks that it got. stack: closed when this rank is done."""
     meeting = company.meeting
-    board = meeting.board(blocks)
+    board = meeting.board(blocks, digest(b"".join(record.digests for record in records)))
     neighbours = _neighbours(company, board)
     ask = _asking(company, neighbours) if neighbours is not None else None
     if neighbours is not None:
@@ -115,21 +116,21 @@ def _shared(
     """Copies out what several ranks want, and returns the blocks that it got."""
     mine = board.mine
 
+    sources = _Sources(open_source, [blocks.place(one.block)[0] for one in mine])
+
     def read(one: SharedBlock) -> None:
         rank, index = blocks.place(one.block)
 
         def into(buffer: Buffer) -> None:
-            sources[rank].checked(index, buffer)
+            with sources.of(rank) as source:
+                source.checked(index, buffer)
 
         board.fill(one, into)
 
     taken: set[int] = set()
-    sources: dict[int, Source] = {}
     with contextlib.ExitStack() as stack:
         stack.callback(board.done)
-        for rank in sorted({blocks.place(one.block)[0] for one in mine}):
-            sources[rank] = open_source(rank)
-            stack.callback(sources[rank].close)
+        stack.callback(sources.close)
         pool = stack.enter_context(ThreadPoolExecutor(_READERS))
         stack.push(_on_error(board.leave))
         for one in mine:
@@ -142,3 +143,37 @@ def _shared(
                 taken.add(one.block)
             board.release(one)
     return taken
+
+
+class _Sources:
+    """Images that this rank reads blocks of, each open from its first block to its last: a job has thousands.
+
+    ranks: of the image of each block. For threads.
+    """
+
+    def __init__(self, open_source: Callable[[int], Source], ranks: Sequence[int]) -> None:
+        self._open_source = open_source
+        self._left = Counter(ranks)
+        self._open: dict[int, Source] = {}
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def of(self, rank: int) -> Iterator[Source]:
+        """The image, for one of its blocks. Raises DamagedError, OSError."""
+        with self._lock:
+            if rank not in self._open:
+                self._open[rank] = self._open_source(rank)
+            source = self._open[rank]
+        try:
+            yield source
+        finally:
+            with self._lock:
+                self._left[rank] -= 1
+                if not self._left[rank]:
+                    self._open.pop(rank).close()
+
+    def close(self) -> None:
+        """When no thread reads any more."""
+        for source in self._open.values():
+            source.close()
+        self._open.clear()

@@ -19,6 +19,7 @@ SAVE = SaveId(1, 1, 1)
 def impatient(monkeypatch):
     monkeypatch.setattr(_board, "_MEET_S", 2.0)
     monkeypatch.setattr(_board, "_PATIENCE_S", 2.0)
+    monkeypatch.setattr(_board, "_NODE_PATIENCE_S", 1.0)
 
 
 def meet(directory, wants, total, readers=None):
@@ -27,7 +28,7 @@ def meet(directory, wants, total, readers=None):
     boards = {}
 
     def come(rank):
-        board = Meeting(str(directory), "s", SAVE, readers, rank).board(Blocks([BLOCK_NBYTES] * total))
+        board = Meeting(str(directory), "s", SAVE, readers, rank).board(Blocks([BLOCK_NBYTES] * total), b"mark")
         boards[rank] = board if board is not None and board.meet(wants[rank]) else None
 
     threads = [threading.Thread(target=come, args=(rank,)) for rank in wants]
@@ -117,8 +118,8 @@ def test_who_goes_away_leaves_the_others_to_read_alone(tmp_path):
 
 
 def test_a_rank_alone_meets_nobody(tmp_path):
-    assert Meeting(str(tmp_path), "s", SAVE, (0,), 0).board(Blocks([1, 1])) is None
-    assert Meeting(str(tmp_path), "s", SAVE, (), 0).board(Blocks([1, 1])) is None
+    assert Meeting(str(tmp_path), "s", SAVE, (0,), 0).board(Blocks([1, 1]), b"") is None
+    assert Meeting(str(tmp_path), "s", SAVE, (), 0).board(Blocks([1, 1]), b"") is None
 
 
 def test_who_wants_nothing_keeps_nobody_waiting(tmp_path):
@@ -132,4 +133,60 @@ def test_without_memory_each_reads_alone(tmp_path, monkeypatch):
 
     monkeypatch.setattr(_board.os, "posix_fallocate", full)
     assert meet(tmp_path, {0: {1}, 1: {1}}, 2) == {0: None, 1: None}
+    assert list(tmp_path.iterdir()) == []
+
+
+class Late:
+    """Ranks of which the reader of block 0 hangs until the others are at later blocks of its buffer."""
+
+    def __init__(self, boards):
+        self.wrong, self.hung, self.over = [], threading.Event(), threading.Event()
+        whats = (self.fill, self.take)
+        self.threads = [threading.Thread(target=what, args=(board,)) for board in boards for what in whats]
+
+    def fill(self, board):
+        for one in board.mine:
+            board.fill(one, lambda buffer, block=one.block: self.read(buffer, block))
+
+    def read(self, buffer, block):
+        if block == 0:
+            self.hung.set()
+            self.over.wait(20)
+        buffer.view[:8] = bytes([block]) * 8
+
+    def take(self, board):
+        for one in board.shared:
+            buffer = board.take(one)
+            time.sleep(0.02)
+            if buffer is not None and set(bytes(buffer.view[:8])) != {one.block}:
+                self.wrong.append(one.block)
+            board.release(one)
+            if one.number >= 5:
+                self.over.set()
+
+
+def test_who_reads_too_late_writes_into_no_buffer_that_others_use(tmp_path):
+    boards = meet(tmp_path, {0: set(range(40)), 1: set(range(40))}, 40)
+    late = Late(boards.values())
+    for thread in late.threads:
+        thread.start()
+    assert late.hung.wait(10)
+    for thread in late.threads:
+        thread.join(60)
+    assert late.wrong == []
+
+
+def test_ranks_that_read_different_checkpoints_of_one_number_do_not_meet(tmp_path):
+    found = {}
+
+    def come(rank):
+        board = Meeting(str(tmp_path), "s", SAVE, (0, 1), rank).board(Blocks([1, 1]), bytes([rank]))
+        found[rank] = board.meet({0, 1})
+
+    threads = [threading.Thread(target=come, args=(rank,)) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {0: False, 1: False}
     assert list(tmp_path.iterdir()) == []

@@ -1,6 +1,7 @@
 """Nodes that read a checkpoint together through their gates: real sockets, boards and files, a thread for each rank."""
 
 import contextlib
+import gc
 import os
 import threading
 
@@ -31,14 +32,16 @@ def impatient(monkeypatch):
     monkeypatch.setattr(_board, "NODES_MEET_S", 5.0)
     monkeypatch.setattr(_gate, "NODES_MEET_S", 5.0)
     monkeypatch.setattr(_board, "_PATIENCE_S", 5.0)
+    monkeypatch.setattr(_board, "_NODE_PATIENCE_S", 2.5)
 
 
 class Checkpoint:
     """Images in files, and how often each block of each was read."""
 
-    def __init__(self, directory):
+    def __init__(self, directory, sizes=SIZES):
         self.directory = directory
-        self.images = [os.urandom(nbytes) for nbytes in SIZES]
+        self.open_source = self.open
+        self.images = [os.urandom(nbytes) for nbytes in sizes]
         self.records = []
         self.read = []
         for rank, image in enumerate(self.images):
@@ -87,13 +90,14 @@ class Job:
 
     def load(self, node, rank):
         images = self.wants[node][rank]
-        found = {image: Mapping(None, SIZES[image]) for image in images}
-        targets = {image: [Target(0, SIZES[image], memory.address)] for image, memory in found.items()}
+        sizes = [len(image) for image in self.checkpoint.images]
+        found = {image: Mapping(None, sizes[image]) for image in images}
+        targets = {image: [Target(0, sizes[image], memory.address)] for image, memory in found.items()}
         try:
-            copy_out_together(self.checkpoint.open, targets, self.checkpoint.records, self.company(node, rank))
+            copy_out_together(self.checkpoint.open_source, targets, self.checkpoint.records, self.company(node, rank))
         except (DamagedError, OSError) as error:
             self.failed[node, rank] = error
-        self.got[node, rank] = {image: bytes(memory.view[: SIZES[image]]) for image, memory in found.items()}
+        self.got[node, rank] = {image: bytes(memory.view[: sizes[image]]) for image, memory in found.items()}
 
     def run(self, absent=()):
         places = [(node, rank) for node, ranks in enumerate(self.wants) for rank in range(len(ranks))]
@@ -207,9 +211,9 @@ def test_who_lacks_the_secret_or_asks_for_another_job_gets_nothing():
     try:
         gate.show(SAVE, b"\x07")
         with pytest.raises(PeerError):
-            Connection("n", Address(good.host, good.port, "1", bytes(32)), Cancel(), timeout_s=3)
+            Connection("n", Address(good.host, good.port, f"1:{SAVE.text}", bytes(32)), Cancel(), timeout_s=3)
         for job, save, told in [(JobKey("/store", "other"), SAVE, "is not the one"), (JOB, SAVE, "")]:
-            address = Address(good.host, good.port, "1", good.secret)
+            address = Address(good.host, good.port, f"1:{SAVE.text}", good.secret)
             with contextlib.closing(Connection("n", address, Cancel(), timeout_s=3)) as connection:
                 connection.ask(job, save, 0, [wire.Range(wire.PARITY, 0, 1, checked=True)])
                 found = bytearray(1)
@@ -219,7 +223,41 @@ def test_who_lacks_the_secret_or_asks_for_another_job_gets_nothing():
                 else:
                     connection.receive(memoryview(found))
                     assert found == b"\x07"
+        address = Address(good.host, good.port, f"1:{SaveId(1, 2, 2).text}", good.secret)
+        with contextlib.closing(Connection("n", address, Cancel(), timeout_s=3)) as connection:
+            connection.ask(JOB, SAVE, 0, [wire.Range(wire.PARITY, 0, 1, checked=True)])
+            with pytest.raises(PeerError, match="link of another"):
+                connection.receive(memoryview(bytearray(1)))
     finally:
         gate.close()
     assert "secret" not in repr(good)
     assert repr(good.secret) not in repr(good)
+
+
+def test_a_gate_that_is_closed_lets_go_of_the_board(checkpoint, tmp_path):
+    job = Job(checkpoint, tmp_path, [[ALL], [ALL]])
+    gc.collect()
+    gc.disable()
+    try:
+        job.run()
+        assert [one for one in gc.get_objects() if type(one) is _board.Board] == []
+    finally:
+        gc.enable()
+
+
+def test_images_are_open_only_while_they_are_read(tmp_path):
+    (tmp_path / "store").mkdir()
+    images = Checkpoint(tmp_path / "store", sizes=(4096,) * 200)
+    before, most = len(os.listdir("/proc/self/fd")), []
+
+    def counted(rank):
+        most.append(len(os.listdir("/proc/self/fd")))
+        return images.open(rank)
+
+    every = tuple(range(200))
+    job = Job(images, tmp_path, [[every, every]])
+    images.open_source = counted
+    job.run()
+    assert job.failed == {}
+    assert len(images.read) == 200
+    assert max(most) - before < 40
