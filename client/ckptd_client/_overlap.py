@@ -82,6 +82,11 @@ class Overlap:
             self._prove()
             self._fetch.hold_back()
 
+    def hold_back(self) -> None:
+        """What this thread queues from here on comes after the copies of devices, as far as these have begun."""
+        if self._copied.is_set() and not is_capturing():
+            self._fetch.hold_back()
+
     def settle(self, deadline: float) -> bool:
         """Blocks until it is over; False when it is not by the deadline."""
         self._thread.join(max(0.0, deadline - time.monotonic()))

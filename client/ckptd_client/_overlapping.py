@@ -15,7 +15,7 @@ import torch
 from ckptd.protocol.errors import CkptdError, SaveFailedError, UsageError
 from ckptd_client import _segments as segments
 from ckptd_client._attached import Attached, addresses, storage_of
-from ckptd_client._copy_engines import divided
+from ckptd_client._copy_engines import divided, is_capturing
 from ckptd_client._overlap import Overlap
 from ckptd_client._plan import Plan, Values
 from ckptd_client._proofs import Probe
@@ -161,14 +161,29 @@ class Overlapping:
         return self._running is not None and not self._running.over
 
     def before_step(self) -> None:
-        """An attached optimizer is about to write. Blocks until it may: at most save_timeout_s after save began."""
+        """An attached optimizer is about to write. Blocks until it may: at most save_timeout_s after save began.
+
+        Never raises: whatever goes wrong here costs the save, and not the step.
+        """
+        try:
+            self._let_write()
+        except Exception as error:  # noqa: BLE001 - see above
+            text = f"{type(error).__name__}: {error}"
+            log.warning("ckptd: before the optimizer's step: %s", text)
+            if self._running is not None:
+                self._running.cancel(text)
+
+    def _let_write(self) -> None:
         last, self._last = self._last, None
         if last is None:
+            if self.running and self._running is not None:
+                self._running.hold_back()  # this optimizer may queue its writes elsewhere than the first one did
             return
         began = time.perf_counter()
         if self._running is not None:
             self._running.before_step(last.deadline)
-        self._weigh(last.probe, last.deadline)
+        if not is_capturing():
+            self._weigh(last.probe, last.deadline)
         waited = time.perf_counter() - began
         last.handle.stall_s += waited
         client = self._client()

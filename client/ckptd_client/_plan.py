@@ -113,8 +113,21 @@ def gather(plan: Plan, state: Any, stock: StockLeaves | None = None, look: Look 
         counted=[values[i] for i in plan.of_boxes],
         leaves=encode(Leaves(VERSION, leaves)),
         objects=stock.encode(leaves) if stock is not None else b"",
-        said=said_of(plan.streams, values, look) if look is not None else tuple,
+        said=_said(plan, values, look) if look is not None else tuple,
     )
+
+
+def _said(plan: Plan, values: list[Any], look: Look) -> Callable[[], tuple[Share, ...]]:
+    """What is said of shares, when it is asked for; a device that fails at it fails the save then, and not training."""
+    try:
+        return said_of(plan.streams, values, look)
+    except RuntimeError as error:
+        problem = error
+
+        def fail() -> tuple[Share, ...]:
+            raise problem
+
+        return fail
 
 
 def _fits(plan: Plan, values: list[Any]) -> bool:

@@ -232,12 +232,12 @@ class Client:
         step: default the one after the last. drain: make this one durable whatever drain_every says. The state may be
         changed freely afterwards. Raises UsageError for a misuse only; what goes wrong otherwise is in the handle.
         """
-        check_not_capturing()
         began = time.perf_counter()
         deadline = time.monotonic() + self._save_timeout_s
         with self._first_settled(deadline) as mine:
             self._check_open()
             save = self._number(step, state)
+            check_not_capturing()  # after the count: so all ranks count alike
             plans, asked = self._stats.plans, time.monotonic()
             values = self._gather(state, self._looks.next(self._counter)) if mine else None
             if self._stats.plans > plans:  # it is done once, and is not what the timeout is for

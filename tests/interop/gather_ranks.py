@@ -252,6 +252,10 @@ def disagree():
             found = client.gather(stage, to=[1, 2]).wait()
             assert (found is None) == (rank() in {0, 3})
             assert found is None or torch.equal(found.popitem()[1], torch.ones(4))
+        under_way = client.gather(state(), to=0)  # the bytes of two gathers would meet
+        with pytest.raises(ckptd_client.UsageError, match="still on its way"):
+            client.gather(state(), to=0)
+        assert (under_way.wait() is None) == (rank() != 0)
         check(
             "after all that",
             tensors(client.gather(state()).wait()),

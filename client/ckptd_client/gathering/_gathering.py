@@ -60,14 +60,16 @@ class Gathering:
     no more than three buckets, and the tensors that they are parts of, are in memory besides what the caller keeps.
     A loop that is left early takes part in the rest without handing it out.
 
-    Until the end the state must not change. Raises GatherError when another rank is gone, or keeps this one waiting for
-    10 minutes; after that the job's processes should be started anew.
+    One at a time: until its end no other begins. Until then the state must not change, either. Raises GatherError when
+    another rank is gone, or keeps this one waiting for 10 minutes; after that the job's processes should be started
+    anew.
     """
 
     def __init__(self, state: Any, order: Order, groups: Groups) -> None:
         rank, world = (dist.get_rank(), dist.get_world_size()) if is_distributed() else (0, 1)
         self._order = order
         try:
+            groups.check_idle()
             to = order.ranks(world)
             self._flat = flatten(state, lambda value: is_tensor(value) or isinstance(value, FlatPart))
             leaves = Finder(rank, world).leaves(self._flat)
@@ -104,6 +106,8 @@ class Gathering:
         self._built: dict[Leaf, Built] = {}
         self._begun = 0
         self._taken = False
+        self._groups = groups
+        groups.busy = bool(self._left)
         for _ in range(_TURNS):
             self._begin_next()
 
@@ -140,6 +144,7 @@ class Gathering:
                 self._land_next()
             for lane in self._lanes.values():
                 lane.end()
+            self._groups.busy = False
 
     def _begin_next(self) -> None:
         if not self._left:

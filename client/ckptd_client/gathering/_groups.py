@@ -10,7 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ckptd.protocol.errors import GatherError
+from ckptd.protocol.errors import GatherError, UsageError
 
 Members = tuple[int, ...]
 TIMEOUT_S = 600.0
@@ -34,6 +34,7 @@ class Groups:
         self._world: Any = None  # that the others are of
         self._all: Any = None
         self._parts: dict[Members, Any] = {}
+        self.busy = False  # a gather is on its way
 
     @property
     def all(self) -> Any:
@@ -63,6 +64,12 @@ class Groups:
     def of(self, members: Members) -> Any:
         """The group of some ranks, which was made."""
         return self._parts[members]
+
+    def check_idle(self) -> None:
+        """Raises UsageError while a gather is on its way here: the bytes of two would meet."""
+        if self.busy:
+            text = "a gather that was begun before is still on its way"
+            raise UsageError(text, hint="wait() for it, or iterate over it to its end, on every rank")
 
     def exchange(self, word: bytes) -> list[bytes]:
         """Collective: what every rank gave, by rank."""
