@@ -13,7 +13,8 @@ from ckptd.protocol.errors import DamagedError, PeerError
 from ckptd.protocol.ids import JobKey, SaveId
 
 TIMEOUT_S: Final = 20.0
-# While more than this is coming the thread sleeps until so much is there: a wake for every packet is dear.
+# While more than this comes after what is received, the thread sleeps until so much is there: a wake for every packet
+# is dear.
 _SURE_NBYTES: Final = 2 << 20
 _WAKE_NBYTES: Final = 192 << 10
 _counters = itertools.count(1)  # one for all links of this process: no two connections ever have the same
@@ -110,8 +111,8 @@ class Connection:
 
     def receive(self, into: memoryview) -> None:
         """The next bytes: a whole range, or the next part of one that is not checked."""
-        self._sleep_well(self._steady and self._coming > _SURE_NBYTES)
         self._coming -= len(into)
+        self._sleep_well(self._steady and self._coming > _SURE_NBYTES)
         if self._left:
             self._part(into)
         else:

@@ -133,7 +133,7 @@ def _report(link: Link, order: LoadFrom, error: Exception | None) -> LoadFrom:
         raise
 
 
-def _read(link: Link, state: dict[str, Any], order: LoadFrom, gate: OpenGate | None) -> Segment:
+def _read(link: Link, state: dict[str, Any], order: LoadFrom, gate: OpenGate | None = None) -> Segment:
     assert order.save is not None  # noqa: S101 - the caller looked
     if order.whole:
         return _read_whole(link, state, order, order.save)

@@ -10,7 +10,7 @@ from ckptd.core import actions as act
 from ckptd.core import saves
 from ckptd.core.encodes import Encodes
 from ckptd.core.node import JobNode
-from ckptd.core.record import Record
+from ckptd.core.restores import Restores
 from ckptd.core.saves import Saves
 from tests.simulation import effects, scale
 from tests.simulation.run import BrokenError, play
@@ -89,15 +89,15 @@ def finds_no_difference(shares):
     return ""
 
 
-def brings_own_segments_only(self, ranks):
-    return sorted(ranks)
+def brings_nothing_together(self, *words):
+    return None
 
 
 @pytest.mark.parametrize(
     ("odd", "broken", "notices"),
     [
         (1.0, (saves, "difference", finds_no_difference), "is staged, of which the shares are no whole"),
-        (0.0, (Record, "needed_for", brings_own_segments_only), "from the store, and it lies in memory"),
+        (0.0, (Restores, "_have_whole", brings_nothing_together), "from the store, and it lies in memory"),
     ],
 )
 def test_a_core_that_mixes_up_shares_is_caught(monkeypatch, odd, broken, notices):
