@@ -50,7 +50,7 @@ class Connection:
         self._seed = 0
         self._left = 0  # bytes of the frame that is being received in parts
         self._coming = 0  # bytes that were asked for and not received
-        self._drowsy = False
+        self._seldom = False
         try:
             self._watch.__enter__()
         except BaseException:
@@ -112,21 +112,21 @@ class Connection:
     def receive(self, into: memoryview) -> None:
         """The next bytes: a whole range, or the next part of one that is not checked."""
         self._coming -= len(into)
-        self._sleep_well(self._steady and self._coming > _SURE_NBYTES)
+        self._wake_seldom(self._steady and self._coming > _SURE_NBYTES)
         if self._left:
             self._part(into)
         else:
             self._begin(into)
         if not self._left and self._pending[0] is None:
             self._pending.popleft()
-            self._sleep_well(False)
+            self._wake_seldom(False)
             self._frame(wire.DONE, memoryview(b""), 0)
 
-    def _sleep_well(self, drowsy: bool) -> None:
+    def _wake_seldom(self, seldom: bool) -> None:
         """Whether this thread is woken for much only: never while little may be all that still comes."""
-        if self._drowsy != drowsy:
-            self._drowsy = drowsy
-            sockets.wake_at(self._socket, _WAKE_NBYTES if drowsy else 1)
+        if self._seldom != seldom:
+            self._seldom = seldom
+            sockets.wake_at(self._socket, _WAKE_NBYTES if seldom else 1)
 
     def _begin(self, into: memoryview) -> None:
         """The next frame's head and first bytes, in one call."""
