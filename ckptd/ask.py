@@ -34,7 +34,7 @@ from ckptd.protocol.messages import (
 from ckptd.protocol.status import SCHEMA, Status
 
 _MAX_STATUS_NBYTES = 64 * MAX_MESSAGE_NBYTES  # a status grows with the ranks of a node, a request does not
-_LOOK_MS = 1000
+_LOOK_MS = 500
 
 
 def ask_status(arena: str, timeout_s: float) -> Status:
@@ -46,7 +46,8 @@ def ask_status(arena: str, timeout_s: float) -> Status:
 class Daemon:
     """A connection to one daemon. Owns its ZeroMQ context; close it, or use ``with``.
 
-    A daemon that restarts meanwhile is found again: the next question goes to the new one.
+    A daemon that restarts meanwhile is found again: a question that went down with the old one is asked again. All of
+    them may be: each says what shall be, not what shall be done once more.
     """
 
     def __init__(self, arena: str, timeout_s: float = 5.0) -> None:
@@ -58,6 +59,7 @@ class Daemon:
         self._socket.linger = 0
         self._socket.immediate = True  # nothing is queued for a daemon that is not there
         self._socket.maxmsgsize = _MAX_STATUS_NBYTES
+        self._losses = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._connect(os.path.join(arena, places.SOCKET))
 
     def _connect(self, path: str) -> None:
@@ -76,6 +78,8 @@ class Daemon:
 
     def close(self) -> None:
         """Never blocks."""
+        self._socket.disable_monitor()
+        self._losses.close(0)
         self._socket.close()
         self._context.term()
 
@@ -115,18 +119,31 @@ class Daemon:
     def _ask(self, request: Request) -> Reply:
         require_daemon(self.arena)  # a daemon that is gone is told at once, not after the time a slow one has
         deadline_s = time.monotonic() + self.timeout_s
+        self._say(request, deadline_s)
+        while (left_ms := _ms_until(deadline_s)) or self._socket.poll(0, zmq.POLLIN):
+            if self._socket.poll(min(left_ms, _LOOK_MS), zmq.POLLIN):
+                reply = _decode(self._socket.recv())
+                # The answer to a question that timed out before may arrive during this one.
+                if getattr(reply, "reply_to", None) == request.seq:
+                    return reply
+                continue
+            require_daemon(self.arena)  # an answer that takes long may have lost its daemon
+            if self._lost():
+                self._say(request, deadline_s)
+        raise self._no_answer()
+
+    def _say(self, request: Request, deadline_s: float) -> None:
         if not self._socket.poll(_ms_until(deadline_s), zmq.POLLOUT):
             raise self._no_answer()
         self._socket.send(encode(request))
-        while (left_ms := _ms_until(deadline_s)) or self._socket.poll(0, zmq.POLLIN):
-            if not self._socket.poll(min(left_ms, _LOOK_MS), zmq.POLLIN):
-                require_daemon(self.arena)  # an answer that takes long may have lost its daemon
-                continue
-            reply = _decode(self._socket.recv())
-            # The answer to a question that timed out before may arrive during this one.
-            if getattr(reply, "reply_to", None) == request.seq:
-                return reply
-        raise self._no_answer()
+
+    def _lost(self) -> bool:
+        """Whether a connection ended since the last look, and what was under way on it with it."""
+        lost = False
+        while self._losses.poll(0):
+            self._losses.recv_multipart()
+            lost = True
+        return lost
 
     def _no_answer(self) -> CkptdError:
         """Why nobody answered, as far as can be seen from here."""

@@ -168,6 +168,25 @@ def test_a_daemon_that_restarts_is_found_again(arena, held):
                 assert daemon.status().node == node
 
 
+def test_a_question_that_went_down_with_its_daemon_is_asked_again(arena, held):
+    """It was handed over, and the daemon that had it ended: no answer can come, though a daemon is there."""
+    asked = threading.Event()
+    answers = []
+
+    def unanswered(_request):
+        asked.set()
+        return []
+
+    with Daemon(arena) as daemon:
+        asking = threading.Thread(target=lambda: answers.append(daemon.status()))
+        with answering(arena, unanswered):
+            asking.start()
+            assert asked.wait(5)
+        with answering(arena, lambda request: [status_reply(request, node="after")]):
+            asking.join()
+    assert [status.node for status in answers] == ["after"]
+
+
 def test_a_path_too_long_for_a_socket(arena, tmp_path):
     deep = str(tmp_path / ("d" * 120))
     os.mkdir(deep)
