@@ -1,6 +1,8 @@
 """The connection to the daemon: requests with deadlines, pushes as they come. Never used by two threads at once."""
 
+import errno
 import os
+import socket
 import time
 import weakref
 from collections.abc import Callable
@@ -147,13 +149,19 @@ class Channel:
         self._finalizer()
 
 
+def channel_listens(socket_path: str) -> bool:
+    """Whether a daemon has the socket, which costs microseconds to know: not whether it answers. Never blocks."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
+        return probe.connect_ex(socket_path) in (0, errno.EAGAIN)
+
+
 def _close(
-    socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes], context: zmq.Context[zmq.Socket[bytes]], pid: int
+    channel: zmq.Socket[bytes], monitor: zmq.Socket[bytes], context: zmq.Context[zmq.Socket[bytes]], pid: int
 ) -> None:
     """A forked child leaves its parent's connection alone."""
     if os.getpid() != pid:
         return
-    socket.disable_monitor()
+    channel.disable_monitor()
     monitor.close(0)
-    socket.close(0)
+    channel.close(0)
     context.term()

@@ -33,7 +33,7 @@ from ckptd.protocol.messages import (
     SlotsRefused,
 )
 from ckptd.protocol.topology import Scheme, Topology
-from ckptd_client._channel import Channel, ChannelLostError, PreemptedError, Push
+from ckptd_client._channel import Channel, ChannelLostError, PreemptedError, Push, channel_listens
 from ckptd_client._group import Group
 from ckptd_client._launch import log_tail, start_daemon
 from ckptd_client._one_per_job import Holding
@@ -46,11 +46,12 @@ log = logging.getLogger("ckptd_client")
 T = TypeVar("T")
 _LISTEN_S = 0.2  # how long a daemon that runs may take to accept a connection
 _START_S = 10.0  # how long a new one may take to get there
-_HURRIED_S = 2.0  # how long a save waits for a daemon that systemd, say, starts again
+_HURRIED_S = 4.0  # how long a save waits for a daemon that systemd, say, starts again
 _DOOR_S = 5.0  # connect is this much more patient than the door: its refusal says more than our impatience
 _SILENT_S = 1.0  # connect says what it waits for after this
 _PAUSE_S = 0.02  # between two daemons that end at once
-_RETRY_S = 15.0  # after a failed attempt to come back, saves fail at once for so long
+_RETRY_S = 15.0  # after a failed attempt to come back, saves fail at once for so long, or until a daemon listens
+_MAX_MISSED = 16  # more than any rank has slots: others hold no more saves than that in vain
 
 _ALLOCATED_PER_S = 100e6  # bytes; the first touch of pages is five times as fast on a slow machine
 
@@ -94,7 +95,9 @@ class Link:
         self.unsealed: set[SaveId] = set()  # begun, and handed over by somebody later
         self._unacknowledged: dict[SaveId, HandOver] = {}
         self._forced: dict[SaveId, HandOver] = {}  # to be drained for sure, and not over yet
+        self._missed: dict[SaveId, str] = {}  # failed here, with the reason, and nobody has been told yet
         self._retry_at = 0.0
+        self._was_absent = False  # whether no daemon listened when the last attempt to come back failed
         self._replaced: StaleIncarnationError | None = None
         self.attachments = 0  # so far; grants of an earlier one mean nothing
         self._grants = 0  # heard so far
@@ -164,7 +167,7 @@ class Link:
         if self._channel is not None and not self._channel.lost:
             return
         now = time.monotonic()
-        if hurried and now < self._retry_at:
+        if hurried and now < self._retry_at and not (self._was_absent and channel_listens(self._socket_path)):
             raise ConnectError("the daemon is gone and did not come back", hint=f"see {self._log}")
         try:
             patience = min(deadline, now + _HURRIED_S) if hurried and not self._restartable else deadline
@@ -175,6 +178,7 @@ class Link:
         except Exception:
             self._drop_channel()
             self._retry_at = time.monotonic() + _RETRY_S
+            self._was_absent = not channel_listens(self._socket_path)
             raise
 
     def _come_back(self, deadline: float) -> None:
@@ -187,6 +191,8 @@ class Link:
             self._hand_over_again(hand_over, deadline)
         for hand_over in [old for old in self._forced.values() if old not in unacknowledged]:
             self._force_again(hand_over, deadline)
+        for save, reason in list(self._missed.items()):
+            self.skip(save, reason, deadline)
         self.slots.give_back()
         if self.capacity:
             self.ask_slots(self.capacity, deadline)
@@ -218,8 +224,12 @@ class Link:
     def _log(self) -> str:
         return os.path.join(self.settings.arena, places.LOG)
 
+    @property
+    def _socket_path(self) -> str:
+        return os.path.join(self.settings.arena, places.SOCKET)
+
     def _open_channel(self, deadline: float) -> None:
-        path = os.path.join(self.settings.arena, places.SOCKET)
+        path = self._socket_path
         channel = Channel(path, self._hear, self._give_way)
         self._channel = channel
         if channel.open(min(deadline, time.monotonic() + _LISTEN_S)):
@@ -400,6 +410,7 @@ class Link:
     def begin_incarnation(self, incarnation: int) -> None:
         """A load has begun it; what was not handed over before is of no use to it."""
         self.incarnation = max(self.incarnation, incarnation)
+        self._missed.clear()
         for save in list(self._unacknowledged):
             self.book.give_up(save, "a load began before the daemon heard of it")
         self._unacknowledged.clear()
@@ -410,12 +421,20 @@ class Link:
         return save in self._unacknowledged
 
     def skip(self, save: SaveId, reason: str, deadline: float) -> None:
-        """Tells the coordinator, if it can be told, that this rank cannot take part in the save.
+        """Tells the coordinator that this rank cannot take part in the save: others hold slots for it until they know.
 
-        After the deadline it is told without waiting for its answer.
+        After the deadline it is told without waiting for its answer. Where no daemon is there to be told, the next is.
         """
-        with contextlib.suppress(CkptdError, zmq.ZMQError):
+        self._missed[save] = reason[:4000]
+        for old in list(self._missed)[:-_MAX_MISSED]:
+            del self._missed[old]
+        try:
             self._ask(lambda seq: Skip(seq=seq, save=save, reason=reason[:4000]), deadline)
+        except ChannelLostError:
+            return
+        except (CkptdError, zmq.ZMQError) as error:  # one that is there has heard it, or will not hear of it
+            log.debug("ckptd: step %d was missed, and the daemon says of it: %s", save.step, error)
+        del self._missed[save]
 
 
 def _until_one_stays(talk: Callable[[], T], deadline: float) -> T:

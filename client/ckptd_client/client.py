@@ -388,7 +388,7 @@ class Client:
         handle.fail(End.FAILED, text)
         self._stats.failed += 1
         log.warning("ckptd: step %d was not saved: %s", handle.step, text)
-        if deadline is not None and not isinstance(error, ChannelLostError):
+        if deadline is not None:
             self._link.skip(handle.save_id, f"{type(error).__name__}: {error}", deadline)
 
     def _count(self, handle: SaveHandle) -> None:

@@ -11,6 +11,7 @@ from ckptd.protocol import places
 from tests.cluster import wait_for
 from tests.faults.nodes.clusters import PEER_TIMEOUT_S, Cluster, Ranks, a_cluster
 from tests.faults.nodes.relay import Flip, Repeat
+from tests.faults.ranks import SAVE_TIMEOUT_S
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(90), pytest.mark.xdist_group("nodes-links")]
 JOBS = iter(range(1000))
@@ -72,6 +73,23 @@ def test_connections_that_are_cut_cost_time_only(four: Cluster, job: str):
     ranks = started(four, job)
     for step in (10, 20, 30):
         save_through_cuts(four, job, ranks, step)
+    four.end(ranks)
+
+
+@pytest.mark.parametrize("name", ["a", "c"])  # the coordinator's, and another
+def test_a_daemon_that_stays_away_for_a_while_costs_its_rank_s_saves_only(four: Cluster, job: str, name: str):
+    """Once it is back, the other ranks' slots are free again at once, and its rank is not turned away."""
+    ranks = started(four, job, start=False)
+    ranks.save(10, "protected", "durable")
+    four.nodes[name].kill()
+    for step in (20, 30):
+        ranks.call("save", step)  # 20 waits a little for a daemon, 30 fails at once
+    four.restart(name)
+    began = time.monotonic()
+    for step in (40, 50, 60):
+        ranks.save(step, "staged")
+    assert time.monotonic() - began < SAVE_TIMEOUT_S / 2, "slots were held by saves that cannot complete"
+    ranks.save(70, "protected", "durable")
     four.end(ranks)
 
 
