@@ -83,9 +83,12 @@ class Daemon:
         self._socket.close()
         self._context.term()
 
-    def status(self) -> Status:
-        """The daemon's picture of now. Raises ConnectError."""
-        reply = self._ask(AskStatus(seq=self._next_seq()))
+    def status(self, *, nodes: bool = False) -> Status:
+        """The daemon's picture of now; nodes: and what the daemons of its jobs' other nodes say. Raises ConnectError.
+
+        Nodes that do not answer cost up to a second, and stand in ``silent`` of their job.
+        """
+        reply = self._ask(AskStatus(seq=self._next_seq(), nodes=nodes))
         if not isinstance(reply, StatusReply):
             raise self._unexpected(reply)
         if reply.status.schema != SCHEMA:

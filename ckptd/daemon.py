@@ -11,7 +11,7 @@ from collections import deque
 
 import zmq
 
-from ckptd import __version__, doctor, notify, picture
+from ckptd import doctor, notify, picture
 from ckptd.adoption import Adoption
 from ckptd.arena import Arena
 from ckptd.background import Background
@@ -21,6 +21,7 @@ from ckptd.core import actions as act
 from ckptd.core import events as ev
 from ckptd.core.catalogue import Catalogue
 from ckptd.core.policy import Policy
+from ckptd.desk import Sources, StatusDesk
 from ckptd.door import Door
 from ckptd.effects import Effects
 from ckptd.liveness import Liveness, somebody_waits
@@ -41,9 +42,7 @@ from ckptd.protocol.messages import (
     NodeInfo,
     Refused,
     StatusReply,
-    Steps,
 )
-from ckptd.protocol.status import SCHEMA, Status
 from ckptd.protocol.topology import Scheme
 from ckptd.rank_socket import Letter, RankSocket
 from ckptd.stores import Stores
@@ -53,8 +52,6 @@ _EMPTY_GRACE_S = 3.0  # a client-started daemon waits so long for its first rank
 _SWEEP_S = 2.0  # how often ranks without a pidfd are looked at
 _NOTICE_S = 1.0  # how often systemd is told the state
 _LAST_WORDS_S = 0.5  # who waits for the end may take so long to hear of it
-_MAX_ERRORS = 20
-_MAX_OWN = 10  # of them, with room for what strangers cause
 _PULLS = 4  # encodes at once, of all jobs, and as many fetches: ranks wait for these, and not for an encode that hangs
 _MAX_FILES = 65536
 
@@ -84,7 +81,7 @@ class Daemon:
             deliver=self._handle,
             store_timeout_s=config.store_timeout_s,
             bandwidth=config.drain_bandwidth,
-            note=self._note,
+            note=lambda job, text: self._desk.note(job, text),  # noqa: PLW0108 - there is none yet
         )
         self._bulk = BulkHost(self._arena, self._plane, config.bulk_port)
         self._encoding, self._fetching = Background(_PULLS, "encode"), Background(_PULLS, "fetch")
@@ -100,10 +97,9 @@ class Daemon:
         self._socket = RankSocket(self._arena.socket_path)
         self._door = Door(self._socket, self._arena, self._liveness, self._plane.peer)
         self._door.warnings += _warnings()
+        self._desk = self._open_desk()
         self._queue: deque[ev.Event] = deque()
         self._handling = False
-        self._errors: dict[JobKey, list[str]] = {}
-        self._general: deque[str] = deque(maxlen=_MAX_ERRORS)
         self._wake, self._signals = socket.socketpair()
         self._stop_asked = 0
         self._stop_at: float | None = None
@@ -121,13 +117,20 @@ class Daemon:
             self._arena.close(remove=False)
             raise
 
+    def _open_desk(self) -> StatusDesk:
+        sources = Sources(
+            self._node, self._arena, self._catalogue, self._stores, self._plane,
+            refused=lambda: self._socket.refused, problems=self._bulk.problems,
+        )  # fmt: skip
+        return StatusDesk(sources, self._door.answer)
+
     def run(self) -> int:
         """Serves until SIGTERM, or until it is empty where that ends it."""
         self._catch_signals()
         adoption = Adoption(
             self._arena, self._protect.parities, self._liveness, self._catalogue, self._handle, self._perform
         )
-        self._general.extend(adoption.run(time.monotonic()))
+        self._desk.own.extend(adoption.run(time.monotonic()))
         notify.ready("serving")
         log.info("ready arena=%s pid=%d seconds=%.3f", self._arena.path, os.getpid(), time.monotonic() - self._started)
         while not self._ends():
@@ -173,7 +176,7 @@ class Daemon:
         notify.stopping()
         log.info("stopping empty=%s", self._catalogue.empty)
         for letter in self._stop_waiters:
-            self._door.answer(letter.identity, StatusReply(reply_to=letter.request.seq, status=self.status()))
+            self._door.answer(letter.identity, StatusReply(reply_to=letter.request.seq, status=self._desk.status()))
         self._stores.close()
         self._liveness.close()
         self._protect.close()
@@ -208,7 +211,7 @@ class Daemon:
     def _timeout_ms(self) -> int | None:
         now = time.monotonic()
         times = [self._catalogue.next_deadline(), self._stores.next_deadline(), self._stop_at]
-        times.append(self._plane.next_deadline())
+        times += [self._plane.next_deadline(), self._desk.next_deadline()]
         if self._liveness.unwatched:
             times.append(self._sweep_at)
         if self._empty_since is not None:
@@ -227,6 +230,7 @@ class Daemon:
             self._open(letter)
         for event in [*self._plane.receive(), *self._plane.tick()]:
             self._hear(event)
+        self._desk.read_mail()
         for link in self._stores.links:
             flags = self._ready.get(link.fileno(), 0)
             if flags & zmq.POLLOUT:
@@ -242,6 +246,7 @@ class Daemon:
         self._stores.tick()
         for action in self._catalogue.tick(now):
             self._perform(action)
+        self._desk.tick(time.monotonic())
         self._tell_systemd(now)
 
     def _sweep(self, now: float) -> None:
@@ -257,10 +262,11 @@ class Daemon:
             self._introduce(letter)
             return
         if isinstance(request, AskStatus):
-            self._door.answer(letter.identity, StatusReply(reply_to=request.seq, status=self.status()))
+            self._desk.asked(letter)
             return
         if isinstance(request, AskSteps):
-            self._answer_steps(letter)
+            seat = self._door.seat_of(letter.identity)
+            self._desk.steps(letter, self._catalogue.jobs.get(seat.job) if seat else None)
             return
         if isinstance(request, AskStop):
             self._stop_for(letter, wait=request.wait)
@@ -287,13 +293,6 @@ class Daemon:
         )  # fmt: skip
         self._door.answer(letter.identity, info)
 
-    def _answer_steps(self, letter: Letter) -> None:
-        seat = self._door.seat_of(letter.identity)
-        job = self._catalogue.jobs.get(seat.job) if seat else None
-        known = picture.checkpoints(job, time.monotonic()) if job else []
-        restorable = [c for c in known if c.tiers]
-        self._door.answer(letter.identity, Steps(reply_to=letter.request.seq, checkpoints=restorable))
-
     def _drain_for(self, letter: Letter, job: JobKey) -> None:
         """The command line asks, on behalf of nobody."""
         if job not in self._catalogue.jobs:
@@ -310,7 +309,7 @@ class Daemon:
         if wait:
             self._stop_waiters.append(letter)
         else:
-            self._door.answer(letter.identity, StatusReply(reply_to=letter.request.seq, status=self.status()))
+            self._door.answer(letter.identity, StatusReply(reply_to=letter.request.seq, status=self._desk.status()))
 
     def _forget_for(self, letter: Letter, request: AskForget) -> None:
         """The answer comes after the memory is given back, which is done in the order it was asked for."""
@@ -334,7 +333,7 @@ class Daemon:
             self._handle(event)
         except Exception as error:
             log.exception("could not take in %s", event)
-            self._note(event.job, f"what another node said could not be taken in: {error!r}")
+            self._desk.note(event.job, f"what another node said could not be taken in: {error!r}")
 
     def _handle(self, event: ev.Event) -> None:
         """One event through the catalogue. Events that its actions cause wait for their turn."""
@@ -358,19 +357,14 @@ class Daemon:
             self._do(action)
         except (OSError, CkptdError, zmq.ZMQError) as error:  # one that costs a job something, and not the daemon
             log.exception("could not do %s", type(action).__name__)
-            self._note(action.job, f"{type(action).__name__}: {error}")
-
-    def _note(self, job: JobKey, text: str) -> None:
-        errors = self._errors.setdefault(job, [])
-        errors.append(text)
-        del errors[:-_MAX_ERRORS]
+            self._desk.note(action.job, f"{type(action).__name__}: {error}")
 
     def _do(self, action: act.Action) -> None:
         if isinstance(action, act.ToRank):
             self._door.send(action)
         elif isinstance(action, act.Note):
             log.warning("job=%s %s", action.job.job, action.text)
-            self._note(action.job, action.text)
+            self._desk.note(action.job, action.text)
         elif isinstance(action, act.ToNode):
             self._plane.carry(action)
         elif isinstance(action, act.MeetPeers):
@@ -385,32 +379,10 @@ class Daemon:
             if isinstance(action, act.KeepTopology):
                 self._plane.keep(action.job, action.topology)
             if isinstance(action, act.ForgetJob):
-                self._errors.pop(action.job, None)
+                self._desk.errors.pop(action.job, None)
                 self._plane.forget(action.job)
                 if all(key.store != action.job.store for key in self._catalogue.jobs):
                     self._stores.retire(action.job.store)
-
-    # --- status
-
-    def status(self) -> Status:
-        """Everything a user may want to know."""
-        now = time.monotonic()
-        budget = self._arena.budget()
-        return Status(
-            schema=SCHEMA,
-            version=__version__,
-            node=self._node,
-            pid=os.getpid(),
-            arena=self._arena.path,
-            uptime_s=round(now - self._started, 3),
-            budget_nbytes=self._arena.budget_nbytes(),
-            used_nbytes=self._arena.used_nbytes,
-            tightest_limit=budget.tightest.name,
-            jobs=picture.jobs(self._catalogue, now, self._errors),
-            workers=self._stores.status(),
-            refused_messages=self._socket.refused + self._plane.refused.total(),
-            errors=[*list(self._general)[-_MAX_OWN:], *self._bulk.problems(), *self._plane.problems()][:_MAX_ERRORS],
-        )
 
     def _tell_systemd(self, now: float) -> None:
         if now < self._notice_at + _NOTICE_S or "NOTIFY_SOCKET" not in os.environ:

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from ckptd import __version__
@@ -14,7 +15,7 @@ from ckptd.peers.kept import Kept, keep_topology
 from ckptd.protocol import places
 from ckptd.protocol.digest import KIND
 from ckptd.protocol.errors import BudgetError, CkptdError, DamagedError
-from ckptd.protocol.ids import JobKey, SaveId, file_name, incarnation_at
+from ckptd.protocol.ids import JobKey, SaveId, file_name, incarnation_at, rank_of_file
 from ckptd.protocol.layout import extents
 from ckptd.protocol.manifest import STOCK_OBJECTS, VERSION, FileRecord, StockObjects, Vote, decode_objects
 from ckptd.store import CommitOutcome
@@ -26,6 +27,7 @@ from ckptd.store_messages import (
     DrainFile,
     DrainParity,
     Failed,
+    Progress,
     RemoveCheckpoint,
     Removed,
     RemovePartial,
@@ -231,7 +233,9 @@ class Effects:
             lambda reply: self._deliver(
                 ev.Drained(job=job, save=save, problem=_problem(reply), committed=_was_committed(reply))
             ),
-            progress=lambda nbytes: self._deliver(ev.DrainMoved(job=job, save=save, nbytes_done=nbytes)),
+            progress=lambda progress: self._deliver(
+                ev.DrainMoved(job=job, save=save, nbytes_done=progress.nbytes_done, by_rank=_by_rank(progress))
+            ),
         )
 
     def _drain_parity(self, action: act.DrainParity) -> None:
@@ -361,6 +365,14 @@ def _failure(action: act.Action, problem: str) -> ev.Event | None:
 
 def _was_committed(reply: Done | Failed) -> bool:
     return isinstance(reply, Done) and isinstance(reply.result, Drained) and reply.result.committed
+
+
+def _by_rank(progress: Progress) -> tuple[tuple[int, int], ...]:
+    """Bytes written of each rank's images, of which some are several files."""
+    done: Counter[int] = Counter()
+    for name, nbytes in progress.files.items():
+        done[rank_of_file(name)] += nbytes
+    return tuple(sorted(done.items()))
 
 
 def _problem(reply: Done | Failed) -> str:

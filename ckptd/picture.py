@@ -1,20 +1,22 @@
 """The status a daemon gives of itself, read off the catalogue. Changes nothing."""
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 from ckptd.core.catalogue import Catalogue, Job
-from ckptd.core.protection_view import NodeView, ProtectionView
+from ckptd.core.protection_view import NodeView, ProtectionView, view_of
 from ckptd.core.record import Phase, Record
 from ckptd.protocol.ids import JobKey
 from ckptd.protocol.messages import Milestone
-from ckptd.protocol.status import CheckpointStatus, DrainStatus, JobStatus, NodeStatus, RankStatus
+from ckptd.protocol.status import MAX_RANKS, CheckpointStatus, DrainStatus, JobStatus, NodeStatus, RankStatus
 
 _MAX_NODES = 4096
-_MAX_RANKS = 1024
 _MAX_CHECKPOINTS = 32
 
 
-def jobs(catalogue: Catalogue, now: float, errors: dict[JobKey, list[str]]) -> list[JobStatus]:
+def jobs(jobs: Mapping[JobKey, Job], now: float, errors: Mapping[JobKey, list[str]]) -> list[JobStatus]:
     """One entry per job, by name. ``now`` is the catalogue's clock."""
-    return [_job(key, job, now, errors.get(key, [])) for key, job in sorted(catalogue.jobs.items())]
+    return [_job(key, job, now, errors.get(key, [])) for key, job in sorted(jobs.items())]
 
 
 def _job(key: JobKey, job: Job, now: float, errors: list[str]) -> JobStatus:
@@ -24,14 +26,14 @@ def _job(key: JobKey, job: Job, now: float, errors: list[str]) -> JobStatus:
         store=key.store,
         incarnation=job.coordinator.sessions.incarnation,
         world_size=job.coordinator.sessions.world_size,
-        ranks=_ranks(job)[:_MAX_RANKS],
+        ranks=ranks(job),
         checkpoints=_shown(checkpoints(job, now)),
         drain=_drain(job, now),
-        errors=errors,
+        errors=list(errors),
         scheme=str(view.scheme),
         set_size=view.set_size,
         coordinator=view.coordinator,
-        nodes=[_node(node) for node in view.nodes[:_MAX_NODES]],
+        nodes=[_node(node, _draining(job)) for node in view.nodes[:_MAX_NODES]],
         degraded=list(view.degraded),
     )
 
@@ -47,15 +49,28 @@ def _shown(found: list[CheckpointStatus]) -> list[CheckpointStatus]:
 
 
 def _protection(job: Job) -> ProtectionView:
-    """What the coordinator's half knows of all nodes; without one that knows, this node alone."""
+    """What the coordinator's half knows of all nodes; elsewhere, who they are and which of them answer this one."""
     view = job.coordinator.view()
     if view is not None:
         return view
+    member = job.node.membership
+    if member.topology is not None:
+        known = view_of(member.topology, unreachable=member.down)
+        return replace(known, coordinator=member.coordinator, degraded=())
     here = NodeView(job.node.node, "", tuple(sorted(job.node.ranks.seated)), True, 0, None)
     return ProtectionView(coordinator=job.node.coordinator, nodes=(here,))
 
 
-def _node(view: NodeView) -> NodeStatus:
+def _draining(job: Job) -> Record | None:
+    """The save that is written to the store now."""
+    saves = job.coordinator.saves
+    return saves.records.get(saves.active) if saves.active is not None else None
+
+
+def _node(view: NodeView, drain: Record | None) -> NodeStatus:
+    share = [drain.delivered.get(rank, 0) for rank in drain.drainers.get(view.node, ())] if drain is not None else []
+    done = drain.done.get(view.node, 0) if drain is not None else 0
+    voted = drain is not None and view.node in drain.voters
     return NodeStatus(
         node=view.node,
         domain=view.domain,
@@ -64,6 +79,9 @@ def _node(view: NodeView) -> NodeStatus:
         set_index=view.set_index,
         encoded_step=view.encoded_step,
         problem=view.problem,
+        drain_nbytes=sum(share),
+        drain_nbytes_done=sum(share) if voted else min(done, sum(share)),
+        drain_voted=voted,
     )
 
 
@@ -115,8 +133,7 @@ def _of_record(record: Record, on_store: bool, protected: bool, now: float) -> C
 
 
 def _drain(job: Job, now: float) -> DrainStatus | None:
-    saves = job.coordinator.saves
-    record = saves.records.get(saves.active) if saves.active is not None else None
+    saves, record = job.coordinator.saves, _draining(job)
     if record is None:
         waiting = [r for r in saves.records.values() if r.due and r.error and r.end is None]
         record = max(waiting, key=lambda r: r.save, default=None)
@@ -139,8 +156,10 @@ def _drain(job: Job, now: float) -> DrainStatus | None:
     )
 
 
-def _ranks(job: Job) -> list[RankStatus]:
+def ranks(job: Job) -> list[RankStatus]:
+    """Ranks that are attached here, or whose slots still are; as many as a status has room for."""
     out = []
+    share = {slot.rank: slot.nbytes for slot in job.node.drain.share()}
     for rank in sorted({slot.rank for slot in job.node.slots} | set(job.node.ranks.seated)):
         slots = job.node.slots.of_rank(rank)
         local = job.node.ranks.seated.get(rank)
@@ -155,9 +174,11 @@ def _ranks(job: Job) -> list[RankStatus]:
                 slots_in_use=len(held),
                 slot_nbytes=max((slot.capacity for slot in slots), default=0),
                 newest_step=max(held).step if held else None,
+                drain_nbytes=share.get(rank, 0),
+                drain_nbytes_done=min(job.node.drain.done.get(rank, 0), share.get(rank, 0)),
             )
         )
-    return out
+    return out[:MAX_RANKS]
 
 
 def one_line(catalogue: Catalogue) -> str:

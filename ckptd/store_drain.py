@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
@@ -18,7 +18,7 @@ from ckptd.protocol.errors import CkptdError
 from ckptd.protocol.ids import JobKey
 from ckptd.protocol.layout import extents
 from ckptd.protocol.slot import SEALS_NBYTES, Seal, SlotState, align_up, decode_seals
-from ckptd.store_image import WRITERS, Flow, Image, make_partial, sync_partial, write_image
+from ckptd.store_image import WRITERS, Flow, Image, Report, make_partial, sync_partial, write_image
 from ckptd.store_messages import Drain, Drained, DrainFile
 from ckptd.store_scan import Place, committed_at
 
@@ -82,10 +82,10 @@ class MappedSlot:
             raise SlotChangedError(f"{self._file.slot_path}: holds {held}, not {wanted}")
 
 
-def drain(fs: FileLayer, store: str, order: Drain, report: Callable[[int], None]) -> Drained:
+def drain(fs: FileLayer, store: str, order: Drain, report: Report) -> Drained:
     """All files of the order in the save's partial directory, data and names synced.
 
-    report: told the bytes done, from other threads. Raises OSError of store or slot, or SlotChangedError.
+    report: called from other threads. Raises OSError of store or slot, or SlotChangedError.
     """
     start_s = time.monotonic()
     place = Place(JobKey(store, order.job), order.save)

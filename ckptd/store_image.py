@@ -4,7 +4,8 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from ckptd.protocol.slot import align_up
 from ckptd.store_scan import Place
 
 CHUNK_NBYTES = 16 << 20  # of one write
+Report = Callable[[Mapping[str, int]], None]  # told the bytes written so far of each file; keeps nothing of it
 WRITERS = 3  # writes in flight; measured: 1 reaches 0.85 of the disk, 2 to 4 all of it
 
 
@@ -21,7 +23,7 @@ def _nothing() -> None:
     return None
 
 
-def _no_report(_nbytes: int) -> None:
+def _no_report(_done: Mapping[str, int]) -> None:
     return None
 
 
@@ -50,15 +52,13 @@ class Image:
 class Flow:
     """How fast to write, and whom to tell. Shared by the images of one drain, whatever thread writes them."""
 
-    def __init__(
-        self, *, bytes_per_s: int = 0, writers: int = WRITERS, report: Callable[[int], None] = _no_report
-    ) -> None:
+    def __init__(self, *, bytes_per_s: int = 0, writers: int = WRITERS, report: Report = _no_report) -> None:
         self.writers = writers
         self._bytes_per_s = bytes_per_s  # 0: no cap
-        self._report = report  # told the bytes written so far, of all images
+        self._report = report
         self._lock = threading.Lock()
         self._free_at_s = 0.0
-        self._done_nbytes = 0
+        self._done: Counter[str] = Counter()
 
     def pace(self, nbytes: int) -> None:
         """Blocks until nbytes more may be written under the cap."""
@@ -69,11 +69,11 @@ class Flow:
             self._free_at_s = start_s + nbytes / self._bytes_per_s
         time.sleep(max(0.0, start_s - time.monotonic()))
 
-    def wrote(self, nbytes: int) -> None:
-        """Counts nbytes as written and reports the sum."""
+    def wrote(self, name: str, nbytes: int) -> None:
+        """Counts nbytes of the file as written, and reports."""
         with self._lock:
-            self._done_nbytes += nbytes
-            self._report(self._done_nbytes)
+            self._done[name] += nbytes
+            self._report(self._done)
 
 
 def make_partial(fs: FileLayer, place: Place) -> None:
@@ -98,7 +98,7 @@ def write_image(fs: FileLayer, place: Place, image: Image, flow: Flow) -> None:
     """
     path = os.path.join(place.partial, image.name)
     if _written_before(fs, path, image.nbytes):
-        flow.wrote(image.nbytes)
+        flow.wrote(image.name, image.nbytes)
         return
     temp = temp_name(path)
     fd = fs.open_write(temp, direct=True)
@@ -144,7 +144,7 @@ def _write_all(fs: FileLayer, fd: int, image: Image, flow: Flow) -> None:
         done = 0
         for future in as_completed([pool.submit(write, start) for start in range(0, end, CHUNK_NBYTES)]):
             done += future.result()
-            flow.wrote(future.result())
+            flow.wrote(image.name, future.result())
             if done >= half_nbytes:
                 failpoints.reach("drain.half-written")
     finally:

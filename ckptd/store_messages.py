@@ -159,10 +159,11 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
-    """Bytes of a Drain written so far, over all its files; about 10 a second."""
+    """Bytes of a Drain written so far, over all its files and of each; about 10 a second."""
 
     id: int
     nbytes_done: int
+    files: dict[FileName, Nbytes] = {}
 
 
 Request = (

@@ -12,6 +12,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import NoReturn, assert_never
 
@@ -132,9 +133,9 @@ class Worker:
     def _reporter(self, request_id: int) -> "_Reporter":
         return _Reporter(self, request_id)
 
-    def report(self, request_id: int, nbytes: int) -> None:
+    def report(self, request_id: int, done: Mapping[str, int]) -> None:
         """Progress sent to the daemon."""
-        self._send(Progress(request_id, nbytes))
+        self._send(Progress(request_id, sum(done.values()), dict(done)))
 
     def _send(self, reply: Reply) -> None:
         frame = encode_frame(reply)
@@ -153,11 +154,11 @@ class _Reporter:
         self._id = request_id
         self._next_s = 0.0
 
-    def __call__(self, nbytes: int) -> None:
+    def __call__(self, done: Mapping[str, int]) -> None:
         now_s = time.monotonic()
         if now_s >= self._next_s:
             self._next_s = now_s + _PROGRESS_PERIOD_S
-            self._worker.report(self._id, nbytes)
+            self._worker.report(self._id, done)
 
 
 def _die_with(parent_pid: int) -> None:

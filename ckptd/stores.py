@@ -17,7 +17,7 @@ Answer = Callable[[Done | Failed], None]
 @dataclass(slots=True)
 class _Pending:
     answer: Answer
-    progress: Callable[[int], None] | None
+    progress: Callable[[Progress], None] | None
     deadline: float | None
 
 
@@ -52,7 +52,7 @@ class Stores:
         make: Callable[[int], Request],
         answer: Answer,
         *,
-        progress: Callable[[int], None] | None = None,
+        progress: Callable[[Progress], None] | None = None,
         patience_s: float | None = None,
     ) -> None:
         """Sends make(id) to the store's worker. answer is called once, with Failed after patience_s without one."""
@@ -103,7 +103,7 @@ class Stores:
             if isinstance(reply, Progress):
                 pending = state.pending.get(reply.id)
                 if pending is not None and pending.progress is not None:
-                    pending.progress(reply.nbytes_done)
+                    pending.progress(reply)
             elif reply.id in state.pending:
                 state.pending.pop(reply.id).answer(reply)
         self._end_retired(state)

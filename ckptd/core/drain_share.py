@@ -1,6 +1,7 @@
 """This node's share of the drain that runs: which slots it writes, and its vote for them. Pure."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, Commit, Drain, WriteVote
@@ -26,6 +27,7 @@ class DrainShare:
         self._flying: dict[SaveId, frozenset[str]] = {}  # what it writes, from which slots, also when nobody wants it
         self._orphan = False  # whoever ordered it coordinates no more
         self._mine: frozenset[int] = frozenset()  # ranks whose segments this node drains
+        self.done: dict[int, int] = {}  # rank -> bytes of its images that are written
 
     def ended(self, save: SaveId) -> None:
         """The save's end is known."""
@@ -37,7 +39,8 @@ class DrainShare:
 
     def dropped(self, save: SaveId) -> None:
         """The drain is over, well or not."""
-        self.save = None if save == self.save else self.save
+        if save == self.save:
+            self.save, self.done = None, {}
 
     def orphaned(self) -> None:
         """Another node coordinates the job now: nobody will say that the drain is over."""
@@ -75,6 +78,7 @@ class DrainShare:
             problem = f"no slot of this node holds {save}"
             return [self._report(ev.Drained(job=self._job, save=save, problem=problem))]
         self.save, self._written, self._busy, self._orphan = save, False, True, False
+        self.done = {}
         return [*self._write(save, names), *self.parity.begin(save)]
 
     def _write(self, save: SaveId, names: tuple[str, ...]) -> list[Action]:
@@ -84,9 +88,19 @@ class DrainShare:
         self._flying[save] = frozenset(names)
         return [Drain(job=self._job, save=save, slots=names)]
 
+    def share(self) -> list[Slot]:
+        """Slots that this node writes to the store now, one of each rank."""
+        return self._share(self.save) if self.save is not None else []
+
     def _share(self, save: SaveId) -> list[Slot]:
         """One slot of each rank whose segment this node drains."""
         return [slot for slot in self._slots.holding(save) if slot.rank in self._mine]
+
+    def moved(self, event: ev.DrainMoved) -> list[Action]:
+        """Bytes that are written. The coordinator is told their sum."""
+        if event.save == self.save:
+            self.done = dict(event.by_rank)
+        return [self._report(replace(event, by_rank=()))]
 
     def drained(self, event: ev.Drained) -> list[Action]:
         """The files are synced, or why not. It may have been begun before it was ordered anew, for fewer ranks."""

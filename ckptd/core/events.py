@@ -293,10 +293,11 @@ class IncarnationTaken(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainMoved(Event):
-    """So many bytes of this node's share are written."""
+    """So many bytes of this node's share are written. by_rank: of whose images; said on this node only."""
 
     save: SaveId
     nbytes_done: int
+    by_rank: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

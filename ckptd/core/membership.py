@@ -79,6 +79,11 @@ class Membership:
         return bool(answering) and answering[0] == self._node
 
     @property
+    def down(self) -> frozenset[str]:
+        """Nodes that do not answer this one."""
+        return frozenset(self._down)
+
+    @property
     def nodes(self) -> tuple[str, ...]:
         """Where the session runs."""
         return self.topology.nodes if self.topology is not None else (self._node,)

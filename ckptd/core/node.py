@@ -115,7 +115,7 @@ class JobNode:
         """What became of an action, what was found at start, what other nodes do."""
         match event:
             case ev.DrainMoved():
-                return [self.membership.report(event)]
+                return self.drain.moved(event)
             case ev.Drained():
                 return [*self.drain.drained(event), *self.collect()]
             case ev.VoteWritten():

@@ -66,7 +66,21 @@ class Word(msgspec.Struct, frozen=True, array_like=True, tag=True):
     message: bytes
 
 
-Body = Join | Leave | Bulk | Word
+class Ask(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """What the receiver says of itself and the job, for a status. Who knows no such word counts it as refused."""
+
+    id: Seq
+    job: JobKey
+
+
+class Told(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The answer to the receiver's Ask of that id, as ckptd.survey makes it."""
+
+    id: Seq
+    answer: Annotated[bytes, msgspec.Meta(max_length=MAX_BODY_NBYTES)]
+
+
+Body = Join | Leave | Bulk | Word | Ask | Told
 
 _encoder = msgspec.msgpack.Encoder()
 _envelopes: msgspec.msgpack.Decoder[Envelope] = msgspec.msgpack.Decoder(Envelope)

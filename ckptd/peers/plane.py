@@ -21,10 +21,13 @@ from ckptd.peers.offers import Guest, Offers
 from ckptd.peers.packets import (
     MAX_JOBS,
     VERSION,
+    Ask,
+    Body,
     Bulk,
     Envelope,
     Join,
     Leave,
+    Told,
     Word,
     decode_body,
     decode_envelope,
@@ -56,6 +59,13 @@ class PeerView(NamedTuple):
     jobs: tuple[JobKey, ...]
 
 
+class Mail(NamedTuple):
+    """What a peer asks or tells for a status; not for the core."""
+
+    node: str
+    body: Ask | Told
+
+
 class PeerPlane:
     """Owns its sockets. Nothing blocks; all but ``bulk_address`` and ``bulk_guest`` belongs to the loop's thread.
 
@@ -74,6 +84,7 @@ class PeerPlane:
         self._topologies: dict[JobKey, frozenset[str]] = {}  # nodes of the present one
         self._keys: Counter[str] = Counter()  # of remotes: sites may give one to many
         self._events: list[ev.Event] = []
+        self._mail: list[Mail] = []
         self._due: list[tuple[float, int, Remote]] = []  # a heap: when which is to be looked at, at the latest
         self._turns = itertools.count()
         self._offers = Offers()
@@ -142,6 +153,23 @@ class PeerPlane:
         sent = self._say(remote, Word(codec.encode(message)))
         self._flush(remote)
         return sent
+
+    def write(self, job: JobKey, node: str, body: Ask | Told) -> bool:
+        """Queues a question or an answer for a status; False: the node is not up for the job, or it is too large."""
+        remote = self._jobs.get(job, {}).get(node)
+        if remote is None or job not in remote.told:
+            return False
+        try:
+            return self._say(remote, body)
+        except ProtocolError:
+            return False
+        finally:
+            self._flush(remote)
+
+    def take_mail(self) -> list[Mail]:
+        """Questions and answers that ``receive`` found since the last call."""
+        mail, self._mail = self._mail, []
+        return mail
 
     def carry(self, action: ToNode) -> None:
         """Sends to the node, or to all others of the job. One that is not up gets nothing: it is told anew later."""
@@ -342,6 +370,10 @@ class PeerPlane:
                     self._offers.take(remote, body)
                 case Word(message=message):
                     self._word(remote, codec.decode(message))
+                case Ask(job=job) if job not in remote.jobs:
+                    self.refused["job"] += 1
+                case Ask() | Told():
+                    self._mail.append(Mail(remote.peer.node, body))
         except ProtocolError as error:
             self.refused["malformed"] += 1
             remote.trouble = error.message
@@ -371,7 +403,7 @@ class PeerPlane:
         remote.told -= jobs
         remote.awaited -= jobs
 
-    def _say(self, remote: Remote, body: Join | Leave | Bulk | Word) -> bool:
+    def _say(self, remote: Remote, body: Body) -> bool:
         return remote.link.send(encode_body(body))
 
     # --- bulk

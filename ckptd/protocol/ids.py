@@ -103,6 +103,11 @@ def parse_partial_dirname(name: str) -> SaveId | None:
     return save if save.partial_dirname == name else None
 
 
+def rank_of_file(name: FileName) -> int:
+    """The rank whose image, or part of it, has this name in the checkpoint directory."""
+    return int(name[1:].partition("-")[0])
+
+
 def file_name(rank: int, part: int = 0) -> str:
     """Name of a rank's image, or of a part of it, in the checkpoint directory."""
     return f"r{rank:05d}-p{part:02d}.safetensors"

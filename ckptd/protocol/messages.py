@@ -132,7 +132,9 @@ class AskSteps(_Request, frozen=True, kw_only=True):
 
 
 class AskStatus(_Request, frozen=True, kw_only=True):
-    """The whole picture; needs no attachment."""
+    """The whole picture; needs no attachment. ``nodes``: ask the daemons of each job's other nodes, too."""
+
+    nodes: bool = False
 
 
 class AskStop(_Request, frozen=True, kw_only=True):

@@ -1,10 +1,16 @@
 """The picture a daemon gives of itself: what ``ckptd status --json`` prints, versioned by ``schema``."""
 
+from typing import Annotated
+
 import msgspec
 
 from ckptd.protocol.ids import SaveId
 
-SCHEMA = 1
+SCHEMA = 1  # another number when a field goes or comes to mean something else; fields are added under the same one
+MAX_RANKS = 1024  # that one daemon tells of, for each job
+MAX_PROBLEMS = 64
+
+_Text = Annotated[str, msgspec.Meta(max_length=8192)]
 
 
 class DrainStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +56,21 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
     slots_in_use: int
     slot_nbytes: int
     newest_step: int | None
+    drain_nbytes: int = 0  # of the drain that runs, what its node writes of this rank; 0: nothing
+    drain_nbytes_done: int = 0
+
+
+class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What the daemon of a node says of itself when the daemon of another one asks."""
+
+    version: _Text
+    pid: int
+    uptime_s: float
+    budget_nbytes: int
+    used_nbytes: int
+    tightest_limit: _Text
+    ranks: Annotated[list[RankStatus], msgspec.Meta(max_length=MAX_RANKS)]  # of this job
+    problems: Annotated[list[_Text], msgspec.Meta(max_length=MAX_PROBLEMS)]  # of the store, the job, the daemon
 
 
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +83,10 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     set_index: int  # of its redundancy set
     encoded_step: int | None  # the newest it has whole parity of
     problem: str = ""
+    drain_nbytes: int = 0  # its share of the drain that runs
+    drain_nbytes_done: int = 0
+    drain_voted: bool = False  # its share is synced, and it has said so
+    report: NodeReport | None = None  # None: it was not asked, or did not answer in time
 
 
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +105,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     coordinator: str = ""  # the node whose daemon knows of all nodes
     nodes: list[NodeStatus] = []
     degraded: list[str] = []  # what is less safe than it was asked to be
+    silent: list[str] = []  # nodes that were asked and did not answer in time; then the rest may be old, too
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):

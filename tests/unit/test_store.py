@@ -175,7 +175,7 @@ def test_an_image_arrives_whole(key, shm, monkeypatch, where, nbytes) -> None:
     fs, place, seen = FileLayer(), Place(key, SAVE), []
     slot = write_slot(f"{shm}/slot", key, SAVE, some_tensors(nbytes))
     make_partial(fs, place)
-    write_image(fs, place, image_of(slot), Flow(report=seen.append))
+    write_image(fs, place, image_of(slot), Flow(report=lambda done: seen.append(sum(done.values()))))
     with open(f"{place.partial}/{slot.layout.file}", "rb") as file:
         assert file.read() == slot.image
     assert seen[-1] == len(slot.image)

@@ -23,6 +23,7 @@ from ckptd.core import events as ev
 from ckptd.core.catalogue import Catalogue
 from ckptd.core.policy import Policy
 from ckptd.daemon import Daemon
+from ckptd.desk import StatusDesk
 from ckptd.effects import Effects
 from ckptd.parity.encode import encode
 from ckptd.peers.kept import Kept, keep_topology, kept_topologies
@@ -277,10 +278,10 @@ class Broken:
 
 def test_what_cannot_be_done_for_peers_is_told_and_the_daemon_goes_on():
     daemon, job = object.__new__(Daemon), JobKey("/store", "job")
-    daemon._errors, daemon._queue, daemon._handling = {}, deque(), False
+    daemon._desk, daemon._queue, daemon._handling = StatusDesk(None, None), deque(), False
     daemon._plane, daemon._catalogue = Broken(), Catalogue("n1", Policy())
     daemon._perform(act.MeetPeers(job=job, peers=()))
-    assert "Too many open files" in daemon._errors[job][0]
+    assert "Too many open files" in daemon._desk.errors[job][0]
     daemon._catalogue.handle = lambda *_: 1 / 0
     daemon._hear(ev.PeerDown(job=job, node="n2"))
-    assert "ZeroDivisionError" in daemon._errors[job][1]
+    assert "ZeroDivisionError" in daemon._desk.errors[job][1]

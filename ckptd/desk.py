@@ -1,0 +1,190 @@
+"""Answers who asks for the status: ranks' nodes, the command line, and the daemons of other nodes."""
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from ckptd import __version__, picture
+from ckptd.arena import Arena
+from ckptd.core.catalogue import Catalogue, Job
+from ckptd.peers.packets import Ask, Told
+from ckptd.peers.plane import PeerPlane
+from ckptd.protocol.errors import ProtocolError
+from ckptd.protocol.ids import JobKey
+from ckptd.protocol.messages import AskStatus, Reply, StatusReply, Steps
+from ckptd.protocol.status import MAX_PROBLEMS, SCHEMA, JobStatus, NodeReport, Status
+from ckptd.rank_socket import Letter
+from ckptd.stores import Stores
+from ckptd.survey import Answer, Survey, decode_answer, encode_answer, joined
+
+MAX_ERRORS = 20
+_MAX_OWN = 10  # of them, with room for what strangers cause
+_MAX_SURVEYS = 64  # at once; who asks beyond that hears of this node alone
+_MAX_CHARS = 4096  # of an error that travels
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What a status is read off."""
+
+    node: str
+    arena: Arena
+    catalogue: Catalogue
+    stores: Stores
+    plane: PeerPlane
+    refused: Callable[[], int]  # frames of ranks that were no message
+    problems: Callable[[], list[str]]  # what is wrong with the bulk plane, a line each
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A letter whose answer waits for other nodes."""
+
+    letter: Letter
+    survey: Survey
+    jobs: dict[int, JobKey] = field(default_factory=dict)  # id of the question -> what was asked
+
+
+class StatusDesk:
+    """Keeps the last errors. Nothing here blocks: a survey's answer is sent when ``tick`` finds it over."""
+
+    def __init__(self, sources: Sources, answer: Callable[[bytes, Reply], None]) -> None:
+        self._from = sources
+        self._answer = answer
+        self._started = time.monotonic()
+        self._waiting: list[_Waiting] = []
+        self._questions = 0
+        self.errors: dict[JobKey, list[str]] = {}
+        self.own: deque[str] = deque(maxlen=MAX_ERRORS)  # what concerns no job
+
+    def note(self, job: JobKey, text: str) -> None:
+        """Remembers what went wrong with a job. The same again is said once, as the newest."""
+        errors = self.errors.setdefault(job, [])
+        if text in errors:
+            errors.remove(text)
+        errors.append(text)
+        del errors[:-MAX_ERRORS]
+
+    # --- ranks and the command line
+
+    def steps(self, letter: Letter, job: Job | None) -> None:
+        """Checkpoints that a rank could restore."""
+        known = picture.checkpoints(job, time.monotonic()) if job else []
+        restorable = [c for c in known if c.tiers]
+        self._answer(letter.identity, Steps(reply_to=letter.request.seq, checkpoints=restorable))
+
+    def asked(self, letter: Letter) -> None:
+        """AskStatus: answered now, or once the other nodes were heard."""
+        request = letter.request
+        if not (isinstance(request, AskStatus) and request.nodes) or len(self._waiting) >= _MAX_SURVEYS:
+            self._answer(letter.identity, StatusReply(reply_to=request.seq, status=self.status()))
+            return
+        others = {
+            key: [node for node in job.node.membership.nodes if node != self._from.node]
+            for key, job in self._from.catalogue.jobs.items()
+        }
+        waiting = _Waiting(letter, Survey(others, time.monotonic()))
+        for key, nodes in others.items():
+            self._questions += 1
+            waiting.jobs[self._questions] = key
+            for node in nodes:
+                if not self._from.plane.write(key, node, Ask(self._questions, key)):
+                    waiting.survey.unasked(key, node)
+        self._waiting.append(waiting)
+
+    # --- other daemons
+
+    def read_mail(self) -> None:
+        """Answers what other daemons ask, and takes in what they tell."""
+        for mail in self._from.plane.take_mail():
+            if isinstance(mail.body, Ask):
+                job = self._from.catalogue.jobs.get(mail.body.job)
+                if job is not None:
+                    told = Told(mail.body.id, encode_answer(self._answer_about(mail.body.job, job)))
+                    self._from.plane.write(mail.body.job, mail.node, told)
+            else:
+                self._told(mail.node, mail.body)
+
+    def _told(self, node: str, told: Told) -> None:
+        waiting = next((one for one in self._waiting if told.id in one.jobs), None)
+        if waiting is None:
+            return  # too late
+        try:
+            answer = decode_answer(told.answer)
+        except ProtocolError:
+            self._from.plane.refused["malformed"] += 1
+            return
+        waiting.survey.told(waiting.jobs[told.id], node, answer, time.monotonic())
+
+    def _answer_about(self, key: JobKey, job: Job) -> Answer:
+        whole = None
+        if job.node.coordinator == self._from.node:
+            (whole,) = picture.jobs({key: job}, time.monotonic(), {})
+            whole = msgspec.structs.replace(whole, ranks=[])
+        return Answer(report=self._report(key, job), job=whole)
+
+    def _report(self, key: JobKey, job: Job) -> NodeReport:
+        """This node, as far as the job is concerned."""
+        of_store = [worker.problem for worker in self._from.stores.status() if worker.store == key.store]
+        problems = [*filter(None, of_store), *self.errors.get(key, []), *self._problems()]
+        return NodeReport(
+            version=__version__,
+            pid=os.getpid(),
+            uptime_s=self._uptime_s,
+            budget_nbytes=self._from.arena.budget_nbytes(),
+            used_nbytes=self._from.arena.used_nbytes,
+            tightest_limit=self._from.arena.budget().tightest.name,
+            ranks=picture.ranks(job),
+            problems=[problem[:_MAX_CHARS] for problem in problems[:MAX_PROBLEMS]],
+        )
+
+    # --- what is so
+
+    def tick(self, now: float) -> None:
+        """Answers whose survey is over."""
+        for waiting in [one for one in self._waiting if one.survey.over(now)]:
+            self._waiting.remove(waiting)
+            status = self._surveyed(waiting.survey)
+            self._answer(waiting.letter.identity, StatusReply(reply_to=waiting.letter.request.seq, status=status))
+
+    def next_deadline(self) -> float | None:
+        """When tick must be called at the latest."""
+        return min((one.survey.deadline for one in self._waiting), default=None)
+
+    @property
+    def _uptime_s(self) -> float:
+        return round(time.monotonic() - self._started, 3)
+
+    def _problems(self) -> list[str]:
+        return [*list(self.own)[-_MAX_OWN:], *self._from.problems(), *self._from.plane.problems()][:MAX_ERRORS]
+
+    def _surveyed(self, survey: Survey) -> Status:
+        status = self.status()
+        return msgspec.structs.replace(status, jobs=[self._joined(job, survey) for job in status.jobs])
+
+    def _joined(self, own: JobStatus, survey: Survey) -> JobStatus:
+        key = JobKey(own.store, own.job)
+        return joined(own, self._from.node, self._report(key, self._from.catalogue.jobs[key]), survey)
+
+    def status(self) -> Status:
+        """Everything that this daemon knows of itself."""
+        arena = self._from.arena
+        return Status(
+            schema=SCHEMA,
+            version=__version__,
+            node=self._from.node,
+            pid=os.getpid(),
+            arena=arena.path,
+            uptime_s=self._uptime_s,
+            budget_nbytes=arena.budget_nbytes(),
+            used_nbytes=arena.used_nbytes,
+            tightest_limit=arena.budget().tightest.name,
+            jobs=picture.jobs(self._from.catalogue.jobs, time.monotonic(), self.errors),
+            workers=self._from.stores.status(),
+            refused_messages=self._from.refused() + self._from.plane.refused.total(),
+            errors=self._problems(),
+        )

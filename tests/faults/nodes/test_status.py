@@ -1,0 +1,120 @@
+"""The whole job through any daemon: eight real ones, a drain that takes a while, one that does not answer."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from ckptd.ask import Daemon
+from ckptd.protocol.status import JobStatus
+from tests.cluster import Node, wait_for
+from tests.faults.nodes.clusters import MB, Cluster, a_cluster, within
+
+NAMES = "abcdefgh"
+SHARD_NBYTES = 4 * MB
+SLOW = {"CKPTD_DRAIN_BANDWIDTH": str(SHARD_NBYTES // 4)}  # eight seconds for the two ranks of a node
+
+
+@pytest.fixture(name="eight", scope="module")
+def fixture_eight(zygote):
+    # One that is stopped for a while must not count as lost: it is the survey that is to notice.
+    with a_cluster(zygote, NAMES, CKPTD_PEER_TIMEOUT_S="20", CKPTD_SET_SIZE="4", **SLOW) as cluster:
+        yield cluster
+
+
+def whole(node: Node, job: str) -> JobStatus:
+    with Daemon(node.arena) as daemon:
+        (found,) = [one for one in daemon.status(nodes=True).jobs if one.job == job]
+    return found
+
+
+def draining(eight: Cluster, name: str, job: str) -> JobStatus:
+    """Once every rank of every node has written something, and none all."""
+    for _ in within(30):
+        found = whole(eight.nodes[name], job)
+        ranks = [rank for node in found.nodes if node.report is not None for rank in node.report.ranks]
+        if len(ranks) == 2 * len(NAMES) and all(node.drain_nbytes_done for node in found.nodes):
+            return found
+    raise AssertionError("no drain")
+
+
+def test_any_daemon_tells_of_all_nodes_and_ranks_of_a_drain_that_runs(eight):
+    ranks = eight.ranks(NAMES * 2, sizes=[SHARD_NBYTES])
+    ranks.connect()
+    ranks.call("save", 1)
+    for name in "ae":  # a coordinates; e is of the other set
+        found = draining(eight, name, "job")
+        assert (found.coordinator, found.silent) == ("a", [])
+        assert [node.node for node in found.nodes] == list(NAMES)
+        assert found.drain is not None
+        assert 0 < found.drain.nbytes_done < found.drain.nbytes
+        assert [c.phase for c in found.checkpoints] == ["draining"]
+        for number, node in enumerate(found.nodes):
+            assert node.ranks == [number, number + 8]
+            assert [rank.rank for rank in node.report.ranks] == node.ranks
+            assert node.drain_nbytes == sum(rank.drain_nbytes for rank in node.report.ranks) > 2 * SHARD_NBYTES
+            assert 0 < node.drain_nbytes_done <= node.drain_nbytes
+            assert node.report.used_nbytes > 2 * SHARD_NBYTES
+        assert [rank.rank for rank in found.ranks] == found.nodes[NAMES.index(name)].ranks, "of its own node"
+    shown = command(eight.nodes["e"], "--nodes")
+    assert "drain" in shown
+    assert [line.split()[0] for line in shown.splitlines() if line[:3] in [f"  {name}" for name in NAMES]]
+    assert max(map(len, shown.splitlines())) <= 80
+    ranks.call("wait", 1, "durable")
+    eight.end(ranks)
+
+
+def command(node: Node, *flags: str) -> str:
+    return node.complete(sys.executable, "-m", "ckptd", "status", *flags, timeout_s=30)
+
+
+def test_a_daemon_that_does_not_answer_is_named_and_costs_less_than_a_second(eight):
+    ranks = eight.ranks(NAMES, "quiet", sizes=[64 << 10])
+    ranks.connect()
+    pid = eight.nodes["d"].daemon.pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        found = whole(eight.nodes["b"], "quiet")
+        assert time.monotonic() - began < 2.0, "0.7 s, on a machine that has time"
+        assert found.silent == ["d"]
+        assert [node.node for node in found.nodes if node.report is None] == ["d"]
+        text = command(eight.nodes["b"], "--nodes")
+        assert "did not answer: d" in " ".join(text.split())
+        raw = json.loads(command(eight.nodes["b"], "--nodes", "--json"))
+        assert raw["jobs"][0]["silent"] == ["d"]
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    wait_for(lambda: whole(eight.nodes["b"], "quiet").silent == [])
+    eight.end(ranks)
+
+
+def test_without_its_coordinator_a_node_tells_what_it_knows(eight):
+    ranks = eight.ranks(NAMES, "headless", sizes=[64 << 10])
+    ranks.connect()
+    pid = eight.nodes["a"].daemon.pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        found = whole(eight.nodes["c"], "headless")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert (found.coordinator, found.silent) == ("a", ["a"])
+    assert [node.node for node in found.nodes] == list(NAMES)
+    assert [node.node for node in found.nodes if node.report is not None] == list(NAMES[1:])
+    eight.end(ranks)
+
+
+def test_who_asks_twice_at_once_is_answered_twice(eight):
+    """Two terminals, and the metrics between them."""
+    asking = [
+        subprocess.Popen(
+            [sys.executable, "-m", "ckptd", "status", "--nodes", "--json"],
+            env=eight.nodes["a"].environ(), stdout=subprocess.PIPE, text=True,
+        )
+        for _ in range(3)
+    ]  # fmt: skip
+    assert all(json.loads(one.communicate(timeout=30)[0])["schema"] == 1 for one in asking)
