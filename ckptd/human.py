@@ -30,8 +30,8 @@ def percent(part: float, whole: float) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """A number and its noun: "1 rank", "16 ranks"."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    """A number and its noun: "1 rank", "16 ranks", "1,000 nodes"."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def ranges(numbers: Iterable[int]) -> str:

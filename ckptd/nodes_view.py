@@ -1,39 +1,168 @@
-"""The nodes of a job as people read them: ``ckptd status --nodes``. And the look of every table."""
+"""The nodes of a job as people read them: ``ckptd status --nodes``."""
 
-from rich.console import Group, RenderableType
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
 from ckptd import human
-from ckptd.protocol.status import JobStatus
+from ckptd.protocol.status import JobStatus, NodeStatus
+from ckptd.protocol.topology import Scheme
+from ckptd.view_parts import Marks, Name, levels, marks_for, plain_table
+
+_NARROW_COLUMNS = 100
+_MAX_ROWS = 16
+_MAX_NAMED = 4  # nodes in a sentence
+_MAX_LEVELS = 16  # ranks whose bars stand side by side
+_NUMBER_RE = re.compile(r"([0-9]+)")
 
 
-def plain_table(*, narrow: bool) -> Table:
-    """The look of every table: no lines, a dim head."""
-    return Table(box=None, padding=(0, 1 if narrow else 3, 0, 0), pad_edge=False, header_style="dim")
+@dataclass(frozen=True)
+class NodesView:
+    """One row per node; of many only those that matter, worst first, and what the others are like."""
+
+    job: JobStatus
+    everything: bool = False
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        marks = marks_for(options)
+        order = in_order(self.job) if self.everything or len(self.job.nodes) <= _MAX_ROWS else worst_first(self.job)
+        shown = order if self.everything else order[:_MAX_ROWS]
+        yield _table(self.job, shown, marks, options.max_width)
+        if len(shown) < len(order):
+            yield Text(_others(self.job, order[len(shown) :], marks), "dim")
 
 
-def nodes_table(job: JobStatus, here: str, *, narrow: bool) -> RenderableType:
-    """One row per node, by redundancy set. here: the node of the daemon that was asked."""
-    table = plain_table(narrow=narrow)
+def in_order(job: JobStatus) -> list[NodeStatus]:
+    """By redundancy set, then by name as people count: node2 before node10."""
+    return sorted(job.nodes, key=lambda node: (node.set_index, _natural(node.node)))
+
+
+def worst_first(job: JobStatus) -> list[NodeStatus]:
+    """Who needs somebody, then who holds up the drain. Tenths of a share, so that rows do not dance while one looks."""
+    return sorted(in_order(job), key=lambda node: (_severity(node, job), int(10 * _share(node))))
+
+
+def troubles(job: JobStatus) -> Iterator[tuple[list[str], str]]:
+    """What nodes say is wrong with them: who, and what. The same trouble of many is one."""
+    said: dict[str, list[str]] = {}
+    for node in in_order(job):
+        for problem in node.report.problems if node.report is not None else []:
+            said.setdefault(problem, []).append(node.node)
+    yield from ((nodes, problem) for problem, nodes in said.items())
+
+
+def named(nodes: Sequence[str]) -> str:
+    """A few of them, and how many more."""
+    shown = ", ".join(human.printable(node) for node in nodes[:_MAX_NAMED])
+    return f"{shown} and {len(nodes) - _MAX_NAMED:,} more" if len(nodes) > _MAX_NAMED else shown
+
+
+def versions(job: JobStatus) -> dict[str, list[str]]:
+    """Nodes by the version of their daemon, the most common one first."""
+    found: dict[str, list[str]] = {}
+    for node in in_order(job):
+        if node.report is not None:
+            found.setdefault(node.report.version, []).append(node.node)
+    return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in _NUMBER_RE.split(name)]
+
+
+def _severity(node: NodeStatus, job: JobStatus) -> int:
+    if not node.reachable:
+        return 0
+    if node.node in job.silent:
+        return 1
+    return 2 if node.problem or (node.report is not None and node.report.problems) else 3
+
+
+def _share(node: NodeStatus) -> float:
+    return node.drain_nbytes_done / node.drain_nbytes if node.drain_nbytes else 1.0
+
+
+def _state(node: NodeStatus, job: JobStatus) -> Text:
+    match _severity(node, job):
+        case 0:
+            return Text("not heard of", "bold red")
+        case 1:
+            return Text("no answer", "red")
+        case 2:
+            return Text("problem", "yellow")
+    if node.drain_voted:
+        return Text("synced", "green")
+    return Text("draining" if job.drain is not None and node.drain_nbytes else "fine", "dim")
+
+
+def _table(job: JobStatus, nodes: Sequence[NodeStatus], marks: Marks, width: int) -> Table:
+    wide = width >= _NARROW_COLUMNS
+    parity = job.scheme != Scheme.NONE
+    draining = job.drain is not None
+    reports = any(node.report is not None for node in job.nodes)
+    table = plain_table(narrow=not wide)
+    table.add_column("node", no_wrap=True)
     table.add_column("set", justify="right", no_wrap=True)
-    domains = any(node.domain for node in job.nodes)
-    for name in ("node", *(["domain"] if domains else []), "ranks", "heard of"):
-        table.add_column(name, overflow="fold")
-    table.add_column("parity of step", justify="right")
-    if any(node.problem for node in job.nodes):
-        table.add_column("problem", overflow="fold")
-    for node in sorted(job.nodes, key=lambda one: one.set_index):
-        row = [Text(str(node.set_index)), _literal(node.node)]
-        row += [_literal(node.domain)] if domains else []
-        row += [Text(human.ranges(node.ranks)), Text("yes", "green") if node.reachable else Text("no", "red")]
-        row.append(Text("none" if node.encoded_step is None else str(node.encoded_step)))
-        table.add_row(*row, *([_literal(node.problem, "yellow")] if node.problem else []))
-    if job.coordinator in ("", here):
-        return table
-    text = f"node {human.printable(job.coordinator)} coordinates the job and knows more: ckptd status --nodes there"
-    return Group(table, Text(text, "dim"))
+    if wide and any(node.domain for node in job.nodes):
+        table.add_column("domain", no_wrap=True)
+    table.add_column("ranks", no_wrap=True)
+    if reports:
+        table.add_column("memory", justify="right", no_wrap=True)
+    if draining:
+        table.add_column("drain", no_wrap=True)
+    if parity:
+        table.add_column("parity", justify="right", no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    for node in nodes:
+        row: list[Name | Text] = [Name(node.node), Text(str(node.set_index))]
+        row += [Name(node.domain)] if wide and any(other.domain for other in job.nodes) else []
+        row.append(Name(human.ranges(node.ranks)))
+        row += [_memory(node, wide=wide, marks=marks)] if reports else []
+        row += [_drain(node, job, marks, wide=wide)] if draining else []
+        row += [Text(marks.none if node.encoded_step is None else str(node.encoded_step))] if parity else []
+        table.add_row(*row, _state(node, job))
+    return table
 
 
-def _literal(text: str, style: str = "") -> Text:
-    return Text(human.printable(text), style, overflow="fold")
+def _memory(node: NodeStatus, *, wide: bool, marks: Marks) -> Text:
+    if node.report is None:
+        return Text(marks.none, "dim")
+    used, budget = node.report.used_nbytes, node.report.budget_nbytes
+    share = human.percent(used, budget)
+    style = "red" if used > 0.9 * budget else ""
+    return Text(f"{human.size(used)} of {human.size(budget)}  {share:>5}" if wide else share, style)
+
+
+def _drain(node: NodeStatus, job: JobStatus, marks: Marks, *, wide: bool) -> Text:
+    """A bar per rank, side by side, and the share of them all."""
+    if not node.drain_nbytes or job.drain is None:
+        return Text(marks.none, "dim")
+    ranks = [rank for rank in (node.report.ranks if node.report is not None else []) if rank.drain_nbytes]
+    bars = levels((rank.drain_nbytes_done / rank.drain_nbytes for rank in ranks[:_MAX_LEVELS]), marks)
+    text = Text.assemble((bars, "cyan"), f" {human.percent(node.drain_nbytes_done, node.drain_nbytes):>5}")
+    if wide and job.drain.seconds > 0:
+        text.append(f"  {human.rate(node.drain_nbytes_done / job.drain.seconds)}")
+    return text
+
+
+def _others(job: JobStatus, nodes: Sequence[NodeStatus], marks: Marks) -> str:
+    """What the nodes are like that have no row."""
+    bad = sum(_severity(node, job) < 3 for node in nodes)  # noqa: PLR2004 - see _severity
+    facts = [f"{human.counted(len(nodes), 'more node')}, {bad:,} with a problem" if bad else ""]
+    facts[0] = facts[0] or f"{human.counted(len(nodes), 'more node')}, all fine"
+    reports = [node.report for node in nodes if node.report is not None]
+    if reports:
+        used = sorted(report.used_nbytes / max(1, report.budget_nbytes) for report in reports)
+        facts.append(f"memory {_span(used)}")
+    if job.drain is not None:
+        facts.append(f"drain {_span(sorted(map(_share, nodes)))}")
+    return f" {marks.dot} ".join([*facts, "all of them: --all"])
+
+
+def _span(shares: Sequence[float]) -> str:
+    low, high = human.percent(shares[0], 1), human.percent(shares[-1], 1)
+    return low if low == high else f"{low.removesuffix(' %')} to {high}"

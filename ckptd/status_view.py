@@ -1,149 +1,204 @@
 """A daemon's Status as people read it: Status in, rich renderables out. Width and glyphs are the console's.
 
-A milestone has a word and a mark besides its colour, so that nothing is lost without colour or without Unicode.
+What matters most comes first: of each job how safe it is, the drain that runs, what is wrong and what to type; then the
+tables. A milestone has a word and a mark besides its colour, so that nothing is lost without colour or without Unicode.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from ckptd import human
-from ckptd.nodes_view import nodes_table, plain_table
+from ckptd.nodes_view import NodesView, named, troubles, versions
 from ckptd.protocol.messages import End, Milestone, Tier
 from ckptd.protocol.status import CheckpointStatus, DrainStatus, JobStatus, RankStatus, Status
 from ckptd.protocol.topology import Scheme
+from ckptd.view_parts import Facts, Marks, Name, bar, marks_for, plain_table
 
 _NARROW_COLUMNS = 100
 _TOO_NARROW_COLUMNS = 72  # for the column that is missed least: protected
-_BAR_COLUMNS = 32
+_TINY_COLUMNS = 64  # ... and for incarnation and age
+_MOST_BAR_COLUMNS, _LEAST_BAR_COLUMNS, _BESIDE_BAR_COLUMNS = 32, 8, 42
 _MAX_CHECKPOINTS = 10
 _MAX_REMOVED = 3
 _MAX_SLOT_MARKS = 16
-_MAX_AWAY = 8
-_MAX_DEGRADED = 4
+_MAX_RANK_BARS = 8
+_MAX_PROBLEMS = 4  # of a kind, where nobody asked for more
+_MAX_PROBLEMS_NODES = 12
 _NEARLY_FULL = 0.9
 _BAD_ENDS = frozenset({End.FAILED.value, End.ABANDONED.value, End.SKIPPED.value})
 
 
 @dataclass(frozen=True)
-class Marks:
-    """Glyphs, in the one alphabet or the other; bars: whether a bar is more than a run of the same blanks."""
-
-    reached: str
-    running: str
-    missed: str
-    none: str
-    used: str
-    free: str
-    dot: str
-    bars: bool = True
-
-
-_UNICODE = Marks(reached="✓", running="…", missed="✗", none="–", used="■", free="□", dot="·")  # noqa: RUF001
-_ASCII = Marks(reached="yes", running="...", missed="no", none="-", used="#", free=".", dot="-")
-
-
-@dataclass(frozen=True)
 class StatusView:
-    """Everything a daemon says of itself: itself, then its jobs. nodes: each job's nodes, too."""
+    """Everything a daemon says of itself: itself, then its jobs. nodes: each job's nodes, too; everything: all rows."""
 
     status: Status
     nodes: bool = False
+    everything: bool = False
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        marks = marks_for(options)
-        yield _header(self.status, marks)
+        page = _Page(marks_for(options), options.max_width, self.nodes, self.everything)
+        yield _header(self.status, page)
         for job in self.status.jobs:
             problem = next((w.problem for w in self.status.workers if w.store == job.store), "")
             yield Text()
-            yield _job(job, problem, marks, options.max_width, all_nodes=self.nodes)
-            if self.nodes:
-                yield Padding(
-                    nodes_table(job, self.status.node, narrow=options.max_width < _NARROW_COLUMNS), (1, 0, 0, 2)
-                )
+            yield from _job(job, problem, page)
         if not self.status.jobs:
             yield Text("\nno job yet: a training joins with ckptd_client.connect(job=...)", style="dim")
-        if self.status.errors:
-            yield Text()
-            yield from map(error_text, self.status.errors)
 
 
-def marks_for(options: ConsoleOptions) -> Marks:
-    """The glyphs that this console can encode. A file or a pipe has no colour, without which a bar is not seen."""
-    return replace(_ASCII if options.ascii_only else _UNICODE, bars=options.is_terminal)
+@dataclass(frozen=True)
+class _Page:
+    """What it is drawn on, and how much was asked for."""
+
+    marks: Marks
+    width: int
+    nodes: bool
+    everything: bool
+
+    @property
+    def bar_columns(self) -> int:
+        return max(_LEAST_BAR_COLUMNS, min(_MOST_BAR_COLUMNS, self.width - _BESIDE_BAR_COLUMNS))
+
+    @property
+    def max_problems(self) -> int | None:
+        return None if self.everything else _MAX_PROBLEMS_NODES if self.nodes else _MAX_PROBLEMS
+
+    def joined(self, *facts: str) -> str:
+        return f" {self.marks.dot} ".join(filter(None, facts))
 
 
-def error_text(error: str) -> Text:
-    """An error's message in red, its hint lines in cyan."""
-    text = Text()
-    for number, line in enumerate(human.printable(error).splitlines()):
-        is_hint = line.lstrip().startswith("hint:")
-        text.append("" if number == 0 else "\n")
-        text.append("error: " if number == 0 else "", style="bold red")
-        text.append(f"  {line.strip()}" if is_hint else line, style="cyan" if is_hint else "")
-    return text
-
-
-def _header(status: Status, marks: Marks) -> RenderableType:
-    dot = f" {marks.dot} "
+def _header(status: Status, page: _Page) -> RenderableType:
     facts = (f"node {human.printable(status.node)}", f"pid {status.pid}", f"up {human.duration(status.uptime_s)}")
-    title = Text.assemble((f"ckptd {status.version}", "bold"), dot, dot.join(facts))
-    grid = _facts()
-    grid.add_row("arena", _literal(status.arena))
-    grid.add_row("memory", _memory(status, marks))
+    title = Text(page.joined(f"ckptd {status.version}", *facts), no_wrap=True, overflow="ellipsis")
+    title.stylize("bold", 0, len(f"ckptd {status.version}"))
+    rows = Facts()
+    rows.add("memory", _memory(status, page))
     if status.tightest_limit:
-        grid.add_row("limit", _literal(status.tightest_limit))
+        rows.add("limit", Name(status.tightest_limit))
+    rows.add("arena", Name(status.arena))
     if status.refused_messages:
-        refused = human.counted(status.refused_messages, "malformed message")
-        grid.add_row("refused", Text(refused, style="yellow"))
-    return Group(title, grid)
+        rows.add("refused", Text(human.counted(status.refused_messages, "malformed message"), style="yellow"))
+    for error in status.errors:
+        rows.error(error)
+    return Group(title, rows.grid)
 
 
-def _memory(status: Status, marks: Marks) -> RenderableType:
+def _memory(status: Status, page: _Page) -> Text:
     used, budget = status.used_nbytes, status.budget_nbytes
     style = "red" if used > _NEARLY_FULL * budget else "green"
-    text = f"{human.size(used)} of {human.size(budget)} ({human.percent(used, budget)})"
-    return _bar(used, budget, text, style, marks)
+    text = f"  {human.size(used)} of {human.size(budget)} ({human.percent(used, budget)})"
+    return Text.assemble(bar(used, budget, page.bar_columns, style, page.marks), text)
 
 
-def _bar(done: float, total: float, text: str, style: str, marks: Marks) -> RenderableType:
-    """A bar and its numbers, or the numbers alone. An empty total is a full bar."""
-    if not marks.bars:
-        return Text(text)
-    bar = ProgressBar(total or 1, done if total else 1, _BAR_COLUMNS, complete_style=style, finished_style=style)
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(width=_BAR_COLUMNS)
-    grid.add_column()
-    grid.add_row(bar, text)
-    return grid
+# --- a job
 
 
-def _job(job: JobStatus, store_problem: str, marks: Marks, width: int, *, all_nodes: bool) -> RenderableType:
-    dot = f" {marks.dot} "
-    facts = dot.join((f"incarnation {job.incarnation}", human.counted(job.world_size, "rank")))
-    body: list[RenderableType] = [_literal(job.store, "dim")]
+def _job(job: JobStatus, store_problem: str, page: _Page) -> Iterator[RenderableType]:
+    nodes = human.counted(len(job.nodes), "node") if len(job.nodes) > 1 else ""
+    facts = page.joined(f"incarnation {job.incarnation}", human.counted(job.world_size, "rank"), nodes)
+    yield Text.assemble((human.printable(job.job), "bold"), "  ", facts, no_wrap=True, overflow="ellipsis")
+    rows = Facts()
+    rows.add("safe", _safe(job, page))
+    if job.drain is not None:
+        rows.add("drain", _drain(job.drain, page))
+    _add_problems(rows, job, store_problem, page)
+    rows.add("store", Name(job.store))
+    if len(job.nodes) > 1:
+        rows.add("nodes", _nodes(job, page))
+    for number, row in enumerate(_rank_rows(job.ranks, page)):
+        rows.add("ranks" if number == 0 else "", row)
+    yield _indented(rows.grid)
     if job.checkpoints:
         shown = _worth_showing(job.checkpoints)
-        body.append(_checkpoints(shown, marks, width, parity=job.scheme != Scheme.NONE and len(job.nodes) > 1))
-        body += _remarks(shown, len(job.checkpoints) - len(shown))
-    else:
-        body.append(Text("no checkpoint yet", style="dim"))
-    grid = _facts()
-    if len(job.nodes) > 1:
-        grid.add_row("nodes", _nodes(job, marks, len(job.degraded) if all_nodes else _MAX_DEGRADED))
-    if job.drain is not None:
-        grid.add_row("drain", _drain(job.drain, marks))
-    for number, row in enumerate(_rank_rows(job.ranks, marks)):
-        grid.add_row("ranks" if number == 0 else "", row)
-    if grid.row_count:
-        body.append(grid)
-    body += map(error_text, [store_problem, *job.errors] if store_problem else job.errors)
-    return Group(Text.assemble((job.job, "bold"), "  ", facts), Padding(Group(*body), (0, 0, 0, 2)))
+        parity = job.scheme != Scheme.NONE and len(job.nodes) > 1
+        table = _checkpoints(shown, page.marks, page.width, parity=parity)
+        yield _indented(Group(table, *_remarks(shown, len(job.checkpoints) - len(shown))), above=1)
+    if page.nodes:
+        yield _indented(NodesView(job, page.everything), above=1)
+
+
+def _indented(what: RenderableType, above: int = 0) -> Padding:
+    return Padding(what, (above, 0, 0, 2))
+
+
+def _safe(job: JobStatus, page: _Page) -> Text:
+    """The newest of each milestone, as far as it is newer than what is safer; what dies with what, at one look."""
+    if not job.checkpoints:
+        return Text("no checkpoint yet", "dim")
+    words: list[Text] = []
+    newest = len(job.checkpoints)  # they are in order, newest first
+    for milestone, style in ((Milestone.DURABLE, "green"), (Milestone.PROTECTED, "green"), (Milestone.STAGED, "")):
+        place = next((i for i, one in enumerate(job.checkpoints) if _has_reached(one, milestone)), None)
+        if place is not None and place < newest:
+            newest, one = place, job.checkpoints[place]
+            age = f" ({human.duration(one.age_s)})" if one.age_s is not None else ""
+            words.append(Text(f"{milestone} {one.step}{age}", style))
+        elif milestone is Milestone.DURABLE and place is None:
+            words.append(Text("nothing durable yet", "yellow"))
+    return Text(f" {page.marks.dot} ").join(words)
+
+
+def _has_reached(one: CheckpointStatus, milestone: Milestone) -> bool:
+    """What was removed, or is lost, is no help."""
+    if not one.tiers:
+        return False
+    if milestone is Milestone.PROTECTED:
+        return one.protected or one.milestone == milestone
+    return one.milestone == milestone if milestone is Milestone.DURABLE else one.milestone is not None
+
+
+def _drain(drain: DrainStatus, page: _Page) -> RenderableType:
+    done = bar(drain.nbytes_done, drain.nbytes, page.bar_columns, "cyan", page.marks)
+    top = Text.assemble(done, f"  {human.percent(drain.nbytes_done, drain.nbytes)} of step {drain.save.step}")
+    facts = [f"{human.size(drain.nbytes_done)} of {human.size(drain.nbytes)}"]
+    if drain.retry_in_s is None:
+        facts.append(human.rate(drain.bytes_per_s))
+        if drain.seconds_left is not None:
+            facts.append(f"{human.duration(drain.seconds_left)} left")
+    lines: list[RenderableType] = [top, page.joined(*facts)]
+    if drain.last_error:
+        again = f", again in {human.duration(drain.retry_in_s)}" if drain.retry_in_s is not None else ""
+        failed = f"attempt {drain.attempt} failed" if again else f"attempt {drain.attempt}, the one before failed"
+        lines.append(Text(f"{failed}: {human.printable(drain.last_error)}{again}", style="yellow"))
+    return Group(*lines)
+
+
+def _add_problems(rows: Facts, job: JobStatus, store_problem: str, page: _Page) -> None:
+    """What is wrong, once each: on the store, with the job, between the nodes, on them."""
+    most = page.max_problems
+    if store_problem:
+        rows.error(f"store: {store_problem}\nhint: is the mount alive? try: timeout 10 stat -f {job.store}")
+    said = [store_problem, *job.errors]
+    for error in job.errors[-most:] if most else job.errors:
+        rows.error(error)
+    if most and len(job.errors) > most:
+        rows.add("", Text(f"and {len(job.errors) - most:,} older ones: ckptd status --nodes --all", "dim"))
+    if job.silent:
+        rows.add("silent", Text(f"did not answer: {named(job.silent)}", "yellow"), "yellow")
+    for line in job.degraded[:most]:
+        rows.add("degraded", Text(human.printable(line), "yellow"), "yellow")
+    if most and len(job.degraded) > most:
+        rows.add("", Text(f"and {len(job.degraded) - most:,} more: ckptd status --nodes --all", "yellow"))
+    _add_troubles(rows, job, said, most)
+
+
+def _add_troubles(rows: Facts, job: JobStatus, said: list[str], most: int | None) -> None:
+    found = [(nodes, problem) for nodes, problem in troubles(job) if problem not in said]
+    for nodes, problem in found[:most]:
+        rows.error(f"{named(nodes)}: {problem}", "yellow")
+    if most and len(found) > most:
+        rows.add("", Text(f"and {len(found) - most:,} more: ckptd status --nodes --all", "yellow"))
+    known = versions(job)
+    if len(known) > 1:
+        others = [f"{version} on {named(nodes)}" for version, nodes in list(known.items())[1:]]
+        text = f"versions differ: {next(iter(known))} on {len(next(iter(known.values()))):,}; {'; '.join(others)}"
+        rows.error(f"{text}\nhint: install the same ckptd there, and restart those daemons: what is staged stays")
 
 
 def _worth_showing(checkpoints: list[CheckpointStatus]) -> list[CheckpointStatus]:
@@ -156,45 +211,45 @@ def _is_removed(one: CheckpointStatus) -> bool:
     return one.milestone == Milestone.DURABLE and not one.tiers
 
 
-def _nodes(job: JobStatus, marks: Marks, most: int) -> RenderableType:
-    """How many there are, what they keep for each other, and what is amiss, in so many lines at most."""
+def _nodes(job: JobStatus, page: _Page) -> Text:
+    """How many there are, what they keep for each other, and who is missing."""
     sets = len({node.set_index for node in job.nodes})
     scheme = f"{job.scheme} in {human.counted(sets, 'set')}" if job.scheme != Scheme.NONE else "redundancy none"
-    facts = [human.counted(len(job.nodes), "node"), scheme]
-    away = [human.printable(node.node) for node in job.nodes if not node.reachable]
-    text = Text(f" {marks.dot} ".join(facts))
+    text = Text(page.joined(human.counted(len(job.nodes), "node"), scheme))
+    if page.nodes and (asked := [node for node in job.nodes if node.report is not None]):
+        text.append(f" {page.marks.dot} {len(asked):,} answered")
+    away = [node.node for node in job.nodes if not node.reachable]
     if away:
-        shown = ", ".join(away[:_MAX_AWAY]) + (f" and {len(away) - _MAX_AWAY} more" if len(away) > _MAX_AWAY else "")
-        text.append(f" {marks.dot} not heard of: {shown}", "yellow")
-    lines = [text, *(Text(f"degraded: {human.printable(line)}", "yellow") for line in job.degraded[:most])]
-    if len(job.degraded) > most:
-        lines.append(Text(f"and {len(job.degraded) - most} more: ckptd status --nodes", "yellow"))
-    return Group(*lines)
+        text.append(f" {page.marks.dot} not heard of: {named(away)}", "yellow")
+    return text
+
+
+# --- checkpoints
 
 
 def _checkpoints(checkpoints: list[CheckpointStatus], marks: Marks, width: int, *, parity: bool) -> Table:
     table = plain_table(narrow=width < _NARROW_COLUMNS)
-    wide = width >= _TOO_NARROW_COLUMNS
-    for name in ("step", "inc"):
+    wide, tiny = width >= _TOO_NARROW_COLUMNS, width < _TINY_COLUMNS
+    for name in ("step", *(() if tiny else ("inc",))):
         table.add_column(name, justify="right", no_wrap=True)
     for name in ("staged", *(["protected"] if wide else []), "durable"):
         table.add_column(name, justify="center", no_wrap=True)
-    table.add_column("in")
-    for name in ("ranks", "size", "age"):
+    table.add_column("in", no_wrap=True)
+    for name in ("ranks", "size", *(() if tiny else ("age",))):
         table.add_column(name, justify="right", no_wrap=True)
     newest = next((one for one in checkpoints if one.milestone is not None), None)
     for one in checkpoints:
         coming = parity and one is newest and Tier.ARENA in one.tiers
         table.add_row(
             str(one.step),
-            str(one.incarnation),
+            *([] if tiny else [str(one.incarnation)]),
             _staged_mark(one, marks),
             *([_protected_mark(one, marks, coming=coming)] if wide else []),
             _durable_mark(one, marks),
-            Text("removed", "dim") if _is_removed(one) else _literal(", ".join(one.tiers) or marks.none),
+            Text("removed", "dim") if _is_removed(one) else Name(", ".join(one.tiers) or marks.none),
             f"{one.ranks}/{one.world_size}",
             human.size(one.nbytes),
-            human.duration(one.age_s) if one.age_s is not None else marks.none,
+            *([] if tiny else [human.duration(one.age_s) if one.age_s is not None else marks.none]),
         )
     return table
 
@@ -226,27 +281,15 @@ def _remarks(shown: list[CheckpointStatus], hidden: int) -> Iterator[Text]:
     """What the table has no room for: why a save ended badly, and how many rows are not shown."""
     for one in shown:
         if one.end in _BAD_ENDS and one.reason:
-            yield Text.assemble((f"step {one.step} {one.end}: ", "red"), human.printable(one.reason))
+            yield Text.assemble((f"step {one.step} {one.end}: ", "red"), human.printable(one.reason), overflow="fold")
     if hidden > 0:
         yield Text(f"and {human.counted(hidden, 'older checkpoint')}", style="dim")
 
 
-def _drain(drain: DrainStatus, marks: Marks) -> RenderableType:
-    bar = _bar(drain.nbytes_done, drain.nbytes, human.percent(drain.nbytes_done, drain.nbytes), "cyan", marks)
-    facts = [f"step {drain.save.step}", f"{human.size(drain.nbytes_done)} of {human.size(drain.nbytes)}"]
-    if drain.retry_in_s is None:
-        facts.append(human.rate(drain.bytes_per_s))
-        if drain.seconds_left is not None:
-            facts.append(f"{human.duration(drain.seconds_left)} left")
-    lines: list[RenderableType] = [bar, f" {marks.dot} ".join(facts)]
-    if drain.last_error:
-        again = f", again in {human.duration(drain.retry_in_s)}" if drain.retry_in_s is not None else ""
-        failed = f"attempt {drain.attempt} failed" if again else f"attempt {drain.attempt}, the one before failed"
-        lines.append(Text(f"{failed}: {human.printable(drain.last_error)}{again}", style="yellow"))
-    return Group(*lines)
+# --- ranks
 
 
-def _rank_rows(ranks: list[RankStatus], marks: Marks) -> Iterator[Text]:
+def _rank_rows(ranks: list[RankStatus], page: _Page) -> Iterator[Text]:
     """One row for all ranks of equal state, so that 8 ranks in step are one row; a dead one stands out."""
     alike: dict[tuple[object, ...], list[RankStatus]] = {}
     for rank in ranks:
@@ -257,9 +300,10 @@ def _rank_rows(ranks: list[RankStatus], marks: Marks) -> Iterator[Text]:
     for label, group in zip(labels, alike.values(), strict=True):
         rank = group[0]
         if rank.alive:
-            yield Text.assemble((f"{label.ljust(width)}  ", "bold"), _slot_use(rank, marks))
+            yield Text.assemble((f"{label.ljust(width)}  ", "bold"), _slot_use(rank, page.marks))
         else:
-            yield Text.assemble(_ended(label, group), _slot_use(rank, marks))
+            yield Text.assemble(_ended(label, group), _slot_use(rank, page.marks))
+    yield from _rank_bars([rank for rank in ranks if rank.drain_nbytes], page)
 
 
 def _ended(label: str, group: list[RankStatus]) -> Text:
@@ -272,6 +316,23 @@ def _ended(label: str, group: list[RankStatus]) -> Text:
     return Text.assemble((f"{noun} {label}: ", "bold"), (f"{what}{newest}{who}", "yellow"), "; ")
 
 
+def _rank_bars(ranks: list[RankStatus], page: _Page) -> Iterator[Text]:
+    """How far each rank of this node is in the drain; of many, those that are behind."""
+    behind = sorted(ranks, key=lambda rank: (int(10 * rank.drain_nbytes_done / rank.drain_nbytes), rank.rank))
+    shown = ranks if len(ranks) <= _MAX_RANK_BARS else behind[:_MAX_RANK_BARS]
+    width = max((len(str(rank.rank)) for rank in shown), default=0)
+    for rank in shown:
+        done, total = rank.drain_nbytes_done, rank.drain_nbytes
+        drawn = bar(done, total, page.bar_columns, "cyan", page.marks)
+        text = f"  {human.percent(done, total):>5} of {human.size(total)}"
+        yield Text.assemble((f"{rank.rank:>{width}}  ", "bold"), drawn, text)
+    if len(shown) < len(ranks):
+        done = sum(rank.drain_nbytes_done for rank in behind[len(shown) :])
+        total = sum(rank.drain_nbytes for rank in behind[len(shown) :])
+        others = human.counted(len(ranks) - len(shown), "more rank")
+        yield Text(f"{others}, {human.percent(done, total)} of {human.size(total)}", "dim")
+
+
 def _slot_use(rank: RankStatus, marks: Marks) -> Text:
     text = Text()
     if rank.alive and rank.slots <= _MAX_SLOT_MARKS:
@@ -281,16 +342,3 @@ def _slot_use(rank: RankStatus, marks: Marks) -> Text:
     if rank.alive and rank.newest_step is not None:
         text.append(f", newest step {rank.newest_step}")
     return text
-
-
-def _facts() -> Table:
-    """Labels on the left, what is so on the right."""
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="fold")
-    return grid
-
-
-def _literal(text: str, style: str = "") -> Text:
-    """What comes from outside: never markup, never control codes, folded where it is too long."""
-    return Text(human.printable(text), style, overflow="fold")

@@ -12,13 +12,12 @@ from rich.text import Text
 from ckptd import human
 from ckptd.cli import common
 from ckptd.filelayer import FileLayer
-from ckptd.nodes_view import plain_table
 from ckptd.pins import pinned
 from ckptd.protocol.errors import UsageError
 from ckptd.protocol.ids import JobKey, is_job_name, parse_dirname, parse_partial_dirname
 from ckptd.protocol.manifest import COMMITTED, LATEST
-from ckptd.status_view import error_text
 from ckptd.store_scan import INCARNATIONS_DIR, CommittedEntry, PartialEntry, Place, Scan, job_dir, scan
+from ckptd.view_parts import error_text, plain_table
 
 SCHEMA = 1
 _HINT = "give a store, or a job's directory in it"

@@ -4,45 +4,74 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import click
 from rich.console import Group, RenderableType
-from rich.live import Live
+from rich.text import Text
 
 from ckptd.ask import Daemon
 from ckptd.cli import common
 from ckptd.protocol.errors import CkptdError, ConnectError
-from ckptd.status_view import StatusView, error_text
+from ckptd.screen import watch
+from ckptd.status_view import StatusView
+from ckptd.view_parts import error_text
 
 _WHERE_DAEMONS_COME_FROM = """\
 a training starts one with connect(); it leaves when its last job is closed and durable
 what lies on a store: ckptd list PATH"""
 
 
-@click.command(epilog=common.example("ckptd status --watch", "ckptd status --json | jq '.jobs[].checkpoints[0]'"))
+@dataclass(frozen=True)
+class _Wanted:
+    """What to ask for, and how much of it to show."""
+
+    nodes: bool
+    everything: bool
+    interval_s: float
+
+    def look(self, daemon: Daemon) -> StatusView:
+        """One picture. Raises CkptdError."""
+        return StatusView(daemon.status(nodes=self.nodes), nodes=self.nodes, everything=self.everything)
+
+    def look_again(self, daemon: Daemon) -> RenderableType:
+        """A daemon that restarts is waited for: that is when one watches."""
+        try:
+            return self.look(daemon)
+        except CkptdError as error:
+            hint = f"\nhint: {error.hint}" if error.hint else ""
+            again = Text(f"looking again every {self.interval_s:g} s; Ctrl-C ends", "dim")
+            return Group(error_text(f"{error.message}{hint}"), again)
+
+
+@click.command(epilog=common.example("ckptd status --watch --nodes", "ckptd status --json | jq '.jobs[].drain'"))
 @common.arena_option
 @common.json_option
 @common.timeout_option
-@click.option("--nodes", is_flag=True, help="All nodes of each job, and what they keep for each other.")
-@click.option("--watch", "-w", is_flag=True, help="Live, until Ctrl-C. With --json: one line per look.")
+@click.option("--nodes", "-n", is_flag=True, help="Ask the daemons of all nodes of each job, and show them all.")
+@click.option("--all", "everything", is_flag=True, help="With --nodes: a row for every node. So it is in a pipe.")
+@click.option("--watch", "-w", "live", is_flag=True, help="Live, until Ctrl-C. With --json: one line per look.")
 @click.option(
     "--interval", "interval_s", type=click.FloatRange(0.1), default=1.0, show_default=True, metavar="SECONDS",
     help="Time between two looks of --watch.",
 )  # fmt: skip
 def command(  # noqa: PLR0913, PLR0917 - options
-    arena: str | None, as_json: bool, timeout_s: float, nodes: bool, watch: bool, interval_s: float
+    arena: str | None, as_json: bool, timeout_s: float, nodes: bool, everything: bool, live: bool, interval_s: float
 ) -> None:
     """Show checkpoints and their milestones, the running drain, memory and last errors."""
     path = common.arena_of(arena)
+    console = common.console()
+    wanted = _Wanted(nodes or everything, everything or not console.is_terminal, interval_s)
     with _newcomers_told(path), Daemon(path, timeout_s) as daemon:
-        if not watch:
-            _show_once(daemon, as_json=as_json, nodes=nodes)
-            return
-        with contextlib.suppress(KeyboardInterrupt):
-            if as_json or not common.console().is_terminal:
-                _stream(daemon, interval_s, as_json=as_json, nodes=nodes)
-            else:
-                _watch(daemon, interval_s, nodes=nodes)
+        if not live:
+            _print(daemon, wanted, as_json=as_json)
+        elif as_json or not console.is_terminal or console.is_dumb_terminal:
+            _stream(daemon, wanted, as_json=as_json)
+        else:
+            wanted.look(daemon)  # a daemon that is not there at all is an error, not something to wait for
+            last = watch(console, lambda: wanted.look_again(daemon), interval_s)
+            if last is not None:
+                common.show(last)
 
 
 @contextlib.contextmanager
@@ -56,28 +85,21 @@ def _newcomers_told(arena: str) -> Iterator[None]:
         raise ConnectError(error.message, hint=f"{error.hint}\n{_WHERE_DAEMONS_COME_FROM}") from error
 
 
-def _show_once(daemon: Daemon, *, as_json: bool, nodes: bool, indent: int = 2) -> None:
-    status = daemon.status()
+def _print(daemon: Daemon, wanted: _Wanted, *, as_json: bool, indent: int = 2) -> None:
     if as_json:
-        common.print_json(status, indent=indent)
+        common.print_json(daemon.status(nodes=wanted.nodes), indent=indent)
     else:
-        common.show(StatusView(status, nodes=nodes))
+        common.show(wanted.look(daemon))
 
 
-def _stream(daemon: Daemon, interval_s: float, *, as_json: bool, nodes: bool) -> None:
-    while True:
-        _show_once(daemon, as_json=as_json, nodes=nodes, indent=0)
-        time.sleep(interval_s)
-
-
-def _watch(daemon: Daemon, interval_s: float, *, nodes: bool) -> None:
-    """One picture drawn over the last. A daemon that restarts is waited for: that is when one watches."""
-    view: RenderableType = StatusView(daemon.status(), nodes=nodes)
-    with Live(view, console=common.console(), auto_refresh=False) as live:
+def _stream(daemon: Daemon, wanted: _Wanted, *, as_json: bool) -> None:
+    """A picture per interval, one below the other. Who reads JSON learns of a lost daemon by the exit code."""
+    with contextlib.suppress(KeyboardInterrupt):
+        _print(daemon, wanted, as_json=as_json, indent=0)
         while True:
-            live.update(view, refresh=True)
-            time.sleep(interval_s)
-            try:
-                view = StatusView(daemon.status(), nodes=nodes)
-            except CkptdError as error:
-                view = Group(error_text(str(error)), f"looking again every {interval_s:g} s; Ctrl-C ends")
+            time.sleep(wanted.interval_s)
+            if as_json:
+                _print(daemon, wanted, as_json=True, indent=0)
+            else:
+                click.echo()
+                common.show(wanted.look_again(daemon))

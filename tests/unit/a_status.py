@@ -10,6 +10,7 @@ from ckptd.protocol.status import (
     CheckpointStatus,
     DrainStatus,
     JobStatus,
+    NodeReport,
     NodeStatus,
     RankStatus,
     Status,
@@ -42,6 +43,18 @@ def node(number: int, **changes: Any) -> NodeStatus:
         "reachable": True, "set_index": 0, "encoded_step": 1300,
     }  # fmt: skip
     return NodeStatus(**values | changes)
+
+
+def report(number: int, **changes: Any) -> NodeReport:
+    values = {
+        "version": "0.1.0", "pid": 4242, "uptime_s": 60.0, "budget_nbytes": 100 * GIB, "used_nbytes": 61 * GIB,
+        "tightest_limit": "MemAvailable of /proc/meminfo", "problems": [],
+        "ranks": [
+            rank(4 * number + place, drain_nbytes=10 * GIB, drain_nbytes_done=done * GIB)
+            for place, done in enumerate((10, 7, 2, 0))
+        ],
+    }  # fmt: skip
+    return NodeReport(**values | changes)
 
 
 def drain(**changes: Any) -> DrainStatus:

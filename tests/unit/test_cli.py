@@ -57,7 +57,7 @@ class Daemon:
     def connect(self, arena, timeout_s=5.0):
         yield self
 
-    def status(self):
+    def status(self, *, nodes=False):
         return self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
 
     def drain(self, job):

@@ -3,17 +3,20 @@
 import io
 import re
 
+import msgspec
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 
 from ckptd.status_view import StatusView
+from ckptd.view_parts import UNICODE, bar, levels, shortened
 from tests.unit import a_status
 
 
-def shown(status, *, width=80, encoding="utf-8", nodes=False, **options) -> str:
+def shown(status, *, width=80, encoding="utf-8", nodes=False, everything=False, **options) -> str:
     raw = io.BytesIO()
-    file = io.TextIOWrapper(raw, encoding=encoding)
-    Console(file=file, width=width, **options).print(StatusView(status, nodes=nodes))
+    file = io.TextIOWrapper(raw, encoding=encoding, errors="replace")  # as the command has it
+    Console(file=file, width=width, **options).print(StatusView(status, nodes=nodes, everything=everything))
     file.flush()
     return raw.getvalue().decode(encoding)
 
@@ -33,14 +36,38 @@ def test_a_busy_daemon_fits_in_80_columns():
         "768.0 GiB of 1.2 TiB (64 %)",
         "1 malformed message",
         "llama-7b  incarnation 4 · 16 ranks",
-        "step 1300 · 150.0 GiB of 376.0 GiB · 1.2 GiB/s · 3m1s left",
+        "safe    durable 1100 (3m20s) · protected 1250 (3m20s) · staged 1300 (3m20s)\n",
+        "drain   ━━━━━━━━━━━━────────────────────  40 % of step 1300\n",
+        "        150.0 GiB of 376.0 GiB · 1.2 GiB/s · 3m1s left\n",
+        "error   rank 15 ended without close\n",
+        "hint    its memory is kept for 24h: restart the job\n",
+        "store   /scratch/project_465000123/someone…/path/that/does/not/fit/in/one/line\n",
         "step 1200 abandoned: rank 15 never delivered within 300 s",
-        "error: rank 15 ended without close\n",
-        "    hint: its memory is kept for 24h: restart the job\n",
-        "no checkpoint yet",
-        "error: no answer for 40 s",
+        "safe    no checkpoint yet",
+        "error   store: no answer for 40 s\n",
+        "hint    is the mount alive? try: timeout 10 stat -f /s\n",
     ):
         assert part in re.sub(r" +\n", "\n", text)
+
+
+def test_what_matters_most_comes_first():
+    text = shown(a_status.status())
+    order = ["memory", "llama-7b", "safe", "drain", "error", "hint", "store", "ranks", "step inc"]
+    places = [text.index(f"\n{word}" if word in ("memory", "llama-7b") else f"  {word}") for word in order[:-1]]
+    assert places == sorted(places)
+
+
+def test_what_is_safe_is_said_as_far_as_it_is_newer_than_what_is_safer():
+    def safe(*checkpoints):
+        return line(shown(a_status.status(jobs=[a_status.job(checkpoints=list(checkpoints), errors=[])])), "safe")
+
+    durable = a_status.checkpoint(20, "durable", "durable", tiers=["pfs"], age_s=None)
+    protected = a_status.checkpoint(10, "kept", "protected", end="kept")
+    staged = a_status.checkpoint(30, "staged", "staged")
+    lost = a_status.checkpoint(40, "staged", "staged", tiers=[])
+    assert safe(durable, protected) == "safe durable 20"
+    assert safe(staged, durable) == "safe durable 20 · staged 30 (3m20s)"
+    assert safe(lost, staged, protected) == "safe nothing durable yet · protected 10 (3m20s) · staged 30 (3m20s)"
 
 
 def test_checkpoints_say_how_safe_they_are():
@@ -77,25 +104,94 @@ def test_what_is_amiss_between_the_nodes_is_said_without_being_asked_for():
     status = a_status.status(jobs=[a_status.job(nodes=nodes, degraded=degraded, **FOUR)])
     text = shown(status, width=100)
     assert line(text, "nodes") == "nodes 4 nodes · xor in 1 set · not heard of: node01, node02"
-    assert "degraded: set 0 makes no parity while it hears nothing of node01, node02 " in text
-    assert "and 6 more: ckptd status --nodes" in text
-    assert "degraded: set 8: x" in shown(status, nodes=True)
+    assert (
+        line(text, "degraded set 0 makes") == "degraded set 0 makes no parity while it hears nothing of node01, node02"
+    )
+    assert "and 6 more: ckptd status --nodes --all" in text
+    assert "set 8: x" not in text
+    assert "set 8: x" in shown(status, nodes=True, everything=True)
 
 
-def test_nodes_stand_by_sets():
+def of_nodes(*nodes, **changes):
+    return a_status.status(jobs=[a_status.job(nodes=list(nodes), **FOUR | changes)])
+
+
+def test_nodes_stand_by_sets_and_are_counted_as_people_do():
     nodes = [
-        a_status.node(0),
+        a_status.node(0, report=a_status.report(0)),
+        a_status.node(10, node="node10", ranks=[8], report=a_status.report(2, ranks=[])),
+        a_status.node(9, node="node9", ranks=[9, 11], reachable=False),
         a_status.node(1, set_index=1, encoded_step=None, problem="no memory for parity"),
-        a_status.node(2, reachable=False, ranks=[8, 9, 11]),
     ]
-    text = shown(a_status.status(jobs=[a_status.job(nodes=nodes, **FOUR)]), nodes=True, width=100)
-    assert line(text, "set node") == "set node domain ranks heard of parity of step problem"
-    assert line(text, "0 node00") == "0 node00 rack0 0-3 yes 1300"
-    assert line(text, "0 node02") == "0 node02 rack1 8-9, 11 no 1300"
-    assert line(text, "1 node01") == "1 node01 rack0 4-7 yes none no memory for parity"
-    assert "node node00 coordinates the job and knows more" in text, "the daemon asked is node03's"
-    assert text.index("node02") < text.index("node01"), "sets are not torn apart"
-    assert "parity of step" not in shown(a_status.status(jobs=[a_status.job(nodes=nodes, **FOUR)]))
+    text = shown(of_nodes(*nodes, drain=None, silent=["node01"]), nodes=True)
+    assert line(text, "node set") == "node set ranks memory parity state"
+    assert line(text, "node00") == "node00 0 0-3 61 % 1300 fine"
+    assert line(text, "node9") == "node9 0 9, 11 – 1300 not heard of"  # noqa: RUF001
+    assert line(text, "node01") == "node01 1 4-7 – – no answer"  # noqa: RUF001
+    names = [row.split()[0] for row in text.splitlines() if row.startswith("  node")][-4:]
+    assert names == ["node00", "node9", "node10", "node01"], "sets are not torn apart"
+    assert line(text, "nodes") == "nodes 4 nodes · xor in 2 sets · 2 answered · not heard of: node9"
+    assert line(text, "silent") == "silent did not answer: node01"
+    assert "state" not in shown(of_nodes(*nodes))
+    wide = shown(of_nodes(*nodes), nodes=True, width=120)
+    assert line(wide, "node set") == "node set domain ranks memory drain parity state"
+    assert line(wide, "node00") == "node00 0 rack0 0-3 61.0 GiB of 100.0 GiB 61 % – 1300 fine"  # noqa: RUF001
+
+
+def test_a_drain_has_a_bar_for_each_node_and_rank():
+    share = {"drain_nbytes": 40 * a_status.GIB, "drain_nbytes_done": 19 * a_status.GIB}
+    nodes = [
+        a_status.node(0, report=a_status.report(0), **share),
+        a_status.node(1, drain_nbytes=40 * a_status.GIB, drain_nbytes_done=40 * a_status.GIB, drain_voted=True),
+    ]
+    status = of_nodes(*nodes, ranks=a_status.report(0).ranks)
+    text = shown(status, nodes=True)
+    assert line(text, "node00") == "node00 0 0-3 61 % █▅▂▁ 48 % 1300 draining"
+    assert line(text, "node01") == "node01 0 4-7 – 100 % 1300 synced"  # noqa: RUF001
+    assert line(text, "1 ━") == "1 ━━━━━━━━━━━━━━━━━━━━━━────────── 70 % of 10.0 GiB"
+    assert line(text, "0 ━") == "0 ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━ 100 % of 10.0 GiB"
+    assert line(shown(status, nodes=True, encoding="ascii"), "node00") == "node00 0 0-3 61 % 9610 48 % 1300 draining"
+
+
+def a_thousand(**changes):
+    nodes = [
+        a_status.node(
+            number, node=f"gpu-{number:04d}", set_index=number // 8, report=a_status.report(number),
+            drain_nbytes=40 * a_status.GIB, drain_nbytes_done=(20 if number != 700 else 4) * a_status.GIB,
+        )
+        for number in range(1000)
+    ]  # fmt: skip
+    nodes[500] = a_status.node(500, node="gpu-0500", reachable=False)
+    nodes[600] = a_status.node(600, node="gpu-0600")
+    nodes[300] = a_status.node(
+        300, node="gpu-0300", report=a_status.report(300, problems=["No space left on device\n  hint: df -h /s"])
+    )
+    return of_nodes(*nodes, silent=["gpu-0600"], world_size=8000, **changes)
+
+
+def test_of_a_thousand_nodes_the_worst_come_first_and_the_rest_is_summed_up():
+    text = shown(a_thousand(), nodes=True)
+    rows = [row.split()[0] for row in text.splitlines() if row.startswith("  gpu-")]
+    assert rows[:4] == ["gpu-0500", "gpu-0600", "gpu-0300", "gpu-0700"]
+    assert len(rows) == 16
+    assert line(text, "984 more") == "984 more nodes, all fine · memory 61 % · drain 50 % · all of them: --all"
+    assert line(text, "nodes") == "nodes 1,000 nodes · xor in 125 sets · 998 answered · not heard of: gpu-0500"
+    assert line(text, "error gpu") == "error gpu-0300: No space left on device"
+    assert line(text, "hint df") == "hint df -h /s"
+    assert len(text.splitlines()) < 60
+    assert (
+        sum(row.startswith("  gpu-") for row in shown(a_thousand(), nodes=True, everything=True).splitlines()) == 1000
+    )
+
+
+def test_the_same_trouble_of_many_nodes_is_one_and_versions_that_differ_are_one():
+    problem = ["disk quota exceeded"]
+    nodes = [a_status.node(n, report=a_status.report(n, problems=problem if n else [])) for n in range(8)]
+    nodes[7] = a_status.node(7, report=a_status.report(7, version="0.0.9"))
+    text = shown(of_nodes(*nodes), nodes=True, width=120)
+    assert line(text, "error node01") == "error node01, node02, node03, node04 and 2 more: disk quota exceeded"
+    assert line(text, "error versions") == "error versions differ: 0.1.0 on 7; 0.0.9 on node07"
+    assert "install the same ckptd there" in text
 
 
 def test_ranks_in_step_share_a_line_and_a_dead_one_stands_out():
@@ -131,17 +227,41 @@ def test_what_was_removed_is_said_and_soon_left_out():
 
 def test_a_narrow_terminal_loses_the_protected_column_first():
     text = shown(a_status.status(jobs=[a_status.job()]), width=60)
-    assert line(text, "step inc") == "step inc staged durable in ranks size age"
+    assert line(text, "step staged") == "step staged durable in ranks size"
     assert "superseded" in text
     assert max(map(len, text.splitlines())) <= 60
 
 
-def test_a_bar_is_for_terminals_only():
-    assert "━" in shown(a_status.status(), force_terminal=True)
-    plain = shown(a_status.status())
-    assert "━" not in plain
-    assert line(plain, "memory") == "memory 768.0 GiB of 1.2 TiB (64 %)"
-    assert line(plain, "drain") == "drain 40 %"
+@pytest.mark.parametrize("width", [24, 40, 60, 79, 80, 81, 100, 132, 200])
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_it_fits_whatever_the_width(width, encoding):
+    names = {"node": f"a-{'very-' * 40}long-name", "domain": "rack " * 30}
+    nodes = [a_status.node(n, **names | {"node": f"{names['node']}-{n}"}, report=a_status.report(n)) for n in range(3)]
+    status = of_nodes(*nodes, silent=[names["node"]], drain=a_status.drain(last_error="x" * 300))
+    text = shown(msgspec.structs.replace(status, node=names["node"]), width=width, nodes=True, encoding=encoding)
+    assert max(map(len, text.splitlines())) <= width
+    rows = [row.strip() for row in text.splitlines() if row.startswith("  a")]
+    assert len(rows) == 3, "a name is shortened, never wrapped"
+
+
+def test_a_bar_needs_no_colour():
+    for options in ({}, {"force_terminal": True, "no_color": True}, {"encoding": "ascii"}):
+        plain = re.sub(r"\x1b\[[0-9;]*m", "", shown(a_status.status(), **options))
+        done, rest = ("#", ".") if "encoding" in options else ("━", "─")
+        assert line(plain, "memory") == f"memory {done * 20}{rest * 12} 768.0 GiB of 1.2 TiB (64 %)"
+
+
+def test_a_bar_is_full_only_when_all_is_done():
+    assert bar(999, 1000, 10, "", UNICODE).plain == "━━━━━━━━━─"
+    assert bar(0, 0, 4, "", UNICODE).plain == "━━━━"
+    assert levels([0, 0.99, 1], UNICODE) == "▁▇█"
+
+
+def test_the_middle_of_a_long_name_goes():
+    assert shortened("/scratch/someone/checkpoints", 12) == "/scra…points"
+    assert shortened("node", 4) == "node"
+    assert shortened("node", 2) == "no"
+    assert cell_len(shortened("ノード" * 9, 10)) <= 10
 
 
 def test_no_job_says_how_one_comes():
@@ -158,7 +278,7 @@ def test_no_color_keeps_every_word(monkeypatch):
     plain = shown(a_status.status(), force_terminal=True, color_system="standard")
     assert "\x1b[32m" in coloured
     assert not re.search(r"\x1b\[[0-9;]*3[0-9]", plain)
-    for word in ("draining", "abandoned", "✓", "error:"):
+    for word in ("draining", "abandoned", "✓", "error", "hint"):
         assert word in plain
 
 
