@@ -1,0 +1,217 @@
+"""Daemons of many nodes in one process, for what grows with nodes: real links, packets and messages, no arena.
+
+``python -m bench.crowd`` reads a ``Plan`` and then a Topology, a line of JSON each, and writes its peers in between.
+All members share a key pair and a socket that listens, as sites may have it; each has connections of its own to the
+daemons. It brings its ranks to the job, says that they are staged, writes half of what it is to drain, and answers.
+"""
+
+import secrets
+import sys
+import time
+
+import msgspec
+import zmq
+
+from ckptd import __version__
+from ckptd.core import events as ev
+from ckptd.peers import codec
+from ckptd.peers.keys import KeyPair, make_keys
+from ckptd.peers.link import Got, Link, Up
+from ckptd.peers.packets import (
+    VERSION,
+    Ask,
+    Body,
+    Envelope,
+    Join,
+    Told,
+    Word,
+    decode_body,
+    decode_envelope,
+    encode_body,
+    encode_envelope,
+)
+from ckptd.peers.remote import Remote
+from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.status import NodeReport, RankStatus
+from ckptd.protocol.topology import Peer, Topology
+from ckptd.survey import Answer, encode_answer
+
+SESSION, ARENA = "crowd", "crowd"
+SEGMENT_NBYTES = 24 << 30
+_GIB = 1 << 30
+_ROUND_MS = 50
+_BUSY_S = 1.0  # between two looks at links that have nothing to say
+_TIMEOUT_S = 60.0  # of a link: nobody is to count as lost because two cores are busy
+_NAME = tuple[str, msgspec.Raw]
+
+
+class Plan(msgspec.Struct):
+    """Members from first to the last of the topology; the first of the daemons coordinates."""
+
+    job: JobKey
+    daemons: list[Peer]
+    first: int
+    count: int
+    step: int
+
+
+def node_name(number: int) -> str:
+    """Of a node of the job."""
+    return f"gpu-{number:04d}"
+
+
+class Crowd:
+    """All members."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.keys = make_keys()
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(2)
+        self.context.set(zmq.MAX_SOCKETS, 1 << 15)
+        self.router = _listen(self.context, self.keys)
+        endpoint = self.router.getsockopt(zmq.LAST_ENDPOINT)
+        self.endpoint = endpoint.decode().rstrip("\0") if isinstance(endpoint, bytes) else ""
+        numbers = range(plan.first, plan.first + plan.count)
+        self.peers = [Peer(node_name(number), ARENA, self.endpoint, self.keys.public) for number in numbers]
+        self.links: dict[tuple[str, str], Remote] = {}  # by member and daemon
+        self.topology: Topology | None = None
+        self.ranks: dict[str, tuple[int, ...]] = {}
+        self.save: SaveId | None = None
+        self.attached: set[str] = set()
+
+    def meet(self, topology: Topology) -> None:
+        """Connects every member to every daemon."""
+        self.topology, self.ranks = topology, topology.by_node()
+        self.answers = {peer.node: _answer(number, self.ranks[peer.node]) for number, peer in enumerate(self.peers)}
+        for member in self.peers:
+            for daemon in self.plan.daemons:
+                link = Link(life=_random(), timeout_s=_TIMEOUT_S, new_end=_random)
+                remote = self.links[member.node, daemon.node] = Remote(self.context, daemon, self.keys, link)
+                remote.connect()
+
+    def serve(self) -> None:
+        """Until somebody ends the process."""
+        look_at = 0.0
+        while True:
+            self.router.poll(_ROUND_MS)
+            touched = set()
+            for _ in range(512):
+                try:
+                    envelope = decode_envelope(self.router.recv_multipart(zmq.NOBLOCK)[-1])
+                except zmq.Again:
+                    break
+                place = (envelope.receiver, envelope.sender)
+                self.links[place].link.receive(envelope.packet, time.monotonic())
+                touched.add(place)
+            now = time.monotonic()
+            if now >= look_at:
+                look_at, touched = now + _BUSY_S / 4, set(self.links)
+            for place in touched:
+                self._flush(place)
+
+    def _flush(self, place: tuple[str, str]) -> None:
+        member, daemon = place
+        remote = self.links[place]
+        while True:
+            for packet in remote.link.step(time.monotonic()):
+                remote.transmit(encode_envelope(Envelope(VERSION, member, daemon, self.endpoint, packet)))
+            news = remote.link.take_news()
+            if not news:
+                return
+            for item in news:
+                if isinstance(item, Up):
+                    self._say(remote, Join(self.plan.job))
+                elif isinstance(item, Got):
+                    self._heard(member, remote, decode_body(item.body))
+
+    def _heard(self, member: str, remote: Remote, body: Body) -> None:
+        coordinator = self.plan.daemons[0].node
+        match body:
+            case Join() if remote.peer.node == coordinator and member not in self.attached:
+                self.attached.add(member)
+                self._report(member, remote, self._attach(member))
+            case Ask(id=number):
+                self._say(remote, Told(number, self.answers[member]))
+            case Word(message=raw):
+                self._word(member, remote, raw)
+
+    def _word(self, member: str, remote: Remote, raw: bytes) -> None:
+        """Topologies of a thousand nodes take long to read; one is enough."""
+        name, _ = msgspec.msgpack.decode(raw, type=_NAME)
+        if name == ev.SessionOpened.__name__:
+            if self.save is None:
+                opened = codec.decode(raw)
+                assert isinstance(opened, ev.SessionOpened)  # noqa: S101 - its name says so
+                self.save = SaveId(opened.incarnation, 1, self.plan.step)
+            for rank in self.ranks[member]:
+                self._report(member, remote, self._staged(rank, self.save))
+        elif name == ev.DrainOrdered.__name__ and self.save is not None:
+            nbytes = len(self.ranks[member]) * SEGMENT_NBYTES // 2
+            self._report(member, remote, ev.DrainMoved(job=self.plan.job, save=self.save, nbytes_done=nbytes))
+
+    def _attach(self, member: str) -> ev.Event:
+        """Of one rank: the door waits for a rank of every node."""
+        assert self.topology is not None  # noqa: S101 - nobody is met before
+        return ev.RankAttached(
+            job=self.plan.job, request=0, session=SESSION, rank=self.ranks[member][0],
+            world_size=len(self.topology.homes), host=member, pid=1, topology=self.topology,
+        )  # fmt: skip
+
+    def _staged(self, rank: int, save: SaveId) -> ev.Event:
+        world = len(self.topology.homes) if self.topology is not None else 0
+        return ev.SegmentStaged(
+            job=self.plan.job, request=0, session=SESSION, rank=rank, world_size=world, slot=f"r{rank:05d}-000001.slot",
+            save=save, nbytes=SEGMENT_NBYTES,
+        )  # fmt: skip
+
+    def _report(self, member: str, remote: Remote, event: ev.Event) -> None:
+        self._say(remote, Word(codec.encode(ev.Report(job=self.plan.job, node=member, event=event))))
+
+    @staticmethod
+    def _say(remote: Remote, body: Body) -> None:
+        remote.link.send(encode_body(body))
+
+
+def _answer(number: int, ranks: tuple[int, ...]) -> bytes:
+    """What a daemon says of itself: every rank at another place of its drain."""
+    told = [
+        RankStatus(
+            rank=rank, host="a-host-of-the-job", pid=4000 + rank, alive=True, slots=3, slots_in_use=2,
+            slot_nbytes=SEGMENT_NBYTES, newest_step=100, drain_nbytes=SEGMENT_NBYTES,
+            drain_nbytes_done=SEGMENT_NBYTES * (10 * place + number % 10) // 100,
+        )
+        for place, rank in enumerate(ranks)
+    ]  # fmt: skip
+    report = NodeReport(
+        version=__version__, pid=4000 + number, uptime_s=3600.0, budget_nbytes=1200 * _GIB,
+        used_nbytes=(600 + number % 100) * _GIB, tightest_limit="MemAvailable of /proc/meminfo",
+        ranks=told, problems=[],
+    )  # fmt: skip
+    return encode_answer(Answer(report=report))
+
+
+def _listen(context: "zmq.Context[zmq.Socket[bytes]]", keys: KeyPair) -> "zmq.Socket[bytes]":
+    router = context.socket(zmq.ROUTER)
+    router.linger = 0
+    router.backlog = 4096
+    router.curve_server = True
+    router.curve_publickey, router.curve_secretkey = keys.public.encode(), keys.secret.encode()
+    router.bind("tcp://127.0.0.1:*")
+    return router
+
+
+def _random() -> int:
+    return secrets.randbits(61) + 1
+
+
+def main() -> None:
+    """See above."""
+    crowd = Crowd(msgspec.json.decode(sys.stdin.readline(), type=Plan))
+    sys.stdout.write(msgspec.json.encode(crowd.peers).decode() + "\n")
+    sys.stdout.flush()
+    crowd.meet(msgspec.json.decode(sys.stdin.readline(), type=Topology))
+    crowd.serve()
+
+
+if __name__ == "__main__":
+    main()
