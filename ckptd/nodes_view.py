@@ -1,17 +1,16 @@
 """The nodes of a job as people read them: ``ckptd status --nodes``."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.table import Table
 from rich.text import Text
 
 from ckptd import human
 from ckptd.protocol.status import JobStatus, NodeStatus
 from ckptd.protocol.topology import Scheme
-from ckptd.view_parts import Marks, Name, levels, marks_for, plain_table
+from ckptd.view_parts import Column, Marks, Rows, levels, marks_for
 
 _NARROW_COLUMNS = 100
 _MAX_ROWS = 16
@@ -99,33 +98,32 @@ def _state(node: NodeStatus, job: JobStatus) -> Text:
     return Text("draining" if job.drain is not None and node.drain_nbytes else "fine", "dim")
 
 
-def _table(job: JobStatus, nodes: Sequence[NodeStatus], marks: Marks, width: int) -> Table:
+def _table(job: JobStatus, nodes: Sequence[NodeStatus], marks: Marks, width: int) -> Rows:
     wide = width >= _NARROW_COLUMNS
-    parity = job.scheme != Scheme.NONE
-    draining = job.drain is not None
-    reports = any(node.report is not None for node in job.nodes)
-    table = plain_table(narrow=not wide)
-    table.add_column("node", no_wrap=True)
-    table.add_column("set", justify="right", no_wrap=True)
-    if wide and any(node.domain for node in job.nodes):
-        table.add_column("domain", no_wrap=True)
-    table.add_column("ranks", no_wrap=True)
-    if reports:
-        table.add_column("memory", justify="right", no_wrap=True)
-    if draining:
-        table.add_column("drain", no_wrap=True)
-    if parity:
-        table.add_column("parity", justify="right", no_wrap=True)
-    table.add_column("state", no_wrap=True)
+    columns = list(_columns(job, marks, wide=wide))
+    rows = Rows([column for column, _ in columns], narrow=not wide)
     for node in nodes:
-        row: list[Name | Text] = [Name(node.node), Text(str(node.set_index))]
-        row += [Name(node.domain)] if wide and any(other.domain for other in job.nodes) else []
-        row.append(Name(human.ranges(node.ranks)))
-        row += [_memory(node, wide=wide, marks=marks)] if reports else []
-        row += [_drain(node, job, marks, wide=wide)] if draining else []
-        row += [Text(marks.none if node.encoded_step is None else str(node.encoded_step))] if parity else []
-        table.add_row(*row, _state(node, job))
-    return table
+        rows.add([cell(node) for _, cell in columns])
+    return rows
+
+
+def _columns(job: JobStatus, marks: Marks, *, wide: bool) -> Iterator[tuple[Column, Callable[[NodeStatus], Text]]]:
+    """Those that there is anything to say in, and what."""
+    yield Column("node", named=True), lambda node: Text(human.printable(node.node))
+    yield Column("set", right=True), lambda node: Text(str(node.set_index))
+    if wide and any(node.domain for node in job.nodes):
+        yield Column("domain", named=True), lambda node: Text(human.printable(node.domain))
+    yield Column("ranks", named=True), lambda node: Text(human.ranges(node.ranks))
+    if any(node.report is not None for node in job.nodes):
+        yield Column("memory", right=True), lambda node: _memory(node, wide=wide, marks=marks)
+    if job.drain is not None:
+        yield Column("drain"), lambda node: _drain(node, job, marks, wide=wide)
+    if job.scheme != Scheme.NONE:
+        yield (
+            Column("parity", right=True),
+            lambda node: Text(marks.none if node.encoded_step is None else str(node.encoded_step)),
+        )
+    yield Column("state"), lambda node: _state(node, job)
 
 
 def _memory(node: NodeStatus, *, wide: bool, marks: Marks) -> Text:

@@ -1,6 +1,6 @@
 """What every view is made of: glyphs, bars, rows of facts, names that are shortened instead of wrapped."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rich.cells import cell_len, set_cell_size
@@ -94,6 +94,58 @@ def levels(shares: Iterable[float], marks: Marks) -> str:
 def plain_table(*, narrow: bool) -> Table:
     """The look of every table: no lines, a dim head."""
     return Table(box=None, padding=(0, 1 if narrow else 3, 0, 0), pad_edge=False, header_style="dim")
+
+
+@dataclass(frozen=True)
+class Column:
+    """Of ``Rows``. named: what stands in it may be shortened to make room."""
+
+    head: str
+    right: bool = False
+    named: bool = False
+
+
+class Rows:
+    """A table of one line a row. For a thousand rows it takes a tenth of the time of a Table."""
+
+    def __init__(self, columns: Sequence[Column], *, narrow: bool) -> None:
+        self._columns = columns
+        self._gap = 1 if narrow else 3
+        self._rows: list[Sequence[Text]] = [[Text(column.head, "dim") for column in columns]]
+
+    def add(self, cells: Sequence[Text]) -> None:
+        """One row, a cell for each column."""
+        self._rows.append(cells)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        widths = self._widths(options.max_width)
+        gap = marks_for(options).gap
+        for row in self._rows:
+            line = Text(no_wrap=True, overflow="crop")
+            for column, width, cell in zip(self._columns, widths, row, strict=True):
+                if cell_len(cell.plain) > width:
+                    cell = Text(shortened(cell.plain, width, gap), cell.style)  # noqa: PLW2901 - the same, shorter
+                blank = " " * (width - cell_len(cell.plain))
+                line.append(blank if column.right else "")
+                line.append_text(cell)
+                line.append(("" if column.right else blank) + " " * self._gap)
+            line.rstrip()
+            yield line
+
+    def _widths(self, room: int) -> list[int]:
+        widths = [max(cell_len(row[place].plain) for row in self._rows) for place in range(len(self._columns))]
+        while (excess := sum(widths) + self._gap * (len(widths) - 1) - room) > 0:
+            able = [
+                place for place, column in enumerate(self._columns) if column.named and widths[place] > _LEAST_COLUMNS
+            ]
+            if not able:
+                break
+            widest = max(able, key=lambda place: widths[place])
+            others = [widths[place] for place in able if place != widest]
+            widths[widest] = max(
+                _LEAST_COLUMNS, widths[widest] - excess, min(max(others, default=0), widths[widest] - 1)
+            )
+        return widths
 
 
 class Facts:
