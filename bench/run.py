@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench import ckptd_rows, mesh, states
+from bench import ckptd_rows, mesh, states, status
 from bench.ckptd_rows import Bench
 from bench.launch import Job, measure
 from bench.node import Node
@@ -20,7 +20,7 @@ from bench.yardsticks import Yardsticks
 from ckptd.protocol.errors import CkptdError
 
 STATE_NBYTES = 2 << 30
-SECTIONS = ("yardsticks", "steady", "many", "cold", "arena", "slowdown", "overlap", "mesh", "peers")
+SECTIONS = ("yardsticks", "steady", "many", "cold", "arena", "slowdown", "overlap", "status", "mesh", "peers")
 _LOST_BAR_S, _DURABLE_BAR_S = 0.2, 1.0  # per save of a state of STATE_NBYTES, by one rank
 _BALANCE_BAR = 1.01
 _OVERLAPPED_BAR = 0.2  # of what the best peer costs
@@ -54,6 +54,14 @@ class Run:
                 self.console.log(f"{kind.name}, ranks: {ranks}")
                 self.report.peers.append(measure(job, kind, ranks))
         self.report.rows.extend(against_peers(self.report.peers, full=self.asked_nbytes >= STATE_NBYTES))
+
+    def status(self, shm_dir: Path) -> None:
+        """What the status of a large job takes, with daemons of its own."""
+        self.console.log("status")
+        try:
+            self.report.rows.extend(status.measure(shm_dir, self.repeat))
+        except _OPERATIONAL as error:
+            self.report.rows.append(failed("status", f"{type(error).__name__}: {error}"))
 
     def mesh(self, node: Node) -> None:
         """Who writes what replicas hold. node is not running before and after."""

@@ -175,7 +175,6 @@ class _Rank:
         os.pwrite(self._fd, rank_file.encode(rank_file.RankRecord(job, rank, SESSION, "h")), 0)
         self._socket = context.socket(zmq.DEALER)
         self._socket.linger = 0
-        self._socket.rcvtimeo = int(_SETTLE_S * 1000)
         self._socket.connect(f"ipc://{arena}/{places.SOCKET}")
         attach = m.Attach(
             seq=1, version=m.VERSION, job=job, session=SESSION, rank=rank, world_size=self._world, host="h",
@@ -209,6 +208,8 @@ class _Rank:
 
     def _await(self, kind: type[_R]) -> _R:
         while True:
+            if not self._socket.poll(_SETTLE_S * 1000):
+                raise RuntimeError(f"no {kind.__name__} within {_SETTLE_S:.0f} s")
             reply = m.decode_reply(self._socket.recv())
             if isinstance(reply, kind):
                 return reply

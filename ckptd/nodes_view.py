@@ -10,7 +10,7 @@ from rich.text import Text
 from ckptd import human
 from ckptd.protocol.status import JobStatus, NodeStatus
 from ckptd.protocol.topology import Scheme
-from ckptd.view_parts import Column, Marks, Rows, levels, marks_for
+from ckptd.view_parts import NEARLY_FULL, Cell, Column, Marks, Rows, levels, marks_for
 
 _NARROW_COLUMNS = 100
 _MAX_ROWS = 16
@@ -85,17 +85,17 @@ def _share(node: NodeStatus) -> float:
     return node.drain_nbytes_done / node.drain_nbytes if node.drain_nbytes else 1.0
 
 
-def _state(node: NodeStatus, job: JobStatus) -> Text:
+def _state(node: NodeStatus, job: JobStatus) -> Cell:
     match _severity(node, job):
         case 0:
-            return Text("not heard of", "bold red")
+            return (("not heard of", "bold red"),)
         case 1:
-            return Text("no answer", "red")
+            return (("no answer", "red"),)
         case 2:
-            return Text("problem", "yellow")
+            return (("problem", "yellow"),)
     if node.drain_voted:
-        return Text("synced", "green")
-    return Text("draining" if job.drain is not None and node.drain_nbytes else "fine", "dim")
+        return (("synced", "green"),)
+    return (("draining" if job.drain is not None and node.drain_nbytes else "fine", "dim"),)
 
 
 def _table(job: JobStatus, nodes: Sequence[NodeStatus], marks: Marks, width: int) -> Rows:
@@ -107,44 +107,44 @@ def _table(job: JobStatus, nodes: Sequence[NodeStatus], marks: Marks, width: int
     return rows
 
 
-def _columns(job: JobStatus, marks: Marks, *, wide: bool) -> Iterator[tuple[Column, Callable[[NodeStatus], Text]]]:
+def _columns(job: JobStatus, marks: Marks, *, wide: bool) -> Iterator[tuple[Column, Callable[[NodeStatus], Cell]]]:
     """Those that there is anything to say in, and what."""
-    yield Column("node", named=True), lambda node: Text(human.printable(node.node))
-    yield Column("set", right=True), lambda node: Text(str(node.set_index))
+    yield Column("node", named=True), lambda node: ((human.printable(node.node), ""),)
+    yield Column("set", right=True), lambda node: ((str(node.set_index), ""),)
     if wide and any(node.domain for node in job.nodes):
-        yield Column("domain", named=True), lambda node: Text(human.printable(node.domain))
-    yield Column("ranks", named=True), lambda node: Text(human.ranges(node.ranks))
+        yield Column("domain", named=True), lambda node: ((human.printable(node.domain), ""),)
+    yield Column("ranks", named=True), lambda node: ((human.ranges(node.ranks), ""),)
     if any(node.report is not None for node in job.nodes):
-        yield Column("memory", right=True), lambda node: _memory(node, wide=wide, marks=marks)
+        yield Column("memory", right=True), lambda node: _memory(node, marks, wide=wide)
     if job.drain is not None:
         yield Column("drain"), lambda node: _drain(node, job, marks, wide=wide)
     if job.scheme != Scheme.NONE:
-        yield (
-            Column("parity", right=True),
-            lambda node: Text(marks.none if node.encoded_step is None else str(node.encoded_step)),
-        )
+        yield Column("parity", right=True), lambda node: _parity(node, marks)
     yield Column("state"), lambda node: _state(node, job)
 
 
-def _memory(node: NodeStatus, *, wide: bool, marks: Marks) -> Text:
+def _parity(node: NodeStatus, marks: Marks) -> Cell:
+    return ((marks.none, "dim"),) if node.encoded_step is None else ((str(node.encoded_step), ""),)
+
+
+def _memory(node: NodeStatus, marks: Marks, *, wide: bool) -> Cell:
     if node.report is None:
-        return Text(marks.none, "dim")
+        return ((marks.none, "dim"),)
     used, budget = node.report.used_nbytes, node.report.budget_nbytes
     share = human.percent(used, budget)
-    style = "red" if used > 0.9 * budget else ""
-    return Text(f"{human.size(used)} of {human.size(budget)}  {share:>5}" if wide else share, style)
+    text = f"{human.size(used)} of {human.size(budget)}  {share:>5}" if wide else share
+    return ((text, "red" if used > NEARLY_FULL * budget else ""),)
 
 
-def _drain(node: NodeStatus, job: JobStatus, marks: Marks, *, wide: bool) -> Text:
+def _drain(node: NodeStatus, job: JobStatus, marks: Marks, *, wide: bool) -> Cell:
     """A bar per rank, side by side, and the share of them all."""
     if not node.drain_nbytes or job.drain is None:
-        return Text(marks.none, "dim")
+        return ((marks.none, "dim"),)
     ranks = [rank for rank in (node.report.ranks if node.report is not None else []) if rank.drain_nbytes]
     bars = levels((rank.drain_nbytes_done / rank.drain_nbytes for rank in ranks[:_MAX_LEVELS]), marks)
-    text = Text.assemble((bars, "cyan"), f" {human.percent(node.drain_nbytes_done, node.drain_nbytes):>5}")
-    if wide and job.drain.seconds > 0:
-        text.append(f"  {human.rate(node.drain_nbytes_done / job.drain.seconds)}")
-    return text
+    done = f" {human.percent(node.drain_nbytes_done, node.drain_nbytes):>5}"
+    rate = f"  {human.rate(node.drain_nbytes_done / job.drain.seconds)}" if wide and job.drain.seconds > 0 else ""
+    return (bars, "cyan"), (done + rate, "")
 
 
 def _others(job: JobStatus, nodes: Sequence[NodeStatus], marks: Marks) -> str:

@@ -17,7 +17,7 @@ from ckptd.nodes_view import NodesView, named, troubles, versions
 from ckptd.protocol.messages import End, Milestone, Tier
 from ckptd.protocol.status import CheckpointStatus, DrainStatus, JobStatus, RankStatus, Status
 from ckptd.protocol.topology import Scheme
-from ckptd.view_parts import Facts, Marks, Name, bar, marks_for, plain_table
+from ckptd.view_parts import NEARLY_FULL, Facts, Marks, Name, bar, marks_for, plain_table
 
 _NARROW_COLUMNS = 100
 _TOO_NARROW_COLUMNS = 72  # for the column that is missed least: protected
@@ -29,7 +29,6 @@ _MAX_SLOT_MARKS = 16
 _MAX_RANK_BARS = 8
 _MAX_PROBLEMS = 4  # of a kind, where nobody asked for more
 _MAX_PROBLEMS_NODES = 12
-_NEARLY_FULL = 0.9
 _BAD_ENDS = frozenset({End.FAILED.value, End.ABANDONED.value, End.SKIPPED.value})
 
 
@@ -91,7 +90,7 @@ def _header(status: Status, page: _Page) -> RenderableType:
 
 def _memory(status: Status, page: _Page) -> Text:
     used, budget = status.used_nbytes, status.budget_nbytes
-    style = "red" if used > _NEARLY_FULL * budget else "green"
+    style = "red" if used > NEARLY_FULL * budget else "green"
     text = f"  {human.size(used)} of {human.size(budget)} ({human.percent(used, budget)})"
     return Text.assemble(bar(used, budget, page.bar_columns, style, page.marks), text)
 

@@ -13,7 +13,7 @@ from ckptd.protocol.ids import JobKey
 from ckptd.protocol.status import JobStatus, NodeReport, NodeStatus
 
 PATIENCE_S = 0.7  # with nodes that do not answer
-_CROWD_S = 0.2  # that still answers is heard out: so long after the last one
+_CROWD_S = 0.5  # that still answers is heard out: so long after the last one
 _MOST_S = 3.0
 
 

@@ -1,16 +1,19 @@
 """What every view is made of: glyphs, bars, rows of facts, names that are shortened instead of wrapped."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
+from rich.segment import Segment
+from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
 from ckptd import human
 
+NEARLY_FULL = 0.9  # of the memory that may be used
 _LEAST_COLUMNS = 8  # of a name that has to make room
 _LEVELS = "▁▂▃▄▅▆▇█"
 _ASCII_LEVELS = "0123456789"
@@ -105,47 +108,60 @@ class Column:
     named: bool = False
 
 
+Cell = tuple[tuple[str, str], ...]  # pieces of text, each with its style
+
+
 class Rows:
-    """A table of one line a row. For a thousand rows it takes a tenth of the time of a Table."""
+    """A table of one line a row. Of a thousand rows it makes a page in a fifth of the time that a Table takes."""
 
     def __init__(self, columns: Sequence[Column], *, narrow: bool) -> None:
         self._columns = columns
         self._gap = 1 if narrow else 3
-        self._rows: list[Sequence[Text]] = [[Text(column.head, "dim") for column in columns]]
+        self._rows: list[Sequence[Cell]] = [[((column.head, "dim"),) for column in columns]]
 
-    def add(self, cells: Sequence[Text]) -> None:
+    def add(self, cells: Sequence[Cell]) -> None:
         """One row, a cell for each column."""
         self._rows.append(cells)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         widths = self._widths(options.max_width)
-        gap = marks_for(options).gap
+        styles: dict[str, Style] = {"": Style.null()}
         for row in self._rows:
-            line = Text(no_wrap=True, overflow="crop")
-            for column, width, cell in zip(self._columns, widths, row, strict=True):
-                if cell_len(cell.plain) > width:
-                    cell = Text(shortened(cell.plain, width, gap), cell.style)  # noqa: PLW2901 - the same, shorter
-                blank = " " * (width - cell_len(cell.plain))
-                line.append(blank if column.right else "")
-                line.append_text(cell)
-                line.append(("" if column.right else blank) + " " * self._gap)
-            line.rstrip()
-            yield line
+            for text, style in self._pieces(row, widths, marks_for(options).gap):
+                if style not in styles:
+                    styles[style] = console.get_style(style)
+                yield Segment(text, styles[style])
+            yield Segment.line()
+
+    def _pieces(self, row: Sequence[Cell], widths: Sequence[int], gap: str) -> Iterator[tuple[str, str]]:
+        blank = 0  # said once something follows
+        for column, width, cell in zip(self._columns, widths, row, strict=True):
+            used = _columns_of(cell)
+            if used > width:
+                cell = ((shortened("".join(text for text, _ in cell), width, gap), cell[0][1]),)  # noqa: PLW2901
+                used = width
+            blank += width - used if column.right else 0
+            yield " " * blank, ""
+            yield from cell
+            blank = self._gap + (0 if column.right else width - used)
 
     def _widths(self, room: int) -> list[int]:
-        widths = [max(cell_len(row[place].plain) for row in self._rows) for place in range(len(self._columns))]
+        """Of each column; the longest names make room for what is no name."""
+        widths = [max(_columns_of(row[place]) for row in self._rows) for place in range(len(self._columns))]
         while (excess := sum(widths) + self._gap * (len(widths) - 1) - room) > 0:
-            able = [
-                place for place, column in enumerate(self._columns) if column.named and widths[place] > _LEAST_COLUMNS
-            ]
+            named = [place for place, column in enumerate(self._columns) if column.named]
+            able = [place for place in named if widths[place] > _LEAST_COLUMNS]
             if not able:
                 break
             widest = max(able, key=lambda place: widths[place])
-            others = [widths[place] for place in able if place != widest]
-            widths[widest] = max(
-                _LEAST_COLUMNS, widths[widest] - excess, min(max(others, default=0), widths[widest] - 1)
-            )
+            next_one = max((widths[place] for place in able if place != widest), default=0)
+            least = min(next_one, widths[widest] - 1)
+            widths[widest] = max(_LEAST_COLUMNS, widths[widest] - excess, least)
         return widths
+
+
+def _columns_of(cell: Cell) -> int:
+    return sum(cell_len(text) for text, _ in cell)
 
 
 class Facts:
