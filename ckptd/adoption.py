@@ -9,6 +9,7 @@ from ckptd.core import actions as act
 from ckptd.core import events as ev
 from ckptd.core.catalogue import Catalogue
 from ckptd.liveness import Liveness, job_of
+from ckptd.logs import line
 from ckptd.parity_files import Parities
 from ckptd.peers.kept import kept_topologies
 from ckptd.protocol import places
@@ -56,15 +57,15 @@ class Adoption:
             if job in self._catalogue.jobs:
                 self._handle(ev.PieceAdopted(job=job, piece=piece))
             else:  # its topology was lost, and nothing else is here: nobody would ask for it, or ever give it back
-                log.warning("parity of %s of job=%s belongs to nothing here: removed", piece.save, job.job)
+                log.warning(line("parity of nothing here, removed", job=job.job, save=piece.save))
                 self._parities.give_back(job, piece.save, piece.epoch, keep=False)
         for directory, job in jobs.items():
             self._look(job, os.path.join(self._arena.path, directory))
             for action in self._catalogue.adopted(job, now):
                 self._perform(action)
         if slots:
-            log.info("adopted slots=%d jobs=%d", len(slots) - len(nameless), len(jobs))
-        return [line for slot in nameless if (line := self._stray(slot))]
+            log.info(line("adopted", slots=len(slots) - len(nameless), jobs=len(jobs)))
+        return [told for slot in nameless if (told := self._stray(slot))]
 
     def _slot(self, slot: FoundSlot, jobs: dict[str, JobKey]) -> bool:
         job = jobs.get(slot.job_dir)

@@ -22,9 +22,11 @@ from ckptd.core import events as ev
 from ckptd.core.catalogue import Catalogue
 from ckptd.core.policy import Policy
 from ckptd.desk import Sources, StatusDesk
+from ckptd.diary import Diary
 from ckptd.door import Door
 from ckptd.effects import Effects
 from ckptd.liveness import Liveness, somebody_waits
+from ckptd.logs import configure, line
 from ckptd.peers.identity import identify
 from ckptd.peers.plane import PeerPlane
 from ckptd.protect_effects import ProtectAction, ProtectEffects
@@ -97,7 +99,7 @@ class Daemon:
         self._socket = RankSocket(self._arena.socket_path)
         self._door = Door(self._socket, self._arena, self._liveness, self._plane.peer)
         self._door.warnings += _warnings()
-        self._desk = self._open_desk()
+        self._desk, self._diary = self._open_desk(), Diary()
         self._queue: deque[ev.Event] = deque()
         self._handling = False
         self._wake, self._signals = socket.socketpair()
@@ -132,7 +134,8 @@ class Daemon:
         )
         self._desk.own.extend(adoption.run(time.monotonic()))
         notify.ready("serving")
-        log.info("ready arena=%s pid=%d seconds=%.3f", self._arena.path, os.getpid(), time.monotonic() - self._started)
+        seconds = time.monotonic() - self._started
+        log.info(line("ready", arena=self._arena.path, node=self._node, pid=os.getpid(), seconds=seconds))
         while not self._ends():
             self._wait()
             self._work()
@@ -174,7 +177,7 @@ class Daemon:
 
     def _close(self) -> None:
         notify.stopping()
-        log.info("stopping empty=%s", self._catalogue.empty)
+        log.info(line("stopping", empty=self._catalogue.empty))
         for letter in self._stop_waiters:
             self._door.answer(letter.identity, StatusReply(reply_to=letter.request.seq, status=self._desk.status()))
         self._stores.close()
@@ -246,13 +249,12 @@ class Daemon:
         self._stores.tick()
         for action in self._catalogue.tick(now):
             self._perform(action)
-        self._desk.tick(time.monotonic())
-        self._tell_systemd(now)
+        self._tell(now)
 
     def _sweep(self, now: float) -> None:
         self._sweep_at = now + _SWEEP_S
         for live in self._liveness.ended():
-            log.info("rank ended job=%s rank=%d pid=%d", live.job.job, live.rank, live.pid)
+            log.info(line("rank ended", job=live.job.job, rank=live.rank, pid=live.pid))
             self._handle(ev.RankGone(job=live.job, rank=live.rank, session=live.session))
             self._door.left(live.job, live.rank, live.session)
 
@@ -321,7 +323,7 @@ class Daemon:
             refusal = Refused(reply_to=request.seq, code=error.code, message=error.message, hint=error.hint)
             self._door.answer(letter.identity, refusal)
             return
-        log.info("forgetting job=%s slots=%d force=%s", request.job.job, len(sizes), request.force)
+        log.info(line("forgetting", job=request.job.job, slots=len(sizes), force=request.force))
         for action in actions:
             self._perform(action)
         done = Forgotten(reply_to=request.seq, slots=len(sizes), nbytes=sum(sizes))
@@ -332,7 +334,7 @@ class Daemon:
         try:
             self._handle(event)
         except Exception as error:
-            log.exception("could not take in %s", event)
+            log.exception(line("could not take in", message=event))
             self._desk.note(event.job, f"what another node said could not be taken in: {error!r}")
 
     def _handle(self, event: ev.Event) -> None:
@@ -356,14 +358,14 @@ class Daemon:
         try:
             self._do(action)
         except (OSError, CkptdError, zmq.ZMQError) as error:  # one that costs a job something, and not the daemon
-            log.exception("could not do %s", type(action).__name__)
+            log.exception(line("could not do", job=action.job.job, action=type(action).__name__))
             self._desk.note(action.job, f"{type(action).__name__}: {error}")
 
     def _do(self, action: act.Action) -> None:
         if isinstance(action, act.ToRank):
             self._door.send(action)
         elif isinstance(action, act.Note):
-            log.warning("job=%s %s", action.job.job, action.text)
+            log.warning(line("note", job=action.job.job, text=action.text))
             self._desk.note(action.job, action.text)
         elif isinstance(action, act.ToNode):
             self._plane.carry(action)
@@ -383,6 +385,13 @@ class Daemon:
                 self._plane.forget(action.job)
                 if all(key.store != action.job.store for key in self._catalogue.jobs):
                     self._stores.retire(action.job.store)
+
+    def _tell(self, now: float) -> None:
+        """What has become of all that: to who asked, to the log, to systemd."""
+        self._desk.tick(time.monotonic())
+        for entry in self._diary.news(self._catalogue.jobs, now):
+            log.log(*entry)
+        self._tell_systemd(now)
 
     def _tell_systemd(self, now: float) -> None:
         if now < self._notice_at + _NOTICE_S or "NOTIFY_SOCKET" not in os.environ:
@@ -423,11 +432,7 @@ def _raise_file_limit() -> None:
 
 def run(config: Config) -> int:
     """The daemon in the foreground; returns its exit status. Raises ConfigError when it cannot start."""
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=config.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-    )
+    configure(config.log_level)
     _raise_file_limit()
     status = Daemon(config).run()
     sys.stderr.flush()

@@ -10,6 +10,7 @@ from ckptd.arena import Arena, Fragments
 from ckptd.background import Background
 from ckptd.core import actions as act
 from ckptd.core import events as ev
+from ckptd.logs import line
 from ckptd.parity_files import open_parity
 from ckptd.peers.kept import Kept, keep_topology
 from ckptd.protocol import places
@@ -79,7 +80,7 @@ class Effects:
         try:
             self._start(action)
         except (OSError, CkptdError, ValueError) as error:
-            log.exception("could not start %s", action)
+            log.exception(line("could not start", action=action))
             failure = _failure(action, str(error))
             if failure is not None:
                 self._deliver(failure)
@@ -120,7 +121,7 @@ class Effects:
         def done(outcome: Exception | None) -> None:
             if outcome is not None:
                 text = f"the job's topology could not be kept: {outcome}; it is protected until this daemon restarts"
-                log.error("job=%s %s", action.job.job, text)
+                log.error(line("note", job=action.job.job, text=text))
                 self._note(action.job, text)
 
         kept = Kept(action.job, action.topology, action.epoch, action.since, action.outside)
@@ -131,7 +132,7 @@ class Effects:
 
         def done(outcome: Exception | None) -> None:
             if outcome is not None:
-                log.error("could not clean up: %r", outcome)
+                log.error(line("could not clean up", error=repr(outcome)))
 
         self._cleaning.run(work, done)
 
@@ -171,7 +172,7 @@ class Effects:
                 seal = self._arena.seal_of(job, slot)
                 self._deliver(ev.DigestsSealed(job=job, slot=slot, save=save, seal=seal))
             elif tries > 1:
-                log.error("digests of %s failed, trying again: %r", slot, table)
+                log.error(line("digests failed, trying again", job=job.job, slot=slot, error=repr(table)))
                 self._digest(action, tries - 1)
             else:
                 problem = f"digests of {slot} could not be taken: {table}"
@@ -328,7 +329,7 @@ def _stock_objects(data: bytes, slot: str) -> StockObjects | None:
     try:
         return decode_objects(data, where=slot)
     except DamagedError as error:
-        log.error("the checkpoint goes without %s: %s", STOCK_OBJECTS, error)  # noqa: TRY400 - no bug of ours
+        log.error(line("checkpoint goes without", file=STOCK_OBJECTS, error=error))  # noqa: TRY400 - no bug of ours
         return None
 
 

@@ -12,6 +12,7 @@ from ckptd.bulk.client import TIMEOUT_S
 from ckptd.bulk.sockets import Cancel
 from ckptd.core import actions as act
 from ckptd.core import events as ev
+from ckptd.logs import line
 from ckptd.parity.encode import encode
 from ckptd.parity.rebuild import Fetched, Place, copy_segment, rebuild_segment
 from ckptd.parity.sources import Sources
@@ -138,7 +139,7 @@ class ProtectEffects:
             if key in self._again:
                 self._encode(self._again.pop(key))
             if outcome is not None:
-                log.error("could not give parity back: %r", outcome)
+                log.error(line("could not give parity back", error=repr(outcome)))
 
         self._cleaning.run(lambda: self.parities.give_back(*key), done)
 
@@ -187,7 +188,7 @@ def _fetched(action: act.FetchSegment, seal: Seal | None, outcome: Fetched | Exc
 def _told(what: str, save: SaveId, error: Exception) -> str:
     """The problem in a line; a bug of ours leaves its trace in the log."""
     if not isinstance(error, (CkptdError, OSError)):
-        log.error("%s of %s failed", what, save, exc_info=error)
+        log.error(line(f"{what} failed", save=save, error=repr(error)), exc_info=error)
     return error.message if isinstance(error, CkptdError) else str(error) or repr(error)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from ckptd.bulk import sockets, wire
+from ckptd.logs import line
 from ckptd.protocol.errors import CkptdError, PeerError, ProtocolError
 
 log = logging.getLogger("ckptd")
@@ -116,7 +117,7 @@ class BulkServer:
     def _tell(self, problem: str) -> None:
         now = time.monotonic()
         if now >= self._trouble[1] + _TOLD_S or problem != self._trouble[0]:
-            log.warning("bulk: %s", problem)
+            log.warning(line("bulk", problem=problem))
         self._trouble = problem, now
 
     def problem(self) -> str:
@@ -136,7 +137,7 @@ class BulkServer:
                 pass
         except (OSError, CkptdError) as error:
             level = logging.INFO if link is not None else logging.DEBUG  # anybody may come, and the log is memory
-            log.log(level, "bulk: connection of %s (%s) ended: %s", link or "a stranger", address[0], error)
+            log.log(level, line("bulk connection ended", link=link or "none", address=address[0], error=error))
         finally:
             with self._lock:
                 self._strangers.pop(connection, None)

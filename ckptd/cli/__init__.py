@@ -5,6 +5,7 @@ Every verb returns its exit code; errors come up here, and only here are they tu
 
 import importlib
 import io
+import os
 import sys
 from collections.abc import Sequence
 
@@ -119,6 +120,12 @@ def _command_path(error: click.ClickException) -> str:
 
 
 def _tell(message: str, hint: str) -> None:
+    if "JOURNAL_STREAM" in os.environ:
+        from ckptd import logs  # noqa: PLC0415 - of a unit's process only
+
+        if logs.is_journal(sys.stderr):
+            click.echo(f"<3>{logs.line('error', message=message, hint=hint)}", err=True)
+            return
     click.echo(f"{click.style('error:', 'red', bold=True)} {message}", err=True)
     for line in hint.splitlines():
         click.echo(f"{click.style('hint:', 'cyan')} {line}", err=True)

@@ -15,6 +15,7 @@ import msgspec
 
 from ckptd import ballast
 from ckptd.config import Config
+from ckptd.logs import line
 from ckptd.peers.keys import KeyPair, fits, make_keys, read_keys
 from ckptd.protocol.decoding import MALFORMED
 from ckptd.protocol.errors import ConfigError
@@ -62,7 +63,7 @@ class Identity:
             try:
                 _write(self.path, _Record(self.arena, self.keys, port))
             except OSError as error:
-                log.warning("port %d could not be kept in %s: %s", port, self.path, error)
+                log.warning(line("port could not be kept", port=port, path=self.path, error=error))
 
 
 def identify(config: Config) -> Identity:
@@ -139,7 +140,7 @@ def _read(path: str) -> _Record | None:
     except FileNotFoundError:
         return None
     except (OSError, *MALFORMED):
-        log.warning("%s is damaged: this daemon comes up under a new key", path)
+        log.warning(line("identity is damaged, a new key", path=path))
         return None
     return record if fits(record.keys) else None
 

@@ -7,6 +7,7 @@ import os
 import msgspec
 
 from ckptd import ballast
+from ckptd.logs import line
 from ckptd.protocol import places
 from ckptd.protocol.decoding import MALFORMED
 from ckptd.protocol.ids import Incarnation, JobKey
@@ -55,7 +56,7 @@ def kept_topologies(arena: str) -> list[Kept]:
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except (OSError, *MALFORMED) as error:
-                log.warning("%s cannot be read: %s", path, error)
+                log.warning(line("topology cannot be read", path=path, error=error))
                 continue
             if places.job_dir(kept.job) == f"{places.JOBS}/{name}":
                 found.append(kept)

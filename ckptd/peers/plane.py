@@ -14,6 +14,7 @@ import zmq
 
 from ckptd.core import events as ev
 from ckptd.core.actions import ToNode
+from ckptd.logs import line
 from ckptd.peers import codec
 from ckptd.peers.identity import Identity
 from ckptd.peers.link import Down, Got, Link, Up
@@ -178,7 +179,7 @@ class PeerPlane:
             try:
                 self.send(action.job, node, action.message)
             except ProtocolError as error:
-                log.error("message to node %s is lost: %s", node, error)  # noqa: TRY400 - the message says it all
+                log.error(line("message lost", job=action.job.job, node=node, error=error))  # noqa: TRY400 - the message says it all
 
     def _remote(self, peer: Peer) -> Remote:
         place = (peer.node, peer.key)

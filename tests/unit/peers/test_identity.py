@@ -265,4 +265,4 @@ def test_a_port_that_cannot_be_kept_stops_nobody(tmp_path, monkeypatch, caplog):
 
     monkeypatch.setattr(os, "replace", replace)
     me.keep_port(4321)
-    assert "port 4321 could not be kept" in caplog.text
+    assert "port could not be kept port=4321" in caplog.text
