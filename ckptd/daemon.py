@@ -54,6 +54,7 @@ _EMPTY_GRACE_S = 3.0  # a client-started daemon waits so long for its first rank
 _SWEEP_S = 2.0  # how often ranks without a pidfd are looked at
 _NOTICE_S = 1.0  # how often systemd is told the state
 _LAST_WORDS_S = 0.5  # who waits for the end may take so long to hear of it
+_CLOSING_S = 25.0  # what systemd is to allow beyond stop_drain_s: ending workers and threads takes its time
 _PULLS = 4  # encodes at once, of all jobs, and as many fetches: ranks wait for these, and not for an encode that hangs
 _MAX_FILES = 65536
 
@@ -98,7 +99,7 @@ class Daemon:
         )
         self._socket = RankSocket(self._arena.socket_path)
         self._door = Door(self._socket, self._arena, self._liveness, self._plane.peer)
-        self._door.warnings += _warnings()
+        self._door.warnings += _warnings(self._arena.path)
         self._desk, self._diary = self._open_desk(), Diary()
         self._queue: deque[ev.Event] = deque()
         self._handling = False
@@ -160,7 +161,8 @@ class Daemon:
         if self._stop_asked:
             if self._stop_at is None:
                 self._stop_at = now + self._config.stop_drain_s
-                notify.stopping("finishing the drain that runs")
+                within_s = self._config.stop_drain_s + _CLOSING_S
+                notify.stopping("finishing the drain that runs", within_s=within_s)
             draining = any(job.coordinator.saves.active for job in self._catalogue.jobs.values())
             return not draining or self._stop_asked > 1 or now >= self._stop_at
         at_work = self._cleaning.busy or self._encoding.busy or self._fetching.busy
@@ -402,9 +404,9 @@ class Daemon:
         notify.status(picture.one_line(self._catalogue))
 
 
-def _warnings() -> list[str]:
+def _warnings(arena_dir: str) -> list[str]:
     """What each rank that attaches should know."""
-    logout = doctor.examine_remove_ipc()
+    logout = doctor.examine_remove_ipc(arena_dir)
     return [] if logout.verdict == "ok" else [f"{logout.detail}; {logout.fix}"]
 
 

@@ -54,14 +54,15 @@ def examine_arena(arena_dir: str) -> list[Finding]:
     return [
         judge.judge_arena(probe.arena_facts(arena_dir)),
         judge.judge_socket_path(os.path.join(arena_dir, SOCKET)),
-        examine_remove_ipc(),
+        examine_remove_ipc(arena_dir),
     ]
 
 
-def examine_remove_ipc() -> Finding:
-    """Whether this user's logout wipes shared memory. The daemon asks too, to warn who attaches."""
+def examine_remove_ipc(arena_dir: str) -> Finding:
+    """Whether this user's logout wipes the arena. The daemon asks too, to warn who attaches."""
     user = probe.user_name()
     return judge.judge_remove_ipc(
+        arena=os.path.realpath(arena_dir),
         logind=probe.has_logind(),
         removes=judge.removes_ipc(probe.logind_texts()),
         lingers=probe.lingers(user),

@@ -3,6 +3,7 @@
 A manager that does not listen must not end the daemon, so failures are returned, never raised.
 """
 
+import math
 import os
 import socket
 from collections.abc import Mapping
@@ -36,9 +37,10 @@ def status(text: str) -> bool:
     return notify(f"STATUS={_one_line(text)}")
 
 
-def stopping(text: str = "") -> bool:
-    """Says that the daemon is on its way out."""
-    return notify("STOPPING=1", f"STATUS={_one_line(text)}")
+def stopping(text: str = "", *, within_s: float = 0.0) -> bool:
+    """Says that the daemon is on its way out. within_s: seconds it may take, if TimeoutStopSec is less; 0: no word."""
+    longer = [f"EXTEND_TIMEOUT_USEC={math.ceil(within_s * 1e6)}"] if within_s else []
+    return notify("STOPPING=1", *longer, f"STATUS={_one_line(text)}")
 
 
 def watchdog() -> bool:

@@ -128,10 +128,18 @@ def test_what_logind_is_told(texts, removes):
         ({"lingers": True}, "ok"),
         ({"uid": 0}, "ok"),
         ({"uid": 999}, "ok"),
+        ({"arena": "/run/ckptd/ann"}, "ok"),
     ],
 )
 def test_remove_ipc(facts, verdict):
-    threatened = {"logind": True, "removes": True, "lingers": False, "uid": 1000, "user": "ann"}
+    threatened = {
+        "arena": "/dev/shm/ckptd-1000",
+        "logind": True,
+        "removes": True,
+        "lingers": False,
+        "uid": 1000,
+        "user": "ann",
+    }
     found = judge.judge_remove_ipc(**threatened | facts)
     assert found.verdict == verdict
     assert ("enable-linger ann" in found.fix) == (verdict == "bad")
