@@ -54,7 +54,6 @@ _EMPTY_GRACE_S = 3.0  # a client-started daemon waits so long for its first rank
 _SWEEP_S = 2.0  # how often ranks without a pidfd are looked at
 _NOTICE_S = 1.0  # how often systemd is told the state
 _LAST_WORDS_S = 0.5  # who waits for the end may take so long to hear of it
-_CLOSING_S = 25.0  # what systemd is to allow beyond stop_drain_s: ending workers and threads takes its time
 _PULLS = 4  # encodes at once, of all jobs, and as many fetches: ranks wait for these, and not for an encode that hangs
 _MAX_FILES = 65536
 
@@ -161,8 +160,7 @@ class Daemon:
         if self._stop_asked:
             if self._stop_at is None:
                 self._stop_at = now + self._config.stop_drain_s
-                within_s = self._config.stop_drain_s + _CLOSING_S
-                notify.stopping("finishing the drain that runs", within_s=within_s)
+                notify.stopping("finishing the drain that runs", drain_s=self._config.stop_drain_s)
             draining = any(job.coordinator.saves.active for job in self._catalogue.jobs.values())
             return not draining or self._stop_asked > 1 or now >= self._stop_at
         at_work = self._cleaning.busy or self._encoding.busy or self._fetching.busy

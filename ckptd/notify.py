@@ -9,6 +9,7 @@ import socket
 from collections.abc import Mapping
 
 _TIMEOUT_S = 1.0
+_CLOSING_S = 25.0  # after a drain: ending workers and threads takes its time
 
 
 def notify(*assignments: str, environ: Mapping[str, str] = os.environ) -> bool:
@@ -37,9 +38,9 @@ def status(text: str) -> bool:
     return notify(f"STATUS={_one_line(text)}")
 
 
-def stopping(text: str = "", *, within_s: float = 0.0) -> bool:
-    """Says that the daemon is on its way out. within_s: seconds it may take, if TimeoutStopSec is less; 0: no word."""
-    longer = [f"EXTEND_TIMEOUT_USEC={math.ceil(within_s * 1e6)}"] if within_s else []
+def stopping(text: str = "", *, drain_s: float = 0.0) -> bool:
+    """Says that the daemon is on its way out, and takes the time for a drain of drain_s, if TimeoutStopSec is less."""
+    longer = [f"EXTEND_TIMEOUT_USEC={math.ceil((drain_s + _CLOSING_S) * 1e6)}"] if drain_s else []
     return notify("STOPPING=1", *longer, f"STATUS={_one_line(text)}")
 
 

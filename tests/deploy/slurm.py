@@ -2,14 +2,13 @@
 
 import contextlib
 import os
-import pathlib
 import shutil
 import subprocess
-import sys
 from types import TracebackType
 from typing import Self
 
 from tests.cluster import ROOT, wait_for
+from tests.deploy.homes import Homes
 from tests.deploy.ports import free_ports
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
@@ -45,30 +44,28 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 def missing() -> str:
     """Programs that are not installed, empty when all are."""
-    return ", ".join(name for name in PROGRAMS if shutil.which(name, path=search_path()) is None)
+    return ", ".join(name for name in PROGRAMS if shutil.which(name, path=_path(os.environ["PATH"])) is None)
 
 
-def search_path() -> str:
-    """PATH with the directories of daemons, which an ordinary user's lacks."""
-    return os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
+def _path(path: str) -> str:
+    """With the directories of daemons, which an ordinary user's lacks."""
+    return os.pathsep.join((path, "/usr/sbin", "/sbin"))
 
 
 class Slurm:
-    """A cluster of nodes n1, n2, ... on loopback. A context manager that ends what it started; where: a short path."""
+    """A cluster of nodes n1, n2, ... on loopback. A context manager that ends what it started. more: of slurm.conf."""
 
-    def __init__(self, where: pathlib.Path, nodes: int, **more: str) -> None:
-        self.where = where
+    def __init__(self, homes: Homes, nodes: int, **more: str) -> None:
+        self._homes = homes
+        self.where = homes.where
         self._names = [f"n{number + 1}" for number in range(nodes)]
         self._more = more
         self._daemons: list[subprocess.Popen[bytes]] = []
 
     def environ(self) -> dict[str, str]:
-        """Of every command and job: this tree's ckptd, and no settings of the caller."""
-        clean = {k: v for k, v in os.environ.items() if not k.startswith(("CKPTD_", "SLURM_", "SBATCH_"))}
-        python = os.path.dirname(sys.executable)
-        path = os.pathsep.join((str(self.where / "bin"), python, search_path()))
-        here = {"MASTER_ADDR": "127.0.0.1"}  # no resolver knows n1
-        return clean | here | {"SLURM_CONF": str(self.where / "slurm.conf"), "PATH": path}
+        """Of every command and job."""
+        environ = self._homes.environ(SLURM_CONF=str(self.where / "slurm.conf"), MASTER_ADDR="127.0.0.1")
+        return environ | {"PATH": _path(environ["PATH"])}
 
     def command(self, *words: str) -> str:
         """What a command of Slurm prints. Raises AssertionError with its error."""
@@ -114,7 +111,7 @@ class Slurm:
         return self
 
     def _configure(self) -> None:
-        for name in ("state", "bin", *self._names):
+        for name in ("state", *self._names):
             (self.where / name).mkdir()
         key = self.where / "munge.key"
         key.write_bytes(os.urandom(128))
@@ -129,7 +126,7 @@ class Slurm:
 
     def _start(self, program: str, *words: str) -> None:
         with open(self.where / f"{program}.{len(self._daemons)}.log", "ab") as log:
-            found = shutil.which(program, path=search_path())
+            found = shutil.which(program, path=self.environ()["PATH"])
             assert found is not None
             self._daemons.append(
                 subprocess.Popen([found, *words], env=self.environ(), cwd=ROOT, stdout=log, stderr=log)

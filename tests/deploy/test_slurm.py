@@ -1,24 +1,18 @@
 """deploy/slurm on a real Slurm: a job that is requeued, and the prolog and epilog of a site."""
 
-import contextlib
 import os
 import pathlib
 import re
-import shutil
-import signal
 import subprocess
-import sys
-import tempfile
 
 import pytest
 
 from ckptd.ask import ask_status
-from ckptd.locks import holder
-from tests.cluster import CODE, ROOT, wait_for
+from tests.cluster import ROOT, wait_for
 from tests.deploy import slurm
+from tests.deploy.homes import Homes
 
 FILES = pathlib.Path(ROOT) / "deploy/slurm"
-TRAINER = str(pathlib.Path(__file__).with_name("trainer.py"))
 PATIENCE_S = 60.0
 pytestmark = [
     pytest.mark.skipif(bool(slurm.missing()), reason=f"no Slurm here (Debian: slurmctld slurmd): {slurm.missing()}"),
@@ -26,56 +20,16 @@ pytestmark = [
     pytest.mark.xdist_group("slurm"),
 ]
 
-# Both nodes are this machine: each has an arena of its own, and what a node's processes need to find this tree.
-NODE = """\
-export CKPTD_ARENA={shm}/"${{SLURMD_NODENAME:-n1}}" CKPTD_NODE="${{SLURMD_NODENAME:-n1}}"
-export CKPTD_STORE={store} CKPTD_PEER_ADDRESS=127.0.0.1 CKPTD_CONFIG=/dev/null
-export PYTHONPATH={code} PYTHONWARNINGS=ignore PYTHONUNBUFFERED=1 GLOO_SOCKET_IFNAME=lo OMP_NUM_THREADS=1
-exec {python} -P {program} "$@"
-"""
-
 
 @pytest.fixture
-def site():
-    """A short directory for Slurm, and a place for arenas; daemons that are still there are ended."""
-    where = pathlib.Path(tempfile.mkdtemp(prefix="ckptd-slurm-"))
-    shm = pathlib.Path(tempfile.mkdtemp(prefix="ckptd-slurm-", dir="/dev/shm"))
-    try:
-        yield where, shm
-    finally:
-        for arena in shm.iterdir():
-            end_daemon(arena)
-        shutil.rmtree(shm)
-        shutil.rmtree(where)
+def homes():
+    with Homes("${SLURMD_NODENAME:-n1}") as homes:
+        yield homes
 
 
-def end_daemon(arena):
-    pid = None
-    with contextlib.suppress(OSError):
-        pid = holder(str(arena / "lock"))
-    if pid:
-        os.kill(pid, signal.SIGKILL)
-        wait_for(lambda: not os.path.exists(f"/proc/{pid}"))
-
-
-def install(cluster, shm):
-    """What a site has on its nodes: the command, and here a training, with the settings of the node."""
-    for name, program in {"ckptd": "-m ckptd", "train": TRAINER}.items():
-        path = cluster.where / "bin" / name
-        values = {"shm": shm, "store": cluster.where / "store", "code": CODE, "python": sys.executable}
-        path.write_text("#!/bin/sh\n" + NODE.format(program=program, **values))
-        path.chmod(0o755)
-
-
-def slots(arena):
-    return list(arena.rglob("*.slot"))
-
-
-def test_a_job_that_must_go_comes_back_to_memory_and_one_that_fails_leaves_none(site):
-    where, shm = site
-    with slurm.Slurm(where, nodes=2) as cluster:
-        install(cluster, shm)
-        fail = where / "fail"
+def test_a_job_that_must_go_comes_back_to_memory_and_one_that_fails_leaves_none(homes):
+    with slurm.Slurm(homes, nodes=2) as cluster:
+        fail = homes.where / "fail"
         job = cluster.submit("--nodes=2", str(FILES / "train.sbatch"), "train", str(fail))
         await_job(cluster, lambda: "saved 2" in cluster.output() or ended(cluster, job))
         assert cluster.state(job) == "RUNNING", cluster.output() + cluster.logs()
@@ -86,38 +40,35 @@ def test_a_job_that_must_go_comes_back_to_memory_and_one_that_fails_leaves_none(
         assert second.count(", arena") == 2, second
         drained = re.search(rf"train-{job}: step (\d+) is durable(?s:.*)from step", second)
         assert drained, second
-        assert os.path.isdir(where / f"store/train-{job}/step-{int(drained[1]):09d}.i0002")
-        assert len(slots(shm / "n1")) > 0
+        assert os.path.isdir(homes.store / f"train-{job}/step-{int(drained[1]):09d}.i0002")
+        assert homes.slots("n1")
         fail.touch()
         await_job(cluster, lambda: ended(cluster, job))
         assert cluster.state(job) == "FAILED", cluster.output() + cluster.logs()
         saved = max(int(number) for number in re.findall(r"saved (\d+)", cluster.output()))
-        assert os.readlink(where / f"store/train-{job}/latest").startswith(f"step-{saved:09d}"), "drained at the end"
-        assert slots(shm) == [], cluster.output()
-        assert [holder(str(arena / "lock")) for arena in shm.iterdir()] == [None, None], "daemons have ended"
+        assert homes.durable(f"train-{job}").startswith(f"step-{saved:09d}"), "drained at the end"
+        assert homes.slots() == [], cluster.output()
+        assert homes.arenas() == {"n1": None, "n2": None}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a prolog runs as root")
-def test_a_daemon_of_the_prolog_outlives_jobs_and_the_epilog_keeps_within_limits(site):
-    where, shm = site
-    hooks = {name: edited(name, where) for name in ("prolog", "epilog")}
-    with slurm.Slurm(where, 1, Prolog=hooks["prolog"], Epilog=hooks["epilog"], PrologFlags="Alloc") as cluster:
-        install(cluster, shm)
-        (where / "store").mkdir()
-        script = where / "job.sh"
+def test_a_daemon_of_the_prolog_outlives_jobs_and_the_epilog_keeps_within_limits(homes):
+    hooks = {name: edited(name, homes.where) for name in ("prolog", "epilog")}
+    with slurm.Slurm(homes, 1, Prolog=hooks["prolog"], Epilog=hooks["epilog"], PrologFlags="Alloc") as cluster:
+        script = homes.where / "job.sh"
         script.write_text('#!/bin/bash\nexport CKPTD_JOB=chain CKPTD_NO_AUTOSTART=1\nsrun train "$1"\n')
         assert failed(cluster, script, "2") == "from step 0, anew"
-        daemon = ask_status(str(shm / "n1"), 5.0)
-        assert os.readlink(where / "store/chain/latest").startswith("step-000000001"), "drained by the epilog"
+        daemon = ask_status(str(homes.shm / "n1"), 5.0)
+        assert homes.durable("chain").startswith("step-000000001"), "drained by the epilog"
         assert failed(cluster, script, "1") == "from step 2, arena"
-        assert ask_status(str(shm / "n1"), 5.0).pid == daemon.pid
-        assert ask_status(str(shm / "n1"), 5.0).used_nbytes > 0
+        assert ask_status(str(homes.shm / "n1"), 5.0).pid == daemon.pid
+        assert ask_status(str(homes.shm / "n1"), 5.0).used_nbytes > 0
         text = pathlib.Path(hooks["epilog"]).read_text()
         assert "KEEP_PERCENT=10" in text
         pathlib.Path(hooks["epilog"]).write_text(text.replace("KEEP_PERCENT=10", "KEEP_PERCENT=0"))
-        environ = cluster.environ() | {"SLURM_JOB_USER": where.owner()}
+        environ = cluster.environ() | {"SLURM_JOB_USER": homes.where.owner()}
         subprocess.run([hooks["epilog"]], env=environ, check=True, timeout=60)
-        assert ask_status(str(shm / "n1"), 5.0).used_nbytes == 0
+        assert ask_status(str(homes.shm / "n1"), 5.0).used_nbytes == 0
 
 
 def edited(name, where):

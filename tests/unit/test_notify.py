@@ -27,8 +27,8 @@ def test_what_the_manager_hears(manager):
     assert manager.recv(4096) == b"WATCHDOG=1"
     assert notify.stopping("SIGTERM")
     assert manager.recv(4096) == b"STOPPING=1\nSTATUS=SIGTERM"
-    assert notify.stopping("a drain", within_s=0.5)
-    assert manager.recv(4096) == b"STOPPING=1\nEXTEND_TIMEOUT_USEC=500000\nSTATUS=a drain"
+    assert notify.stopping("a drain", drain_s=0.5)
+    assert manager.recv(4096) == b"STOPPING=1\nEXTEND_TIMEOUT_USEC=25500000\nSTATUS=a drain"
 
 
 def test_a_status_cannot_smuggle_an_assignment(manager):
