@@ -86,6 +86,13 @@ class Arena:
         """Where ranks reach the daemon."""
         return os.path.join(self.path, places.SOCKET)
 
+    def in_place(self) -> bool:
+        """Whether path still leads to the directory that open locked."""
+        try:
+            return os.path.samestat(os.stat(os.path.join(self.path, places.LOCK)), os.fstat(self._lock_fd))
+        except OSError:
+            return False
+
     def close(self, *, remove: bool) -> None:
         """Gives the directory up; with remove, deletes what is left of it when no slot is. The lock goes last."""
         self._mappings.clear()  # a thread that still reads one keeps it

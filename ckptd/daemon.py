@@ -52,6 +52,7 @@ from ckptd.stores import Stores
 log = logging.getLogger("ckptd")
 _EMPTY_GRACE_S = 3.0  # a client-started daemon waits so long for its first rank, and for a next one
 _SWEEP_S = 2.0  # how often ranks without a pidfd are looked at
+_LOOK_S = 5.0  # how often the arena is looked for
 _NOTICE_S = 1.0  # how often systemd is told the state
 _LAST_WORDS_S = 0.5  # who waits for the end may take so long to hear of it
 _PULLS = 4  # encodes at once, of all jobs, and as many fetches: ranks wait for these, and not for an encode that hangs
@@ -108,6 +109,8 @@ class Daemon:
         self._stop_waiters: list[Letter] = []
         self._empty_since: float | None = None
         self._sweep_at = self._notice_at = 0.0
+        self._look_at = self._started + _LOOK_S
+        self._homeless = False
         self._watchdog_s = notify.watchdog_interval_s()
 
     # --- life
@@ -127,7 +130,7 @@ class Daemon:
         return StatusDesk(sources, self._door.answer)
 
     def run(self) -> int:
-        """Serves until SIGTERM, or until it is empty where that ends it."""
+        """Serves until SIGTERM, or until it is empty where that ends it; 1 when its arena was removed."""
         self._catch_signals()
         adoption = Adoption(
             self._arena, self._protect.parities, self._liveness, self._catalogue, self._handle, self._perform
@@ -139,6 +142,9 @@ class Daemon:
         while not self._ends():
             self._wait()
             self._work()
+        if self._homeless:  # whatever lies at the arena's path by now is another daemon's
+            self._stores.close()
+            return 1
         self._close()
         return 0
 
@@ -157,6 +163,8 @@ class Daemon:
     def _ends(self) -> bool:
         """Whether to leave now: asked to and nothing worth waiting for, or empty long enough."""
         now = time.monotonic()
+        if self._homeless:
+            return True
         if self._stop_asked:
             if self._stop_at is None:
                 self._stop_at = now + self._config.stop_drain_s
@@ -211,18 +219,18 @@ class Daemon:
             poller.register(link.fileno(), zmq.POLLIN | (zmq.POLLOUT if link.wants_write else 0))
         self._ready = dict(poller.poll(self._timeout_ms()))
 
-    def _timeout_ms(self) -> int | None:
+    def _timeout_ms(self) -> int:
         now = time.monotonic()
         times = [self._catalogue.next_deadline(), self._stores.next_deadline(), self._stop_at]
-        times += [self._plane.next_deadline(), self._desk.next_deadline()]
+        times += [self._plane.next_deadline(), self._desk.next_deadline(), self._look_at]
         if self._liveness.unwatched:
             times.append(self._sweep_at)
         if self._empty_since is not None:
             times.append(self._empty_since + _EMPTY_GRACE_S)
         if self._watchdog_s is not None:
             times.append(self._notice_at + self._watchdog_s)
-        due = min((t for t in times if t is not None), default=None)
-        return None if due is None else int(max(0.0, due - now) * 1000) + 1  # at once may be said as -inf
+        due = min(t for t in times if t is not None)
+        return int(max(0.0, due - now) * 1000) + 1  # at once may be said as -inf
 
     def _work(self) -> None:
         """One round: everything that is ready or due."""
@@ -392,6 +400,17 @@ class Daemon:
         for entry in self._diary.news(self._catalogue.jobs, now):
             log.log(*entry)
         self._tell_systemd(now)
+        self._look(now)
+
+    def _look(self, now: float) -> None:
+        """A daemon whose arena was removed serves nobody: no rank or command finds it. Its unit starts another."""
+        if now < self._look_at:
+            return
+        self._look_at = now + _LOOK_S
+        self._homeless = not self._arena.in_place()
+        if self._homeless:
+            hint = "logind does that to /dev/shm at a user's last logout: loginctl enable-linger"
+            log.error(line("the arena was removed, and what was staged with it", arena=self._arena.path, hint=hint))
 
     def _tell_systemd(self, now: float) -> None:
         if now < self._notice_at + _NOTICE_S or "NOTIFY_SOCKET" not in os.environ:

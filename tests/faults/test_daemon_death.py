@@ -1,12 +1,14 @@
 """The daemon is absent, dies, stops answering or is stopped: training goes on, and what was sealed is not lost."""
 
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
 
 import pytest
 
+from ckptd.verify import verify_path
 from tests.cluster import Node, wait_for
 from tests.faults.ranks import MB, RankError, Ranks, daemons, sealed, told
 
@@ -33,6 +35,24 @@ def ready(ranks: Ranks, **settings) -> Ranks:
 def own_daemon(node: Node) -> int:
     """Pid of the daemon that a client started."""
     return node.status().pid
+
+
+def test_a_daemon_whose_arena_was_removed_makes_room_for_another(node: Node):
+    """As logind does at a user's last logout: nobody would ever find that daemon again."""
+    daemon = node.start()
+    with Ranks(node) as ranks:
+        ready(ranks)
+        ranks.call("save", 1)
+        ranks.call("wait", 1, "durable")
+        shutil.rmtree(node.arena)
+        os.mkdir(node.arena, mode=0o700)
+        assert daemon.wait(10) == 1
+        assert "enable-linger" in node.log_text()
+        node.start()
+        ranks.call("save", 2)
+        ranks.call("wait", 2, "durable")
+        ranks.call("close")
+    assert verify_path(node.store).problems == []
 
 
 # --- none runs
