@@ -17,10 +17,10 @@ WORKERS ?= 2
 # ckptd anew, which is a third of its start.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help venv demo test simulate test-matrix golden bench bench-peers gpu test-gpu bench-gpu check lint types architecture wheel faults clean
+.PHONY: help venv demo test simulate test-matrix golden bench bench-peers gpu test-gpu bench-gpu check lint types architecture wheel faults cluster-test clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 venv: $(DEV) ## .venv with everything that development needs
 
@@ -70,6 +70,9 @@ wheel: $(DEV)
 
 faults: $(DEV) ## every crash point, with real processes and real kills; the long form
 	FAULTS=long $(BIN)/python -m pytest -q --timeout 600 -m faults tests
+
+cluster-test: $(DEV) ## four machines booted with systemd, GlusterFS between them; needs root
+	MACHINES=1 $(BIN)/python -m pytest -q --durations=20 tests/machines
 
 clean: ## remove the environment and everything that was built
 	rm -rf .venv .matrix .peers build dist bench/out .pytest_cache .mypy_cache .ruff_cache .hypothesis

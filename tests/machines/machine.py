@@ -10,6 +10,8 @@ from tests.machines.network import Network
 from tests.machines.tree import USER
 
 _BOOT_S = 60
+_CGROUPS_1 = "/sys/fs/cgroup/memory"  # where the memory controller is one of version 1
+_MEMORY = "/memory-cgroup"  # where a machine finds the cgroup that it has there
 
 
 class Machine:
@@ -44,6 +46,9 @@ class Machine:
         command += [f"--directory={self.root}", f"--machine={self._network.namespace(self.index)}"]
         command += [f"--hostname={self.name}", "--console=pipe", "--bind=/dev/fuse", f"--bind={self.disk}:/disk"]
         command += [f"--network-namespace-path=/run/netns/{self._network.namespace(self.index)}"]
+        if os.path.isdir(_CGROUPS_1):
+            os.makedirs(self._cgroup, exist_ok=True)
+            command.append(f"--bind={self._cgroup}:{_MEMORY}")
         with open(os.path.join(self._directory, "console.log"), "ab") as console:
             self._nspawn = subprocess.Popen(
                 command,
@@ -68,6 +73,8 @@ class Machine:
             self._nspawn.wait(20)
             self._nspawn = None
         subprocess.run(["umount", "-l", self.root], check=False, stderr=subprocess.DEVNULL)
+        if os.path.isdir(self._cgroup):
+            os.rmdir(self._cgroup)
 
     def _leader(self) -> int:
         """Its first process, as it is numbered out here; 0 while there is none."""
@@ -76,6 +83,10 @@ class Machine:
         with open(f"/proc/{self._nspawn.pid}/task/{self._nspawn.pid}/children") as file:
             children = file.read().split()
         return int(children[0]) if children else 0
+
+    @property
+    def _cgroup(self) -> str:
+        return os.path.join(_CGROUPS_1, self._network.namespace(self.index))
 
     # --- what is done on it
 
@@ -101,9 +112,16 @@ class Machine:
         """What a shell script prints that the user runs in a session of its own."""
         return _output(self.login(script), check=check, timeout_s=timeout_s)
 
-    def journal(self) -> str:
-        """What it has said since it booted."""
-        return self.root_does("journalctl --no-pager -o short-monotonic", check=False)
+    def limit_memory(self, unit: str, nbytes: int) -> None:
+        """The unit's processes, and what memory they touch from now on, may be no more than that; 0: no limit.
+
+        Where the controller is of version 1 the machines' systemd does not have it: the same is done by hand.
+        """
+        if not os.path.isdir(_CGROUPS_1):
+            self.root_does(f"systemctl set-property --runtime {unit} MemoryMax={nbytes or 'infinity'}")
+            return
+        main = f"$(systemctl show -p MainPID --value {unit})"
+        self.root_does(f"echo {nbytes or -1} > {_MEMORY}/memory.limit_in_bytes; echo {main} > {_MEMORY}/cgroup.procs")
 
 
 def _output(command: list[str], *, check: bool, timeout_s: float, env: dict[str, str] | None = None) -> str:

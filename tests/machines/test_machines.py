@@ -185,6 +185,41 @@ def test_a_user_logs_out(machines, start):
         again.finish()
 
 
+def test_a_user_logs_out_who_does_not_linger(machines, start):
+    """What was staged is gone, as was foretold: the daemon says why and gives way to one that ranks find."""
+    machine = machines[2]
+    machine.root_does(f"loginctl disable-linger {tree.USER}")
+    assert "enable-linger" in machine.user_does("ckptd doctor", check=False)
+    wait_for(lambda: "ckptd" not in machine.root_does("ls /dev/shm"), 60, every_s=0.5)
+    wait_for(lambda: "ckptd" in machine.root_does("ls /dev/shm"), 60, every_s=0.5)
+    assert "enable-linger" in machine.root_does(f"journalctl -u {UNIT} --no-pager")
+    machine.root_does(f"loginctl enable-linger {tree.USER}")
+    with start("again") as job:
+        job.wait_lines("saved")
+        wait_newer(machines[1], "again", -1, "durable")
+        job.finish()
+
+
+def test_a_cgroup_at_its_memory_limit(machines, start):
+    """What does not fit is refused with the numbers, before the kernel kills; the others' training goes on."""
+    machine = machines[3]
+    daemon = machine.root_does(f"systemctl show -p MainPID {UNIT}")
+    machine.limit_memory(UNIT, 200 << 20)
+    try:
+        with start("large", "--mib=64") as job:
+            job.wait_lines("lost", 1)
+            job.wait_step(8)
+            job.kill()
+        assert "cgroup" in " ".join(job.lines("lost")[0].words), job.lines("lost")
+        with start("small", "--mib=4") as job:
+            job.wait_lines("saved")
+            wait_newer(machines[1], "small", -1, "durable")
+            job.finish()
+    finally:
+        machine.limit_memory(UNIT, 0)
+    assert machine.root_does(f"systemctl show -p MainPID {UNIT}") == daemon, "the kernel killed it"
+
+
 def test_preemption(machines, start):
     with start("preempted", "--drain-every=1000000") as job:
         job.wait_lines("saved", 8)

@@ -51,9 +51,9 @@ def obstacle() -> str:
 def base() -> str:
     """The directory of the base tree, made if there is none of this content yet."""
     with open(os.path.join(ROOT, "constraints.txt")) as file:
-        constraints = file.read()
+        pins = [line for line in file if line.split("==")[0].replace("_", "-") in _REQUIREMENTS]
     codename = platform.freedesktop_os_release()["VERSION_CODENAME"]
-    content = repr((codename, _PACKAGES, _REQUIREMENTS, constraints))
+    content = repr((codename, _PACKAGES, _REQUIREMENTS, pins))
     tree = os.path.join(CACHE, hashlib.sha256(content.encode()).hexdigest()[:16])
     if not os.path.exists(tree):
         # Of other content: nobody comes back to them, and each is 2 GB.
