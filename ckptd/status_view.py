@@ -15,7 +15,7 @@ from rich.text import Text
 from ckptd import human
 from ckptd.nodes_view import NodesView, named, troubles, versions
 from ckptd.protocol.messages import End, Milestone, Tier
-from ckptd.protocol.status import CheckpointStatus, DrainStatus, JobStatus, RankStatus, Status
+from ckptd.protocol.status import CheckpointStatus, DrainStatus, JobStatus, RankStatus, Status, WorkerStatus
 from ckptd.protocol.topology import Scheme
 from ckptd.view_parts import NEARLY_FULL, Facts, Marks, Name, bar, marks_for, plain_table
 
@@ -23,6 +23,7 @@ _NARROW_COLUMNS = 100
 _TOO_NARROW_COLUMNS = 72  # for the column that is missed least: protected
 _TINY_COLUMNS = 64  # ... and for incarnation and age
 _MOST_BAR_COLUMNS, _LEAST_BAR_COLUMNS, _BESIDE_BAR_COLUMNS = 32, 8, 42
+_SILENT_S = 15.0  # longer than one sync takes on a good day: whoever looks shall not wait for store_hang_s to be told
 _MAX_CHECKPOINTS = 10
 _MAX_REMOVED = 3
 _MAX_SLOT_MARKS = 16
@@ -44,7 +45,7 @@ class StatusView:
         page = _Page(marks_for(options), options.max_width, self.nodes, self.everything)
         yield _header(self.status, page)
         for job in self.status.jobs:
-            problem = next((w.problem for w in self.status.workers if w.store == job.store), "")
+            problem = next((_problem(w) for w in self.status.workers if w.store == job.store), "")
             yield Text()
             yield from _job(job, problem, page)
         if not self.status.jobs:
@@ -96,6 +97,11 @@ def _memory(status: Status, page: _Page) -> Text:
 
 
 # --- a job
+
+
+def _problem(worker: WorkerStatus) -> str:
+    silent = worker.busy > 0 and worker.idle_s >= _SILENT_S
+    return worker.problem or (f"no answer for {human.duration(worker.idle_s)}" if silent else "")
 
 
 def _job(job: JobStatus, store_problem: str, page: _Page) -> Iterator[RenderableType]:

@@ -163,7 +163,9 @@ def test_a_hung_mount(machines, start):
         try:
             staged = wait_newer(machines[1], "hung", max(job.steps("saved")) + 4, "protected", "staged")
             job.wait_more(8)
-            wait_for(lambda: "hangs" in machines[1].user_does("ckptd status", timeout_s=10), 60, every_s=1)
+            wait_for(
+                lambda: "store: no answer for" in machines[1].user_does("ckptd status", timeout_s=10), 60, every_s=1
+            )
         finally:
             filesystem.resume(machines[1])
         wait_newer(machines[1], "hung", staged, "durable")

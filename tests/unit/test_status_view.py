@@ -8,6 +8,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from ckptd.protocol.status import WorkerStatus
 from ckptd.status_view import StatusView
 from ckptd.view_parts import UNICODE, bar, levels, shortened
 from tests.unit import a_status
@@ -48,6 +49,13 @@ def test_a_busy_daemon_fits_in_80_columns():
         "hint    is the mount alive? try: timeout 10 stat -f /s\n",
     ):
         assert part in re.sub(r" +\n", "\n", text)
+
+
+@pytest.mark.parametrize(("busy", "idle_s", "told"), [(1, 45.0, True), (1, 5.0, False), (0, 4500.0, False)])
+def test_a_store_that_does_not_answer_is_told_long_before_it_is_given_up(busy, idle_s, told):
+    worker = WorkerStatus(store="/s", pid=77, busy=busy, idle_s=idle_s)
+    text = shown(a_status.status(workers=[worker]))
+    assert ("error   store: no answer for 45s" in text) is told
 
 
 def test_what_matters_most_comes_first():
