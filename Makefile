@@ -12,6 +12,7 @@ COUNT ?= 1000
 NODES ?= 64
 SEED ?= 0
 WORKERS ?= 2
+CLUSTER ?= long
 
 # Some machines forbid Python to keep what it compiled. Tests start thousands of interpreters: each would compile
 # ckptd anew, which is a third of its start.
@@ -71,8 +72,8 @@ wheel: $(DEV)
 faults: $(DEV) ## every crash point, with real processes and real kills; the long form
 	FAULTS=long $(BIN)/python -m pytest -q --timeout 600 -m faults tests
 
-cluster-test: $(DEV) ## four machines booted with systemd, GlusterFS between them; needs root
-	MACHINES=1 $(BIN)/python -m pytest -q --durations=20 tests/machines
+cluster-test: $(DEV) ## four machines booted with systemd, GlusterFS between them; needs root; CLUSTER=short
+	MACHINES=$(CLUSTER) $(BIN)/python -m pytest -q --durations=20 tests/machines
 
 clean: ## remove the environment and everything that was built
 	rm -rf .venv .matrix .peers build dist bench/out .pytest_cache .mypy_cache .ruff_cache .hypothesis
