@@ -8,7 +8,6 @@ import pytest
 from tests.machines import tree
 from tests.machines.cluster import Machines, booted
 
-
 _SHORT = ("test_save_drain_status", "test_a_machine_is_replaced")
 
 
