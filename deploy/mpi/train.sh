@@ -33,6 +33,6 @@ status=$?
 
 # What is in memory may stay there for another run: it is found again by the next daemon. `ckptd forget JOB` gives it back.
 on_each_host ckptd drain --wait --timeout 10m
-on_each_host ckptd stop --wait >/dev/null
+on_each_host ckptd stop --wait >/dev/null || kill "$daemons"
 wait "$daemons"
 exit "$status"

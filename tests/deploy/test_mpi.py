@@ -13,6 +13,7 @@ from tests.deploy.homes import Homes
 
 SCRIPT = os.path.join(ROOT, "deploy/mpi/train.sh")
 MPIEXEC = pathlib.Path(sys.executable).with_name("mpiexec")
+SLOW = {"CKPTD_DRAIN_BANDWIDTH": "200K", "CKPTD_STOP_DRAIN_S": "0"}  # who stops without a drain loses it
 pytestmark = pytest.mark.skipif(not MPIEXEC.exists(), reason="no mpiexec beside this python (pip: mpich)")
 
 
@@ -24,7 +25,7 @@ def homes():
 
 def train(homes, *words):
     assert shutil.which("mpiexec", path=homes.environ()["PATH"]) == str(MPIEXEC)
-    environ = homes.environ(HOSTS="localhost,127.0.0.1", PPN="1", HYDRA_LAUNCHER="fork", CKPTD_JOB="job")
+    environ = homes.environ(HOSTS="localhost,127.0.0.1", PPN="1", HYDRA_LAUNCHER="fork", CKPTD_JOB="job", **SLOW)
     return subprocess.run(
         [SCRIPT, "train", *words], env=environ, capture_output=True, text=True, timeout=110, check=False
     )
