@@ -54,10 +54,12 @@ def test_a_job_that_must_go_comes_back_to_memory_and_one_that_fails_leaves_none(
 @pytest.mark.skipif(os.geteuid() != 0, reason="a prolog runs as root")
 def test_a_daemon_of_the_prolog_outlives_jobs_and_the_epilog_keeps_within_limits(homes):
     hooks = {name: edited(name, homes.where) for name in ("prolog", "epilog")}
-    (homes.where / f"{homes.where.owner()}.env").write_text("CKPTD_DRAIN_BANDWIDTH=200K\nMETRICS_ARGS=--port 9440\n")
+    (homes.where / f"{homes.where.owner()}.env").write_text("CKPTD_DRAIN_BANDWIDTH=20M\nMETRICS_ARGS=--port 9440\n")
     with slurm.Slurm(homes, 1, Prolog=hooks["prolog"], Epilog=hooks["epilog"], PrologFlags="Alloc") as cluster:
         script = homes.where / "job.sh"
-        script.write_text('#!/bin/bash\nexport CKPTD_JOB=chain CKPTD_NO_AUTOSTART=1\nsrun train "$1"\n')
+        script.write_text(
+            '#!/bin/bash\nexport TRAINER_NUMBERS=10000000 CKPTD_JOB=chain CKPTD_NO_AUTOSTART=1\nsrun train "$1"\n'
+        )
         assert failed(cluster, script, "2") == "from step 0, anew"
         daemon = ask_status(str(homes.shm / "n1"), 5.0)
         assert homes.durable("chain").startswith("step-000000001"), "drained by the epilog"

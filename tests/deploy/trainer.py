@@ -1,7 +1,7 @@
 """A training for the ways to start one. Prints where it begins, and each save.
 
 Usage: trainer.py UNTIL; a file, at whose appearance all ranks die without a word, or how many steps before that;
-"close:COUNT" closes after so many steps, as a training that is done.
+"close:COUNT" closes after so many steps, as a training that is done. TRAINER_NUMBERS: how many float32 it saves.
 """
 
 import os
@@ -19,7 +19,7 @@ def main() -> None:
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if world_size > 1:
         dist.init_process_group("gloo")
-    state = {"weight": torch.zeros(100_000)}
+    state = {"weight": torch.zeros(int(os.environ.get("TRAINER_NUMBERS", "100000")))}
     client = ckptd_client.connect(os.environ.get("CKPTD_JOB", "job"), drain_every=1000)
     restored = client.load(state)
     first = restored.step + 1 if restored else 0
