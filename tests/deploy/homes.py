@@ -18,7 +18,7 @@ _COMMAND = """\
 #!/bin/sh
 export CKPTD_ARENA="{shm}/{name}" CKPTD_NODE="{name}"
 export CKPTD_STORE={store} CKPTD_PEER_ADDRESS=127.0.0.1 CKPTD_CONFIG=/dev/null
-export PYTHONPATH={code} PYTHONWARNINGS=ignore PYTHONUNBUFFERED=1 GLOO_SOCKET_IFNAME=lo OMP_NUM_THREADS=1
+export PYTHONPATH={code} PYTHONWARNINGS=ignore GLOO_SOCKET_IFNAME=lo OMP_NUM_THREADS=1
 exec {python} -P {program} "$@"
 """
 

@@ -13,10 +13,10 @@ from tests.deploy import slurm
 from tests.deploy.homes import Homes
 
 FILES = pathlib.Path(ROOT) / "deploy/slurm"
-PATIENCE_S = 60.0
+PATIENCE_S = 100.0
 pytestmark = [
     pytest.mark.skipif(bool(slurm.missing()), reason=f"no Slurm here (Debian: slurmctld slurmd): {slurm.missing()}"),
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(300),
     pytest.mark.xdist_group("slurm"),
 ]
 
