@@ -3,37 +3,51 @@
 import os
 import platform
 
-from ckptd import judge, memory, probe
-from ckptd.ask import ask_status
+from ckptd import __version__, judge, memory, probe
+from ckptd.ask import Daemon, require_daemon
 from ckptd.judge import Finding, Verdict
+from ckptd.judge_daemons import judge_daemon, judge_peers
 from ckptd.probe_store import probe_store
 from ckptd.protocol.errors import CkptdError
 from ckptd.protocol.places import SOCKET
+from ckptd.protocol.status import Status
 
 __all__ = ["Finding", "Verdict", "examine"]
 
-_STATUS_S = 1.0
+_STATUS_S = 5.0
 
 
 def examine(arena_dir: str, store: str | None = None, *, deadline_s: float = 20.0) -> list[Finding]:
     """Every finding about machine, arena and store, in reading order. deadline_s bounds the store's part."""
+    status, error = _ask(arena_dir)
     return [
         *examine_memory(arena_dir),
         *examine_arena(arena_dir),
-        *examine_store(arena_dir, store, deadline_s=deadline_s),
+        *examine_store(store, status, deadline_s=deadline_s),
+        judge_daemon(status, error, __version__),
+        *(judge_peers(status) if status is not None else []),
         *examine_machine(),
     ]
 
 
-def examine_store(arena_dir: str, store: str | None, *, deadline_s: float) -> list[Finding]:
+def _ask(arena_dir: str) -> tuple[Status | None, CkptdError | None]:
+    """What the arena's daemon and its peers say, if there is one; else why it says nothing."""
+    try:
+        require_daemon(arena_dir)
+    except CkptdError:
+        return None, None
+    try:
+        with Daemon(arena_dir, _STATUS_S) as daemon:
+            return daemon.status(nodes=True), None
+    except CkptdError as error:
+        return None, error
+
+
+def examine_store(store: str | None, status: Status | None, *, deadline_s: float) -> list[Finding]:
     """The store, tried with real files; without one, only which stores the jobs of a running daemon have."""
     if store:
         return judge.judge_store(probe_store(store, deadline_s=deadline_s))
-    try:
-        jobs = ask_status(arena_dir, _STATUS_S).jobs
-    except CkptdError:
-        jobs = []
-    return judge.judge_store(None, sorted({job.store for job in jobs}))
+    return judge.judge_store(None, sorted({job.store for job in status.jobs} if status is not None else ()))
 
 
 def examine_memory(arena_dir: str) -> list[Finding]:
@@ -43,9 +57,10 @@ def examine_memory(arena_dir: str) -> list[Finding]:
     return [
         judge.judge_shm(mount, probe.file_system_nbytes(arena_dir), meminfo.get("MemTotal", 0)),
         judge.judge_budget(memory.budget(arena_dir)),
+        judge.judge_cgroup(memory.cgroup_limits()),
         judge.judge_huge_pages(mount, probe.read_text("/sys/kernel/mm/transparent_hugepage/shmem_enabled")),
         judge.judge_populate(probe.populate_works(), platform.release()),
-        judge.judge_memlock(probe.memlock_nbytes(), meminfo.get("SwapTotal", 0)),
+        judge.judge_memlock(*probe.memlock_limits(), meminfo.get("SwapTotal", 0)),
     ]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ckptd.memory import Budget
+from ckptd.memory import Budget, Limit
 from ckptd.mounts import Mount
 from ckptd.units import format_size
 
@@ -138,14 +138,28 @@ def judge_budget(budget: Budget) -> Finding:
     return _ok(name, detail)
 
 
-def judge_memlock(soft_nbytes: int | None, swap_nbytes: int) -> Finding:
-    """Whether slots can be kept out of swap. soft_nbytes None: unlimited."""
+def judge_cgroup(limits: Sequence[Limit]) -> Finding:
+    """What the cgroups above this process leave, of either version. Training takes from the same."""
+    name = "cgroup"
+    if not limits:
+        return _ok(name, "no memory limit above this process")
+    tightest = min(limits, key=lambda limit: limit.nbytes_free)
+    detail = f"{format_size(tightest.nbytes_free)} left below {tightest.name}"
+    if tightest.nbytes_free < _SMALL_BUDGET_NBYTES:
+        return _warn(name, detail, tightest.how_to_raise)
+    return _ok(name, detail)
+
+
+def judge_memlock(soft_nbytes: int | None, hard_nbytes: int | None, swap_nbytes: int) -> Finding:
+    """Whether slots can be kept out of swap, and pinned for GPUs. None: unlimited."""
     name = "locked memory"
     if soft_nbytes is None:
         return _ok(name, "unlimited")
     detail = f"{format_size(soft_nbytes)} may be locked"
     if swap_nbytes == 0:
         return _ok(name, f"{detail}; this machine has no swap, so nothing depends on it")
+    if hard_nbytes is None:
+        return _warn(name, f"{detail}; slots may be swapped out", "ulimit -l unlimited, where ckptd and training start")
     fix = "LimitMEMLOCK=infinity in the unit, or '* - memlock unlimited' in /etc/security/limits.d/ckptd.conf"
     return _warn(name, f"{detail}; slots may be swapped out", fix)
 

@@ -42,10 +42,11 @@ def meminfo() -> dict[str, int]:
     return parse_fields(read_text("/proc/meminfo"))
 
 
-def memlock_nbytes() -> int | None:
-    """Soft RLIMIT_MEMLOCK, None for unlimited."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    return None if soft == resource.RLIM_INFINITY else soft
+def memlock_limits() -> tuple[int | None, int | None]:
+    """Soft and hard RLIMIT_MEMLOCK, None for unlimited."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    unlimited = resource.RLIM_INFINITY
+    return None if soft == unlimited else soft, None if hard == unlimited else hard
 
 
 def file_limits() -> tuple[int, int]:

@@ -25,8 +25,10 @@ def examine_peers(config: Config) -> list[Finding]:
         )
     if config.peer_port and config.peer_port == config.bulk_port:
         findings[-1] = Finding("bulk port", Verdict.BAD, "the same as peer_port", "set bulk_port to another port")
-    if config.key_file:
-        findings.append(_keys(config.key_file))
+    if not config.peer_port and not config.bulk_port:
+        text = "any that is free; where a firewall stands between nodes, set peer_port and bulk_port"
+        findings.append(Finding("ports", Verdict.OK, text))
+    findings.append(_keys(config.key_file) if config.key_file else Finding("keys", Verdict.OK, "the arena's own"))
     return findings
 
 
@@ -64,5 +66,5 @@ def _keys(path: str) -> Finding:
     try:
         keys = read_keys(path)
     except ConfigError as error:
-        return Finding("key file", Verdict.BAD, error.message, error.hint)
-    return Finding("key file", Verdict.OK, f"{path}, public key {keys.public}")
+        return Finding("keys", Verdict.BAD, error.message, error.hint)
+    return Finding("keys", Verdict.OK, f"{path}, public key {keys.public}")

@@ -93,9 +93,10 @@ def test_budget_without_limits():
 
 
 def test_limits_of_the_process():
-    assert judge.judge_memlock(None, GIB).verdict == Verdict.OK
-    assert judge.judge_memlock(8 << 20, 0).verdict == Verdict.OK
-    assert judge.judge_memlock(8 << 20, GIB).verdict == Verdict.WARN
+    assert judge.judge_memlock(None, None, GIB).verdict == Verdict.OK
+    assert judge.judge_memlock(8 << 20, 8 << 20, 0).verdict == Verdict.OK
+    assert "limits.d" in judge.judge_memlock(8 << 20, 8 << 20, GIB).fix
+    assert judge.judge_memlock(8 << 20, None, GIB).fix.startswith("ulimit -l unlimited")
     assert judge.judge_files(1024, 4096).verdict == Verdict.OK
     assert judge.judge_files(256, 4096).fix == "ulimit -n 4096"
     assert "LimitNOFILE" in judge.judge_files(256, 256).fix

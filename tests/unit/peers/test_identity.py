@@ -180,25 +180,25 @@ def verdicts(config):
 
 
 def test_doctor_looks_at_address_port_and_keys(tmp_path):
-    assert verdicts(config(tmp_path)) == {"peer address": "ok"}
+    assert verdicts(config(tmp_path)) == {"peer address": "ok", "ports": "ok", "keys": "ok"}
     path = str(tmp_path / "key.toml")
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()
         found = verdicts(config(tmp_path, peer_port=taken.getsockname()[1], key_file=path))
         port = taken.getsockname()[1]
-    assert found == {"peer address": "ok", "peer port": "bad", "bulk port": "warn", "key file": "bad"}
+    assert found == {"peer address": "ok", "peer port": "bad", "bulk port": "warn", "keys": "bad"}
     write_keys(path, make_keys())
     found = verdicts(config(tmp_path, peer_port=port, key_file=path))
-    assert found == {"peer address": "ok", "peer port": "ok", "bulk port": "warn", "key file": "ok"}
+    assert found == {"peer address": "ok", "peer port": "ok", "bulk port": "warn", "keys": "ok"}
     assert verdicts(config(tmp_path, peer_port=port, bulk_port=port))["bulk port"] == "bad"
-    assert verdicts(config(tmp_path, bulk_port=port)) == {"peer address": "ok", "bulk port": "ok"}
-    assert verdicts(config(tmp_path, peer_address="no-such-host.invalid")) == {"peer address": "bad"}
+    assert verdicts(config(tmp_path, bulk_port=port)) == {"peer address": "ok", "bulk port": "ok", "keys": "ok"}
+    assert verdicts(config(tmp_path, peer_address="no-such-host.invalid"))["peer address"] == "bad"
 
 
 def test_doctor_warns_of_a_name_that_is_loopback(monkeypatch, tmp_path):
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [])
-    [finding] = examine_peers(config(tmp_path, peer_address=""))
+    finding = examine_peers(config(tmp_path, peer_address=""))[0]
     assert (str(finding.verdict), "set peer_address" in finding.fix) == ("warn", True)
 
 
