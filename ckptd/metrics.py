@@ -24,7 +24,7 @@ def families(status: Status) -> Iterator[Metric]:
     refused.add_metric([], status.refused_messages)
     yield refused
     yield from _of_stores(status)
-    yield from _of_jobs(status.jobs)
+    yield from _of_jobs(status)
 
 
 def _gauge(name: str, help_text: str, value: float) -> Metric:
@@ -52,9 +52,9 @@ class _Jobs:
             family.add_metric([job.job, job.store, *labels.values()], value)
 
 
-def _of_jobs(jobs: list[JobStatus]) -> Iterator[Metric]:
+def _of_jobs(status: Status) -> Iterator[Metric]:
     found = _Jobs()
-    for job in jobs:
+    for job in status.jobs:
         found.add(job, "incarnation", "Which life of the job this is.", job.incarnation)
         found.add(job, "job_errors", "Problems of the job that status shows.", len(job.errors))
         found.add(job, "degraded", "Ways in which the job is less safe than asked.", len(job.degraded))
@@ -62,7 +62,7 @@ def _of_jobs(jobs: list[JobStatus]) -> Iterator[Metric]:
         found.add(job, "ranks_alive", "Ranks on this node whose process lives.", sum(r.alive for r in job.ranks))
         found.add(job, "slots", "Slots of this node's ranks.", sum(r.slots for r in job.ranks))
         found.add(job, "slots_in_use", "Slots that hold a checkpoint.", sum(r.slots_in_use for r in job.ranks))
-        if job.nodes:
+        if job.nodes and job.coordinator in {"", status.node}:  # others know less, and would count the same again
             found.add(job, "nodes", "Nodes of the job, as its coordinator sees them.", len(job.nodes))
             found.add(job, "nodes_reachable", "Those that answer.", sum(node.reachable for node in job.nodes))
         for milestone in Milestone:

@@ -11,6 +11,7 @@ from rich.console import Console
 from ckptd.protocol.status import WorkerStatus
 from ckptd.status_view import StatusView
 from ckptd.view_parts import UNICODE, bar, levels, shortened
+from tests.faults.nodes.capture import in_readme
 from tests.unit import a_status
 
 
@@ -215,6 +216,14 @@ def test_a_drain_that_failed_says_when_it_tries_again():
     text = shown(a_status.status(jobs=[a_status.job(drain=drain)]))
     assert "attempt 2 failed: Input/output error: /s/x, again in 8s" in text
     assert " left" not in text
+
+
+def test_the_capture_in_the_readme_is_of_80_columns():
+    lines = in_readme().split("\n")
+    assert lines[0] == "$ ckptd status --nodes"
+    assert max(map(len, lines)) <= 80
+    for part in ("safe", "drain", "nodes", "ranks", "step inc", "node  set"):
+        assert any(one.strip().startswith(part) for one in lines), part
 
 
 def test_only_the_newest_checkpoints_are_shown():

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -197,7 +197,7 @@ class Cluster:
     """Daemons by name. A context manager that leaves nothing."""
 
     def __init__(
-        self, directory: str, zygote: Zygote | None, names: str = "abcd", relayed: str = "", **environ: str
+        self, directory: str, zygote: Zygote | None, names: Iterable[str] = "abcd", relayed: str = "", **environ: str
     ) -> None:
         self.relayed = relayed
         self.relays: dict[str, Relay] = {}
@@ -265,7 +265,7 @@ class Cluster:
         self.lose(name)
         self.add(new or name)
 
-    def ranks(self, homes: str, job: str = "job", sizes: Sequence[int] = SIZES) -> Ranks:
+    def ranks(self, homes: Iterable[str], job: str = "job", sizes: Sequence[int] = SIZES) -> Ranks:
         """Ranks of a job, one for each letter: the node where it runs. Not connected yet."""
         meeting = os.path.join(self.directory, f"meeting-{next(self._serial)}")
         made = Ranks(self._zygote, [self.nodes[name] for name in homes], job, meeting, sizes)
@@ -305,7 +305,9 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def a_cluster(zygote: Zygote | None, names: str = "abcd", relayed: str = "", **environ: str) -> Iterator[Cluster]:
+def a_cluster(
+    zygote: Zygote | None, names: Iterable[str] = "abcd", relayed: str = "", **environ: str
+) -> Iterator[Cluster]:
     """For a test, or for a module. Without a zygote its ranks are started otherwise."""
     directory = tempfile.mkdtemp(prefix="ckptd-test-")
     try:

@@ -12,6 +12,7 @@ import pytest
 from ckptd.ask import Daemon
 from ckptd.protocol.status import JobStatus
 from tests.cluster import Node, wait_for
+from tests.faults.nodes.capture import in_readme, shape_of, taken
 from tests.faults.nodes.clusters import MB, Cluster, a_cluster, within
 
 NAMES = "abcdefgh"
@@ -118,3 +119,9 @@ def test_who_asks_twice_at_once_is_answered_twice(eight):
         for _ in range(3)
     ]  # fmt: skip
     assert all(json.loads(one.communicate(timeout=30)[0])["schema"] == 1 for one in asking)
+
+
+def test_the_readme_shows_what_is_shown_today(zygote):
+    """Line by line, but for times, sizes and shares. To take it anew: python -m tests.faults.nodes.capture."""
+    shown = taken(zygote)
+    assert shape_of(in_readme()) == shape_of(shown)
