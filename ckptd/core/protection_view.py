@@ -86,12 +86,13 @@ def _degraded(scheme: Scheme, sets: Sequence[tuple[str, ...]], nodes: Sequence[N
             out.append(f"set {number} has {len(members)} nodes: {force} in place of {scheme}")
         lost = [view.node for view in nodes if view.set_index == number and not view.reachable]
         if lost:
-            out.append(f"set {number} makes no parity while it hears nothing of {_few(lost)}")
+            out.append(f"set {number} makes no parity while it hears nothing of {few_names(lost)}")
         hurt = [view for view in nodes if view.set_index == number and view.reachable and view.problem]
         out += [f"set {number}: node {view.node}: {view.problem}" for view in hurt]
     return out
 
 
-def _few(names: Sequence[str]) -> str:
+def few_names(names: Sequence[str]) -> str:
+    """The first of many names, for a sentence."""
     more = f" and {len(names) - _FEW} more" if len(names) > _FEW else ""
     return ", ".join(names[:_FEW]) + more

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, TakeIncarnation, ToNode
 from ckptd.core.policy import Policy
+from ckptd.core.protection_view import few_names
 from ckptd.protocol.ids import JobKey
 from ckptd.protocol.messages import Cadence
 from ckptd.protocol.topology import Peer, Topology
@@ -237,7 +238,7 @@ class Sessions:
 
     def _unheard(self, session: str, waiting: Waiting) -> ToNode:
         nodes = set(waiting.topology.nodes) if waiting.topology is not None else set()
-        silent = ", ".join(sorted(nodes - {node for node, _ in waiting.ranks.values()}))
+        silent = few_names(sorted(nodes - {node for node, _ in waiting.ranks.values()}))
         text = f"no rank of node {silent} has come to the daemon of {self._node}"
         hint = "can the daemons reach each other? ckptd status on both; peer_address, peer_port, firewalls"
         return self._refusal(session, tuple(waiting.ranks), "connect", text, hint)
