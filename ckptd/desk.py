@@ -129,7 +129,8 @@ class StatusDesk:
 
     def _report(self, key: JobKey, job: Job) -> NodeReport:
         """This node, as far as the job is concerned."""
-        of_store = [worker.problem for worker in self._from.stores.status() if worker.store == key.store]
+        workers = [worker for worker in self._from.stores.status() if worker.store == key.store]
+        of_store = [worker.problem or (f"{key.store} gives no answer" if worker.silent else "") for worker in workers]
         problems = [*filter(None, of_store), *self.errors.get(key, []), *self._problems()]
         return NodeReport(
             version=__version__,

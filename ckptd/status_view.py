@@ -23,7 +23,6 @@ _NARROW_COLUMNS = 100
 _TOO_NARROW_COLUMNS = 72  # for the column that is missed least: protected
 _TINY_COLUMNS = 64  # ... and for incarnation and age
 _MOST_BAR_COLUMNS, _LEAST_BAR_COLUMNS, _BESIDE_BAR_COLUMNS = 32, 8, 42
-_SILENT_S = 15.0  # longer than one sync takes on a good day: whoever looks shall not wait for store_hang_s to be told
 _MAX_CHECKPOINTS = 10
 _MAX_REMOVED = 3
 _MAX_SLOT_MARKS = 16
@@ -100,8 +99,7 @@ def _memory(status: Status, page: _Page) -> Text:
 
 
 def _problem(worker: WorkerStatus) -> str:
-    silent = worker.busy > 0 and worker.idle_s >= _SILENT_S
-    return worker.problem or (f"no answer for {human.duration(worker.idle_s)}" if silent else "")
+    return worker.problem or (f"no answer for {human.duration(worker.idle_s)}" if worker.silent else "")
 
 
 def _job(job: JobStatus, store_problem: str, page: _Page) -> Iterator[RenderableType]:

@@ -9,6 +9,7 @@ from ckptd.protocol.ids import SaveId
 SCHEMA = 1  # another number when a field goes or comes to mean something else; fields are added under the same one
 MAX_RANKS = 1024  # that one daemon tells of, for each job
 MAX_PROBLEMS = 64
+SILENT_S = 15.0  # longer than one sync takes on a good day: whoever looks shall not wait for store_hang_s to be told
 
 _Text = Annotated[str, msgspec.Meta(max_length=8192)]
 
@@ -116,6 +117,11 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     busy: int
     idle_s: float
     problem: str = ""
+
+    @property
+    def silent(self) -> bool:
+        """Whether it has been at work for so long without a word that somebody should look."""
+        return self.busy > 0 and self.idle_s >= SILENT_S
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
