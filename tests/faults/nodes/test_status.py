@@ -125,3 +125,26 @@ def test_the_readme_shows_what_is_shown_today(zygote):
     """Line by line, but for times, sizes and shares. To take it anew: python -m tests.faults.nodes.capture."""
     shown = taken(zygote)
     assert shape_of(in_readme()) == shape_of(shown)
+
+
+def test_a_store_that_hangs_for_another_node_is_told_with_its_name(eight):
+    """Its worker is stopped in the middle of the drain: what the daemon itself sees of a hung mount."""
+    ranks = eight.ranks(NAMES, "hung", sizes=[SHARD_NBYTES])
+    ranks.connect()
+    ranks.call("save", 1)
+    wait_for(lambda: (job := eight.job("f", "hung")) and job.ranks[0].drain_nbytes)
+    (worker,) = [one.pid for one in eight.nodes["f"].status().workers if one.busy]
+    os.kill(worker, signal.SIGSTOP)
+    try:
+        wait_for(lambda: "gives no answer" in " ".join(problems_of(eight, "c", "f")), 60, every_s=1)
+        text = command(eight.nodes["c"], "--nodes")
+        assert f"f: {eight.store} gives no answer" in " ".join(text.split())
+    finally:
+        os.kill(worker, signal.SIGCONT)
+    ranks.call("wait", 1, "durable")
+    eight.end(ranks)
+
+
+def problems_of(eight: Cluster, asked: str, name: str) -> list[str]:
+    (node,) = [one for one in whole(eight.nodes[asked], "hung").nodes if one.node == name]
+    return node.report.problems if node.report is not None else []
