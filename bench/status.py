@@ -6,6 +6,7 @@ One of the two coordinates, the other one is asked. Its answer, and the whole co
 import contextlib
 import fcntl
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -45,7 +46,7 @@ _SETTINGS = (
 def measure(base: Path, repeat: int, nodes: int = NODES) -> list[Row]:
     """The rows. base: a directory on tmpfs. Raises RuntimeError when the job does not come together."""
     with _a_job(base, nodes) as asked:
-        answers, commands = [], []
+        answers, commands, before_s = [], [], _children_cpu_s()
         for _ in range(repeat):
             start = time.perf_counter()
             with Daemon(asked) as daemon:
@@ -55,12 +56,19 @@ def measure(base: Path, repeat: int, nodes: int = NODES) -> list[Row]:
             if missing or len(job.nodes) != nodes:
                 raise RuntimeError(f"{len(missing)} of {len(job.nodes)} nodes did not answer: {missing[:4]}")
             commands.append(_command(asked))
+        cpu_s = (_children_cpu_s() - before_s) / repeat  # before the others end, and count
     answered, typed = Series("s", tuple(answers)), Series("s", tuple(commands))
     what = f"status of {nodes:,} nodes x {RANKS_PER_NODE} ranks"
     return [
         Row(f"{what}: the daemon's answer", answered, answered.median, "s", bar=_BAR_S),
-        Row(f"{what}: the command", typed, typed.median, "s", bar=_BAR_S),
+        Row(f"{what}: the command", typed, typed.median, "s", bar=_BAR_S, note=f"{cpu_s:.2f} s of a processor"),
     ]
+
+
+def _children_cpu_s() -> float:
+    """Of processes that have ended: the commands, while the daemons run."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _command(arena: str) -> float:
