@@ -18,10 +18,10 @@ CLUSTER ?= long
 # ckptd anew, which is a third of its start.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help venv demo test simulate test-matrix golden bench bench-peers gpu test-gpu bench-gpu check lint types architecture wheel faults cluster-test clean
+.PHONY: help venv demo test simulate simulate-slow test-matrix golden bench bench-peers gpu test-gpu bench-gpu check lint types architecture wheel faults cluster-test clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 venv: $(DEV) ## .venv with everything that development needs
 
@@ -33,6 +33,9 @@ test: $(DEV) ## every test: WORKERS=2
 
 simulate: $(DEV) ## seeds of the simulator: COUNT=1000 NODES=64 SEED=0
 	PYTHONPATH=.:client $(BIN)/python -m tests.simulation.campaign $(COUNT) $(NODES) $(SEED)
+
+simulate-slow: $(DEV) ## hours of saving to a store that is ten times too slow: COUNT=1 NODES="1 4 8"
+	PYTHONPATH=.:client $(BIN)/python -m tests.simulation.slow_store --seeds $(if $(filter file,$(origin COUNT)),1,$(COUNT)) --nodes $(if $(filter file,$(origin NODES)),1 4 8,$(NODES))
 
 test-matrix: $(BIN)/python ## client, stock readers and golden files against two releases of torch
 	$(BIN)/python scripts/torch_matrix.py $(MATRIX)

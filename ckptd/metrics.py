@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from ckptd.protocol.messages import Milestone
+from ckptd.protocol.messages import End, Milestone
 from ckptd.protocol.status import CheckpointStatus, JobStatus, Status
 
 _JOB = ("job_name", "store")  # Prometheus has a label job of its own
@@ -62,6 +62,8 @@ def _of_jobs(status: Status) -> Iterator[Metric]:
         found.add(job, "ranks_alive", "Ranks on this node whose process lives.", sum(r.alive for r in job.ranks))
         found.add(job, "slots", "Slots of this node's ranks.", sum(r.slots for r in job.ranks))
         found.add(job, "slots_in_use", "Slots that hold a checkpoint.", sum(r.slots_in_use for r in job.ranks))
+        for end in End if job.ends else ():
+            found.add(job, "saves", "Saves by how they ended.", job.ends.get(end.value, 0), end=end.value)
         if job.nodes and job.coordinator in {"", status.node}:  # others know less, and would count the same again
             found.add(job, "nodes", "Nodes of the job, as its coordinator sees them.", len(job.nodes))
             found.add(job, "nodes_reachable", "Those that answer.", sum(node.reachable for node in job.nodes))

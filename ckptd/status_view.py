@@ -30,6 +30,7 @@ _MAX_RANK_BARS = 8
 _MAX_PROBLEMS = 4  # of a kind, where nobody asked for more
 _MAX_PROBLEMS_NODES = 12
 _BAD_ENDS = frozenset({End.FAILED.value, End.ABANDONED.value, End.SKIPPED.value})
+_LOST_ENDS = _BAD_ENDS | {End.SUPERSEDED.value}  # who sees one wants to know how many there are
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,9 @@ def _job(job: JobStatus, store_problem: str, page: _Page) -> Iterator[Renderable
     rows.add("safe", _safe(job, page))
     if job.drain is not None:
         rows.add("drain", _drain(job.drain, page))
+    if _LOST_ENDS & set(job.ends):
+        ends = [f"{count:,} {end}" for end, count in sorted(job.ends.items(), key=lambda item: -item[1])]
+        rows.add("saves", Text(page.joined(*ends), "yellow" if _BAD_ENDS & set(job.ends) else ""))
     _add_problems(rows, job, store_problem, page)
     rows.add("store", Name(job.store))
     if len(job.nodes) > 1:

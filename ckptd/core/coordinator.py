@@ -254,7 +254,7 @@ class Coordinator:
         """Ranks belong to the job: it is neither closing nor an orphan. Who only knocks changes nothing."""
         if self.sessions.present:
             self._closing, self.orphaned_at = False, None
-            self.saves.cadence = self.sessions.cadence
+            self.saves.due.cadence = self.sessions.cadence
 
     def adopted(self, now: float) -> list[Action]:
         """Memory of the job was found at start and nobody is attached yet."""

@@ -9,15 +9,17 @@
     abandoned / skipped / failed     kept (not due) / superseded (a newer one is staged) / failed (store gave no chance)
 """
 
+from collections import Counter
 from collections.abc import Container
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, Commit, Note, RemovePartial, ToNode
+from ckptd.core.due import Due
 from ckptd.core.policy import Policy
 from ckptd.core.record import Phase, Record, few, newest_whole
 from ckptd.core.retention import Retention
 from ckptd.protocol.ids import JobKey, SaveId
-from ckptd.protocol.messages import Cadence, End, Progress
+from ckptd.protocol.messages import End, Progress
 from ckptd.protocol.shares import Share, difference
 
 MAX_RECORDS = 64
@@ -31,14 +33,14 @@ class Saves:
         self._job = job
         self._node = node
         self._policy = policy
-        self.cadence = Cadence()
+        self.due = Due()
         self.records: dict[SaveId, Record] = {}
+        self._past: Counter[End] = Counter()  # of records that were let go
         self.on_store: dict[SaveId, ev.OnStore] = {}
         self.active: SaveId | None = None
         self.retry_at: float | None = None
         self._partials: set[SaveId] = set()
         self.retention = Retention(job, policy.keep_last, policy.keep_every)
-        self._last_due: tuple[int, float] | None = None  # (step, time) of the last save that was due
         self.incarnation = 0  # of the job's present life
         self.disputed = -1  # an incarnation whose number an older life on the store has too
         self.silent_since: float | None = None  # the store was asked then, and has never answered
@@ -137,7 +139,7 @@ class Saves:
         actions += self._outrun(record.save)
         if record.save.incarnation == self.disputed:
             return [*actions, *self.dispute(self.disputed)]
-        if not (record.due or self._is_due(record.save, now)):
+        if not (record.due or self.due.is_due(record.save, now)):
             return [*actions, *self._finish(record, End.KEPT, "not due for a drain")]
         record.due = True
         if record.forced:  # one that waits at a time: each holds a slot
@@ -154,17 +156,6 @@ class Saves:
                 reason = f"{newer} was staged by all ranks first; ranks {few(missing)} never delivered this one"
                 actions += self._finish(older, End.ABANDONED, reason)
         return actions
-
-    def _is_due(self, save: SaveId, now: float) -> bool:
-        last, cadence = self._last_due, self.cadence
-        due = (
-            last is None
-            or (cadence.steps > 0 and not 0 <= save.step - last[0] < cadence.steps)
-            or (cadence.seconds > 0 and now - last[1] >= cadence.seconds)
-        )
-        if due:
-            self._last_due = (save.step, now)
-        return due
 
     def skipped(self, event: ev.SaveSkipped, world_size: int, now: float) -> list[Action]:
         """A rank found no slot: the save is over on all nodes."""
@@ -183,7 +174,8 @@ class Saves:
 
     def new_incarnation(self, incarnation: int) -> None:
         """Its first save is due."""
-        self.incarnation, self._last_due = incarnation, None
+        self.incarnation = incarnation
+        self.due.begin()
 
     def end_halves(self, incarnation: int) -> list[Action]:
         """What the ranks of an older incarnation did not complete never will be: no silent node has what is missing."""
@@ -472,7 +464,14 @@ class Saves:
     def _prune(self) -> None:
         ended = sorted(s for s, r in self.records.items() if r.end is not None and not r.held and s != self.active)
         for save in ended[: max(0, len(self.records) - MAX_RECORDS)]:
-            del self.records[save]
+            end = self.records.pop(save).end
+            assert end is not None  # noqa: S101 - only ended ones were taken
+            self._past[end] += 1
+
+    @property
+    def ends(self) -> Counter[End]:
+        """How many saves ended how, of all that this coordinator has known. Who waits again is none of them."""
+        return self._past + Counter(record.end for record in self.records.values() if record.end is not None)
 
     def known(self, incarnation: int) -> tuple[Progress, ...]:
         """What a rank that comes back must learn about the saves of its incarnation."""

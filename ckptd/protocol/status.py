@@ -107,6 +107,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     nodes: list[NodeStatus] = []
     degraded: list[str] = []  # what is less safe than it was asked to be
     silent: list[str] = []  # nodes that were asked and did not answer in time; then the rest may be old, too
+    ends: dict[str, int] = {}  # how many saves ended how, as far as this coordinator knows; empty elsewhere
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):

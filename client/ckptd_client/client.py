@@ -62,10 +62,11 @@ def connect(  # noqa: PLR0913 - keyword-only settings
     """A client of this node's daemon, which is started if none runs. Collective: every rank of the job calls it.
 
     job: the training's stable name, default $CKPTD_JOB. store: absolute directory on the parallel file system, default
-    $CKPTD_STORE; made if only its last part is missing. drain_every: which staged checkpoints go there: every so many
-    steps, or "300s". layout: "plain" for images without torch.save archives, which plain dcp.load does not read.
-    save_timeout_s: the longest that save may hold up training, default $CKPTD_SAVE_TIMEOUT_S or 10; a first save
-    without prepare also waits for its memory, at most a second per 100 MB. start: False never starts a daemon (also
+    $CKPTD_STORE; made if only its last part is missing. drain_every: which staged checkpoints go there: a run's first
+    one, and with 100 the first at or after each multiple of 100 steps, with "300s" one in so many seconds.
+    layout: "plain" for images without torch.save archives, which plain dcp.load does not read. save_timeout_s: the
+    longest that save may hold up training, default $CKPTD_SAVE_TIMEOUT_S or 10; a first save without prepare also
+    waits for its memory, at most a second per 100 MB. start: False never starts a daemon (also
     $CKPTD_NO_AUTOSTART=1). takeover: replaces ranks of this job that run.
     allow_pickle: keys, or patterns such as "hooks.*", of values that may be pickled if they have no safe encoding, and
     be read back: a pickle runs code of whoever wrote it. To be said to the client that saves, and to one that loads.

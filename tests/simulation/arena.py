@@ -10,9 +10,20 @@ from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.slot import Seal, SlotState
 
 
+class NoRoomError(Exception):
+    """The budget does not allow it, and says by how much."""
+
+
 def content_of(save: SaveId, rank: int, session: str) -> bytes:
     """Stands for the bytes that this process saved: 16 bytes, different for each writer, rank and save."""
     return blake2b(f"{session}/{rank}/{save.text}".encode(), digest_size=16).digest()
+
+
+def parity_nbytes(piece: Piece) -> int:
+    """Bytes of one member's parity: the largest column over the columns that a group of the scheme has."""
+    groups = max(len(piece.columns) - piece.scheme.losses, 1)
+    largest = max(sum(seal.content_nbytes for seal in column.seals) for column in piece.columns)
+    return -(-largest // groups) * piece.scheme.losses
 
 
 @dataclass(slots=True)
@@ -48,7 +59,21 @@ class Arena:
         self.node = node
         self.ident = ident
         self.jobs: dict[JobKey, JobMemory] = {}
+        self.budget_nbytes: int | None = None  # None: there is always room
         self._watch = watch
+
+    @property
+    def used_nbytes(self) -> int:
+        """Of all slots and parity."""
+        return sum(
+            sum(slot.capacity for slot in memory.slots.values()) + sum(map(parity_nbytes, memory.pieces.values()))
+            for memory in self.jobs.values()
+        )
+
+    def make_room(self, nbytes: int) -> None:
+        """Raises NoRoomError when so many bytes more are too many, as the daemon's arena does."""
+        if self.budget_nbytes is not None and self.used_nbytes + nbytes > self.budget_nbytes:
+            raise NoRoomError(f"{nbytes} bytes more than {self.used_nbytes}, of {self.budget_nbytes}")
 
     def job(self, key: JobKey) -> JobMemory:
         """The directory, made when it is first asked for."""
@@ -60,7 +85,8 @@ class Arena:
         return memory.slots.get(name) if memory else None
 
     def allocate(self, key: JobKey, rank: int, capacity: int) -> SlotFile:
-        """A new slot file that holds nothing."""
+        """A new slot file that holds nothing. Raises NoRoomError."""
+        self.make_room(capacity)
         memory = self.job(key)
         serial = memory.serials[rank] = memory.serials.get(rank, 0) + 1
         name = f"r{rank:05d}-{serial:06d}.slot"
@@ -83,7 +109,8 @@ class Arena:
             self._watch.held(key, self, slot.seal, False)
 
     def put_piece(self, key: JobKey, piece: Piece) -> None:
-        """The parity file is sealed."""
+        """The parity file is sealed. Raises NoRoomError."""
+        self.make_room(parity_nbytes(piece))
         self.job(key).pieces[piece.save, piece.epoch] = piece
         self._watch.piece(key, self, piece, True)
 

@@ -13,6 +13,7 @@ from ckptd.core.piece import Column
 from ckptd.protocol.ids import JobKey, incarnation_at
 from ckptd.protocol.slot import Seal, SlotState
 from tests.simulation import parity
+from tests.simulation.arena import NoRoomError
 from tests.simulation.machine import Machine, make
 from tests.simulation.store import StoreError
 
@@ -30,6 +31,7 @@ _STORE = (
 )
 _WITH_PATIENCE = (act.TakeIncarnation, act.ScanStore)
 _PATIENCE_S = 10.0
+_HANG_S = 300.0  # after which a worker that says nothing is replaced
 _BEGAN = 1_800_000_000.0  # the time of day when a world begins, in seconds since 1970
 _USUAL_S = {
     act.AllocateSlots: 0.05, act.TakeDigests: 0.1, act.Encode: 0.3, act.FetchSegment: 0.2, act.Drain: 0.5,
@@ -45,6 +47,7 @@ class Running:
     machine: Machine
     life: int
     action: act.Action
+    since: float = 0.0
     over: bool = False
     vote: tuple[int, tuple[int, ...]] = (0, ())  # made when the action begins, from the seals then
 
@@ -106,7 +109,7 @@ class Effects:
         world, clock = self._world, self._world.clock
         if isinstance(action, act.Encode) and any(r.action == action for r in self._of(machine)):
             return  # it runs already
-        running = Running(machine, machine.life, action)
+        running = Running(machine, machine.life, action, clock.now)
         serial = next(self._ids)
         self._running.setdefault(machine.name, {})[serial] = running
         if isinstance(action, act.Drain) and world.store(action.job).mode != "silent":
@@ -114,7 +117,14 @@ class Effects:
         if isinstance(action, act.WriteVote):
             running.vote = self._make_vote(machine, action)
         usual = _USUAL_S[type(action)]
-        clock.after(clock.mostly(usual, usual * 20), self._due, serial, running)
+        late = self._written_after_s(machine, action) if isinstance(action, act.Drain) else 0.0
+        clock.after(late or clock.mostly(usual, usual * 20), self._due, serial, running)
+
+    def _written_after_s(self, machine: Machine, action: act.Drain) -> float:
+        """When a store of a known speed has these slots' bytes, all nodes together; 0: it has no speed of its own."""
+        slots = [machine.arena.slot(action.job, name) for name in action.slots]
+        nbytes = sum(slot.seal.image_nbytes for slot in slots if slot is not None)
+        return self._world.store(action.job).written_after_s(self._world.clock.now, nbytes)
 
     def _of(self, machine: Machine) -> list[Running]:
         return list(self._running.get(machine.name, {}).values())
@@ -134,7 +144,9 @@ class Effects:
         if isinstance(action, _STORE):
             mode = world.store(action.job).mode
             if mode == "silent":
-                if isinstance(action, _WITH_PATIENCE):
+                if world.clock.now - running.since >= _HANG_S:
+                    self._end(serial, running, f"the store hangs: no word from its worker for {_HANG_S:g} s", False)
+                elif isinstance(action, _WITH_PATIENCE):
                     happened = world.clock.chance(0.3)
                     world.clock.after(_PATIENCE_S, self._end, serial, running, "the store is silent", happened)
                 else:  # it hangs until the store is back
@@ -176,6 +188,9 @@ class Effects:
                     found = _EFFECTS[type(action)](self, machine, action)
             except StoreError as error:
                 problem = problem or str(error)
+            except NoRoomError as error:
+                self._world.counts["refused for the budget"] += 1
+                problem = problem or f"budget: {error}"
         if problem and isinstance(action, act.TakeIncarnation):
             found = incarnation_at(_BEGAN + self._world.clock.now)
         return _EVENTS[type(action)](action, problem, found)
@@ -183,6 +198,7 @@ class Effects:
     # --- what each does; raises StoreError
 
     def _allocate(self, machine: Machine, action: act.AllocateSlots) -> list[str]:
+        machine.arena.make_room(action.count * action.capacity)
         return [machine.arena.allocate(action.job, action.rank, action.capacity).name for _ in range(action.count)]
 
     def _digest(self, machine: Machine, action: act.TakeDigests) -> Seal | None:
@@ -284,8 +300,8 @@ class Effects:
         self._world.store(action.job).commit(action.save)
         self._world.promises.committed(action.job, action.save)
 
-    def _remove(self, machine: Machine, action: act.RemoveCheckpoint) -> None:
-        self._world.store(action.job).remove(action.save)
+    def _remove(self, machine: Machine, action: act.RemoveCheckpoint) -> bool:
+        return self._world.store(action.job).remove(action.save)
 
     def _remove_partial(self, machine: Machine, action: act.RemovePartial) -> None:
         self._world.store(action.job).remove_partial(action.save)
@@ -345,6 +361,8 @@ _EVENTS: dict[type[Any], Callable[[Any, str, Any], list[Any]]] = {
     ],
     act.ScanStore: _scanned,
     act.Commit: _plain(ev.CommitEnded, nbytes=10),
-    act.RemoveCheckpoint: _plain(ev.CheckpointRemoved),
+    act.RemoveCheckpoint: lambda a, problem, gone: [
+        make(ev.CheckpointRemoved, job=a.job, save=a.save, problem=problem, pinned=not problem and not gone)
+    ],
     act.RemovePartial: lambda *_: [],
 }

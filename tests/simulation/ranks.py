@@ -195,6 +195,7 @@ class Proc:
         self.counter += 1
         handle = Save(SaveId(self.incarnation, self.counter, step))
         self.saves[handle.save] = handle
+        self.world.book.begun(self, handle.save)
         if len(self.saves) > 64:
             del self.saves[min(self.saves)]
         if self.state == "stale":
@@ -264,6 +265,7 @@ class Proc:
             return
         self._staging = None
         handle.end = "skipped"
+        self.world.book.ended(self, handle.save, handle.end)
         if self.state == "in":
             self._say("skip", ev.SaveSkipped, save=handle.save, reason="no slot was free in time")
         self.world.counts["skips"] += 1
@@ -346,6 +348,8 @@ class Proc:
         self._looked |= news.milestone is not None
         if handle is not None and news.milestone is not None:
             handle.milestones.add(news.milestone)
+        if news.end is not None:
+            self.world.book.ended(self, news.save, str(news.end))
         if handle is not None and news.end is not None:
             handle.end = str(news.end)
         self.session.news(self, news)

@@ -28,7 +28,8 @@ class Session:
         self.homes = homes
         self.world_size = len(homes)
         self.takeover = takeover
-        self.cadence = Cadence(steps=self.world.clock.random.choice([1, 1, 1, 30]))
+        drawn = Cadence(steps=self.world.clock.random.choice([1, 1, 1, 30]))
+        self.cadence = self.world.cadence or drawn
         self.topology: Topology | None = None
         own = Random(f"{self.world.seed}/{name}")  # so that plays without shares are what they were
         self.replicas = draw(own, self.world_size, shared=self.world.shared, odd=self.world.odd)
@@ -137,7 +138,7 @@ class Session:
             return
         clock = self.world.clock
         self._waiting = {p.rank for p in self.procs if p.alive}
-        drain = clock.chance(0.1) or bool(self.launcher.goal)
+        drain = clock.chance(self.world.forced) or bool(self.launcher.goal)
         for proc in self.procs:
             clock.after(clock.mostly(0.02, 3.0), self._save_one, proc, self.rounds, drain)
 

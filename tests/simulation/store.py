@@ -34,13 +34,23 @@ class Directory:
 class Store:
     """``mode``: ok, slow, failing or silent; the effects ask for it."""
 
-    def __init__(self, keep_last: int) -> None:
+    def __init__(self, keep_last: int, keep_every: int = 0) -> None:
         self.mode = "ok"
+        self.bytes_per_s = 0.0  # of all nodes together; 0: the effects draw how long a drain takes
+        self.pinned: set[SaveId] = set()
         self.numbers: set[int] = set()
         self.partials: dict[SaveId, Directory] = {}
         self.committed: dict[SaveId, Directory] = {}
         self.ever: set[SaveId] = set()
-        self._keep_last = keep_last
+        self._keep_last, self._keep_every = keep_last, keep_every
+        self._free_at = 0.0
+
+    def written_after_s(self, now: float, nbytes: int) -> float:
+        """How long from now until these bytes are written, behind those that came before; 0 without a speed."""
+        if not self.bytes_per_s:
+            return 0.0
+        self._free_at = max(self._free_at, now) + nbytes / self.bytes_per_s
+        return self._free_at - now
 
     def take(self, at_least: int) -> int:
         """A number that nobody has had, by exclusive create."""
@@ -95,15 +105,20 @@ class Store:
         self.committed[save] = self.partials.pop(save)
         self.ever.add(save)
 
-    def remove(self, save: SaveId) -> None:
-        """Retention."""
+    def remove(self, save: SaveId) -> bool:
+        """Retention; False: it is pinned."""
         if save not in self.committed:
-            return
+            return True
+        if save in self.pinned:
+            return False
         if save == max(self.committed):
             raise StoreError("it is the newest")
         newer = sum(other > save for other in self.committed)
         assert newer >= self._keep_last, f"retention removes {save} with {newer} newer ones"
+        kept = self._keep_every and save.step % self._keep_every == 0
+        assert not kept, f"retention removes {save}, of which the step is a multiple of {self._keep_every}"
         del self.committed[save]
+        return True
 
     def remove_partial(self, save: SaveId) -> None:
         """Also under a late writer, who gets ENOENT."""

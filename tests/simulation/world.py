@@ -2,6 +2,7 @@
 
 import itertools
 from collections import Counter, deque
+from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any
 
@@ -9,7 +10,9 @@ from ckptd.core import actions as act
 from ckptd.core import events as ev
 from ckptd.core.policy import Policy
 from ckptd.protocol.ids import JobKey
+from ckptd.protocol.messages import Cadence
 from ckptd.protocol.topology import Scheme
+from tests.simulation.book import Book
 from tests.simulation.chaos import Chaos
 from tests.simulation.clock import Clock
 from tests.simulation.effects import Effects
@@ -69,6 +72,10 @@ class World:
         self.expired = False  # so much time has passed that memory of dead jobs may go
         self.keeping_is_meeting = False
         self.events = 0
+        self.at_each_event: Callable[[], None] = lambda: None
+        self.book = Book()
+        self.cadence: Cadence | None = None  # of all sessions; else each draws one
+        self.forced = 0.1  # chance that a save is asked to be drained, by name
         self.thorough = nodes <= 8
         self._fingerprint = blake2b(digest_size=8)
         self.nodes: dict[str, Machine] = {}
@@ -117,7 +124,7 @@ class World:
     def store(self, job: JobKey) -> Store:
         """The job's directory on the shared file system."""
         if job not in self.stores:
-            self.stores[job] = Store(self.policy.keep_last)
+            self.stores[job] = Store(self.policy.keep_last, self.policy.keep_every)
         return self.stores[job]
 
     def replace(self, machine: Machine) -> None:
@@ -157,6 +164,7 @@ class World:
     def saw(self, machine: Machine, event: ev.Event) -> None:
         """An event that a daemon handles now."""
         self.events += 1
+        self.at_each_event()
         self._fingerprint.update(f"{self.clock.now:.6f}{machine.name}{type(event).__name__}".encode())
         self._keep((self.clock.now, machine.name, ">", event))
 

@@ -76,6 +76,7 @@ def job(**changes: Any) -> JobStatus:
             checkpoint(1200, "failed", end="abandoned", reason="rank 15 never delivered within 300 s"),
             checkpoint(1100, "durable", "durable", tiers=["pfs"]),
         ],
+        "ends": {"durable": 1, "superseded": 1, "abandoned": 1},
         "errors": ["rank 15 ended without close\n  hint: its memory is kept for 24h: restart the job"],
     }  # fmt: skip
     return JobStatus(**values | changes)
@@ -86,7 +87,7 @@ def status(**changes: Any) -> Status:
         "schema": SCHEMA, "version": "0.1.0", "node": "node03", "pid": 4242, "arena": "/dev/shm/ckptd-1000",
         "uptime_s": 11520.0, "budget_nbytes": 1200 * GIB, "used_nbytes": 768 * GIB, "refused_messages": 1, "errors": [],
         "tightest_limit": "memory.max of cgroup /sys/fs/cgroup/system.slice/slurmstepd.scope/job_1234567/step_0/user",
-        "jobs": [job(), job(job="tiny", store="/s", world_size=1, ranks=[], checkpoints=[], drain=None, errors=[])],
+        "jobs": [job(), job(job="tiny", store="/s", world_size=1, ranks=[], checkpoints=[], drain=None, errors=[], ends={})],
         "workers": [WorkerStatus(store="/s", pid=77, busy=1, idle_s=0.0, problem="no answer for 40 s")],
     }  # fmt: skip
     return msgspec.structs.replace(Status(**values), **changes)

@@ -77,6 +77,9 @@ def test_its_jobs(told):
     assert of(told, "ckptd_drain_seconds_left", "llama-7b") == 180.8
     steps = {m: of(told, "ckptd_newest_step", "llama-7b", milestone=m) for m in ("staged", "protected", "durable")}
     assert steps == {"staged": 1300, "protected": 1250, "durable": 1100}
+    assert of(told, "ckptd_saves", "llama-7b", end="superseded") == 1
+    assert of(told, "ckptd_saves", "llama-7b", end="skipped") == 0
+    assert of(told, "ckptd_saves", "tiny", end="skipped") is None
     assert of(told, "ckptd_draining", "tiny") == 0
     assert of(told, "ckptd_drain_bytes", "tiny") is None
     assert of(told, "ckptd_newest_step", "tiny", milestone="staged") is None

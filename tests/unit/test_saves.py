@@ -143,12 +143,29 @@ def test_drains_take_the_newest_and_the_others_are_told_at_once():
 
 
 def test_cadence_in_steps_and_kept():
+    """The first, and then the first of each twenty: the multiples of twenty, where they are saved."""
     job = AJob(world=1, cadence=Cadence(steps=20)).start()
-    for save in (ONE, TWO, THREE):
+    saves = [SaveId(1, counter, 10 * counter) for counter in range(1, 6)]
+    for save in saves:
         job.stage(0, save)
         if job.saves.active:
             job.drain(save)
-    assert [job.ends(save) for save in (ONE, TWO, THREE)] == [["durable"], ["kept"], ["durable"]]
+    assert [job.ends(save) for save in saves] == [["durable"], ["durable"], ["kept"], ["durable"], ["kept"]]
+    assert job.saves.ends == {"durable": 3, "kept": 2}
+
+
+def test_saves_that_were_let_go_are_still_counted():
+    job = AJob(world=1, cadence=Cadence(steps=1000)).start()
+    for counter in range(1, 201):
+        job.stage(0, SaveId(1, counter, counter))
+        if job.saves.active:
+            job.drain(job.saves.active)
+    assert len(job.saves.records) < 100
+    assert job.saves.ends == {"durable": 1, "kept": 199}
+    job.say(ev.DrainAsked(job=KEY))
+    assert job.saves.ends == {"durable": 1, "kept": 198}, "the newest waits again"
+    job.drain(job.saves.active)
+    assert job.saves.ends == {"durable": 2, "kept": 198}
 
 
 def test_cadence_in_seconds():

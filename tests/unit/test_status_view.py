@@ -313,3 +313,9 @@ def test_hostile_text_neither_steers_the_terminal_nor_is_markup(width):
     assert "\x1b" not in text
     assert "[bold]" in text
     assert max(map(len, text.splitlines())) <= width
+
+
+def test_saves_that_never_became_durable_are_counted_and_others_are_not():
+    assert "1 durable · 1 superseded · 1 abandoned" in shown(a_status.status())
+    quiet = a_status.job(ends={"durable": 5, "kept": 7})
+    assert "7 kept" not in shown(a_status.status(jobs=[quiet]))
