@@ -37,6 +37,7 @@ class Coordinator:
         self._touched = True  # since the last tick
         self._due: float | None = None  # as of the last tick
         self._asked_scan = False
+        self._looked_at = 0.0  # when the store was scanned last
         self._rescan_at: float | None = None  # the store did not answer; drains wait until it does
         self.orphaned_at: float | None = None  # when the last rank ended without closing
         self._number_given = True  # the store gave the number that the load in progress will go on with
@@ -315,10 +316,14 @@ class Coordinator:
 
     def _committed(self, event: ev.CommitEnded, now: float) -> list[Action]:
         actions = self.saves.committed(event, now)
+        if now >= self._looked_at + self._policy.store_look_s:  # others may have removed checkpoints
+            self._looked_at = now
+            actions.append(ScanStore(job=self.job))
         actions += self._load(self.restores.store_moved(self.sessions.world_size, self.saves, now))
         return [*actions, *self._release_when_safe(now)]
 
     def _scanned(self, event: ev.StoreScanned, now: float) -> list[Action]:
+        self._looked_at = now
         self._rescan_at = now + self._policy.drain_retry_max_s / 4 if event.problem and not self.saves.ready else None
         actions = self._weigh_numbers(event)
         actions += self.saves.scanned(event, self.sessions.incarnation, now)

@@ -16,6 +16,7 @@ class Policy:
     drain_retry_s: float = 1.0  # doubled at each failure, up to
     drain_retry_max_s: float = 60.0
     drain_give_up_s: float = 1800.0
+    store_look_s: float = 60.0  # between looks at what lies on the store, which follow a commit
     orphan_ttl_s: float = 86400.0
     empty_ttl_s: float = 60.0  # of a job that died before its first save
     encode_patience_s: float = 60.0  # after which a newer save is encoded instead

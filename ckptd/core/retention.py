@@ -20,6 +20,15 @@ def superfluous(
     return [save for save in old if save not in pinned and not (keep_every and save.step % keep_every == 0)]
 
 
+def removed_by_others(known: Iterable[SaveId], found: Collection[SaveId]) -> list[SaveId]:
+    """Checkpoints that were committed once, and that a scan of the store did not find: ``ckptd prune`` took them.
+
+    Only those older than the newest that it found: commits come in order, so they were there before the scan began.
+    """
+    newest = max(found, default=None)
+    return [save for save in known if newest is not None and save < newest and save not in found]
+
+
 class Retention:
     """Removals of one job's committed checkpoints."""
 

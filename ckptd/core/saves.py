@@ -17,7 +17,7 @@ from ckptd.core.actions import Action, Commit, Note, RemovePartial, ToNode
 from ckptd.core.due import Due
 from ckptd.core.policy import Policy
 from ckptd.core.record import Phase, Record, few, newest_whole
-from ckptd.core.retention import Retention
+from ckptd.core.retention import Retention, removed_by_others
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.messages import End, Progress
 from ckptd.protocol.shares import Share, difference
@@ -391,10 +391,14 @@ class Saves:
     def scanned(self, event: ev.StoreScanned, incarnation: int, now: float) -> list[Action]:
         """Compares with what lies on the store: marks the durable, finishes or removes the unfinished."""
         if event.problem:
-            self.silent_since = now if self.silent_since is None else self.silent_since
+            if not self.ready:
+                self.silent_since = now if self.silent_since is None else self.silent_since
             return [Note(job=self._job, text=f"the store does not answer: {event.problem}")]
         self.ready, self.silent_since = True, None
-        self.on_store |= {found.save: found for found in event.committed}
+        there = {found.save: found for found in event.committed}
+        for save in removed_by_others(self.on_store, there):
+            del self.on_store[save]
+        self.on_store |= there
         actions: list[Action] = []
         for save in self.on_store:
             record = self.records.get(save) if save.incarnation != self.disputed else None

@@ -453,7 +453,7 @@ def test_slots_of_missing_ranks_go_when_the_smaller_world_has_a_durable_checkpoi
 
 def test_slots_of_missing_ranks_go_when_it_is_staged_where_no_drain_is_due():
     job = a_smaller_world(cadence=Cadence(steps=100))
-    job.saves._last_due = (10, 0.0)  # else the first of an incarnation is
+    job.saves.due._last = (10, 0.0)  # else the first of an incarnation is
     job.stage(0, SaveId(2, 1, 20), session="b")
     assert job.ends(SaveId(2, 1, 20), 0, "b") == ["kept"]
     assert room_of_the_missing(job) == 0
@@ -470,7 +470,7 @@ def test_slots_of_missing_ranks_stay_while_nothing_newer_is_whole():
 
 def test_slots_of_missing_ranks_that_a_drain_still_reads_go_with_its_end():
     job = a_smaller_world(drained=False, cadence=Cadence(steps=100))
-    job.saves._last_due = (10, 0.0)
+    job.saves.due._last = (10, 0.0)
     job.stage(0, SaveId(2, 1, 20), session="b")
     assert job.ends(SaveId(2, 1, 20), 0, "b") == ["kept"]
     assert held_ranks(job) == [0, 1, 2], "its drain runs"
@@ -496,3 +496,44 @@ def test_a_number_made_up_while_the_store_was_silent_is_its_own_once_the_store_h
     job.digest_all(second)
     job.drain(second)
     assert "durable" in job.ends(second)
+
+
+# --- who else removes checkpoints
+
+
+def test_what_others_removed_is_forgotten_with_the_next_look():
+    job = AJob(world=1).start(committed=(ONE, TWO, THREE))
+    job.scan(ONE, THREE)
+    assert set(job.saves.on_store) == {ONE, THREE}
+    job.scan()
+    assert set(job.saves.on_store) == {ONE, THREE}, "an empty directory may be a mount that went away"
+
+
+def test_a_commit_that_a_look_came_too_early_for_is_not_forgotten():
+    job = AJob(world=1).start(committed=(ONE,))
+    job.stage(0, TWO)
+    job.drain(TWO)
+    job.scan(ONE)
+    assert set(job.saves.on_store) == {ONE, TWO}
+
+
+def test_commits_look_at_the_store_once_a_minute():
+    job = AJob(world=1).start(committed=())
+    looks = []
+    for save in (ONE, TWO, THREE):
+        job.now += 31
+        job.take()
+        job.stage(0, save)
+        job.drain(save)
+        looks.append(len(job.of(act.ScanStore)))
+    assert looks == [0, 1, 0]
+
+
+def test_a_look_that_fails_later_gives_no_save_up():
+    """The store had answered before: its silence is the drain's to count, which tries again."""
+    job = AJob(world=1).start(committed=())
+    job.scan(problem="EIO")
+    job.stage(0, ONE)
+    job.stage(0, TWO)
+    job.tick(4000.0)
+    assert "failed" not in job.ends(ONE) + job.ends(TWO)
