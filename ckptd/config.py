@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 import msgspec
 from msgspec import Meta
 
+from ckptd.niceness import Niceness
 from ckptd.protocol.errors import ConfigError
 from ckptd.protocol.ids import StorePath
 from ckptd.protocol.topology import MAX_DOUBLE_SET_SIZE, Domain
@@ -73,6 +74,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     ] = 86400.0
     drain_bandwidth: Annotated[int, Meta(ge=0, extra=_SIZE, description="cap of a drain, bytes/s; 0: none")] = 0
     worker_nice: Annotated[int, Meta(ge=0, le=19, description="niceness of the processes that drain")] = 5
+    worker_ionice: Annotated[
+        int, Meta(ge=0, le=7, description="their place in the queue of a local disk, 0 first to 7 last")
+    ] = 7
     hash_threads: Annotated[int, Meta(ge=1, le=64, description="threads that take digests")] = 1
     keep_last: Annotated[int, Meta(ge=1, description="committed checkpoints kept per job")] = 3
     keep_every: Annotated[
@@ -127,6 +131,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="least severe message to log")
     ] = "info"
+
+    @property
+    def worker_niceness(self) -> Niceness:
+        """Of the processes that drain."""
+        return Niceness(self.worker_nice, self.worker_ionice)
 
 
 class Setting:

@@ -73,7 +73,7 @@ class Daemon:
         self._liveness = Liveness()
         self._digesting = Background(config.hash_threads, "digest")
         self._allocating, self._cleaning = Background(2, "allocate"), Background(1, "clean")
-        self._stores = Stores(niceness=config.worker_nice, hang_s=config.store_hang_s)
+        self._stores = Stores(niceness=config.worker_niceness, hang_s=config.store_hang_s)
         self._effects = Effects(
             node=self._node,
             arena=self._arena,

@@ -61,13 +61,16 @@ class Flow:
         self._done: Counter[str] = Counter()
 
     def pace(self, nbytes: int) -> None:
-        """Blocks until nbytes more may be written under the cap."""
+        """Blocks until nbytes more may be written under the cap: before each write as long as it may take.
+
+        Not after it: many drains of one write each would keep to no cap at all.
+        """
         if not self._bytes_per_s:
             return
         with self._lock:
-            start_s = max(self._free_at_s, time.monotonic())
-            self._free_at_s = start_s + nbytes / self._bytes_per_s
-        time.sleep(max(0.0, start_s - time.monotonic()))
+            due_s = max(self._free_at_s, time.monotonic()) + nbytes / self._bytes_per_s
+            self._free_at_s = due_s
+        time.sleep(max(0.0, due_s - time.monotonic()))
 
     def wrote(self, name: str, nbytes: int) -> None:
         """Counts nbytes of the file as written, and reports."""

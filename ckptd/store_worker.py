@@ -1,6 +1,6 @@
 """The process that touches one store, so that a hung mount stops that store's drain and nothing else.
 
-Started by worker_link with ``python -m ckptd.store_worker SOCKET_FD PARENT_PID NICENESS STORE``. It holds no lock,
+Started by worker_link with ``python -m ckptd.store_worker SOCKET_FD PARENT_PID NICE IONICE STORE``. It holds no lock,
 keeps nothing between requests, and ends when its daemon does.
 """
 
@@ -18,6 +18,7 @@ from typing import NoReturn, assert_never
 
 from ckptd import failpoints, store
 from ckptd.filelayer import FileLayer
+from ckptd.niceness import Niceness
 from ckptd.protocol.errors import CkptdError, ProtocolError
 from ckptd.protocol.ids import JobKey
 from ckptd.store_drain import drain
@@ -170,15 +171,15 @@ def _die_with(parent_pid: int) -> None:
 
 def main(argv: list[str]) -> NoReturn:
     """Runs until the daemon closes the socket, then ends at once, also when a request hangs in the file system."""
-    fd, parent_pid, niceness = map(int, argv[:3])
+    fd, parent_pid, cpu, io = map(int, argv[:4])
     _die_with(parent_pid)
     # A Ctrl-C or a stop of the unit is the daemon's to act on: it may want the drain finished first.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    os.nice(niceness)
+    Niceness(cpu, io).take()
     status = 0
     try:
-        Worker(socket.socket(fileno=fd), argv[3], FileLayer()).serve()
+        Worker(socket.socket(fileno=fd), argv[4], FileLayer()).serve()
     except ProtocolError as error:
         print(f"ckptd store worker: {error}", file=sys.stderr)  # noqa: T201  # its daemon is of another version
         status = 1

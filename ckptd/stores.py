@@ -5,6 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+from ckptd.niceness import Niceness
 from ckptd.protocol.status import WorkerStatus
 from ckptd.store_messages import Done, Failed, Progress, Request
 from ckptd.worker_link import StoreLink, WorkerDiedError
@@ -38,7 +39,7 @@ class Stores:
     hang_s: a worker with work to do that says nothing for so long is taken for hung. One long fsync is such a silence.
     """
 
-    def __init__(self, *, niceness: int, hang_s: float) -> None:
+    def __init__(self, *, niceness: Niceness, hang_s: float) -> None:
         self._niceness = niceness
         self._hang_s = hang_s
         self._stores: dict[str, _Store] = {}

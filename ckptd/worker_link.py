@@ -9,10 +9,12 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from ckptd.niceness import Niceness
 from ckptd.protocol.errors import CkptdError
 from ckptd.store_messages import FrameReader, Reply, Request, decode_reply, encode_frame
 
 _RECEIVE_NBYTES = 1 << 20
+_AS_WE_ARE = Niceness()
 Start = Callable[[Callable[[], None]], object]
 
 # With vfork this whole process stands still until the worker's interpreter is read, which may hang with its mount.
@@ -27,8 +29,8 @@ def _environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
-def _popen(fd: int, niceness: int, store: str) -> subprocess.Popen[bytes]:
-    words = [str(fd), str(os.getpid()), str(niceness), store]
+def _popen(fd: int, niceness: Niceness, store: str) -> subprocess.Popen[bytes]:
+    words = [str(fd), str(os.getpid()), *map(str, niceness), store]
     # -P: a file in the current directory must not pass for one of our modules.
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "ckptd.store_worker", *words],
@@ -59,7 +61,7 @@ class StoreLink:
     until poll() says that the process is gone.
     """
 
-    def __init__(self, store: str, *, niceness: int = 0, start: Start = _at_once) -> None:
+    def __init__(self, store: str, *, niceness: Niceness = _AS_WE_ARE, start: Start = _at_once) -> None:
         self.store = store
         self._sock, theirs = socket.socketpair()
         self._sock.setblocking(False)
@@ -71,7 +73,7 @@ class StoreLink:
         self._unwanted = False
         start(lambda: self._start(theirs, niceness))
 
-    def _start(self, theirs: socket.socket, niceness: int) -> None:
+    def _start(self, theirs: socket.socket, niceness: Niceness) -> None:
         process, problem = None, ""
         try:
             if self._unwanted:

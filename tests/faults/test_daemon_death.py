@@ -14,7 +14,7 @@ from tests.faults.ranks import MB, RankError, Ranks, daemons, sealed, told
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(60)]
 
-SLOW = ("--drain-bandwidth", "16M")  # of three chunks of 16 MiB the last is written after two seconds
+SLOW = ("--drain-bandwidth", "16M")  # of three chunks of 16 MiB the last is written after three seconds
 SLOW_NBYTES = 48 * MB
 SLACK_S = 0.6  # of two busy cores, over a deadline
 

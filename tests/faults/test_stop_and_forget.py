@@ -13,7 +13,7 @@ from tests.faults.ranks import MB, Ranks, sealed, told
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(90)]
 
-SLOW = ("--drain-bandwidth", "8M")  # of three chunks of 16 MiB the last is written after four seconds
+SLOW = ("--drain-bandwidth", "8M")  # of three chunks of 16 MiB the last is written after six seconds
 SLOW_NBYTES = 48 * MB
 
 

@@ -17,7 +17,7 @@ from tests.faults.ranks import JOB, MB, Ranks, told
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(90)]
 
 SLOW = ("--drain-bandwidth", "32M", "--keep-last", "1")
-SLOW_NBYTES = 48 * MB  # of three chunks of 16 MiB the last is written after one second
+SLOW_NBYTES = 48 * MB  # of three chunks of 16 MiB the last is written after one and a half seconds
 KEEP_ALL = ("--keep-last", "100")
 FAST_SAVES = 20
 

@@ -251,7 +251,7 @@ def test_a_bandwidth_cap_spaces_the_writes(monkeypatch) -> None:
     flow = Flow(bytes_per_s=1000)
     for _ in range(3):
         flow.pace(500)
-    assert slept == [0.0, 0.5, 1.0]
+    assert slept == [0.5, 1.0, 1.5]
 
 
 # -- commit --

@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from ckptd.niceness import Niceness
 from ckptd.store_messages import Done, Failed, Probe, ScanJob, Space
 from ckptd.stores import Stores
 from tests.cluster import wait_for
@@ -22,7 +23,7 @@ def make():
     made = []
 
     def make(hang_s=LONG_S):
-        made.append(Stores(niceness=0, hang_s=hang_s))
+        made.append(Stores(niceness=Niceness(), hang_s=hang_s))
         return made[-1]
 
     yield make
