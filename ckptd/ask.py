@@ -173,11 +173,12 @@ def require_daemon(arena: str) -> int:
     start = f"start one with ckptd run --arena {arena}, or name another arena with --arena or CKPTD_ARENA"
     if not os.path.isdir(arena):
         raise ConnectError(f"no daemon: there is no arena at {arena}", hint=start)
+    if os.geteuid() not in (0, os.lstat(arena).st_uid):  # somebody may have made one in this user's name
+        raise _of_somebody_else(arena)
     try:
         pid = locks.holder(os.path.join(arena, places.LOCK))
     except PermissionError as error:
-        hint = "each user has a daemon of their own: run this as the user who started it"
-        raise ConnectError(f"the arena {arena} belongs to somebody else", hint=hint) from error
+        raise _of_somebody_else(arena) from error
     except OSError as error:
         raise ConnectError(f"cannot look at the lock of {arena}: {error.strerror}") from error
     if pid is not None:
@@ -186,6 +187,11 @@ def require_daemon(arena: str) -> int:
         message = f"no daemon: {arena} has a socket, but the process that made it is gone"
         raise ConnectError(message, hint=f"what is staged there waits for the next one: ckptd run --arena {arena}")
     raise ConnectError(f"no daemon: {arena} is there, but no daemon runs in it", hint=start)
+
+
+def _of_somebody_else(arena: str) -> ConnectError:
+    hint = "each user has a daemon of their own: run this as the user who started it"
+    return ConnectError(f"the arena {arena} belongs to somebody else", hint=hint)
 
 
 def _ms_until(deadline_s: float) -> int:

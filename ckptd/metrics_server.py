@@ -3,15 +3,23 @@
 Never in the daemon's own process: who asks looks at the lock that the daemon holds, and would drop it there.
 """
 
+import socket
+import threading
 from collections.abc import Iterator
+from http.server import ThreadingHTTPServer
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, MetricsHandler
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ckptd.ask import ask_status
+from ckptd.bulk.sockets import close_both_ways
 from ckptd.metrics import families
 from ckptd.protocol.errors import CkptdError, UsageError
+
+_MOST = 16  # connections at once
+_PATIENCE_S = 5.0
+_Request = socket.socket | tuple[bytes, socket.socket]  # as socketserver has it: of UDP the latter
 
 
 class _Daemon(Collector):
@@ -36,10 +44,48 @@ def registry_of(arena: str, timeout_s: float) -> CollectorRegistry:
     return registry
 
 
+class _Handler(MetricsHandler):
+    timeout = _PATIENCE_S  # of each call that reads or writes
+
+
+class _Server(ThreadingHTTPServer):
+    """Holds so many connections at most, whatever comes: a newer one ends the oldest."""
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, address: str, port: int, registry: CollectorRegistry) -> None:
+        self.address_family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
+        self._lock = threading.Lock()
+        self._held: dict[_Request, None] = {}  # the oldest first
+        super().__init__((address, port), _Handler.factory(registry))
+
+    def process_request(self, request: _Request, client_address: object) -> None:
+        """Serves it in a thread of its own."""
+        with self._lock:
+            if len(self._held) >= _MOST:  # who has something to ask has asked it by now
+                oldest = next(iter(self._held))
+                del self._held[oldest]
+                if isinstance(oldest, socket.socket):
+                    close_both_ways(oldest)  # its thread closes it
+            self._held[request] = None
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: _Request) -> None:
+        """It is over."""
+        with self._lock:
+            self._held.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: _Request, client_address: object) -> None:
+        """Anybody may break off: nothing of it comes into the log."""
+
+
 def serve(registry: CollectorRegistry, address: str, port: int) -> None:
     """From now on, at http://address:port/metrics, until the process ends. Raises UsageError."""
     try:
-        start_http_server(port, address, registry)
+        server = _Server(address, port, registry)
     except OSError as error:
         text = f"cannot serve metrics at {address} port {port}: {error.strerror or error}"
         raise UsageError(text, hint="give another --port or --address") from error
+    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()

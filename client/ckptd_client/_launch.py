@@ -23,6 +23,7 @@ def start_daemon(arena: str) -> str:
     # The shell leaves at once, so the daemon is nobody's child here and outlives this process and its terminal.
     shell = ["/bin/sh", "-c", _DETACH, "ckptd", *command]
     try:
+        os.close(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))  # whatever the umask is
         subprocess.run(shell, env=environ, start_new_session=True, check=True)
     except (OSError, subprocess.SubprocessError) as error:
         raise ConnectError(f"the daemon could not be started: {error}", hint="start one: ckptd run") from error

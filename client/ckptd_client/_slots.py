@@ -23,8 +23,11 @@ _ARENA_HINT = "set another with connect(arena=...) or CKPTD_ARENA"
 
 def _create(path: str) -> int:
     """Descriptor of a new file. A daemon that forgets the job's last life may remove the directory at any moment."""
+    directory = os.path.dirname(path)
     for _ in range(100):
-        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        for made in (os.path.dirname(directory), directory):  # makedirs would leave the upper one to the umask
+            with contextlib.suppress(FileExistsError, FileNotFoundError):
+                os.mkdir(made, 0o700)
         with contextlib.suppress(FileNotFoundError):
             return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     raise ConnectError(f"{os.path.dirname(path)} is removed again and again")

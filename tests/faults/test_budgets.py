@@ -96,7 +96,7 @@ def test_saves_ten_times_faster_than_the_store_take_no_byte_beyond_the_budget(no
     budget = 3 * (2 * MB + 256 * 1024)
     node.start("--drain-bandwidth", "4M", "--budget-nbytes", str(budget))
     client, handles = join(), []
-    for step in range(100):
+    for step in range(60):
         handles.append(client.save({"w": torch.full((MB // 2,), float(step))}, step))
         assert held_nbytes(node) <= budget + MB  # the rank file, and room for small ones
         time.sleep(0.05)
@@ -107,12 +107,12 @@ def test_saves_ten_times_faster_than_the_store_take_no_byte_beyond_the_budget(no
     ends = [str(handle.end) for handle in handles]
     assert set(ends) == {"durable", "superseded"}
     assert ends[-1] == "durable"
-    assert ends.count("superseded") > 70
+    assert ends.count("superseded") > 40
     assert node.job("job").ends == {end: ends.count(end) for end in set(ends)}
     assert "superseded" in node.complete(sys.executable, "-m", "ckptd", "status", timeout_s=30)
     state = {"w": torch.zeros(MB // 2)}
     restored = client.load(state)
-    assert (restored.step, restored.tier, state["w"][0].item()) == (99, "arena", 99.0)
+    assert (restored.step, restored.tier, state["w"][0].item()) == (59, "arena", 59.0)
 
 
 def test_a_save_that_finds_no_slot_beside_a_slow_drain_is_skipped_and_counted(node, join):
