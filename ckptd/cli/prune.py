@@ -49,8 +49,8 @@ def command(path: str, keep_last: str | None, keep_every: str | None, dry_run: b
     """Remove what retention does not keep in PATH, a store or one job's directory in it.
 
     A job's newest checkpoint stays in any case, and so does what was pinned (ckptd pin). What an interrupted removal
-    left is removed too. A daemon of the job goes on beside it, and hears of what is gone when it next starts; not while
-    ranks load an older checkpoint: nothing holds it for them.
+    left is removed too. A daemon of the job goes on beside it, and sees what is gone at its next load, or with a commit
+    within a minute; not while ranks load an older checkpoint: nothing holds it for them.
 
     Exit code 1 if something could not be looked at or removed.
     """
