@@ -11,7 +11,10 @@ import pytest
 import torch
 
 import ckptd_client
+from ckptd.filelayer import FileLayer
 from ckptd.niceness import _IOPRIO_SET
+from ckptd.protocol.ids import JobKey
+from ckptd.store_scan import scan
 from tests.cluster import wait_for
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(90)]
@@ -126,7 +129,41 @@ def test_a_save_that_finds_no_slot_beside_a_slow_drain_is_skipped_and_counted(no
     wait_for(lambda: node.job("job").ends.get("skipped") == 3)
 
 
-# --- retention by hand
+# --- cadence and retention
+
+
+def test_a_cadence_in_seconds_drains_one_in_so_many(node, join):
+    node.start()
+    client, state, handles = join(drain_every="1s"), noise(MB), []
+    client.prepare(state)
+    began = time.monotonic()
+    while time.monotonic() - began < 2.5:
+        handles.append(client.save(state, len(handles)).wait("staged"))
+        wait_for(lambda: handles[-1].end is not None)
+        time.sleep(0.05)
+    ends = [str(handle.end) for handle in handles]
+    assert ends[0] == "durable"
+    assert set(ends) == {"durable", "kept"}
+    assert 2 <= ends.count("durable") <= 1 + (time.monotonic() - began)
+
+
+def steps_on(store):
+    return sorted(e.committed.save.step for e in scan(FileLayer(), JobKey(store, "job")).committed)
+
+
+def test_multiples_and_pins_stay_with_the_newest(node, join):
+    node.start("--keep-last", "2", "--keep-every", "10")
+    client, state = join(), noise(MB)
+    for step in (5, 10, 15):
+        client.save(state, step).wait("durable", 30)
+        if step == 5:
+            pinned = os.path.join(node.store, "job", "step-000000005.i0001")
+            node.complete(sys.executable, "-m", "ckptd", "pin", pinned, timeout_s=30)
+    for step in (20, 25, 30, 35):
+        client.save(state, step).wait("durable", 30)
+    wait_for(lambda: steps_on(node.store) == [5, 10, 20, 30, 35])
+    assert client.load(state, step=5).step == 5
+    wait_for(lambda: client.steps() == [5, 10, 20, 30, 35])
 
 
 def test_what_prune_removed_beside_a_live_daemon_is_not_promised_any_more(node, join):
