@@ -185,7 +185,7 @@ def _ends_in_the_status(world: World) -> Counter[str]:
     """What the daemon that coordinates says."""
     machine = next(iter(world.nodes.values()))
     assert machine.catalogue is not None
-    (job,) = picture.jobs(machine.catalogue, machine.now, {})
+    (job,) = picture.jobs(machine.catalogue.jobs, machine.now, {})
     return Counter(job.ends)
 
 
