@@ -38,7 +38,10 @@ class Book:
 
 
 def is_one_end(ends: list[str]) -> bool:
-    """Whether a save ended once. One that was kept, or given up, may be asked for again and then drained."""
+    """Whether a save ended once. What was kept, or given up, may be drained when it is asked for again; and what was
+    superseded may turn out to lie on the store, because its commit was made and the answer lost.
+    """
     known = [end for end in ends if end in set(End)]
     again = len(ends) == 2 and ends[0] in (End.KEPT, End.FAILED) and ends[1] in (End.DURABLE, End.SUPERSEDED)
-    return known == ends and (len(ends) == 1 or again)
+    found = ends == [End.SUPERSEDED, End.DURABLE]
+    return known == ends and (len(ends) == 1 or again or found)
