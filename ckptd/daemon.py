@@ -299,7 +299,7 @@ class Daemon:
         scheme, set_size = Scheme(self._config.redundancy), self._config.set_size
         info = NodeInfo(
             reply_to=letter.request.seq, peer=self._plane.peer, scheme=scheme, set_size=set_size,
-            balance=self._config.balance == "rows",
+            balance=self._config.balance == "rows", store=self._config.store or "",
         )  # fmt: skip
         self._door.answer(letter.identity, info)
 

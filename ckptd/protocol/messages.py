@@ -198,6 +198,7 @@ class NodeInfo(_Reply, frozen=True, kw_only=True):
     scheme: Scheme = Scheme.NONE
     set_size: int = 8
     balance: bool = True  # whether replicas each save a share of what they all hold
+    store: str = ""  # for jobs that name none
 
 
 class SlotsComing(_Reply, frozen=True, kw_only=True):

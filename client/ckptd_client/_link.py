@@ -45,6 +45,7 @@ from ckptd_client.handle import HandleBook
 log = logging.getLogger("ckptd_client")
 T = TypeVar("T")
 _LISTEN_S = 0.2  # how long a daemon that runs may take to accept a connection
+_LISTENER_S = 1.0  # and to say how it is configured
 _START_S = 10.0  # how long a new one may take to get there
 _HURRIED_S = 4.0  # how long a save waits for a daemon that systemd, say, starts again
 _DOOR_S = 5.0  # connect is this much more patient than the door: its refusal says more than our impatience
@@ -435,6 +436,21 @@ class Link:
         except (CkptdError, zmq.ZMQError) as error:  # one that is there has heard it, or will not hear of it
             log.debug("ckptd: step %d was missed, and the daemon says of it: %s", save.step, error)
         del self._missed[save]
+
+
+def configured_store(arena: str) -> str:
+    """What the daemon of the arena has for jobs that name no store, empty if none runs or answers within a second."""
+    path = os.path.join(arena, places.SOCKET)
+    if not channel_listens(path):
+        return ""
+    channel = Channel(path, lambda _push: None)
+    try:
+        info = channel.request(lambda seq: AskNode(seq=seq), time.monotonic() + _LISTENER_S)
+    except CkptdError:
+        return ""
+    finally:
+        channel.close()
+    return info.store if isinstance(info, NodeInfo) else ""
 
 
 def _until_one_stays(talk: Callable[[], T], deadline: float) -> T:

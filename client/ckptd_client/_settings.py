@@ -3,7 +3,7 @@
 import operator
 import os
 import reprlib
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from ckptd.protocol.errors import ConfigError, UsageError
 from ckptd.protocol.ids import MAX_STEP, MAX_STORE_CHARS, JobKey, is_job_name
@@ -14,17 +14,20 @@ from ckptd.protocol.topology import MAX_SET_SIZE, MIN_SET_SIZE, Scheme
 _MAX_SOCKET_PATH = 107  # sun_path, less its final NUL
 
 
-def job_key(job: str | None, store: str | os.PathLike[str] | None) -> JobKey:
-    """The job of connect's arguments and the environment. Raises ConfigError."""
+def job_key(job: str | None, store: str | os.PathLike[str] | None, configured: Callable[[], str]) -> JobKey:
+    """The job of connect's arguments and the environment. Raises ConfigError.
+
+    configured: what this node's daemon has for jobs that name no store; asked only where there is need.
+    """
     name = job or os.environ.get("CKPTD_JOB", "")
     if not is_job_name(name):
         raise ConfigError(
             f"{name!r} is no name for a job" if name else "the job has no name",
             hint="connect(job=...) or CKPTD_JOB: letters, digits and . _ -, at most 64, the same at each restart",
         )
-    where = os.fspath(store) if store is not None else os.environ.get("CKPTD_STORE", "")
+    where = os.fspath(store) if store is not None else os.environ.get("CKPTD_STORE", "") or configured()
     if not os.path.isabs(where) or len(where) >= MAX_STORE_CHARS:
-        hint = "connect(store=...) or CKPTD_STORE: a directory on the parallel file system"
+        hint = "connect(store=...), CKPTD_STORE, or the daemon's own setting: a directory on the parallel file system"
         if where and not os.path.isabs(where):
             hint = f"from here it would be {os.path.abspath(where)!r}"
         fault = f"has more than {MAX_STORE_CHARS - 1} characters" if os.path.isabs(where) else "is not an absolute path"

@@ -20,7 +20,7 @@ from ckptd_client._checkpoint import Checkpoint
 from ckptd_client._company import everybody, nobody
 from ckptd_client._copy_engines import check_not_capturing
 from ckptd_client._group import Group, find_group
-from ckptd_client._link import Link, Settings
+from ckptd_client._link import Link, Settings, configured_store
 from ckptd_client._load_from import Loaded, checked, load_from
 from ckptd_client._loading import find, load
 from ckptd_client._overlapping import Overlapping
@@ -62,12 +62,12 @@ def connect(  # noqa: PLR0913 - keyword-only settings
     """A client of this node's daemon, which is started if none runs. Collective: every rank of the job calls it.
 
     job: the training's stable name, default $CKPTD_JOB. store: absolute directory on the parallel file system, default
-    $CKPTD_STORE; made if only its last part is missing. drain_every: which staged checkpoints go there: a run's first
-    one, and with 100 the first at or after each multiple of 100 steps, with "300s" one in so many seconds.
-    layout: "plain" for images without torch.save archives, which plain dcp.load does not read. save_timeout_s: the
-    longest that save may hold up training, default $CKPTD_SAVE_TIMEOUT_S or 10; a first save without prepare also
-    waits for its memory, at most a second per 100 MB. start: False never starts a daemon (also
-    $CKPTD_NO_AUTOSTART=1). takeover: replaces ranks of this job that run.
+    $CKPTD_STORE, then what the daemon that runs is configured with; made if only its last part is missing.
+    drain_every: which staged checkpoints go there: a run's first one, and with 100 the first at or after each multiple
+    of 100 steps, with "300s" one in so many seconds. layout: "plain" for images without torch.save archives, which
+    plain dcp.load does not read. save_timeout_s: the longest that save may hold up training, default
+    $CKPTD_SAVE_TIMEOUT_S or 10; a first save without prepare also waits for its memory, at most a second per 100 MB.
+    start: False never starts a daemon (also $CKPTD_NO_AUTOSTART=1). takeover: replaces ranks of this job that run.
     allow_pickle: keys, or patterns such as "hooks.*", of values that may be pickled if they have no safe encoding, and
     be read back: a pickle runs code of whoever wrote it. To be said to the client that saves, and to one that loads.
     redundancy: what the nodes of a job keep for each other in memory: "xor" survives the loss of one node of a set,
@@ -85,9 +85,10 @@ def connect(  # noqa: PLR0913 - keyword-only settings
     """
     group = find_group()
     with failure_told(group):
-        key = _settings.job_key(job, store)
+        place = _settings.arena_path(arena)
+        key = _settings.job_key(job, store, lambda: configured_store(place))
         settings = Settings(
-            arena=_settings.arena_path(arena),
+            arena=place,
             cadence=_settings.parse_cadence(drain_every),
             autostart=not os.environ.get("CKPTD_NO_AUTOSTART") if start is None else start,
             takeover=takeover,

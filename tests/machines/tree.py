@@ -124,9 +124,8 @@ def furnish(tree: str, hosts: dict[str, str], settings: dict[str, str]) -> None:
         shutil.copy(unit, os.path.join(tree, "etc/systemd/system"))
     _write(tree, "/etc/hosts", _HOSTS + "".join(f"{address} {name}\n" for name, address in hosts.items()))
     path = f"PATH={PREFIX}/bin:/usr/bin:/bin\n"
-    store = f"export CKPTD_STORE={settings['CKPTD_STORE']}\n"
     _write(tree, f"/etc/ckptd/{USER}.env", path + "".join(f"{name}={value}\n" for name, value in settings.items()))
-    _write(tree, "/etc/profile.d/ckptd.sh", f"export {path}export OMP_NUM_THREADS=1\n{store}")
+    _write(tree, "/etc/profile.d/ckptd.sh", f"export {path}export OMP_NUM_THREADS=1\n")
     os.makedirs(tree + JOB_DIR)
     shutil.copy(os.path.join(os.path.dirname(os.path.abspath(__file__)), "train.py"), tree + JOB_DIR)
     _make_keys(tree)

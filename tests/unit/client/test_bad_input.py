@@ -147,6 +147,18 @@ def test_a_store_is_an_absolute_directory_that_exists(join, monkeypatch, tmp_pat
         join(store=str(tmp_path / "file"))
 
 
+def test_the_store_of_a_job_that_names_none_is_the_daemons(tmp_path, monkeypatch):
+    """An administrator says it once per node: in /etc/ckptd/config.toml, or the unit's environment file."""
+    monkeypatch.delenv("CKPTD_STORE", raising=False)
+    store = tmp_path / "store"
+    store.mkdir()
+    with Node(str(store)) as node:
+        node.start("--store", str(store))
+        with ckptd_client.connect("job", arena=node.arena, start=False) as client:
+            client.save({"step": 1}, 1).wait("durable")
+        assert (store / "job" / "latest" / "COMMITTED").exists()
+
+
 @pytest.mark.parametrize("cadence", [0, -1, "fast", "0s", 1.5, None])
 def test_a_cadence_is_steps_or_seconds(cadence, join):
     with pytest.raises(ConfigError, match="drain_every"):
