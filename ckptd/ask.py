@@ -5,6 +5,7 @@ says which part is missing and what to type next.
 """
 
 import os
+import stat
 import time
 from typing import Any, Self
 
@@ -136,8 +137,10 @@ class Daemon:
         raise self._no_answer()
 
     def _say(self, request: Request, deadline_s: float) -> None:
-        if not self._socket.poll(_ms_until(deadline_s), zmq.POLLOUT):
-            raise self._no_answer()
+        while not self._socket.poll(min(_ms_until(deadline_s), _LOOK_MS), zmq.POLLOUT):
+            if not _ms_until(deadline_s):
+                raise self._no_answer()
+            require_daemon(self.arena)
         self._socket.send(encode(request))
 
     def _lost(self) -> bool:
@@ -171,9 +174,13 @@ def require_daemon(arena: str) -> int:
     Only asks for the lock: taking it to see whether it is free could turn away a daemon that starts at this moment.
     """
     start = f"start one with ckptd run --arena {arena}, or name another arena with --arena or CKPTD_ARENA"
-    if not os.path.isdir(arena):
+    try:
+        found = os.stat(arena)
+    except OSError:
+        found = None
+    if found is None or not stat.S_ISDIR(found.st_mode):
         raise ConnectError(f"no daemon: there is no arena at {arena}", hint=start)
-    if os.geteuid() not in (0, os.lstat(arena).st_uid):  # somebody may have made one in this user's name
+    if os.geteuid() not in (0, found.st_uid):  # somebody may have made one in this user's name
         raise _of_somebody_else(arena)
     try:
         pid = locks.holder(os.path.join(arena, places.LOCK))

@@ -163,8 +163,6 @@ class Daemon:
     def _ends(self) -> bool:
         """Whether to leave now: asked to and nothing worth waiting for, or empty long enough."""
         now = time.monotonic()
-        if self._homeless:
-            return True
         if self._stop_asked:
             if self._stop_at is None:
                 self._stop_at = now + self._config.stop_drain_s
@@ -404,13 +402,14 @@ class Daemon:
 
     def _look(self, now: float) -> None:
         """A daemon whose arena was removed serves nobody: no rank or command finds it. Its unit starts another."""
-        if now < self._look_at:
+        if now < self._look_at or self._homeless:
             return
         self._look_at = now + _LOOK_S
         self._homeless = not self._arena.in_place()
         if self._homeless:
             hint = "logind does that to /dev/shm at a user's last logout: loginctl enable-linger"
             log.error(line("the arena was removed, and what was staged with it", arena=self._arena.path, hint=hint))
+            self._stop_asked = max(self._stop_asked, 1)  # a drain that runs has its files open
 
     def _tell_systemd(self, now: float) -> None:
         if now < self._notice_at + _NOTICE_S or "NOTIFY_SOCKET" not in os.environ:

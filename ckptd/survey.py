@@ -75,7 +75,7 @@ def joined(own: JobStatus, here: str, report: NodeReport, survey: Survey) -> Job
     job = JobKey(own.store, own.job)
     answers = survey.answers.get(job, {})
     whole = answers[own.coordinator].job if own.coordinator in answers else None
-    base = whole or own
+    base = whole if whole is not None and (whole.store, whole.job) == (own.store, own.job) else own
     reports = {here: report} | {node: answer.report for node, answer in answers.items()}
     nodes = [msgspec.structs.replace(node, report=reports.get(node.node)) for node in base.nodes]
     return msgspec.structs.replace(

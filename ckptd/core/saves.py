@@ -222,10 +222,13 @@ class Saves:
 
     @property
     def only_here(self) -> list[SaveId]:
-        """Checkpoints in memory that somebody may miss and the store does not have, as far as it was seen."""
+        """Checkpoints in memory that somebody may miss and the store does not have, as far as it was seen.
+
+        A half with segments here counts: after a restart all ranks may have staged it, and nobody has said so yet.
+        """
         newest, durable = self.newest_staged, max(self.on_store, default=None)
-        wanted = [r for r in self.records.values() if r.staged and r.in_memory and r.phase is not Phase.DURABLE]
-        wanted = [r for r in wanted if r is newest or r.forced]
+        staged = [r for r in self.records.values() if r.staged and r.in_memory and r.phase is not Phase.DURABLE]
+        wanted = [r for r in staged if r is newest or r.forced] + [r for r in self._halves if r.held]
         return sorted(r.save for r in wanted if r.forced or durable is None or r.save > durable)
 
     # --- drain

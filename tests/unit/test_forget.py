@@ -54,6 +54,19 @@ def test_what_nothing_else_has_is_refused_by_name_unless_forced():
     assert not job.catalogue.jobs
 
 
+def test_a_half_that_nobody_has_spoken_of_since_a_restart_is_refused_unless_forced():
+    """All ranks may have staged it: the other nodes are still to say so."""
+    job = AJob(world=2)
+    adopted = ev.SlotAdopted(
+        job=KEY, rank=0, slot="r00000-000001.slot", capacity=1 << 20, world_size=2, save=TWO, nbytes=20,
+        seal=a_seal(KEY, TWO),
+    )  # fmt: skip
+    job.catalogue.handle(adopted, 0.0)
+    with pytest.raises(CkptdError, match=r"step 20 .*not durable"):
+        job.catalogue.forget(KEY, force=False)
+    job.catalogue.forget(KEY, force=True)
+
+
 def test_what_comes_after_it_is_forgotten_harms_nothing():
     job = a_dead_job(ONE, drained=False)
     slot = job.node.slots.holding(ONE)[0].name
