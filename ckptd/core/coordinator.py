@@ -336,9 +336,11 @@ class Coordinator:
         if event.problem:
             return []
         saves = [found.save for found in event.committed] + [partial.save for partial in event.partials]
-        seen = max((save.incarnation for save in saves), default=0)
-        self.sessions.floor = max(self.sessions.floor, seen)
+        self.sessions.floor = max(self.sessions.floor, max((save.incarnation for save in saves), default=0))
         self.restores.raise_number(self.sessions.next_number)
+        # What was committed or is drained from here is no older life's, whatever number it has.
+        others = [save for save in saves if save not in self.saves.on_store and save != self.saves.active]
+        seen = max((save.incarnation for save in others), default=0)
         if self.sessions.confirmed or seen < self.sessions.incarnation:
             self.sessions.confirmed = True  # from here on, what lies there under this number is its own
             return []

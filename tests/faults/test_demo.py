@@ -167,10 +167,8 @@ def test_the_short_demo_proves_what_it_says(tmp_path):
     assert "the loss curve equals the uninterrupted run's, bit for bit: 30 steps" in output
     routes = re.findall(r"restored step \d+ from tier (\w+), (\d) ranks", output)
     assert routes == [("arena", "4"), ("arena", "2"), ("rebuilt", "2")], output
-    assert re.search(r"^ *0 +node-a +0-1 +yes +\d+ *$", output, re.MULTILINE), (
-        output
-    )  # set, node, ranks, parity of step
-    assert re.search(r"^ *0 +node-c +2-3 +yes +\d+ *$", output, re.MULTILINE), output
+    assert re.search(r"^ *node-a +0 +0-1 ", output, re.MULTILINE), output  # node, set, ranks
+    assert re.search(r"^ *node-c +0 +2-3 .* fine *$", output, re.MULTILINE), output
     assert "none was seen" not in output
     assert output.splitlines()[-1] == 'Everything it made is removed. Next: "A first save" in README.md'
     assert left_behind(tmp_path, demo.pid) == []
@@ -178,6 +176,7 @@ def test_the_short_demo_proves_what_it_says(tmp_path):
 
 @pytest.mark.faults
 @pytest.mark.timeout(600)
+@pytest.mark.skipif(os.environ.get("FAULTS") != "long", reason="a minute of both cores: FAULTS=long")
 def test_an_interrupted_demo_leaves_nothing_behind(tmp_path):
     with start_demo(tmp_path) as demo:
         for line in demo.stdout:

@@ -20,6 +20,10 @@ ENTER, LEAVE = b"\x1b[?1049h", b"\x1b[?1049l"
 BEGIN, END = b"\x1b[?2026h", b"\x1b[?2026l"
 
 
+# Whoever runs the tests in the background may ignore SIGINT, which children inherit.
+_WATCH = ("env", "--default-signal=INT", sys.executable, "-m", "ckptd", "status", "--watch")
+
+
 class Terminal:
     """A pseudo-terminal of a size, and the command that runs on it."""
 
@@ -29,7 +33,7 @@ class Terminal:
         self.said = b""
         clean = {k: v for k, v in node.environ().items() if k not in ("COLUMNS", "LINES", "NO_COLOR")}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "ckptd", "status", "--watch", "--interval", "0.3", *flags],
+            [*_WATCH, "--interval", "0.3", *flags],
             env=clean | {"TERM": "xterm-256color", "CKPTD_STORE": ""} | environ,
             cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
         )  # fmt: skip
@@ -153,7 +157,7 @@ def test_no_color_has_no_colour_and_a_dumb_terminal_no_escape(on):
 
 def test_in_a_pipe_a_picture_per_interval_and_no_escape(node):
     process = subprocess.Popen(
-        [sys.executable, "-m", "ckptd", "status", "--watch", "--interval", "0.2"],
+        [*_WATCH, "--interval", "0.2"],
         env=node.environ(PYTHONUNBUFFERED="1") | {"CKPTD_STORE": ""}, cwd=ROOT, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     lines = [process.stdout.readline() for _ in range(16)]
