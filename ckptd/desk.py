@@ -91,7 +91,7 @@ class StatusDesk:
         }
         waiting = _Waiting(letter, Survey(others, time.monotonic()))
         for key, nodes in others.items():
-            question = secrets.randbits(63)  # known to nobody but those who are asked: an answer to it is theirs
+            question = secrets.randbits(50)  # known to nobody but those who are asked: an answer to it is theirs
             waiting.jobs[question] = key
             for node in nodes:
                 if not self._from.plane.write(key, node, Ask(question, key)):
