@@ -29,7 +29,7 @@ demo: $(TORCH) ## train, kill, restore, and compare with an undisturbed run
 	$(BIN)/ckptd demo
 
 test: $(DEV) ## every test: WORKERS=2
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -q tests
+	scripts/run_tests.sh $(BIN)/python $(WORKERS)
 
 simulate: $(DEV) ## seeds of the simulator: COUNT=1000 NODES=64 SEED=0
 	PYTHONPATH=.:client $(BIN)/python -m tests.simulation.campaign $(COUNT) $(NODES) $(SEED)
