@@ -26,6 +26,7 @@ MAX_ERRORS = 20
 _MAX_OWN = 10  # of them, with room for what strangers cause
 _MAX_SURVEYS = 64  # at once; who asks beyond that hears of this node alone
 _SAID_S = 0.5  # how old an answer to another daemon may be
+_QUESTION_BITS = 52  # known to nobody but those who are asked, so an answer is theirs; packets take ids below 2**53
 _MAX_CHARS = 4096  # of an error that travels
 
 
@@ -91,7 +92,7 @@ class StatusDesk:
         }
         waiting = _Waiting(letter, Survey(others, time.monotonic()))
         for key, nodes in others.items():
-            question = secrets.randbits(50)  # known to nobody but those who are asked: an answer to it is theirs
+            question = secrets.randbits(_QUESTION_BITS)
             waiting.jobs[question] = key
             for node in nodes:
                 if not self._from.plane.write(key, node, Ask(question, key)):

@@ -1,5 +1,6 @@
 """The whole job through any daemon: eight real ones, a drain that takes a while, one that does not answer."""
 
+import contextlib
 import json
 import os
 import signal
@@ -73,12 +74,20 @@ def command(node: Node, *flags: str) -> str:
     return node.complete(sys.executable, "-m", "ckptd", "status", *flags, timeout_s=30)
 
 
+@contextlib.contextmanager
+def stopped(node: Node):
+    """Its daemon is there, and says nothing."""
+    os.kill(node.daemon.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(node.daemon.pid, signal.SIGCONT)
+
+
 def test_a_daemon_that_does_not_answer_is_named_and_costs_less_than_a_second(eight):
     ranks = eight.ranks(NAMES, "quiet", sizes=[64 << 10])
     ranks.connect()
-    pid = eight.nodes["d"].daemon.pid
-    os.kill(pid, signal.SIGSTOP)
-    try:
+    with stopped(eight.nodes["d"]):
         began = time.monotonic()
         found = whole(eight.nodes["b"], "quiet")
         assert time.monotonic() - began < 2.0, "0.7 s, on a machine that has time"
@@ -88,8 +97,6 @@ def test_a_daemon_that_does_not_answer_is_named_and_costs_less_than_a_second(eig
         assert "did not answer: d" in " ".join(text.split())
         raw = json.loads(command(eight.nodes["b"], "--nodes", "--json"))
         assert raw["jobs"][0]["silent"] == ["d"]
-    finally:
-        os.kill(pid, signal.SIGCONT)
     wait_for(lambda: whole(eight.nodes["b"], "quiet").silent == [])
     eight.end(ranks)
 
@@ -97,12 +104,8 @@ def test_a_daemon_that_does_not_answer_is_named_and_costs_less_than_a_second(eig
 def test_without_its_coordinator_a_node_tells_what_it_knows(eight):
     ranks = eight.ranks(NAMES, "headless", sizes=[64 << 10])
     ranks.connect()
-    pid = eight.nodes["a"].daemon.pid
-    os.kill(pid, signal.SIGSTOP)
-    try:
+    with stopped(eight.nodes["a"]):
         found = whole(eight.nodes["c"], "headless")
-    finally:
-        os.kill(pid, signal.SIGCONT)
     assert (found.coordinator, found.silent) == ("a", ["a"])
     assert [node.node for node in found.nodes] == list(NAMES)
     assert [node.node for node in found.nodes if node.report is not None] == list(NAMES[1:])
