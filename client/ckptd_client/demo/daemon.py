@@ -47,20 +47,22 @@ def kill_in_drain(space: Workspace, nodes: Sequence[Node], ranks: Sequence[int])
     the drain as it was then; the processes are gone. Raises DemoError when no such drain is seen.
     """
     others = [_pid(space, node) for node in nodes[1:]]  # asked now: a drain does not wait for more questions
-    with contextlib.closing(_watch(space, nodes[0])) as watched:
-        for status in watched:
-            for job in status.jobs:
-                if job.drain is not None and _is_amid(job.drain) and _is_protected(job, job.drain.save):
-                    daemons = [status.pid, *others]
-                    _kill([*ranks, *daemons])
-                    return daemons, job.drain
-    raise DemoError(
-        f"ckptd status --watch showed no drain of a protected checkpoint, or ended before {_WATCH_S:.0f} s were over"
-    )
+    with contextlib.closing(_watch(space, nodes[0])) as watched:  # ends first, or it would tell of the death it watches
+        seen = ((status.pid, job) for status in watched for job in status.jobs)
+        found = next(((pid, drain) for pid, job in seen if (drain := _drain_to_hit(job)) is not None), None)
+    if found is None:
+        text = "ckptd status --watch showed no drain of a protected checkpoint, or ended before"
+        raise DemoError(f"{text} {_WATCH_S:.0f} s were over")
+    daemons = [found[0], *others]
+    _kill([*ranks, *daemons])
+    return daemons, found[1]
 
 
-def _is_amid(drain: DrainStatus) -> bool:
-    return 0 < drain.nbytes_done < drain.nbytes / 2
+def _drain_to_hit(job: JobStatus) -> DrainStatus | None:
+    drain = job.drain
+    if drain is None or not 0 < drain.nbytes_done < drain.nbytes / 2:
+        return None
+    return drain if _is_protected(job, drain.save) else None
 
 
 def _is_protected(job: JobStatus, save: SaveId) -> bool:
