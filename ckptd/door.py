@@ -144,7 +144,7 @@ class Door:
             raise _error("protocol", f"slot {request.slot} is not one of rank {seat.rank}'s", "")
         seal = self._arena.seal_of(seat.job, request.slot)
         fits = seal.content_nbytes + SEALS_NBYTES <= os.stat(path).st_size
-        fits = fits and (not seal.parts or are_parts(seal.parts, seal.image_nbytes))
+        fits = fits and (not seal.parts or are_parts(seal.parts, seal.image_nbytes, raw=seal.raw))
         claimed = (seal.job, seal.save, seal.rank)
         if seal.state is SlotState.FREE or claimed != (seat.job, request.save, seat.rank) or not fits:
             raise _error("protocol", f"slot {request.slot} does not hold the sealed segment of {request.save}", "")

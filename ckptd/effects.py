@@ -34,6 +34,7 @@ from ckptd.store_messages import (
     RemovePartial,
     ScanJob,
     SweepTrash,
+    Swept,
     TakeIncarnation,
     Taken,
     WriteVote,
@@ -121,11 +122,16 @@ class Effects:
         def done(outcome: Exception | None) -> None:
             if outcome is not None:
                 text = f"the job's topology could not be kept: {outcome}; it is protected until this daemon restarts"
-                log.error(line("note", job=action.job.job, text=text))
-                self._note(action.job, text)
+                self._note_all(action.job, [text])
 
         kept = Kept(action.job, action.topology, action.epoch, action.since, action.outside)
         self._cleaning.run(lambda: keep_topology(self._arena.path, kept), done)
+
+    def _note_all(self, job: JobKey, notes: list[str]) -> None:
+        """What is not as it should be, though nothing is lost."""
+        for text in notes:
+            log.error(line("note", job=job.job, text=text))
+            self._note(job, text)
 
     def _clean(self, work: Callable[[], None]) -> None:
         """In order, one after the other: to give gigabytes back to the system takes a while."""
@@ -212,10 +218,14 @@ class Effects:
     def _scan(self, action: act.ScanStore) -> None:
         job = action.job
 
+        def swept(reply: Done | Failed) -> None:
+            if isinstance(reply, Done) and isinstance(reply.result, Swept):
+                self._note_all(job, reply.result.notes)
+
         def answer(reply: Done | Failed) -> None:
             if isinstance(reply, Done) and isinstance(reply.result, Scan):
                 self._deliver(_scanned(job, reply.result))
-                self._stores.ask(job.store, lambda i: SweepTrash(id=i, job=job.job), lambda _: None)
+                self._stores.ask(job.store, lambda i: SweepTrash(id=i, job=job.job), swept)
             else:
                 self._deliver(ev.StoreScanned(job=job, problem=_problem(reply) or "an answer of the wrong kind"))
 
@@ -227,7 +237,8 @@ class Effects:
         for slot in action.slots:
             seal = self._arena.seal_of(job, slot)
             path = self._arena.slot_path(job, slot)
-            files += [DrainFile(path, *extent) for extent in extents(seal.rank, seal.image_nbytes, seal.parts)]
+            found = extents(seal.rank, seal.image_nbytes, seal.parts, raw=seal.raw)
+            files += [DrainFile(path, *extent) for extent in found]
         self._stores.ask(
             job.store,
             lambda i: Drain(id=i, job=job.job, save=save, files=files, bytes_per_s=self._bandwidth),
@@ -293,6 +304,7 @@ class Effects:
             nbytes = 0
             if isinstance(reply, Done) and isinstance(reply.result, CommitOutcome):
                 nbytes = reply.result.committed.nbytes
+                self._note_all(job, [reply.result.note] if reply.result.note else [])
             self._deliver(ev.CommitEnded(job=job, save=save, nbytes=nbytes, problem=_problem(reply)))
 
         writer = f"ckptd {__version__}"
@@ -321,6 +333,7 @@ def _file_record(found: Fragments) -> FileRecord:
         layout=found.layout,
         leaves=found.leaves,
         parts=seal.parts,
+        raw=seal.raw,
     )
 
 

@@ -44,6 +44,10 @@ POINTS = (
     "commit.after-latest",
     "commit.before-durable-told",
     "commit.after-durable-told",
+    # publish: a trainer's files get the names by which it looks for them
+    "publish.before-rename",
+    "publish.before-pointer",
+    "publish.done",
     # encode: the parity of a save
     "encode.before-file",
     "encode.file-made",

@@ -10,13 +10,18 @@ import fcntl
 import os
 import secrets
 import stat
+from collections.abc import Callable
 
 from ckptd.regular_files import LINK, NO_FILE, contents, open_regular
 
 _WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _TEMP_MARK = ".tmp-"
 # What a file system without hard links answers to link(2).
-_NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
+NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
+
+
+def _nothing() -> None:
+    return None
 
 
 def temp_name(path: str) -> str:
@@ -145,6 +150,18 @@ class FileLayer:
 
     # -- made of the above --
 
+    def write_temp(self, path: str, data: bytes, *, before_sync: Callable[[], None] = _nothing) -> str:
+        """Hidden file beside path with data, synced. before_sync: called when it is written and not yet synced."""
+        temp = temp_name(path)
+        fd = self.open_write(temp, direct=False)
+        try:
+            self.pwrite(fd, data, 0)
+            before_sync()
+            self.fsync(fd)
+        finally:
+            self.close(fd)
+        return temp
+
     def publish(self, temp: str, path: str) -> bool:
         """Whether path now names temp's file; False if path was there already. temp's name is gone either way."""
         try:
@@ -153,7 +170,7 @@ class FileLayer:
             self.unlink(temp)
             return False
         except OSError as error:
-            if error.errno not in _NO_LINKS:
+            if error.errno not in NO_LINKS:
                 raise
             # Without hard links the last of two racing writers wins; their bytes differ only if their versions do.
             self.rename(temp, path)

@@ -5,14 +5,16 @@ file system does and raise OSError or CkptdError.
 """
 
 import contextlib
+import functools
 import os
 import re
 import secrets
+from collections.abc import Callable
 
 import msgspec
 
 from ckptd import failpoints
-from ckptd.filelayer import FileLayer, is_temp, temp_name
+from ckptd.filelayer import FileLayer, is_temp
 from ckptd.pins import pinned
 from ckptd.protocol.digest import digest
 from ckptd.protocol.errors import CkptdError, DamagedError
@@ -23,6 +25,7 @@ from ckptd.protocol.manifest import (
     MANIFEST,
     MAX_RECORD_NBYTES,
     PARITY_DIR,
+    STOCK_FILES,
     VOTES_DIR,
     Committed,
     Manifest,
@@ -34,6 +37,7 @@ from ckptd.protocol.manifest import (
     make_committed,
     make_manifest,
 )
+from ckptd.store_publish import mark_unpublished, publish
 from ckptd.store_scan import (
     INCARNATIONS_DIR,
     TRASH_PREFIX,
@@ -114,24 +118,14 @@ def write_vote(fs: FileLayer, key: JobKey, vote: Vote) -> None:
     place = Place(key, vote.save)
     path = os.path.join(place.votes, vote.node)
     fs.mkdir(place.votes)
-    temp = _write_temp(fs, path, encode_record(vote), unsynced="commit.vote-unsynced")
+    temp = fs.write_temp(path, encode_record(vote), before_sync=_reaching("commit.vote-unsynced"))
     fs.rename(temp, path)
     fs.fsync_dir(place.votes)
     fs.fsync_dir(place.partial)
 
 
-def _write_temp(fs: FileLayer, path: str, data: bytes, *, unsynced: str | None = None) -> str:
-    """Hidden file beside path with data, synced. unsynced: the crash point before that sync, if it has one."""
-    temp = temp_name(path)
-    fd = fs.open_write(temp, direct=False)
-    try:
-        fs.pwrite(fd, data, 0)
-        if unsynced:
-            failpoints.reach(unsynced)
-        fs.fsync(fd)
-    finally:
-        fs.close(fd)
-    return temp
+def _reaching(point: str) -> Callable[[], None]:
+    return functools.partial(failpoints.reach, point)
 
 
 def commit(fs: FileLayer, key: JobKey, save: SaveId, writer: str) -> CommitOutcome:
@@ -156,8 +150,9 @@ def commit(fs: FileLayer, key: JobKey, save: SaveId, writer: str) -> CommitOutco
     # Whoever made the job's directory may have died before it synced the directory above.
     fs.fsync_dir(key.store)
     failpoints.reach("commit.after-parent-sync")
-    note = _set_latest(fs, place) or _tidy(fs, place.final)
+    note = _set_latest(fs, place)
     failpoints.reach("commit.after-latest")
+    note = note or publish(fs, key, save.dirname) or _tidy(fs, place.final)
     return CommitOutcome(committed, note)
 
 
@@ -171,8 +166,11 @@ def _write_and_rename(fs: FileLayer, place: Place, writer: str) -> Committed:
     manifest, raw = _publish_manifest(fs, os.path.join(place.partial, MANIFEST), manifest)
     failpoints.reach("commit.before-committed")
     committed = make_committed(manifest, raw)
+    if any(file.name == STOCK_FILES for file in manifest.stock):
+        mark_unpublished(fs, place.partial)
     path = os.path.join(place.partial, COMMITTED)
-    fs.rename(_write_temp(fs, path, encode_committed(committed), unsynced="commit.committed-unsynced"), path)
+    temp = fs.write_temp(path, encode_committed(committed), before_sync=_reaching("commit.committed-unsynced"))
+    fs.rename(temp, path)
     fs.fsync_dir(place.votes)
     fs.fsync_dir(place.partial)
     failpoints.reach("commit.before-rename")
@@ -209,7 +207,7 @@ def _publish_stock(fs: FileLayer, place: Place, votes: list[Vote]) -> list[Stock
     found = []
     for name, data in stock_files(votes, place.save).items():
         path = os.path.join(place.partial, name)
-        ours = fs.publish(_write_temp(fs, path, data), path)
+        ours = fs.publish(fs.write_temp(path, data), path)
         there = data if ours else fs.read_file(path, MAX_RECORD_NBYTES)
         found.append(StockFile(name, len(there), digest(there)))
     return found
@@ -223,7 +221,7 @@ def _publish_manifest(fs: FileLayer, path: str, manifest: Manifest) -> tuple[Man
     vote that it was made from is not there any more.
     """
     raw = encode_record(manifest)
-    temp = _write_temp(fs, path, raw, unsynced="commit.manifest-unsynced")
+    temp = fs.write_temp(path, raw, before_sync=_reaching("commit.manifest-unsynced"))
     if fs.publish(temp, path):
         return manifest, raw
     there = fs.read_file(path, MAX_RECORD_NBYTES)
@@ -232,7 +230,7 @@ def _publish_manifest(fs: FileLayer, path: str, manifest: Manifest) -> tuple[Man
         theirs = msgspec.structs.replace(found, writer=manifest.writer, votes=manifest.votes, parity=manifest.parity)
         if theirs == manifest and set(found.votes) <= set(manifest.votes) and set(found.parity) <= set(manifest.parity):
             return found, there
-    fs.rename(_write_temp(fs, path, raw, unsynced="commit.manifest-unsynced"), path)
+    fs.rename(fs.write_temp(path, raw, before_sync=_reaching("commit.manifest-unsynced")), path)
     return manifest, raw
 
 

@@ -74,7 +74,7 @@ class MappedSlot:
         if nbytes >= align_up(file.start + file.nbytes) + SEALS_NBYTES:
             seal = decode_seals(os.pread(self._fd, SEALS_NBYTES, nbytes - SEALS_NBYTES))[2]
         sealed = seal.state in {SlotState.SEALED, SlotState.DIGESTED}
-        files = extents(seal.rank, seal.image_nbytes, seal.parts)
+        files = extents(seal.rank, seal.image_nbytes, seal.parts, raw=seal.raw)
         theirs = (seal.job, seal.save, (file.name, file.start, file.nbytes) in files)
         if not sealed or theirs != (self._place.key, self._place.save, True):
             held = f"{seal.save} with {seal.image_nbytes} bytes" if sealed else "nothing sealed"

@@ -98,7 +98,7 @@ class RemovePartial(msgspec.Struct, frozen=True, kw_only=True, tag="remove-parti
 
 
 class SweepTrash(msgspec.Struct, frozen=True, kw_only=True, tag="sweep-trash"):
-    """What earlier removals left. Answered by no result."""
+    """What earlier removals left, and what an earlier daemon did not publish. Answered by Swept."""
 
     id: int
     job: JobName
@@ -130,6 +130,12 @@ class Removed(msgspec.Struct, frozen=True, tag="removed"):
     pinned: bool
 
 
+class Swept(msgspec.Struct, frozen=True, tag="swept"):
+    """notes: what could not be published."""
+
+    notes: list[str]
+
+
 class Space(msgspec.Struct, frozen=True, tag="space"):
     """Of the store's file system."""
 
@@ -141,7 +147,7 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
     """The request was carried out."""
 
     id: int
-    result: Taken | Scan | Drained | CommitOutcome | Removed | Space | None = None
+    result: Taken | Scan | Drained | CommitOutcome | Removed | Swept | Space | None = None
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

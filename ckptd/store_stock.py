@@ -7,6 +7,7 @@ from ckptd.protocol.errors import DamagedError
 from ckptd.protocol.ids import SaveId
 from ckptd.protocol.layout import Layout, decode_layout
 from ckptd.protocol.manifest import (
+    STOCK_FILES,
     STOCK_METADATA,
     STOCK_OBJECTS,
     FileRecord,
@@ -15,6 +16,7 @@ from ckptd.protocol.manifest import (
     Vote,
     one_record_each,
 )
+from ckptd.store_publish import index_of
 
 
 def stock_files(votes: Iterable[Vote], save: SaveId) -> dict[StockName, bytes]:
@@ -27,6 +29,9 @@ def stock_files(votes: Iterable[Vote], save: SaveId) -> dict[StockName, bytes]:
     records = one_record_each(votes)
     files: dict[StockName, bytes] = {} if objects is None else {STOCK_OBJECTS: objects.data}
     try:
+        trainers = index_of(_layouts(records), save.text)
+        if trainers is not None:
+            return files | {STOCK_FILES: trainers}
         index = objects.index if objects else {}
         metadata = metadata_bytes(_layouts(records), index, checkpoint_id=save.dirname, save_id=save.text)
     except DamagedError:

@@ -39,6 +39,7 @@ from ckptd.store_messages import (
     ScanJob,
     Space,
     SweepTrash,
+    Swept,
     TakeIncarnation,
     Taken,
     WriteVote,
@@ -46,6 +47,7 @@ from ckptd.store_messages import (
     encode_frame,
 )
 from ckptd.store_parity import drain_parity
+from ckptd.store_publish import publish_left
 from ckptd.store_scan import scan
 
 _THREADS = 6  # requests at once: a hung one leaves five
@@ -122,7 +124,7 @@ class Worker:
                 return Done(request.id)
             case SweepTrash(job=job):
                 store.sweep_trash(self._fs, self._key(job))
-                return Done(request.id)
+                return Done(request.id, Swept(publish_left(self._fs, self._key(job))))
             case Probe():
                 return Done(request.id, Space(*self._fs.space(self._root)))
             case _:

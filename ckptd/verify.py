@@ -24,8 +24,10 @@ from ckptd.protocol.manifest import (
     MANIFEST,
     MAX_RECORD_NBYTES,
     PARITY_DIR,
+    STOCK_FILES,
     STOCK_METADATA,
     STOCK_OBJECTS,
+    UNPUBLISHED,
     VOTES_DIR,
     Committed,
     FileRecord,
@@ -41,7 +43,7 @@ from ckptd.protocol.slot import SEAL_NBYTES, SEALS_NBYTES, Seal, SlotState, deco
 from ckptd.store_scan import INCARNATIONS_DIR, TRASH_PREFIX, read_committed
 from ckptd.verify_parity import check_parity, strangers
 
-_RECORDS = frozenset({COMMITTED, MANIFEST, VOTES_DIR, PARITY_DIR})
+_RECORDS = frozenset({COMMITTED, MANIFEST, VOTES_DIR, PARITY_DIR, UNPUBLISHED})
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -201,7 +203,7 @@ def _verify_checkpoint(path: str, report: Report) -> None:
         for stock in manifest.stock:
             _check_stock(os.path.join(path, stock.name), stock, report)
     _check_parity(path, manifest.parity if manifest else [vote.parity for vote in votes if vote.parity], report)
-    outputs = {stock.name for stock in manifest.stock} if manifest else {STOCK_METADATA, STOCK_OBJECTS}
+    outputs = {stock.name for stock in manifest.stock} if manifest else {STOCK_METADATA, STOCK_OBJECTS, STOCK_FILES}
     files = {extent.name for record in records for extent in record.extents()}
     _check_names(path, files | outputs, report)
 
@@ -325,19 +327,17 @@ class _Part:
     path: str
     start: int
     nbytes: int
+    stop: int  # where the next one begins: what lies between is zeros
     file: BinaryIO
-
-    @property
-    def stop(self) -> int:
-        """Where the next one begins."""
-        return self.start + self.nbytes
 
 
 def _check_image(path: str, record: FileRecord, whose: Whose, report: Report) -> None:
     """All files of a rank, and what they should be together."""
     with contextlib.ExitStack() as stack:
         parts = []
-        for name, start, nbytes in record.extents():
+        extents = record.extents()
+        stops = [*(extent.start for extent in extents[1:]), record.nbytes]
+        for (name, start, nbytes), stop in zip(extents, stops, strict=True):
             where = os.path.join(path, name)
             report.files += 1
             try:
@@ -348,7 +348,7 @@ def _check_image(path: str, record: FileRecord, whose: Whose, report: Report) ->
                 continue
             if found != nbytes:
                 report.problem(where, f"{found} bytes, should be {nbytes}")
-            parts.append(_Part(where, start, nbytes, file))
+            parts.append(_Part(where, start, nbytes, stop, file))
         _check_parts(parts, record, whose, report)
 
 
@@ -368,7 +368,7 @@ def _check_parts(parts: list[_Part], record: FileRecord, whose: Whose, report: R
         return
     for start, own in file_layouts(layout):
         for part in parts:
-            if part.start <= start < part.stop and own.header_nbytes <= MAX_HEADER_NBYTES:
+            if part.start <= start < part.stop and 0 < own.header_nbytes <= MAX_HEADER_NBYTES:
                 _check_header(part, start, own, save, report)
 
 
@@ -385,8 +385,9 @@ def _check_blocks(parts: list[_Part], record: FileRecord, report: Report) -> Non
         block = (start, stop)
         try:
             for at in inside:
-                first, last = max(at.start, start), min(at.stop, stop)
-                _read_at(at.file, first - at.start, buffer[first - start : last - start])
+                first, end, last = max(at.start, start), min(at.stop, stop), min(at.start + at.nbytes, stop)
+                buffer[max(first, last) - start : end - start] = bytes(end - max(first, last))
+                _read_at(at.file, first - at.start, buffer[first - start : max(first, last) - start])
         except EOFError:
             report.problem(at.path, "missing", block)
             continue
@@ -464,6 +465,7 @@ def _check_slot(file: BinaryIO, path: str, seal: Seal, report: Report) -> None:
         layout=sound["layout"],
         leaves=sound["leaves"],
         parts=seal.parts,
+        raw=seal.raw,
     )
     whose = (seal.save, seal.world_size)
-    _check_parts([_Part(path, 0, seal.image_nbytes, file)], record, whose, report)
+    _check_parts([_Part(path, 0, seal.image_nbytes, seal.image_nbytes, file)], record, whose, report)

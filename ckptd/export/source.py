@@ -14,6 +14,7 @@ from ckptd.protocol.manifest import (
     COMMITTED,
     LATEST,
     MANIFEST,
+    STOCK_FILES,
     STOCK_METADATA,
     VOTES_DIR,
     FileRecord,
@@ -95,8 +96,18 @@ def load(path: str) -> Checkpoint:
     check_committed(committed, manifest, raw, where=os.path.join(path, COMMITTED))
     files = [_source(path, record) for record in manifest.files]
     layouts = [layout_of(r, manifest.world_size, where=os.path.join(path, r.name)) for r in manifest.files]
+    for layout in layouts:
+        _check_tensors(path, layout)
     leaves = sum(len(decode_leaves(r.leaves, where=os.path.join(path, r.name)).leaves) for r in manifest.files)
     return Checkpoint(path, committed.save, files, layouts, leaves, manifest.votes)
+
+
+def _check_tensors(path: str, layout: Layout) -> None:
+    """Raises UsageError for a trainer's files: they are for the trainer, and its tools."""
+    if layout.raw:
+        to = layout.publication.directory if layout.publication else ""
+        hint = f"they lie in {to}" if to else f"their names stand in {os.path.join(path, STOCK_FILES)}"
+        raise UsageError(f"{path} has a trainer's own files, no tensors of ckptd's", hint=hint)
 
 
 def stock_leaves(checkpoint: Checkpoint) -> dict[str, bytes]:

@@ -6,7 +6,7 @@ from typing import Annotated
 import msgspec
 
 MAX_JOB_CHARS = 64
-MAX_PARTS = 100  # files of one image: their names have two digits for it
+MAX_PARTS = 256  # files of one image: a seal names the bytes of each
 MAX_STORE_CHARS = 1024
 MAX_RANKS = 1 << 20
 MAX_STEP = 10**12 - 1
@@ -15,7 +15,7 @@ MAX_COUNTER = 10**10 - 1
 
 _JOB_PATTERN = rf"^[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_JOB_CHARS - 1}}}\Z"
 _STORE_PATTERN = rf"^/[^\x00-\x1f]{{0,{MAX_STORE_CHARS - 1}}}\Z"
-_FILE_PATTERN = r"^r[0-9]{5,7}-p[0-9]{2}\.safetensors\Z"
+_FILE_PATTERN = r"^r[0-9]{5,7}-p[0-9]{2,3}\.(safetensors|bin)\Z"
 _NODE_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,254}\Z"
 _SESSION_PATTERN = r"^[A-Za-z0-9._:-]{1,128}\Z"
 
@@ -108,6 +108,6 @@ def rank_of_file(name: FileName) -> int:
     return int(name[1:].partition("-")[0])
 
 
-def file_name(rank: int, part: int = 0) -> str:
-    """Name of a rank's image, or of a part of it, in the checkpoint directory."""
-    return f"r{rank:05d}-p{part:02d}.safetensors"
+def file_name(rank: int, part: int = 0, *, raw: bool = False) -> str:
+    """Name of a rank's image, or of a part of it, in the checkpoint directory. raw: whose parts are no safetensors."""
+    return f"r{rank:05d}-p{part:02d}.{'bin' if raw and part else 'safetensors'}"

@@ -12,13 +12,14 @@ import msgspec
 
 from ckptd.protocol.decoding import MALFORMED
 from ckptd.protocol.errors import DamagedError
-from ckptd.protocol.ids import MAX_PARTS, FileName, Nbytes, Rank, WorldSize, file_name
+from ckptd.protocol.ids import MAX_PARTS, FileName, Nbytes, Rank, StorePath, WorldSize, file_name
 
 VERSION = 1
 MAX_TENSORS = 10_000_000
 MAX_DIMS = 64
 MAX_STEPS = 101  # of a path
 MIN_HEADER_NBYTES = 10  # the length, and {}
+MAX_TRAINER_FILE = 512  # characters
 _INT64 = range(-(1 << 63), 1 << 63)
 _PAGE = 4096
 _ITEMSIZE = {
@@ -43,6 +44,7 @@ TORCH_DTYPES = {
 }  # fmt: skip
 
 Shape = Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)], ...], msgspec.Meta(max_length=MAX_DIMS)]
+TrainerFile = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_TRAINER_FILE)]
 # One step from a container to an item of it: "k" a dict by string, "i" a dict by int, "l" a list, "t" a tuple index.
 PathStep = tuple[Literal["k", "i", "l", "t"], str | int]
 Path = tuple[PathStep, ...]
@@ -71,10 +73,19 @@ class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LayoutPart(msgspec.Struct, frozen=True, array_like=True):
-    """One file of an image that is several. All but the last are whole pages."""
+    """One file of an image that is several. All but the last are whole pages, but for those of raw images."""
 
     nbytes: Nbytes
-    header_nbytes: Nbytes
+    header_nbytes: Nbytes  # 0 of a trainer's file, which is its bytes and nothing else
+
+
+class Publication(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where a trainer looks for its files once they are committed."""
+
+    directory: StorePath
+    whole: bool  # the directory is this checkpoint's alone: it appears, or is replaced, at once
+    pointer: Annotated[str, msgspec.Meta(max_length=4096)] = ""  # path of a small file that is written last, if any
+    text: Annotated[str, msgspec.Meta(max_length=4096)] = ""  # its content
 
 
 class Extent(NamedTuple):
@@ -100,6 +111,14 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     aliases: dict[str, str]  # tied tensors: name to the name that holds the bytes
     # The files one after the other, when they are more than one: a name can stand but once in each.
     parts: Annotated[list[LayoutPart], msgspec.Meta(max_length=MAX_PARTS)] = []
+    # Of a raw image: what the trainer calls its files, which are the parts after the first. Each is a tensor of bytes.
+    names: Annotated[list[TrainerFile], msgspec.Meta(max_length=MAX_PARTS)] = []
+    publication: Publication | None = None
+
+    @property
+    def raw(self) -> bool:
+        """Whether the parts after the first are a trainer's own files."""
+        return bool(self.names)
 
     def place(self, offset: int) -> tuple[str, int]:
         """The file that holds a byte of the image, and the byte's offset in it."""
@@ -110,7 +129,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def extents(self) -> list[Extent]:
         """The files of the image, in its order."""
-        return extents(self.rank, self.image_nbytes, [part.nbytes for part in self.parts])
+        return extents(self.rank, self.image_nbytes, [part.nbytes for part in self.parts], raw=self.raw)
 
 
 def file_layouts(layout: Layout) -> Iterator[tuple[int, Layout]]:
@@ -119,7 +138,7 @@ def file_layouts(layout: Layout) -> Iterator[tuple[int, Layout]]:
     parts = layout.parts or [LayoutPart(layout.image_nbytes, layout.header_nbytes)]
     first = 0
     for extent, part in zip(layout.extents(), parts, strict=True):
-        stop = _stop_of(part, parts, entries, extent.start, first)
+        stop = _stop_of(part, parts, entries, extent.start + _stride(part.nbytes, raw=layout.raw), first)
         own = msgspec.structs.replace(
             layout,
             file=extent.name,
@@ -127,14 +146,15 @@ def file_layouts(layout: Layout) -> Iterator[tuple[int, Layout]]:
             image_nbytes=part.nbytes,
             tensors=[_moved(entry, -extent.start) for entry in entries[first:stop]],
             parts=[],
+            names=[],
         )
         first = stop
         yield extent.start, own
 
 
-def _stop_of(part: LayoutPart, parts: list[LayoutPart], entries: list[TensorEntry], base: int, first: int) -> int:
-    """Which of the sorted entries is the first that the part, from base on, does not have. The last has the rest."""
-    return len(entries) if part is parts[-1] else bisect.bisect_left(entries, base + part.nbytes, first, key=_start)
+def _stop_of(part: LayoutPart, parts: list[LayoutPart], entries: list[TensorEntry], end: int, first: int) -> int:
+    """Which of the sorted entries is the first that the part, up to end, does not have. The last has the rest."""
+    return len(entries) if part is parts[-1] else bisect.bisect_left(entries, end, first, key=_start)
 
 
 def _moved(entry: TensorEntry, by: int) -> TensorEntry:
@@ -142,11 +162,20 @@ def _moved(entry: TensorEntry, by: int) -> TensorEntry:
     return msgspec.structs.replace(entry, data_offset=entry.data_offset + by, slice_offset=slice_offset)
 
 
-def extents(rank: int, image_nbytes: int, parts: Sequence[int]) -> list[Extent]:
-    """The files that an image is drained to, from the bytes of each: one file when parts is empty."""
-    starts = itertools.accumulate(parts or [image_nbytes], initial=0)
-    sized = zip(starts, parts or [image_nbytes], strict=False)
-    return [Extent(file_name(rank, number), start, nbytes) for number, (start, nbytes) in enumerate(sized)]
+def extents(rank: int, image_nbytes: int, parts: Sequence[int], *, raw: bool = False) -> list[Extent]:
+    """The files that an image is drained to, from the bytes of each: one file when parts is empty.
+
+    Between those of a raw image lie zeros, to the next page, that are in none.
+    """
+    sizes = parts or [image_nbytes]
+    starts = itertools.accumulate((_stride(nbytes, raw=raw) for nbytes in sizes), initial=0)
+    sized = enumerate(zip(starts, sizes, strict=False))
+    return [Extent(file_name(rank, number, raw=raw), start, nbytes) for number, (start, nbytes) in sized]
+
+
+def _stride(nbytes: int, *, raw: bool) -> int:
+    """From the start of a part to that of the next. An empty file of a raw image has a page: no two start together."""
+    return max(1, -(-nbytes // _PAGE)) * _PAGE if raw else nbytes
 
 
 class Leaf(msgspec.Struct, frozen=True, array_like=True):
@@ -205,15 +234,17 @@ def decode_layout(data: bytes, *, where: str) -> Layout:
         raise DamagedError(f"{where}: layout version {layout.version}, this program reads {VERSION}")
     _check_names(layout, where)
     parts = layout.parts or [LayoutPart(layout.image_nbytes, layout.header_nbytes)]
-    adds_up = are_parts([part.nbytes for part in parts], layout.image_nbytes)
+    adds_up = are_parts([part.nbytes for part in parts], layout.image_nbytes, raw=layout.raw)
     if not adds_up or parts[0].header_nbytes != layout.header_nbytes:
         raise DamagedError(f"{where}: layout: the parts of the image do not add up to it")
+    _check_raw(layout, where)
     entries = sorted(layout.tensors, key=lambda e: e.extent)
     at, base = 0, 0
-    for part in parts:
-        stop = _stop_of(part, parts, entries, base, at)
-        _check_part(part, base, entries[at:stop], where)
-        at, base = stop, base + part.nbytes
+    for number, part in enumerate(parts):
+        end = base + _stride(part.nbytes, raw=layout.raw)
+        stop = _stop_of(part, parts, entries, end, at)
+        _check_part(part, base, entries[at:stop], where, raw=layout.raw and number > 0)
+        at, base = stop, end
     return layout
 
 
@@ -221,9 +252,31 @@ def _start(entry: TensorEntry) -> int:
     return entry.extent[0]
 
 
-def _check_part(part: LayoutPart, base: int, entries: list[TensorEntry], where: str) -> None:
+def _check_raw(layout: Layout, where: str) -> None:
+    """Each part but the first is the file of its name, once, and all of its bytes."""
+    if not layout.raw:
+        return
+    if len(layout.names) != len(layout.parts) - 1 or len(set(layout.names)) != len(layout.names):
+        raise DamagedError(f"{where}: layout: {len(layout.names)} names of {len(layout.parts)} files")
+    if not all(is_trainer_file(name) for name in layout.names):
+        raise DamagedError(f"{where}: layout: a file's name that leads elsewhere")
+    said = {entry.name: (entry.dtype, entry.data_offset, entry.nbytes) for entry in layout.tensors}
+    files = zip(layout.names, layout.extents()[1:], strict=True)
+    if said != {name: ("U8", start, nbytes) for name, (_, start, nbytes) in files}:
+        raise DamagedError(f"{where}: layout: its files are not its tensors")
+
+
+def is_trainer_file(name: str) -> bool:
+    """Whether it may be the path of a file in a trainer's directory: relative, and never out of it."""
+    steps = name.split("/")
+    sound = 0 < len(name) <= MAX_TRAINER_FILE and not any(char < " " for char in name)
+    return sound and not any(step in {"", ".", ".."} for step in steps)
+
+
+def _check_part(part: LayoutPart, base: int, entries: list[TensorEntry], where: str, *, raw: bool) -> None:
     """One file of the image, from base on: its tensors, in their order, lie behind its header and apart."""
-    if not MIN_HEADER_NBYTES <= part.header_nbytes <= part.nbytes:
+    least = 0 if raw else MIN_HEADER_NBYTES
+    if not least <= part.header_nbytes <= (0 if raw else part.nbytes):
         raise DamagedError(f"{where}: layout: a header of {part.header_nbytes} bytes in a file of {part.nbytes}")
     if len({entry.name for entry in entries}) != len(entries):
         raise DamagedError(f"{where}: layout: two tensors of one name in one file")
@@ -258,9 +311,10 @@ def _is_step(kind: str, key: str | int) -> bool:
     return isinstance(key, int) and key in _INT64 and (kind == "i" or key >= 0)
 
 
-def are_parts(parts: Sequence[int], image_nbytes: int) -> bool:
-    """Whether files of so many bytes make up an image; each but the last is whole pages, so that all can be mapped."""
-    return sum(parts) == image_nbytes and not any(nbytes % _PAGE for nbytes in parts[:-1])
+def are_parts(parts: Sequence[int], image_nbytes: int, *, raw: bool = False) -> bool:
+    """Whether files of so many bytes make up an image; each starts on a page, so that all can be mapped."""
+    before = [_stride(nbytes, raw=raw) for nbytes in parts[:-1]]
+    return sum(before) + parts[-1] == image_nbytes and not any(nbytes % _PAGE for nbytes in before)
 
 
 def _check_entry(entry: TensorEntry, where: str) -> None:

@@ -32,13 +32,15 @@ COMMITTED = "COMMITTED"
 LATEST = "latest"
 STOCK_METADATA: Final = ".metadata"
 STOCK_OBJECTS: Final = "objects.pt"
+STOCK_FILES: Final = "files.json"
+UNPUBLISHED = "UNPUBLISHED"
 _MAGIC = b"CKPTDMF1"  # before votes and manifests: magic, body, XXH3-128 of both
 MAX_COMMITTED_NBYTES = 64 << 10
 MAX_RECORD_NBYTES = 8 << 30  # of a vote or manifest
 MAX_PARITY_RECORD_NBYTES = 1 << 30
 # The set, by the content of what it protects, and the member.
 ParityName = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{16}-[0-9]{2}\.parity\Z")]
-StockName = Literal[".metadata", "objects.pt"]
+StockName = Literal[".metadata", "objects.pt", "files.json"]
 
 
 class FileRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -51,10 +53,11 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     layout: bytes
     leaves: bytes
     parts: Annotated[tuple[Nbytes, ...], msgspec.Meta(max_length=MAX_PARTS)] = ()  # bytes of each file, if several
+    raw: bool = False  # the files after the first are a trainer's own
 
     def extents(self) -> list[Extent]:
         """The files that the image lies in, one after the other."""
-        return extents(self.rank, self.nbytes, self.parts)
+        return extents(self.rank, self.nbytes, self.parts, raw=self.raw)
 
 
 class ParityRecord(msgspec.Struct, frozen=True, order=True):
@@ -222,15 +225,15 @@ def _check(version: int, kind: str, files: list[FileRecord], where: str) -> None
             raise DamagedError(f"{where}: {record.name} is said to be of rank {record.rank}")
         if len(record.digests) != block_count(record.nbytes) * DIGEST_NBYTES:
             raise DamagedError(f"{where}: {record.name}: digests do not cover the file")
-        if record.parts and not are_parts(record.parts, record.nbytes):
+        if record.parts and not are_parts(record.parts, record.nbytes, raw=record.raw):
             raise DamagedError(f"{where}: {record.name}: its parts do not add up to {record.nbytes} bytes")
 
 
 def layout_of(record: FileRecord, world_size: int, *, where: str) -> Layout:
     """The layout in a file's record, held against it. Raises DamagedError, naming where."""
     layout = decode_layout(record.layout, where=where)
-    said = (layout.file, layout.rank, layout.world_size, layout.image_nbytes)
-    expected = (record.name, record.rank, world_size, record.nbytes)
+    said = (layout.file, layout.rank, layout.world_size, layout.image_nbytes, layout.raw)
+    expected = (record.name, record.rank, world_size, record.nbytes, record.raw)
     if said != expected or tuple(part.nbytes for part in layout.parts) != record.parts:
         raise DamagedError(f"{where}: its layout is of another file: {said}")
     return layout

@@ -67,6 +67,7 @@ class Seal(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     objects_digest: Digest = bytes(16)
     table_digest: Digest = bytes(16)
     parts: Annotated[tuple[Nbytes, ...], msgspec.Meta(max_length=MAX_PARTS)] = ()  # bytes of each file, if several
+    raw: bool = False  # the files after the first are a trainer's own
     shares: Annotated[tuple[Share, ...], msgspec.Meta(max_length=MAX_SHARES)] = ()  # of tensors that replicas hold too
 
     @property

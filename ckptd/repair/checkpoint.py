@@ -52,7 +52,7 @@ class Set:
         """A member's parity. Without digests when its record cannot be read: then no block of it counts as sound."""
         file, record = self.files[member], self.records.get(member)
         extent = Extent(os.path.join(PARITY_DIR, file.name), 0, file.nbytes)
-        return Bytes(directory, [extent], record.table if record else b"")
+        return Bytes(directory, [extent], record.table if record else b"", extent.nbytes)
 
 
 @dataclass
@@ -82,7 +82,7 @@ def open_checkpoint(path: str) -> Checkpoint:
     raw = FileLayer().read_file(where, committed.manifest_nbytes)
     manifest = decode_manifest(raw, where=where)
     check_committed(committed, manifest, raw, where=os.path.join(path, COMMITTED))
-    images = {record.rank: Bytes(path, record.extents(), record.digests) for record in manifest.files}
+    images = {record.rank: Bytes(path, record.extents(), record.digests, record.nbytes) for record in manifest.files}
     found = Checkpoint(path, manifest, images)
     _find_sets(found)
     return found
@@ -138,8 +138,15 @@ def _stranger(piece: Piece, manifest: Manifest) -> str:
 
 def _fits(seal: Seal, record: FileRecord) -> bool:
     """Whether the record's image and tail are the segment's that was sealed."""
-    said = (seal.image_nbytes, seal.table_digest, seal.layout_digest, seal.leaves_digest, seal.parts)
-    found = (record.nbytes, digest(record.digests), digest(record.layout), digest(record.leaves), record.parts)
+    said = (seal.image_nbytes, seal.table_digest, seal.layout_digest, seal.leaves_digest, seal.parts, seal.raw)
+    found = (
+        record.nbytes,
+        digest(record.digests),
+        digest(record.layout),
+        digest(record.leaves),
+        record.parts,
+        record.raw,
+    )
     return said == found
 
 

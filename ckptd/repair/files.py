@@ -48,13 +48,13 @@ class OpenFiles:
 
 
 class Bytes:
-    """A run of bytes that lies in several files, end to end. ``digests``: of each block of it."""
+    """A run of nbytes that lies in several files, zeros between them. ``digests``: of each block of it."""
 
-    def __init__(self, directory: str, extents: Sequence[Extent], digests: bytes) -> None:
+    def __init__(self, directory: str, extents: Sequence[Extent], digests: bytes, nbytes: int) -> None:
         self.directory = directory
         self.extents = tuple(extents)
         self.digests = digests
-        self.nbytes = sum(extent.nbytes for extent in extents)
+        self.nbytes = nbytes
 
     def path(self, extent: Extent) -> str:
         """Of one of its files."""
@@ -69,10 +69,14 @@ class Bytes:
 
     def read(self, files: OpenFiles, start: int, into: memoryview, instead: Mapping[str, str] | None = None) -> None:
         """Fills into with bytes from start. instead: other paths to read, by path. Raises OSError, EOFError."""
+        at = start
         for extent, first, last in self.within(start, start + len(into)):
+            into[at - start : first - start] = bytes(first - at)
+            at = last
             path = self.path(extent)
             path = instead.get(path, path) if instead else path
             files.read(path, first - extent.start, into[first - start : last - start])
+        into[at - start :] = bytes(start + len(into) - at)
 
     def sound(self, index: int, block: memoryview) -> bool:
         """Whether these are the bytes of that block."""

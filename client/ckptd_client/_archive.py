@@ -55,7 +55,9 @@ class Wrap(NamedTuple):
     tail: bytes
 
 
-class _Record(NamedTuple):
+class Record(NamedTuple):
+    """A stored entry of an archive: offset is that of its header."""
+
     name: bytes
     nbytes: int
     crc: int
@@ -67,20 +69,26 @@ def wrap(dtype: str, sizes: tuple[int, ...], nbytes: int, *, start: int, align: 
     records = []
     head = bytearray()
     for name, data in ((b"data.pkl", tensor_pickle(dtype, sizes, nbytes)), (b"version", b"3\n")):
-        record = _Record(_ROOT + name, len(data), zlib.crc32(data), len(head))
+        record = Record(_ROOT + name, len(data), zlib.crc32(data), len(head))
         records.append(record)
-        head += _local(record) + data
-    payload = _Record(
+        head += local_header(record) + data
+    payload = Record(
         _ROOT + b"data/0", nbytes, 0, len(head)
     )  # torch does not check the sum; readers of ours have better
-    unpadded = start + len(head) + len(_local(payload, _PADDING.pack(_PADDING_ID, 0)))
-    pad = -unpadded % align
-    head += _local(payload, _PADDING.pack(_PADDING_ID, pad) + b"Z" * pad)
+    head += padded_header(payload, start=start + len(head), align=align)
     records.append(payload)
-    return Wrap(bytes(head), _directory(records, len(head) + nbytes))
+    return Wrap(bytes(head), directory(records, len(head) + nbytes))
 
 
-def _local(record: _Record, extra: bytes = b"") -> bytes:
+def padded_header(record: Record, *, start: int, align: int) -> bytes:
+    """The header of a record that begins at file offset start, its data at a multiple of align (64 or more)."""
+    unpadded = start + len(local_header(record, _PADDING.pack(_PADDING_ID, 0)))
+    pad = -unpadded % align
+    return local_header(record, _PADDING.pack(_PADDING_ID, pad) + b"Z" * pad)
+
+
+def local_header(record: Record, extra: bytes = b"") -> bytes:
+    """What stands before a record's data."""
     big = record.nbytes >= _ZIP64
     if big:
         extra = struct.pack("<HHQQ", 1, 16, record.nbytes, record.nbytes) + extra
@@ -90,24 +98,25 @@ def _local(record: _Record, extra: bytes = b"") -> bytes:
     return _LOCAL.pack(*fields) + record.name + extra
 
 
-def _directory(records: list[_Record], offset: int) -> bytes:
+def directory(records: list[Record], offset: int) -> bytes:
     """Central directory and end of an archive whose directory begins offset bytes after its start."""
-    directory = b"".join(_central(record) for record in records)
-    count, nbytes = len(records), len(directory)
-    out = directory
-    if offset >= _ZIP64:
+    out = b"".join(_central(record) for record in records)
+    count, nbytes = len(records), len(out)
+    if offset >= _ZIP64 or count >= 0xFFFF:  # noqa: PLR2004 - what the old field holds
         out += _END64.pack(0x06064B50, 44, 45, 45, 0, 0, count, count, nbytes, offset)
         out += _LOCATOR64.pack(0x07064B50, 0, offset + nbytes, 1)
-    return out + _END.pack(0x06054B50, 0, 0, count, count, nbytes, min(offset, _ZIP64), 0)
+    small = min(count, 0xFFFF)
+    return out + _END.pack(0x06054B50, 0, 0, small, small, nbytes, min(offset, _ZIP64), 0)
 
 
-def _central(record: _Record) -> bytes:
-    big = record.nbytes >= _ZIP64
-    extra = struct.pack("<HHQQ", 1, 16, record.nbytes, record.nbytes) if big else b""
-    size = _ZIP64 if big else record.nbytes
-    version = 45 if big else 20
+def _central(record: Record) -> bytes:
+    big, far = record.nbytes >= _ZIP64, record.offset >= _ZIP64
+    wide = [record.nbytes, record.nbytes] * big + [record.offset] * far  # in this order, only what does not fit
+    extra = struct.pack(f"<HH{len(wide)}Q", 1, 8 * len(wide), *wide) if wide else b""
+    size, offset = _ZIP64 if big else record.nbytes, _ZIP64 if far else record.offset
+    version = 45 if wide else 20
     fields = (version, version, 0, 0, 0, 0, record.crc, size, size, len(record.name), len(extra), 0, 0, 0, 0)
-    return _CENTRAL.pack(0x02014B50, *fields, record.offset) + record.name + extra
+    return _CENTRAL.pack(0x02014B50, *fields, offset) + record.name + extra
 
 
 def tensor_pickle(dtype: str, sizes: tuple[int, ...], nbytes: int) -> bytes:

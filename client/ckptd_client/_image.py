@@ -101,6 +101,11 @@ class Image:
         return len(self.header)
 
     @property
+    def raw(self) -> bool:
+        """Whether the files after the first are a trainer's own, without a header."""
+        return any(not part.header for part in self.parts)
+
+    @property
     def part_nbytes(self) -> tuple[int, ...]:
         """Bytes of each file; empty when there is one."""
         return tuple(part.nbytes for part in self.parts) if len(self.parts) > 1 else ()
@@ -109,6 +114,8 @@ class Image:
         """Start and bytes of each file's header in one save."""
         end = SAVE_ID_OFFSET + len(_NO_SAVE)
         for start, _, header in self.parts:
+            if not header:  # a trainer's file
+                continue
             yield start, b"".join((header[:SAVE_ID_OFFSET], save.text.encode(), header[end:]))
 
 

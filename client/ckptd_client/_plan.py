@@ -208,7 +208,7 @@ def make_plan(  # noqa: PLR0913 - keyword-only
     image = make_image(boxes, rank=rank, world_size=world_size, dual=dual)
     aliases = {flat.names[tied]: flat.names[source] for tied, source in ties if source in kept}
     layout = encode(make_layout(image, paths=dict(zip(flat.names, flat.paths, strict=True)), aliases=aliases))
-    _check_readable(layout)
+    check_readable(layout)
     return Plan(
         structure=flat.structure,
         names=flat.names,
@@ -233,7 +233,7 @@ def make_plan(  # noqa: PLR0913 - keyword-only
     )
 
 
-def _check_readable(layout: bytes) -> None:
+def check_readable(layout: bytes) -> None:
     """What every reader of the checkpoint asks first: better no save than one that nobody can load."""
     try:
         decode_layout(layout, where="the state")

@@ -109,11 +109,15 @@ class Source:
         """Address of buffer, filled with a block that matches its digest. Raises DamagedError. Thread-safe."""
         start = index * BLOCK_NBYTES
         stop = min(start + BLOCK_NBYTES, self.nbytes)
+        if self.layout.raw:
+            ctypes.memset(buffer.address, 0, stop - start)  # what lies between its files
         for piece in self.files:
             first, last = max(start, piece.start), min(stop, piece.start + piece.nbytes)
             if first < last:
                 part = buffer.view[first - start : align_up(last - start)]
                 piece.read(part, first - piece.start, last - first)
+                if self.layout.raw:
+                    part[last - first :] = bytes(len(part) - (last - first))  # a direct read may fill its last page
         self.check(index, digest(buffer.view[: stop - start]))
         return buffer.address
 
@@ -158,8 +162,9 @@ def _checked_seal(fd: int, path: str, job: JobKey, save: SaveId, rank: int) -> S
 
 def _slot_layout(raw: bytes, seal: Seal, path: str) -> Layout:
     layout = decode_layout(raw, where=path)
-    said = (layout.rank, layout.world_size, layout.image_nbytes, tuple(part.nbytes for part in layout.parts))
-    if said != (seal.rank, seal.world_size, seal.image_nbytes, seal.parts):
+    said = (layout.rank, layout.world_size, layout.image_nbytes, layout.raw)
+    parts = tuple(part.nbytes for part in layout.parts)
+    if (*said, parts) != (seal.rank, seal.world_size, seal.image_nbytes, seal.raw, seal.parts):
         raise DamagedError(f"{path}: its layout is of another slot")
     return layout
 

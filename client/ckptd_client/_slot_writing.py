@@ -95,6 +95,7 @@ def seal_slot(  # noqa: PLR0913 - keyword-only
         objects_nbytes=len(values.objects),
         objects_digest=digest(values.objects) if values.objects else bytes(16),
         parts=plan.image.part_nbytes,
+        raw=plan.image.raw,
         shares=values.shares,
     )
     memory[seal.layout_offset : seal.leaves_offset] = plan.layout

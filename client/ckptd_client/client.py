@@ -6,7 +6,7 @@ import os
 import reprlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,6 +19,8 @@ from ckptd_client._channel import ChannelLostError, PreemptedError
 from ckptd_client._checkpoint import Checkpoint
 from ckptd_client._company import everybody, nobody
 from ckptd_client._copy_engines import check_not_capturing
+from ckptd_client._files import save_files
+from ckptd_client._files_plan import publication_of
 from ckptd_client._group import Group, find_group
 from ckptd_client._link import Link, Settings, configured_store
 from ckptd_client._load_from import Loaded, checked, load_from
@@ -28,12 +30,14 @@ from ckptd_client._pickle import PickleKeys, pickle_keys
 from ckptd_client._plan import Plan, Values, gather, make_plan
 from ckptd_client._replicas import warn_of_idle
 from ckptd_client._restored import Restored
+from ckptd_client._restored_files import RestoredFiles
 from ckptd_client._segments import Segment
 from ckptd_client._slot_writing import pin_for, slot_views
 from ckptd_client._staging import stage_or_fail, was_delivered
 from ckptd_client._stats import Stats
 from ckptd_client._stock import StockLeaves
 from ckptd_client._topology import failure_told
+from ckptd_client.files import TrainerFile
 from ckptd_client.gathering import BUCKET_NBYTES, GROUPS, Gathering, Order, Ranks
 from ckptd_client.handle import SaveHandle, check_milestone
 
@@ -489,6 +493,35 @@ class Client:
             kind, step, nbytes, notes = load_from(where, state, self.group, self.pickle_keys, company)
         return Loaded(kind, where, step, time.perf_counter() - began, nbytes, notes)
 
+    def save_files(  # noqa: PLR0913 - keyword-only
+        self,
+        files: Mapping[str, TrainerFile],
+        step: int | None = None,
+        *,
+        drain: bool = False,
+        directory: str | os.PathLike[str] | None = None,
+        whole: bool = True,
+        pointer: tuple[str | os.PathLike[str], str] | None = None,
+    ) -> SaveHandle:
+        """Stages a trainer's own files, by relative path; like save otherwise, on all ranks, each with its own or none.
+
+        directory: where the daemon has them appear once they are drained, without a second copy; all ranks say the
+        same. whole: the directory is this save's alone, and appears, or is replaced, at once; else each file is put
+        into it. pointer: (path, text) of a small file that is written after that, such as DeepSpeed's latest. Raises
+        UsageError for a misuse, and what pickling a TorchFile raises; what goes wrong otherwise is in the handle.
+        """
+        publication = publication_of(directory, whole=whole, pointer=pointer)
+        return save_files(self, files, step, publication, drain=drain)
+
+    def load_files(self, step: int | None = None) -> RestoredFiles | None:
+        """The files of the newest checkpoint (or that of a step), to be read by name; None when there is none.
+
+        Collective. Any rank reads those of all: from this node's memory, the other nodes', or the store. Close it.
+        Raises RestoreError when there is a checkpoint but none can be read.
+        """
+        found = self._find(step)
+        return RestoredFiles(found) if found is not None else None
+
     def gather(
         self, state: Any, *, to: Ranks = None, bucket_nbytes: int = BUCKET_NBYTES, cpu_offload: bool = True
     ) -> Gathering:
@@ -509,12 +542,16 @@ class Client:
 
         Raises RestoreError when there is none.
         """
+        found = self._find(step)
+        if found is None:
+            raise RestoreError("there is no checkpoint to restore", hint="ckptd list, or client.steps()")
+        return found
+
+    def _find(self, step: int | None) -> Checkpoint | None:
         with self._first_settled(time.monotonic() + self._save_timeout_s, patient=True):
             self._check_open()
             order, found = find(self._link, step)
             self._begin_incarnation(order)
-            if found is None:
-                raise RestoreError("there is no checkpoint to restore", hint="ckptd list, or client.steps()")
             return found
 
     def _begin_incarnation(self, order: LoadFrom) -> None:

@@ -28,7 +28,7 @@ FLAGS = ("--keep-last", str(KEEP), "--log-level", "debug")
 FIRST_STEPS = (10, 20, 30)  # saved before the daemon is armed in the long form's second ordering
 STEPS = (40, 50, 60, 70)
 # What a node by itself comes to. Of encodes and rebuilds: tests/unit/parity, tests/unit/test_repair.py.
-POINTS = tuple(p for p in failpoints.POINTS if not p.startswith(("encode.", "rebuild.", "repair.")))
+POINTS = tuple(p for p in failpoints.POINTS if not p.startswith(("encode.", "rebuild.", "repair.", "publish.")))
 WORKER = tuple(p for p in POINTS if not p.startswith("stage.") and "durable-told" not in p)
 LONG = os.environ.get("FAULTS") == "long"
 

@@ -1,0 +1,131 @@
+"""A trainer's files as a raw image: a page that says whose it is, then each file as it will lie on the store."""
+
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from ckptd.protocol.digest import digest
+from ckptd.protocol.errors import UsageError
+from ckptd.protocol.ids import MAX_PARTS, MAX_STORE_CHARS, file_name
+from ckptd.protocol.layout import (
+    VERSION,
+    Layout,
+    LayoutPart,
+    Publication,
+    TensorEntry,
+    encode,
+    extents,
+    is_trainer_file,
+)
+from ckptd_client._file_bytes import FileBytes
+from ckptd_client._group import Group
+from ckptd_client._image import Filler, Image, Part, make_image
+from ckptd_client._plan import check_readable
+from ckptd_client._segment_plan import SegmentPlan
+from ckptd_client.files import TrainerFile, lay_out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilesPlan(SegmentPlan):
+    """One save's files, and where their tensors go. For this save alone; refers to the tensors."""
+
+    offsets: list[int]  # in the image, of the bytes of each of flats
+    flats: list[torch.Tensor]
+
+    def views(self, slot: torch.Tensor) -> list[torch.Tensor]:
+        """Where the bytes of each of flats go in a slot."""
+        return [slot[at : at + flat.numel()] for at, flat in zip(self.offsets, self.flats, strict=True)]
+
+
+def publication_of(
+    directory: str | os.PathLike[str] | None, *, whole: bool, pointer: tuple[str | os.PathLike[str], str] | None
+) -> Publication | None:
+    """Where the files are to lie once they are committed. Raises UsageError."""
+    if directory is None:
+        if pointer is not None:
+            raise UsageError("a pointer to files that are published nowhere", hint="give a directory too")
+        return None
+    at, text = (_absolute(pointer[0]), pointer[1]) if pointer is not None else ("", "")
+    return Publication(_absolute(directory), whole, at, text)
+
+
+def _absolute(path: str | os.PathLike[str]) -> str:
+    found = os.path.abspath(os.fspath(path))
+    if len(found) > MAX_STORE_CHARS or any(char < " " for char in found):
+        raise UsageError(f"{found!r} is no path that a daemon takes", hint=f"at most {MAX_STORE_CHARS} characters")
+    return found
+
+
+def make_files_plan(files: Mapping[str, TrainerFile], publication: Publication | None, group: Group) -> FilesPlan:
+    """Lays the files out. Raises UsageError for a name or a file that cannot be one, and what pickling one raises."""
+    _check_names(files)
+    laid = {name: lay_out(file) for name, file in files.items()}
+    first = make_image([], rank=group.rank, world_size=group.world_size, dual=False)
+    sizes = [first.image_nbytes, *(file.nbytes for file in laid.values())]
+    starts = [extent.start for extent in extents(group.rank, 0, sizes, raw=True)]
+    image = _image(first, list(laid.values()), starts)
+    layout = encode(_layout(image, list(laid), publication))
+    check_readable(layout)
+    placed = [
+        (at + offset, flat) for at, file in zip(starts[1:], laid.values(), strict=True) for offset, flat in file.copies
+    ]
+    return FilesPlan(
+        image=image,
+        layout=layout,
+        layout_digest=digest(layout),
+        plan_id=image.plan_id,
+        offsets=[at for at, _ in placed],
+        flats=[flat for _, flat in placed],
+    )
+
+
+def _check_names(files: Mapping[str, TrainerFile]) -> None:
+    if len(files) >= MAX_PARTS:
+        raise UsageError(f"{len(files)} files of one rank, at most {MAX_PARTS - 1}", hint="put several into one")
+    for name in files:
+        if not is_trainer_file(name):
+            raise UsageError(f"{name!r} is no path of a file below a directory", hint="such as 'rank0/optimizer.pt'")
+
+
+def _image(first: Image, files: list[FileBytes], starts: list[int]) -> Image:
+    parts, fillers = [*first.parts], []
+    end = first.image_nbytes
+    for start, file in zip(starts[1:], files, strict=True):
+        if start > end:
+            fillers.append(Filler(end, bytes(start - end)))  # the slot has other bytes there, of an earlier save
+        parts.append(Part(start, file.nbytes, b""))
+        fillers += [Filler(start + offset, data) for offset, data in file.known]
+        end = start + file.nbytes
+    return Image(
+        boxes=[],
+        data_offsets=[],
+        slices=[],
+        fillers=fillers,
+        parts=parts,
+        image_nbytes=end,
+        plan_id=secrets.token_hex(16),  # the bytes between the tensors are this save's
+        rank=first.rank,
+        world_size=first.world_size,
+    )
+
+
+def _layout(image: Image, names: list[str], publication: Publication | None) -> Layout:
+    files = list(zip(names, image.parts[1:], strict=True))
+    return Layout(
+        version=VERSION,
+        file=file_name(image.rank),
+        rank=image.rank,
+        world_size=image.world_size,
+        header_nbytes=image.header_nbytes,
+        image_nbytes=image.image_nbytes,
+        plan_id=image.plan_id,
+        tensors=[TensorEntry(n, "U8", (p.nbytes,), (0,), (p.nbytes,), p.start, p.nbytes) for n, p in files],
+        paths={name: (("k", name),) for name in names},
+        aliases={},
+        parts=[LayoutPart(part.nbytes, len(part.header)) for part in image.parts] if files else [],
+        names=names,
+        publication=publication,
+    )

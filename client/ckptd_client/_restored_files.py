@@ -1,0 +1,119 @@
+"""What load_files brings back: a trainer's files, to be read by name."""
+
+import io
+import os
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from ckptd.mapping import Mapping
+from ckptd.protocol.errors import UsageError
+from ckptd.protocol.layout import Publication, TensorEntry
+from ckptd_client._checkpoint import Checkpoint
+from ckptd_client._restore import Target
+
+
+class RestoredFiles:
+    """The files of a checkpoint, of all its ranks. Reads when it is asked to; close it, or use it as a context manager.
+
+    Of two ranks' files of one name, the lower rank's counts.
+    """
+
+    def __init__(self, found: Checkpoint) -> None:
+        self._found = found
+        self._places: dict[str, tuple[int, TensorEntry]] = {}
+        self._publication: Publication | None = None
+        for rank, layout in sorted(found.layouts.items()):
+            self._publication = self._publication or layout.publication
+            for entry in layout.tensors if layout.raw else ():
+                self._places.setdefault(entry.name, (rank, entry))
+
+    @property
+    def step(self) -> int:
+        """Of the checkpoint."""
+        return self._found.save.step
+
+    @property
+    def tier(self) -> str:
+        """From where this rank reads: "arena", "peer", "rebuilt" or "pfs"."""
+        return str(self._found.tier)
+
+    @property
+    def notes(self) -> list[str]:
+        """What was damaged or missing on the way."""
+        return list(self._found.notes)
+
+    @property
+    def names(self) -> list[str]:
+        """Of all files of all ranks."""
+        return sorted(self._places)
+
+    @property
+    def directory(self) -> str | None:
+        """Where they are published, once they are drained."""
+        return self._publication.directory if self._publication is not None else None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
+
+    def read(self, name: str) -> bytearray:
+        """A file's bytes, every block of them checked. Raises UsageError for a name that there is not, DamagedError."""
+        entry = self._entry(name)
+        data = bytearray(entry.nbytes)
+        if data:
+            self._fill(name, torch.frombuffer(data, dtype=torch.uint8).data_ptr())
+        return data
+
+    def torch_load(self, name: str, *, map_location: Any = None, weights_only: bool = True) -> Any:
+        """What torch.load makes of the file. Its tensors lie in the memory that the file was read to, once.
+
+        Raises as read does, and what torch.load raises.
+        """
+        entry = self._entry(name)
+        if not entry.nbytes:
+            return torch.load(io.BytesIO(), map_location=map_location, weights_only=weights_only)
+        fd = os.memfd_create(f"ckptd-{os.path.basename(name)[:200]}", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(fd, entry.nbytes)
+            mapping = Mapping(fd, entry.nbytes)
+            try:
+                self._fill(name, mapping.address)
+            finally:
+                mapping.close()
+            path = f"/proc/self/fd/{fd}"  # torch maps files that it can name
+            return torch.load(path, map_location=map_location, weights_only=weights_only, mmap=True)
+        finally:
+            os.close(fd)
+
+    def write_to(self, directory: str | os.PathLike[str], *, own: int | None = None) -> None:
+        """All files, or those of one rank, below a directory. Not synced. Raises as read does, and OSError."""
+        for name, (rank, _) in self._places.items():
+            if own is not None and rank != own:
+                continue
+            path = os.path.join(os.fspath(directory), name)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path, "wb") as file:
+                file.write(self.read(name))
+
+    def close(self) -> None:
+        """Gives up what it reads from. Idempotent."""
+        self._found.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _entry(self, name: str) -> TensorEntry:
+        if name not in self._places:
+            some = ", ".join(self.names[:8])
+            raise UsageError(f"step {self.step} has no file {name!r}", hint=f"it has {some}" if some else "")
+        return self._places[name][1]
+
+    def _fill(self, name: str, address: int) -> None:
+        rank, entry = self._places[name]
+        self._found.read(rank, [Target(entry.data_offset, entry.nbytes, address)])
