@@ -96,6 +96,7 @@ class Source:
     layout: Layout
     leaves: Leaves
     readers: int
+    raw: bool = False  # zeros lie between the files
     mapping: Mapping | None = None  # of a slot: its huge pages cost less to map than to read
 
     def close(self) -> None:
@@ -109,14 +110,14 @@ class Source:
         """Address of buffer, filled with a block that matches its digest. Raises DamagedError. Thread-safe."""
         start = index * BLOCK_NBYTES
         stop = min(start + BLOCK_NBYTES, self.nbytes)
-        if self.layout.raw:
+        if self.raw:
             ctypes.memset(buffer.address, 0, stop - start)  # what lies between its files
         for piece in self.files:
             first, last = max(start, piece.start), min(stop, piece.start + piece.nbytes)
             if first < last:
                 part = buffer.view[first - start : align_up(last - start)]
                 piece.read(part, first - piece.start, last - first)
-                if self.layout.raw:
+                if self.raw:
                     part[last - first :] = bytes(len(part) - (last - first))  # a direct read may fill its last page
         self.check(index, digest(buffer.view[: stop - start]))
         return buffer.address
@@ -208,7 +209,7 @@ def open_file(directory: str, record: FileRecord, world_size: int) -> Source:
         for piece in files:
             os.close(piece.fd)
         raise
-    return Source(tuple(files), path, record.nbytes, record.digests, layout, leaves, readers=_STORE_READERS)
+    return Source(tuple(files), path, record.nbytes, record.digests, layout, leaves, _STORE_READERS, layout.raw)
 
 
 def check_sizes(directory: str, manifest: Manifest) -> None:

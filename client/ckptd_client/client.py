@@ -37,12 +37,12 @@ from ckptd_client._staging import stage_or_fail, was_delivered
 from ckptd_client._stats import Stats
 from ckptd_client._stock import StockLeaves
 from ckptd_client._topology import failure_told
+from ckptd_client._turns import Turns
 from ckptd_client.files import TrainerFile
 from ckptd_client.gathering import BUCKET_NBYTES, GROUPS, Gathering, Order, Ranks
 from ckptd_client.handle import SaveHandle, check_milestone
 
 log = logging.getLogger("ckptd_client")
-_YIELD_S = 0.005
 _MAX_PLANS = 4
 
 
@@ -116,7 +116,8 @@ class Client:
         self._replicated = replicated
         self._looks = Looks()
         self._save_timeout_s = save_timeout_s
-        self._lock = threading.RLock()
+        self._turns = Turns(link)
+        self._first, self._last = self._turns.first, self._turns.last
         self._numbers = threading.RLock()  # of saves; held for moments only, also by a save that cannot get the other
         self._plan: Plan | None = None  # of the last state
         self._plans: list[Plan] = []  # the last ones, the newest first: a full save and one of the model may alternate
@@ -269,42 +270,6 @@ class Client:
                     continue  # another thread's save came in between; its copies need the lock to end
                 yield mine
                 return
-
-    @contextlib.contextmanager
-    def _first(self, deadline: float | None = None) -> Iterator[bool]:
-        """The lock, ahead of threads that only wait for news. False when it could not be had by the deadline."""
-        rival = object()
-        self._link.rivals.add(rival)
-        try:
-            left = -1.0 if deadline is None else max(0.0, deadline - time.monotonic())
-            mine = self._lock.acquire(timeout=left)
-        finally:
-            self._link.rivals.discard(rival)
-        if not mine:
-            yield False
-            return
-        yields, self._link.yields = self._link.yields, False
-        try:
-            yield True
-        finally:
-            self._link.yields = yields
-            self._lock.release()
-
-    @contextlib.contextmanager
-    def _last(self, deadline: float) -> Iterator[bool]:
-        """The lock, for a wait that is broken off (PreemptedError) when a save wants it. False as above."""
-        while self._link.rivals and time.monotonic() < deadline:
-            time.sleep(_YIELD_S)
-        mine = self._lock.acquire(timeout=max(0.0, deadline - time.monotonic()))
-        if not mine:
-            yield False
-            return
-        yields, self._link.yields = self._link.yields, True
-        try:
-            yield True
-        finally:
-            self._link.yields = yields
-            self._lock.release()
 
     def _number(self, step: int | None, state: object) -> SaveId:
         with self._numbers:

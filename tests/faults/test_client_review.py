@@ -136,7 +136,7 @@ def test_a_save_that_cannot_have_the_client_ends_failed(node, join):
     held, done = threading.Event(), threading.Event()
 
     def hold():
-        with client._lock:
+        with client._turns.lock:
             held.set()
             done.wait(20)
 

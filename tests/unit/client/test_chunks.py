@@ -146,7 +146,7 @@ def test_a_local_tensor_that_its_placements_do_not_give_is_refused(as_rank):
 def test_more_boxes_than_files_are_refused(as_rank):
     factor = MAX_PARTS + 1
     tensor = dtensor(torch.ones(factor), as_rank(0, 2), [_StridedShard(0, split_factor=factor)], (2 * factor,))
-    with pytest.raises(UsageError, match=r"state\['w'\] has 101 separate boxes") as caught:
+    with pytest.raises(UsageError, match=r"state\['w'\] has 257 separate boxes") as caught:
         shard_of(tensor, "state['w']")
     assert "redistribute" in caught.value.hint
 
