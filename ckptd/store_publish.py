@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import msgspec
 
 from ckptd import failpoints
-from ckptd.filelayer import NO_LINKS, FileLayer, temp_name
+from ckptd.filelayer import NO_LINKS, FileLayer, is_temp, temp_name
 from ckptd.protocol.decoding import MALFORMED
 from ckptd.protocol.errors import DamagedError
 from ckptd.protocol.ids import JobKey, parse_dirname
@@ -116,7 +116,12 @@ def _publish(fs: FileLayer, path: str, index: TrainerFiles, to: Publication, ori
     sources = {name: os.path.join(path, file) for name, file in index.files.items()}
     _make_directories(fs, os.path.dirname(to.directory))
     if to.whole:
-        _appear(fs, to.directory, sources, origin)
+        _sweep(fs, to.directory)
+        try:
+            _appear(fs, to.directory, sources, origin)
+        except OSError:
+            if not _is_there(fs, to.directory, origin):  # another committer was first, and swept ours
+                raise
     else:
         _make_directories(fs, to.directory)
         _put_into(fs, to.directory, sources)
@@ -125,6 +130,21 @@ def _publish(fs: FileLayer, path: str, index: TrainerFiles, to: Publication, ori
         _make_directories(fs, os.path.dirname(to.pointer))
         fs.rename(fs.write_temp(to.pointer, to.text.encode()), to.pointer)
         fs.fsync_dir(os.path.dirname(to.pointer))
+
+
+def _sweep(fs: FileLayer, directory: str) -> None:
+    """What a killed publisher left of this directory."""
+    head, name = os.path.split(directory)
+    for left in fs.listdir(head):
+        if is_temp(left, name):
+            fs.rmtree(os.path.join(head, left))
+
+
+def _is_there(fs: FileLayer, directory: str, origin: bytes) -> bool:
+    try:
+        return fs.read_file(os.path.join(directory, MARKER), len(origin)) == origin
+    except OSError:
+        return False
 
 
 def _appear(fs: FileLayer, directory: str, sources: dict[str, str], origin: bytes) -> None:

@@ -55,6 +55,60 @@ def test_a_layout_that_cannot_be_is_refused_with_its_place(raw, words):
     assert caught.value.message.startswith("slot 7")
 
 
+def a_raw_layout(sizes=(5000, 0, 7), **words):
+    names = [f"file{number}" for number in range(len(sizes))]
+    starts = [4096 + 4096 * at for at in (0, 2, 3)]
+    entries = [lay.TensorEntry(n, "U8", (s,), (0,), (s,), at, s) for n, s, at in zip(names, sizes, starts, strict=True)]
+    fields = {
+        "version": lay.VERSION, "file": "r00000-p00.safetensors", "rank": 0, "world_size": 1, "header_nbytes": 4096,
+        "image_nbytes": starts[-1] + sizes[-1], "plan_id": "p", "tensors": entries,
+        "paths": {name: (("k", name),) for name in names}, "aliases": {}, "names": names,
+        "parts": [lay.LayoutPart(4096, 4096), *(lay.LayoutPart(size, 0) for size in sizes)],
+    }  # fmt: skip
+    return lay.Layout(**fields | words)
+
+
+def renamed(name):
+    raw = a_raw_layout()
+    tensors = [msgspec.structs.replace(raw.tensors[0], name=name), *raw.tensors[1:]]
+    paths = {name: (("k", name),)} | {n: raw.paths[n] for n in raw.names[1:]}
+    return a_raw_layout(names=[name, *raw.names[1:]], tensors=tensors, paths=paths)
+
+
+def test_a_raw_layout_comes_back():
+    """The second file is empty, and has a page to itself."""
+    raw = a_raw_layout()
+    assert lay.decode_layout(lay.encode(raw), where="x") == raw
+    assert [tuple(extent) for extent in raw.extents()] == [
+        ("r00000-p00.safetensors", 0, 4096), ("r00000-p01.bin", 4096, 5000), ("r00000-p02.bin", 12288, 0),
+        ("r00000-p03.bin", 16384, 7),
+    ]  # fmt: skip
+    assert [len(own.tensors) for _, own in lay.file_layouts(raw)] == [0, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("layout", "words"),
+    [
+        (a_raw_layout(names=["file0", "file1"]), "2 names of 4 files"),
+        (a_raw_layout(names=["file0", "file1", "file1"]), "3 names of 4 files"),
+        (a_raw_layout(names=["file0", "file1", "file7"]), "its files are not its tensors"),
+        (a_raw_layout(tensors=a_raw_layout().tensors[:2]), "its files are not its tensors"),
+        (a_raw_layout(image_nbytes=99999), "do not add up"),
+        (a_raw_layout(parts=[lay.LayoutPart(4096, 4096)] * 4), "do not add up"),
+        (a_raw_layout(parts=[*a_raw_layout().parts[:3], lay.LayoutPart(7, 7)]), "a header of 7 bytes"),
+        (a_raw_layout(names=[]), "do not add up|a header of 0 bytes"),
+        (renamed("../out"), "leads elsewhere"),
+        (renamed("/etc/passwd"), "leads elsewhere"),
+        (renamed("a/./b"), "leads elsewhere"),
+        (renamed("a\nb"), "leads elsewhere"),
+        (a_raw_layout(publication=lay.Publication("relative", True)), "not readable"),
+    ],
+)
+def test_a_raw_layout_that_cannot_be_is_refused(layout, words):
+    with pytest.raises(DamagedError, match=words):
+        lay.decode_layout(lay.encode(layout), where="x")
+
+
 def test_one_dimension_too_many():
     shape = (1,) * (lay.MAX_DIMS + 1)
     with pytest.raises(DamagedError):

@@ -1,0 +1,81 @@
+"""A trainer's files are where it looks for them once they are durable, wherever daemon or trainer die on the way."""
+
+import os
+
+import pytest
+import torch
+
+from ckptd import failpoints
+from ckptd.verify import verify_path
+from tests.cluster import wait_for
+from tests.faults.ranks import JOB, Ranks, told
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(90)]
+
+POINTS = tuple(p for p in failpoints.POINTS if p.startswith("publish."))
+WORLD = 2
+
+
+def is_published(out, step):
+    """Whether all files of the step lie there, whole."""
+    try:
+        states = [torch.load(out / f"global_step{step}" / f"state_{rank}.pt") for rank in range(WORLD)]
+        small = [(out / f"global_step{step}/deep/small_{rank}").read_bytes() for rank in range(WORLD)]
+    except FileNotFoundError:
+        return False
+    return all(state["step"] == step for state in states) and small == [b"%d" % step] * WORLD
+
+
+def save(ranks, step, out):
+    tag = f"global_step{step}"
+    ranks.call("save_files", step, directory=str(out / tag), pointer=(str(out / "latest"), tag))
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_daemon_that_dies_while_it_publishes(point, tmp_path):
+    out = tmp_path / "out"
+    with told(str(tmp_path)) as node:
+        node.start(CKPTD_FAILPOINT=f"{point}@{tmp_path}/died")
+        with Ranks(node, WORLD) as ranks:
+            ranks.call("connect", start=False)
+            save(ranks, 10, out)
+            wait_for((tmp_path / "died").exists)
+            node.kill()
+            if (out / "latest").exists():
+                assert is_published(out, 10), "what points to it comes last"
+            assert not (out / "global_step10").exists() or is_published(out, 10), "nothing half is ever seen"
+            node.start()
+            ranks.call("wait", 10)
+            wait_for(lambda: (out / "latest").exists() and (out / "latest").read_text() == "global_step10")
+            assert is_published(out, 10)
+            save(ranks, 20, out)
+            ranks.call("wait", 20)
+            assert is_published(out, 20)
+            assert (out / "latest").read_text() == "global_step20"
+            store = os.path.join(node.store, JOB)
+            wait_for(lambda: not any("UNPUBLISHED" in os.listdir(f"{store}/{name}") for name in os.listdir(store)))
+            assert verify_path(store).problems == []
+            assert sorted(os.listdir(out)) == ["global_step10", "global_step20", "latest"]
+
+
+def test_a_trainer_that_dies_before_the_drain_ends(tmp_path):
+    """The next one has the newest files from memory, while what is published is of the step before; then both agree."""
+    out = tmp_path / "out"
+    with told(str(tmp_path)) as node:
+        node.start("--drain-bandwidth", "1M")
+        with Ranks(node, WORLD) as ranks:
+            ranks.call("connect", start=False)
+            save(ranks, 10, out)
+            ranks.call("wait", 10)
+            save(ranks, 20, out)
+            ranks.call("wait", 20, "staged")
+            assert (out / "latest").read_text() == "global_step10"
+            assert not (out / "global_step20").exists()
+            ranks.kill()
+        with Ranks(node, WORLD) as ranks:
+            ranks.call("connect", start=False)
+            found = ranks.call("load_files", WORLD)
+            assert found == [{"step": 20, "tier": "arena", "notes": [], "intact": True}] * WORLD
+            ranks.call("wait_newest", timeout_s=60.0)
+            wait_for(lambda: (out / "latest").read_text() == "global_step20")
+            assert is_published(out, 20)
