@@ -339,14 +339,15 @@ class Trainer:
         if files is None:
             return None
         self._handles, self._told = {}, {}
-        good, own = len(files.names) == 3 * world, self._rank
+        good, own = len(files.names) == 3 * world, (self._rank, self._nbytes)
         with files:
             for rank in range(world):
-                self._rank = rank
-                good = good and _same(files.torch_load(f"state_{rank}.pt"), self._state(files.step))
+                found = files.torch_load(f"state_{rank}.pt")
+                self._rank, self._nbytes = rank, 2 * found["model"]["weight"].nbytes
+                good = good and _same(found, self._state(files.step))
                 good = good and files.read(f"deep/small_{rank}") == b"%d" % files.step
                 good = good and files.read(f"empty_{rank}") == b""
-        self._rank = own
+        self._rank, self._nbytes = own
         return {"step": files.step, "tier": files.tier, "notes": files.notes, "intact": good}
 
     def steps(self) -> list[int]:
