@@ -6,6 +6,7 @@ BIN := .venv/bin
 DEV := .venv/.installed-dev
 TORCH := .venv/.installed-torch
 PEERS := .peers/.installed
+FRAMEWORKS := .frameworks/.installed
 SOURCES := pyproject.toml constraints.txt
 
 COUNT ?= 1000
@@ -18,10 +19,10 @@ CLUSTER ?= long
 # ckptd anew, which is a third of its start.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help venv demo test simulate simulate-slow test-matrix golden bench bench-peers gpu test-gpu bench-gpu check lint types architecture wheel faults cluster-test clean
+.PHONY: help venv demo test simulate simulate-slow test-matrix frameworks-test golden bench bench-peers gpu test-gpu bench-gpu check lint types architecture wheel faults cluster-test clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 venv: $(DEV) ## .venv with everything that development needs
 
@@ -39,6 +40,9 @@ simulate-slow: $(DEV) ## hours of saving to a store that is ten times too slow: 
 
 test-matrix: $(BIN)/python ## client, stock readers and golden files against two releases of torch
 	$(BIN)/python scripts/torch_matrix.py $(MATRIX)
+
+frameworks-test: $(FRAMEWORKS) ## under DeepSpeed, Lightning, Hugging Face and Megatron, in an environment of its own
+	.frameworks/bin/python -m pytest -q tests/frameworks
 
 golden: $(DEV) ## the golden checkpoints anew: only for a change of the format that is meant
 	PYTHONPATH=.:client $(BIN)/python -W ignore -m tests.golden.make tests/golden/files
@@ -79,7 +83,7 @@ cluster-test: $(DEV) ## four machines booted with systemd, GlusterFS between the
 	MACHINES=$(CLUSTER) $(BIN)/python -m pytest -q --durations=20 tests/machines
 
 clean: ## remove the environment and everything that was built
-	rm -rf .venv .matrix .peers build dist bench/out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .matrix .peers .frameworks build dist bench/out .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -99,4 +103,10 @@ $(PEERS): $(SOURCES)
 	$(PYTHON) -m venv .peers
 	DS_BUILD_OPS=0 .peers/bin/python -m pip install -c constraints.txt -e '.[bench,peers]'
 	-.peers/bin/python -W ignore -m bench.peers.deepspeed
+	@touch $@
+
+# DeepSpeed compiles nothing at its installation: what is tested here needs none of its operators.
+$(FRAMEWORKS): $(SOURCES)
+	$(PYTHON) -m venv .frameworks
+	DS_BUILD_OPS=0 .frameworks/bin/python -m pip install -c constraints.txt -e '.[test,frameworks]'
 	@touch $@
