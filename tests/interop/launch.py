@@ -36,7 +36,7 @@ def on_homes(homes, script, *args):
     shared = {
         "WORLD_SIZE": str(len(homes)),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(_free_port()),
+        "MASTER_PORT": str(free_port()),
         "TORCHELASTIC_RUN_ID": uuid.uuid4().hex,
         "OMP_NUM_THREADS": "1",
     }
@@ -70,7 +70,7 @@ def _text(path):
         return file.read()
 
 
-def _free_port():
+def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

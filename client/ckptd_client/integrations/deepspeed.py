@@ -1,0 +1,271 @@
+"""DeepSpeed: ``attach(model_engine)``, and save_checkpoint returns as soon as training may go on.
+
+A checkpoint engine takes what DeepSpeed would have written, for ZeRO-1, 2, 3 and the pipeline engine, as files into
+this node's memory. The daemon drains them; the tag's directory and ``latest`` appear after that, byte for byte what
+stock DeepSpeed and its tools read. load_checkpoint takes them from memory while the node has them.
+"""
+
+import contextlib
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any, Self
+
+import torch.distributed as dist
+
+from ckptd.protocol.errors import UsageError
+from ckptd_client._restored_files import RestoredFiles
+from ckptd_client.client import Client, connect
+from ckptd_client.files import TorchFile
+from ckptd_client.handle import SaveHandle
+from ckptd_client.integrations._framework import Framework
+
+log = logging.getLogger("ckptd_client")
+
+DEEPSPEED = Framework("DeepSpeed", "deepspeed", "0.19")
+_ENGINE = DEEPSPEED.base("deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine", "TorchCheckpointEngine")
+_LATEST = "latest"
+_MARKER = ".ckptd"  # in a directory that a daemon has published
+
+
+def attach(model_engine: Any, client: Client | None = None, **connect_settings: Any) -> "Attached":
+    """From now on the engine's save_checkpoint and load_checkpoint go through ckptd. Collective, after initialize.
+
+    client: one that is open; without it the settings are those of ckptd_client.connect, and ``close`` closes what was
+    made. Raises UsageError where the engine's checkpoints are more than files of torch.save (offloaded to NVMe, node
+    local), and what connect raises.
+    """
+    DEEPSPEED.module("deepspeed")
+    if not hasattr(model_engine, "checkpoint_engine"):
+        text = f"attach takes what deepspeed.initialize returned first, not {type(model_engine).__name__}"
+        raise UsageError(text, hint="model_engine, *_ = deepspeed.initialize(...)")
+    if isinstance(model_engine.checkpoint_engine, CkptdCheckpointEngine):
+        raise UsageError("ckptd is attached to this engine already", hint="attach once")
+    for what, found in (
+        ("offloads its optimizer to NVMe", model_engine.zero_nvme_offload_optimizer()),
+        ("saves to storage of each node (use_node_local_storage)", model_engine.use_node_local_storage()),
+    ):
+        if found:
+            raise UsageError(f"the engine {what}, which ckptd does not save", hint="leave attach out")
+    if client is not None and connect_settings:
+        raise UsageError(f"a client and settings for another: {sorted(connect_settings)}", hint="give one of them")
+    return Attached(model_engine, connect(**connect_settings) if client is None else client, owned=client is None)
+
+
+class Attached:
+    """ckptd under one engine. A context manager, or ``close`` it when training is over."""
+
+    def __init__(self, model_engine: Any, client: Client, *, owned: bool) -> None:
+        self.client = client
+        self._owned = owned
+        self._model_engine = model_engine
+        self._stock = model_engine.checkpoint_engine
+        self._ours = CkptdCheckpointEngine(client, model_engine, self._stock)
+        model_engine.checkpoint_engine = self._ours
+        self._save, self._load = model_engine.save_checkpoint, model_engine.load_checkpoint
+        model_engine.save_checkpoint = self._save_checkpoint
+        model_engine.load_checkpoint = self._load_checkpoint
+
+    @property
+    def handle(self) -> SaveHandle | None:
+        """The newest save's, None before the first."""
+        return self._ours.handle
+
+    def close(self) -> None:
+        """Gives the engine its own ways back, and closes the client if attach made it. What is staged is drained."""
+        engine = self._model_engine
+        if engine.checkpoint_engine is self._ours:
+            engine.checkpoint_engine = self._stock
+            del engine.save_checkpoint, engine.load_checkpoint
+        if self._owned:
+            self.client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _save_checkpoint(
+        self,
+        save_dir: str,
+        tag: str | None = None,
+        client_state: dict[str, Any] | None = None,
+        save_latest: bool = True,
+        exclude_frozen_parameters: bool = False,
+    ) -> Any:
+        client_state = {} if client_state is None else client_state
+        with self._ours.saving(save_latest):
+            # DeepSpeed itself would have `latest` name what is not drained yet.
+            return self._save(save_dir, tag, client_state, False, exclude_frozen_parameters)
+
+    def _load_checkpoint(self, load_dir: str, tag: str | None = None, *args: Any, **options: Any) -> Any:
+        files = self.client.load_files()
+        if files is None:
+            return self._load(load_dir, tag, *args, **options)
+        with files:
+            if not self._is_wanted(files, load_dir, tag):
+                return self._load(load_dir, tag, *args, **options)
+            whole = not options.get("load_optimizer_states", args[1] if len(args) > 1 else True)
+            with _view(files, whole=whole) as view, self._ours.reading(files, view):
+                name = os.path.basename(files.directory or "")
+                path, state = self._load(view, name, *args, **options)
+            return path and path.replace(view, os.path.abspath(load_dir), 1), state
+
+    def _is_wanted(self, files: RestoredFiles, load_dir: str, tag: str | None) -> bool:
+        """Whether what ckptd has is what is asked for, and not older than what lies there. One answer on all ranks."""
+        said = [self._model_engine.global_rank == 0 and _is_wanted(files, load_dir, tag, self._model_engine)]
+        dist.broadcast_object_list(said, src=0)
+        return bool(said[0])
+
+
+def _is_wanted(files: RestoredFiles, load_dir: str, tag: str | None, model_engine: Any) -> bool:
+    if files.directory is None or model_engine.load_universal_checkpoint():
+        return False
+    where, name = os.path.split(files.directory)
+    if where != os.path.abspath(load_dir) or (tag is not None and str(tag) != name):
+        return False
+    if tag is not None:
+        return True
+    try:
+        with open(os.path.join(where, _LATEST), encoding="utf-8") as file:
+            latest = file.read().strip()
+    except OSError:
+        return True
+    stranger = os.path.isdir(os.path.join(where, latest)) and not os.path.exists(os.path.join(where, latest, _MARKER))
+    if stranger:
+        log.warning("ckptd: %s names %s, which ckptd has not written: it is loaded", _LATEST, latest)
+    return not stranger
+
+
+@contextlib.contextmanager
+def _view(files: RestoredFiles, *, whole: bool) -> Iterator[str]:
+    """A directory that looks like load_dir to what lists files before it loads them. whole: to what reads them too."""
+    view = tempfile.mkdtemp(prefix="ckptd-view-", dir="/dev/shm" if whole else None)  # noqa: S108 - mkdtemp is safe
+    try:
+        name = os.path.basename(files.directory or "")
+        if whole:
+            files.write_to(os.path.join(view, name))
+            with open(os.path.join(view, _LATEST), "w", encoding="utf-8") as file:
+                file.write(name)
+        else:
+            for path in (os.path.join(view, name, file) for file in files.names):
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                with open(path, "xb"):
+                    pass
+        yield view
+    finally:
+        shutil.rmtree(view, ignore_errors=True)
+
+
+class CkptdCheckpointEngine(_ENGINE):  # type: ignore[misc, valid-type]  # a class only where DeepSpeed is
+    """What DeepSpeed calls while it saves and loads. Made by attach."""
+
+    def __init__(self, client: Client, model_engine: Any, stock: Any) -> None:
+        self.name = "CkptdCheckpointEngine"
+        self.handle: SaveHandle | None = None
+        self._saving = False  # a checkpoint, and not save_16bit_model
+        self._points_latest = True
+        self._client = client
+        self._model_engine = model_engine
+        self._stock = stock
+        self._directory = ""  # of the tag that is being saved
+        self._files: dict[str, TorchFile] = {}
+        self._steps: set[int] = set()
+        self._incarnation = -1
+        self._read: Callable[[str, Any], Any] | None = None
+
+    # --- save, in the order in which DeepSpeed calls
+
+    @contextlib.contextmanager
+    def saving(self, points_latest: bool) -> Iterator[None]:
+        """While this lasts, what is saved is a checkpoint, to which `latest` is to point or not."""
+        self._saving, self._points_latest = True, points_latest
+        try:
+            yield
+        finally:
+            self._saving, self._files, self._directory = False, {}, ""
+
+    def create(self, info: Any) -> None:
+        """A save begins."""
+        self._directory = os.path.abspath(os.path.join(info.save_dir, info.tag))
+        self._files = {}
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        """The tag's directory appears with its files in it, not before."""
+        if not self._is_staged(os.path.abspath(path)):
+            os.makedirs(path, exist_ok=exist_ok)
+
+    def save(self, state_dict: Any, path: str) -> None:
+        """Remembers a file of the save; its tensors must stay as they are until commit."""
+        path = os.path.abspath(path)
+        if self._is_staged(path):
+            self._files[os.path.relpath(path, self._directory)] = TorchFile(state_dict)
+        else:  # such as save_16bit_model: a file that somebody waits for
+            self._stock.save(state_dict, path)
+
+    def commit(self, info: Any) -> bool:
+        """Stages the files of this rank. Training may go on, and change every tensor, when it returns."""
+        if not self._saving:
+            return True
+        files, step = self._files, self._model_engine.global_steps
+        if self._client.incarnation != self._incarnation:
+            self._incarnation, self._steps = self._client.incarnation, set()
+        if step in self._steps:
+            return self._write_now(files, info)
+        self._steps.add(step)
+        latest = (os.path.join(os.path.dirname(self._directory), _LATEST), info.tag)
+        self.handle = self._client.save_files(
+            files, step, directory=self._directory, pointer=latest if self._points_latest else None
+        )
+        return True
+
+    def _is_staged(self, path: str) -> bool:
+        """Whether it is the tag's directory that is being saved, or lies below it."""
+        return self._saving and bool(self._directory) and _is_below(path, self._directory)
+
+    def preserves_storage_sharing(self) -> bool:
+        """Each tensor is saved without the rest of its storage: DeepSpeed need not clone."""
+        return False
+
+    def _write_now(self, files: dict[str, TorchFile], info: Any) -> bool:
+        """A second tag at one step, of which ckptd keeps one: as DeepSpeed does it, while training waits."""
+        step = self._model_engine.global_steps
+        log.warning("ckptd: a second checkpoint at step %d: %s is written directly", step, info.tag)
+        for name, file in files.items():
+            os.makedirs(os.path.dirname(os.path.join(self._directory, name)), exist_ok=True)
+            self._stock.save(file.value, os.path.join(self._directory, name))
+        dist.barrier()
+        if self._points_latest and dist.get_rank() == 0:
+            with open(os.path.join(os.path.dirname(self._directory), _LATEST), "w", encoding="utf-8") as out:
+                out.write(info.tag)
+        return True
+
+    # --- load
+
+    @contextlib.contextmanager
+    def reading(self, files: RestoredFiles, view: str) -> Iterator[None]:
+        """While this lasts, paths below view are read from files."""
+        root = os.path.join(view, os.path.basename(files.directory or ""))
+
+        def read(path: str, map_location: Any) -> Any:
+            # DeepSpeed's own loader unpickles too, and these are bytes of this user's own job.
+            return files.torch_load(os.path.relpath(path, root), map_location=map_location, weights_only=False)
+
+        self._read = read
+        try:
+            yield
+        finally:
+            self._read = None
+
+    def load(self, path: str, map_location: Any = None) -> Any:
+        """A file's content, from memory while load_checkpoint goes by it."""
+        if self._read is not None:
+            return self._read(path, map_location)
+        return self._stock.load(path, map_location=map_location)
+
+
+def _is_below(path: str, directory: str) -> bool:
+    return os.path.commonpath((path, directory)) == directory
