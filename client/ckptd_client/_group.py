@@ -36,6 +36,11 @@ def find_group() -> Group:
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if world_size > 1:
         return _from_launcher(world_size)
+    return lone_group()
+
+
+def lone_group() -> Group:
+    """This process by itself, whatever ranks there are beside it."""
     return Group(0, 1, _new_session())
 
 

@@ -21,7 +21,7 @@ from ckptd_client._company import everybody, nobody
 from ckptd_client._copy_engines import check_not_capturing
 from ckptd_client._files import save_files
 from ckptd_client._files_plan import publication_of
-from ckptd_client._group import Group, find_group
+from ckptd_client._group import Group, find_group, lone_group
 from ckptd_client._link import Link, Settings, configured_store
 from ckptd_client._load_from import Loaded, checked, load_from
 from ckptd_client._loading import find, load
@@ -62,6 +62,7 @@ def connect(  # noqa: PLR0913 - keyword-only settings
     set_size: int | None = None,
     balance: str | None = None,
     replicated: Sequence[str] = (),
+    alone: bool = False,
 ) -> "Client":
     """A client of this node's daemon, which is started if none runs. Collective: every rank of the job calls it.
 
@@ -81,13 +82,14 @@ def connect(  # noqa: PLR0913 - keyword-only settings
     all that it holds; default $CKPTD_BALANCE or the daemon's. Known to be the same are the parameters of a
     DistributedDataParallel in the state, the state of a torch optimizer in it that has no others, replicated DTensors,
     and what replicated names: keys or patterns, such as "model.*", of tensors that are equal on all ranks of the job.
+    alone: this process is all of the job, whatever ranks run beside it, for trainers in which one rank saves for all.
 
     The ranks tell each other where they run (torch.distributed, mpi4py): over several nodes, init_process_group comes
     first. What fails on one rank before that is raised on all. Blocks until all ranks have called it and all earlier
     ranks of the job are gone, for which it waits connect_timeout_s at most. Raises ConfigError, ConnectError,
     UsageError.
     """
-    group = find_group()
+    group = lone_group() if alone else find_group()
     with failure_told(group):
         place = _settings.arena_path(arena)
         key = _settings.job_key(job, store, lambda: configured_store(place))
@@ -477,6 +479,15 @@ class Client:
         """
         publication = publication_of(directory, whole=whole, pointer=pointer)
         return save_files(self, files, step, publication, drain=drain)
+
+    def free_step(self, wanted: int) -> int:
+        """The step, or the next one that was not saved yet in this incarnation: for several checkpoints of one step.
+
+        The same on ranks that saved the same steps.
+        """
+        while wanted in self._steps and not self._was_in_vain(wanted):
+            wanted += 1
+        return wanted
 
     def load_files(self, step: int | None = None) -> RestoredFiles | None:
         """The files of the newest checkpoint (or that of a step), to be read by name; None when there is none.

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import uuid
 
 from tests.interop.launch import free_port
 
@@ -14,7 +15,8 @@ TIMEOUT_S = 240
 def on_ranks(node, ranks, script, *args, killed=False, **environ):
     """What the ranks print. killed: each ends itself with SIGKILL, and none otherwise."""
     shared = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    shared |= {"LOCAL_WORLD_SIZE": str(ranks), "PYTHONWARNINGS": "ignore"} | environ
+    shared |= {"LOCAL_WORLD_SIZE": str(ranks), "PYTHONWARNINGS": "ignore"}
+    shared |= {"TORCHELASTIC_RUN_ID": uuid.uuid4().hex, "GROUP_RANK": "0"} | environ
     command = [sys.executable, os.path.join(HERE, script), *args]
     begun = []
     for rank in range(ranks):

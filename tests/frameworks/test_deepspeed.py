@@ -60,5 +60,6 @@ def check_tools(out, kind):
     command += ["--inject_missing_state", "--num_extract_workers", "1", "--num_merge_workers", "1"]
     ended = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr[-3000:]
-    found = torch.load(out / "universal" / "zero" / "first.weight" / "fp32.pt", weights_only=False)["param"]
+    found = torch.load(out / "universal" / "zero" / "first.weight" / "fp32.pt", weights_only=False)
+    found = found["param"] if isinstance(found, dict) else found
     assert torch.equal(found.reshape(-1), weights["first.weight"].reshape(-1))

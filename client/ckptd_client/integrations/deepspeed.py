@@ -30,12 +30,15 @@ _LATEST = "latest"
 _MARKER = ".ckptd"  # in a directory that a daemon has published
 
 
-def attach(model_engine: Any, client: Client | None = None, **connect_settings: Any) -> "Attached":
+def attach(
+    model_engine: Any, client: Client | None = None, *, drain: bool = True, **connect_settings: Any
+) -> "Attached":
     """From now on the engine's save_checkpoint and load_checkpoint go through ckptd. Collective, after initialize.
 
-    client: one that is open; without it the settings are those of ckptd_client.connect, and ``close`` closes what was
-    made. Raises UsageError where the engine's checkpoints are more than files of torch.save (offloaded to NVMe, node
-    local), and what connect raises.
+    drain: each checkpoint that is asked for is written, however slow the store is, and where it is too slow a later one
+    ends "skipped"; False: a newer one may take its place. client: one that is open; without it the settings are those
+    of ckptd_client.connect, and ``close`` closes what was made. Raises UsageError where the engine's checkpoints are
+    more than files of torch.save (offloaded to NVMe, node local), and what connect raises.
     """
     DEEPSPEED.module("deepspeed")
     if not hasattr(model_engine, "checkpoint_engine"):
@@ -51,18 +54,19 @@ def attach(model_engine: Any, client: Client | None = None, **connect_settings: 
             raise UsageError(f"the engine {what}, which ckptd does not save", hint="leave attach out")
     if client is not None and connect_settings:
         raise UsageError(f"a client and settings for another: {sorted(connect_settings)}", hint="give one of them")
-    return Attached(model_engine, connect(**connect_settings) if client is None else client, owned=client is None)
+    opened = connect(**connect_settings) if client is None else client
+    return Attached(model_engine, opened, owned=client is None, drain=drain)
 
 
 class Attached:
     """ckptd under one engine. A context manager, or ``close`` it when training is over."""
 
-    def __init__(self, model_engine: Any, client: Client, *, owned: bool) -> None:
+    def __init__(self, model_engine: Any, client: Client, *, owned: bool, drain: bool) -> None:
         self.client = client
         self._owned = owned
         self._model_engine = model_engine
         self._stock = model_engine.checkpoint_engine
-        self._ours = CkptdCheckpointEngine(client, model_engine, self._stock)
+        self._ours = CkptdCheckpointEngine(client, model_engine, self._stock, drain=drain)
         model_engine.checkpoint_engine = self._ours
         self._save, self._load = model_engine.save_checkpoint, model_engine.load_checkpoint
         model_engine.save_checkpoint = self._save_checkpoint
@@ -163,18 +167,16 @@ def _view(files: RestoredFiles, *, whole: bool) -> Iterator[str]:
 class CkptdCheckpointEngine(_ENGINE):  # type: ignore[misc, valid-type]  # a class only where DeepSpeed is
     """What DeepSpeed calls while it saves and loads. Made by attach."""
 
-    def __init__(self, client: Client, model_engine: Any, stock: Any) -> None:
+    def __init__(self, client: Client, model_engine: Any, stock: Any, *, drain: bool) -> None:
         self.name = "CkptdCheckpointEngine"
         self.handle: SaveHandle | None = None
         self._saving = False  # a checkpoint, and not save_16bit_model
         self._points_latest = True
-        self._client = client
+        self._client, self._drain = client, drain
         self._model_engine = model_engine
         self._stock = stock
         self._directory = ""  # of the tag that is being saved
         self._files: dict[str, TorchFile] = {}
-        self._steps: set[int] = set()
-        self._incarnation = -1
         self._read: Callable[[str, Any], Any] | None = None
 
     # --- save, in the order in which DeepSpeed calls
@@ -210,15 +212,14 @@ class CkptdCheckpointEngine(_ENGINE):  # type: ignore[misc, valid-type]  # a cla
         """Stages the files of this rank. Training may go on, and change every tensor, when it returns."""
         if not self._saving:
             return True
-        files, step = self._files, self._model_engine.global_steps
-        if self._client.incarnation != self._incarnation:
-            self._incarnation, self._steps = self._client.incarnation, set()
-        if step in self._steps:
-            return self._write_now(files, info)
-        self._steps.add(step)
+        files, step = self._files, self._client.free_step(self._model_engine.global_steps)
         latest = (os.path.join(os.path.dirname(self._directory), _LATEST), info.tag)
         self.handle = self._client.save_files(
-            files, step, directory=self._directory, pointer=latest if self._points_latest else None
+            files,
+            step,
+            drain=self._drain,
+            directory=self._directory,
+            pointer=latest if self._points_latest else None,
         )
         return True
 
@@ -229,19 +230,6 @@ class CkptdCheckpointEngine(_ENGINE):  # type: ignore[misc, valid-type]  # a cla
     def preserves_storage_sharing(self) -> bool:
         """Each tensor is saved without the rest of its storage: DeepSpeed need not clone."""
         return False
-
-    def _write_now(self, files: dict[str, TorchFile], info: Any) -> bool:
-        """A second tag at one step, of which ckptd keeps one: as DeepSpeed does it, while training waits."""
-        step = self._model_engine.global_steps
-        log.warning("ckptd: a second checkpoint at step %d: %s is written directly", step, info.tag)
-        for name, file in files.items():
-            os.makedirs(os.path.dirname(os.path.join(self._directory, name)), exist_ok=True)
-            self._stock.save(file.value, os.path.join(self._directory, name))
-        dist.barrier()
-        if self._points_latest and dist.get_rank() == 0:
-            with open(os.path.join(os.path.dirname(self._directory), _LATEST), "w", encoding="utf-8") as out:
-                out.write(info.tag)
-        return True
 
     # --- load
 

@@ -1,0 +1,164 @@
+"""Lightning: ``Trainer(plugins=[CkptdCheckpointIO(job=..., store=...)])``, and checkpoints no longer stop training.
+
+For single devices and DDP, where rank 0 saves what all have. A checkpoint is staged in memory as the file that
+Lightning would have written; it appears under its name when the daemon has drained it, whole, and is what torch.load
+and Lightning itself read.
+"""
+
+import contextlib
+import io
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ckptd.protocol.errors import CkptdError, RestoreError, SaveFailedError, UsageError
+from ckptd_client.client import Client, connect
+from ckptd_client.files import TorchFile
+from ckptd_client.handle import SaveHandle
+from ckptd_client.integrations._framework import Framework
+
+log = logging.getLogger("ckptd_client")
+
+LIGHTNING = Framework("Lightning", "lightning", "2.5")
+_BASE = LIGHTNING.base("lightning.pytorch.plugins.io", "TorchCheckpointIO")
+
+
+class CkptdCheckpointIO(_BASE):  # type: ignore[misc, valid-type]  # a class only where Lightning is
+    """A CheckpointIO. Settings are those of ckptd_client.connect; the daemon is met at the first save or load.
+
+    drain: each checkpoint that Lightning asks for is written, however slow the store is, and where it is too slow a
+    later one is skipped, with a warning; False: a newer one may take its place. What remove_checkpoint is asked to
+    remove goes when it is drained, so ``save_top_k`` never removes what is not there yet. Saves and removals are rank
+    0's alone, as Lightning has it; load_checkpoint is called by all ranks.
+    """
+
+    def __init__(self, *, drain: bool = True, **connect_settings: Any) -> None:
+        LIGHTNING.module("lightning")
+        super().__init__()
+        self.handle: SaveHandle | None = None
+        self._drain = drain
+        self._settings = connect_settings
+        self._client: Client | None = None
+        self._saved: dict[str, SaveHandle] = {}  # by path, the newest of each
+        self._of_step: tuple[int, str, dict[str, TorchFile]] = (-1, "", {})  # step, directory, what was saved there
+        self._doomed: set[str] = set()  # paths, to be removed once they are there
+
+    @property
+    def client(self) -> Client:
+        """Rank 0's client."""
+        if self._client is None:
+            self._client = connect(alone=True, **self._settings)
+        return self._client
+
+    def last(self) -> str | None:
+        """For ``trainer.fit(ckpt_path=io.last())``: path of the newest checkpoint, drained or not; None: there is none.
+
+        Collective where there are several ranks.
+        """
+        newest: str | None = _from_rank_0(self._newest)
+        return newest
+
+    def _newest(self) -> str | None:
+        files = self.client.load_files()
+        if files is None:
+            return None
+        with files:
+            return os.path.join(files.directory or "", files.names[0])
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        """Stages the checkpoint. Training may go on, and change every tensor, when it returns."""
+        if storage_options is not None:
+            raise UsageError("storage_options have no meaning here", hint="leave them out")
+        where = os.path.abspath(os.fspath(path))
+        directory, name = os.path.split(where)
+        files = self._with_those_of_the_step(int(checkpoint.get("global_step", 0)), directory)
+        files[name] = TorchFile(checkpoint)
+        step = self.client.free_step(self._of_step[0])
+        self.handle = self.client.save_files(files, step, directory=directory, whole=False, drain=self._drain)
+        self._saved |= {os.path.join(directory, each): self.handle for each in files}
+        self._doomed.discard(where)
+        self._remove_doomed()
+
+    def _with_those_of_the_step(self, step: int, directory: str) -> dict[str, TorchFile]:
+        """What was saved at this very step, such as a best one before last.ckpt: a newer save takes an older's turn.
+
+        Their tensors are as they were, since no step was taken.
+        """
+        known, where, files = self._of_step
+        if (known, where) != (step, directory):
+            files = {}
+        self._of_step = (step, directory, files)
+        return files
+
+    def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
+        """From memory when it is the newest, else from the file at path. All ranks call it; FileNotFoundError."""
+        where = os.path.abspath(os.fspath(path))
+        data = _from_rank_0(lambda: self._read(where))
+        if data is None:
+            found: dict[str, Any] = super().load_checkpoint(path, map_location, weights_only)
+            return found
+        unpickled: dict[str, Any] = torch.load(io.BytesIO(data), map_location=map_location, weights_only=weights_only)
+        return unpickled
+
+    def _read(self, where: str) -> bytearray | None:
+        """The file's bytes, when it is the newest checkpoint. None: it is to be read where it lies."""
+        handle = self._saved.get(where)
+        if handle is not None and handle is not self.handle:  # an older one, which lies there when it is drained
+            with contextlib.suppress(SaveFailedError):
+                handle.wait("durable")
+            return None
+        files = self.client.load_files()
+        if files is None:
+            return None
+        with files:
+            name = os.path.basename(where)
+            return files.read(name) if files.directory == os.path.dirname(where) and name in files else None
+
+    def remove_checkpoint(self, path: Any) -> None:
+        """Removes the file: now if it is drained, else once it is."""
+        self._doomed.add(os.path.abspath(os.fspath(path)))
+        self._remove_doomed()
+
+    def _remove_doomed(self) -> None:
+        for where in sorted(self._doomed):
+            handle = self._saved.get(where)
+            # What an earlier run saved may still be on its way: it is looked for until teardown.
+            if os.path.exists(where) if handle is None else handle.end is not None:
+                self._doomed.discard(where)
+                self._saved.pop(where, None)
+                self._of_step[2].pop(os.path.basename(where), None)
+                super().remove_checkpoint(where)
+
+    def teardown(self) -> None:
+        """Waits until all is drained, removes what was to be removed, and closes the client."""
+        if self._client is None:
+            return
+        for where, handle in self._saved.items():
+            try:
+                handle.wait("durable")
+            except CkptdError as error:
+                log.warning("ckptd: %s is not written: %s", where, error)
+        self._remove_doomed()
+        self._client.close()
+        self._client = None
+        self._saved = {}
+
+
+def _from_rank_0(ask: Callable[[], Any]) -> Any:
+    """What rank 0 finds, on all ranks. What it raises is raised on all."""
+    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        return ask()
+    box: list[Any] = [None, None]
+    if dist.get_rank() == 0:
+        try:
+            box[0] = ask()
+        except Exception as error:  # noqa: BLE001 - the others wait
+            box[1] = f"{type(error).__name__}: {error}"
+    dist.broadcast_object_list(box, src=0)
+    if box[1] is not None:
+        raise RestoreError(f"rank 0 could not look: {box[1]}", hint="ckptd status")
+    return box[0]
