@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ckptd.protocol.errors import SaveFailedError, UsageError, WaitTimeoutError
-from ckptd.protocol.ids import SaveId
+from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.layout import Leaf
 from ckptd.protocol.shares import Share
 from ckptd_client._channel import ChannelLostError
@@ -298,3 +298,8 @@ def _wait_slot(client: "Client", need: int, deadline: float) -> str:
     except WaitTimeoutError:
         text, hint = no_slot(client)
         raise SaveFailedError(text, hint=hint) from None
+
+
+def job_of(client: "Client") -> JobKey:
+    """Store and name of the client's job."""
+    return client._link.job

@@ -1,0 +1,124 @@
+"""A directory of the trainer's own, in which its tools find a checkpoint that lies in ckptd's store.
+
+They find links there, one for each file: hard ones where the file system has them, so that each side's retention is its
+own, and the bytes are gone when the trainer has removed its directory and ckptd its checkpoint; else symbolic ones,
+which end with the checkpoint. ORIGIN says from the beginning which checkpoint that will be; `.metadata`, without which
+nothing of torch.distributed.checkpoint reads the directory, comes last.
+"""
+
+import contextlib
+import errno
+import os
+import uuid
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Self
+
+import msgspec
+
+from ckptd.protocol.ids import JobKey, SaveId, parse_dirname
+from ckptd.protocol.manifest import STOCK_METADATA, STOCK_OBJECTS
+
+ORIGIN = ".ckptd"
+_NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
+
+
+class Origin(msgspec.Struct, frozen=True, kw_only=True):
+    """Which checkpoint a directory is, or will be, linked to."""
+
+    store: str
+    job: str
+    checkpoint: str  # its directory's name
+    save_id: str
+
+    @classmethod
+    def of(cls, job: JobKey, save: SaveId) -> Self:
+        """Of a save of this job."""
+        return cls(store=job.store, job=job.job, checkpoint=save.dirname, save_id=save.text)
+
+    @property
+    def path(self) -> str:
+        """The checkpoint's own directory."""
+        return os.path.join(self.store, self.job, self.checkpoint)
+
+    @property
+    def step(self) -> int:
+        """Its step, -1 for a name that is none of ours."""
+        parsed = parse_dirname(self.checkpoint)
+        return parsed[0] if parsed is not None else -1
+
+
+def promise(directory: str, origin: Origin) -> None:
+    """To be called before anything is staged: from here on the directory is no other checkpoint. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(os.path.join(directory, STOCK_METADATA))
+    _replace(directory, ORIGIN, partial(_write, msgspec.json.encode(origin)))
+    _sync(directory)
+
+
+def origin_of(directory: str | os.PathLike[str]) -> Origin | None:
+    """What was promised of the directory, None when nothing was, or nothing that can be read."""
+    try:
+        with open(os.path.join(directory, ORIGIN), "rb") as file:
+            return msgspec.json.decode(file.read(), type=Origin)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def link_images(directory: str, origin: Origin, rank: int | None = None) -> None:
+    """Links the images of a rank, or of all, which must be committed. Raises OSError."""
+    prefix = "r" if rank is None else f"r{rank:05d}-"
+    _link(
+        directory, origin, (n for n in os.listdir(origin.path) if n.startswith(prefix) and n.endswith(".safetensors"))
+    )
+    _sync(directory)
+
+
+def link_listing(directory: str, origin: Origin, *, synced: Iterable[str] = ()) -> None:
+    """Links what lists the images: from here on the directory can be read. synced: files that must be on disk before.
+
+    Raises OSError.
+    """
+    for name in synced:
+        _sync(os.path.join(directory, name))
+    _link(directory, origin, (name for name in (STOCK_OBJECTS,) if os.path.exists(os.path.join(origin.path, name))))
+    _sync(directory)
+    _link(directory, origin, (STOCK_METADATA,))
+    _sync(directory)
+
+
+def _link(directory: str, origin: Origin, names: Iterable[str]) -> None:
+    for name in names:
+        _replace(directory, name, partial(_second_name, os.path.join(origin.path, name)))
+
+
+def _second_name(source: str, temp: str) -> None:
+    try:
+        os.link(source, temp)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        os.symlink(source, temp)
+
+
+def _replace(directory: str, name: str, make: Callable[[str], None]) -> None:
+    temp = os.path.join(directory, f".{name}.tmp-{uuid.uuid4().hex}")
+    make(temp)
+    os.replace(temp, os.path.join(directory, name))
+    with contextlib.suppress(FileNotFoundError):  # of two names of one file rename(2) keeps both
+        os.unlink(temp)
+
+
+def _write(content: bytes, path: str) -> None:
+    with open(path, "xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,154 @@
+"""Under Megatron core: strategies for ``megatron.core.dist_checkpointing``. docs/megatron.md has a complete example.
+
+A save is staged in shared memory while core's ``save`` runs; its AsyncRequest is done when the daemon has drained it,
+and only then do the finalize functions run: ours links the checkpoint into the directory that core was given, core's
+own then write metadata.json, the trainer's own the tracker. What core's stock load strategy finds in the directory it
+reads without ckptd.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ckptd.protocol.errors import RestoreError, UsageError
+from ckptd.protocol.manifest import COMMITTED
+from ckptd_client.client import Client
+from ckptd_client.integrations import _directory as directories
+from ckptd_client.integrations._framework import Framework
+from ckptd_client.integrations._reader import CachedReader
+from ckptd_client.integrations._staged import Content, Staged, stage
+
+MEGATRON = Framework("Megatron core", "megatron-core", "0.15")
+_CORE = "megatron.core.dist_checkpointing"
+_TORCH = f"{_CORE}.strategies.torch"
+_ASYNC = f"{_CORE}.strategies.async_utils"
+_BACKEND, _VERSION = "torch_dist", 1  # what the directory looks like, so what core reads it with
+_COMMON = "common.pt"  # written by core before the strategy is called, and not synced
+_POLL_S = 0.1
+
+
+class CkptdSaveStrategy(MEGATRON.base(_TORCH, "TorchDistSaveShardedStrategy")):  # type: ignore[misc]
+    """``dist_checkpointing.save(state, directory, sharded_strategy=CkptdSaveStrategy(client))``.
+
+    client: open, of all ranks that save. Each tensor is written by its main replica; FullyParallelSaveStrategyWrapper
+    around this one shares them out. Sharded objects are kept in ckptd's safe encoding; one that has none is refused
+    unless connect(allow_pickle=[...]) names its key.
+
+    One save is under way at a time: the next waits until the last one's drain has ended.
+    """
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(_BACKEND, _VERSION)
+        if not isinstance(client, Client):
+            text = f"CkptdSaveStrategy takes an open client, not {type(client).__name__}"
+            raise UsageError(text, hint="CkptdSaveStrategy(ckptd_client.connect(job=..., store=...))")
+        self._client = client
+        self._last: Staged | None = None
+
+    @property
+    def handle(self) -> Any:
+        """The newest save's SaveHandle on this rank, None before the first."""
+        return self._last.handle if self._last is not None else None
+
+    def async_save(self, sharded_state_dict: Any, checkpoint_dir: Any, *_args: Any, **_options: Any) -> Any:
+        """Stages the state and returns an AsyncRequest; the state may be changed at once. Collective.
+
+        Raises nothing for what goes wrong on one rank: the request's first finalize function does, on all ranks.
+        """
+        if self._last is not None:
+            self._last.settle()
+        directory = os.fspath(checkpoint_dir)
+        self._last = staged = stage(self._client, lambda: self._content(sharded_state_dict), directory)
+
+        def finalize() -> None:
+            staged.land(synced=(_COMMON,))
+
+        return MEGATRON.module(_ASYNC).AsyncRequest(staged.wait_fn, staged.wait_args, [finalize])
+
+    def save(self, sharded_state_dict: Any, checkpoint_dir: Any) -> None:
+        """Saves, and returns when the checkpoint is durable and linked into the directory. Collective."""
+        self.async_save(sharded_state_dict, checkpoint_dir).execute_sync()
+
+    def _content(self, sharded_state_dict: Any) -> Content:
+        """What this rank saves, by core's own keys. A sharded object is kept as core would: a list of what it holds."""
+        core = MEGATRON.module(_TORCH)
+        shards, _, _ = core._replace_state_dict_keys_with_sharded_keys(  # noqa: SLF001 - as its other strategies do
+            sharded_state_dict, self.keep_only_main_replica
+        )
+        objects = MEGATRON.module(f"{_CORE}.mapping").ShardedObject
+        tensors = {key: found for key, found in shards.items() if not isinstance(found[0], objects)}
+        for key, found in tensors.items():
+            if getattr(found[0], "flattened_range", None) is not None:
+                raise UsageError(f"{key!r} is a flattened range", hint="choose a fully reshardable optimizer format")
+        whole = {key: [one.data for one in found] for key, found in shards.items() if key not in tensors}
+        return Content(core.mcore_to_pyt_state_dict(tensors, is_loading=False), whole)
+
+
+class CkptdLoadStrategy(MEGATRON.base(_TORCH, "TorchDistLoadShardedStrategy")):  # type: ignore[misc]
+    """``dist_checkpointing.load(state, directory, CkptdLoadStrategy(client))``: from memory where that still has it.
+
+    What is read was checked against its digests. A directory that ckptd knows nothing of is read as core does it.
+    """
+
+    def __init__(self, client: Client) -> None:
+        super().__init__()
+        self._client = client
+        self.tier: str | None = None
+        """Where the last load found it: 'arena', 'pfs', None for a directory that is none of ckptd's."""
+
+    def load(self, sharded_state_dict: Any, checkpoint_dir: Any) -> Any:
+        """What core's own strategy gives. Collective; begins a new incarnation."""
+        reader = self._reader(os.fspath(checkpoint_dir))
+        self.tier = reader.tier if reader is not None else None
+        if reader is None:
+            return super().load(sharded_state_dict, checkpoint_dir)
+        with _reading_through(reader):
+            return super().load(sharded_state_dict, checkpoint_dir)
+
+    def _reader(self, directory: str) -> Any:
+        origin = directories.origin_of(directory)
+        if origin is None:
+            return None
+        with contextlib.suppress(RestoreError):
+            reader = CachedReader(self._client, step=origin.step)
+            if reader.finds(origin.save_id):
+                return reader
+        return CachedReader(origin.path) if os.path.exists(os.path.join(origin.path, COMMITTED)) else None
+
+
+@contextlib.contextmanager
+def _reading_through(reader: Any) -> Iterator[None]:
+    """core's strategy makes its reader by a function of its module, which is the only place to hand it another."""
+    core = MEGATRON.module(_TORCH)
+    own: Callable[..., Any] = core._get_filesystem_reader  # noqa: SLF001 - see above
+    core._get_filesystem_reader = lambda *_args, **_options: reader  # noqa: SLF001
+    try:
+        yield
+    finally:
+        core._get_filesystem_reader = own  # noqa: SLF001
+        reader.close()
+
+
+def finish(client: Client, checkpoint_dir: str | os.PathLike[str], timeout_s: float = 600.0) -> bool:
+    """Whether core can load the directory; one whose trainer ended before its save was durable is made so, if it is.
+
+    For one rank, before the others load. Waits, timeout_s at most, for a drain that may still come.
+    """
+    directory = os.fspath(checkpoint_dir)
+    core = MEGATRON.module(f"{_CORE}.core")
+    if core.check_is_distributed_checkpoint(directory):
+        return True
+    origin = directories.origin_of(directory)
+    deadline = time.monotonic() + timeout_s
+    while origin is not None and not os.path.exists(os.path.join(origin.path, COMMITTED)):
+        if time.monotonic() > deadline or origin.step not in client.steps():
+            return False
+        time.sleep(_POLL_S)
+    if origin is None:
+        return False
+    directories.link_images(directory, origin)
+    directories.link_listing(directory, origin, synced=(_COMMON,))
+    core.save_config(core.CheckpointingConfig(_BACKEND, _VERSION), directory)
+    return True
