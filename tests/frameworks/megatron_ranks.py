@@ -11,11 +11,10 @@ import time
 
 import torch
 import torch.distributed as dist
-from megatron_training import Training, begin, difference, end
-
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.core import check_is_distributed_checkpoint
 from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
+from megatron_training import Training, begin, difference, end
 
 import ckptd_client
 from ckptd_client.integrations.megatron import CkptdLoadStrategy, CkptdSaveStrategy, finish

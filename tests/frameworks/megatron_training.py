@@ -6,11 +6,13 @@ core asks CUDA for a device in places where the CPU would do: for those it is to
 import contextlib
 import os
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 torch.cuda.current_device = lambda: "cpu"
 torch.cuda.synchronize = lambda: None
+vars(np).setdefault("product", np.prod)  # numpy 2 has it no more, and core 0.15 asks for it
 
 from megatron.core import parallel_state  # noqa: E402
 from megatron.core.dist_checkpointing.optimizer import (  # noqa: E402
@@ -116,8 +118,4 @@ class Training:
 def difference(one, other):
     """Names of the tensors that are not the same to the bit."""
     assert one.keys() == other.keys()
-    return [
-        name
-        for name in one
-        if one[name].dtype != other[name].dtype or not torch.equal(one[name], other[name])
-    ]
+    return [name for name in one if one[name].dtype != other[name].dtype or not torch.equal(one[name], other[name])]

@@ -1,10 +1,20 @@
 """Megatron core on two ranks, on the CPU: killed and resumed, its own loads, its own tests rewritten."""
 
+import ast
+import pathlib
+
 import pytest
 
+from tests.cluster import Node
 from tests.frameworks.launch import on_ranks
 
 pytestmark = [pytest.mark.frameworks("megatron-core"), pytest.mark.timeout(400)]
+SOURCE = pathlib.Path(__file__).with_name("megatron_cases.py")
+CASES = [
+    node.name
+    for node in ast.parse(SOURCE.read_text()).body
+    if isinstance(node, ast.FunctionDef) and any(ast.unparse(d) == "case" for d in node.decorator_list)
+]
 
 
 def test_a_killed_training_goes_on_by_cores_own_load(node, tmp_path):
@@ -12,3 +22,17 @@ def test_a_killed_training_goes_on_by_cores_own_load(node, tmp_path):
     out = on_ranks(node, 2, "megatron_ranks.py", "resume", str(tmp_path))
     assert out.count("did it") == 2, out
     assert out.count("tier 4 arena") == 2, out
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory):
+    """What two ranks say of all cases: they take their time to start."""
+    folder = tmp_path_factory.mktemp("cases")
+    with Node(str(folder)) as node:
+        node.start()
+        yield on_ranks(node, 2, SOURCE.name, str(folder / "out"))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_case_of_cores_own_tests(cases, name):
+    assert cases.count(f": {name} passed\n") == 2, cases

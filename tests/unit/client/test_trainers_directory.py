@@ -1,0 +1,107 @@
+"""The parts under integrations: a latch that other processes wait for, and links in a trainer's own directory."""
+
+import multiprocessing
+import os
+import signal
+import time
+
+import pytest
+
+from ckptd.protocol.ids import JobKey, SaveId
+from ckptd_client.integrations._directory import Origin, link_images, link_listing, origin_of, promise
+from ckptd_client.integrations._latch import Latch, await_latch
+
+SAVE = SaveId(3, 1, 100)
+IMAGES = ["r00000-p00.safetensors", "r00001-p00.safetensors", "r00001-p01.safetensors"]
+
+
+def _hold(pipe):
+    latch = Latch()
+    pipe.send(latch.place)
+    time.sleep(60)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_who_waits_for_a_latch_is_let_go_when_it_opens(method):
+    latch = Latch()
+    waiting = multiprocessing.get_context(method).Process(target=await_latch, args=latch.place)
+    waiting.start()
+    waiting.join(3)
+    assert waiting.is_alive()
+    latch.open()
+    waiting.join(20)
+    assert waiting.exitcode == 0
+    latch.close()
+
+
+def test_who_waits_for_a_latch_is_let_go_when_its_holder_is_killed():
+    context = multiprocessing.get_context("spawn")
+    mine, theirs = context.Pipe()
+    holder = context.Process(target=_hold, args=(theirs,))
+    holder.start()
+    waiting = context.Process(target=await_latch, args=mine.recv())
+    waiting.start()
+    waiting.join(3)
+    assert waiting.is_alive()
+    os.kill(holder.pid, signal.SIGKILL)
+    waiting.join(20)
+    assert waiting.exitcode == 0
+    holder.join()
+
+
+def test_nobody_waits_for_a_latch_of_its_own_or_of_one_who_is_gone():
+    latch = Latch()
+    await_latch(*latch.place)
+    place = latch.place
+    latch.close()
+    latch.close()
+    await_latch(2**22 - 1, place[1])
+
+
+@pytest.fixture
+def committed(tmp_path):
+    """A checkpoint of two ranks, as far as links go."""
+    origin = Origin.of(JobKey(str(tmp_path / "store"), "job"), SAVE)
+    os.makedirs(origin.path)
+    for name in [*IMAGES, "objects.pt", ".metadata", "COMMITTED"]:
+        with open(os.path.join(origin.path, name), "w") as file:
+            file.write(name)
+    return origin
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_directory_gets_links_and_its_listing_last(committed, tmp_path, elsewhere):
+    """elsewhere: on another file system, where there can be no hard links."""
+    folder = f"/dev/shm/ckptd-test-links-{os.getpid()}" if elsewhere else str(tmp_path / "iter_100")
+    os.mkdir(folder)
+    try:
+        with open(os.path.join(folder, ".metadata"), "w") as file:
+            file.write("of an older checkpoint")
+        promise(folder, committed)
+        assert sorted(os.listdir(folder)) == [".ckptd"]
+        assert origin_of(folder) == committed
+        assert origin_of(folder).step == 100
+        link_images(folder, committed, 1)
+        assert sorted(os.listdir(folder)) == [".ckptd", *IMAGES[1:]]
+        link_images(folder, committed)
+        link_images(folder, committed)  # as often as one likes
+        assert sorted(os.listdir(folder)) == [".ckptd", *IMAGES]
+        link_listing(folder, committed, synced=[IMAGES[0]])
+        assert sorted(os.listdir(folder)) == [".ckptd", ".metadata", "objects.pt", *IMAGES]
+        for name in [".metadata", "objects.pt", *IMAGES]:
+            path = os.path.join(folder, name)
+            assert os.path.islink(path) == elsewhere
+            with open(path) as file:
+                assert file.read() == name
+    finally:
+        for name in os.listdir(folder):
+            os.unlink(os.path.join(folder, name))
+        os.rmdir(folder)
+
+
+def test_nothing_is_known_of_a_directory_that_nothing_was_promised_of(tmp_path):
+    assert origin_of(tmp_path) is None
+    assert origin_of(tmp_path / "none") is None
+    (tmp_path / ".ckptd").write_text("no json")
+    assert origin_of(tmp_path) is None
