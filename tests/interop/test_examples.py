@@ -2,6 +2,7 @@
 
 import glob
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -34,10 +35,14 @@ def example(name, node):
 
 
 def torchrun(node, script, *, restarts=0):
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", str(restarts)]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", str(restarts)]
+    return start(node, *launcher, script)
+
+
+def start(node, *arguments):
     process = subprocess.Popen(
-        [sys.executable, *command, script],
-        env=node.environ(STEPS=str(STEPS), PYTHONWARNINGS="ignore"),
+        [sys.executable, *arguments],
+        env=node.environ(STEPS=str(STEPS), PAUSE_S="0.02", PYTHONWARNINGS="ignore", PYTHONUNBUFFERED=""),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -85,4 +90,40 @@ def test_fsdp2_goes_on_to_the_bit_when_a_rank_is_killed(node, tmp_path_factory):
         )
         expected, found = last_tensors(other, "fsdp2-example"), last_tensors(node, "fsdp2-example")
         assert len(expected) > 50
+        assert not difference(expected, found), difference(expected, found)
+
+
+def command_of(pid):
+    with open(f"/proc/{pid}/cmdline", "rb") as file:
+        return file.read().decode().split("\0")
+
+
+def test_a_replaced_rank_is_filled_while_the_others_keep_their_state(node, tmp_path_factory):
+    """Twice: a rank, and then the one whose daemon would coordinate. No survivor trains any step twice."""
+    process = start(node, example("replace_rank.py", node))
+    said, doomed = [], {"rank 2 step 25\n": "1", "rank 1 step 45\n": "0"}
+    for line in process.stdout:
+        said.append(line)
+        if line in doomed:
+            victim = doomed.pop(line)
+            pid = next(pid for pid in children(process.pid) if command_of(pid)[2] == victim)
+            os.kill(pid, signal.SIGKILL)
+    text = "".join(said)
+    assert process.wait(TIMEOUT_S) == 0, text
+    met = re.findall(r"^rank (\d) had step (-?\d+), has Restored\(step=(\d+), tier='(\w+)'", text, re.MULTILINE)
+    assert len(met) == 6, text
+    assert {tier for *_, tier in met} == {"arena"}, text
+    for first, newcomer in ((met[:3], "1"), (met[3:], "0")):
+        assert {(rank, had) for rank, had, *_ in first if had == "-1"} == {(newcomer, "-1")}, text
+        assert len({has for _, _, has, _ in first}) == 1, text
+        assert all(0 <= int(has) - int(had) <= 1 for rank, had, has, _ in first if rank != newcomer), text  # never back
+    trained = [line for line in said if re.fullmatch(r"rank 2 step \d+\n", line)]
+    assert len(trained) == len(set(trained)) >= STEPS - 2, text
+
+    with Node(str(tmp_path_factory.mktemp("undisturbed"))) as other:
+        other.start()
+        undisturbed, _ = start(other, example("replace_rank.py", other)).communicate(timeout=TIMEOUT_S)
+        assert f"rank 0 step {STEPS - 1}\n" in undisturbed, undisturbed
+        expected, found = last_tensors(other, "replace-example"), last_tensors(node, "replace-example")
+        assert len(expected) > 10
         assert not difference(expected, found), difference(expected, found)
