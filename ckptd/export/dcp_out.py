@@ -1,27 +1,54 @@
 """A directory as torch.distributed.checkpoint writes it: `__R_N.distcp` files and `.metadata`.
 
-Each rank's boxes stay boxes, in files of that rank, so that readers of any layout read no more than they need. What one
-rank holds of a tensor is a torch.save archive of its own. Values that are no tensors are rank 0's, as it saved them.
+Each rank's boxes stay boxes, in files of that rank, so that readers of any layout read no more than they need; where
+ranks hold ranges of elements, boxes are whole rows. Each is a torch.save archive of its own. Values that are no tensors
+are rank 0's, as it saved them.
 """
 
+import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from ckptd.dcp_metadata import MAX_BOXES, metadata_bytes
 from ckptd.export.archive import Archive
 from ckptd.export.names import Chosen
-from ckptd.export.plan import Box, FilePlan, Tensor
+from ckptd.export.plan import Box, FilePlan, Tensor, rows_of
 from ckptd.export.torch_pickle import TensorRef, dumps
 from ckptd.protocol.errors import UsageError
-from ckptd.protocol.ids import SaveId
-from ckptd.protocol.layout import VERSION, Layout, Path, TensorEntry, box_nbytes, itemsize
+from ckptd.protocol.layout import VERSION, Layout, Path, Shape, TensorEntry, box_nbytes, itemsize
 from ckptd.protocol.slot import PAGE, align_up
 
 METADATA = ".metadata"
 _FILE_RE = re.compile(r"^__[0-9]+_[0-9]+\.distcp$")
 _OBJECTS = "__0_0.distcp"
+_ROWS_NBYTES = 16 << 20
+
+
+class Save(Protocol):
+    """What the directory is made of, as far as its boxes and its `.metadata` tell."""
+
+    @property
+    def flat(self) -> bool:
+        """Whether its ranks hold ranges of elements, not boxes."""
+
+    @property
+    def path(self) -> str:
+        """A directory, of which it names the last part."""
+
+    @property
+    def save_id(self) -> str:
+        """What tells it from others."""
+
+
+class Cut(NamedTuple):
+    """A box of the output, as a tensor of its own, whose boxes are in the source. rank: whose file has it."""
+
+    rank: int
+    offsets: Shape
+    content: Tensor
 
 
 class _File:
@@ -42,11 +69,12 @@ class _File:
         self.nbytes += len(data)
         return at
 
-    def add_box(self, names: Sequence[str], tensor: Tensor, box: Box, dtype: str) -> None:
-        """An archive of the box, listed under each of the names."""
-        nbytes, item = box_nbytes(dtype, box.sizes), itemsize(dtype)
+    def add_box(self, names: Sequence[str], shape: Shape, cut: Cut, dtype: str) -> None:
+        """An archive of a box of a tensor of this shape, listed under each of the names."""
+        sizes = cut.content.shape
+        nbytes, item = box_nbytes(dtype, sizes), itemsize(dtype)
         zipped = Archive(align_up(self.nbytes) if nbytes >= PAGE else self.nbytes)
-        zipped.add("data.pkl", dumps(TensorRef(0, dtype, box.sizes, nbytes, nbytes // item)))
+        zipped.add("data.pkl", dumps(TensorRef(0, dtype, sizes, nbytes, nbytes // item)))
         zipped.add("byteorder", b"little")
         at = zipped.reserve("data/0", nbytes)
         zipped.add("version", b"3\n")
@@ -54,13 +82,11 @@ class _File:
         self.blobs += zipped.blobs
         self.nbytes = zipped.start + zipped.nbytes
         if nbytes:
-            whole = msgspec.structs.replace(box, offsets=(0,) * len(box.sizes))
-            self.targets.append((Tensor(tensor.name, tensor.dtype, box.sizes, (whole,)), dtype, at))
+            self.targets.append((cut.content, dtype, at))
         self.entries += [
-            TensorEntry(
-                name, dtype, tensor.shape, box.offsets, box.sizes, at, nbytes, zipped.start, zipped.nbytes
-            ) for name in names
-        ]  # fmt: skip
+            TensorEntry(name, dtype, shape, cut.offsets, sizes, at, nbytes, zipped.start, zipped.nbytes)
+            for name in names
+        ]
 
     def plan(self) -> FilePlan:
         """The file as it is to be written."""
@@ -76,12 +102,13 @@ class _File:
 
 
 def plan_files(
-    chosen: Sequence[Chosen], leaves: Mapping[str, bytes], paths: Mapping[str, Path], save: SaveId, max_nbytes: int
+    chosen: Sequence[Chosen], leaves: Mapping[str, bytes], paths: Mapping[str, Path], save: Save, max_nbytes: int
 ) -> list[FilePlan]:
     """The files of all ranks, none above the maximum unless by a single box, and last `.metadata`.
 
     leaves: a torch.save archive each. paths: places in the nesting. Raises UsageError when torch cannot open so many.
     """
+    cut = _by_rows if save.flat else _as_held
     names: dict[str, list[str]] = {}
     for one in chosen:
         names.setdefault(one.tensor.name, []).append(one.name)
@@ -90,12 +117,15 @@ def plan_files(
     for name, data in leaves.items():
         index[name] = (_file(files, 0, len(data), None).add_bytes(data), len(data))
     for one in chosen:
-        for box in _boxes(one) if names[one.tensor.name][0] == one.name else ():
-            nbytes = box_nbytes(one.dtype, box.sizes)
-            _file(files, box.file, nbytes, max_nbytes).add_box(names[one.tensor.name], one.tensor, box, one.dtype)
+        for box in cut(one.tensor) if names[one.tensor.name][0] == one.name else ():
+            nbytes = box_nbytes(one.dtype, box.content.shape)
+            file = _file(files, box.rank, nbytes, max_nbytes)
+            file.add_box(names[one.tensor.name], one.tensor.shape, box, one.dtype)
     ordered = [file for rank in sorted(files) for file in files[rank]]
     layouts = [file.layout(dict(paths) if i == 0 else {}) for i, file in enumerate(ordered)]
-    raw = metadata_bytes(layouts, index, checkpoint_id=save.dirname, save_id=save.text, objects_file=_OBJECTS)
+    raw = metadata_bytes(
+        layouts, index, checkpoint_id=os.path.basename(save.path), save_id=save.save_id, objects_file=_OBJECTS
+    )
     if raw is None:
         raise UsageError(f"more than {MAX_BOXES} boxes, too many for torch", hint="export as safetensors")
     return [*(file.plan() for file in ordered), FilePlan(METADATA, len(raw), ((0, raw),), (), ())]
@@ -106,10 +136,26 @@ def is_output(name: str) -> bool:
     return name == METADATA or _FILE_RE.match(name) is not None
 
 
-def _boxes(one: Chosen) -> tuple[Box, ...]:
-    """Of an empty tensor one too: its reader wants to find it."""
-    zeros = (0,) * len(one.tensor.shape)
-    return one.tensor.boxes or (Box(0, 0, zeros, one.tensor.shape),)
+def _as_held(tensor: Tensor) -> Iterator[Cut]:
+    """The boxes of the ranks. Of an empty tensor one too: its reader wants to find it."""
+    zeros = (0,) * len(tensor.shape)
+    for box in tensor.boxes or (Box(0, 0, zeros, tensor.shape),):
+        whole = msgspec.structs.replace(box, offsets=zeros)
+        yield Cut(box.file, box.offsets, Tensor(tensor.name, tensor.dtype, box.sizes, (whole,) if tensor.boxes else ()))
+
+
+def _by_rows(tensor: Tensor) -> Iterator[Cut]:
+    """Whole rows, so many that a reader of some of them reads little more; all in the files of rank 0.
+
+    For tensors whose boxes fell as they did: nobody wants the same.
+    """
+    shape = tensor.shape
+    if not tensor.boxes or not shape:
+        yield Cut(0, (0,) * len(shape), tensor)
+        return
+    step = max(1, _ROWS_NBYTES // box_nbytes(tensor.dtype, shape[1:]))
+    for first in range(0, shape[0], step):
+        yield Cut(0, (first, *(0 for _ in shape[1:])), rows_of(tensor, first, min(first + step, shape[0])))
 
 
 def _file(files: dict[int, list[_File]], rank: int, nbytes: int, max_nbytes: int | None) -> _File:

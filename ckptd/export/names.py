@@ -1,15 +1,15 @@
 """Which tensors are exported, under which names and with which dtype. Pure."""
 
-import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
+from typing import Protocol
 
 import msgspec
 
 from ckptd.export import casts
-from ckptd.export.plan import Tensor, whole_tensors
+from ckptd.export.plan import Tensor
 from ckptd.protocol.errors import UsageError
-from ckptd.protocol.layout import Layout, itemsize
+from ckptd.protocol.layout import itemsize
 
 _NAMES_SHOWN = 5
 
@@ -37,19 +37,27 @@ class Chosen(msgspec.Struct, frozen=True):
         return math.prod(self.tensor.shape) * itemsize(self.dtype)
 
 
-def choose(layouts: Sequence[Layout], choice: Choice) -> list[Chosen]:
+class HasTensors(Protocol):
+    """What tensors are chosen from."""
+
+    @property
+    def names(self) -> list[str]:
+        """Of all tensors, in the order of the state that was saved."""
+
+    def tensors(self, names: Container[str]) -> dict[str, Tensor]:
+        """Those of these names, whole; tied ones are the same. Raises DamagedError for one that is not."""
+
+
+def choose(source: HasTensors, choice: Choice) -> list[Chosen]:
     """The tensors to export, in the order of the state that was saved.
 
     Only what is chosen has to be whole. Raises DamagedError when it is not; UsageError when nothing is chosen, a
     rename names nothing, or two tensors get one name.
     """
-    there = {entry.name for layout in layouts for entry in layout.tensors}
-    there.update(name for layout in layouts for name in layout.aliases)
-    ordered = itertools.chain((name for layout in layouts for name in layout.paths), sorted(there))
-    known = [name for name in dict.fromkeys(ordered) if name in there]
+    known = source.names
     names = [name for name in known if wanted(name, choice)]
     _check(choice, names, known)
-    tensors = whole_tensors(layouts, set(names))
+    tensors = source.tensors(set(names))
     chosen = [_chosen(name, tensors[name], choice) for name in names]
     _check_unique(chosen)
     return chosen

@@ -14,7 +14,7 @@ import msgspec
 from ckptd.protocol.boxes import overlap
 from ckptd.protocol.digest import BLOCK_NBYTES
 from ckptd.protocol.errors import DamagedError
-from ckptd.protocol.layout import Layout, Shape, TensorEntry, itemsize
+from ckptd.protocol.layout import Layout, Shape, TensorEntry, box_nbytes, itemsize
 
 PIECE_NBYTES = 4 << 20  # at most, of what is read and of what is written
 _FILES_NAMED = 4
@@ -156,6 +156,17 @@ def _check_tiling(tensor: Tensor, files: list[str], layouts: Sequence[Layout]) -
 
 def _range(box: Box) -> str:
     return "[" + ", ".join(f"{o}:{o + s}" for o, s in zip(box.offsets, box.sizes, strict=True)) + "]"
+
+
+def rows_of(tensor: Tensor, first: int, last: int) -> Tensor:
+    """Rows first to last - 1, as a tensor."""
+    boxes = []
+    for box in tensor.boxes:
+        begin, end = max(first, box.offsets[0]), min(last, box.offsets[0] + box.sizes[0])
+        if begin < end:
+            start = box.start + (begin - box.offsets[0]) * box_nbytes(tensor.dtype, box.sizes[1:])
+            boxes.append(Box(box.file, start, (begin - first, *box.offsets[1:]), (end - begin, *box.sizes[1:])))
+    return Tensor(tensor.name, tensor.dtype, (last - first, *tensor.shape[1:]), tuple(boxes))
 
 
 # -- pieces from tensors --

@@ -1,4 +1,4 @@
-"""Blocks of a checkpoint's files, each checked against its digest in the very memory that is copied from.
+"""Blocks of a checkpoint's files, each checked against its digest, if it has one, in the memory that is copied from.
 
 Reads past the page cache where the file system allows it, and keeps the blocks used last, of a fixed number.
 """
@@ -24,14 +24,14 @@ AHEAD = 4  # blocks that are read before they are needed
 
 
 class SourceFile(msgspec.Struct, frozen=True):
-    """An image and what its manifest says of it."""
+    """A file and what is known of it."""
 
     path: str
     nbytes: int
-    digests: bytes  # 16 per block
-    parts: tuple[
-        Extent, ...
-    ] = ()  # its files by path, when it is several: end to end, each of whole pages but the last
+    digests: bytes | None  # 16 per block; None for a file of other programs, which nobody has digested
+    # Its files by path, when it is several: end to end, each of whole pages but the last.
+    parts: tuple[Extent, ...] = ()
+    content: bytes = b""  # of what is no file at all: values made here, fewer bytes than a block
 
 
 class _Block:
@@ -136,6 +136,8 @@ class VerifiedReader:
 
 
 def _check(source: SourceFile, index: int, nbytes: int, buffer: mmap.mmap) -> None:
+    if source.digests is None:
+        return
     start = index * BLOCK_NBYTES
     with memoryview(buffer) as whole, whole[:nbytes] as view:
         found = digest(view)
@@ -148,6 +150,9 @@ def _check(source: SourceFile, index: int, nbytes: int, buffer: mmap.mmap) -> No
 
 
 def _read_block(source: SourceFile, start: int, nbytes: int, into: mmap.mmap) -> None:
+    if source.content:
+        into[:nbytes] = source.content
+        return
     with memoryview(into) as whole:
         for part in source.parts or (Extent(source.path, 0, source.nbytes),):
             first, stop = max(start, part.start), min(start + nbytes, part.start + part.nbytes)

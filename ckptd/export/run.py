@@ -11,10 +11,12 @@ import msgspec
 
 from ckptd import human
 from ckptd.export import casts, dcp_out, safetensors_out, torch_out
+from ckptd.export.deepspeed.directory import find as find_deepspeed
+from ckptd.export.deepspeed.source import ZeroCheckpoint
 from ckptd.export.names import Choice, Chosen, choose, new_name, wanted
 from ckptd.export.plan import FilePlan, Tensor
 from ckptd.export.read import VerifiedReader
-from ckptd.export.source import Checkpoint, find, load, stock_leaves
+from ckptd.export.source import Source, find, load
 from ckptd.export.write import OutputFile, write_files
 from ckptd.filelayer import FileLayer, is_temp
 from ckptd.protocol.errors import CkptdError, UsageError
@@ -52,7 +54,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     schema: int
     source: str
     step: int
-    incarnation: int
+    incarnation: int | None  # none of a checkpoint that is not ckptd's
     format: Format
     out: str
     files: list[str]
@@ -73,28 +75,36 @@ def export(order: Order, report: Callable[[int, int], None] = lambda _done, _tot
     if order.choice.dtype:
         casts.require_numpy()
     try:
-        path, notes = find(order.source)
-        checkpoint = load(path)
-        _check_out(order, out, checkpoint)
-        chosen = choose(checkpoint.layouts, order.choice)
-        leaves = _leaves(order, checkpoint)
-        plans = _plans(order, out, chosen, leaves, checkpoint)
-        files = _write(order, out, plans, checkpoint, report)
+        source, notes = _open(order.source)
+        _check_out(order, out, source.path)
+        chosen = choose(source, order.choice)
+        leaves = _leaves(order, source)
+        plans = _plans(order, out, chosen, leaves, source)
+        files = _write(order, out, plans, source, report)
     except OSError as error:
         raise CkptdError(f"not exported: {error}", hint=f"mend that, then again: {_again(order)}") from error
     return Summary(
-        schema=SCHEMA, source=checkpoint.path, step=checkpoint.save.step, incarnation=checkpoint.save.incarnation,
+        schema=SCHEMA, source=source.path, step=source.step, incarnation=source.incarnation,
         format=order.format, out=out, files=files, tensors=len(chosen), nbytes=sum(plan.nbytes for plan in plans),
-        leaves_left_out=checkpoint.leaves - len(leaves), notes=notes, seconds=time.monotonic() - began_s,
+        leaves_left_out=source.leaves - len(leaves), notes=notes, seconds=time.monotonic() - began_s,
     )  # fmt: skip
+
+
+def _open(path: str) -> tuple[Source, list[str]]:
+    """The checkpoint, and what is wrong with others of its job."""
+    zero = find_deepspeed(path)
+    if zero is not None:
+        return ZeroCheckpoint(zero), []
+    found, notes = find(path)
+    return load(found), notes
 
 
 def _again(order: Order) -> str:
     return f"ckptd export {order.source} {order.out}"
 
 
-def _check_out(order: Order, out: str, checkpoint: Checkpoint) -> None:
-    if os.path.realpath(out).startswith(checkpoint.path + os.sep) or os.path.realpath(out) == checkpoint.path:
+def _check_out(order: Order, out: str, source: str) -> None:
+    if os.path.realpath(out).startswith(source + os.sep) or os.path.realpath(out) == source:
         raise UsageError(f"{out} lies in the checkpoint itself", hint="choose an OUT elsewhere")
     directory = order.format in _DIRECTORIES
     if directory and any(os.path.lexists(os.path.join(out, name)) for name in (COMMITTED, MANIFEST)):
@@ -110,30 +120,28 @@ def _check_out(order: Order, out: str, checkpoint: Checkpoint) -> None:
         raise UsageError(f"{out} is there already", hint=f"replace it: {_again(order)} --force")
 
 
-def _leaves(order: Order, checkpoint: Checkpoint) -> dict[str, bytes]:
+def _leaves(order: Order, source: Source) -> dict[str, bytes]:
     """Values that are no tensors and are exported too, by their new name."""
     if order.format != "dcp":
         return {}
-    leaves = stock_leaves(checkpoint)
+    leaves = source.stock_leaves()
     return {new_name(name, order.choice): data for name, data in leaves.items() if wanted(name, order.choice)}
 
 
-def _plans(
-    order: Order, out: str, chosen: list[Chosen], leaves: dict[str, bytes], checkpoint: Checkpoint
-) -> list[FilePlan]:
+def _plans(order: Order, out: str, chosen: list[Chosen], leaves: dict[str, bytes], source: Source) -> list[FilePlan]:
     """The files, last the one without which a reader finds none of the others."""
     if order.format == "safetensors":
         return safetensors_out.plan_files(chosen, order.max_shard_nbytes)
-    paths = {name: path for layout in reversed(checkpoint.layouts) for name, path in layout.paths.items()}
+    paths = source.paths
     if order.format == "dcp":
         names = {new_name(name, order.choice): name for name in paths if wanted(name, order.choice)}
         placed = {new: paths[name] if new == name else (("k", new),) for new, name in names.items()}
-        return dcp_out.plan_files(chosen, leaves, placed, checkpoint.save, order.max_shard_nbytes)
+        return dcp_out.plan_files(chosen, leaves, placed, source, order.max_shard_nbytes)
     return [torch_out.plan_file(os.path.basename(out), chosen, paths if order.nested else None)]
 
 
 def _write(
-    order: Order, out: str, plans: list[FilePlan], checkpoint: Checkpoint, report: Callable[[int, int], None]
+    order: Order, out: str, plans: list[FilePlan], source: Source, report: Callable[[int, int], None]
 ) -> list[str]:
     """Names of the files, all written, synced and renamed."""
     fs = FileLayer()
@@ -145,7 +153,7 @@ def _write(
         _check_space(fs, directory, sum(plan.nbytes for plan in plans))
         for output in outputs:
             output.open()
-        with VerifiedReader(checkpoint.files, _BLOCKS) as reader:
+        with VerifiedReader(source.files, _BLOCKS) as reader:
             write_files(plans, outputs, reader, lambda done: report(done, total))
         for output in outputs:
             output.sync()

@@ -1,15 +1,23 @@
-"""A committed checkpoint found and opened: its records checked against each other, its layouts decoded."""
+"""A checkpoint as the export needs it; and a committed one of ckptd's, found and opened.
 
+Its records are checked against each other, its layouts decoded.
+"""
+
+import itertools
 import os
+from collections.abc import Container, Mapping
+from typing import ClassVar, Protocol
 
 import msgspec
 
+from ckptd.export.names import HasTensors
+from ckptd.export.plan import Tensor, whole_tensors
 from ckptd.export.read import SourceFile
 from ckptd.filelayer import FileLayer
 from ckptd.protocol.digest import digest
 from ckptd.protocol.errors import CkptdError, DamagedError, UsageError
 from ckptd.protocol.ids import JobKey, SaveId, parse_dirname, parse_partial_dirname
-from ckptd.protocol.layout import Layout, decode_leaves
+from ckptd.protocol.layout import Layout, Path, decode_leaves
 from ckptd.protocol.manifest import (
     COMMITTED,
     LATEST,
@@ -29,6 +37,45 @@ from ckptd.store_scan import job_dir, read_committed, scan
 _JOBS_SHOWN = 5
 
 
+class Source(HasTensors, Protocol):
+    """A checkpoint of any kind, opened."""
+
+    @property
+    def flat(self) -> bool:
+        """Whether its ranks hold ranges of elements, not boxes that a reader could want."""
+
+    @property
+    def path(self) -> str:
+        """Its directory."""
+
+    @property
+    def step(self) -> int:
+        """The training step."""
+
+    @property
+    def incarnation(self) -> int | None:
+        """The life of its job; None where there is no such thing."""
+
+    @property
+    def save_id(self) -> str:
+        """What tells it from others of the job."""
+
+    @property
+    def leaves(self) -> int:
+        """How many values are no tensors."""
+
+    @property
+    def files(self) -> list[SourceFile]:
+        """What the boxes of its tensors lie in."""
+
+    @property
+    def paths(self) -> Mapping[str, Path]:
+        """Places in the nesting of all names, of tensors and of other values."""
+
+    def stock_leaves(self) -> dict[str, bytes]:
+        """Values that are no tensors, a torch.save archive each. Raises DamagedError or OSError, naming the file."""
+
+
 class Checkpoint(msgspec.Struct, frozen=True):
     """What a committed checkpoint consists of. files and layouts by rank."""
 
@@ -38,6 +85,57 @@ class Checkpoint(msgspec.Struct, frozen=True):
     layouts: list[Layout]
     leaves: int  # values that are no tensors
     votes: list[VoteRef]
+    flat: ClassVar[bool] = False
+
+    @property
+    def step(self) -> int:
+        """As saved."""
+        return self.save.step
+
+    @property
+    def incarnation(self) -> int | None:
+        """As saved."""
+        return self.save.incarnation
+
+    @property
+    def save_id(self) -> str:
+        """As text."""
+        return self.save.text
+
+    @property
+    def paths(self) -> dict[str, Path]:
+        """Of the first rank that has a name."""
+        return {name: path for layout in reversed(self.layouts) for name, path in layout.paths.items()}
+
+    @property
+    def names(self) -> list[str]:
+        """Of the tensors, tied ones too, in the order of the state that was saved."""
+        there = {entry.name for layout in self.layouts for entry in layout.tensors}
+        there.update(name for layout in self.layouts for name in layout.aliases)
+        ordered = itertools.chain((name for layout in self.layouts for name in layout.paths), sorted(there))
+        return [name for name in dict.fromkeys(ordered) if name in there]
+
+    def tensors(self, names: Container[str]) -> dict[str, Tensor]:
+        """Those of these names. Raises DamagedError for one that ranks disagree about, or that has gaps."""
+        return whole_tensors(self.layouts, names)
+
+    def stock_leaves(self) -> dict[str, bytes]:
+        """Rank 0's values that are no tensors, a torch.save archive each; none if it made none.
+
+        Opaque bytes, checked like all else. Raises DamagedError or OSError, naming the file.
+        """
+        for ref in self.votes:
+            where = os.path.join(self.path, VOTES_DIR, ref.node)
+            raw = FileLayer().read_file(where, ref.nbytes)
+            if (len(raw), digest(raw)) != (ref.nbytes, ref.digest):
+                raise DamagedError(f"{where}: is not the vote that {MANIFEST} names", hint=f"ckptd verify {self.path}")
+            vote = decode_vote(raw, where=where)
+            if any(record.rank == 0 for record in vote.files):
+                objects = vote.stock_objects
+                if objects is None:
+                    return {}
+                return {name: objects.data[at : at + nbytes] for name, (at, nbytes) in objects.index.items()}
+        return {}
 
 
 def find(path: str) -> tuple[str, list[str]]:
@@ -108,27 +206,6 @@ def _check_tensors(path: str, layout: Layout) -> None:
         to = layout.publication.directory if layout.publication else ""
         hint = f"they lie in {to}" if to else f"their names stand in {os.path.join(path, STOCK_FILES)}"
         raise UsageError(f"{path} has a trainer's own files, no tensors of ckptd's", hint=hint)
-
-
-def stock_leaves(checkpoint: Checkpoint) -> dict[str, bytes]:
-    """Rank 0's values that are no tensors, a torch.save archive each; none if it made none.
-
-    Opaque bytes, checked like all else. Raises DamagedError or OSError, naming the file.
-    """
-    for ref in checkpoint.votes:
-        where = os.path.join(checkpoint.path, VOTES_DIR, ref.node)
-        raw = FileLayer().read_file(where, ref.nbytes)
-        if (len(raw), digest(raw)) != (ref.nbytes, ref.digest):
-            raise DamagedError(
-                f"{where}: is not the vote that {MANIFEST} names", hint=f"ckptd verify {checkpoint.path}"
-            )
-        vote = decode_vote(raw, where=where)
-        if any(record.rank == 0 for record in vote.files):
-            objects = vote.stock_objects
-            if objects is None:
-                return {}
-            return {name: objects.data[at : at + nbytes] for name, (at, nbytes) in objects.index.items()}
-    return {}
 
 
 def _source(path: str, record: FileRecord) -> SourceFile:

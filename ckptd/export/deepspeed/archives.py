@@ -1,0 +1,117 @@
+"""Files as torch.save writes them: what their pickle says, and where in the file each storage lies."""
+
+import os
+import struct
+import zipfile
+from typing import Any, NamedTuple
+
+from ckptd.export.deepspeed import inert
+from ckptd.protocol.errors import DamagedError
+from ckptd.protocol.layout import itemsize
+from ckptd.regular_files import open_followed
+
+_LOCAL = struct.Struct("<26xHH")  # of an entry's own header: lengths of the name and of what else precedes the data
+_OLD_FORMAT = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"  # of torch before 1.6
+
+
+class Range(NamedTuple):
+    """A contiguous tensor: elements in a file."""
+
+    file: int  # number of the archive
+    start: int  # byte
+    elements: int
+    dtype: str
+
+
+class Archive:
+    """A file that was opened. value: what it says, inert; its tensors are `inert.Stored`.
+
+    number: by which ranges name the file. Raises DamagedError or OSError, naming the file, for what is no such file.
+    """
+
+    def __init__(self, path: str, number: int) -> None:
+        self.path = path
+        self.number = number
+        with open_followed(path) as file:
+            self.nbytes = os.fstat(file.fileno()).st_size
+            try:
+                self.value = self._read(zipfile.ZipFile(file))
+            except (zipfile.BadZipFile, NotImplementedError, EOFError, ValueError, struct.error) as error:
+                raise self._damaged(self._why(file.fileno(), error)) from None
+
+    def _read(self, zipped: zipfile.ZipFile) -> Any:
+        entries = {info.filename.partition("/")[2]: info for info in zipped.infolist()}
+        if "data.pkl" not in entries:
+            raise zipfile.BadZipFile("a zip without data.pkl")
+        if "byteorder" in entries and self._content(zipped, entries["byteorder"]) != b"little":
+            raise zipfile.BadZipFile("its numbers are not little-endian")
+        self._storages = {
+            name.removeprefix("data/"): info for name, info in entries.items() if name.startswith("data/")
+        }
+        return inert.loads(self._content(zipped, entries["data.pkl"]), where=self.path)
+
+    @staticmethod
+    def _content(zipped: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
+        if info.compress_type != zipfile.ZIP_STORED or max(info.file_size, info.compress_size) > inert.MAX_NBYTES:
+            raise zipfile.BadZipFile(f"{info.filename} is compressed or too large")
+        return zipped.read(info)
+
+    def _why(self, fd: int, error: Exception) -> str:
+        head = os.pread(fd, len(_OLD_FORMAT), 0)
+        if head == _OLD_FORMAT:
+            return "is of torch's format before 1.6"
+        if head.startswith(b"PK"):
+            return f"is cut off or damaged: {error}"
+        return "is no file of torch.save's"
+
+    def _damaged(self, what: str) -> DamagedError:
+        hint = "take another checkpoint, or copy the file again from where it was written"
+        if "1.6" in what:
+            hint = f"with torch: torch.save(torch.load({self.path!r}, weights_only=False), {self.path!r})"
+        return DamagedError(f"{self.path} {what}", hint=hint)
+
+    def at(self, *keys: str) -> Any:
+        """What it says under these keys, one in the other; None when that is not there."""
+        value = self.value
+        for key in keys:
+            value = value.get(key) if isinstance(value, dict) else None
+        return value
+
+    def field(self, *keys: str) -> Any:
+        """The same. Raises DamagedError when it is not there."""
+        value = self.at(*keys)
+        if value is None:
+            raise self._damaged(f"has no {keys[-1]}")
+        return value
+
+    def range_of(self, tensor: inert.Stored, name: str) -> Range:
+        """Where the elements lie. Raises DamagedError, with the tensor's name, when they lie nowhere or scattered."""
+        info = self._storages.get(tensor.key)
+        if info is None:
+            raise self._damaged(f"has no data/{tensor.key}, where {name} lies")
+        if not tensor.contiguous:
+            raise DamagedError(
+                f"{self.path}: {name} is strided: its elements do not follow each other",
+                hint="leave it out: name with --only what you want",
+            )
+        item = itemsize(tensor.dtype)
+        start, stop = tensor.offset * item, (tensor.offset + tensor.elements) * item
+        if info.compress_type != zipfile.ZIP_STORED or stop > info.file_size:
+            raise self._damaged(f"is damaged: {name} ends at byte {stop} of data/{tensor.key}, of {info.file_size}")
+        return Range(self.number, self._begin(info) + start, tensor.elements, tensor.dtype)
+
+    def read(self, place: Range) -> bytes:
+        """The bytes of a small tensor."""
+        with open_followed(self.path) as file:
+            return os.pread(file.fileno(), place.elements * itemsize(place.dtype), place.start)
+
+    def _begin(self, info: zipfile.ZipInfo) -> int:
+        """First byte of an entry's data. Raises DamagedError when it does not end in the file."""
+        with open_followed(self.path) as file:
+            head = os.pread(file.fileno(), _LOCAL.size, info.header_offset)
+        if len(head) == _LOCAL.size and head.startswith(b"PK\x03\x04"):
+            name_nbytes, more_nbytes = _LOCAL.unpack(head)
+            begin: int = info.header_offset + _LOCAL.size + name_nbytes + more_nbytes
+            if begin + info.file_size <= self.nbytes:
+                return begin
+        raise self._damaged(f"is cut off or damaged: {info.filename} is not where its directory says")

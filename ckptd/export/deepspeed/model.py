@@ -1,0 +1,78 @@
+"""What the files of the model say: parameters and their shapes, who is tied to whom, and what ZeRO did not cut."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ckptd.export.deepspeed.archives import Archive, Range
+from ckptd.export.deepspeed.inert import Stored
+from ckptd.protocol.errors import DamagedError
+from ckptd.protocol.layout import MAX_DIMS, Shape
+
+
+class Model:
+    """Of ZeRO-1 and 2 one file, whose tensors are whole; of ZeRO-3 one for each rank, first that of rank 0.
+
+    names: of all tensors, in the model's order. shapes: of the trained ones, a dict for each group, in the order in
+    which they were cut. Raises DamagedError, naming the file, for what does not have these.
+    """
+
+    def __init__(self, archives: Sequence[Archive], *, cut: bool) -> None:
+        self._archives = archives
+        self._cut = cut
+        first = archives[0]
+        shapes = first.field("param_shapes")
+        self.shapes = [_shapes(named, first) for named in (shapes if isinstance(shapes, list) else [shapes])]
+        self.trained = {name: shape for named in self.shapes for name, shape in named.items()}
+        self.frozen = _shapes(first.at("frozen_param_shapes") or {}, first)
+        tied = first.at("shared_params") or {}
+        self._tied = {name: held for name, held in tied.items() if isinstance(name, str) and isinstance(held, str)}
+        self._others = self._uncut_of(first.at("module"), first.at("buffer_names"))
+        there = {*self.trained, *self.frozen, *self._others}
+        module = first.at("module") or {}
+        ordered = [name for name in (*module, *self.trained, *self.frozen, *self._tied) if self.holder(name) in there]
+        self.names = list(dict.fromkeys(ordered))
+
+    @property
+    def step(self) -> int:
+        """Steps of the optimizer, as the engine counted them."""
+        steps = self._archives[0].at("global_steps")
+        return steps if type(steps) is int and steps >= 0 else 0
+
+    def holder(self, name: str) -> str:
+        """The name that a tied one shares its tensor with; any other itself."""
+        return self._tied.get(name, name)
+
+    def uncut(self, name: str) -> tuple[Shape, list[Range]]:
+        """Shape and place of a tensor that the optimizer does not know: a buffer, or a frozen parameter."""
+        if name not in self.frozen:
+            tensor = self._others[name]
+            return tensor.shape, [self._archives[0].range_of(tensor, name)]
+        found = []
+        for archive in self._archives if self._cut else self._archives[:1]:
+            fragment = (archive.at("frozen_param_fragments") or {}).get(name)
+            if not isinstance(fragment, Stored):
+                raise DamagedError(f"{archive.path} has nothing of the frozen parameter {name}")
+            found.append(archive.range_of(fragment, name))
+        return self.frozen[name], found
+
+    def _uncut_of(self, module: Any, buffers: Any) -> dict[str, Stored]:
+        """What of the module's own tensors is not said elsewhere. Of ZeRO-3 only buffers are: the rest has no bytes."""
+        known = self.trained.keys() | self.frozen.keys() | self._tied.keys()
+        whole = {name for name in buffers or () if isinstance(name, str)} if self._cut else None
+        return {
+            name: value
+            for name, value in (module or {}).items()
+            if isinstance(value, Stored) and name not in known and (whole is None or name in whole)
+        }
+
+
+def _shapes(named: object, archive: Archive) -> dict[str, Shape]:
+    if isinstance(named, dict) and all(isinstance(name, str) and _is_shape(shape) for name, shape in named.items()):
+        return named
+    raise DamagedError(f"{archive.path}: the shapes of the parameters are none")
+
+
+def _is_shape(shape: object) -> bool:
+    return (
+        isinstance(shape, tuple) and len(shape) <= MAX_DIMS and all(type(n) is int and 0 <= n < 1 << 62 for n in shape)
+    )
