@@ -1,4 +1,4 @@
-"""One rank of a small training under DeepSpeed, which saves with the stock engine. Started by tests, and for golden files.
+"""One rank of a small training under DeepSpeed, which saves with the stock engine. For tests, and for golden files.
 
 Uneven sizes, two groups of parameters, a tied and a frozen parameter, buffers.
 """

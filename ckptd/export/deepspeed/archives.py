@@ -77,6 +77,11 @@ class Archive:
             value = value.get(key) if isinstance(value, dict) else None
         return value
 
+    def at_dict(self, *keys: str) -> dict[Any, Any]:
+        """The same; an empty dict when there is none."""
+        value = self.at(*keys)
+        return value if isinstance(value, dict) else {}
+
     def field(self, *keys: str) -> Any:
         """The same. Raises DamagedError when it is not there."""
         value = self.at(*keys)

@@ -95,6 +95,11 @@ def _check_kind(path: str, names: Iterable[str], slices: set[str]) -> None:
             raise UsageError(
                 f"{path} is a universal checkpoint, converted from one of ZeRO's", hint="export the one it was made of"
             )
+        if not any(name.startswith("mp_rank_") for name in names):
+            raise DamagedError(
+                f"{path} has no file of the optimizer's (*_optim_states.pt), where the weights of ZeRO-3 lie",
+                hint="copy them from the nodes that wrote them, or take another tag",
+            )
         raise UsageError(
             f"{path} has no file of ZeRO's (*_optim_states.pt): its weights are whole",
             hint=f"with torch: torch.load({os.path.join(path, 'mp_rank_00_model_states.pt')!r})['module']",

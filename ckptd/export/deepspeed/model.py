@@ -5,8 +5,11 @@ from typing import Any
 
 from ckptd.export.deepspeed.archives import Archive, Range
 from ckptd.export.deepspeed.inert import Stored
+from ckptd.export.deepspeed.partitions import check_apart
 from ckptd.protocol.errors import DamagedError
-from ckptd.protocol.layout import MAX_DIMS, Shape
+from ckptd.protocol.layout import Shape
+
+_MAX_DIMS = 8  # of a parameter: a range of one with more could be a hundred boxes
 
 
 class Model:
@@ -21,14 +24,16 @@ class Model:
         self._cut = cut
         first = archives[0]
         shapes = first.field("param_shapes")
-        self.shapes = [_shapes(named, first) for named in (shapes if isinstance(shapes, list) else [shapes])]
+        shapes = shapes if isinstance(shapes, list) else [shapes]
+        check_apart(first, shapes)
+        self.shapes = [_shapes(named, first) for named in shapes]
         self.trained = {name: shape for named in self.shapes for name, shape in named.items()}
-        self.frozen = _shapes(first.at("frozen_param_shapes") or {}, first)
-        tied = first.at("shared_params") or {}
+        self.frozen = _shapes(first.at_dict("frozen_param_shapes"), first)
+        tied = first.at_dict("shared_params")
         self._tied = {name: held for name, held in tied.items() if isinstance(name, str) and isinstance(held, str)}
-        self._others = self._uncut_of(first.at("module"), first.at("buffer_names"))
+        self._others = self._uncut_of(first.at_dict("module"), first.at("buffer_names"))
         there = {*self.trained, *self.frozen, *self._others}
-        module = first.at("module") or {}
+        module = [name for name in first.at_dict("module") if isinstance(name, str)]
         ordered = [name for name in (*module, *self.trained, *self.frozen, *self._tied) if self.holder(name) in there]
         self.names = list(dict.fromkeys(ordered))
 
@@ -49,20 +54,24 @@ class Model:
             return tensor.shape, [self._archives[0].range_of(tensor, name)]
         found = []
         for archive in self._archives if self._cut else self._archives[:1]:
-            fragment = (archive.at("frozen_param_fragments") or {}).get(name)
+            fragment = archive.at_dict("frozen_param_fragments").get(name)
             if not isinstance(fragment, Stored):
                 raise DamagedError(f"{archive.path} has nothing of the frozen parameter {name}")
             found.append(archive.range_of(fragment, name))
         return self.frozen[name], found
 
-    def _uncut_of(self, module: Any, buffers: Any) -> dict[str, Stored]:
+    def _uncut_of(self, module: dict[Any, Any], buffers: Any) -> dict[str, Stored]:
         """What of the module's own tensors is not said elsewhere. Of ZeRO-3 only buffers are: the rest has no bytes."""
         known = self.trained.keys() | self.frozen.keys() | self._tied.keys()
-        whole = {name for name in buffers or () if isinstance(name, str)} if self._cut else None
+        named = buffers if isinstance(buffers, list) else []
+        whole = {name for name in named if isinstance(name, str)} if self._cut else None
         return {
             name: value
-            for name, value in (module or {}).items()
-            if isinstance(value, Stored) and name not in known and (whole is None or name in whole)
+            for name, value in module.items()
+            if isinstance(name, str)
+            and isinstance(value, Stored)
+            and name not in known
+            and (whole is None or name in whole)
         }
 
 
@@ -74,5 +83,5 @@ def _shapes(named: object, archive: Archive) -> dict[str, Shape]:
 
 def _is_shape(shape: object) -> bool:
     return (
-        isinstance(shape, tuple) and len(shape) <= MAX_DIMS and all(type(n) is int and 0 <= n < 1 << 62 for n in shape)
+        isinstance(shape, tuple) and len(shape) <= _MAX_DIMS and all(type(n) is int and 0 <= n < 1 << 62 for n in shape)
     )

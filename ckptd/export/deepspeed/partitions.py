@@ -6,7 +6,7 @@ parameter by itself into equal ranges, the last ones padded, and a rank's lie en
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ckptd.export.deepspeed.archives import Archive, Range
@@ -16,7 +16,9 @@ from ckptd.protocol.layout import Shape, itemsize
 
 WEIGHTS = ""  # among the states of the optimizer: the fp32 weights themselves
 MAX_STAGE = 3
+_STAGES = {"optimizer_states": 1, "gradients": 2, "weights": 3}
 _MAX_COUNT = 1 << 53
+_MAX_ROW = 64  # items of a setting, such as the two betas
 Shapes = Sequence[dict[str, Shape]]  # of the parameters, by name, a dict for each group
 
 
@@ -43,10 +45,10 @@ def stage_of(archive: Archive) -> int:
     optimizer = archive.at("optimizer_state_dict")
     if isinstance(optimizer, dict):
         stage = optimizer.get("zero_stage", 1)
-        if isinstance(stage, Made) and isinstance(stage.args, tuple) and len(stage.args) == 1:
-            stage = stage.args[0]
-        if stage in range(1, MAX_STAGE + 1):
-            return int(stage)
+        if isinstance(stage, Made) and isinstance(stage.args, tuple):  # a member of an enumeration, by value or name
+            stage = next((_STAGES.get(arg, arg) for arg in stage.args if type(arg) in (int, str)), None)
+        if type(stage) is int and 1 <= stage <= MAX_STAGE:
+            return stage
     raise UsageError(f"{archive.path} is no file of ZeRO's", hint="export the directory that save_checkpoint wrote")
 
 
@@ -71,6 +73,7 @@ def partition_of(archive: Archive, shapes: Shapes, ranks: int) -> Partition:
     if not isinstance(weights, list) or len(weights) != len(shapes) or not isinstance(base, dict | list):
         raise _unfit(archive, "the groups of parameters and of flat weights differ in number")
     states = base.get("state") if isinstance(base, dict) else dict(enumerate(base))
+    check_apart(archive, states.values() if isinstance(states, dict) else ())
     flat: list[dict[str, Range]] = []
     single: list[dict[str, Range | float]] = []
     for group, tensor in enumerate(weights):
@@ -84,7 +87,7 @@ def partition_of(archive: Archive, shapes: Shapes, ranks: int) -> Partition:
                 single[group][state] = archive.range_of(value, f"the optimizer's {state}")
             elif (count := _count(value)) is not None:
                 single[group][state] = count
-    param_groups = list(_param_groups(base, len(weights))) if isinstance(base, dict) else []
+    param_groups = list(_param_groups(archive, base, len(weights))) if isinstance(base, dict) else []
     for settings, groups in param_groups:
         step = _count(settings.pop("step", None))  # some optimizers count by group, the rest by parameter
         if step is not None:
@@ -114,13 +117,25 @@ def _unfit(archive: Archive, what: str) -> CkptdError:
     return DamagedError(f"{archive.path}: {what}", hint="zero_to_fp32.py, in the directory above, may know it")
 
 
-def _param_groups(base: dict[Any, Any], count: int) -> Iterator[tuple[dict[str, Any], list[int]]]:
+def check_apart(archive: Archive, parts: Iterable[object]) -> None:
+    """Raises DamagedError when one object stands in several places: gone through in each, few bytes would be many."""
+    ids = [id(part) for part in parts]
+    if len(set(ids)) != len(ids):
+        raise _unfit(archive, "several groups are one")
+
+
+def _param_groups(archive: Archive, base: dict[Any, Any], count: int) -> Iterator[tuple[dict[str, Any], list[int]]]:
     """Settings of each group of the optimizer, plain values only, and the numbers of the flat tensors that it has."""
     groups = base.get("param_groups")
+    owned = 0
+    check_apart(archive, groups if isinstance(groups, list) else ())
     for group in groups if isinstance(groups, list) else ():
         members = group.get("params") if isinstance(group, dict) else None
-        if isinstance(members, list) and all(type(n) is int and 0 <= n < count for n in members):
-            yield {k: v for k, v in group.items() if isinstance(k, str) and k != "params" and _is_plain(v)}, members
+        members = members if isinstance(members, list) else [None]
+        owned += len(members)
+        if owned > count or not all(type(n) is int and 0 <= n < count for n in members):
+            raise _unfit(archive, "the optimizer's groups are not those of the weights")
+        yield {k: v for k, v in group.items() if isinstance(k, str) and k != "params" and _is_plain(v)}, members
 
 
 def _count(value: object) -> float | None:
@@ -130,7 +145,7 @@ def _count(value: object) -> float | None:
 
 def _is_plain(value: object) -> bool:
     if isinstance(value, list | tuple):
-        return all(type(item) in (bool, int, float, str) for item in value)
+        return len(value) <= _MAX_ROW and all(type(item) in (bool, int, float, str) for item in value)
     return value is None or type(value) in (bool, int, float, str)
 
 
@@ -138,13 +153,14 @@ def _noted_shares(archive: Archive) -> dict[str, list[Share]]:
     """ZeRO-1 and 2: as the rank noted them."""
     found: dict[str, list[Share]] = {}
     notes = archive.field("optimizer_state_dict", "param_slice_mappings")
+    check_apart(archive, notes if isinstance(notes, list) else ())
     for group, noted in enumerate(notes if isinstance(notes, list) else ()):
         for name, address in noted.items() if isinstance(noted, dict) else ():
             state = address.state if isinstance(address, Made) and isinstance(address.state, dict) else {}
             start, elements = state.get("start"), state.get("numel")
-            if type(start) is not int or type(elements) is not int or start < 0 or elements < 0:
-                raise _unfit(archive, f"where {name!r} lies is not noted")
-            found.setdefault(name, []).append(Share(group, start, elements))
+            if type(start) is not int or type(elements) is not int or start < 0 or elements < 0 or name in found:
+                raise _unfit(archive, f"where {name!r} lies is not noted, or twice")
+            found[name] = [Share(group, start, elements)]
     return found
 
 

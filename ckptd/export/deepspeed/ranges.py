@@ -12,11 +12,13 @@ from ckptd.export.plan import Box, Tensor
 from ckptd.protocol.errors import DamagedError
 from ckptd.protocol.layout import Shape, itemsize
 
+_HINT = "are the files of one save? leave the tensor out: name with --only what you want"
 
-def whole(name: str, shape: Shape, ranges: Iterable[Range], files: list[str]) -> Tensor:
+
+def whole(name: str, shape: Shape, ranges: Iterable[Range], *, where: str) -> Tensor:
     """The tensor that the ranges make, one after the other; of the last what is too much is padding.
 
-    Raises DamagedError, naming tensor and files, when they are too few or of several dtypes.
+    where: named in errors. Raises DamagedError, naming the tensor, when they are too few or of several dtypes.
     """
     boxes: list[Box] = []
     done, count = 0, math.prod(shape)
@@ -24,7 +26,7 @@ def whole(name: str, shape: Shape, ranges: Iterable[Range], files: list[str]) ->
     for part in ranges:
         dtype = dtype or part.dtype
         if part.dtype != dtype:
-            raise DamagedError(f"tensor {name!r}: {dtype} in one file, {part.dtype} in {files[part.file]}")
+            raise DamagedError(f"{where}: tensor {name!r} is {dtype} in one file, {part.dtype} in another", hint=_HINT)
         taken = min(part.elements, count - done)
         at = part.start
         for offsets, sizes in boxes_of(shape, done, done + taken):
@@ -32,7 +34,8 @@ def whole(name: str, shape: Shape, ranges: Iterable[Range], files: list[str]) ->
             at += math.prod(sizes) * itemsize(dtype)
         done += taken
     if done != count or not dtype:
-        raise DamagedError(f"tensor {name!r} {list(shape)}: {count - done} of {count} elements are in no file")
+        text = f"{where}: tensor {name!r} {list(shape)}: {count - done} of {count} elements are in no file"
+        raise DamagedError(text, hint=_HINT)
     return Tensor(name, dtype, shape, tuple(boxes))
 
 

@@ -47,7 +47,7 @@ class ZeroCheckpoint:
         self._archives: list[Archive] = []
         found = directory.files_of(path)
         first = self._open(found.optimizer[0])
-        ranks, cut = ranks_of(first), stage_of(first) == MAX_STAGE
+        cut, ranks = stage_of(first) == MAX_STAGE, ranks_of(first)
         directory.check_ranks(found, ranks)
         names = directory.model_files(found, ranks if cut else 1)
         self._model = Model([self._open(name) for name in names], cut=cut)
@@ -106,12 +106,11 @@ class ZeroCheckpoint:
         return self._archives[-1]
 
     def _tensor(self, name: str, of: str, state: str) -> Tensor:
-        files = [archive.path for archive in self._archives]
         if of not in self._model.trained:
-            return whole(name, *self._model.uncut(of), files)
+            return whole(name, *self._model.uncut(of), where=self.path)
         single = self._single(of).get(state)
         if single is None:
-            return whole(name, self._model.trained[of], ranges(self._partitions, of, state), files)
+            return whole(name, self._model.trained[of], ranges(self._partitions, of, state), where=self.path)
         if isinstance(single, float):
             number = self._counts.setdefault(single, len(self._counts))
             single = Range(len(self._archives), number * _COUNT.size, 1, "F32")
