@@ -15,6 +15,7 @@ from typing import Self
 
 import msgspec
 
+from ckptd.export.crc import Crcs, Stretch
 from ckptd.protocol.digest import BLOCK_NBYTES, DIGEST_NBYTES, digest
 from ckptd.protocol.errors import DamagedError
 from ckptd.protocol.layout import Extent
@@ -31,6 +32,7 @@ class SourceFile(msgspec.Struct, frozen=True):
     digests: bytes | None  # 16 per block; None for a file of other programs, which nobody has digested
     # Its files by path, when it is several: end to end, each of whole pages but the last.
     parts: tuple[Extent, ...] = ()
+    crcs: tuple[Stretch, ...] = ()  # what is known instead of digests, of parts of the file
     content: bytes = b""  # of what is no file at all: values made here, fewer bytes than a block
 
 
@@ -55,6 +57,7 @@ class VerifiedReader:
         self._capacity = capacity
         self._ahead = ThreadPoolExecutor(AHEAD)
         self._begun: dict[int, int] = {}  # by file, the furthest block that was read ahead
+        self._crcs = [Crcs(file.path, file.crcs) for file in files]
         self._lock = threading.Lock()
         self._blocks: OrderedDict[tuple[int, int], _Block] = OrderedDict()  # used last comes last
 
@@ -75,6 +78,11 @@ class VerifiedReader:
                 self._begun[file] = max(index, self._begun.get(file, 0))
             if wanted:
                 self._ahead.submit(self._warm, file, index)
+
+    def check_crcs(self) -> None:
+        """Raises DamagedError, naming file and part, for bytes read so far whose CRC says that they are others."""
+        for crcs in self._crcs:
+            crcs.check()
 
     def _warm(self, file: int, index: int) -> None:
         with contextlib.suppress(DamagedError, OSError), self._block(file, index):
@@ -129,6 +137,8 @@ class VerifiedReader:
         try:
             _read_block(source, index * BLOCK_NBYTES, nbytes, block.buffer)
             _check(source, index, nbytes, block.buffer)
+            with memoryview(block.buffer) as whole, whole[:nbytes] as view:
+                self._crcs[file].see(index, view)
         except BaseException as error:
             block.filled.set_exception(error)
             raise

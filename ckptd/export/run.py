@@ -155,6 +155,7 @@ def _write(
             output.open()
         with VerifiedReader(source.files, _BLOCKS) as reader:
             write_files(plans, outputs, reader, lambda done: report(done, total))
+            reader.check_crcs()
         for output in outputs:
             output.sync()
             output.close()

@@ -1,4 +1,4 @@
-"""Starts trainings under DeepSpeed that leave a checkpoint, `expected.safetensors` and `16bit.pt` behind."""
+"""Starts ranks: trainings under DeepSpeed that leave a checkpoint behind, and programs that read one."""
 
 import json
 import os
@@ -6,19 +6,27 @@ import socket
 import subprocess
 import sys
 
-SCRIPT = os.path.join(os.path.dirname(__file__), "zero_ranks.py")
+HERE = os.path.dirname(__file__)
+ROOT = os.path.dirname(os.path.dirname(HERE))
 TIMEOUT_S = 300
 
 
 def train(out, ranks, stage, dtype, **more):
-    """Leaves a checkpoint in out. more: of DeepSpeed's configuration. A rank that fails is raised with its words."""
+    """Leaves a checkpoint in out, beside it expected.safetensors and 16bit.pt. more: of DeepSpeed's configuration."""
+    on_ranks(ranks, "zero_ranks.py", out, stage, dtype, json.dumps(more))
+    return out
+
+
+def on_ranks(ranks, script, *args):
+    """What rank 0 prints. A rank that fails is raised with its words."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     shared = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+    shared["PYTHONPATH"] = os.pathsep.join((ROOT, os.path.join(ROOT, "client")))
     begun = [
         subprocess.Popen(
-            [sys.executable, "-W", "ignore", SCRIPT, str(out), str(stage), dtype, json.dumps(more)],
+            [sys.executable, "-W", "ignore", os.path.join(HERE, script), *map(str, args)],
             env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -27,11 +35,11 @@ def train(out, ranks, stage, dtype, **more):
         for rank in range(ranks)
     ]
     try:
-        for process in begun:
-            told, _ = process.communicate(timeout=TIMEOUT_S)
-            assert process.returncode == 0, told[-4000:]
+        told = [process.communicate(timeout=TIMEOUT_S)[0] for process in begun]
     finally:
         for process in begun:
             process.kill()
             process.wait()
-    return out
+    failed = [text[-4000:] for process, text in zip(begun, told, strict=True) if process.returncode]
+    assert not failed, failed[0]
+    return told[0]

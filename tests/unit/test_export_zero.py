@@ -1,21 +1,28 @@
 """Checkpoints that DeepSpeed wrote, exported without it: golden ones of each stage, held against its living engine."""
 
+import contextlib
 import os
 import shutil
 import struct
 import subprocess
 import sys
+import zipfile
+import zlib
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from ckptd import cli
+from ckptd.export.crc import Crcs, Stretch, combined
 from ckptd.export.deepspeed.archives import Archive
 from ckptd.export.names import Choice
 from ckptd.export.run import Order, export
+from ckptd.protocol.digest import BLOCK_NBYTES
 from ckptd.protocol.errors import CkptdError, DamagedError, UsageError
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "zero"
@@ -27,6 +34,14 @@ WEIGHTS = Choice(only=("model",), strip="model")
 def exported(source, out, choice=WEIGHTS):
     export(Order(source=str(source), out=str(out), choice=choice))
     return load_file(out / "model.safetensors")
+
+
+def flip(path, at, bits=1):
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ bits]))
 
 
 def assert_equal(found, wanted):
@@ -117,6 +132,58 @@ main()
         done = subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
     assert_equal(load_file(tmp_path / "safetensors/model.safetensors"), expected("stage3"))
+
+
+# -- what is damaged
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("form", ["safetensors", "dcp", "torch"])
+def test_a_flipped_bit_of_a_tensor_is_found_by_its_crc(stage, form, copy, tmp_path):
+    """Which torch.load and DeepSpeed read past."""
+    file = copy(stage) / TAG / OPTIMIZER
+    archive = Archive(str(file), 0)
+    key = "fp32_flat_groups" if stage == "stage3" else "single_partition_of_fp32_groups"
+    flip(file, archive.range_of(archive.field("optimizer_state_dict", key)[0], "").start + 5)
+    order = Order(source=str(tmp_path / stage), out=str(tmp_path / "out"), format=form, choice=WEIGHTS)
+    with pytest.raises(DamagedError, match=rf"{OPTIMIZER}: .*/data/\d+ \(bytes .*CRC-32"):
+        export(order)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_without_crcs_is_read(copy, tmp_path):
+    """As torch writes it when it is told not to take them, and ckptd for tensors."""
+    for file in (copy("stage2") / TAG).iterdir():
+        with zipfile.ZipFile(file) as zipped:
+            for info in zipped.infolist():
+                info.CRC = 0
+            entries, start = zipped.infolist(), zipped.start_dir
+        raw = file.read_bytes()[:start]
+        with zipfile.ZipFile(file, "w") as zipped:
+            zipped.fp.write(raw)
+            zipped.filelist, zipped.start_dir, zipped._didModify = entries, start, True
+    found = exported(tmp_path / "stage2", tmp_path / "out", Choice())
+    assert_equal(found, expected("stage2"))
+
+
+@given(pieces=st.lists(st.binary(max_size=70), min_size=1, max_size=5))
+def test_crcs_of_pieces_are_put_together(pieces):
+    crc, whole = 0, b""
+    for piece in pieces:
+        crc, whole = combined(crc, zlib.crc32(piece), len(piece)), whole + piece
+    assert crc == zlib.crc32(whole)
+
+
+def test_a_crc_over_blocks_that_come_in_any_order():
+    whole = bytes(range(251)) * 150_000
+    parts = [(i, whole[i * BLOCK_NBYTES : (i + 1) * BLOCK_NBYTES]) for i in range(3)]
+    for start, stop, wrong in ((10, len(whole), 0), (10, len(whole), 1), (BLOCK_NBYTES - 1, BLOCK_NBYTES + 1, 1)):
+        crcs = Crcs("file", [Stretch("part", start, stop - start, zlib.crc32(whole[start:stop]) ^ wrong)])
+        for index, block in reversed(parts):
+            crcs.check()  # before all have come there is nothing to say
+            crcs.see(index, memoryview(block))
+        with pytest.raises(DamagedError, match="file: part") if wrong else contextlib.nullcontext():
+            crcs.check()
 
 
 # -- what cannot be exported

@@ -3,9 +3,12 @@
 import os
 import struct
 import zipfile
+import zlib
 from typing import Any, NamedTuple
 
+from ckptd.export.crc import Stretch
 from ckptd.export.deepspeed import inert
+from ckptd.export.read import SourceFile
 from ckptd.protocol.errors import DamagedError
 from ckptd.protocol.layout import itemsize
 from ckptd.regular_files import open_followed
@@ -32,6 +35,7 @@ class Archive:
     def __init__(self, path: str, number: int) -> None:
         self.path = path
         self.number = number
+        self._crcs: dict[str, Stretch] = {}
         with open_followed(path) as file:
             self.nbytes = os.fstat(file.fileno()).st_size
             try:
@@ -43,18 +47,25 @@ class Archive:
         entries = {info.filename.partition("/")[2]: info for info in zipped.infolist()}
         if "data.pkl" not in entries:
             raise zipfile.BadZipFile("a zip without data.pkl")
-        if "byteorder" in entries and self._content(zipped, entries["byteorder"]) != b"little":
+        if "byteorder" in entries and self._content(entries["byteorder"]) != b"little":
             raise zipfile.BadZipFile("its numbers are not little-endian")
         self._storages = {
             name.removeprefix("data/"): info for name, info in entries.items() if name.startswith("data/")
         }
-        return inert.loads(self._content(zipped, entries["data.pkl"]), where=self.path)
+        return inert.loads(self._content(entries["data.pkl"]), where=self.path)
 
-    @staticmethod
-    def _content(zipped: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
-        if info.compress_type != zipfile.ZIP_STORED or max(info.file_size, info.compress_size) > inert.MAX_NBYTES:
+    def _content(self, info: zipfile.ZipInfo) -> bytes:
+        """Of a small entry, checked against its CRC, if it has one: without, it is 0."""
+        if info.compress_type != zipfile.ZIP_STORED or info.file_size > inert.MAX_NBYTES:
             raise zipfile.BadZipFile(f"{info.filename} is compressed or too large")
-        return zipped.read(info)
+        data = self._bytes(self._begin(info), info.file_size)
+        if info.CRC and zlib.crc32(data) != info.CRC:
+            raise zipfile.BadZipFile(f"the CRC-32 of {info.filename} does not match")
+        return data
+
+    def _bytes(self, start: int, nbytes: int) -> bytes:
+        with open_followed(self.path) as file:
+            return os.pread(file.fileno(), nbytes, start)
 
     def _why(self, fd: int, error: Exception) -> str:
         head = os.pread(fd, len(_OLD_FORMAT), 0)
@@ -103,17 +114,22 @@ class Archive:
         start, stop = tensor.offset * item, (tensor.offset + tensor.elements) * item
         if info.compress_type != zipfile.ZIP_STORED or stop > info.file_size:
             raise self._damaged(f"is damaged: {name} ends at byte {stop} of data/{tensor.key}, of {info.file_size}")
-        return Range(self.number, self._begin(info) + start, tensor.elements, tensor.dtype)
+        begin = self._begin(info)
+        if info.CRC:
+            self._crcs[tensor.key] = Stretch(info.filename, begin, info.file_size, info.CRC)
+        return Range(self.number, begin + start, tensor.elements, tensor.dtype)
+
+    def source(self) -> SourceFile:
+        """The file, with the CRCs of the storages that ranges were asked for."""
+        return SourceFile(self.path, self.nbytes, None, crcs=tuple(self._crcs.values()))
 
     def read(self, place: Range) -> bytes:
         """The bytes of a small tensor."""
-        with open_followed(self.path) as file:
-            return os.pread(file.fileno(), place.elements * itemsize(place.dtype), place.start)
+        return self._bytes(place.start, place.elements * itemsize(place.dtype))
 
     def _begin(self, info: zipfile.ZipInfo) -> int:
         """First byte of an entry's data. Raises DamagedError when it does not end in the file."""
-        with open_followed(self.path) as file:
-            head = os.pread(file.fileno(), _LOCAL.size, info.header_offset)
+        head = self._bytes(max(0, info.header_offset), _LOCAL.size)
         if len(head) == _LOCAL.size and head.startswith(b"PK\x03\x04"):
             name_nbytes, more_nbytes = _LOCAL.unpack(head)
             begin: int = info.header_offset + _LOCAL.size + name_nbytes + more_nbytes

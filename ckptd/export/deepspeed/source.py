@@ -82,10 +82,9 @@ class ZeroCheckpoint:
 
     @property
     def files(self) -> list[SourceFile]:
-        """What the boxes lie in: the archives, whose digests nobody took, and at last the values made here."""
+        """What the boxes lie in: the archives, which have CRCs at best, and at last the values made here."""
         made = b"".join(map(_COUNT.pack, self._counts))
-        opened = [SourceFile(one.path, one.nbytes, None) for one in self._archives]
-        return [*opened, SourceFile("counts of steps", len(made), None, content=made)]
+        return [*(one.source() for one in self._archives), SourceFile("counts of steps", len(made), None, content=made)]
 
     def stock_leaves(self) -> dict[str, bytes]:
         """The optimizer's settings, a torch.save archive each."""
