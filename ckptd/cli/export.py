@@ -17,6 +17,7 @@ from ckptd.units import parse_size
     epilog=common.example(
         "ckptd export /scratch/$USER/ckpt/llama-7b out --only model --strip model",
         "ckptd export --format torch --dtype BF16 STEP-DIRECTORY model.pt",
+        "ckptd export ZERO-CHECKPOINT out --only model --strip model --dtype BF16",
     )
 )
 @click.argument("source")
@@ -64,7 +65,8 @@ def command(  # noqa: PLR0913, PLR0917  # a flag each
     """Write the whole tensors of SOURCE, a checkpoint or a job's directory (its newest), to OUT.
 
     Put together from all ranks, every digest checked on the way; damage leaves nothing behind and exit code 1.
-    Other values than tensors stay behind, but for dcp, which has those of rank 0.
+    Other values than tensors stay behind, but for dcp, which has those of rank 0. SOURCE may be a ZeRO checkpoint
+    of DeepSpeed's too: the directory of save_checkpoint, or of one tag.
     """
     if nested and (form != "torch" or strip or map_path):
         raise UsageError("--nested goes with --format torch, and without --strip and --map")
