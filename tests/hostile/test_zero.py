@@ -73,7 +73,8 @@ def doubled(count):
 
 def tuple_keys(count):
     """A dict whose key takes 2^count steps to hash."""
-    return HEAD + b"}K\x01q\x00" + b"".join(b"h%ch%c\x86q%c" % (i, i, i + 1) for i in range(count)) + b"K\x02s."
+    made = b"".join(b"h%ch%c\x86q%c0" % (i, i, i + 1) for i in range(count))
+    return HEAD + b"}K\x01q\x000" + made + b"h%cK\x02s." % count
 
 
 LONG = b"(" + b"K\x01" * 1_000_000 + b"tq\x00"
@@ -92,7 +93,6 @@ BOMBS = {
     "nothing": HEAD + END,
     "no end": HEAD + b"N" * 100_000,
     "extension": HEAD + b"\x82\x01" + END,
-    "too long": HEAD + b"N" * inert.MAX_NBYTES + END,
 }  # fmt: skip
 
 
@@ -112,6 +112,18 @@ except DamagedError as error:
     assert "bomb" in str(error) and len(str(error)) < 500
 """
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "bomb")], check=True, timeout=20)
+
+
+def test_a_pickle_that_is_too_long_is_not_begun():
+    with pytest.raises(DamagedError, match=r"bomb: a pickle of .* more than any checkpoint"):
+        inert.loads(HEAD + b"N" * inert.MAX_NBYTES + END, where="bomb")
+
+
+def test_a_part_that_no_rank_has_is_missed(copy):
+    path = copy("stage2")
+    rewritten(path / OPTIMIZER, lambda data: data.replace(b"embed.weight", b"embed.heavy!"))
+    with pytest.raises(DamagedError, match=r"'model.embed.weight' \[13, 6\]: 76 of 78 elements are in no file"):
+        opened(path)
 
 
 @pytest.mark.timeout(60)
