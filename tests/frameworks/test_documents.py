@@ -36,4 +36,4 @@ def test_the_lightning_example_leaves_its_best_two_and_the_last(node):
     for _ in range(2):
         assert torchrun(node, 2, path).count("at epoch 3\n") == 2
         names = os.listdir(os.path.join(os.path.dirname(path), "ckpt-lightning"))
-        assert sorted(names) == ["epoch=1-step=16.ckpt", "epoch=2-step=24.ckpt", "last.ckpt"]
+        assert sorted(names) == ["epoch=1-step=8.ckpt", "epoch=2-step=12.ckpt", "last.ckpt"]
