@@ -24,6 +24,7 @@ from ckptd.export.names import Choice
 from ckptd.export.run import Order, export
 from ckptd.protocol.digest import BLOCK_NBYTES
 from ckptd.protocol.errors import CkptdError, DamagedError, UsageError
+from ckptd_client.files import TorchFile
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "zero"
 STAGES = ("stage1", "stage2", "stage3")
@@ -104,6 +105,18 @@ def test_dcp_boxes_are_whole_rows(monkeypatch, tmp_path):
     with pytest.warns(UserWarning, match="disabled"):
         dcp.load(state, checkpoint_id=out)
     assert_equal(state, {n: t for n, t in expected("stage3").items() if n in state})
+
+
+def test_a_file_that_ckptd_laid_out_is_read_like_torchs(copy, tmp_path):
+    file = copy("stage2") / TAG / "mp_rank_00_model_states.pt"
+    laid = TorchFile(torch.load(file, weights_only=False)).lay_out()
+    data = bytearray(laid.nbytes)
+    for at, known in laid.known:
+        data[at : at + len(known)] = known
+    for at, flat in laid.copies:
+        data[at : at + flat.numel()] = bytes(flat.numpy())
+    file.write_bytes(data)
+    assert_equal(exported(tmp_path / "stage2", tmp_path / "out", Choice()), expected("stage2"))
 
 
 def test_half_precision_as_save_16bit_model_writes_it(tmp_path):
