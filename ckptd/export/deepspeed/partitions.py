@@ -55,14 +55,14 @@ def stage_of(archive: Archive) -> int:
 def ranks_of(archive: Archive) -> int:
     """How many ranks saved. Raises UsageError when groups were cut for different numbers, as those of experts are."""
     counts = archive.at("optimizer_state_dict", "partition_count")
-    distinct = set(counts) if isinstance(counts, list) and all(type(n) is int for n in counts) else {counts}
-    count = distinct.pop() if len(distinct) == 1 else None
-    if type(count) is not int or count < 1 or archive.at("optimizer_state_dict", "ds_zero_partition_groups"):
+    counts = counts if isinstance(counts, list) else [counts]
+    same = counts and type(counts[0]) is int and counts[0] > 0 and counts.count(counts[0]) == len(counts)
+    if not same or archive.at("optimizer_state_dict", "ds_zero_partition_groups"):
         raise UsageError(
             f"{archive.path}: its groups of parameters are cut for different numbers of ranks (experts?)",
             hint="that is not exported; DeepSpeed's ds_to_universal.py converts it",
         )
-    return count
+    return int(counts[0])
 
 
 def partition_of(archive: Archive, shapes: Shapes, ranks: int) -> Partition:
@@ -72,21 +72,16 @@ def partition_of(archive: Archive, shapes: Shapes, ranks: int) -> Partition:
     base = archive.field("optimizer_state_dict", "optimizer_state_dict" if third else "base_optimizer_state")
     if not isinstance(weights, list) or len(weights) != len(shapes) or not isinstance(base, dict | list):
         raise _unfit(archive, "the groups of parameters and of flat weights differ in number")
-    states = base.get("state") if isinstance(base, dict) else dict(enumerate(base))
-    check_apart(archive, states.values() if isinstance(states, dict) else ())
-    flat: list[dict[str, Range]] = []
-    single: list[dict[str, Range | float]] = []
-    for group, tensor in enumerate(weights):
-        own = states.get(group, {}) if isinstance(states, dict) else {}
-        flat.append({WEIGHTS: _flat(archive, tensor)})
-        single.append({})
-        for state, value in own.items() if isinstance(own, dict) else ():
-            if isinstance(value, Stored) and value.shape:
-                flat[group][state] = _flat(archive, value)
-            elif isinstance(value, Stored):
-                single[group][state] = archive.range_of(value, f"the optimizer's {state}")
-            elif (count := _count(value)) is not None:
-                single[group][state] = count
+    flat = [{WEIGHTS: _flat(archive, tensor)} for tensor in weights]
+    single: list[dict[str, Range | float]] = [{} for _ in weights]
+    for group, state, value in _states(archive, base, len(weights)):
+        count = _count(value)
+        if isinstance(value, Stored) and not value.shape:
+            single[group][state] = archive.range_of(value, f"the optimizer's {state}")
+        elif isinstance(value, Stored) and value.shape >= (flat[group][WEIGHTS].elements,) and len(value.shape) == 1:
+            flat[group][state] = _flat(archive, value)  # of another length it is nothing of the weights' layout
+        elif count is not None:
+            single[group][state] = count
     param_groups = list(_param_groups(archive, base, len(weights))) if isinstance(base, dict) else []
     for settings, groups in param_groups:
         step = _count(settings.pop("step", None))  # some optimizers count by group, the rest by parameter
@@ -105,6 +100,18 @@ def ranges(partitions: Sequence[Partition], name: str, state: str) -> Iterator[R
             if flat is None or share.start + share.elements > flat.elements:
                 raise _unfit(partition.archive, f"{state or 'the weights'} of {name!r} are not where it says")
             yield flat._replace(start=flat.start + share.start * itemsize(flat.dtype), elements=share.elements)
+
+
+def _states(archive: Archive, base: dict[Any, Any] | list[Any], groups: int) -> Iterator[tuple[int, str, object]]:
+    """Group, name and value of all states of the optimizer. An elastic checkpoint lists groups, others number them."""
+    by_group = base.get("state") if isinstance(base, dict) else dict(enumerate(base))
+    by_group = by_group if isinstance(by_group, dict) else {}
+    check_apart(archive, by_group.values())
+    for group in range(groups):
+        own = by_group.get(group)
+        for state, value in own.items() if isinstance(own, dict) else ():
+            if isinstance(state, str):
+                yield group, state, value
 
 
 def _flat(archive: Archive, tensor: object) -> Range:
@@ -152,7 +159,9 @@ def _is_plain(value: object) -> bool:
 def _noted_shares(archive: Archive) -> dict[str, list[Share]]:
     """ZeRO-1 and 2: as the rank noted them."""
     found: dict[str, list[Share]] = {}
-    notes = archive.field("optimizer_state_dict", "param_slice_mappings")
+    notes = archive.at("optimizer_state_dict", "param_slice_mappings")
+    if notes is None:
+        raise _unfit(archive, "which parameter lies where (param_slice_mappings) is not noted; DeepSpeed was too old")
     check_apart(archive, notes if isinstance(notes, list) else ())
     for group, noted in enumerate(notes if isinstance(notes, list) else ()):
         for name, address in noted.items() if isinstance(noted, dict) else ():
