@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from ckptd.export.names import Choice
 from ckptd.export.run import Order, export
-from tests.frameworks.zero_runs import on_ranks, train
+from tests.frameworks.zero_runs import EXPECTED, on_ranks, train, train_pipeline
 
 pytestmark = [pytest.mark.frameworks("deepspeed"), pytest.mark.timeout(600)]
 CASES = {
@@ -46,7 +46,12 @@ def assert_equal(found, wanted):
 
 def test_every_tensor_is_what_the_engine_held(checkpoint, tmp_path):
     _, source = checkpoint
-    assert_equal(exported(source, tmp_path / "out", Choice()), load_file(source / "expected.safetensors"))
+    assert_equal(exported(source, tmp_path / "out", Choice()), load_file(source / EXPECTED))
+
+
+def test_a_pipeline_is_what_its_engines_held(tmp_path):
+    source = train_pipeline(tmp_path / "zero")
+    assert_equal(exported(source, tmp_path / "out", Choice()), load_file(source / EXPECTED))
 
 
 def test_weights_are_those_of_zero_to_fp32(checkpoint, tmp_path):
@@ -78,4 +83,4 @@ def test_fsdp2_goes_on_from_it_on_two_ranks(checkpoint, tmp_path):
     out = tmp_path / "out"
     export(Order(source=str(source), out=str(out), format="dcp"))
     settings = "without" if "elastic" in case else "with"
-    assert "equal: 33" in on_ranks(2, "fsdp2_ranks.py", out, source / "expected.safetensors", settings)
+    assert "equal: 33" in on_ranks(2, "fsdp2_ranks.py", out, source / EXPECTED, settings)

@@ -6,6 +6,9 @@ import socket
 import subprocess
 import sys
 
+from safetensors.torch import load_file, save_file
+
+EXPECTED = "expected.safetensors"
 HERE = os.path.dirname(__file__)
 ROOT = os.path.dirname(os.path.dirname(HERE))
 TIMEOUT_S = 300
@@ -14,6 +17,16 @@ TIMEOUT_S = 300
 def train(out, ranks, stage, dtype, **more):
     """Leaves a checkpoint in out, beside it expected.safetensors and 16bit.pt. more: of DeepSpeed's configuration."""
     on_ranks(ranks, "zero_ranks.py", out, stage, dtype, json.dumps(more))
+    return out
+
+
+def train_pipeline(out):
+    """The same of four ranks, two for each stage of a pipeline; no 16bit.pt."""
+    on_ranks(4, "pipe_ranks.py", out)
+    parts = [os.path.join(out, f"expected-{stage}.safetensors") for stage in ("last", "first")]
+    save_file({name: t for part in parts for name, t in load_file(part).items()}, os.path.join(out, EXPECTED))
+    for part in parts:
+        os.unlink(part)
     return out
 
 

@@ -28,6 +28,7 @@ from ckptd_client.files import TorchFile
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "zero"
 STAGES = ("stage1", "stage2", "stage3")
+TAGS = {**dict.fromkeys(STAGES, "global_step3"), "pipeline": "global_step2"}
 TAG = "global_step3"
 WEIGHTS = Choice(only=("model",), strip="model")
 
@@ -65,7 +66,7 @@ def copy(tmp_path):
 # -- what comes out
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", TAGS)
 def test_every_tensor_is_what_the_engine_held(stage, tmp_path):
     found = exported(GOLDEN / stage, tmp_path / "out", Choice())
     assert_equal(found, expected(stage))
@@ -202,8 +203,8 @@ def test_a_crc_over_blocks_that_come_in_any_order():
 # -- what cannot be exported
 
 
-def remove(name):
-    return lambda path: (path / TAG / name).unlink()
+def remove(*names):
+    return lambda path: [(path / TAGS[path.name] / name).unlink() for name in names]
 
 
 def cut(name, nbytes):
@@ -240,8 +241,26 @@ WRONG = {
         "stage2", add(OPTIMIZER.replace("_1_", "_2_"), OPTIMIZER), DamagedError, "2 ranks saved.*files of 3",
     ),
     "two kinds of saves": ("stage2", add(OPTIMIZER.removeprefix("bf16_")), DamagedError, "of several saves"),
-    "a pipeline": ("stage1", add("layer_00-model_00-model_states.pt"), UsageError, r"a pipeline.*\n.*ds_to_universal"),
-    "tensor parallel": ("stage1", add("mp_rank_01_model_states.pt"), UsageError, r"several mp_ranks \(01\)"),
+    "a stage is missing": (
+        "pipeline",
+        remove(*(f"zero_pp_rank_{rank}_mp_rank_01_optim_states.pt" for rank in (0, 1)), "mp_rank_01_model_states.pt"),
+        DamagedError,
+        "cut into 2 stages, of 1 there are files",
+    ),
+    "a stage's rank is missing": (
+        "pipeline",
+        remove("zero_pp_rank_1_mp_rank_01_optim_states.pt"),
+        DamagedError,
+        "zero_pp_rank_1_mp_rank_01_optim_states.pt: missing, of 2 ranks",
+    ),
+    "a stage's model is missing": (
+        "pipeline", remove("mp_rank_01_model_states.pt"), DamagedError, "mp_rank_01_model_states.pt: missing",
+    ),
+    "a layer is missing": (
+        "pipeline", remove("layer_03-model_states.pt"), DamagedError, "the layer that has 3.bias is missing",
+    ),
+    "tensor parallel": ("stage1", add("mp_rank_01_model_states.pt"), UsageError, r"tensor.*\n.*ds_to_universal"),
+    "tensor and pipeline": ("stage1", add("layer_00-model_01-model_states.pt"), UsageError, "of tensor parallelism"),
     "experts": ("stage2", add("layer_0_expert_1_mp_rank_00_model_states.pt"), UsageError, "of experts"),
     "no latest": ("stage2", lambda path: (path / "latest").unlink(), UsageError, f"(?s)no `latest`.*/{TAG} OUT"),
     "latest that is not there": ("stage2", latest("global_step9"), UsageError, "names 'global_step9', which is no"),

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ckptd.protocol.errors import CkptdError, DamagedError, UsageError
@@ -10,15 +10,17 @@ from ckptd.regular_files import contents
 
 _OPTIMIZER_RE = re.compile(r"^((?:bf16_|fp16_)?zero_pp_rank_)(\d+)_mp_rank_(\d+)_optim_states\.pt$", re.ASCII)
 _MODEL_RE = re.compile(r"^(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt$", re.ASCII)
+_LAYER_RE = re.compile(r"^layer_(\d+)(?:-model_00)?-model_states\.pt$", re.ASCII)
 _LATEST = "latest"
 _MAX_TAG_NBYTES = 4096
 _TAGS_SHOWN = 5
 
 
 class Files(NamedTuple):
-    """Paths, by rank. model: one of ZeRO-1 and 2, of ZeRO-3 as many as ranks."""
+    """Paths of one stage of a pipeline, or of all, by rank. model: one of ZeRO-1 and 2, of ZeRO-3 as many as ranks."""
 
     path: str  # the directory
+    stage: str  # as in the names, "00"
     optimizer: list[str]
     model: list[str]
 
@@ -59,31 +61,40 @@ def _has_files(names: Iterable[str]) -> bool:
     return any(_OPTIMIZER_RE.match(name) or _MODEL_RE.match(name) for name in names)
 
 
-def files_of(path: str) -> Files:
-    """The files in the directory, those of the optimizer by rank. Raises UsageError for what is not exported."""
-    names = os.listdir(path)
-    optimizer = [(match, name) for name in names if (match := _OPTIMIZER_RE.match(name))]
-    model = [(match, name) for name in names if (match := _MODEL_RE.match(name))]
-    _check_kind(path, names, {match[3] for match, _ in optimizer} | {match[2] for match, _ in model})
-    if len({match[1] for match, _ in optimizer}) > 1:
-        kinds = ", ".join(sorted({f"{match[1]}*" for match, _ in optimizer}))
+def files_of(path: str) -> list[Files]:
+    """The files in the directory, for each stage of a pipeline: without one, for all. Raises UsageError for others."""
+    names = sorted(os.listdir(path))
+    _check_kind(path, names)
+    optimizer = [match for name in names if (match := _OPTIMIZER_RE.match(name))]
+    model = [match for name in names if (match := _MODEL_RE.match(name))]
+    if len({match[1] for match in optimizer}) > 1:
+        kinds = ", ".join(sorted({f"{match[1]}*" for match in optimizer}))
         raise DamagedError(f"{path} has files of several saves: {kinds}", hint="remove those of the older one")
-    by_rank = sorted((int(match[2]), name) for match, name in optimizer)
-    return Files(
-        path,
-        [os.path.join(path, name) for _, name in by_rank],
-        [os.path.join(path, name) for _, name in sorted((int(match[1] or 0), name) for match, name in model)],
-    )
+    return [
+        Files(
+            path,
+            stage,
+            [os.path.join(path, m[0]) for m in sorted(optimizer, key=lambda m: int(m[2])) if m[3] == stage],
+            [os.path.join(path, m[0]) for m in sorted(model, key=lambda m: int(m[1] or 0)) if m[2] == stage],
+        )
+        for stage in sorted({match[3] for match in optimizer})
+    ]
 
 
-def _check_kind(path: str, names: Iterable[str], slices: set[str]) -> None:
+def layers_of(path: str) -> list[tuple[int, str]]:
+    """Numbers and paths of the files of a pipeline's layers."""
+    matches = (_LAYER_RE.match(name) for name in os.listdir(path))
+    return sorted((int(match[1]), os.path.join(path, match[0])) for match in matches if match)
+
+
+def _check_kind(path: str, names: Sequence[str]) -> None:
     """Raises UsageError for a directory whose files say that their tensors are cut in more ways than ZeRO's."""
     experts = [name for name in names if "expert" in name or name.startswith("expp_rank_")]
-    stages = [name for name in names if name.startswith("layer_") and name not in experts]
+    layers = [name for name in names if name.startswith("layer_") and name not in experts]
+    stages = [name for name in names if not layers and _MODEL_RE.match(name) and "mp_rank_00_" not in name]
     for found, what in (
         (experts, "of experts (MoE), which every rank saves for itself"),
-        (stages, "of a pipeline, whose weights lie in a file for each layer"),
-        (sorted(slices - {"00"}), "of tensor or pipeline parallelism, cut over several mp_ranks"),
+        ([name for name in layers if not _LAYER_RE.match(name)] + stages, "of tensor parallelism"),
     ):
         if found:
             raise UsageError(
@@ -127,7 +138,7 @@ def model_files(files: Files, count: int) -> list[str]:
     numbers = [int(match[1] or 0) for name in names if (match := _MODEL_RE.match(name))]
     for rank in range(count):
         if numbers[rank : rank + 1] != [rank]:
-            name = "mp_rank_00_model_states.pt"
+            name = f"mp_rank_{files.stage}_model_states.pt"
             raise _missing(files, name if count == 1 else f"zero_pp_rank_{rank}_{name}", len(files.optimizer))
     return files.model[:count]
 

@@ -9,6 +9,7 @@ from ckptd.export.deepspeed.partitions import check_apart
 from ckptd.protocol.errors import DamagedError
 from ckptd.protocol.layout import Shape
 
+_TIED = "tied_modules"  # what several layers of a pipeline share
 _MAX_DIMS = 8  # of a parameter: a range of one with more could be a hundred boxes
 
 
@@ -31,11 +32,24 @@ class Model:
         self.frozen = _shapes(first.at_dict("frozen_param_shapes"), first)
         tied = first.at_dict("shared_params")
         self._tied = {name: held for name, held in tied.items() if isinstance(name, str) and isinstance(held, str)}
-        self._others = self._uncut_of(first.at_dict("module"), first.at("buffer_names"))
+        named = first.at("buffer_names")
+        self._buffers = {name for name in (named if isinstance(named, list) else ()) if isinstance(name, str)}
+        self._others = self._uncut_of(first.at_dict("module"))
         there = {*self.trained, *self.frozen, *self._others}
         module = [name for name in first.at_dict("module") if isinstance(name, str)]
         ordered = [name for name in (*module, *self.trained, *self.frozen, *self._tied) if self.holder(name) in there]
         self.names = list(dict.fromkeys(ordered))
+
+    @property
+    def parallel(self) -> int | None:
+        """Into how many stages or slices the model was cut, where that is said."""
+        ranks = self._archives[0].at("mp_world_size")
+        return ranks if type(ranks) is int else None
+
+    @property
+    def sliced(self) -> bool:
+        """Whether its tensors are themselves slices of larger ones."""
+        return self._archives[0].at("checkpoint_parallel_dimensions", "tp_degree") not in (None, 1)
 
     @property
     def step(self) -> int:
@@ -50,8 +64,8 @@ class Model:
     def uncut(self, name: str) -> tuple[Shape, list[Range]]:
         """Shape and place of a tensor that the optimizer does not know: a buffer, or a frozen parameter."""
         if name not in self.frozen:
-            tensor = self._others[name]
-            return tensor.shape, [self._archives[0].range_of(tensor, name)]
+            archive, tensor = self._others[name]
+            return tensor.shape, [archive.range_of(tensor, name)]
         found = []
         for archive in self._archives if self._cut else self._archives[:1]:
             fragment = archive.at_dict("frozen_param_fragments").get(name)
@@ -60,18 +74,37 @@ class Model:
             found.append(archive.range_of(fragment, name))
         return self.frozen[name], found
 
-    def _uncut_of(self, module: dict[Any, Any], buffers: Any) -> dict[str, Stored]:
+    def add_layers(self, layers: Sequence[tuple[int, Archive]], stages: Sequence["Model"]) -> None:
+        """What else the files of a pipeline's layers hold, of all stages: buffers, and frozen parameters.
+
+        A tied layer's file has what the optimizer knows by another name, and nothing else. Raises DamagedError for a
+        layer without one.
+        """
+        trained = {name for stage in stages for name in stage.trained}
+        buffers = {name for stage in stages for name in stage._buffers}  # noqa: SLF001
+        ties = any(name.partition(".")[0] == _TIED for name in trained)
+        for number, archive in layers:
+            content = archive.value if isinstance(archive.value, dict) else {}
+            held = {f"{number}.{key}": value for key, value in content.items() if isinstance(value, Stored)}
+            if not ties or held.keys() & (trained | buffers):
+                self._others |= {name: (archive, value) for name, value in held.items() if name not in trained}
+        self.names += [name for name in self._others if name not in self.names]
+        there = {str(number) for number, _ in layers}
+        lost = min((name for name in trained | buffers if name.partition(".")[0] not in {*there, _TIED}), default=None)
+        if lost is not None:
+            raise DamagedError(
+                f"{self._archives[0].path}: the file of the layer that has {lost} is missing (layer_*-model_states.pt)",
+                hint="copy it from the node that wrote it, or take another tag",
+            )
+
+    def _uncut_of(self, module: dict[Any, Any]) -> dict[str, tuple[Archive, Stored]]:
         """What of the module's own tensors is not said elsewhere. Of ZeRO-3 only buffers are: the rest has no bytes."""
         known = self.trained.keys() | self.frozen.keys() | self._tied.keys()
-        named = buffers if isinstance(buffers, list) else []
-        whole = {name for name in named if isinstance(name, str)} if self._cut else None
         return {
-            name: value
+            name: (self._archives[0], value)
             for name, value in module.items()
-            if isinstance(name, str)
-            and isinstance(value, Stored)
-            and name not in known
-            and (whole is None or name in whole)
+            if isinstance(name, str) and isinstance(value, Stored) and name not in known
+            if not self._cut or name in self._buffers
         }
 
 

@@ -18,7 +18,7 @@ from ckptd.export.deepspeed.partitions import MAX_STAGE, WEIGHTS, Partition, par
 from ckptd.export.deepspeed.ranges import whole
 from ckptd.export.plan import Box, Tensor
 from ckptd.export.read import SourceFile
-from ckptd.protocol.errors import DamagedError
+from ckptd.protocol.errors import DamagedError, UsageError
 from ckptd.protocol.layout import Path
 
 _COUNT = struct.Struct("<f")
@@ -30,6 +30,28 @@ class _Part(NamedTuple):
     path: Path
     of: str
     state: str
+
+
+class _Stage(NamedTuple):
+    """One stage of a pipeline; without one, all. partitions: by rank."""
+
+    model: Model
+    partitions: list[Partition]
+
+    def flat(self, name: str) -> dict[str, Range]:
+        """By state, the flat tensors of the first rank that has something of a parameter."""
+        return next((p.flat[p.shares[name][0].group] for p in self.partitions if name in p.shares), {})
+
+    def single(self, name: str) -> dict[str, Range | float]:
+        """By state, what that rank has once for the parameter's group."""
+        return next((p.single[p.shares[name][0].group] for p in self.partitions if name in p.shares), {})
+
+    def members(self, number: int) -> list[str]:
+        """The parameters of a group of the optimizer."""
+        groups = self.partitions[0].param_groups
+        return (
+            [name for group in groups[number][1] for name in self.model.shapes[group]] if number < len(groups) else []
+        )
 
 
 class ZeroCheckpoint:
@@ -45,15 +67,12 @@ class ZeroCheckpoint:
     def __init__(self, path: str) -> None:
         self.path = path
         self._archives: list[Archive] = []
-        found = directory.files_of(path)
-        first = self._open(found.optimizer[0])
-        cut, ranks = stage_of(first) == MAX_STAGE, ranks_of(first)
-        directory.check_ranks(found, ranks)
-        names = directory.model_files(found, ranks if cut else 1)
-        self._model = Model([self._open(name) for name in names], cut=cut)
-        opened = [first, *(self._open(name) for name in found.optimizer[1:])]
-        self._partitions = [partition_of(one, self._model.shapes, ranks) for one in opened]
-        _check_one_save(self._partitions)
+        self._stages = [self._stage(found) for found in directory.files_of(path)]
+        self._check_stages()
+        layers = [(number, self._open(name)) for number, name in directory.layers_of(path)]
+        if layers:
+            self._stages[0].model.add_layers(layers, [stage.model for stage in self._stages])
+        self._owners = {name: stage for stage in reversed(self._stages) for name in stage.model.names}
         self._counts: dict[float, int] = {}  # of steps that no file has as a tensor, and which number each is here
         self._parts = {_name(part.path): part for part in (*self._weights(), *self._states())}
         self._settings = {_name(path): (path, value) for path, value in self._param_groups()}
@@ -63,7 +82,7 @@ class ZeroCheckpoint:
     @property
     def step(self) -> int:
         """Steps of the optimizer, as the engine counted them."""
-        return self._model.step
+        return self._stages[0].model.step
 
     @property
     def save_id(self) -> str:
@@ -96,7 +115,7 @@ class ZeroCheckpoint:
         found: dict[str, Tensor] = {}
         for name, part in self._parts.items():
             if name in names:
-                key = self._model.holder(part.of), part.state
+                key = self._owners[part.of].model.holder(part.of), part.state
                 found[name] = made[key] = made.get(key) or self._tensor(name, *key)
         return found
 
@@ -104,12 +123,36 @@ class ZeroCheckpoint:
         self._archives.append(Archive(path, len(self._archives)))
         return self._archives[-1]
 
+    def _stage(self, found: directory.Files) -> _Stage:
+        first = self._open(found.optimizer[0])
+        cut, ranks = stage_of(first) == MAX_STAGE, ranks_of(first)
+        directory.check_ranks(found, ranks)
+        model = Model([self._open(name) for name in directory.model_files(found, ranks if cut else 1)], cut=cut)
+        opened = [first, *(self._open(name) for name in found.optimizer[1:])]
+        return _Stage(model, [partition_of(one, model.shapes, ranks) for one in opened])
+
+    def _check_stages(self) -> None:
+        """Raises UsageError for a model that is cut in other ways, DamagedError for one that is not all there."""
+        first = self._stages[0].model
+        if first.sliced:
+            raise UsageError(
+                f"{self.path} is a checkpoint of tensor parallelism: that is not exported",
+                hint="DeepSpeed's ds_to_universal.py converts it",
+            )
+        if first.parallel not in (None, len(self._stages)):
+            raise DamagedError(
+                f"{self.path}: the model was cut into {first.parallel} stages, of {len(self._stages)} there are files",
+                hint="copy the others (mp_rank_*) from the nodes that wrote them, or take another tag",
+            )
+        _check_one_save([partition for stage in self._stages for partition in stage.partitions])
+
     def _tensor(self, name: str, of: str, state: str) -> Tensor:
-        if of not in self._model.trained:
-            return whole(name, *self._model.uncut(of), where=self.path)
-        single = self._single(of).get(state)
+        stage = self._owners[of]
+        if of not in stage.model.trained:
+            return whole(name, *stage.model.uncut(of), where=self.path)
+        single = stage.single(of).get(state)
         if single is None:
-            return whole(name, self._model.trained[of], ranges(self._partitions, of, state), where=self.path)
+            return whole(name, stage.model.trained[of], ranges(stage.partitions, of, state), where=self.path)
         if isinstance(single, float):
             number = self._counts.setdefault(single, len(self._counts))
             single = Range(len(self._archives), number * _COUNT.size, 1, "F32")
@@ -118,26 +161,20 @@ class ZeroCheckpoint:
     # -- what there is --
 
     def _weights(self) -> Iterator[_Part]:
-        for name in self._model.names:
+        for name in dict.fromkeys(name for stage in self._stages for name in stage.model.names):
             yield _Part((("k", "model"), ("k", name)), name, WEIGHTS)
 
     def _states(self) -> Iterator[_Part]:
-        for name in self._model.trained:
-            for state in (*self._flat(name), *self._single(name)):
+        for name, stage in self._owners.items():
+            for state in (*stage.flat(name), *stage.single(name)) if name in stage.model.trained else ():
                 if state != WEIGHTS:
                     yield _Part((("k", "optimizer"), ("k", "state"), ("k", name), ("k", state)), name, state)
 
-    def _flat(self, name: str) -> dict[str, Range]:
-        """By state, the flat tensors of the first rank that has something of a parameter."""
-        return next((p.flat[p.shares[name][0].group] for p in self._partitions if name in p.shares), {})
-
-    def _single(self, name: str) -> dict[str, Range | float]:
-        return next((p.single[p.shares[name][0].group] for p in self._partitions if name in p.shares), {})
-
     def _param_groups(self) -> Iterator[tuple[Path, Any]]:
-        for number, (settings, groups) in enumerate(self._partitions[0].param_groups):
-            names = [name for group in groups for name in self._model.shapes[group]]
-            for key, value in {**settings, "params": names}.items():
+        """Of all stages, which have the same settings."""
+        for number, (settings, _) in enumerate(self._stages[0].partitions[0].param_groups):
+            names = [name for stage in self._stages for name in stage.members(number)]
+            for key, value in {**settings, "params": list(dict.fromkeys(names))}.items():
                 yield (("k", "optimizer"), ("k", "param_groups"), ("l", number), ("k", key)), value
 
 
