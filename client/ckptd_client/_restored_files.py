@@ -1,6 +1,5 @@
 """What load_files brings back: a trainer's files, to be read by name."""
 
-import io
 import os
 from types import TracebackType
 from typing import Any, Self
@@ -54,6 +53,11 @@ class RestoredFiles:
         """Where they are published, once they are drained."""
         return self._publication.directory if self._publication is not None else None
 
+    def rank_of(self, name: str) -> int:
+        """Whose file it is. Raises UsageError for a name that there is not."""
+        self._entry(name)
+        return self._places[name][0]
+
     def __contains__(self, name: object) -> bool:
         return name in self._places
 
@@ -70,21 +74,33 @@ class RestoredFiles:
 
         Raises as read does, and what torch.load raises.
         """
+        fd = self.memory_file(name)
+        try:
+            path = f"/proc/self/fd/{fd}"  # torch maps files that it can name
+            mapped = bool(self._entry(name).nbytes)
+            return torch.load(path, map_location=map_location, weights_only=weights_only, mmap=mapped)
+        finally:
+            os.close(fd)
+
+    def memory_file(self, name: str) -> int:
+        """A descriptor, to be closed by the caller, of a file in memory that has the file's bytes and no path.
+
+        Raises as read does, and OSError.
+        """
         entry = self._entry(name)
-        if not entry.nbytes:
-            return torch.load(io.BytesIO(), map_location=map_location, weights_only=weights_only)
         fd = os.memfd_create(f"ckptd-{os.path.basename(name)[:200]}", os.MFD_CLOEXEC)
         try:
             os.ftruncate(fd, entry.nbytes)
-            mapping = Mapping(fd, entry.nbytes)
-            try:
-                self._fill(name, mapping.address)
-            finally:
-                mapping.close()
-            path = f"/proc/self/fd/{fd}"  # torch maps files that it can name
-            return torch.load(path, map_location=map_location, weights_only=weights_only, mmap=True)
-        finally:
+            if entry.nbytes:
+                mapping = Mapping(fd, entry.nbytes)
+                try:
+                    self._fill(name, mapping.address)
+                finally:
+                    mapping.close()
+        except BaseException:
             os.close(fd)
+            raise
+        return fd
 
     def write_to(self, directory: str | os.PathLike[str], *, own: int | None = None) -> None:
         """All files, or those of one rank, below a directory. Not synced. Raises as read does, and OSError."""

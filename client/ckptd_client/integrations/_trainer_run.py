@@ -1,0 +1,151 @@
+"""A trainer's checkpoints in directories of its own: staged, published by the daemon, read back from any tier."""
+
+import contextlib
+import hashlib
+import logging
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ckptd.protocol.errors import RestoreError, SaveFailedError
+from ckptd.protocol.messages import End
+from ckptd_client._restored_files import RestoredFiles
+from ckptd_client.client import Client, connect
+from ckptd_client.files import TrainerFile
+from ckptd_client.handle import SaveHandle
+from ckptd_client.integrations._memory_directory import MemoryDirectory
+
+log = logging.getLogger("ckptd_client")
+STORE = ".ckptd-store"  # beside a trainer's directories, where nobody says another
+
+
+class TrainerRun:
+    """One training's use of ckptd. Made, used and closed by all ranks alike.
+
+    place: the directory that the trainer's checkpoints lie in; made if it is missing. options: connect's arguments; the
+    store is by default in the place, so that what is published there takes no second copy, and the job has its name.
+    """
+
+    def __init__(self, place: str, options: Mapping[str, Any]) -> None:
+        place = os.path.abspath(place)
+        os.makedirs(place, exist_ok=True)
+        chosen = dict(options)
+        if chosen.get("store") is None and not os.environ.get("CKPTD_STORE"):
+            chosen["store"] = os.path.join(place, STORE)
+        if chosen.get("job") is None and not os.environ.get("CKPTD_JOB"):
+            chosen["job"] = _job_of(place)
+        self.client: Client = connect(**chosen)
+        self._staged: dict[str, SaveHandle] = {}  # by directory, until it is known how they ended
+        self._memory: MemoryDirectory | None = None
+        self.last = ""
+        """The directory of the newest save."""
+
+    # --- saves
+
+    def save(
+        self, files: Mapping[str, TrainerFile], directory: str, step: int | None, *, drain: bool = False
+    ) -> SaveHandle:
+        """Stages this rank's files of a checkpoint. Collective. Raises as Client.save_files does."""
+        self._look()
+        handle = self.client.save_files(files, step, drain=drain, directory=directory)
+        self._staged[directory] = handle
+        self.last = directory
+        return handle
+
+    def is_coming(self, directory: str) -> bool:
+        """Whether the directory is there, or will be once it is drained."""
+        self._look()
+        return directory in self._staged or os.path.isdir(directory)
+
+    def settle(self) -> None:
+        """Blocks until the newest save is durable, and until each other one is or cannot be any more."""
+        if not self._staged:
+            return
+        with self._told_of_failure():
+            self.client.wait("durable")
+        for handle in list(self._staged.values()):
+            with contextlib.suppress(SaveFailedError):
+                handle.wait("durable")
+        self._look()
+
+    def _look(self) -> None:
+        """Says once of each save that it will not be published."""
+        for directory, handle in list(self._staged.items()):
+            if handle.end is None:
+                continue
+            if handle.end is not End.KEPT:  # that one may still be drained
+                del self._staged[directory]
+            if handle.end not in (End.DURABLE, End.KEPT):
+                log.warning("ckptd: %s will not appear: it ended %s (%s)", directory, handle.end, handle.reason)
+
+    @contextlib.contextmanager
+    def _told_of_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except SaveFailedError as error:
+            log.warning("ckptd: the last checkpoint is not durable: %s", error)
+
+    # --- loads
+
+    def agreed(self, word: str) -> str:
+        """Rank 0's word. Collective."""
+        exchange = self.client.group.exchange
+        return exchange(word.encode())[0].decode() if exchange is not None else word
+
+    def steps(self) -> list[int]:
+        """The steps that could be loaded, as rank 0's node knows them, the oldest first. Collective."""
+        return [int(step) for step in self.agreed(" ".join(map(str, self.client.steps()))).split()]
+
+    def newest(self) -> RestoredFiles | None:
+        """The newest checkpoint of the job, None when there is none of a trainer's files. Collective."""
+        return _of_files(self.client.load_files())
+
+    def find(self, directory: str) -> RestoredFiles | None:
+        """The newest one that was saved for the directory, None when ckptd has none. Collective."""
+        steps = self.steps()
+        known = self._staged.get(directory)
+        likely = [known.step] if known is not None and known.step in steps else []
+        for step in [*likely, *(step for step in reversed(steps) if step not in likely)]:
+            try:
+                files = _of_files(self.client.load_files(step))
+            except RestoreError:
+                continue  # it went meanwhile
+            if files is not None and files.directory == directory:
+                return files
+            if files is not None:
+                files.close()
+        return None
+
+    def open(self, files: RestoredFiles) -> str:
+        """A directory with the files, until loaded() is called. Closes files. Collective. Raises RestoreError."""
+        with files:
+            self._memory = MemoryDirectory(files, self.client.group)
+        log.info("ckptd: step %d is read from %s", files.step, files.tier)
+        return self._memory.path
+
+    def loaded(self) -> None:
+        """Gives back the memory of what was opened, once all ranks have called it."""
+        if self._memory is not None:
+            self.agreed("")
+            self._memory.close()
+            self._memory = None
+
+    def close(self) -> None:
+        """Leaves the job; what was staged is drained all the same. Not collective."""
+        if self._memory is not None:
+            self._memory.close()
+        self.client.close()
+
+
+def _of_files(found: RestoredFiles | None) -> RestoredFiles | None:
+    if found is not None and found.directory is None:
+        found.close()
+        return None
+    return found
+
+
+def _job_of(place: str) -> str:
+    """The directory's name, and what tells it from others of that name."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", os.path.basename(place)).strip("-._")[:40]
+    return f"{name or 'training'}-{hashlib.blake2b(place.encode(), digest_size=4).hexdigest()}"

@@ -1,0 +1,204 @@
+"""Under Hugging Face's Trainer: ``class MyTrainer(CkptdTrainerMixin, Trainer)``. docs/huggingface.md has an example.
+
+The Trainer's own saver runs, but its tensors go into shared memory, and the daemon publishes ``checkpoint-N`` where the
+Trainer would have written it. ``resume_from_checkpoint=True`` takes the newest one, from memory where it is there.
+"""
+# ruff: noqa: SLF001 - Trainer has its savers and loaders private, for classes derived from it
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ckptd.protocol.errors import RestoreError
+from ckptd_client._restored_files import RestoredFiles
+from ckptd_client.client import Client
+from ckptd_client.integrations._capture import Capture
+from ckptd_client.integrations._framework import Framework
+from ckptd_client.integrations._trainer_run import TrainerRun, log
+
+TRANSFORMERS = Framework("Hugging Face Transformers", "transformers", "5.23")
+_NAME_RE = re.compile(r"checkpoint-(\d+)")
+_STATE = "trainer_state.json"
+
+
+class CkptdTrainerMixin:
+    """To be put before Trainer, or a class derived from it. Takes Trainer's arguments, and ``ckptd``.
+
+    ckptd: arguments of ckptd_client.connect, such as {"store": "/pfs/run", "drain_every": 100}. Default is a store
+    beside the checkpoints, in output_dir. All ranks connect when train() begins, and leave when it ends; at its end it
+    blocks until what was saved is durable.
+    """
+
+    _ckptd: TrainerRun | None = None
+    _ckptd_saving = ""  # the directory that stands for output_dir while a checkpoint is saved
+
+    def __init__(self, *args: Any, ckptd: Mapping[str, Any] | None = None, **options: Any) -> None:
+        self._ckptd_options = dict(ckptd or {})
+        super().__init__(*args, **options)
+
+    @property
+    def ckptd_client(self) -> Client | None:
+        """The client, while train() runs."""
+        return self._ckptd.client if self._ckptd is not None else None
+
+    def train(self: Any, resume_from_checkpoint: Any = None, trial: Any = None, *args: Any, **options: Any) -> Any:
+        """As Trainer's. True resumes the newest checkpoint, be it in memory or in output_dir.
+
+        So does the path of one in output_dir that is not there yet. Raises what connect and Trainer raise.
+        """
+        stock: Any = super()
+        reason = _why_stock(self, trial)
+        if reason:
+            log.warning("ckptd: %s: this training saves and resumes as without ckptd", reason)
+            return stock.train(resume_from_checkpoint, trial, *args, **options)
+        self._ckptd = run = TrainerRun(self.args.output_dir, self._ckptd_options)
+        try:
+            where = _place_to_resume(run, os.path.abspath(self.args.output_dir), resume_from_checkpoint)
+            return stock.train(where, trial, *args, **options)
+        finally:
+            self._ckptd = None
+            run.close()
+
+    def _save_checkpoint(self: Any, model: Any, trial: Any) -> None:
+        stock: Any = super()
+        run = self._ckptd
+        if run is None:
+            stock._save_checkpoint(model, trial)
+            return
+        name = f"checkpoint-{self.state.global_step}"
+        directory = os.path.join(os.path.abspath(self.args.output_dir), name)
+        if directory == run.last:
+            return  # a callback wants twice what is there already
+        with Capture() as capture:
+            self._ckptd_saving = capture.directory
+            try:
+                stock._save_checkpoint(model, trial)
+            finally:
+                self._ckptd_saving = ""
+            best = self._ckptd_note_best(name)
+            if self.args.should_save:  # again, since the stock saver knows of no directory but this one
+                self.state.save_to_json(os.path.join(capture.directory, name, _STATE))
+            run.save(capture.files(name), directory, self.state.global_step, drain=best)
+        self._ckptd_rotate()
+
+    def _get_output_dir(self: Any, trial: Any) -> Any:
+        stock: Any = super()
+        return self._ckptd_saving or stock._get_output_dir(trial)
+
+    def _ckptd_note_best(self: Any, name: str) -> bool:
+        """Has the state name the best checkpoint's directory, as Trainer does. Whether it is the one being saved."""
+        if not self.state.best_global_step:
+            return False
+        best = f"checkpoint-{self.state.best_global_step}"
+        path = os.path.join(self.args.output_dir, best)
+        if best == name or self._ckptd.is_coming(os.path.abspath(path)):
+            self.state.best_model_checkpoint = path
+        return best == name
+
+    def _ckptd_rotate(self: Any) -> None:
+        """Trainer's own rotation, of what is published; not before the best one is."""
+        best = self.state.best_model_checkpoint
+        if self.args.should_save and (best is None or os.path.isdir(best)):
+            TRANSFORMERS.module("transformers.trainer_utils").rotate_checkpoints(
+                output_dir=self.args.output_dir,
+                save_total_limit=self.args.save_total_limit,
+                best_model_checkpoint=best,
+                use_mtime=True,
+            )
+
+    def _load_optimizer_and_scheduler(self: Any, checkpoint: Any) -> None:
+        stock: Any = super()
+        stock._load_optimizer_and_scheduler(checkpoint)
+        best = self.state.best_global_step
+        if self._ckptd is None or checkpoint is None or not best:
+            return
+        steps = self._ckptd.steps()
+        if self.state.best_model_checkpoint is None and best in steps:  # Trainer forgets one that is not published yet
+            self.state.best_model_checkpoint = os.path.join(self.args.output_dir, f"checkpoint-{best}")
+
+    def _load_rng_state(self: Any, checkpoint: Any) -> None:
+        """What a resuming Trainer reads last."""
+        stock: Any = super()
+        stock._load_rng_state(checkpoint)
+        if self._ckptd is not None and not self.args.auto_find_batch_size:  # which may begin anew
+            self._ckptd.loaded()
+
+    def _finalize_training(self: Any, *args: Any, **options: Any) -> Any:
+        stock: Any = super()
+        if self._ckptd is not None:
+            self._ckptd.settle()
+            self._ckptd_bring_best()
+            self._ckptd_rotate()
+        return stock._finalize_training(*args, **options)
+
+    def _ckptd_bring_best(self: Any) -> None:
+        """The best checkpoint, if it was saved in an earlier life and never published, is written by rank 0."""
+        run, path = self._ckptd, self.state.best_model_checkpoint
+        best = run.agreed(path if path is not None and not os.path.isdir(path) else "")
+        if not best:
+            return
+        files = run.find(os.path.abspath(best))
+        if files is None:
+            log.error("ckptd: the best checkpoint, %s, was not saved: the model stays as it is", best)
+            self.state.best_model_checkpoint = None
+            return
+        with files:
+            if self.args.process_index == 0:
+                files.write_to(best)
+            run.agreed("")
+        self.state.best_model_checkpoint = best
+
+
+def _place_to_resume(run: TrainerRun, output_dir: str, asked: Any) -> Any:
+    """What Trainer is told to resume from: a directory, or what was asked for. Collective."""
+    if asked is True:
+        utils = TRANSFORMERS.module("transformers.trainer_utils")
+        last = run.agreed(utils.get_last_checkpoint(output_dir) or "")
+        try:
+            files = run.newest()
+            if files is None:
+                return last or asked
+            if _is_at_least(files, output_dir, last):
+                return run.open(files)
+        except RestoreError as error:
+            if not last:
+                raise
+            log.warning("ckptd: %s is resumed, since %s", last, error)
+            return last
+        files.close()
+        return last or asked
+    if not asked or run.agreed("there" if os.path.isdir(asked) else ""):
+        return asked
+    files = run.find(os.path.abspath(asked))
+    return run.open(files) if files is not None else asked
+
+
+def _is_at_least(files: RestoredFiles, output_dir: str, last: str) -> bool:
+    """Whether they were saved for a directory of output_dir, and for none before the last one there."""
+    folder, name = os.path.split(files.directory or "")
+    if folder != output_dir or not _NAME_RE.fullmatch(name):
+        return False
+    return not last or _number(name) >= _number(os.path.basename(last))
+
+
+def _number(name: str) -> int:
+    found = _NAME_RE.fullmatch(name)
+    return int(found[1]) if found else -1
+
+
+def _why_stock(trainer: Any, trial: Any) -> str:
+    """Why ckptd leaves a training to Trainer's own saver; empty if it does not."""
+    args = trainer.args
+    imports = TRANSFORMERS.module("transformers.utils")
+    reasons = {
+        "DeepSpeed has checkpoints of its own (see docs/deepspeed.md)": trainer.is_deepspeed_enabled,
+        "FSDP writes sharded checkpoints": trainer.is_fsdp_enabled,
+        "push_to_hub sends a checkpoint when it is written": args.push_to_hub,
+        "save_on_each_node writes other files on each node": args.save_on_each_node,
+        "enable_jit_checkpoint wants the checkpoint on disk at once": getattr(args, "enable_jit_checkpoint", False),
+        "a hyperparameter search": trial is not None or trainer.hp_search_backend is not None,
+        "XLA": imports.is_torch_xla_available(),
+        "SageMaker's model parallelism": imports.is_sagemaker_mp_enabled(),
+    }
+    return next((reason for reason, applies in reasons.items() if applies), "")
