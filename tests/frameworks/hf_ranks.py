@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import sys
-import threading
 
 import hf_training
 import torch
@@ -35,17 +34,7 @@ class Watch(TrainerCallback):
             hf_training.die()
 
 
-def flat(value, name=""):
-    if isinstance(value, dict):
-        items = value.items()
-    elif isinstance(value, (list, tuple)):
-        items = enumerate(value)
-    else:
-        return {name: value}
-    return {key: leaf for at, inner in items for key, leaf in flat(inner, f"{name}.{at}").items()}
-
-
-def run(options):
+def make(options):
     out = options["out"]
     arguments = TrainingArguments(
         output_dir=out,
@@ -69,15 +58,15 @@ def run(options):
         callbacks=[watch],
         **more,
     )
-    result = trainer.train(resume_from_checkpoint=options.get("resume"))
-    return trainer, watch, result
+    return trainer, watch
 
 
 def main():
     torch.set_num_threads(1)
     logging.basicConfig(level=logging.INFO)
     options = json.loads(sys.argv[1])
-    trainer, watch, result = run(options)
+    trainer, watch = make(options)
+    trainer.train(resume_from_checkpoint=options.get("resume"))
     rank = trainer.args.process_index
     state = {
         "model": trainer.model.state_dict(),
@@ -90,10 +79,9 @@ def main():
         "best": trainer.state.best_model_checkpoint,
     }
     if options.get("state"):
-        torch.save(flat(state), f"{options['state']}.{rank}")
-    print(json.dumps({"rank": rank, "seen": watch.seen, "best": state["best"], "loss": result.training_loss}))
+        torch.save(hf_training.flat(state), f"{options['state']}.{rank}")
+    print(json.dumps({"rank": rank, "seen": watch.seen, "best": state["best"]}))
     sys.stdout.flush()
-    assert threading.active_count() < 50
     os._exit(0)  # gloo's threads may abort an interpreter that ends
 
 

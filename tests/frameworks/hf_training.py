@@ -33,14 +33,23 @@ def make_model(width=32):
 def make_tokenizer():
     words = {f"w{number}": number for number in range(VOCABULARY)}
     special = {"unk_token": "w1", "pad_token": "w0"}
-    return PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(WordLevel(words, unk_token=special["unk_token"])), **special
-    )
+    tokenizer = Tokenizer(WordLevel(words, unk_token=special["unk_token"]))
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
 
 
 def make_rows(seed=5, rows=ROWS):
     tokens = torch.randint(1, VOCABULARY, (rows, LENGTH), generator=torch.Generator().manual_seed(seed))
     return [{"input_ids": row, "labels": row.clone()} for row in tokens]
+
+
+def flat(value, name=""):
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, (list, tuple)):
+        items = enumerate(value)
+    else:
+        return {name: value}
+    return {key: leaf for at, inner in items for key, leaf in flat(inner, f"{name}.{at}").items()}
 
 
 def random_states():
@@ -50,3 +59,10 @@ def random_states():
 
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def difference(one, other):
+    """The keys of two flat states that differ."""
+    assert one.keys() == other.keys()
+    pairs = ((key, one[key], other[key]) for key in one)
+    return [key for key, a, b in pairs if not (torch.equal(a, b) if torch.is_tensor(a) else a == b)]

@@ -1,13 +1,22 @@
 """Hugging Face's Trainer on two ranks, on the CPU: killed and resumed, and what is documented of its checkpoints."""
 
+import ast
 import json
 import os
+import pathlib
 
 import pytest
 
+from tests.cluster import Node, wait_for
 from tests.frameworks.launch import on_ranks
 
 pytestmark = [pytest.mark.frameworks("transformers", "accelerate"), pytest.mark.timeout(400)]
+SOURCE = pathlib.Path(__file__).with_name("hf_cases.py")
+CASES = [
+    node.name
+    for node in ast.parse(SOURCE.read_text()).body
+    if isinstance(node, ast.FunctionDef) and any(ast.unparse(d) == "case" for d in node.decorator_list)
+]
 HELD = ("--drain-bandwidth", "1")  # byte a second: nothing is drained
 
 
@@ -20,15 +29,11 @@ def train(node, ranks=2, *, killed=False, **options):
 def same(one, other, ranks=2):
     import torch  # noqa: PLC0415
 
+    from tests.frameworks.hf_training import difference  # noqa: PLC0415
+
     for rank in range(ranks):
         left, right = (torch.load(f"{path}.{rank}", weights_only=False) for path in (one, other))
-        assert left.keys() == right.keys()
-        different = [
-            key
-            for key in left
-            if not (torch.equal(left[key], right[key]) if torch.is_tensor(left[key]) else left[key] == right[key])
-        ]
-        assert not different, (rank, different[:20])
+        assert difference(left, right) == [], rank
 
 
 def checkpoints(out):
@@ -38,8 +43,6 @@ def checkpoints(out):
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     """The final state of stock Trainer."""
-    from tests.cluster import Node  # noqa: PLC0415
-
     folder = tmp_path_factory.mktemp("stock")
     with Node(str(folder)) as node:
         train(node, trainer="stock", out=str(folder / "out"), state=str(folder / "state"))
@@ -56,3 +59,37 @@ def test_a_staged_checkpoint_is_resumed_from_memory(node, tmp_path, undisturbed)
     _, said = train(node, out=str(out), resume=True, state=str(tmp_path / "state"), arguments={"save_strategy": "no"})
     assert "step 6 is read from arena" in said
     same(tmp_path / "state", undisturbed / "state")
+
+
+def test_a_drained_checkpoint_is_resumed_by_the_stock_trainer(node, tmp_path, undisturbed):
+    """Killed after step 8, with checkpoint-6 published by the daemon that lives on."""
+    out = tmp_path / "out"
+    train(node, killed=True, out=str(out), die_at=8)
+    wait_for((out / "checkpoint-6").exists)
+    train(node, trainer="stock", out=str(out), resume=True, state=str(tmp_path / "state"))
+    same(tmp_path / "state", undisturbed / "state")
+
+
+def test_a_lost_node_resumes_from_the_directory(node, tmp_path, undisturbed):
+    out = tmp_path / "out"
+    train(node, killed=True, out=str(out), die_at=8)
+    wait_for((out / "checkpoint-6").exists)
+    node.kill()
+    node.lose_arena()
+    node.start()
+    train(node, out=str(out), resume=True, state=str(tmp_path / "state"))
+    same(tmp_path / "state", undisturbed / "state")
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory):
+    """What two ranks say of all cases: they take their time to start."""
+    folder = tmp_path_factory.mktemp("cases")
+    with Node(str(folder)) as node:
+        node.start()
+        yield on_ranks(node, 2, SOURCE.name, str(folder))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_case_of_trainers_own_tests(cases, name):
+    assert cases.count(f": {name} passed\n") == 2, cases

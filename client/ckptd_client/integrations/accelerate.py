@@ -25,9 +25,9 @@ _NAME_RE = re.compile(r"checkpoint_(\d+)")
 class CkptdAccelerator(ACCELERATE.base("accelerate", "Accelerator")):  # type: ignore[misc]
     """An Accelerator whose save_state stages. Takes Accelerator's arguments, and ``ckptd``.
 
-    ckptd: arguments of ckptd_client.connect. Default is a store in the project's directory of checkpoints, or else
-    beside the first directory that is saved or loaded. All ranks connect with their first save_state or load_state;
-    end_training() waits until what was saved is durable, and leaves.
+    ckptd: arguments of ckptd_client.connect. Default is a store in the project's directory, where checkpoints are named
+    automatically, or else beside the first directory that is saved or loaded. All ranks connect with their first
+    save_state or load_state; end_training() waits until what was saved is durable, and leaves.
     """
 
     project_configuration: Any
@@ -47,7 +47,7 @@ class CkptdAccelerator(ACCELERATE.base("accelerate", "Accelerator")):  # type: i
         if self._ckptd_leaves():
             return super().save_state(output_dir, safe_serialization, **options)
         directory = self._ckptd_directory(output_dir)
-        run = self._ckptd_run(os.path.dirname(directory))
+        run = self._ckptd_run(directory)
         named = self.project_configuration
         if named.automatic_checkpoint_naming and run.agreed("there" if run.is_coming(directory) else ""):
             text = f"Checkpoint directory {directory} ({self.save_iteration}) already exists."
@@ -76,9 +76,9 @@ class CkptdAccelerator(ACCELERATE.base("accelerate", "Accelerator")):  # type: i
         automatic = input_dir is None and self.project_configuration.automatic_checkpoint_naming
         if input_dir is None and not automatic:
             return super().load_state(input_dir, load_kwargs, **options)  # which says what is missing
-        place = self._ckptd_project() if automatic else os.path.dirname(_absolute(input_dir))
-        run = self._ckptd_run(place)
-        where = self._ckptd_newest(run, place) if automatic else _open(run, _absolute(input_dir))
+        directory = self._ckptd_project() if automatic else _absolute(input_dir)
+        run = self._ckptd_run(directory)
+        where = self._ckptd_newest(run, directory) if automatic else _open(run, directory)
         try:
             return super().load_state(where, load_kwargs, **options)
         finally:
@@ -104,8 +104,11 @@ class CkptdAccelerator(ACCELERATE.base("accelerate", "Accelerator")):  # type: i
             log.warning("ckptd: %s: this training saves and loads as without ckptd", reason)
         return bool(reason)
 
-    def _ckptd_run(self, place: str) -> TrainerRun:
+    def _ckptd_run(self, directory: str) -> TrainerRun:
         if self._ckptd is None:
+            # Not among checkpoints that are named automatically: Accelerate wants a number in each name there.
+            automatic = self.project_configuration.automatic_checkpoint_naming
+            place = _absolute(self.project_dir) if automatic else os.path.dirname(directory)
             self._ckptd = TrainerRun(place, self._ckptd_options)
         return self._ckptd
 
