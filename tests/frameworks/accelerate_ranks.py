@@ -59,7 +59,7 @@ class Training:
         self.optimizer.zero_grad()
         self.counter.step += 1
 
-    def run(self, steps, die_at=None):
+    def run(self, steps, die_at=None, save_every=SAVE_EVERY):
         """A loop that begins its loader anew after each save, so that one that was resumed draws the same numbers."""
         while self.counter.step < steps:
             epoch, at = divmod(self.counter.step, len(self.loader))
@@ -68,7 +68,7 @@ class Training:
                 self.step(batch)
                 if self.counter.step == die_at:
                     hf_training.die()
-                if self.counter.step % SAVE_EVERY == 0:
+                if save_every and self.counter.step % save_every == 0:
                     self.save()
                     break
                 if self.counter.step == steps:

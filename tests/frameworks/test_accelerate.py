@@ -2,14 +2,18 @@
 
 import json
 import os
+import pathlib
 
 import pytest
 
 from tests.cluster import Node, wait_for
+from tests.frameworks.hf_common import cases_of, program, same
 from tests.frameworks.launch import on_ranks
-from tests.frameworks.test_hf import HELD, same
 
 pytestmark = [pytest.mark.frameworks("transformers", "accelerate"), pytest.mark.timeout(400)]
+SOURCE = pathlib.Path(__file__).with_name("accelerate_cases.py")
+CASES = cases_of(SOURCE)
+HELD = ("--drain-bandwidth", "1")  # byte a second: nothing is drained
 
 
 def train(node, *, killed=False, environ=None, **options):
@@ -48,3 +52,25 @@ def test_a_drained_state_is_read_by_accelerate_itself(node, tmp_path, undisturbe
     said = train(node, kind="stock", out=str(tmp_path / "again"), resume=str(out / "step-6"), state=state)
     assert said.count("resumed at 6") == 2
     same(state, undisturbed / "state")
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory):
+    """What two ranks say of all cases: they take their time to start."""
+    folder = tmp_path_factory.mktemp("cases")
+    with Node(str(folder)) as node:
+        node.start()
+        yield on_ranks(node, 2, SOURCE.name, str(folder))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_case_of_accelerates_own_tests(cases, name):
+    assert cases.count(f": {name} passed\n") == 2, cases
+
+
+def test_the_example_goes_on_where_it_ended(node):
+    path = program("Accelerate", node)
+    assert "starting at step 0\n" in on_ranks(node, 2, path)
+    assert sorted(os.listdir(f"{node.temporary}/project/checkpoints")) == ["checkpoint_2", "checkpoint_3"]
+    assert "starting at step 20\n" in on_ranks(node, 2, path)
+    assert sorted(os.listdir(f"{node.temporary}/project/checkpoints")) == ["checkpoint_6", "checkpoint_7"]

@@ -1,22 +1,19 @@
 """Hugging Face's Trainer on two ranks, on the CPU: killed and resumed, and what is documented of its checkpoints."""
 
-import ast
 import json
 import os
 import pathlib
+import shutil
 
 import pytest
 
 from tests.cluster import Node, wait_for
+from tests.frameworks.hf_common import cases_of, program, same
 from tests.frameworks.launch import on_ranks
 
 pytestmark = [pytest.mark.frameworks("transformers", "accelerate"), pytest.mark.timeout(400)]
 SOURCE = pathlib.Path(__file__).with_name("hf_cases.py")
-CASES = [
-    node.name
-    for node in ast.parse(SOURCE.read_text()).body
-    if isinstance(node, ast.FunctionDef) and any(ast.unparse(d) == "case" for d in node.decorator_list)
-]
+CASES = cases_of(SOURCE)
 HELD = ("--drain-bandwidth", "1")  # byte a second: nothing is drained
 
 
@@ -24,16 +21,6 @@ def train(node, ranks=2, *, killed=False, **options):
     """What each rank says at its end, and all of its output."""
     said = on_ranks(node, ranks, "hf_ranks.py", json.dumps({"trainer": "ckptd"} | options), killed=killed)
     return [json.loads(line) for line in said.splitlines() if line.startswith('{"rank"')], said
-
-
-def same(one, other, ranks=2):
-    import torch  # noqa: PLC0415
-
-    from tests.frameworks.hf_training import difference  # noqa: PLC0415
-
-    for rank in range(ranks):
-        left, right = (torch.load(f"{path}.{rank}", weights_only=False) for path in (one, other))
-        assert difference(left, right) == [], rank
 
 
 def checkpoints(out):
@@ -93,3 +80,12 @@ def cases(tmp_path_factory):
 @pytest.mark.parametrize("name", CASES)
 def test_a_case_of_trainers_own_tests(cases, name):
     assert cases.count(f": {name} passed\n") == 2, cases
+
+
+def test_the_example_goes_on_where_it_ended(node):
+    path = program("Trainer", node)
+    assert "done at step 20 from the start" in on_ranks(node, 2, path)
+    assert checkpoints(f"{node.temporary}/run") == ["checkpoint-15", "checkpoint-20"]
+    shutil.rmtree(f"{node.temporary}/run/checkpoint-20")  # from the store, then
+    assert "done at step 20 resumed" in on_ranks(node, 2, path)
+    assert checkpoints(f"{node.temporary}/run") == ["checkpoint-15"]

@@ -5,7 +5,8 @@ import hashlib
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ckptd.protocol.errors import RestoreError, SaveFailedError
@@ -38,6 +39,7 @@ class TrainerRun:
         self.client: Client = connect(**chosen)
         self._staged: dict[str, SaveHandle] = {}  # by directory, until it is known how they ended
         self._memory: MemoryDirectory | None = None
+        self._aside: threading.Thread | None = None
         self.last = ""
         """The directory of the newest save."""
 
@@ -59,7 +61,9 @@ class TrainerRun:
         return directory in self._staged or os.path.isdir(directory)
 
     def settle(self) -> None:
-        """Blocks until the newest save is durable, and until each other one is or cannot be any more."""
+        """Blocks until the newest save is durable, each other one is or cannot be, and what is done aside is done."""
+        if self._aside is not None:
+            self._aside.join()
         if not self._staged:
             return
         with self._told_of_failure():
@@ -68,6 +72,12 @@ class TrainerRun:
             with contextlib.suppress(SaveFailedError):
                 handle.wait("durable")
         self._look()
+
+    def aside(self, task: Callable[[], None]) -> None:
+        """Has a thread do it, unless it still does the last one: to delete files takes as long as to write them."""
+        if self._aside is None or not self._aside.is_alive():
+            self._aside = threading.Thread(target=task, name="ckptd-aside", daemon=True)
+            self._aside.start()
 
     def _look(self) -> None:
         """Says once of each save that it will not be published."""

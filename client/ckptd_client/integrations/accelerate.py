@@ -50,10 +50,7 @@ class CkptdAccelerator(ACCELERATE.base("accelerate", "Accelerator")):  # type: i
         run = self._ckptd_run(directory)
         named = self.project_configuration
         if named.automatic_checkpoint_naming and run.agreed("there" if run.is_coming(directory) else ""):
-            text = f"Checkpoint directory {directory} ({self.save_iteration}) already exists."
-            raise ValueError(
-                f"{text} Please manually override `self.save_iteration` with what iteration to start with."
-            )
+            raise ValueError(f"{directory} is there already: set project_configuration.iteration to where to go on")
         with Capture() as capture:
             self.project_configuration = copy.copy(named)
             self.project_configuration.automatic_checkpoint_naming = False
@@ -63,7 +60,7 @@ class CkptdAccelerator(ACCELERATE.base("accelerate", "Accelerator")):  # type: i
                 self.project_configuration = named
             run.save(capture.files(), directory, None)
         named.iteration += 1
-        self._ckptd_rotate()
+        run.aside(self._ckptd_rotate)
         return pathlib.Path(directory)
 
     def load_state(self, input_dir: Any = None, load_kwargs: Any = None, **options: Any) -> Any:

@@ -5,9 +5,10 @@ Trainer would have written it. ``resume_from_checkpoint=True`` takes the newest 
 """
 # ruff: noqa: SLF001 - Trainer has its savers and loaders private, for classes derived from it
 
+import functools
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ckptd.protocol.errors import RestoreError
@@ -80,7 +81,7 @@ class CkptdTrainerMixin:
             if self.args.should_save:  # again, since the stock saver knows of no directory but this one
                 self.state.save_to_json(os.path.join(capture.directory, name, _STATE))
             run.save(capture.files(name), directory, self.state.global_step, drain=best)
-        self._ckptd_rotate()
+        run.aside(self._ckptd_rotation())
 
     def _get_output_dir(self: Any, trial: Any) -> Any:
         stock: Any = super()
@@ -96,16 +97,12 @@ class CkptdTrainerMixin:
             self.state.best_model_checkpoint = path
         return best == name
 
-    def _ckptd_rotate(self: Any) -> None:
-        """Trainer's own rotation, of what is published; not before the best one is."""
+    def _ckptd_rotation(self: Any) -> Callable[[], None]:
+        """Trainer's own rotation, of what is published; of nothing before the best one is."""
         best = self.state.best_model_checkpoint
-        if self.args.should_save and (best is None or os.path.isdir(best)):
-            TRANSFORMERS.module("transformers.trainer_utils").rotate_checkpoints(
-                output_dir=self.args.output_dir,
-                save_total_limit=self.args.save_total_limit,
-                best_model_checkpoint=best,
-                use_mtime=True,
-            )
+        if not self.args.should_save or (best is not None and not os.path.isdir(best)):
+            return _nothing
+        return functools.partial(_rotate, self.args.output_dir, self.args.save_total_limit, best)
 
     def _load_optimizer_and_scheduler(self: Any, checkpoint: Any) -> None:
         stock: Any = super()
@@ -129,7 +126,7 @@ class CkptdTrainerMixin:
         if self._ckptd is not None:
             self._ckptd.settle()
             self._ckptd_bring_best()
-            self._ckptd_rotate()
+            self._ckptd_rotation()()
         return stock._finalize_training(*args, **options)
 
     def _ckptd_bring_best(self: Any) -> None:
@@ -148,6 +145,15 @@ class CkptdTrainerMixin:
                 files.write_to(best)
             run.agreed("")
         self.state.best_model_checkpoint = best
+
+
+def _nothing() -> None:
+    """For a rank that does not rotate."""
+
+
+def _rotate(output_dir: str, limit: int | None, best: str | None) -> None:
+    utils = TRANSFORMERS.module("transformers.trainer_utils")
+    utils.rotate_checkpoints(output_dir, save_total_limit=limit, best_model_checkpoint=best, use_mtime=True)
 
 
 def _place_to_resume(run: TrainerRun, output_dir: str, asked: Any) -> Any:
