@@ -14,6 +14,7 @@ NODES ?= 64
 SEED ?= 0
 WORKERS ?= 2
 CLUSTER ?= long
+FORM ?= long
 
 # Some machines forbid Python to keep what it compiled. Tests start thousands of interpreters: each would compile
 # ckptd anew, which is a third of its start.
@@ -41,8 +42,8 @@ simulate-slow: $(DEV) ## hours of saving to a store that is ten times too slow: 
 test-matrix: $(BIN)/python ## client, stock readers and golden files against two releases of torch
 	$(BIN)/python scripts/torch_matrix.py $(MATRIX)
 
-frameworks-test: $(FRAMEWORKS) ## under DeepSpeed, Lightning, Hugging Face and Megatron, in an environment of its own
-	.frameworks/bin/python -m pytest -q tests/frameworks
+frameworks-test: $(FRAMEWORKS) ## under DeepSpeed, Lightning, Hugging Face and Megatron, in an environment of its own; FORM=short
+	FRAMEWORKS=$(FORM) .frameworks/bin/python -m pytest -q tests/frameworks
 
 golden: $(DEV) ## the golden checkpoints anew: only for a change of the format that is meant
 	PYTHONPATH=.:client $(BIN)/python -W ignore -m tests.golden.make tests/golden/files
