@@ -7,7 +7,10 @@ import sys
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from ckptd.export.names import Choice
+from ckptd.export.run import Order, export
 from tests.cluster import Node, wait_for
 from tests.frameworks.launch import on_ranks
 
@@ -46,15 +49,26 @@ def test_a_killed_training_goes_on_from_memory_and_then_by_stock_means(kind, tmp
             check_tools(out, kind)
         else:
             assert len(list((out / "global_step5").glob("layer_*"))) == 5
+            assert exported(out)
+
+
+def exported(out):
+    """The weights, as `ckptd export` makes them of what was drained."""
+    order = Order(source=str(out), out=f"{out}-exported", choice=Choice(only=("model",), strip="model"))
+    export(order)
+    return load_file(f"{out}-exported/model.safetensors")
 
 
 def check_tools(out, kind):
-    """zero_to_fp32, as DeepSpeed copied it there, and the universal checkpoint."""
+    """zero_to_fp32, as DeepSpeed copied it there, and the universal checkpoint; and what ckptd makes of it."""
     environ = os.environ | {"DS_ACCELERATOR": "cpu", "PYTHONWARNINGS": "ignore"}
     command = [sys.executable, "zero_to_fp32.py", ".", "fp32"]
     subprocess.run(command, cwd=out, env=environ, check=True, capture_output=True)
     weights = torch.load(out / "fp32" / "pytorch_model.bin", weights_only=True)
     assert sorted(weights) == ["first.bias", "first.weight", "second.bias", "second.weight", "seen"]
+    found = exported(out)
+    assert found.keys() == weights.keys()
+    assert all(torch.equal(found[name].to(weights[name].dtype), weights[name]) for name in weights)
     command = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal"]
     command += ["--input_folder", str(out / "global_step5"), "--output_folder", str(out / "universal")]
     command += ["--inject_missing_state", "--num_extract_workers", "1", "--num_merge_workers", "1"]
