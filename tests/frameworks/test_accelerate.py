@@ -69,8 +69,10 @@ def test_a_case_of_accelerates_own_tests(cases, name):
 
 
 def test_the_example_goes_on_where_it_ended(node):
+    """Saves this close may be superseded: the last one is there."""
     path = program("Accelerate", node)
-    assert "starting at step 0\n" in on_ranks(node, 2, path)
-    assert sorted(os.listdir(f"{node.temporary}/project/checkpoints")) == ["checkpoint_2", "checkpoint_3"]
-    assert "starting at step 20\n" in on_ranks(node, 2, path)
-    assert sorted(os.listdir(f"{node.temporary}/project/checkpoints")) == ["checkpoint_6", "checkpoint_7"]
+    place = f"{node.temporary}/project/checkpoints"
+    for first, last in ((0, "checkpoint_3"), (20, "checkpoint_7")):
+        assert f"starting at step {first}\n" in on_ranks(node, 2, path)
+        assert len(os.listdir(place)) == 2
+        assert max(os.listdir(place)) == last

@@ -21,6 +21,8 @@ from ckptd_client.integrations._trainer_run import TrainerRun, log
 TRANSFORMERS = Framework("Hugging Face Transformers", "transformers", "5.23")
 _NAME_RE = re.compile(r"checkpoint-(\d+)")
 _STATE = "trainer_state.json"
+AUTO = "auto"
+"""For train(resume_from_checkpoint=...): True where there is a checkpoint, else None."""
 
 
 class CkptdTrainerMixin:
@@ -44,14 +46,16 @@ class CkptdTrainerMixin:
         return self._ckptd.client if self._ckptd is not None else None
 
     def train(self: Any, resume_from_checkpoint: Any = None, trial: Any = None, *args: Any, **options: Any) -> Any:
-        """As Trainer's. True resumes the newest checkpoint, be it in memory or in output_dir.
+        """As Trainer's. True resumes the newest checkpoint, be it in memory or in output_dir; so does "auto", if any.
 
-        So does the path of one in output_dir that is not there yet. Raises what connect and Trainer raise.
+        The path of one in output_dir may be of one that is not there yet. Raises what connect and Trainer raise.
         """
         stock: Any = super()
         reason = _why_stock(self, trial)
         if reason:
             log.warning("ckptd: %s: this training saves and resumes as without ckptd", reason)
+            if resume_from_checkpoint == AUTO:
+                resume_from_checkpoint = _last(self.args.output_dir) or None
             return stock.train(resume_from_checkpoint, trial, *args, **options)
         self._ckptd = run = TrainerRun(self.args.output_dir, self._ckptd_options)
         try:
@@ -158,9 +162,9 @@ def _rotate(output_dir: str, limit: int | None, best: str | None) -> None:
 
 def _place_to_resume(run: TrainerRun, output_dir: str, asked: Any) -> Any:
     """What Trainer is told to resume from: a directory, or what was asked for. Collective."""
-    if asked is True:
-        utils = TRANSFORMERS.module("transformers.trainer_utils")
-        last = run.agreed(utils.get_last_checkpoint(output_dir) or "")
+    if asked is True or asked == AUTO:
+        asked = asked if asked is True else None
+        last = run.agreed(_last(output_dir))
         try:
             files = run.newest()
             if files is None:
@@ -178,6 +182,13 @@ def _place_to_resume(run: TrainerRun, output_dir: str, asked: Any) -> Any:
         return asked
     files = run.find(os.path.abspath(asked))
     return run.open(files) if files is not None else asked
+
+
+def _last(output_dir: str) -> str:
+    """The highest one that is published there; empty when there is none."""
+    if not os.path.isdir(output_dir):
+        return ""
+    return TRANSFORMERS.module("transformers.trainer_utils").get_last_checkpoint(output_dir) or ""
 
 
 def _is_at_least(files: RestoredFiles, output_dir: str, last: str) -> bool:
