@@ -40,6 +40,7 @@ class TrainerRun:
         self._staged: dict[str, SaveHandle] = {}  # by directory, until it is known how they ended
         self._memory: MemoryDirectory | None = None
         self._aside: threading.Thread | None = None
+        self._next, self._is_next_known = 0, False  # step of a save that is given none
         self.last = ""
         """The directory of the newest save."""
 
@@ -48,12 +49,23 @@ class TrainerRun:
     def save(
         self, files: Mapping[str, TrainerFile], directory: str, step: int | None, *, drain: bool = False
     ) -> SaveHandle:
-        """Stages this rank's files of a checkpoint. Collective. Raises as Client.save_files does."""
+        """Stages this rank's files of a checkpoint. Collective. Raises as Client.save_files does.
+
+        step: None for a trainer that has no numbers: one after all that there are, so that the newest has the highest.
+        """
         self._look()
+        step = self._number() if step is None else step
         handle = self.client.save_files(files, step, drain=drain, directory=directory)
         self._staged[directory] = handle
         self.last = directory
         return handle
+
+    def _number(self) -> int:
+        if not self._is_next_known:  # a load has gone back, or nothing was saved yet
+            self._next = max([self._next, *(step + 1 for step in self.steps())])
+            self._is_next_known = True
+        self._next += 1
+        return self._next - 1
 
     def is_coming(self, directory: str) -> bool:
         """Whether the directory is there, or will be once it is drained."""
@@ -84,7 +96,7 @@ class TrainerRun:
         for directory, handle in list(self._staged.items()):
             if handle.end is None:
                 continue
-            if handle.end is not End.KEPT:  # that one may still be drained
+            if handle.end is not End.KEPT or directory != self.last:  # the newest may still be drained
                 del self._staged[directory]
             if handle.end not in (End.DURABLE, End.KEPT):
                 log.warning("ckptd: %s will not appear: it ended %s (%s)", directory, handle.end, handle.reason)
@@ -109,10 +121,12 @@ class TrainerRun:
 
     def newest(self) -> RestoredFiles | None:
         """The newest checkpoint of the job, None when there is none of a trainer's files. Collective."""
+        self._is_next_known = False
         return _of_files(self.client.load_files())
 
     def find(self, directory: str) -> RestoredFiles | None:
         """The newest one that was saved for the directory, None when ckptd has none. Collective."""
+        self._is_next_known = False
         steps = self.steps()
         known = self._staged.get(directory)
         likely = [known.step] if known is not None and known.step in steps else []

@@ -83,6 +83,25 @@ def test_the_one_of_a_directory_is_found(tmp_path, begin):
         assert run.find(str(tmp_path / "d")) is None
 
 
+def test_the_newest_of_a_directory_has_the_highest_number(tmp_path, begin):
+    """Also after a load that went back; and where another process goes on."""
+    with Node(str(tmp_path)) as node:
+        node.start()
+        run = begin(node)
+        for place, data in (("a", b"1"), ("b", b"2"), ("b", b"3")):
+            run.save({"file": data}, str(tmp_path / place), None)
+        run.find(str(tmp_path / "a")).close()
+        run.save({"file": b"4"}, str(tmp_path / "b"), None)
+        run.settle()
+        run.close()
+        again = begin(node)
+        with again.find(str(tmp_path / "b")) as files:
+            assert (bytes(files.read("file")), files.step) == (b"4", 3)
+        again.save({"file": b"5"}, str(tmp_path / "a"), None)
+        with again.find(str(tmp_path / "a")) as files:
+            assert (bytes(files.read("file")), files.step) == (b"5", 4)
+
+
 def test_what_is_done_aside_is_done_once_at_a_time_and_before_the_end(tmp_path, begin):
     with Node(str(tmp_path)) as node:
         node.start()
