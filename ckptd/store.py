@@ -152,8 +152,8 @@ def commit(fs: FileLayer, key: JobKey, save: SaveId, writer: str) -> CommitOutco
     failpoints.reach("commit.after-parent-sync")
     note = _set_latest(fs, place)
     failpoints.reach("commit.after-latest")
-    note = note or publish(fs, key, save.dirname) or _tidy(fs, place.final)
-    return CommitOutcome(committed, note)
+    notes = [note, publish(fs, key, save.dirname), _tidy(fs, place.final)]  # each whatever became of the others
+    return CommitOutcome(committed, "; ".join(filter(None, notes)))
 
 
 def _write_and_rename(fs: FileLayer, place: Place, writer: str) -> Committed:

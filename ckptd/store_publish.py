@@ -2,13 +2,15 @@
 
 The files get second names (hard links), or links to them where the file system has no such thing: no byte is written
 twice. What is to be published stands in `files.json`, that it still is in `UNPUBLISHED`, which goes last: a daemon that
-dies in between does it at its next start. Each step may be repeated, and done by two daemons at once.
+dies in between does it at its next start. Each step may be repeated, and done by two daemons at once. Whoever comes
+late, an older checkpoint never takes the place of a newer one.
 """
 
 import contextlib
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import msgspec
 
@@ -23,7 +25,7 @@ from ckptd.store_scan import job_dir
 
 MARKER = ".ckptd"  # in a directory that we published: where its bytes come from, and that we may replace it
 _MAX_INDEX_NBYTES = 1 << 30
-_OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST)
+_OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)  # the last: by a link to a directory, say
 
 
 class TrainerFiles(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -41,9 +43,11 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     job: str
     checkpoint: str  # its directory's name
     save_id: str
+    files: list[str] = []  # that the directory has of it; whatever else lies there is somebody's
 
 
 _decoder = msgspec.json.Decoder(TrainerFiles)
+_origin_decoder = msgspec.json.Decoder(Origin)
 
 
 def index_of(layouts: Iterable[Layout], save_id: str) -> bytes | None:
@@ -73,10 +77,7 @@ def publish(fs: FileLayer, key: JobKey, dirname: str) -> str:
     path = os.path.join(job_dir(key), dirname)
     try:
         fs.size(os.path.join(path, UNPUBLISHED))
-        index = _read_index(fs, path)
-        if index.publication is not None:
-            origin = Origin(store=key.store, job=key.job, checkpoint=dirname, save_id=index.save_id)
-            _publish(fs, path, index, index.publication, msgspec.json.encode(origin))
+        _publish_in_turn(fs, key, dirname, _read_index(fs, path))
         failpoints.reach("publish.done")
         with contextlib.suppress(FileNotFoundError):  # another committer did the same
             fs.unlink(os.path.join(path, UNPUBLISHED))
@@ -112,10 +113,68 @@ def _read_index(fs: FileLayer, path: str) -> TrainerFiles:
     return index
 
 
-def _publish(fs: FileLayer, path: str, index: TrainerFiles, to: Publication, origin: bytes) -> None:
-    sources = {name: os.path.join(path, file) for name, file in index.files.items()}
+def _publish_in_turn(fs: FileLayer, key: JobKey, dirname: str, index: TrainerFiles) -> None:
+    """But for what a newer checkpoint has published; what one may have published meanwhile is put back."""
+    for other in _newer(fs, key, index.save_id).values():
+        index = _without(index, other) if other.published else index
+    _publish(fs, key, dirname, index)
+    for name, other in _newer(fs, key, index.save_id).items():
+        if _without(index, other) != index:
+            _publish(fs, key, name, other.said)
+
+
+class _Other(NamedTuple):
+    """Another checkpoint of the job."""
+
+    said: TrainerFiles
+    published: bool
+
+
+def _newer(fs: FileLayer, key: JobKey, save_id: str) -> dict[str, _Other]:
+    """The committed checkpoints after this save that have trainer's files, by directory, oldest first."""
+    found = {}
+    for name in filter(parse_dirname, _names(fs, job_dir(key))):
+        path = os.path.join(job_dir(key), name)
+        with contextlib.suppress(OSError, DamagedError):  # of states, or being removed
+            index = _read_index(fs, path)
+            if index.save_id > save_id:  # of fixed width
+                found[name] = _Other(index, UNPUBLISHED not in fs.listdir(path))
+    return dict(sorted(found.items(), key=lambda item: item[1].said.save_id))
+
+
+def _without(index: TrainerFiles, other: _Other) -> TrainerFiles:
+    """What is left to be published when the other checkpoint's files are in their places."""
+    to, theirs, files = index.publication, other.said.publication, index.files
+    if to is None or theirs is None:
+        return index
+    if to.directory == theirs.directory:
+        alone = to.whole or theirs.whole
+        files = {} if alone else {name: file for name, file in files.items() if name not in other.said.files}
+    if to.pointer == theirs.pointer:
+        to = msgspec.structs.replace(to, pointer="", text="")
+    return msgspec.structs.replace(index, files=files, publication=to)
+
+
+def _publish(fs: FileLayer, key: JobKey, dirname: str, index: TrainerFiles) -> None:
+    to = index.publication
+    if to is None:
+        return
+    if index.files:
+        _put(fs, key, dirname, index, to)
+    failpoints.reach("publish.before-pointer")
+    if to.pointer:
+        _make_directories(fs, os.path.dirname(to.pointer))
+        fs.rename(fs.write_temp(to.pointer, to.text.encode()), to.pointer)
+        fs.fsync_dir(os.path.dirname(to.pointer))
+
+
+def _put(fs: FileLayer, key: JobKey, dirname: str, index: TrainerFiles, to: Publication) -> None:
+    sources = {name: os.path.join(job_dir(key), dirname, file) for name, file in index.files.items()}
     _make_directories(fs, os.path.dirname(to.directory))
     if to.whole:
+        origin = msgspec.json.encode(
+            Origin(store=key.store, job=key.job, checkpoint=dirname, save_id=index.save_id, files=sorted(sources))
+        )
         _sweep(fs, to.directory)
         try:
             _appear(fs, to.directory, sources, origin)
@@ -125,11 +184,6 @@ def _publish(fs: FileLayer, path: str, index: TrainerFiles, to: Publication, ori
     else:
         _make_directories(fs, to.directory)
         _put_into(fs, to.directory, sources)
-    failpoints.reach("publish.before-pointer")
-    if to.pointer:
-        _make_directories(fs, os.path.dirname(to.pointer))
-        fs.rename(fs.write_temp(to.pointer, to.text.encode()), to.pointer)
-        fs.fsync_dir(os.path.dirname(to.pointer))
 
 
 def _sweep(fs: FileLayer, directory: str) -> None:
@@ -152,8 +206,7 @@ def _appear(fs: FileLayer, directory: str, sources: dict[str, str], origin: byte
     temp = temp_name(directory)
     fs.mkdir(temp)
     _put_into(fs, temp, sources)
-    fs.rename(fs.write_temp(os.path.join(temp, MARKER), origin), os.path.join(temp, MARKER))
-    fs.fsync_dir(temp)
+    _mark(fs, temp, origin)
     failpoints.reach("publish.before-rename")
     try:
         fs.rename(temp, directory)
@@ -161,20 +214,50 @@ def _appear(fs: FileLayer, directory: str, sources: dict[str, str], origin: byte
         if error.errno not in _OCCUPIED:
             fs.rmtree(temp)
             raise
-        _replace(fs, temp, directory, sources)
+        _replace(fs, temp, directory, sources, origin)
     fs.fsync_dir(os.path.dirname(directory))
 
 
-def _replace(fs: FileLayer, temp: str, directory: str, sources: dict[str, str]) -> None:
-    """A directory that is there already: one of ours makes place; in somebody else's only our files are replaced."""
-    if MARKER not in fs.listdir(directory):
+def _mark(fs: FileLayer, directory: str, origin: bytes) -> None:
+    fs.rename(fs.write_temp(os.path.join(directory, MARKER), origin), os.path.join(directory, MARKER))
+    fs.fsync_dir(directory)
+
+
+def _replace(fs: FileLayer, temp: str, directory: str, sources: dict[str, str], origin: bytes) -> None:
+    """A directory that is there already: one of ours makes place; beside somebody's files only ours are replaced."""
+    if not _is_ours(fs, directory):
         fs.rmtree(temp)
         _put_into(fs, directory, sources)
+        if MARKER in fs.listdir(directory):
+            _mark(fs, directory, origin)
         return
     old = temp_name(directory)
     fs.rename(directory, old)
     fs.rename(temp, directory)
     fs.rmtree(old)
+
+
+def _is_ours(fs: FileLayer, directory: str) -> bool:
+    """Whether it is no link, and all that lies there was published: nobody has put anything of their own beside it."""
+    with contextlib.suppress(OSError):
+        fs.readlink(directory)
+        return False
+    try:
+        origin = _origin_decoder.decode(fs.read_file(os.path.join(directory, MARKER), _MAX_INDEX_NBYTES))
+        return set(_below(fs, directory)) <= {MARKER, *origin.files}
+    except (OSError, *MALFORMED):
+        return False
+
+
+def _below(fs: FileLayer, directory: str) -> Iterator[str]:
+    """Paths of what is no directory, relative to it. Raises NotADirectoryError for a file, OSError for a lost link."""
+    for name in fs.listdir(directory):
+        try:
+            found = list(_below(fs, os.path.join(directory, name)))
+        except NotADirectoryError:
+            yield name
+        else:
+            yield from (os.path.join(name, below) for below in found)
 
 
 def _put_into(fs: FileLayer, directory: str, sources: dict[str, str]) -> None:
