@@ -25,7 +25,7 @@ from rich.table import Table
 from bench.node import Node, scratch
 from bench.trainers import Pair, Way
 
-TRAINERS = ("megatron", "fsdp2")  # modules of bench.trainers
+TRAINERS = ("deepspeed", "lightning", "megatron", "fsdp2")  # modules of bench.trainers
 RANKS, BAR = 2, 1 / 3
 _LIMIT_S = 600
 
