@@ -32,8 +32,12 @@ def save_files(
     began = time.perf_counter()
     number = segments.count(client)
     save = segments.name_save(client, number, step)
-    plan = make_files_plan(files, publication, client.group)
     handle = segments.begin(client, save)
+    try:
+        plan = make_files_plan(files, publication, client.group)
+    except BaseException as error:  # a misuse, of this rank alone perhaps: the others must not wait for it
+        segments.give_up(client, handle, error)
+        raise
     try:
         segment = segments.fill(client, plan, plan.flats, _PLAIN.nbytes, owner=handle)
         segments.seal(client, segment, handle, _PLAIN, drain=drain)

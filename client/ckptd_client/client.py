@@ -483,9 +483,9 @@ class Client:
     def free_step(self, wanted: int) -> int:
         """The step, or the next one that was not saved yet in this incarnation: for several checkpoints of one step.
 
-        The same on ranks that saved the same steps.
+        The same on ranks that saved the same steps, whatever became of those: each hears of it in its own time.
         """
-        while wanted in self._steps and not self._was_in_vain(wanted):
+        while wanted in self._steps:
             wanted += 1
         return wanted
 

@@ -333,6 +333,23 @@ class Trainer:
         self._handles[step] = self._client.save_files(self._files(step), step, **named)
         self.watch()
 
+    def save_what_cannot_be(self, step: int) -> str:
+        """save_files of what rank 0 cannot pickle; what it raised."""
+        files = self._files(step)
+        if self._rank == 0:
+            from ckptd_client.files import TorchFile  # noqa: PLC0415
+
+            files["bad.pt"] = TorchFile(lambda: None)
+        try:
+            self._handles[step] = self._client.save_files(files, step)
+        except Exception as error:
+            return type(error).__name__
+        return ""
+
+    def free_step(self, wanted: int) -> int:
+        """free_step."""
+        return int(self._client.free_step(wanted))
+
     def load_files(self, world: int) -> dict[str, Any] | None:
         """load_files, and whether each bit of all ranks' files is as it was saved."""
         files = self._client.load_files()

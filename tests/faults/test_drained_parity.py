@@ -33,6 +33,23 @@ sys.stdin.read()
 """
 
 
+FILES = """
+import os, sys, torch, torch.distributed as dist
+rank, port, out = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+dist.init_process_group("gloo", init_method="tcp://127.0.0.1:" + port, rank=rank, world_size=3)
+import ckptd_client
+from ckptd_client.files import TorchFile
+client = ckptd_client.connect(job="j")
+files = {f"{rank}/state.pt": TorchFile({"w": torch.arange(4_000_000 + 5 * rank)}), f"{rank}/empty": b""}
+files |= {f"{rank}/small{i}": bytes([i]) * (4090 + i) for i in range(12)}
+handle = client.save_files(files, 10, drain=True, directory=out)
+handle.wait("protected", 40)
+handle.wait("durable", 40)
+print("durable", flush=True)
+sys.stdin.read()
+"""
+
+
 def port():
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
@@ -92,3 +109,34 @@ def test_an_image_is_lost_from_the_store_after_all_nodes_are(tmp_path, capsys):
     assert invoke(["rebuild", str(final)]) == 1
     assert "bears the loss of 1 (xor) and lacks" in capsys.readouterr().out
     assert sorted(os.listdir(final)) == sorted(os.listdir(tmp_path / "left"))
+
+
+def test_trainers_files_are_lost_from_the_store_after_all_nodes_are(tmp_path, capsys):
+    """Each file of a raw image by itself, zeros between them, and links in the trainer's directory beside them."""
+    nodes = [Node(str(tmp_path)) for _ in range(RANKS)]
+    try:
+        for name, node in zip("abc", nodes, strict=True):
+            node.start(CKPTD_NODE=name, CKPTD_PEER_ADDRESS="127.0.0.1", CKPTD_DRAIN_PARITY="true")
+        number = port()
+        ranks = [node.run(FILES, str(rank), number, str(tmp_path / "out")) for rank, node in enumerate(nodes)]
+        for rank in ranks:
+            assert rank.stdout.readline() == b"durable\n", rank.stderr.read()
+    finally:
+        for node in nodes:
+            node.__exit__(None, None, None)
+    final = next((tmp_path / "j").glob("step-*"))
+    assert verify_path(str(final)).ok
+    whole = {path: path.read_bytes() for path in final.rglob("*") if path.is_file()}
+    raw = sorted(final.glob("r00001-p*.bin"))
+    assert len(raw) == 14
+    large = max(raw, key=lambda path: path.stat().st_size)
+    damages = [large.unlink, lambda: [path.unlink() for path in final.glob("r00001-p*")]]
+    damages += [lambda: flip(large, 20_000_000), lambda: flip(raw[5], 7)]
+    for damage in damages:
+        damage()
+        assert not verify_path(str(final)).ok
+        assert invoke(["rebuild", str(final)]) == 0, capsys.readouterr()
+        assert {path: path.read_bytes() for path in final.rglob("*") if path.is_file()} == whole
+        assert verify_path(str(final)).ok
+    w = torch.load(tmp_path / "out" / "1" / "state.pt", mmap=True)["w"]
+    assert torch.equal(w, torch.arange(4_000_005))

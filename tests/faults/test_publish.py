@@ -79,3 +79,17 @@ def test_a_trainer_that_dies_before_the_drain_ends(tmp_path):
             ranks.call("wait_newest", timeout_s=60.0)
             wait_for(lambda: (out / "latest").read_text() == "global_step20")
             assert is_published(out, 20)
+
+
+def test_what_one_rank_cannot_pickle_ends_the_save_on_all_at_once(tmp_path):
+    with told(str(tmp_path)) as node:
+        node.start()
+        with Ranks(node, WORLD) as ranks:
+            ranks.call("connect", start=False)
+            raised = ranks.call("save_what_cannot_be", 10)
+            assert [bool(name) for name in raised] == [True, False]
+            assert ranks.call("free_step", 10) == [11] * WORLD, "whatever each has heard of the save's end"
+            milestone, end, reason = ranks[1].call("settle", 10, timeout_s=20)
+            assert (milestone, end) in {(None, "skipped"), (None, "failed"), (None, "abandoned")}, reason
+            ranks.call("save_files", 10)  # the step is free again
+            ranks.call("wait", 10)
