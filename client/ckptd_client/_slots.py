@@ -199,6 +199,10 @@ class Slots:
         """The mappings of the granted slots."""
         return [self.map(name) for name in self.granted if name not in self.held]
 
+    def lent(self) -> list[SlotMap]:
+        """The mappings of slots that are the daemon's now: nobody writes to what is sealed in them."""
+        return [slot for name, slot in self._maps.items() if name not in self.granted and name not in self.held]
+
     @property
     def count(self) -> int:
         """Slots granted now."""

@@ -35,6 +35,7 @@ from ckptd_client._segments import Segment
 from ckptd_client._slot_writing import pin_for, slot_views
 from ckptd_client._staging import stage_or_fail, was_delivered
 from ckptd_client._stats import Stats
+from ckptd_client._still_staged import are_still
 from ckptd_client._stock import StockLeaves
 from ckptd_client._topology import failure_told
 from ckptd_client._turns import Turns
@@ -479,6 +480,13 @@ class Client:
         """
         publication = publication_of(directory, whole=whole, pointer=pointer)
         return save_files(self, files, step, publication, drain=drain)
+
+    def are_still(self, handle: SaveHandle, files: Mapping[str, TrainerFile]) -> bool:
+        """Whether these files have the very bytes that save_files staged of them, and their slot has those still.
+
+        Compares all bytes of this rank's. Raises what pickling a TorchFile raises.
+        """
+        return are_still(self, handle.save_id, files)
 
     def free_step(self, wanted: int) -> int:
         """The step, or the next one that was not saved yet in this incarnation: for several checkpoints of one step.

@@ -67,12 +67,14 @@ class CkptdCheckpointIO(_BASE):  # type: ignore[misc, valid-type]  # a class onl
         if files is None:
             return None
         with files:
-            return os.path.join(files.directory or "", files.names[0])
+            return os.path.join(files.directory, files.names[0]) if files.directory and files.names else None
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         """Stages the checkpoint. Training may go on, and change every tensor, when it returns."""
         if storage_options is not None:
             raise UsageError("storage_options have no meaning here", hint="leave them out")
+        if "://" in os.fspath(path):
+            raise UsageError(f"{path} is no path of a file system", hint="a dirpath that all nodes see")
         where = os.path.abspath(os.fspath(path))
         directory, name = os.path.split(where)
         files = self._with_those_of_the_step(int(checkpoint.get("global_step", 0)), directory)
@@ -86,13 +88,17 @@ class CkptdCheckpointIO(_BASE):  # type: ignore[misc, valid-type]  # a class onl
     def _with_those_of_the_step(self, step: int, directory: str) -> dict[str, TorchFile]:
         """What was saved at this very step, such as a best one before last.ckpt: a newer save takes an older's turn.
 
-        Their tensors are as they were, since no step was taken.
+        Unless it is drained already, or has other content now: weights that are swapped for an average, say.
         """
         known, where, files = self._of_step
-        if (known, where) != (step, directory):
+        if (known, where) != (step, directory) or not self._is_waiting_unchanged(files):
             files = {}
         self._of_step = (step, directory, files)
         return files
+
+    def _is_waiting_unchanged(self, files: dict[str, TorchFile]) -> bool:
+        handle = self.handle
+        return bool(files) and handle is not None and handle.end is None and self.client.are_still(handle, files)
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
         """From memory when it is the newest, else from the file at path. All ranks call it; FileNotFoundError."""
@@ -145,7 +151,7 @@ class CkptdCheckpointIO(_BASE):  # type: ignore[misc, valid-type]  # a class onl
         self._remove_doomed()
         self._client.close()
         self._client = None
-        self._saved = {}
+        self._saved, self._of_step = {}, (-1, "", {})
 
 
 def _from_rank_0(ask: Callable[[], Any]) -> Any:

@@ -1,0 +1,85 @@
+"""Lightning's CheckpointIO by itself: what is asked of it in odd orders, and what lies at its paths meanwhile."""
+
+import gc
+import os
+import weakref
+
+import pytest
+import torch
+
+from ckptd_client import UsageError
+from tests.cluster import Node
+
+pytestmark = [pytest.mark.frameworks("lightning"), pytest.mark.timeout(120)]
+
+STEP = 10
+
+
+@pytest.fixture
+def node(tmp_path):
+    with Node(str(tmp_path / "store")) as node:
+        os.mkdir(node.store)
+        node.start("--drain-bandwidth", "2M")
+        yield node
+
+
+@pytest.fixture
+def make(node, monkeypatch):
+    """A CheckpointIO of this node; what is open is torn down."""
+    from ckptd_client.integrations.lightning import CkptdCheckpointIO  # noqa: PLC0415 - torch and lightning
+
+    for name in ("WORLD_SIZE", "RANK"):
+        monkeypatch.delenv(name, raising=False)
+    made = []
+
+    def io():
+        made.append(CkptdCheckpointIO(job="io", store=node.store, arena=node.arena, start=False))
+        return made[-1]
+
+    yield io
+    for each in made:
+        each.teardown()
+
+
+def checkpoint(value: float, step: int = STEP, count: int = 1_000_000):
+    return {"state_dict": {"w": torch.full((count,), value)}, "global_step": step}
+
+
+def value_of(path) -> float:
+    return float(torch.load(path, weights_only=True)["state_dict"]["w"].mean())
+
+
+def test_several_of_one_step_are_all_written_however_slow_the_store(make, tmp_path):
+    io, saved = make(), checkpoint(1.0)
+    io.save_checkpoint(checkpoint(0.0, STEP - 1), tmp_path / "before.ckpt")  # keeps the store busy
+    for name in ("best.ckpt", "last.ckpt"):
+        io.save_checkpoint(saved, tmp_path / name)
+    io.teardown()
+    assert [value_of(tmp_path / name) for name in ("best.ckpt", "last.ckpt")] == [1.0, 1.0]
+
+
+def test_weights_that_are_swapped_within_a_step_do_not_get_into_what_was_saved_before(make, tmp_path):
+    """Such as an average's, by way of .data, which torch itself does not count as a change."""
+    io, saved = make(), checkpoint(1.0)
+    io.save_checkpoint(saved, tmp_path / "plain.ckpt")
+    saved["state_dict"]["w"].data.fill_(2.0)
+    io.save_checkpoint(saved, tmp_path / "average.ckpt")
+    io.teardown()
+    assert value_of(tmp_path / "plain.ckpt") == 1.0
+    assert value_of(tmp_path / "average.ckpt") == 2.0
+
+
+def test_nothing_of_a_checkpoint_is_kept_after_teardown(make, tmp_path):
+    io, saved = make(), checkpoint(1.0)
+    io.save_checkpoint(saved, tmp_path / "a.ckpt")
+    io.teardown()
+    io.teardown()
+    kept = weakref.ref(saved["state_dict"]["w"])
+    del saved
+    gc.collect()
+    assert kept() is None
+
+
+def test_a_url_is_refused(make):
+    with pytest.raises(UsageError, match="is no path"):
+        make().save_checkpoint(checkpoint(1.0), "s3://bucket/a.ckpt")
