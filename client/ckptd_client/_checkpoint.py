@@ -43,7 +43,7 @@ class Checkpoint:
         self._sources = sources
         self._open = opener
         self._records = records
-        self._store_dir = store_dir
+        self.store_dir = store_dir  # where it lies, or will, once it is committed
         self._finalizer = weakref.finalize(self, _close, sources)  # DCP drops one without a word when it cannot plan
 
     @property
@@ -72,10 +72,10 @@ class Checkpoint:
         try:
             copy_out(self._sources[rank], targets, sparse=True)
         except (DamagedError, OSError):
-            if not os.path.exists(os.path.join(self._store_dir, COMMITTED)):
+            if not os.path.exists(os.path.join(self.store_dir, COMMITTED)):
                 raise
-            manifest = read_manifest(self._store_dir, self.save)
-            opened = open_file(self._store_dir, manifest.files[rank], manifest.world_size)
+            manifest = read_manifest(self.store_dir, self.save)
+            opened = open_file(self.store_dir, manifest.files[rank], manifest.world_size)
             with contextlib.closing(opened) as source:
                 copy_out(source, targets, sparse=True)
         return None

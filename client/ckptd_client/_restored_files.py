@@ -9,6 +9,7 @@ import torch
 from ckptd.mapping import Mapping
 from ckptd.protocol.errors import UsageError
 from ckptd.protocol.layout import Publication, TensorEntry
+from ckptd.protocol.manifest import COMMITTED, UNPUBLISHED
 from ckptd_client._checkpoint import Checkpoint
 from ckptd_client._restore import Target
 
@@ -52,6 +53,34 @@ class RestoredFiles:
     def directory(self) -> str | None:
         """Where they are published, once they are drained."""
         return self._publication.directory if self._publication is not None else None
+
+    @property
+    def pointer(self) -> str | None:
+        """Path of the small file that names the directory, once they are published."""
+        return (self._publication.pointer or None) if self._publication is not None else None
+
+    @property
+    def is_published(self) -> bool:
+        """Whether the daemon has put them where the trainer looks. What lies there now may be somebody else's."""
+        there = self._found.store_dir
+        return os.path.exists(os.path.join(there, COMMITTED)) and not os.path.exists(os.path.join(there, UNPUBLISHED))
+
+    def is_replaced(self, name: str) -> bool:
+        """Whether somebody has put another file in its place since it was published, or has written to it.
+
+        Raises UsageError for a name that there is not. False when nothing lies there.
+        """
+        rank, entry = self._places[name] if name in self._places else (0, self._entry(name))
+        if self.directory is None or not self.is_published:
+            return False
+        own, _ = self._found.layouts[rank].place(entry.data_offset)
+        try:
+            there = os.stat(os.path.join(self.directory, name))
+            ours = os.stat(os.path.join(self._found.store_dir, own))
+            committed = os.stat(os.path.join(self._found.store_dir, COMMITTED))
+        except OSError:
+            return False
+        return not os.path.samestat(there, ours) or there.st_mtime_ns > committed.st_mtime_ns
 
     def rank_of(self, name: str) -> int:
         """Whose file it is. Raises UsageError for a name that there is not."""

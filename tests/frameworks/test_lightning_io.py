@@ -83,3 +83,18 @@ def test_nothing_of_a_checkpoint_is_kept_after_teardown(make, tmp_path):
 def test_a_url_is_refused(make):
     with pytest.raises(UsageError, match="is no path"):
         make().save_checkpoint(checkpoint(1.0), "s3://bucket/a.ckpt")
+
+
+def test_what_was_written_over_a_published_one_without_ckptd_is_what_is_loaded(make, tmp_path):
+    path = tmp_path / "last.ckpt"
+    io = make()
+    io.save_checkpoint(checkpoint(1.0), path)
+    io.teardown()
+    assert float(io.load_checkpoint(path)["state_dict"]["w"][0]) == 1.0
+    io.teardown()
+    torch.save(checkpoint(2.0), path)  # into the file itself, of which the store has another name
+    for _ in range(2):
+        assert float(io.load_checkpoint(path, weights_only=True)["state_dict"]["w"][0]) == 2.0
+    os.unlink(path)
+    torch.save(checkpoint(3.0), path)
+    assert float(io.load_checkpoint(path)["state_dict"]["w"][0]) == 3.0

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import torch.distributed as dist
 
-from ckptd.protocol.errors import UsageError
+from ckptd.protocol.errors import RestoreError, UsageError
 from ckptd_client._restored_files import RestoredFiles
 from ckptd_client.client import Client, connect
 from ckptd_client.files import TorchFile
@@ -106,7 +106,7 @@ class Attached:
             return self._save(save_dir, tag, client_state, False, exclude_frozen_parameters)
 
     def _load_checkpoint(self, load_dir: str, tag: str | None = None, *args: Any, **options: Any) -> Any:
-        files = self.client.load_files()
+        files = self._found()
         if files is None:
             return self._load(load_dir, tag, *args, **options)
         with files:
@@ -117,6 +117,22 @@ class Attached:
                 name = os.path.basename(files.directory or "")
                 path, state = self._load(view, name, *args, **options)
             return path and path.replace(view, os.path.abspath(load_dir), 1), state
+
+    def _found(self) -> RestoredFiles | None:
+        """What ckptd has; None when it cannot be read on some rank, so that what lies on the disk is loaded on all."""
+        files, problem = None, ""
+        try:
+            files = self.client.load_files()
+        except RestoreError as error:
+            problem = str(error)
+        problems = [problem] * dist.get_world_size()
+        dist.all_gather_object(problems, problem)
+        if not any(problems):
+            return files
+        log.warning("ckptd: what lies on the disk is loaded: %s", next(filter(None, problems)))
+        if files is not None:
+            files.close()
+        return None
 
     def _is_wanted(self, files: RestoredFiles, load_dir: str, tag: str | None) -> bool:
         """Whether what ckptd has is what is asked for, and not older than what lies there. One answer on all ranks."""
@@ -131,17 +147,28 @@ def _is_wanted(files: RestoredFiles, load_dir: str, tag: str | None, model_engin
     where, name = os.path.split(files.directory)
     if where != os.path.abspath(load_dir) or (tag is not None and str(tag) != name):
         return False
-    if tag is not None:
-        return True
+    if any(files.is_replaced(file) for file in files.names):
+        log.warning("ckptd: %s has been written anew without ckptd: it is loaded", files.directory)
+        return False
+    return tag is not None or _is_pointed_at(files, where, name)
+
+
+def _is_pointed_at(files: RestoredFiles, where: str, name: str) -> bool:
+    """Whether `latest` names it, or will: not when it was saved without, nor when somebody went back to another."""
+    if files.pointer is None:
+        return False
     try:
         with open(os.path.join(where, _LATEST), encoding="utf-8") as file:
             latest = file.read().strip()
     except OSError:
         return True
+    if latest == name:
+        return True
     stranger = os.path.isdir(os.path.join(where, latest)) and not os.path.exists(os.path.join(where, latest, _MARKER))
-    if stranger:
-        log.warning("ckptd: %s names %s, which ckptd has not written: it is loaded", _LATEST, latest)
-    return not stranger
+    if stranger or files.is_published:
+        log.warning("ckptd: %s names %s, not the newest that ckptd has, %s: it is loaded", _LATEST, latest, name)
+        return False
+    return True
 
 
 @contextlib.contextmanager

@@ -117,12 +117,20 @@ class CkptdCheckpointIO(_BASE):  # type: ignore[misc, valid-type]  # a class onl
             with contextlib.suppress(SaveFailedError):
                 handle.wait("durable")
             return None
-        files = self.client.load_files()
+        try:
+            files = self.client.load_files()
+        except RestoreError as error:  # of what is published bytes are shared: written over here, they are gone there
+            if not os.path.exists(where):
+                raise
+            log.warning("ckptd: %s is read where it lies: %s", where, error)
+            return None
         if files is None:
             return None
         with files:
             name = os.path.basename(where)
-            return files.read(name) if files.directory == os.path.dirname(where) and name in files else None
+            if files.directory != os.path.dirname(where) or name not in files or files.is_replaced(name):
+                return None
+            return files.read(name)
 
     def remove_checkpoint(self, path: Any) -> None:
         """Removes the file: now if it is drained, else once it is."""
