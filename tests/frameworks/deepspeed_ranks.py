@@ -101,9 +101,44 @@ def state_digest(engine) -> str:
     return digest(b"".join(found)).hex()
 
 
+def go_back(engine, kind: str, out: str) -> None:
+    """Which saves load_checkpoint finds: latest set back by hand, a save that it never named, one without ckptd."""
+    attached = integration.attach(engine, job="ds", start=False)
+
+    def save(step: int, **options) -> None:
+        engine.save_checkpoint(out, client_state={"step": step}, **options)
+
+    def told(words: str) -> None:
+        dist.barrier()
+        print(words, engine.load_checkpoint(out)[1]["step"])
+
+    for step in range(2):
+        step_of(engine, kind, step)
+        save(step)
+        attached.handle.wait("durable")
+    told("newest")
+    if dist.get_rank() == 0:
+        with open(os.path.join(out, "latest"), "w") as file:
+            file.write("global_step1")
+    told("set back")
+    save(99, tag="beside", save_latest=False)
+    told("beside")
+    save(2, tag="again")
+    attached.handle.wait("durable")
+    attached.close()
+    save(3, tag="again")
+    attached = integration.attach(engine, job="ds", start=False)
+    told("again")
+    attached.close()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
 def main() -> None:
     what, kind, out = sys.argv[1:4]
     engine = start(kind)
+    if what == "back":
+        return go_back(engine, kind, out)
     attached = None
     if what not in {"reference", "stock"}:
         attached = integration.attach(engine, job="ds", start=False)
@@ -130,6 +165,7 @@ def main() -> None:
         attached.close()
     dist.barrier()
     dist.destroy_process_group()
+    return None
 
 
 main()

@@ -59,6 +59,14 @@ def exported(out):
     return load_file(f"{out}-exported/model.safetensors")
 
 
+def test_what_is_loaded_is_what_latest_names_and_what_lies_there(tmp_path):
+    with Node(str(tmp_path)) as node:
+        node.start()
+        told = on_ranks(node, 2, SCRIPT, "back", "2", str(tmp_path / "out"))
+        for found in ("newest 1", "set back 0", "beside 0", "again 3"):
+            assert told.count(found) == 2, told[-3000:]
+
+
 def check_tools(out, kind):
     """zero_to_fp32, as DeepSpeed copied it there, and the universal checkpoint; and what ckptd makes of it."""
     environ = os.environ | {"DS_ACCELERATOR": "cpu", "PYTHONWARNINGS": "ignore"}
