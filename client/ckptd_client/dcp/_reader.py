@@ -148,12 +148,16 @@ class CkptdReader(StorageReader):
             for rank, wanted in sorted(targets.items()):
                 checkpoint.read(rank, wanted)
         finally:
-            checkpoint.close()
+            self._read_to_the_end()
         for fill in fills:
             fill.finish(planner)
         done: torch.futures.Future[None] = torch.futures.Future()
         done.set_result(None)
         return done
+
+    def _read_to_the_end(self) -> None:
+        """A load asks once for all that it wants."""
+        self.close()
 
 
 class _Fill:

@@ -52,8 +52,13 @@ def promise(directory: str, origin: Origin) -> None:
     """To be called before anything is staged: from here on the directory is no other checkpoint. Raises OSError."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(os.path.join(directory, STOCK_METADATA))
-    _replace(directory, ORIGIN, partial(_write, msgspec.json.encode(origin)))
-    _sync(directory)
+    put(directory, ORIGIN, msgspec.json.encode(origin))
+    sync(directory)
+
+
+def put(directory: str, name: str, content: bytes) -> None:
+    """Writes a small file, whole; the directory is to be synced by the caller. Raises OSError."""
+    _replace(directory, name, partial(_write, content))
 
 
 def origin_of(directory: str | os.PathLike[str]) -> Origin | None:
@@ -71,7 +76,7 @@ def link_images(directory: str, origin: Origin, rank: int | None = None) -> None
     _link(
         directory, origin, (n for n in os.listdir(origin.path) if n.startswith(prefix) and n.endswith(".safetensors"))
     )
-    _sync(directory)
+    sync(directory)
 
 
 def link_listing(directory: str, origin: Origin, *, synced: Iterable[str] = ()) -> None:
@@ -80,11 +85,20 @@ def link_listing(directory: str, origin: Origin, *, synced: Iterable[str] = ()) 
     Raises OSError.
     """
     for name in synced:
-        _sync(os.path.join(directory, name))
+        sync(os.path.join(directory, name))
     _link(directory, origin, (name for name in (STOCK_OBJECTS,) if os.path.exists(os.path.join(origin.path, name))))
-    _sync(directory)
+    sync(directory)
     _link(directory, origin, (STOCK_METADATA,))
-    _sync(directory)
+    sync(directory)
+
+
+def sync(path: str) -> None:
+    """A file, or a directory's entries, to the medium. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _link(directory: str, origin: Origin, names: Iterable[str]) -> None:
@@ -114,11 +128,3 @@ def _write(content: bytes, path: str) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _sync(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

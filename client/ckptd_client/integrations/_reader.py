@@ -1,14 +1,20 @@
-"""A storage reader whose metadata may be asked for twice, as Megatron core does."""
+"""Storage readers for trainers' own loaders, which ask for the metadata twice, or load in several steps."""
 
+import contextlib
+import os
 from typing import Any
 
 from torch.distributed.checkpoint.metadata import Metadata
 
+from ckptd.protocol.errors import RestoreError
+from ckptd.protocol.manifest import COMMITTED
+from ckptd_client.client import Client
 from ckptd_client.dcp import CkptdReader
+from ckptd_client.integrations._directory import Origin
 
 
 class CachedReader(CkptdReader):
-    """For one load."""
+    """Of one checkpoint, found once: its metadata may be asked for, and its data read, until close."""
 
     _found: Metadata | None = None
 
@@ -25,3 +31,18 @@ class CachedReader(CkptdReader):
         if self._found is None:
             self._found = super().read_metadata(*args, **options)
         return self._found
+
+    def _read_to_the_end(self) -> None:
+        """More may be asked for."""
+
+
+def reader_of(client: Client, origin: Origin) -> CachedReader | None:
+    """Of the checkpoint, by the nearest route, memory first; None when ckptd has it no more. Collective.
+
+    Begins a new incarnation.
+    """
+    with contextlib.suppress(RestoreError):
+        reader = CachedReader(client, step=origin.step)
+        if reader.finds(origin.save_id):
+            return reader
+    return CachedReader(origin.path) if os.path.exists(os.path.join(origin.path, COMMITTED)) else None

@@ -59,7 +59,7 @@ class CkptdCheckpointIO(_BASE):  # type: ignore[misc, valid-type]  # a class onl
 
         Collective where there are several ranks.
         """
-        newest: str | None = _from_rank_0(self._newest)
+        newest: str | None = from_rank_0(self._newest)
         return newest
 
     def _newest(self) -> str | None:
@@ -103,7 +103,7 @@ class CkptdCheckpointIO(_BASE):  # type: ignore[misc, valid-type]  # a class onl
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
         """From memory when it is the newest, else from the file at path. All ranks call it; FileNotFoundError."""
         where = os.path.abspath(os.fspath(path))
-        data = _from_rank_0(lambda: self._read(where))
+        data = from_rank_0(lambda: self._read(where))
         if data is None:
             found: dict[str, Any] = super().load_checkpoint(path, map_location, weights_only)
             return found
@@ -162,7 +162,7 @@ class CkptdCheckpointIO(_BASE):  # type: ignore[misc, valid-type]  # a class onl
         self._saved, self._of_step = {}, (-1, "", {})
 
 
-def _from_rank_0(ask: Callable[[], Any]) -> Any:
+def from_rank_0(ask: Callable[[], Any]) -> Any:
     """What rank 0 finds, on all ranks. What it raises is raised on all."""
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return ask()

@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ckptd.protocol.errors import RestoreError, UsageError
+from ckptd.protocol.errors import UsageError
 from ckptd.protocol.manifest import COMMITTED
 from ckptd_client.client import Client
 from ckptd_client.integrations import _directory as directories
 from ckptd_client.integrations._framework import Framework
-from ckptd_client.integrations._reader import CachedReader
+from ckptd_client.integrations._reader import reader_of
 from ckptd_client.integrations._staged import Content, Staged, stage
 
 MEGATRON = Framework("Megatron core", "megatron-core", "0.15")
@@ -109,13 +109,7 @@ class CkptdLoadStrategy(MEGATRON.base(_TORCH, "TorchDistLoadShardedStrategy")): 
 
     def _reader(self, directory: str) -> Any:
         origin = directories.origin_of(directory)
-        if origin is None:
-            return None
-        with contextlib.suppress(RestoreError):
-            reader = CachedReader(self._client, step=origin.step)
-            if reader.finds(origin.save_id):
-                return reader
-        return CachedReader(origin.path) if os.path.exists(os.path.join(origin.path, COMMITTED)) else None
+        return reader_of(self._client, origin) if origin is not None else None
 
 
 @contextlib.contextmanager

@@ -1,0 +1,326 @@
+"""Under Lightning's FSDP and ModelParallel strategies, whose ranks save a shard each. docs/lightning.md has an example.
+
+``Trainer(strategy=CkptdModelParallelStrategy(ckptd={"job": ..., "store": ...}))``: a checkpoint is staged through the
+plug-ins for torch.distributed.checkpoint and training goes on; its directory appears, whole, when the daemon has
+drained it, and is what Lightning itself reads.
+"""
+
+import contextlib
+import io
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.storage import WriteResult
+
+from ckptd.protocol.errors import CkptdError, RestoreError, UsageError
+from ckptd.protocol.ids import SaveId
+from ckptd.protocol.messages import End
+from ckptd_client import _segments as segments
+from ckptd_client.client import Client, connect
+from ckptd_client.dcp import CkptdSavePlanner, CkptdWriter
+from ckptd_client.handle import SaveHandle
+from ckptd_client.integrations._arrivals import Arrivals, announce, comings, is_durable
+from ckptd_client.integrations._directory import Origin, origin_of
+from ckptd_client.integrations._reader import reader_of
+from ckptd_client.integrations.lightning import LIGHTNING, from_rank_0
+
+log = logging.getLogger("ckptd_client")
+
+_STRATEGIES = "lightning.pytorch.strategies"
+_META = "meta.pt"  # what Lightning takes a directory for a sharded checkpoint by
+# Where its loaders find what reads tensors: FSDP's asks torch's package for a reader.
+_LOADERS = (
+    "lightning.fabric.strategies.model_parallel",
+    "lightning.pytorch.strategies.fsdp",
+    "torch.distributed.checkpoint",
+)
+
+
+class _Sharded:
+    """What both strategies do differently. The first save or load connects; teardown waits until all is drained."""
+
+    _ckptd_model_key = "state_dict"
+
+    def __init__(self, *args: Any, ckptd: Mapping[str, Any] | None = None, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._ckptd_settings = dict(ckptd or {})
+        self._ckptd: _Saves | None = None
+        self.tier: str | None = None
+        """Where the last load found it: 'arena', 'pfs', None for a checkpoint that is none of ckptd's."""
+
+    @property
+    def handle(self) -> SaveHandle | None:
+        """The newest save's handle on this rank, None before the first."""
+        return self._ckptd.writer.handle if self._ckptd is not None else None
+
+    def last(self: Any, folder: str | os.PathLike[str]) -> str | None:
+        """For ``trainer.fit(ckpt_path=strategy.last(folder))``: the newest checkpoint of ckptd's there, drained or not.
+
+        None: there is none. Collective; sets up the process group. Brings into the folder what was drained when its
+        trainer had ended already.
+        """
+        if not dist.is_initialized():
+            self._ckptd_set_up()
+        saves = self._ckptd_saves()
+        found: str | None = from_rank_0(lambda: saves.newest(os.path.abspath(folder)))
+        return found
+
+    def save_checkpoint(self: Any, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        """Stages the checkpoint. Training may go on, and change every tensor, when it returns. Collective.
+
+        Outside of a training that runs it blocks until the directory is there. Raises CheckpointException for what
+        cannot be saved; an operational fault is told in the log.
+        """
+        stock: Any = super()
+        if not self._ckptd_is_sharded:
+            stock.save_checkpoint(checkpoint, filepath, storage_options)
+            return
+        if storage_options is not None:
+            raise UsageError("storage_options have no meaning here", hint="leave them out")
+        saves = self._ckptd_saves()
+        place = os.path.abspath(os.fspath(self.broadcast(filepath)))
+        step = int(checkpoint.get("global_step", 0))
+        state = {self._ckptd_model_key: checkpoint.pop("state_dict")}
+        state |= {f"optimizer_{i}": each for i, each in enumerate(checkpoint.pop("optimizer_states", []))}
+        if self.reduce_boolean_decision(saves.is_staged(step, state)):
+            saves.show_again(place, checkpoint)
+        else:
+            saves.save(state, place, self.broadcast(saves.client.free_step(step)), checkpoint)
+        if self.lightning_module.trainer.state.status != "running":
+            saves.settle()
+            self.barrier()
+
+    def load_checkpoint(self: Any, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        """From memory while the node has it, also when its directory is still to appear. Collective."""
+        stock: Any = super()
+        saves = self._ckptd_saves()
+        place = os.path.abspath(os.fspath(self.broadcast(checkpoint_path)))
+        with saves.quiet():
+            where = from_rank_0(lambda: saves.source(place))
+            with _reading(saves.client, where, place) as self.tier:
+                loaded: dict[str, Any] = stock.load_checkpoint(where, weights_only)
+                self.barrier()
+        return loaded
+
+    def remove_checkpoint(self: Any, filepath: Any) -> None:
+        """Removes the directory, when a save that was asked for before is there: nothing undrained is touched."""
+        saves = self._ckptd_saves()
+        if saves.arrivals is not None:
+            saves.arrivals.remove(os.path.abspath(os.fspath(filepath)))
+
+    def on_train_end(self: Any) -> None:
+        """Blocks until all is drained, so that every rank finds the same directories."""
+        stock: Any = super()
+        stock.on_train_end()
+        if self._ckptd is not None:
+            self._ckptd.settle()
+            self.barrier()
+
+    def teardown(self: Any) -> None:
+        """Waits until all is drained, removes what was to be removed, and closes the client."""
+        stock: Any = super()
+        saves, self._ckptd = self._ckptd, None
+        try:
+            if saves is not None:
+                saves.settle()
+                saves.client.close()
+        finally:
+            stock.teardown()
+
+    def _ckptd_saves(self) -> "_Saves":
+        if self._ckptd is None:
+            self._ckptd = _Saves(self._ckptd_settings)
+        return self._ckptd
+
+
+class CkptdModelParallelStrategy(_Sharded, LIGHTNING.base(_STRATEGIES, "ModelParallelStrategy")):  # type: ignore[misc]
+    """A ModelParallelStrategy (FSDP2, tensor parallelism). ckptd: settings of ckptd_client.connect.
+
+    With ``save_distributed_checkpoint=False`` it saves as without ckptd, or through ``plugins=[CkptdCheckpointIO()]``.
+    """
+
+    @property
+    def _ckptd_is_sharded(self) -> bool:
+        return bool(self._save_distributed_checkpoint)
+
+    def _ckptd_set_up(self) -> None:
+        self._setup_distributed()
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """Shards, where they lie: the one copy is made while they are staged."""
+        stock: Any = super()
+        found: dict[str, Any]
+        found = get_model_state_dict(self.model) if self._ckptd_is_sharded else stock.lightning_module_state_dict()
+        return found
+
+    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
+        """Shards, where they lie."""
+        stock: Any = super()
+        if not self._ckptd_is_sharded:
+            whole: dict[str, Any] = stock.optimizer_state(optimizer)
+            return whole
+        return dict(get_optimizer_state_dict(self.model, getattr(optimizer, "_optimizer", optimizer)))
+
+
+class CkptdFSDPStrategy(_Sharded, LIGHTNING.base(_STRATEGIES, "FSDPStrategy")):  # type: ignore[misc]
+    """An FSDPStrategy. ckptd: settings of ckptd_client.connect. ``state_dict_type="sharded"`` is what goes through it.
+
+    With "full" it saves as without ckptd, or through ``plugins=[CkptdCheckpointIO()]``.
+    """
+
+    _ckptd_model_key = "model"
+
+    @property
+    def _ckptd_is_sharded(self) -> bool:
+        return bool(self._state_dict_type == "sharded")
+
+    def _ckptd_set_up(self) -> None:
+        self.setup_environment()
+
+
+class _Writer(CkptdWriter):
+    """Tells, before a save is handed over by rank 0, which one it is. What that raises ends the save."""
+
+    tell: Callable[[SaveId], None]
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Rank 0's, when all ranks have written."""
+        if self._open and self.handle is not None:
+            try:
+                self.tell(self.handle.save_id)
+            except BaseException as error:
+                self._give_up(error)
+                raise
+        super().finish(metadata, results)
+
+
+class _Saves:
+    """The saves of one strategy, from its first use to its teardown."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self.client: Client = connect(**settings)
+        self.writer = _Writer(self.client, wait=None, drain=True)
+        self.arrivals = Arrivals(self.client.steps) if self.client.group.rank == 0 else None
+        self._staged: tuple[int, dict[str, int]] = (-1, {})  # Lightning's step, and what was saved there
+
+    def is_staged(self, step: int, state: dict[str, Any]) -> bool:
+        """Whether the newest save is of this very state, as of a best one before last.ckpt. Remembers the state.
+
+        A save of its own could take the turn of the one that waits for the store, and would be of the same bytes.
+        """
+        before, self._staged = self._staged, (step, _versions(state))
+        handle = self.writer.handle
+        return before == self._staged and handle is not None and handle.end in (None, End.DURABLE)
+
+    def show_again(self, place: str, rest: dict[str, Any]) -> None:
+        """Has the newest save appear at this place too."""
+        handle = self.writer.handle
+        if self.arrivals is not None and handle is not None:
+            try:
+                self.arrivals.expect(self._announce(place, handle.save_id, rest), place, handle)
+            except OSError as error:
+                log.warning("ckptd: %s does not appear: %s", place, error)
+
+    def _announce(self, place: str, save: SaveId, rest: dict[str, Any]) -> str:
+        buffer = io.BytesIO()
+        torch.save(rest, buffer)
+        return announce(place, Origin.of(segments.job_of(self.client), save), {_META: buffer.getvalue()})
+
+    def save(self, state: dict[str, Any], place: str, step: int, rest: dict[str, Any]) -> None:
+        """Stages the state for the place. rest: what goes into meta.pt, rank 0's. Collective."""
+        hidden: list[str] = []
+
+        def tell(save: SaveId) -> None:
+            hidden.append(self._announce(place, save, rest))
+
+        self.writer.tell = tell
+        try:
+            save(state, checkpoint_id=str(step), storage_writer=self.writer, planner=CkptdSavePlanner())
+        except CheckpointException as error:
+            faults = [fault for fault, _ in error.failures.values()]
+            if not all(map(_is_operational, faults)):
+                raise
+            log.warning("ckptd: %s is not saved: %s", place, faults[0])
+        if hidden and self.arrivals is not None and self.writer.handle is not None:
+            self.arrivals.expect(hidden[0], place, self.writer.handle)
+
+    def settle(self) -> None:
+        """Blocks, on rank 0, until what was saved is there."""
+        if self.arrivals is not None:
+            self.arrivals.settle()
+
+    # --- what only rank 0 looks for
+
+    def quiet(self) -> Any:
+        """A context in which no directory appears or goes."""
+        return self.arrivals.lock if self.arrivals is not None else contextlib.nullcontext()
+
+    def newest(self, folder: str) -> str | None:
+        """The place in the folder whose save is the newest."""
+        assert self.arrivals is not None  # noqa: S101 - rank 0
+        self.arrivals.finish(folder)
+        found = {coming.save_id: coming.place for coming in comings(folder)}
+        for name in os.listdir(folder) if os.path.isdir(folder) else ():
+            origin = origin_of(os.path.join(folder, name)) if not name.startswith(".") else None
+            if origin is not None:
+                found[origin.save_id] = os.path.join(folder, name)
+        return found[max(found)] if found else None
+
+    def source(self, place: str) -> str:
+        """The directory to load from: that at the place, or the newer one that is still to appear there."""
+        expected = [coming.hidden for coming in comings(os.path.dirname(place)) if coming.place == place]
+        steps = self.client.steps() if expected else []
+        for hidden in reversed(expected):
+            origin = origin_of(hidden)
+            if origin is not None and (is_durable(origin) or origin.step in steps):
+                return hidden
+        return place
+
+
+def _versions(state: dict[str, Any]) -> dict[str, int]:
+    """Which names it has, and how often each tensor of them was written to."""
+    flat, _ = flatten_state_dict(state)
+    local = {name: getattr(value, "_local_tensor", value) for name, value in flat.items()}
+    return {name: getattr(value, "_version", 0) for name, value in local.items()}
+
+
+def _is_operational(fault: BaseException) -> bool:
+    return isinstance(fault, (CkptdError, OSError)) and not isinstance(fault, UsageError)
+
+
+@contextlib.contextmanager
+def _reading(client: Client, where: str, place: str) -> Iterator[str | None]:
+    """Lightning's loaders call functions of their modules, and FSDP's makes a reader: the places to hand them another.
+
+    Collective. Gives the tier. Nothing changes for a directory that is none of ckptd's.
+    """
+    origin = origin_of(where)
+    reader = reader_of(client, origin) if origin is not None else None
+    if reader is None:
+        if where != place:
+            raise RestoreError(f"{place}: its checkpoint was lost before it was durable", hint="resume an older one")
+        yield None
+        return
+    log.info("ckptd: %s is read from %s", place, reader.tier)
+
+    stand_ins: dict[str, Any] = {
+        "_distributed_checkpoint_load": lambda state, _path: load(state, storage_reader=reader),
+        "FileSystemReader": lambda *_args, **_options: reader,
+    }
+    with contextlib.ExitStack() as undo:
+        undo.callback(reader.close)
+        for module in map(LIGHTNING.module, _LOADERS):
+            for name in stand_ins.keys() & vars(module).keys():
+                undo.callback(setattr, module, name, getattr(module, name))
+                setattr(module, name, stand_ins[name])
+        yield reader.tier

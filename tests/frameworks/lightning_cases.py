@@ -1,0 +1,326 @@
+"""What Lightning documents of its checkpoints, and tests in its own repository, with ckptd underneath: rewritten, small.
+
+Two ranks run each case with DDP, through the CheckpointIO, and with FSDP2, through the strategy; what Lightning itself
+leaves behind is asked of both: lightning_cases.py <folder> [case...].
+"""
+
+import os
+import sys
+import traceback
+from functools import partial
+
+import lightning as pl
+import pytest
+import torch
+import torch.distributed as dist
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint, OnExceptionCheckpoint
+from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning_training import Net, Seeded, data, state_of
+
+from ckptd_client.integrations.lightning import CkptdCheckpointIO
+from ckptd_client.integrations.lightning_sharded import CkptdModelParallelStrategy
+
+CASES = []
+EPOCHS = 3
+SIZES = {"data_parallel_size": 2, "tensor_parallel_size": 1}
+
+
+def case(function):
+    CASES.append(function)
+    return function
+
+
+class Paced(Callback):
+    """No step is taken before the last save is durable: a store that keeps up, so that none is superseded."""
+
+    def __init__(self, bench) -> None:
+        self.bench = bench
+
+    def on_train_batch_start(self, *_):
+        if self.bench.handle is not None:
+            self.bench.handle.wait("durable", 60)
+
+
+class Bench:
+    """Trainings of one kind, in directories below a folder. The last one's trainer and module stay at hand."""
+
+    def __init__(self, kind, folder) -> None:
+        self.kind, self.folder = kind, folder
+        self.saver = self.trainer = self.net = None
+
+    def out(self, name="ckptd"):
+        return os.path.join(self.folder, name)
+
+    @property
+    def handle(self):
+        return getattr(self.saver, "handle", None)
+
+    def begin(self, callbacks, *, stock=False, epochs=EPOCHS, scores=()):
+        settings = {"job": os.path.basename(self.folder), "start": False}
+        if self.kind == "ddp":
+            self.saver = None if stock else CkptdCheckpointIO(**settings)
+            chosen = {"strategy": "ddp", "plugins": [self.saver] if self.saver else []}
+        else:
+            self.saver = (
+                ModelParallelStrategy(**SIZES) if stock else CkptdModelParallelStrategy(**SIZES, ckptd=settings)
+            )
+            chosen = {"strategy": self.saver}
+        pl.seed_everything(1, verbose=False)
+        self.trainer = pl.Trainer(
+            max_epochs=epochs, accelerator="cpu", devices=2, callbacks=[Seeded(), Paced(self), *callbacks],
+            logger=False, enable_progress_bar=False, enable_model_summary=False, default_root_dir=self.folder,
+            use_distributed_sampler=False, **chosen,
+        )  # fmt: skip
+        self.net = Net(sharded=self.kind == "sharded", scores=scores)
+        return self.trainer
+
+    def fit(self, *callbacks, resume=None, **options):
+        trainer = self.begin(callbacks, **options)
+        trainer.fit(self.net, data(int(os.environ["RANK"])), ckpt_path=resume)
+        return state_of(trainer)
+
+    def both(self, scores=(), epochs=EPOCHS, **options):
+        """The names that Lightning alone leaves behind, when ckptd leaves the same, and the same in them."""
+        for name in ("stock", "ckptd"):
+            keeping = ModelCheckpoint(self.out(name), filename="{epoch}-{step}", **options)
+            self.fit(keeping, stock=name == "stock", scores=scores, epochs=epochs)
+            barrier()
+        names = shown(self.out("stock"))
+        assert shown(self.out()) == names
+        for name in names:
+            one, other = (self.read(os.path.join(self.out(which), name)) for which in ("stock", "ckptd"))
+            assert same(one, other), name
+        return names
+
+    def read(self, path):
+        """What Lightning alone finds there: tensors of this rank, and the step."""
+        if self.kind == "ddp":
+            found = torch.load(path, weights_only=False)
+            return found["state_dict"] | {"step": found["global_step"]}
+        self.begin([], stock=True)
+        net = self.net
+        self.trainer.test(net, data(), ckpt_path=path, verbose=False)
+        meta = torch.load(os.path.join(path, "meta.pt"), weights_only=False)
+        return net.tested | {"step": meta["global_step"]}
+
+
+def barrier():
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def shown(folder):
+    if not os.path.isdir(folder):
+        return set()
+    return {name for name in os.listdir(folder) if not name.startswith(".")}
+
+
+def same(one, other):
+    equal = {key: torch.equal if isinstance(value, torch.Tensor) else lambda a, b: a == b for key, value in one.items()}
+    return one.keys() == other.keys() and all(equal[key](one[key], other[key]) for key in one)
+
+
+@case
+def the_best_are_kept(bench):
+    names = bench.both(scores=[3, 1, 2, 5], epochs=4, monitor="score", save_top_k=2)
+    assert names == {"epoch=1-step=8.ckpt", "epoch=2-step=12.ckpt"}
+
+
+@case
+def the_highest_are_the_best_if_one_says_so(bench):
+    names = bench.both(scores=[3, 1, 2], monitor="score", mode="max", save_top_k=1)
+    assert names == {"epoch=0-step=4.ckpt"}
+
+
+@case
+def all_are_kept(bench):
+    assert len(bench.both(save_top_k=-1)) == EPOCHS
+
+
+@case
+def only_the_newest_is_kept(bench):
+    assert bench.both() == {f"epoch={EPOCHS - 1}-step={4 * EPOCHS}.ckpt"}
+
+
+@case
+def none_is_kept(bench):
+    assert bench.both(save_top_k=0) == set()
+
+
+@case
+def the_last_is_a_copy(bench):
+    assert "last.ckpt" in bench.both(save_last=True, monitor="score", scores=[1, 2, 3])
+
+
+@case
+def the_last_is_a_link(bench):
+    bench.both(save_last="link", save_top_k=-1)
+    link = os.path.join(bench.out(), "last.ckpt")
+    assert os.readlink(link) == f"epoch={EPOCHS - 1}-step={4 * EPOCHS}.ckpt"
+
+
+@case
+def every_other_epoch_is_saved(bench):
+    assert bench.both(every_n_epochs=2, save_top_k=-1, epochs=4) == {"epoch=1-step=8.ckpt", "epoch=3-step=16.ckpt"}
+
+
+@case
+def every_third_step_is_saved(bench):
+    names = bench.both(every_n_train_steps=3, save_top_k=-1, epochs=2)
+    assert names == {"epoch=0-step=3.ckpt", "epoch=1-step=6.ckpt"}
+
+
+@case
+def the_end_of_training_is_there_when_fit_returns(bench):
+    bench.fit(ModelCheckpoint(bench.out(), filename="{epoch}"))
+    assert shown(bench.out()) == {f"epoch={EPOCHS - 1}.ckpt"}
+
+
+@case
+def only_weights_are_saved(bench):
+    bench.both(save_weights_only=True, save_last=True)
+    with pytest.raises(Exception):  # noqa: B017, PT011 - as Lightning: the optimizer's state is wanting
+        bench.fit(resume=os.path.join(bench.out(), "last.ckpt"), epochs=EPOCHS + 1)
+
+
+@case
+def it_resumes_in_the_middle_of_an_epoch(bench):
+    keeping = partial(ModelCheckpoint, bench.out(), filename="{step}", every_n_train_steps=3, save_top_k=-1)
+    whole = bench.fit(keeping())
+    assert same(bench.fit(keeping(), resume=os.path.join(bench.out(), "step=6.ckpt")), whole)
+    assert bench.trainer.global_step == 4 * EPOCHS
+
+
+@case
+def lightning_alone_resumes_it(bench):
+    whole = bench.fit(ModelCheckpoint(bench.out(), filename="{epoch}", save_top_k=-1))
+    path = os.path.join(bench.out(), "epoch=0.ckpt")
+    assert same(bench.fit(stock=True, resume=path), whole)
+
+
+@case
+def it_resumes_what_lightning_alone_wrote(bench):
+    keeping = ModelCheckpoint(bench.out(), filename="{epoch}", save_top_k=-1)
+    whole = bench.fit(keeping, stock=True)
+    assert same(bench.fit(resume=os.path.join(bench.out(), "epoch=0.ckpt")), whole)
+
+
+@case
+def the_last_is_resumed(bench):
+    keeping = partial(ModelCheckpoint, bench.out(), filename="{epoch}", save_last=True)
+    whole = bench.fit(keeping())
+    bench.out = partial(os.path.join, bench.folder, "again")
+    bench.fit(keeping(), epochs=2)
+    assert same(bench.fit(keeping(), resume="last"), whole)
+
+
+@case
+def to_resume_the_last_where_there_is_none_begins_anew(bench):
+    whole = bench.fit()
+    assert same(bench.fit(ModelCheckpoint(bench.out(), save_last=True), resume="last"), whole)
+
+
+@case
+def the_best_is_tested(bench):
+    bench.fit(ModelCheckpoint(bench.out(), filename="{epoch}", monitor="score", save_last=True), scores=[2, 1, 3])
+    for word, name in (("best", "epoch=1.ckpt"), ("last", "last.ckpt")):
+        bench.trainer.test(bench.net, data(), ckpt_path=word, verbose=False)
+        tested = bench.net.tested
+        kept = bench.trainer, bench.net
+        wanted = bench.read(os.path.join(bench.out(), name))
+        bench.trainer, bench.net = kept
+        wanted.pop("step")
+        assert same(wanted, {name.removeprefix("module."): value for name, value in tested.items()}), word
+
+
+@case
+def callbacks_get_their_state_back(bench):
+    options = {"filename": "{epoch}", "monitor": "score", "save_top_k": 1, "save_last": True}
+    bench.fit(ModelCheckpoint(bench.out(), **options), scores=[1, 2], epochs=2)
+    keeping = ModelCheckpoint(bench.out(), **options)
+    bench.fit(keeping, scores=[1, 2, 3], resume=os.path.join(bench.out(), "last.ckpt"))
+    assert os.path.basename(keeping.best_model_path) == "epoch=0.ckpt"
+    assert shown(bench.out()) == {"epoch=0.ckpt", "last.ckpt"}
+
+
+class Raises(Callback):
+    def on_train_batch_start(self, trainer, *_):
+        if trainer.global_step == 6:
+            raise RuntimeError("on purpose")
+
+
+@case
+def an_exception_is_saved(bench):
+    whole = bench.fit()
+    catching = OnExceptionCheckpoint(bench.out())
+    with pytest.raises((RuntimeError, SystemExit)):
+        bench.fit(catching, Raises())
+    barrier()
+    assert shown(bench.out()) == {"on_exception.ckpt"}
+    assert same(bench.fit(resume=catching.ckpt_path), whole)
+
+
+@case
+def an_exception_is_saved_by_the_checkpoint_callback(bench):
+    with pytest.raises((RuntimeError, SystemExit)):
+        bench.fit(ModelCheckpoint(bench.out(), filename="{step}", save_on_exception=True), Raises())
+    barrier()
+    assert "step=6.ckpt" in shown(bench.out())
+
+
+class SavesItself(Callback):
+    def __init__(self, path) -> None:
+        self.path = path
+
+    def on_train_epoch_end(self, trainer, module):
+        if trainer.current_epoch == 1:
+            trainer.save_checkpoint(self.path)
+
+
+@case
+def a_callback_saves(bench):
+    path = os.path.join(bench.out(), "own.ckpt")
+    bench.fit(SavesItself(path))
+    bench.fit(SavesItself(os.path.join(bench.out("stock"), "own.ckpt")), stock=True)
+    assert same(bench.read(path), bench.read(os.path.join(bench.out("stock"), "own.ckpt")))
+
+
+@case
+def the_user_saves_after_training(bench):
+    whole = bench.fit()
+    path = os.path.join(bench.out(), "own.ckpt")
+    bench.trainer.save_checkpoint(path)
+    bench.trainer.strategy.teardown()
+    barrier()
+    assert same(bench.fit(stock=True, resume=path), whole)
+
+
+@case
+def the_same_name_is_written_again(bench):
+    keeping = partial(ModelCheckpoint, bench.out(), filename="same", every_n_epochs=1, enable_version_counter=False)
+    bench.fit(keeping())
+    assert shown(bench.out()) == {"same.ckpt"}
+    assert bench.read(os.path.join(bench.out(), "same.ckpt"))["step"] == 4 * EPOCHS
+
+
+def main():
+    torch.set_num_threads(1)
+    folder, only = sys.argv[1], sys.argv[2:]
+    for kind in ("ddp", "sharded"):
+        for each in CASES:
+            if only and each.__name__ not in only:
+                continue
+            name = f"{kind}-{each.__name__}"
+            try:
+                each(Bench(kind, os.path.join(folder, name)))
+                print(f"rank {os.environ['RANK']}: {name} passed", flush=True)
+            except BaseException:
+                print(f"rank {os.environ['RANK']}: {name} FAILED", flush=True)
+                traceback.print_exc()
+            barrier()
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads may abort an interpreter that ends
+
+
+if __name__ == "__main__":
+    main()
