@@ -7,10 +7,10 @@ import re
 from tests.cluster import ROOT
 
 
-def cases_of(path):
+def cases_of(path, decorator="case"):
     """The names of the cases in a script."""
     functions = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)]
-    return [node.name for node in functions if any(ast.unparse(each) == "case" for each in node.decorator_list)]
+    return [node.name for node in functions if any(ast.unparse(each) == decorator for each in node.decorator_list)]
 
 
 def same(one, other, ranks=2):

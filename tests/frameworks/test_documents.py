@@ -37,3 +37,14 @@ def test_the_lightning_example_leaves_its_best_two_and_the_last(node):
         assert torchrun(node, 2, path).count("at epoch 3\n") == 2
         names = os.listdir(os.path.join(os.path.dirname(path), "ckpt-lightning"))
         assert sorted(names) == ["epoch=1-step=8.ckpt", "epoch=2-step=12.ckpt", "last.ckpt"]
+
+
+@pytest.mark.frameworks("lightning")
+def test_the_lightning_example_with_shards_leaves_its_best_two_and_the_last(node):
+    path = own(program("docs/lightning.md", "FSDP2: a complete example", node), "/tmp/ckpt-lightning")
+    with open(path, "a", encoding="utf-8") as file:
+        file.write("import os, sys\nsys.stdout.flush()\nos._exit(0)\n")  # gloo's threads may abort an interpreter
+    for _ in range(2):
+        assert torchrun(node, 2, path).count("at epoch 3\n") == 2
+        names = os.listdir(os.path.join(os.path.dirname(path), "ckpt-lightning"))
+        assert sorted(names) == ["epoch=1-step=8.ckpt", "epoch=2-step=12.ckpt", "last.ckpt"]

@@ -180,9 +180,7 @@ class Arrivals:
             elif is_durable(origin):
                 appear(hidden, place)
             elif origin.step not in steps:
-                log.warning(
-                    "ckptd: %s does not appear: its checkpoint was superseded or lost before it was durable", place
-                )
+                log.warning("ckptd: %s does not appear: its checkpoint was lost, or gave way to a newer one", place)
                 _discard(hidden)
 
 

@@ -77,6 +77,7 @@ class CkptdCheckpointIO(_BASE):  # type: ignore[misc, valid-type]  # a class onl
             raise UsageError(f"{path} is no path of a file system", hint="a dirpath that all nodes see")
         where = os.path.abspath(os.fspath(path))
         directory, name = os.path.split(where)
+        os.makedirs(directory, exist_ok=True)  # save_last="link" links into it before the checkpoint is there
         files = self._with_those_of_the_step(int(checkpoint.get("global_step", 0)), directory)
         files[name] = TorchFile(checkpoint)
         step = self.client.free_step(self._of_step[0])

@@ -1,0 +1,32 @@
+"""What Lightning documents of its checkpoints, and tests itself, on two ranks, with DDP and with FSDP2."""
+
+import pathlib
+
+import pytest
+
+from tests.cluster import Node
+from tests.frameworks.hf_common import cases_of
+from tests.frameworks.launch import on_ranks
+
+pytestmark = [pytest.mark.frameworks("lightning"), pytest.mark.timeout(400)]
+SOURCE = pathlib.Path(__file__).with_name("lightning_cases.py")
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory):
+    """What two ranks say of all cases: they take their time to start."""
+    folder = tmp_path_factory.mktemp("cases")
+    with Node(str(folder)) as node:
+        node.start()
+        yield on_ranks(node, 2, SOURCE.name, str(folder))
+
+
+@pytest.mark.parametrize("name", cases_of(SOURCE))
+@pytest.mark.parametrize("kind", ["ddp", "sharded"])
+def test_a_case_of_lightnings_own_tests(cases, kind, name):
+    assert cases.count(f": {kind}-{name} passed\n") == 2, cases
+
+
+@pytest.mark.parametrize("name", cases_of(SOURCE, "sharded_case"))
+def test_a_case_of_directories_that_appear(cases, name):
+    assert cases.count(f": sharded-{name} passed\n") == 2, cases
