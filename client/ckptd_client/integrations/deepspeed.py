@@ -35,8 +35,8 @@ def attach(
 ) -> "Attached":
     """From now on the engine's save_checkpoint and load_checkpoint go through ckptd. Collective, after initialize.
 
-    drain: each checkpoint that is asked for is written, however slow the store is, and where it is too slow a later one
-    ends "skipped"; False: a newer one may take its place. client: one that is open; without it the settings are those
+    drain: each checkpoint is to be written, whatever drain_every says; of those that wait for a store that is too slow
+    the newest stays. False: as drain_every says. client: one that is open; without it the settings are those
     of ckptd_client.connect, and ``close`` closes what was made. Raises UsageError where the engine's checkpoints are
     more than files of torch.save (offloaded to NVMe, node local), and what connect raises.
     """

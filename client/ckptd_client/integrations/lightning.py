@@ -30,8 +30,8 @@ _BASE = LIGHTNING.base("lightning.pytorch.plugins.io", "TorchCheckpointIO")
 class CkptdCheckpointIO(_BASE):  # type: ignore[misc, valid-type]  # a class only where Lightning is
     """A CheckpointIO. Settings are those of ckptd_client.connect; the daemon is met at the first save or load.
 
-    drain: each checkpoint that Lightning asks for is written, however slow the store is, and where it is too slow a
-    later one is skipped, with a warning; False: a newer one may take its place. What remove_checkpoint is asked to
+    drain: each checkpoint is to be written, whatever drain_every says; of those that wait for a store that is too slow
+    the newest stays, with a warning for the others. False: as drain_every says. What remove_checkpoint is asked to
     remove goes when it is drained, so ``save_top_k`` never removes what is not there yet. Saves and removals are rank
     0's alone, as Lightning has it; load_checkpoint is called by all ranks.
     """
