@@ -95,7 +95,10 @@ def _ranks(trainer: str, options: argparse.Namespace, node: Node, folder: Path) 
     command += ["--mib", str(options.mib), "--repeat", str(options.repeat)]
     begun = [
         subprocess.Popen(
-            command, env=os.environ | place | shared | {"RANK": str(rank)}, stdout=subprocess.PIPE, text=True
+            command,
+            env=os.environ | place | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for rank in range(RANKS)
     ]
