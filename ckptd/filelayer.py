@@ -12,12 +12,10 @@ import secrets
 import stat
 from collections.abc import Callable
 
-from ckptd.regular_files import LINK, NO_FILE, contents, open_regular
+from ckptd.regular_files import LINK, NO_FILE, NO_LINKS, contents, open_regular
 
 _WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _TEMP_MARK = ".tmp-"
-# What a file system without hard links answers to link(2).
-NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
 
 
 def _nothing() -> None:

@@ -10,6 +10,8 @@ from typing import BinaryIO
 
 LINK = "a symbolic link where a file belongs"
 NO_FILE = "no regular file"
+# What a file system without hard links answers to link(2).
+NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
 _READ_NBYTES = 8 << 20
 
 

@@ -15,15 +15,16 @@ from typing import NamedTuple
 import msgspec
 
 from ckptd import failpoints
-from ckptd.filelayer import NO_LINKS, FileLayer, is_temp, temp_name
+from ckptd.filelayer import FileLayer, is_temp, temp_name
 from ckptd.protocol.decoding import MALFORMED
 from ckptd.protocol.errors import DamagedError
 from ckptd.protocol.ids import JobKey, parse_dirname
 from ckptd.protocol.layout import Layout, Publication, is_trainer_file
 from ckptd.protocol.manifest import STOCK_FILES, UNPUBLISHED
+from ckptd.protocol.origin import MARKER, Origin
+from ckptd.regular_files import NO_LINKS
 from ckptd.store_scan import job_dir
 
-MARKER = ".ckptd"  # in a directory that we published: where its bytes come from, and that we may replace it
 _MAX_INDEX_NBYTES = 1 << 30
 _OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)  # the last: by a link to a directory, say
 
@@ -34,16 +35,6 @@ class TrainerFiles(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     save_id: str
     files: dict[str, str]  # the trainer's name, and the file's in the checkpoint's directory
     publication: Publication | None = None
-
-
-class Origin(msgspec.Struct, frozen=True, kw_only=True):
-    """Content of the marker."""
-
-    store: str
-    job: str
-    checkpoint: str  # its directory's name
-    save_id: str
-    files: list[str] = []  # that the directory has of it; whatever else lies there is somebody's
 
 
 _decoder = msgspec.json.Decoder(TrainerFiles)

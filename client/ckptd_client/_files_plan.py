@@ -5,24 +5,16 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import msgspec
 import torch
 
 from ckptd.protocol.digest import digest
 from ckptd.protocol.errors import UsageError
-from ckptd.protocol.ids import MAX_PARTS, MAX_STORE_CHARS, file_name
-from ckptd.protocol.layout import (
-    VERSION,
-    Layout,
-    LayoutPart,
-    Publication,
-    TensorEntry,
-    encode,
-    extents,
-    is_trainer_file,
-)
+from ckptd.protocol.ids import MAX_PARTS, MAX_STORE_CHARS
+from ckptd.protocol.layout import Layout, Publication, TensorEntry, encode, extents, is_trainer_file
 from ckptd_client._file_bytes import FileBytes
 from ckptd_client._group import Group
-from ckptd_client._image import Filler, Image, Part, make_image
+from ckptd_client._image import Filler, Image, Part, make_image, make_layout
 from ckptd_client._plan import check_readable
 from ckptd_client._segment_plan import SegmentPlan
 from ckptd_client.files import TrainerFile, lay_out
@@ -113,19 +105,11 @@ def _image(first: Image, files: list[FileBytes], starts: list[int]) -> Image:
 
 
 def _layout(image: Image, names: list[str], publication: Publication | None) -> Layout:
-    files = list(zip(names, image.parts[1:], strict=True))
-    return Layout(
-        version=VERSION,
-        file=file_name(image.rank),
-        rank=image.rank,
-        world_size=image.world_size,
-        header_nbytes=image.header_nbytes,
-        image_nbytes=image.image_nbytes,
-        plan_id=image.plan_id,
+    """The image's, in which each file is a tensor of bytes."""
+    files = zip(names, image.parts[1:], strict=True)
+    return msgspec.structs.replace(
+        make_layout(image, paths={name: (("k", name),) for name in names}, aliases={}),
         tensors=[TensorEntry(n, "U8", (p.nbytes,), (0,), (p.nbytes,), p.start, p.nbytes) for n, p in files],
-        paths={name: (("k", name),) for name in names},
-        aliases={},
-        parts=[LayoutPart(part.nbytes, len(part.header)) for part in image.parts] if files else [],
         names=names,
         publication=publication,
     )

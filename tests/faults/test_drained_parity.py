@@ -71,19 +71,24 @@ def flip(path, at):
     path.write_bytes(data)
 
 
-def test_an_image_is_lost_from_the_store_after_all_nodes_are(tmp_path, capsys):
-    nodes = [Node(str(tmp_path)) for _ in range(RANKS)]
+def run_on_three_nodes(directory, code, *args, saves):
+    """Nodes that drain their parity, with a rank each; they and their memory are lost when so many are durable."""
+    nodes = [Node(str(directory)) for _ in range(RANKS)]
     try:
         for name, node in zip("abc", nodes, strict=True):
             node.start(CKPTD_NODE=name, CKPTD_PEER_ADDRESS="127.0.0.1", CKPTD_DRAIN_PARITY="true")
         number = port()
-        ranks = [node.run(RANK, str(rank), number) for rank, node in enumerate(nodes)]
+        ranks = [node.run(code, str(rank), number, *args) for rank, node in enumerate(nodes)]
         for rank in ranks:
-            said = [rank.stdout.readline(), rank.stdout.readline()]
-            assert said == [b"durable\n"] * 2, rank.stderr.read()
+            said = [rank.stdout.readline() for _ in range(saves)]
+            assert said == [b"durable\n"] * saves, rank.stderr.read()
     finally:
         for node in nodes:
             node.__exit__(None, None, None)
+
+
+def test_an_image_is_lost_from_the_store_after_all_nodes_are(tmp_path, capsys):
+    run_on_three_nodes(tmp_path, RANK, saves=2)
     wait_for(lambda: len(list((tmp_path / "j").glob("step-*"))) == 2)
     for final in sorted((tmp_path / "j").glob("step-*")):
         manifest = decode_manifest((final / MANIFEST).read_bytes(), where="manifest")
@@ -113,17 +118,7 @@ def test_an_image_is_lost_from_the_store_after_all_nodes_are(tmp_path, capsys):
 
 def test_trainers_files_are_lost_from_the_store_after_all_nodes_are(tmp_path, capsys):
     """Each file of a raw image by itself, zeros between them, and links in the trainer's directory beside them."""
-    nodes = [Node(str(tmp_path)) for _ in range(RANKS)]
-    try:
-        for name, node in zip("abc", nodes, strict=True):
-            node.start(CKPTD_NODE=name, CKPTD_PEER_ADDRESS="127.0.0.1", CKPTD_DRAIN_PARITY="true")
-        number = port()
-        ranks = [node.run(FILES, str(rank), number, str(tmp_path / "out")) for rank, node in enumerate(nodes)]
-        for rank in ranks:
-            assert rank.stdout.readline() == b"durable\n", rank.stderr.read()
-    finally:
-        for node in nodes:
-            node.__exit__(None, None, None)
+    run_on_three_nodes(tmp_path, FILES, str(tmp_path / "out"), saves=1)
     final = next((tmp_path / "j").glob("step-*"))
     assert verify_path(str(final)).ok
     whole = {path: path.read_bytes() for path in final.rglob("*") if path.is_file()}

@@ -10,6 +10,7 @@ import pathlib
 import pytest
 
 from tests.cluster import Node
+from tests.frameworks.launch import on_ranks
 
 HERE = pathlib.Path(__file__).parent
 # A kill and a resume under three trainers, whose ways in differ most: the short form, FRAMEWORKS=short.
@@ -40,6 +41,16 @@ def _installed(distribution):
         return bool(importlib.metadata.version(distribution))
     except importlib.metadata.PackageNotFoundError:
         return False
+
+
+@pytest.fixture(scope="module")
+def cases(request, tmp_path_factory):
+    """What two ranks say of all cases in the test file's SOURCE: they take their time to start."""
+    folder = tmp_path_factory.mktemp("cases")
+    (folder / "out").mkdir()
+    with Node(str(folder)) as node:
+        node.start()
+        yield on_ranks(node, 2, request.module.SOURCE.name, str(folder / "out"))
 
 
 @pytest.fixture

@@ -54,15 +54,6 @@ def test_a_drained_state_is_read_by_accelerate_itself(node, tmp_path, undisturbe
     same(state, undisturbed / "state")
 
 
-@pytest.fixture(scope="module")
-def cases(tmp_path_factory):
-    """What two ranks say of all cases: they take their time to start."""
-    folder = tmp_path_factory.mktemp("cases")
-    with Node(str(folder)) as node:
-        node.start()
-        yield on_ranks(node, 2, SOURCE.name, str(folder))
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_a_case_of_accelerates_own_tests(cases, name):
     assert cases.count(f": {name} passed\n") == 2, cases

@@ -68,15 +68,6 @@ def test_a_lost_node_resumes_from_the_directory(node, tmp_path, undisturbed):
     same(tmp_path / "state", undisturbed / "state")
 
 
-@pytest.fixture(scope="module")
-def cases(tmp_path_factory):
-    """What two ranks say of all cases: they take their time to start."""
-    folder = tmp_path_factory.mktemp("cases")
-    with Node(str(folder)) as node:
-        node.start()
-        yield on_ranks(node, 2, SOURCE.name, str(folder))
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_a_case_of_trainers_own_tests(cases, name):
     assert cases.count(f": {name} passed\n") == 2, cases

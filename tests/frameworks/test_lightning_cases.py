@@ -4,21 +4,10 @@ import pathlib
 
 import pytest
 
-from tests.cluster import Node
 from tests.frameworks.hf_common import cases_of
-from tests.frameworks.launch import on_ranks
 
 pytestmark = [pytest.mark.frameworks("lightning"), pytest.mark.timeout(400)]
 SOURCE = pathlib.Path(__file__).with_name("lightning_cases.py")
-
-
-@pytest.fixture(scope="module")
-def cases(tmp_path_factory):
-    """What two ranks say of all cases: they take their time to start."""
-    folder = tmp_path_factory.mktemp("cases")
-    with Node(str(folder)) as node:
-        node.start()
-        yield on_ranks(node, 2, SOURCE.name, str(folder))
 
 
 @pytest.mark.parametrize("name", cases_of(SOURCE))

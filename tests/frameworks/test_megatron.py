@@ -1,23 +1,18 @@
 """Megatron core on two ranks, on the CPU: killed and resumed, its own loads, its own tests rewritten."""
 
-import ast
 import os
 import pathlib
 
 import pytest
 
-from tests.cluster import Node
+from tests.frameworks.hf_common import cases_of
 from tests.frameworks.launch import on_ranks
 from tests.interop.launch import torchrun
 from tests.interop.test_documents import program
 
 pytestmark = [pytest.mark.frameworks("megatron-core"), pytest.mark.timeout(400)]
 SOURCE = pathlib.Path(__file__).with_name("megatron_cases.py")
-CASES = [
-    node.name
-    for node in ast.parse(SOURCE.read_text()).body
-    if isinstance(node, ast.FunctionDef) and any(ast.unparse(d) == "case" for d in node.decorator_list)
-]
+CASES = cases_of(SOURCE)
 
 
 def test_a_killed_training_goes_on_by_cores_own_load(node, tmp_path):
@@ -34,15 +29,6 @@ def test_the_example_of_the_page_goes_on_where_it_ended(node):
     pathlib.Path(path).write_text(code.replace("/tmp/ckpt-megatron", os.path.join(node.temporary, "out")))
     for first in (0, 30):
         assert f"starting at step {first}\n" in torchrun(node, 2, path)
-
-
-@pytest.fixture(scope="module")
-def cases(tmp_path_factory):
-    """What two ranks say of all cases: they take their time to start."""
-    folder = tmp_path_factory.mktemp("cases")
-    with Node(str(folder)) as node:
-        node.start()
-        yield on_ranks(node, 2, SOURCE.name, str(folder / "out"))
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -18,10 +18,9 @@ from typing import NamedTuple
 
 from ckptd.protocol.errors import CkptdError
 from ckptd.protocol.manifest import COMMITTED
+from ckptd.protocol.origin import MARKER, Origin
 from ckptd_client.handle import SaveHandle
 from ckptd_client.integrations._directory import (
-    ORIGIN,
-    Origin,
     link_images,
     link_listing,
     origin_of,
@@ -81,8 +80,8 @@ def disappear(place: str) -> None:
     for coming in comings(os.path.dirname(place)):
         if coming.place == place:
             _discard(coming.hidden)
-    if os.path.isdir(place) and not os.path.islink(place) and os.path.lexists(os.path.join(place, ORIGIN)):
-        os.unlink(os.path.join(place, ORIGIN))  # so that nobody brings back what is found half removed
+    if os.path.isdir(place) and not os.path.islink(place) and os.path.lexists(os.path.join(place, MARKER)):
+        os.unlink(os.path.join(place, MARKER))  # so that nobody brings back what is found half removed
     _discard(_set_aside(place))
 
 

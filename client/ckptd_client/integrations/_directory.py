@@ -2,57 +2,28 @@
 
 They find links there, one for each file: hard ones where the file system has them, so that each side's retention is its
 own, and the bytes are gone when the trainer has removed its directory and ckptd its checkpoint; else symbolic ones,
-which end with the checkpoint. ORIGIN says from the beginning which checkpoint that will be; `.metadata`, without which
+which end with the checkpoint. MARKER says from the beginning which checkpoint that will be; `.metadata`, without which
 nothing of torch.distributed.checkpoint reads the directory, comes last.
 """
 
 import contextlib
-import errno
 import os
 import uuid
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Self
 
 import msgspec
 
-from ckptd.protocol.ids import JobKey, SaveId, parse_dirname
 from ckptd.protocol.manifest import STOCK_METADATA, STOCK_OBJECTS
-
-ORIGIN = ".ckptd"
-_NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
-
-
-class Origin(msgspec.Struct, frozen=True, kw_only=True):
-    """Which checkpoint a directory is, or will be, linked to."""
-
-    store: str
-    job: str
-    checkpoint: str  # its directory's name
-    save_id: str
-
-    @classmethod
-    def of(cls, job: JobKey, save: SaveId) -> Self:
-        """Of a save of this job."""
-        return cls(store=job.store, job=job.job, checkpoint=save.dirname, save_id=save.text)
-
-    @property
-    def path(self) -> str:
-        """The checkpoint's own directory."""
-        return os.path.join(self.store, self.job, self.checkpoint)
-
-    @property
-    def step(self) -> int:
-        """Its step, -1 for a name that is none of ours."""
-        parsed = parse_dirname(self.checkpoint)
-        return parsed[0] if parsed is not None else -1
+from ckptd.protocol.origin import MARKER, Origin
+from ckptd.regular_files import NO_LINKS
 
 
 def promise(directory: str, origin: Origin) -> None:
     """To be called before anything is staged: from here on the directory is no other checkpoint. Raises OSError."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(os.path.join(directory, STOCK_METADATA))
-    put(directory, ORIGIN, msgspec.json.encode(origin))
+    put(directory, MARKER, msgspec.json.encode(origin))
     sync(directory)
 
 
@@ -64,7 +35,7 @@ def put(directory: str, name: str, content: bytes) -> None:
 def origin_of(directory: str | os.PathLike[str]) -> Origin | None:
     """What was promised of the directory, None when nothing was, or nothing that can be read."""
     try:
-        with open(os.path.join(directory, ORIGIN), "rb") as file:
+        with open(os.path.join(directory, MARKER), "rb") as file:
             return msgspec.json.decode(file.read(), type=Origin)
     except (OSError, msgspec.MsgspecError):
         return None
@@ -110,7 +81,7 @@ def _second_name(source: str, temp: str) -> None:
     try:
         os.link(source, temp)
     except OSError as error:
-        if error.errno not in _NO_LINKS:
+        if error.errno not in NO_LINKS:
             raise
         os.symlink(source, temp)
 

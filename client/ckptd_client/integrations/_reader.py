@@ -8,9 +8,9 @@ from torch.distributed.checkpoint.metadata import Metadata
 
 from ckptd.protocol.errors import RestoreError
 from ckptd.protocol.manifest import COMMITTED
+from ckptd.protocol.origin import Origin
 from ckptd_client.client import Client
 from ckptd_client.dcp import CkptdReader
-from ckptd_client.integrations._directory import Origin
 
 
 class CachedReader(CkptdReader):

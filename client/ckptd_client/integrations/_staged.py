@@ -13,13 +13,14 @@ import torch.distributed as dist
 
 from ckptd.protocol.errors import CkptdError, SaveFailedError, UsageError
 from ckptd.protocol.layout import VERSION, Leaf, Leaves, decode_leaves, encode
+from ckptd.protocol.origin import Origin
 from ckptd_client import _pickle as pickling
 from ckptd_client import _segments as segments
 from ckptd_client._segments import Plain, Segment
 from ckptd_client.client import Client
 from ckptd_client.dcp._writer import step_of
 from ckptd_client.handle import SaveHandle
-from ckptd_client.integrations._directory import Origin, link_images, link_listing, promise
+from ckptd_client.integrations._directory import link_images, link_listing, promise
 from ckptd_client.integrations._latch import Latch, await_latch
 
 

@@ -16,6 +16,7 @@ from typing import Any, Self
 import torch.distributed as dist
 
 from ckptd.protocol.errors import RestoreError, UsageError
+from ckptd.protocol.origin import MARKER
 from ckptd_client._restored_files import RestoredFiles
 from ckptd_client.client import Client, connect
 from ckptd_client.files import TorchFile
@@ -27,7 +28,6 @@ log = logging.getLogger("ckptd_client")
 DEEPSPEED = Framework("DeepSpeed", "deepspeed", "0.19")
 _ENGINE = DEEPSPEED.base("deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine", "TorchCheckpointEngine")
 _LATEST = "latest"
-_MARKER = ".ckptd"  # in a directory that a daemon has published
 
 
 def attach(
@@ -164,7 +164,7 @@ def _is_pointed_at(files: RestoredFiles, where: str, name: str) -> bool:
         return True
     if latest == name:
         return True
-    stranger = os.path.isdir(os.path.join(where, latest)) and not os.path.exists(os.path.join(where, latest, _MARKER))
+    stranger = os.path.isdir(os.path.join(where, latest)) and not os.path.exists(os.path.join(where, latest, MARKER))
     if stranger or files.is_published:
         log.warning("ckptd: %s names %s, not the newest that ckptd has, %s: it is loaded", _LATEST, latest, name)
         return False

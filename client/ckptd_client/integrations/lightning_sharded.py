@@ -25,12 +25,13 @@ from torch.distributed.checkpoint.storage import WriteResult
 from ckptd.protocol.errors import CkptdError, RestoreError, UsageError
 from ckptd.protocol.ids import SaveId
 from ckptd.protocol.messages import End
+from ckptd.protocol.origin import Origin
 from ckptd_client import _segments as segments
 from ckptd_client.client import Client, connect
 from ckptd_client.dcp import CkptdSavePlanner, CkptdWriter
 from ckptd_client.handle import SaveHandle
 from ckptd_client.integrations._arrivals import Arrivals, announce, comings, is_durable
-from ckptd_client.integrations._directory import Origin, origin_of
+from ckptd_client.integrations._directory import origin_of
 from ckptd_client.integrations._reader import reader_of
 from ckptd_client.integrations.lightning import LIGHTNING, from_rank_0
 

@@ -8,7 +8,8 @@ import time
 import pytest
 
 from ckptd.protocol.ids import JobKey, SaveId
-from ckptd_client.integrations._directory import Origin, link_images, link_listing, origin_of, promise
+from ckptd.protocol.origin import Origin
+from ckptd_client.integrations._directory import link_images, link_listing, origin_of, promise
 from ckptd_client.integrations._latch import Latch, await_latch
 
 SAVE = SaveId(3, 1, 100)
