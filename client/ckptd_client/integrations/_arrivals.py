@@ -95,7 +95,7 @@ class Arrivals:
         self.lock = threading.Lock()
         """Who holds it sees no directory appear or go."""
         self._steps = steps
-        self._tasks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()  # None: the end
         self._thread: threading.Thread | None = None
         self._expected: set[str] = set()  # hidden directories
         self._folders: set[str] = set()
@@ -120,6 +120,10 @@ class Arrivals:
         if self._doomed:
             log.warning("ckptd: kept, since a later checkpoint failed: %s", ", ".join(self._doomed))
 
+    def close(self) -> None:
+        """Ends the thread when everything asked for is done; nothing can be asked for afterwards."""
+        self._tasks.put(None)
+
     def finish(self, folder: str) -> None:
         """Brings what an earlier life announced in the folder, where it is durable; drops what is lost. OSError."""
         self._folders.add(folder)
@@ -135,19 +139,19 @@ class Arrivals:
             self._thread.start()
 
     def _run(self) -> None:
-        while True:
-            task = self._tasks.get()
+        while (task := self._tasks.get()) is not None:
             try:
                 task()
-            except (CkptdError, OSError) as error:
-                log.warning("ckptd: %s", error)
+            except Exception as error:  # noqa: BLE001 - whatever it is, training waits for what comes after it
+                log.warning("ckptd: %s: %s", type(error).__name__, error)
 
     def _await(self, hidden: str, place: str, handle: SaveHandle) -> None:
         self._failed = True
         try:
             handle.wait("durable")
             with self.lock:
-                appear(hidden, place)
+                if hidden in self._expected:  # else it was asked for twice, and is there
+                    appear(hidden, place)
         except (CkptdError, OSError) as error:
             log.warning("ckptd: %s does not appear: %s", place, error)
             return

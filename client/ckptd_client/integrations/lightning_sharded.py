@@ -134,7 +134,7 @@ class _Sharded:
         try:
             if saves is not None:
                 saves.settle()
-                saves.client.close()
+                saves.close()
         finally:
             stock.teardown()
 
@@ -259,6 +259,12 @@ class _Saves:
         """Blocks, on rank 0, until what was saved is there."""
         if self.arrivals is not None:
             self.arrivals.settle()
+
+    def close(self) -> None:
+        """Ends the thread, and closes the client."""
+        if self.arrivals is not None:
+            self.arrivals.close()
+        self.client.close()
 
     # --- what only rank 0 looks for
 

@@ -1,0 +1,60 @@
+"""Directories that appear when their saves are durable: what goes wrong with one holds up nobody."""
+
+import os
+import threading
+
+import pytest
+import torch
+
+from ckptd.protocol.origin import MARKER, Origin
+from ckptd_client import _segments as segments
+from ckptd_client.integrations._arrivals import Arrivals, announce
+
+
+@pytest.fixture
+def arrivals(join):
+    """One, its client, and a save on its way."""
+    client = join()
+    handle = client.save({"w": torch.arange(5.0)}, 7, drain=True)
+    return Arrivals(client.steps), client, handle
+
+
+def expect(arrivals, client, handle, place):
+    origin = Origin.of(segments.job_of(client), handle.save_id)
+    arrivals.expect(announce(str(place), origin, {"meta.pt": b"meta"}), str(place), handle)
+
+
+def settled(arrivals):
+    waiting = threading.Thread(target=arrivals.settle, daemon=True)
+    waiting.start()
+    waiting.join(20)
+    return not waiting.is_alive()
+
+
+def test_a_place_that_is_asked_for_twice_appears(arrivals, tmp_path):
+    """As where Lightning saves to one path twice at one step."""
+    found, client, handle = arrivals
+    place = tmp_path / "last.ckpt"
+    expect(found, client, handle, place)
+    expect(found, client, handle, place)
+    assert settled(found)
+    assert sorted(os.listdir(tmp_path)) == ["last.ckpt"]
+    assert {MARKER, ".metadata", "meta.pt"} <= set(os.listdir(place))
+
+
+def test_what_nobody_foresaw_holds_up_nobody(arrivals, tmp_path):
+    found, client, handle = arrivals
+    found._then(lambda: 1 // 0)
+    expect(found, client, handle, tmp_path / "step7.ckpt")
+    assert settled(found)
+    assert (tmp_path / "step7.ckpt" / ".metadata").exists()
+
+
+def test_its_thread_ends_with_it(arrivals, tmp_path):
+    found, client, handle = arrivals
+    expect(found, client, handle, tmp_path / "step7.ckpt")
+    thread = found._thread
+    found.close()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert (tmp_path / "step7.ckpt" / ".metadata").exists(), "what was asked for before is done"
