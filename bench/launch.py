@@ -1,4 +1,4 @@
-"""One row: starts its ranks as torchrun would, watches the machine's memory, ends whatever they leave behind.
+"""One row: starts its ranks, watches the machine's memory, removes whatever they leave behind.
 
 Each row has processes of its own, so that threads, memory and shared memory of one do not taint the next.
 """
@@ -9,10 +9,7 @@ import importlib.util
 import json
 import os
 import shutil
-import signal
-import socket
 import statistics
-import subprocess
 import sys
 import threading
 import time
@@ -21,11 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench import torchrun
 from bench.measure import Series
 from bench.peer_report import PeerResult
 from bench.peers import Kind
 
-_END_S = 5.0
 _PERIOD_S = 0.05
 _SHM = Path("/dev/shm")  # noqa: S108  (looked at; ours bear our name)
 _SOCKETS = Path("/tmp/ckpt_sock")  # noqa: S108  (DLRover's; likewise)
@@ -121,85 +118,7 @@ def _run(job: Job, kind: Kind, ranks: int, places: "_Places") -> str:
     command = [sys.executable, "-W", "ignore", "-m", "bench.rank", kind.name]
     command += ["--nbytes", str(job.nbytes), "--repeat", str(job.repeat), "--threads", str(job.threads)]
     command += ["--shm", str(places.shm), "--disk", str(places.disk), "--result", str(places.result)]
-    port, log = _free_port(), places.disk / "log"
-    processes: list[subprocess.Popen[bytes]] = []
-    with log.open("wb") as output:
-        try:
-            for rank in range(ranks):
-                group = processes[0].pid if processes else 0
-                environment = os.environ | _torchrun(rank, ranks, port, places.name)
-                processes.append(
-                    subprocess.Popen(command, env=environment, stdout=output, stderr=output, process_group=group)
-                )
-            problem = _wait(processes, job.deadline_s)
-        finally:
-            _end_group(processes)
-    return f"{problem}: {_last_words(log)}" if problem else ""
-
-
-def _torchrun(rank: int, ranks: int, port: int, name: str) -> dict[str, str]:
-    """The variables that torchrun sets."""
-    return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_WORLD_SIZE": str(ranks),
-        "GROUP_RANK": "0",
-        "GROUP_WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "TORCHELASTIC_RUN_ID": name,
-        "OMP_NUM_THREADS": "1",
-    }
-
-
-def _wait(processes: list[subprocess.Popen[bytes]], patience_s: float) -> str:
-    """Until all have ended, or one has failed: then the others would wait for it. What went wrong."""
-    deadline = time.monotonic() + patience_s
-    while any(process.poll() is None for process in processes):
-        if any(process.poll() for process in processes):
-            break
-        if time.monotonic() > deadline:
-            return f"it did not end in {patience_s:g} s"
-        time.sleep(_PERIOD_S)
-    return "it failed" if any(process.poll() for process in processes) else ""
-
-
-def _end_group(processes: list[subprocess.Popen[bytes]]) -> None:
-    """Ends the ranks and what they started, which lives in their process group."""
-    if not processes:
-        return
-    group = processes[0].pid  # kept by the kernel as long as the group has members
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(group, number)
-        deadline = time.monotonic() + _END_S
-        while _group_lives(group, processes) and time.monotonic() < deadline:
-            time.sleep(_PERIOD_S)
-    for process in processes:
-        process.wait()
-
-
-def _group_lives(group: int, processes: list[subprocess.Popen[bytes]]) -> bool:
-    for process in processes:
-        process.poll()
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(group, 0)
-        return True
-    return False
-
-
-def _last_words(log: Path) -> str:
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    errors = [line for line in lines if "Error" in line]
-    return (errors or lines or ["it said nothing"])[-1].strip()[:200]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+    return torchrun.run(command, ranks, places.disk, job.deadline_s, {})
 
 
 class _Memory:

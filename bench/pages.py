@@ -16,14 +16,14 @@ def write(report: Report, page: Path) -> None:
         "{cores} cores, {memory_gib} GiB, Linux {kernel}, Python {python}, torch {torch}; "
         "load when the run began: {load}.\n"
     ).format(**report.machine)
-    text = page.read_text()
     for name, part in parts.items():
-        text = _replaced(text, name, part)
-    page.write_text(text)
+        put(page, name, part)
 
 
-def _replaced(text: str, name: str, part: str) -> str:
+def put(page: Path, name: str, part: str) -> None:
+    """Replaces what stands between two marks. Raises ValueError when the page lacks them."""
     pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+    text = page.read_text()
     if not pattern.search(text):
         raise ValueError(f"the page has no <!-- {name} -->")
-    return pattern.sub(lambda found: found[1] + part + found[2], text)
+    page.write_text(pattern.sub(lambda found: found[1] + part + found[2], text))

@@ -1,11 +1,23 @@
 """A module for each trainer that bench.frameworks measures: what it saves by itself, and what it saves through ckptd.
 
-Each has NEEDS, what pip calls its framework ("" for torch alone), and pairs(nbytes, folder), a context manager that
-gives pairs of ways to save the same state; it runs on every rank, beside a daemon.
+Each has NEEDS, what pip calls its framework ("" for torch alone), and functions (nbytes, folder, measure), which run on
+all ranks, beside a daemon: they make a training of that trainer, and call measure with each pair of ways to save its
+state, where the trainer would save. TRAININGS names them all.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+
+TRAININGS = (
+    "deepspeed.zero2",
+    "lightning.ddp",
+    "lightning.fsdp2",
+    "huggingface.trainer",
+    "huggingface.accelerate",
+    "megatron.core",
+    "fsdp2.loop",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,3 +39,18 @@ class Pair:
     framework: str
     own: Way
     ours: Way
+
+
+Measure = Callable[[Pair], None]
+
+
+def timed(call: Callable[[], object]) -> float:
+    """Seconds that it took."""
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+def at_once() -> float:
+    """For a way whose save ends with its call."""
+    return 0.0

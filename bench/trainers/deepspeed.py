@@ -1,10 +1,7 @@
 """DeepSpeed's engine under ZeRO-2: its own save_checkpoint, and the same engine with ckptd attached."""
 
-import contextlib
 import os
 import shutil
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -12,14 +9,13 @@ import torch.distributed as dist
 from torch import nn
 
 import ckptd_client
-from bench.trainers import Pair, Way
+from bench.trainers import Measure, Pair, Way, timed
 
 NEEDS = "deepspeed"
 _WIDTH = 1024
 
 
-@contextlib.contextmanager
-def pairs(nbytes: int, folder: Path) -> Iterator[list[Pair]]:
+def zero2(nbytes: int, folder: Path, measure: Measure) -> None:
     """nbytes: of weights in bfloat16, master weights and moments, over all ranks."""
     os.environ |= {"DS_BUILD_OPS": "0", "DS_ACCELERATOR": "cpu"}
     import deepspeed  # noqa: PLC0415 - it looks at these
@@ -41,9 +37,7 @@ def pairs(nbytes: int, folder: Path) -> Iterator[list[Pair]]:
         engine.backward(engine(torch.randn(1, _WIDTH).bfloat16()).float().square().mean())
         engine.step()
         dist.barrier()
-        began = time.perf_counter()
-        engine.save_checkpoint(str(folder), tag=f"step{step}")
-        return time.perf_counter() - began
+        return timed(lambda: engine.save_checkpoint(str(folder), tag=f"step{step}"))
 
     def forget() -> float:
         dist.barrier()
@@ -61,4 +55,4 @@ def pairs(nbytes: int, folder: Path) -> Iterator[list[Pair]]:
             client.wait("durable")
             return forget()
 
-        yield [Pair("DeepSpeed, ZeRO-2", Way("save_checkpoint", save, forget), Way("attach", ours, settle))]
+        measure(Pair("DeepSpeed, ZeRO-2", Way("save_checkpoint", save, forget), Way("attach", ours, settle)))

@@ -1,8 +1,6 @@
 """Megatron core: dist_checkpointing.save by its default strategy, synchronous and asynchronous, and by ours."""
 
-import contextlib
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 import ckptd_client
-from bench.trainers import Pair, Way
+from bench.trainers import Measure, Pair, Way, at_once
 
 NEEDS = "megatron-core"
 _WIDTH = 1024
@@ -60,8 +58,7 @@ class _Saves:
         return 0.0
 
 
-@contextlib.contextmanager
-def pairs(nbytes: int, folder: Path) -> Iterator[list[Pair]]:
+def core(nbytes: int, folder: Path, measure: Measure) -> None:
     """nbytes: of fp32 matrices, over all ranks."""
     if not torch.cuda.is_available():  # core asks CUDA for a device where the CPU would do
         torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment, return-value]
@@ -76,11 +73,7 @@ def pairs(nbytes: int, folder: Path) -> Iterator[list[Pair]]:
         detached = _Saves(state, folder / "asynchronous", None)
         mine = _Saves(state, folder / "ckptd", CkptdSaveStrategy(client))
         ours = Way("CkptdSaveStrategy", lambda step: mine.save(step, asynchronous=True), mine.settle)
-        yield [
-            Pair("Megatron core", Way("default", lambda step: stock.save(step, asynchronous=False), lambda: 0.0), ours),
-            Pair(
-                "Megatron core, async",
-                Way("default", lambda step: detached.save(step, asynchronous=True), detached.settle),
-                ours,
-            ),
-        ]
+        default = Way("default", lambda step: stock.save(step, asynchronous=False), at_once)
+        measure(Pair("Megatron core", default, ours))
+        aside = Way("default", lambda step: detached.save(step, asynchronous=True), detached.settle)
+        measure(Pair("Megatron core, async", aside, ours))
