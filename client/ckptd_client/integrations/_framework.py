@@ -1,5 +1,6 @@
 """The way to a framework that may not be installed, or be older than what an integration was made for."""
 
+import functools
 import importlib
 import importlib.metadata
 import re
@@ -19,13 +20,7 @@ class Framework:
 
     def module(self, name: str) -> Any:
         """A module of the framework, imported. Raises UsageError, with what to install, when it cannot be had."""
-        problem = self._problem()
-        if problem:
-            raise self._refusal(problem)
-        try:
-            return importlib.import_module(name)
-        except ImportError as error:
-            raise self._refusal(f"{name} cannot be imported: {error}") from error
+        return _module(self, name)
 
     def base(self, module: str, name: str) -> Any:
         """A class of the framework to derive from; where it cannot be had, one whose making raises UsageError.
@@ -37,7 +32,8 @@ class Framework:
         except UsageError as error:
             return _missing(error)
 
-    def _problem(self) -> str:
+    def problem(self) -> str:
+        """What keeps it from being used; empty when nothing does."""
         try:
             found = importlib.metadata.version(self.distribution)
         except importlib.metadata.PackageNotFoundError:
@@ -46,8 +42,20 @@ class Framework:
             return f"{self.name} {found} is too old: {self.oldest} or newer is needed"
         return ""
 
-    def _refusal(self, problem: str) -> UsageError:
+    def refusal(self, problem: str) -> UsageError:
+        """The error that says so, and what to install."""
         return UsageError(problem, hint=f"pip install '{self.distribution}>={self.oldest}'")
+
+
+@functools.cache  # 7 ms to look up a version, and a save asks for several modules
+def _module(framework: Framework, name: str) -> Any:
+    problem = framework.problem()
+    if problem:
+        raise framework.refusal(problem)
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise framework.refusal(f"{name} cannot be imported: {error}") from error
 
 
 def _release(version: str) -> tuple[int, ...]:
