@@ -109,5 +109,5 @@ $(PEERS): $(SOURCES)
 # DeepSpeed compiles nothing at its installation: what is tested here needs none of its operators.
 $(FRAMEWORKS): $(SOURCES)
 	$(PYTHON) -m venv .frameworks
-	DS_BUILD_OPS=0 .frameworks/bin/python -m pip install -c constraints.txt -e '.[test,frameworks]'
+	DS_BUILD_OPS=0 .frameworks/bin/python -m pip install -c constraints.txt -e '.[test,bench,frameworks]'
 	@touch $@

@@ -1,7 +1,7 @@
 """What Lightning documents of its checkpoints, and tests in its own repository, with ckptd underneath: rewritten.
 
-Two ranks run each case with DDP, through the CheckpointIO, and with FSDP2, through the strategy; what Lightning itself
-leaves behind is asked of both: lightning_cases.py <folder> [case...].
+Two ranks run each case with DDP, through the CheckpointIO, and with FSDP1 and FSDP2, through the strategies; what
+Lightning itself leaves behind is asked of all: lightning_cases.py <folder> [kind-case...].
 """
 
 import os
@@ -14,17 +14,15 @@ import pytest
 import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, OnExceptionCheckpoint
-from lightning.pytorch.strategies import ModelParallelStrategy
-from lightning_training import Net, Seeded, data, state_of
+from lightning_training import Net, Seeded, data, sharded_strategy, state_of
 from torch.distributed.checkpoint.api import CheckpointException
 
 from ckptd_client.integrations._directory import origin_of
 from ckptd_client.integrations.lightning import CkptdCheckpointIO
-from ckptd_client.integrations.lightning_sharded import CkptdModelParallelStrategy
 
 CASES, SHARDED_CASES = [], []
 EPOCHS = 3
-SIZES = {"data_parallel_size": 2, "tensor_parallel_size": 1}
+KINDS = ("ddp", "fsdp1", "fsdp2")
 
 
 def case(function):
@@ -68,9 +66,7 @@ class Bench:
             self.saver = None if stock else CkptdCheckpointIO(**settings)
             chosen = {"strategy": "ddp", "plugins": [self.saver] if self.saver else []}
         else:
-            self.saver = (
-                ModelParallelStrategy(**SIZES) if stock else CkptdModelParallelStrategy(**SIZES, ckptd=settings)
-            )
+            self.saver = sharded_strategy(self.kind, None if stock else settings)
             chosen = {"strategy": self.saver}
         pl.seed_everything(1, verbose=False)
         self.trainer = pl.Trainer(
@@ -78,7 +74,7 @@ class Bench:
             logger=False, enable_progress_bar=False, enable_model_summary=False, default_root_dir=self.folder,
             use_distributed_sampler=False, **chosen,
         )  # fmt: skip
-        self.net = Net(sharded=self.kind == "sharded", scores=scores)
+        self.net = Net(sharded=self.kind == "fsdp2", scores=scores)
         return self.trainer
 
     def fit(self, *callbacks, resume=None, **options):
@@ -289,6 +285,62 @@ def of_two_places_of_one_step_there_is_one_save(bench):
     assert same(*map(bench.read, places))
 
 
+class SavesTwice(Callback):
+    """At the end of the first epoch, before and after a change that no step of the training made."""
+
+    def __init__(self, bench, change) -> None:
+        self.bench, self.change, self.wanted = bench, change, None
+
+    def on_train_epoch_end(self, trainer, module):
+        if trainer.current_epoch == 0:
+            trainer.save_checkpoint(os.path.join(self.bench.out(), "before.ckpt"))
+            self.change(trainer)
+            trainer.save_checkpoint(os.path.join(self.bench.out(), "after.ckpt"))
+
+
+class Sees(Callback):
+    """What a training begins with."""
+
+    def on_train_start(self, trainer, module):
+        self.rates = [group["lr"] for group in trainer.optimizers[0].param_groups]
+        self.weights = {name: value.detach().clone() for name, value in module.named_parameters()}
+
+
+def swap_weights(trainer):
+    for parameter in trainer.model.parameters():
+        data = getattr(parameter.data, "_local_tensor", parameter.data)
+        data.copy_(data * 2)  # as callbacks of averages do it: no version counts that
+
+
+def change_rate(trainer):
+    for group in trainer.optimizers[0].param_groups:
+        group["lr"] = 0.125
+
+
+def begins_with(bench, name):
+    seen = Sees()
+    bench.fit(seen, stock=True, resume=os.path.join(bench.out(), name))
+    return seen
+
+
+@case
+def weights_swapped_between_two_saves_of_a_step_are_saved(bench):
+    bench.fit(SavesTwice(bench, swap_weights), epochs=1)
+    before, after = (begins_with(bench, name).weights for name in ("before.ckpt", "after.ckpt"))
+    assert all(torch.equal(local(before[name]) * 2, local(after[name])) for name in before)
+
+
+@case
+def a_rate_changed_between_two_saves_of_a_step_is_saved(bench):
+    bench.fit(SavesTwice(bench, change_rate), epochs=1)
+    assert begins_with(bench, "after.ckpt").rates == [0.125]
+    assert begins_with(bench, "before.ckpt").rates != [0.125]
+
+
+def local(tensor):
+    return getattr(tensor, "_local_tensor", tensor)
+
+
 class Raises(Callback):
     def on_train_batch_start(self, trainer, *_):
         if trainer.global_step == 6:
@@ -352,11 +404,11 @@ def the_same_name_is_written_again(bench):
 def main():
     torch.set_num_threads(1)
     folder, only = sys.argv[1], sys.argv[2:]
-    for kind in ("ddp", "sharded"):
-        for each in CASES + SHARDED_CASES * (kind == "sharded"):
-            if only and each.__name__ not in only:
-                continue
+    for kind in KINDS:
+        for each in CASES + SHARDED_CASES * (kind != "ddp"):
             name = f"{kind}-{each.__name__}"
+            if only and name not in only:
+                continue
             try:
                 each(Bench(kind, os.path.join(folder, name)))
                 print(f"rank {os.environ['RANK']}: {name} passed", flush=True)

@@ -1,6 +1,6 @@
-"""One rank of a small FSDP2 training under Lightning: undisturbed, killed after a save, resumed with ckptd or without.
+"""One rank of a small sharded training under Lightning: undisturbed, killed after a save, resumed, with ckptd or not.
 
-Arguments: what to do, a directory, and what to resume from. Prints what the test looks for.
+Arguments: the kind of shards, what to do, a directory, and what to resume from. Prints what the test looks for.
 """
 
 import os
@@ -11,10 +11,7 @@ import lightning as pl
 import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
-from lightning.pytorch.strategies import ModelParallelStrategy
-from lightning_training import Net, Seeded, data, state_digest
-
-from ckptd_client.integrations.lightning_sharded import CkptdModelParallelStrategy
+from lightning_training import Net, Seeded, data, sharded_strategy, state_digest
 
 EPOCHS = 6
 
@@ -42,17 +39,15 @@ class Told(Callback):
 
 
 def main() -> None:
-    what, out = sys.argv[1:3]
+    kind, what, out, *rest = sys.argv[1:]
     ranks = int(os.environ["WORLD_SIZE"])
     pl.seed_everything(1)
     torch.set_num_threads(1)
     stock = what in {"reference", "stock"}
-    sizes = {"data_parallel_size": ranks, "tensor_parallel_size": 1}
-    settings = {"job": "sharded", "start": False}
-    strategy = ModelParallelStrategy(**sizes) if stock else CkptdModelParallelStrategy(**sizes, ckptd=settings)
+    strategy = sharded_strategy(kind, None if stock else {"job": "sharded", "start": False})
     keeping = ModelCheckpoint(out, filename="{epoch}", monitor="loss", save_top_k=2, save_last=True)
     callbacks = [Seeded(), Told(), keeping]
-    callbacks += [Killed(4, sys.argv[3])] if what == "train" else []
+    callbacks += [Killed(4, *rest)] if what == "train" else []
     trainer = pl.Trainer(
         max_epochs=EPOCHS, accelerator="cpu", devices=ranks, strategy=strategy, callbacks=callbacks, logger=False,
         enable_progress_bar=False, enable_model_summary=False, default_root_dir=out, use_distributed_sampler=False,
@@ -61,9 +56,9 @@ def main() -> None:
     if what == "resume":
         path = strategy.last(out)
     elif what == "stock":
-        path = os.path.join(out, sys.argv[3])
+        path = os.path.join(out, *rest)
     print("resumes from", path and os.path.basename(path))
-    trainer.fit(Net(sharded=True), data(int(os.environ["RANK"])), ckpt_path=path)
+    trainer.fit(Net(sharded=kind == "fsdp2"), data(int(os.environ["RANK"])), ckpt_path=path)
     print(f"ended, {state_digest(trainer)}")
     dist.barrier()
     sys.stdout.flush()

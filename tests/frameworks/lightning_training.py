@@ -6,12 +6,15 @@ import warnings
 import lightning as pl
 import torch
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 
 from ckptd.protocol.digest import digest
+from ckptd_client.integrations.lightning_sharded import CkptdFSDPStrategy, CkptdModelParallelStrategy
 
 warnings.simplefilter("ignore")
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -46,6 +49,33 @@ class Net(pl.LightningModule):
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)]
 
 
+class OnCpu:
+    """Of an FSDPStrategy: FSDP1 works on CPUs when it is told so, which Lightning has no word for."""
+
+    def _setup_model(self, model):
+        if not any(isinstance(each, FullyShardedDataParallel) for each in model.modules()):
+            layers, cpu = ModuleWrapPolicy({nn.Linear}), torch.device("cpu")
+            model = FullyShardedDataParallel(model, auto_wrap_policy=layers, device_id=cpu, use_orig_params=True)
+        return super()._setup_model(model)
+
+
+class Fsdp1(OnCpu, FSDPStrategy):
+    """Lightning's own."""
+
+
+class CkptdFsdp1(OnCpu, CkptdFSDPStrategy):
+    """Ours."""
+
+
+def sharded_strategy(kind, ckptd=None):
+    """Of two ranks, "fsdp1" or "fsdp2"; Lightning's own without settings for ckptd."""
+    settings = {} if ckptd is None else {"ckptd": ckptd}
+    if kind == "fsdp1":
+        return (Fsdp1 if ckptd is None else CkptdFsdp1)(state_dict_type="sharded", **settings)
+    sizes = {"data_parallel_size": 2, "tensor_parallel_size": 1}
+    return (ModelParallelStrategy if ckptd is None else CkptdModelParallelStrategy)(**sizes, **settings)
+
+
 class Seeded(Callback):
     """Dropout by the step: Lightning restores no generators."""
 
@@ -76,6 +106,7 @@ def _local(tensor):
 
 def state_digest(trainer) -> str:
     found = [
-        v.numpy().tobytes() if isinstance(v, torch.Tensor) else repr(v).encode() for v in state_of(trainer).values()
+        value.numpy().tobytes() if isinstance(value, torch.Tensor) else repr(value).encode()
+        for _, value in sorted(state_of(trainer).items())  # FSDP1 loads an optimizer's state in an order of its own
     ]
     return digest(b"".join(found)).hex()

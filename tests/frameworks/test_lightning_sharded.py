@@ -1,4 +1,4 @@
-"""Lightning's ModelParallelStrategy with FSDP2 on the CPU, two ranks: killed, resumed, read by Lightning alone."""
+"""Lightning's FSDPStrategy, and ModelParallelStrategy with FSDP2, on two CPU ranks: killed, resumed, read by stock."""
 
 import re
 
@@ -17,45 +17,50 @@ def said(text, words):
     return sorted(re.findall(rf"{words}.*?([0-9a-f]{{32}})", text))
 
 
+@pytest.fixture(scope="module", params=["fsdp1", "fsdp2"])
+def kind(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory):
+def reference(kind, tmp_path_factory):
     """An undisturbed training with Lightning's own strategy: its directory, and what its ranks say."""
     folder = tmp_path_factory.mktemp("reference")
     with Node(str(folder)) as node:
-        return folder / "out", on_ranks(node, 2, SCRIPT, "reference", str(folder / "out"))
+        return folder / "out", on_ranks(node, 2, SCRIPT, kind, "reference", str(folder / "out"))
 
 
 def shown(folder):
     return {path.name for path in folder.iterdir() if not path.name.startswith(".")}
 
 
-def test_a_killed_training_goes_on_from_memory_and_then_by_stock_means(reference, tmp_path):
+def test_a_killed_training_goes_on_from_memory_and_then_by_stock_means(kind, reference, tmp_path):
     out = tmp_path / "out"
     with Node(str(tmp_path)) as node:
         node.start(*HELD)
-        trained = on_ranks(node, 2, SCRIPT, "train", str(out), "staged", killed=True)
+        trained = on_ranks(node, 2, SCRIPT, kind, "train", str(out), "staged", killed=True)
         assert shown(out) == set(), "what is not drained is not there"
         node.kill()
         node.start()  # from now on the store is fast
-        resumed = on_ranks(node, 2, SCRIPT, "resume", str(out))
+        resumed = on_ranks(node, 2, SCRIPT, kind, "resume", str(out))
         assert resumed.count("begins at epoch 4 from arena") == 2, resumed
         assert said(resumed, "begins at epoch 4 ") == said(trained, "saved "), resumed
         assert said(resumed, "ended, ") == said(reference[1], "ended, "), resumed
         assert shown(out) - {"epoch=3.ckpt"} == shown(reference[0]), "save_top_k, as without ckptd"
-        stock = on_ranks(node, 2, SCRIPT, "stock", str(out), "epoch=4.ckpt")
+        stock = on_ranks(node, 2, SCRIPT, kind, "stock", str(out), "epoch=4.ckpt")
         assert said(stock, "ended, ") == said(reference[1], "ended, "), stock
 
 
-def test_what_was_drained_when_its_trainer_had_ended_appears_at_the_next_start(reference, tmp_path):
+def test_what_was_drained_when_its_trainer_had_ended_appears_at_the_next_start(kind, reference, tmp_path):
     out = tmp_path / "out"
     with Node(str(tmp_path)) as node:
         node.start()
-        trained = on_ranks(node, 2, SCRIPT, "train", str(out), "durable", killed=True)
+        trained = on_ranks(node, 2, SCRIPT, kind, "train", str(out), "durable", killed=True)
         assert not (out / "epoch=3.ckpt").exists()
         node.kill()
         node.lose_arena()
         node.start()
-        resumed = on_ranks(node, 2, SCRIPT, "resume", str(out))
+        resumed = on_ranks(node, 2, SCRIPT, kind, "resume", str(out))
         assert resumed.count("begins at epoch 4 from pfs") == 2, resumed
         assert said(resumed, "begins at epoch 4 ") == said(trained, "saved "), resumed
         assert said(resumed, "ended, ") == said(reference[1], "ended, "), resumed

@@ -9,6 +9,7 @@ import contextlib
 import io
 import logging
 import os
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from ckptd.protocol.errors import CkptdError, RestoreError, SaveFailedError, UsageError
+from ckptd_client import _segments as segments
 from ckptd_client.client import Client, connect
 from ckptd_client.files import TorchFile
 from ckptd_client.handle import SaveHandle
@@ -94,6 +96,8 @@ class CkptdCheckpointIO(_BASE):  # type: ignore[misc, valid-type]  # a class onl
         known, where, files = self._of_step
         if (known, where) != (step, directory) or not self._is_waiting_unchanged(files):
             files = {}
+            if known == step and self.handle is not None:
+                await_turn(self.client, self.handle)
         self._of_step = (step, directory, files)
         return files
 
@@ -161,6 +165,12 @@ class CkptdCheckpointIO(_BASE):  # type: ignore[misc, valid-type]  # a class onl
         self._client.close()
         self._client = None
         self._saved, self._of_step = {}, (-1, "", {})
+
+
+def await_turn(client: Client, handle: SaveHandle) -> None:
+    """Blocks until a save is on the disk, save_timeout_s at most: a newer one of the same step would take its turn."""
+    with contextlib.suppress(CkptdError):
+        handle.wait("durable", segments.deadline_of(client) - time.monotonic())
 
 
 def from_rank_0(ask: Callable[[], Any]) -> Any:

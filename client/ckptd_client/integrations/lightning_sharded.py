@@ -27,13 +27,14 @@ from ckptd.protocol.ids import SaveId
 from ckptd.protocol.messages import End
 from ckptd.protocol.origin import Origin
 from ckptd_client import _segments as segments
+from ckptd_client._still_staged import is_still
 from ckptd_client.client import Client, connect
 from ckptd_client.dcp import CkptdSavePlanner, CkptdWriter
 from ckptd_client.handle import SaveHandle
 from ckptd_client.integrations._arrivals import Arrivals, announce, comings, is_durable
 from ckptd_client.integrations._directory import origin_of
 from ckptd_client.integrations._reader import reader_of
-from ckptd_client.integrations.lightning import LIGHTNING, from_rank_0
+from ckptd_client.integrations.lightning import LIGHTNING, await_turn, from_rank_0
 
 log = logging.getLogger("ckptd_client")
 
@@ -212,16 +213,23 @@ class _Saves:
         self.client: Client = connect(**settings)
         self.writer = _Writer(self.client, wait=None, drain=True)
         self.arrivals = Arrivals(self.client.steps) if self.client.group.rank == 0 else None
-        self._staged: tuple[int, dict[str, int]] = (-1, {})  # Lightning's step, and what was saved there
+        self._of_step = -1  # Lightning's, of the newest save
 
     def is_staged(self, step: int, state: dict[str, Any]) -> bool:
-        """Whether the newest save is of this very state, as of a best one before last.ckpt. Remembers the state.
+        """Whether the newest save is of this very state, as of a best one before last.ckpt. Compares all bytes.
 
-        A save of its own could take the turn of the one that waits for the store, and would be of the same bytes.
+        A save of its own could take the turn of the one that waits for the store. When it is another state, of the same
+        step, this blocks until the newest one has had its turn.
         """
-        before, self._staged = self._staged, (step, _versions(state))
+        before, self._of_step = self._of_step, step
         handle = self.writer.handle
-        return before == self._staged and handle is not None and handle.end in (None, End.DURABLE)
+        if before != step or handle is None or handle.end not in (None, End.DURABLE):
+            return False
+        flat, _ = flatten_state_dict(state)
+        if is_still(self.client, handle.save_id, flat):
+            return True
+        await_turn(self.client, handle)
+        return False
 
     def show_again(self, place: str, rest: dict[str, Any]) -> None:
         """Has the newest save appear at this place too."""
@@ -292,13 +300,6 @@ class _Saves:
             if origin is not None and (is_durable(origin) or origin.step in steps):
                 return hidden
         return place
-
-
-def _versions(state: dict[str, Any]) -> dict[str, int]:
-    """Which names it has, and how often each tensor of them was written to."""
-    flat, _ = flatten_state_dict(state)
-    local = {name: getattr(value, "_local_tensor", value) for name, value in flat.items()}
-    return {name: getattr(value, "_version", 0) for name, value in local.items()}
 
 
 def _is_operational(fault: BaseException) -> bool:
