@@ -1,6 +1,7 @@
 """What the tests of Trainer and of Accelerate share; imports no framework."""
 
 import ast
+import itertools
 import os
 import re
 
@@ -11,6 +12,11 @@ def cases_of(path, decorator="case"):
     """The names of the cases in a script."""
     functions = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)]
     return [node.name for node in functions if any(ast.unparse(each) == decorator for each in node.decorator_list)]
+
+
+def names_of(path, kinds):
+    """What a script calls its cases, each of them for the kinds of its decorator."""
+    return [f"{kind}-{name}" for each in kinds for kind, name in itertools.product(kinds[each], cases_of(path, each))]
 
 
 def same(one, other, ranks=2):
