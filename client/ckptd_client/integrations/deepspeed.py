@@ -1,8 +1,8 @@
 """DeepSpeed: ``attach(model_engine)``, and save_checkpoint returns as soon as training may go on.
 
-A checkpoint engine takes what DeepSpeed would have written, for ZeRO-1, 2, 3 and the pipeline engine, as files into
-this node's memory. The daemon drains them; the tag's directory and ``latest`` appear after that, byte for byte what
-stock DeepSpeed and its tools read. load_checkpoint takes them from memory while the node has them.
+A checkpoint engine takes what DeepSpeed would have written, whatever its engine, as files into this node's memory.
+The daemon drains them; the tag's directory and ``latest`` appear after that, byte for byte what stock DeepSpeed and its
+tools read. load_checkpoint takes them from memory while the node has them.
 """
 
 import contextlib
