@@ -292,7 +292,7 @@ def another_optimizer_is_left_out(b):
 
 @case
 def muon_comes_back(b):
-    muon = {"type": "muon", "params": {"lr": 0.02, "momentum": 0.95}}
+    muon = {"type": "muon", "params": {"lr": 0.02, "momentum": 0.95, "torch_adam": True}}
     whole = {"zero_optimization": {"reduce_scatter": False}}  # or ZeRO-3 refuses it
     trained, loaded = b.round_trip(partial(b.engine, settings=muon, **whole))
     same(trained["module"], loaded["module"])
