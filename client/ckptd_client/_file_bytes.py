@@ -1,6 +1,6 @@
 """A file that is still to be put together: bytes that are known, and tensors that are to be copied between them."""
 
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 
@@ -31,3 +31,8 @@ class FileBytes:
         if piece:
             self.known.append((self.nbytes, piece))
         self.nbytes += len(piece)
+
+    def own(self) -> Self:
+        """Itself, of copies in the host's memory: the tensors may change from now on."""
+        self.copies = [(offset, flat.to("cpu", copy=True)) for offset, flat in self.copies]
+        return self

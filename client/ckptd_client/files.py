@@ -68,11 +68,13 @@ _ORDER = (
     "I32", "U32", "F32", "C64", "F64", "I64", "U64",
 )  # fmt: skip
 
-TrainerFile = TorchFile | SafetensorsFile | bytes
+TrainerFile = TorchFile | SafetensorsFile | FileBytes | bytes
 
 
 def lay_out(file: TrainerFile) -> FileBytes:
     """Any of them as bytes to be put together. Raises UsageError for anything else."""
+    if isinstance(file, FileBytes):
+        return file
     if isinstance(file, (TorchFile, SafetensorsFile)):
         return file.lay_out()
     if not isinstance(file, (bytes, bytearray, memoryview)):

@@ -70,6 +70,27 @@ def a_state_comes_back_before_it_is_drained(folder):
 
 
 @case
+def a_hook_may_change_the_weights_while_it_saves(folder):
+    """As one does that saves an average too, and puts the weights back."""
+    training = Training(out=folder)
+    training.run(1, save_every=0)
+
+    def averaging(models, weights, directory):
+        kept = {name: weight.clone() for name, weight in models[0].state_dict().items()}
+        for weight in models[0].parameters():
+            weight.data.fill_(7)
+        torch.save(models[0].state_dict(), directory + "/average.pt")
+        models[0].load_state_dict(kept)
+
+    training.accelerator.register_save_state_pre_hook(averaging)
+    training.accelerator.save_state(folder + "/first")
+    published(training, folder + "/first")
+    average = torch.load(folder + "/first/average.pt")
+    assert all(bool((weight == 7).all()) for weight in average.values())
+    assert len(torch.load(folder + "/first/optimizer.bin", weights_only=False)["state"]) > 0
+
+
+@case
 def an_older_state_comes_back(folder):
     training = Training(out=folder)
     states = {}

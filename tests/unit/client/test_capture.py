@@ -1,5 +1,6 @@
 """What a framework's saver writes below a directory is kept for staging; everything else is written as ever."""
 
+import io
 import os
 import pathlib
 import threading
@@ -8,7 +9,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from ckptd_client.files import SafetensorsFile, TorchFile
+from ckptd_client.files import SafetensorsFile, TorchFile, lay_out
 from ckptd_client.integrations._capture import Capture
 
 
@@ -94,3 +95,27 @@ def test_an_error_leaves_nothing(originals):
     assert not os.path.exists(capture.directory)
     with Capture():
         pass
+
+
+def test_what_code_of_the_users_own_saves_is_copied_at_once(originals):
+    """Whoever calls torch.save, or calls a framework that does: it may put other weights back when it has saved."""
+    weights = {"w": torch.ones(3)}
+
+    def averaging(save):
+        save()
+        weights["w"].zero_()
+
+    with Capture() as capture:
+        averaging(lambda: torch.save(weights, os.path.join(capture.directory, "a.pt")))
+        weights["w"].fill_(1)
+        averaging(lambda: safetensors.torch.save_file(weights, os.path.join(capture.directory, "a.safetensors")))
+        found = {name: saved(lay_out(file)) for name, file in capture.files().items()}
+    assert torch.load(io.BytesIO(found["a.pt"]))["w"].tolist() == [1, 1, 1]
+    assert safetensors.torch.load(found["a.safetensors"])["w"].tolist() == [1, 1, 1]
+
+
+def saved(laid):
+    data = bytearray(laid.nbytes)
+    for at, piece in [*laid.known, *((at, bytes(flat.numpy())) for at, flat in laid.copies)]:
+        data[at : at + len(piece)] = piece
+    return bytes(data)
