@@ -82,6 +82,14 @@ class RestoredFiles:
             return False
         return not os.path.samestat(there, ours) or there.st_mtime_ns > committed.st_mtime_ns
 
+    @property
+    def is_altered(self) -> bool:
+        """Whether somebody has put another file in the directory in place of one that was published, or removed one."""
+        there = self.directory
+        if there is None or not self.is_published or not os.path.isdir(there):
+            return False
+        return any(not os.path.exists(os.path.join(there, name)) or self.is_replaced(name) for name in self._places)
+
     def rank_of(self, name: str) -> int:
         """Whose file it is. Raises UsageError for a name that there is not."""
         self._entry(name)

@@ -167,9 +167,10 @@ class Client:
         """Counts and stalls since connect."""
         return self._stats
 
-    def steps(self) -> list[int]:
-        """Steps that load could restore, oldest first."""
-        return sorted({c.step for c in self._checkpoints()})
+    def steps(self, *, by_save: bool = False) -> list[int]:
+        """Steps that load could restore, the lowest first. by_save: the newest save first, whatever its number."""
+        found = [c.step for c in self._checkpoints()]
+        return list(dict.fromkeys(found)) if by_save else sorted(set(found))
 
     def latest(self) -> int | None:
         """The step that load would restore, None when there is none."""

@@ -17,6 +17,8 @@ import torch
 import torch.distributed as dist
 from transformers import AutoTokenizer, EarlyStoppingCallback, LlamaForCausalLM, Trainer, TrainerCallback
 
+from ckptd_client.integrations.hf import CkptdTrainerMixin
+
 CASES = []
 
 
@@ -267,6 +269,70 @@ def a_callback_may_ask_for_a_save_twice(folder):
     made.train()
     barrier()
     assert checkpoints(folder)[-1] == "checkpoint-12"
+
+
+@case
+def a_saver_of_ones_own_may_change_the_weights_while_it_saves(folder):
+    """As those do that save an average, or merged adapters, and put the weights back."""
+
+    class Averaging(Trainer):
+        def save_model(self, *args, **options):
+            weights = {name: weight.clone() for name, weight in self.model.state_dict().items()}
+            with torch.no_grad():
+                for weight in self.model.parameters():
+                    weight.data.copy_(torch.full_like(weight, 7))
+            super().save_model(*args, **options)
+            self.model.load_state_dict(weights)
+
+    class Own(CkptdTrainerMixin, Averaging):
+        pass
+
+    made = begun(folder, max_steps=3)
+    own = Own(
+        model=made.model, args=made.args, train_dataset=made.train_dataset, processing_class=made.processing_class
+    )
+    own.train()
+    barrier()
+    saved = safetensors.torch.load_file(folder + "/checkpoint-3/model.safetensors")
+    assert all(bool((weight == 7).all()) for weight in saved.values())
+    assert not any(bool((weight == 7).all()) for weight in own.model.parameters())
+
+
+@case
+def a_training_that_begins_anew_with_smaller_batches_saves_anew(folder):
+    class Fills(TrainerCallback):
+        """The memory, once, after step 5."""
+
+        def on_step_end(self, args, state, control, **others):
+            if state.global_step == 5 and made._train_batch_size == 2:
+                raise RuntimeError("CUDA out of memory.")
+
+    made = begun(folder, auto_find_batch_size=True)
+    made.add_callback(Fills())
+    made.train()
+    barrier()
+    assert made._train_batch_size == 1
+    assert checkpoints(folder) == ["checkpoint-3", "checkpoint-6", "checkpoint-9"]
+    for name in checkpoints(folder):
+        with open(f"{folder}/{name}/trainer_state.json") as file:
+            assert json.load(file)["train_batch_size"] == 1
+
+
+@case
+def of_two_saves_of_a_step_the_second_stays(folder):
+    class Twice(TrainerCallback):
+        def on_epoch_end(self, args, state, control, model, **others):
+            with torch.no_grad():
+                for weight in model.parameters():
+                    weight.fill_(7)
+            control.should_save = True
+
+    made = begun(folder, max_steps=-1, num_train_epochs=1)
+    made.add_callback(Twice())
+    made.train()
+    barrier()
+    saved = safetensors.torch.load_file(folder + "/checkpoint-12/model.safetensors")
+    assert all(bool((weight == 7).all()) for weight in saved.values())
 
 
 @case

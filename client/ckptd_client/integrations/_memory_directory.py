@@ -47,7 +47,7 @@ class MemoryDirectory:
 
     def _make(self, files: RestoredFiles, ranks: set[int]) -> str:
         published = files.directory
-        if files.tier == Tier.PFS and published is not None and os.path.isdir(published):
+        if files.tier == Tier.PFS and published is not None and files.is_published and os.path.isdir(published):
             return published
         self._own = tempfile.mkdtemp(prefix="ckptd-load-")
         for name in files.names:

@@ -2,14 +2,17 @@
 
 import contextlib
 import hashlib
+import json
 import logging
 import os
 import re
+import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import uuid
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from ckptd.protocol.errors import RestoreError, SaveFailedError
+from ckptd.protocol.errors import CkptdError, RestoreError, SaveFailedError
 from ckptd.protocol.messages import End
 from ckptd_client._restored_files import RestoredFiles
 from ckptd_client.client import Client, connect
@@ -51,10 +54,11 @@ class TrainerRun:
     ) -> SaveHandle:
         """Stages this rank's files of a checkpoint. Collective. Raises as Client.save_files does.
 
-        step: None for a trainer that has no numbers: one after all that there are, so that the newest has the highest.
+        step: or the next that is free. None for a trainer that has no numbers: one after all that there are, so that
+        the newest has the highest.
         """
         self._look()
-        step = self._number() if step is None else step
+        step = self.client.free_step(self._number() if step is None else step)  # a trainer may save a step again
         handle = self.client.save_files(files, step, drain=drain, directory=directory)
         self._staged[directory] = handle
         self.last = directory
@@ -62,7 +66,8 @@ class TrainerRun:
 
     def _number(self) -> int:
         if not self._is_next_known:  # a load has gone back, or nothing was saved yet
-            self._next = max([self._next, *(step + 1 for step in self.steps())])
+            with contextlib.suppress(RestoreError):  # then the save will fail too, and say why
+                self._next = max([self._next, *(step + 1 for step in self._steps())])
             self._is_next_known = True
         self._next += 1
         return self._next - 1
@@ -73,15 +78,23 @@ class TrainerRun:
         return directory in self._staged or os.path.isdir(directory)
 
     def settle(self) -> None:
-        """Blocks until the newest save is durable, each other one is or cannot be, and what is done aside is done."""
+        """Blocks until the newest save is durable, each other one is or cannot be, and what is done aside is done.
+
+        Raises nothing: what will not be durable, or may not be, is told in the log.
+        """
         if self._aside is not None:
             self._aside.join()
         if not self._staged:
             return
-        with self._told_of_failure():
+        try:
             self.client.wait("durable")
+        except SaveFailedError as error:
+            log.warning("ckptd: the last checkpoint is not durable: %s", error)
+        except CkptdError as error:  # there is no daemon to hear from
+            log.warning("ckptd: whether the last checkpoint is durable is not known: %s", error)
+            return
         for handle in list(self._staged.values()):
-            with contextlib.suppress(SaveFailedError):
+            with contextlib.suppress(CkptdError):
                 handle.wait("durable")
         self._look()
 
@@ -101,13 +114,6 @@ class TrainerRun:
             if handle.end not in (End.DURABLE, End.KEPT):
                 log.warning("ckptd: %s will not appear: it ended %s (%s)", directory, handle.end, handle.reason)
 
-    @contextlib.contextmanager
-    def _told_of_failure(self) -> Iterator[None]:
-        try:
-            yield
-        except SaveFailedError as error:
-            log.warning("ckptd: the last checkpoint is not durable: %s", error)
-
     # --- loads
 
     def agreed(self, word: str) -> str:
@@ -115,31 +121,64 @@ class TrainerRun:
         exchange = self.client.group.exchange
         return exchange(word.encode())[0].decode() if exchange is not None else word
 
-    def steps(self) -> list[int]:
-        """The steps that could be loaded, as rank 0's node knows them, the oldest first. Collective."""
-        return [int(step) for step in self.agreed(" ".join(map(str, self.client.steps()))).split()]
+    def _steps(self) -> list[int]:
+        """The steps that could be loaded, as rank 0's node knows them, the newest save first. Collective.
+
+        Raises RestoreError, on all ranks, when that is not to be heard.
+        """
+        said = ""
+        if self.client.group.rank == 0:
+            try:
+                said = json.dumps(self.client.steps(by_save=True))
+            except CkptdError as error:
+                said = json.dumps(str(error))
+        found = json.loads(self.agreed(said))
+        if isinstance(found, str):
+            raise RestoreError(f"which checkpoints there are is not known: {found}", hint="ckptd status")
+        return list(found)
 
     def newest(self) -> RestoredFiles | None:
-        """The newest checkpoint of the job, None when there is none of a trainer's files. Collective."""
+        """The newest checkpoint of the job, None when there is none of a trainer's files. Collective.
+
+        None too when somebody has altered what was published: what lies there now counts.
+        """
         self._is_next_known = False
-        return _of_files(self.client.load_files())
+        return self._unaltered(_of_files(self.client.load_files()))
 
     def find(self, directory: str) -> RestoredFiles | None:
-        """The newest one that was saved for the directory, None when ckptd has none. Collective."""
+        """The newest one that was saved for the directory, None when ckptd has none, or it was altered. Collective.
+
+        Raises RestoreError when no daemon can be asked.
+        """
         self._is_next_known = False
-        steps = self.steps()
-        known = self._staged.get(directory)
-        likely = [known.step] if known is not None and known.step in steps else []
-        for step in [*likely, *(step for step in reversed(steps) if step not in likely)]:
+        for step in self._steps():
             try:
                 files = _of_files(self.client.load_files(step))
             except RestoreError:
                 continue  # it went meanwhile
             if files is not None and files.directory == directory:
-                return files
+                return self._unaltered(files)
             if files is not None:
                 files.close()
         return None
+
+    def _unaltered(self, files: RestoredFiles | None) -> RestoredFiles | None:
+        if files is None or not self.agreed("altered" if files.is_altered else ""):
+            return files
+        log.info("ckptd: %s was altered after it was saved, and is read as it is", files.directory)
+        files.close()
+        return None
+
+    def bring(self, directory: str) -> str:
+        """Has rank 0 write what was saved for the directory, which is not there. Empty, or why not. Collective."""
+        try:
+            files = self.find(directory)
+        except RestoreError as error:
+            return str(error)
+        if files is None:
+            return "it was not saved"
+        with files:
+            return self.agreed(_written(files, directory) if self.client.group.rank == 0 else "")
 
     def open(self, files: RestoredFiles) -> str:
         """A directory with the files, until loaded() is called. Closes files. Collective. Raises RestoreError."""
@@ -167,6 +206,18 @@ def _of_files(found: RestoredFiles | None) -> RestoredFiles | None:
         found.close()
         return None
     return found
+
+
+def _written(files: RestoredFiles, directory: str) -> str:
+    """Empty when the directory is there, whole, else why not."""
+    temp = os.path.join(os.path.dirname(directory), f".{os.path.basename(directory)}.tmp-{uuid.uuid4().hex}")
+    try:
+        files.write_to(temp)
+        os.rename(temp, directory)
+    except (CkptdError, OSError) as error:
+        shutil.rmtree(temp, ignore_errors=True)
+        return str(error)
+    return ""
 
 
 def _job_of(place: str) -> str:

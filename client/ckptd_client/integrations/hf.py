@@ -73,8 +73,6 @@ class CkptdTrainerMixin:
             return
         name = f"checkpoint-{self.state.global_step}"
         directory = os.path.join(os.path.abspath(self.args.output_dir), name)
-        if directory == run.last:
-            return  # a callback wants twice what is there already
         with Capture() as capture:
             self._ckptd_saving = capture.directory
             try:
@@ -111,12 +109,15 @@ class CkptdTrainerMixin:
     def _load_optimizer_and_scheduler(self: Any, checkpoint: Any) -> None:
         stock: Any = super()
         stock._load_optimizer_and_scheduler(checkpoint)
-        best = self.state.best_global_step
-        if self._ckptd is None or checkpoint is None or not best:
+        run, state = self._ckptd, self.state
+        if run is None or checkpoint is None or not state.best_global_step:
             return
-        steps = self._ckptd.steps()
-        if self.state.best_model_checkpoint is None and best in steps:  # Trainer forgets one that is not published yet
-            self.state.best_model_checkpoint = os.path.join(self.args.output_dir, f"checkpoint-{best}")
+        if run.agreed("" if state.best_model_checkpoint else "forgotten"):  # by Trainer, as not published yet
+            path = os.path.join(self.args.output_dir, f"checkpoint-{state.best_global_step}")
+            files = run.find(os.path.abspath(path))
+            if files is not None:
+                files.close()
+                state.best_model_checkpoint = path
 
     def _load_rng_state(self: Any, checkpoint: Any) -> None:
         """What a resuming Trainer reads last."""
@@ -139,16 +140,10 @@ class CkptdTrainerMixin:
         best = run.agreed(path if path is not None and not os.path.isdir(path) else "")
         if not best:
             return
-        files = run.find(os.path.abspath(best))
-        if files is None:
-            log.error("ckptd: the best checkpoint, %s, was not saved: the model stays as it is", best)
-            self.state.best_model_checkpoint = None
-            return
-        with files:
-            if self.args.process_index == 0:
-                files.write_to(best)
-            run.agreed("")
-        self.state.best_model_checkpoint = best
+        problem = run.bring(os.path.abspath(best))
+        if problem:
+            log.error("ckptd: the best checkpoint, %s, is not there, and the model stays as it is: %s", best, problem)
+        self.state.best_model_checkpoint = best if not problem else None
 
 
 def _nothing() -> None:
@@ -178,10 +173,15 @@ def _place_to_resume(run: TrainerRun, output_dir: str, asked: Any) -> Any:
             return last
         files.close()
         return last or asked
-    if not asked or run.agreed("there" if os.path.isdir(asked) else ""):
+    if not asked or os.path.dirname(os.path.abspath(asked)) != output_dir:
         return asked
     files = run.find(os.path.abspath(asked))
-    return run.open(files) if files is not None else asked
+    if files is None:
+        return asked
+    if run.agreed("there" if files.is_published and os.path.isdir(asked) else ""):
+        files.close()
+        return asked
+    return run.open(files)
 
 
 def _last(output_dir: str) -> str:

@@ -68,6 +68,22 @@ def test_what_must_be_read_from_the_store_is_read_where_it_is_published(client, 
     assert (tmp_path / "out" / "state.pt").exists()
 
 
+def test_an_older_directory_that_the_newer_is_still_to_replace_is_not_read(client, join, tmp_path, emptied):
+    """Here for something that is in the way; or its daemon died between commit and publication."""
+    (tmp_path / "out" / "deep" / "er").mkdir(parents=True)
+    (tmp_path / "out" / "deep" / "er" / "small").write_bytes(b"older")
+    (tmp_path / "out" / "state.pt").mkdir()
+    client.save_files(FILES, 1, directory=tmp_path / "out").wait("durable")
+    client.close()
+    emptied()
+    again = join()
+    with again.load_files() as files:
+        memory = MemoryDirectory(files, again.group)
+    with open(f"{memory.path}/deep/er/small", "rb") as file:
+        assert file.read() == b"s"
+    memory.close()
+
+
 def test_damage_is_told_and_nothing_is_left(client, join, node, tmp_path, emptied):
     client.save_files(FILES, 1).wait("durable")
     client.close()

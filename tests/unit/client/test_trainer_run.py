@@ -6,9 +6,11 @@ import threading
 import pytest
 
 from ckptd_client.integrations._trainer_run import STORE, TrainerRun
+from ckptd_client.integrations.hf import _place_to_resume as place_to_resume
 from tests.cluster import Node, wait_for
 
 SLOW = ("--drain-bandwidth", "2M")
+HELD = ("--drain-bandwidth", "1")  # nothing is drained
 BIG = bytes(2 << 20)
 
 
@@ -114,3 +116,92 @@ def test_what_is_done_aside_is_done_once_at_a_time_and_before_the_end(tmp_path, 
         assert done == ["first"]
         run.aside(lambda: done.append("third"))
         wait_for(lambda: done == ["first", "third"])
+
+
+def test_without_a_daemon_training_goes_on_to_its_end(tmp_path, begin, caplog):
+    """Whether or not the trainer has numbers, and what was staged may be durable or not."""
+    with Node(str(tmp_path)) as node:
+        node.start(*SLOW)
+        run = begin(node, connect_timeout_s=1, save_timeout_s=1)
+        run.save({"a": BIG}, str(tmp_path / "out" / "1"), None)
+        run.find(str(tmp_path / "out" / "1")).close()
+        node.kill()
+        run.save({"a": BIG}, str(tmp_path / "out" / "2"), None)
+        run.settle()
+        assert "not known" in caplog.text
+        assert "no daemon" in run.bring(str(tmp_path / "out" / "1"))
+
+
+def test_what_somebody_altered_is_not_what_was_saved(tmp_path, begin):
+    """A stock trainer that writes over it, or a user who removes what is not to be resumed."""
+    with Node(str(tmp_path)) as node:
+        node.start()
+        run = begin(node)
+        place = tmp_path / "out" / "checkpoint-1"
+        run.save({"a": b"1", "b": b"2"}, str(place), 1)
+        run.settle()
+        run.newest().close()
+        (place / "b").unlink()
+        assert run.newest() is None
+        assert run.find(str(place)) is None
+        (place / "b").write_bytes(b"3")
+        assert run.find(str(place)) is None
+
+
+def test_of_two_saves_of_a_step_both_count(tmp_path, begin):
+    with Node(str(tmp_path)) as node:
+        node.start()
+        run = begin(node)
+        place = str(tmp_path / "out" / "checkpoint-1")
+        for data in (b"1", b"2"):
+            run.save({"file": data}, place, 1)
+        run.settle()
+        with open(f"{place}/file", "rb") as file:
+            assert file.read() == b"2"
+
+
+def test_the_newest_of_a_directory_counts_whatever_its_number(tmp_path, begin):
+    """One that was saved twice, and so has the next step's number; then another training saves it anew."""
+    with Node(str(tmp_path)) as node:
+        node.start()
+        place = str(tmp_path / "out" / "checkpoint-1")
+        run = begin(node)
+        run.save({"file": b"1"}, place, 1)
+        run.save({"file": b"2"}, place, 1)
+        run.settle()
+        run.close()
+        again = begin(node)
+        again.save({"file": b"3"}, place, 1)
+        with again.find(place) as files:
+            assert files.read("file") == b"3"
+
+
+def test_a_directory_that_is_brought_appears_whole(tmp_path, begin):
+    with Node(str(tmp_path)) as node:
+        node.start(*HELD)
+        run = begin(node)
+        place = tmp_path / "out" / "checkpoint-1"
+        run.save({"a": b"1", "deep/b": b"2"}, str(place), 1)
+        assert run.bring(str(place)) == ""
+        assert (place / "deep" / "b").read_bytes() == b"2"
+        assert "not saved" in run.bring(str(tmp_path / "out" / "checkpoint-2"))
+        assert sorted(os.listdir(tmp_path / "out")) == [STORE, "checkpoint-1"]
+
+
+def test_a_directory_that_a_newer_save_is_to_replace_is_resumed_from_that(tmp_path, begin):
+    """As when a training went back, and was killed before its new checkpoint was drained."""
+    with Node(str(tmp_path)) as node:
+        node.start()
+        out = str(tmp_path / "out")
+        place = f"{out}/checkpoint-6"
+        run = begin(node)
+        run.save({"file": b"old"}, place, 6)
+        run.settle()
+        assert place_to_resume(run, out, place) == place
+        run.close()
+        node.stop()
+        node.start(*HELD)
+        again = begin(node)
+        again.save({"file": b"new"}, place, 6)
+        with open(place_to_resume(again, out, place) + "/file", "rb") as file:
+            assert file.read() == b"new"
