@@ -37,7 +37,7 @@ from ckptd.protocol.manifest import (
     make_committed,
     make_manifest,
 )
-from ckptd.store_publish import mark_unpublished, publish
+from ckptd.store_publish import is_linked_to, mark_unpublished, publish
 from ckptd.store_scan import (
     INCARNATIONS_DIR,
     TRASH_PREFIX,
@@ -272,8 +272,16 @@ def _tidy(fs: FileLayer, path: str) -> str:
 
 
 def remove_checkpoint(fs: FileLayer, key: JobKey, save: SaveId) -> bool:
-    """Whether the committed checkpoint is gone: not if it is pinned. Raises CkptdError for the newest: it stays."""
+    """Whether the committed checkpoint is gone: not if it is pinned, or a trainer's directory has links to its files.
+
+    Raises CkptdError for the newest, and for one whose files cannot be published: it stays.
+    """
     if save.dirname in pinned(fs, key):
+        return False
+    note = publish(fs, key, save.dirname)  # what could not be at its commit
+    if note:
+        raise CkptdError(f"{note}: it stays until it is", hint="see what is in the way there")
+    if is_linked_to(fs, key, save.dirname):
         return False
     entries = scan(fs, key).committed
     if save not in (entry.committed.save for entry in entries):

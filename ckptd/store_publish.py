@@ -86,6 +86,21 @@ def publish_left(fs: FileLayer, key: JobKey) -> list[str]:
     return [note for _, _, name in sorted(found) if (note := publish(fs, key, name))]
 
 
+def is_linked_to(fs: FileLayer, key: JobKey, dirname: str) -> bool:
+    """Whether a trainer finds the checkpoint's files by symbolic links, which without it would lead nowhere."""
+    try:
+        index = _read_index(fs, os.path.join(job_dir(key), dirname))
+        if index.publication is None:
+            return False
+        for name, source in _sources(key, dirname, index).items():
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # the trainer has removed it
+                if fs.readlink(os.path.join(index.publication.directory, name)) == source:
+                    return True
+    except (OSError, DamagedError):  # of states; or a hard link, as all others are then
+        return False
+    return False
+
+
 def _names(fs: FileLayer, path: str) -> list[str]:
     try:
         return fs.listdir(path)
@@ -160,7 +175,7 @@ def _publish(fs: FileLayer, key: JobKey, dirname: str, index: TrainerFiles) -> N
 
 
 def _put(fs: FileLayer, key: JobKey, dirname: str, index: TrainerFiles, to: Publication) -> None:
-    sources = {name: os.path.join(job_dir(key), dirname, file) for name, file in index.files.items()}
+    sources = _sources(key, dirname, index)
     _make_directories(fs, os.path.dirname(to.directory))
     if to.whole:
         origin = msgspec.json.encode(
@@ -175,6 +190,10 @@ def _put(fs: FileLayer, key: JobKey, dirname: str, index: TrainerFiles, to: Publ
     else:
         _make_directories(fs, to.directory)
         _put_into(fs, to.directory, sources)
+
+
+def _sources(key: JobKey, dirname: str, index: TrainerFiles) -> dict[str, str]:
+    return {name: os.path.join(job_dir(key), dirname, file) for name, file in index.files.items()}
 
 
 def _sweep(fs: FileLayer, directory: str) -> None:

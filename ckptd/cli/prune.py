@@ -92,7 +92,7 @@ def _prune(key: JobKey, keep_last: int, keep_every: int, *, dry_run: bool) -> tu
 def _removed(fs: FileLayer, key: JobKey, save: SaveId) -> str:
     """Empty, or why it is still there."""
     try:
-        return "" if remove_checkpoint(fs, key, save) else "it was pinned meanwhile"
+        return "" if remove_checkpoint(fs, key, save) else "a trainer's directory has links to it, or it was pinned"
     except (CkptdError, OSError) as error:
         return str(error)
 

@@ -2,7 +2,7 @@
 
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -10,8 +10,9 @@ import torch
 
 from ckptd.protocol.digest import digest
 from ckptd.protocol.errors import UsageError
-from ckptd.protocol.ids import MAX_PARTS, MAX_STORE_CHARS
+from ckptd.protocol.ids import MAX_PARTS, MAX_STORE_CHARS, JobKey
 from ckptd.protocol.layout import Layout, Publication, TensorEntry, encode, extents, is_trainer_file
+from ckptd.protocol.origin import MARKER
 from ckptd_client._file_bytes import FileBytes
 from ckptd_client._group import Group
 from ckptd_client._image import Filler, Image, Part, make_image, make_layout
@@ -33,7 +34,11 @@ class FilesPlan(SegmentPlan):
 
 
 def publication_of(
-    directory: str | os.PathLike[str] | None, *, whole: bool, pointer: tuple[str | os.PathLike[str], str] | None
+    directory: str | os.PathLike[str] | None,
+    *,
+    whole: bool,
+    pointer: tuple[str | os.PathLike[str], str] | None,
+    job: JobKey,
 ) -> Publication | None:
     """Where the files are to lie once they are committed. Raises UsageError."""
     if directory is None:
@@ -41,6 +46,11 @@ def publication_of(
             raise UsageError("a pointer to files that are published nowhere", hint="give a directory too")
         return None
     at, text = (_absolute(pointer[0]), pointer[1]) if pointer is not None else ("", "")
+    own = os.path.join(job.store, job.job)
+    for path in filter(None, (_absolute(directory), at)):
+        if os.path.commonpath([own, path]) == own:
+            problem = f"{path} lies where ckptd has what is its own of job {job.job!r}, a `latest` among it"
+            raise UsageError(problem, hint="a directory beside the store, or another store")
     return Publication(_absolute(directory), whole, at, text)
 
 
@@ -80,6 +90,16 @@ def _check_names(files: Mapping[str, TrainerFile]) -> None:
     for name in files:
         if not is_trainer_file(name):
             raise UsageError(f"{name!r} is no path of a file below a directory", hint="such as 'rank0/optimizer.pt'")
+        if name == MARKER:
+            raise UsageError(f"{name!r} is the name of a file of ckptd's own", hint="choose another")
+        folder = next((above for above in _above(name) if above in files), None)
+        if folder is not None:
+            raise UsageError(f"{folder!r} is a file, and {name!r} lies below it", hint="choose another name for one")
+
+
+def _above(name: str) -> Iterator[str]:
+    while name := os.path.dirname(name):
+        yield name
 
 
 def _image(first: Image, files: list[FileBytes], starts: list[int]) -> Image:

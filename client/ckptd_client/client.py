@@ -479,7 +479,7 @@ class Client:
         into it. pointer: (path, text) of a small file that is written after that, such as DeepSpeed's latest. Raises
         UsageError for a misuse, and what pickling a TorchFile raises; what goes wrong otherwise is in the handle.
         """
-        publication = publication_of(directory, whole=whole, pointer=pointer)
+        publication = publication_of(directory, whole=whole, pointer=pointer, job=self._link.job)
         return save_files(self, files, step, publication, drain=drain)
 
     def are_still(self, handle: SaveHandle, files: Mapping[str, TrainerFile]) -> bool:

@@ -7,6 +7,8 @@ nothing of torch.distributed.checkpoint reads the directory, comes last.
 """
 
 import contextlib
+import functools
+import logging
 import os
 import uuid
 from collections.abc import Callable, Iterable
@@ -17,6 +19,8 @@ import msgspec
 from ckptd.protocol.manifest import STOCK_METADATA, STOCK_OBJECTS
 from ckptd.protocol.origin import MARKER, Origin
 from ckptd.regular_files import NO_LINKS
+
+log = logging.getLogger("ckptd_client")
 
 
 def promise(directory: str, origin: Origin) -> None:
@@ -84,6 +88,12 @@ def _second_name(source: str, temp: str) -> None:
         if error.errno not in NO_LINKS:
             raise
         os.symlink(source, temp)
+        _warn(os.path.dirname(os.path.dirname(source)))
+
+
+@functools.cache
+def _warn(job: str) -> None:
+    log.warning("ckptd: checkpoints have links into %s, which end when ckptd's retention (keep_last) removes them", job)
 
 
 def _replace(directory: str, name: str, make: Callable[[str], None]) -> None:

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import shutil
+import tempfile
 
 import pytest
 import safetensors.torch
@@ -162,6 +163,37 @@ def test_what_is_published_outlives_retention(node, join, tmp_path):
         check(files, 6)
 
 
+def test_what_is_published_as_links_outlives_retention_until_the_trainer_removes_it(node, join):
+    """On another file system than the store, as /dev/shm is here."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as out:
+        client = join()
+        for step in range(1, 6):
+            client.save_files(some_files(step), step, directory=f"{out}/step{step}").wait("durable")
+        folder = os.path.join(node.store, client.job)
+        assert os.path.islink(f"{out}/step1/state.pt")
+        assert [torch.load(f"{out}/step{step}/state.pt")["seed"] for step in range(1, 6)] == [1, 2, 3, 4, 5]
+        shutil.rmtree(f"{out}/step1")
+        client.save_files(some_files(6), 6).wait("durable")
+        wait_for(lambda: "step-000000001.i0001" not in os.listdir(folder))
+        assert torch.load(f"{out}/step2/state.pt")["seed"] == 2
+
+
+def test_what_is_not_published_yet_outlives_retention(node, join, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    client = join()
+    client.save_files({"a": b"1"}, 1, directory=tmp_path / "file" / "tag").wait("durable")
+    for step in range(2, 6):
+        client.save_files({"a": b"2"}, step).wait("durable")
+    folder = os.path.join(node.store, client.job)
+    wait_for(lambda: "step-000000002.i0001" not in os.listdir(folder))
+    assert "step-000000001.i0001" in os.listdir(folder)
+    wait_for(lambda: "it stays until it is" in node.log_text())
+    (tmp_path / "file").unlink()
+    client.save_files({"a": b"2"}, 6).wait("durable")
+    wait_for(lambda: "step-000000001.i0001" not in os.listdir(folder))
+    assert (tmp_path / "file" / "tag" / "a").read_bytes() == b"1"
+
+
 def test_a_directory_of_ours_is_replaced(join, tmp_path):
     out = tmp_path / "tag"
     client = join()
@@ -230,6 +262,24 @@ def test_damage_is_found(node, join, emptied):
 def test_names_that_lead_elsewhere(name, join):
     with pytest.raises(UsageError, match="is no path of a file"):
         join().save_files({name: b""}, 1)
+
+
+@pytest.mark.parametrize("names", [[".ckptd"], ["a", "a/b"], ["deep/er/est/x", "deep/er"]])
+def test_names_that_cannot_be_beside_each_other(names, join):
+    with pytest.raises(UsageError, match=r"lies below it|of ckptd's own"):
+        join().save_files(dict.fromkeys(names, b""), 1)
+
+
+@pytest.mark.parametrize("place", ["", "tag", "deep/tag"])
+def test_a_directory_among_ckptds_own(place, node, join):
+    """There DeepSpeed's latest and ckptd's would be one."""
+    client = join()
+    own = os.path.join(node.store, client.job)
+    with pytest.raises(UsageError, match="what is its own of job"):
+        client.save_files({"a": b""}, 1, directory=os.path.join(own, place))
+    with pytest.raises(UsageError, match="what is its own of job"):
+        client.save_files({"a": b""}, 1, directory=f"{own}-2/tag", pointer=(f"{own}/latest", "tag"))
+    client.save_files({"a": b""}, 1, directory=f"{own}-2/tag").wait("durable")
 
 
 def test_other_misuse(join, tmp_path):

@@ -72,7 +72,7 @@ def committed(tmp_path):
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
-def test_a_directory_gets_links_and_its_listing_last(committed, tmp_path, elsewhere):
+def test_a_directory_gets_links_and_its_listing_last(committed, tmp_path, elsewhere, caplog):
     """elsewhere: on another file system, where there can be no hard links."""
     folder = f"/dev/shm/ckptd-test-links-{os.getpid()}" if elsewhere else str(tmp_path / "iter_100")
     os.mkdir(folder)
@@ -95,6 +95,7 @@ def test_a_directory_gets_links_and_its_listing_last(committed, tmp_path, elsewh
             assert os.path.islink(path) == elsewhere
             with open(path) as file:
                 assert file.read() == name
+        assert caplog.text.count("when ckptd's retention") == elsewhere  # and is told once
     finally:
         for name in os.listdir(folder):
             os.unlink(os.path.join(folder, name))
