@@ -26,6 +26,7 @@ from megatron.core.dist_checkpointing.serialization import (
     load_sharded_metadata,
     load_tensors_metadata,
 )
+from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
 from megatron.core.dist_checkpointing.strategies.fully_parallel import (
     FullyParallelLoadStrategyWrapper,
@@ -333,6 +334,29 @@ def a_directory_outlives_the_checkpoint_of_the_store(b):
     dist.barrier()
     for strategy in (None, CkptdLoadStrategy(b.client)):
         same(load({"a": b.whole("A", torch.empty(8))}, path, strategy), {"a": torch.ones(8)})
+
+
+@case
+def what_core_alone_saved_over_ours_is_loaded(b):
+    path = b.save({"a": b.rows("A", torch.ones(4))})
+    dist_checkpointing.save({"a": b.rows("A", torch.zeros(4))}, path)
+    filesystem_async._results_queue._manager.shutdown()  # a process that would outlive this one
+    filesystem_async._results_queue = None
+    loading = CkptdLoadStrategy(b.client)
+    same(load({"a": b.whole("A", torch.empty(8))}, path, loading), {"a": torch.zeros(8)})
+    assert loading.tier is None
+
+
+@case
+def one_step_is_saved_at_two_places(b):
+    state, path = {"a": b.rows("A", torch.ones(4))}, b.directory()
+    paths = [path, os.path.join(path + "-best", os.path.basename(path))]
+    if b.rank == 0:
+        os.makedirs(paths[1])
+    dist.barrier()
+    for each in paths:
+        dist_checkpointing.save(dict(state), each, b.strategy)
+        same(load({"a": b.whole("A", torch.empty(8))}, each), {"a": torch.ones(8)})
 
 
 @case

@@ -37,12 +37,24 @@ def put(directory: str, name: str, content: bytes) -> None:
 
 
 def origin_of(directory: str | os.PathLike[str]) -> Origin | None:
-    """What was promised of the directory, None when nothing was, or nothing that can be read."""
+    """What was promised of the directory, None when nothing was, or nothing that can be read.
+
+    None also when something else was saved over it: what is listed there is not what the checkpoint lists.
+    """
     try:
         with open(os.path.join(directory, MARKER), "rb") as file:
-            return msgspec.json.decode(file.read(), type=Origin)
+            origin = msgspec.json.decode(file.read(), type=Origin)
     except (OSError, msgspec.MsgspecError):
         return None
+    return None if _is_listed_otherwise(directory, origin) else origin
+
+
+def _is_listed_otherwise(directory: str | os.PathLike[str], origin: Origin) -> bool:
+    try:
+        there = os.stat(os.path.join(directory, STOCK_METADATA))
+        return not os.path.samestat(there, os.stat(os.path.join(origin.path, STOCK_METADATA)))
+    except OSError:
+        return False  # nothing is listed yet; or the checkpoint itself is gone, and cannot be taken for what is there
 
 
 def link_images(directory: str, origin: Origin, rank: int | None = None) -> None:

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import threading
 
 
 class Latch:
@@ -12,6 +13,7 @@ class Latch:
     """
 
     def __init__(self) -> None:
+        self._turn = threading.Lock()
         self._file = os.memfd_create("ckptd-latch", os.MFD_CLOEXEC)
         fcntl.lockf(self._file, fcntl.LOCK_EX)
 
@@ -21,14 +23,17 @@ class Latch:
         return os.getpid(), self._file
 
     def open(self) -> None:
-        """Lets go those that wait. The descriptor stays: its number must not come to mean another file."""
-        fcntl.lockf(self._file, fcntl.LOCK_UN)
+        """Lets go those that wait. The descriptor stays: its number must not come to mean another file. Idempotent."""
+        with self._turn:
+            if self._file >= 0:  # else it was closed meanwhile, and nobody waits
+                fcntl.lockf(self._file, fcntl.LOCK_UN)
 
     def close(self) -> None:
         """For when nobody can be waiting any more. Idempotent."""
-        file, self._file = self._file, -1
-        if file >= 0:
-            os.close(file)
+        with self._turn:
+            file, self._file = self._file, -1
+            if file >= 0:
+                os.close(file)
 
 
 def await_latch(holder: int, file: int) -> None:

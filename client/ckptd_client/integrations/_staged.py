@@ -141,10 +141,13 @@ class Staged:
 
 
 def stage(client: Client, content_of: Callable[[], Content], directory: str) -> Staged:
-    """Stages what content_of gives, for a directory whose name ends in the step. Collective."""
+    """Stages what content_of gives, for a directory whose name ends in the step. Collective.
+
+    The same step may be saved into several directories, or into one again: it gets the next number that is free.
+    """
     staged = Staged(client, directory)
     try:
-        step: int | None = step_of(directory)
+        step: int | None = client.free_step(step_of(directory))
     except UsageError:
         step = None
     staged.stage(content_of, step)

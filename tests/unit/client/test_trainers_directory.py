@@ -58,6 +58,20 @@ def test_nobody_waits_for_a_latch_of_its_own_or_of_one_who_is_gone():
     latch.close()
     latch.close()
     await_latch(2**22 - 1, place[1])
+    latch.open()  # as a thread may, which waited for the end of a save, when that is landed already
+
+
+def test_what_something_else_was_saved_over_is_not_what_was_promised(committed, tmp_path):
+    folder = str(tmp_path / "iter_100")
+    os.mkdir(folder)
+    promise(folder, committed)
+    link_images(folder, committed)
+    link_listing(folder, committed)
+    assert origin_of(folder) == committed
+    with open(f"{folder}/.metadata.tmp", "w") as file:
+        file.write("of the trainer's own saver")
+    os.rename(f"{folder}/.metadata.tmp", f"{folder}/.metadata")
+    assert origin_of(folder) is None
 
 
 @pytest.fixture
