@@ -17,6 +17,7 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint, OnExceptionCh
 from lightning_training import Net, Seeded, data, sharded_strategy, state_of
 from torch.distributed.checkpoint.api import CheckpointException
 
+from ckptd_client import ConfigError
 from ckptd_client.integrations._directory import origin_of
 from ckptd_client.integrations.lightning import CkptdCheckpointIO
 
@@ -265,6 +266,15 @@ class Hindered(Callback):
         else:
             self.seen.append(shown(self.bench.out()))
             lock.release()
+
+
+@sharded_case
+def what_is_wrong_is_told_before_the_training(bench):
+    trainer = bench.begin([])
+    bench.saver._ckptd_settings["layout"] = "round"
+    with pytest.raises(ConfigError, match="round"):
+        trainer.fit(bench.net, data(int(os.environ["RANK"])))
+    assert trainer.global_step == 0
 
 
 @sharded_case

@@ -7,7 +7,7 @@ import weakref
 import pytest
 import torch
 
-from ckptd_client import UsageError
+from ckptd_client import ConfigError, ConnectError, UsageError
 from tests.cluster import Node
 
 pytestmark = [pytest.mark.frameworks("lightning"), pytest.mark.timeout(120)]
@@ -47,6 +47,15 @@ def checkpoint(value: float, step: int = STEP, count: int = 1_000_000):
 
 def value_of(path) -> float:
     return float(torch.load(path, weights_only=True)["state_dict"]["w"].mean())
+
+
+def test_what_is_wrong_is_told_before_the_training(node):
+    from ckptd_client.integrations.lightning import CkptdCheckpointIO  # noqa: PLC0415
+
+    with pytest.raises(ConnectError, match="no daemon"):
+        CkptdCheckpointIO(job="io", store=node.store, arena=node.arena + "-none", start=False, connect_timeout_s=1)
+    with pytest.raises(ConfigError, match="no name"):
+        CkptdCheckpointIO(store=node.store, arena=node.arena, start=False)
 
 
 def test_several_of_one_step_are_all_written_however_slow_the_store(make, tmp_path):

@@ -30,7 +30,7 @@ _BASE = LIGHTNING.base("lightning.pytorch.plugins.io", "TorchCheckpointIO")
 
 
 class CkptdCheckpointIO(_BASE):  # type: ignore[misc, valid-type]  # a class only where Lightning is
-    """A CheckpointIO. Settings are those of ckptd_client.connect; the daemon is met at the first save or load.
+    """A CheckpointIO. Settings are those of ckptd_client.connect; what is wrong with them is raised when it is made.
 
     drain: each checkpoint is to be written, whatever drain_every says; of those that wait for a store that is too slow
     the newest stays, with a warning for the others. False: as drain_every says. What remove_checkpoint is asked to
@@ -48,6 +48,8 @@ class CkptdCheckpointIO(_BASE):  # type: ignore[misc, valid-type]  # a class onl
         self._saved: dict[str, SaveHandle] = {}  # by path, the newest of each
         self._of_step: tuple[int, str, dict[str, TorchFile]] = (-1, "", {})  # step, directory, what was saved there
         self._doomed: set[str] = set()  # paths, to be removed once they are there
+        if _may_be_rank_0():  # it joins at its first save or load: tried now, since that may be hours away
+            connect(alone=True, **connect_settings).close()
 
     @property
     def client(self) -> Client:
@@ -171,6 +173,12 @@ def await_turn(client: Client, handle: SaveHandle) -> None:
     """Blocks until a save is on the disk, save_timeout_s at most: a newer one of the same step would take its turn."""
     with contextlib.suppress(CkptdError):
         handle.wait("durable", segments.deadline_of(client) - time.monotonic())
+
+
+def _may_be_rank_0() -> bool:
+    """Before Lightning has told the ranks: by what launchers say."""
+    known = LIGHTNING.module("lightning.fabric.utilities.rank_zero").rank_zero_only.rank
+    return known == 0 and os.environ.get("NODE_RANK", "0") == "0"
 
 
 def from_rank_0(ask: Callable[[], Any]) -> Any:

@@ -49,7 +49,7 @@ _LOADERS = (
 
 
 class _Sharded:
-    """What both strategies do differently. The first save or load connects; teardown waits until all is drained."""
+    """What both strategies do differently. A fit, or a load, connects; teardown waits until all is drained."""
 
     _ckptd_model_key = "state_dict"
 
@@ -76,6 +76,13 @@ class _Sharded:
         saves = self._ckptd_saves()
         found: str | None = from_rank_0(lambda: saves.newest(os.path.abspath(folder)))
         return found
+
+    def setup(self: Any, trainer: Any) -> None:
+        """As Lightning's; connects, so that what is wrong is raised before the training. Collective."""
+        stock: Any = super()
+        stock.setup(trainer)
+        if self._ckptd_is_sharded and trainer.state.fn == "fit":
+            self._ckptd_saves()
 
     def save_checkpoint(self: Any, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         """Stages the checkpoint. Training may go on, and change every tensor, when it returns. Collective.
