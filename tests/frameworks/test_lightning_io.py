@@ -32,8 +32,9 @@ def make(node, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     made = []
 
-    def io():
-        made.append(CkptdCheckpointIO(job="io", store=node.store, arena=node.arena, start=False))
+    def io(**settings):
+        settings |= {"job": "io", "store": node.store, "arena": node.arena, "start": False}
+        made.append(CkptdCheckpointIO(**settings))
         return made[-1]
 
     yield io
@@ -56,6 +57,18 @@ def test_what_is_wrong_is_told_before_the_training(node):
         CkptdCheckpointIO(job="io", store=node.store, arena=node.arena + "-none", start=False, connect_timeout_s=1)
     with pytest.raises(ConfigError, match="no name"):
         CkptdCheckpointIO(store=node.store, arena=node.arena, start=False)
+
+
+def test_a_daemon_that_is_gone_at_the_first_save_does_not_end_the_training(node, make, tmp_path, caplog):
+    io = make(connect_timeout_s=1)
+    node.kill()
+    io.save_checkpoint(checkpoint(1.0), tmp_path / "first.ckpt")
+    assert "first.ckpt is not saved: no daemon" in caplog.text
+    node.start()
+    io.save_checkpoint(checkpoint(2.0), tmp_path / "second.ckpt")
+    io.teardown()
+    assert value_of(tmp_path / "second.ckpt") == 2.0
+    assert not (tmp_path / "first.ckpt").exists()
 
 
 def test_several_of_one_step_are_all_written_however_slow_the_store(make, tmp_path):

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ckptd.protocol.errors import CkptdError, RestoreError, SaveFailedError, UsageError
+from ckptd.protocol.errors import CkptdError, ConnectError, RestoreError, SaveFailedError, UsageError
 from ckptd_client import _segments as segments
 from ckptd_client.client import Client, connect
 from ckptd_client.files import TorchFile
@@ -74,7 +74,10 @@ class CkptdCheckpointIO(_BASE):  # type: ignore[misc, valid-type]  # a class onl
             return os.path.join(files.directory, files.names[0]) if files.directory and files.names else None
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        """Stages the checkpoint. Training may go on, and change every tensor, when it returns."""
+        """Stages the checkpoint. Training may go on, and change every tensor, when it returns.
+
+        Raises UsageError for a misuse, and what pickling raises; an operational fault is told in the log.
+        """
         if storage_options is not None:
             raise UsageError("storage_options have no meaning here", hint="leave them out")
         if "://" in os.fspath(path):
@@ -82,10 +85,15 @@ class CkptdCheckpointIO(_BASE):  # type: ignore[misc, valid-type]  # a class onl
         where = os.path.abspath(os.fspath(path))
         directory, name = os.path.split(where)
         os.makedirs(directory, exist_ok=True)  # save_last="link" links into it before the checkpoint is there
+        try:
+            client = self.client
+        except ConnectError as error:  # it was there when this was made: a fault, and training goes on
+            log.warning("ckptd: %s is not saved: %s", where, error)
+            return
         files = self._with_those_of_the_step(int(checkpoint.get("global_step", 0)), directory)
         files[name] = TorchFile(checkpoint)
-        step = self.client.free_step(self._of_step[0])
-        self.handle = self.client.save_files(files, step, directory=directory, whole=False, drain=self._drain)
+        step = client.free_step(self._of_step[0])
+        self.handle = client.save_files(files, step, directory=directory, whole=False, drain=self._drain)
         self._saved |= {os.path.join(directory, each): self.handle for each in files}
         self._doomed.discard(where)
         self._remove_doomed()
