@@ -13,7 +13,11 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
+from accelerate.utils import ProjectConfiguration
 from accelerate_ranks import Counter, Training
+
+from ckptd_client import ConfigError
+from ckptd_client.integrations.accelerate import CkptdAccelerator
 
 CASES = []
 
@@ -54,6 +58,15 @@ def what_is_published_is_what_accelerate_writes(folder):
             states = (torch.load(f"{path}/{name}", weights_only=False) for path in (stock, ours))
             one, other = (hf_training.flat(state) for state in states)
             assert one.keys() == other.keys(), name
+
+
+@case
+def what_is_wrong_is_told_when_it_is_made(folder):
+    project = ProjectConfiguration(folder, automatic_checkpoint_naming=True)
+    with pytest.raises(ConfigError, match="round"):
+        CkptdAccelerator(cpu=True, project_config=project, ckptd={"layout": "round"})
+    with pytest.raises(ConfigError, match="round"):
+        CkptdAccelerator(cpu=True, ckptd={"layout": "round", "store": folder, "job": "wrong"})
 
 
 @case

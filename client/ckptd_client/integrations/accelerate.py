@@ -27,7 +27,8 @@ class CkptdAccelerator(ACCELERATE.base("accelerate", "Accelerator")):  # type: i
 
     ckptd: arguments of ckptd_client.connect. Default is a store in the project's directory, where checkpoints are named
     automatically, or else beside the first directory that is saved or loaded. All ranks connect with their first
-    save_state or load_state; end_training() waits until what was saved is durable, and leaves.
+    save_state or load_state; where store and job are known before, what is wrong is raised when the Accelerator is
+    made. end_training() waits until what was saved is durable, and leaves.
     """
 
     project_configuration: Any
@@ -37,6 +38,7 @@ class CkptdAccelerator(ACCELERATE.base("accelerate", "Accelerator")):  # type: i
         self._ckptd: TrainerRun | None = None
         self._ckptd_told = False
         super().__init__(*args, **options)
+        self._ckptd_try()
 
     def save_state(self, output_dir: Any = None, safe_serialization: bool = True, **options: Any) -> Any:
         """As Accelerator's, but the directory appears when the daemon has drained it. The state may change at once.
@@ -100,6 +102,13 @@ class CkptdAccelerator(ACCELERATE.base("accelerate", "Accelerator")):  # type: i
             self._ckptd_told = True
             log.warning("ckptd: %s: this training saves and loads as without ckptd", reason)
         return bool(reason)
+
+    def _ckptd_try(self) -> None:
+        """Joins the job for a moment, where it is known: the first save may be hours away."""
+        automatic = self.project_configuration.automatic_checkpoint_naming and self.project_dir is not None
+        named = all(self._ckptd_options.get(key) or os.environ.get(f"CKPTD_{key.upper()}") for key in ("store", "job"))
+        if (automatic or named) and not self._ckptd_leaves():
+            TrainerRun(_absolute(self.project_dir) if automatic else os.getcwd(), self._ckptd_options).close()
 
     def _ckptd_run(self, directory: str) -> TrainerRun:
         if self._ckptd is None:
