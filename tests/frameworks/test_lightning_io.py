@@ -50,11 +50,11 @@ def value_of(path) -> float:
     return float(torch.load(path, weights_only=True)["state_dict"]["w"].mean())
 
 
-def test_what_is_wrong_is_told_before_the_training(node):
+def test_what_is_wrong_is_told_before_the_training(node, tmp_path):
     from ckptd_client.integrations.lightning import CkptdCheckpointIO  # noqa: PLC0415
 
     with pytest.raises(ConnectError, match="no daemon"):
-        CkptdCheckpointIO(job="io", store=node.store, arena=node.arena + "-none", start=False, connect_timeout_s=1)
+        CkptdCheckpointIO(job="io", store=node.store, arena=str(tmp_path / "arena"), start=False, connect_timeout_s=1)
     with pytest.raises(ConfigError, match="no name"):
         CkptdCheckpointIO(store=node.store, arena=node.arena, start=False)
 
