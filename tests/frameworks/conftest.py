@@ -45,12 +45,16 @@ def _installed(distribution):
 
 @pytest.fixture(scope="module")
 def cases(request, tmp_path_factory):
-    """What two ranks say of all cases in the test file's SOURCE: they take their time to start."""
+    """What two ranks say of all cases in the test file's SOURCE: they take their time to start.
+
+    Of those of one kind, where the test says one.
+    """
+    kind = [request.param] if hasattr(request, "param") else []
     folder = tmp_path_factory.mktemp("cases")
     (folder / "out").mkdir()
     with Node(str(folder)) as node:
         node.start()
-        yield on_ranks(node, 2, request.module.SOURCE.name, str(folder / "out"))
+        yield on_ranks(node, 2, request.module.SOURCE.name, str(folder / "out"), *kind)
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """What Lightning documents of its checkpoints, and tests in its own repository, with ckptd underneath: rewritten.
 
 Two ranks run each case with DDP, through the CheckpointIO, and with FSDP1 and FSDP2, through the strategies; what
-Lightning itself leaves behind is asked of all: lightning_cases.py <folder> [kind-case...].
+Lightning itself leaves behind is asked of all: lightning_cases.py <folder> <kind> [case...].
 """
 
 import os
@@ -23,7 +23,6 @@ from ckptd_client.integrations.lightning import CkptdCheckpointIO
 
 CASES, SHARDED_CASES = [], []
 EPOCHS = 3
-KINDS = ("ddp", "fsdp1", "fsdp2")
 
 
 def case(function):
@@ -413,21 +412,20 @@ def the_same_name_is_written_again(bench):
 
 def main():
     torch.set_num_threads(1)
-    folder, only = sys.argv[1], sys.argv[2:]
-    for kind in KINDS:
-        for each in CASES + SHARDED_CASES * (kind != "ddp"):
-            name = f"{kind}-{each.__name__}"
-            if only and name not in only:
-                continue
-            try:
-                each(Bench(kind, os.path.join(folder, name)))
-                print(f"rank {os.environ['RANK']}: {name} passed", flush=True)
-            except BaseException:
-                print(f"rank {os.environ['RANK']}: {name} FAILED", flush=True)
-                traceback.print_exc()
-                sys.stdout.flush()
-                os._exit(1)  # the other rank may be elsewhere: it hears of it
-            barrier()
+    folder, kind, *only = sys.argv[1:]
+    for each in CASES + SHARDED_CASES * (kind != "ddp"):
+        name = each.__name__
+        if only and name not in only:
+            continue
+        try:
+            each(Bench(kind, os.path.join(folder, name)))
+            print(f"rank {os.environ['RANK']}: {name} passed", flush=True)
+        except BaseException:
+            print(f"rank {os.environ['RANK']}: {name} FAILED", flush=True)
+            traceback.print_exc()
+            sys.stdout.flush()
+            os._exit(1)  # the other rank may be elsewhere: it hears of it
+        barrier()
     sys.stdout.flush()
     os._exit(0)  # gloo's threads may abort an interpreter that ends
 

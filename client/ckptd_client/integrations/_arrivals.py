@@ -41,17 +41,6 @@ class Coming(NamedTuple):
     place: str
 
 
-def announce(place: str, origin: Origin, files: Mapping[str, bytes]) -> str:
-    """To be called before a save is staged on all ranks: where it will appear, with these files. Raises OSError."""
-    hidden = _hidden(place, origin.save_id)
-    os.makedirs(hidden, exist_ok=True)
-    for name, content in files.items():
-        put(hidden, name, content)
-    promise(hidden, origin)
-    sync(os.path.dirname(place))
-    return hidden
-
-
 def comings(folder: str) -> list[Coming]:
     """What was announced in the folder, the oldest save first."""
     found = []
@@ -102,9 +91,22 @@ class Arrivals:
         self._doomed: dict[str, None] = {}  # places, to be emptied
         self._failed = False  # the newest save that has ended
 
-    def expect(self, hidden: str, place: str, handle: SaveHandle) -> None:
-        """The place appears when the save is durable; one that fails is told in the log."""
-        self._expected.add(hidden)
+    def expect(self, place: str, origin: Origin, files: Mapping[str, bytes], handle: SaveHandle) -> None:
+        """The place appears, with these files, when the save is durable; one that fails is told in the log.
+
+        To be called before the save is staged on all ranks. Raises OSError.
+        """
+        hidden = _hidden(place, f"{origin.save_id}-{uuid.uuid4().hex}")
+        self._expected.add(hidden)  # before it is there: the thread drops what an earlier life has left half made
+        try:
+            os.makedirs(hidden)
+            for name, content in files.items():
+                put(hidden, name, content)
+            promise(hidden, origin)
+            sync(os.path.dirname(place))
+        except BaseException:
+            self._expected.discard(hidden)
+            raise
         self._folders.add(os.path.dirname(place))
         self._then(partial(self._await, hidden, place, handle))
 
@@ -150,8 +152,7 @@ class Arrivals:
         try:
             handle.wait("durable")
             with self.lock:
-                if hidden in self._expected:  # else it was asked for twice, and is there
-                    appear(hidden, place)
+                appear(hidden, place)
         except (CkptdError, OSError) as error:
             log.warning("ckptd: %s does not appear: %s", place, error)
             return

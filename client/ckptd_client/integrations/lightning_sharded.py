@@ -23,7 +23,6 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import WriteResult
 
 from ckptd.protocol.errors import CkptdError, RestoreError, UsageError
-from ckptd.protocol.ids import SaveId
 from ckptd.protocol.messages import End
 from ckptd.protocol.origin import Origin
 from ckptd_client import _segments as segments
@@ -31,7 +30,7 @@ from ckptd_client._still_staged import is_still
 from ckptd_client.client import Client, connect
 from ckptd_client.dcp import CkptdSavePlanner, CkptdWriter
 from ckptd_client.handle import SaveHandle
-from ckptd_client.integrations._arrivals import Arrivals, announce, comings, is_durable
+from ckptd_client.integrations._arrivals import Arrivals, comings, is_durable
 from ckptd_client.integrations._directory import origin_of
 from ckptd_client.integrations._reader import reader_of
 from ckptd_client.integrations.lightning import LIGHTNING, await_turn, from_rank_0
@@ -200,13 +199,13 @@ class CkptdFSDPStrategy(_Sharded, LIGHTNING.base(_STRATEGIES, "FSDPStrategy")): 
 class _Writer(CkptdWriter):
     """Tells, before a save is handed over by rank 0, which one it is. What that raises ends the save."""
 
-    tell: Callable[[SaveId], None]
+    tell: Callable[[SaveHandle], None]
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Rank 0's, when all ranks have written."""
         if self._open and self.handle is not None:
             try:
-                self.tell(self.handle.save_id)
+                self.tell(self.handle)
             except BaseException as error:
                 self._give_up(error)
                 raise
@@ -241,25 +240,22 @@ class _Saves:
     def show_again(self, place: str, rest: dict[str, Any]) -> None:
         """Has the newest save appear at this place too."""
         handle = self.writer.handle
-        if self.arrivals is not None and handle is not None:
+        if handle is not None:
             try:
-                self.arrivals.expect(self._announce(place, handle.save_id, rest), place, handle)
+                self._expect(place, handle, rest)
             except OSError as error:
                 log.warning("ckptd: %s does not appear: %s", place, error)
 
-    def _announce(self, place: str, save: SaveId, rest: dict[str, Any]) -> str:
-        buffer = io.BytesIO()
-        torch.save(rest, buffer)
-        return announce(place, Origin.of(segments.job_of(self.client), save), {_META: buffer.getvalue()})
+    def _expect(self, place: str, handle: SaveHandle, rest: dict[str, Any]) -> None:
+        if self.arrivals is not None:
+            buffer = io.BytesIO()
+            torch.save(rest, buffer)
+            origin = Origin.of(segments.job_of(self.client), handle.save_id)
+            self.arrivals.expect(place, origin, {_META: buffer.getvalue()}, handle)
 
     def save(self, state: dict[str, Any], place: str, step: int, rest: dict[str, Any]) -> None:
         """Stages the state for the place. rest: what goes into meta.pt, rank 0's. Collective."""
-        hidden: list[str] = []
-
-        def tell(save: SaveId) -> None:
-            hidden.append(self._announce(place, save, rest))
-
-        self.writer.tell = tell
+        self.writer.tell = lambda handle: self._expect(place, handle, rest)
         try:
             save(state, checkpoint_id=str(step), storage_writer=self.writer, planner=CkptdSavePlanner())
         except CheckpointException as error:
@@ -267,8 +263,6 @@ class _Saves:
             if not all(map(_is_operational, faults)):
                 raise
             log.warning("ckptd: %s is not saved: %s", place, faults[0])
-        if hidden and self.arrivals is not None and self.writer.handle is not None:
-            self.arrivals.expect(hidden[0], place, self.writer.handle)
 
     def settle(self) -> None:
         """Blocks, on rank 0, until what was saved is there."""

@@ -8,7 +8,7 @@ import torch
 
 from ckptd.protocol.origin import MARKER, Origin
 from ckptd_client import _segments as segments
-from ckptd_client.integrations._arrivals import Arrivals, announce
+from ckptd_client.integrations._arrivals import Arrivals
 
 
 @pytest.fixture
@@ -19,9 +19,9 @@ def arrivals(join):
     return Arrivals(client.steps), client, handle
 
 
-def expect(arrivals, client, handle, place):
+def expect(arrivals, client, handle, place, files=None):
     origin = Origin.of(segments.job_of(client), handle.save_id)
-    arrivals.expect(announce(str(place), origin, {"meta.pt": b"meta"}), str(place), handle)
+    arrivals.expect(str(place), origin, files or {"meta.pt": b"meta"}, handle)
 
 
 def settled(arrivals):
@@ -40,6 +40,22 @@ def test_a_place_that_is_asked_for_twice_appears(arrivals, tmp_path):
     assert settled(found)
     assert sorted(os.listdir(tmp_path)) == ["last.ckpt"]
     assert {MARKER, ".metadata", "meta.pt"} <= set(os.listdir(place))
+
+
+def test_one_that_is_half_prepared_is_taken_for_no_earlier_lifes(arrivals, tmp_path):
+    """The thread sweeps the folder for what came before, while the next one is written there."""
+    found, client, handle = arrivals
+
+    class Meddling(dict):
+        def items(self):
+            for item in super().items():
+                found.finish(str(tmp_path))
+                yield item
+            found.finish(str(tmp_path))
+
+    expect(found, client, handle, tmp_path / "last.ckpt", Meddling({"meta.pt": b"meta", "more": b""}))
+    assert settled(found)
+    assert {MARKER, ".metadata", "meta.pt", "more"} <= set(os.listdir(tmp_path / "last.ckpt"))
 
 
 def test_what_nobody_foresaw_holds_up_nobody(arrivals, tmp_path):
