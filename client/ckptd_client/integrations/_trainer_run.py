@@ -15,10 +15,11 @@ from typing import Any
 from ckptd.protocol.errors import CkptdError, RestoreError, SaveFailedError
 from ckptd.protocol.messages import End
 from ckptd_client._restored_files import RestoredFiles
-from ckptd_client.client import Client, connect
+from ckptd_client.client import Client
 from ckptd_client.files import TrainerFile
 from ckptd_client.handle import SaveHandle
 from ckptd_client.integrations._memory_directory import MemoryDirectory
+from ckptd_client.integrations._options import connect_with
 
 log = logging.getLogger("ckptd_client")
 STORE = ".ckptd-store"  # beside a trainer's directories, where nobody says another
@@ -39,7 +40,7 @@ class TrainerRun:
             chosen["store"] = os.path.join(place, STORE)
         if chosen.get("job") is None and not os.environ.get("CKPTD_JOB"):
             chosen["job"] = _job_of(place)
-        self.client: Client = connect(**chosen)
+        self.client: Client = connect_with(chosen)
         self._staged: dict[str, SaveHandle] = {}  # by directory, until it is known how they ended
         self._memory: MemoryDirectory | None = None
         self._aside: threading.Thread | None = None

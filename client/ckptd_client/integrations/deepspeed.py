@@ -18,10 +18,11 @@ import torch.distributed as dist
 from ckptd.protocol.errors import RestoreError, UsageError
 from ckptd.protocol.origin import MARKER
 from ckptd_client._restored_files import RestoredFiles
-from ckptd_client.client import Client, connect
+from ckptd_client.client import Client
 from ckptd_client.files import TorchFile
 from ckptd_client.handle import SaveHandle
 from ckptd_client.integrations._framework import Framework
+from ckptd_client.integrations._options import connect_with
 
 log = logging.getLogger("ckptd_client")
 
@@ -54,7 +55,7 @@ def attach(
             raise UsageError(f"the engine {what}, which ckptd does not save", hint="leave attach out")
     if client is not None and connect_settings:
         raise UsageError(f"a client and settings for another: {sorted(connect_settings)}", hint="give one of them")
-    opened = connect(**connect_settings) if client is None else client
+    opened = connect_with(connect_settings) if client is None else client
     return Attached(model_engine, opened, owned=client is None, drain=drain)
 
 

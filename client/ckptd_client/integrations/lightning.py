@@ -18,10 +18,11 @@ import torch.distributed as dist
 
 from ckptd.protocol.errors import CkptdError, ConnectError, RestoreError, SaveFailedError, UsageError
 from ckptd_client import _segments as segments
-from ckptd_client.client import Client, connect
+from ckptd_client.client import Client
 from ckptd_client.files import TorchFile
 from ckptd_client.handle import SaveHandle
 from ckptd_client.integrations._framework import Framework
+from ckptd_client.integrations._options import connect_with
 
 log = logging.getLogger("ckptd_client")
 
@@ -49,13 +50,13 @@ class CkptdCheckpointIO(_BASE):  # type: ignore[misc, valid-type]  # a class onl
         self._of_step: tuple[int, str, dict[str, TorchFile]] = (-1, "", {})  # step, directory, what was saved there
         self._doomed: set[str] = set()  # paths, to be removed once they are there
         if _may_be_rank_0():  # it joins at its first save or load: tried now, since that may be hours away
-            connect(alone=True, **connect_settings).close()
+            connect_with(connect_settings, alone=True).close()
 
     @property
     def client(self) -> Client:
         """Rank 0's client."""
         if self._client is None:
-            self._client = connect(alone=True, **self._settings)
+            self._client = connect_with(self._settings, alone=True)
         return self._client
 
     def last(self) -> str | None:

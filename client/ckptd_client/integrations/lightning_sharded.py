@@ -27,11 +27,12 @@ from ckptd.protocol.messages import End
 from ckptd.protocol.origin import Origin
 from ckptd_client import _segments as segments
 from ckptd_client._still_staged import is_still
-from ckptd_client.client import Client, connect
+from ckptd_client.client import Client
 from ckptd_client.dcp import CkptdSavePlanner, CkptdWriter
 from ckptd_client.handle import SaveHandle
 from ckptd_client.integrations._arrivals import Arrivals, comings, is_durable
 from ckptd_client.integrations._directory import origin_of
+from ckptd_client.integrations._options import connect_with
 from ckptd_client.integrations._reader import reader_of
 from ckptd_client.integrations.lightning import LIGHTNING, await_turn, from_rank_0
 
@@ -216,7 +217,7 @@ class _Saves:
     """The saves of one strategy, from its first use to its teardown."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        self.client: Client = connect(**settings)
+        self.client: Client = connect_with(settings)
         self.writer = _Writer(self.client, wait=None, drain=True)
         self.arrivals = Arrivals(self.client.steps) if self.client.group.rank == 0 else None
         self._of_step = -1  # Lightning's, of the newest save

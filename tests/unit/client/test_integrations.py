@@ -9,6 +9,7 @@ import pytest
 import ckptd_client.integrations
 from ckptd.protocol.errors import UsageError
 from ckptd_client.integrations._framework import Framework
+from ckptd_client.integrations._options import connect_with
 
 FOLDER = pathlib.Path(ckptd_client.integrations.__file__).parent
 MODULES = sorted(f"ckptd_client.integrations.{path.stem}" for path in FOLDER.glob("*.py"))
@@ -66,3 +67,10 @@ def test_releases_are_compared_by_their_numbers(oldest, monkeypatch):
 
 def test_a_framework_that_is_there_gives_its_class():
     assert Framework("pytest", "pytest", "1").base("pytest", "MonkeyPatch") is pytest.MonkeyPatch
+
+
+@pytest.mark.parametrize(("typed", "hint"), [("drain_evry", "drain_every?"), ("x", "job, store, arena")])
+def test_an_option_that_is_none_is_named(typed, hint):
+    with pytest.raises(UsageError, match=f"'{typed}' is no option") as caught:
+        connect_with({"job": "j", typed: 1})
+    assert hint in caught.value.hint
