@@ -83,6 +83,8 @@ def _way(name: str, trainer: Any, folder: Path, choose: Callable[[], None], sett
 
     def save(step: int) -> float:
         choose()
+        progress = trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step
+        progress.total.completed = step  # trainer.global_step: of one step there would be one save
         return timed(lambda: trainer.save_checkpoint(folder / f"{name}-{step}.ckpt"))
 
     def settle_and_forget() -> float:
