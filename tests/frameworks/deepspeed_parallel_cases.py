@@ -23,6 +23,7 @@ from torch import nn
 
 from ckptd.export.names import Choice
 from ckptd.export.run import Order, export
+from ckptd.protocol.errors import UsageError
 
 case, universal_case, expert_case = Cases(), Cases(), Cases()
 pipeline_case, pipeline_of_zero_case, tensor_case = Cases(), Cases(), Cases()
@@ -210,11 +211,11 @@ def a_universal_checkpoint_comes_back(b):
 class Experts(nn.Module):
     """A layer of two experts of two ranks, or of each, between two that all have."""
 
-    def __init__(self, parallel=2):
+    def __init__(self, parallel=2, experts=4):
         super().__init__()
         self.before = nn.Linear(WIDTH, WIDTH)
         expert = nn.Sequential(nn.Linear(WIDTH, 14), nn.ReLU(), nn.Linear(14, WIDTH))
-        self.moe = MoE(WIDTH, expert, num_experts=4, ep_size=parallel, k=1, use_rts=False)
+        self.moe = MoE(WIDTH, expert, num_experts=experts, ep_size=parallel, k=1, use_rts=False)
         self.after = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x):
@@ -248,6 +249,14 @@ def the_files_of_experts_hold_no_more_than_one(b):
         found = torch.load(os.path.join(b.out(), "1", name), weights_only=True)
         assert found
         assert all(t.untyped_storage().nbytes() == t.nbytes for t in found.values())
+
+
+@case
+def more_experts_than_files_are_refused_at_once(b):
+    """Else a rank without experts would wait in DeepSpeed for those whose save raised."""
+    engine = b.engine(model=partial(Experts, 1, 249), optimizer=by_expert)
+    with pytest.raises(UsageError, match="249 experts"), b.under(engine):
+        pass
 
 
 def pipeline(b, seed=0, stages=2, parallel_write=False, tied=False):

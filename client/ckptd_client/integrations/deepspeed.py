@@ -16,6 +16,7 @@ from typing import Any, Self
 import torch.distributed as dist
 
 from ckptd.protocol.errors import RestoreError, UsageError
+from ckptd.protocol.ids import MAX_PARTS
 from ckptd.protocol.origin import MARKER
 from ckptd_client._restored_files import RestoredFiles
 from ckptd_client.client import Client
@@ -29,6 +30,7 @@ log = logging.getLogger("ckptd_client")
 DEEPSPEED = Framework("DeepSpeed", "deepspeed", "0.19")
 _ENGINE = DEEPSPEED.base("deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine", "TorchCheckpointEngine")
 _LATEST = "latest"
+_MAX_EXPERTS = MAX_PARTS - 8  # of the files of a rank; the others are its module's, its optimizer's, and ckptd's
 
 
 def attach(
@@ -39,7 +41,7 @@ def attach(
     drain: each checkpoint is to be written, whatever drain_every says; of those that wait for a store that is too slow
     the newest stays. False: as drain_every says. client: one that is open; without it the settings are those
     of ckptd_client.connect, and ``close`` closes what was made. Raises UsageError where the engine's checkpoints are
-    more than files of torch.save (offloaded to NVMe, node local), and what connect raises.
+    more than files of torch.save (offloaded to NVMe, node local) or too many (experts), and what connect raises.
     """
     DEEPSPEED.module("deepspeed")
     if not hasattr(model_engine, "checkpoint_engine"):
@@ -47,7 +49,9 @@ def attach(
         raise UsageError(text, hint="model_engine, *_ = deepspeed.initialize(...)")
     if isinstance(model_engine.checkpoint_engine, CkptdCheckpointEngine):
         raise UsageError("ckptd is attached to this engine already", hint="attach once")
+    experts = _experts_of(model_engine)
     for what, found in (
+        (f"has {experts} experts on a rank, in a file each", experts > _MAX_EXPERTS),
         ("offloads its optimizer to NVMe", model_engine.zero_nvme_offload_optimizer()),
         ("saves to storage of each node (use_node_local_storage)", model_engine.use_node_local_storage()),
     ):
@@ -57,6 +61,12 @@ def attach(
         raise UsageError(f"a client and settings for another: {sorted(connect_settings)}", hint="give one of them")
     opened = connect_with(connect_settings) if client is None else client
     return Attached(model_engine, opened, owned=client is None, drain=drain)
+
+
+def _experts_of(model_engine: Any) -> int:
+    """How many experts this rank holds, over all layers."""
+    layer = DEEPSPEED.module("deepspeed.moe.layer").MoE
+    return sum(each.num_local_experts for each in model_engine.module.modules() if isinstance(each, layer))
 
 
 class Attached:
