@@ -11,17 +11,18 @@ SOURCE = pathlib.Path(__file__).with_name("lightning_cases.py")
 NAMES, SHARDED_NAMES = cases_of(SOURCE), cases_of(SOURCE, "sharded_case")
 
 
-def every(kinds, names):
-    """Each name for each kind, whose cases are one launch."""
-    both = [(kind, name) for kind in kinds for name in names]
-    return pytest.mark.parametrize(("cases", "name"), both, indirect=["cases"])
+def of(*kinds):
+    """The cases of one kind are one launch, for all tests of the module: the parameter is of its scope."""
+    return pytest.mark.parametrize("cases", kinds, indirect=True, scope="module")
 
 
-@every(["ddp", "fsdp1", "fsdp2"], NAMES)
+@of("ddp", "fsdp1", "fsdp2")
+@pytest.mark.parametrize("name", NAMES)
 def test_a_case_of_lightnings_own_tests(cases, name):
     assert cases.count(f": {name} passed\n") == 2, cases
 
 
-@every(["fsdp1", "fsdp2"], SHARDED_NAMES)
+@of("fsdp1", "fsdp2")
+@pytest.mark.parametrize("name", SHARDED_NAMES)
 def test_a_case_of_directories_that_appear(cases, name):
     assert cases.count(f": {name} passed\n") == 2, cases
