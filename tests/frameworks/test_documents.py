@@ -34,9 +34,10 @@ def test_the_deepspeed_example_goes_on_where_it_ended(node, monkeypatch):
 def test_the_lightning_example_leaves_its_best_two_and_the_last(node):
     path = own(program("docs/lightning.md", "A complete example", node), "/tmp/ckpt-lightning")
     for _ in range(2):
-        assert torchrun(node, 2, path).count("at epoch 3\n") == 2
+        said = torchrun(node, 2, path)
+        assert said.count("at epoch 3\n") == 2, said
         names = os.listdir(os.path.join(os.path.dirname(path), "ckpt-lightning"))
-        assert sorted(names) == ["epoch=1-step=8.ckpt", "epoch=2-step=12.ckpt", "last.ckpt"]
+        assert sorted(names) == ["epoch=1-step=8.ckpt", "epoch=2-step=12.ckpt", "last.ckpt"], said
 
 
 @pytest.mark.frameworks("lightning")
@@ -45,6 +46,7 @@ def test_the_lightning_example_with_shards_leaves_its_best_two_and_the_last(node
     with open(path, "a", encoding="utf-8") as file:
         file.write("import os, sys\nsys.stdout.flush()\nos._exit(0)\n")  # gloo's threads may abort an interpreter
     for _ in range(2):
-        assert torchrun(node, 2, path).count("at epoch 3\n") == 2
+        said = torchrun(node, 2, path)
+        assert said.count("at epoch 3\n") == 2, said
         names = os.listdir(os.path.join(os.path.dirname(path), "ckpt-lightning"))
-        assert sorted(names) == ["epoch=1-step=8.ckpt", "epoch=2-step=12.ckpt", "last.ckpt"]
+        assert sorted(names) == ["epoch=1-step=8.ckpt", "epoch=2-step=12.ckpt", "last.ckpt"], said

@@ -7,8 +7,9 @@ import weakref
 import pytest
 import torch
 
+from ckptd.protocol.messages import End
 from ckptd_client import ConfigError, ConnectError, UsageError
-from tests.cluster import Node
+from tests.cluster import Node, wait_for
 
 pytestmark = [pytest.mark.frameworks("lightning"), pytest.mark.timeout(120)]
 
@@ -69,6 +70,20 @@ def test_a_daemon_that_is_gone_at_the_first_save_does_not_end_the_training(node,
     io.teardown()
     assert value_of(tmp_path / "second.ckpt") == 2.0
     assert not (tmp_path / "first.ckpt").exists()
+
+
+def test_what_is_to_be_removed_goes_when_every_save_of_it_has_ended(make, tmp_path):
+    """Its first save is still drained when the second, which had it too, gives way to a newer one."""
+    io, saved = make(), checkpoint(1.0)
+    io.save_checkpoint(saved, tmp_path / "old.ckpt")
+    io.save_checkpoint(saved, tmp_path / "last.ckpt")
+    second = io.handle
+    io.save_checkpoint(checkpoint(2.0, STEP + 1), tmp_path / "new.ckpt")
+    wait_for(lambda: second.end is End.SUPERSEDED)
+    io.remove_checkpoint(tmp_path / "old.ckpt")
+    io.teardown()
+    assert (tmp_path / "new.ckpt").exists()
+    assert not (tmp_path / "old.ckpt").exists()
 
 
 def test_several_of_one_step_are_all_written_however_slow_the_store(make, tmp_path):

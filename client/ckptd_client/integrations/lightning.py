@@ -11,12 +11,12 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from ckptd.protocol.errors import CkptdError, ConnectError, RestoreError, SaveFailedError, UsageError
+from ckptd.protocol.errors import CkptdError, ConnectError, RestoreError, UsageError
 from ckptd_client import _segments as segments
 from ckptd_client.client import Client
 from ckptd_client.files import TorchFile
@@ -28,6 +28,13 @@ log = logging.getLogger("ckptd_client")
 
 LIGHTNING = Framework("Lightning", "lightning", "2.5")
 _BASE = LIGHTNING.base("lightning.pytorch.plugins.io", "TorchCheckpointIO")
+
+
+class _Save(NamedTuple):
+    """One in which a path was."""
+
+    step: int  # Lightning's
+    handle: SaveHandle
 
 
 class CkptdCheckpointIO(_BASE):  # type: ignore[misc, valid-type]  # a class only where Lightning is
@@ -46,7 +53,7 @@ class CkptdCheckpointIO(_BASE):  # type: ignore[misc, valid-type]  # a class onl
         self._drain = drain
         self._settings = connect_settings
         self._client: Client | None = None
-        self._saved: dict[str, SaveHandle] = {}  # by path, the newest of each
+        self._saved: dict[str, list[_Save]] = {}  # by path, those that have not ended, and the newest, which is last
         self._of_step: tuple[int, str, dict[str, TorchFile]] = (-1, "", {})  # step, directory, what was saved there
         self._doomed: set[str] = set()  # paths, to be removed once they are there
         if _may_be_rank_0():  # it joins at its first save or load: tried now, since that may be hours away
@@ -95,7 +102,10 @@ class CkptdCheckpointIO(_BASE):  # type: ignore[misc, valid-type]  # a class onl
         files[name] = TorchFile(checkpoint)
         step = client.free_step(self._of_step[0])
         self.handle = client.save_files(files, step, directory=directory, whole=False, drain=self._drain)
-        self._saved |= {os.path.join(directory, each): self.handle for each in files}
+        for each in files:
+            path = os.path.join(directory, each)
+            before = [save for save in self._saved.get(path, []) if save.handle.end is None]
+            self._saved[path] = [*before, _Save(self._of_step[0], self.handle)]
         self._doomed.discard(where)
         self._remove_doomed()
 
@@ -128,10 +138,9 @@ class CkptdCheckpointIO(_BASE):  # type: ignore[misc, valid-type]  # a class onl
 
     def _read(self, where: str) -> bytearray | None:
         """The file's bytes, when it is the newest checkpoint. None: it is to be read where it lies."""
-        handle = self._saved.get(where)
-        if handle is not None and handle is not self.handle:  # an older one, which lies there when it is drained
-            with contextlib.suppress(SaveFailedError):
-                handle.wait("durable")
+        saves = self._saved.get(where, [])
+        if saves and saves[-1].handle is not self.handle:  # an older one, which lies there when it is drained
+            _settled(saves)
             return None
         try:
             files = self.client.load_files()
@@ -155,9 +164,9 @@ class CkptdCheckpointIO(_BASE):  # type: ignore[misc, valid-type]  # a class onl
 
     def _remove_doomed(self) -> None:
         for where in sorted(self._doomed):
-            handle = self._saved.get(where)
+            saves = self._saved.get(where)
             # What an earlier run saved may still be on its way: it is looked for until teardown.
-            if os.path.exists(where) if handle is None else handle.end is not None:
+            if os.path.exists(where) if saves is None else all(save.handle.end is not None for save in saves):
                 self._doomed.discard(where)
                 self._saved.pop(where, None)
                 self._of_step[2].pop(os.path.basename(where), None)
@@ -167,15 +176,28 @@ class CkptdCheckpointIO(_BASE):  # type: ignore[misc, valid-type]  # a class onl
         """Waits until all is drained, removes what was to be removed, and closes the client."""
         if self._client is None:
             return
-        for where, handle in self._saved.items():
-            try:
-                handle.wait("durable")
-            except CkptdError as error:
-                log.warning("ckptd: %s is not written: %s", where, error)
+        for where, saves in self._saved.items():
+            problem = _settled(saves)
+            if problem is not None and where not in self._doomed:
+                log.warning("ckptd: %s is not written: %s", where, problem)
         self._remove_doomed()
         self._client.close()
         self._client = None
         self._saved, self._of_step = {}, (-1, "", {})
+
+
+def _settled(saves: list[_Save]) -> CkptdError | None:
+    """Blocks until each is durable or cannot be. Why none of the newest step is: those of one step are alike."""
+    problem: CkptdError | None = None
+    step = -1
+    for save in saves:
+        try:
+            save.handle.wait("durable")
+            problem, step = None, save.step
+        except CkptdError as error:
+            if save.step != step:
+                problem = error
+    return problem
 
 
 def await_turn(client: Client, handle: SaveHandle) -> None:
