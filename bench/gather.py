@@ -9,10 +9,9 @@ import ctypes
 import gc
 import json
 import os
-import socket
 import statistics
-import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +26,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from bench import torchrun
 from bench.__main__ import parse_size
 
 _COLUMNS = 256
@@ -109,26 +109,15 @@ def rank_main(options: argparse.Namespace) -> None:
 
 
 def _run(options: argparse.Namespace, tensors: int) -> dict[tuple[str, str], list[tuple[float, float, int]]]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     command = [sys.executable, "-W", "ignore", "-m", "bench.gather", "--rank-of", str(tensors)]
     command += ["--nbytes", str(options.nbytes), "--repeat", str(options.repeat)]
-    where = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(options.ranks)}
-    ranks = [
-        subprocess.Popen(command, env=where | {"RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
-        for rank in range(options.ranks)
-    ]
-    try:
-        out, _ = ranks[0].communicate(timeout=_LIMIT_S)
-        if ranks[0].returncode:
-            raise RuntimeError(f"rank 0 ended with {ranks[0].returncode}")
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
+    with tempfile.TemporaryDirectory(prefix="ckptd-bench-") as folder:
+        problem = torchrun.run(command, options.ranks, Path(folder), _LIMIT_S, {})
+        if problem:
+            raise RuntimeError(problem)
+        rows = [line for line in (Path(folder) / "log").read_text().splitlines() if line.startswith('["')]
     found: dict[tuple[str, str], list[tuple[float, float, int]]] = {}
-    for case, way, *numbers in map(json.loads, out.splitlines()):
+    for case, way, *numbers in map(json.loads, rows):
         found.setdefault((case, way), []).append(tuple(numbers))
     return found
 

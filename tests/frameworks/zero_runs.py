@@ -2,14 +2,12 @@
 
 import json
 import os
-import socket
-import subprocess
-import sys
 
 from safetensors.torch import load_file, save_file
 
+from tests.frameworks.launch import HERE, run
+
 EXPECTED = "expected.safetensors"
-HERE = os.path.dirname(__file__)
 ROOT = os.path.dirname(os.path.dirname(HERE))
 TIMEOUT_S = 300
 
@@ -32,27 +30,8 @@ def train_pipeline(out):
 
 def on_ranks(ranks, script, *args):
     """What rank 0 prints. A rank that fails is raised with its words."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    shared = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
-    shared["PYTHONPATH"] = os.pathsep.join((ROOT, os.path.join(ROOT, "client")))
-    begun = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", os.path.join(HERE, script), *map(str, args)],
-            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    try:
-        told = [process.communicate(timeout=TIMEOUT_S)[0] for process in begun]
-    finally:
-        for process in begun:
-            process.kill()
-            process.wait()
-    failed = [text[-4000:] for process, text in zip(begun, told, strict=True) if process.returncode]
+    environ = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join((ROOT, os.path.join(ROOT, "client")))}
+    said, ends = run(ranks, script, args, environ, TIMEOUT_S)
+    failed = [text[-4000:] for text, end in zip(said, ends, strict=True) if end]
     assert not failed, failed[0]
-    return told[0]
+    return said[0]
