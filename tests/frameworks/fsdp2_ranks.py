@@ -39,7 +39,7 @@ def main(source, wanted, settings):
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.0]
     model(torch.randint(13, (4, 5))).square().mean().backward()
     optimizer.step()
-    print("equal:", len(expected))
+    print("equal:", len(expected), flush=True)
     dist.barrier()
     os._exit(0)  # gloo's threads sometimes abort an orderly end
 
