@@ -21,12 +21,16 @@ from ckptd.protocol.decoding import MALFORMED
 from ckptd.protocol.errors import ConfigError
 from ckptd.protocol.ids import Session
 from ckptd.protocol.places import IDENTITY
+from ckptd.regular_files import contents
 
 log = logging.getLogger("ckptd")
 LOOPBACK = "127.0.0.1"
 _RESOLVE_S = 0.3  # a daemon is ready within half a second, whatever the resolver does
 _RESOLVE_TOLD_S = 5.0  # for an address that the user set
 _MAX_NODE_CHARS = 255
+
+
+_MAX_NBYTES = 4096
 
 
 class _Record(msgspec.Struct, frozen=True):
@@ -135,8 +139,7 @@ def _resolve(name: str, seconds: float) -> str | None:
 def _read(path: str) -> _Record | None:
     """None when there is none, or none that is whole: the arena is then another one to its peers."""
     try:
-        with open(path, "rb") as file:
-            record = msgspec.msgpack.decode(file.read(4096), type=_Record)
+        record = msgspec.msgpack.decode(contents(path, _MAX_NBYTES), type=_Record)
     except FileNotFoundError:
         return None
     except (OSError, *MALFORMED):

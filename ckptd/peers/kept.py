@@ -10,11 +10,13 @@ from ckptd import ballast
 from ckptd.logs import line
 from ckptd.protocol import places
 from ckptd.protocol.decoding import MALFORMED
-from ckptd.protocol.ids import Incarnation, JobKey
+from ckptd.protocol.ids import Incarnation, JobKey, NodeName
 from ckptd.protocol.topology import Peer, Topology
+from ckptd.regular_files import contents
 
 log = logging.getLogger("ckptd")
 _MAX_NBYTES = 64 << 20
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class Kept(msgspec.Struct, frozen=True, array_like=True):
@@ -25,6 +27,7 @@ class Kept(msgspec.Struct, frozen=True, array_like=True):
     epoch: Incarnation
     since: Incarnation
     outside: tuple[Peer, ...] = ()
+    former: tuple[NodeName, ...] = ()
 
 
 def keep_topology(arena: str, kept: Kept) -> None:
@@ -37,7 +40,7 @@ def keep_topology(arena: str, kept: Kept) -> None:
 
 
 def _put(path: str, raw: bytes) -> None:
-    fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    fd = os.open(f"{path}.new", _FLAGS, 0o600)
     with os.fdopen(fd, "wb") as file:
         file.write(raw)
     os.replace(f"{path}.new", path)
@@ -50,9 +53,7 @@ def kept_topologies(arena: str) -> list[Kept]:
         for name in sorted(os.listdir(os.path.join(arena, places.JOBS))):
             path = os.path.join(arena, places.JOBS, name, places.TOPOLOGY)
             try:
-                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-                with os.fdopen(fd, "rb") as file:
-                    kept = msgspec.msgpack.decode(file.read(_MAX_NBYTES), type=Kept)
+                kept = msgspec.msgpack.decode(contents(path, _MAX_NBYTES), type=Kept)
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except (OSError, *MALFORMED) as error:

@@ -4,12 +4,15 @@ from typing import Annotated
 
 import msgspec
 
+from ckptd import __version__
 from ckptd.protocol.decoding import MALFORMED
 from ckptd.protocol.errors import ProtocolError
 from ckptd.protocol.ids import JobKey, NodeName
 from ckptd.protocol.topology import Endpoint
+from ckptd.protocol.versions import Release, Speaker, not_known, other_version, refuse_unknown, tags
+from ckptd.protocol.wording import cut
 
-VERSION = 1
+VERSION = 2
 MAX_BODY_NBYTES = 8 << 20
 MAX_PACKET_NBYTES = MAX_BODY_NBYTES + 4096
 MAX_JOBS = 256  # that one peer may name
@@ -31,28 +34,43 @@ class Packet(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):
-    """A packet and between whom. The key that signed for the connection must be that of ``sender``."""
+    """A packet and between whom. The key that signed for the connection must be that of ``sender``.
+
+    ``version``, ``sender`` and ``release`` keep their places in every version: so the other side can be named.
+    """
 
     version: int
     sender: NodeName
     receiver: NodeName
     endpoint: Endpoint  # where the sender is reached now; a restarted daemon may have another port
     packet: Packet
+    release: Release  # of ckptd, at the sender
 
 
-class Join(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class _Opening(msgspec.Struct, array_like=True):
+    """What an envelope of any version says of its sender."""
+
+    version: int
+    sender: NodeName
+    receiver: msgspec.Raw = msgspec.Raw()
+    endpoint: msgspec.Raw = msgspec.Raw()
+    packet: msgspec.Raw = msgspec.Raw()
+    release: Release = ""
+
+
+class Join(msgspec.Struct, frozen=True, array_like=True, tag="join"):
     """The sender takes the receiver's messages about this job from here on."""
 
     job: JobKey
 
 
-class Leave(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class Leave(msgspec.Struct, frozen=True, array_like=True, tag="leave"):
     """It takes them no more."""
 
     job: JobKey
 
 
-class Bulk(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class Bulk(msgspec.Struct, frozen=True, array_like=True, tag="bulk"):
     """Where the sender serves bytes, and how the receiver proves there who it is. Good for this link only."""
 
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)]  # 0: nowhere
@@ -60,20 +78,20 @@ class Bulk(msgspec.Struct, frozen=True, array_like=True, tag=True):
     secret: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 
 
-class Word(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """A message between nodes, as the codec makes it."""
+class Word(msgspec.Struct, frozen=True, array_like=True, tag="word"):
+    """A message between nodes, as ckptd.protocol.node_messages makes it."""
 
     message: bytes
 
 
-class Ask(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """What the receiver says of itself and the job, for a status. Who knows no such word counts it as refused."""
+class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
+    """What the receiver says of itself and the job, for a status. It may stay unanswered."""
 
     id: Seq
     job: JobKey
 
 
-class Told(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class Told(msgspec.Struct, frozen=True, array_like=True, tag="told"):
     """The answer to the receiver's Ask of that id, as ckptd.survey makes it."""
 
     id: Seq
@@ -82,9 +100,13 @@ class Told(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 Body = Join | Leave | Bulk | Word | Ask | Told
 
+_HINT = "install one version of ckptd on all nodes and restart the daemons"
+
 _encoder = msgspec.msgpack.Encoder()
 _envelopes: msgspec.msgpack.Decoder[Envelope] = msgspec.msgpack.Decoder(Envelope)
+_openings: msgspec.msgpack.Decoder[_Opening] = msgspec.msgpack.Decoder(_Opening)
 _bodies: msgspec.msgpack.Decoder[Body] = msgspec.msgpack.Decoder(Body)
+_TAGS = tags(Body)
 
 
 def encode_envelope(envelope: Envelope) -> bytes:
@@ -92,16 +114,44 @@ def encode_envelope(envelope: Envelope) -> bytes:
     return _encoder.encode(envelope)
 
 
+def wrap(packet: Packet, sender: str, receiver: str, endpoint: str) -> bytes:
+    """The frame with this packet of this daemon."""
+    return encode_envelope(Envelope(VERSION, sender, receiver, endpoint, packet, __version__))
+
+
 def decode_envelope(frame: bytes) -> Envelope:
-    """The envelope in a frame. Raises ProtocolError for anything else, and for another version."""
+    """The envelope in a frame. Raises ProtocolError for anything else; for another version, it names both sides."""
     try:
         envelope = _envelopes.decode(frame)
     except MALFORMED as error:
-        raise ProtocolError(f"malformed packet of a peer: {error}") from error
+        _refuse_version(frame)
+        raise ProtocolError(f"malformed packet of a peer: {cut(error)}") from error
     if envelope.version != VERSION:
-        text = f"daemon of {envelope.sender} speaks version {envelope.version} between daemons, this one {VERSION}"
-        raise ProtocolError(text, hint="install the same ckptd on both nodes and restart the daemons")
+        raise _other_version(envelope)
     return envelope
+
+
+def _refuse_version(frame: bytes) -> None:
+    """Another version's packet may look otherwise from the third item on."""
+    try:
+        opening = _openings.decode(frame)
+    except MALFORMED:
+        return
+    if opening.version != VERSION:
+        raise _other_version(opening)
+
+
+def _other_version(opening: Envelope | _Opening) -> ProtocolError:
+    return other_version(Speaker(f"node {opening.sender}", opening.version, opening.release), _ours(), _HINT)
+
+
+def _ours() -> Speaker:
+    return Speaker("this daemon", VERSION, __version__)
+
+
+def unknown_message(kind: str, node: str, release: str) -> ProtocolError:
+    """What to say of a message of that node that this daemon does not know, though the packets' version is the same."""
+    return not_known(kind, Speaker(f"node {node}", VERSION, release), _ours(), _HINT)
 
 
 def encode_body(body: Body) -> bytes:
@@ -113,8 +163,9 @@ def encode_body(body: Body) -> bytes:
 
 
 def decode_body(raw: bytes) -> Body:
-    """Raises ProtocolError for what is none."""
+    """Raises ProtocolError for what is none: UnknownMessageError for a tag that is none of ours."""
     try:
         return _bodies.decode(raw)
     except MALFORMED as error:
-        raise ProtocolError(f"malformed message of a peer: {error}") from error
+        refuse_unknown(raw, _TAGS, array=True)
+        raise ProtocolError(f"malformed message of a peer: {cut(error)}") from error

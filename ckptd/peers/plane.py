@@ -15,17 +15,14 @@ import zmq
 from ckptd.core import events as ev
 from ckptd.core.actions import ToNode
 from ckptd.logs import line
-from ckptd.peers import codec
 from ckptd.peers.identity import Identity
 from ckptd.peers.link import Down, Got, Link, Up
 from ckptd.peers.offers import Guest, Offers
 from ckptd.peers.packets import (
     MAX_JOBS,
-    VERSION,
     Ask,
     Body,
     Bulk,
-    Envelope,
     Join,
     Leave,
     Told,
@@ -33,12 +30,14 @@ from ckptd.peers.packets import (
     decode_body,
     decode_envelope,
     encode_body,
-    encode_envelope,
+    unknown_message,
+    wrap,
 )
 from ckptd.peers.remote import Remote
 from ckptd.peers.sockets import listen
 from ckptd.peers.zap import Authenticator
-from ckptd.protocol.errors import ProtocolError
+from ckptd.protocol import node_messages
+from ckptd.protocol.errors import ProtocolError, UnknownMessageError
 from ckptd.protocol.ids import JobKey
 from ckptd.protocol.topology import Peer, Topology
 
@@ -146,12 +145,12 @@ class PeerPlane:
         for remote in self._jobs.pop(job, {}).values():
             self._part(remote, job, tell=False)
 
-    def send(self, job: JobKey, node: str, message: ev.NodeMessage) -> bool:
+    def send(self, job: JobKey, node: str, message: ev.Message) -> bool:
         """Queues the message; False: the node is not up for the job. Raises ProtocolError when it is too large."""
         remote = self._jobs.get(job, {}).get(node)
         if remote is None or job not in remote.told:
             return False
-        sent = self._say(remote, Word(codec.encode(message)))
+        sent = self._say(remote, Word(node_messages.encode(message)))
         self._flush(remote)
         return sent
 
@@ -299,7 +298,7 @@ class PeerPlane:
             self.refused["malformed"] += 1
             for (_, known), suspect in self._remotes.items():
                 if known == key:
-                    suspect.trouble = f"{error.message}; {error.hint}" if error.hint else error.message
+                    suspect.trouble = _sentence(error)
             return None
         remote = self._remotes.get((envelope.sender, key))
         if remote is None or envelope.receiver != self._node:
@@ -307,7 +306,7 @@ class PeerPlane:
             return None
         if envelope.endpoint and envelope.endpoint != remote.peer.endpoint:
             remote.move(envelope.endpoint)
-        remote.trouble = ""
+        remote.trouble, remote.release = "", envelope.release
         remote.link.receive(envelope.packet, now)
         return remote
 
@@ -316,8 +315,7 @@ class PeerPlane:
         now = self._clock()
         while True:
             for packet in remote.link.step(now):
-                frame = Envelope(VERSION, self._node, remote.peer.node, self.peer.endpoint, packet)
-                remote.transmit(encode_envelope(frame))
+                remote.transmit(wrap(packet, self._node, remote.peer.node, self.peer.endpoint))
             news = remote.link.take_news()
             if not news:
                 break
@@ -339,6 +337,7 @@ class PeerPlane:
         remote.theirs.clear()
         if fresh:
             remote.met.clear()
+            remote.foreign = ""
         # It will join again in a moment; only if it does not is it lost to the job.
         remote.awaited |= remote.told
         remote.awaited_until = now + self._timeout_s
@@ -370,16 +369,19 @@ class PeerPlane:
                 case Bulk():
                     self._offers.take(remote, body)
                 case Word(message=message):
-                    self._word(remote, codec.decode(message))
+                    self._word(remote, node_messages.decode(message))
                 case Ask(job=job) if job not in remote.jobs:
                     self.refused["job"] += 1
                 case Ask() | Told():
                     self._mail.append(Mail(remote.peer.node, body))
+        except UnknownMessageError as error:
+            self.refused["unknown"] += 1
+            remote.foreign = _sentence(unknown_message(error.kind, remote.peer.node, remote.release))
         except ProtocolError as error:
             self.refused["malformed"] += 1
             remote.trouble = error.message
 
-    def _word(self, remote: Remote, message: ev.NodeMessage) -> None:
+    def _word(self, remote: Remote, message: ev.Message) -> None:
         of_job = not isinstance(message, ev.Report) or message.event.job == message.job
         if message.job not in remote.jobs or not of_job:
             self.refused["job"] += 1
@@ -453,6 +455,10 @@ class PeerPlane:
             )
             for _, remote in sorted(self._remotes.items(), key=lambda item: item[0])
         ]
+
+
+def _sentence(error: ProtocolError) -> str:
+    return f"{error.message}; {error.hint}" if error.hint else error.message
 
 
 def _random() -> int:

@@ -50,6 +50,8 @@ class Remote:
         self.due = math.inf  # when its plane looks at it, at the latest
         self.left = False  # it said goodbye to the last job: its silence is no trouble
         self.trouble = ""  # last thing it said that could not be taken
+        self.release = ""  # of its ckptd, as its last packet says
+        self.foreign = ""  # what it said in this life that only another release of ckptd knows
         self._obstacle = ""  # why there is no socket to it, for now
         self._tried_at = 0.0
 
@@ -152,6 +154,8 @@ class Remote:
 
     def problem(self, now: float) -> str:
         """Why it cannot be spoken to, and what to do; empty when it can."""
+        if self.foreign:
+            return self.foreign
         if self.link.up or self.left or self.down_since is None or now < self.down_since + _LOOK_S:
             return ""
         who = f"daemon of node {self.peer.node} at {self.peer.endpoint or 'no address'}"

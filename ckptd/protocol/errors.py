@@ -1,12 +1,17 @@
 """The one tree of errors. Each has a stable code, a message that says what and where, and a hint: what to do next."""
 
+from ckptd.protocol.wording import cut
+
+_MAX_CHARS = 8000  # a name that a file chose may be longer than any screen
+
 
 class CkptdError(Exception):
-    """Base of every error ckptd raises on purpose."""
+    """Base of every error ckptd raises on purpose. A longer message than 8,000 characters is cut off."""
 
     code = "error"
 
     def __init__(self, message: str, *, hint: str = "") -> None:
+        message, hint = cut(message, _MAX_CHARS), cut(hint, _MAX_CHARS)
         super().__init__(message if not hint else f"{message}\n  hint: {hint}")
         self.message = message
         self.hint = hint
@@ -34,6 +39,12 @@ class ConnectError(CkptdError):
     """No daemon answers, or the daemon refused the job."""
 
     code = "connect"
+
+
+class WrongStoreError(CkptdError):
+    """The store at the path is not the one that the job was saved to, or is missing. Says where the path lies now."""
+
+    code = "wrong-store"
 
 
 class StaleIncarnationError(CkptdError):
@@ -72,6 +83,15 @@ class DamagedError(CkptdError):
     code = "damaged"
 
 
+class IntegrityError(DamagedError):
+    """Bytes that are proved in another way than this reader asks for: not keyed, or with another key.
+
+    Says which, and how to give the key or to go without.
+    """
+
+    code = "integrity"
+
+
 class GatherError(CkptdError):
     """Another rank did not take part in a gather to its end."""
 
@@ -82,6 +102,14 @@ class ProtocolError(CkptdError):
     """A message that is malformed, too large or of another version."""
 
     code = "protocol"
+
+
+class UnknownMessageError(ProtocolError):
+    """A message of a kind that this release does not have: the other side is of another one. ``kind`` is its tag."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(f"message {kind!r} is not known here")
+        self.kind = kind
 
 
 class PeerError(CkptdError):

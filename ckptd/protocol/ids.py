@@ -1,7 +1,7 @@
 """The names everything else is keyed by, and the checks a name must pass before it touches a path."""
 
 import re
-from typing import Annotated
+from typing import Annotated, Final, Self
 
 import msgspec
 
@@ -31,13 +31,23 @@ Incarnation = Annotated[int, msgspec.Meta(ge=0, le=MAX_INCARNATION)]
 Counter = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNTER)]
 Nbytes = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 Digest = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+RunId = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]  # random, drawn with each incarnation number
+StoreId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]  # random, made with the store's directory
+StoreChoice = Annotated[str, msgspec.Meta(pattern=r"^(any|[0-9a-f]{32})?\Z")]  # of a user: empty is no choice
+
+Run = tuple[Incarnation, RunId]  # an incarnation number, and who had it
+NO_RUN: Final = bytes(16)  # before an incarnation was taken: no checkpoint has it
+ANY_STORE: Final = "any"  # in place of a store's id: whatever store lies at the path, a new one too
 
 _JOB_RE = re.compile(_JOB_PATTERN)
 _STEP_DIR_RE = re.compile(r"^step-([0-9]{9,12})\.i([0-9]{4,8})\Z")
-_PARTIAL_RE = re.compile(r"^\.step-[0-9]{9,12}\.i[0-9]{4,8}\.partial-([0-9]{8})-([0-9]{10})-([0-9]{12})\Z")
+_PARTIAL_RE = re.compile(
+    r"^\.step-[0-9]{9,12}\.i[0-9]{4,8}\.partial-([0-9]{8})-([0-9]{10})-([0-9]{12})-([0-9a-f]{32})\Z"
+)
 
 
 _CLOCKED_FROM = 1767225600  # 2026-01-01, in seconds since 1970
+_CLOCKED_LEAST = 1_000_000  # no store has counted so far
 _CLOCKED_S = 4  # less than a job takes to start again; the numbers last to the year 2038
 
 
@@ -50,6 +60,30 @@ def incarnation_at(now: float) -> int:
     return min(MAX_INCARNATION, max(1, int(now - _CLOCKED_FROM) // _CLOCKED_S))
 
 
+def clocked_from(number: int) -> float:
+    """When the clock begins to show the number, in seconds since 1970."""
+    return float(_CLOCKED_FROM + number * _CLOCKED_S)
+
+
+def not_behind(number: int, now: float) -> int:
+    """What a store gives that has come to this number: of the clock's kind, one that the clock has not passed.
+
+    Those that it has passed may have been given while the store was silent, and be forgotten since.
+    """
+    return number if number < _CLOCKED_LEAST else max(number, incarnation_at(now))
+
+
+_AHEAD_S = 2 * 366 * 24 * 3600  # a clock that is wrong by less makes no number that is taken for a stranger's
+
+
+def is_plausible(incarnation: int, now: float) -> bool:
+    """Whether some life of a job can have had the number by this time: those counted are smaller than those clocked.
+
+    Another one is of a damaged or a stranger's name: to count on from it would leave the job without numbers.
+    """
+    return incarnation <= incarnation_at(now + _AHEAD_S)
+
+
 class JobKey(msgspec.Struct, frozen=True, order=True, array_like=True):
     """One training: a store directory and a job name in it. Two jobs of one name in two stores never meet."""
 
@@ -57,17 +91,47 @@ class JobKey(msgspec.Struct, frozen=True, order=True, array_like=True):
     job: JobName
 
 
-class SaveId(msgspec.Struct, frozen=True, order=True, array_like=True):
-    """One checkpoint of one job. Ordered by (incarnation, counter): newest is largest, whatever clock or step say."""
+class SaveId(msgspec.Struct, frozen=True, array_like=True):
+    """One checkpoint of one run of one job.
+
+    Ordered by (incarnation, counter): newest is largest, whatever clock or step say. Incarnation numbers are counted
+    in the store, so one that was emptied or swapped gives a number again. The run id tells such runs apart: saves of
+    two runs are never equal, and those of two runs of one number are not ordered, neither is before the other.
+    """
 
     incarnation: Incarnation
     counter: Counter
     step: Step
+    run: RunId
+
+    def __lt__(self, other: Self) -> bool:
+        if self.incarnation != other.incarnation:
+            return self.incarnation < other.incarnation
+        return self.run == other.run and (self.counter, self.step) < (other.counter, other.step)
+
+    def __gt__(self, other: Self) -> bool:
+        return other < self
+
+    def __le__(self, other: Self) -> bool:
+        return self == other or self < other
+
+    def __ge__(self, other: Self) -> bool:
+        return self == other or other < self
+
+    @property
+    def owner(self) -> Run:
+        """The run that saved it."""
+        return self.incarnation, self.run
+
+    @property
+    def listed(self) -> tuple[int, int, int, bytes]:
+        """Key for a list that must have one order. Between two runs of one number it says nothing of their age."""
+        return self.incarnation, self.counter, self.step, self.run
 
     @property
     def text(self) -> str:
         """Fixed-width form, so that a cached file header is patched in place."""
-        return f"{self.incarnation:08d}-{self.counter:010d}-{self.step:012d}"
+        return f"{self.incarnation:08d}-{self.counter:010d}-{self.step:012d}-{self.run.hex()}"
 
     @property
     def dirname(self) -> str:
@@ -99,7 +163,7 @@ def parse_partial_dirname(name: str) -> SaveId | None:
     match = _PARTIAL_RE.match(name)
     if match is None:
         return None
-    save = SaveId(int(match[1]), int(match[2]), int(match[3]))
+    save = SaveId(int(match[1]), int(match[2]), int(match[3]), bytes.fromhex(match[4]))
     return save if save.partial_dirname == name else None
 
 

@@ -5,6 +5,7 @@ Split in two: the Layout is encoded once per plan and copied as bytes at each sa
 
 import bisect
 import itertools
+import posixpath
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal, NamedTuple
 
@@ -13,6 +14,7 @@ import msgspec
 from ckptd.protocol.decoding import MALFORMED
 from ckptd.protocol.errors import DamagedError
 from ckptd.protocol.ids import MAX_PARTS, FileName, Nbytes, Rank, StorePath, WorldSize, file_name
+from ckptd.protocol.wording import cut, shown
 
 VERSION = 1
 MAX_TENSORS = 10_000_000
@@ -79,13 +81,21 @@ class LayoutPart(msgspec.Struct, frozen=True, array_like=True):
     header_nbytes: Nbytes  # 0 of a trainer's file, which is its bytes and nothing else
 
 
-class Publication(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where a trainer looks for its files once they are committed."""
+class SavedFor(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where the trainer said that it looks for its files: to be compared with a path that the reader has, no more.
+
+    Whoever can write to a store can write this: nobody opens, writes or removes what it names.
+    """
 
     directory: StorePath
-    whole: bool  # the directory is this checkpoint's alone: it appears, or is replaced, at once
-    pointer: Annotated[str, msgspec.Meta(max_length=4096)] = ""  # path of a small file that is written last, if any
-    text: Annotated[str, msgspec.Meta(max_length=4096)] = ""  # its content
+    whole: bool
+    pointer: Annotated[str, msgspec.Meta(max_length=4096)] = ""
+
+
+def is_plain(said: SavedFor | None) -> bool:
+    """Whether its paths are what they look like: with no step up, their last name is a name."""
+    paths = [] if said is None else [said.directory, said.pointer or said.directory]
+    return all(path.strip("/") and posixpath.normpath(path) == path for path in paths)
 
 
 class Extent(NamedTuple):
@@ -113,7 +123,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     parts: Annotated[list[LayoutPart], msgspec.Meta(max_length=MAX_PARTS)] = []
     # Of a raw image: what the trainer calls its files, which are the parts after the first. Each is a tensor of bytes.
     names: Annotated[list[TrainerFile], msgspec.Meta(max_length=MAX_PARTS)] = []
-    publication: Publication | None = None
+    saved_for: SavedFor | None = None
 
     @property
     def raw(self) -> bool:
@@ -198,12 +208,17 @@ def file_view(dtype: str, sizes: Shape) -> tuple[str, Shape]:
     return (code, (*sizes, last)) if last else (code, sizes)
 
 
+def is_dtype(dtype: str) -> bool:
+    """Whether it is a dtype code whose size is known."""
+    return dtype in _ITEMSIZE
+
+
 def itemsize(dtype: str) -> int:
     """Bytes per element of a dtype code. Raises DamagedError for an unknown code."""
     try:
         return _ITEMSIZE[dtype]
     except KeyError:
-        raise DamagedError(f"unknown dtype code {dtype!r}") from None
+        raise DamagedError(f"unknown dtype code {shown(dtype)}") from None
 
 
 def box_nbytes(dtype: str, sizes: Shape) -> int:
@@ -229,7 +244,7 @@ def decode_layout(data: bytes, *, where: str) -> Layout:
     try:
         layout = _layout_decoder.decode(data)
     except MALFORMED as error:
-        raise DamagedError(f"{where}: layout is not readable: {error}") from error
+        raise DamagedError(f"{where}: layout is not readable: {cut(error)}") from error
     if layout.version != VERSION:
         raise DamagedError(f"{where}: layout version {layout.version}, this program reads {VERSION}")
     _check_names(layout, where)
@@ -258,6 +273,8 @@ def _check_raw(layout: Layout, where: str) -> None:
         return
     if len(layout.names) != len(layout.parts) - 1 or len(set(layout.names)) != len(layout.names):
         raise DamagedError(f"{where}: layout: {len(layout.names)} names of {len(layout.parts)} files")
+    if not is_plain(layout.saved_for):
+        raise DamagedError(f"{where}: layout: a directory that is no plain path")
     if not all(is_trainer_file(name) for name in layout.names):
         raise DamagedError(f"{where}: layout: a file's name that leads elsewhere")
     said = {entry.name: (entry.dtype, entry.data_offset, entry.nbytes) for entry in layout.tensors}
@@ -269,8 +286,18 @@ def _check_raw(layout: Layout, where: str) -> None:
 def is_trainer_file(name: str) -> bool:
     """Whether it may be the path of a file in a trainer's directory: relative, and never out of it."""
     steps = name.split("/")
-    sound = 0 < len(name) <= MAX_TRAINER_FILE and not any(char < " " for char in name)
+    sound = 0 < len(name) <= MAX_TRAINER_FILE and is_path_text(name)
     return sound and not any(step in {"", ".", ".."} for step in steps)
+
+
+def is_text(text: object) -> bool:
+    """Whether it is text that can be written: none of its characters is half of one."""
+    return type(text) is str and not any("\ud800" <= char <= "\udfff" for char in text)
+
+
+def is_path_text(text: str) -> bool:
+    """Whether it can be part of a path: text without NUL or another control character."""
+    return is_text(text) and not any(char < " " for char in text)
 
 
 def _check_part(part: LayoutPart, base: int, entries: list[TensorEntry], where: str, *, raw: bool) -> None:
@@ -285,7 +312,7 @@ def _check_part(part: LayoutPart, base: int, entries: list[TensorEntry], where: 
         _check_entry(entry, where)
         start, stop = entry.extent
         if start < end or stop > base + part.nbytes:
-            raise DamagedError(f"{where}: tensor {entry.name!r} lies outside its image or over another tensor")
+            raise DamagedError(f"{where}: tensor {shown(entry.name)} lies outside its image or over another tensor")
         end = stop
 
 
@@ -294,15 +321,15 @@ def _check_names(layout: Layout, where: str) -> None:
     names = {entry.name for entry in layout.tensors}
     for name, path in layout.paths.items():
         if not 0 < len(path) <= MAX_STEPS or name != ".".join([str(key) for _, key in path]):
-            raise DamagedError(f"{where}: layout: the path of {name[:80]!r} is another's")
+            raise DamagedError(f"{where}: layout: the path of {shown(name)} is another's")
         if not all(_is_step(kind, key) for kind, key in path):
-            raise DamagedError(f"{where}: layout: the path of {name[:80]!r} has an impossible key")
+            raise DamagedError(f"{where}: layout: the path of {shown(name)} has an impossible key")
     for name, holder in layout.aliases.items():
         if holder not in names or name in names:
-            raise DamagedError(f"{where}: layout: {name[:80]!r} is tied to {holder[:80]!r}, which is no tensor")
+            raise DamagedError(f"{where}: layout: {shown(name)} is tied to {shown(holder)}, which is no tensor")
     strays = (names | layout.aliases.keys()) - layout.paths.keys()
     if strays:
-        raise DamagedError(f"{where}: layout: {min(strays)[:80]!r} has no path")
+        raise DamagedError(f"{where}: layout: {shown(min(strays))} has no path")
 
 
 def _is_step(kind: str, key: str | int) -> bool:
@@ -319,19 +346,19 @@ def are_parts(parts: Sequence[int], image_nbytes: int, *, raw: bool = False) -> 
 
 def _check_entry(entry: TensorEntry, where: str) -> None:
     if entry.dtype not in _ITEMSIZE:
-        raise DamagedError(f"{where}: tensor {entry.name!r}: unknown dtype code {entry.dtype!r}")
+        raise DamagedError(f"{where}: tensor {shown(entry.name)}: unknown dtype code {shown(entry.dtype)}")
     dims = len(entry.global_shape)
     if len(entry.offsets) != dims or len(entry.sizes) != dims:
-        raise DamagedError(f"{where}: tensor {entry.name!r}: shape, offsets and sizes differ in length")
+        raise DamagedError(f"{where}: tensor {shown(entry.name)}: shape, offsets and sizes differ in length")
     if any(o + s > g for o, s, g in zip(entry.offsets, entry.sizes, entry.global_shape, strict=True)):
-        raise DamagedError(f"{where}: tensor {entry.name!r}: a box outside its tensor")
+        raise DamagedError(f"{where}: tensor {shown(entry.name)}: a box outside its tensor")
     if entry.nbytes != box_nbytes(entry.dtype, entry.sizes):
-        raise DamagedError(f"{where}: tensor {entry.name!r}: {entry.nbytes} bytes do not fit its shape")
+        raise DamagedError(f"{where}: tensor {shown(entry.name)}: {entry.nbytes} bytes do not fit its shape")
     start, stop = entry.extent
     if entry.data_offset < start or entry.data_offset + entry.nbytes > stop:
-        raise DamagedError(f"{where}: tensor {entry.name!r}: its payload lies outside its archive")
+        raise DamagedError(f"{where}: tensor {shown(entry.name)}: its payload lies outside its archive")
     if entry.slice_offset and not entry.slice_nbytes:
-        raise DamagedError(f"{where}: tensor {entry.name!r}: an archive without bytes")
+        raise DamagedError(f"{where}: tensor {shown(entry.name)}: an archive without bytes")
 
 
 def decode_leaves(data: bytes, *, where: str) -> Leaves:
@@ -339,7 +366,7 @@ def decode_leaves(data: bytes, *, where: str) -> Leaves:
     try:
         leaves = _leaves_decoder.decode(data)
     except MALFORMED as error:
-        raise DamagedError(f"{where}: leaves are not readable: {error}") from error
+        raise DamagedError(f"{where}: leaves are not readable: {cut(error)}") from error
     if leaves.version != VERSION:
         raise DamagedError(f"{where}: leaves version {leaves.version}, this program reads {VERSION}")
     return leaves

@@ -11,11 +11,25 @@ import msgspec
 from ckptd.protocol.decoding import MALFORMED
 from ckptd.protocol.errors import ProtocolError
 from ckptd.protocol.gates import Gate
-from ckptd.protocol.ids import Incarnation, JobKey, Nbytes, Rank, SaveId, Session, Step, WorldSize
+from ckptd.protocol.ids import (
+    NO_RUN,
+    Incarnation,
+    JobKey,
+    Nbytes,
+    Rank,
+    RunId,
+    SaveId,
+    Session,
+    Step,
+    StoreChoice,
+    WorldSize,
+)
+from ckptd.protocol.publication import Publication
 from ckptd.protocol.status import CheckpointStatus, Status
 from ckptd.protocol.topology import Peer, Scheme, Topology
+from ckptd.protocol.wording import cut
 
-VERSION = 2
+VERSION = 3
 MAX_MESSAGE_NBYTES = 1 << 20
 MAX_CAPACITY = 1 << 46
 
@@ -55,7 +69,7 @@ class Tier(enum.StrEnum):
 class Cadence(msgspec.Struct, frozen=True, array_like=True):
     """Which staged checkpoints are drained: one every so many steps, or so many seconds. (1, 0) is each."""
 
-    steps: Annotated[int, msgspec.Meta(ge=0)] = 1
+    steps: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)] = 1
     seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
 
 
@@ -64,7 +78,11 @@ class _Request(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Attach(_Request, frozen=True, kw_only=True):
-    """A rank presents itself. ``incarnation``: 0 at connect, its own when it comes back to a restarted daemon."""
+    """A rank presents itself.
+
+    ``incarnation`` and ``run``: 0 and none at connect, its own when it comes back to a restarted daemon. ``store_id``:
+    the store that it asks for; empty: none in particular.
+    """
 
     version: int
     job: JobKey
@@ -74,6 +92,8 @@ class Attach(_Request, frozen=True, kw_only=True):
     host: Annotated[str, msgspec.Meta(max_length=255)]
     pid: Annotated[int, msgspec.Meta(ge=1)]
     incarnation: Incarnation = 0
+    run: RunId = NO_RUN
+    store_id: StoreChoice = ""
     takeover: bool = False
     cadence: Cadence = Cadence()
     topology: Topology | None = None  # what the ranks gathered; None: all ranks are on this node
@@ -90,11 +110,15 @@ class AskSlots(_Request, frozen=True, kw_only=True):
 
 
 class HandOver(_Request, frozen=True, kw_only=True):
-    """The descriptor: this slot holds the whole segment of this save, sealed. From now on the daemon owns its bytes."""
+    """The descriptor: this slot holds the whole segment of this save, sealed. From now on the daemon owns its bytes.
+
+    ``publication``: where this user wants a trainer's files once they are committed; only this message says it.
+    """
 
     slot: SlotName
     save: SaveId
     drain: bool = False
+    publication: Publication | None = None
 
 
 class Skip(_Request, frozen=True, kw_only=True):
@@ -111,9 +135,13 @@ class AskDrain(_Request, frozen=True, kw_only=True):
 
 
 class AskLoad(_Request, frozen=True, kw_only=True):
-    """All ranks of the job ask together; step None is the newest. ``gate``: where this rank serves other nodes."""
+    """All ranks of the job ask together; step None is the newest. ``gate``: where this rank serves other nodes.
+
+    ``run``: of this run alone, though another one may have its number; None: of the job's own line of runs.
+    """
 
     step: Step | None = None
+    run: RunId | None = None
     gate: Gate | None = None
 
 
@@ -185,6 +213,8 @@ class Attached(_Reply, frozen=True, kw_only=True):
 
     node: str
     incarnation: Incarnation
+    run: RunId
+    store_id: str = ""  # of the store that the job is saved to; empty: it has not answered yet
     client_started: bool = False  # nobody but a client starts this daemon again
     scheme: Scheme = Scheme.NONE  # in force for the set of this node; none: no save becomes protected by parity
     known: list["Progress"] = []
@@ -199,6 +229,7 @@ class NodeInfo(_Reply, frozen=True, kw_only=True):
     set_size: int = 8
     balance: bool = True  # whether replicas each save a share of what they all hold
     store: str = ""  # for jobs that name none
+    integrity: str = "xxh3"  # or "keyed:" and the id of the key
 
 
 class SlotsComing(_Reply, frozen=True, kw_only=True):
@@ -222,13 +253,13 @@ class SlotsRefused(_Push, frozen=True, kw_only=True):
     hint: str = ""
 
 
-class Progress(_Push, frozen=True, kw_only=True):
+class Progress(_Push, frozen=True, kw_only=True, tag="Progress"):
     """A save reached a milestone, or its end."""
 
     save: SaveId
     milestone: Milestone | None = None
     end: End | None = None
-    reason: str = ""
+    reason: Annotated[str, msgspec.Meta(max_length=1 << 16)] = ""
     apart: bool = False  # the ranks' shares were no whole: from now on each is to save all of its own
 
 
@@ -236,6 +267,7 @@ class LoadFrom(_Reply, frozen=True, kw_only=True):
     """Where to read. ``save`` None: there is nothing to restore, or (with ``agreed``) every rank has read this save."""
 
     incarnation: Incarnation
+    run: RunId
     save: SaveId | None = None
     tier: Tier = Tier.ARENA
     slot: str = ""  # in the arena
@@ -289,7 +321,7 @@ def decode_request(frame: bytes) -> Request:
     try:
         return _request_decoder.decode(frame)
     except MALFORMED as error:
-        raise ProtocolError(f"malformed request: {error}") from error
+        raise ProtocolError(f"malformed request: {cut(error)}") from error
 
 
 def decode_reply(frame: bytes) -> Reply:
@@ -297,4 +329,4 @@ def decode_reply(frame: bytes) -> Reply:
     try:
         return _reply_decoder.decode(frame)
     except MALFORMED as error:
-        raise ProtocolError(f"malformed reply: {error}") from error
+        raise ProtocolError(f"malformed reply: {cut(error)}") from error

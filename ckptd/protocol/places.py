@@ -7,13 +7,17 @@ SOCKET = "ckptd.sock"
 LOCK = "lock"
 LOG = "ckptd.log"
 IDENTITY = "identity"  # keys of the daemon
-BALLAST = "ballast"  # memory that the two small files above and below can always have
+NUMBERS = "numbers"  # incarnations that the clock has not passed
+STORES = "stores"  # the ids of stores that jobs of this arena were saved to
+BALLAST = "ballast"  # memory that the small files above and below can always have
 JOBS = "jobs"
 SLOT_SUFFIX = ".slot"
 RANK_SUFFIX = ".rank"
 TOPOLOGY = "topology"  # of a job, in its directory
 PARITY_SUFFIX = ".parity"
 BOARD_SUFFIX = ".board"
+DUE_SUFFIX = ".publication"  # of a save, still to be done
+PUBLISHED_SUFFIX = ".published"  # and done
 
 
 def job_dir(key: JobKey) -> str:

@@ -7,6 +7,7 @@ import msgspec
 from ckptd.protocol.decoding import MALFORMED
 from ckptd.protocol.errors import DamagedError
 from ckptd.protocol.ids import JobKey, Rank, Session
+from ckptd.protocol.wording import cut
 
 MAX_NBYTES = 8192
 
@@ -33,4 +34,4 @@ def decode(data: bytes, *, where: str) -> RankRecord:
     try:
         return _decoder.decode(data)
     except MALFORMED as error:
-        raise DamagedError(f"{where}: {error}") from error
+        raise DamagedError(f"{where}: {cut(error)}") from error

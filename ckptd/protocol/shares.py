@@ -9,6 +9,8 @@ from typing import Annotated
 
 import msgspec
 
+from ckptd.protocol.ids import MAX_RANKS
+
 MAX_SHARES = 16  # sets of replicas that a rank is of
 SUM_NBYTES = 8
 _Sum = Annotated[bytes, msgspec.Meta(min_length=SUM_NBYTES, max_length=SUM_NBYTES)]
@@ -18,7 +20,7 @@ class Share(msgspec.Struct, frozen=True, array_like=True):
     """One rank's word of the tensors that it shares with some others."""
 
     replicas: _Sum  # of the ranks' numbers
-    count: Annotated[int, msgspec.Meta(ge=2)]  # of the ranks
+    count: Annotated[int, msgspec.Meta(ge=2, le=MAX_RANKS)]  # of the ranks
     cut: _Sum  # of names, dtypes and local shapes, in their order: the replicas' cuts follow from it
     content: _Sum  # of the bytes that were looked at this time; the first byte says which those are
 

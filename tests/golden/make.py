@@ -28,8 +28,9 @@ from ckptd.store import commit
 from ckptd.store_scan import Place
 from ckptd_client._tensors import DTYPE_OF
 from tests.checkpoints import image_of, put_image, put_vote
+from tests.runs import RUN
 
-SAVES = {"plain": SaveId(1, 1, 10), "dtypes": SaveId(1, 2, 20), "fsdp2": SaveId(1, 3, 30)}
+SAVES = {"plain": SaveId(1, 1, 10, RUN), "dtypes": SaveId(1, 2, 20, RUN), "fsdp2": SaveId(1, 3, 30, RUN)}
 PACKED = getattr(torch, "float4_e2m1fn_x2", None)
 RANKS = {"plain": 1, "dtypes": 1, "fsdp2": 2}
 
