@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from ckptd.core.events import NodeMessage
-from ckptd.core.piece import Piece
-from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.ids import Incarnation, JobKey, SaveId, Session, StoreChoice, StoreId
 from ckptd.protocol.manifest import ParityRecord
 from ckptd.protocol.messages import Reply, Tier
+from ckptd.protocol.node_messages import Message
+from ckptd.protocol.parity import Piece
 from ckptd.protocol.slot import Seal
 from ckptd.protocol.topology import Peer, Topology
 
@@ -32,7 +32,7 @@ class ToNode(Action):
     """Deliver to the coordinator (a Report) or to the nodes of the job (an order). To the own node it loops back."""
 
     node: str | None = None  # of an order: None is every node of the job
-    message: NodeMessage
+    message: Message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +120,17 @@ class KeepTopology(Action):
     epoch: int
     since: int  # the epoch in which the job first came to this arena
     outside: tuple[Peer, ...] = ()  # nodes that the job ran on before
+    former: tuple[str, ...] = ()  # as Membership has it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepNumber(Action):
+    """Write it to the arena, outside of the job's directory, before anything that follows: a life of the job has it.
+
+    It need not be kept longer than the clock takes to pass it.
+    """
+
+    number: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,20 +142,43 @@ class MeetPeers(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakeIncarnation(Action):
-    """Answered by IncarnationTaken."""
+    """Draw a run id and take a number for this session on the store; answered by IncarnationTaken.
+
+    ``remembered``: ids of stores that arenas have for the job; ``wanted``: the one that the user asks for, if any.
+    """
 
     at_least: int
+    session: Session
+    remembered: tuple[StoreId, ...] = ()
+    wanted: StoreChoice = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanStore(Action):
-    """Answered by StoreScanned."""
+    """Answered by StoreScanned, with the same ``after``. The rest as of TakeIncarnation.
+
+    ``make``: a store that is missing may be made; else what is not there has nothing of the job.
+    ``after``: the number whose record is on the store already, so that no commit is missed by both sides.
+    """
+
+    after: int = 0
+    make: bool = False
+    remembered: tuple[StoreId, ...] = ()
+    wanted: StoreChoice = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RememberStore(Action):
+    """Keep in the arena, for later runs of the job, to which store it is saved."""
+
+    store_id: StoreId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drain(Action):
-    """Write these slots' images to the store and sync them; answered by DrainMoved and Drained."""
+    """Write these slots' images to this very store and sync them; answered by DrainMoved and Drained."""
 
+    store_id: StoreId
     save: SaveId
     slots: tuple[str, ...]
 
@@ -153,6 +187,7 @@ class Drain(Action):
 class DrainParity(Action):
     """Write this node's parity of the save to the store and sync it; answered by ParityDrained."""
 
+    store_id: StoreId
     save: SaveId
     epoch: int
 
@@ -161,6 +196,7 @@ class DrainParity(Action):
 class WriteVote(Action):
     """Write and sync this node's vote for what was drained; answered by VoteWritten."""
 
+    store_id: StoreId
     save: SaveId
     slots: tuple[str, ...]
     parity: ParityRecord | None = None
@@ -168,8 +204,14 @@ class WriteVote(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit(Action):
-    """Make manifest, COMMITTED and the final name from the votes; answered by CommitEnded."""
+    """Make manifest, COMMITTED and the final name from the votes; answered by CommitEnded.
 
+    ``incarnation``, ``session``: of who commits; whoever took the job over since then is told in the answer.
+    """
+
+    store_id: StoreId
+    incarnation: Incarnation
+    session: str
     save: SaveId
 
 

@@ -4,7 +4,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from ckptd.core import events as ev
-from ckptd.core.actions import Action, DropPiece, ForgetJob, ToNode, ToRank, UnlinkSlot
+from ckptd.core.actions import Action, DropPiece, ForgetJob, KeepNumber, ToNode, ToRank, UnlinkSlot
 from ckptd.core.coordinator import Coordinator
 from ckptd.core.node import JobNode
 from ckptd.core.policy import Policy
@@ -14,7 +14,8 @@ from ckptd.protocol.messages import Done, Refused
 
 _FIRST = (ev.TopologyKept, ev.RankAttached, ev.RankFound, ev.SlotAdopted)  # what a job can begin with
 _FOR_COORDINATOR = (ev.Report, ev.IncarnationTaken, ev.StoreScanned, ev.CommitEnded, ev.CheckpointRemoved)
-_FOR_BOTH = (ev.CommitEnded, ev.PeerUp, ev.PeerDown, ev.TopologyKept)
+_MAX_NUMBERS = 4096  # of jobs; the clock has passed those of older ones
+_FOR_BOTH = (ev.CommitEnded, ev.PeerUp, ev.PeerDown, ev.StoreRemembered, ev.TopologyKept)
 
 
 @dataclass(slots=True)
@@ -32,9 +33,13 @@ class Catalogue:
         self.node = node
         self.policy = policy
         self.jobs: dict[JobKey, Job] = {}
+        self._numbers: dict[JobKey, int] = {}  # the largest of each job, also of one of which nothing is left here
 
     def handle(self, event: ev.Event, now: float) -> list[Action]:
         """What to do about an event, messages between the halves on this node already delivered."""
+        if isinstance(event, ev.NumberKept):
+            self._numbers[event.job] = event.number
+            return []
         if event.job not in self.jobs and not isinstance(event, _FIRST):  # a late outcome, for a job that is gone
             return _afterwards(event)
         return self._deliver(deque([event]), [], now)
@@ -92,9 +97,15 @@ class Catalogue:
             steps = ", ".join(str(save.step) for save in lost)
             text = f"step {steps} of job {key.job!r} is in memory only and not durable: it would be lost"
             raise CkptdError(text, hint=f"ckptd drain --job {key.job} --wait, or give it up with --force")
+        durable = filter(job.coordinator.runs.lineage.is_on_store, job.coordinator.saves.on_store)
+        apart = sorted({save.step for save in job.node.foreign.only_here(durable)})
+        if apart and not force:
+            steps = ", ".join(map(str, apart))
+            text = f"step {steps} of another run of job {key.job!r} is in memory only and not durable: it would be lost"
+            raise CkptdError(text, hint="load(run=...) restores it; or give it up with --force")
         slots = [UnlinkSlot(job=key, slot=slot.name) for slot in job.node.slots]
         del self.jobs[key]
-        return [*slots, ForgetJob(job=key)]
+        return [*job.node.membership.emptied(job.node.incarnation), *slots, ForgetJob(job=key)]
 
     def next_deadline(self) -> float | None:
         """When tick must be called at the latest."""
@@ -114,7 +125,9 @@ class Catalogue:
 
     def _job(self, key: JobKey) -> Job:
         if key not in self.jobs:
-            self.jobs[key] = Job(JobNode(key, self.node, self.policy), Coordinator(key, self.node, self.policy))
+            number = self._numbers.get(key, 0)
+            node = JobNode(key, self.node, self.policy, number)
+            self.jobs[key] = Job(node, Coordinator(key, self.node, self.policy, number))
         return self.jobs[key]
 
     def _deliver(self, inbox: deque[ev.Event], out: list[Action], now: float) -> list[Action]:
@@ -140,6 +153,7 @@ class Catalogue:
         return job is not None and bool(job.coordinator.sessions.present or job.coordinator.saves.anything_held)
 
     def _route(self, key: JobKey, actions: list[Action], inbox: deque[ev.Event], out: list[Action]) -> None:
+        out += self._reserve(key)
         for action in actions:
             if not isinstance(action, ToNode):
                 out.append(action)
@@ -149,6 +163,18 @@ class Catalogue:
                     inbox.append(action.message)
                 else:
                     out.append(ToNode(job=key, node=node, message=action.message))
+
+    def _reserve(self, key: JobKey) -> list[Action]:
+        """A number that some half of the job knows is kept before anybody hears it from here, whatever is forgotten."""
+        job = self._job(key)
+        number = max(job.node.incarnation, job.coordinator.sessions.incarnation)
+        if number <= self._numbers.get(key, 0):
+            return []
+        self._numbers.pop(key, None)
+        self._numbers[key] = number
+        if len(self._numbers) > _MAX_NUMBERS:
+            del self._numbers[next(iter(self._numbers))]
+        return [KeepNumber(job=key, number=number)]
 
     def _receivers(self, key: JobKey, message: ev.NodeMessage) -> list[str]:
         """Of a message that names none: a report goes to the coordinator, an order to every node of the job."""

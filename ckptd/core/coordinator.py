@@ -1,48 +1,59 @@
 """One job as rank 0's daemon sees it: who the job is, how far each save has come, what a load restores. Pure."""
 
-from dataclasses import replace
+from typing import assert_never
+
+from msgspec.structs import replace
 
 from ckptd.core import events as ev
-from ckptd.core.actions import Action, MeetPeers, Note, ScanStore, ToNode
+from ckptd.core.actions import Action, MeetPeers, ToNode
 from ckptd.core.encodes import Encodes
+from ckptd.core.leave import Leave
+from ckptd.core.missed_loads import MissedLoads, agreed_by
 from ckptd.core.policy import Policy
 from ckptd.core.protection_view import ProtectionView
 from ckptd.core.restores import Restores
 from ckptd.core.roll_call import RollCall
 from ckptd.core.routes import Routes
+from ckptd.core.runs import Runs
 from ckptd.core.saves import Saves
-from ckptd.core.sessions import Sessions
+from ckptd.core.sessions import Sessions, with_known
 from ckptd.protocol.ids import JobKey
-from ckptd.protocol.messages import End
 
 
 class Coordinator:
     """The job-wide half of a job; lives on the node of rank 0."""
 
-    def __init__(self, job: JobKey, node: str, policy: Policy) -> None:
+    def __init__(self, job: JobKey, node: str, policy: Policy, known: int = 0) -> None:
         self.job = job
         self._node = node
         self._policy = policy
-        self.sessions = Sessions(job, node, policy)
-        self.saves = Saves(job, node, policy)
-        self.encodes = Encodes(job, node, policy)
-        self.restores = Restores(job, node, policy, Routes(job, self.saves, self.encodes, node))
+        self.sessions = Sessions(job, node, policy, known)
         self._roll_call = RollCall(policy)
+        self.saves = Saves(job, node, policy, self._roll_call)
+        self.encodes = Encodes(job, node, policy)
+        self.runs = Runs(job, node)
+        self.restores = self._restores()
+        self.leave = self._leave()
         self._entering = False  # saves of older incarnations are judged once all nodes have said what they have
-        self._incarnations: dict[str, int] = {}  # the largest that each node knows of
         self._asked_here = False  # a rank has asked for a load since this daemon started
-        self._behind: set[int] = set()  # ranks that came back from before the load that was agreed
-        self._caught_up: set[str] = set()  # nodes that missed the end of a load and were told it
+        self._missed = MissedLoads()
         self._now = 0.0  # of the last event
         self._touched = True  # since the last tick
         self._due: float | None = None  # as of the last tick
         self._asked_scan = False
+        self._blank = False  # the last scan found no store at its path
         self._looked_at = 0.0  # when the store was scanned last
         self._rescan_at: float | None = None  # the store did not answer; drains wait until it does
-        self.orphaned_at: float | None = None  # when the last rank ended without closing
         self._number_given = True  # the store gave the number that the load in progress will go on with
-        self._crashed = False  # some rank of the session ended without closing
-        self._closing = False  # every rank closed: free the memory once durable
+        self._former: frozenset[str] = frozenset()  # nodes that an earlier life of this daemon knew to have something
+        self._needs_room = False  # a save was skipped since the session was opened
+
+    def _leave(self) -> Leave:
+        return Leave(self.job, self._node, self._policy, self.sessions, self.saves, self.encodes, self._roll_call)
+
+    def _restores(self) -> Restores:
+        routes = Routes(self.job, self.saves, self.encodes, self._node)
+        return Restores(self.job, self._node, self._policy, routes, self.runs.strangers)
 
     def handle(self, event: ev.Event, now: float) -> list[Action]:
         """What to do about a report of a node, or the outcome of an action of the coordinator."""
@@ -64,14 +75,13 @@ class Coordinator:
                 return self._peer_down(event.node, now)
             case ev.TopologyKept():
                 return self._kept(event)
+            case ev.StoreRemembered():
+                self.sessions.remembered.add(event.store_id)
+                return []
         raise AssertionError(f"no row for {event}")
 
-    def _is_stale(self, event: ev.Event) -> bool:
-        """Whether it is a rank's word of another session than the present one: it counts for nothing."""
-        return isinstance(event, ev.FromRank) and bool(event.session) and event.session != self.sessions.session
-
-    def _report(self, node: str, event: ev.Event, now: float) -> list[Action]:  # noqa: C901, PLR0912 - one line per event
-        if self._is_stale(event):
+    def _report(self, node: str, event: ev.Fact, now: float) -> list[Action]:  # noqa: C901, PLR0912 - one line per event
+        if self.sessions.is_stale(event):
             return []
         match event:
             case ev.RankFound():
@@ -82,7 +92,7 @@ class Coordinator:
                 return [MeetPeers(job=self.job, peers=event.outside)] if event.outside else []
             case ev.Visited():
                 before = self.sessions.session
-                return [*self._with_news(self.sessions.visited(node, event, now)), *self._entered(before)]
+                return [*self._told(self.sessions.visited(node, event, now)), *self._entered(before)]
             case ev.NodeHas():
                 return self._node_has(node, event, now)
             case ev.Encoded():
@@ -96,9 +106,11 @@ class Coordinator:
             case ev.SegmentStaged():
                 return self._staged(node, event, now)
             case ev.SegmentReleased():
-                return self.saves.released(node, event)
+                actions = self.saves.released(node, event)
+                return [*actions, *self._sort_runs()] if self.runs.released(node, event) else actions
             case ev.SaveSkipped():
-                return self.saves.skipped(event, self.sessions.world_size, now)
+                self._needs_room = True
+                return [*self.saves.skipped(event, self.sessions.world_size, now), *self._judge(now)]
             case ev.DrainAsked():
                 return self.saves.drain_newest(now)
             case ev.DrainMoved():
@@ -112,28 +124,39 @@ class Coordinator:
                 return self._load_asked(node, event, now)
             case ev.LoadReported():
                 return self._load(self.restores.reported(event, self.sessions.world_size, self.saves, now))
-        return [Note(job=self.job, text=f"{node} reports what no coordinator knows: {type(event).__name__}")]
+            case _:
+                assert_never(event)
 
     def _load_asked(self, node: str, event: ev.LoadAsked, now: float) -> list[Action]:
-        if not event.request and node in self._caught_up:
+        if not event.request and node in self._missed.told:
             return []  # it was answered before it was said again
-        if event.rank in self._behind and self.restores.agreed is not None:
-            self._behind.discard(event.rank)
+        if event.rank in self._missed.ranks and self.restores.agreed is not None:
+            self._missed.ranks.discard(event.rank)
             return [ToNode(job=self.job, node=node, message=self.restores.agreed)]
         self._asked_here |= event.request > 0
         self.saves.retention.hold = True
-        known = self.sessions.next_number - 1
-        actions = self.restores.asked(node, event, self.sessions.world_size, known, self.saves, now)
-        return self._load([*actions, *self.restores.hopeless(self.sessions.incomplete)])
+        if event.run is not None and not self.restores.running:
+            self.runs.name(event.run)
+        take = self.sessions.take(self.sessions.session)
+        actions = self.restores.asked(node, event, self.sessions.world_size, take, self.saves, now)
+        return [*self._sort_runs(), *self._load([*actions, *self.restores.hopeless(self.sessions.incomplete)])]
+
+    def _sort_runs(self) -> list[Action]:
+        actions = self.runs.sort(self.saves, self.sessions.nodes)
+        if self.runs.took_back():  # a load waits until it is in the tables again
+            self._call_roll(anew=True)
+            self.restores.blind()
+        return actions
 
     def _attached(self, node: str, event: ev.RankAttached, now: float) -> list[Action]:
-        scan: list[Action] = [] if self._asked_scan else [ScanStore(job=self.job)]
+        scan: list[Action] = [] if self._asked_scan else [self.sessions.scan()]
         self._asked_scan = True
         before, agreed = self.sessions.session, self.restores.agreed
         if event.request and agreed is not None and 0 < event.incarnation < agreed.incarnation:
-            self._behind.add(event.rank)  # its daemon ended before it heard the end of that load
+            self._missed.ranks.add(event.rank)  # its daemon ended before it heard the end of that load
         loaded = agreed.incarnation if agreed is not None else 0
-        actions = self._with_news(self.sessions.attach(node, event, now, loaded))
+        actions = self._told(self.sessions.attach(node, event, now, loaded))
+        self.runs.attached(event, actions)
         for rank in sorted(self.sessions.departed):
             actions += self.saves.rank_gone(rank, "left the job", self.sessions.incarnation)
         actions += self._load(self.restores.hopeless(self.sessions.incomplete))
@@ -144,29 +167,39 @@ class Coordinator:
         self._somebody_is_in()
         if self.sessions.session == before:
             return []
-        self._crashed = False
+        self.leave.crashed = False
+        self.saves.fence.begin(self.sessions.incarnation, self.sessions.session)
         nodes = self.sessions.nodes
+        self.runs.new_session(self.sessions.incarnation, self.sessions.run, nodes)
         self.saves.known_nodes(nodes)
         self.encodes.known_nodes(nodes)
         self.encodes.opened(self.sessions.topology, self.sessions.epoch)
-        self._caught_up, self._behind = set(), set()
+        self._missed.new_session()
         if self.restores.agreed is not None and self.restores.agreed.incarnation < self.sessions.incarnation:
             self.restores.agreed = None
-        self._roll_call.begin(nodes, self.sessions.session, self._now)
+        self._call_roll()
+        self._needs_room = False
         self._entering = True
         self.restores.blind()
-        return self._load(self.restores.replaced())
+        return [*self._sort_runs(), *self._load(self.restores.replaced())]
+
+    def _call_roll(self, *, anew: bool = False) -> None:
+        """Every node of the session is to say what it has; anew: also those that have."""
+        inside = self.sessions.topology.nodes if self.sessions.topology is not None else (self._node,)
+        self._roll_call.begin(self.sessions.nodes, inside, self.sessions.session, self._now, anew=anew)
 
     def _node_has(self, node: str, event: ev.NodeHas, now: float) -> list[Action]:
         """All that a node has. Once all have said it, what cannot become whole any more is over."""
         actions = self._catch_up(node, event)
-        self.sessions.incarnation = max(self.sessions.incarnation, event.incarnation)
+        self.sessions.heard_number(event.incarnation, event.run)
+        segments, pieces = self.runs.sift(node, event)
+        actions += self._sort_runs()
         actions += self.sessions.heard_epoch(event.session, event.epoch)
         self.encodes.opened(self.sessions.topology, self.sessions.epoch)
         self._roll_call.spoke(node, event.session, event.former)
         self.encodes.heard(node, event.since)
-        actions += self.encodes.found(node, event.pieces, self.saves, now)
-        actions += self.saves.found(node, event.segments, now)
+        actions += self.encodes.found(node, pieces, self.saves, now)
+        actions += self.saves.found(node, segments, now)
         for rank in self.sessions.lives(node, event.live):  # what they delivered before they ended counts
             gone = ev.RankGone(job=self.job, rank=rank, session=self.sessions.session)
             actions += self._left(gone, now)
@@ -174,32 +207,30 @@ class Coordinator:
 
     def _catch_up(self, node: str, event: ev.NodeHas) -> list[Action]:
         """A node that missed the end of a load is told; one that knows of a load that this daemon forgot tells it."""
-        known = self.restores.agreed
-        self._incarnations[node] = event.incarnation
         ours = event.resumed is not None and self.sessions.session in ("", event.session)
+        known = self.restores.agreed
         if ours and (known is None or event.incarnation > known.incarnation):
-            known = self.restores.agreed = ev.LoadOrdered(
-                job=self.job, node=self._node, incarnation=event.incarnation, save=event.resumed, agreed=True
-            )
+            self.restores.agreed = agreed_by(event, self._node)
             if not self._asked_here:
                 self.restores.forget_round()
-        if known is None:
-            return []
-        behind = [n for n, number in self._incarnations.items() if number < known.incarnation]
-        behind = [n for n in behind if n in self.sessions.nodes]
-        self._caught_up |= set(behind)
-        self._incarnations |= dict.fromkeys(behind, known.incarnation)
-        return [ToNode(job=self.job, node=n, message=known) for n in behind]
+        behind = self._missed.behind(node, event.incarnation, self.restores.agreed, self.sessions.nodes)
+        return [ToNode(job=self.job, node=n, message=order) for n, order in behind]
 
     def _judge(self, now: float) -> list[Action]:
-        """What older incarnations left, and is of no use, is given back once no silent node may hold the rest of it."""
+        """What older incarnations left, and is of no use, is given back once no silent node may hold the rest of it.
+
+        A node outside of the session that is silent for long is taken for lost when the job can do without what it may
+        have, because something newer is staged or the job is closed, or when it cannot go on with it.
+        """
         if not self._roll_call.complete:
             return []
         if self._entering:
             self._entering = False
             self.saves.awaited = self.encodes.pieced
-            self.saves.new_incarnation(self.sessions.incarnation)
+            self.saves.new_incarnation(self.sessions.incarnation, self.sessions.session)
         actions: list[Action] = []
+        if self._roll_call.overdue and (self.saves.went_on or self._needs_room or self.leave.closing):
+            self._roll_call.give_up()
         if self._roll_call.settle():
             actions += self.saves.end_halves(self.sessions.incarnation)
             actions += self.encodes.outlived(self.saves, self.restores.settled)
@@ -211,12 +242,13 @@ class Coordinator:
         if event.node in self.sessions.present.values():
             self._somebody_is_in()
         self._roll_call.came(event.node)
+        self.runs.peer_up(event.node)
         actions = [*self.encodes.peer_up(event.node), *self.saves.peer_up(event.node, now)]
         return [*actions, *self.restores.peer_up(event.node)]
 
     def _peer_down(self, node: str, now: float) -> list[Action]:
         before = self.sessions.session
-        actions = [*self._with_news(self.sessions.peer_down(node, now)), *self._entered(before)]
+        actions = [*self._told(self.sessions.peer_down(node, now)), *self._entered(before)]
         self._roll_call.went(node)
         ranks = sorted(rank for rank, home in self.sessions.members.items() if home == node)
         actions += self._load(self.restores.node_gone(node, ranks))
@@ -228,6 +260,7 @@ class Coordinator:
         if event.topology.coordinator != self._node:
             return []
         self.sessions.kept(event)
+        self._former = frozenset(event.former)
         self.encodes.opened(event.topology, event.epoch)
         return []
 
@@ -242,45 +275,37 @@ class Coordinator:
             self.sessions.retire(incarnation)
             self._roll_call.forget()
             reachable = self.saves.reachable  # links stay as they are, and nobody will tell again
-            self.saves = Saves(self.job, self._node, self._policy)
+            self.saves = Saves(self.job, self._node, self._policy, self._roll_call)
             self.saves.reachable = reachable
             self.encodes = Encodes(self.job, self._node, self._policy)
-            self.restores = Restores(
-                self.job, self._node, self._policy, Routes(self.job, self.saves, self.encodes, self._node)
-            )
-            self.orphaned_at, self._asked_scan = None, False
-            self._crashed = self._closing = False
+            self.runs = Runs(self.job, self._node)
+            self.restores = self._restores()
+            self.leave = self._leave()
+            self._asked_scan = False
 
     def _somebody_is_in(self) -> None:
         """Ranks belong to the job: it is neither closing nor an orphan. Who only knocks changes nothing."""
         if self.sessions.present:
-            self._closing, self.orphaned_at = False, None
+            self.leave.stay()
             self.saves.due.cadence = self.sessions.cadence
 
     def adopted(self, now: float) -> list[Action]:
         """Memory of the job was found at start and nobody is attached yet."""
-        self.orphaned_at, self._asked_scan, self._touched = now, True, True
-        return [ScanStore(job=self.job)]
+        self.leave.orphaned_at, self._asked_scan, self._touched = now, True, True
+        self._roll_call.born((self.sessions.nodes | self._former) - {self._node})
+        return [self.sessions.scan()]
 
-    def _with_news(self, actions: list[Action]) -> list[Action]:
-        """Adds to each welcome what became of the saves of that incarnation."""
-        known = self.saves.known(self.sessions.incarnation)
-        for i, action in enumerate(actions):
-            if isinstance(action, ToNode) and isinstance(action.message, ev.SessionOpened):
-                order = action.message
-                news = replace(order, known=known)
-                actions[i] = ToNode(job=self.job, node=action.node, message=news)
-        return actions
+    def _told(self, actions: list[Action]) -> list[Action]:
+        return with_known(actions, self.saves.known(self.sessions.incarnation))
 
     def _left(self, event: ev.RankGone | ev.RankDetached, now: float) -> list[Action]:
         ours = event.session == self.sessions.session and event.rank in self.sessions.members
         actions = self.sessions.gone(event.rank, event.session, now)
         if not ours:
-            if not self.sessions.present and not self._closing and self.orphaned_at is None:
-                self.orphaned_at = now  # it was the last that might have had a use for what lies here
+            self.leave.stranger_left(now)
             return actions
         crashed = isinstance(event, ev.RankGone)
-        self._crashed |= crashed
+        self.leave.crashed |= crashed
         actions += self.saves.rank_gone(event.rank, "ended" if crashed else "closed", self.sessions.incarnation)
         actions += self._load(self.restores.rank_gone(event.rank))
         return [*actions, *self._all_left(now)]
@@ -289,47 +314,79 @@ class Coordinator:
         """What follows when nobody is in any more, as far as nodes answer: one that does not may have what is newer."""
         if self.sessions.present:
             return []
-        self.orphaned_at = now
-        self._closing = not self._crashed and not self.sessions.members
-        return [*self.saves.drain_newest(now), *self._release_when_safe(now)]
+        self.leave.all_left(now)
+        return [*self._judge(now), *self.saves.drain_newest(now), *self.leave.when_safe(now)]
 
     def _staged(self, node: str, event: ev.SegmentStaged, now: float) -> list[Action]:
-        self.sessions.incarnation = max(self.sessions.incarnation, event.save.incarnation)
+        self.sessions.heard_number(event.save.incarnation, event.save.run)
+        if not self.runs.admits(node, event):
+            return self._sort_runs()
         before = self.saves.newest_staged
         actions = [*self.saves.staged(node, event, now), *self.encodes.advance(self.saves, now)]
-        if self.saves.newest_staged is not before and not self._roll_call.doubts:
-            actions += self.encodes.outlived(self.saves, self.restores.settled)
+        if self.saves.newest_staged is not before:
+            judged = self._roll_call.doubts
+            actions += self._judge(now) if judged else self.encodes.outlived(self.saves, self.restores.settled)
         for rank in sorted(self.sessions.departed) if event.request else []:
             actions += self.saves.rank_gone(rank, "left the job", self.sessions.incarnation)
         return actions
 
     def _incarnation(self, event: ev.IncarnationTaken, now: float) -> list[Action]:
-        if self.sessions.taking:
+        door = bool(self.sessions.taking) and event.session == self.sessions.taking
+        if not door and not (self.restores.wants_incarnation and event.session == self.sessions.session):
+            return []  # of a session or a load that is over: its record on the store names that session
+        if self.sessions.is_outdated(event):
+            return [self.sessions.take(event.session)]
+        self.saves.fence.store_id = event.store_id or self.saves.fence.store_id
+        if door:
             before = self.sessions.session
-            actions = self._with_news(self.sessions.opened(event, now))
+            actions = self._told(self.sessions.opened(event, now))
+            if self._blank:  # the number made one, or it does not answer
+                actions.append(self.sessions.scan())
             return [*actions, *self._entered(before)]
-        if not self.restores.wants_incarnation:
-            return []
         number = self.sessions.number_of(event)
         self._number_given = not event.problem
-        return self._load(self.restores.incarnation_taken(number, self.sessions.world_size, self.saves, now))
+        actions = self.restores.incarnation_taken(number, event.run, self.sessions.scan())
+        if event.problem:  # nor would it answer a scan
+            silent = ev.StoreScanned(job=self.job, problem=event.problem)
+            return self._load(self.restores.scanned(silent, self.sessions.world_size, self.saves, now))
+        return actions
 
     def _committed(self, event: ev.CommitEnded, now: float) -> list[Action]:
+        if not event.problem:
+            self.runs.lineage.committed(event.save)
         actions = self.saves.committed(event, now)
         if now >= self._looked_at + self._policy.store_look_s:  # others may have removed checkpoints
             self._looked_at = now
-            actions.append(ScanStore(job=self.job))
+            actions.append(self.sessions.scan())
         actions += self._load(self.restores.store_moved(self.sessions.world_size, self.saves, now))
-        return [*actions, *self._release_when_safe(now)]
+        return [*actions, *self.leave.when_safe(now)]
+
+    def _no_store(self, event: ev.StoreScanned, now: float) -> list[Action]:
+        """None was made there before the scan began, or what should be mounted there is not."""
+        before, self._blank = self._blank, True
+        if not self.sessions.session and self.leave.orphaned_at is None:
+            return []  # a number makes it
+        if not before and not event.after:
+            return [self.sessions.scan()]
+        missing = f"no store lies at {self.job.store}: is its file system mounted?"
+        return self._scanned(replace(event, problem=missing), now)
 
     def _scanned(self, event: ev.StoreScanned, now: float) -> list[Action]:
+        if not event.problem:
+            if not event.store_id:
+                return self._no_store(event, now)
+            self._blank = False
         self._looked_at = now
         self._rescan_at = now + self._policy.drain_retry_max_s / 4 if event.problem and not self.saves.ready else None
         actions = self._weigh_numbers(event)
+        if not event.problem:
+            self.sessions.store_id = self.sessions.store_id or event.store_id
+            self.runs.scanned(event)
+            actions += self._sort_runs()
         actions += self.saves.scanned(event, self.sessions.incarnation, now)
         actions += self._load(self.restores.scanned(event, self.sessions.world_size, self.saves, now))
         actions += self._load(self.restores.store_moved(self.sessions.world_size, self.saves, now))
-        return [*actions, *self._release_when_safe(now)]
+        return [*actions, *self.leave.when_safe(now)]
 
     def _weigh_numbers(self, event: ev.StoreScanned) -> list[Action]:
         """Incarnations that lie on the store: a number made up while it was silent must not be one of them."""
@@ -337,22 +394,25 @@ class Coordinator:
             return []
         saves = [found.save for found in event.committed] + [partial.save for partial in event.partials]
         self.sessions.floor = max(self.sessions.floor, max((save.incarnation for save in saves), default=0))
-        self.restores.raise_number(self.sessions.next_number)
+        again: list[Action] = []
+        if self.restores.is_outdated(self.sessions.next_number):
+            again = [self.sessions.take(self.sessions.session)]
         # What was committed or is drained from here is no older life's, whatever number it has.
         others = [save for save in saves if save not in self.saves.on_store and save != self.saves.active]
         seen = max((save.incarnation for save in others), default=0)
         if self.sessions.confirmed or seen < self.sessions.incarnation:
             self.sessions.confirmed = True  # from here on, what lies there under this number is its own
-            return []
-        return self.saves.dispute(self.sessions.incarnation)
+            return again
+        return [*again, *self.saves.dispute(self.sessions.incarnation)]
 
     def _load(self, actions: list[Action]) -> list[Action]:
         """After each word of a load: one that succeeded begins an incarnation; retention may go on when it is over."""
         for order in [a.message for a in actions if isinstance(a, ToNode)]:
             if isinstance(order, ev.LoadOrdered) and (order.agreed or order.save is None):
-                self.sessions.incarnation = max(self.sessions.incarnation, order.incarnation)
+                self.sessions.heard_number(order.incarnation, order.run)
                 self.sessions.confirmed = self._number_given or self.saves.ready
-                self.saves.new_incarnation(self.sessions.incarnation)
+                self.runs.lineage.begins(order.incarnation, order.run)
+                self.saves.new_incarnation(self.sessions.incarnation, self.sessions.session)
                 self.saves.awaited = ()  # what could be completed was
                 if not self._roll_call.doubts:
                     actions = [*actions, *self.saves.end_halves(self.sessions.incarnation)]
@@ -364,34 +424,6 @@ class Coordinator:
             actions += self.saves.retire()
         return actions
 
-    def _release_when_safe(self, now: float) -> list[Action]:
-        """A closed job's memory is free once its newest checkpoint is durable; a crashed one's after orphan_ttl_s."""
-        expired = self._orphan_until is not None and now >= self._orphan_until
-        if self.sessions.present or not (self._closing or expired):
-            return []
-        went_on = any(save.incarnation == self.sessions.incarnation for save in self.saves.on_store)
-        newer = self._roll_call.doubts_of(self.sessions.nodes) if went_on else self._roll_call.doubts
-        if newer and not expired:
-            return []  # a node that has not said yet what it has may have what is newer than all that is known
-        newest = self.saves.newest_staged
-        if newest is not None and newest.end is End.FAILED and not expired:
-            return self.saves.drain_newest(now)  # the only copy: it is tried until the memory must go
-        waits = newest is not None and newest.end is not End.DURABLE
-        if self.saves.active is not None or (waits and not expired):
-            return []
-        self._closing, self.orphaned_at = False, None
-        self.encodes.released()
-        self.saves.forget_memory()
-        return [ToNode(job=self.job, message=ev.JobReleased(job=self.job, node=self._node))]
-
-    @property
-    def _orphan_until(self) -> float | None:
-        """When the memory of a crashed job is given up; None while anybody may want it, or a drain reads it."""
-        if self.orphaned_at is None or self.sessions.wanted or self.saves.active is not None:
-            return None
-        held = self.saves.anything_held  # else it is only room, kept for a launcher that tries again at once
-        return self.orphaned_at + (self._policy.orphan_ttl_s if held else self._policy.empty_ttl_s)
-
     def view(self) -> ProtectionView | None:
         """How far the nodes protect each other; None: this daemon coordinates nothing."""
         return self.encodes.view(self.saves) if self.sessions.topology is not None else None
@@ -402,7 +434,7 @@ class Coordinator:
 
     def _deadline(self) -> float | None:
         times = [self.sessions.next_deadline(), self.saves.next_deadline(), self.restores.next_deadline()]
-        times += [self._rescan_at, self._orphan_until, self._roll_call.next_deadline(), self.encodes.next_deadline()]
+        times += [self._rescan_at, self.leave.until, self._roll_call.next_deadline(), self.encodes.next_deadline()]
         return min((t for t in times if t is not None), default=None)
 
     def tick(self, now: float) -> list[Action]:
@@ -416,12 +448,12 @@ class Coordinator:
 
     def _tick(self, now: float) -> list[Action]:
         before = self.sessions.session
-        actions = [*self._with_news(self.sessions.tick(now)), *self._entered(before)]
+        actions = [*self._told(self.sessions.tick(now)), *self._entered(before)]
         actions += [*self.saves.tick(now), *self.encodes.tick(self.saves, now)]
         if self._roll_call.tick(now):
             actions += self._judge(now)
         if self._rescan_at is not None and now >= self._rescan_at:
             self._rescan_at = None
-            actions.append(ScanStore(job=self.job))
+            actions.append(self.sessions.scan())
         actions += self._load(self.restores.tick(now, self.sessions.world_size, self.saves))
-        return [*actions, *self._release_when_safe(now)]
+        return [*actions, *self.leave.when_safe(now)]

@@ -1,7 +1,8 @@
 """This node's share of the drain that runs: which slots it writes, and its vote for them. Pure."""
 
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, Commit, Drain, WriteVote
@@ -13,14 +14,13 @@ from ckptd.protocol.ids import JobKey, SaveId
 class DrainShare:
     """``report`` makes the action that tells the coordinator."""
 
-    def __init__(
-        self, job: JobKey, slots: SlotTable, report: Callable[[ev.Event], Action], parity: ParityShare
-    ) -> None:
+    def __init__(self, job: JobKey, slots: SlotTable, report: Callable[[ev.Fact], Action], parity: ParityShare) -> None:
         self._job = job
         self._slots = slots
         self._report = report
         self.parity = parity
         self.save: SaveId | None = None  # being drained
+        self.store_id = ""  # of the store that it goes to
         self.voted: SaveId | None = None  # synced and voted for, its commit not heard of
         self._written = False  # the files are synced
         self._busy = False  # the store's worker reads the slots, or writes the vote
@@ -59,13 +59,20 @@ class DrainShare:
         self.voted = event.save if not event.problem else self.voted
         return [self._report(event)]
 
-    def finish(self) -> list[Action]:
-        """The coordinator does not answer: the commit that it was to make is made here, if all votes are there."""
-        return [Commit(job=self._job, save=self.voted)] if self.voted is not None else []
+    def finish(self, incarnation: int, session: str) -> list[Action]:
+        """The coordinator does not answer: the commit that it was to make is made here, if all votes are there.
+
+        In the name of this session and its incarnation.
+        """
+        if self.voted is None:
+            return []
+        return [
+            Commit(job=self._job, store_id=self.store_id, incarnation=incarnation, session=session, save=self.voted)
+        ]
 
     def order(self, order: ev.DrainOrdered) -> list[Action]:
         """Writes the segments of these ranks."""
-        save, mine = order.save, frozenset(order.ranks)
+        save, mine, self.store_id = order.save, frozenset(order.ranks), order.store_id
         if save == self.save and mine == self._mine:  # said again, since it may have been lost, or by a successor
             self._orphan = False
             if self._busy or self._written:
@@ -79,14 +86,14 @@ class DrainShare:
             return [self._report(ev.Drained(job=self._job, save=save, problem=problem))]
         self.save, self._written, self._busy, self._orphan = save, False, True, False
         self.done = {}
-        return [*self._write(save, names), *self.parity.begin(save)]
+        return [*self._write(save, names), *self.parity.begin(save, self.store_id)]
 
     def _write(self, save: SaveId, names: tuple[str, ...]) -> list[Action]:
         """One at a time: two that write the same files would remove each other's."""
         if save in self._flying:
             return []
         self._flying[save] = frozenset(names)
-        return [Drain(job=self._job, save=save, slots=names)]
+        return [Drain(job=self._job, store_id=self.store_id, save=save, slots=names)]
 
     def share(self) -> list[Slot]:
         """Slots that this node writes to the store now, one of each rank."""
@@ -131,7 +138,7 @@ class DrainShare:
             return []
         self._written, self._busy = False, True
         names = tuple(slot.name for slot in held)
-        return [WriteVote(job=self._job, save=save, slots=names, parity=self.parity.record)]
+        return [WriteVote(job=self._job, store_id=self.store_id, save=save, slots=names, parity=self.parity.record)]
 
     def encoded(self, event: ev.Encoded) -> list[Action]:
         """Parity of this node is sealed, or why not."""

@@ -237,6 +237,10 @@ class Encodes:
                 )
         return None
 
+    def _recoverable(self, record: Record, reachable: set[str]) -> bool:
+        missing = set(range(record.world_size)) - record.held.keys()
+        return all(self.rebuild(record, rank, set(), reachable) is not None for rank in missing)
+
     def _parity_of(self, save: SaveId) -> dict[int, dict[Group, dict[int, set[str]]]]:
         """By rank, the sets that encoded it, and which nodes have which member's piece."""
         if save not in self._index:
@@ -258,7 +262,8 @@ class Encodes:
 
         To be asked once all nodes that answer have said what they have. A save counts as protected if each member of
         its sets that is still there has its piece: then it is as safe as it ever was, less the nodes that are lost.
-        loaded: the newest that could be restored when the job went on from it; what is newer is lost.
+        loaded: the newest that could be restored when the job went on from it; what is newer is lost, unless it can be
+        rebuilt by what is there: that may have failed for a reason that passes.
         """
         keys = {key for held in self._pieces.values() for key in held if key[1] != self.epoch}
         whole = newest_whole(saves.records.values(), saves.on_store)
@@ -267,6 +272,7 @@ class Encodes:
         gone = {key for key in keys if best is not None and key < best}
         gone |= {k for k in keys - {best} if whole is not None and k[0] < whole and not self._was_protected(k, saves)}
         lost = lost_since(saves.records.values(), loaded, saves.incarnation) if loaded is not None else []
+        lost = [save for save in lost if not self._recoverable(saves.records[save], saves.reachable)]
         gone |= {key for held in self._pieces.values() for key in held if key[0] in lost and key not in told}
         if self.active in lost:  # it was ordered before it was known what is lost
             self._forget_active()

@@ -2,10 +2,10 @@
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, FetchSegment, ToNode
-from ckptd.core.piece import Piece
 from ckptd.core.policy import Policy
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.messages import Tier
+from ckptd.protocol.parity import Piece
 from ckptd.protocol.slot import Seal
 
 
@@ -40,7 +40,7 @@ class Fetching:
         asked = ev.PieceAsked(job=self._job, node=self._node, save=order.save, epoch=order.epoch)
         return [self._ask(order, asked)]
 
-    def _ask(self, order: ev.FetchOrdered, message: ev.NodeMessage) -> Action:
+    def _ask(self, order: ev.FetchOrdered, message: ev.Message) -> Action:
         return ToNode(job=self._job, node=order.holder, message=message)
 
     def sealed(self, told: ev.SealTold) -> list[Action]:

@@ -1,7 +1,9 @@
 """Which saves a node keeps in its slots because the coordinator's word on them is out, or holds. Pure."""
 
+from collections.abc import Container
+
 from ckptd.core import events as ev
-from ckptd.protocol.ids import SaveId
+from ckptd.protocol.ids import Run, SaveId
 from ckptd.protocol.messages import End
 
 
@@ -63,6 +65,15 @@ class Keeps:
         if order.end in (End.DURABLE, End.KEPT):
             self.newest_staged = max(order.save, self.newest_staged or order.save)
             self.settled = max(self.settled, order.save.incarnation)
+
+    def foreign(self, runs: Container[Run]) -> None:
+        """These runs are not the job's: nothing of theirs is kept as the job's newest."""
+        self.pending = {save for save in self.pending if save.owner not in runs}
+        self.forced = {save for save in self.forced if save.owner not in runs}
+        newest, resumed, durable = self.newest_staged, self.resumed, self._durable
+        self.newest_staged = None if newest is not None and newest.owner in runs else newest
+        self.resumed = None if resumed is not None and resumed.owner in runs else resumed
+        self._durable = None if durable is not None and durable.owner in runs else durable
 
     def outlived(self, order: ev.Outlived) -> None:
         """These are of no use to anybody."""

@@ -14,6 +14,10 @@ class LeftAlone:
         """An order has come, or a rank: the time begins anew."""
         self._since = None
 
+    def begin_anew(self, now: float) -> None:
+        """It was too long, and what could go is gone."""
+        self._since = now
+
     def until(self, *, held: bool) -> float:
         """When it ends; in the past while nobody has looked at the clock. held: something of a checkpoint lies here."""
         ttl = self._policy.orphan_ttl_s if held else self._policy.empty_ttl_s

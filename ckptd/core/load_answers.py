@@ -1,7 +1,8 @@
 """What the ranks of this node are told in a load: where to read, once it can be read there. Pure."""
 
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action
@@ -15,7 +16,7 @@ from ckptd.protocol.messages import LoadFrom, Tier
 class LoadAnswers:
     """``report`` makes the action that tells the coordinator."""
 
-    def __init__(self, job: JobKey, ranks: LocalRanks, slots: SlotTable, report: Callable[[ev.Event], Action]) -> None:
+    def __init__(self, job: JobKey, ranks: LocalRanks, slots: SlotTable, report: Callable[[ev.Fact], Action]) -> None:
         self._job = job
         self._ranks = ranks
         self._slots = slots
@@ -77,11 +78,12 @@ class LoadAnswers:
         answer = LoadFrom(
             reply_to=request or 0,
             incarnation=order.incarnation,
+            run=order.run,
             save=order.save,
             tier=order.tiers[local.rank] if slot else Tier.PFS,
             whole=order.whole and bool(slot),
             slot=slot,
-            path=f"{self._job.store}/{self._job.job}/{order.dirname}" if order.dirname else "",
+            path=self._path(order),
             readers=[] if alone else sorted(r for r in self._ranks.seated if not self._slots_to_read(r, order)),
             gates=gates,
             gate=own,
@@ -89,6 +91,12 @@ class LoadAnswers:
             notes=list(order.notes),
         )
         return self._ranks.tell(local.rank, answer)
+
+    def _path(self, order: ev.LoadOrdered) -> str:
+        """On the store, where the save's own name says: what the coordinator calls it leads nowhere else."""
+        if order.save is None or not order.dirname:
+            return ""
+        return f"{self._job.store}/{self._job.job}/{order.save.dirname}"
 
     def refused(self, order: ev.LoadRefused) -> list[Action]:
         """The load failed."""

@@ -1,11 +1,13 @@
 """The ranks of a job on this node: who is in, who stands at the door, who lives; and how to talk to them. Pure."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, ToRank
 from ckptd.core.slots import SlotTable
-from ckptd.protocol.ids import JobKey
+from ckptd.protocol.ids import JobKey, RunId
 from ckptd.protocol.messages import Done, Refused, Reply
 
 
@@ -60,9 +62,9 @@ class LocalRanks:
         """A rank stands at the door."""
         self.waiting[event.rank, event.session] = LocalRank(event)
 
-    def again(self, incarnation: int) -> list[ev.RankAttached]:
+    def again(self, incarnation: int, run: RunId) -> list[ev.RankAttached]:
         """Those that are in, as they would come back to another daemon."""
-        return [replace(local.attached, incarnation=incarnation, request=0) for local in self.seated.values()]
+        return [replace(local.attached, incarnation=incarnation, run=run, request=0) for local in self.seated.values()]
 
     def is_in(self, event: ev.FromRank) -> bool:
         """Whether the one who speaks is the rank."""

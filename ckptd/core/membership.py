@@ -19,16 +19,16 @@ class Membership:
         self.topology: Topology | None = None  # of the session; None: this node alone
         self.epoch = 0  # the incarnation in which this topology began
         self.since = 0  # the epoch in which the job first came to this arena
-        self.former: tuple[str, ...] = ()  # nodes of the session before
+        self.former: tuple[str, ...] = ()  # nodes of the sessions before, as far back as something is not safe since
         self._doors: set[str] = set()  # nodes that were told who lives here
         self._visits: dict[str, str] = {}  # sessions at the door that use other nodes -> who may come to coordinate
         self._down: set[str] = set()  # peers that do not answer
 
-    def attached(self, event: ev.RankAttached, known: int) -> list[Action]:
-        """A rank stands at the door. known: the largest incarnation that this node knows."""
+    def attached(self, event: ev.RankAttached, known: int, store_id: str) -> list[Action]:
+        """A rank stands at the door. known: the largest incarnation that this node knows; store_id: the last store."""
         meet = self._meet(event.topology.peers) if event.topology is not None else []
         introductions = [self._introduce(event, peer.node) for peer in self._outside(event)]
-        return [*meet, *introductions, *self._knock(event, known)]
+        return [*meet, *introductions, *self._knock(event, known, store_id)]
 
     def is_of(self, event: ev.RankAttached) -> bool:
         """Whether the rank is of the session that was opened last, as far as is known: it may have missed a load.
@@ -37,13 +37,17 @@ class Membership:
         """
         return event.session == self.session if self.session else event.topology == self.topology
 
-    def opened(self, order: ev.SessionOpened) -> list[Action] | None:
-        """Another session, perhaps on other nodes, is the job now; None when it is the one that was."""
+    def opened(self, order: ev.SessionOpened, settled: int) -> list[Action] | None:
+        """Another session, perhaps on other nodes, is the job now; None when it is the one that was.
+
+        settled: the newest incarnation that has a checkpoint as safe as it was to become.
+        """
         same = order.session == self.session and order.node == self.coordinator
         if same and (order.topology is None or order.epoch == self.epoch):
             return None
         if order.session != self.session and self.topology is not None:
-            self.former = self.topology.nodes
+            before = self.former if settled < self.epoch else ()
+            self.former = tuple(sorted({*before, *self.topology.nodes}))
         self.session, self.coordinator = order.session, order.node
         self.topology, self.epoch = order.topology, order.epoch
         self._visits.pop(order.session, None)
@@ -52,11 +56,16 @@ class Membership:
             return meet
         self.since = self.since or order.epoch
         keep = KeepTopology(
-            job=self._job, topology=order.topology, epoch=order.epoch, since=self.since, outside=order.outside
+            job=self._job,
+            topology=order.topology,
+            epoch=order.epoch,
+            since=self.since,
+            outside=order.outside,
+            former=self.former,
         )
         return [*meet, keep]
 
-    def peer_up(self, node: str, known: int) -> list[Action]:
+    def peer_up(self, node: str, known: int, store_id: str) -> list[Action]:
         """Whatever it was told before may be lost."""
         self._down.discard(node)
         actions: list[Action] = []
@@ -64,11 +73,11 @@ class Membership:
             actions += [self.report(found, node) for found in self._ranks.live.values()]
         for local in self._ranks.waiting.values():
             if _coordinator_of(local.attached, self._node) == node:
-                actions += self._knock(local.attached, known)
+                actions += self._knock(local.attached, known, store_id)
             if any(peer.node == node for peer in self._outside(local.attached)):
                 actions.append(self._introduce(local.attached, node))
         for session, door in self._visits.items():
-            actions += self._visit(session, door, known) if door == node else []
+            actions += self._visit(session, door, known, store_id) if door == node else []
         return actions
 
     @property
@@ -100,6 +109,10 @@ class Membership:
             since=self.since,
         )
 
+    def emptied(self, incarnation: int) -> list[Action]:
+        """What a coordinator elsewhere is told when all that lies here is given up by hand."""
+        return [self.report(self.has(incarnation), self.coordinator)] if self.coordinator != self._node else []
+
     def told(self, node: str) -> None:
         """It was told who lives here, so it must hear who is gone."""
         self._doors.add(node)
@@ -108,17 +121,17 @@ class Membership:
         """It is not waited for."""
         self._down.add(node)
 
-    def report(self, event: ev.Event, to: str | None = None) -> Action:
+    def report(self, event: ev.Fact, to: str | None = None) -> Action:
         """To the coordinator, or to one that may come to be it."""
         report = ev.Report(job=self._job, node=self._node, event=event)
         return ToNode(job=self._job, node=to, message=report)
 
-    def report_to_all(self, event: ev.Event) -> list[Action]:
+    def report_to_all(self, event: ev.Fact) -> list[Action]:
         """To the coordinator, and to those that may come to be it."""
         self._doors |= {self.coordinator, *self._candidates}
         return [self.report(event, node) for node in dict.fromkeys((self.coordinator, *self._candidates))]
 
-    def report_gone(self, event: ev.Event) -> list[Action]:
+    def report_gone(self, event: ev.Fact) -> list[Action]:
         """To all that were ever told that the rank lives: a door that misses it would wait for the rank for ever."""
         told = dict.fromkeys((self.coordinator, *self._candidates, *sorted(self._doors)))
         return [self.report(event, node) for node in told]
@@ -130,15 +143,18 @@ class Membership:
             *self._visits.values(),
         ]
 
-    def _knock(self, event: ev.RankAttached, known: int) -> list[Action]:
+    def _knock(self, event: ev.RankAttached, known: int, store_id: str) -> list[Action]:
         """Tells who may come to coordinate that the rank stands at the door, and who lives here already."""
         door = _coordinator_of(event, self._node)
         self._doors.add(door)
         outside = self._outside(event)
-        knocked = ev.Knocked(job=self._job, session=event.session, outside=outside, incarnation=known)
+        knocked = ev.Knocked(
+            job=self._job, session=event.session, outside=outside, incarnation=known, store_id=store_id
+        )
+        tells = outside or ((known or store_id) and not event.incarnation)
         return [
             *(self.report(found, door) for found in self._ranks.live.values()),
-            *([self.report(knocked, door)] if outside or (known and not event.incarnation) else []),
+            *([self.report(knocked, door)] if tells else []),
             self.report(event, door),
         ]
 
@@ -155,21 +171,22 @@ class Membership:
         introduced = ev.Introduced(job=self._job, node=self._node, session=event.session, topology=topology)
         return ToNode(job=self._job, node=node, message=introduced)
 
-    def introduced(self, order: ev.Introduced, known: int) -> list[Action]:
+    def introduced(self, order: ev.Introduced, known: int, store_id: str) -> list[Action]:
         """A session that does not use this node has come: who may coordinate it is told who lives here."""
         door = order.topology.coordinator
         self._visits[order.session] = door
-        return [*self._meet(order.topology.peers), *self._visit(order.session, door, known)]
+        return [*self._meet(order.topology.peers), *self._visit(order.session, door, known, store_id)]
 
-    def _visit(self, session: str, door: str, known: int) -> list[Action]:
-        visited = ev.Visited(job=self._job, session=session, incarnation=known)
+    def _visit(self, session: str, door: str, known: int, store_id: str) -> list[Action]:
+        visited = ev.Visited(job=self._job, session=session, incarnation=known, store_id=store_id)
         self._doors.add(door)
-        return [self.report(event, door) for event in (*self._ranks.live.values(), visited)]
+        facts: list[ev.Fact] = [*self._ranks.live.values(), visited]
+        return [self.report(fact, door) for fact in facts]
 
     def kept(self, event: ev.TopologyKept) -> list[Action]:
         """What an earlier life of this daemon knew."""
         self.topology, self.epoch, self.since = event.topology, event.epoch, event.since
-        self.coordinator = event.topology.coordinator
+        self.coordinator, self.former = event.topology.coordinator, event.former
         return self._meet((*event.topology.peers, *event.outside))
 
     def _meet(self, peers: tuple[Peer, ...]) -> list[Action]:

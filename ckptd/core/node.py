@@ -3,7 +3,7 @@
 What concerns all ranks is decided by the coordinator (rank 0's daemon); this half carries it out and reports.
 """
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from ckptd.core import events as ev
 from ckptd.core.actions import (
@@ -11,23 +11,25 @@ from ckptd.core.actions import (
     ForgetJob,
     Note,
     TakeDigests,
-    ToNode,
     ToRank,
 )
 from ckptd.core.drain_share import DrainShare
 from ckptd.core.fetching import Fetching
+from ckptd.core.foreign_memory import ForeignMemory
 from ckptd.core.inventory import PeerAnswers, pieces_of, segments_of
 from ckptd.core.keeps import Keeps
 from ckptd.core.left_alone import LeftAlone
 from ckptd.core.load_answers import LoadAnswers
 from ckptd.core.local_ranks import LocalRanks
 from ckptd.core.membership import Membership
+from ckptd.core.own_column import OwnColumn
 from ckptd.core.parity_share import ParityShare
-from ckptd.core.piece import Column
 from ckptd.core.policy import Policy
 from ckptd.core.protection import Protection
 from ckptd.core.slots import Slot, SlotTable
-from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.core.standing import Standing
+from ckptd.core.succession import Succession
+from ckptd.protocol.ids import NO_RUN, JobKey, Run
 from ckptd.protocol.messages import (
     Attached,
     Done,
@@ -37,30 +39,37 @@ from ckptd.protocol.messages import (
     Refused,
     SlotGranted,
     SlotsComing,
-    SlotsRefused,
 )
 
 
 class JobNode:
     """The node's half of a job."""
 
-    def __init__(self, job: JobKey, node: str, policy: Policy) -> None:
+    def __init__(self, job: JobKey, node: str, policy: Policy, incarnation: int = 0) -> None:
         self.job = job
         self.node = node
-        self.incarnation = 0
+        self.standing = Standing(job, incarnation)
         self.slots = SlotTable(job, policy.slots_per_rank)
         self.ranks = LocalRanks(job, self.slots)
         self.membership = Membership(job, node, self.ranks)
         self.protection = Protection(job, node)
+        self.own_column = OwnColumn(job, node, self.slots, self.membership, self.protection)
         self.fetching = Fetching(job, node, policy)
         parity = ParityShare(job, self.protection, on=policy.drain_parity, wait_s=policy.parity_wait_s)
         self.drain = DrainShare(job, self.slots, self.membership.report, parity)
+        self.succession = Succession(job, node, self.membership, self.drain, self.ranks)
         self.answers = PeerAnswers(job, node, self.slots, self.protection)
         self.loads = LoadAnswers(job, self.ranks, self.slots, self.membership.report)
         self._client_started = policy.client_started
         self._alone = LeftAlone(policy)
         self.keeps = Keeps()
         self._world_size = 0  # of the session that is in
+        self.foreign = ForeignMemory(job, policy, self.slots, self.keeps, self.protection)
+
+    @property
+    def incarnation(self) -> int:
+        """The largest that is known here."""
+        return self.standing.incarnation
 
     @property
     def coordinator(self) -> str:
@@ -93,8 +102,7 @@ class JobNode:
                 return [*self.slots.ready(event.slot, event.rank, event.capacity), *self._grant(event.rank)]
             case ev.SlotsFailed():
                 self.slots.failed(event.rank, event.count)
-                refusal = SlotsRefused(code=event.code, message=event.message, hint=event.hint)
-                return [*self.ranks.tell(event.rank, refusal), Note(job=self.job, text=event.message)]
+                return self._short_of_slots(event)
             case ev.SegmentStaged():
                 return self._staged(event)
             case ev.SlotAdopted():
@@ -106,12 +114,12 @@ class JobNode:
             case ev.DigestsSealed():
                 known = self.slots.digested(event.slot, event.save, event.seal)
                 told = [*self.drain.vote(), *self.loads.answer(), *self.answers.settled()]
-                return [*told, *self._offer()] if known else []
+                return [*told, *self.own_column.offer()] if known else []
             case ev.DigestsFailed():
                 return self._unreadable(event)
         return self._outcome(event)
 
-    def _outcome(self, event: ev.Event) -> list[Action]:  # noqa: C901 - one line per event
+    def _outcome(self, event: ev.Event) -> list[Action]:  # noqa: C901, PLR0912 - one line per event
         """What became of an action, what was found at start, what other nodes do."""
         match event:
             case ev.DrainMoved():
@@ -121,9 +129,12 @@ class JobNode:
             case ev.VoteWritten():
                 return [*self.drain.wrote_vote(event), *self.collect()]
             case ev.CommitEnded():
-                return self._finished(event)
+                return self.succession.finished(event)
+            case ev.StoreRemembered():
+                self.standing.store_id = event.store_id
+                return []
             case ev.TopologyKept():
-                self.incarnation = max(self.incarnation, event.epoch)
+                self.standing.heard(event.epoch, NO_RUN)
                 actions = self.membership.kept(event)
                 return [*actions, *self.protection.moved(event.topology, event.epoch)]
             case ev.PieceAdopted():
@@ -150,9 +161,9 @@ class JobNode:
             case ev.SessionRefused():
                 return self.ranks.refused(order)
             case ev.Introduced():
-                return self.membership.introduced(order, self.incarnation)
+                return self.membership.introduced(order, self.incarnation, self.standing.store_id)
             case ev.CommitFinished():
-                return self._durable(order.save)
+                return self.succession.durable(order.save)
             case ev.ColumnOffered():
                 return self.protection.offered(order)
             case ev.SealAsked() | ev.PieceAsked():
@@ -172,7 +183,7 @@ class JobNode:
                 self.keeps.staged(order.save)
                 return [*self.ranks.tell_all(Progress(save=order.save, milestone=Milestone.STAGED)), *self.collect()]
             case ev.EncodeOrdered():
-                return [*self.protection.order(order), *self._offer(), *self.collect()]
+                return [*self.protection.order(order), *self.own_column.offer(), *self.collect()]
             case ev.SaveProtected():
                 news = self.ranks.tell_all(Progress(save=order.save, milestone=Milestone.PROTECTED))
                 return [*news, *self.protection.protected(order), *self.collect()]
@@ -182,7 +193,9 @@ class JobNode:
                 self.keeps.outlived(order)
                 return [*self.protection.outlived(order), *self.collect()]
             case ev.DrainOrdered():
-                return self.drain.order(order)
+                return [*self.standing.saved_to(order.store_id), *self.drain.order(order)]
+            case ev.ForeignRuns():
+                return self._set_apart(order)
             case ev.FetchOrdered():
                 self.loads.save = order.save
                 return self.fetching.order(order, self.protection.pieces.get((order.save, order.epoch)))
@@ -217,7 +230,7 @@ class JobNode:
             refusal = Refused(reply_to=event.request, code="stale", message=text)
             return [ToRank(job=self.job, rank=event.rank, session=event.session, message=refusal)]
         self.ranks.came(event)
-        return self.membership.attached(event, self.incarnation)
+        return self.membership.attached(event, self.incarnation, self.standing.store_id)
 
     def _opened(self, order: ev.SessionOpened) -> list[Action]:
         late = order.incarnation < self.incarnation or (
@@ -225,8 +238,8 @@ class JobNode:
         )
         if order.node != self.coordinator and late:
             return []  # of a coordinator that was replaced
-        self.incarnation = max(self.incarnation, order.incarnation)
-        actions = self.ranks.replace(order.session)
+        self.standing.heard(order.incarnation, order.run)
+        actions = [*self.standing.saved_to(order.store_id), *self.ranks.replace(order.session)]
         actions += self._moved(order)
         for rank in order.ranks:
             local = self.ranks.waiting.pop((rank, order.session), None)
@@ -237,6 +250,8 @@ class JobNode:
                 reply_to=local.attached.request,
                 node=self.node,
                 incarnation=order.incarnation,
+                run=order.run,
+                store_id=order.store_id,
                 client_started=self._client_started,
                 scheme=self.protection.scheme,
                 known=list(order.known),
@@ -249,7 +264,7 @@ class JobNode:
     def _moved(self, order: ev.SessionOpened) -> list[Action]:
         """Another session, perhaps on other nodes: its coordinator learns what lies here."""
         before = self.coordinator
-        kept = self.membership.opened(order)
+        kept = self.membership.opened(order, self.keeps.settled)
         if kept is None:
             return []
         if self.coordinator != before:
@@ -260,41 +275,28 @@ class JobNode:
         """All that the coordinator must know of this node, whatever it was told before."""
         has = replace(
             self.membership.has(self.incarnation),
+            run=self.standing.run,
             segments=segments_of(self.slots),
             pieces=pieces_of(self.protection),
             resumed=self.keeps.resumed_in(self.incarnation),
         )
-        events = [*self.ranks.live.values(), has, *self.ranks.again(self.incarnation), *self.loads.unanswered()]
+        again: list[ev.Fact] = [*self.ranks.again(self.incarnation, self.standing.run), *self.loads.unanswered()]
+        facts: list[ev.Fact] = [*self.ranks.live.values(), has, *again]
         self.membership.told(self.coordinator)
-        return [self.membership.report(event) for event in events]
+        return [self.membership.report(fact) for fact in facts]
 
     def _peer_up(self, node: str) -> list[Action]:
         """Whatever it was told before may be lost."""
         actions = self._resync() if node == self.coordinator else []
-        actions += [*self.membership.peer_up(node, self.incarnation), *self.fetching.peer_up(node)]
-        return [*actions, *self.protection.peer_up(node)]
+        actions += self.membership.peer_up(node, self.incarnation, self.standing.store_id)
+        return [*actions, *self.fetching.peer_up(node), *self.protection.peer_up(node)]
 
     def _peer_down(self, node: str) -> list[Action]:
         """What was asked of it is not answered."""
         self.membership.peer_down(node)
         alone = self.drain.parity_failed() if node in self.protection.members else []
-        finish = self.drain.finish() if node == self.coordinator and self.membership.succeeds else []
+        finish = self.succession.lost(node, self.incarnation)
         return [*self.fetching.peer_down(node), *self.protection.peer_down(node), *alone, *finish]
-
-    def _finished(self, event: ev.CommitEnded) -> list[Action]:
-        """This node has tried to finish the commit of a coordinator that it lost."""
-        if event.problem or event.save != self.drain.voted or self.coordinator == self.node:
-            return []
-        finished = ev.CommitFinished(job=self.job, node=self.node, save=event.save)
-        others = [node for node in self.membership.nodes if node not in (self.node, self.coordinator)]
-        return [*self._durable(event.save), *(ToNode(job=self.job, node=node, message=finished) for node in others)]
-
-    def _durable(self, save: SaveId) -> list[Action]:
-        """Its commit was made, though not by the coordinator."""
-        if save != self.drain.voted:
-            return []
-        self.drain.ended(save)
-        return self.ranks.tell_all(Progress(save=save, milestone=Milestone.DURABLE, end=End.DURABLE))
 
     def _left(self, event: ev.RankGone | ev.RankDetached) -> list[Action]:
         self.ranks.live.pop((event.rank, event.session), None)
@@ -314,6 +316,11 @@ class JobNode:
         """Whether anybody has come in or stands at the door, or anything lies here."""
         return bool(self.ranks.seated or self.ranks.waiting or self.slots or self.protection.pieces)
 
+    def _short_of_slots(self, event: ev.SlotsFailed) -> list[Action]:
+        """Memory is short; what other runs of the job left in it is told, for the user can give it back."""
+        refusal = self.foreign.refusal(event)
+        return [*self.ranks.tell(event.rank, refusal), Note(job=self.job, text=refusal.message)]
+
     def _grant(self, rank: int) -> list[Action]:
         """No seal of a save that nobody heard of may be in force while the rank overwrites its bytes."""
         actions: list[Action] = []
@@ -325,7 +332,7 @@ class JobNode:
     # --- segments
 
     def _staged(self, event: ev.SegmentStaged) -> list[Action]:
-        if event.save.incarnation != self.incarnation:
+        if event.save.incarnation != self.incarnation or event.save.run != self.standing.run:
             text = f"{event.save} comes from an incarnation that {self.incarnation} has replaced"
             return self.ranks.refuse(event.rank, event.request, "stale", text)
         again = any(slot.name == event.slot for slot in self.slots.holding(event.save))
@@ -344,7 +351,7 @@ class JobNode:
         self.slots.adopt(event)
         if event.save is None:
             return []
-        self.incarnation = max(self.incarnation, event.save.incarnation)
+        self.standing.heard(event.save.incarnation, event.save.run)
         self.keeps.pending.add(event.save)
         segment = ev.SegmentStaged(
             job=self.job, rank=event.rank, world_size=event.world_size, slot=event.slot, save=event.save,
@@ -364,7 +371,7 @@ class JobNode:
             | {s for s in (self.drain.save, self.loads.save) if s is not None}
         )
         actions: list[Action] = []
-        for slot in [s for s in self.slots if s.save is not None and s.save not in wanted]:
+        for slot in [s for s in self.slots if s.save is not None and s.save not in wanted and not s.foreign]:
             actions += self._free(slot)
         if self._world_size and self.keeps.settled == self.incarnation:
             actions += self.slots.trim(self._world_size)
@@ -394,34 +401,13 @@ class JobNode:
         actions.append(self.membership.report(ev.SegmentReleased(job=self.job, rank=rank, save=save)))
         return [*actions, *self.slots.provision(rank), *self._grant(rank)]
 
-    # --- protection
-
-    def _offer(self) -> list[Action]:
-        """This node's column for its set, once every segment of the save has its digests."""
-        save = self.protection.waits
-        if save is None or self.membership.topology is None:
-            return []
-        seals = {slot.rank: slot.seal for slot in self.slots.holding(save)}
-        ranks = self.membership.topology.ranks_of(self.node)
-        missing = [rank for rank in ranks if rank not in seals]
-        if missing:
-            problem = f"the segment of rank {missing[0]} does not lie at {self.node}"
-            return [
-                self.membership.report(
-                    ev.Encoded(job=self.job, save=save, epoch=self.membership.epoch, problem=problem)
-                )
-            ]
-        column = Column(self.node, tuple(seal for rank in ranks if (seal := seals[rank]) is not None))
-        return self.protection.offer(column) if len(column.seals) == len(ranks) else []
-
     # --- drain
 
     def _unreadable(self, event: ev.DigestsFailed) -> list[Action]:
         """A slot that cannot be read can be neither voted for nor loaded: who waits for it is told."""
         actions: list[Action] = [Note(job=self.job, text=event.problem)]
         if event.save == self.protection.waits:
-            failed = ev.Encoded(job=self.job, save=event.save, epoch=self.membership.epoch, problem=event.problem)
-            actions.append(self.membership.report(failed))
+            actions.append(self.own_column.failed(event.problem))
         for slot in self.slots.holding(event.save):
             slot.unreadable = event.problem if slot.name == event.slot else slot.unreadable
         return [*actions, *self.drain.vote(), *self.loads.unreadable(event.save), *self.answers.settled()]
@@ -430,7 +416,7 @@ class JobNode:
 
     def _load_ordered(self, order: ev.LoadOrdered) -> list[Action]:
         if order.agreed or order.save is None:  # a load that fails leaves the ranks in the incarnation they have
-            self.incarnation = max(self.incarnation, order.incarnation)
+            self.standing.heard(order.incarnation, order.run)
         if order.agreed:
             self.keeps.resume(order)
         return [*self.loads.ordered(order), *self.collect()]
@@ -443,6 +429,19 @@ class JobNode:
         actions = [*self.slots.fetched(event, event.seal), *self._grant(event.rank)]
         word = replace(event, seal=None, shares=event.seal.shares)
         return [*actions, self.membership.report(word), *self.collect()]
+
+    # --- runs and stores
+
+    def _set_apart(self, order: ev.ForeignRuns) -> list[Action]:
+        """What these runs left is not the job's. The coordinator hears anew what lies here."""
+        self.foreign.set_apart(frozenset(order.runs), frozenset(order.disputed))
+        provided = [a for rank in self.ranks.seated for a in (*self.slots.provision(rank), *self._grant(rank))]
+        return [*provided, *self._resync()]
+
+    def _give_up_foreign(self, runs: set[Run]) -> list[Action]:
+        """Nobody has asked for them in all that time."""
+        gone = self.foreign.give_up(runs)
+        return [*gone, *self._resync(), *([] if self.needed else [ForgetJob(job=self.job)])]
 
     # --- the end
 
@@ -462,17 +461,21 @@ class JobNode:
         """When tick has something to do."""
         attended = self.coordinator == self.node or self._peopled
         alone = None if attended else self._alone.until(held=self._holds)
-        return min((t for t in (alone, self.fetching.next_deadline()) if t is not None), default=None)
+        return min(
+            (t for t in (alone, self.foreign.until, self.fetching.next_deadline()) if t is not None), default=None
+        )
 
     def tick(self, now: float) -> list[Action]:
         """Gives up what lies here when no rank lives here and no coordinator has spoken for orphan_ttl_s."""
         actions = self.fetching.tick(now)
+        if runs := self.foreign.too_old(now):
+            actions += self._give_up_foreign(runs)
         if self.coordinator == self.node or self._peopled:
             self._alone.spoken_to()
             return actions
         if not self._alone.too_long(now, held=self._holds):
             return actions
-        self._alone.spoken_to()
+        self._alone.begin_anew(now)
         return [*actions, *self._released()]
 
     def check(self) -> None:

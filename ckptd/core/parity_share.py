@@ -7,7 +7,7 @@ once it is known not to come. While it is copied the piece stays in the arena, w
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, DrainParity, Note
 from ckptd.core.protection import Protection
-from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.ids import JobKey, SaveId, StoreId
 from ckptd.protocol.manifest import ParityRecord
 from ckptd.protocol.topology import Scheme
 
@@ -21,13 +21,15 @@ class ParityShare:
         self._on = on
         self._wait_s = wait_s
         self._save: SaveId | None = None  # being drained
+        self._store_id = ""  # to this store
         self._over = False  # nothing more is to come of it
         self._waiting = False  # the vote is due but for it
         self._since: float | None = None  # when that was first seen
         self.record: ParityRecord | None = None  # of what lies on the store, for the vote
 
-    def begin(self, save: SaveId) -> list[Action]:
-        """The save is drained from now on."""
+    def begin(self, save: SaveId, store_id: StoreId) -> list[Action]:
+        """The save is drained to this store from now on."""
+        self._store_id = store_id
         if save != self._save or self._protection.has(save):
             self._save, self.record = save, None  # again, though it lies there: a copy that is found is not repeated
         self._over, self._waiting, self._since = not self._on, False, None
@@ -42,7 +44,7 @@ class ParityShare:
         if not keys:
             return []
         protection.copying = max(keys)
-        return [DrainParity(job=self._job, save=save, epoch=protection.copying[1])]
+        return [DrainParity(job=self._job, store_id=self._store_id, save=save, epoch=protection.copying[1])]
 
     def copied(self, event: ev.ParityDrained) -> list[Action]:
         """It lies on the store, synced, or why not. ``vote`` may be due now."""

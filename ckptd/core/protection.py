@@ -3,11 +3,13 @@
 The coordinator orders one save at a time for all sets, so the members of a set always encode the same one.
 """
 
+from collections.abc import Container
+
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, DropPiece, Encode, StopEncode, ToNode
-from ckptd.core.piece import Column, Piece
 from ckptd.core.sets import effective, set_of
-from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.ids import JobKey, Run, SaveId
+from ckptd.protocol.parity import Column, Piece
 from ckptd.protocol.topology import Scheme, Topology
 
 Key = tuple[SaveId, int]  # save, epoch
@@ -31,6 +33,9 @@ class Protection:
         self._running: Piece | None = None
         self._offers: dict[Key, dict[str, Column]] = {}
         self._up = {node}  # who answers this node
+        self.foreign: frozenset[Run] = (
+            frozenset()
+        )  # runs that are not the job's: their parity stays until it is given up
 
     @property
     def wanted(self) -> set[SaveId]:
@@ -166,6 +171,12 @@ class Protection:
             self.ordered, stopped = None, self._stop()
         return [*stopped, *self._drop_all_but(set(self.pieces) - gone)]
 
+    def drop_foreign(self, runs: Container[Run]) -> list[Action]:
+        """Gives up parity of these runs, which are not the job's."""
+        gone = {key for key in self.pieces if key[0].owner in self.foreign and key[0].owner in runs}
+        self.foreign = frozenset(run for run in self.foreign if run not in runs)
+        return self._drop_all_but(set(self.pieces) - gone)
+
     def released(self) -> list[Action]:
         """The job is over."""
         self.copying = None
@@ -198,7 +209,7 @@ class Protection:
         return [] if running is None else [StopEncode(job=self._job, save=running.save, epoch=running.epoch)]
 
     def _drop_all_but(self, keep: set[Key]) -> list[Action]:
-        dropped = [key for key in self.pieces if key not in keep and key != self.copying]
+        dropped = [k for k in self.pieces if k not in keep and k != self.copying and k[0].owner not in self.foreign]
         for key in dropped:
             del self.pieces[key]
         return [DropPiece(job=self._job, save=save, epoch=epoch) for save, epoch in dropped]

@@ -81,6 +81,11 @@ class Record:
         return not self.staged and self.end is None
 
     @property
+    def waits(self) -> bool:
+        """Whether it is staged and its drain is yet to come."""
+        return self.phase is Phase.STAGED and self.due and self.end is None
+
+    @property
     def in_memory(self) -> bool:
         """Whether every rank's segment still lies in an arena."""
         return 0 < self.world_size == len(self.held)
@@ -102,6 +107,12 @@ class Record:
                 self.held.pop(held, None)
                 if self.phase is Phase.STAGING:  # then it is not delivered any more
                     self.delivered.pop(held, None)
+
+
+def clash_of(records: Iterable[Record], save: SaveId) -> Record | None:
+    """Another save in the same place of the order."""
+    place = (*save.owner, save.counter)
+    return next((r for r in records if r.save != save and (*r.save.owner, r.save.counter) == place), None)
 
 
 def newest_whole(records: Iterable[Record], on_store: Iterable[SaveId]) -> SaveId | None:

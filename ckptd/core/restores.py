@@ -11,7 +11,7 @@ job of few nodes every node gets all of them; else it is read from the store, an
 first, and what is lost of it rebuilt before that.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, ScanStore, TakeIncarnation, ToNode
@@ -19,8 +19,9 @@ from ckptd.core.policy import Policy
 from ckptd.core.record import few
 from ckptd.core.routes import Routes
 from ckptd.core.saves import Saves
+from ckptd.core.strangers import Strangers
 from ckptd.protocol.gates import MAX_GATES, Gate
-from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.ids import NO_RUN, JobKey, RunId, SaveId
 from ckptd.protocol.messages import Tier
 
 _MOST_REASONS = 3  # why the newest ones cannot be restored, in a refusal
@@ -32,10 +33,12 @@ class Round:
 
     since: float  # when the ranks began to wait
     step: int | None
+    run: RunId | None  # of which alone a checkpoint is taken
     asked: set[int] = field(default_factory=set)
     gates: dict[int, Gate] = field(default_factory=dict)  # by rank: where its node's ranks serve others
     scan: ev.StoreScanned | None = None
     incarnation: int | None = None
+    drawn: RunId = NO_RUN  # with the number
     choice: SaveId | None = None
     order: ev.LoadOrdered | None = None  # that sent the ranks to it
     ordered: float = 0.0  # when the ranks were sent to read the choice
@@ -57,11 +60,13 @@ class Round:
 class Restores:
     """The one load that may run in a job."""
 
-    def __init__(self, job: JobKey, node: str, policy: Policy, routes: Routes) -> None:
+    def __init__(self, job: JobKey, node: str, policy: Policy, routes: Routes, strangers: Strangers) -> None:
         self._job = job
         self._node = node
         self._policy = policy
         self._routes = routes
+        self._strangers = strangers
+        self._lineage = strangers.lineage
         self.agreed: ev.LoadOrdered | None = None  # the last load that this session agreed on, or that found nothing
         self._blind = False  # some node has not yet said what it has
         self._round: Round | None = None
@@ -79,17 +84,20 @@ class Restores:
         return self._round is not None and self._round.incarnation is None
 
     def asked(  # noqa: PLR0913, PLR0917 - who asks what of whom, and when
-        self, node: str, event: ev.LoadAsked, world_size: int, incarnation: int, saves: Saves, now: float
+        self, node: str, event: ev.LoadAsked, world_size: int, take: TakeIncarnation, saves: Saves, now: float
     ) -> list[Action]:
-        """A rank wants to restore."""
+        """A rank wants to restore. take: asks for the number with which the job goes on.
+
+        The store is scanned only once the number's record is there: a commit that the scan misses finds the record.
+        """
         actions: list[Action] = []
         if self._round is None:
-            self._round = Round(now, event.step)
+            self._round = Round(now, event.step, event.run)
             self._ended = ""
-            actions = [ScanStore(job=self._job), TakeIncarnation(job=self._job, at_least=incarnation + 1)]
-        if event.step != self._round.step:
+            actions = [take]
+        if (event.step, event.run) != (self._round.step, self._round.run):
             text = f"ranks ask for different steps: {self._round.step} and {event.step}"
-            return self._refuse("usage", text, "call load with the same step on all ranks")
+            return self._refuse("usage", text, "call load with the same step and run on all ranks")
         if event.gate is not None:
             self._round.gates[event.rank] = event.gate
         if self._round.order is not None and self._round.choice is not None:  # the answer, or its daemon, was lost
@@ -100,25 +108,30 @@ class Restores:
 
     def scanned(self, event: ev.StoreScanned, world_size: int, saves: Saves, now: float) -> list[Action]:
         """What lies on the store is known, or that it does not answer."""
-        if self._round is None or self._round.scan is not None:
+        if self._round is None or self._round.scan is not None or self._round.incarnation is None:
             return []
+        if event.after < self._round.incarnation and not event.problem:
+            return []  # it was asked for before the number was taken: a commit since then would be missed
         self._round.scan = event
         self._round.notes += event.notes
         if event.problem:
             self._round.notes.append(f"the store did not answer: {event.problem}")
         return self._choose_when_ready(world_size, saves, now)
 
-    def incarnation_taken(self, number: int, world_size: int, saves: Saves, now: float) -> list[Action]:
-        """The number the restored job goes on with."""
+    def incarnation_taken(self, number: int, run: RunId, scan: ScanStore) -> list[Action]:
+        """The number, and the run, that the restored job goes on with. scan: asks what lies on the store now."""
         if self._round is None:
             return []
-        self._round.incarnation = number
-        return self._choose_when_ready(world_size, saves, now)
+        self._round.incarnation, self._round.drawn = number, run
+        return [replace(scan, after=number)]
 
-    def raise_number(self, at_least: int) -> None:
-        """The store has numbers that were not known when this load's was taken."""
-        if self._round is not None and self._round.incarnation is not None and self._round.choice is None:
-            self._round.incarnation = max(self._round.incarnation, at_least)
+    def is_outdated(self, at_least: int) -> bool:
+        """Whether the load's number is known to be somebody else's too: it waits for another one, and its scan."""
+        r = self._round
+        if r is None or r.incarnation is None or r.choice is not None or r.incarnation >= at_least:
+            return False
+        r.incarnation, r.scan = None, None
+        return True
 
     def store_moved(self, world_size: int, saves: Saves, now: float) -> list[Action]:
         """More is known of the store than before; perhaps about what the load waits for."""
@@ -151,7 +164,11 @@ class Restores:
         candidates = self._candidates(r, saves)
         r.choice, r.gathered = None, None
         reasons: list[str] = []
+        r.notes = list(dict.fromkeys([*r.notes, *self._strangers.notes]))
+        disputed = self._disputed(r, saves)
         for save in candidates:
+            if disputed is not None and disputed.incarnation >= save.incarnation:
+                break
             size = saves.on_store[save].world_size if save in saves.on_store else saves.records[save].world_size
             if size != world_size or (save in saves.records and saves.records[save].shared):
                 r.reshaped.add(save)
@@ -183,7 +200,24 @@ class Restores:
                 return self._gather(r, save, fetches)
             r.notes = list(dict.fromkeys([*r.notes, *reasons]))
             return [self._order(r, save, tiers, saves)]
+        if disputed is not None:
+            return self._refuse_disputed(disputed)
         return self._nothing(r, candidates, reasons)
+
+    def _disputed(self, r: Round, saves: Saves) -> SaveId | None:
+        """The newest of which nothing tells whether it is this job's. None when the user says which run is meant."""
+        if r.run is not None:
+            return None
+        on_store = [s for s in saves.on_store if self._lineage.is_disputed(s) and r.step in (None, s.step)]
+        return max([*self._strangers.disputed(r.step), *on_store], key=lambda save: save.listed, default=None)
+
+    def _refuse_disputed(self, save: SaveId) -> list[Action]:
+        runs = [run.hex() for run in self._lineage.rivals(save.incarnation)]
+        text = (
+            f"{len(runs)} runs of job {self._job.job!r} had incarnation {save.incarnation}, and the store does not "
+            f"tell which of them goes on: {', '.join(runs)}"
+        )
+        return self._refuse("restore", text, f"load(state, run={runs[0]!r}) for that one, or ckptd forget on its nodes")
 
     def _route(self, r: Round, save: SaveId, rank: int) -> tuple[Tier, ev.FetchOrdered | None] | None:
         if save in r.reshaped:
@@ -287,8 +321,9 @@ class Restores:
         return [order for (_, at), order in self._round.fetches.items() if at == node]
 
     def _candidates(self, r: Round, saves: Saves) -> list[SaveId]:
-        found = sorted(self._routes.candidates() | set(saves.on_store), reverse=True)
-        return [s for s in found if r.step is None or s.step == r.step]
+        found = sorted(self._routes.candidates() | set(saves.on_store), key=lambda save: save.listed, reverse=True)
+        ours = [s for s in found if s.run == r.run] if r.run is not None else list(filter(self._lineage.is_ours, found))
+        return [s for s in ours if r.step is None or s.step == r.step]
 
     def _order(self, r: Round, save: SaveId, tiers: list[Tier], saves: Saves, *, whole: bool = False) -> Action:
         r.choice, r.reported, r.failed = save, set(), False
@@ -296,6 +331,7 @@ class Restores:
             job=self._job,
             node=self._node,
             incarnation=r.incarnation or 0,
+            run=r.drawn,
             save=save,
             tiers=tuple(tiers),
             whole=whole,
@@ -320,11 +356,16 @@ class Restores:
         if r.scan is not None and r.scan.problem:
             text = f"cannot tell whether there is a checkpoint: the store did not answer: {r.scan.problem}"
             return self._refuse("restore", text, f"check {self._job.store}, then start again")
+        if r.run is not None:
+            text = f"nothing of run {r.run.hex()} lies on the store or on a node that answers"
+            return self._refuse("restore", text, "ckptd list, or start its nodes with the job")
         if r.step is not None:
             return self._refuse("restore", f"there is no checkpoint of step {r.step}", "ckptd list, or client.steps()")
-        if r.notes:
+        if set(r.notes) - set(self._strangers.notes):
             return self._refuse("restore", "no checkpoint can be restored: " + "; ".join(r.notes), "ckptd verify")
-        self.agreed = order = ev.LoadOrdered(job=self._job, node=self._node, incarnation=r.incarnation or 0)
+        self.agreed = order = ev.LoadOrdered(
+            job=self._job, node=self._node, incarnation=r.incarnation or 0, run=r.drawn, notes=tuple(r.notes)
+        )
         self._round = None
         return [ToNode(job=self._job, message=order)]
 
@@ -361,6 +402,7 @@ class Restores:
             job=self._job,
             node=self._node,
             incarnation=r.incarnation or 0,
+            run=r.drawn,
             save=r.choice,
             agreed=True,
             notes=tuple(r.notes),

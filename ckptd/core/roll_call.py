@@ -1,7 +1,8 @@
 """Which nodes of a job have said what they have, and how long the others are waited for. Pure.
 
-Loads and the judgement of older saves wait a little for the nodes of the session. What a node might still complete is
-given up later, once nobody is silent who may have a part of it: of this session, or of those before.
+Loads wait a little for the nodes of the session. What a node might still complete is given up when nobody is silent who
+may have a part of it. From its birth a coordinator is in doubt: it has heard nothing yet. Time alone ends no doubt. It
+makes one that is about nodes outside of the session ``overdue``: then it ends as soon as the job has need of that.
 """
 
 from collections.abc import Container, Iterable
@@ -10,7 +11,7 @@ from ckptd.core.policy import Policy
 
 
 class RollCall:
-    """One call is made whenever a session is opened."""
+    """One call is made at the birth of a coordinator, and whenever a session is opened."""
 
     def __init__(self, policy: Policy) -> None:
         self._patience_s = policy.stage_timeout_s
@@ -19,19 +20,35 @@ class RollCall:
         self._awaited: set[str] = set()  # nodes that loads wait for
         self._awaited_until = 0.0
         self._silent: set[str] = set()  # nodes that may have a part of something
-        self._doubt_until: float | None = None
+        self._inside: frozenset[str] = frozenset()  # without these no newer save can be staged
+        self._called = False
+        self._late_at: float | None = None
+        self._late = False  # nodes outside have had their time
+        self.doubts = True  # a silent node may still complete what looks useless
 
-    def begin(self, nodes: set[str], session: str, now: float) -> None:
-        """A session was opened on these nodes. Who has spoken since its link came up need not say it again.
+    def born(self, others: set[str]) -> None:
+        """A coordinator has begun with what lies at its own node; no session is known. These may have more."""
+        self._called, self._silent = True, others - self._current.keys()
+        self.doubts = bool(self._silent)
+
+    def begin(self, nodes: set[str], inside: Iterable[str], session: str, now: float, *, anew: bool = False) -> None:
+        """A session was opened. Who has spoken since its link came up need not say it again.
 
         But only who was in this session then, before this daemon restarted, has named all nodes that it ran on before.
+        nodes: all that have, or may have, something. inside: where the session runs. anew: all of them say it again,
+        and loads wait for those that can.
         """
-        self._awaited = nodes - self._current.keys()
+        doubted: set[str] = set()
+        self._awaited = nodes - self._current.keys() if not anew else nodes & (self._current.keys() | self._awaited)
+        if anew:
+            doubted, self._current = self._silent, {}  # who does not answer now may still have something
         said = {node: former for node, (of, former) in self._current.items() if of == session}
-        self._spoke = set(said)
-        self._silent = nodes.union(*said.values()) - self._spoke
+        self._spoke = self._spoke - nodes if anew else set(said)
+        self._silent = (doubted | nodes.union(*said.values())) - self._spoke
+        self._inside = frozenset(inside)
         self._awaited_until = now + self._patience_s / 10
-        self._doubt_until = now + self._patience_s
+        self.doubts = self._called = True
+        self._late, self._late_at = False, now + self._patience_s
 
     def spoke(self, node: str, session: str, former: Iterable[str]) -> None:
         """The node has said what it has, in which session it is, and where the job ran before."""
@@ -51,39 +68,45 @@ class RollCall:
 
     def forget(self) -> None:
         """Another node makes the calls."""
-        self._current, self._awaited, self._doubt_until = {}, set(), None
+        self._current, self._awaited, self._silent = {}, set(), set()
+        self._called, self._late, self._late_at, self.doubts = False, False, None, True
 
     @property
     def complete(self) -> bool:
         """Whether every node that loads wait for has spoken."""
         return not self._awaited
 
-    @property
-    def doubts(self) -> bool:
-        """Whether a silent node may still complete what looks useless."""
-        return self._doubt_until is not None
-
     def doubts_of(self, nodes: Container[str]) -> bool:
         """Whether one of these is silent."""
         return self.doubts and any(node in nodes for node in self._silent)
 
+    @property
+    def overdue(self) -> bool:
+        """Whether nobody is silent but nodes outside of the session that have had their time."""
+        return self.doubts and self._late and not self._silent & self._inside
+
+    def give_up(self) -> None:
+        """What silent nodes may have is taken for lost."""
+        self._silent = set()
+
     def settle(self) -> bool:
         """Whether the doubts end with this: nobody is silent any more."""
-        ends = self.doubts and not self._silent
-        self._doubt_until = None if ends else self._doubt_until
+        ends = self.doubts and self._called and not self._silent
+        if ends:
+            self.doubts, self._late_at = False, None
         return ends
 
     def next_deadline(self) -> float | None:
         """When somebody has been waited for long enough."""
         awaited_until = self._awaited_until if self._awaited else None
-        return min((t for t in (awaited_until, self._doubt_until) if t is not None), default=None)
+        return min((t for t in (awaited_until, self._late_at) if t is not None), default=None)
 
     def tick(self, now: float) -> bool:
-        """Whether nodes are waited for no longer, of one kind or the other: what they may have is taken for lost."""
-        late = bool(self._awaited) and now >= self._awaited_until
-        lost = self._doubt_until is not None and now >= self._doubt_until
-        if late:
+        """Whether nodes are waited for no longer, of one kind or the other."""
+        gone = bool(self._awaited) and now >= self._awaited_until
+        late = self._late_at is not None and now >= self._late_at
+        if gone:
             self._awaited = set()
-        if lost:
-            self._silent = set()
-        return late or lost
+        if late:
+            self._late, self._late_at = True, None
+        return gone or late

@@ -9,46 +9,47 @@
     abandoned / skipped / failed     kept (not due) / superseded (a newer one is staged) / failed (store gave no chance)
 """
 
-from collections import Counter
 from collections.abc import Container
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, Commit, Note, RemovePartial, ToNode
 from ckptd.core.due import Due
+from ckptd.core.fence import Fence, was_taken_over
 from ckptd.core.policy import Policy
-from ckptd.core.record import Phase, Record, few, newest_whole
+from ckptd.core.record import Phase, Record, clash_of, few, newest_whole
 from ckptd.core.retention import Retention, removed_by_others
+from ckptd.core.roll_call import RollCall
+from ckptd.core.save_records import SaveRecords
 from ckptd.protocol.ids import JobKey, SaveId
-from ckptd.protocol.messages import End, Progress
+from ckptd.protocol.messages import End
 from ckptd.protocol.shares import Share, difference
 
-MAX_RECORDS = 64
 _COMMIT_TRIES = 2  # before the drain itself is done again
 
 
-class Saves:
-    """All saves of a job that matter, and the one drain that may run."""
+class Saves(SaveRecords):
+    """What becomes of each save, and the one drain that may run."""
 
-    def __init__(self, job: JobKey, node: str, policy: Policy) -> None:
+    def __init__(self, job: JobKey, node: str, policy: Policy, roll_call: RollCall) -> None:
+        super().__init__()
         self._job = job
         self._node = node
         self._policy = policy
+        self._roll_call = roll_call
         self.due = Due()
-        self.records: dict[SaveId, Record] = {}
-        self._past: Counter[End] = Counter()  # of records that were let go
-        self.on_store: dict[SaveId, ev.OnStore] = {}
-        self.active: SaveId | None = None
         self.retry_at: float | None = None
         self._partials: set[SaveId] = set()
         self.retention = Retention(job, policy.keep_last, policy.keep_every)
         self.incarnation = 0  # of the job's present life
         self.disputed = -1  # an incarnation whose number an older life on the store has too
+        self.fence = Fence(job)
+        self._asked: Commit | None = None  # the last commit; it may be answered after the job's session changed
         self.silent_since: float | None = None  # the store was asked then, and has never answered
         self.ready = False  # the store was seen once: what is durable already is known, so drains may begin
         self.reachable: set[str] = {node}  # nodes that can be told to drain
         self.awaited: Container[SaveId] = ()  # not whole as far as is known, but more may be found
 
-    def _order(self, order: ev.NodeMessage, node: str | None = None) -> Action:
+    def _order(self, order: ev.Message, node: str | None = None) -> Action:
         return ToNode(job=self._job, node=node, message=order)
 
     # --- staging
@@ -80,12 +81,6 @@ class Saves:
         ended = [r for r in self.records.values() if r.end is not None and r.save in told]
         return [*actions, *(action for record in ended for action in self._tell_end(record, node))]
 
-    def known_nodes(self, nodes: set[str]) -> None:
-        """What lies elsewhere is out of reach."""
-        for record in self.records.values():
-            for node in {n for holders in record.held.values() for n in holders} - nodes:
-                record.lost(node)
-
     def fetched(self, node: str, save: SaveId, rank: int, now: float, shares: tuple[Share, ...] = ()) -> list[Action]:
         """The segment of the rank lies at this node too, from elsewhere; it may never have heard that it was staged."""
         record = self.records.get(save)
@@ -101,7 +96,7 @@ class Saves:
         """A segment lies at the node. again: said before, to this coordinator or another, so it is not late."""
         record.held.setdefault(rank, set()).add(node)
         record.delivered[rank] = nbytes
-        clash = self._clash(record.save)
+        clash = clash_of(self.records.values(), record.save)
         if clash is not None:
             return self._disagree(record, clash)
         complete = record.phase is Phase.STAGING and record.in_memory
@@ -112,18 +107,6 @@ class Saves:
             record.end, record.apart = None, bool(apart)
             return self._finish(record, End.ABANDONED, apart) if apart else self._complete(record, now)
         return []
-
-    def _record(self, save: SaveId, world_size: int, now: float) -> Record:
-        if save not in self.records:
-            self.records[save] = Record(save, world_size, now)
-            self._prune()
-        record = self.records[save]
-        record.world_size = record.world_size or world_size  # that of what was found on the store is not known
-        return record
-
-    def _clash(self, save: SaveId) -> Record | None:
-        place = (save.incarnation, save.counter)
-        return next((r for s, r in self.records.items() if s != save and (s.incarnation, s.counter) == place), None)
 
     def _disagree(self, record: Record, other: Record) -> list[Action]:
         def name(r: Record) -> str:
@@ -143,7 +126,7 @@ class Saves:
             return [*actions, *self._finish(record, End.KEPT, "not due for a drain")]
         record.due = True
         if record.forced:  # one that waits at a time: each holds a slot
-            older = [r for r in self.records.values() if r.forced and r.save < record.save and self._waits(r)]
+            older = [r for r in self.records.values() if r.forced and r.save < record.save and r.waits]
             actions += [a for r in older for a in self._superseded(r)]
         return [*actions, *self.start_drain(now)]
 
@@ -164,17 +147,25 @@ class Saves:
         return [] if record.end is not None or record.staged else self._finish(record, End.SKIPPED, reason)
 
     @property
-    def _halves(self) -> list[Record]:
-        return [record for record in self.records.values() if record.half]
+    def _judged_halves(self) -> list[Record]:
+        """Those of which is known what there is: what was found may be whole with what a silent node has."""
+        return [r for r in self._halves if not (r.adopted and self._roll_call.doubts) and r.save not in self.awaited]
+
+    @property
+    def went_on(self) -> bool:
+        """Whether the present incarnation has staged something itself."""
+        newest = self.newest_staged
+        return newest is not None and newest.save.incarnation == self.incarnation
 
     def rank_gone(self, rank: int, why: str, incarnation: int) -> list[Action]:
         """Saves of this incarnation that wait for a rank that ended can never complete."""
-        waiting = [r for r in self._halves if r.save.incarnation >= incarnation and rank not in r.delivered]
+        waiting = [r for r in self._judged_halves if r.save.incarnation >= incarnation and rank not in r.delivered]
         return [a for r in waiting for a in self._finish(r, End.ABANDONED, f"rank {rank} {why} before it delivered")]
 
-    def new_incarnation(self, incarnation: int) -> None:
-        """Its first save is due."""
+    def new_incarnation(self, incarnation: int, session: str) -> None:
+        """Its first save is due. Commits are made in its name from here on."""
         self.incarnation = incarnation
+        self.fence.begin(incarnation, session)
         self.due.begin()
 
     def end_halves(self, incarnation: int) -> list[Action]:
@@ -195,12 +186,7 @@ class Saves:
         if record is None or node not in record.held.get(event.rank, set()):
             return []
         record.lost(node, event.rank)
-        return self._superseded(record) if self._waits(record) and self.ready else []
-
-    @staticmethod
-    def _waits(record: Record) -> bool:
-        """Whether it is staged and its drain is yet to come."""
-        return record.phase is Phase.STAGED and record.due and record.end is None
+        return self._superseded(record) if record.waits and self.ready else []
 
     def _superseded(self, record: Record) -> list[Action]:
         """The save's turn is over before it came; the newest takes it."""
@@ -210,31 +196,12 @@ class Saves:
         reason = f"{newest.save if newest else 'a newer save'} was staged before its drain began"
         return self._finish(record, End.SUPERSEDED, reason + (f"; last error: {record.error}" if record.error else ""))
 
-    @property
-    def anything_held(self) -> bool:
-        """Whether some segment of some save lies in an arena."""
-        return any(record.held for record in self.records.values())
-
-    @property
-    def newest_staged(self) -> Record | None:
-        """The newest save that every rank delivered and that still lies in memory."""
-        return max((r for r in self.records.values() if r.staged and r.in_memory), key=lambda r: r.save, default=None)
-
-    @property
-    def only_here(self) -> list[SaveId]:
-        """Checkpoints in memory that somebody may miss and the store does not have, as far as it was seen.
-
-        A half with segments here counts: after a restart all ranks may have staged it, and nobody has said so yet.
-        """
-        newest, durable = self.newest_staged, max(self.on_store, default=None)
-        staged = [r for r in self.records.values() if r.staged and r.in_memory and r.phase is not Phase.DURABLE]
-        wanted = [r for r in staged if r is newest or r.forced] + [r for r in self._halves if r.held]
-        return sorted(r.save for r in wanted if r.forced or durable is None or r.save > durable)
-
     # --- drain
 
     def drain_newest(self, now: float) -> list[Action]:
         """Somebody wants the newest checkpoint durable, whatever the cadence says."""
+        if self.fence.taken_over:
+            return []
         open_saves = [r for r in self.records.values() if r.end is None or r.end in (End.KEPT, End.FAILED)]
         open_saves = [r for r in open_saves if r.save.incarnation != self.disputed]
         alive = [r for r in open_saves if (r.in_memory if r.staged else r.end is None)]
@@ -253,9 +220,14 @@ class Saves:
 
         A forced save comes before: it was asked for by name, and there is at most one that waits.
         """
-        if not self.ready or self.active is not None or (self.retry_at is not None and now < self.retry_at):
+        if (
+            not self.ready
+            or self.fence.taken_over
+            or self.active is not None
+            or (self.retry_at is not None and now < self.retry_at)
+        ):
             return []
-        waiting = [r for r in self.records.values() if self._waits(r)]
+        waiting = [r for r in self.records.values() if r.waits and (r.in_memory or not self._roll_call.doubts)]
         newest = self.newest_staged
         if newest is None:
             reason = "its memory was given up before it was drained"
@@ -288,7 +260,9 @@ class Saves:
         return [self._order_drain(record, node) for node in record.drainers]
 
     def _order_drain(self, record: Record, node: str) -> Action:
-        order = ev.DrainOrdered(job=self._job, node=self._node, save=record.save, ranks=record.drainers[node])
+        order = ev.DrainOrdered(
+            job=self._job, node=self._node, store_id=self.fence.store_id, save=record.save, ranks=record.drainers[node]
+        )
         return self._order(order, node)
 
     def peer_up(self, node: str, now: float) -> list[Action]:
@@ -343,7 +317,8 @@ class Saves:
 
     def _commit(self, record: Record) -> list[Action]:
         self.active, record.phase = record.save, Phase.COMMITTING
-        return [Commit(job=self._job, save=record.save)]
+        self._asked = self.fence.commit(record.save)
+        return [self._asked]
 
     def committed(self, event: ev.CommitEnded, now: float) -> list[Action]:
         """The checkpoint is durable, or why not."""
@@ -353,7 +328,20 @@ class Saves:
         if event.problem:
             record.commit_failures += 1
             return self._drain_failed(record, event.problem, now)
+        if event.taken_over and self._asked != self.fence.commit(record.save):
+            return self._commit(record)  # it was made for the session that this one replaced: nobody replaced this one
+        if event.taken_over:
+            record.phase = Phase.STAGED
+            return [*self._drop_drain(record), *self.superseded_by(event.taken_over)]
         return [*self._made_durable(record, event.nbytes), *self.start_drain(now)]
+
+    def superseded_by(self, incarnation: int) -> list[Action]:
+        """Another session took the job over: nothing of this one becomes durable any more, whatever lies there."""
+        self.fence.taken_over = incarnation
+        reason = f"incarnation {incarnation} took the job over"
+        waiting = [r for r in self.records.values() if r.waits or (r.staged and r.end is None)]
+        actions: list[Action] = [Note(job=self._job, text=f"{reason}: what this run saves is not durable any more")]
+        return [*actions, *(a for record in waiting for a in self._finish(record, End.FAILED, reason))]
 
     def _made_durable(self, record: Record, nbytes: int) -> list[Action]:
         save = record.save
@@ -384,7 +372,8 @@ class Saves:
             return [note]  # stays active: the commit alone is tried again
         record.phase = Phase.STAGED
         actions: list[Action] = [note]
-        if now - record.first_failure >= self._policy.drain_give_up_s or not record.in_memory:
+        late = now - record.first_failure >= self._policy.drain_give_up_s
+        if late or not (record.in_memory or self._roll_call.doubts):
             record.due = False
             actions += self._finish(record, End.FAILED, problem)
         return [*actions, *self._drop_drain(record)]
@@ -397,7 +386,7 @@ class Saves:
             if not self.ready:
                 self.silent_since = now if self.silent_since is None else self.silent_since
             return [Note(job=self._job, text=f"the store does not answer: {event.problem}")]
-        self.ready, self.silent_since = True, None
+        self.ready, self.silent_since, self.fence.store_id = True, None, event.store_id
         there = {found.save: found for found in event.committed}
         for save in removed_by_others(self.on_store, there):
             del self.on_store[save]
@@ -405,7 +394,9 @@ class Saves:
         actions: list[Action] = []
         for save in self.on_store:
             record = self.records.get(save) if save.incarnation != self.disputed else None
-            if record is not None and record.phase is not Phase.DURABLE and self.active != save:
+            if record is None or record.phase is Phase.DURABLE or self.active == save:
+                continue
+            if save.incarnation < self.incarnation or not was_taken_over(save, event.records):
                 record.phase = Phase.DURABLE
                 actions += self._finish(record, End.DURABLE, "")
         newest = max(self.on_store, default=None)
@@ -413,6 +404,8 @@ class Saves:
         actions += self._outrun(best) if best is not None else []
         for partial in event.partials:
             actions += self._judge_partial(partial, newest, incarnation, now)
+        rival = self.fence.rival(event.records)
+        actions += self.superseded_by(rival) if rival and not self.fence.taken_over else []
         return [*actions, *self.retire(), *self.start_drain(now)]
 
     def _judge_partial(self, partial: ev.Partial, newest: SaveId | None, incarnation: int, now: float) -> list[Action]:
@@ -424,6 +417,7 @@ class Saves:
             return [RemovePartial(job=self._job, save=save)]
         if partial.complete and self.active is None:
             record = record or self._record(save, 0, now)
+            record.due = True  # it was, in an earlier life of this coordinator
             return self._commit(record)
         if record is None and save.incarnation < incarnation:
             return [RemovePartial(job=self._job, save=save)]
@@ -468,37 +462,17 @@ class Saves:
             record.due, record.end, record.reason, record.first_failure = True, None, "", None
         return self.start_drain(now)
 
-    def _prune(self) -> None:
-        ended = sorted(s for s, r in self.records.items() if r.end is not None and not r.held and s != self.active)
-        for save in ended[: max(0, len(self.records) - MAX_RECORDS)]:
-            end = self.records.pop(save).end
-            assert end is not None  # noqa: S101 - only ended ones were taken
-            self._past[end] += 1
-
-    @property
-    def ends(self) -> Counter[End]:
-        """How many saves ended how, of all that this coordinator has known. Who waits again is none of them."""
-        return self._past + Counter(record.end for record in self.records.values() if record.end is not None)
-
-    def known(self, incarnation: int) -> tuple[Progress, ...]:
-        """What a rank that comes back must learn about the saves of its incarnation."""
-        return tuple(
-            Progress(save=r.save, milestone=r.milestone, end=r.end, reason=r.reason, apart=r.apart)
-            for r in self.records.values()
-            if r.save.incarnation == incarnation
-        )
-
     def next_deadline(self) -> float | None:
         """When a staging save has taken too long, or a drain is tried again."""
-        staging = [r.since + self._policy.stage_timeout_s for r in self._halves if r.save not in self.awaited]
+        staging = [r.since + self._policy.stage_timeout_s for r in self._judged_halves]
         silent = self.silent_since + self._policy.drain_give_up_s if self.silent_since is not None else None
         return min([*staging, *(t for t in (self.retry_at, silent) if t is not None)], default=None)
 
     def tick(self, now: float) -> list[Action]:
         """Gives up what took too long; tries again what failed."""
         actions: list[Action] = []
-        for record in self._halves:
-            if now - record.since >= self._policy.stage_timeout_s and record.save not in self.awaited:
+        for record in self._judged_halves:
+            if now - record.since >= self._policy.stage_timeout_s:
                 missing = sorted(set(range(record.world_size)) - set(record.delivered))
                 reason = f"ranks {few(missing)} did not deliver within {self._policy.stage_timeout_s:g} s"
                 actions += self._finish(record, End.ABANDONED, reason)
@@ -514,6 +488,6 @@ class Saves:
 
     def _give_up_on_the_store(self) -> list[Action]:
         """It never answered: who waits for a drain is told. The memory stays, and a later answer is welcome."""
-        waiting = [r for r in self.records.values() if self._waits(r)]
+        waiting = [r for r in self.records.values() if r.waits]
         reason = "the store has not answered since the daemon started"
         return [a for r in waiting for a in self._finish(r, End.FAILED if r.in_memory else End.SUPERSEDED, reason)]

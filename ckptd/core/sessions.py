@@ -7,12 +7,14 @@ gets the next incarnation number. A rank of the present session that comes back 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from ckptd.core import events as ev
-from ckptd.core.actions import Action, TakeIncarnation, ToNode
+from ckptd.core.actions import Action, ScanStore, TakeIncarnation, ToNode
 from ckptd.core.policy import Policy
 from ckptd.core.protection_view import few_names
-from ckptd.protocol.ids import JobKey
-from ckptd.protocol.messages import Cadence
+from ckptd.protocol.ids import NO_RUN, JobKey, RunId
+from ckptd.protocol.messages import Cadence, Progress
 from ckptd.protocol.topology import Peer, Topology
 
 
@@ -29,6 +31,7 @@ class Waiting:
     outside: set[str] = field(default_factory=set)  # nodes that the job used before and this session does not
     late: bool = False  # it was waited for them long enough
     visited: set[str] = field(default_factory=set)  # those of them that have said who lives there
+    store_id: str = ""  # the store that the ranks ask for; empty: none in particular
 
     def heard(self, now: float, patience_s: float) -> bool:
         """Whether every node has said who lives there; those that the session does not use get little time."""
@@ -40,12 +43,16 @@ class Waiting:
 class Sessions:
     """The door. ``incarnation`` is the largest number this coordinator knows of."""
 
-    def __init__(self, job: JobKey, node: str, policy: Policy) -> None:
+    def __init__(self, job: JobKey, node: str, policy: Policy, known: int = 0) -> None:
         self._job = job
         self._node = node
         self._policy = policy
         self.session = ""
         self.incarnation = 0
+        self.run: RunId = NO_RUN  # drawn with the incarnation
+        self.store_id = ""  # of the store that the session is saved to; empty: it has not answered yet
+        self.asked_store = ""  # that the session asks for
+        self.remembered: set[str] = set()  # ids of stores that arenas have for the job
         self.world_size = 0
         self.cadence = Cadence()
         self.members: dict[int, str] = {}
@@ -57,6 +64,7 @@ class Sessions:
         self.departed: set[int] = set()  # members that left or died; nothing more comes from them
         self._dead: set[tuple[int, str]] = set()
         self.floor = 0  # the largest number seen on the store
+        self._known = known  # the largest that some node had, this one or another
         self.confirmed = True  # the store gave the present number, so nobody else has it
         self.spoiled = ""  # why the session will not be complete: a rank of it was refused
         self._live: dict[tuple[int, str], ev.RankFound] = {}
@@ -80,9 +88,14 @@ class Sessions:
         self._where[event.rank, event.session] = node
         self._doubted.discard((event.rank, event.session))
 
+    def is_stale(self, event: ev.Event) -> bool:
+        """Whether it is a rank's word of another session than the present one: it counts for nothing."""
+        return isinstance(event, ev.FromRank) and bool(event.session) and event.session != self.session
+
     def knocked(self, event: ev.Knocked, now: float) -> None:
         """A session at the door leaves these nodes, if it is let in."""
-        self.floor = max(self.floor, event.incarnation)
+        self._known = max(self._known, event.incarnation)
+        self.remembered |= {event.store_id} - {""}
         if not event.outside:
             return
         waiting = self._waiting.setdefault(event.session, Waiting(now, Cadence()))
@@ -91,7 +104,8 @@ class Sessions:
 
     def visited(self, node: str, event: ev.Visited, now: float) -> list[Action]:
         """A node that the session leaves has said who lives there."""
-        self.floor = max(self.floor, event.incarnation)
+        self._known = max(self._known, event.incarnation)
+        self.remembered |= {event.store_id} - {""}
         self._confirm(node)
         waiting = self._waiting.get(event.session)
         if waiting is None:
@@ -164,17 +178,24 @@ class Sessions:
                 self.epoch = self._epochs.get(event.session, kept) or event.incarnation
                 self.topology = event.topology
             self.session, self.world_size, self.cadence = event.session, event.world_size, event.cadence
-            self.incarnation = max(self.incarnation, event.incarnation)
+            self.heard_number(event.incarnation, event.run)
+            self.asked_store = event.store_id
             self.members[event.rank] = node
             self.departed.discard(event.rank)
             self.spoiled = ""
             return [self._welcome(node, (event.rank,))]
         waiting = self._waiting.setdefault(event.session, Waiting(now, event.cadence))
         waiting.takeover |= event.takeover
+        waiting.store_id = waiting.store_id or event.store_id
         waiting.cadence, waiting.topology = event.cadence, event.topology
         waiting.ranks[event.rank] = (node, event.world_size)
         waiting.nodes.add(node)
         return self._open_waiting(now)
+
+    def heard_number(self, incarnation: int, run: RunId) -> None:
+        """Somebody of this session has this number, or an older one."""
+        if incarnation > self.incarnation or (incarnation == self.incarnation and self.run == NO_RUN):
+            self.incarnation, self.run = incarnation, run
 
     def heard_epoch(self, session: str, epoch: int) -> list[Action]:
         """A node says since when its session has its topology; this daemon may have restarted before it kept that."""
@@ -190,6 +211,8 @@ class Sessions:
         replaced = event.incarnation < self.incarnation and not missed
         if self.session and not ours:
             replaced = event.incarnation <= self.incarnation
+        if event.incarnation == self.incarnation and self.run not in (event.run, NO_RUN):
+            return ("stale", f"incarnation {event.incarnation} belongs to another run of the job", "")
         if event.incarnation and replaced:
             return ("stale", f"incarnation {event.incarnation} was replaced by {self.incarnation}", "")
         if event.rank >= event.world_size:
@@ -216,8 +239,34 @@ class Sessions:
             heard = waiting.ranks and waiting.heard(now, self._policy.outside_wait_s)
             if heard and (waiting.takeover or not self._others(session)):
                 self._taking = session
-                return [TakeIncarnation(job=self._job, at_least=self.next_number)]
+                return [self.take(session)]
         return self._refuse_late(now)
+
+    def take(self, session: str) -> TakeIncarnation:
+        """Asks for the next number, for a session that stands at the door or the one that is in."""
+        waiting = self._waiting.get(session)
+        return TakeIncarnation(
+            job=self._job,
+            at_least=self.next_number,
+            session=session,
+            remembered=tuple(sorted(self.remembered)),
+            wanted=waiting.store_id if waiting is not None else self.wanted_store,
+        )
+
+    @property
+    def wanted_store(self) -> str:
+        """The one store that the session may be saved to; empty: none in particular yet."""
+        return self.store_id or self.asked_store
+
+    def scan(self) -> ScanStore:
+        """Asks what lies on the store. With no session, nobody is there to be warned of another store than before."""
+        before = next(iter(self.remembered)) if len(self.remembered) == 1 and not self.session else ""
+        return ScanStore(
+            job=self._job,
+            remembered=tuple(sorted(self.remembered)),
+            wanted=self.wanted_store or before,
+            make=bool(self.session),
+        )
 
     def _refuse_late(self, now: float) -> list[Action]:
         actions: list[Action] = []
@@ -257,13 +306,24 @@ class Sessions:
     @property
     def wanted(self) -> bool:
         """Whether anybody may still need the job's memory: a member, one at the door, a process that may come back."""
-        near = any(self._where.get(key) not in self.unreachable for key in self._live)
-        return bool(self.present or self._waiting or near)
+        return bool(self.present or self._waiting or self._near(self._live))
+
+    @property
+    def peopled(self) -> bool:
+        """Whether a rank of the session is in, or lives and has not come back to a daemon that restarted."""
+        return bool(self.present or self._near(key for key in self._live if key[1] == self.session))
+
+    def _near(self, ranks: Iterable[tuple[int, str]]) -> bool:
+        return any(self._where.get(key) not in self.unreachable for key in ranks)
 
     @property
     def next_number(self) -> int:
         """The least number that nobody can have had, as far as this coordinator knows."""
-        return max(self.incarnation, self.floor) + 1
+        return max(self.incarnation, self.floor, self._known) + 1
+
+    def is_outdated(self, event: ev.IncarnationTaken) -> bool:
+        """Whether the store gave a number that is not above one of which some node has told since it was asked."""
+        return not event.problem and event.number <= max(self.incarnation, self._known)
 
     def number_of(self, event: ev.IncarnationTaken) -> int:
         """The number to go on with: the store's, or the clock's where the store is silent."""
@@ -276,9 +336,9 @@ class Sessions:
         return self.spoiled or (f"rank {gone} left the job" if gone else "")
 
     @property
-    def taking(self) -> bool:
-        """Whether an incarnation number is on its way for the door."""
-        return bool(self._taking)
+    def taking(self) -> str:
+        """The session for which an incarnation number is on its way, empty for none."""
+        return self._taking
 
     def opened(self, event: ev.IncarnationTaken, now: float) -> list[Action]:
         """The number is there: the session is the job now."""
@@ -289,8 +349,9 @@ class Sessions:
         if event.hopeless:
             text = f"store {self._job.store!r} cannot be used: {event.problem}"
             return [self._refusal(session, tuple(waiting.ranks), "config", text, event.hint), *self._open_waiting(now)]
-        self.session, self.cadence = session, waiting.cadence
-        self.incarnation = self.number_of(event)
+        self.session, self.cadence, self.asked_store = session, waiting.cadence, waiting.store_id
+        self.incarnation, self.run = self.number_of(event), event.run
+        self.store_id = event.store_id
         self.confirmed = not event.problem
         self.departed = set()
         self.topology, self.epoch = waiting.topology, self.incarnation
@@ -299,7 +360,7 @@ class Sessions:
         self.members = {rank: node for rank, (node, _) in waiting.ranks.items()}
         self.world_size = next(size for _, size in waiting.ranks.values())
         note = f"the store did not give an incarnation number ({event.problem}); went on with {self.incarnation}"
-        warnings = (note,) if event.problem else ()
+        warnings = (*event.warnings, *((note,) if event.problem else ()))
         nodes = sorted(set(self.members.values()))
         ranks = {node: tuple(r for r, n in self.members.items() if n == node) for node in nodes}
         for node in sorted(self.visitors):
@@ -332,6 +393,8 @@ class Sessions:
             node=self._node,
             session=self.session,
             incarnation=self.incarnation,
+            run=self.run,
+            store_id=self.store_id,
             ranks=ranks,
             warnings=warnings,
             topology=self.topology,
@@ -345,3 +408,11 @@ class Sessions:
             job=self._job, node=self._node, session=session, ranks=ranks, code=code, message=message, hint=hint
         )
         return ToNode(job=self._job, message=order)
+
+
+def with_known(actions: list[Action], known: tuple[Progress, ...]) -> list[Action]:
+    """Adds to each welcome what became of the saves of that incarnation."""
+    for i, action in enumerate(actions):
+        if isinstance(action, ToNode) and isinstance(action.message, ev.SessionOpened):
+            actions[i] = ToNode(job=action.job, node=action.node, message=replace(action.message, known=known))
+    return actions

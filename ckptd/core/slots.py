@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ckptd.core.actions import Action, AllocateSlots, FreeSlot, TakeDigests, UnlinkSlot
 from ckptd.core.events import SegmentFetched, SegmentStaged, SlotAdopted
-from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.ids import JobKey, Run, SaveId
 from ckptd.protocol.shares import Share
 from ckptd.protocol.slot import Seal
 
@@ -25,6 +25,7 @@ class Slot:
     seal: Seal | None = None  # once its digests are taken
     unreadable: str = ""  # why its digests cannot be taken
     unsure: bool = False  # a rank may have sealed it since it was last known to be free
+    foreign: bool = False  # holds a segment of a run that is not the job's: neither reused nor freed with its saves
 
     @property
     def digested(self) -> bool:
@@ -49,8 +50,8 @@ class SlotTable:
         return iter(self._slots.values())
 
     def of_rank(self, rank: int) -> list[Slot]:
-        """Slots that belong to a rank."""
-        return [slot for slot in self._slots.values() if slot.rank == rank]
+        """Slots that belong to a rank, but for those of foreign runs: they count beside its share."""
+        return [slot for slot in self._slots.values() if slot.rank == rank and not slot.foreign]
 
     def holding(self, save: SaveId) -> list[Slot]:
         """Slots that hold a segment of the save, by rank."""
@@ -89,6 +90,25 @@ class SlotTable:
             actions += self.free(slot)
             actions += self._unlink(slot) if len(self.of_rank(slot.rank)) > self._per_rank else []
         return actions
+
+    @property
+    def foreign(self) -> list[Slot]:
+        """Slots that hold segments of runs that are not the job's."""
+        return [slot for slot in self._slots.values() if slot.foreign]
+
+    def mark_foreign(self, runs: Container[Run]) -> set[SaveId]:
+        """Sets apart what these runs left, and takes back what is the job's after all: those saves are returned."""
+        back: set[SaveId] = set()
+        for slot in self._slots.values():
+            foreign = slot.save is not None and slot.save.owner in runs
+            back |= {slot.save} if slot.save is not None and slot.foreign and not foreign else set()
+            slot.foreign = foreign
+        return back
+
+    def drop_foreign(self, runs: Container[Run]) -> list[Action]:
+        """Gives up what these foreign runs left."""
+        gone = [slot for slot in self.foreign if slot.save is not None and slot.save.owner in runs]
+        return [action for slot in gone for action in self._unlink(slot)]
 
     def demand(self, rank: int, capacity: int) -> list[Action]:
         """The rank wants slots of this capacity and has given back what was granted to it."""
