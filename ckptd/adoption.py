@@ -5,17 +5,36 @@ import os
 from collections.abc import Callable
 
 from ckptd.arena import Arena, FoundSlot
+from ckptd.arena_stores import KnownStores
+from ckptd.config import Config
 from ckptd.core import actions as act
 from ckptd.core import events as ev
 from ckptd.core.catalogue import Catalogue
+from ckptd.integrity_key import integrity_of
 from ckptd.liveness import Liveness, job_of
 from ckptd.logs import line
+from ckptd.numbers import Numbers
 from ckptd.parity_files import Parities
 from ckptd.peers.kept import kept_topologies
 from ckptd.protocol import places
+from ckptd.protocol.errors import ConfigError, IntegrityError
 from ckptd.protocol.ids import JobKey
 
 log = logging.getLogger("ckptd")
+
+
+def open_arena(config: Config) -> Arena:
+    """The daemon's arena, open. Raises ConfigError, also when what is staged there has another key than it, or none."""
+    arena = Arena(config.arena, config.budget_nbytes, integrity_of(config.integrity, config.integrity_key_file))
+    arena.open()
+    try:
+        arena.scan()
+        Parities(arena).scan()
+    except IntegrityError as error:
+        arena.close(remove=False)
+        hint = f"start the daemon with the settings it had, or give up what is staged: rm -r {arena.path}"
+        raise ConfigError(error.message, hint=hint) from error
+    return arena
 
 
 class Adoption:
@@ -24,6 +43,7 @@ class Adoption:
     def __init__(  # noqa: PLR0913, PLR0917 - the daemon's parts
         self,
         arena: Arena,
+        known_stores: KnownStores,
         parities: Parities,
         liveness: Liveness,
         catalogue: Catalogue,
@@ -31,6 +51,7 @@ class Adoption:
         perform: Callable[[act.Action], None],
     ) -> None:
         self._arena = arena
+        self._known_stores = known_stores
         self._parities = parities
         self._liveness = liveness
         self._catalogue = catalogue
@@ -39,13 +60,7 @@ class Adoption:
 
     def run(self, now: float) -> list[str]:
         """Takes everything over; what belongs to nobody is told."""
-        kept = kept_topologies(self._arena.path)
-        jobs = {places.job_dir(one.job): one.job for one in kept}
-        for one in kept:  # first: who coordinates decides what is reported to whom
-            known = ev.TopologyKept(
-                job=one.job, topology=one.topology, epoch=one.epoch, since=one.since, outside=one.outside
-            )
-            self._handle(known)
+        jobs = self._kept()
         slots = self._arena.scan()
         for slot in slots:
             directory = os.path.join(self._arena.path, slot.job_dir)
@@ -60,12 +75,32 @@ class Adoption:
                 log.warning(line("parity of nothing here, removed", job=job.job, save=piece.save))
                 self._parities.give_back(job, piece.save, piece.epoch, keep=False)
         for directory, job in jobs.items():
+            known = self._known_stores.of(job)
+            if known is not None:
+                self._handle(ev.StoreRemembered(job=job, store_id=known))
             self._look(job, os.path.join(self._arena.path, directory))
             for action in self._catalogue.adopted(job, now):
                 self._perform(action)
         if slots:
             log.info(line("adopted", slots=len(slots) - len(nameless), jobs=len(jobs)))
         return [told for slot in nameless if (told := self._stray(slot))]
+
+    def _kept(self) -> dict[str, JobKey]:
+        """What small files of the arena say, told first: who coordinates decides what is reported to whom."""
+        for number in Numbers(self._arena.path).ahead():
+            self._handle(ev.NumberKept(job=number.job, number=number.number))
+        kept = kept_topologies(self._arena.path)
+        for one in kept:
+            kept_one = ev.TopologyKept(
+                job=one.job,
+                topology=one.topology,
+                epoch=one.epoch,
+                since=one.since,
+                outside=one.outside,
+                former=one.former,
+            )
+            self._handle(kept_one)
+        return {places.job_dir(one.job): one.job for one in kept}
 
     def _slot(self, slot: FoundSlot, jobs: dict[str, JobKey]) -> bool:
         job = jobs.get(slot.job_dir)

@@ -16,10 +16,12 @@ from ckptd.arena_place import make_directory
 from ckptd.mapping import HUGE_NBYTES, Mapping, fill, fill_huge
 from ckptd.memory import Budget, budget
 from ckptd.protocol import places
-from ckptd.protocol.digest import blocks, digest
+from ckptd.protocol.digest import blocks
 from ckptd.protocol.errors import BudgetError, ConfigError, DamagedError
 from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.integrity import XXH3, Integrity, Purpose
 from ckptd.protocol.slot import SEALS_NBYTES, Seal, SlotState, decode_seals, next_seal
+from ckptd.publications import Publications
 from ckptd.units import format_size
 
 MAX_SOCKET_PATH = 107  # sun_path, less its final NUL
@@ -49,10 +51,16 @@ class Fragments(NamedTuple):
 
 
 class Arena:
-    """Owns the directory from open to close. Slot pages may be touched from threads, each slot from one at a time."""
+    """Owns the directory from open to close. Slot pages may be touched from threads, each slot from one at a time.
 
-    def __init__(self, path: str, budget_nbytes: int = 0) -> None:
+    integrity: how all that lies in it is proved.
+    """
+
+    def __init__(self, path: str, budget_nbytes: int = 0, integrity: Integrity = XXH3) -> None:
         self.path = path
+        self.publications = Publications(path)
+        """Where ranks of this node want a trainer's files: the one word of it that counts."""
+        self.integrity = integrity
         self._limit_nbytes = budget_nbytes
         self._lock_fd = -1
         self._mappings: dict[str, Mapping] = {}
@@ -101,7 +109,8 @@ class Arena:
         if remove and not self._used:
             _rmdir_if_empty(jobs)
         if remove and not os.path.exists(jobs):  # else a job of it counts on the identity, and reads the log
-            for name in (places.LOG, places.BALLAST, places.IDENTITY, f"{places.IDENTITY}.new", places.LOCK):
+            small = (places.LOG, places.BALLAST, places.STORES, places.IDENTITY, places.NUMBERS)
+            for name in (*small, *(f"{one}.new" for one in small), places.LOCK):
                 _unlink_if_there(os.path.join(self.path, name))
             _rmdir_if_empty(self.path)
         os.close(self._lock_fd)
@@ -134,7 +143,7 @@ class Arena:
                 if capacity < SEALS_NBYTES or file.st_blocks * 512 < capacity:
                     os.unlink(path)  # its allocation was cut short: a write where no page is would kill the writer
                     continue
-                found.append(FoundSlot(job_dir, name, parsed[0], capacity, _read_seal(path, capacity)))
+                found.append(FoundSlot(job_dir, name, parsed[0], capacity, _read_seal(path, capacity, self.integrity)))
                 self._used[path] = capacity
         return found
 
@@ -294,6 +303,7 @@ class Arena:
             with contextlib.suppress(OSError):  # a link or a directory of that name stays, and so does the job's
                 left = name.endswith(places.RANK_SUFFIX) and locks.holder(path) is None
                 left = left or places.BOARD_SUFFIX in name  # of ranks that were killed while they met
+                left = left or name.endswith((places.PUBLISHED_SUFFIX, places.DUE_SUFFIX, places.DUE_SUFFIX + ".new"))
                 if left or name in (places.TOPOLOGY, places.TOPOLOGY + ".new"):
                     os.unlink(path)
         _rmdir_if_empty(directory)
@@ -306,7 +316,7 @@ class Arena:
 
     def seal_of(self, job: JobKey, name: str) -> Seal:
         """The seal in force."""
-        return decode_seals(bytes(self._view(job, name)[-SEALS_NBYTES:]))[2]
+        return decode_seals(bytes(self._view(job, name)[-SEALS_NBYTES:]), self.integrity, where=f"slot {name}")[2]
 
     def free(self, job: JobKey, name: str) -> None:
         """From here on the slot's old bytes are worth nothing, whoever finds them."""
@@ -321,7 +331,7 @@ class Arena:
         view = self._view(job, name)
         if seal.save != save or seal.content_nbytes + SEALS_NBYTES > len(view):
             return None
-        return b"".join(digest(view[start:stop]) for start, stop in blocks(seal.image_nbytes))
+        return b"".join(self.integrity.digest(view[start:stop]) for start, stop in blocks(seal.image_nbytes))
 
     def seal_digests(self, job: JobKey, name: str, table: bytes) -> None:
         """Puts the digest table, then the seal that vouches for it, in force. The slot must hold what was digested."""
@@ -329,7 +339,8 @@ class Arena:
         failpoints.reach("stage.before-table")
         view[seal.table_offset : seal.table_offset + len(table)] = table
         failpoints.reach("stage.before-digested-seal")
-        vouched = msgspec.structs.replace(seal, state=SlotState.DIGESTED, table_digest=digest(table))
+        table_digest = self.integrity.digest(table, Purpose.TABLE)
+        vouched = msgspec.structs.replace(seal, state=SlotState.DIGESTED, table_digest=table_digest)
         self._put_seal(job, name, vouched)
         failpoints.reach("stage.after-digested-seal")
 
@@ -341,7 +352,7 @@ class Arena:
         parts = []
         for what, part in seal.tail.items():
             parts.append(bytes(view[part.offset : part.offset + part.nbytes]))
-            if digest(parts[-1]) != part.digest:
+            if self.integrity.digest(parts[-1], Purpose(what)) != part.digest:
                 raise DamagedError(f"slot {name}: {what} does not match its digest")
         return Fragments(seal, *parts)
 
@@ -355,7 +366,7 @@ class Arena:
 
     def _put_seal(self, job: JobKey, name: str, seal: Seal) -> None:
         view = self._view(job, name)
-        offset, page = next_seal(bytes(view[-SEALS_NBYTES:]), seal)
+        offset, page = next_seal(bytes(view[-SEALS_NBYTES:]), seal, self.integrity)
         start = len(view) - SEALS_NBYTES + offset
         view[start : start + len(page)] = page
 
@@ -379,10 +390,10 @@ class Arena:
             self._mappings.pop(self.slot_path(job, name), None)
 
 
-def _read_seal(path: str, capacity: int) -> Seal:
+def _read_seal(path: str, capacity: int, integrity: Integrity) -> Seal:
     with open(path, "rb") as file:
         file.seek(capacity - SEALS_NBYTES)
-        return decode_seals(file.read(SEALS_NBYTES))[2]
+        return decode_seals(file.read(SEALS_NBYTES), integrity, where=path)[2]
 
 
 def _make_slot(path: str, capacity: int) -> Iterator[int]:

@@ -1,5 +1,6 @@
 """Blocking work of the daemon in a few threads: it ends as a callback in the main loop, never in the thread."""
 
+import contextlib
 import os
 from collections import deque
 from collections.abc import Callable
@@ -51,14 +52,16 @@ class Background:
         return self._running > 0
 
     def deliver(self) -> None:
-        """Runs the callbacks of all finished work."""
-        try:
+        """Runs the callbacks of all finished work. What one raises is raised; the next call runs those after it."""
+        with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake)
-        except BlockingIOError:
-            return
         while self._results:
             self._running -= 1
-            self._results.popleft()()
+            try:
+                self._results.popleft()()
+            except BaseException:
+                os.eventfd_write(self._wake, 1)
+                raise
 
     def close(self) -> None:
         """Lets go of the threads; what runs ends with the process."""

@@ -7,13 +7,14 @@ from collections.abc import Callable
 
 from ckptd.protocol.places import BALLAST
 
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # the last: a pipe would hold us
 _NBYTES = 1 << 20  # more than the topology of a thousand nodes
 
 
 def take(arena: str) -> None:
     """Sets the pages aside, if there is room. For an arena whose lock is held."""
     with contextlib.suppress(OSError):
-        fd = os.open(os.path.join(arena, BALLAST), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        fd = os.open(os.path.join(arena, BALLAST), _FLAGS, 0o600)
         try:
             os.posix_fallocate(fd, 0, _NBYTES)
         finally:

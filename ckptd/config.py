@@ -28,6 +28,7 @@ FOREIGN_VARIABLES = frozenset(
         "CKPTD_LOG",
         "CKPTD_NO_AUTOSTART",
         "CKPTD_SAVE_TIMEOUT_S",
+        "CKPTD_STORE_ID",
     }
 )
 
@@ -124,6 +125,15 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     ] = 10.0
     key_file: Annotated[
         StorePath | None, Meta(description="key pair of ckptd keygen; none: one of the arena's own")
+    ] = None
+    integrity: Annotated[
+        Literal["auto", "xxh3", "keyed"],
+        Meta(
+            description="digests that find accidents (xxh3), or that nobody makes without a key; auto: if there is one"
+        ),
+    ] = "auto"
+    integrity_key_file: Annotated[
+        StorePath | None, Meta(description="key of ckptd keygen --integrity, for integrity = keyed")
     ] = None
     exit_when_empty: Annotated[bool, Meta(description="leave when no job is left, as a client-started daemon does")] = (
         False

@@ -8,13 +8,15 @@ import socket
 import sys
 import time
 from collections import deque
+from functools import partial
 
 import zmq
 
 from ckptd import doctor, notify, picture
-from ckptd.adoption import Adoption
-from ckptd.arena import Arena
+from ckptd.adoption import Adoption, open_arena
+from ckptd.arena_stores import KnownStores
 from ckptd.background import Background
+from ckptd.bug_fence import BugFence
 from ckptd.bulk.host import BulkHost
 from ckptd.config import Config
 from ckptd.core import actions as act
@@ -25,6 +27,7 @@ from ckptd.desk import Sources, StatusDesk
 from ckptd.diary import Diary
 from ckptd.door import Door
 from ckptd.effects import Effects
+from ckptd.forgetting import Forgetting
 from ckptd.liveness import Liveness, somebody_waits
 from ckptd.logs import configure, line
 from ckptd.peers.identity import identify
@@ -40,7 +43,6 @@ from ckptd.protocol.messages import (
     AskSteps,
     AskStop,
     Done,
-    Forgotten,
     NodeInfo,
     Refused,
     StatusReply,
@@ -48,6 +50,7 @@ from ckptd.protocol.messages import (
 from ckptd.protocol.topology import Scheme
 from ckptd.rank_socket import Letter, RankSocket
 from ckptd.stores import Stores
+from ckptd.worker_link import StoreLink
 
 log = logging.getLogger("ckptd")
 _EMPTY_GRACE_S = 3.0  # a client-started daemon waits so long for its first rank, and for a next one
@@ -64,8 +67,7 @@ class Daemon:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._arena = Arena(config.arena, config.budget_nbytes)
-        self._arena.open()
+        arena = self._arena = open_arena(config)
         self._started = time.monotonic()
         self._plane = self._start_plane(config)
         self._node = self._plane.peer.node
@@ -73,19 +75,9 @@ class Daemon:
         self._liveness = Liveness()
         self._digesting = Background(config.hash_threads, "digest")
         self._allocating, self._cleaning = Background(2, "allocate"), Background(1, "clean")
-        self._stores = Stores(niceness=config.worker_niceness, hang_s=config.store_hang_s)
-        self._effects = Effects(
-            node=self._node,
-            arena=self._arena,
-            stores=self._stores,
-            digesting=self._digesting,
-            allocating=self._allocating,
-            cleaning=self._cleaning,
-            deliver=self._handle,
-            store_timeout_s=config.store_timeout_s,
-            bandwidth=config.drain_bandwidth,
-            note=lambda job, text: self._desk.note(job, text),  # noqa: PLW0108 - there is none yet
-        )
+        self._stores = Stores(niceness=config.worker_niceness, hang_s=config.store_hang_s, integrity=arena.integrity)
+        self._known_stores = KnownStores(config.arena)
+        self._effects = self._make_effects(config)
         self._bulk = BulkHost(self._arena, self._plane, config.bulk_port)
         self._encoding, self._fetching = Background(_PULLS, "encode"), Background(_PULLS, "fetch")
         self._protect = ProtectEffects(
@@ -98,11 +90,12 @@ class Daemon:
             deliver=self._handle,
         )
         self._socket = RankSocket(self._arena.socket_path)
-        self._door = Door(self._socket, self._arena, self._liveness, self._plane.peer)
+        self._door = Door(self._socket, self._arena, self._known_stores, self._liveness, self._plane.peer)
         self._door.warnings += _warnings(self._arena.path)
         self._desk, self._diary = self._open_desk(), Diary()
+        self._forgetting = Forgetting(self._catalogue, self._known_stores, self._cleaning, self._perform)
         self._queue: deque[ev.Event] = deque()
-        self._handling = False
+        self._handling, self._fence = False, BugFence()
         self._wake, self._signals = socket.socketpair()
         self._stop_asked = 0
         self._stop_at: float | None = None
@@ -122,10 +115,25 @@ class Daemon:
             self._arena.close(remove=False)
             raise
 
+    def _make_effects(self, config: Config) -> Effects:
+        return Effects(
+            node=self._node,
+            arena=self._arena,
+            known_stores=self._known_stores,
+            stores=self._stores,
+            digesting=self._digesting,
+            allocating=self._allocating,
+            cleaning=self._cleaning,
+            deliver=self._handle,
+            store_timeout_s=config.store_timeout_s,
+            bandwidth=config.drain_bandwidth,
+            note=lambda job, text: self._desk.note(job, text),  # noqa: PLW0108 - there is none yet
+        )
+
     def _open_desk(self) -> StatusDesk:
         sources = Sources(
             self._node, self._arena, self._catalogue, self._stores, self._plane,
-            refused=lambda: self._socket.refused, problems=self._bulk.problems,
+            refused=lambda: self._socket.refused + self._fence.bugs, problems=self._bulk.problems,
         )  # fmt: skip
         return StatusDesk(sources, self._door.answer)
 
@@ -133,7 +141,13 @@ class Daemon:
         """Serves until SIGTERM, or until it is empty where that ends it; 1 when its arena was removed."""
         self._catch_signals()
         adoption = Adoption(
-            self._arena, self._protect.parities, self._liveness, self._catalogue, self._handle, self._perform
+            self._arena,
+            self._known_stores,
+            self._protect.parities,
+            self._liveness,
+            self._catalogue,
+            self._handle,
+            self._perform,
         )
         self._desk.own.extend(adoption.run(time.monotonic()))
         notify.ready("serving")
@@ -174,7 +188,8 @@ class Daemon:
         if not self._config.exit_when_empty or busy:
             self._empty_since = None
             return False
-        self._empty_since = now if self._empty_since is None else self._empty_since
+        later = now + self._effects.numbers.needed_beyond_s(_EMPTY_GRACE_S)
+        self._empty_since = later if self._empty_since is None else self._empty_since
         if now - self._empty_since < _EMPTY_GRACE_S:
             return False
         waited_for = somebody_waits(self._arena.path)  # for the other ranks of a job, to attach together
@@ -236,28 +251,37 @@ class Daemon:
         if self._wake.fileno() in self._ready:
             self._wake.recv(4096)
         for letter in self._socket.receive():
-            self._open(letter)
+            with self._fence.around(type(letter.request).__name__, partial(self._refuse, letter)):
+                self._open(letter)
         for event in [*self._plane.receive(), *self._plane.tick()]:
-            self._hear(event)
-        self._desk.read_mail()
-        for link in self._stores.links:
-            flags = self._ready.get(link.fileno(), 0)
-            if flags & zmq.POLLOUT:
-                link.on_writable()
-            if flags & ~zmq.POLLOUT:
-                self._stores.receive(link)
-        for work in self._backgrounds:
-            work.deliver()
-        if any(fd in self._ready for fd in self._liveness.descriptors) or (
-            self._liveness.unwatched and now >= self._sweep_at
-        ):
-            self._sweep(now)
-        self._stores.tick()
-        for action in self._catalogue.tick(now):
+            with self._fence.around(f"{type(event).__name__} of another node", partial(self._desk.note, event.job)):
+                self._handle(event)
+        served = (partial(self._serve, link) for link in self._stores.links)
+        done = (work.deliver for work in self._backgrounds)
+        due = (partial(self._sweep, now), self._stores.tick, self._tick, partial(self._tell, now))
+        self._fence.each((self._desk.read_mail, *served, *done, *due), self._desk.own.append)
+
+    def _serve(self, link: StoreLink) -> None:
+        flags = self._ready.get(link.fileno(), 0)
+        if flags & zmq.POLLOUT:
+            link.on_writable()
+        if flags & ~zmq.POLLOUT:
+            self._stores.receive(link)
+
+    def _tick(self) -> None:
+        for action in self._catalogue.tick(time.monotonic()):
             self._perform(action)
-        self._tell(now)
+
+    def _refuse(self, letter: Letter, text: str) -> None:
+        """What came of a rank's word was a bug: it hears so, and so does who looks at its job."""
+        self._desk.own.append(text)
+        refusal = Refused(reply_to=letter.request.seq, code="bug", message=text, hint="the daemon's log has more")
+        self._door.answer(letter.identity, refusal)
 
     def _sweep(self, now: float) -> None:
+        ended = any(fd in self._ready for fd in self._liveness.descriptors)
+        if not ended and not (self._liveness.unwatched and now >= self._sweep_at):
+            return
         self._sweep_at = now + _SWEEP_S
         for live in self._liveness.ended():
             log.info(line("rank ended", job=live.job.job, rank=live.rank, pid=live.pid))
@@ -280,7 +304,7 @@ class Daemon:
             self._stop_for(letter, wait=request.wait)
             return
         if isinstance(request, AskForget):
-            self._forget_for(letter, request)
+            self._forgetting.forget(request, lambda reply: self._door.answer(letter.identity, reply))
             return
         if isinstance(request, AskDrain) and request.job is not None:
             self._drain_for(letter, request.job)
@@ -298,6 +322,7 @@ class Daemon:
         info = NodeInfo(
             reply_to=letter.request.seq, peer=self._plane.peer, scheme=scheme, set_size=set_size,
             balance=self._config.balance == "rows", store=self._config.store or "",
+            integrity=self._arena.integrity.label,
         )  # fmt: skip
         self._door.answer(letter.identity, info)
 
@@ -318,30 +343,6 @@ class Daemon:
             self._stop_waiters.append(letter)
         else:
             self._door.answer(letter.identity, StatusReply(reply_to=letter.request.seq, status=self._desk.status()))
-
-    def _forget_for(self, letter: Letter, request: AskForget) -> None:
-        """The answer comes after the memory is given back, which is done in the order it was asked for."""
-        job = self._catalogue.jobs.get(request.job)
-        sizes = [slot.capacity for slot in job.node.slots] if job else []
-        try:
-            actions = self._catalogue.forget(request.job, force=request.force)
-        except CkptdError as error:
-            refusal = Refused(reply_to=request.seq, code=error.code, message=error.message, hint=error.hint)
-            self._door.answer(letter.identity, refusal)
-            return
-        log.info(line("forgetting", job=request.job.job, slots=len(sizes), force=request.force))
-        for action in actions:
-            self._perform(action)
-        done = Forgotten(reply_to=request.seq, slots=len(sizes), nbytes=sum(sizes))
-        self._cleaning.run(lambda: None, lambda _: self._door.answer(letter.identity, done))
-
-    def _hear(self, event: ev.Event) -> None:
-        """One event that another daemon caused: whatever it says, it must not end this one."""
-        try:
-            self._handle(event)
-        except Exception as error:
-            log.exception(line("could not take in", message=event))
-            self._desk.note(event.job, f"what another node said could not be taken in: {error!r}")
 
     def _handle(self, event: ev.Event) -> None:
         """One event through the catalogue. Events that its actions cause wait for their turn."""
@@ -369,6 +370,7 @@ class Daemon:
 
     def _do(self, action: act.Action) -> None:
         if isinstance(action, act.ToRank):
+            self._effects.hear(action)
             self._door.send(action)
         elif isinstance(action, act.Note):
             log.warning(line("note", job=action.job.job, text=action.text))

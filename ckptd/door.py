@@ -1,5 +1,6 @@
 """Between messages and events: knows which connection is which rank, checks what a rank claims, sends answers."""
 
+import logging
 import os
 from dataclasses import dataclass
 
@@ -7,12 +8,14 @@ import msgspec
 
 from ckptd import failpoints
 from ckptd.arena import Arena
+from ckptd.arena_stores import KnownStores
 from ckptd.core import events as ev
 from ckptd.core.actions import ToRank
 from ckptd.liveness import Liveness
+from ckptd.logs import line
 from ckptd.protocol import places
 from ckptd.protocol.errors import CkptdError
-from ckptd.protocol.ids import JobKey
+from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.layout import are_parts
 from ckptd.protocol.messages import (
     VERSION,
@@ -31,9 +34,12 @@ from ckptd.protocol.messages import (
     Request,
     Skip,
 )
-from ckptd.protocol.slot import SEALS_NBYTES, SlotState
+from ckptd.protocol.publication import Publication, check_publication
+from ckptd.protocol.slot import PAGE, SEALS_NBYTES, SlotState
 from ckptd.protocol.topology import Peer
 from ckptd.rank_socket import Letter, RankSocket
+
+log = logging.getLogger("ckptd")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +54,13 @@ class Seat:
 class Door:
     """Turns letters into events. Requests it can answer itself (a misuse, a stranger) it refuses at once."""
 
-    def __init__(self, socket: RankSocket, arena: Arena, liveness: Liveness, own: Peer) -> None:
+    def __init__(
+        self, socket: RankSocket, arena: Arena, known_stores: KnownStores, liveness: Liveness, own: Peer
+    ) -> None:
         self._own = own
         self._socket = socket
         self._arena = arena
+        self._known_stores = known_stores
         self._liveness = liveness
         self._seats: dict[bytes, Seat] = {}
         self._identities: dict[Seat, bytes] = {}
@@ -101,16 +110,22 @@ class Door:
             host=request.host,
             pid=request.pid,
             incarnation=request.incarnation,
+            run=request.run,
+            store_id=request.store_id,
             takeover=request.takeover,
             cadence=request.cadence,
             topology=request.topology,
         )
-        return [*found, attached]
+        known = self._known_stores.of(request.job)
+        remembered = [ev.StoreRemembered(job=request.job, store_id=known)] if known is not None else []
+        return [*remembered, *found, attached]
 
     def _event(self, seat: Seat, request: Request) -> ev.Event:
         job, rank, session, seq = seat.job, seat.rank, seat.session, request.seq
         match request:
             case AskSlots(capacity=capacity):
+                if capacity < SEALS_NBYTES or capacity % PAGE:
+                    raise _error("protocol", f"{capacity} bytes are no slot: whole pages, two of them for seals", "")
                 return ev.SlotsAsked(job=job, rank=rank, session=session, request=seq, capacity=capacity)
             case HandOver():
                 return self._hand_over(seat, request)
@@ -118,8 +133,8 @@ class Door:
                 return ev.SaveSkipped(job=job, rank=rank, session=session, request=seq, save=save, reason=reason)
             case AskDrain():
                 return ev.DrainAsked(job=job, rank=rank, session=session, request=seq)
-            case AskLoad(step=step, gate=gate):
-                return ev.LoadAsked(job=job, rank=rank, session=session, request=seq, step=step, gate=gate)
+            case AskLoad(step=step, run=run, gate=gate):
+                return ev.LoadAsked(job=job, rank=rank, session=session, request=seq, step=step, run=run, gate=gate)
             case ReportLoad(save=save, tier=tier, problem=problem, fatal=fatal, reshape=reshape):
                 return ev.LoadReported(
                     job=job,
@@ -148,6 +163,8 @@ class Door:
         claimed = (seal.job, seal.save, seal.rank)
         if seal.state is SlotState.FREE or claimed != (seat.job, request.save, seat.rank) or not fits:
             raise _error("protocol", f"slot {request.slot} does not hold the sealed segment of {request.save}", "")
+        if request.publication is not None:
+            self._keep(seat.job, request.save, request.publication)
         failpoints.reach("stage.segment-received")
         return ev.SegmentStaged(
             job=seat.job,
@@ -161,6 +178,14 @@ class Door:
             drain=request.drain,
             shares=seal.shares,
         )
+
+    def _keep(self, job: JobKey, save: SaveId, to: Publication) -> None:
+        """Where it is to be published is on record, or, with no memory left at all, is said nowhere."""
+        check_publication(to, job)
+        try:
+            self._arena.publications.keep(job, save, to)
+        except OSError as error:  # the checkpoint counts for more: it is committed, and says that it is unpublished
+            log.error(line("publication not kept", job=job.job, save=save, error=error))  # noqa: TRY400 - no bug
 
     def send(self, action: ToRank) -> None:
         """Delivers a message to a rank, if it is still there."""

@@ -1,25 +1,28 @@
 """Carries out the catalogue's actions on the arena and the stores; each outcome comes back as an event."""
 
 import logging
+import secrets
 import time
-from collections import Counter
 from collections.abc import Callable
 
 from ckptd import __version__
 from ckptd.arena import Arena, Fragments
+from ckptd.arena_stores import KnownStores
 from ckptd.background import Background
 from ckptd.core import actions as act
 from ckptd.core import events as ev
 from ckptd.logs import line
+from ckptd.numbers import Numbers
 from ckptd.parity_files import open_parity
 from ckptd.peers.kept import Kept, keep_topology
 from ckptd.protocol import places
-from ckptd.protocol.digest import KIND
-from ckptd.protocol.errors import BudgetError, CkptdError, DamagedError
-from ckptd.protocol.ids import JobKey, SaveId, file_name, incarnation_at, rank_of_file
+from ckptd.protocol.errors import BudgetError, CkptdError, DamagedError, WrongStoreError
+from ckptd.protocol.ids import MAX_INCARNATION, JobKey, SaveId, file_name, incarnation_at
 from ckptd.protocol.layout import extents
 from ckptd.protocol.manifest import STOCK_OBJECTS, VERSION, FileRecord, StockObjects, Vote, decode_objects
+from ckptd.publishing import Publishing
 from ckptd.store import CommitOutcome
+from ckptd.store_incarnations import Committer, Taker
 from ckptd.store_messages import (
     Commit,
     Done,
@@ -28,18 +31,16 @@ from ckptd.store_messages import (
     DrainFile,
     DrainParity,
     Failed,
-    Progress,
     RemoveCheckpoint,
     Removed,
     RemovePartial,
     ScanJob,
+    Scanned,
     SweepTrash,
-    Swept,
     TakeIncarnation,
     Taken,
     WriteVote,
 )
-from ckptd.store_scan import Scan
 from ckptd.stores import Stores
 
 log = logging.getLogger("ckptd")
@@ -56,6 +57,7 @@ class Effects:
         *,
         node: str,
         arena: Arena,
+        known_stores: KnownStores,
         stores: Stores,
         digesting: Background,
         allocating: Background,
@@ -68,6 +70,7 @@ class Effects:
         self._note = note  # of what the user should know of a job
         self._node = node
         self._arena = arena
+        self._known_stores = known_stores
         self._stores = stores
         self._digesting = digesting
         self._allocating = allocating
@@ -75,6 +78,12 @@ class Effects:
         self._deliver = deliver
         self._store_timeout_s = store_timeout_s
         self._bandwidth = bandwidth
+        self.numbers = Numbers(arena.path)
+        self._publishing = Publishing(arena.publications, stores, self._note_all)
+
+    def hear(self, action: act.ToRank) -> None:
+        """What a rank is told may be what something here waits for."""
+        self._publishing.hear(action.job, action.message)
 
     def perform(self, action: act.Action) -> None:
         """Starts the action; none of them blocks. One that cannot even start fails as if it had been tried."""
@@ -113,8 +122,12 @@ class Effects:
                 self._remove(action)
             case act.KeepTopology():  # queues behind the removal of the job's earlier life
                 self._keep(action)
+            case act.KeepNumber():
+                self.numbers.keep(action.job, action.number)
             case act.ForgetJob():
                 self._clean(lambda: self._arena.forget_job(action.job))
+            case act.RememberStore():
+                self._clean(lambda: self._known_stores.remember(action.job, action.store_id))
 
     # --- arena
 
@@ -124,7 +137,7 @@ class Effects:
                 text = f"the job's topology could not be kept: {outcome}; it is protected until this daemon restarts"
                 self._note_all(action.job, [text])
 
-        kept = Kept(action.job, action.topology, action.epoch, action.since, action.outside)
+        kept = Kept(action.job, action.topology, action.epoch, action.since, action.outside, action.former)
         self._cleaning.run(lambda: keep_topology(self._arena.path, kept), done)
 
     def _note_all(self, job: JobKey, notes: list[str]) -> None:
@@ -195,22 +208,41 @@ class Effects:
     # --- stores
 
     def _take_incarnation(self, action: act.TakeIncarnation) -> None:
-        job = action.job
+        job, run = action.job, secrets.token_bytes(16)
 
         def answer(reply: Done | Failed) -> None:
             if isinstance(reply, Done) and isinstance(reply.result, Taken):
-                self._deliver(ev.IncarnationTaken(job=job, number=reply.result.incarnation))
+                taken, store = reply.result, reply.result.store
+                self._deliver(
+                    ev.IncarnationTaken(
+                        job=job, session=action.session, number=taken.incarnation, run=run, store_id=store.store_id,
+                        warnings=tuple(store.warnings),
+                    )
+                )  # fmt: skip
             elif isinstance(reply, Failed):
-                hopeless = reply.errno in _HOPELESS
+                hopeless = reply.errno in _HOPELESS or reply.code == WrongStoreError.code
                 number = incarnation_at(time.time())
                 problem = ev.IncarnationTaken(
-                    job=job, number=number, problem=reply.message, hint=reply.hint, hopeless=hopeless
+                    job=job,
+                    session=action.session,
+                    number=number,
+                    run=run,
+                    problem=reply.message,
+                    hint=reply.hint,
+                    hopeless=hopeless,
                 )
                 self._deliver(problem)
 
         self._stores.ask(
             job.store,
-            lambda i: TakeIncarnation(id=i, job=job.job, at_least=action.at_least),
+            lambda i: TakeIncarnation(
+                id=i,
+                job=job.job,
+                by=Taker(run, action.session, self._node),
+                at_least=min(action.at_least, MAX_INCARNATION),
+                remembered=list(action.remembered),
+                wanted=action.wanted,
+            ),
             answer,
             patience_s=self._store_timeout_s,
         )
@@ -218,18 +250,24 @@ class Effects:
     def _scan(self, action: act.ScanStore) -> None:
         job = action.job
 
-        def swept(reply: Done | Failed) -> None:
-            if isinstance(reply, Done) and isinstance(reply.result, Swept):
-                self._note_all(job, reply.result.notes)
-
         def answer(reply: Done | Failed) -> None:
-            if isinstance(reply, Done) and isinstance(reply.result, Scan):
-                self._deliver(_scanned(job, reply.result))
-                self._stores.ask(job.store, lambda i: SweepTrash(id=i, job=job.job), swept)
+            if isinstance(reply, Done) and isinstance(reply.result, Scanned):
+                self._note_all(job, [*reply.result.store.warnings, *reply.result.scan.strange])
+                self._deliver(_scanned(action, reply.result))
+                self._stores.ask(job.store, lambda i: SweepTrash(id=i, job=job.job), lambda _: None)
+                self._publishing.finish_left(job)
             else:
-                self._deliver(ev.StoreScanned(job=job, problem=_problem(reply) or "an answer of the wrong kind"))
+                problem = _problem(reply) or "an answer of the wrong kind"
+                self._deliver(ev.StoreScanned(job=job, after=action.after, problem=problem))
 
-        self._stores.ask(job.store, lambda i: ScanJob(id=i, job=job.job), answer, patience_s=self._store_timeout_s)
+        self._stores.ask(
+            job.store,
+            lambda i: ScanJob(
+                id=i, job=job.job, make=action.make, remembered=list(action.remembered), wanted=action.wanted
+            ),
+            answer,
+            patience_s=self._store_timeout_s,
+        )
 
     def _drain(self, action: act.Drain) -> None:
         job, save = action.job, action.save
@@ -241,12 +279,14 @@ class Effects:
             files += [DrainFile(path, *extent) for extent in found]
         self._stores.ask(
             job.store,
-            lambda i: Drain(id=i, job=job.job, save=save, files=files, bytes_per_s=self._bandwidth),
+            lambda i: Drain(
+                id=i, store_id=action.store_id, job=job.job, save=save, files=files, bytes_per_s=self._bandwidth
+            ),
             lambda reply: self._deliver(
                 ev.Drained(job=job, save=save, problem=_problem(reply), committed=_was_committed(reply))
             ),
             progress=lambda progress: self._deliver(
-                ev.DrainMoved(job=job, save=save, nbytes_done=progress.nbytes_done, by_rank=_by_rank(progress))
+                ev.DrainMoved(job=job, save=save, nbytes_done=progress.nbytes_done, by_rank=progress.by_rank)
             ),
         )
 
@@ -264,7 +304,15 @@ class Effects:
 
         self._stores.ask(
             job.store,
-            lambda i: DrainParity(id=i, job=job.job, save=save, path=path, parity=parity, bytes_per_s=self._bandwidth),
+            lambda i: DrainParity(
+                id=i,
+                store_id=action.store_id,
+                job=job.job,
+                save=save,
+                path=path,
+                parity=parity,
+                bytes_per_s=self._bandwidth,
+            ),
             answer,
         )
 
@@ -287,7 +335,8 @@ class Effects:
                 objects = _stock_objects(found.objects, slot)
         return Vote(
             version=VERSION,
-            digest_kind=KIND,
+            digest_kind=self._arena.integrity.kind,
+            store_id=action.store_id,
             job=action.job.job,
             save=action.save,
             node=self._node,
@@ -295,20 +344,27 @@ class Effects:
             files=files,
             stock_objects=objects,
             parity=action.parity,
+            key_id=self._arena.integrity.key_id,
         )
 
     def _commit(self, action: act.Commit) -> None:
         job, save = action.job, action.save
 
         def answer(reply: Done | Failed) -> None:
-            nbytes = 0
+            nbytes, taken_over = 0, 0
             if isinstance(reply, Done) and isinstance(reply.result, CommitOutcome):
-                nbytes = reply.result.committed.nbytes
+                nbytes, taken_over = reply.result.committed.nbytes, reply.result.taken_over
                 self._note_all(job, [reply.result.note] if reply.result.note else [])
-            self._deliver(ev.CommitEnded(job=job, save=save, nbytes=nbytes, problem=_problem(reply)))
+                self._publishing.committed(job, save, published=reply.result.published)
+            self._deliver(
+                ev.CommitEnded(job=job, save=save, nbytes=nbytes, taken_over=taken_over, problem=_problem(reply))
+            )
 
-        writer = f"ckptd {__version__}"
-        self._stores.ask(job.store, lambda i: Commit(id=i, job=job.job, save=save, writer=writer), answer)
+        writer, intents = f"ckptd {__version__}", self._publishing.intents(job, save)
+        by = Committer(action.incarnation, action.session, action.store_id)
+        self._stores.ask(
+            job.store, lambda i: Commit(id=i, job=job.job, save=save, writer=writer, by=by, intents=intents), answer
+        )
 
     def _remove(self, action: act.RemoveCheckpoint | act.RemovePartial) -> None:
         job, save = action.job, action.save
@@ -320,7 +376,8 @@ class Effects:
             stays = isinstance(reply, Done) and isinstance(reply.result, Removed) and reply.result.pinned
             self._deliver(ev.CheckpointRemoved(job=job, save=save, problem=_problem(reply), pinned=stays))
 
-        self._stores.ask(job.store, lambda i: RemoveCheckpoint(id=i, job=job.job, save=save), answer)
+        intents = self._publishing.intents(job, save)
+        self._stores.ask(job.store, lambda i: RemoveCheckpoint(id=i, job=job.job, save=save, intents=intents), answer)
 
 
 def _file_record(found: Fragments) -> FileRecord:
@@ -346,12 +403,17 @@ def _stock_objects(data: bytes, slot: str) -> StockObjects | None:
         return None
 
 
-def _scanned(job: JobKey, scan: Scan) -> ev.StoreScanned:
+def _scanned(action: act.ScanStore, found: Scanned) -> ev.StoreScanned:
+    scan = found.scan
     committed = tuple(
         ev.OnStore(e.committed.save, e.committed.world_size, e.committed.nbytes, e.dirname) for e in scan.committed
     )
     partials = tuple(ev.Partial(p.save, not p.missing) for p in scan.partials)
-    return ev.StoreScanned(job=job, committed=committed, partials=partials, notes=tuple(scan.problems))
+    return ev.StoreScanned(
+        job=action.job, after=action.after, store_id=found.store.store_id, committed=committed, partials=partials,
+        records=tuple(ev.Recorded(r.incarnation, bytes.fromhex(r.run), r.session) for r in scan.records),
+        notes=tuple(scan.problems),
+    )  # fmt: skip
 
 
 def _failure(action: act.Action, problem: str) -> ev.Event | None:
@@ -367,9 +429,15 @@ def _failure(action: act.Action, problem: str) -> ev.Event | None:
                 job=action.job, rank=action.rank, count=action.count, code="os", message=problem, hint=""
             )
         case act.TakeIncarnation():
-            return ev.IncarnationTaken(job=action.job, number=incarnation_at(time.time()), problem=problem)
+            return ev.IncarnationTaken(
+                job=action.job,
+                session=action.session,
+                number=incarnation_at(time.time()),
+                run=secrets.token_bytes(16),
+                problem=problem,
+            )
         case act.ScanStore():
-            return ev.StoreScanned(job=action.job, problem=problem)
+            return ev.StoreScanned(job=action.job, after=action.after, problem=problem)
         case act.Commit():
             return ev.CommitEnded(job=action.job, save=action.save, problem=problem)
         case act.RemoveCheckpoint():
@@ -379,14 +447,6 @@ def _failure(action: act.Action, problem: str) -> ev.Event | None:
 
 def _was_committed(reply: Done | Failed) -> bool:
     return isinstance(reply, Done) and isinstance(reply.result, Drained) and reply.result.committed
-
-
-def _by_rank(progress: Progress) -> tuple[tuple[int, int], ...]:
-    """Bytes written of each rank's images, of which some are several files."""
-    done: Counter[int] = Counter()
-    for name, nbytes in progress.files.items():
-        done[rank_of_file(name)] += nbytes
-    return tuple(sorted(done.items()))
 
 
 def _problem(reply: Done | Failed) -> str:

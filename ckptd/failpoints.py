@@ -68,6 +68,7 @@ POINTS = (
     # retention: older checkpoints leave the store
     "remove.before-rename",
     "remove.after-rename",
+    "remove.after-committed",
 )
 
 _armed, _, _marker = os.environ.get(VARIABLE, "").partition("@")

@@ -7,6 +7,7 @@ import msgspec
 from ckptd.filelayer import FileLayer
 from ckptd.protocol.errors import CkptdError
 from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.integrity import XXH3, Integrity
 from ckptd.store import commit
 from ckptd.store_scan import PartialEntry, Place, scan
 
@@ -22,18 +23,19 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""  # it is not committed; or a note
 
 
-def finish(key: JobKey, writer: str, only: SaveId | None = None) -> list[Finished]:
+def finish(key: JobKey, writer: str, only: SaveId | None = None, integrity: Integrity = XXH3) -> list[Finished]:
     """Commits what the votes suffice for and no newer checkpoint has overtaken, oldest first. only: of all, this one.
 
     Harmless beside a daemon that does the same. Raises nothing: what went wrong stands in the answers.
     """
-    found = scan(FileLayer(), key)
+    fs = FileLayer(key.store, integrity)
+    found = scan(fs, key)
     newest = max((entry.committed.save for entry in found.committed), default=None)
     partials = [entry for entry in reversed(found.partials) if only in (None, entry.save)]
-    return [_finish(key, entry, writer, newest) for entry in partials]
+    return [_finish(fs, key, entry, writer, newest) for entry in partials]
 
 
-def _finish(key: JobKey, entry: PartialEntry, writer: str, newest: SaveId | None) -> Finished:
+def _finish(fs: FileLayer, key: JobKey, entry: PartialEntry, writer: str, newest: SaveId | None) -> Finished:
     save, place = entry.save, Place(key, entry.save)
 
     def said(*, why: str = "", committed: bool = False, superseded: bool = False) -> Finished:
@@ -48,7 +50,7 @@ def _finish(key: JobKey, entry: PartialEntry, writer: str, newest: SaveId | None
     if not entry.finishable:
         return said(why=entry.missing)
     try:
-        note = commit(FileLayer(), key, save, writer).note
+        note = commit(fs, key, save, writer).note
     except (CkptdError, OSError) as error:
         if not os.path.isdir(place.partial):
             return said(why=f"it went away meanwhile, by another committer or by a removal: {error}")

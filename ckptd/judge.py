@@ -70,6 +70,7 @@ class StoreFacts(msgspec.Struct, frozen=True, kw_only=True):
     fsync_s: float | None = None
     rename_error: str | None = None  # "" when rename and directory sync work
     direct_error: str | None = None  # "" when O_DIRECT works
+    read_error: str | None = None  # "" when what a drain writes can be read as a restore reads it
     sample_nbytes: int = 0
     sample_s: float = 0.0
 
@@ -273,6 +274,8 @@ def judge_store(facts: StoreFacts | None, in_use: Sequence[str] = ()) -> list[Fi
         found.append(judge_sync(facts.fsync_s))
     if facts.direct_error is not None:
         found.append(_judge_direct(facts.direct_error))
+    if facts.read_error is not None:
+        found.append(_judge_read(facts.read_error))
     if facts.sample_s > 0:
         found.append(judge_speed(facts.sample_nbytes, facts.sample_s))
     return found
@@ -340,6 +343,13 @@ def _judge_direct(error: str) -> Finding:
         return _ok("store O_DIRECT", "works")
     fix = "nothing to type: drains go through the page cache, slower and with more CPU"
     return _warn("store O_DIRECT", f"refused ({error})", fix)
+
+
+def _judge_read(error: str) -> Finding:
+    if not error:
+        return _ok("store read", "what is written is read again")
+    fix = "choose another file system: from this one nothing could be restored"
+    return _bad("store read", f"written, but not read again ({error})", fix)
 
 
 def judge_speed(nbytes: int, seconds: float) -> Finding:

@@ -14,6 +14,7 @@ class Mount(msgspec.Struct, frozen=True):
     point: str
     fs_type: str
     options: tuple[str, ...]  # of the mount, then of the file system
+    source: str = ""  # the device, or what else is mounted
 
     def option(self, name: str) -> str | None:
         """Value of the option name=value, "" for a bare name, None when it is not set. The last one wins."""
@@ -34,7 +35,7 @@ def parse_mountinfo(text: str) -> list[Mount]:
         if not separator or len(fields) < 6 or len(tail) < 3:  # noqa: PLR2004
             continue
         options = (*fields[5].split(","), *tail[2].split(","))
-        mounts.append(Mount(_unescape(fields[3]), _unescape(fields[4]), tail[0], options))
+        mounts.append(Mount(_unescape(fields[3]), _unescape(fields[4]), tail[0], options, _unescape(tail[1])))
     return mounts
 
 

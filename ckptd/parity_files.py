@@ -15,7 +15,6 @@ from typing import Final
 
 from ckptd import failpoints
 from ckptd.arena import Arena
-from ckptd.core.piece import Piece
 from ckptd.parity.record import (
     ParitySeal,
     code_of,
@@ -28,10 +27,12 @@ from ckptd.parity.record import (
     store_record,
 )
 from ckptd.protocol import places
-from ckptd.protocol.digest import DIGEST_NBYTES, block_count, blocks, digest
+from ckptd.protocol.digest import DIGEST_NBYTES, block_count, blocks
 from ckptd.protocol.errors import DamagedError, PeerError
 from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.integrity import Purpose
 from ckptd.protocol.manifest import ParityRecord
+from ckptd.protocol.parity import Piece
 from ckptd.protocol.slot import PAGE, SEALS_NBYTES, align_up
 
 KEPT: Final = 2  # files per job, in use or spare
@@ -44,10 +45,11 @@ class ParityFile:
     def __init__(self, arena: Arena, job: JobKey, name: str) -> None:
         self._name = name
         self._all = arena.view(job, name)
-        self._seal = seal_of(self._all)
+        self._integrity = arena.integrity
+        self._seal = seal_of(self._all, self._integrity)
         if self._seal.job != job:
             raise PeerError(f"parity file {name} is not sealed")
-        self.record = read_record(self._all, self._seal, name)
+        self.record = read_record(self._all, self._seal, name, self._integrity)
         self.piece = self.record.piece
         self.nbytes = self._seal.nbytes
         self._checked: set[int] = set()
@@ -67,13 +69,13 @@ class ParityFile:
             if index in self._checked or start >= offset + max(nbytes, 1) or stop <= offset:
                 continue
             at = index * DIGEST_NBYTES
-            if digest(self._all[start:stop]) != self.record.table[at : at + DIGEST_NBYTES]:
+            if self._integrity.digest(self._all[start:stop]) != self.record.table[at : at + DIGEST_NBYTES]:
                 raise DamagedError(f"parity file {self._name} block {index} does not match its digest")
             self._checked.add(index)
 
     def still(self) -> bool:
         """Whether the seal is the one it was opened with."""
-        return seal_of(self._all) == self._seal
+        return seal_of(self._all, self._integrity) == self._seal
 
 
 def open_parity(arena: Arena, job: JobKey, save: SaveId, epoch: int) -> ParityFile | None:
@@ -124,13 +126,13 @@ class Parities:
             if size < SEALS_NBYTES or os.fstat(file.fileno()).st_blocks * 512 < size:
                 return None
             file.seek(size - SEALS_NBYTES)
-            seal = decode_seals(file.read(SEALS_NBYTES))[2]
+            seal = decode_seals(file.read(SEALS_NBYTES), self.arena.integrity, where=path)[2]
             if seal.job is None or seal.record_offset + seal.record_nbytes + SEALS_NBYTES > size:
                 return None
             file.seek(seal.record_offset)
             raw = file.read(seal.record_nbytes)
         try:
-            piece = decode_record(raw, seal.nbytes, seal.record_digest, path).piece
+            piece = decode_record(raw, seal.nbytes, seal.record_digest, path, self.arena.integrity).piece
         except DamagedError:
             return None
         there = os.path.join(places.JOBS, entry, os.path.basename(path))
@@ -154,7 +156,7 @@ class Parities:
         with self._lock:
             sizes = self.arena.sizes(job, places.PARITY_SUFFIX)
             if name in sizes:  # of an encode that was broken off
-                put_seal(self.arena.view(job, name), ParitySeal())
+                put_seal(self.arena.view(job, name), ParitySeal(), self.arena.integrity)
                 if need <= sizes[name]:
                     return name
                 self.arena.unlink(job, name)
@@ -174,10 +176,11 @@ class Parities:
         nbytes = code_of(piece).parity_nbytes
         failpoints.reach("encode.before-record")
         raw = encode_record(piece, table)
-        seal = ParitySeal(job=job, nbytes=nbytes, record_nbytes=len(raw), record_digest=digest(raw))
+        record_digest = self.arena.integrity.digest(raw, Purpose.PARITY_RECORD)
+        seal = ParitySeal(job=job, nbytes=nbytes, record_nbytes=len(raw), record_digest=record_digest)
         view[seal.record_offset : seal.record_offset + len(raw)] = raw
         failpoints.reach("encode.before-seal")
-        put_seal(view, seal)
+        put_seal(view, seal, self.arena.integrity)
         failpoints.reach("encode.after-seal")
 
     def give_back(self, job: JobKey, save: SaveId, epoch: int, *, keep: bool = True) -> None:
@@ -187,7 +190,7 @@ class Parities:
             sizes = self.arena.sizes(job, places.PARITY_SUFFIX)
             if name not in sizes:
                 return
-            put_seal(self.arena.view(job, name), ParitySeal())
+            put_seal(self.arena.view(job, name), ParitySeal(), self.arena.integrity)
             if keep and len(sizes) <= KEPT:
                 self._spares += 1
                 self.arena.rename(job, name, places.spare_name(self._spares))

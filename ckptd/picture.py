@@ -110,7 +110,7 @@ def checkpoints(job: Job, now: float) -> list[CheckpointStatus]:
                 age_s=None,
                 protected=save in protected,
             )
-    return [out[save] for save in sorted(out, reverse=True)]
+    return [out[save] for save in sorted(out, key=lambda save: save.listed, reverse=True)]
 
 
 def _of_record(record: Record, on_store: bool, protected: bool, now: float) -> CheckpointStatus:

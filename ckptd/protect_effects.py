@@ -3,8 +3,9 @@
 import functools
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from ckptd.arena import Arena
 from ckptd.background import Background

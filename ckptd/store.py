@@ -7,18 +7,25 @@ file system does and raise OSError or CkptdError.
 import contextlib
 import functools
 import os
-import re
 import secrets
 from collections.abc import Callable
+from types import MappingProxyType
 
 import msgspec
 
 from ckptd import failpoints
 from ckptd.filelayer import FileLayer, is_temp
 from ckptd.pins import pinned
-from ckptd.protocol.digest import digest
+from ckptd.protocol.committed import (
+    TRASH_PREFIX,
+    file_findings,
+    identify,
+    parity_findings,
+    raise_first,
+)
 from ckptd.protocol.errors import CkptdError, DamagedError
-from ckptd.protocol.ids import MAX_INCARNATION, JobKey, SaveId, parse_dirname, parse_partial_dirname
+from ckptd.protocol.ids import Incarnation, JobKey, SaveId, parse_dirname
+from ckptd.protocol.integrity import Purpose
 from ckptd.protocol.manifest import (
     COMMITTED,
     LATEST,
@@ -37,77 +44,25 @@ from ckptd.protocol.manifest import (
     make_committed,
     make_manifest,
 )
+from ckptd.protocol.publication import Intents
+from ckptd.store_identity import check_store
+from ckptd.store_incarnations import Committer, forget_superseded, mark_superseded, taken_over_by
 from ckptd.store_publish import is_linked_to, mark_unpublished, publish
-from ckptd.store_scan import (
-    INCARNATIONS_DIR,
-    TRASH_PREFIX,
-    Place,
-    committed_at,
-    job_dir,
-    read_committed,
-    read_vote,
-    scan,
-    vote_names,
-)
+from ckptd.store_scan import Place, committed_at, job_dir, read_vote, scan, vote_names
 from ckptd.store_stock import stock_files
-
-KEPT_MARKERS = 4
-_MARKER_RE = re.compile(r"^i([0-9]{8})$")
 
 
 class CommitOutcome(msgspec.Struct, frozen=True, tag="committed"):
-    """The commit's record; note says what went wrong with a convenience (`latest`, tidying), if anything."""
+    """The commit's record.
+
+    note: what went wrong with a convenience (`latest`, tidying), if anything. taken_over: the incarnation of another
+    session that took the job over before this commit was on the disk, so that it may not be told durable; 0: none.
+    """
 
     committed: Committed
     note: str = ""
-
-
-# -- incarnations --
-
-
-def take_incarnation(fs: FileLayer, key: JobKey, at_least: int = 1) -> int:
-    """A number no one has had for this job, at least at_least and above all traces of the job on the store. Durable.
-
-    Makes the store's directory when only that is missing: a parent that is missing too is more likely not mounted.
-    """
-    markers = os.path.join(job_dir(key), INCARNATIONS_DIR)
-    if fs.mkdir(key.store):
-        fs.fsync_dir(os.path.dirname(key.store))
-    fs.mkdir(job_dir(key))
-    fs.mkdir(markers)
-    while True:
-        number = max([at_least - 1, *_numbers(fs, markers), *_used(fs, job_dir(key))]) + 1
-        if number > MAX_INCARNATION:
-            raise CkptdError(f"{markers}: incarnation numbers are used up", hint="use another job name")
-        try:
-            fs.create_exclusive(os.path.join(markers, f"i{number:08d}"))
-        except FileExistsError:
-            continue
-        # A taker that slept since it listed may create a number that was taken and pruned: then many higher ones exist.
-        highest = sorted(_numbers(fs, markers))[-KEPT_MARKERS:]
-        if number in highest:
-            break
-    for path in (markers, job_dir(key), key.store):
-        fs.fsync_dir(path)
-    _prune_markers(fs, markers, below=highest[0])
-    return number
-
-
-def _numbers(fs: FileLayer, markers: str) -> list[int]:
-    return [int(match[1]) for match in map(_MARKER_RE.match, fs.listdir(markers)) if match]
-
-
-def _used(fs: FileLayer, path: str) -> list[int]:
-    names = fs.listdir(path)
-    finals = [found[1] for found in map(parse_dirname, names) if found]
-    return finals + [save.incarnation for save in map(parse_partial_dirname, names) if save]
-
-
-def _prune_markers(fs: FileLayer, markers: str, *, below: int) -> None:
-    for number in _numbers(fs, markers):
-        if number < below:
-            with contextlib.suppress(OSError):  # tidying only; the next taker tries again
-                fs.unlink(os.path.join(markers, f"i{number:08d}"))
+    taken_over: Incarnation = 0
+    published: bool = True  # a trainer's files, or there is nothing to be published
 
 
 # -- votes and commit --
@@ -118,7 +73,7 @@ def write_vote(fs: FileLayer, key: JobKey, vote: Vote) -> None:
     place = Place(key, vote.save)
     path = os.path.join(place.votes, vote.node)
     fs.mkdir(place.votes)
-    temp = fs.write_temp(path, encode_record(vote), before_sync=_reaching("commit.vote-unsynced"))
+    temp = fs.write_temp(path, encode_record(vote, fs.integrity), before_sync=_reaching("commit.vote-unsynced"))
     fs.rename(temp, path)
     fs.fsync_dir(place.votes)
     fs.fsync_dir(place.partial)
@@ -128,14 +83,26 @@ def _reaching(point: str) -> Callable[[], None]:
     return functools.partial(failpoints.reach, point)
 
 
-def commit(fs: FileLayer, key: JobKey, save: SaveId, writer: str) -> CommitOutcome:
+def commit(  # noqa: PLR0913, PLR0917 - whose checkpoint, by whom, and what follows
+    fs: FileLayer,
+    key: JobKey,
+    save: SaveId,
+    writer: str,
+    by: Committer | None = None,
+    intents: Intents = MappingProxyType({}),
+) -> CommitOutcome:
     """The checkpoint under its final name, durable, made from the votes on the disk alone.
+
+    by: the session that commits. Whether another one has taken the job over is looked up once the rename is on the
+    disk, so that a start that does not see this checkpoint is seen here. None: the user's own commit, not fenced.
 
     Returns at once when it is committed already, by whomever. Raises DamagedError, naming the file, when a vote is
     damaged or missing, a file is absent or has another size, or another save has the final name. writer: program and
-    version.
+    version. intents: where this user wants a trainer's files, of this save and of newer ones.
     """
     place = Place(key, save)
+    if by is not None:
+        check_store(fs, key.store, by.store_id)
     committed = committed_at(fs, place)
     if committed is None:
         try:
@@ -150,22 +117,27 @@ def commit(fs: FileLayer, key: JobKey, save: SaveId, writer: str) -> CommitOutco
     # Whoever made the job's directory may have died before it synced the directory above.
     fs.fsync_dir(key.store)
     failpoints.reach("commit.after-parent-sync")
+    taken_over = taken_over_by(fs, key, save, by) if by is not None else 0
+    if taken_over:
+        note = mark_superseded(fs, key, save.dirname, taken_over)
+        return CommitOutcome(committed, note, taken_over, published=False)
     note = _set_latest(fs, place)
     failpoints.reach("commit.after-latest")
-    notes = [note, publish(fs, key, save.dirname), _tidy(fs, place.final)]  # each whatever became of the others
-    return CommitOutcome(committed, "; ".join(filter(None, notes)))
+    unpublished = publish(fs, key, save, intents)
+    notes = [note, unpublished, _tidy(fs, place.final)]  # each whatever became of the others
+    return CommitOutcome(committed, "; ".join(filter(None, notes)), published=not unpublished)
 
 
 def _write_and_rename(fs: FileLayer, place: Place, writer: str) -> Committed:
     votes = [read_vote(fs, place, node) for node in vote_names(fs, place)]
-    manifest = make_manifest(votes, save=place.save, writer=writer)
+    manifest = make_manifest(votes, save=place.save, writer=writer, integrity=fs.integrity)
     _check_files(fs, place, manifest)
     failpoints.reach("commit.before-manifest")
     stock = _publish_stock(fs, place, [vote for vote, _ in votes])
     manifest = msgspec.structs.replace(manifest, stock=stock)
     manifest, raw = _publish_manifest(fs, os.path.join(place.partial, MANIFEST), manifest)
     failpoints.reach("commit.before-committed")
-    committed = make_committed(manifest, raw)
+    committed = make_committed(manifest, raw, fs.integrity)
     if any(file.name == STOCK_FILES for file in manifest.stock):
         mark_unpublished(fs, place.partial)
     path = os.path.join(place.partial, COMMITTED)
@@ -179,37 +151,26 @@ def _write_and_rename(fs: FileLayer, place: Place, writer: str) -> Committed:
 
 
 def _check_files(fs: FileLayer, place: Place, manifest: Manifest) -> None:
-    for record in manifest.files:
-        for name, _, expected in record.extents():
-            path = os.path.join(place.partial, name)
-            try:
-                nbytes = fs.size(path)
-            except FileNotFoundError:
-                raise DamagedError(f"{path}: missing, though rank {record.rank}'s node voted for it") from None
-            if nbytes != expected:
-                raise DamagedError(f"{path}: {nbytes} bytes, the vote says {expected}")
-    for parity in manifest.parity:
-        path = os.path.join(place.partial, PARITY_DIR, parity.name)
-        try:
-            nbytes = fs.size(path)
-        except FileNotFoundError:
-            raise DamagedError(f"{path}: missing, though a node voted for it") from None
-        if nbytes != parity.file_nbytes:
-            raise DamagedError(f"{path}: {nbytes} bytes, the vote says {parity.file_nbytes}")
+    """Raises DamagedError unless all that was voted for is there, by what every reader will look at."""
+    raise_first(file_findings(place.partial, fs, manifest.files))
+    raise_first(parity_findings(place.partial, fs, manifest.parity))
 
 
 def _publish_stock(fs: FileLayer, place: Place, votes: list[Vote]) -> list[StockFile]:
     """What lies there for stock readers from now on, synced but for the names.
 
     Before the manifest, which pins their digests. As of the manifest, the first one stays: two committers of different
-    versions may write different bytes.
+    versions may write different bytes. But with a key, bytes that this commit would not write are replaced: what
+    anybody may have put there must not be proved by it.
     """
     found = []
     for name, data in stock_files(votes, place.save).items():
         path = os.path.join(place.partial, name)
         ours = fs.publish(fs.write_temp(path, data), path)
-        there = data if ours else fs.read_file(path, MAX_RECORD_NBYTES)
-        found.append(StockFile(name, len(there), digest(there)))
+        there = data if ours or fs.integrity.keyed else fs.read_file(path, MAX_RECORD_NBYTES)
+        if fs.integrity.keyed and not ours:
+            fs.rename(fs.write_temp(path, data), path)
+        found.append(StockFile(name, len(there), fs.integrity.digest(there, Purpose.STOCK)))
     return found
 
 
@@ -220,13 +181,13 @@ def _publish_manifest(fs: FileLayer, path: str, manifest: Manifest) -> tuple[Man
     COMMITTED of one must not meet the manifest of the other. So the first manifest stays, unless it is damaged or a
     vote that it was made from is not there any more.
     """
-    raw = encode_record(manifest)
+    raw = encode_record(manifest, fs.integrity)
     temp = fs.write_temp(path, raw, before_sync=_reaching("commit.manifest-unsynced"))
     if fs.publish(temp, path):
         return manifest, raw
     there = fs.read_file(path, MAX_RECORD_NBYTES)
     with contextlib.suppress(DamagedError):
-        found = decode_manifest(there, where=path)
+        found = decode_manifest(there, where=path, integrity=fs.integrity)
         theirs = msgspec.structs.replace(found, writer=manifest.writer, votes=manifest.votes, parity=manifest.parity)
         if theirs == manifest and set(found.votes) <= set(manifest.votes) and set(found.parity) <= set(manifest.parity):
             return found, there
@@ -249,8 +210,8 @@ def _set_latest(fs: FileLayer, place: Place) -> str:
 def _latest_save(fs: FileLayer, path: str) -> SaveId | None:
     try:
         target = fs.readlink(os.path.join(path, LATEST))
-        return read_committed(fs, os.path.join(path, target)).save if parse_dirname(target) else None
-    except (OSError, DamagedError):
+        return identify(os.path.join(path, target), fs).save if parse_dirname(target) else None
+    except (OSError, CkptdError):
         return None
 
 
@@ -271,14 +232,14 @@ def _tidy(fs: FileLayer, path: str) -> str:
 # -- removal --
 
 
-def remove_checkpoint(fs: FileLayer, key: JobKey, save: SaveId) -> bool:
+def remove_checkpoint(fs: FileLayer, key: JobKey, save: SaveId, intents: Intents = MappingProxyType({})) -> bool:
     """Whether the committed checkpoint is gone: not if it is pinned, or a trainer's directory has links to its files.
 
     Raises CkptdError for the newest, and for one whose files cannot be published: it stays.
     """
     if save.dirname in pinned(fs, key):
         return False
-    note = publish(fs, key, save.dirname)  # what could not be at its commit
+    note = publish(fs, key, save, intents)  # what could not be at its commit
     if note:
         raise CkptdError(f"{note}: it stays until it is", hint="see what is in the way there")
     if is_linked_to(fs, key, save.dirname):
@@ -306,6 +267,7 @@ def remove_checkpoint(fs: FileLayer, key: JobKey, save: SaveId) -> bool:
     if trash is not None and save.dirname in pinned(fs, key):  # somebody was told so since we looked
         fs.rename(trash, Place(key, save).final)
         return False
+    forget_superseded(fs, key, save.dirname)
     _empty(fs, trash)
     return True
 
@@ -335,9 +297,31 @@ def _to_trash(fs: FileLayer, path: str) -> str | None:
 
 
 def _empty(fs: FileLayer, trash: str | None) -> None:
-    if trash is not None:
-        fs.fsync_dir(os.path.dirname(trash))  # else a crash could bring the old name back over half of the files
-        fs.rmtree(trash)
+    """COMMITTED goes first, and is gone for good before anything else goes: what is half removed is no checkpoint."""
+    if trash is None:
+        return
+    fs.fsync_dir(os.path.dirname(trash))  # else a crash could bring the old name back over half of the files
+    if _is_link(fs, trash):
+        fs.unlink(trash)  # and nothing of what it leads to
+        return
+    try:
+        fs.unlink(os.path.join(trash, COMMITTED))
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # of an unfinished one; or another process empties it too, and may not have synced that
+    except IsADirectoryError:
+        fs.rmtree(os.path.join(trash, COMMITTED))  # nobody takes that for one
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        fs.fsync_dir(trash)
+    failpoints.reach("remove.after-committed")
+    fs.rmtree(trash)
+
+
+def _is_link(fs: FileLayer, path: str) -> bool:
+    try:
+        fs.readlink(path)
+    except OSError:
+        return False
+    return True
 
 
 def sweep_trash(fs: FileLayer, key: JobKey, *, links: bool = True) -> int:
@@ -350,12 +334,14 @@ def sweep_trash(fs: FileLayer, key: JobKey, *, links: bool = True) -> int:
         names = fs.listdir(job_dir(key))
     except FileNotFoundError:
         return 0
-    trash = [name for name in names if name.startswith(TRASH_PREFIX)]
-    if trash:
-        fs.fsync_dir(job_dir(key))  # the rename to the trash may still be unsynced
     swept = 0
-    for name in trash + [name for name in names if links and is_temp(name, LATEST)]:
+    for name in names:
         with contextlib.suppress(OSError):
-            fs.rmtree(os.path.join(job_dir(key), name))
+            if name.startswith(TRASH_PREFIX):
+                _empty(fs, os.path.join(job_dir(key), name))  # the rename to the trash may still be unsynced
+            elif links and is_temp(name, LATEST):
+                fs.rmtree(os.path.join(job_dir(key), name))
+            else:
+                continue
             swept += 1
     return swept

@@ -16,6 +16,7 @@ from ckptd.filelayer import FileLayer
 from ckptd.mapping import POPULATE_READ, Mapping
 from ckptd.protocol.errors import CkptdError
 from ckptd.protocol.ids import JobKey
+from ckptd.protocol.integrity import XXH3, Integrity
 from ckptd.protocol.layout import extents
 from ckptd.protocol.slot import SEALS_NBYTES, Seal, SlotState, align_up, decode_seals
 from ckptd.store_image import WRITERS, Flow, Image, Report, make_partial, sync_partial, write_image
@@ -34,9 +35,10 @@ class SlotChangedError(CkptdError):
 class MappedSlot:
     """A slot of a save, mapped read-only, as a context. Takes no lock: the daemon keeps the slot for the drain."""
 
-    def __init__(self, place: Place, file: DrainFile) -> None:
+    def __init__(self, place: Place, file: DrainFile, integrity: Integrity = XXH3) -> None:
         self._place = place
         self._file = file
+        self._integrity = integrity
         self._fd = os.open(file.slot_path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             self.check()
@@ -72,7 +74,8 @@ class MappedSlot:
         seal = Seal()
         file = self._file
         if nbytes >= align_up(file.start + file.nbytes) + SEALS_NBYTES:
-            seal = decode_seals(os.pread(self._fd, SEALS_NBYTES, nbytes - SEALS_NBYTES))[2]
+            pages = os.pread(self._fd, SEALS_NBYTES, nbytes - SEALS_NBYTES)
+            seal = decode_seals(pages, self._integrity, where=file.slot_path)[2]
         sealed = seal.state in {SlotState.SEALED, SlotState.DIGESTED}
         files = extents(seal.rank, seal.image_nbytes, seal.parts, raw=seal.raw)
         theirs = (seal.job, seal.save, (file.name, file.start, file.nbytes) in files)
@@ -99,7 +102,7 @@ def drain(fs: FileLayer, store: str, order: Drain, report: Report) -> Drained:
     lock = threading.Lock()
 
     def write(file: DrainFile) -> None:
-        with MappedSlot(place, file) as slot:
+        with MappedSlot(place, file, fs.integrity) as slot:
             write_image(fs, place, Image(file.name, file.nbytes, slot.image, slot.check, slot.window), flow)
         with lock:  # each image's last file finds nothing left
             left[file.slot_path] -= 1

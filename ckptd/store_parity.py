@@ -5,9 +5,10 @@ import os
 from ckptd.filelayer import FileLayer
 from ckptd.mapping import Mapping
 from ckptd.parity.record import decode_record, decode_seals
-from ckptd.protocol.digest import DIGEST_NBYTES, blocks, digest
+from ckptd.protocol.digest import DIGEST_NBYTES, blocks
 from ckptd.protocol.errors import CkptdError, DamagedError
 from ckptd.protocol.ids import JobKey
+from ckptd.protocol.integrity import Integrity
 from ckptd.protocol.manifest import PARITY_DIR
 from ckptd.protocol.slot import SEALS_NBYTES, align_up
 from ckptd.store_image import Flow, Image, make_partial, sync_partial, write_image
@@ -38,7 +39,8 @@ def drain_parity(fs: FileLayer, store: str, order: DrainParity) -> None:
 
         def check() -> None:
             nbytes = os.fstat(fd).st_size
-            seal = decode_seals(os.pread(fd, SEALS_NBYTES, max(0, nbytes - SEALS_NBYTES)))[2]
+            pages = os.pread(fd, SEALS_NBYTES, max(0, nbytes - SEALS_NBYTES))
+            seal = decode_seals(pages, fs.integrity, where=order.path)[2]
             held = (seal.job, seal.nbytes, seal.record_nbytes, seal.record_digest)
             if held != (place.key, record.nbytes, record.record_nbytes, record.record_digest):
                 raise ParityChangedError(f"{order.path}: does not hold the parity of {order.save}")
@@ -46,7 +48,7 @@ def drain_parity(fs: FileLayer, store: str, order: DrainParity) -> None:
         check()
         source = Mapping(fd, align_up(record.file_nbytes), writable=False)
         try:
-            _check_blocks(source.view, order)
+            _check_blocks(source.view, order, fs.integrity)
             image = Image(os.path.join(PARITY_DIR, record.name), record.file_nbytes, source.view, check)
             write_image(fs, place, image, Flow(bytes_per_s=order.bytes_per_s))
         finally:
@@ -56,11 +58,11 @@ def drain_parity(fs: FileLayer, store: str, order: DrainParity) -> None:
     fs.fsync_dir(directory)
 
 
-def _check_blocks(view: memoryview, order: DrainParity) -> None:
+def _check_blocks(view: memoryview, order: DrainParity, integrity: Integrity) -> None:
     parity = order.parity
     raw = bytes(view[parity.nbytes : parity.file_nbytes])
-    table = decode_record(raw, parity.nbytes, parity.record_digest, order.path).table
+    table = decode_record(raw, parity.nbytes, parity.record_digest, order.path, integrity).table
     for index, (start, stop) in enumerate(blocks(parity.nbytes)):
         with view[start:stop] as block:
-            if digest(block) != table[index * DIGEST_NBYTES : (index + 1) * DIGEST_NBYTES]:
+            if integrity.digest(block) != table[index * DIGEST_NBYTES : (index + 1) * DIGEST_NBYTES]:
                 raise DamagedError(f"parity file {order.path} block {index} does not match its digest")

@@ -1,27 +1,30 @@
 """What lies in a job's directory on the store: paths, what is committed, what is unfinished. Changes nothing."""
 
+import contextlib
+import itertools
 import os
+import re
+import time
+from typing import Annotated
 
 import msgspec
 
 from ckptd.filelayer import FileLayer
+from ckptd.protocol.committed import INCARNATIONS_DIR, identify
+from ckptd.protocol.decoding import MALFORMED
 from ckptd.protocol.errors import CkptdError, DamagedError
-from ckptd.protocol.ids import JobKey, SaveId, parse_dirname, parse_partial_dirname
+from ckptd.protocol.ids import Incarnation, JobKey, SaveId, Session, is_plausible, parse_dirname, parse_partial_dirname
 from ckptd.protocol.manifest import (
-    COMMITTED,
-    MANIFEST,
-    MAX_COMMITTED_NBYTES,
     MAX_RECORD_NBYTES,
     VOTES_DIR,
     Committed,
     Vote,
-    decode_committed,
     decode_vote,
 )
 
-TRASH_PREFIX = ".trash-"
-INCARNATIONS_DIR = ".incarnations"
 _MAX_RANKS_LISTED = 4
+_MAX_RECORD_NBYTES = 4096
+_RECORD_RE = re.compile(r"^i([0-9]{8})$")
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -49,6 +52,18 @@ class Place(msgspec.Struct, frozen=True):
     def votes(self) -> str:
         """Directory of the votes, in the hidden directory."""
         return os.path.join(self.partial, VOTES_DIR)
+
+
+class IncarnationRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Content of `.incarnations/i00000003`: who took the number. Written once, never changed."""
+
+    incarnation: Incarnation
+    run: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
+    session: Session
+    node: Annotated[str, msgspec.Meta(max_length=255)]
+
+
+_record_decoder = msgspec.json.Decoder(IncarnationRecord)
 
 
 class CommittedEntry(msgspec.Struct, frozen=True):
@@ -79,6 +94,8 @@ class Scan(msgspec.Struct, frozen=True, tag="scan"):
     committed: list[CommittedEntry]  # newest first
     partials: list[PartialEntry]  # newest first
     problems: list[str]  # of entries that are neither, with what is wrong
+    records: list[IncarnationRecord] = []  # lowest number first
+    strange: list[str] = []  # names with numbers that no life of the job can have had: nothing is made of them
 
 
 def job_dir(key: JobKey) -> str:
@@ -89,7 +106,7 @@ def job_dir(key: JobKey) -> str:
 def scan(fs: FileLayer, key: JobKey) -> Scan:
     """What the job has on the store; empty if the store or the job is not there.
 
-    A checkpoint is committed if its name, COMMITTED and its manifest's size agree. Digests are verify's business.
+    A checkpoint is committed if its name, the job's, COMMITTED and its manifest's size agree. The rest is verify's.
     What cannot be read is a problem in the list, never an exception; what goes meanwhile, by retention or by a commit's
     rename, is not in it.
     """
@@ -101,21 +118,75 @@ def scan(fs: FileLayer, key: JobKey) -> Scan:
     except OSError as error:
         found.problems.append(str(error))
         return found
+    found.strange.extend(_strange_markers(fs, key))
     for name in names:
+        parsed = parse_dirname(name)
         try:
-            if parse_dirname(name) is not None:
+            if parsed is not None:
                 found.committed.append(_committed_entry(fs, key, name))
         except (CkptdError, OSError) as error:
             if not _is_gone(fs, key, name):
-                found.problems.append(str(error))
+                plausible = parsed is None or is_plausible(parsed[1], time.time())
+                (found.problems if plausible else found.strange).append(
+                    _text(error) if plausible else _strange(key, name)
+                )
     committed = {entry.committed.save for entry in found.committed}
     for save in filter(None, map(parse_partial_dirname, names)):
         entry = _partial_entry(fs, Place(key, save), save in committed)
-        if entry.finishable or not _is_gone(fs, key, save.partial_dirname):
+        if not (entry.finishable or is_plausible(save.incarnation, time.time())):
+            found.strange.append(_strange(key, save.partial_dirname))
+        elif entry.finishable or not _is_gone(fs, key, save.partial_dirname):
             found.partials.append(entry)
-    found.committed.sort(key=lambda entry: entry.committed.save, reverse=True)
-    found.partials.sort(key=lambda entry: entry.save, reverse=True)
+    found.records.extend(records_of(fs, key))
+    found.committed.sort(key=lambda entry: entry.committed.save.listed, reverse=True)
+    found.partials.sort(key=lambda entry: entry.save.listed, reverse=True)
     return found
+
+
+def record_numbers(fs: FileLayer, key: JobKey, known: int = 0) -> list[int]:
+    """Numbers that were taken, readable record or not, lowest first.
+
+    None that no life of the job can have had: it is a stranger's. known: some life has had those up to it.
+    """
+    found = [number for _, number in _numbered(fs, key)]
+    return sorted(number for number in found if number <= known or is_plausible(number, time.time()))
+
+
+def _numbered(fs: FileLayer, key: JobKey) -> list[tuple[str, int]]:
+    """What lies among the records, with its number."""
+    try:
+        names = fs.listdir(os.path.join(job_dir(key), INCARNATIONS_DIR))
+    except FileNotFoundError:
+        return []
+    return [(name, int(match[1])) for name in names if (match := _RECORD_RE.match(name)) is not None]
+
+
+def records_of(fs: FileLayer, key: JobKey, known: int = 0) -> list[IncarnationRecord]:
+    """All incarnation records that can be read, lowest number first. One that is damaged says nothing."""
+    found = []
+    for number in record_numbers(fs, key, known):
+        path = os.path.join(job_dir(key), INCARNATIONS_DIR, f"i{number:08d}")
+        with contextlib.suppress(OSError, *MALFORMED):
+            record = _record_decoder.decode(fs.read_file(path, _MAX_RECORD_NBYTES))
+            if record.incarnation == number:
+                found.append(record)
+    return found
+
+
+def _strange_markers(fs: FileLayer, key: JobKey) -> list[str]:
+    with contextlib.suppress(OSError):
+        strange = [name for name, number in _numbered(fs, key) if not is_plausible(number, time.time())]
+        return [_strange(key, f"{INCARNATIONS_DIR}/{name}") for name in strange]
+    return []
+
+
+def _strange(key: JobKey, name: str) -> str:
+    path = os.path.join(job_dir(key), name)
+    return f"{path} has a number that no life of the job can have had: it is ignored; if it is nobody's, remove it"
+
+
+def _text(error: Exception) -> str:
+    return error.message if isinstance(error, CkptdError) else str(error)
 
 
 def _is_gone(fs: FileLayer, key: JobKey, name: str) -> bool:
@@ -130,34 +201,27 @@ def _is_gone(fs: FileLayer, key: JobKey, name: str) -> bool:
 
 
 def _committed_entry(fs: FileLayer, key: JobKey, name: str) -> CommittedEntry:
-    path = os.path.join(job_dir(key), name)
-    committed = read_committed(fs, path)
-    if committed.job != key.job or committed.save.dirname != name or committed.save_id != committed.save.text:
-        raise DamagedError(f"{path}: COMMITTED says job {committed.job!r}, {committed.save}: the name does not agree")
-    nbytes = fs.size(os.path.join(path, MANIFEST))
-    if nbytes != committed.manifest_nbytes:
-        raise DamagedError(f"{path}/{MANIFEST}: {nbytes} bytes, COMMITTED says {committed.manifest_nbytes}")
-    return CommittedEntry(committed, name)
+    return CommittedEntry(identify(os.path.join(job_dir(key), name), fs, job=key.job), name)
 
 
-def read_committed(fs: FileLayer, path: str) -> Committed:
-    """The COMMITTED record of the directory path. Raises DamagedError or OSError."""
-    where = os.path.join(path, COMMITTED)
-    return decode_committed(fs.read_file(where, MAX_COMMITTED_NBYTES), where=where)
+def committed_dirs(fs: FileLayer, path: str) -> list[str]:
+    """Names in a job's directory that a checkpoint can have, newest incarnation and step first; none without one."""
+    try:
+        names = fs.listdir(path)
+    except FileNotFoundError:
+        return []
+    found = [(parsed[1], parsed[0], name) for name in names if (parsed := parse_dirname(name)) is not None]
+    return [name for _, _, name in sorted(found, reverse=True)]
 
 
 def committed_at(fs: FileLayer, place: Place) -> Committed | None:
     """The record at the save's final name, None if there is nothing. Raises DamagedError if another save lies there."""
     try:
-        committed = read_committed(fs, place.final)
-    except FileNotFoundError:
-        return None
-    if committed.save != place.save or committed.job != place.key.job:
-        raise DamagedError(
-            f"{place.final}: holds job {committed.job!r}, {committed.save}, not {place.save}",
-            hint=f"move it away, then commit again: mv '{place.final}' '{place.final}.old'",
-        )
-    return committed
+        return identify(place.final, fs, job=place.key.job, save=place.save)
+    except (OSError, DamagedError):
+        if _is_gone(fs, place.key, place.save.dirname):
+            return None
+        raise
 
 
 def vote_names(fs: FileLayer, place: Place) -> list[str]:
@@ -172,7 +236,7 @@ def read_vote(fs: FileLayer, place: Place, node: str) -> tuple[Vote, bytes]:
     """A node's vote and its file's content. Raises OSError, or DamagedError naming the file if damaged or another's."""
     where = os.path.join(place.votes, node)
     raw = fs.read_file(where, MAX_RECORD_NBYTES)
-    vote = decode_vote(raw, where=where)
+    vote = decode_vote(raw, where=where, integrity=fs.integrity)
     if (vote.node, vote.job, vote.save) != (node, place.key.job, place.save):
         raise DamagedError(f"{where}: is the vote of node {vote.node!r} for job {vote.job!r}, {vote.save}")
     return vote, raw
@@ -210,9 +274,10 @@ def _missing(damaged: list[str], worlds: set[int], ranks: list[int]) -> str:
         return damaged[0]
     if len(worlds) != 1:
         return f"votes disagree about the number of ranks: {sorted(worlds)}" if worlds else "no votes"
-    absent = sorted(set(range(*worlds)) - set(ranks))
-    if absent:
-        dots = ", .." if len(absent) > _MAX_RANKS_LISTED else ""
-        listed = ", ".join(map(str, absent[:_MAX_RANKS_LISTED])) + dots
-        return f"{len(absent)} of {max(worlds)} ranks have no vote: {listed}"
+    (world_size,), voted = worlds, set(ranks)
+    count = world_size - sum(rank < world_size for rank in voted)  # no list of ranks on the word of one vote
+    if count:
+        some = itertools.islice((rank for rank in range(world_size) if rank not in voted), _MAX_RANKS_LISTED)
+        listed = ", ".join(map(str, some)) + (", .." if count > _MAX_RANKS_LISTED else "")
+        return f"{count} of {world_size} ranks have no vote: {listed}"
     return ""

@@ -21,8 +21,14 @@ from ckptd.filelayer import FileLayer
 from ckptd.niceness import Niceness
 from ckptd.protocol.errors import CkptdError, ProtocolError
 from ckptd.protocol.ids import JobKey
+from ckptd.protocol.integrity import XXH3, Keyed
+from ckptd.protocol.publication import Intent, Intents
 from ckptd.store_drain import drain
+from ckptd.store_identity import OpenedStore, check_store, open_store
+from ckptd.store_incarnations import take
 from ckptd.store_messages import (
+    DAEMON,
+    WORKER,
     Commit,
     Done,
     Drain,
@@ -31,23 +37,27 @@ from ckptd.store_messages import (
     FrameReader,
     Probe,
     Progress,
+    Publish,
+    Published,
     RemoveCheckpoint,
     Removed,
     RemovePartial,
     Reply,
     Request,
     ScanJob,
+    Scanned,
     Space,
     SweepTrash,
-    Swept,
     TakeIncarnation,
     Taken,
+    UseKey,
     WriteVote,
     decode_request,
     encode_frame,
+    hello_frame,
 )
 from ckptd.store_parity import drain_parity
-from ckptd.store_publish import publish_left
+from ckptd.store_publish import publish_left, publish_own_part
 from ckptd.store_scan import scan
 
 _THREADS = 6  # requests at once: a hung one leaves five
@@ -79,11 +89,15 @@ class Worker:
         self._pool = ThreadPoolExecutor(_THREADS)
 
     def serve(self) -> None:
-        """Returns when the daemon closes its end; requests may still be running in threads."""
-        frames = FrameReader()
+        """Returns when the daemon closes its end; requests may still be running in threads. Raises ProtocolError."""
+        self._sock.sendall(hello_frame())
+        frames = FrameReader(decode_request, theirs=DAEMON, ours=WORKER)
         while data := self._sock.recv(_RECEIVE_NBYTES):
-            for body in frames.feed(data):
-                self._pool.submit(self._answer, decode_request(body))
+            for request in frames.feed(data):
+                if isinstance(request, UseKey):
+                    self._fs.integrity = Keyed(request.key)
+                else:
+                    self._pool.submit(self._answer, request)
 
     def _answer(self, request: Request) -> None:
         try:
@@ -102,33 +116,54 @@ class Worker:
         match request:
             case Drain():
                 failpoints.reach("drain.ordered")
+                check_store(self._fs, self._root, request.store_id)
                 return Done(request.id, drain(self._fs, self._root, request, self._reporter(request.id)))
             case DrainParity():
+                check_store(self._fs, self._root, request.store_id)
                 drain_parity(self._fs, self._root, request)
                 return Done(request.id)
             case WriteVote(vote=vote):
+                check_store(self._fs, self._root, vote.store_id)
                 failpoints.reach("commit.before-vote")
                 store.write_vote(self._fs, self._key(vote.job), vote)
                 failpoints.reach("commit.after-vote")
                 return Done(request.id)
-            case Commit(job=job, save=save, writer=writer):
-                return Done(request.id, store.commit(self._fs, self._key(job), save, writer))
-            case TakeIncarnation(job=job, at_least=at_least):
-                return Done(request.id, Taken(store.take_incarnation(self._fs, self._key(job), at_least)))
+            case Commit(job=job, save=save, writer=writer, by=by, intents=intents):
+                return Done(request.id, store.commit(self._fs, self._key(job), save, writer, by, _by_save(intents)))
+            case Publish():
+                return Done(request.id, self._publish(request))
+            case TakeIncarnation(job=job, by=taker, at_least=at_least):
+                opened = self._open(request)
+                return Done(request.id, Taken(take(self._fs, self._key(job), taker, at_least), opened))
             case ScanJob(job=job):
-                return Done(request.id, scan(self._fs, self._key(job)))
-            case RemoveCheckpoint(job=job, save=save):
-                return Done(request.id, Removed(pinned=not store.remove_checkpoint(self._fs, self._key(job), save)))
+                opened = self._open(request)
+                return Done(request.id, Scanned(opened, scan(self._fs, self._key(job))))
+            case RemoveCheckpoint(job=job, save=save, intents=intents):
+                gone = store.remove_checkpoint(self._fs, self._key(job), save, _by_save(intents))
+                return Done(request.id, Removed(pinned=not gone))
             case RemovePartial(job=job, save=save):
                 store.remove_partial(self._fs, self._key(job), save)
                 return Done(request.id)
             case SweepTrash(job=job):
                 store.sweep_trash(self._fs, self._key(job))
-                return Done(request.id, Swept(publish_left(self._fs, self._key(job))))
+                return Done(request.id)
             case Probe():
                 return Done(request.id, Space(*self._fs.space(self._root)))
             case _:
                 assert_never(request)
+
+    def _open(self, request: TakeIncarnation | ScanJob) -> OpenedStore:
+        make = isinstance(request, TakeIncarnation) or request.make
+        return open_store(
+            self._fs, self._root, request.job, remembered=request.remembered, wanted=request.wanted, make=make
+        )
+
+    def _publish(self, order: Publish) -> Published:
+        key, intents, save = self._key(order.job), _by_save(order.intents), order.own_part
+        if save is None:
+            return Published(*publish_left(self._fs, key, intents))
+        note = publish_own_part(self._fs, key, save, intents)
+        return Published([], [note]) if note else Published([save], [])
 
     def _key(self, job: str) -> JobKey:
         return JobKey(self._root, job)
@@ -147,6 +182,10 @@ class Worker:
                 self._sock.sendall(frame)
         except OSError:
             os._exit(0)  # the daemon is gone; nobody is left to tell
+
+
+def _by_save(intents: list[Intent]) -> Intents:
+    return {intent.save: intent.to for intent in intents}
 
 
 class _Reporter:
@@ -181,7 +220,7 @@ def main(argv: list[str]) -> NoReturn:
     Niceness(cpu, io).take()
     status = 0
     try:
-        Worker(socket.socket(fileno=fd), argv[4], FileLayer()).serve()
+        Worker(socket.socket(fileno=fd), argv[4], FileLayer(argv[4], XXH3)).serve()  # until the daemon says UseKey
     except ProtocolError as error:
         print(f"ckptd store worker: {error}", file=sys.stderr)  # noqa: T201  # its daemon is of another version
         status = 1

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from ckptd.niceness import Niceness
+from ckptd.protocol.integrity import XXH3, Integrity
 from ckptd.protocol.status import WorkerStatus
 from ckptd.store_messages import Done, Failed, Progress, Request
 from ckptd.worker_link import StoreLink, WorkerDiedError
@@ -39,8 +40,9 @@ class Stores:
     hang_s: a worker with work to do that says nothing for so long is taken for hung. One long fsync is such a silence.
     """
 
-    def __init__(self, *, niceness: Niceness, hang_s: float) -> None:
+    def __init__(self, *, niceness: Niceness, hang_s: float, integrity: Integrity = XXH3) -> None:
         self._niceness = niceness
+        self._integrity = integrity
         self._hang_s = hang_s
         self._stores: dict[str, _Store] = {}
         self._next_id = 0
@@ -76,7 +78,9 @@ class Stores:
     def _ensure(self, state: _Store) -> bool:
         state.stuck = [link for link in state.stuck if link.poll() is None]
         if state.link is None and len(state.stuck) < _MAX_STUCK:
-            state.link = StoreLink(state.path, niceness=self._niceness, start=self._starting.submit)
+            state.link = StoreLink(
+                state.path, niceness=self._niceness, start=self._starting.submit, integrity=self._integrity
+            )
         return state.link is not None
 
     @property

@@ -11,6 +11,7 @@ from ckptd.protocol.decoding import MALFORMED
 from ckptd.protocol.errors import ProtocolError
 from ckptd.protocol.ids import JobKey
 from ckptd.protocol.status import JobStatus, NodeReport, NodeStatus
+from ckptd.protocol.wording import cut
 
 PATIENCE_S = 0.7  # with nodes that do not answer
 _CROWD_S = 0.5  # that still answers is heard out: so long after the last one
@@ -38,7 +39,7 @@ def decode_answer(raw: bytes) -> Answer:
     try:
         return _decoder.decode(raw)
     except MALFORMED as error:
-        raise ProtocolError(f"malformed answer of a node: {error}") from error
+        raise ProtocolError(f"malformed answer of a node: {cut(error)}") from error
 
 
 class Survey:

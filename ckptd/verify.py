@@ -14,36 +14,32 @@ import msgspec
 from ckptd.filelayer import FileLayer, is_temp
 from ckptd.pickle_names import stranger_in
 from ckptd.protocol import places
-from ckptd.protocol.digest import BLOCK_NBYTES, DIGEST_NBYTES, blocks, digest
-from ckptd.protocol.errors import DamagedError
+from ckptd.protocol.committed import EVERYTHING, INCARNATIONS_DIR, TRASH_PREFIX, Opened, open_committed
+from ckptd.protocol.digest import BLOCK_NBYTES, DIGEST_NBYTES, blocks
+from ckptd.protocol.errors import DamagedError, IntegrityError
 from ckptd.protocol.header import MAX_HEADER_NBYTES, check_header
 from ckptd.protocol.ids import SaveId, file_name, is_job_name, parse_dirname, parse_partial_dirname
+from ckptd.protocol.integrity import XXH3, Integrity, Purpose
 from ckptd.protocol.layout import Layout, decode_leaves, file_layouts
 from ckptd.protocol.manifest import (
     COMMITTED,
+    LINKED,
     MANIFEST,
-    MAX_RECORD_NBYTES,
     PARITY_DIR,
     STOCK_FILES,
     STOCK_METADATA,
     STOCK_OBJECTS,
     UNPUBLISHED,
     VOTES_DIR,
-    Committed,
     FileRecord,
-    Manifest,
     ParityRecord,
     StockFile,
-    Vote,
-    decode_manifest,
-    decode_vote,
     layout_of,
 )
-from ckptd.protocol.slot import SEAL_NBYTES, SEALS_NBYTES, Seal, SlotState, decode_seals
-from ckptd.store_scan import INCARNATIONS_DIR, TRASH_PREFIX, read_committed
+from ckptd.protocol.slot import SEAL_NBYTES, SEALS_NBYTES, Seal, SlotState, decode_seals, is_page
 from ckptd.verify_parity import check_parity, strangers
 
-_RECORDS = frozenset({COMMITTED, MANIFEST, VOTES_DIR, PARITY_DIR, UNPUBLISHED})
+_RECORDS = frozenset({COMMITTED, MANIFEST, VOTES_DIR, PARITY_DIR, UNPUBLISHED, LINKED})
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -78,6 +74,8 @@ class Report:
     problems: list[Problem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     progress: Callable[[int], None] = _ignore  # told the bytes checked so far
+    integrity: Integrity = XXH3  # how all of it must be proved
+    _named: set[str] = field(default_factory=set)  # files with a problem
 
     @property
     def ok(self) -> bool:
@@ -86,10 +84,15 @@ class Report:
 
     def problem(self, path: str, what: str, block: tuple[int, int] | None = None) -> None:
         """Adds a problem of a file, or of the block of it that starts and stops there."""
+        self._named.add(path)
         if block is None:
             self.problems.append(Problem(path, what.removeprefix(f"{path}: ")))
         else:
             self.problems.append(Problem(path, what, block[0] // BLOCK_NBYTES, *block))
+
+    def names(self, path: str) -> bool:
+        """Whether a problem of this file is known."""
+        return path in self._named
 
     def read(self, nbytes: int) -> None:
         """Counts bytes as checked."""
@@ -97,10 +100,10 @@ class Report:
         self.progress(self.nbytes)
 
 
-def verify_path(path: str, progress: Callable[[int], None] = _ignore) -> Report:
+def verify_path(path: str, progress: Callable[[int], None] = _ignore, integrity: Integrity = XXH3) -> Report:
     """Check of whatever path is: a checkpoint, a job's directory, a store, or an arena."""
     path = _real(path)
-    report = Report(path, progress=progress)
+    report = Report(path, progress=progress, integrity=integrity)
     try:
         names = sorted(os.listdir(path))
     except OSError as error:
@@ -125,16 +128,16 @@ def verify_path(path: str, progress: Callable[[int], None] = _ignore) -> Report:
     return report
 
 
-def verify_checkpoint(path: str, progress: Callable[[int], None] = _ignore) -> Report:
+def verify_checkpoint(path: str, progress: Callable[[int], None] = _ignore, integrity: Integrity = XXH3) -> Report:
     """Check of one checkpoint's directory."""
-    report = Report(_real(path), progress=progress)
+    report = Report(_real(path), progress=progress, integrity=integrity)
     _verify_checkpoint(report.path, report)
     return report
 
 
-def verify_job(path: str, progress: Callable[[int], None] = _ignore) -> Report:
+def verify_job(path: str, progress: Callable[[int], None] = _ignore, integrity: Integrity = XXH3) -> Report:
     """Check of all checkpoints in a job's directory."""
-    report = Report(_real(path), progress=progress)
+    report = Report(_real(path), progress=progress, integrity=integrity)
     _verify_job(report.path, report)
     return report
 
@@ -189,98 +192,20 @@ def _verify_job(path: str, report: Report) -> None:
 
 def _verify_checkpoint(path: str, report: Report) -> None:
     report.checked.append(path)
-    committed = _check_committed(path, report)
-    manifest = _check_manifest(path, committed, report)
-    votes = _check_votes(path, manifest, report)
-    # With the manifest gone the votes still say what every file should be.
-    voted = {record.name: record for vote in votes for record in vote.files}
-    records = manifest.files if manifest else [voted[name] for name in sorted(voted)]
-    said = ([manifest] if manifest else votes)[:1]
-    whose: Whose = (said[0].save, said[0].world_size) if said else (None, 1)
-    for record in records:
+    opened = Opened(path)
+    for found in open_committed(opened, FileLayer(integrity=report.integrity), EVERYTHING):
+        report.problem(found.path, found.what)
+    manifest = opened.manifest
+    said = manifest or next(iter(opened.votes), None)
+    whose: Whose = (said.save, said.world_size) if said else (None, 1)
+    for record in opened.records:
         _check_image(path, record, whose, report)
-    if manifest:
-        for stock in manifest.stock:
-            _check_stock(os.path.join(path, stock.name), stock, report)
-    _check_parity(path, manifest.parity if manifest else [vote.parity for vote in votes if vote.parity], report)
+    for stock in manifest.stock if manifest else ():
+        _check_stock(os.path.join(path, stock.name), stock, report)
+    _check_parity(path, opened.parity, report)
     outputs = {stock.name for stock in manifest.stock} if manifest else {STOCK_METADATA, STOCK_OBJECTS, STOCK_FILES}
-    files = {extent.name for record in records for extent in record.extents()}
+    files = {extent.name for record in opened.records for extent in record.extents()}
     _check_names(path, files | outputs, report)
-
-
-def _check_committed(path: str, report: Report) -> Committed | None:
-    where = os.path.join(path, COMMITTED)
-    try:
-        committed = read_committed(FileLayer(), path)
-    except FileNotFoundError:
-        report.problem(where, "missing: the checkpoint is not committed")
-        return None
-    except (OSError, DamagedError) as error:
-        report.problem(where, str(error))
-        return None
-    name = os.path.basename(path)
-    if committed.save.dirname != name or committed.save_id != committed.save.text:
-        report.problem(where, f"says {committed.save_id}, of a directory {committed.save.dirname}, but lies in {name}")
-    return committed
-
-
-def _check_manifest(path: str, committed: Committed | None, report: Report) -> Manifest | None:
-    where = os.path.join(path, MANIFEST)
-    try:
-        raw = FileLayer().read_file(where, MAX_RECORD_NBYTES)
-        manifest = decode_manifest(raw, where=where)
-    except (OSError, DamagedError) as error:
-        report.problem(where, str(error))
-        return None
-    if committed is None:
-        return manifest
-    facts = {
-        "job": (manifest.job, committed.job),
-        "save": (manifest.save, committed.save),
-        "ranks": (manifest.world_size, committed.world_size),
-        "files": (sum(len(record.extents()) for record in manifest.files), committed.files),
-        "bytes of the files": (sum(record.nbytes for record in manifest.files), committed.nbytes),
-        "its own bytes": (len(raw), committed.manifest_nbytes),
-        "its digest": (digest(raw).hex(), committed.manifest_xxh3_128),
-    }
-    for fact, (found, said) in facts.items():
-        if found != said:
-            report.problem(os.path.join(path, COMMITTED), f"does not match {MANIFEST}: {fact}: {said} and {found}")
-    return manifest
-
-
-def _check_votes(path: str, manifest: Manifest | None, report: Report) -> list[Vote]:
-    """The votes that are sound. Those the manifest pins are held against it; without one, all that are there.
-
-    A vote may come between the manifest and the final name, from a node that drained a rank that had a vote already:
-    its files are then those of the manifest.
-    """
-    pinned = {ref.node: ref for ref in manifest.votes} if manifest else {}
-    folder = os.path.join(path, VOTES_DIR)
-    votes: list[Vote] = []
-    if os.path.islink(folder):
-        report.problem(folder, "a symbolic link where a directory belongs")
-    for node in sorted({*pinned, *(name for name in _names(folder) if not name.startswith("."))}):
-        where = os.path.join(folder, node)
-        ref = pinned.get(node)
-        try:
-            raw = FileLayer().read_file(where, ref.nbytes if ref else MAX_RECORD_NBYTES)
-            vote = decode_vote(raw, where=where)
-        except (OSError, DamagedError) as error:
-            strange = manifest and ref is None
-            report.problem(where, f"a vote that {MANIFEST} does not know: {error}" if strange else str(error))
-            continue
-        if ref and (len(raw), digest(raw)) != (ref.nbytes, ref.digest):
-            report.problem(where, f"is not the vote that {MANIFEST} was made from")
-        elif manifest and any(record not in manifest.files[record.rank : record.rank + 1] for record in vote.files):
-            report.problem(where, f"its files are not those of {MANIFEST}")
-        elif ref and manifest and vote.parity is not None and vote.parity not in manifest.parity:
-            report.problem(where, f"its parity is not in {MANIFEST}")
-        elif manifest and vote.save != manifest.save:
-            report.problem(where, f"a vote that {MANIFEST} does not know")
-        else:
-            votes.append(vote)
-    return votes
 
 
 def _check_names(path: str, expected: set[str], report: Report) -> None:
@@ -295,29 +220,29 @@ def _check_names(path: str, expected: set[str], report: Report) -> None:
 
 def _check_parity(path: str, records: list[ParityRecord], report: Report) -> None:
     report.files += len(records)
-    for found in check_parity(path, records):
+    for found in check_parity(path, records, report.integrity):
         if isinstance(found, int):
             report.read(found)
-        else:
+        elif found[2] is not None or not report.names(found[0]):
             report.problem(*found)
     report.notes += strangers(path, records)
 
 
 def _check_stock(path: str, stock: StockFile, report: Report) -> None:
-    """A file for stock readers: its bytes, and that the one which they unpickle names nothing but torch's metadata."""
+    """Of a file for stock readers whose digest is right: the one that they unpickle names nothing but metadata."""
     report.files += 1
-    other = f"is not the file that {MANIFEST} knows: the bytes are damaged or another's"
-    try:
-        fits = FileLayer().size(path) == stock.nbytes
-        data = FileLayer().read_file(path, stock.nbytes) if fits else b""
-    except OSError as error:
-        report.problem(path, "missing" if isinstance(error, FileNotFoundError) else str(error))
+    if report.names(path):
         return
-    if (len(data), digest(data)) != (stock.nbytes, stock.digest):
-        report.problem(path, other)
-    elif stock.name == STOCK_METADATA and (stranger := stranger_in(data)):
+    report.read(stock.nbytes)
+    if stock.name != STOCK_METADATA:
+        return
+    try:
+        stranger = stranger_in(FileLayer().read_file(path, stock.nbytes))
+    except OSError as error:
+        report.problem(path, error.strerror or str(error))
+        return
+    if stranger:
         report.problem(path, f"no metadata of torch: {stranger}; do not load it with a reader that unpickles")
-    report.read(len(data))
 
 
 @dataclass(frozen=True)
@@ -344,9 +269,10 @@ def _check_image(path: str, record: FileRecord, whose: Whose, report: Report) ->
                 file = stack.enter_context(open(FileLayer().open_read(where), "rb", buffering=0))
                 found = os.fstat(file.fileno()).st_size
             except OSError as error:
-                report.problem(where, "missing" if isinstance(error, FileNotFoundError) else str(error))
+                if not report.names(where):
+                    report.problem(where, error.strerror or str(error))
                 continue
-            if found != nbytes:
+            if found != nbytes and not report.names(where):
                 report.problem(where, f"{found} bytes, should be {nbytes}")
             parts.append(_Part(where, start, nbytes, stop, file))
         _check_parts(parts, record, whose, report)
@@ -394,7 +320,10 @@ def _check_blocks(parts: list[_Part], record: FileRecord, report: Report) -> Non
         except OSError as error:
             report.problem(at.path, f"cannot be read: {error}", block)
             continue
-        if digest(buffer[: stop - start]) != record.digests[index * DIGEST_NBYTES : (index + 1) * DIGEST_NBYTES]:
+        if (
+            report.integrity.digest(buffer[: stop - start])
+            != record.digests[index * DIGEST_NBYTES : (index + 1) * DIGEST_NBYTES]
+        ):
             others = f" (of it and of {', '.join(p.path for p in inside[1:])})" if inside[1:] else ""
             report.problem(inside[0].path, f"digest does not match, the bytes are damaged{others}", block)
         report.read(stop - start)
@@ -426,9 +355,9 @@ def _verify_slot(path: str, report: Report) -> None:
         with open(FileLayer().open_read(path), "rb", buffering=0) as file:
             nbytes = os.fstat(file.fileno()).st_size
             pages = os.pread(file.fileno(), SEALS_NBYTES, max(0, nbytes - SEALS_NBYTES))
-            index, _, seal = decode_seals(pages)
+            index, _, seal = decode_seals(pages, report.integrity, where=path)
             other = pages[(1 - index) * SEAL_NBYTES : (2 - index) * SEAL_NBYTES]
-            if any(other) and decode_seals(other)[1] == 0:
+            if any(other) and not is_page(other, report.integrity):
                 report.notes.append(f"{path}: seal page {1 - index} is torn; the other one is in force ({seal.state})")
             report.checked.append(path)
             if seal.state == SlotState.FREE:
@@ -437,7 +366,7 @@ def _verify_slot(path: str, report: Report) -> None:
                 report.problem(path, f"{nbytes} bytes, too few for the {seal.content_nbytes} that its seal says")
                 return
             _check_slot(file, path, seal, report)
-    except OSError as error:
+    except (OSError, IntegrityError) as error:
         report.problem(path, str(error))
 
 
@@ -451,7 +380,7 @@ def _check_slot(file: BinaryIO, path: str, seal: Seal, report: Report) -> None:
     sound = {}
     for part, (offset, nbytes, expected) in parts.items():
         data = os.pread(file.fileno(), nbytes, offset)
-        if digest(data) != expected:
+        if report.integrity.digest(data, Purpose(part)) != expected:
             report.problem(path, f"{part} (bytes {offset} to {offset + nbytes - 1}): digest does not match")
         else:
             sound[part] = data

@@ -4,8 +4,9 @@ import os
 from collections.abc import Iterator, Sequence
 
 from ckptd.filelayer import FileLayer, is_temp
-from ckptd.protocol.digest import DIGEST_NBYTES, blocks, digest
+from ckptd.protocol.digest import DIGEST_NBYTES, blocks
 from ckptd.protocol.errors import DamagedError
+from ckptd.protocol.integrity import XXH3, Integrity
 from ckptd.protocol.manifest import PARITY_DIR, ParityRecord
 from ckptd.repair.checkpoint import read_record
 from ckptd.repair.files import OpenFiles, block_buffer
@@ -13,7 +14,7 @@ from ckptd.repair.files import OpenFiles, block_buffer
 Found = tuple[str, str, tuple[int, int] | None]  # path, what is wrong, which bytes
 
 
-def check_parity(directory: str, records: Sequence[ParityRecord]) -> Iterator[Found | int]:
+def check_parity(directory: str, records: Sequence[ParityRecord], integrity: Integrity = XXH3) -> Iterator[Found | int]:
     """What is wrong with the files of these records, and after each block its bytes. Reads only."""
     buffer = block_buffer() if records else memoryview(b"")
     with OpenFiles() as files:
@@ -21,7 +22,7 @@ def check_parity(directory: str, records: Sequence[ParityRecord]) -> Iterator[Fo
             path = os.path.join(directory, PARITY_DIR, record.name)
             try:
                 nbytes = FileLayer().size(path)
-                table = read_record(directory, record).table
+                table = read_record(directory, record, integrity).table
             except FileNotFoundError:
                 yield path, "missing", None
                 continue
@@ -37,7 +38,7 @@ def check_parity(directory: str, records: Sequence[ParityRecord]) -> Iterator[Fo
                 except (OSError, EOFError) as error:
                     yield path, f"cannot be read: {error}", (start, stop)
                     continue
-                if digest(block) != table[index * DIGEST_NBYTES : (index + 1) * DIGEST_NBYTES]:
+                if integrity.digest(block) != table[index * DIGEST_NBYTES : (index + 1) * DIGEST_NBYTES]:
                     yield path, "digest does not match, the bytes are damaged", (start, stop)
                 yield stop - start
 

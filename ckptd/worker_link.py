@@ -10,8 +10,19 @@ from collections import deque
 from collections.abc import Callable
 
 from ckptd.niceness import Niceness
-from ckptd.protocol.errors import CkptdError
-from ckptd.store_messages import FrameReader, Reply, Request, decode_reply, encode_frame
+from ckptd.protocol.errors import CkptdError, ProtocolError
+from ckptd.protocol.integrity import XXH3, Integrity, Keyed
+from ckptd.store_messages import (
+    DAEMON,
+    WORKER,
+    FrameReader,
+    Order,
+    Reply,
+    UseKey,
+    decode_reply,
+    encode_frame,
+    hello_frame,
+)
 
 _RECEIVE_NBYTES = 1 << 20
 _AS_WE_ARE = Niceness()
@@ -47,7 +58,7 @@ def _at_once(work: Callable[[], None]) -> None:
 
 
 class WorkerDiedError(CkptdError):
-    """The worker is gone; what it had not answered is to be asked again of a new one."""
+    """The worker is gone, or not to be understood; what it had not answered is to be asked again of a new one."""
 
     code = "worker-died"
 
@@ -61,16 +72,20 @@ class StoreLink:
     until poll() says that the process is gone.
     """
 
-    def __init__(self, store: str, *, niceness: Niceness = _AS_WE_ARE, start: Start = _at_once) -> None:
+    def __init__(
+        self, store: str, *, niceness: Niceness = _AS_WE_ARE, start: Start = _at_once, integrity: Integrity = XXH3
+    ) -> None:
         self.store = store
         self._sock, theirs = socket.socketpair()
         self._sock.setblocking(False)
-        self._frames = FrameReader()
-        self._outgoing: deque[memoryview] = deque()
+        self._frames = FrameReader(decode_reply, theirs=WORKER, ours=DAEMON)
+        self._outgoing = deque([memoryview(hello_frame())])
         self._settling = threading.Lock()  # of the next three, between this thread and the one that starts
         self._process: subprocess.Popen[bytes] | None = None
         self._problem = ""  # why it was not started
         self._unwanted = False
+        if isinstance(integrity, Keyed):  # not on its command line, which everybody sees
+            self.send(UseKey(integrity.key))
         start(lambda: self._start(theirs, niceness))
 
     def _start(self, theirs: socket.socket, niceness: Niceness) -> None:
@@ -103,7 +118,7 @@ class StoreLink:
         """Whether to poll for room to write, and call on_writable."""
         return bool(self._outgoing)
 
-    def send(self, request: Request) -> None:
+    def send(self, request: Order) -> None:
         """Queues the request and writes what can be written now. A dead worker shows in receive, not here."""
         self._outgoing.append(memoryview(encode_frame(request)))
         self.on_writable()
@@ -125,8 +140,11 @@ class StoreLink:
                 self._outgoing.popleft()
 
     def receive(self) -> list[Reply]:
-        """Replies that are complete by now, maybe none. Raises WorkerDiedError once all of a dead worker's are read."""
-        bodies: list[bytes] = []
+        """Replies that are complete by now, maybe none.
+
+        Raises WorkerDiedError once all of a dead worker's are read, and for one of another version, which it names.
+        """
+        replies: list[Reply] = []
         while True:
             try:
                 data = self._sock.recv(_RECEIVE_NBYTES)
@@ -135,11 +153,14 @@ class StoreLink:
             except OSError:
                 data = b""
             if not data:
-                if bodies:
+                if replies:
                     break  # the next call finds the end again
                 raise WorkerDiedError(f"the worker of store {self.store} died{self._cause()}")
-            bodies += self._frames.feed(data)
-        return [decode_reply(body) for body in bodies]
+            try:
+                replies += self._frames.feed(data)
+            except ProtocolError as error:
+                raise WorkerDiedError(f"the worker of store {self.store}: {error.message}", hint=error.hint) from error
+        return replies
 
     def _cause(self) -> str:
         if self._process is None:

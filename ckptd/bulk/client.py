@@ -7,10 +7,11 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from ckptd.bulk import sockets, wire
+from ckptd.bulk import marks, sockets, wire
 from ckptd.bulk.sockets import Cancel
 from ckptd.protocol.errors import DamagedError, PeerError
 from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.integrity import XXH3, Hasher, Integrity
 
 TIMEOUT_S: Final = 20.0
 # While more than this comes after what is received, the thread sleeps until so much is there: a wake for every packet
@@ -33,21 +34,23 @@ class Connection:
     """To one node, for one thread. Every call ends within timeout_s without progress, or when cancel is cancelled.
 
     Raises PeerError that names the node when it does not answer, hangs up, or says why it cannot; DamagedError when a
-    frame is not what was sent. After either the connection is worth nothing. steady: what is asked for is all there,
-    and comes without a pause; then a thread sleeps until much of it has come.
+    frame is not what was sent. After either the connection is worth nothing. integrity: as the server has it.
+    steady: what is asked for is all there, and comes without a pause; then a thread sleeps until much of it has come.
     """
 
-    def __init__(
-        self, node: str, address: Address, cancel: Cancel, *, timeout_s: float = TIMEOUT_S, steady: bool = True
-    ) -> None:
+    def __init__(  # noqa: PLR0913 - keyword-only
+        self, node: str, address: Address, cancel: Cancel, *, timeout_s: float = TIMEOUT_S, steady: bool = True,
+        integrity: Integrity = XXH3,
+    ) -> None:  # fmt: skip
         self.node = node
+        self._integrity = integrity
         self._steady = steady
         self._cancel = cancel
         self._pending: deque[wire.Range | None] = deque()  # None: the end of an ask
         self._head = memoryview(bytearray(wire.FRAME.size))
         self._socket = socket.socket(socket.AF_INET6 if ":" in address.host else socket.AF_INET, socket.SOCK_STREAM)
         self._watch = cancel.watching(self._socket)
-        self._seed = 0
+        self._running: tuple[Hasher | None, bytes] = (None, b"")  # of the frame that is received, and its mark
         self._left = 0  # bytes of the frame that is being received in parts
         self._coming = 0  # bytes that were asked for and not received
         self._seldom = False
@@ -65,21 +68,23 @@ class Connection:
     def _open(self, address: Address, timeout_s: float) -> None:
         counter = next(_counters)
         welcome = memoryview(bytearray(wire.PROOF_NBYTES))
-        expected = wire.proof(address.secret, address.link, counter, b"s")
+        expected = wire.proof(address.secret, address.link, counter, b"s", self._integrity)
         try:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, sockets.BUFFER_NBYTES)
             sockets.prepare(self._socket, timeout_s, timeout_s)
             self._connect(address)
-            sockets.send(self._socket, wire.hello(address.secret, address.link, counter))
+            sockets.send(self._socket, wire.hello(address.secret, address.link, counter, self._integrity))
             if sockets.receive(self._socket, welcome) < len(welcome):
                 raise self._gone(
-                    "hung up at the hello: it does not know this link (any more), or has no room for another connection"
+                    "hung up at the hello: it does not know this link (any more), has no room for another connection, "
+                    f"or other integrity settings than this one ({self._integrity.label})"
                 )
         except OSError as error:
             raise self._failed(error) from None
         if not hmac.compare_digest(welcome, expected):
             raise self._gone("does not know the secret of this link")
-        self._seed = wire.seed(address.secret, address.link, counter)
+        self._asks = marks.marks_of(self._integrity, address.secret, address.link, counter, b"c")
+        self._frames = marks.marks_of(self._integrity, address.secret, address.link, counter, b"s")
 
     def _connect(self, address: Address) -> None:
         try:
@@ -102,7 +107,8 @@ class Connection:
         for start in range(0, len(ranges), wire.MAX_RANGES):
             part = list(ranges[start : start + wire.MAX_RANGES])
             try:
-                sockets.send(self._socket, wire.encode_ask(wire.Ask(job, save, epoch, part)))
+                body = wire.encode_ask(wire.Ask(job, save, epoch, part))
+                sockets.send(self._socket, wire.LENGTH.pack(len(body)), body, marks.mark(self._asks, marks.ASK, body))
             except OSError as error:
                 raise self._failed(error) from None
             self._pending.extend(part)
@@ -121,6 +127,7 @@ class Connection:
             self._pending.popleft()
             self._wake_seldom(False)
             self._frame(wire.DONE, memoryview(b""), 0)
+            self._check_mark("the end of an answer")
 
     def _wake_seldom(self, seldom: bool) -> None:
         """Whether this thread is woken for much only: never while little may be all that still comes."""
@@ -133,10 +140,20 @@ class Connection:
         asked = self._pending.popleft()
         if asked is None:
             raise AssertionError("nothing was asked for")
-        digest = self._frame(wire.DATA, into, asked.nbytes)
+        self._frame(wire.DATA, into, asked.nbytes, checked=asked.checked)
         self._left = asked.nbytes - len(into)
-        if asked.checked and (self._left or digest != wire.frame_digest(into, self._seed)):
-            raise DamagedError(f"node {self.node}: bytes of {_what(asked)} were damaged on the wire")
+        if asked.checked and self._left:
+            raise DamagedError(
+                f"node {self.node}: bytes of {_what(asked)} were asked for in parts, and are checked whole"
+            )
+        self._asked = asked
+        if not self._left:
+            self._check_mark(_what(asked))
+
+    def _check_mark(self, what: str) -> None:
+        running, found = self._running
+        if not marks.is_right(found, running):
+            raise DamagedError(f"node {self.node}: bytes of {what} were damaged on the wire, or are not from that node")
 
     def _part(self, into: memoryview) -> None:
         try:
@@ -146,24 +163,31 @@ class Connection:
         if got < len(into):
             raise self._gone("hung up")
         self._left -= len(into)
+        if self._running[0] is not None:
+            self._running[0].update(into)
+        if not self._left:
+            self._check_mark(_what(self._asked))
 
-    def _frame(self, kind: bytes, into: memoryview, length: int) -> bytes:
-        """Digest of the next frame, which must be of the kind and length; into gets its first bytes."""
+    def _frame(self, kind: bytes, into: memoryview, length: int, *, checked: bool = False) -> None:
+        """Head of the next frame, which must be of the kind and length; into gets its first bytes."""
         try:
             got = sockets.receive(self._socket, self._head, into)
         except OSError as error:
             raise self._failed(error) from None
         size = len(self._head)
-        found, nbytes, digest = wire.FRAME.unpack(self._head) if got >= size else (b"", 0, b"")
+        found, nbytes, said = wire.FRAME.unpack(self._head) if got >= size else (b"", 0, b"")
         if found == wire.FAIL:
-            raise self._refused(nbytes, into[: got - size])
+            raise self._refused(nbytes, into[: got - size], said)
         if got < size + len(into):
             raise self._gone("hung up")
         if (found, nbytes) != (kind, length):
             raise DamagedError(f"node {self.node}: a frame of {found!r} and {nbytes} bytes in place of {length}")
-        return bytes(digest)
+        running = self._frames.begin(kind, length, checked=checked)
+        if running is not None:
+            running.update(into)
+        self._running = running, bytes(said)
 
-    def _refused(self, nbytes: int, got: memoryview) -> PeerError | DamagedError:
+    def _refused(self, nbytes: int, got: memoryview, mark: bytes) -> PeerError | DamagedError:
         """What the other side said. The first bytes of it are where data were expected."""
         text = bytearray(got[:nbytes])
         rest = memoryview(bytearray(max(0, min(nbytes, wire.MAX_FAIL_NBYTES) - len(text))))
@@ -171,7 +195,13 @@ class Connection:
             sockets.receive(self._socket, rest)
         except OSError as error:
             return self._failed(error)
-        said = (bytes(text) + bytes(rest)).decode("utf-8", "replace")
+        raw = bytes(text) + bytes(rest)
+        running = self._frames.begin(wire.FAIL, len(raw))
+        if running is not None:
+            running.update(memoryview(raw))
+        if not marks.is_right(mark, running):
+            return DamagedError(f"node {self.node}: a refusal that is not from that node")
+        said = raw.decode("utf-8", "replace")
         said = "".join(char if char.isprintable() else "?" for char in said)  # it goes into logs and onto terminals
         return PeerError(f"node {self.node}: {said}")
 

@@ -22,7 +22,9 @@ class BulkHost:
         if self._server is None:
             host = self._plane.peer.endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
             try:
-                self._server = BulkServer(self._served, self._secret_of, host=host, port=self._port)
+                self._server = BulkServer(
+                    self._served, self._secret_of, host=host, port=self._port, integrity=self._arena.integrity
+                )
             except OSError as error:
                 text = f"cannot serve bytes to other nodes at {host} port {self._port or 'any'}: {error.strerror}"
                 raise ConfigError(text, hint="set bulk_port to a free port, or 0 for any") from error

@@ -5,7 +5,7 @@ from ckptd.bulk import wire
 from ckptd.bulk.server import Served
 from ckptd.parity.streams import TAIL, block_range, cuts
 from ckptd.parity_files import open_parity
-from ckptd.protocol.digest import DIGEST_NBYTES, digest
+from ckptd.protocol.digest import DIGEST_NBYTES
 from ckptd.protocol.errors import DamagedError, PeerError
 from ckptd.protocol.ids import JobKey
 
@@ -37,7 +37,7 @@ class ServedSegment:
             return
         start, stop = block_range(self.seal, block)
         at = self.seal.table_offset + block * DIGEST_NBYTES
-        if digest(self._view[start:stop]) != self._view[at : at + DIGEST_NBYTES]:
+        if self._arena.integrity.digest(self._view[start:stop]) != self._view[at : at + DIGEST_NBYTES]:
             raise DamagedError(f"slot {self._slot} block {block} does not match its digest")
 
     def still(self) -> bool:

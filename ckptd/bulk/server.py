@@ -6,11 +6,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
-from ckptd.bulk import sockets, wire
+from ckptd.bulk import marks, sockets, wire
 from ckptd.logs import line
 from ckptd.protocol.errors import CkptdError, PeerError, ProtocolError
+from ckptd.protocol.integrity import XXH3, Integrity
 
 log = logging.getLogger("ckptd")
 _HELLO_TIMEOUT_S: Final = 5.0  # from the connection to its last byte
@@ -44,13 +45,22 @@ Open = Callable[[str, wire.Ask, int], Served]  # link, ask, rank or PARITY; rais
 Secret = Callable[[str], bytes | None]
 
 
+class _Guest(NamedTuple):
+    """Who has proved to know a link's secret, and the marks of what either side says."""
+
+    link: str
+    asks: marks.Marks
+    frames: marks.Marks
+
+
 class BulkServer:
     """Listens from start to close. secret_of is called from threads: the secret of a link, None for a stranger.
 
-    ended is too: a connection of the link is over, after whatever was asked for over it.
+    ended is too: a connection of the link is over, after whatever was asked for over it. integrity: of all that come;
+    with a key every ask and every frame has a MAC.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - keyword-only
         self,
         open_served: Open,
         secret_of: Secret,
@@ -58,7 +68,9 @@ class BulkServer:
         host: str = "127.0.0.1",
         port: int = 0,
         ended: Callable[[str], None] = lambda _link: None,
+        integrity: Integrity = XXH3,
     ) -> None:
+        self._integrity = integrity
         self._open = open_served
         self._ended = ended
         self._secret_of = secret_of
@@ -131,9 +143,10 @@ class BulkServer:
         link = None
         try:
             sockets.prepare(connection, _HELLO_TIMEOUT_S, _HELLO_TIMEOUT_S)
-            link, seed = self._greet(connection)
+            guest = self._greet(connection)
+            link = guest.link
             sockets.patience(connection, _IDLE_TIMEOUT_S, _SEND_TIMEOUT_S)
-            while self._answer(connection, link, seed):
+            while self._answer(connection, guest):
                 pass
         except (OSError, CkptdError) as error:
             level = logging.INFO if link is not None else logging.DEBUG  # anybody may come, and the log is memory
@@ -148,13 +161,16 @@ class BulkServer:
 
     # --- the handshake
 
-    def _greet(self, connection: socket.socket) -> tuple[str, int]:
-        """The link that the other side has proved to know the secret of, and the seed of the frames' digests."""
+    def _greet(self, connection: socket.socket) -> _Guest:
+        """Who has proved to know the secret of a link."""
         magic, padded, counter, proof = wire.HELLO.unpack(_hear_hello(connection))
         link = padded.rstrip(b"\0").decode("ascii", "replace")
-        secret = self._secret_of(link) if magic == wire.MAGIC else None
-        if secret is None or not hmac.compare_digest(proof, wire.proof(secret, link, counter, b"c")):
-            raise PeerError("a hello of an unknown version or link, or a wrong secret")
+        integrity = self._integrity
+        if magic != wire.magic_of(integrity) and magic in {wire.MAGIC, wire.MAGIC_KEYED}:
+            raise PeerError(f"a hello of a node with other integrity settings: this one has {integrity.label}")
+        secret = self._secret_of(link) if magic == wire.magic_of(integrity) else None
+        if secret is None or not hmac.compare_digest(proof, wire.proof(secret, link, counter, b"c", integrity)):
+            raise PeerError("a hello of an unknown version or link, or a wrong secret or key")
         with self._lock:
             self._forget_former()
             known, counters = self._counters.get(link, (b"", None))
@@ -168,8 +184,8 @@ class BulkServer:
                 raise PeerError(f"{link} has {len(peers)} connections already")
             self._strangers.pop(connection, None)
             peers.add(connection)
-        sockets.send(connection, wire.proof(secret, link, counter, b"s"))
-        return link, wire.seed(secret, link, counter)
+        sockets.send(connection, wire.proof(secret, link, counter, b"s", integrity))
+        return _Guest(link, *(marks.marks_of(integrity, secret, link, counter, side) for side in (b"c", b"s")))
 
     def _forget_former(self) -> None:
         """Links that are over: a counter of theirs is worth nothing without the secret."""
@@ -180,7 +196,7 @@ class BulkServer:
 
     # --- asks
 
-    def _answer(self, connection: socket.socket, link: str, seed: int) -> bool:
+    def _answer(self, connection: socket.socket, guest: _Guest) -> bool:
         """Answers one ask; False at the end of the stream."""
         head = memoryview(bytearray(wire.LENGTH.size))
         got = sockets.receive(connection, head)
@@ -191,33 +207,38 @@ class BulkServer:
             if nbytes > wire.MAX_ASK_NBYTES:
                 raise ProtocolError(f"an ask of {nbytes} bytes, at most {wire.MAX_ASK_NBYTES} are taken")
             body = memoryview(bytearray(nbytes))
-            if sockets.receive(connection, body) < nbytes:
+            mark = memoryview(bytearray(wire.MARK_NBYTES if self._integrity.keyed else 0))
+            if sockets.receive(connection, body, mark) < nbytes + len(mark):
                 return False
-            self._send(connection, link, wire.decode_ask(bytes(body)), seed)
+            if not hmac.compare_digest(mark, marks.mark(guest.asks, marks.ASK, body)):
+                raise ProtocolError("an ask that is not from that node")
+            self._send(connection, guest, wire.decode_ask(bytes(body)))
         except CkptdError as error:
             text = error.message.encode()[: wire.MAX_FAIL_NBYTES]
-            sockets.send(connection, wire.FRAME.pack(wire.FAIL, len(text), wire.frame_digest(text, seed)), text)
+            sockets.send(
+                connection, wire.FRAME.pack(wire.FAIL, len(text), marks.mark(guest.frames, wire.FAIL, text)), text
+            )
             _hear_out(connection)
             raise
         return True
 
-    def _send(self, connection: socket.socket, link: str, ask: wire.Ask, seed: int) -> None:
+    def _send(self, connection: socket.socket, guest: _Guest, ask: wire.Ask) -> None:
         opened: dict[int, Served] = {}
         for rank, offset, nbytes, checked in map(_fields, ask.ranges):
             served = opened.get(rank)
             if served is None:
-                served = opened[rank] = self._open(link, ask, rank)
+                served = opened[rank] = self._open(guest.link, ask, rank)
             if offset + nbytes > served.nbytes:
                 raise ProtocolError(f"bytes {offset} to {offset + nbytes} of {served.nbytes}")
-            view, digest = served.view(offset, nbytes), b""
+            view = served.view(offset, nbytes)
             if checked:
                 served.check(offset, nbytes)
-                digest = wire.frame_digest(view, seed)
-            sockets.send(connection, wire.FRAME.pack(wire.DATA, nbytes, digest), view)
+            mark = marks.mark(guest.frames, wire.DATA, view, checked=checked)
+            sockets.send(connection, wire.FRAME.pack(wire.DATA, nbytes, mark), view)
         gone = [rank for rank, served in opened.items() if not served.still()]
         if gone:
             raise PeerError(f"{ask.save} of {'the parity' if gone[0] == wire.PARITY else f'rank {gone[0]}'} was freed")
-        sockets.send(connection, wire.FRAME.pack(wire.DONE, 0, b""))
+        sockets.send(connection, wire.FRAME.pack(wire.DONE, 0, marks.mark(guest.frames, wire.DONE)))
 
 
 def _hear_hello(connection: socket.socket) -> bytearray:

@@ -2,12 +2,13 @@
 
 ::
 
-    client: hello   | magic 8 | link 64 | counter 8 | HMAC(secret, magic link counter "c") 32 |
+    client: hello   | magic 8 | link 96 | counter 8 | HMAC(secret, magic link counter "c") 32 |
     server: welcome | HMAC(secret, magic link counter "s") 32 |
-    client: ask     | nbytes 4 | msgpack |                        as many as it likes, one after the other
-    server: frame   | kind 4 | nbytes 4 | XXH3-128 16 | bytes |   one for each range of the ask, then DONE; or FAIL
+    client: ask     | nbytes 4 | msgpack | MAC 16 if keyed |      as many as it likes, one after the other
+    server: frame   | kind 4 | nbytes 4 | mark 16 | bytes |       one for each range of the ask, then DONE; or FAIL
 
 The secret came over the authenticated control link. A counter is taken once, so a recorded connection is worth nothing.
+With integrity = keyed the magic is another, and the secret is mixed with the site's key: marks.py says what a mark is.
 """
 
 import hashlib
@@ -16,14 +17,17 @@ import struct
 from typing import Annotated, Final
 
 import msgspec
-import xxhash
 
 from ckptd.protocol.decoding import MALFORMED
 from ckptd.protocol.errors import ProtocolError
 from ckptd.protocol.ids import MAX_RANKS, Incarnation, JobKey, Nbytes, SaveId
+from ckptd.protocol.integrity import XXH3, Integrity
+from ckptd.protocol.wording import cut
 
 MAGIC: Final = b"CKPTDBK1"
-MAX_LINK_NBYTES: Final = 64
+MAGIC_KEYED: Final = b"CKPTDBM1"
+MARK_NBYTES: Final = 16
+MAX_LINK_NBYTES: Final = 96
 PROOF_NBYTES: Final = 32
 HELLO: Final = struct.Struct(f"<8s{MAX_LINK_NBYTES}sQ{PROOF_NBYTES}s")
 LENGTH: Final = struct.Struct("<I")
@@ -66,9 +70,8 @@ _decoder = msgspec.msgpack.Decoder(Ask)
 
 
 def encode_ask(ask: Ask) -> bytes:
-    """Length and body."""
-    body = _encoder.encode(ask)
-    return LENGTH.pack(len(body)) + body
+    """Its body."""
+    return _encoder.encode(ask)
 
 
 def decode_ask(body: bytes) -> Ask:
@@ -76,28 +79,24 @@ def decode_ask(body: bytes) -> Ask:
     try:
         return _decoder.decode(body)
     except MALFORMED as error:
-        raise ProtocolError(f"a bulk ask that is none: {error}") from None
+        raise ProtocolError(f"a bulk ask that is none: {cut(error)}") from None
 
 
-def proof(secret: bytes, link: str, counter: int, side: bytes) -> bytes:
-    """What only a holder of the secret can say, for one connection and one side of it."""
-    said = HELLO.pack(MAGIC, link.encode(), counter, b"")[:-PROOF_NBYTES] + side
-    return hmac.new(secret, said, hashlib.sha256).digest()
+def magic_of(integrity: Integrity) -> bytes:
+    """What a hello begins with: two ends of which one is keyed never get further."""
+    return MAGIC_KEYED if integrity.keyed else MAGIC
 
 
-def hello(secret: bytes, link: str, counter: int) -> bytes:
+def proof(secret: bytes, link: str, counter: int, side: bytes, integrity: Integrity = XXH3) -> bytes:
+    """What only a holder of the secret, and of the key if there is one, can say, for one connection and one side."""
+    said = HELLO.pack(magic_of(integrity), link.encode(), counter, b"")[:-PROOF_NBYTES] + side
+    return hmac.new(integrity.link_secret(secret), said, hashlib.sha256).digest()
+
+
+def hello(secret: bytes, link: str, counter: int, integrity: Integrity = XXH3) -> bytes:
     """The client's first words."""
-    return HELLO.pack(MAGIC, link.encode(), counter, proof(secret, link, counter, b"c"))
-
-
-def seed(secret: bytes, link: str, counter: int) -> int:
-    """Of the digests of all frames of a connection."""
-    return int.from_bytes(proof(secret, link, counter, b"d")[:8], "little")
-
-
-def frame_digest(data: memoryview | bytes, seeded: int) -> bytes:
-    """XXH3-128 of a frame's bytes. Releases the GIL while it reads large ones."""
-    return xxhash.xxh3_128_digest(data, seeded)
+    told = proof(secret, link, counter, b"c", integrity)
+    return HELLO.pack(magic_of(integrity), link.encode(), counter, told)
 
 
 class Counters:

@@ -26,6 +26,7 @@ _VERBS = {
     "export": "export",
     "rebuild": "rebuild",
     "commit": "commit",
+    "publish": "publish",
     "prune": "prune",
     "pin": "pin",
     "drain": "drain",

@@ -11,6 +11,7 @@ from ckptd.cli.listing import jobs_at
 from ckptd.finishing import Finished, finish
 from ckptd.protocol.errors import UsageError
 from ckptd.protocol.ids import JobKey, SaveId, parse_dirname, parse_partial_dirname
+from ckptd.protocol.integrity import Integrity
 
 SCHEMA = 1
 
@@ -26,7 +27,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 @click.command(epilog=common.example("ckptd commit /scratch/$USER/ckpt/llama-7b"))
 @click.argument("path")
 @common.json_option
-def command(path: str, as_json: bool) -> int:
+@common.integrity_options
+def command(path: str, as_json: bool, integrity: Integrity) -> int:
     """Commit what lies unfinished in PATH: a store, a job's directory in it, or one unfinished directory.
 
     Done from the votes alone, as any daemon of the job would do it, and harmless beside one. A save that some node has
@@ -36,7 +38,7 @@ def command(path: str, as_json: bool) -> int:
     """
     jobs, only = _where(os.path.abspath(path))
     writer = f"ckptd {__version__}"
-    saves = [save for key in jobs for save in finish(key, writer, only)]
+    saves = [save for key in jobs for save in finish(key, writer, only, integrity)]
     ok = all(save.committed or save.superseded for save in saves)
     if as_json:
         common.print_json(Result(schema=SCHEMA, ok=ok, saves=saves))

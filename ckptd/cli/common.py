@@ -1,15 +1,17 @@
 """What verbs share: options, the console, JSON."""
 
 import contextlib
+import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
 import msgspec
 from rich.console import Console, RenderableType
 
-from ckptd.config import load_config
+from ckptd.config import SETTINGS, default_toml_path, load_config, read_toml
+from ckptd.integrity_key import chosen
 from ckptd.protocol.errors import CkptdError
 
 arena_option = click.option("--arena", metavar="DIR", help="The daemon's arena.  [CKPTD_ARENA; /dev/shm/ckptd-UID]")
@@ -20,6 +22,30 @@ timeout_option = click.option(
 )  # fmt: skip
 
 _PIPED_COLUMNS = 80
+
+
+def integrity_options(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """--key and --integrity, which a verb gets as its argument integrity. What they say counts before all settings."""
+
+    @click.option("--key", metavar="FILE", help="Take only what this key proves.  [CKPTD_INTEGRITY_KEY_FILE; none]")
+    @click.option(
+        "--integrity", "kind", type=click.Choice(["xxh3", "keyed"]),
+        help="xxh3: take what is not keyed, though there is a key.  [CKPTD_INTEGRITY; keyed if there is a key]",
+    )  # fmt: skip
+    @functools.wraps(verb)
+    def command(*args: Any, key: str | None, kind: str | None, **flags: Any) -> Any:
+        return verb(*args, integrity=chosen(kind, key, _said_of_integrity()), **flags)
+
+    return command
+
+
+def _said_of_integrity() -> dict[str, str]:
+    """Settings that a verb shares with the daemon, by variable. It takes no notice of others, right or wrong."""
+    path = default_toml_path(os.environ)
+    toml = read_toml(path) if path is not None else {}
+    settings = [SETTINGS[name] for name in ("integrity", "integrity_key_file")]
+    told = {one.variable: str(toml[one.key]) for one in settings if one.key in toml}
+    return told | {one.variable: found for one in settings if (found := os.environ.get(one.variable))}
 
 
 def example(*lines: str) -> str:

@@ -10,6 +10,7 @@ from ckptd.export.casts import TARGETS
 from ckptd.export.names import Choice
 from ckptd.export.run import Format, Order, Summary, export
 from ckptd.protocol.errors import UsageError
+from ckptd.protocol.integrity import Integrity
 from ckptd.units import parse_size
 
 
@@ -49,6 +50,7 @@ from ckptd.units import parse_size
 )
 @click.option("--force", is_flag=True, help="Replace an earlier export.")
 @common.json_option
+@common.integrity_options
 def command(  # noqa: PLR0913, PLR0917  # a flag each
     source: str,
     out: str,
@@ -61,6 +63,7 @@ def command(  # noqa: PLR0913, PLR0917  # a flag each
     nested: bool,
     force: bool,
     as_json: bool,
+    integrity: Integrity,
 ) -> None:
     """Write the whole tensors of SOURCE, a checkpoint or a job's directory (its newest), to OUT.
 
@@ -73,7 +76,7 @@ def command(  # noqa: PLR0913, PLR0917  # a flag each
     choice = Choice(only=only, strip=strip, renames=_renames(map_path), dtype=dtype)
     order = Order(
         source=source, out=out, format=form, max_shard_nbytes=_size(max_shard_size), choice=choice, nested=nested,
-        force=force,
+        force=force, integrity=integrity,
     )  # fmt: skip
     with counting("exporting", quiet=as_json) as progress:
         summary = export(order, progress)

@@ -1,5 +1,7 @@
 """``ckptd forget``: give back the memory of a job that no longer runs."""
 
+import os
+
 import click
 
 from ckptd import human
@@ -7,7 +9,7 @@ from ckptd.ask import Daemon
 from ckptd.cli import common
 from ckptd.protocol.errors import UsageError
 from ckptd.protocol.ids import JobKey
-from ckptd.protocol.status import JobStatus, Status
+from ckptd.protocol.status import Status
 
 SCHEMA = 1
 
@@ -25,7 +27,7 @@ def command(  # noqa: PLR0913, PLR0917 - one for each flag
     """Give back the memory of JOB, which no longer runs. What lies on its store stays."""
     with Daemon(common.arena_of(arena), timeout_s) as daemon:
         chosen = _chosen(daemon.status(), job, store)
-        freed = daemon.forget(JobKey(chosen.store, chosen.job), force=force)
+        freed = daemon.forget(chosen, force=force)
     if as_json:
         found = {"job": chosen.job, "store": chosen.store, "slots": freed.slots, "nbytes": freed.nbytes}
         common.print_json({"schema": SCHEMA, **found})
@@ -34,11 +36,14 @@ def command(  # noqa: PLR0913, PLR0917 - one for each flag
     return 0
 
 
-def _chosen(status: Status, name: str, store: str | None) -> JobStatus:
+def _chosen(status: Status, name: str, store: str | None) -> JobKey:
+    """A job that the daemon has; or one of which it may know the store alone, where that is named."""
     found = [job for job in status.jobs if job.job == name and store in (None, job.store)]
+    if not found and store is not None:
+        return JobKey(os.path.normpath(store), name)
     if not found:
         known = ", ".join(sorted({job.job for job in status.jobs})) or "none"
         raise UsageError(f"this daemon has no job {name}", hint=f"its jobs: {known}")
     if len(found) > 1:
         raise UsageError(f"job {name} has several stores", hint="--store " + " or ".join(job.store for job in found))
-    return found[0]
+    return JobKey(found[0].store, found[0].job)

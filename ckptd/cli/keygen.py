@@ -1,33 +1,49 @@
-"""``ckptd keygen``: a key pair for daemons whose site wants to say which one they use."""
+"""``ckptd keygen``: a key pair for daemons whose site wants to say which one they use; or an integrity key."""
 
 import os
 
 import click
 
 from ckptd.cli import common
+from ckptd.integrity_key import write_key
 from ckptd.peers.keys import make_keys, write_keys
 
 SCHEMA = 1
 _DEFAULT = "~/.config/ckptd/key.toml"
+_DEFAULT_INTEGRITY = "~/.config/ckptd/integrity.toml"
 
 
-@click.command(epilog=common.example("ckptd keygen", "ckptd keygen /etc/ckptd/key.toml"))
-@click.argument("file", default=_DEFAULT, type=click.Path(dir_okay=False))
+@click.command(
+    epilog=common.example("ckptd keygen", "ckptd keygen /etc/ckptd/key.toml", "ckptd keygen --integrity integrity.toml")
+)
+@click.argument("file", required=False, type=click.Path(dir_okay=False))
+@click.option("--integrity", is_flag=True, help="A key for integrity = keyed, in place of a key pair.")
 @common.json_option
-def command(file: str, as_json: bool) -> int:
+def command(file: str | None, integrity: bool, as_json: bool) -> int:
     """Write a CURVE key pair to FILE, for the setting key_file. FILE is readable by you alone and never replaced.
 
     Without key_file each daemon makes a pair of its own with its arena, and nothing needs to be typed.
+
+    With --integrity FILE gets a secret for the setting integrity_key_file: the same file for all daemons and trainings
+    of a site, and for whoever reads their checkpoints. Who has it can forge what it proves.
     """
-    path = os.path.abspath(os.path.expanduser(file))
-    if file == _DEFAULT:
+    path = os.path.abspath(os.path.expanduser(file or (_DEFAULT_INTEGRITY if integrity else _DEFAULT)))
+    if file is None:
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-    keys = make_keys()
-    write_keys(path, keys)
-    if as_json:
-        common.print_json({"schema": SCHEMA, "file": path, "public": keys.public})
+    if integrity:
+        said, name, value = "key id", "key_id", write_key(path).key_id
+        use = f"CKPTD_INTEGRITY_KEY_FILE={path} for daemons and trainings, or integrity_key_file in config.toml"
     else:
-        click.echo(
-            f"wrote {path}\npublic key: {keys.public}\nuse it: CKPTD_KEY_FILE={path}, or key_file in config.toml"
+        keys = make_keys()
+        write_keys(path, keys)
+        said, name, value, use = (
+            "public key",
+            "public",
+            keys.public,
+            f"CKPTD_KEY_FILE={path}, or key_file in config.toml",
         )
+    if as_json:
+        common.print_json({"schema": SCHEMA, "file": path, name: value})
+    else:
+        click.echo(f"wrote {path}\n{said}: {value}\nuse it: {use}")
     return 0

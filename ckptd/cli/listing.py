@@ -13,10 +13,15 @@ from ckptd import human
 from ckptd.cli import common
 from ckptd.filelayer import FileLayer
 from ckptd.pins import pinned
-from ckptd.protocol.errors import UsageError
+from ckptd.protocol.committed import INCARNATIONS_DIR
+from ckptd.protocol.errors import CkptdError, UsageError
 from ckptd.protocol.ids import JobKey, is_job_name, parse_dirname, parse_partial_dirname
-from ckptd.protocol.manifest import COMMITTED, LATEST
-from ckptd.store_scan import INCARNATIONS_DIR, CommittedEntry, PartialEntry, Place, Scan, job_dir, scan
+from ckptd.protocol.integrity import XXH3, Integrity
+from ckptd.protocol.manifest import COMMITTED, LATEST, UNPUBLISHED
+from ckptd.store_identity import store_id_at
+from ckptd.store_incarnations import superseded
+from ckptd.store_publish import how_to_publish
+from ckptd.store_scan import CommittedEntry, PartialEntry, Place, Scan, job_dir, scan
 from ckptd.view_parts import error_text, plain_table
 
 SCHEMA = 1
@@ -35,6 +40,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     committed_at: str  # ISO 8601, UTC
     latest: bool
     pinned: bool
+    unpublished: bool  # a trainer's files are not where it wanted them
+    superseded: str  # not empty: who took the job over before this was committed
+    run: str  # id of the run that saved it
     path: str
 
 
@@ -55,6 +63,7 @@ class JobListing(msgspec.Struct, frozen=True, kw_only=True):
 
     job: str
     store: str
+    store_id: str  # for connect(store_id=...)
     checkpoints: list[Row]  # newest first
     partials: list[PartialRow]
     problems: list[str]
@@ -70,12 +79,13 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
 @click.command(epilog=common.example("ckptd list /scratch/$USER/ckpt", "ckptd list --json /scratch/$USER/ckpt/llama"))
 @click.argument("path")
 @common.json_option
-def command(path: str, as_json: bool) -> int:
+@common.integrity_options
+def command(path: str, as_json: bool, integrity: Integrity) -> int:
     """List the checkpoints in PATH, a store or one job's directory in it.
 
     Exit code 1 if something there is damaged. Digests are not read: that is ckptd verify.
     """
-    jobs = [_listing(key) for key in jobs_at(os.path.abspath(path))]
+    jobs = [_listing(key, integrity) for key in jobs_at(os.path.abspath(path))]
     if as_json:
         common.print_json(Listing(schema=SCHEMA, jobs=jobs))
     else:
@@ -110,13 +120,16 @@ def _is_job_dir(path: str) -> bool:
     return any(name == INCARNATIONS_DIR or parse_dirname(name) or parse_partial_dirname(name) for name in names)
 
 
-def _listing(key: JobKey) -> JobListing:
-    found: Scan = scan(FileLayer(), key)
-    latest, kept = _latest(key), _pinned(key, found.problems)
+def _listing(key: JobKey, integrity: Integrity = XXH3) -> JobListing:
+    fs = FileLayer(key.store, integrity)
+    found: Scan = scan(fs, key)
+    latest, kept = _latest(key), _pinned(fs, key, found.problems)
+    late = superseded(fs, key)
     return JobListing(
         job=key.job,
         store=key.store,
-        checkpoints=[_row(key, entry, latest, kept) for entry in found.committed],
+        store_id=_store_id(fs, key, found.problems),
+        checkpoints=[_row(key, entry, latest, kept, late) for entry in found.committed],
         partials=[_partial_row(key, entry) for entry in found.partials],
         problems=found.problems,
     )
@@ -129,24 +142,37 @@ def _latest(key: JobKey) -> str:
         return ""
 
 
-def _pinned(key: JobKey, problems: list[str]) -> frozenset[str]:
+def _store_id(fs: FileLayer, key: JobKey, problems: list[str]) -> str:
     try:
-        return pinned(FileLayer(), key)
+        return store_id_at(fs, key.store) or ""
+    except (OSError, CkptdError) as error:
+        problems.append(str(error))
+        return ""
+
+
+def _pinned(fs: FileLayer, key: JobKey, problems: list[str]) -> frozenset[str]:
+    try:
+        return pinned(fs, key)
     except OSError as error:
         problems.append(str(error))
         return frozenset()
 
 
-def _row(key: JobKey, entry: CommittedEntry, latest: str, kept: frozenset[str]) -> Row:
+def _row(key: JobKey, entry: CommittedEntry, latest: str, kept: frozenset[str], late: dict[str, int]) -> Row:
     path = os.path.join(job_dir(key), entry.dirname)
     committed = entry.committed
     when = _moment(os.stat(os.path.join(path, COMMITTED)).st_mtime)
     return Row(
         step=committed.step, incarnation=committed.incarnation, counter=committed.counter,
         world_size=committed.world_size, nbytes=committed.nbytes, path=path, latest=entry.dirname == latest,
-        pinned=entry.dirname in kept,
-        committed_at=when.isoformat(timespec="seconds"),
+        pinned=entry.dirname in kept, unpublished=os.path.lexists(os.path.join(path, UNPUBLISHED)),
+        committed_at=when.isoformat(timespec="seconds"), run=committed.run,
+        superseded=_takeover(late.get(entry.dirname, 0)),
     )  # fmt: skip
+
+
+def _takeover(incarnation: int) -> str:
+    return f"incarnation {incarnation} took the job over" if incarnation else ""
 
 
 def _moment(seconds: float) -> datetime:
@@ -164,6 +190,11 @@ def _partial_row(key: JobKey, entry: PartialEntry) -> PartialRow:
     )  # fmt: skip
 
 
+def _words(row: Row) -> list[tuple[str, bool]]:
+    late = (f"superseded: {row.superseded}", bool(row.superseded))
+    return [("latest", row.latest), ("pinned", row.pinned), ("unpublished", row.unpublished), late]
+
+
 def _view(job: JobListing, *, narrow: bool) -> RenderableType:
     body: list[RenderableType] = [Text("no committed checkpoint", style="dim")]
     if job.checkpoints:
@@ -173,7 +204,7 @@ def _view(job: JobListing, *, narrow: bool) -> RenderableType:
         table.add_column("")
         for row in job.checkpoints:
             when = datetime.fromisoformat(row.committed_at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-            words = [word for word, said in (("latest", row.latest), ("pinned", row.pinned)) if said]
+            words = [word for word, said in _words(row) if said]
             table.add_row(
                 str(row.step),
                 str(row.incarnation),
@@ -183,10 +214,15 @@ def _view(job: JobListing, *, narrow: bool) -> RenderableType:
                 Text(", ".join(words), "green"),
             )
         body = [table]
+    for row in (row for row in job.checkpoints if row.unpublished):
+        state = f"its daemon publishes it while it knows where to; else {how_to_publish(row.path)}"
+        body.append(Text.assemble((f"unpublished step {row.step}: ", "yellow"), human.printable(state)))
     for partial in job.partials:
         finished = f"all votes are in: the next daemon commits it, or: ckptd commit {partial.path}"
         state = finished if partial.finishable else partial.missing
         body.append(Text.assemble((f"unfinished step {partial.step}: ", "yellow"), human.printable(state)))
     body += map(error_text, job.problems)
-    where = Text(human.printable(os.path.join(job.store, job.job)), "bold", overflow="fold")
-    return Group(where, Padding(Group(*body), (0, 0, 0, 2)))
+    heading: RenderableType = Text(human.printable(os.path.join(job.store, job.job)), "bold", overflow="fold")
+    if job.store_id:
+        heading = Group(heading, Text(f"  store id {job.store_id}", style="dim"))
+    return Group(heading, Padding(Group(*body), (0, 0, 0, 2)))

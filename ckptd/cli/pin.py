@@ -9,6 +9,7 @@ from ckptd.filelayer import FileLayer
 from ckptd.pins import pin, unpin
 from ckptd.protocol.errors import UsageError
 from ckptd.protocol.ids import JobKey, parse_dirname
+from ckptd.protocol.integrity import XXH3
 
 SCHEMA = 1
 
@@ -25,9 +26,10 @@ SCHEMA = 1
 def command(path: str, remove: bool, as_json: bool) -> int:
     """Pin the checkpoint in PATH: neither the daemon nor ckptd prune removes it, whatever is to be kept."""
     where = os.path.realpath(path)
-    key, dirname = _named(where)
+    key, dirname = named(where)
     with common.store_errors():
-        changed = unpin(FileLayer(), key, dirname) if remove else pin(FileLayer(), key, dirname)
+        fs = FileLayer(key.store, XXH3)  # names alone are looked at
+        changed = unpin(fs, key, dirname) if remove else pin(fs, key, dirname)
     if as_json:
         common.print_json({"schema": SCHEMA, "path": where, "pinned": not remove, "changed": changed})
         return 0
@@ -36,7 +38,7 @@ def command(path: str, remove: bool, as_json: bool) -> int:
     return 0
 
 
-def _named(path: str) -> tuple[JobKey, str]:
+def named(path: str) -> tuple[JobKey, str]:
     """The job, and the checkpoint's directory in it."""
     head, name = os.path.split(path)
     if parse_dirname(name) is None:

@@ -12,10 +12,12 @@ from ckptd.config import load_config
 from ckptd.core.retention import superfluous
 from ckptd.filelayer import FileLayer
 from ckptd.pins import pinned
+from ckptd.protocol.committed import TRASH_PREFIX
 from ckptd.protocol.errors import CkptdError
 from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.integrity import Integrity
 from ckptd.store import remove_checkpoint, sweep_trash
-from ckptd.store_scan import TRASH_PREFIX, Place, job_dir, scan
+from ckptd.store_scan import Place, job_dir, scan
 
 SCHEMA = 1
 
@@ -45,7 +47,10 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--keep-every", metavar="STEPS", help="And those of steps that are multiples.  [CKPTD_KEEP_EVERY; none]")
 @click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
 @common.json_option
-def command(path: str, keep_last: str | None, keep_every: str | None, dry_run: bool, as_json: bool) -> int:
+@common.integrity_options
+def command(  # noqa: PLR0913, PLR0917 - a flag each
+    path: str, keep_last: str | None, keep_every: str | None, dry_run: bool, as_json: bool, integrity: Integrity
+) -> int:
     """Remove what retention does not keep in PATH, a store or one job's directory in it.
 
     A job's newest checkpoint stays in any case, and so does what was pinned (ckptd pin). What an interrupted removal
@@ -59,7 +64,8 @@ def command(path: str, keep_last: str | None, keep_every: str | None, dry_run: b
     problems: list[str] = []
     with common.store_errors():
         for key in jobs_at(os.path.abspath(path)):
-            pruned, left = _prune(key, settings.keep_last, settings.keep_every, dry_run=dry_run)
+            fs = FileLayer(key.store, integrity)
+            pruned, left = _prune(fs, key, settings.keep_last, settings.keep_every, dry_run=dry_run)
             found += pruned
             problems += left
     ok = all(one.removed or dry_run for one in found) and not problems
@@ -70,9 +76,10 @@ def command(path: str, keep_last: str | None, keep_every: str | None, dry_run: b
     return int(not ok)
 
 
-def _prune(key: JobKey, keep_last: int, keep_every: int, *, dry_run: bool) -> tuple[list[Pruned], list[str]]:
+def _prune(
+    fs: FileLayer, key: JobKey, keep_last: int, keep_every: int, *, dry_run: bool
+) -> tuple[list[Pruned], list[str]]:
     """What of one job retention does not keep, and problems."""
-    fs = FileLayer()
     there, names = scan(fs, key), pinned(fs, key)
     sizes = {entry.committed.save: entry.committed.nbytes for entry in there.committed}
     stay = {save for save in sizes if save.dirname in names}

@@ -6,6 +6,7 @@ import msgspec
 from ckptd import human
 from ckptd.cli import common
 from ckptd.cli.counting import counting
+from ckptd.protocol.integrity import Integrity
 from ckptd.repair.run import Lost, Outcome, rebuild
 
 SCHEMA = 1
@@ -28,7 +29,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 @click.command(epilog=common.example("ckptd rebuild /scratch/$USER/ckpt/llama-7b/step-000001000.i0003"))
 @click.argument("path")
 @common.json_option
-def command(path: str, as_json: bool) -> int:
+@common.integrity_options
+def command(path: str, as_json: bool, integrity: Integrity) -> int:
     """Mend the checkpoint in PATH: images, and parity, that are missing or damaged.
 
     They are made again from the other images and from the parity that the daemons wrote beside them (setting
@@ -38,7 +40,7 @@ def command(path: str, as_json: bool) -> int:
     ckptd verify.
     """
     with counting("looking for damage", quiet=as_json) as progress:
-        outcome = rebuild(path, progress)
+        outcome = rebuild(path, progress, integrity)
     if as_json:
         common.print_json(Result(schema=SCHEMA, ok=not outcome.lost, **msgspec.structs.asdict(outcome)))
     else:

@@ -9,6 +9,7 @@ from ckptd import human
 from ckptd.cli import common
 from ckptd.cli.counting import counting
 from ckptd.protocol.errors import UsageError
+from ckptd.protocol.integrity import Integrity
 from ckptd.verify import Problem, Report, verify_path
 
 SCHEMA = 1
@@ -32,16 +33,19 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 @click.command(epilog=common.example("ckptd verify /scratch/$USER/ckpt/llama-7b/step-000001000.i0003"))
 @click.argument("path")
 @common.json_option
-def command(path: str, as_json: bool) -> int:
+@common.integrity_options
+def command(path: str, as_json: bool, integrity: Integrity) -> int:
     """Check every digest below PATH: a checkpoint, a job's directory, a store, or an arena.
 
     In an arena that a daemon serves, a slot that is written meanwhile may look damaged: look again.
+
+    Without --key the digests find damage, and nobody who means to; with it, that too.
 
     Exit code 1 if anything is damaged: each problem is a line that names file and block. Changes nothing.
     """
     began_s = time.monotonic()
     with counting("verifying", quiet=as_json) as progress:
-        report = verify_path(path, progress)
+        report = verify_path(path, progress, integrity)
     seconds = time.monotonic() - began_s
     if not report.checked and all(problem.path == report.path for problem in report.problems):
         what = report.problems[0].what if report.problems else "; ".join(report.notes) or "no checkpoint is here"

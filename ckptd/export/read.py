@@ -4,7 +4,6 @@ Reads past the page cache where the file system allows it, and keeps the blocks 
 """
 
 import contextlib
-import errno
 import mmap
 import os
 import threading
@@ -16,10 +15,12 @@ from typing import Self
 import msgspec
 
 from ckptd.export.crc import Crcs, Stretch
-from ckptd.protocol.digest import BLOCK_NBYTES, DIGEST_NBYTES, digest
+from ckptd.protocol.digest import BLOCK_NBYTES, DIGEST_NBYTES
 from ckptd.protocol.errors import DamagedError
+from ckptd.protocol.integrity import XXH3, Integrity
 from ckptd.protocol.layout import Extent
 from ckptd.protocol.slot import align_up
+from ckptd.regular_files import open_direct, read_pages
 
 AHEAD = 4  # blocks that are read before they are needed
 
@@ -34,6 +35,7 @@ class SourceFile(msgspec.Struct, frozen=True):
     parts: tuple[Extent, ...] = ()
     crcs: tuple[Stretch, ...] = ()  # what is known instead of digests, of parts of the file
     content: bytes = b""  # of what is no file at all: values made here, fewer bytes than a block
+    integrity: Integrity = XXH3  # what the digests are
 
 
 class _Block:
@@ -150,7 +152,7 @@ def _check(source: SourceFile, index: int, nbytes: int, buffer: mmap.mmap) -> No
         return
     start = index * BLOCK_NBYTES
     with memoryview(buffer) as whole, whole[:nbytes] as view:
-        found = digest(view)
+        found = source.integrity.digest(view)
     if found != source.digests[index * DIGEST_NBYTES : (index + 1) * DIGEST_NBYTES]:
         raise DamagedError(
             f"{source.path}: block {index} (bytes {start} to {start + nbytes - 1}): digest does not match, "
@@ -168,35 +170,18 @@ def _read_block(source: SourceFile, start: int, nbytes: int, into: mmap.mmap) ->
             first, stop = max(start, part.start), min(start + nbytes, part.start + part.nbytes)
             if first < stop:
                 with whole[first - start : align_up(stop - start)] as view:
-                    _read_range(part, first - part.start, stop - first, view)
+                    # Files of other programs may be links.
+                    _read_range(part, first - part.start, stop - first, view, follow=source.digests is None)
 
 
-def _read_range(part: Extent, start: int, nbytes: int, into: memoryview) -> None:
-    """Bytes of a file from start on. into: nbytes rounded up to whole pages."""
+def _read_range(part: Extent, start: int, nbytes: int, into: memoryview, *, follow: bool) -> None:
+    """Bytes of a file from start on, whole pages. into: nbytes rounded up to whole pages."""
+    fd = open_direct(part.name, follow=follow)
     try:
-        fd = os.open(part.name, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
+        found = read_pages(fd, into, start, nbytes)
     except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-    else:
-        with contextlib.closing(open(fd, "rb", buffering=0)) as file:
-            if _read_direct(file.fileno(), start, nbytes, into):
-                return
-    with open(part.name, "rb", buffering=0) as file:
-        done = 0
-        while done < nbytes:
-            with into[done:nbytes] as rest:
-                got = os.preadv(file.fileno(), [rest], start + done)
-            if not got:
-                raise DamagedError(f"{part.name}: ends at byte {start + done}, should have {part.nbytes}")
-            done += got
-
-
-def _read_direct(fd: int, start: int, nbytes: int, into: memoryview) -> bool:
-    """Whether one read past the page cache gave all. If not, another way is tried, which finds out why."""
-    try:
-        return os.preadv(fd, [into], start) >= nbytes
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        return False
+        raise OSError(error.errno, error.strerror, part.name) from error
+    finally:
+        os.close(fd)
+    if found < nbytes:
+        raise DamagedError(f"{part.name}: ends at byte {start + found}, should have {part.nbytes}")

@@ -19,7 +19,8 @@ from ckptd.export.read import VerifiedReader
 from ckptd.export.source import Source, find, load
 from ckptd.export.write import OutputFile, write_files
 from ckptd.filelayer import FileLayer, is_temp
-from ckptd.protocol.errors import CkptdError, UsageError
+from ckptd.protocol.errors import CkptdError, IntegrityError, UsageError
+from ckptd.protocol.integrity import XXH3, Integrity
 from ckptd.protocol.layout import itemsize
 from ckptd.protocol.manifest import COMMITTED, MANIFEST
 
@@ -46,6 +47,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     choice: Choice = Choice()
     nested: bool = False  # torch: containers as they were saved
     force: bool = False  # replace an earlier export
+    integrity: Integrity = XXH3  # how the source must be proved
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +77,7 @@ def export(order: Order, report: Callable[[int, int], None] = lambda _done, _tot
     if order.choice.dtype:
         casts.require_numpy()
     try:
-        source, notes = _open(order.source)
+        source, notes = _open(order.source, order.integrity)
         _check_out(order, out, source.path)
         chosen = choose(source, order.choice)
         leaves = _leaves(order, source)
@@ -90,13 +92,15 @@ def export(order: Order, report: Callable[[int, int], None] = lambda _done, _tot
     )  # fmt: skip
 
 
-def _open(path: str) -> tuple[Source, list[str]]:
+def _open(path: str, integrity: Integrity) -> tuple[Source, list[str]]:
     """The checkpoint, and what is wrong with others of its job."""
     zero = find_deepspeed(path)
     if zero is not None:
+        if integrity.keyed:
+            raise IntegrityError(f"{path} is a ZeRO checkpoint, which proves nothing", hint="--integrity xxh3")
         return ZeroCheckpoint(zero), []
-    found, notes = find(path)
-    return load(found), notes
+    found, notes = find(path, integrity)
+    return load(found, integrity), notes
 
 
 def _again(order: Order) -> str:
@@ -144,7 +148,7 @@ def _write(
     order: Order, out: str, plans: list[FilePlan], source: Source, report: Callable[[int, int], None]
 ) -> list[str]:
     """Names of the files, all written, synced and renamed."""
-    fs = FileLayer()
+    fs = FileLayer(integrity=XXH3)  # what it writes has no digests of ours
     directory = out if order.format in _DIRECTORIES else os.path.dirname(out)
     made = order.format in _DIRECTORIES and fs.mkdir(directory)
     total = sum(_nbytes(tensor, dtype) for plan in plans for tensor, dtype, _ in plan.targets)

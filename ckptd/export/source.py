@@ -14,9 +14,10 @@ from ckptd.export.names import HasTensors
 from ckptd.export.plan import Tensor, whole_tensors
 from ckptd.export.read import SourceFile
 from ckptd.filelayer import FileLayer
-from ckptd.protocol.digest import digest
-from ckptd.protocol.errors import CkptdError, DamagedError, UsageError
+from ckptd.protocol.committed import TRASH_PREFIX, Finding, open_sound, read_vote_of
+from ckptd.protocol.errors import UsageError
 from ckptd.protocol.ids import JobKey, SaveId, parse_dirname, parse_partial_dirname
+from ckptd.protocol.integrity import XXH3, Integrity
 from ckptd.protocol.layout import Layout, Path, decode_leaves
 from ckptd.protocol.manifest import (
     COMMITTED,
@@ -27,12 +28,10 @@ from ckptd.protocol.manifest import (
     VOTES_DIR,
     FileRecord,
     VoteRef,
-    check_committed,
-    decode_manifest,
     decode_vote,
     layout_of,
 )
-from ckptd.store_scan import job_dir, read_committed, scan
+from ckptd.store_scan import job_dir, scan
 
 _JOBS_SHOWN = 5
 
@@ -85,6 +84,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
     layouts: list[Layout]
     leaves: int  # values that are no tensors
     votes: list[VoteRef]
+    integrity: Integrity = XXH3
     flat: ClassVar[bool] = False
 
     @property
@@ -125,11 +125,11 @@ class Checkpoint(msgspec.Struct, frozen=True):
         Opaque bytes, checked like all else. Raises DamagedError or OSError, naming the file.
         """
         for ref in self.votes:
+            raw = read_vote_of(self.path, FileLayer(integrity=self.integrity), ref)
+            if isinstance(raw, Finding):
+                raise raw.error
             where = os.path.join(self.path, VOTES_DIR, ref.node)
-            raw = FileLayer().read_file(where, ref.nbytes)
-            if (len(raw), digest(raw)) != (ref.nbytes, ref.digest):
-                raise DamagedError(f"{where}: is not the vote that {MANIFEST} names", hint=f"ckptd verify {self.path}")
-            vote = decode_vote(raw, where=where)
+            vote = decode_vote(raw, where=where, integrity=self.integrity)
             if any(record.rank == 0 for record in vote.files):
                 objects = vote.stock_objects
                 if objects is None:
@@ -138,21 +138,22 @@ class Checkpoint(msgspec.Struct, frozen=True):
         return {}
 
 
-def find(path: str) -> tuple[str, list[str]]:
+def find(path: str, integrity: Integrity = XXH3) -> tuple[str, list[str]]:
     """The checkpoint's directory: path itself, or the newest in the job's directory that path is. Raises UsageError.
 
     And what is wrong with other checkpoints of the job: one of them may be newer.
     """
     path = os.path.realpath(path)
     base = os.path.basename(path)
-    if parse_partial_dirname(base) is not None:
-        raise UsageError(f"{path} is unfinished, not a checkpoint", hint=f"ckptd list {os.path.dirname(path)}")
+    if parse_partial_dirname(base) is not None or base.startswith(TRASH_PREFIX):
+        return path, []  # open_committed says what it is
     if not os.path.exists(path):
         raise UsageError(f"{path} does not exist", hint=f"see what is there: ckptd list {os.path.dirname(path)}")
-    if parse_dirname(base) is not None or os.path.exists(os.path.join(path, COMMITTED)):
+    there = any(os.path.lexists(os.path.join(path, name)) for name in (COMMITTED, MANIFEST))
+    if there or parse_dirname(base) is not None:
         return path, []
     key = JobKey(*os.path.split(path))
-    found = scan(FileLayer(), key)
+    found = scan(FileLayer(integrity=integrity), key)
     if not found.committed:
         _check_other(path)
         why = found.problems[0] if found.problems else "neither a checkpoint nor the directory of a job that has one"
@@ -176,47 +177,25 @@ def _check_other(path: str) -> None:
         raise UsageError(f"{path} is a store, with the jobs {shown}", hint=hint)
 
 
-def load(path: str) -> Checkpoint:
-    """The checkpoint in the directory path. Raises DamagedError or OSError, naming the file."""
-    where = os.path.join(path, MANIFEST)
-    try:
-        committed = read_committed(FileLayer(), path)
-    except FileNotFoundError as error:
-        raise CkptdError(f"{error.filename}: missing: not committed", hint=f"ckptd verify {path}") from error
-    if committed.save.dirname != os.path.basename(path):
-        raise DamagedError(
-            f"{path}: its name should be {committed.save.dirname}", hint="give the directory its name back"
-        )
-    raw = FileLayer().read_file(where, committed.manifest_nbytes)
-    manifest = decode_manifest(raw, where=where)
-    if digest(raw).hex() != committed.manifest_xxh3_128:
-        raise DamagedError(f"{where}: is not the manifest that {COMMITTED} names", hint=f"ckptd verify {path}")
-    check_committed(committed, manifest, raw, where=os.path.join(path, COMMITTED))
-    files = [_source(path, record) for record in manifest.files]
+def load(path: str, integrity: Integrity = XXH3) -> Checkpoint:
+    """The checkpoint in the directory path. Raises UsageError, DamagedError or OSError, naming the file."""
+    manifest = open_sound(path, FileLayer(integrity=integrity))
+    files = [_source(path, record, integrity) for record in manifest.files]
     layouts = [layout_of(r, manifest.world_size, where=os.path.join(path, r.name)) for r in manifest.files]
     for layout in layouts:
         _check_tensors(path, layout)
     leaves = sum(len(decode_leaves(r.leaves, where=os.path.join(path, r.name)).leaves) for r in manifest.files)
-    return Checkpoint(path, committed.save, files, layouts, leaves, manifest.votes)
+    return Checkpoint(path, manifest.save, files, layouts, leaves, manifest.votes, integrity)
 
 
 def _check_tensors(path: str, layout: Layout) -> None:
     """Raises UsageError for a trainer's files: they are for the trainer, and its tools."""
     if layout.raw:
-        to = layout.publication.directory if layout.publication else ""
-        hint = f"they lie in {to}" if to else f"their names stand in {os.path.join(path, STOCK_FILES)}"
+        hint = f"their names stand in {os.path.join(path, STOCK_FILES)}"
         raise UsageError(f"{path} has a trainer's own files, no tensors of ckptd's", hint=hint)
 
 
-def _source(path: str, record: FileRecord) -> SourceFile:
-    """The image, its files there and with their sizes."""
+def _source(path: str, record: FileRecord, integrity: Integrity) -> SourceFile:
+    """The image."""
     parts = tuple(extent._replace(name=os.path.join(path, extent.name)) for extent in record.extents())
-    hint = f"ckptd verify {path}"
-    for where, _, expected in parts:
-        try:
-            nbytes = FileLayer().size(where)
-        except FileNotFoundError:
-            raise DamagedError(f"{where}: missing", hint=hint) from None
-        if nbytes != expected:
-            raise DamagedError(f"{where}: {nbytes} bytes, should be {expected}", hint=hint)
-    return SourceFile(os.path.join(path, record.name), record.nbytes, record.digests, parts)
+    return SourceFile(os.path.join(path, record.name), record.nbytes, record.digests, parts, integrity=integrity)

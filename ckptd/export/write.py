@@ -39,7 +39,7 @@ class OutputFile:
         self._fds.append(self._fs.open_write(self.temp, direct=False))
         self._fs.truncate(self._fds[0], self._plan.nbytes)
         with contextlib.suppress(OSError):
-            self._fds.append(os.open(self.temp, os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC))
+            self._fds.append(os.open(self.temp, os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC | os.O_NOFOLLOW))
         for offset, blob in self._plan.blobs:
             self._fs.pwrite(self._fds[0], blob, offset)
 

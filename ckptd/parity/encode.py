@@ -3,13 +3,13 @@
 import contextlib
 
 from ckptd import failpoints
-from ckptd.core.piece import Piece
 from ckptd.parity.engine import Progress, Pull
 from ckptd.parity.plan import at_home
 from ckptd.parity.sources import Sources
 from ckptd.parity.table import Table
 from ckptd.parity_files import Parities
 from ckptd.protocol.ids import JobKey
+from ckptd.protocol.parity import Piece
 
 
 def encode(parities: Parities, job: JobKey, piece: Piece, sources: Sources, progress: Progress) -> None:
@@ -26,7 +26,7 @@ def encode(parities: Parities, job: JobKey, piece: Piece, sources: Sources, prog
         failpoints.reach("encode.file-made")
         view = parities.arena.view(job, name)
         where = at_home(piece)
-        table = Table(where.code.parity_nbytes)
+        table = Table(where.code.parity_nbytes, parities.arena.integrity)
         for task in where.encode():
             Pull(sources, job, where, task, view, table, verify=True).run(progress, "encode.half-pulled")
         sources.cancel.check()

@@ -12,9 +12,10 @@ from ckptd.parity.plan import Frame, Map, Task
 from ckptd.parity.sources import Opener, Source
 from ckptd.parity.streams import Span, block_range
 from ckptd.parity.table import Table
-from ckptd.protocol.digest import DIGEST_NBYTES, Digest, digest
+from ckptd.protocol.digest import DIGEST_NBYTES
 from ckptd.protocol.errors import DamagedError, PeerError
 from ckptd.protocol.ids import JobKey
+from ckptd.protocol.integrity import Hasher, Integrity, Purpose
 from ckptd.protocol.slot import PAGE, Seal
 
 SLICE_NBYTES: Final = 1 << 20
@@ -40,7 +41,7 @@ class Pull:
         self._sources, self._job, self._map, self._task, self._verify = sources, job, where, task, verify
         self._table = table
         self._opened: dict[str, Source] = {}
-        self._blocks = _Blocks()
+        self._blocks = _Blocks(sources.integrity)
         outputs = dict(task.outputs)
         scratch = sum(step.target not in outputs for step in task.steps) + 1
         fit = _MEMORY_NBYTES // scratch // PAGE * PAGE
@@ -146,7 +147,7 @@ class Pull:
         for node, seal in self._tables:
             table = memoryview(bytearray(seal.table_nbytes))
             self._source(node).receive(table)
-            if digest(table) != seal.table_digest:
+            if self._sources.integrity.digest(table, Purpose.TABLE) != seal.table_digest:
                 raise DamagedError(f"node {node}: the digest table of rank {seal.rank} is not the one that was sealed")
             self._blocks.know(seal, table)
 
@@ -238,9 +239,10 @@ def _append(ranges: list[wire.Range], frame: Frame, *, checked: bool) -> None:
 class _Blocks:
     """Running digests of the blocks that are pulled whole."""
 
-    def __init__(self) -> None:
+    def __init__(self, integrity: Integrity) -> None:
+        self._integrity = integrity
         self._tables: dict[int, memoryview] = {}
-        self._running: dict[tuple[int, int], Digest] = {}
+        self._running: dict[tuple[int, int], Hasher] = {}
 
     def know(self, seal: Seal, table: memoryview) -> None:
         """The checked digest table of a segment."""
@@ -252,7 +254,7 @@ class _Blocks:
         key = rank, block
         start, stop = block_range(span.seal, block)
         if span.offset == start:
-            self._running[key] = Digest()
+            self._running[key] = self._integrity.hasher()
         running = self._running[key]
         running.update(part)
         if span.offset + span.nbytes < stop:

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ckptd.core.piece import Piece
 from ckptd.parity.code import Code, Step, Symbol, schedule
 from ckptd.parity.streams import TAIL, Span, block_range, column_nbytes, spans, start_of
 from ckptd.protocol.errors import PeerError
+from ckptd.protocol.parity import Piece
 
 PARITY = -1  # in place of a rank
 

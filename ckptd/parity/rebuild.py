@@ -8,15 +8,16 @@ from ckptd import failpoints
 from ckptd.arena import Arena
 from ckptd.bulk import wire
 from ckptd.bulk.sockets import Cancel
-from ckptd.core.piece import Piece
 from ckptd.parity.engine import Progress, Pull
 from ckptd.parity.plan import Map, Task, map_of
 from ckptd.parity.sources import Source, Sources
 from ckptd.parity.streams import TAIL, block_range, cuts
 from ckptd.parity.table import Table
-from ckptd.protocol.digest import BLOCK_NBYTES, DIGEST_NBYTES, block_count, digest
+from ckptd.protocol.digest import BLOCK_NBYTES, DIGEST_NBYTES, KIND, block_count
 from ckptd.protocol.errors import DamagedError, PeerError
 from ckptd.protocol.ids import JobKey
+from ckptd.protocol.integrity import KEYED_KIND, Integrity, Purpose
+from ckptd.protocol.parity import Piece
 from ckptd.protocol.slot import SEALS_NBYTES, Seal, align_up
 
 THREADS: Final = 2
@@ -56,7 +57,7 @@ def copy_segment(place: Place, node: str, sources: Sources, progress: Progress) 
         offset = block_range(place.seal, block)[0]
         _look(sources, node, place, [wire.Range(place.seal.rank, offset, 0, True)])
 
-    return _fetch(place, fill, accuse, Table(place.seal.image_nbytes))
+    return _fetch(place, fill, accuse, Table(place.seal.image_nbytes, place.arena.integrity))
 
 
 def rebuild_segment(  # noqa: PLR0913, PLR0917 - what there is, where it is, and how to get it
@@ -70,7 +71,7 @@ def rebuild_segment(  # noqa: PLR0913, PLR0917 - what there is, where it is, and
     """The segment as the rest of its set says it was: homes by rank, pieces by member. Raises as copy_segment does."""
     where = map_of(piece, {r: n for r, n in homes.items() if r != place.seal.rank}, pieces)
     tasks = where.rebuild(place.seal.rank)
-    table = Table(place.seal.image_nbytes)
+    table = Table(place.seal.image_nbytes, place.arena.integrity)
 
     def fill(view: memoryview) -> None:
         def solve(task: Task) -> None:
@@ -94,6 +95,7 @@ def rebuild_segment(  # noqa: PLR0913, PLR0917 - what there is, where it is, and
 
 def _fetch(place: Place, fill: Callable[[memoryview], None], accuse: Accuse, table: Table) -> Fetched:
     arena, job, seal = place
+    arena.integrity.check(KEYED_KIND if seal.key_id else KIND, seal.key_id, f"segment of rank {seal.rank}")
     capacity = align_up(seal.content_nbytes) + SEALS_NBYTES
     arena.reserve(seal.rank, 1, capacity)
     slot = arena.allocate(job, seal.rank, capacity)
@@ -103,7 +105,7 @@ def _fetch(place: Place, fill: Callable[[memoryview], None], accuse: Accuse, tab
         fill(view)
         view[seal.image_nbytes : seal.table_offset] = bytes(seal.table_offset - seal.image_nbytes)
         failpoints.reach("rebuild.before-check")
-        _check(view, seal, accuse, table)
+        _check(view, seal, accuse, table, arena.integrity)
         failpoints.reach("rebuild.before-seal")
         arena.seal(job, slot, seal)
         failpoints.reach("rebuild.after-seal")
@@ -113,13 +115,13 @@ def _fetch(place: Place, fill: Callable[[memoryview], None], accuse: Accuse, tab
     return Fetched(slot, capacity)
 
 
-def _check(view: memoryview, seal: Seal, accuse: Accuse, table: Table) -> None:
+def _check(view: memoryview, seal: Seal, accuse: Accuse, table: Table, integrity: Integrity) -> None:
     """Holds every byte against the seal, the image as table found it.
 
     Raises DamagedError that says which block, and whose fault if it is known.
     """
     for what, part in seal.tail.items():
-        if digest(view[part.offset : part.offset + part.nbytes]) != part.digest:
+        if integrity.digest(view[part.offset : part.offset + part.nbytes], Purpose(what)) != part.digest:
             accuse(TAIL)
             raise DamagedError(f"rank {seal.rank}: {what} came out damaged, and every source's own copy is sound")
 

@@ -5,15 +5,17 @@ from typing import Annotated, Final
 
 import msgspec
 
-from ckptd.core.piece import Piece
 from ckptd.parity.code import Code
 from ckptd.parity.streams import column_nbytes
 from ckptd.protocol.decoding import MALFORMED
-from ckptd.protocol.digest import DIGEST_NBYTES, block_count, digest
+from ckptd.protocol.digest import DIGEST_NBYTES, KIND, block_count, digest
 from ckptd.protocol.errors import DamagedError
 from ckptd.protocol.ids import Digest, JobKey, Nbytes
+from ckptd.protocol.integrity import KEYED_KIND, XXH3, Integrity, KeyId, Purpose
 from ckptd.protocol.manifest import ParityRecord
+from ckptd.protocol.parity import Piece
 from ckptd.protocol.slot import SEAL_NBYTES, SEALS_NBYTES, align_up
+from ckptd.protocol.wording import cut
 
 MAX_MEMBERS: Final = 100
 _MAGIC: Final = b"CKPTDPY1"
@@ -27,6 +29,7 @@ class ParitySeal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     nbytes: Nbytes = 0
     record_nbytes: Nbytes = 0
     record_digest: Digest = bytes(16)
+    key_id: KeyId = ""
 
     @property
     def record_offset(self) -> int:
@@ -58,15 +61,15 @@ def encode_record(piece: Piece, table: bytes) -> bytes:
     return msgspec.msgpack.encode(Record(piece=piece, table=table))
 
 
-def decode_record(raw: bytes, nbytes: int, record_digest: bytes, where: str) -> Record:
+def decode_record(raw: bytes, nbytes: int, record_digest: bytes, where: str, integrity: Integrity = XXH3) -> Record:
     """The record of so many bytes of parity. Raises DamagedError that names where."""
-    if digest(raw) != record_digest:
+    if integrity.digest(raw, Purpose.PARITY_RECORD) != record_digest:
         raise DamagedError(f"parity file {where}: its record does not match its digest")
     try:
         record = _record_decoder.decode(raw)
         code = code_of(record.piece)
     except (*MALFORMED, ValueError) as error:
-        raise DamagedError(f"parity file {where}: its record is malformed: {error}") from None
+        raise DamagedError(f"parity file {where}: its record is malformed: {cut(error)}") from None
     if code.members > MAX_MEMBERS:
         raise DamagedError(f"parity file {where}: its record is of {code.members} members")
     if code.parity_nbytes != nbytes or len(record.table) != block_count(nbytes) * DIGEST_NBYTES:
@@ -76,10 +79,10 @@ def decode_record(raw: bytes, nbytes: int, record_digest: bytes, where: str) -> 
     return record
 
 
-def read_record(view: memoryview, seal: ParitySeal, name: str) -> Record:
+def read_record(view: memoryview, seal: ParitySeal, name: str, integrity: Integrity = XXH3) -> Record:
     """The record in a parity file's bytes."""
-    start = seal.record_offset
-    return decode_record(bytes(view[start : start + seal.record_nbytes]), seal.nbytes, seal.record_digest, name)
+    raw = bytes(view[seal.record_offset : seal.record_offset + seal.record_nbytes])
+    return decode_record(raw, seal.nbytes, seal.record_digest, name, integrity)
 
 
 def set_name(piece: Piece) -> str:
@@ -97,30 +100,52 @@ def store_record(piece: Piece, seal: ParitySeal) -> ParityRecord:
 # --- seals
 
 
-def seal_of(view: memoryview) -> ParitySeal:
+def seal_of(view: memoryview, integrity: Integrity = XXH3) -> ParitySeal:
     """The seal in force of a parity file's bytes."""
-    return decode_seals(bytes(view[-SEALS_NBYTES:]))[2]
+    return decode_seals(bytes(view[-SEALS_NBYTES:]), integrity)[2]
 
 
-def decode_seals(pages: bytes) -> tuple[int, int, ParitySeal]:
-    """(index, sequence, seal) of the younger valid page; that of a free file when neither is valid."""
+def _parse_page(page: bytes) -> tuple[int, ParitySeal] | None:
+    """What a page says, proved by nothing."""
+    magic, sequence, nbytes = _PREFIX.unpack_from(page)
+    try:
+        return (sequence, _seal_decoder.decode(page[_PREFIX.size : _PREFIX.size + nbytes])) if magic == _MAGIC else None
+    except MALFORMED:
+        return None
+
+
+def _is_whole(page: bytes, integrity: Integrity) -> bool:
+    return integrity.digest(page[:-DIGEST_NBYTES], Purpose.PARITY_SEAL) == page[-DIGEST_NBYTES:]
+
+
+def decode_seals(
+    pages: bytes, integrity: Integrity = XXH3, *, where: str = "parity file"
+) -> tuple[int, int, ParitySeal]:
+    """(index, sequence, seal) of the younger valid page; that of a free file when neither is valid.
+
+    Raises IntegrityError, naming where, when neither is valid here and one is a seal with another key, or without one.
+    """
     best = (1, 0, ParitySeal())
+    others = []
     for index in (0, 1):
         page = pages[index * SEAL_NBYTES : (index + 1) * SEAL_NBYTES]
-        magic, sequence, nbytes = _PREFIX.unpack_from(page)
-        if magic != _MAGIC or digest(page[:-DIGEST_NBYTES]) != page[-DIGEST_NBYTES:] or sequence <= best[1]:
+        found = _parse_page(page)
+        if found is None:
             continue
-        try:
-            best = (index, sequence, _seal_decoder.decode(page[_PREFIX.size : _PREFIX.size + nbytes]))
-        except MALFORMED:
-            continue
+        sequence, seal = found
+        if seal.key_id != integrity.key_id:
+            others += [seal.key_id] if seal.job is not None and (seal.key_id or _is_whole(page, XXH3)) else []
+        elif sequence > best[1] and _is_whole(page, integrity):
+            best = (index, sequence, seal)
+    if others and not best[1]:
+        raise integrity.stranger(KEYED_KIND if others[0] else KIND, others[0], where)
     return best
 
 
-def put_seal(view: memoryview, seal: ParitySeal) -> None:
+def put_seal(view: memoryview, seal: ParitySeal, integrity: Integrity = XXH3) -> None:
     """Puts the seal in force; the page in force until then is not touched."""
-    index, sequence, _ = decode_seals(bytes(view[-SEALS_NBYTES:]))
-    body = msgspec.msgpack.encode(seal)
+    index, sequence, _ = decode_seals(bytes(view[-SEALS_NBYTES:]), integrity)
+    body = msgspec.msgpack.encode(msgspec.structs.replace(seal, key_id=integrity.key_id))
     head = (_PREFIX.pack(_MAGIC, sequence + 1, len(body)) + body).ljust(SEAL_NBYTES - DIGEST_NBYTES, b"\0")
     start = len(view) - SEALS_NBYTES + (1 - index) * SEAL_NBYTES
-    view[start : start + SEAL_NBYTES] = head + digest(head)
+    view[start : start + SEAL_NBYTES] = head + integrity.digest(head, Purpose.PARITY_SEAL)

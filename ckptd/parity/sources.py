@@ -12,6 +12,7 @@ from ckptd.bulk.server import Served
 from ckptd.bulk.sockets import Cancel
 from ckptd.protocol.errors import DamagedError, PeerError
 from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.integrity import Integrity
 
 AddressOf = Callable[[str], tuple[str, int, str, bytes] | None]  # what an Address is made of
 
@@ -37,6 +38,10 @@ class Opener(Protocol):
     @property
     def cancel(self) -> Cancel:
         """Of the work."""
+
+    @property
+    def integrity(self) -> Integrity:
+        """How the segments are proved."""
 
     def open(self, node: str) -> Source:
         """Raises PeerError when the node cannot be reached."""
@@ -91,6 +96,7 @@ class Sources:
         self, own: str, arena: Arena, address_of: AddressOf, cancel: Cancel, *, timeout_s: float = TIMEOUT_S
     ) -> None:
         self.cancel = cancel
+        self.integrity = arena.integrity
         self._own, self._arena, self._address_of, self._timeout_s = own, arena, address_of, timeout_s
 
     def open(self, node: str) -> Source:
@@ -100,4 +106,4 @@ class Sources:
         address = self._address_of(node)
         if address is None:
             raise PeerError(f"node {node} cannot be reached: no link to its daemon")
-        return Connection(node, Address(*address), self.cancel, timeout_s=self._timeout_s)
+        return Connection(node, Address(*address), self.cancel, timeout_s=self._timeout_s, integrity=self.integrity)

@@ -7,8 +7,8 @@ it counts as zeros, whatever lies there.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ckptd.core.piece import Column
 from ckptd.protocol.digest import BLOCK_NBYTES
+from ckptd.protocol.parity import Column
 from ckptd.protocol.slot import Seal
 
 TAIL = -1  # the block number of all that follows the padding

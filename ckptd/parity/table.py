@@ -1,6 +1,7 @@
 """The digest table of bytes that come about in parts: each block digested while its bytes are still in the cache."""
 
-from ckptd.protocol.digest import BLOCK_NBYTES, Digest, blocks, digest
+from ckptd.protocol.digest import BLOCK_NBYTES, blocks
+from ckptd.protocol.integrity import XXH3, Hasher, Integrity
 
 
 class Table:
@@ -9,10 +10,11 @@ class Table:
     Threads may take turns in a block, and have different ones at once.
     """
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, nbytes: int, integrity: Integrity = XXH3) -> None:
+        self._integrity = integrity
         self._nbytes = nbytes
         self._blocks = tuple(blocks(nbytes))
-        self._running: dict[int, tuple[int, Digest]] = {}  # where each block that was begun goes on
+        self._running: dict[int, tuple[int, Hasher]] = {}  # where each block that was begun goes on
         self._done: dict[int, bytes] = {}  # by number of the block
 
     def take(self, offset: int, part: memoryview) -> None:
@@ -23,7 +25,7 @@ class Table:
             start, stop = self._blocks[index]
             nbytes = min(len(part), stop - offset)
             if offset == start:
-                self._running[index] = offset, Digest()
+                self._running[index] = offset, self._integrity.hasher()
             at, running = self._running.get(index, (-1, None))
             if at == offset and running is not None:
                 running.update(part[:nbytes])
@@ -39,4 +41,4 @@ class Table:
     def one(self, index: int, view: memoryview) -> bytes:
         """The block's digest."""
         start, stop = self._blocks[index]
-        return self._done.get(index) or digest(view[start:stop])
+        return self._done.get(index) or self._integrity.digest(view[start:stop])

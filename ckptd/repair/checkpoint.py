@@ -3,13 +3,13 @@
 import os
 from dataclasses import dataclass, field
 
-from ckptd.core.piece import Piece
 from ckptd.filelayer import FileLayer
 from ckptd.parity.plan import Map, map_of
-from ckptd.parity.record import Record, decode_record, set_name
-from ckptd.protocol.digest import digest
-from ckptd.protocol.errors import CkptdError, DamagedError, UsageError
+from ckptd.parity.record import Record, code_of, decode_record, set_name
+from ckptd.protocol.committed import RECORDS, TRASH_PREFIX, Finding, open_sound, read_vote_of
+from ckptd.protocol.errors import DamagedError, UsageError
 from ckptd.protocol.ids import parse_dirname, parse_partial_dirname
+from ckptd.protocol.integrity import XXH3, Integrity, Purpose
 from ckptd.protocol.layout import Extent
 from ckptd.protocol.manifest import (
     COMMITTED,
@@ -19,14 +19,12 @@ from ckptd.protocol.manifest import (
     FileRecord,
     Manifest,
     ParityRecord,
-    check_committed,
-    decode_manifest,
     decode_vote,
     encode_objects,
 )
+from ckptd.protocol.parity import Piece
 from ckptd.protocol.slot import Seal
 from ckptd.repair.files import IMAGES, Bytes
-from ckptd.store_scan import read_committed
 
 
 @dataclass
@@ -37,6 +35,7 @@ class Set:
     piece: Piece  # of any member
     files: dict[int, ParityRecord]
     records: dict[int, Record]
+    integrity: Integrity = XXH3
 
     @property
     def ranks(self) -> list[int]:
@@ -52,7 +51,7 @@ class Set:
         """A member's parity. Without digests when its record cannot be read: then no block of it counts as sound."""
         file, record = self.files[member], self.records.get(member)
         extent = Extent(os.path.join(PARITY_DIR, file.name), 0, file.nbytes)
-        return Bytes(directory, [extent], record.table if record else b"", extent.nbytes)
+        return Bytes(directory, [extent], record.table if record else b"", extent.nbytes, self.integrity)
 
 
 @dataclass
@@ -63,27 +62,22 @@ class Checkpoint:
     manifest: Manifest
     images: dict[int, Bytes]
     sets: list[Set] = field(default_factory=list)
+    integrity: Integrity = XXH3
     unreadable: list[str] = field(default_factory=list)  # parity files of no readable set
     notes: list[str] = field(default_factory=list)
 
 
-def open_checkpoint(path: str) -> Checkpoint:
+def open_checkpoint(path: str, integrity: Integrity = XXH3) -> Checkpoint:
     """The checkpoint in the directory path. Raises UsageError, DamagedError or OSError, naming the file."""
     path = os.path.realpath(path)
-    base, where = os.path.basename(path), os.path.join(path, MANIFEST)
-    if parse_partial_dirname(base) is not None:
-        raise UsageError(f"{path} is unfinished, not a checkpoint", hint=f"ckptd commit {path}")
-    if not os.path.isdir(path) or (parse_dirname(base) is None and not os.path.exists(where)):
+    base = os.path.basename(path)
+    ours = parse_dirname(base) or parse_partial_dirname(base) or base.startswith(TRASH_PREFIX)
+    there = any(os.path.lexists(os.path.join(path, name)) for name in (COMMITTED, MANIFEST))
+    if not os.path.isdir(path) or not (ours or there):
         raise UsageError(f"{path} is no checkpoint's directory", hint=f"see what is there: ckptd list {path}")
-    try:
-        committed = read_committed(FileLayer(), path)
-    except FileNotFoundError as error:
-        raise CkptdError(f"{error.filename}: missing: not committed", hint=f"ckptd verify {path}") from error
-    raw = FileLayer().read_file(where, committed.manifest_nbytes)
-    manifest = decode_manifest(raw, where=where)
-    check_committed(committed, manifest, raw, where=os.path.join(path, COMMITTED))
-    images = {record.rank: Bytes(path, record.extents(), record.digests, record.nbytes) for record in manifest.files}
-    found = Checkpoint(path, manifest, images)
+    manifest = open_sound(path, FileLayer(integrity=integrity), RECORDS)  # what else is wrong is to be mended
+    images = {r.rank: Bytes(path, r.extents(), r.digests, r.nbytes, integrity) for r in manifest.files}
+    found = Checkpoint(path, manifest, images, integrity=integrity)
     _find_sets(found)
     return found
 
@@ -97,7 +91,7 @@ def _find_sets(checkpoint: Checkpoint) -> None:
         records: dict[int, Record] = {}
         for member, file in files.items():
             try:
-                record = read_record(checkpoint.path, file)
+                record = read_record(checkpoint.path, file, checkpoint.integrity)
             except (OSError, EOFError, DamagedError):
                 continue
             if (set_name(record.piece), record.piece.index) == (name, member):
@@ -107,43 +101,59 @@ def _find_sets(checkpoint: Checkpoint) -> None:
             checkpoint.unreadable += [os.path.join(where, file.name) for file in files.values()]
             continue
         piece = next(iter(records.values())).piece
-        stranger = _stranger(piece, checkpoint.manifest)
+        stranger = _stranger(piece, checkpoint) or _misfit(piece, files)
         if stranger:
             checkpoint.notes.append(f"{where}: the parity {name} is of other bytes: {stranger}")
             continue
-        checkpoint.sets.append(Set(name, piece, files, records))
+        checkpoint.sets.append(Set(name, piece, files, records, checkpoint.integrity))
 
 
-def read_record(path: str, file: ParityRecord) -> Record:
+def _misfit(piece: Piece, files: dict[int, ParityRecord]) -> str:
+    """Why the manifest cannot be right about the sizes of the set's files; empty when it can.
+
+    A size that nothing but one record says would be made and read: each must be what the members' images come to.
+    """
+    nbytes = code_of(piece).parity_nbytes
+    for member, file in files.items():
+        if member >= len(piece.columns) or file.nbytes != nbytes:
+            return f"{file.name} is said to have {file.nbytes} bytes, and has {nbytes} by what it is of"
+    return ""
+
+
+def read_record(path: str, file: ParityRecord, integrity: Integrity = XXH3) -> Record:
     """The record at the end of a parity file. Raises OSError, EOFError, DamagedError."""
     where = os.path.join(path, PARITY_DIR, file.name)
     fd = FileLayer().open_read(where)
     try:
-        raw = os.pread(fd, file.record_nbytes, file.nbytes)
+        there = os.fstat(fd).st_size - file.nbytes
+        raw = os.pread(fd, min(file.record_nbytes, there), file.nbytes) if there > 0 else b""
     finally:
         os.close(fd)
-    return decode_record(raw, file.nbytes, file.record_digest, where)
+    return decode_record(raw, file.nbytes, file.record_digest, where, integrity)
 
 
-def _stranger(piece: Piece, manifest: Manifest) -> str:
+def _stranger(piece: Piece, checkpoint: Checkpoint) -> str:
     """Why the piece is not of what the manifest lists; empty when it is."""
+    manifest, integrity = checkpoint.manifest, checkpoint.integrity
     if piece.save != manifest.save:
         return f"of {piece.save}"
     for column in piece.columns:
         for seal in column.seals:
-            if seal.rank >= len(manifest.files) or not _fits(seal, manifest.files[seal.rank]):
+            if seal.rank >= len(manifest.files) or not _fits(seal, manifest.files[seal.rank], integrity):
                 return f"the image of rank {seal.rank} differs"
     return ""
 
 
-def _fits(seal: Seal, record: FileRecord) -> bool:
+def _fits(seal: Seal, record: FileRecord, integrity: Integrity) -> bool:
     """Whether the record's image and tail are the segment's that was sealed."""
+    if (seal.layout_nbytes, seal.leaves_nbytes) != (len(record.layout), len(record.leaves)):
+        return False
     said = (seal.image_nbytes, seal.table_digest, seal.layout_digest, seal.leaves_digest, seal.parts, seal.raw)
     found = (
         record.nbytes,
-        digest(record.digests),
-        digest(record.layout),
-        digest(record.leaves),
+        integrity.digest(record.digests, Purpose.TABLE),
+        integrity.digest(record.layout, Purpose.LAYOUT),
+        integrity.digest(record.leaves, Purpose.LEAVES),
         record.parts,
         record.raw,
     )
@@ -172,12 +182,15 @@ def tails(checkpoint: Checkpoint, wanted: Set) -> tuple[dict[int, bytes], list[i
 def _objects(checkpoint: Checkpoint, seal: Seal) -> bytes:
     """Encoded as the rank encoded them; empty when no vote has them."""
     for ref in checkpoint.manifest.votes:
-        where = os.path.join(checkpoint.path, VOTES_DIR, ref.node)
+        raw = read_vote_of(checkpoint.path, FileLayer(integrity=checkpoint.integrity), ref)
+        if isinstance(raw, Finding):
+            continue
         try:
-            vote = decode_vote(FileLayer().read_file(where, ref.nbytes), where=where)
-        except (OSError, DamagedError):
+            where = os.path.join(checkpoint.path, VOTES_DIR, ref.node)
+            vote = decode_vote(raw, where=where, integrity=checkpoint.integrity)
+        except DamagedError:
             continue
         if vote.stock_objects is not None and any(record.rank == seal.rank for record in vote.files):
-            raw = encode_objects(vote.stock_objects)
-            return raw if digest(raw) == seal.objects_digest else b""
+            objects = encode_objects(vote.stock_objects)
+            return objects if checkpoint.integrity.digest(objects, Purpose.OBJECTS) == seal.objects_digest else b""
     return b""

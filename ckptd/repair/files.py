@@ -8,8 +8,9 @@ from typing import Self
 from ckptd.bulk import wire
 from ckptd.bulk.sockets import Cancel
 from ckptd.filelayer import FileLayer
-from ckptd.protocol.digest import BLOCK_NBYTES, DIGEST_NBYTES, blocks, digest
+from ckptd.protocol.digest import BLOCK_NBYTES, DIGEST_NBYTES, blocks
 from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.integrity import XXH3, Integrity
 from ckptd.protocol.layout import Extent
 from ckptd.protocol.slot import align_up
 
@@ -50,7 +51,10 @@ class OpenFiles:
 class Bytes:
     """A run of nbytes that lies in several files, zeros between them. ``digests``: of each block of it."""
 
-    def __init__(self, directory: str, extents: Sequence[Extent], digests: bytes, nbytes: int) -> None:
+    def __init__(
+        self, directory: str, extents: Sequence[Extent], digests: bytes, nbytes: int, integrity: Integrity = XXH3
+    ) -> None:
+        self.integrity = integrity
         self.directory = directory
         self.extents = tuple(extents)
         self.digests = digests
@@ -80,7 +84,7 @@ class Bytes:
 
     def sound(self, index: int, block: memoryview) -> bool:
         """Whether these are the bytes of that block."""
-        return digest(block) == self.digests[index * DIGEST_NBYTES : (index + 1) * DIGEST_NBYTES]
+        return self.integrity.digest(block) == self.digests[index * DIGEST_NBYTES : (index + 1) * DIGEST_NBYTES]
 
     def damage(self, files: OpenFiles, buffer: memoryview, progress: Callable[[int], None]) -> Ranges:
         """Where its blocks are not what they should be, neighbours joined. Reads all of it."""
@@ -119,6 +123,7 @@ class FileSources:
         self, images: Mapping[int, Bytes], tails: Mapping[int, bytes], parities: Mapping[int, Bytes], files: OpenFiles
     ) -> None:
         self.cancel = Cancel()
+        self.integrity = XXH3  # what is solved is compared with the manifest, not what it is solved from
         self._images, self._tails, self._parities, self._files = images, tails, parities, files
 
     def open(self, node: str) -> "_FileSource":

@@ -3,10 +3,10 @@
 import importlib.util
 import os
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable
 
 import msgspec
+from msgspec.structs import replace
 
 from ckptd.filelayer import FileLayer
 from ckptd.parity.engine import Pull
@@ -14,9 +14,9 @@ from ckptd.parity.plan import Task
 from ckptd.parity.record import code_of, encode_record
 from ckptd.parity.streams import start_of
 from ckptd.parity.table import Table
-from ckptd.protocol.digest import digest
 from ckptd.protocol.errors import CkptdError, DamagedError, UsageError
 from ckptd.protocol.ids import JobKey, file_name
+from ckptd.protocol.integrity import XXH3, Integrity, Purpose
 from ckptd.protocol.manifest import PARITY_DIR
 from ckptd.protocol.slot import PAGE
 from ckptd.repair.checkpoint import Checkpoint, Set, open_checkpoint, tails
@@ -24,6 +24,7 @@ from ckptd.repair.files import Bytes, FileSources, OpenFiles, block_buffer
 from ckptd.repair.plan import Bad, Fix, solve
 from ckptd.repair.plan import Target as Key
 from ckptd.repair.target import Target
+from ckptd.units import format_size
 
 _SLICE_NBYTES = 1 << 20
 _MEMORY_NBYTES = 16 << 20
@@ -51,7 +52,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-def rebuild(path: str, progress: Progress = lambda _: None) -> Outcome:
+def rebuild(path: str, progress: Progress = lambda _: None, integrity: Integrity = XXH3) -> Outcome:
     """Mends the committed checkpoint in the directory path from its drained parity. Sound files are not touched.
 
     progress is told the bytes looked at so far. Raises UsageError, DamagedError or another CkptdError; what was cut off
@@ -60,7 +61,7 @@ def rebuild(path: str, progress: Progress = lambda _: None) -> Outcome:
     began_s = time.monotonic()
     try:
         with OpenFiles() as files:
-            work = _Rebuild(open_checkpoint(path), files, progress)
+            work = _Rebuild(open_checkpoint(path, integrity), files, progress)
             work.run()
     except (OSError, EOFError) as error:
         raise CkptdError(f"not rebuilt: {error}", hint="mend that, then again: ckptd rebuild " + path) from error
@@ -87,7 +88,7 @@ class _Rebuild:
         return [t.content.path(extent) for t in targets for extent in t.concerned] + self.checkpoint.unreadable
 
     def run(self) -> None:
-        """Everything. Raises CkptdError when there is damage and no parity at all."""
+        """Everything. Raises DamagedError when there is damage and no parity at all."""
         for rank, image in self.checkpoint.images.items():
             self._look(self._images, rank, image, file_name(rank))
         for one in self.checkpoint.sets:
@@ -97,7 +98,7 @@ class _Rebuild:
         left = {rank for rank, target in self._images.items() if target.damage}
         if left and not self.checkpoint.manifest.parity:
             names = _listed(self.damaged)
-            raise CkptdError(
+            raise DamagedError(
                 f"{self.checkpoint.path}: {names}: damaged or missing, and no parity was drained with this checkpoint",
                 hint=f"{_HINT}; for those to come: drain_parity",
             )
@@ -146,8 +147,7 @@ class _Rebuild:
         all_parities = {member: one.parity(self.checkpoint.path, member) for member in one.files}
         sources = FileSources(images, found_tails, all_parities, self._files)
         try:
-            for target in targets.values():
-                target.begin(self._files, self._buffer)
+            self._begin(targets.values())
             for fix in fixes:
                 self._solve(one, fix, sources, targets)
             for key, target in sorted(targets.items()):
@@ -160,6 +160,20 @@ class _Rebuild:
                 path = os.path.join(self.checkpoint.path, PARITY_DIR, one.files[member].name)
                 self.lost.append(Lost(path, self._why(one)))
         return {key[1] for key in keys if key[0] == "image"}
+
+    def _begin(self, targets: Iterable[Target]) -> None:
+        """Drafts of them all, once it is known that there is room: their sizes are only what the records say."""
+        targets = list(targets)
+        need = sum(extent.nbytes for target in targets for extent in target.concerned)
+        free, _ = FileLayer().space(self.checkpoint.path)
+        if need > free:
+            room = f"needs {format_size(need)}, the store has {format_size(free)} free"
+            raise CkptdError(
+                f"{self.checkpoint.path}: not rebuilt: {room}",
+                hint="free space on the store; if that is not what its files had: ckptd verify",
+            )
+        for target in targets:
+            target.begin(self._files, self._buffer)
 
     def _keys(self, one: Set, ranks: set[int]) -> list[Key]:
         return [*(("image", rank) for rank in sorted(ranks)), *(("parity", m) for m in self._parities[one.name])]
@@ -198,7 +212,9 @@ class _Rebuild:
             last = min(first + length, fix.last)
             places = tuple((output.symbol, index * length) for index, output in enumerate(outputs))
             task = Task(fix.group, first, last, fix.steps, places)
-            Pull(sources, job, where, task, into, Table(0), verify=False).run(_ignore, "rebuild.half-pulled")
+            Pull(sources, job, where, task, into, Table(0, sources.integrity), verify=False).run(
+                _ignore, "rebuild.half-pulled"
+            )
             for index, output in enumerate(outputs):
                 start = index * length
                 data = into[start : start + last - first]
@@ -210,7 +226,8 @@ class _Rebuild:
         if key[0] == "parity":
             file = one.files[key[1]]
             tail = encode_record(replace(one.piece, index=key[1]), table)
-            if (len(tail), digest(tail)) != (file.record_nbytes, file.record_digest):
+            found = self.checkpoint.integrity.digest(tail, Purpose.PARITY_RECORD)
+            if (len(tail), found) != (file.record_nbytes, file.record_digest):
                 raise DamagedError(f"{target.name}: came out damaged: something changed meanwhile")
         self.rebuilt += target.publish(tail)
 
@@ -220,7 +237,7 @@ class _Rebuild:
         """Files of the wrong size whose blocks are all there."""
         for target in targets:
             try:
-                target.begin(self._files, self._buffer)
+                self._begin([target])
                 target.check(self._files, self._buffer)
                 self.rebuilt += target.publish()
             finally:

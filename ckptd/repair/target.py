@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from ckptd import failpoints
 from ckptd.filelayer import FileLayer, is_temp, temp_name
-from ckptd.protocol.digest import DIGEST_NBYTES, blocks, digest
+from ckptd.protocol.digest import DIGEST_NBYTES, blocks
 from ckptd.protocol.errors import DamagedError
 from ckptd.protocol.layout import Extent
 from ckptd.repair.files import Bytes, OpenFiles, Ranges
@@ -36,6 +36,11 @@ class Target:
     _drafts: dict[str, _Draft] = field(default_factory=dict)
 
     @property
+    def _fs(self) -> FileLayer:
+        """Nothing outside of the checkpoint's directory is written."""
+        return FileLayer(self.content.directory, self.content.integrity)
+
+    @property
     def concerned(self) -> list[Extent]:
         """Files to write again."""
         hit = {extent for start, stop in self.damage for extent, _, _ in self.content.within(start, stop)}
@@ -43,7 +48,7 @@ class Target:
 
     def begin(self, files: OpenFiles, buffer: memoryview) -> None:
         """Drafts with all that is sound. Raises OSError."""
-        fs = FileLayer()
+        fs = self._fs
         for extent in self.concerned:
             path = self.content.path(extent)
             _sweep(fs, path)
@@ -70,7 +75,7 @@ class Target:
         """Bytes that were found again. Raises OSError."""
         for extent, first, last in self.content.within(at, at + len(data)):
             draft, part = self._drafts[self.content.path(extent)], data[first - at : last - at]
-            FileLayer().pwrite(draft.fd, part, first - extent.start)
+            self._fs.pwrite(draft.fd, part, first - extent.start)
             draft.changed = draft.changed or not _same(files, draft.path, first - extent.start, part)
 
     def check(self, files: OpenFiles, buffer: memoryview) -> bytes:
@@ -85,14 +90,14 @@ class Target:
                 continue
             block = buffer[: stop - start]
             self.content.read(files, start, block, temps)
-            table += digest(block)
+            table += self.content.integrity.digest(block)
             if self.content.digests and table[at:] != self.content.digests[at : at + DIGEST_NBYTES]:
                 raise DamagedError(f"{self.name}: block {index} came out damaged: something changed meanwhile")
         return table
 
     def publish(self, tail: bytes = b"") -> list[str]:
         """Renames what changed into place, data and names synced; the paths."""
-        fs, done = FileLayer(), []
+        fs, done = self._fs, []
         for draft in self._drafts.values():
             if not draft.changed:
                 continue
@@ -111,9 +116,9 @@ class Target:
     def close(self) -> None:
         """Drafts that got no name are removed."""
         for draft in self._drafts.values():
-            FileLayer().close(draft.fd)
+            self._fs.close(draft.fd)
             with contextlib.suppress(OSError):
-                FileLayer().unlink(draft.temp)
+                self._fs.unlink(draft.temp)
         self._drafts.clear()
 
 

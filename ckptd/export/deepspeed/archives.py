@@ -1,19 +1,17 @@
 """Files as torch.save writes them: what their pickle says, and where in the file each storage lies."""
 
 import os
-import struct
-import zipfile
 import zlib
 from typing import Any, NamedTuple
 
 from ckptd.export.crc import Stretch
-from ckptd.export.deepspeed import inert
 from ckptd.export.read import SourceFile
+from ckptd.protocol import inert, zipped
 from ckptd.protocol.errors import DamagedError
 from ckptd.protocol.layout import itemsize
+from ckptd.protocol.wording import shown
 from ckptd.regular_files import open_followed
 
-_LOCAL = struct.Struct("<26xHH")  # of an entry's own header: lengths of the name and of what else precedes the data
 _OLD_FORMAT = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"  # of torch before 1.6
 
 
@@ -39,33 +37,35 @@ class Archive:
         with open_followed(path) as file:
             self.nbytes = os.fstat(file.fileno()).st_size
             try:
-                self.value = self._read(zipfile.ZipFile(file))
-            except (zipfile.BadZipFile, NotImplementedError, EOFError, ValueError, struct.error) as error:
+                self.value = self._read()
+            except ValueError as error:
                 raise self._damaged(self._why(file.fileno(), error)) from None
 
-    def _read(self, zipped: zipfile.ZipFile) -> Any:
-        entries = {info.filename.partition("/")[2]: info for info in zipped.infolist()}
+    def _read(self) -> Any:
+        found = zipped.entries(self._at, self.nbytes)
+        entries = {name.partition("/")[2]: entry for name, entry in found.items()}
         if "data.pkl" not in entries:
-            raise zipfile.BadZipFile("a zip without data.pkl")
+            raise ValueError("a zip without data.pkl")
         if "byteorder" in entries and self._content(entries["byteorder"]) != b"little":
-            raise zipfile.BadZipFile("its numbers are not little-endian")
+            raise ValueError("its numbers are not little-endian")
         self._storages = {
-            name.removeprefix("data/"): info for name, info in entries.items() if name.startswith("data/")
+            name.removeprefix("data/"): entry for name, entry in entries.items() if name.startswith("data/")
         }
         return inert.loads(self._content(entries["data.pkl"]), where=self.path)
 
-    def _content(self, info: zipfile.ZipInfo) -> bytes:
+    def _content(self, entry: zipped.Entry) -> bytes:
         """Of a small entry, checked against its CRC, if it has one: without, it is 0."""
-        if info.compress_type != zipfile.ZIP_STORED or info.file_size > inert.MAX_NBYTES:
-            raise zipfile.BadZipFile(f"{info.filename} is compressed or too large")
-        data = self._bytes(self._begin(info), info.file_size)
-        if info.CRC and zlib.crc32(data) != info.CRC:
-            raise zipfile.BadZipFile(f"the CRC-32 of {info.filename} does not match")
+        if entry.nbytes > inert.MAX_NBYTES:
+            raise ValueError(f"{shown(entry.name)} is too large")
+        data = self._at(zipped.data_start(self._at, entry, self.nbytes), entry.nbytes)
+        if entry.crc and zlib.crc32(data) != entry.crc:
+            raise ValueError(f"the CRC-32 of {shown(entry.name)} does not match")
         return data
 
-    def _bytes(self, start: int, nbytes: int) -> bytes:
+    def _at(self, start: int, nbytes: int) -> bytes:
+        """Bytes of the file, fewer at its end."""
         with open_followed(self.path) as file:
-            return os.pread(file.fileno(), nbytes, start)
+            return os.pread(file.fileno(), nbytes, min(start, self.nbytes))
 
     def _why(self, fd: int, error: Exception) -> str:
         head = os.pread(fd, len(_OLD_FORMAT), 0)
@@ -102,9 +102,9 @@ class Archive:
 
     def range_of(self, tensor: inert.Stored, name: str) -> Range:
         """Where the elements lie. Raises DamagedError, with the tensor's name, when they lie nowhere or scattered."""
-        info = self._storages.get(tensor.key)
-        if info is None:
-            raise self._damaged(f"has no data/{tensor.key}, where {name} lies")
+        entry = self._storages.get(tensor.key)
+        if entry is None:
+            raise self._damaged(f"has no {shown(f'data/{tensor.key}')}, where {name} lies")
         if not tensor.contiguous:
             raise DamagedError(
                 f"{self.path}: {name} is strided: its elements do not follow each other",
@@ -112,11 +112,14 @@ class Archive:
             )
         item = itemsize(tensor.dtype)
         start, stop = tensor.offset * item, (tensor.offset + tensor.elements) * item
-        if info.compress_type != zipfile.ZIP_STORED or stop > info.file_size:
-            raise self._damaged(f"is damaged: {name} ends at byte {stop} of data/{tensor.key}, of {info.file_size}")
-        begin = self._begin(info)
-        if info.CRC:
-            self._crcs[tensor.key] = Stretch(info.filename, begin, info.file_size, info.CRC)
+        if stop > entry.nbytes:
+            raise self._damaged(f"is damaged: {name} ends at byte {stop} of data/{tensor.key}, of {entry.nbytes}")
+        try:
+            begin = zipped.data_start(self._at, entry, self.nbytes)
+        except ValueError as error:
+            raise self._damaged(f"is cut off or damaged: {error}") from None
+        if entry.crc:
+            self._crcs[tensor.key] = Stretch(entry.name, begin, entry.nbytes, entry.crc)
         return Range(self.number, begin + start, tensor.elements, tensor.dtype)
 
     def source(self) -> SourceFile:
@@ -125,14 +128,4 @@ class Archive:
 
     def read(self, place: Range) -> bytes:
         """The bytes of a small tensor."""
-        return self._bytes(place.start, place.elements * itemsize(place.dtype))
-
-    def _begin(self, info: zipfile.ZipInfo) -> int:
-        """First byte of an entry's data. Raises DamagedError when it does not end in the file."""
-        head = self._bytes(max(0, info.header_offset), _LOCAL.size)
-        if len(head) == _LOCAL.size and head.startswith(b"PK\x03\x04"):
-            name_nbytes, more_nbytes = _LOCAL.unpack(head)
-            begin: int = info.header_offset + _LOCAL.size + name_nbytes + more_nbytes
-            if begin + info.file_size <= self.nbytes:
-                return begin
-        raise self._damaged(f"is cut off or damaged: {info.filename} is not where its directory says")
+        return self._at(place.start, place.elements * itemsize(place.dtype))

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ckptd.export.deepspeed.archives import Archive, Range
-from ckptd.export.deepspeed.inert import Stored
 from ckptd.export.deepspeed.partitions import check_apart
 from ckptd.protocol.errors import DamagedError
+from ckptd.protocol.inert import Stored
 from ckptd.protocol.layout import Shape
 
 _TIED = "tied_modules"  # what several layers of a pipeline share

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ckptd.export.deepspeed.archives import Archive, Range
-from ckptd.export.deepspeed.inert import Made, Stored
 from ckptd.protocol.errors import CkptdError, DamagedError, UsageError
+from ckptd.protocol.inert import Made, Stored
 from ckptd.protocol.layout import Shape, itemsize
 
 WEIGHTS = ""  # among the states of the optimizer: the fp32 weights themselves

@@ -1,0 +1,65 @@
+"""``ckptd publish``: a trainer's files of a checkpoint put where somebody says, when no daemon knows it any more."""
+
+import os
+
+import click
+import msgspec
+
+from ckptd import human
+from ckptd.cli import common
+from ckptd.cli.pin import named
+from ckptd.filelayer import FileLayer
+from ckptd.protocol.integrity import Integrity
+from ckptd.protocol.publication import Publication, check_publication
+from ckptd.store_publish import publish_to
+
+SCHEMA = 1
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """What --json prints."""
+
+    schema: int
+    ok: bool
+    path: str  # of the checkpoint
+    directory: str
+    pointer: str  # empty: none was asked for
+    files: list[str]  # by the trainer's names
+
+
+@click.command(
+    epilog=common.example(
+        "ckptd publish /scratch/$USER/ckpt/llama/latest --to runs/global_step500",
+        "ckptd publish CHECKPOINT --to runs/global_step500 --pointer runs/latest",
+    )
+)
+@click.argument("path")
+@click.option("--to", "directory", required=True, metavar="DIRECTORY", help="What the files are to lie in: a new one.")
+@click.option("--pointer", metavar="FILE", help="A small file, such as DeepSpeed's latest, that is to name DIRECTORY.")
+@common.json_option
+@common.integrity_options
+def command(path: str, directory: str, pointer: str | None, as_json: bool, integrity: Integrity) -> int:
+    """Put a trainer's files of the checkpoint in PATH into DIRECTORY, under the trainer's names.
+
+    A daemon does that by itself after each commit, where it has heard from the trainer where to; a store says nothing
+    of it. This is for what `ckptd list` calls unpublished after a daemon's memory was lost. No byte is copied where
+    the file system has hard links. DIRECTORY must not be there, or be one that was published.
+
+    Exit code 1 if it could not be done.
+    """
+    where = os.path.realpath(path)
+    key, dirname = named(where)
+    at = os.path.abspath(pointer) if pointer else ""
+    to = Publication(os.path.abspath(directory), True, at, os.path.basename(os.path.abspath(directory)) if at else "")
+    check_publication(to, key)
+    with common.store_errors():
+        files = publish_to(FileLayer(key.store, integrity), key, dirname, to)
+    if as_json:
+        common.print_json(
+            Result(schema=SCHEMA, ok=True, path=where, directory=to.directory, pointer=to.pointer, files=files)
+        )
+        return 0
+    click.echo(f"{human.printable(to.directory)}: {len(files)} files of {human.printable(where)}")
+    if to.pointer:
+        click.echo(f"{human.printable(to.pointer)}: names it")
+    return 0

@@ -1,0 +1,106 @@
+"""What ranks of this node want published, kept in the job's directory of the arena: one small file for each save.
+
+The arena is this user's alone (0700), and only a rank's own HandOver gets something in: this is the one place that a
+daemon knows a directory from. What the arena loses is not published by anybody; the store says `UNPUBLISHED` then.
+"""
+
+import contextlib
+import logging
+import os
+import threading
+
+import msgspec
+
+from ckptd import ballast
+from ckptd.logs import line
+from ckptd.protocol import places
+from ckptd.protocol.decoding import MALFORMED
+from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.publication import MAX_INTENTS, Intent, Publication, joined
+from ckptd.regular_files import contents
+
+log = logging.getLogger("ckptd")
+_MAX_NBYTES = 16 << 20
+_SUFFIXES = (places.DUE_SUFFIX, places.PUBLISHED_SUFFIX)
+
+
+class Publications:
+    """Of all jobs of an arena. Every method reads the files anew: they are few, and in memory."""
+
+    def __init__(self, arena: str) -> None:
+        self._arena = arena
+        self._lock = threading.Lock()
+
+    def keep(self, job: JobKey, save: SaveId, to: Publication) -> None:
+        """On record when it returns, with the files of other ranks of the node. Raises OSError."""
+        with self._lock:
+            directory = self._directory(job)
+            if os.path.lexists(os.path.join(directory, save.text + places.PUBLISHED_SUFFIX)):
+                return  # a rank says it again, to a daemon that has restarted
+            path = os.path.join(directory, save.text + places.DUE_SUFFIX)
+            before = _read(path)
+            raw = msgspec.msgpack.encode(Intent(save, to if before is None else joined(before.to, to)))
+            ballast.write(self._arena, lambda: _put(path, raw))
+            self._forget_oldest(directory)
+
+    def from_on(self, job: JobKey, save: SaveId) -> list[Intent]:
+        """Of this save and of newer ones, done or not."""
+        return [intent for intent in self._all(job, _SUFFIXES) if intent.save >= save]
+
+    def due(self, job: JobKey) -> list[Intent]:
+        """From the oldest on that is not done; newer ones that are, are there to be put back if need be."""
+        due = self._all(job, (places.DUE_SUFFIX,))
+        return self.from_on(job, min(intent.save for intent in due)) if due else []
+
+    def is_due(self, job: JobKey, save: SaveId) -> bool:
+        """Whether it was asked for, and not done."""
+        return os.path.lexists(os.path.join(self._directory(job), save.text + places.DUE_SUFFIX))
+
+    def done(self, job: JobKey, save: SaveId) -> None:
+        """It is where it belongs."""
+        path = os.path.join(self._directory(job), save.text)
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(path + places.DUE_SUFFIX, path + places.PUBLISHED_SUFFIX)
+
+    def _directory(self, job: JobKey) -> str:
+        return os.path.join(self._arena, places.job_dir(job))
+
+    def _all(self, job: JobKey, suffixes: tuple[str, ...]) -> list[Intent]:
+        directory = self._directory(job)
+        found = (_read(os.path.join(directory, name)) for name in _names(directory) if name.endswith(suffixes))
+        return sorted((intent for intent in found if intent is not None), key=lambda intent: intent.save)
+
+    @staticmethod
+    def _forget_oldest(directory: str) -> None:
+        names = [
+            name for name in _names(directory) if name.endswith(_SUFFIXES)
+        ]  # they begin with the save, fixed width
+        for name in names[:-MAX_INTENTS]:
+            if name.endswith(places.DUE_SUFFIX):
+                log.info(line("publication given up", save=name, reason="many newer ones"))
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(directory, name))
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return sorted(os.listdir(directory))
+    except FileNotFoundError:
+        return []
+
+
+def _read(path: str) -> Intent | None:
+    try:
+        return msgspec.msgpack.decode(contents(path, _MAX_NBYTES), type=Intent)
+    except FileNotFoundError:
+        return None
+    except (OSError, *MALFORMED) as error:
+        log.warning(line("publication cannot be read", path=path, error=error))
+        return None
+
+
+def _put(path: str, raw: bytes) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+    with os.fdopen(os.open(f"{path}.new", flags, 0o600), "wb") as file:
+        file.write(raw)
+    os.replace(f"{path}.new", path)
