@@ -28,8 +28,10 @@ Push = SlotGranted | SlotsRefused | Progress
 _TURN_S = 0.1  # a wait looks so often whether somebody with less time wants the connection
 _STRANGER = "detached"  # the code of a refusal: this daemon has not seen us attach
 _LOST = zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
-_KINDS: dict[str, type[CkptdError]] = {
-    kind.code: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, CkptdError)
+_KINDS: dict[str, type[CkptdError]] = {  # of kinds with one code the one that has it for its own
+    kind.code: kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, CkptdError) and "code" in vars(kind)
 }
 
 

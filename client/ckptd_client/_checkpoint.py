@@ -10,13 +10,14 @@ from dataclasses import replace
 from ckptd.protocol import places
 from ckptd.protocol.errors import DamagedError
 from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.integrity import XXH3, Integrity
 from ckptd.protocol.layout import Layout, Leaves, decode_leaves
 from ckptd.protocol.manifest import COMMITTED, FileRecord, layout_of
 from ckptd.protocol.messages import Tier
 from ckptd.protocol.slot import SEALS_NBYTES, Seal, SlotState, decode_seals
 from ckptd_client._company import Company
 from ckptd_client._fit import OtherRanksNeededError
-from ckptd_client._restore import Source, Target, check_sizes, copy_out, open_file, open_slot, read_manifest, vote_notes
+from ckptd_client._restore import Source, Target, check_files, copy_out, open_file, open_slot, read_manifest, vote_notes
 from ckptd_client._together import copy_out_together
 
 _DIGESTS_S = 60.0  # how long a neighbour's digests may take: the daemon is at it
@@ -36,6 +37,7 @@ class Checkpoint:
         opener: Callable[[int], Source],
         records: Sequence[FileRecord] = (),
         notes: tuple[str, ...] = (),
+        integrity: Integrity = XXH3,
     ) -> None:
         self.save = save
         self.tier = tier
@@ -43,6 +45,7 @@ class Checkpoint:
         self._sources = sources
         self._open = opener
         self._records = records
+        self._integrity = integrity
         self.store_dir = store_dir  # where it lies, or will, once it is committed
         self._finalizer = weakref.finalize(self, _close, sources)  # DCP drops one without a word when it cannot plan
 
@@ -74,8 +77,8 @@ class Checkpoint:
         except (DamagedError, OSError):
             if not os.path.exists(os.path.join(self.store_dir, COMMITTED)):
                 raise
-            manifest = read_manifest(self.store_dir, self.save)
-            opened = open_file(self.store_dir, manifest.files[rank], manifest.world_size)
+            manifest = read_manifest(self.store_dir, self.save, self._integrity)
+            opened = open_file(self.store_dir, manifest.files[rank], manifest.world_size, self._integrity)
             with contextlib.closing(opened) as source:
                 copy_out(source, targets, sparse=True)
         return None
@@ -86,7 +89,7 @@ class Checkpoint:
         Raises DamagedError, OSError.
         """
         if company is not None and self._records:
-            return copy_out_together(self._open, targets, self._records, company)
+            return copy_out_together(self._open, targets, self._records, company, self._integrity)
         for rank, wanted in targets.items():
             self.read(rank, wanted)
         return None
@@ -103,38 +106,41 @@ def _close(sources: dict[int, Source]) -> None:
             sources[rank] = _closed(source)
 
 
-def open_directory(directory: str, save: SaveId | None = None) -> Checkpoint:
-    """A committed checkpoint on the store. Raises DamagedError, OSError."""
-    manifest = read_manifest(directory, save)
-    check_sizes(directory, manifest)
+def open_directory(directory: str, save: SaveId | None = None, integrity: Integrity = XXH3) -> Checkpoint:
+    """A committed checkpoint on the store. Raises UsageError, DamagedError, OSError."""
+    directory = os.path.realpath(directory)  # latest may move on meanwhile
+    manifest = read_manifest(directory, save, integrity)
+    check_files(directory, manifest.files)
     return Checkpoint(
-        {record.rank: _described(directory, record, manifest.world_size) for record in manifest.files},
+        {record.rank: _described(directory, record, manifest.world_size, integrity) for record in manifest.files},
         save=manifest.save,
         tier=Tier.PFS,
         store_dir=directory,
-        opener=lambda rank: open_file(directory, manifest.files[rank], manifest.world_size),
+        opener=lambda rank: open_file(directory, manifest.files[rank], manifest.world_size, integrity),
         records=manifest.files,
-        notes=vote_notes(directory, manifest),
+        notes=vote_notes(directory, manifest, integrity),
+        integrity=integrity,
     )
 
 
 def open_arena(  # noqa: PLR0913 - a slot's identity
-    directory: str, slot: str, job: JobKey, save: SaveId, rank: int, *, tier: Tier = Tier.ARENA, complete: bool = True
-) -> Checkpoint:
+    directory: str, slot: str, job: JobKey, save: SaveId, rank: int, *, tier: Tier = Tier.ARENA, complete: bool = True,
+    integrity: Integrity = XXH3,
+) -> Checkpoint:  # fmt: skip
     """A staged checkpoint, when the slots of all its ranks lie in this directory of the arena.
 
     slot: this rank's own. tier: how its bytes came into it. complete: False takes what there is.
     Raises OtherRanksNeededError when some are elsewhere, DamagedError, OSError.
     """
-    own = open_slot(os.path.join(directory, slot), job, save, rank)
+    own = open_slot(os.path.join(directory, slot), job, save, rank, integrity)
     sources = {rank: own}
     try:
-        names = dict(_slots_of(directory, job, save))
+        names = dict(_slots_of(directory, job, save, integrity))
         if complete:
             _check_complete(names, own.layout, save)
         for other in sorted(names):
             if other != rank:
-                sources[other] = open_slot(os.path.join(directory, names[other]), job, save, other)
+                sources[other] = open_slot(os.path.join(directory, names[other]), job, save, other, integrity)
     except BaseException:
         for source in sources.values():
             source.close()
@@ -146,6 +152,7 @@ def open_arena(  # noqa: PLR0913 - a slot's identity
         tier=tier,
         store_dir=store_dir,
         opener=sources.__getitem__,
+        integrity=integrity,
     )
 
 
@@ -155,22 +162,22 @@ def _check_complete(names: Collection[int], own: Layout, save: SaveId) -> None:
         raise OtherRanksNeededError(f"{save}: the images of ranks {missing} are not on this node")
 
 
-def _slots_of(directory: str, job: JobKey, save: SaveId) -> Iterator[tuple[int, str]]:
+def _slots_of(directory: str, job: JobKey, save: SaveId, integrity: Integrity) -> Iterator[tuple[int, str]]:
     """(rank, name) of each slot that holds a rank of this save, once the daemon has taken its digests."""
     for name in sorted(os.listdir(directory)):
         if places.parse_slot_name(name) is not None:
-            seal = _settled_seal(os.path.join(directory, name), save)
+            seal = _settled_seal(os.path.join(directory, name), save, integrity)
             if seal is not None and (seal.job, seal.save, seal.state) == (job, save, SlotState.DIGESTED):
                 yield seal.rank, name
 
 
-def _settled_seal(path: str, save: SaveId) -> Seal | None:
+def _settled_seal(path: str, save: SaveId, integrity: Integrity) -> Seal | None:
     deadline = time.monotonic() + _DIGESTS_S
     while True:
         try:
             with open(path, "rb") as file:
                 file.seek(-SEALS_NBYTES, os.SEEK_END)
-                seal = decode_seals(file.read())[2]
+                seal = decode_seals(file.read(), integrity, where=path)[2]
         except OSError:
             return None  # unlinked meanwhile, or still being made
         if seal.save != save or seal.state is not SlotState.SEALED or time.monotonic() > deadline:
@@ -178,10 +185,10 @@ def _settled_seal(path: str, save: SaveId) -> Seal | None:
         time.sleep(_PAUSE_S)
 
 
-def _described(directory: str, record: FileRecord, world_size: int) -> Source:
+def _described(directory: str, record: FileRecord, world_size: int, integrity: Integrity) -> Source:
     where = os.path.join(directory, record.name)
     layout, leaves = layout_of(record, world_size, where=where), decode_leaves(record.leaves, where=where)
-    return Source((), where, record.nbytes, record.digests, layout, leaves, readers=0)
+    return Source((), where, record.nbytes, record.digests, layout, leaves, readers=0, integrity=integrity)
 
 
 def _closed(source: Source) -> Source:

@@ -43,7 +43,7 @@ def gate_of(link: Link) -> Iterator[OpenGate | None]:
     gate = None
     if host:
         try:
-            gate = OpenGate(host, link.job)
+            gate = OpenGate(host, link.job, link.settings.integrity)
         except OSError as error:
             log.warning("ckptd: no port at %s to read the store together with other nodes: %s", host, error)
     try:

@@ -7,12 +7,14 @@ weights_only.
 import os
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
 from ckptd.protocol.errors import DamagedError, RestoreError
-from ckptd.protocol.layout import MAX_DIMS, Path, TensorEntry, box_nbytes
+from ckptd.protocol.inert import Stored
+from ckptd.protocol.layout import MAX_DIMS, Path, TensorEntry, box_nbytes, is_trainer_file
+from ckptd.protocol.wording import cut, shown
 from ckptd.regular_files import contents, open_followed
 from ckptd_client._dcp_pickle import Dtype, Record, read_metadata
 from ckptd_client._foreign import Foreign
@@ -21,6 +23,7 @@ from ckptd_client._ranges import read_ranges
 from ckptd_client._reshard import Ints, Saved
 from ckptd_client._restore import Target
 from ckptd_client._tensors import CODE_OF
+from ckptd_client._torch_archive import TorchArchive
 from ckptd_client._tree import MAX_DEPTH
 
 METADATA = ".metadata"
@@ -67,7 +70,7 @@ class _Opener:
             elif kind == "BytesStorageMetadata":
                 self.out.values[name] = partial(_load_value, self._one(slices, name, None), name)
             else:
-                self._refuse(f"{name!r} is neither tensor nor bytes")
+                self._refuse(f"{shown(name)} is neither tensor nor bytes")
         return self.out
 
     def _tensor(self, name: str, state: dict[str, Any], slices: dict[tuple[str, Ints | None], _Slice]) -> None:
@@ -75,29 +78,32 @@ class _Opener:
         fields = properties.state if type(properties) is Record else None
         dtype = fields[0] if type(fields) is tuple and fields else None
         if type(dtype) is not Dtype:
-            self._refuse(f"{name!r} has no dtype")
+            self._refuse(f"{shown(name)} has no dtype")
         whole, chunks = self._ints(state.get("size")), state.get("chunks")
         code = CODE_OF.get(getattr(torch, str(dtype)))
         if code is None:
             self.out.unreadable[name] = f"of the dtype {dtype}, which ckptd cannot hold"
             return
         seen: set[Ints] = set()
-        for chunk in self._counted(chunks) if type(chunks) is list else self._refuse(f"{name!r} has no chunks"):
+        for chunk in self._counted(chunks) if type(chunks) is list else self._refuse(f"{shown(name)} has no chunks"):
             box = self._dict(chunk.state if type(chunk) is Record else None)
             offsets, sizes = self._ints(box.get("offsets")), self._ints(box.get("sizes"))
             if not len(offsets) == len(sizes) == len(whole) or not all(
                 o + s <= g for o, s, g in zip(offsets, sizes, whole, strict=True)
             ):
-                self._refuse(f"{name!r} has a chunk outside of it")
+                self._refuse(f"{shown(name)} has a chunk outside of it")
             nbytes = box_nbytes(code, sizes)
             entry = TensorEntry(name, code, whole, offsets, sizes, 0, nbytes)
             boxes = self.out.boxes.setdefault(name, [])
             if nbytes:
                 if offsets in seen:
-                    self._refuse(f"{name!r} has two chunks at {list(offsets)}")
+                    self._refuse(f"{shown(name)} has two chunks at {list(offsets)}")
                 seen.add(offsets)
+                place = self._one(slices, name, offsets)
+                if nbytes > place.nbytes:  # every element is written out
+                    self._refuse(f"{shown(name)} has a chunk of {nbytes:,} bytes in {place.nbytes:,}")
                 boxes.append(Saved(len(self.out.sources), entry))
-                self.out.sources.append(partial(_read_tensor, self._one(slices, name, offsets), entry))
+                self.out.sources.append(partial(_read_tensor, place, entry))
             elif 0 in whole:
                 boxes.append(Saved(0, entry))
 
@@ -118,20 +124,20 @@ class _Opener:
             start, nbytes = self._ints((place.get("offset"), place.get("length")))
             if place.get("transform_descriptors"):
                 raise RestoreError(
-                    f"{self.where}: {key[0]!r} was written through an extension, such as compression",
+                    f"{self.where}: {shown(key[0])} was written through an extension, such as compression",
                     hint="load it with dcp.load and a FileSystemReader that has the extension, then save it with ckptd",
                 )
             found[key] = _Slice(self._file(place.get("relative_path")), start, nbytes)
         return found
 
     def _file(self, name: Any) -> str:
-        if type(name) is not str or os.path.isabs(name) or ".." in name.split("/") or "\0" in name or not name:
-            self._refuse(f"{name!r} is no file of this directory")
+        if type(name) is not str or not is_trainer_file(name):
+            self._refuse(f"{shown(name)} is no file of this directory")
         return os.path.join(self.directory, name)
 
     def _one(self, slices: dict[tuple[str, Ints | None], _Slice], name: str, offsets: Ints | None) -> _Slice:
         found = slices.get((name, offsets))
-        return found if found is not None else self._refuse(f"it does not say where {name!r} lies")
+        return found if found is not None else self._refuse(f"it does not say where {shown(name)} lies")
 
     def _path(self, keys: Any, name: str) -> Path:
         if type(keys) not in (tuple, list) or not 0 < len(keys) <= MAX_DEPTH:
@@ -154,33 +160,31 @@ class _Opener:
         raise DamagedError(f"{self.where} is no metadata of torch.distributed.checkpoint: {what}")
 
 
-def _view(file: Any, place: _Slice) -> Any:
+def _open(file: BinaryIO, place: _Slice) -> TorchArchive:
+    """Raises DamagedError, or ValueError for what is no archive."""
     if place.offset + place.nbytes > os.fstat(file.fileno()).st_size:
         raise DamagedError(f"{place.path}: ends before byte {place.offset + place.nbytes}, where a tensor should")
-    from torch.distributed.checkpoint.utils import _create_file_view  # noqa: PLC0415 - takes a second
-
-    return _create_file_view(file, place.offset, place.nbytes)
+    return TorchArchive(file, place.offset, place.nbytes, where=place.path)
 
 
 def _read_tensor(place: _Slice, entry: TensorEntry, targets: list[Target]) -> None:
     """Only the ranges wanted, when the archive holds the tensor in row-major order, as nearly all do."""
-    from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415 - takes a second
-
     try:
         with open_followed(place.path) as file:
-            with FakeTensorMode():  # says where the bytes lie, and reads none
-                fake = torch.load(_view(file, place), map_location="cpu", weights_only=True)
-            start = getattr(fake.untyped_storage(), "_checkpoint_offset", None)
-            _check(place, entry, fake)
-            if start is not None and fake.is_contiguous():
-                first = start + int(fake.storage_offset()) * fake.itemsize
-                if 0 <= first <= place.nbytes - entry.nbytes:
-                    return read_ranges(place.path, targets, base=place.offset + first)
-            tensor = torch.load(_view(file, place), map_location="cpu", weights_only=True)
+            archive = _open(file, place)
+            stored = archive.inert
+            if type(stored) is not Stored:
+                tensor = archive.load()
+            elif (stored.dtype, stored.shape) != (entry.dtype, entry.sizes):
+                return _check(place, entry, None)
+            elif stored.contiguous:
+                return read_ranges(place.path, targets, base=place.offset + archive.start_of(stored))
+            else:
+                tensor = archive.strided(stored)
     except (DamagedError, OSError):
         raise
     except Exception as error:
-        raise DamagedError(f"{place.path}: {entry.name!r} cannot be read: {error}") from error
+        raise DamagedError(f"{place.path}: {shown(entry.name)} cannot be read: {cut(error)}") from error
     _check(place, entry, tensor)
     return _copy(tensor.contiguous(), targets)
 
@@ -188,7 +192,7 @@ def _read_tensor(place: _Slice, entry: TensorEntry, targets: list[Target]) -> No
 def _check(place: _Slice, entry: TensorEntry, tensor: Any) -> None:
     good = isinstance(tensor, torch.Tensor) and CODE_OF.get(tensor.dtype) == entry.dtype
     if not good or tuple(tensor.shape) != entry.sizes:
-        raise DamagedError(f"{place.path}: {entry.name!r} is not what {METADATA} says it is")
+        raise DamagedError(f"{place.path}: {shown(entry.name)} is not what {METADATA} says it is")
 
 
 def _copy(tensor: torch.Tensor, targets: list[Target]) -> None:
@@ -198,13 +202,14 @@ def _copy(tensor: torch.Tensor, targets: list[Target]) -> None:
 
 def _load_value(place: _Slice, name: str) -> Any:
     with open_followed(place.path) as file:
-        view = _view(file, place)
         try:
-            return torch.load(view, map_location="cpu", weights_only=True)
+            return _open(file, place).load()
+        except (DamagedError, OSError):
+            raise
         except Exception as error:
-            first = str(error).partition("\n")[0]
+            first = cut(error).partition("\n")[0]
             raise RestoreError(
-                f"{place.path}: the value of {name!r} is pickled, and torch.load refuses it: {first}",
+                f"{place.path}: the value of {shown(name)} is pickled, and is refused: {first}",
                 hint=(
                     "leave it out of the state; or, if you trust the file, allow its classes with "
                     "torch.serialization.add_safe_globals, or load it with dcp.load and save it with ckptd"

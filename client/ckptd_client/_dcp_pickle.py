@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ckptd.protocol.errors import DamagedError
+from ckptd.protocol.wording import cut, shown
 
 _METADATA = "torch.distributed.checkpoint.metadata"
 _RECORDS = {
@@ -94,9 +95,11 @@ class _Unpickler(pickle._Unpickler):  # noqa: SLF001 - the one with replaceable 
             return _Member()
         if (module, name) == ("torch", "Size"):
             return _Size()
-        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
+        if module == "torch" and isinstance(vars(torch).get(name), torch.dtype):
             return Dtype(name)
-        raise pickle.UnpicklingError(f"it wants {module}.{name}, which is not on the list of what DCP's metadata needs")
+        raise pickle.UnpicklingError(
+            f"it wants {shown(module)}, {shown(name)}, which is not on the list of what DCP's metadata needs"
+        )
 
     def load_reduce(self) -> None:
         args = self.stack.pop()
@@ -156,8 +159,8 @@ def _names_a_member(args: Any) -> bool:
 
 
 def _put(made: Any, key: Any, value: Any) -> None:
-    """Only keys whose hash takes no time: that of nested tuples can take for ever."""
-    if type(made) is not dict or type(key) not in (str, int, Record):
+    """Only keys whose hash takes no time, and is no other's: that of nested tuples can take for ever."""
+    if type(made) is not dict or type(key) not in (str, Record):
         raise pickle.UnpicklingError(f"it has a {type(key).__name__} as a key")
     made[key] = value
 
@@ -167,7 +170,10 @@ def read_metadata(data: bytes, *, where: str) -> Record:
     try:
         found = _Unpickler(io.BytesIO(data)).load()
     except Exception as error:  # noqa: BLE001 - there is no end to what a crafted one can raise
-        why = str(error) if isinstance(error, pickle.UnpicklingError) else f"{type(error).__name__}: {error}"
+        # Others say what they were given, which may take for ever to be made.
+        why = (
+            cut(error) if isinstance(error, pickle.UnpicklingError) else f"it breaks off with a {type(error).__name__}"
+        )
         text = f"{where} is no metadata of torch.distributed.checkpoint: {why}"
         raise DamagedError(text, hint="do not open it with dcp.load, which would run what it holds") from None
     if type(found) is not Record or found.kind != "Metadata" or type(found.state) is not dict:

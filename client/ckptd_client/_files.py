@@ -8,7 +8,10 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ckptd.protocol.layout import VERSION, Leaves, Publication, encode
+import msgspec
+
+from ckptd.protocol.layout import VERSION, Leaves, encode
+from ckptd.protocol.publication import Publication
 from ckptd_client import _segments as segments
 from ckptd_client._files_plan import make_files_plan
 from ckptd_client._segments import Plain
@@ -34,13 +37,15 @@ def save_files(
     save = segments.name_save(client, number, step)
     handle = segments.begin(client, save)
     try:
-        plan = make_files_plan(files, publication, client.group)
+        said = publication.said if publication is not None else None
+        plan = make_files_plan(files, said, client.group, client._link.settings.integrity)
     except BaseException as error:  # a misuse, of this rank alone perhaps: the others must not wait for it
         segments.give_up(client, handle, error)
         raise
     try:
         segment = segments.fill(client, plan, plan.flats, _PLAIN.nbytes, owner=handle)
-        segments.seal(client, segment, handle, _PLAIN, drain=drain)
+        own = _with_names(publication, files)
+        segments.seal(client, segment, handle, _PLAIN, drain=drain, publication=own)
     except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
         segments.give_up(client, handle, error)
     except BaseException as error:  # Ctrl-C, say: the others must not wait for this rank
@@ -50,3 +55,8 @@ def save_files(
     client._stats.stall_s += handle.stall_s
     client._stats.last_stall_s = handle.stall_s
     return handle
+
+
+def _with_names(publication: Publication | None, files: Mapping[str, TrainerFile]) -> Publication | None:
+    """What this rank says to its daemon: the place, and which files of its own may lie beside others there."""
+    return msgspec.structs.replace(publication, names=tuple(sorted(files))) if publication is not None else None

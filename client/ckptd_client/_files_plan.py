@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import msgspec
 import torch
 
-from ckptd.protocol.digest import digest
 from ckptd.protocol.errors import UsageError
-from ckptd.protocol.ids import MAX_PARTS, MAX_STORE_CHARS, JobKey
-from ckptd.protocol.layout import Layout, Publication, TensorEntry, encode, extents, is_trainer_file
+from ckptd.protocol.ids import MAX_PARTS, JobKey
+from ckptd.protocol.integrity import XXH3, Integrity, Purpose
+from ckptd.protocol.layout import Layout, SavedFor, TensorEntry, encode, extents, is_trainer_file
 from ckptd.protocol.origin import MARKER
+from ckptd.protocol.publication import Publication, check_publication
 from ckptd_client._file_bytes import FileBytes
 from ckptd_client._group import Group
 from ckptd_client._image import Filler, Image, Part, make_image, make_layout
@@ -46,22 +47,18 @@ def publication_of(
             raise UsageError("a pointer to files that are published nowhere", hint="give a directory too")
         return None
     at, text = (_absolute(pointer[0]), pointer[1]) if pointer is not None else ("", "")
-    own = os.path.join(job.store, job.job)
-    for path in filter(None, (_absolute(directory), at)):
-        if os.path.commonpath([own, path]) == own:
-            problem = f"{path} lies where ckptd has what is its own of job {job.job!r}, a `latest` among it"
-            raise UsageError(problem, hint="a directory beside the store, or another store")
-    return Publication(_absolute(directory), whole, at, text)
+    to = Publication(_absolute(directory), whole, at, text)
+    check_publication(to, job)
+    return to
 
 
 def _absolute(path: str | os.PathLike[str]) -> str:
-    found = os.path.abspath(os.fspath(path))
-    if len(found) > MAX_STORE_CHARS or any(char < " " for char in found):
-        raise UsageError(f"{found!r} is no path that a daemon takes", hint=f"at most {MAX_STORE_CHARS} characters")
-    return found
+    return os.path.abspath(os.fspath(path))
 
 
-def make_files_plan(files: Mapping[str, TrainerFile], publication: Publication | None, group: Group) -> FilesPlan:
+def make_files_plan(
+    files: Mapping[str, TrainerFile], saved_for: SavedFor | None, group: Group, integrity: Integrity = XXH3
+) -> FilesPlan:
     """Lays the files out. Raises UsageError for a name or a file that cannot be one, and what pickling one raises."""
     _check_names(files)
     laid = {name: lay_out(file) for name, file in files.items()}
@@ -69,7 +66,7 @@ def make_files_plan(files: Mapping[str, TrainerFile], publication: Publication |
     sizes = [first.image_nbytes, *(file.nbytes for file in laid.values())]
     starts = [extent.start for extent in extents(group.rank, 0, sizes, raw=True)]
     image = _image(first, list(laid.values()), starts)
-    layout = encode(_layout(image, list(laid), publication))
+    layout = encode(_layout(image, list(laid), saved_for))
     check_readable(layout)
     placed = [
         (at + offset, flat) for at, file in zip(starts[1:], laid.values(), strict=True) for offset, flat in file.copies
@@ -77,7 +74,7 @@ def make_files_plan(files: Mapping[str, TrainerFile], publication: Publication |
     return FilesPlan(
         image=image,
         layout=layout,
-        layout_digest=digest(layout),
+        layout_digest=integrity.digest(layout, Purpose.LAYOUT),
         plan_id=image.plan_id,
         offsets=[at for at, _ in placed],
         flats=[flat for _, flat in placed],
@@ -124,12 +121,12 @@ def _image(first: Image, files: list[FileBytes], starts: list[int]) -> Image:
     )
 
 
-def _layout(image: Image, names: list[str], publication: Publication | None) -> Layout:
+def _layout(image: Image, names: list[str], saved_for: SavedFor | None) -> Layout:
     """The image's, in which each file is a tensor of bytes."""
     files = zip(names, image.parts[1:], strict=True)
     return msgspec.structs.replace(
         make_layout(image, paths={name: (("k", name),) for name in names}, aliases={}),
         tensors=[TensorEntry(n, "U8", (p.nbytes,), (0,), (p.nbytes,), p.start, p.nbytes) for n, p in files],
         names=names,
-        publication=publication,
+        saved_for=saved_for,
     )

@@ -9,6 +9,7 @@ import torch
 
 from ckptd.protocol.errors import CkptdError, DamagedError, MismatchError, RestoreError
 from ckptd.protocol.layout import Layout, Leaves, Path, TensorEntry
+from ckptd.protocol.wording import cut, told
 from ckptd_client._hints import hint_of
 from ckptd_client._inline import opened
 from ckptd_client._keys import settled
@@ -102,8 +103,11 @@ class Fit:
         for prefix, stateful in sorted(self.statefuls, key=lambda item: -len(item[0])):
             try:
                 stateful.load_state_dict(self._content(prefix))
-            except (RuntimeError, ValueError) as error:
-                text = f"{format_path(prefix)}: {type(stateful).__name__} does not take what was saved: {error}"
+            except CkptdError:
+                raise
+            except Exception as error:  # whatever a class makes of values of kinds that it did not save
+                what = cut(error, 2000) if isinstance(error, RuntimeError | ValueError) else told(error)
+                text = f"{format_path(prefix)}: {type(stateful).__name__} does not take what was saved: {what}"
                 raise MismatchError(text) from error
 
     def _content(self, prefix: Path) -> Any:
@@ -225,7 +229,7 @@ def _look_elsewhere(flat: Flat, here: dict[str, Any], saves: Saves, where: str) 
     """Raises when there are tensors that saves say nothing of but the name."""
     held = saves.boxes.keys() | saves.inline.keys()
     unknown = [name for name in saves.paths if name not in held and name not in saves.leaves.leaves]
-    lost = [name for name in unknown if name not in here and _in_stateful(saves.paths[name], flat)]
+    lost = [n for n in unknown if not is_tensor(here.get(n)) and _in_stateful(saves.paths[n], flat)]
     missing = [
         name
         for name, value in here.items()

@@ -21,6 +21,7 @@ from ckptd.bulk.sockets import Cancel
 from ckptd.protocol.errors import CkptdError, PeerError
 from ckptd.protocol.gates import Gate
 from ckptd.protocol.ids import MAX_INCARNATION, JobKey, SaveId
+from ckptd.protocol.integrity import XXH3, Integrity
 from ckptd_client._board import NODES_MEET_S, Board, Buffer
 from ckptd_client._dealing import Blocks, SharedBlock
 
@@ -51,13 +52,13 @@ class _Hall:
 class OpenGate:
     """Open until close. host: this node's address for the job's other nodes. Raises OSError."""
 
-    def __init__(self, host: str, job: JobKey) -> None:
+    def __init__(self, host: str, job: JobKey, integrity: Integrity = XXH3) -> None:
         secret = os.urandom(32)
         self._job = job
         self._secret = secret
         self._changed = threading.Condition()
         self._halls: dict[SaveId, _Hall] = {}
-        self._server = BulkServer(self._open, lambda _link: secret, host=host, ended=self._ended)
+        self._server = BulkServer(self._open, lambda _link: secret, host=host, ended=self._ended, integrity=integrity)
         self.address = Gate(host, self._server.port, secret)
         self._server.start()
 
@@ -191,8 +192,8 @@ class _Image:
 class Neighbours:
     """The other nodes that read with this one, as its first rank reaches them. Nothing here raises for their sake."""
 
-    def __init__(self, job: JobKey, save: SaveId, gates: Sequence[Gate], own: int) -> None:
-        self._job, self._save, self._own = job, save, own
+    def __init__(self, job: JobKey, save: SaveId, gates: Sequence[Gate], own: int, integrity: Integrity = XXH3) -> None:
+        self._job, self._save, self._own, self._integrity = job, save, own, integrity
         self._gates = dict(enumerate(gates))
         del self._gates[own]
         self._connections: dict[int, Connection] = {}
@@ -215,7 +216,9 @@ class Neighbours:
     def _ask_wants(self, node: int, nbytes: int) -> bytes:
         gate = self._gates[node]
         address = Address(gate.host, gate.port, _link_of(self._own, self._save), gate.secret)
-        connection = Connection(f"{gate.host}:{gate.port}", address, self._cancel, steady=False)
+        connection = Connection(
+            f"{gate.host}:{gate.port}", address, self._cancel, steady=False, integrity=self._integrity
+        )
         self._connections[node] = connection
         bits = bytearray(nbytes)
         connection.ask(self._job, self._save, 0, [wire.Range(_WANTS, 0, nbytes, checked=True)])

@@ -13,7 +13,7 @@ import msgspec
 
 from ckptd.protocol.digest import digest
 from ckptd.protocol.errors import UsageError
-from ckptd.protocol.ids import SaveId, file_name
+from ckptd.protocol.ids import NO_RUN, SaveId, file_name
 from ckptd.protocol.layout import VERSION, Layout, LayoutPart, Path, TensorEntry, box_nbytes, file_view
 from ckptd.protocol.slot import PAGE, align_up
 from ckptd_client._archive import wrap
@@ -22,7 +22,7 @@ MAX_HEADER_NBYTES = 100_000_000  # the JSON, as safetensors limits it
 FILLER_PREFIX = "__ckptd_pad__."  # names of tensors that are no one's: between payloads, for other readers
 ALIGN = 64  # of each payload in a dual image: no element is split by a cache line
 _METADATA = "__metadata__"
-_NO_SAVE = SaveId(0, 0, 0).text
+_NO_SAVE = SaveId(0, 0, 0, NO_RUN).text
 # The save id comes first, so that its offset is known without a search through text that users' keys may imitate.
 _JSON_START = b'{"__metadata__":{"ckptd.save_id":"'
 _LENGTH_NBYTES = 8

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 
 from ckptd.protocol.errors import ConnectError
 from ckptd.protocol.places import LOG
@@ -10,8 +11,10 @@ from ckptd.protocol.places import LOG
 _DETACH = 'exec >>"$CKPTD_LOG" 2>&1 </dev/null; unset CKPTD_LOG; "$@" &'
 
 
-def start_daemon(arena: str) -> str:
+def start_daemon(arena: str, flags: Sequence[str] = ()) -> str:
     """Starts one in the background for an arena that exists, and returns its log's path. Does not wait for it.
+
+    flags: settings that its starter was told.
 
     Raises ConnectError.
     """
@@ -19,7 +22,7 @@ def start_daemon(arena: str) -> str:
     root = _import_root()
     paths = [path for path in (root, os.environ.get("PYTHONPATH")) if path]
     environ = os.environ | {"CKPTD_LOG": log, "PYTHONPATH": os.pathsep.join(paths)}
-    command = [sys.executable, "-P", "-m", "ckptd", "run", "--arena", arena, "--exit-when-empty"]
+    command = [sys.executable, "-P", "-m", "ckptd", "run", "--arena", arena, "--exit-when-empty", *flags]
     # The shell leaves at once, so the daemon is nobody's child here and outlives this process and its terminal.
     shell = ["/bin/sh", "-c", _DETACH, "ckptd", *command]
     try:

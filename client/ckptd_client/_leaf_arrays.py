@@ -10,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ckptd.protocol.errors import DamagedError, RestoreError
+from ckptd.protocol.wording import cut, shown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -74,7 +75,7 @@ def decode_dtype(name: Any) -> Any:
     import torch  # noqa: PLC0415
 
     if type(name) is not str or name not in _TORCH_DTYPES:
-        raise DamagedError(f"{name!r} is no dtype")
+        raise DamagedError(f"{shown(name)} is no dtype")
     if not hasattr(torch, name):
         raise RestoreError(f"this torch {torch.__version__} has no {name}", hint="load with a newer torch")
     return getattr(torch, name)
@@ -84,8 +85,8 @@ def decode_device(text: Any) -> Any:
     """A torch.device."""
     import torch  # noqa: PLC0415
 
-    if not _DEVICE_RE.fullmatch(text):
-        raise DamagedError(f"{text!r} is no device")
+    if type(text) is not str or not _DEVICE_RE.fullmatch(text):
+        raise DamagedError(f"{shown(text)} is no device")
     return torch.device(text)
 
 
@@ -139,8 +140,8 @@ def decode_numpy_array(body: Any) -> Any:
 def _array(text: Any, shape: Any, data: Any) -> "np.ndarray[Any, Any]":
     import numpy as np  # noqa: PLC0415
 
-    if not _NUMPY_DTYPE_RE.fullmatch(text):
-        raise DamagedError(f"{text!r} is no dtype of numpy")
+    if type(text) is not str or not _NUMPY_DTYPE_RE.fullmatch(text):
+        raise DamagedError(f"{shown(text)} is no dtype of numpy")
     dtype = np.dtype(text)
     if not dtype.itemsize:
         raise DamagedError("items of no bytes")
@@ -156,13 +157,17 @@ def _array(text: Any, shape: Any, data: Any) -> "np.ndarray[Any, Any]":
 
 def _shape(shape: Any) -> list[int]:
     if type(shape) is not list or len(shape) > _MAX_DIMS or any(type(n) is not int or n not in _INT63 for n in shape):
-        raise DamagedError(f"{str(shape)[:80]} is no shape")
+        raise DamagedError(f"{_told(shape)} is no shape")
     return shape
+
+
+def _told(shape: Any) -> str:
+    return cut([shown(n) for n in shape[:8]]) if type(shape) is list else shown(shape)
 
 
 def _check_nbytes(itemsize: int, shape: list[int], data: Any) -> None:
     if type(data) is not bytes or math.prod(shape) * itemsize != len(data):
-        raise DamagedError(f"data that does not fill the shape {str(shape)[:80]}")
+        raise DamagedError(f"data that does not fill the shape {_told(shape)}")
 
 
 def _check_bools(data: bytes) -> None:

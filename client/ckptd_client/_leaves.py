@@ -19,7 +19,9 @@ import msgpack
 
 from ckptd.protocol.errors import CkptdError, DamagedError, RestoreError, UsageError
 from ckptd.protocol.layout import Leaf
+from ckptd.protocol.wording import cut, shown
 from ckptd_client import _leaf_arrays as arrays
+from ckptd_client._hashed import dict_of, set_of
 
 CODEC = "safe/1"
 MAX_DEPTH = 64  # of nested containers
@@ -119,7 +121,7 @@ def decode_leaf(leaf: Leaf, where: str) -> Any:
     type of a newer version, a class that is not registered.
     """
     if leaf.codec != CODEC:
-        raise RestoreError(f"{where} is encoded as {leaf.codec!r}, which this version cannot read")
+        raise RestoreError(f"{where} is encoded as {shown(leaf.codec)}, which this version cannot read")
     try:
         return _unpack(leaf.data, 0)
     except DamagedError as error:
@@ -127,7 +129,7 @@ def decode_leaf(leaf: Leaf, where: str) -> Any:
     except RestoreError as error:
         raise RestoreError(f"{where}: {error.message}", hint=error.hint) from error
     except _MALFORMED as error:
-        raise DamagedError(f"{where} is damaged: {error}") from error
+        raise DamagedError(f"{where} is damaged: {cut(error)}") from error
 
 
 # --- encoding: a value becomes one that msgpack knows, containers of it and ext types ---
@@ -283,8 +285,9 @@ def _type_name(cls: type) -> str:
 def _unpack(data: bytes, depth: int) -> Any:
     # Every length is checked by msgpack against the bytes that are there before anything is allocated for it.
     return msgpack.unpackb(
-        data, ext_hook=partial(_build, depth + 1), strict_map_key=False, unicode_errors="surrogatepass", timestamp=0
-    )
+        data, ext_hook=partial(_build, depth + 1), strict_map_key=True, object_pairs_hook=dict_of,
+        unicode_errors="surrogatepass", timestamp=0,
+    )  # fmt: skip
 
 
 def _build(depth: int, code: int, data: bytes) -> Any:
@@ -298,7 +301,7 @@ def _build(depth: int, code: int, data: bytes) -> Any:
     except CkptdError:
         raise
     except _MALFORMED as error:
-        raise DamagedError(f"{_Code(code).name.lower()}: {error}") from error
+        raise DamagedError(f"{_Code(code).name.lower()}: {cut(error)}") from error
 
 
 def _need(kind: type, body: Any) -> Any:
@@ -308,10 +311,7 @@ def _need(kind: type, body: Any) -> Any:
 
 
 def _dict(body: Any) -> dict[Any, Any]:
-    found = dict(_need(list, body))
-    if len(found) != len(body):
-        raise DamagedError("a dict with a repeated key")
-    return found
+    return dict_of(_need(list, body))
 
 
 def _deque(body: Any) -> deque[Any]:
@@ -338,7 +338,7 @@ def _class(tag: Any, base: Callable[[type], bool]) -> Any:
     cls = _class_of.get(_need(str, tag))
     if cls is None or not base(cls):
         raise RestoreError(
-            f"a value of the class {tag!r}, which is not registered here",
+            f"a value of the class {shown(tag)}, which is not registered here",
             hint="call ckptd_client.register with it before load",
         )
     return cls
@@ -349,8 +349,10 @@ def _enum(body: Any) -> Any:
     cls = _class(tag, lambda cls: issubclass(cls, enum.Enum))
     if issubclass(cls, enum.Flag):
         return cls(_need(int, member))
-    if member not in cls.__members__:
-        raise RestoreError(f"{tag} has no member {member!r} any more", hint="add it, or load an older checkpoint")
+    if _need(str, member) not in cls.__members__:
+        raise RestoreError(
+            f"{shown(tag)} has no member {shown(member)} any more", hint="add it, or load an older checkpoint"
+        )
     return cls[member]
 
 
@@ -359,7 +361,7 @@ def _dataclass(body: Any) -> Any:
     cls = _class(tag, dataclasses.is_dataclass)
     names = {field.name for field in dataclasses.fields(cls)}
     if names != _need(dict, values).keys():
-        raise RestoreError(f"{tag} has the fields {sorted(names)}, the checkpoint {sorted(map(str, values))}")
+        raise RestoreError(f"{tag} has the fields {sorted(names)}, the checkpoint {cut(sorted(map(str, values)))}")
     made = object.__new__(cls)
     for name, value in values.items():
         object.__setattr__(made, name, value)  # also into a frozen one
@@ -376,8 +378,8 @@ def _namedtuple(body: Any) -> Any:
 
 _DECODERS: dict[int, Callable[[Any], Any]] = {
     _Code.TUPLE: lambda body: tuple(_need(list, body)),
-    _Code.SET: lambda body: set(_need(list, body)),
-    _Code.FROZENSET: lambda body: frozenset(_need(list, body)),
+    _Code.SET: lambda body: set_of(_need(list, body)),
+    _Code.FROZENSET: lambda body: frozenset(set_of(_need(list, body))),
     _Code.BIGINT: lambda body: int.from_bytes(_need(bytes, body), "little", signed=True),
     _Code.COMPLEX: lambda body: complex(*body),
     _Code.DICT: _dict,

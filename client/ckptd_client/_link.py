@@ -9,11 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+import msgspec
 import zmq
 
 from ckptd.protocol import places
 from ckptd.protocol.errors import BudgetError, CkptdError, ConnectError, StaleIncarnationError, WaitTimeoutError
-from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.ids import NO_RUN, JobKey, RunId, SaveId
+from ckptd.protocol.integrity import Integrity
 from ckptd.protocol.messages import (
     VERSION,
     AskNode,
@@ -38,8 +40,9 @@ from ckptd_client._group import Group
 from ckptd_client._launch import log_tail, start_daemon
 from ckptd_client._one_per_job import Holding
 from ckptd_client._pickle import NO_PICKLE, PickleKeys
+from ckptd_client._settings import UNPROVED, Proof
 from ckptd_client._slots import RankFile, Slots
-from ckptd_client._topology import failure_told, gather, why_unprotected, word_of
+from ckptd_client._topology import check_alike, failure_told, gather, why_unprotected, word_of
 from ckptd_client.handle import HandleBook
 
 log = logging.getLogger("ckptd_client")
@@ -66,10 +69,17 @@ class Settings:
     autostart: bool
     takeover: bool
     connect_timeout_s: float
+    store_id: str = ""  # empty: none in particular
     pickle_keys: PickleKeys = NO_PICKLE
     redundancy: Scheme | None = None  # None: as rank 0's daemon is configured
     set_size: int | None = None
     balance: bool | None = None  # None: as this node's daemon is configured
+    proof: Proof = UNPROVED
+
+    @property
+    def integrity(self) -> Integrity:
+        """How everything that is saved and loaded is proved; the daemon has the same."""
+        return self.proof.integrity
 
 
 class Link:
@@ -80,6 +90,7 @@ class Link:
         self.group = group
         self.settings = settings
         self.incarnation = 0
+        self.run: RunId = NO_RUN  # drawn with the incarnation
         self.topology: Topology | None = None  # what the ranks agreed on at connect; for each daemon we come to
         self.balance = bool(settings.balance)  # whether replicas each save a share of what they all hold
         self.book = HandleBook()
@@ -133,6 +144,7 @@ class Link:
         self._open_channel(deadline)
         answer = self._ask(lambda seq: AskNode(seq=seq), deadline)
         assert isinstance(answer, NodeInfo)  # noqa: S101 - the reply to AskNode
+        check_alike(answer, self.settings.integrity)
         return answer
 
     def _enter(self, deadline: float) -> list[str]:
@@ -201,7 +213,7 @@ class Link:
     def _force_again(self, old: HandOver, deadline: float) -> None:
         """A daemon that has restarted does not know which of the saves in its memory is to be drained for sure."""
         try:
-            self._ask(lambda seq: HandOver(seq=seq, slot=old.slot, save=old.save, drain=True), deadline)
+            self._ask(lambda seq: msgspec.structs.replace(old, seq=seq, drain=True), deadline)
         except (ChannelLostError, WaitTimeoutError):
             raise
         except CkptdError:  # it is over, and its slot another's
@@ -214,7 +226,7 @@ class Link:
         Not even when it is stale: this daemon has just let us in.
         """
         try:
-            self.hand_over(old.slot, old.save, drain=old.drain, deadline=deadline)
+            self.hand_over(old, deadline=deadline)
         except (ChannelLostError, WaitTimeoutError):
             raise
         except CkptdError as error:
@@ -240,7 +252,7 @@ class Link:
                 return
             self._drop_channel()
             raise ConnectError(f"no daemon listens at {path}", hint="start one: ckptd run, or let connect start it")
-        start_daemon(self.settings.arena)
+        start_daemon(self.settings.arena, self.settings.proof.flags)
         if not channel.open(min(deadline, time.monotonic() + _START_S)):
             self._drop_channel()
             raise ConnectError(f"the daemon did not start: {log_tail(self._log)}", hint=f"see {self._log}")
@@ -263,6 +275,8 @@ class Link:
                 host=os.uname().nodename,
                 pid=os.getpid(),
                 incarnation=self.incarnation,
+                run=self.run,
+                store_id=self.settings.store_id,
                 takeover=self.settings.takeover,
                 cadence=self.settings.cadence,
                 topology=self.topology,
@@ -270,7 +284,7 @@ class Link:
             deadline,
         )
         assert isinstance(answer, Attached)  # noqa: S101 - the reply to an Attach
-        self.incarnation = answer.incarnation
+        self.incarnation, self.run = answer.incarnation, answer.run
         self.attachments += 1
         why = why_unprotected(self.topology, self.group.rank) if self.topology is not None else ""
         self.book.outlook.scheme, self.book.outlook.why_none = answer.scheme, why
@@ -389,13 +403,14 @@ class Link:
                     raise ChannelLostError("the daemon ended while a save waited for a slot")
                 raise WaitTimeoutError("no slot was free in time")
 
-    def hand_over(self, slot: str, save: SaveId, *, drain: bool, deadline: float) -> None:
+    def hand_over(self, descriptor: HandOver, *, deadline: float) -> None:
         """Gives a sealed segment to the daemon. Kept and repeated to the next daemon if this one ends first."""
-        kept = self._unacknowledged[save] = HandOver(seq=0, slot=slot, save=save, drain=drain)
-        if drain:
-            self._forced[save] = kept
+        save = descriptor.save
+        self._unacknowledged[save] = descriptor
+        if descriptor.drain:
+            self._forced[save] = descriptor
         try:
-            self._ask(lambda seq: HandOver(seq=seq, slot=slot, save=save, drain=drain), deadline)
+            self._ask(lambda seq: msgspec.structs.replace(descriptor, seq=seq), deadline)
         except (ChannelLostError, WaitTimeoutError):
             raise
         except CkptdError:
@@ -408,9 +423,10 @@ class Link:
         self._unacknowledged.pop(save, None)
         self._forced.pop(save, None)
 
-    def begin_incarnation(self, incarnation: int) -> None:
+    def begin_incarnation(self, incarnation: int, run: RunId) -> None:
         """A load has begun it; what was not handed over before is of no use to it."""
-        self.incarnation = max(self.incarnation, incarnation)
+        if incarnation > self.incarnation:
+            self.incarnation, self.run = incarnation, run
         self._missed.clear()
         for save in list(self._unacknowledged):
             self.book.give_up(save, "a load began before the daemon heard of it")

@@ -1,22 +1,29 @@
 """Fills a state from a checkpoint directory of ckptd, of torch.distributed.checkpoint, or of safetensors files."""
 
+import contextlib
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ckptd.protocol.errors import DamagedError, MismatchError, RestoreError, UsageError
+from ckptd.integrity_key import chosen
+from ckptd.protocol.committed import TRASH_PREFIX
+from ckptd.protocol.errors import IntegrityError, MismatchError, RestoreError, UsageError
 from ckptd.protocol.ids import parse_dirname, parse_partial_dirname
-from ckptd.protocol.layout import Leaf, Leaves, Path
+from ckptd.protocol.integrity import XXH3, Integrity
+from ckptd.protocol.layout import Leaf, Leaves, Path, is_path_text
 from ckptd.protocol.manifest import COMMITTED, LATEST, MANIFEST
+from ckptd.protocol.wording import shown
 from ckptd.regular_files import open_followed
 from ckptd_client._checkpoint import open_directory
-from ckptd_client._company import Gathered, nobody
+from ckptd_client._company import Gathered, everybody, nobody
 from ckptd_client._dcp_directory import METADATA, open_dcp
 from ckptd_client._fit import Fit, Saves, fit, saves_of
 from ckptd_client._foreign import Foreign
 from ckptd_client._group import Group
 from ckptd_client._leaves import encode_leaf
+from ckptd_client._link import Link
 from ckptd_client._pickle import NO_PICKLE, PickleKeys
 from ckptd_client._safetensors_files import SUFFIX, open_safetensors
 from ckptd_client._tensors import is_tensor
@@ -44,17 +51,38 @@ def checked(path: object, state: object) -> str:
     if not isinstance(state, dict):
         hint = "load_from(path, model.state_dict())" if hasattr(state, "state_dict") else "load_from(path, state)"
         raise UsageError(f"the state must be a dict, not {type(state).__name__}", hint=hint)
-    return os.path.abspath(os.fspath(path))
+    text = os.fspath(path)
+    if not isinstance(text, str) or not is_path_text(text):
+        raise UsageError(f"{shown(text)} can be the path of nothing", hint="load_from(path, state)")
+    return os.path.abspath(text)
 
 
-def load_from(
-    path: str, state: dict[str, Any], group: Group, keys: PickleKeys = NO_PICKLE, company: Gathered = nobody
-) -> tuple[str, int | None, int, list[str]]:
+def read_from(
+    link: Link, path: str | os.PathLike[str], state: dict[str, Any], *, together: bool, integrity: str | None
+) -> Loaded:
+    """Fills the state as Client.load_from says."""
+    began = time.perf_counter()
+    proof = link.settings.integrity if integrity is None else chosen(integrity, None)
+    with everybody(link) if together else contextlib.nullcontext(nobody) as company:
+        where = checked(path, state)
+        kind, step, nbytes, notes = load_from(
+            where, state, link.group, link.settings.pickle_keys, company, integrity=proof
+        )
+    return Loaded(kind, where, step, time.perf_counter() - began, nbytes, notes)
+
+
+def load_from(  # noqa: PLR0913 - what is wanted, and what is allowed
+    path: str, state: dict[str, Any], group: Group, keys: PickleKeys = NO_PICKLE, company: Gathered = nobody, *,
+    integrity: Integrity = XXH3,
+) -> tuple[str, int | None, int, list[str]]:  # fmt: skip
     """Fills the state. Returns kind, step, bytes read, and notes. Raises what Client.load_from says."""
     try:
         kind = kind_of(path)
         if kind == "ckptd":
-            return _load_own(path, state, group, keys, company)
+            return _load_own(path, state, group, keys, company, integrity)
+        if integrity.keyed:  # whoever takes COMMITTED and the manifest away makes another program's checkpoint of it
+            text = f"{path} is a checkpoint of another program ({kind}), which proves nothing"
+            raise IntegrityError(text, hint="if you trust who could write it: load_from(path, state, integrity='xxh3')")
         found = open_dcp(path) if kind == "dcp" else open_safetensors(path)
         return (kind, None, _load_foreign(path, state, found), [])
     except OSError as error:
@@ -72,11 +100,10 @@ def kind_of(path: str, call: str = "load_from({!r}, ..)") -> str:
     if not os.path.isdir(path):
         _check_alone(path, call)
     names = set(os.listdir(path)) if os.path.isdir(path) else set()
-    if names & {COMMITTED, MANIFEST}:
-        return "ckptd"
-    last = os.path.basename(os.path.normpath(path))
-    if parse_dirname(last) is not None or parse_partial_dirname(last) is not None:
-        raise DamagedError(f"{path} is no committed checkpoint: {COMMITTED} is missing", hint="ckptd list")
+    last = os.path.basename(os.path.realpath(path))
+    ours = parse_dirname(last) or parse_partial_dirname(last) or last.startswith(TRASH_PREFIX)
+    if ours or names & {COMMITTED, MANIFEST}:
+        return "ckptd"  # or it should be: open_committed says what is wrong with it
     if METADATA in names:
         return "dcp"
     if LATEST in names or any(parse_dirname(name) for name in names):
@@ -100,11 +127,11 @@ def _check_alone(path: str, call: str) -> None:
             raise UsageError(f"{path} is a torch.save file", hint=f"torch.load({path!r}, weights_only=True)")
 
 
-def _load_own(
-    path: str, state: dict[str, Any], group: Group, keys: PickleKeys, company: Gathered
+def _load_own(  # noqa: PLR0913, PLR0917
+    path: str, state: dict[str, Any], group: Group, keys: PickleKeys, company: Gathered, integrity: Integrity
 ) -> tuple[str, int | None, int, list[str]]:
-    path = os.path.realpath(path)  # latest may move on meanwhile
-    checkpoint = open_directory(path)
+    path = os.path.realpath(path)  # as open_directory does; it is named in what does not fit
+    checkpoint = open_directory(path, integrity=integrity)
     like = group.rank if group.rank < checkpoint.world_size else 0
     try:
         saves = saves_of(checkpoint.layouts.values(), checkpoint.leaves[like], rank=like, world_size=group.world_size)

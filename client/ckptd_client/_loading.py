@@ -9,7 +9,8 @@ from typing import Any, Protocol, TypeVar
 
 from ckptd.protocol import places
 from ckptd.protocol.errors import CkptdError, DamagedError, RestoreError
-from ckptd.protocol.ids import SaveId
+from ckptd.protocol.ids import RunId, SaveId
+from ckptd.protocol.integrity import XXH3, Integrity
 from ckptd.protocol.layout import decode_leaves
 from ckptd.protocol.manifest import Manifest, layout_of
 from ckptd.protocol.messages import AskLoad, LoadFrom, ReportLoad, Request, Tier
@@ -21,7 +22,7 @@ from ckptd_client._gate import OpenGate
 from ckptd_client._group import Group
 from ckptd_client._link import Link
 from ckptd_client._pickle import NO_PICKLE, PickleKeys
-from ckptd_client._restore import Source, check_sizes, copy_out, open_file, open_slot, read_manifest, vote_notes
+from ckptd_client._restore import Source, check_files, copy_out, open_file, open_slot, read_manifest, vote_notes
 from ckptd_client._together import copy_out_together
 
 _OURS = (errno.EMFILE, errno.ENFILE)
@@ -54,24 +55,27 @@ class Found(Protocol):
 T = TypeVar("T", bound=Found)
 
 
-def load(link: Link, state: dict[str, Any], step: int | None) -> tuple[LoadFrom, Segment | None]:
+def load(
+    link: Link, state: dict[str, Any], step: int | None, run: RunId | None = None
+) -> tuple[LoadFrom, Segment | None]:
     """Runs the load to its end; None when there is nothing to restore. Raises RestoreError, MismatchError."""
     with gate_of(link) as gate:
-        return _agree(link, step, lambda order: _read(link, state, order, gate), gate)
+        return _agree(link, (step, run), lambda order: _read(link, state, order, gate), gate)
 
 
 def find(link: Link, step: int | None) -> tuple[LoadFrom, Checkpoint | None]:
     """Agrees with all ranks on a checkpoint of which each can read every layout; its bytes are still to be read."""
-    return _agree(link, step, lambda order: _find(link, order))
+    return _agree(link, (step, None), lambda order: _find(link, order))
 
 
 def _agree(
-    link: Link, step: int | None, read: Callable[[LoadFrom], T], gate: OpenGate | None = None
+    link: Link, wanted: tuple[int | None, RunId | None], read: Callable[[LoadFrom], T], gate: OpenGate | None = None
 ) -> tuple[LoadFrom, T | None]:
+    step, run = wanted
     address = gate.address if gate is not None else None
     for left in reversed(range(_TRIES)):
         try:
-            return _run(link, lambda seq: AskLoad(seq=seq, step=step, gate=address), read)
+            return _run(link, lambda seq: AskLoad(seq=seq, step=step, run=run, gate=address), read)
         except ChannelLostError:
             if not left:
                 raise
@@ -113,6 +117,7 @@ def _ask(link: Link, make: Callable[[int], Request]) -> LoadFrom:
 
 def _report(link: Link, order: LoadFrom, error: Exception | None) -> LoadFrom:
     save, tier = order.save, order.tier
+    problem = error.message if isinstance(error, DamagedError) else str(error or "")  # a note of another checkpoint
     assert save is not None  # noqa: S101 - only orders to read are reported
 
     def make(seq: int) -> Request:
@@ -120,7 +125,7 @@ def _report(link: Link, order: LoadFrom, error: Exception | None) -> LoadFrom:
             seq=seq,
             save=save,
             tier=tier,
-            problem=str(error)[:4000] if error else "",
+            problem=problem[:4000],
             fatal=isinstance(error, RestoreError),  # no older checkpoint suits this process better
             reshape=isinstance(error, OtherRanksNeededError),
         )
@@ -144,7 +149,13 @@ def _read(link: Link, state: dict[str, Any], order: LoadFrom, gate: OpenGate | N
     group = link.group
     company = ordered(link, order, order.save, gate)
     fitted, nbytes, notes = read_checkpoint(
-        order.path, state, save=order.save, group=group, keys=link.settings.pickle_keys, company=company
+        order.path,
+        state,
+        save=order.save,
+        group=group,
+        keys=link.settings.pickle_keys,
+        company=company,
+        integrity=link.settings.integrity,
     )
     return Segment(order.save, order.tier, fitted, nbytes, notes)
 
@@ -155,14 +166,17 @@ def _find(link: Link, order: LoadFrom) -> Checkpoint:
         return _open_arena(link, order, order.save)
     if not order.path:
         raise DamagedError(f"no copy of {order.save} is left for rank {link.group.rank}")
-    return open_directory(order.path, order.save)
+    return open_directory(order.path, order.save, link.settings.integrity)
 
 
 def _open_arena(link: Link, order: LoadFrom, save: SaveId, *, complete: bool = True) -> Checkpoint:
     """The images beside the slot that the order names."""
     rank, _ = places.parse_slot_name(order.slot) or (link.group.rank, 0)
     directory = os.path.dirname(link.slots.path(order.slot))
-    return open_arena(directory, order.slot, link.job, save, rank, tier=order.tier, complete=complete)
+    return open_arena(
+        directory, order.slot, link.job, save, rank, tier=order.tier, complete=complete,
+        integrity=link.settings.integrity,
+    )  # fmt: skip
 
 
 def _read_whole(link: Link, state: dict[str, Any], order: LoadFrom, save: SaveId) -> Segment:
@@ -182,7 +196,7 @@ def _read_whole(link: Link, state: dict[str, Any], order: LoadFrom, save: SaveId
 
 
 def _read_slot(link: Link, state: dict[str, Any], order: LoadFrom, save: SaveId) -> Segment:
-    source = open_slot(link.slots.path(order.slot), link.job, save, link.group.rank)
+    source = open_slot(link.slots.path(order.slot), link.job, save, link.group.rank, link.settings.integrity)
     where = f"step {save.step} of job {link.job.job}, in memory"
     fitted = _read_own(source, state, link.group, link.settings.pickle_keys, where=where)
     return Segment(save, order.tier, fitted, source.nbytes, ())
@@ -202,28 +216,31 @@ def _read_own(source: Source, state: dict[str, Any], group: Group, keys: PickleK
 
 def read_checkpoint(  # noqa: PLR0913 - keyword-only
     directory: str, state: dict[str, Any], *, group: Group, save: SaveId | None = None, keys: PickleKeys = NO_PICKLE,
-    company: Company | None = None,
+    company: Company | None = None, integrity: Integrity = XXH3,
 ) -> tuple[Fit, int, tuple[str, ...]]:  # fmt: skip
     """Reads a committed checkpoint into the state. Returns the fit, still to be finished, its bytes, and notes.
 
     This rank's own image if that has all it needs, else the ranges it needs of every image, each block once for all
     ranks that keep company. Raises DamagedError, also for what cannot be read, and MismatchError.
     """
+    directory = os.path.realpath(directory)
     with _damage_of(directory):
-        manifest = read_manifest(directory, save)
-        notes = vote_notes(directory, manifest)
+        manifest = read_manifest(directory, save, integrity)
+        notes = vote_notes(directory, manifest, integrity)
         where = f"{directory} (step {manifest.save.step})"
         if manifest.world_size == group.world_size:
             with contextlib.suppress(OtherRanksNeededError):
-                source = open_file(directory, manifest.files[group.rank], manifest.world_size)
+                own = manifest.files[group.rank]
+                check_files(directory, [own])
+                source = open_file(directory, own, manifest.world_size, integrity)
                 return _read_own(source, state, group, keys, where=where), source.nbytes, notes
         saves = _all_saves(directory, manifest, group)
         fitted = fit(state, saves, where=where, pickle_keys=keys)
 
         def open_source(rank: int) -> Source:
-            return open_file(directory, manifest.files[rank], manifest.world_size)
+            return open_file(directory, manifest.files[rank], manifest.world_size, integrity)
 
-        copy_out_together(open_source, fitted.targets, manifest.files, company)
+        copy_out_together(open_source, fitted.targets, manifest.files, company, integrity)
         fitted.settle_shared()
         nbytes = sum(target.nbytes for targets in fitted.targets.values() for target in targets)
         return fitted, nbytes, notes
@@ -242,7 +259,7 @@ def _damage_of(directory: str) -> Iterator[None]:
 
 def _all_saves(directory: str, manifest: Manifest, group: Group) -> Saves:
     """What is in all images. A rank that there was not goes on with the plain values of rank 0."""
-    check_sizes(directory, manifest)
+    check_files(directory, manifest.files)
     files = [(record, os.path.join(directory, record.name)) for record in manifest.files]
     layouts = [layout_of(record, manifest.world_size, where=where) for record, where in files]
     like = manifest.files[group.rank if group.rank < manifest.world_size else 0]

@@ -10,6 +10,7 @@ import torch
 
 from ckptd.protocol.digest import digest
 from ckptd.protocol.errors import DamagedError, UsageError
+from ckptd.protocol.integrity import XXH3, Integrity, Purpose
 from ckptd.protocol.layout import VERSION, Leaves, decode_layout, encode
 from ckptd.protocol.shares import Share
 from ckptd_client._balance import Look, Rows, Stream, said_of, shares_of, streams_of
@@ -183,7 +184,7 @@ def _spec(tensor: Any) -> Spec:
 
 def make_plan(  # noqa: PLR0913 - keyword-only
     state: Any, *, rank: int, world_size: int, dual: bool = True, pickle_keys: PickleKeys = NO_PICKLE,
-    replicated: Sequence[str] | None = None,
+    replicated: Sequence[str] | None = None, integrity: Integrity = XXH3,
 ) -> Plan:  # fmt: skip
     """Lays the state out; dual: for stock readers too. Raises UsageError, with the key path, for what has no code.
 
@@ -228,7 +229,7 @@ def make_plan(  # noqa: PLR0913 - keyword-only
         pickled=frozenset(i for i, name in enumerate(flat.names) if pickle_keys.allow(name)),
         image=image,
         layout=layout,
-        layout_digest=digest(layout),
+        layout_digest=integrity.digest(layout, Purpose.LAYOUT),
         plan_id=digest(layout).hex(),
     )
 

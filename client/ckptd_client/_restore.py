@@ -2,10 +2,8 @@
 
 import contextlib
 import ctypes
-import errno
-import fcntl
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -14,25 +12,15 @@ from typing import Protocol
 import torch
 
 from ckptd.mapping import Mapping, fill, fill_huge
-from ckptd.protocol.digest import BLOCK_NBYTES, DIGEST_NBYTES, Digest, block_count, digest
+from ckptd.protocol.committed import RECORDS, Finding, file_findings, open_sound, raise_first, read_vote_of
+from ckptd.protocol.digest import BLOCK_NBYTES, DIGEST_NBYTES, block_count
 from ckptd.protocol.errors import DamagedError
 from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.integrity import XXH3, Integrity, Purpose
 from ckptd.protocol.layout import Layout, Leaves, decode_layout, decode_leaves
-from ckptd.protocol.manifest import (
-    COMMITTED,
-    MANIFEST,
-    MAX_COMMITTED_NBYTES,
-    VOTES_DIR,
-    FileRecord,
-    Manifest,
-    VoteRef,
-    check_committed,
-    decode_committed,
-    decode_manifest,
-    layout_of,
-)
-from ckptd.protocol.slot import PAGE, SEALS_NBYTES, Seal, SlotState, align_up, decode_seals
-from ckptd.regular_files import contents, open_regular
+from ckptd.protocol.manifest import FileRecord, Manifest, layout_of
+from ckptd.protocol.slot import SEALS_NBYTES, Seal, SlotState, align_up, decode_seals
+from ckptd.regular_files import RegularFiles, open_direct, open_regular, read_pages
 from ckptd_client._copy_engines import PinningError
 from ckptd_client._landing import Piece as Landing
 from ckptd_client._landing import Place, engines_of, land
@@ -54,23 +42,12 @@ class Piece:
 
     def read(self, view: memoryview, offset: int, nbytes: int) -> None:
         """Fills view, nbytes rounded up to pages, with the bytes from offset on. Raises DamagedError, OSError."""
-        done = 0
-        while done < nbytes:
-            got = self._pread(view[done:], offset + done)
-            got -= 0 if done + got >= nbytes else got % PAGE  # O_DIRECT wants whole pages
-            if got == 0:
-                raise DamagedError(f"{self.where}: ends at byte {offset + done}, it should have {self.nbytes}")
-            done += got
-
-    def _pread(self, view: memoryview, offset: int) -> int:
         try:
-            return os.preadv(self.fd, [view], offset)
+            found = read_pages(self.fd, view, offset, nbytes)
         except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
-        # Some file systems take O_DIRECT at open and refuse it at the first read.
-        fcntl.fcntl(self.fd, fcntl.F_SETFL, fcntl.fcntl(self.fd, fcntl.F_GETFL) & ~os.O_DIRECT)
-        return os.preadv(self.fd, [view], offset)
+            raise OSError(error.errno, error.strerror, self.where) from error
+        if found < nbytes:
+            raise DamagedError(f"{self.where}: ends at byte {offset + found}, it should have {self.nbytes}")
 
 
 class BlockMemory(Protocol):
@@ -98,6 +75,7 @@ class Source:
     readers: int
     raw: bool = False  # zeros lie between the files
     mapping: Mapping | None = None  # of a slot: its huge pages cost less to map than to read
+    integrity: Integrity = XXH3  # what the digests are
 
     def close(self) -> None:
         """Closes the files."""
@@ -119,7 +97,7 @@ class Source:
                 piece.read(part, first - piece.start, last - first)
                 if self.raw:
                     part[last - first :] = bytes(len(part) - (last - first))  # a direct read may fill its last page
-        self.check(index, digest(buffer.view[: stop - start]))
+        self.check(index, self.integrity.digest(buffer.view[: stop - start]))
         return buffer.address
 
     def check(self, index: int, found: bytes) -> None:
@@ -127,15 +105,18 @@ class Source:
         if found != self.table[index * DIGEST_NBYTES : (index + 1) * DIGEST_NBYTES]:
             start = index * BLOCK_NBYTES
             place = f"block {index} (bytes {start} to {min(start + BLOCK_NBYTES, self.nbytes)})"
-            raise DamagedError(f"{self.where}: {place} does not match its digest")
+            hint = "" if self.mapping else f"see what else is wrong: ckptd verify {os.path.dirname(self.where)}"
+            raise DamagedError(f"{self.where}: {place} does not match its digest", hint=hint)
 
 
-def open_slot(path: str, job: JobKey, save: SaveId, rank: int) -> Source:
+def open_slot(path: str, job: JobKey, save: SaveId, rank: int, integrity: Integrity = XXH3) -> Source:
     """The segment in a slot of the arena. Raises DamagedError, OSError."""
     fd = open_regular(path)
     try:
-        seal = _checked_seal(fd, path, job, save, rank)
-        table, layout, leaves = (_part(fd, path, seal, what) for what in ("digest table", "layout", "leaves"))
+        seal = _checked_seal(fd, path, (job, save, rank), integrity)
+        table, layout, leaves = (
+            _part(fd, path, seal, what, integrity) for what in ("digest table", "layout", "leaves")
+        )
         return Source(
             files=(Piece(fd, path, 0, seal.image_nbytes),),
             where=path,
@@ -145,17 +126,19 @@ def open_slot(path: str, job: JobKey, save: SaveId, rank: int) -> Source:
             leaves=decode_leaves(leaves, where=path),
             readers=max(_ARENA_READERS, torch.get_num_threads()),
             mapping=Mapping(fd, seal.image_nbytes, writable=False),
+            integrity=integrity,
         )
     except BaseException:
         os.close(fd)
         raise
 
 
-def _checked_seal(fd: int, path: str, job: JobKey, save: SaveId, rank: int) -> Seal:
+def _checked_seal(fd: int, path: str, of: tuple[JobKey, SaveId, int], integrity: Integrity) -> Seal:
     capacity = os.fstat(fd).st_size
-    seal = decode_seals(os.pread(fd, SEALS_NBYTES, max(0, capacity - SEALS_NBYTES)))[2]
-    if seal.state is not SlotState.DIGESTED or (seal.job, seal.save, seal.rank) != (job, save, rank):
-        raise DamagedError(f"{path}: its seal is not that of {save}, rank {rank}")
+    pages = os.pread(fd, SEALS_NBYTES, max(0, capacity - SEALS_NBYTES))
+    seal = decode_seals(pages, integrity, where=path)[2]
+    if seal.state is not SlotState.DIGESTED or (seal.job, seal.save, seal.rank) != of:
+        raise DamagedError(f"{path}: its seal is not that of {of[1]}, rank {of[2]}")
     if seal.content_nbytes + SEALS_NBYTES > capacity:
         raise DamagedError(f"{path}: its seal claims more bytes than it has")
     return seal
@@ -170,32 +153,27 @@ def _slot_layout(raw: bytes, seal: Seal, path: str) -> Layout:
     return layout
 
 
-def _part(fd: int, path: str, seal: Seal, what: str) -> bytes:
+def _part(fd: int, path: str, seal: Seal, what: str, integrity: Integrity) -> bytes:
     start, nbytes, expected = seal.tail[what]
     data = os.pread(fd, nbytes, start)
-    if digest(data) != expected:
+    if integrity.digest(data, Purpose(what)) != expected:
         raise DamagedError(f"{path}: {what} (bytes {start} to {start + nbytes}) does not match its digest")
     return data
 
 
-def read_manifest(directory: str, save: SaveId | None = None) -> Manifest:
-    """The manifest of a committed checkpoint (of save, if given). Raises DamagedError, OSError."""
-    manifest_path, committed_path = os.path.join(directory, MANIFEST), os.path.join(directory, COMMITTED)
-    committed = decode_committed(contents(committed_path, MAX_COMMITTED_NBYTES), where=committed_path)
-    manifest_raw = contents(manifest_path, committed.manifest_nbytes)
-    manifest = decode_manifest(manifest_raw, where=manifest_path)
-    check_committed(committed, manifest, manifest_raw, where=committed_path)
-    if save is not None and manifest.save != save:
-        raise DamagedError(f"{manifest_path}: is of {manifest.save}, not of {save}")
-    return manifest
+def read_manifest(directory: str, save: SaveId | None = None, integrity: Integrity = XXH3) -> Manifest:
+    """The manifest of a committed checkpoint (of save, if given). Raises UsageError, DamagedError, OSError."""
+    return open_sound(directory, RegularFiles(integrity), RECORDS, save=save)
 
 
-def vote_notes(directory: str, manifest: Manifest) -> tuple[str, ...]:
+def vote_notes(directory: str, manifest: Manifest, integrity: Integrity = XXH3) -> tuple[str, ...]:
     """What is wrong with the votes. The data is proven without them, but somebody should know."""
-    return tuple(note for vote in manifest.votes if (note := _vote_note(directory, vote)))
+    files = RegularFiles(integrity)
+    found = (read_vote_of(directory, files, ref) for ref in manifest.votes)
+    return tuple(f"{one}; the data is not affected" for one in found if isinstance(one, Finding))
 
 
-def open_file(directory: str, record: FileRecord, world_size: int) -> Source:
+def open_file(directory: str, record: FileRecord, world_size: int, integrity: Integrity = XXH3) -> Source:
     """An image of a committed checkpoint, read past the page cache where possible. Raises DamagedError, OSError."""
     path = os.path.join(directory, record.name)
     layout, leaves = layout_of(record, world_size, where=path), decode_leaves(record.leaves, where=path)
@@ -203,44 +181,26 @@ def open_file(directory: str, record: FileRecord, world_size: int) -> Source:
     try:
         for name, start, nbytes in record.extents():
             where = os.path.join(directory, name)
-            files.append(Piece(_open_direct(where), where, start, nbytes))
+            files.append(Piece(open_direct(where), where, start, nbytes))
             _check_size(where, os.fstat(files[-1].fd).st_size, nbytes)
     except BaseException:
         for piece in files:
             os.close(piece.fd)
         raise
-    return Source(tuple(files), path, record.nbytes, record.digests, layout, leaves, _STORE_READERS, layout.raw)
+    return Source(
+        tuple(files), path, record.nbytes, record.digests, layout, leaves, _STORE_READERS, layout.raw,
+        integrity=integrity,
+    )  # fmt: skip
 
 
-def check_sizes(directory: str, manifest: Manifest) -> None:
-    """Raises unless every image is there and as large as the manifest says: before memory is taken on its word."""
-    for record in manifest.files:
-        for name, _, nbytes in record.extents():
-            path = os.path.join(directory, name)
-            _check_size(path, os.lstat(path).st_size, nbytes)
+def check_files(directory: str, records: Iterable[FileRecord]) -> None:
+    """Raises unless these images are there and as large as the manifest says: before memory is taken on its word."""
+    raise_first(file_findings(directory, RegularFiles(XXH3), records))  # of sizes alone
 
 
 def _check_size(path: str, found: int, expected: int) -> None:
     if found != expected:
-        raise DamagedError(f"{path}: {found} bytes, the manifest says {expected}")
-
-
-def _open_direct(path: str) -> int:
-    try:
-        return open_regular(path, os.O_DIRECT)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        return open_regular(path)
-
-
-def _vote_note(directory: str, vote: VoteRef) -> str:
-    path = os.path.join(directory, VOTES_DIR, vote.node)
-    try:
-        matches = digest(contents(path, vote.nbytes)) == vote.digest
-    except OSError as error:
-        return f"{path}: {error.strerror}"
-    return "" if matches else f"{path}: block 0 does not match its digest; the data is not affected"
+        raise DamagedError(f"{path}: {found} bytes, should be {expected}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,7 +275,7 @@ def _from_memory(source: Source, targets: list[Target]) -> Callable[[int], None]
     buffers = _buffers(min(source.readers, len(far)), far)
 
     def copy_block(index: int) -> None:
-        found = Digest()
+        found = source.integrity.hasher()
         start = index * BLOCK_NBYTES
         buffer = buffers.get() if index in far else None  # pinned: its way to a device is short
         try:

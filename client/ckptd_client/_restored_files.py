@@ -8,7 +8,7 @@ import torch
 
 from ckptd.mapping import Mapping
 from ckptd.protocol.errors import UsageError
-from ckptd.protocol.layout import Publication, TensorEntry
+from ckptd.protocol.layout import SavedFor, TensorEntry
 from ckptd.protocol.manifest import COMMITTED, UNPUBLISHED
 from ckptd_client._checkpoint import Checkpoint
 from ckptd_client._restore import Target
@@ -23,9 +23,9 @@ class RestoredFiles:
     def __init__(self, found: Checkpoint) -> None:
         self._found = found
         self._places: dict[str, tuple[int, TensorEntry]] = {}
-        self._publication: Publication | None = None
+        self._saved_for: SavedFor | None = None
         for rank, layout in sorted(found.layouts.items()):
-            self._publication = self._publication or layout.publication
+            self._saved_for = self._saved_for or layout.saved_for
             for entry in layout.tensors if layout.raw else ():
                 self._places.setdefault(entry.name, (rank, entry))
 
@@ -51,13 +51,13 @@ class RestoredFiles:
 
     @property
     def directory(self) -> str | None:
-        """Where they are published, once they are drained."""
-        return self._publication.directory if self._publication is not None else None
+        """Where the trainer wanted them, as the checkpoint says: to be compared with a path of one's own, no more."""
+        return self._saved_for.directory if self._saved_for is not None else None
 
     @property
     def pointer(self) -> str | None:
-        """Path of the small file that names the directory, once they are published."""
-        return (self._publication.pointer or None) if self._publication is not None else None
+        """Path of the small file that was to name the directory; as `directory`, a word to be compared."""
+        return (self._saved_for.pointer or None) if self._saved_for is not None else None
 
     @property
     def is_published(self) -> bool:

@@ -3,13 +3,16 @@
 import os
 from collections.abc import Iterable
 from functools import partial
-from typing import Annotated, Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from ckptd.protocol.boxes import overlap
+from ckptd.protocol.decoding import MALFORMED
 from ckptd.protocol.errors import DamagedError, UsageError
-from ckptd.protocol.layout import Shape, TensorEntry, box_nbytes
+from ckptd.protocol.header import MALFORMED_HEADER, HeaderTensor, parse_header, parse_sharding
+from ckptd.protocol.layout import Shape, TensorEntry, box_nbytes, is_trainer_file
+from ckptd.protocol.wording import cut, shown
 from ckptd.regular_files import contents, open_followed
 from ckptd_client._foreign import Foreign
 from ckptd_client._image import FILLER_PREFIX, MAX_HEADER_NBYTES
@@ -23,23 +26,13 @@ _INFO = "DCP_SHARDING_INFO"
 _LENGTH_NBYTES = 8
 
 
-class _Tensor(msgspec.Struct):
-    dtype: str
-    shape: Shape
-    data_offsets: tuple[Annotated[int, msgspec.Meta(ge=0)], Annotated[int, msgspec.Meta(ge=0)]]
-
-
-class _Sharding(msgspec.Struct):
-    saved_offsets: Shape
-
-
 class _Index(msgspec.Struct):
     weight_map: dict[str, str]
 
 
 class _Box(NamedTuple):
     file: int
-    tensor: _Tensor
+    tensor: HeaderTensor
     start: int  # absolute
     offsets: Shape
 
@@ -75,7 +68,7 @@ def open_safetensors(path: str) -> Foreign:
             out.boxes[name] = list(_saved(name, boxes, path))
             out.paths[name] = (("k", name),)
         else:
-            out.unreadable[name] = f"of the dtype {dtype}, which this torch has not"
+            out.unreadable[name] = f"of the dtype {cut(dtype, 40)}, which this torch has not"
     return out
 
 
@@ -86,11 +79,11 @@ def _index_of(directory: str) -> dict[str, str] | None:
         return None
     try:
         homes = msgspec.json.decode(contents(index, MAX_HEADER_NBYTES, follow=True), type=_Index).weight_map
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise DamagedError(f"{index}: {error}") from error
+    except MALFORMED as error:
+        raise DamagedError(f"{index}: {cut(error)}") from error
     for name in homes.values():
-        if os.path.basename(name) != name or not name.endswith(SUFFIX):
-            raise DamagedError(f"{index}: names {name!r}, which is no safetensors file beside it")
+        if os.path.basename(name) != name or not name.endswith(SUFFIX) or not is_trainer_file(name):
+            raise DamagedError(f"{index}: names {shown(name)}, which is no safetensors file beside it")
     return homes
 
 
@@ -107,7 +100,7 @@ def _check_apart(name: str, boxes: list[_Box], files: list[str]) -> None:
     if both is not None:
         one, other = (files[box.file] for box in both)
         raise DamagedError(
-            f"tensor {name!r} has the same elements in {one} and in {other}",
+            f"tensor {shown(name)} has the same elements in {one} and in {other}",
             hint=f"give one of the files, or write {INDEX} with the file of each name",
         )
 
@@ -119,34 +112,24 @@ def _boxes_of(path: str, number: int) -> Iterable[tuple[str, _Box]]:
         if length > min(MAX_HEADER_NBYTES, nbytes - _LENGTH_NBYTES):
             raise DamagedError(f"{path}: is no safetensors file: a header of {length:,} bytes in a file of {nbytes:,}")
         raw = file.read(length)
+    start = _LENGTH_NBYTES + length
+    header = parse_header(raw, nbytes - start, where=f"{path}: is no safetensors file")
     try:
-        header = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
-        metadata = msgspec.json.decode(header.pop("__metadata__", b"{}"), type=dict[str, Any])
-        sharding = msgspec.json.decode(str(metadata.get(_INFO, "{}")), type=dict[str, _Sharding])
-        tensors = {name: msgspec.json.decode(entry, type=_Tensor) for name, entry in header.items()}
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise DamagedError(f"{path}: is no safetensors file: {error}") from error
-    for name, tensor in tensors.items():
+        sharding = parse_sharding(header.metadata.get(_INFO, "{}"))
+    except MALFORMED_HEADER as error:
+        raise DamagedError(f"{path}: is no safetensors file: {_INFO}: {cut(error)}") from error
+    for name, tensor in header.tensors.items():
         if not name.startswith(FILLER_PREFIX):
-            offsets = sharding[name].saved_offsets if name in sharding else (0,) * len(tensor.shape)
-            yield name, _checked(path, name, _Box(number, tensor, _LENGTH_NBYTES + length, offsets), nbytes)
-
-
-def _checked(path: str, name: str, box: _Box, file_nbytes: int) -> _Box:
-    """The box with its absolute start."""
-    first, end = box.tensor.data_offsets
-    known = box.tensor.dtype in DTYPE_OF
-    if first > end or box.start + end > file_nbytes or len(box.offsets) != len(box.tensor.shape):
-        raise DamagedError(f"{path}: tensor {name!r} lies outside the file")
-    if known and end - first != box_nbytes(box.tensor.dtype, box.tensor.shape):
-        raise DamagedError(f"{path}: tensor {name!r}: {end - first} bytes do not fit its shape")
-    return box._replace(start=box.start + first)
+            offsets = sharding.get(name, (0,) * len(tensor.shape))
+            if len(offsets) != len(tensor.shape):
+                raise DamagedError(f"{path}: tensor {shown(name)} lies at {len(offsets)} offsets in as many dimensions")
+            yield name, _Box(number, tensor, start + tensor.data_offsets[0], offsets)
 
 
 def _saved(name: str, boxes: list[_Box], where: str) -> Iterable[Saved]:
     first = boxes[0].tensor
     if any((box.tensor.dtype, len(box.tensor.shape)) != (first.dtype, len(first.shape)) for box in boxes):
-        raise DamagedError(f"{where}: tensor {name!r} has several dtypes or numbers of dimensions")
+        raise DamagedError(f"{where}: tensor {shown(name)} has several dtypes or numbers of dimensions")
     ends = [tuple(map(sum, zip(box.offsets, box.tensor.shape, strict=True))) for box in boxes]
     whole = tuple(max(sizes) for sizes in zip(*ends, strict=True))
     for box in boxes:

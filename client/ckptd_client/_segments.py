@@ -17,7 +17,10 @@ import torch
 
 from ckptd.protocol.errors import SaveFailedError, UsageError, WaitTimeoutError
 from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.integrity import Integrity
 from ckptd.protocol.layout import Leaf
+from ckptd.protocol.messages import HandOver
+from ckptd.protocol.publication import Publication
 from ckptd.protocol.shares import Share
 from ckptd_client._channel import ChannelLostError
 from ckptd_client._plan import Plan, Values
@@ -47,6 +50,11 @@ class Plain:
     def nbytes(self) -> int:
         """Bytes of both."""
         return len(self.leaves) + len(self.objects)
+
+
+def integrity_of(client: "Client") -> Integrity:
+    """How everything that the client saves and loads is proved."""
+    return client._link.settings.integrity
 
 
 @dataclass(slots=True, eq=False)
@@ -85,7 +93,7 @@ def name_save(client: "Client", number: tuple[int, int], step: int | None) -> Sa
         if incarnation != client._link.incarnation:
             text = "the state was staged before the load that came after it, and cannot be saved any more"
             raise UsageError(text, hint="wait for the future of dcp.async_save before a load")
-        return SaveId(incarnation, counter, client._check_step(step))
+        return SaveId(incarnation, counter, client._check_step(step), client._link.run)
 
 
 def begin(client: "Client", save: SaveId) -> SaveHandle:
@@ -142,7 +150,15 @@ def hold(client: "Client", plan: SegmentPlan, name: str, *, owner: Any) -> Segme
     return segment
 
 
-def seal(client: "Client", segment: Segment, handle: SaveHandle, plain: Plain, *, drain: bool) -> None:
+def seal(  # noqa: PLR0913 - keyword-only
+    client: "Client",
+    segment: Segment,
+    handle: SaveHandle,
+    plain: Plain,
+    *,
+    drain: bool,
+    publication: Publication | None = None,
+) -> None:
     """Seals the segment and hands it over. Raises CkptdError when that fails."""
     plan = segment.plan
 
@@ -150,9 +166,18 @@ def seal(client: "Client", segment: Segment, handle: SaveHandle, plain: Plain, *
         if client._link.holds(handle.save_id):
             return  # it was sealed: a new daemon has heard of it by now
         _settle(client, segment, plan.exact_capacity(plain.nbytes), deadline)
-        seal_slot(segment.slot, plan, plain, handle.save_id, job=client._link.job, group=client._link.group)
+        seal_slot(
+            segment.slot,
+            plan,
+            plain,
+            handle.save_id,
+            job=client._link.job,
+            group=client._link.group,
+            integrity=client._link.settings.integrity,
+        )
         client._link.slots.held.discard(segment.name)
-        client._link.hand_over(segment.name, handle.save_id, drain=drain, deadline=deadline)
+        descriptor = HandOver(seq=0, slot=segment.name, save=handle.save_id, drain=drain, publication=publication)
+        client._link.hand_over(descriptor, deadline=deadline)
 
     deadline = deadline_of(client)
     with _turn(client, deadline):

@@ -2,15 +2,20 @@
 
 import operator
 import os
+import re
 import reprlib
 from collections.abc import Callable, Collection
+from typing import NamedTuple
 
+from ckptd.integrity_key import chosen
 from ckptd.protocol.errors import ConfigError, UsageError
-from ckptd.protocol.ids import MAX_STEP, MAX_STORE_CHARS, JobKey, is_job_name
+from ckptd.protocol.ids import ANY_STORE, MAX_STEP, MAX_STORE_CHARS, JobKey, RunId, StoreChoice, is_job_name
+from ckptd.protocol.integrity import XXH3, Integrity
 from ckptd.protocol.messages import Cadence
 from ckptd.protocol.places import SOCKET
 from ckptd.protocol.topology import MAX_SET_SIZE, MIN_SET_SIZE, Scheme
 
+_HEX_RE = re.compile(r"^[0-9a-f]{32}\Z")
 _MAX_SOCKET_PATH = 107  # sun_path, less its final NUL
 
 
@@ -120,6 +125,28 @@ def save_timeout(seconds: float | None) -> float:
     return value
 
 
+class Proof(NamedTuple):
+    """How all that is saved and loaded is proved, and the flags that say so to a daemon that is started here."""
+
+    integrity: Integrity = XXH3
+    flags: tuple[str, ...] = ()
+
+
+UNPROVED = Proof()
+
+
+def proof_of(integrity: str | None, key_file: str | os.PathLike[str] | None) -> Proof:
+    """connect's arguments or the environment, where a daemon looks for itself. Raises ConfigError."""
+    found = chosen(integrity, key_file)
+    if integrity is None and key_file is None:
+        return Proof(found)
+    if not found.keyed:
+        return Proof(found, ("--integrity", "xxh3"))
+    flags = ("--integrity", "keyed")
+    path = () if key_file is None else ("--integrity-key-file", os.path.abspath(os.path.expanduser(key_file)))
+    return Proof(found, (*flags, *map(str, path)))
+
+
 def as_step(step: object) -> int:
     """Any kind of integer, such as numpy's or a tensor's only element."""
     value = as_int(step)
@@ -127,6 +154,24 @@ def as_step(step: object) -> int:
         hint = "save(state, step)" if isinstance(step, dict) else ""
         raise UsageError(f"step must be an int from 0 to {MAX_STEP}, not {reprlib.repr(step)}", hint=hint)
     return value
+
+
+def as_store_id(store_id: str | None) -> StoreChoice:
+    """connect's argument or the environment; empty: no store in particular. Raises ConfigError."""
+    chosen = os.environ.get("CKPTD_STORE_ID", "") if store_id is None else store_id
+    if chosen not in {"", ANY_STORE} and not _HEX_RE.match(str(chosen)):
+        hint = f"32 hex digits, as ckptd list shows them, or {ANY_STORE!r} for whatever store lies there"
+        raise ConfigError(f"store_id={chosen!r}", hint=hint)
+    return chosen
+
+
+def as_run(run: object) -> RunId | None:
+    """A run id as `load` and its errors write it; None: no run in particular. Raises UsageError."""
+    if run is None:
+        return None
+    if not isinstance(run, str) or not _HEX_RE.match(run):
+        raise UsageError(f"run={reprlib.repr(run)}", hint="a run id: 32 hex digits, as ckptd list --json shows them")
+    return bytes.fromhex(run)
 
 
 def as_int(value: object) -> int:

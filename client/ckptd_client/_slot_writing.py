@@ -5,8 +5,8 @@ from typing import Protocol
 
 import torch
 
-from ckptd.protocol.digest import digest
 from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.integrity import XXH3, Integrity, Purpose
 from ckptd.protocol.shares import Share
 from ckptd.protocol.slot import Seal, SlotState
 from ckptd_client._copy_engines import Fetch, divided
@@ -74,8 +74,9 @@ def copy_positions(views: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor
 
 
 def seal_slot(  # noqa: PLR0913 - keyword-only
-    slot: SlotMap, plan: SegmentPlan, values: PlainValues, save: SaveId, *, job: JobKey, group: Group
-) -> None:
+    slot: SlotMap, plan: SegmentPlan, values: PlainValues, save: SaveId, *, job: JobKey, group: Group,
+    integrity: Integrity = XXH3,
+) -> None:  # fmt: skip
     """Everything but the payloads, and the seal last."""
     memory = slot.memory
     for start, header in plan.image.patched_headers(save):
@@ -91,9 +92,9 @@ def seal_slot(  # noqa: PLR0913 - keyword-only
         layout_nbytes=len(plan.layout),
         leaves_nbytes=len(values.leaves),
         layout_digest=plan.layout_digest,
-        leaves_digest=digest(values.leaves),
+        leaves_digest=integrity.digest(values.leaves, Purpose.LEAVES),
         objects_nbytes=len(values.objects),
-        objects_digest=digest(values.objects) if values.objects else bytes(16),
+        objects_digest=integrity.digest(values.objects, Purpose.OBJECTS) if values.objects else bytes(16),
         parts=plan.image.part_nbytes,
         raw=plan.image.raw,
         shares=values.shares,
@@ -101,4 +102,4 @@ def seal_slot(  # noqa: PLR0913 - keyword-only
     memory[seal.layout_offset : seal.leaves_offset] = plan.layout
     memory[seal.leaves_offset : seal.objects_offset] = values.leaves
     memory[seal.objects_offset : seal.content_nbytes] = values.objects
-    slot.put_seal(seal)
+    slot.put_seal(seal, integrity)

@@ -13,6 +13,7 @@ from ckptd.mapping import POPULATE_WRITE, Mapping
 from ckptd.protocol import places, rank_file
 from ckptd.protocol.errors import ConfigError, ConnectError
 from ckptd.protocol.ids import JobKey
+from ckptd.protocol.integrity import XXH3, Integrity
 from ckptd.protocol.slot import SEALS_NBYTES, Seal, next_seal
 from ckptd_client._copy_engines import CopyEngine, PinningError
 
@@ -142,9 +143,9 @@ class SlotMap:
             self.pinned = False
             _warn_unpinned(self.capacity, error)
 
-    def put_seal(self, seal: Seal) -> None:
+    def put_seal(self, seal: Seal, integrity: Integrity = XXH3) -> None:
         """Puts the seal in force: from here on the slot's content is whole for whoever finds it."""
-        offset, page = next_seal(bytes(self.memory[-SEALS_NBYTES:]), seal)
+        offset, page = next_seal(bytes(self.memory[-SEALS_NBYTES:]), seal, integrity)
         start = self.capacity - SEALS_NBYTES + offset
         self.memory[start : start + len(page)] = page
 

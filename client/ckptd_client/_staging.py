@@ -5,7 +5,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ckptd.protocol.errors import WaitTimeoutError
-from ckptd.protocol.messages import End
+from ckptd.protocol.messages import End, HandOver
 from ckptd_client._channel import ChannelLostError
 from ckptd_client._plan import Values
 from ckptd_client._segments import free_orphans, hold, no_slot
@@ -77,10 +77,10 @@ def _stage(client: "Client", handle: SaveHandle, values: Values, *, drain: bool,
     slot = link.slots.take(name)
     try:
         fill_slot(slot, plan, values.tensors)
-        seal_slot(slot, plan, values, handle.save_id, job=link.job, group=link.group)
+        seal_slot(slot, plan, values, handle.save_id, job=link.job, group=link.group, integrity=link.settings.integrity)
     except BaseException:
         link.slots.grant(name, slot.capacity)
         raise
     if found.probed:
         client._overlapping.watch(slot, plan, values, found, handle=handle, deadline=deadline)
-    link.hand_over(name, handle.save_id, drain=drain, deadline=deadline)
+    link.hand_over(HandOver(seq=0, slot=name, save=handle.save_id, drain=drain), deadline=deadline)

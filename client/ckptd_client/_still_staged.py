@@ -93,7 +93,7 @@ def _layout(slot: SlotMap, seal: Seal) -> Layout:
 def _slot_of(client: "Client", save: SaveId) -> tuple[SlotMap, Seal] | None:
     link = client._link
     for slot in link.slots.lent():
-        seal = decode_seals(bytes(slot.memory[-SEALS_NBYTES:]))[2]
+        seal = decode_seals(bytes(slot.memory[-SEALS_NBYTES:]), link.settings.integrity)[2]
         if (seal.job, seal.save) == (link.job, save) and seal.state in {SlotState.SEALED, SlotState.DIGESTED}:
             return slot, seal
     return None

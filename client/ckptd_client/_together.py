@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from ckptd.protocol.digest import BLOCK_NBYTES, DIGEST_NBYTES, digest
 from ckptd.protocol.errors import DamagedError
+from ckptd.protocol.integrity import XXH3, Integrity
 from ckptd.protocol.manifest import FileRecord
 from ckptd_client._board import Board, Buffer
 from ckptd_client._company import Company
@@ -24,6 +25,7 @@ def copy_out_together(
     targets: Mapping[int, list[Target]],
     records: Sequence[FileRecord],
     company: Company | None,
+    integrity: Integrity = XXH3,
 ) -> None:
     """Fills the targets, by rank of the image, from its source. Raises DamagedError for a bad block, OSError.
 
@@ -34,7 +36,7 @@ def copy_out_together(
     alone = {blocks.number(rank, index) for rank, pieces in wanted.items() for index in pieces}
     with contextlib.ExitStack() as stack:
         if company is not None:
-            alone -= _taken_together(company, stack, open_source, wanted, records, blocks, alone)
+            alone -= _taken_together(company, stack, open_source, wanted, records, blocks, alone, integrity)
         for rank, pieces in sorted(wanted.items()):
             left = [index for index in sorted(pieces) if blocks.number(rank, index) in alone]
             if left:
@@ -53,11 +55,12 @@ def _taken_together(  # noqa: PLR0913, PLR0917
     records: Sequence[FileRecord],
     blocks: Blocks,
     numbers: Collection[int],
+    integrity: Integrity,
 ) -> set[int]:
     """Copies out what several want, and returns the blocks that it got. stack: closed when this rank is done."""
     meeting = company.meeting
     board = meeting.board(blocks, digest(b"".join(record.digests for record in records)))
-    neighbours = _neighbours(company, board)
+    neighbours = _neighbours(company, board, integrity)
     ask = _asking(company, neighbours) if neighbours is not None else None
     if neighbours is not None:
         stack.callback(neighbours.close)
@@ -70,7 +73,7 @@ def _taken_together(  # noqa: PLR0913, PLR0917
     if neighbours is not None and company.gate is not None:
         company.gate.serve(meeting.save, board, blocks)
         stack.callback(board.wait_for_nodes)
-        stack.enter_context(neighbours.fetching(board, blocks, _checking(records, blocks)))
+        stack.enter_context(neighbours.fetching(board, blocks, _checking(records, blocks, integrity)))
         stack.push(_on_error(neighbours.close))
     stack.push(_on_error(board.leave))  # before threads are waited for
     return _shared(board, blocks, open_source, wanted)
@@ -80,12 +83,12 @@ def _on_error(act: Callable[[], None]) -> Callable[[object, object, object], Non
     return lambda kind, _error, _trace: act() if kind is not None else None
 
 
-def _neighbours(company: Company, board: Board | None) -> Neighbours | None:
+def _neighbours(company: Company, board: Board | None, integrity: Integrity) -> Neighbours | None:
     """Other nodes, for the one rank that speaks with them."""
     if board is None or not board.first or company.gate is None:
         return None
     meeting = company.meeting
-    return Neighbours(company.job, meeting.save, company.gates, meeting.node)
+    return Neighbours(company.job, meeting.save, company.gates, meeting.node, integrity)
 
 
 def _asking(company: Company, neighbours: Neighbours) -> Callable[[bytes], Mapping[int, bytes]]:
@@ -99,12 +102,12 @@ def _asking(company: Company, neighbours: Neighbours) -> Callable[[bytes], Mappi
     return ask
 
 
-def _checking(records: Sequence[FileRecord], blocks: Blocks) -> Callable[[int, memoryview], None]:
+def _checking(records: Sequence[FileRecord], blocks: Blocks, integrity: Integrity) -> Callable[[int, memoryview], None]:
     """Holds a block that came from another node against its digest."""
 
     def check(block: int, view: memoryview) -> None:
         rank, index = blocks.place(block)
-        if digest(view) != records[rank].digests[index * DIGEST_NBYTES : (index + 1) * DIGEST_NBYTES]:
+        if integrity.digest(view) != records[rank].digests[index * DIGEST_NBYTES : (index + 1) * DIGEST_NBYTES]:
             raise DamagedError(f"block {index} of {records[rank].name} was damaged on the way from another node")
 
     return check

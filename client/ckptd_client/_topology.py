@@ -12,6 +12,7 @@ import msgspec
 
 from ckptd.protocol import errors
 from ckptd.protocol.errors import CkptdError, ConfigError, ConnectError, UsageError
+from ckptd.protocol.integrity import Integrity
 from ckptd.protocol.messages import MAX_MESSAGE_NBYTES, NodeInfo
 from ckptd.protocol.topology import MAX_DOUBLE_SET_SIZE, Peer, Scheme, Topology
 from ckptd_client._group import Group
@@ -60,6 +61,14 @@ def failure_told(group: Group) -> Iterator[None]:
             with contextlib.suppress(Exception):  # what went wrong here says more
                 group.exchange(_encoder.encode(word))
         raise
+
+
+def check_alike(info: NodeInfo, integrity: Integrity) -> None:
+    """Raises ConfigError unless the daemon proves what it holds as this client does."""
+    if info.integrity != integrity.label:
+        text = f"the daemon of node {info.peer.node!r} has integrity {info.integrity}, this client {integrity.label}"
+        hint = "give both the same: integrity_key_file (CKPTD_INTEGRITY_KEY_FILE) for the daemon and for connect"
+        raise ConfigError(text, hint=hint)
 
 
 def gather(group: Group, word: Word) -> Topology:
@@ -122,6 +131,11 @@ def _check_alike(words: Sequence[Word]) -> None:
         if (word.redundancy, word.set_size) != asked:
             text = f"ranks disagree: rank 0 connects with {_said(words[0])}, rank {rank} with {_said(word)}"
             raise UsageError(text, hint="connect with the same redundancy= and set_size= on all ranks")
+    said = [word.info.integrity for word in words if word.info is not None]
+    other = next((rank for rank, integrity in enumerate(said) if integrity != said[0]), None)
+    if other is not None:
+        text = f"ranks disagree: rank 0 and its daemon have integrity {said[0]}, rank {other} has {said[other]}"
+        raise ConfigError(text, hint="give all daemons and all ranks of a job the same integrity_key_file, or none")
 
 
 def _said(word: Word) -> str:

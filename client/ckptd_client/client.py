@@ -17,13 +17,12 @@ from ckptd_client import _settings
 from ckptd_client._balance import Look, Looks
 from ckptd_client._channel import ChannelLostError, PreemptedError
 from ckptd_client._checkpoint import Checkpoint
-from ckptd_client._company import everybody, nobody
 from ckptd_client._copy_engines import check_not_capturing
 from ckptd_client._files import save_files
 from ckptd_client._files_plan import publication_of
 from ckptd_client._group import Group, find_group, lone_group
 from ckptd_client._link import Link, Settings, configured_store
-from ckptd_client._load_from import Loaded, checked, load_from
+from ckptd_client._load_from import Loaded, read_from
 from ckptd_client._loading import find, load
 from ckptd_client._overlapping import Overlapping
 from ckptd_client._pickle import PickleKeys, pickle_keys
@@ -58,12 +57,15 @@ def connect(  # noqa: PLR0913 - keyword-only settings
     connect_timeout_s: float = 60.0,
     start: bool | None = None,
     takeover: bool = False,
+    store_id: str | None = None,
     allow_pickle: Sequence[str] = (),
     redundancy: str | None = None,
     set_size: int | None = None,
     balance: str | None = None,
     replicated: Sequence[str] = (),
     alone: bool = False,
+    integrity: str | None = None,
+    integrity_key_file: str | os.PathLike[str] | None = None,
 ) -> "Client":
     """A client of this node's daemon, which is started if none runs. Collective: every rank of the job calls it.
 
@@ -74,6 +76,8 @@ def connect(  # noqa: PLR0913 - keyword-only settings
     plain dcp.load does not read. save_timeout_s: the longest that save may hold up training, default
     $CKPTD_SAVE_TIMEOUT_S or 10; a first save without prepare also waits for its memory, at most a second per 100 MB.
     start: False never starts a daemon (also $CKPTD_NO_AUTOSTART=1). takeover: replaces ranks of this job that run.
+    store_id: the id of the store (`ckptd list` shows it), default $CKPTD_STORE_ID: any other store at that path, or
+    none, is an error; "any" takes whatever lies there, and makes a store where none is.
     allow_pickle: keys, or patterns such as "hooks.*", of values that may be pickled if they have no safe encoding, and
     be read back: a pickle runs code of whoever wrote it. To be said to the client that saves, and to one that loads.
     redundancy: what the nodes of a job keep for each other in memory: "xor" survives the loss of one node of a set,
@@ -84,6 +88,9 @@ def connect(  # noqa: PLR0913 - keyword-only settings
     DistributedDataParallel in the state, the state of a torch optimizer in it that has no others, replicated DTensors,
     and what replicated names: keys or patterns, such as "model.*", of tensors that are equal on all ranks of the job.
     alone: this process is all of the job, whatever ranks run beside it, for trainers in which one rank saves for all.
+    integrity: "keyed": digests that nobody makes without the key in integrity_key_file (ckptd keygen --integrity), the
+    daemon's too; nothing else is loaded. "xxh3": digests that find accidents. Default $CKPTD_INTEGRITY, or keyed if
+    there is a key: $CKPTD_INTEGRITY_KEY_FILE.
 
     The ranks tell each other where they run (torch.distributed, mpi4py): over several nodes, init_process_group comes
     first. What fails on one rank before that is raised on all. Blocks until all ranks have called it and all earlier
@@ -99,11 +106,13 @@ def connect(  # noqa: PLR0913 - keyword-only settings
             cadence=_settings.parse_cadence(drain_every),
             autostart=not os.environ.get("CKPTD_NO_AUTOSTART") if start is None else start,
             takeover=takeover,
+            store_id=_settings.as_store_id(store_id),
             connect_timeout_s=connect_timeout_s,
             pickle_keys=pickle_keys(allow_pickle),
             redundancy=_settings.as_scheme(redundancy),
             set_size=_settings.as_set_size(set_size),
             balance=_settings.is_balanced(balance),
+            proof=_settings.proof_of(integrity, integrity_key_file),
         )
         patterns = _settings.as_patterns(replicated)
         dual, timeout_s = _settings.is_dual(layout), _settings.save_timeout(save_timeout_s)
@@ -152,6 +161,11 @@ class Client:
     def incarnation(self) -> int:
         """Which life of the job this is; connect and load each begin a new one."""
         return self._link.incarnation
+
+    @property
+    def run(self) -> str:
+        """The id of this run of the job, random, drawn with the incarnation: 32 hex digits."""
+        return self._link.run.hex()
 
     @property
     def pickle_keys(self) -> PickleKeys:
@@ -281,7 +295,7 @@ class Client:
             if isinstance(step, dict) and not isinstance(state, dict):
                 text = f"save was given {reprlib.repr(state)} as the state, and a dict as the step"
                 raise UsageError(text, hint="save(state, step)")
-            return SaveId(self._link.incarnation, self._counter, self._check_step(step))
+            return SaveId(self._link.incarnation, self._counter, self._check_step(step), self._link.run)
 
     def _begin(self, save: SaveId) -> SaveHandle:
         handle = SaveHandle(save, self._pump)
@@ -325,13 +339,10 @@ class Client:
         else:
             group = self._link.group
             plan = make_plan(
-                state,
-                rank=group.rank,
-                world_size=group.world_size,
-                dual=self._dual,
-                pickle_keys=self._link.settings.pickle_keys,
-                replicated=self._replicated if balanced else None,
-            )
+                state, rank=group.rank, world_size=group.world_size, dual=self._dual,
+                pickle_keys=self._link.settings.pickle_keys, replicated=self._replicated if balanced else None,
+                integrity=self._link.settings.integrity,
+            )  # fmt: skip
             self._stats.plans += 1
             if self._stats.plans == 1 and group.rank == 0:
                 warn_of_idle(self._replicated, plan.names)
@@ -416,24 +427,25 @@ class Client:
 
     # --- load
 
-    def load(self, state: dict[str, Any], step: int | None = None) -> Restored | None:
+    def load(self, state: dict[str, Any], step: int | None = None, *, run: str | None = None) -> Restored | None:
         """Restores the newest checkpoint (or that of a step) into the state; None when there is nothing to restore.
 
         Collective. Tensors are filled in place, plain leaves put into the state's containers, Statefuls given their
         load_state_dict. Each block of bytes is checked before it is used; a damaged checkpoint is passed over for an
-        older one, and notes says so. Raises MismatchError when the state does not fit, RestoreError when there is a
-        checkpoint but none can be read: the tensors may then hold parts of it.
+        older one, and notes says so. run: the id of a run of this job, of which alone a checkpoint is taken; needed
+        only where two runs have one incarnation number and the store does not tell which is the job's: the error names
+        both. Raises MismatchError when the state does not fit, RestoreError when there is a checkpoint but none can be
+        read: the tensors may then hold parts of it.
         """
         began = time.perf_counter()
         if type(state) is not dict:
             raise UsageError(
                 f"the state must be a dict, not {type(state).__name__}", hint='load({"model": model, ...})'
             )
-        if step is not None:
-            step = _settings.as_step(step)
+        step, chosen = None if step is None else _settings.as_step(step), _settings.as_run(run)
         with self._first_settled(time.monotonic() + self._save_timeout_s, patient=True):
             self._check_open()
-            order, segment = load(self._link, state, step)
+            order, segment = load(self._link, state, step, chosen)
             self._begin_incarnation(order)
             if segment is None:
                 return None
@@ -444,23 +456,23 @@ class Client:
             seconds = time.perf_counter() - began
             return Restored(segment.save.step, str(segment.tier), seconds, segment.nbytes, notes)
 
-    def load_from(self, path: str | os.PathLike[str], state: dict[str, Any], *, together: bool = False) -> Loaded:
+    def load_from(
+        self, path: str | os.PathLike[str], state: dict[str, Any], *, together: bool = False,
+        integrity: str | None = None,
+    ) -> Loaded:  # fmt: skip
         """Fills the state from a checkpoint anywhere: of ckptd, of torch.distributed.checkpoint, or safetensors files.
 
         Of any number of ranks and any layout; each rank reads the ranges that it needs. Not collective, needs no
         daemon, and begins no new incarnation. What the checkpoint has and the state has no place for is left out.
         together: all ranks of the job call it, for the same checkpoint; it blocks until they do, and of ckptd's own
-        what several need is read once.
+        what several need is read once. integrity: "xxh3" takes a checkpoint that is not keyed, or another program's,
+        though this client has a key.
         Raises MismatchError when something of the state is missing or of another shape or dtype, DamagedError for
         bytes that are not what they should be (only ckptd's own have digests), RestoreError for a file that cannot be
         opened, and for a value that is a pickle, but for keys of allow_pickle in a checkpoint of ckptd.
         """
-        began = time.perf_counter()
         self._check_open()
-        with everybody(self._link) if together else contextlib.nullcontext(nobody) as company:
-            where = checked(path, state)  # needs no lock: saves go on meanwhile
-            kind, step, nbytes, notes = load_from(where, state, self.group, self.pickle_keys, company)
-        return Loaded(kind, where, step, time.perf_counter() - began, nbytes, notes)
+        return read_from(self._link, path, state, together=together, integrity=integrity)  # no lock: saves go on
 
     def save_files(  # noqa: PLR0913 - keyword-only
         self,
@@ -541,7 +553,7 @@ class Client:
 
     def _begin_incarnation(self, order: LoadFrom) -> None:
         with self._numbers:
-            self._link.begin_incarnation(order.incarnation)
+            self._link.begin_incarnation(order.incarnation, order.run)
             self._counter, self._steps, self._looks = 0, set(), Looks()
             self._last_step = order.save.step if order.save is not None else -1
             self._highest, self._warned = -1, False

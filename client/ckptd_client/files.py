@@ -12,6 +12,8 @@ import msgspec
 import torch
 
 from ckptd.protocol.errors import UsageError
+from ckptd.protocol.layout import is_text
+from ckptd.protocol.wording import shown
 from ckptd_client._file_bytes import Copy, FileBytes
 from ckptd_client._tensors import CODE_OF
 from ckptd_client._torch_file import torch_file
@@ -42,6 +44,9 @@ class SafetensorsFile:
         items = [(name, self._plain(name, tensor)) for name, tensor in self.tensors.items()]
         items.sort(key=lambda item: (-_ORDER.index(CODE_OF[item[1].dtype]), item[0]))
         header: dict[str, Any] = {"__metadata__": dict(self.metadata)} if self.metadata is not None else {}
+        for said in (*self.tensors, *(part for item in (self.metadata or {}).items() for part in item)):
+            if not is_text(said):
+                raise UsageError(f"{shown(said)} is not valid Unicode, and no name in safetensors", hint="change it")
         at = 0
         for name, tensor in items:
             stop = at + tensor.nbytes

@@ -11,6 +11,7 @@ from torch.distributed.checkpoint.planner import WriteItem
 from ckptd.protocol.digest import digest
 from ckptd.protocol.errors import UsageError
 from ckptd.protocol.ids import MAX_PARTS
+from ckptd.protocol.integrity import XXH3, Integrity, Purpose
 from ckptd.protocol.layout import Path, encode
 from ckptd_client._image import Box, make_image, make_layout
 from ckptd_client._segment_plan import SegmentPlan
@@ -33,18 +34,20 @@ class ItemPlans:
         self._names: frozenset[str] = frozenset()
         self._plan: ItemPlan | None = None
 
-    def plan(self, specs: list[Spec], paths: Mapping[str, Path], *, rank: int, world_size: int) -> ItemPlan:
+    def plan(
+        self, specs: list[Spec], paths: Mapping[str, Path], *, rank: int, world_size: int, integrity: Integrity = XXH3
+    ) -> ItemPlan:
         """The plan of these boxes. paths: of every name of this rank, also those that other ranks write.
 
         Raises UsageError for what the format cannot hold.
         """
         names = frozenset(paths)
         if self._plan is None or self._plan.specs != specs or self._names != names:
-            self._plan, self._names = _make(specs, paths, rank, world_size), names
+            self._plan, self._names = _make(specs, paths, rank, world_size, integrity), names
         return self._plan
 
 
-def _make(specs: list[Spec], paths: Mapping[str, Path], rank: int, world_size: int) -> ItemPlan:
+def _make(specs: list[Spec], paths: Mapping[str, Path], rank: int, world_size: int, integrity: Integrity) -> ItemPlan:
     parts: Counter[str] = Counter()  # box k of a tensor lies in file k of the image
     boxes = []
     for name, sizes, offsets, whole, dtype in specs:
@@ -55,8 +58,8 @@ def _make(specs: list[Spec], paths: Mapping[str, Path], rank: int, world_size: i
         parts[name] += 1
     image = make_image(boxes, rank=rank, world_size=world_size)
     layout = encode(make_layout(image, paths=dict(paths), aliases={}))
-    found = digest(layout)
-    return ItemPlan(specs=specs, image=image, layout=layout, layout_digest=found, plan_id=found.hex())
+    proved = integrity.digest(layout, Purpose.LAYOUT)
+    return ItemPlan(specs=specs, image=image, layout=layout, layout_digest=proved, plan_id=digest(layout).hex())
 
 
 def resolved(items: Sequence[WriteItem], tensors: Iterable[torch.Tensor]) -> tuple[list[Spec], list[torch.Tensor]]:

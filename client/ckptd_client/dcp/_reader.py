@@ -10,13 +10,17 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.distributed.tensor import DTensor
 
+from ckptd.integrity_key import chosen
 from ckptd.protocol.errors import RestoreError, UsageError
+from ckptd.protocol.integrity import Integrity
 from ckptd_client._checkpoint import Checkpoint, open_directory
 from ckptd_client._group import Group
 from ckptd_client._load_from import kind_of
 from ckptd_client._pickle import pickle_keys
+from ckptd_client._published import open_published
 from ckptd_client._reshard import Box, cover, runs
 from ckptd_client._restore import Target
+from ckptd_client._segments import integrity_of
 from ckptd_client._strided import is_interleaving
 from ckptd_client._tensors import DTYPE_OF, copied_as, copyable, shard_of
 from ckptd_client.client import Client
@@ -31,10 +35,13 @@ class CkptdReader(StorageReader):
     """``dcp.load(state, storage_reader=CkptdReader(client))``. One for all loads, or one for each.
 
     source: an open client of all ranks that load, for the newest checkpoint, or that of step, by the nearest route; or
-    the directory of a committed checkpoint, for which no daemon is needed. A checkpoint_id given to dcp.load is such a
-    directory, or ends in the step. Every block is checked against its digest: no load succeeds with one that differs.
+    the directory of a committed checkpoint, or one where ckptd published it for a trainer, for which no daemon is
+    needed. A checkpoint_id given to dcp.load is such a directory, or ends in the step. Every block is checked against
+    its digest: no load succeeds with one that differs.
 
     allow_pickle: keys of values that may be unpickled, which runs code of whoever wrote them; the client's are too.
+
+    integrity, integrity_key_file: as connect has them, of a directory; default the client's, or the environment's.
 
     A rank of a job of the same size gets its own plain tensors and values back, else those of the lowest rank.
     """
@@ -45,6 +52,8 @@ class CkptdReader(StorageReader):
         *,
         step: int | None = None,
         allow_pickle: Sequence[str] = (),
+        integrity: str | None = None,
+        integrity_key_file: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(source, Client | str | os.PathLike):
@@ -55,6 +64,9 @@ class CkptdReader(StorageReader):
         self._how = "connect({})" if isinstance(source, Client) else "CkptdReader(path, {})"  # to allow more
         self._client = source if isinstance(source, Client) else None
         self._directory = None if isinstance(source, Client) else os.fspath(source) or None
+        own_integrity = integrity_of(source) if isinstance(source, Client) else None
+        said = integrity is not None or integrity_key_file is not None
+        self._integrity = own_integrity if own_integrity and not said else chosen(integrity, integrity_key_file)
         self._step = step
         self._checkpoint: Checkpoint | None = None
         self._content: Content | None = None
@@ -98,7 +110,7 @@ class CkptdReader(StorageReader):
         self.close()
         rank = self._client.group.rank if self._client is not None else _rank()
         if self._directory is not None:
-            self._checkpoint = _opened(self._directory)
+            self._checkpoint = _opened(self._directory, self._integrity)
         elif self._client is not None:
             self._checkpoint = self._client.find(self._step)
         else:
@@ -224,9 +236,12 @@ def _interleaved(planner: LoadPlanner, content: Content) -> dict[str, DTensor]:
     }
 
 
-def _opened(directory: str) -> Checkpoint:
+def _opened(directory: str, integrity: Integrity) -> Checkpoint:
     """A committed checkpoint of ckptd. Raises UsageError for what is none, CkptdError, OSError."""
     path = os.path.abspath(directory)
+    published = open_published(path, integrity)
+    if published is not None:
+        return published
     kind = kind_of(path, "CkptdReader({!r})")
     if kind == "dcp":
         hint = f"dcp.load(state, checkpoint_id={path!r}), or client.load_from({path!r}, state)"
@@ -234,7 +249,7 @@ def _opened(directory: str) -> Checkpoint:
     if kind == "safetensors":
         text = f"{path} holds no checkpoint of ckptd"
         raise UsageError(text, hint="client.load_from(path, state) reads safetensors; ckptd list says what is there")
-    return open_directory(directory)
+    return open_directory(directory, integrity=integrity)
 
 
 def _group() -> Group | None:

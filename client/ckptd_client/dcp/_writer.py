@@ -219,7 +219,8 @@ class CkptdWriter(StorageWriter):
         names = [*state] if isinstance(state, dict) else [item.index.fqn for item in items]
         paths = paths_of(names, getattr(planner, "mappings", None))
         group = self._client.group
-        plan = self._plans.plan(specs, paths, rank=group.rank, world_size=group.world_size)
+        proof = segments.integrity_of(self._client)
+        plan = self._plans.plan(specs, paths, rank=group.rank, world_size=group.world_size, integrity=proof)
         segment = segments.fill(self._client, plan, tensors, self._plain({}).nbytes, owner=self)
         if self._handle is not None:
             self._handle.stall_s = time.perf_counter() - began

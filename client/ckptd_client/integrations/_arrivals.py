@@ -17,6 +17,7 @@ from functools import partial
 from typing import NamedTuple
 
 from ckptd.protocol.errors import CkptdError
+from ckptd.protocol.ids import JobKey
 from ckptd.protocol.manifest import COMMITTED
 from ckptd.protocol.origin import MARKER, Origin
 from ckptd_client.handle import SaveHandle
@@ -77,10 +78,12 @@ def disappear(place: str) -> None:
 class Arrivals:
     """Sees to it, in a thread: what is asked for is done in its order, when the saves before it have ended.
 
-    steps: of the checkpoints that ckptd has. One rank has it, for all.
+    steps: of the checkpoints that ckptd has. job: theirs; what names a checkpoint of another is left alone. One rank
+    has it, for all.
     """
 
-    def __init__(self, steps: Callable[[], list[int]]) -> None:
+    def __init__(self, steps: Callable[[], list[int]], job: JobKey) -> None:
+        self._job = job
         self.lock = threading.Lock()
         """Who holds it sees no directory appear or go."""
         self._steps = steps
@@ -181,6 +184,8 @@ class Arrivals:
             origin = origin_of(hidden)
             if origin is None or _is_outdated(save_id, hidden, place):
                 _discard(hidden)
+            elif not origin.is_of(self._job):  # files of a store that nobody here has named get no name here
+                log.warning("ckptd: %s does not appear: it is of job %r in %s", place, origin.job, origin.store)
             elif is_durable(origin):
                 appear(hidden, place)
             elif origin.step not in steps:

@@ -21,12 +21,12 @@ _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 class MemoryDirectory:
     """The files of a checkpoint, below ``path``; without those of ranks elsewhere that are not rank 0.
 
-    Where the checkpoint can only be read from the store and is published, that directory itself. Collective: all ranks
-    of the group make it, of the same checkpoint, and close it when all have loaded. Raises RestoreError, on all ranks,
-    when a file is damaged or memory is short.
+    at: where the caller looks for the checkpoint. Where it can only be read from the store and is published there, and
+    nowhere else, that directory itself. Collective: all ranks of the group make it, of the same checkpoint, and close
+    it when all have loaded. Raises RestoreError, on all ranks, when a file is damaged or memory is short.
     """
 
-    def __init__(self, files: RestoredFiles, group: Group) -> None:
+    def __init__(self, files: RestoredFiles, group: Group, at: str = "") -> None:
         self.path = ""
         self._own = ""
         self._descriptors: list[int] = []
@@ -35,7 +35,7 @@ class MemoryDirectory:
         path = fault = ""
         if group.rank == here[0]:
             try:
-                path = self._make(files, {0, *here})
+                path = self._make(files, {0, *here}, at)
             except (CkptdError, OSError) as error:
                 fault = str(error)
         answers = [json.loads(word) if word else ("", "") for word in _told(group, json.dumps((path, fault)))]
@@ -45,10 +45,9 @@ class MemoryDirectory:
             raise RestoreError(f"step {files.step} cannot be read: {faults[0]}", hint="resume from an older directory")
         self.path = answers[here[0]][0]
 
-    def _make(self, files: RestoredFiles, ranks: set[int]) -> str:
-        published = files.directory
-        if files.tier == Tier.PFS and published is not None and files.is_published and os.path.isdir(published):
-            return published
+    def _make(self, files: RestoredFiles, ranks: set[int], at: str) -> str:
+        if files.tier == Tier.PFS and files.directory == at and files.is_published and os.path.isdir(at):
+            return at
         self._own = tempfile.mkdtemp(prefix="ckptd-load-")
         for name in files.names:
             if files.rank_of(name) in ranks:

@@ -181,10 +181,13 @@ class TrainerRun:
         with files:
             return self.agreed(_written(files, directory) if self.client.group.rank == 0 else "")
 
-    def open(self, files: RestoredFiles) -> str:
-        """A directory with the files, until loaded() is called. Closes files. Collective. Raises RestoreError."""
+    def open(self, files: RestoredFiles, at: str) -> str:
+        """A directory with the files, until loaded() is called. Closes files. Collective. Raises RestoreError.
+
+        at: where the trainer looks for them, by its own word: that of the checkpoint is only compared with it.
+        """
         with files:
-            self._memory = MemoryDirectory(files, self.client.group)
+            self._memory = MemoryDirectory(files, self.client.group, at)
         log.info("ckptd: step %d is read from %s", files.step, files.tier)
         return self._memory.path
 

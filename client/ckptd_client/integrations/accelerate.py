@@ -136,7 +136,7 @@ class CkptdAccelerator(ACCELERATE.base("accelerate", "Accelerator")):  # type: i
             if files is not None:
                 folder, name = os.path.split(files.directory or "")
                 if folder == place and _NAME_RE.fullmatch(name) and _number(name) >= last:
-                    return run.open(files)
+                    return run.open(files, os.path.join(place, name))
                 files.close()
         except RestoreError as error:
             if last < 0:
@@ -158,7 +158,7 @@ class CkptdAccelerator(ACCELERATE.base("accelerate", "Accelerator")):  # type: i
 def _open(run: TrainerRun, directory: str) -> str:
     """Where the directory's newest checkpoint can be read. Collective."""
     files = run.find(directory)
-    return run.open(files) if files is not None else directory
+    return run.open(files, directory) if files is not None else directory
 
 
 def _absolute(path: Any) -> str:

@@ -30,6 +30,7 @@ log = logging.getLogger("ckptd_client")
 DEEPSPEED = Framework("DeepSpeed", "deepspeed", "0.19")
 _ENGINE = DEEPSPEED.base("deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine", "TorchCheckpointEngine")
 _LATEST = "latest"
+_ALLOW = 'allow_pickle=["*.pt"]'  # what DeepSpeed writes
 _MAX_EXPERTS = MAX_PARTS - 8  # of the files of a rank; the others are its module's, its optimizer's, and ckptd's
 
 
@@ -40,8 +41,10 @@ def attach(
 
     drain: each checkpoint is to be written, whatever drain_every says; of those that wait for a store that is too slow
     the newest stays. False: as drain_every says. client: one that is open; without it the settings are those
-    of ckptd_client.connect, and ``close`` closes what was made. Raises UsageError where the engine's checkpoints are
-    more than files of torch.save (offloaded to NVMe, node local) or too many (experts), and what connect raises.
+    of ckptd_client.connect, and ``close`` closes what was made. DeepSpeed's files are pickles: what ckptd has of them
+    is read for names that allow_pickle has, ["*.pt"] for all, else by DeepSpeed from the disk. Raises UsageError where
+    the engine's checkpoints are more than files of torch.save (offloaded to NVMe, node local) or too many (experts),
+    and what connect raises.
     """
     DEEPSPEED.module("deepspeed")
     if not hasattr(model_engine, "checkpoint_engine"):
@@ -121,7 +124,7 @@ class Attached:
         if files is None:
             return self._load(load_dir, tag, *args, **options)
         with files:
-            if not self._is_wanted(files, load_dir, tag):
+            if not self._is_wanted(files, load_dir, tag) or not self._is_allowed(files):
                 return self._load(load_dir, tag, *args, **options)
             whole = not options.get("load_optimizer_states", args[1] if len(args) > 1 else True)
             with _view(files, whole=whole) as view, self._ours.reading(files, view):
@@ -144,6 +147,19 @@ class Attached:
         if files is not None:
             files.close()
         return None
+
+    def _is_allowed(self, files: RestoredFiles) -> bool:
+        """Whether what ckptd has may be unpickled. One answer on all ranks; RestoreError where it lies nowhere else."""
+        refused = [name for name in files.names if not self.client.pickle_keys.allow(name)]
+        said = [bool(refused), files.is_published]
+        dist.broadcast_object_list(said, src=0)
+        if not said[0] and not refused:
+            return True
+        what = f"step {files.step} in memory is pickles, which may run any code when they are read"
+        if said[1]:
+            log.warning("ckptd: %s: DeepSpeed loads it from the disk, its own way; attach(%s)", what, _ALLOW)
+            return False
+        raise RestoreError(what, hint=f"if you trust who wrote the checkpoint: attach(engine, {_ALLOW})")
 
     def _is_wanted(self, files: RestoredFiles, load_dir: str, tag: str | None) -> bool:
         """Whether what ckptd has is what is asked for, and not older than what lies there. One answer on all ranks."""
@@ -277,8 +293,9 @@ class CkptdCheckpointEngine(_ENGINE):  # type: ignore[misc, valid-type]  # a cla
         root = os.path.join(view, os.path.basename(files.directory or ""))
 
         def read(path: str, map_location: Any) -> Any:
-            # DeepSpeed's own loader unpickles too, and these are bytes of this user's own job.
-            return files.torch_load(os.path.relpath(path, root), map_location=map_location, weights_only=False)
+            name = os.path.relpath(path, root)
+            allowed = self._client.pickle_keys.allow(name)
+            return files.torch_load(name, map_location=map_location, weights_only=not allowed)
 
         self._read = read
         try:

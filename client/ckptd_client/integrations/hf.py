@@ -165,7 +165,7 @@ def _place_to_resume(run: TrainerRun, output_dir: str, asked: Any) -> Any:
             if files is None:
                 return last or asked
             if _is_at_least(files, output_dir, last):
-                return run.open(files)
+                return run.open(files, os.path.join(output_dir, os.path.basename(files.directory or "")))
         except RestoreError as error:
             if not last:
                 raise
@@ -181,7 +181,7 @@ def _place_to_resume(run: TrainerRun, output_dir: str, asked: Any) -> Any:
     if run.agreed("there" if files.is_published and os.path.isdir(asked) else ""):
         files.close()
         return asked
-    return run.open(files)
+    return run.open(files, os.path.abspath(asked))
 
 
 def _last(output_dir: str) -> str:

@@ -219,7 +219,9 @@ class _Saves:
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self.client: Client = connect_with(settings)
         self.writer = _Writer(self.client, wait=None, drain=True)
-        self.arrivals = Arrivals(self.client.steps) if self.client.group.rank == 0 else None
+        self.arrivals = (
+            Arrivals(self.client.steps, segments.job_of(self.client)) if self.client.group.rank == 0 else None
+        )
         self._of_step = -1  # Lightning's, of the newest save
 
     def is_staged(self, step: int, state: dict[str, Any]) -> bool:
