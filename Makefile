@@ -20,7 +20,7 @@ FORM ?= long
 # ckptd anew, which is a third of its start.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help venv demo test simulate simulate-slow test-matrix frameworks-test golden bench bench-peers gpu test-gpu bench-gpu check lint types architecture wheel faults cluster-test clean
+.PHONY: help venv demo test simulate simulate-slow mutants test-matrix frameworks-test golden golden-wire bench bench-peers gpu test-gpu bench-gpu check lint types architecture wheel faults histories kills cluster-test clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ simulate: $(DEV) ## seeds of the simulator: COUNT=1000 NODES=64 SEED=0
 simulate-slow: $(DEV) ## hours of saving to a store that is ten times too slow: COUNT=1 NODES="1 4 8"
 	PYTHONPATH=.:client $(BIN)/python -m tests.simulation.slow_store --seeds $(if $(filter file,$(origin COUNT)),1,$(COUNT)) --nodes $(if $(filter file,$(origin NODES)),1 4 8,$(NODES))
 
+mutants: $(DEV) ## mutants of every kind of file through every reader: COUNT=1000 SEED=0 KIND=; one again: ONE=0-17
+	PYTHONPATH=.:client $(BIN)/python -W ignore -m tests.hostile.mutants $(if $(ONE),--one $(ONE),$(COUNT) $(SEED)) $(if $(KIND),"$(KIND)")
+
 test-matrix: $(BIN)/python ## client, stock readers and golden files against two releases of torch
 	$(BIN)/python scripts/torch_matrix.py $(MATRIX)
 
@@ -47,6 +50,9 @@ frameworks-test: $(FRAMEWORKS) ## under DeepSpeed, Lightning, Hugging Face and M
 
 golden: $(DEV) ## the golden checkpoints anew: only for a change of the format that is meant
 	PYTHONPATH=.:client $(BIN)/python -W ignore -m tests.golden.make tests/golden/files
+
+golden-wire: $(DEV) ## the golden bytes of messages anew: only for a change of a protocol that is meant
+	PYTHONPATH=.:client $(BIN)/python -m tests.golden.wire
 
 bench: $(DEV) ## the speed budget, beside its yardsticks and other ways of saving
 	$(BIN)/python -m bench $(BENCH)
@@ -79,6 +85,12 @@ wheel: $(DEV)
 
 faults: $(DEV) ## every crash point, with real processes and real kills; the long form
 	FAULTS=long $(BIN)/python -m pytest -q --timeout 600 -m faults tests
+
+histories: $(DEV) ## one job started over, remounted, lost and returned on real daemons: COUNT=200 SEED=0
+	PYTHONPATH=.:client $(BIN)/python -m tests.faults.histories $(if $(filter file,$(origin COUNT)),200,$(COUNT)) $(SEED)
+
+kills: $(DEV) ## a job that saves without a pause, disturbed: COUNT=500 SEED=0
+	PYTHONPATH=.:client $(BIN)/python -m tests.faults.kill_campaign $(if $(filter file,$(origin COUNT)),500,$(COUNT)) $(SEED)
 
 cluster-test: $(DEV) ## four machines booted with systemd, GlusterFS between them; needs root; CLUSTER=short
 	MACHINES=$(CLUSTER) $(BIN)/python -m pytest -q --durations=20 tests/machines

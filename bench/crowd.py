@@ -14,26 +14,25 @@ import zmq
 
 from ckptd import __version__
 from ckptd.core import events as ev
-from ckptd.peers import codec
 from ckptd.peers.keys import KeyPair, make_keys
 from ckptd.peers.link import Got, Link, Up
 from ckptd.peers.packets import (
-    VERSION,
     Ask,
     Body,
-    Envelope,
     Join,
     Told,
     Word,
     decode_body,
     decode_envelope,
     encode_body,
-    encode_envelope,
+    wrap,
 )
 from ckptd.peers.remote import Remote
+from ckptd.protocol import node_messages
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.status import NodeReport, RankStatus
 from ckptd.protocol.topology import Peer, Topology
+from ckptd.protocol.versions import tag_in_map
 from ckptd.survey import Answer, encode_answer
 
 SESSION, ARENA = "crowd", "crowd"
@@ -42,7 +41,6 @@ _GIB = 1 << 30
 _ROUND_MS = 50
 _BUSY_S = 1.0  # between two looks at links that have nothing to say
 _TIMEOUT_S = 60.0  # of a link: nobody is to count as lost because two cores are busy
-_NAME = tuple[str, msgspec.Raw]
 
 
 class Plan(msgspec.Struct):
@@ -114,7 +112,7 @@ class Crowd:
         remote = self.links[place]
         while True:
             for packet in remote.link.step(time.monotonic()):
-                remote.transmit(encode_envelope(Envelope(VERSION, member, daemon, self.endpoint, packet)))
+                remote.transmit(wrap(packet, member, daemon, self.endpoint))
             news = remote.link.take_news()
             if not news:
                 return
@@ -137,19 +135,19 @@ class Crowd:
 
     def _word(self, member: str, remote: Remote, raw: bytes) -> None:
         """Topologies of a thousand nodes take long to read; one is enough."""
-        name, _ = msgspec.msgpack.decode(raw, type=_NAME)
-        if name == ev.SessionOpened.__name__:
+        tag, _ = tag_in_map(raw)
+        if tag == ev.SessionOpened.__struct_config__.tag:
             if self.save is None:
-                opened = codec.decode(raw)
-                assert isinstance(opened, ev.SessionOpened)  # noqa: S101 - its name says so
-                self.save = SaveId(opened.incarnation, 1, self.plan.step)
+                opened = node_messages.decode(raw)
+                assert isinstance(opened, ev.SessionOpened)  # noqa: S101 - its tag says so
+                self.save = SaveId(opened.incarnation, 1, self.plan.step, opened.run)
             for rank in self.ranks[member]:
                 self._report(member, remote, self._staged(rank, self.save))
-        elif name == ev.DrainOrdered.__name__ and self.save is not None:
+        elif tag == ev.DrainOrdered.__struct_config__.tag and self.save is not None:
             nbytes = len(self.ranks[member]) * SEGMENT_NBYTES // 2
             self._report(member, remote, ev.DrainMoved(job=self.plan.job, save=self.save, nbytes_done=nbytes))
 
-    def _attach(self, member: str) -> ev.Event:
+    def _attach(self, member: str) -> ev.Fact:
         """Of one rank: the door waits for a rank of every node."""
         assert self.topology is not None  # noqa: S101 - nobody is met before
         return ev.RankAttached(
@@ -157,15 +155,15 @@ class Crowd:
             world_size=len(self.topology.homes), host=member, pid=1, topology=self.topology,
         )  # fmt: skip
 
-    def _staged(self, rank: int, save: SaveId) -> ev.Event:
+    def _staged(self, rank: int, save: SaveId) -> ev.Fact:
         world = len(self.topology.homes) if self.topology is not None else 0
         return ev.SegmentStaged(
             job=self.plan.job, request=0, session=SESSION, rank=rank, world_size=world, slot=f"r{rank:05d}-000001.slot",
             save=save, nbytes=SEGMENT_NBYTES,
         )  # fmt: skip
 
-    def _report(self, member: str, remote: Remote, event: ev.Event) -> None:
-        self._say(remote, Word(codec.encode(ev.Report(job=self.plan.job, node=member, event=event))))
+    def _report(self, member: str, remote: Remote, event: ev.Fact) -> None:
+        self._say(remote, Word(node_messages.encode(ev.Report(job=self.plan.job, node=member, event=event))))
 
     @staticmethod
     def _say(remote: Remote, body: Body) -> None:

@@ -27,11 +27,11 @@ from rich.console import Console
 from rich.table import Table
 
 from ckptd.bulk.client import Address
-from ckptd.core.piece import Column
 from ckptd.memory import parse_fields
 from ckptd.parity.encode import encode
 from ckptd.parity.rebuild import Place, rebuild_segment
 from ckptd.parity_files import open_parity
+from ckptd.protocol.parity import Column
 from ckptd.protocol.slot import Seal
 from ckptd.protocol.topology import Scheme
 from tests.nodes import EPOCH, KEY, SAVE, SECRET, Node, Set, stage

@@ -192,7 +192,8 @@ class _Rank:
 
     def hand_over(self) -> None:
         """Waits for the job to be there, stages a segment."""
-        save = SaveId(self._await(m.Attached).incarnation, 1, _STEP)
+        attached = self._await(m.Attached)
+        save = SaveId(attached.incarnation, 1, _STEP, attached.run)
         made = write_slot(
             os.path.join(self._directory, f"made-{self._rank}"), self._job, save, rank=self._rank,
             world_size=self._world, state=SlotState.SEALED,
