@@ -16,9 +16,10 @@ from ckptd.protocol.slot import align_up
 from ckptd.store import commit, write_vote
 from ckptd.store_image import Flow, Image, make_partial, sync_partial, write_image
 from ckptd.store_scan import Place
+from tests.runs import RUN
 from tests.slots import Slot, build_image, make_vote
 
-SAVE = SaveId(1, 2, 30)
+SAVE = SaveId(1, 2, 30, RUN)
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 
 from ckptd.filelayer import FileLayer
-from ckptd.protocol.digest import KIND, blocks, digest
+from ckptd.protocol.digest import blocks
 from ckptd.protocol.ids import JobKey, SaveId, file_name
+from ckptd.protocol.integrity import XXH3, Integrity
 from ckptd.protocol.manifest import VERSION, FileRecord, StockObjects, Vote, decode_objects
 from ckptd.protocol.slot import align_up
 from ckptd.store import commit, write_vote
@@ -16,14 +17,17 @@ from ckptd.store_image import Flow, Image, make_partial, sync_partial, write_ima
 from ckptd.store_scan import Place
 from ckptd_client._plan import gather, make_plan
 from ckptd_client._stock import StockLeaves
+from tests.runs import RUN, STORE_ID
 
 State = dict[str, Any]
-SAVE = SaveId(1, 1, 10)
+SAVE = SaveId(1, 1, 10, RUN)
 
 
-def image_of(state: State, save: SaveId, *, rank: int = 0, world_size: int = 1) -> tuple[bytes, FileRecord, bytes]:
+def image_of(
+    state: State, save: SaveId, *, rank: int = 0, world_size: int = 1, integrity: Integrity = XXH3
+) -> tuple[bytes, FileRecord, bytes]:
     """What a rank leaves in its slot: image, its record, and the encoded objects (of rank 0)."""
-    plan = make_plan(state, rank=rank, world_size=world_size)
+    plan = make_plan(state, rank=rank, world_size=world_size, integrity=integrity)
     values = gather(plan, state, StockLeaves() if rank == 0 else None)
     memory = torch.zeros(align_up(plan.nbytes), dtype=torch.uint8)
     if values.tensors:
@@ -34,7 +38,7 @@ def image_of(state: State, save: SaveId, *, rank: int = 0, world_size: int = 1) 
         image[start : start + len(data)] = data
     for start, header in plan.image.patched_headers(save):
         image[start : start + len(header)] = header
-    digests = b"".join(digest(image[start:stop]) for start, stop in blocks(len(image)))
+    digests = b"".join(integrity.digest(image[start:stop]) for start, stop in blocks(len(image)))
     record = FileRecord(
         name=file_name(rank), rank=rank, nbytes=len(image), digests=digests, layout=plan.layout, leaves=values.leaves,
         parts=plan.image.part_nbytes,
@@ -52,25 +56,29 @@ def put_image(place: Place, record: FileRecord, image: bytes) -> None:
     sync_partial(fs, place)
 
 
-def put_vote(place: Place, records: list[FileRecord], *, world_size: int, node: str, objects: StockObjects | None):
+def put_vote(
+    place: Place, records: list[FileRecord], *, world_size: int, node: str, objects: StockObjects | None,
+    integrity: Integrity = XXH3,
+):  # fmt: skip
     """A node's vote for these."""
     vote = Vote(
-        version=VERSION, digest_kind=KIND, job=place.key.job, save=place.save, node=node, world_size=world_size,
-        files=records, stock_objects=objects,
+        version=VERSION, digest_kind=integrity.kind, store_id=STORE_ID, job=place.key.job, save=place.save, node=node,
+        world_size=world_size, files=records, stock_objects=objects, key_id=integrity.key_id,
     )  # fmt: skip
-    write_vote(FileLayer(), place.key, vote)
+    write_vote(FileLayer(integrity=integrity), place.key, vote)
 
 
 def write_checkpoint(
-    store: Path | str, states: list[State], *, job: str = "demo", save: SaveId = SAVE, writer: str = "test"
-) -> Path:
+    store: Path | str, states: list[State], *, job: str = "demo", save: SaveId = SAVE, writer: str = "test",
+    integrity: Integrity = XXH3,
+) -> Path:  # fmt: skip
     """A committed checkpoint of one state per rank, each on a node of its own. Returns its directory."""
     os.makedirs(store, exist_ok=True)
     place = Place(JobKey(str(store), job), save)
     for rank, state in enumerate(states):
-        image, record, objects = image_of(state, save, rank=rank, world_size=len(states))
+        image, record, objects = image_of(state, save, rank=rank, world_size=len(states), integrity=integrity)
         put_image(place, record, image)
         found = decode_objects(objects, where="objects") if objects else None
-        put_vote(place, [record], world_size=len(states), node=f"node{rank}", objects=found)
-    commit(FileLayer(), place.key, save, writer)
+        put_vote(place, [record], world_size=len(states), node=f"node{rank}", objects=found, integrity=integrity)
+    commit(FileLayer(integrity=integrity), place.key, save, writer)
     return Path(place.final)

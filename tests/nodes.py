@@ -16,18 +16,20 @@ from ckptd.bulk.client import Address
 from ckptd.bulk.served import open_served
 from ckptd.bulk.server import BulkServer
 from ckptd.bulk.sockets import Cancel
-from ckptd.core.piece import Column, Piece
 from ckptd.parity.encode import encode
 from ckptd.parity.rebuild import Place, rebuild_segment
 from ckptd.parity.sources import Sources
 from ckptd.parity_files import Parities
-from ckptd.protocol.digest import block_count, digest
+from ckptd.protocol.digest import block_count
 from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.integrity import XXH3, Integrity, Purpose
+from ckptd.protocol.parity import Column, Piece
 from ckptd.protocol.slot import SEALS_NBYTES, Seal, SlotState, align_up
 from ckptd.protocol.topology import Scheme
+from tests.runs import RUN
 
 KEY = JobKey("/store", "job")
-SAVE = SaveId(1, 1, 10)
+SAVE = SaveId(1, 1, 10, RUN)
 EPOCH = 1
 SECRET = bytes(range(32))
 
@@ -37,7 +39,9 @@ def stage(arena: Arena, rank: int, image: bytes | memoryview, save: SaveId = SAV
     layout = b"layout of rank %d" % rank
     seal = Seal(
         state=SlotState.SEALED, job=KEY, save=save, rank=rank, world_size=8, image_nbytes=len(image),
-        layout_nbytes=len(layout), leaves_nbytes=len(tail), layout_digest=digest(layout), leaves_digest=digest(tail),
+        layout_nbytes=len(layout), leaves_nbytes=len(tail),
+        layout_digest=arena.integrity.digest(layout, Purpose.LAYOUT),
+        leaves_digest=arena.integrity.digest(tail, Purpose.LEAVES),
     )  # fmt: skip
     capacity = align_up(seal.content_nbytes) + SEALS_NBYTES
     arena.reserve(rank, 1, capacity)
@@ -77,10 +81,10 @@ class Node:
     server: BulkServer
 
     @classmethod
-    def start(cls, name: str, directory: str) -> "Node":
-        arena = Arena(os.path.join(directory, name))
+    def start(cls, name: str, directory: str, integrity: Integrity = XXH3) -> "Node":
+        arena = Arena(os.path.join(directory, name), integrity=integrity)
         arena.open()
-        server = BulkServer(lambda _link, ask, rank: open_served(arena, ask, rank), _secret_of)
+        server = BulkServer(lambda _link, ask, rank: open_served(arena, ask, rank), _secret_of, integrity=integrity)
         server.start()
         return cls(name, arena, Parities(arena), server)
 
@@ -134,9 +138,9 @@ class Set:
             node.stop()
 
 
-def start_set(directory: str, members: int) -> Set:
+def start_set(directory: str, members: int, integrity: Integrity = XXH3) -> Set:
     """Nodes n0, n1, ... with arenas below directory."""
-    return Set([Node.start(f"n{i}", directory) for i in range(members)])
+    return Set([Node.start(f"n{i}", directory, integrity) for i in range(members)])
 
 
 def flipped(image: bytes, at: int) -> bytes:

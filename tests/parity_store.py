@@ -7,7 +7,6 @@ from pathlib import Path
 import msgspec
 
 from ckptd.arena import Arena
-from ckptd.core.piece import Column, Piece
 from ckptd.filelayer import FileLayer
 from ckptd.parity.encode import encode
 from ckptd.parity_files import open_parity
@@ -15,6 +14,7 @@ from ckptd.protocol import places
 from ckptd.protocol.digest import KIND
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.manifest import VERSION, ParityRecord, StockObjects, Vote
+from ckptd.protocol.parity import Column, Piece
 from ckptd.protocol.slot import SEALS_NBYTES, Seal, SlotState, align_up
 from ckptd.protocol.topology import Scheme
 from ckptd.store import commit, write_vote
@@ -23,9 +23,10 @@ from ckptd.store_messages import DrainParity
 from ckptd.store_parity import drain_parity
 from ckptd.store_scan import Place
 from tests.nodes import Set, start_set
+from tests.runs import RUN, STORE_ID
 from tests.slots import Slot, some_tensors, write_slot
 
-SAVE = SaveId(2, 3, 40)
+SAVE = SaveId(2, 3, 40, RUN)
 EPOCH = 2
 OBJECTS = StockObjects(b"archive of lr, archive of epoch", {"lr": (0, 13), "epoch": (15, 16)})
 
@@ -88,7 +89,7 @@ class Made:
     def order(self, index: int) -> DrainParity:
         """To drain a node's parity."""
         path = self.set.nodes[index].arena.slot_path(self.key, places.parity_name(SAVE, EPOCH))
-        return DrainParity(id=1, job=self.key.job, save=SAVE, path=path, parity=self.record(index))
+        return DrainParity(id=1, store_id=STORE_ID, job=self.key.job, save=SAVE, path=path, parity=self.record(index))
 
     def drain(self, index: int, *, parity: bool = True, vote: bool = True) -> None:
         """A node's share: images, parity, vote."""
@@ -104,7 +105,8 @@ class Made:
         if parity:
             drain_parity(fs, self.key.store, self.order(index))
         said = Vote(
-            version=VERSION, digest_kind=KIND, job=self.key.job, save=SAVE, node=f"n{index}", world_size=world,
+            version=VERSION, digest_kind=KIND, store_id=STORE_ID, job=self.key.job, save=SAVE, node=f"n{index}",
+            world_size=world,
             files=records, stock_objects=OBJECTS if any(r.rank == 0 for r in records) else None,
             parity=self.record(index) if parity else None,
         )  # fmt: skip

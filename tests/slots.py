@@ -14,6 +14,7 @@ from ckptd.protocol.digest import KIND, blocks, digest
 from ckptd.protocol.ids import JobKey, SaveId, file_name
 from ckptd.protocol.manifest import VERSION, FileRecord, StockObjects, Vote, encode_objects
 from ckptd.protocol.slot import PAGE, SEALS_NBYTES, Seal, SlotState, align_up, encode_seal, slot_capacity
+from tests.runs import RUN, STORE_ID
 
 Tensors = dict[str, tuple[str, tuple[int, ...], bytes]]  # name: (safetensors code, shape, bytes)
 
@@ -144,7 +145,7 @@ def make_vote(
 ) -> Vote:
     """What a node that drained these slots says."""
     return Vote(
-        version=VERSION, digest_kind=KIND, job=key.job, save=save, node=node, world_size=world_size,
+        version=VERSION, digest_kind=KIND, store_id=STORE_ID, job=key.job, save=save, node=node, world_size=world_size,
         files=[slot.record for slot in slots], stock_objects=objects,
     )  # fmt: skip
 
@@ -152,4 +153,4 @@ def make_vote(
 def other_save(seal: Seal, step: int) -> Seal:
     """The same seal for another save of the same job."""
     assert seal.save is not None
-    return msgspec.structs.replace(seal, save=SaveId(seal.save.incarnation, seal.save.counter + 1, step))
+    return msgspec.structs.replace(seal, save=SaveId(seal.save.incarnation, seal.save.counter + 1, step, RUN))

@@ -1,5 +1,6 @@
 """Power cuts at every call of a save's way to the store and of the removal after it, on a disk that forgets."""
 
+import contextlib
 import os
 import random
 from collections.abc import Iterator
@@ -8,19 +9,22 @@ import pytest
 
 from ckptd import store_image
 from ckptd.filelayer import FileLayer
+from ckptd.protocol.committed import TRASH_PREFIX
 from ckptd.protocol.ids import JobKey, SaveId
-from ckptd.protocol.manifest import STOCK_METADATA, STOCK_OBJECTS, StockObjects
+from ckptd.protocol.manifest import COMMITTED, STOCK_METADATA, STOCK_OBJECTS, StockObjects
 from ckptd.protocol.slot import align_up
-from ckptd.store import commit, remove_checkpoint, sweep_trash, take_incarnation, write_vote
+from ckptd.store import commit, remove_checkpoint, remove_partial, sweep_trash, write_vote
 from ckptd.store_image import Flow, Image, make_partial, sync_partial, write_image
+from ckptd.store_incarnations import take
 from ckptd.store_scan import Place, Scan, scan
 from ckptd.verify import verify_checkpoint
 from tests.disk.forgetting import ForgettingDisk, PowerCut
+from tests.runs import RUN, TAKER
 from tests.slots import Slot, make_vote, write_slot
 
 STORE = "/store"
 KEY = JobKey(STORE, "demo")
-OLD, NEW = SaveId(1, 1, 10), SaveId(1, 2, 20)
+OLD, NEW = SaveId(1, 1, 10, RUN), SaveId(1, 2, 20, RUN)
 RANKS = 2  # each on a node of its own
 OBJECTS = (StockObjects(b"a saved leaf", {"step": (2, 5)}), None)  # of each rank's node
 LUCKS = (None, 1, 2, 3)  # what survives of the unsynced: nothing, or some, by seed
@@ -52,7 +56,7 @@ class History:
         self.removing: list[SaveId] = []
 
     def run(self, fs: FileLayer, slots: dict[SaveId, list[Slot]], saves: tuple[SaveId, ...] = (OLD, NEW)) -> None:
-        take_incarnation(fs, KEY)
+        take(fs, KEY, TAKER)
         for save in saves:
             for rank, slot in enumerate(slots[save]):
                 drain_and_vote(fs, save, f"node{rank}", slot)
@@ -93,6 +97,7 @@ def violations(store: str, history: History) -> Iterator[str]:
         if save not in known and save not in history.removing:
             yield f"after the cut: {save} had all its votes and cannot be finished"
     yield from _broken_promises(store, before, history, "after the cut")
+    yield from _half_removed(store)
     for partial in before.partials:
         if partial.finishable:
             try:
@@ -100,6 +105,17 @@ def violations(store: str, history: History) -> Iterator[str]:
             except Exception as error:
                 yield f"votes of {partial.save} are all there, but: {error}"
     yield from _broken_promises(store, scan(fs, key), history, "after finishing")
+
+
+def _half_removed(store: str) -> Iterator[str]:
+    """What a removal left. Under any name: somebody may give it another, or go by what lies in it."""
+    job = f"{store}/{KEY.job}"
+    for name in filter(lambda name: name.startswith(TRASH_PREFIX), os.listdir(job) if os.path.isdir(job) else ()):
+        os.rename(f"{job}/{name}", f"{store}/found")
+        if os.path.lexists(f"{store}/found/{COMMITTED}"):
+            problems = verify_checkpoint(f"{store}/found").problems
+            yield from (f"{name} is taken for a checkpoint, and half removed: {problem}" for problem in problems)
+        os.rename(f"{store}/found", f"{job}/{name}")
 
 
 def _broken_promises(store: str, found: Scan, history: History, when: str) -> Iterator[str]:
@@ -151,19 +167,19 @@ def test_the_campaign_notices_a_disk_that_does_not_sync(slots, tmp_path_factory,
 def test_incarnations_are_never_given_twice_whatever_is_lost(tmp_path_factory) -> None:
     fs = new_disk()
     for _ in range(7):
-        take_incarnation(fs, KEY)
+        take(fs, KEY, TAKER)
     calls = fs.calls
     for cut_at in range(calls + 1):
         disk, taken = new_disk(cut_at), [0]
         try:
             for _ in range(7):
-                taken.append(take_incarnation(disk, KEY))  # noqa: PERF401  # kept when the power goes
+                taken.append(take(disk, KEY, TAKER))  # noqa: PERF401  # kept when the power goes
         except PowerCut:
             pass
         for seed in LUCKS:
             root = tmp_path_factory.mktemp("after")
             disk.survivors(str(root), None if seed is None else random.Random(f"{cut_at}-{seed}"))
-            assert take_incarnation(FileLayer(), JobKey(f"{root}{STORE}", "demo")) > taken[-1]
+            assert take(FileLayer(), JobKey(f"{root}{STORE}", "demo"), TAKER) > taken[-1]
 
 
 def test_nothing_is_lost_when_the_node_that_made_the_directories_died_unsynced(slots, tmp_path_factory) -> None:
@@ -196,3 +212,35 @@ def survivors_keep(disk: ForgettingDisk, save: SaveId, tmp_path_factory: pytest.
     root = tmp_path_factory.mktemp("after")
     disk.survivors(str(root), None)
     return not list(violations(f"{root}{STORE}", history))
+
+
+def test_of_an_unfinished_save_that_was_about_to_be_renamed_committed_goes_first(slots, tmp_path_factory) -> None:
+    """COMMITTED is there a moment before the final name is; the removal may be of just that moment."""
+
+    def run(fs: ForgettingDisk) -> None:
+        for rank, slot in enumerate(slots[OLD]):
+            drain_and_vote(fs, OLD, f"node{rank}", slot)
+        commit(fs, KEY, OLD, "test")
+        fs.rename(Place(KEY, OLD).final, Place(KEY, OLD).partial)
+        fs.fsync_dir(Place(KEY, OLD).job_dir)
+        fs.calls = 0
+        remove_partial(fs, KEY, OLD)
+
+    whole = new_disk()
+    run(whole)
+    for cut_at in range(whole.calls):
+        disk = new_disk()
+        disk.mkdir(f"{STORE}/{KEY.job}")
+        with contextlib.suppress(PowerCut):
+            run(cut_after_reset(disk, cut_at))
+        for seed in LUCKS:
+            root = tmp_path_factory.mktemp("after")
+            disk.survivors(str(root), None if seed is None else random.Random(f"{cut_at}-{seed}"))
+            assert list(_half_removed(f"{root}{STORE}")) == [], f"cut at call {cut_at}, luck {seed}"
+
+
+def cut_after_reset(disk: ForgettingDisk, cut_at: int) -> ForgettingDisk:
+    """The power goes at that call after the count was set back to 0."""
+    disk.cut_at = cut_at
+    disk.calls = -(10**6)
+    return disk

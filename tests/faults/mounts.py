@@ -37,8 +37,8 @@ def unmount(where: str) -> None:
         assert where not in file.read(), f"{where} is still mounted"
 
 
-_PASSTHROUGH = """
-import os, sys
+_PASSTHROUGH = '''
+import errno, fcntl, os, sys
 import mfusepy
 
 class Passthrough(mfusepy.Operations):
@@ -82,8 +82,55 @@ class Passthrough(mfusepy.Operations):
     def flush(self, path, fh): return 0
     def release(self, path, fh): os.close(fh)
 
-mfusepy.FUSE(Passthrough(sys.argv[1]), sys.argv[2], foreground=True, nothreads=True)
-"""
+
+
+class Forwarding(Passthrough):
+    """Opens with the flags that it is given, O_DIRECT too, and reads and writes from memory as it comes.
+
+    Such memory is not aligned, so that no disk takes it. sticky: nor is read what is opened later without the flag.
+    """
+
+    def __init__(self, root, sticky):
+        super().__init__(root)
+        self.sticky = sticky
+        self.refused = set()
+
+    def _opened(self, path, flags, mode=0o666):
+        fd = os.open(self.path(path), flags, mode)
+        if self.sticky and flags & os.O_DIRECT:
+            self.refused.add(os.fstat(fd).st_ino)
+        return fd
+
+    def _check(self, fd, refused=()):
+        direct = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT
+        if direct or os.fstat(fd).st_ino in refused:
+            raise OSError(errno.EINVAL, "not aligned")
+
+    def create(self, path, mode, fi):
+        fi.fh = self._opened(path, fi.flags | os.O_CREAT, mode)
+        return 0
+
+    def open(self, path, fi):
+        fi.fh = self._opened(path, fi.flags & ~os.O_CREAT)
+        return 0
+
+    def read(self, path, size, offset, fi):
+        self._check(fi.fh, self.refused)
+        return os.pread(fi.fh, size, offset)
+
+    def write(self, path, data, offset, fi):
+        self._check(fi.fh)
+        return os.pwrite(fi.fh, data, offset)
+
+    def fsync(self, path, datasync, fi): os.fsync(fi.fh)
+    def release(self, path, fi): os.close(fi.fh)
+
+if sys.argv[3] == "answering":
+    mfusepy.FUSE(Passthrough(sys.argv[1]), sys.argv[2], foreground=True, nothreads=True)
+else:
+    forwarding = Forwarding(sys.argv[1], sys.argv[3] == "sticky")
+    mfusepy.FUSE(forwarding, sys.argv[2], foreground=True, nothreads=True, raw_fi=True)
+'''
 
 
 def _why_no_fuse() -> str:
@@ -104,9 +151,14 @@ needs_fuse = pytest.mark.skipif(bool(_why_no_fuse()), reason=_why_no_fuse() or "
 
 
 class FuseStore:
-    """A directory behind a FUSE process that can be made to answer nothing. A context that leaves no mount."""
+    """A directory behind a FUSE process that can be made to answer nothing. A context that leaves no mount.
 
-    def __init__(self, base: str) -> None:
+    kind: "forwarding" opens the files behind it with O_DIRECT when it is asked to, and then fails every read and write
+    with EINVAL; "sticky" goes on to fail reads when a file is opened again without it.
+    """
+
+    def __init__(self, base: str, kind: str = "answering") -> None:
+        self._kind = kind
         self.behind, self.path = os.path.join(base, "behind"), os.path.join(base, "mount")
         for path in (self.behind, self.path):
             os.mkdir(path)
@@ -125,7 +177,7 @@ class FuseStore:
 
     def __enter__(self) -> Self:
         with open(self._log, "wb") as log:
-            words = [sys.executable, "-c", _PASSTHROUGH, self.behind, self.path]
+            words = [sys.executable, "-c", _PASSTHROUGH, self.behind, self.path, self._kind]
             self._process = subprocess.Popen(words, stdout=log, stderr=log)
         deadline = time.monotonic() + 10
         while not os.path.ismount(self.path):

@@ -15,6 +15,7 @@ from ckptd.protocol.ids import SaveId
 from ckptd.protocol.messages import End, HandOver, Milestone, Progress
 from ckptd_client.handle import MAX_HANDLES, HandleBook, SaveHandle
 from tests.cluster import Node, wait_for
+from tests.runs import RUN
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(60)]
 
@@ -158,19 +159,19 @@ def test_a_save_that_cannot_have_the_client_ends_failed(node, join):
 
 
 def handle_of(counter: int) -> SaveHandle:
-    return SaveHandle(SaveId(1, counter, counter), lambda seconds: None)
+    return SaveHandle(SaveId(1, counter, counter, RUN), lambda seconds: None)
 
 
 def test_handles_that_have_not_ended_are_kept_and_others_hear_while_they_are_held():
     book = HandleBook()
     for counter in range(MAX_HANDLES + 50):
         book.add(handle_of(counter))
-    book.hear([Progress(save=SaveId(1, 0, 0), milestone=Milestone.DURABLE, end=End.DURABLE)])
+    book.hear([Progress(save=SaveId(1, 0, 0, RUN), milestone=Milestone.DURABLE, end=End.DURABLE)])
     assert book.of_step(1, 0).reached(Milestone.DURABLE)
     held = book.of_step(1, 0)
     book.add(handle_of(1000))
-    assert SaveId(1, 0, 0) not in book._handles
-    book.hear([Progress(save=SaveId(1, 0, 0), milestone=Milestone.DURABLE, end=End.FAILED, reason="later")])
+    assert SaveId(1, 0, 0, RUN) not in book._handles
+    book.hear([Progress(save=SaveId(1, 0, 0, RUN), milestone=Milestone.DURABLE, end=End.FAILED, reason="later")])
     assert held.reason == "later"
 
 

@@ -12,13 +12,15 @@ import pytest
 from ckptd import failpoints
 from ckptd.filelayer import FileLayer
 from ckptd.protocol import places
+from ckptd.protocol.committed import TRASH_PREFIX
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.messages import End, Milestone, Progress
-from ckptd.store_scan import TRASH_PREFIX, scan
+from ckptd.store_scan import scan
 from ckptd.verify import verify_path
 from ckptd_client.handle import SaveHandle
 from tests.cluster import Node, wait_for
 from tests.faults.ranks import JOB, SAVE_TIMEOUT_S, Ranks, told
+from tests.runs import RUN
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(90)]
 
@@ -217,7 +219,7 @@ def leaves_nothing(case: Case, world: int) -> None:
 
 def test_a_save_that_was_staged_is_never_called_abandoned():
     """A daemon that dies between freeing two slots of a superseded save leaves the next one half of it."""
-    handle = SaveHandle(SaveId(1, 1, 1), lambda _: None)
+    handle = SaveHandle(SaveId(1, 1, 1, RUN), lambda _: None)
     handle.hear(Progress(save=handle.save_id, milestone=Milestone.STAGED))
     handle.hear(Progress(save=handle.save_id, end=End.ABANDONED, reason="step 2 was staged by all ranks first"))
     assert (handle.milestone, handle.end) == ("staged", "superseded")

@@ -1,6 +1,10 @@
 """A trainer's files are where it looks for them once they are durable, wherever daemon or trainer die on the way."""
 
+import json
 import os
+import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -56,6 +60,51 @@ def test_a_daemon_that_dies_while_it_publishes(point, tmp_path):
             wait_for(lambda: not any("UNPUBLISHED" in os.listdir(f"{store}/{name}") for name in os.listdir(store)))
             assert verify_path(store).problems == []
             assert sorted(os.listdir(out)) == ["global_step10", "global_step20", "latest"]
+
+
+def ckptd(*args):
+    done = subprocess.run(
+        [sys.executable, "-m", "ckptd", *args], capture_output=True, text=True, timeout=60, check=False
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_a_publication_whose_arena_was_lost_is_told_of_and_made_by_hand(tmp_path):
+    """No store says where to: the next daemon leaves it, and who looks is told what to type."""
+    out = tmp_path / "out"
+    with told(str(tmp_path)) as node:
+        node.start(CKPTD_FAILPOINT=f"publish.before-rename@{tmp_path}/died")
+        with Ranks(node, WORLD) as ranks:
+            ranks.call("connect", start=False)
+            save(ranks, 10, out)
+            wait_for((tmp_path / "died").exists)
+            node.kill()
+            ranks.kill()
+        shutil.rmtree(os.path.join(node.arena, "jobs"))
+        node.start()
+        with Ranks(node, WORLD) as ranks:
+            ranks.call("connect", start=False)
+            assert ranks.call("load_files", WORLD)[0]["step"] == 10
+            save(ranks, 20, out)
+            ranks.call("wait", 20)
+            job = os.path.join(node.store, JOB)
+            assert not (out / "global_step10").exists()
+            path = os.path.join(job, next(name for name in os.listdir(job) if name.startswith("step-000000010")))
+            code, said = ckptd("list", job)
+            assert code == 0
+            assert f"ckptdpublish{path}--toDIRECTORY" in "".join(said.split())
+            assert f"ckptd publish {path} --to DIRECTORY" in node.log_text()
+            assert "nobody here knows any more where to" in ckptd("prune", "--keep-last", "1", job)[1]
+            assert ckptd("publish", path, "--to", str(out))[0] == 2, "somebody's files lie there"
+            assert ckptd("publish", path, "--to", path + "/x")[0] == 2, "it is ckptd's own"
+            code, said = ckptd("publish", "--json", path, "--to", str(out / "global_step10"))
+            assert (code, len(json.loads(said)["files"])) == (0, 3 * WORLD)
+            assert is_published(out, 10)
+            assert (out / "latest").read_text() == "global_step20"
+            assert ckptd("publish", path, "--to", str(out / "again"), "--pointer", str(out / "named"))[0] == 0
+            assert (out / "named").read_text() == "again"
+            assert "unpublished" not in ckptd("list", job)[1]
+            assert verify_path(job).problems == []
 
 
 def test_a_trainer_that_dies_before_the_drain_ends(tmp_path):

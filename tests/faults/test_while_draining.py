@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from ckptd.filelayer import FileLayer
+from ckptd.protocol.committed import identify
 from ckptd.protocol.ids import JobKey
-from ckptd.store_scan import read_committed, scan
+from ckptd.store_scan import scan
 from ckptd.verify import verify_path
 from tests.cluster import Node, wait_for
 from tests.faults.ranks import JOB, MB, Ranks, told
@@ -38,7 +39,7 @@ def latest(node: Node) -> int | None:
     path = os.path.join(node.store, JOB, "latest")
     if not os.path.islink(path):
         return None
-    return read_committed(FileLayer(), os.path.realpath(path)).save.step
+    return identify(os.path.realpath(path), FileLayer()).save.step
 
 
 def test_latest_and_the_last_durable_checkpoint_stay_while_a_newer_one_is_in_flight(node: Node):

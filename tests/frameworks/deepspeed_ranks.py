@@ -103,7 +103,7 @@ def state_digest(engine) -> str:
 
 def go_back(engine, kind: str, out: str) -> None:
     """Which saves load_checkpoint finds: latest set back by hand, a save that it never named, one without ckptd."""
-    attached = integration.attach(engine, job="ds", start=False)
+    attached = integration.attach(engine, job="ds", start=False, allow_pickle=["*.pt"])
 
     def save(step: int, **options) -> None:
         engine.save_checkpoint(out, client_state={"step": step}, **options)
@@ -127,7 +127,7 @@ def go_back(engine, kind: str, out: str) -> None:
     attached.handle.wait("durable")
     attached.close()
     save(3, tag="again")
-    attached = integration.attach(engine, job="ds", start=False)
+    attached = integration.attach(engine, job="ds", start=False, allow_pickle=["*.pt"])
     told("again")
     attached.close()
     dist.barrier()
@@ -141,7 +141,7 @@ def main() -> None:
         return go_back(engine, kind, out)
     attached = None
     if what not in {"reference", "stock"}:
-        attached = integration.attach(engine, job="ds", start=False)
+        attached = integration.attach(engine, job="ds", start=False, allow_pickle=["*.pt"])
     first = 0
     if what in {"resume", "stock"}:
         path, state = engine.load_checkpoint(out)

@@ -20,9 +20,10 @@ from ckptd.protocol.manifest import COMMITTED, MANIFEST, STOCK_METADATA, STOCK_O
 from tests.hostile import forge
 from tests.hostile.forge import RANK0
 
-LOAD, VERIFY, LIST, EXPORT = "load", "verify", "list", "export"
-ALL = frozenset({LOAD, VERIFY, LIST, EXPORT})
+LOAD, VERIFY, LIST, EXPORT, REBUILD = "load", "verify", "list", "export", "rebuild"
+ALL = frozenset({LOAD, VERIFY, LIST, EXPORT, REBUILD})
 BOTH = frozenset({LOAD, VERIFY, EXPORT})
+RECORDS = BOTH | {REBUILD}  # who opens the manifest
 DEEP = b"\x81\xa1x" + b"\x91" * 200_000 + b"\x01"  # a map with one key that nobody knows, nested
 MARKER = "CKPTD_TEST_MARKER"
 
@@ -234,14 +235,14 @@ for _name, _body in {
 
 
 def manifest(name: str, change: Callable[[Any], None]) -> None:
-    add(f"manifest {name}", BOTH, MANIFEST, lambda final: forge.edit_manifest(final, change))
+    add(f"manifest {name}", RECORDS, MANIFEST, lambda final: forge.edit_manifest(final, change))
 
 
 def record(**values: Any) -> Callable[[Any], None]:
     return lambda raw: raw["files"][0].update(values)
 
 
-manifest("version", fields(version=2))
+manifest("version", fields(version=1))
 manifest("other digests", fields(digest_kind="md5"))
 manifest("of another job", fields(job="else"))
 manifest("job outside", fields(job="../.."))
@@ -272,7 +273,7 @@ for _name, _body in {
     "nothing": b"",
     "no map": b"\x01",
 }.items():
-    add(f"manifest {_name}", BOTH, MANIFEST, lambda final, body=_body: forge.put_manifest(final, body))
+    add(f"manifest {_name}", RECORDS, MANIFEST, lambda final, body=_body: forge.put_manifest(final, body))
 
 
 @case("manifest of a file that is larger than it says", BOTH, RANK0)
@@ -300,7 +301,7 @@ def committed(name: str, change: Callable[[Any], None], by: frozenset[str] = ALL
     add(f"committed {name}", by, COMMITTED, lambda final: forge.edit_committed(final, change))
 
 
-committed("format", fields(format=2))
+committed("format", fields(format=1))
 committed("job outside", fields(job="../demo"))
 committed("of another save", fields(save_id="00000001-0000000009-000000000009", counter=9))
 committed("step negative", fields(step=-10))
@@ -312,7 +313,7 @@ committed("bytes negative", fields(nbytes=-1))
 committed("bytes huge", fields(nbytes=1 << 100))
 committed("files negative", fields(files=-1))
 committed("manifest negative", fields(manifest_nbytes=-1))
-committed("digest other", fields(manifest_xxh3_128="0" * 32), by=BOTH)
+committed("digest other", fields(manifest_digest="0" * 32), by=RECORDS)
 for _name, _body in {
     "no JSON": b"{",
     "nothing": b"",

@@ -25,6 +25,7 @@ from ckptd.cli import invoke
 from ckptd.export import run
 from ckptd.export.run import Order
 from ckptd.protocol.errors import CkptdError
+from ckptd.repair import run as repair
 from ckptd.verify import verify_path
 from ckptd_client._group import Group
 from ckptd_client._load_from import load_from as read_into
@@ -135,7 +136,19 @@ def export_dcp(directory):
     return export(directory, "dcp")
 
 
+def rebuild(directory):
+    """Which finds nothing to do, or mends; without parity there is little that it can."""
+    try:
+        outcome = repair.rebuild(directory)
+    except OSError as error:
+        raise RefusedError(str(error)) from error
+    if outcome.damaged:
+        raise RefusedError("\n".join(outcome.damaged))
+    return "; ".join(outcome.notes)
+
+
 READERS = {
+    "rebuild": rebuild,
     "load": load,
     "load_two": load_two,
     "load_from": load_from,

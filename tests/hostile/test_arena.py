@@ -9,6 +9,9 @@ import pytest
 
 import ckptd_client
 from ckptd.arena import Arena
+from ckptd.config import load_config
+from ckptd.peers.identity import identify
+from ckptd.peers.kept import kept_topologies
 from ckptd.protocol import layout as lay
 from ckptd.protocol import places
 from ckptd.protocol.digest import digest
@@ -18,10 +21,12 @@ from ckptd.protocol.slot import SEALS_NBYTES, Seal, SlotState
 from ckptd.verify import verify_path
 from ckptd_client._restore import open_slot
 from tests.cluster import Node, wait_for
+from tests.hostile.apart import apart
+from tests.runs import RUN
 from tests.slots import reseal, write_slot
 
 pytestmark = pytest.mark.timeout(120)
-SAVE = SaveId(1, 1, 10)
+SAVE = SaveId(1, 1, 10, RUN)
 
 
 def key_of(folder):
@@ -146,7 +151,7 @@ def test_a_daemon_starts_over_any_seal(tmp_path, arena, slot):
     with open(os.path.join(directory, places.rank_file_name(3, "deep")), "wb") as file:
         file.write(b'{"x":' + b"[" * 8000)
     for number, (name, body) in enumerate(BODIES.items(), start=2):
-        head = (b"CKPTDSL1" + (9).to_bytes(8, "little") + len(body).to_bytes(4, "little") + body).ljust(4080, b"\0")
+        head = (b"CKPTDSL2" + (9).to_bytes(8, "little") + len(body).to_bytes(4, "little") + body).ljust(4080, b"\0")
         with open(os.path.join(directory, places.slot_name(number, 1)), "wb") as file:
             file.write(bytes(8192) + 2 * (head + digest(head)))
             assert name
@@ -174,3 +179,32 @@ def test_the_scan_of_an_arena_leaves_strangers_alone(arena, slot):
     opened.close(remove=False)
     assert found[os.path.basename(slot.path)].state == SlotState.DIGESTED
     assert [seal for name, seal in found.items() if name != os.path.basename(slot.path)] == [Seal()] * 30
+
+
+@pytest.mark.timeout(30)
+def test_a_pipe_in_the_place_of_a_small_file_never_holds_a_start(arena, slot):
+    for name in (
+        places.BALLAST,
+        places.IDENTITY,
+        f"{os.path.dirname(os.path.relpath(slot.path, arena))}/{places.TOPOLOGY}",
+    ):
+        os.mkfifo(arena / name)
+    came = apart(lambda: start(arena))
+    assert came.kind == "", came
+
+
+def test_a_topology_that_is_one_hole_takes_no_memory(arena, slot):
+    with open(os.path.join(os.path.dirname(slot.path), places.TOPOLOGY), "wb") as file:
+        file.truncate(60 << 20)
+    came = apart(lambda: start(arena))
+    assert (came.kind, came.grown < 16 << 20) == ("", True), came
+
+
+def start(arena):
+    """What a daemon does first."""
+    opened = Arena(str(arena))
+    opened.open()
+    opened.scan()
+    assert kept_topologies(str(arena)) == []
+    identify(load_config({"arena": str(arena), "peer_address": "127.0.0.1"}, {"CKPTD_CONFIG": "/dev/null"})[0])
+    opened.close(remove=False)

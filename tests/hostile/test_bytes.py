@@ -1,6 +1,8 @@
 """Every decoder on bytes that are cut anywhere, flipped anywhere, or random: a value, or an error of ours."""
 
+import ast
 import contextlib
+import pathlib
 import shutil
 
 import msgspec
@@ -8,10 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import ckptd
 from ckptd.pickle_names import stranger_in
 from ckptd.protocol import layout as lay
 from ckptd.protocol import manifest as man
 from ckptd.protocol import rank_file, slot
+from ckptd.protocol.digest import digest
 from ckptd.protocol.errors import CkptdError, DamagedError
 from ckptd.protocol.header import check_header
 from ckptd.protocol.ids import JobKey
@@ -119,7 +123,7 @@ def test_nesting_beyond_all_reason(parts):
             parts[name][1](b'{"x":' + b"[" * 100_000)
     body = b"\x81\xa1x" + b"\x91" * 4000 + b"\x01"
     head = (slot._PREFIX.pack(slot._MAGIC, 1, len(body)) + body).ljust(4080, b"\0")
-    page = head + slot.digest(head)
+    page = head + digest(head)
     assert slot.decode_seals(page + page)[2] == slot.Seal()
 
 
@@ -156,3 +160,46 @@ def test_entries_of_other_kinds_reach_the_reader(sound, tmp_path_factory, index,
         read_checkpoint(str(final), state, group=Group(0, 1, "test"))[0].finish(state)
     verify_path(str(final))
     shutil.rmtree(final.parents[2])
+
+
+# --- what errors say
+
+
+def sources():
+    root = pathlib.Path(ckptd.__file__).parents[1]
+    return [path for folder in ("ckptd", "client") for path in sorted((root / folder).rglob("*.py"))]
+
+
+def handlers(path):
+    """Of what decoding raises: the name of the error, and what is said in the handler."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ExceptHandler) and node.name and "MALFORMED" in ast.unparse(node.type):
+            yield node
+
+
+def test_what_decoding_raises_is_never_told_whole():
+    """It holds text of the message: a tag that is none, say, of a megabyte."""
+    found = [(path, node) for path in sources() for node in handlers(path)]
+    assert len(found) > 15
+    whole = [
+        f"{path}:{part.lineno}"
+        for path, node in found
+        for part in ast.walk(node)
+        if isinstance(part, ast.FormattedValue) and ast.unparse(part.value) == node.name
+    ]
+    assert whole == []
+
+
+# What they tell comes from files: a text may be a megabyte, and a tuple of tuples more than there is memory.
+TELLING = [
+    *(f"ckptd/protocol/{name}.py" for name in ("committed", "header", "inert", "layout", "manifest", "zipped")),
+    *(f"client/ckptd_client/{name}.py" for name in (
+        "_dcp_directory", "_dcp_pickle", "_leaf_arrays", "_safetensors_files", "_torch_archive")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TELLING)
+def test_no_value_of_a_file_is_told_by_its_repr(name):
+    tree = ast.parse((pathlib.Path(ckptd.__file__).parents[1] / name).read_text())
+    parts = [part for part in ast.walk(tree) if isinstance(part, ast.FormattedValue) and part.conversion == ord("r")]
+    assert [part.lineno for part in parts] == []

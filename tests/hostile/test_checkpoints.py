@@ -11,7 +11,7 @@ import pytest
 
 from tests.checkpoints import write_checkpoint
 from tests.cluster import ROOT
-from tests.hostile.cases import CASES, EXPORT, LIST, LOAD, MARKER, VERIFY
+from tests.hostile.cases import CASES, EXPORT, LIST, LOAD, MARKER, REBUILD, VERIFY
 from tests.hostile.part_cases import PART_CASES
 from tests.hostile.reader import some_state
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(300)
 MAX_GROWN_NBYTES = 48 << 20  # a buffer of 16 MiB and what Python keeps; the largest of the files has 1.1 MB
 READERS = {
     "load": LOAD, "load_two": LOAD, "load_from": LOAD, "plugin": LOAD, "verify": VERIFY, "list": LIST,
-    "export": EXPORT, "export_dcp": EXPORT,
+    "export": EXPORT, "export_dcp": EXPORT, "rebuild": REBUILD,
 }  # fmt: skip
 SETS = {"one file": CASES, "boxes": PART_CASES}
 

@@ -131,7 +131,7 @@ def test_links_to_files_are_followed(tmp_path):
 def test_names_that_share_one_list_of_chunks_cost_nothing(tmp_path):
     """Of one chunk or of empty ones, and where each lies."""
     names = [f"n{i}" for i in range(1500)]
-    info = _StorageInfo("__0_0.distcp", 0, 500)
+    info = _StorageInfo("__0_0.distcp", 0, 8000)
     storage = {MetadataIndex(name, torch.Size([0])): info for name in names}
     for size in (1500, 0):
         chunks = [ChunkStorageMetadata(torch.Size([0]), torch.Size([size]))] * 1500

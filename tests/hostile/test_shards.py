@@ -15,9 +15,10 @@ from ckptd_client._loading import read_checkpoint
 from tests.checkpoints import write_checkpoint
 from tests.cluster import Node
 from tests.hostile import forge
+from tests.runs import RUN
 
 NAMES = ["r00000-p00.safetensors", "r00001-p00.safetensors"]
-OLD, NEW = SaveId(1, 1, 10), SaveId(1, 2, 20)
+OLD, NEW = SaveId(1, 1, 10, RUN), SaveId(1, 2, 20, RUN)
 
 
 def state_of(rank, seed):

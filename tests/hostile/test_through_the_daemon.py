@@ -15,8 +15,10 @@ from ckptd.store_scan import Place, scan
 from tests.checkpoints import image_of, put_image, put_vote, write_checkpoint
 from tests.cluster import Node
 from tests.hostile import forge
+from tests.hostile.apart import apart
 from tests.hostile.cases import ALL, CASES, DEEP, LOAD, MARKER
 from tests.hostile.reader import some_state
+from tests.runs import RUN
 from tests.unit.client.same import difference
 
 pytestmark = pytest.mark.timeout(300)
@@ -69,7 +71,7 @@ def edit_vote(path, **changes):
 
 def place_of(path):
     job = path.parents[2]
-    return Place(JobKey(str(job.parent), job.name), SaveId(1, 1, 10))
+    return Place(JobKey(str(job.parent), job.name), SaveId(1, 1, 10, RUN))
 
 
 VOTES = {
@@ -94,7 +96,7 @@ VOTES = {
 def partial(tmp_path):
     """The hidden directory of a save whose votes are all in."""
     (tmp_path / "store").mkdir()
-    place = Place(JobKey(str(tmp_path / "store"), "demo"), SaveId(1, 1, 10))
+    place = Place(JobKey(str(tmp_path / "store"), "demo"), SaveId(1, 1, 10, RUN))
     image, record, _ = image_of(some_state(), place.save)
     put_image(place, record, image)
     put_vote(place, [record], world_size=1, node="node0", objects=None)
@@ -121,22 +123,22 @@ def test_what_such_votes_add_up_to_is_never_committed(partial, name):
 
 def test_links_lead_nobody_astray(tmp_path):
     """latest, and a checkpoint that is a link: read at most, and when it is removed the link alone goes."""
-    final = write_checkpoint(tmp_path / "store", [some_state()], save=SaveId(1, 1, 10))
+    final = write_checkpoint(tmp_path / "store", [some_state()], save=SaveId(1, 1, 10, RUN))
     job, latest = final.parent, final.parent / "latest"
-    far = write_checkpoint(tmp_path / "far", [some_state()], save=SaveId(7, 9, 900))
+    far = write_checkpoint(tmp_path / "far", [some_state()], save=SaveId(7, 9, 900, RUN))
     key = JobKey(str(tmp_path / "store"), "demo")
     for target in (str(far), "../../far/demo/" + far.name, "latest", "/dev/zero", "..", "", "\n"):
         latest.unlink()
         latest.symlink_to(target or "nothing")
         assert invoke(["list", str(job)]) == 0
         assert invoke(["verify", str(job)]) == 0
-        write_checkpoint(tmp_path / "store", [some_state()], save=SaveId(1, 2, 20))
+        write_checkpoint(tmp_path / "store", [some_state()], save=SaveId(1, 2, 20, RUN))
         assert os.readlink(latest) == "step-000000020.i0001"  # set right by the next commit
         shutil.rmtree(job / "step-000000020.i0001")
-    far = write_checkpoint(tmp_path / "far", [some_state()], save=SaveId(0, 9, 900))
+    far = write_checkpoint(tmp_path / "far", [some_state()], save=SaveId(0, 9, 900, RUN))
     (job / far.name).symlink_to(far)
     names = sorted(os.listdir(far))
-    store.remove_checkpoint(FileLayer(), key, SaveId(0, 9, 900))
+    store.remove_checkpoint(FileLayer(), key, SaveId(0, 9, 900, RUN))
     assert sorted(os.listdir(far)) == names
     assert not os.path.lexists(job / far.name)
 
@@ -145,3 +147,12 @@ def test_a_time_that_no_calendar_has(tmp_path):
     final = write_checkpoint(tmp_path, [some_state()])
     os.utime(final / "COMMITTED", (1 << 33, 1 << 33))
     assert invoke(["list", str(tmp_path)]) == 0
+
+
+def test_a_vote_of_a_million_ranks_takes_no_memory(partial):
+    """By its word alone."""
+    path = forge.Path(partial.votes) / "node0"
+    VOTES["ranks huge"](path)
+    came = apart(lambda: scan(FileLayer(), partial.key).partials[0].missing)
+    assert came.text.startswith("1048575 of 1048576 ranks have no vote: 1, 2, 3, 4, ..")
+    assert came.grown < 16 << 20, came

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ckptd.export.deepspeed import inert
-from ckptd.export.deepspeed.inert import Made
 from ckptd.export.deepspeed.source import ZeroCheckpoint
+from ckptd.protocol import inert
 from ckptd.protocol.errors import CkptdError, DamagedError
+from ckptd.protocol.inert import Made
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "zero"
 TAG = "global_step3"
@@ -104,7 +104,7 @@ def test_a_pickle_takes_no_more_than_its_length_allows(bomb, tmp_path):
     (tmp_path / "bomb").write_bytes(BOMBS[bomb])
     code = """
 import resource, sys
-from ckptd.export.deepspeed import inert
+from ckptd.protocol import inert
 from ckptd.protocol.errors import DamagedError
 resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
 try:
@@ -213,6 +213,6 @@ def test_a_pickle_that_claims_to_be_long_is_not_read(copy):
     with zipfile.ZipFile(path / MODEL, "w", zipfile.ZIP_DEFLATED) as new:
         new.writestr("x/data.pkl", b"\0" * (1 << 28))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(DamagedError, match="compressed or too large"):
+    with pytest.raises(DamagedError, match="is compressed"):
         opened(path)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10

@@ -112,7 +112,7 @@ def made(kind, layout, seed):
 
 def keep_off_the_store(client, job):
     """A file lies where the drain of the next save makes its directory: ranks that are gone would have it drained."""
-    save = SaveId(client.incarnation, 2, STEP)
+    save = SaveId(client.incarnation, 2, STEP, bytes.fromhex(client.run))
     with open(os.path.join(os.environ["CKPTD_STORE"], job, save.partial_dirname), "x", encoding="ascii"):
         pass
 

@@ -9,7 +9,7 @@ from ckptd.core import actions as act
 from ckptd.core import events as ev
 from ckptd.core.catalogue import Catalogue
 from ckptd.core.policy import Policy
-from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.ids import NO_RUN, JobKey, SaveId
 from ckptd.protocol.messages import (
     Attached,
     Cadence,
@@ -22,6 +22,7 @@ from ckptd.protocol.messages import (
     SlotsRefused,
     Tier,
 )
+from tests.runs import RUN, STORE_ID
 from tests.seals import a_seal
 
 KEY = JobKey("/store", "job")
@@ -213,17 +214,23 @@ class World:
                 if f is None or f.save != save:
                     return []
                 return [ev.DigestsSealed(job=KEY, slot=slot, save=save, seal=a_seal(KEY, save, f.rank))]
-            case act.TakeIncarnation():
+            case act.TakeIncarnation(session=session):
                 self.made_up |= not well
-                return [ev.IncarnationTaken(job=KEY, number=self.store_number if well else 0, problem=problem)]
-            case act.ScanStore():
+                return [
+                    ev.IncarnationTaken(
+                        job=KEY, session=session, number=self.store_number if well else 0, problem=problem, run=RUN
+                    )
+                ]
+            case act.ScanStore(after=after):
                 found = tuple(ev.OnStore(s, w, 10, s.dirname) for s, w in sorted(self.committed.items()))
                 halves = {s: False for s in self.drained if s not in self.committed}
                 halves |= {s: True for s in self.votes if s not in self.committed}
                 partials = tuple(ev.Partial(s, c) for s, c in sorted(halves.items()))
                 if well:
-                    return [ev.StoreScanned(job=KEY, committed=found, partials=partials)]
-                return [ev.StoreScanned(job=KEY, problem=problem)]
+                    return [
+                        ev.StoreScanned(job=KEY, store_id=STORE_ID, after=after, committed=found, partials=partials)
+                    ]
+                return [ev.StoreScanned(job=KEY, after=after, problem=problem)]
             case act.Drain(save=save):
                 return [ev.Drained(job=KEY, save=save, problem=problem)]
             case act.WriteVote(save=save):
@@ -288,7 +295,8 @@ class World:
         proc.state = "waiting"
         self.say(ev.RankAttached(
             job=KEY, request=self.request(proc, "attach"), session=proc.session, rank=proc.rank,
-            world_size=proc.world, host="h", pid=1, incarnation=proc.incarnation, takeover=proc.takeover,
+            world_size=proc.world, host="h", pid=1, incarnation=proc.incarnation,
+            run=RUN if proc.incarnation else NO_RUN, takeover=proc.takeover,
             cadence=proc.cadence,
         ))  # fmt: skip
 
@@ -301,7 +309,7 @@ class World:
     def save(self, proc: Proc, step: int, *, drain: bool) -> None:
         """A rank saves: into a slot that it was granted, or not at all. Without a daemon the seal waits for one."""
         proc.counter += 1
-        save = SaveId(proc.incarnation, proc.counter, step)
+        save = SaveId(proc.incarnation, proc.counter, step, RUN)
         proc.saves[save] = [None]
         fitting = [n for n, c in proc.granted.items() if c >= proc.capacity and n in self.files]
         if not fitting:

@@ -5,8 +5,8 @@ from hashlib import blake2b
 from typing import Any
 
 from ckptd.core.events import TopologyKept
-from ckptd.core.piece import Piece
 from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.parity import Piece
 from ckptd.protocol.slot import Seal, SlotState
 
 
@@ -59,6 +59,8 @@ class Arena:
         self.node = node
         self.ident = ident
         self.jobs: dict[JobKey, JobMemory] = {}
+        self.numbers: dict[JobKey, int] = {}  # kept whatever is forgotten
+        self.stores: dict[JobKey, str] = {}  # the id of each job's, kept too
         self.budget_nbytes: int | None = None  # None: there is always room
         self._watch = watch
 

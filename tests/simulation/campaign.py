@@ -11,10 +11,12 @@ from pathlib import Path
 from tests.simulation.run import BrokenError, Outcome, play
 
 
-def attempt(seed: int, nodes: int, scheme: str | None, seconds: float) -> Outcome | tuple[int, str, str]:
+def attempt(
+    seed: int, nodes: int, scheme: str | None, seconds: float, compound: float
+) -> Outcome | tuple[int, str, str]:
     """What became of a seed: its outcome, or seed, problem and transcript."""
     try:
-        return play(seed, nodes=nodes, scheme=scheme, seconds=seconds)
+        return play(seed, nodes=nodes, scheme=scheme, seconds=seconds, compound=compound)
     except BrokenError as error:
         return (seed, error.problem, str(error))
 
@@ -28,6 +30,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--scheme", choices=["none", "xor", "double"])
     parser.add_argument("--seconds", type=float, default=150.0)
+    parser.add_argument("--compound", type=float, default=0.0, help="chance that a fault is several, at a coordinator")
     parser.add_argument("--minutes", type=float, default=0.0, help="begin no seed after so long")
     parser.add_argument("--save", help="a directory for the transcripts of failing seeds")
     args = parser.parse_args()
@@ -38,7 +41,7 @@ def main() -> int:
     totals: dict[str, Counter[str]] = {"faults": Counter(), "told": Counter(), "counts": Counter()}
     with ProcessPoolExecutor(args.jobs) as pool:
         seeds = range(args.first_seed, args.first_seed + args.count)
-        futures = [pool.submit(attempt, seed, args.nodes, args.scheme, args.seconds) for seed in seeds]
+        futures = [pool.submit(attempt, seed, args.nodes, args.scheme, args.seconds, args.compound) for seed in seeds]
         for future in futures:
             if args.minutes and time.monotonic() - began > 60 * args.minutes and future.cancel():
                 continue

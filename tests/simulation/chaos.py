@@ -13,10 +13,11 @@ if TYPE_CHECKING:
 class Chaos:
     """``calm_since``: the time since which nothing was wrong; infinite while something is."""
 
-    def __init__(self, world: "World", *, every_s: float, reshape: float) -> None:
+    def __init__(self, world: "World", *, every_s: float, reshape: float, compound: float = 0.0) -> None:
         self._world = world
         self._every_s = every_s
         self.reshape = reshape
+        self._compound = compound  # chance that several things go wrong at once, about one coordinator
         self.active = every_s > 0
         self.happened: Counter[str] = Counter()
         self._last = 0.0
@@ -76,11 +77,15 @@ class Chaos:
     def _next(self) -> None:
         self._world.clock.after(self._world.clock.random.expovariate(1 / self._every_s), self._happen)
 
-    def _happen(self) -> None:  # noqa: C901 - one line per fault
+    def _happen(self) -> None:  # noqa: C901, PLR0912 - one line per fault
         if not self.active:
             return
         clock, world = self._world.clock, self._world
         standing = [m for m in world.nodes.values() if not m.lost]
+        if self._compound and clock.chance(self._compound):
+            self._beset()
+            self._next()
+            return
         dice = clock.random.random()
         if not standing:
             self._next()
@@ -113,6 +118,28 @@ class Chaos:
             self.note("bad weather")
             world.network.bad_weather = not world.network.bad_weather
         self._next()
+
+    def _beset(self) -> None:
+        """A coordinator restarts while another node is silent, for longer than it is waited for; ranks, store as well.
+
+        It may restart again, or be started anew elsewhere, before that node answers.
+        """
+        clock, world = self._world.clock, self._world
+        session = clock.random.choice(world.launchers).current
+        homes = list(dict.fromkeys(session.homes)) if session is not None else list(world.nodes.values())
+        chief, others = homes[0], [m for m in world.nodes.values() if m is not homes[0] and not m.lost]
+        self.note("beset")
+        if others:
+            silent = frozenset({clock.random.choice(others).name})
+            seconds = clock.random.choice([12.0, 40.0, 90.0, 200.0])
+            world.network.partition(silent, frozenset(world.nodes) - silent, seconds)
+            self._wound(seconds)
+        if clock.chance(0.5):
+            self._trouble()
+        for _ in range(clock.random.choice([1, 1, 2, 3])):
+            clock.after(clock.between(0, 30), self._kill, chief, clock.mostly(1.0, 40.0, 0.1))
+        if session is not None and clock.chance(0.5):
+            clock.after(clock.between(0, 10), session.crash, session.procs)
 
     def _kill(self, machine: Machine, seconds: float) -> None:
         self.note("daemon killed")

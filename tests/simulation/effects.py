@@ -9,13 +9,14 @@ import msgspec
 
 from ckptd.core import actions as act
 from ckptd.core import events as ev
-from ckptd.core.piece import Column
 from ckptd.protocol.ids import JobKey, incarnation_at
+from ckptd.protocol.parity import Column
 from ckptd.protocol.slot import Seal, SlotState
+from tests.runs import STORE_ID
 from tests.simulation import parity
 from tests.simulation.arena import NoRoomError
-from tests.simulation.machine import Machine, make
-from tests.simulation.store import StoreError
+from tests.simulation.machine import BEGAN, Machine, make
+from tests.simulation.store import StoreError, run_of
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -32,7 +33,6 @@ _STORE = (
 _WITH_PATIENCE = (act.TakeIncarnation, act.ScanStore)
 _PATIENCE_S = 10.0
 _HANG_S = 300.0  # after which a worker that says nothing is replaced
-_BEGAN = 1_800_000_000.0  # the time of day when a world begins, in seconds since 1970
 _USUAL_S = {
     act.AllocateSlots: 0.05, act.TakeDigests: 0.1, act.Encode: 0.3, act.FetchSegment: 0.2, act.Drain: 0.5,
     act.TakeIncarnation: 0.01, act.ScanStore: 0.02, act.WriteVote: 0.02, act.Commit: 0.05,
@@ -70,7 +70,7 @@ class Effects:
         if crash == "after":
             machine.kill()
 
-    def _start(self, machine: Machine, action: act.Action) -> None:
+    def _start(self, machine: Machine, action: act.Action) -> None:  # noqa: C901 - one line per action
         arena, job = machine.arena, action.job
         match action:
             case act.FreeSlot():
@@ -85,7 +85,12 @@ class Effects:
             case act.KeepTopology():
                 memory = arena.job(job)
                 memory.kept = ev.TopologyKept(
-                    job=job, topology=action.topology, epoch=action.epoch, since=action.since, outside=action.outside
+                    job=job,
+                    topology=action.topology,
+                    epoch=action.epoch,
+                    since=action.since,
+                    outside=action.outside,
+                    former=action.former,
                 )
                 machine.meet(job, action.topology.peers if self._world.keeping_is_meeting else ())
             case act.StopEncode():
@@ -99,6 +104,10 @@ class Effects:
             case act.DropPiece():
                 self._world.promises.may_drop(machine, job, action.save, action.epoch)
                 arena.drop_piece(job, action.save, action.epoch)
+            case act.KeepNumber():
+                arena.numbers[job] = action.number
+            case act.RememberStore():
+                arena.stores[job] = action.store_id
             case act.ForgetJob():
                 arena.forget(job)
                 machine.forget(job)
@@ -192,7 +201,7 @@ class Effects:
                 self._world.counts["refused for the budget"] += 1
                 problem = problem or f"budget: {error}"
         if problem and isinstance(action, act.TakeIncarnation):
-            found = incarnation_at(_BEGAN + self._world.clock.now)
+            found = incarnation_at(BEGAN + self._world.clock.now)
         return _EVENTS[type(action)](action, problem, found)
 
     # --- what each does; raises StoreError
@@ -291,14 +300,16 @@ class Effects:
         return good[0].seal.world_size, tuple(s.rank for s in good)
 
     def _take(self, machine: Machine, action: act.TakeIncarnation) -> int:
-        return self._world.store(action.job).take(action.at_least)
+        return self._world.store(action.job).take(action.at_least, BEGAN + self._world.clock.now, action.session)
 
     def _scan(self, machine: Machine, action: act.ScanStore) -> Any:
         return self._world.store(action.job).scan()
 
-    def _commit(self, machine: Machine, action: act.Commit) -> None:
-        self._world.store(action.job).commit(action.save)
+    def _commit(self, machine: Machine, action: act.Commit) -> int:
+        store = self._world.store(action.job)
+        store.commit(action.save)
         self._world.promises.committed(action.job, action.save)
+        return store.taken_over(action.save, action.incarnation, action.session)
 
     def _remove(self, machine: Machine, action: act.RemoveCheckpoint) -> bool:
         return self._world.store(action.job).remove(action.save)
@@ -331,8 +342,18 @@ def _fetched(action: act.FetchSegment, problem: str, found: Any) -> list[Any]:
 
 def _scanned(action: act.ScanStore, problem: str, found: Any) -> list[Any]:
     if problem:
-        return [make(ev.StoreScanned, job=action.job, problem=problem)]
-    return [make(ev.StoreScanned, job=action.job, committed=found[0], partials=found[1])]
+        return [make(ev.StoreScanned, job=action.job, after=action.after, problem=problem)]
+    return [
+        make(
+            ev.StoreScanned,
+            job=action.job,
+            store_id=STORE_ID,
+            after=action.after,
+            committed=found[0],
+            partials=found[1],
+            records=found[2],
+        )
+    ]
 
 
 def _plain(kind: type[Any], **more: Any) -> Callable[[Any, str, Any], list[Any]]:
@@ -357,10 +378,19 @@ _EVENTS: dict[type[Any], Callable[[Any, str, Any], list[Any]]] = {
     ],
     act.WriteVote: _plain(ev.VoteWritten),
     act.TakeIncarnation: lambda a, problem, found: [
-        make(ev.IncarnationTaken, job=a.job, number=found, problem=problem)
+        make(
+            ev.IncarnationTaken,
+            job=a.job,
+            session=a.session,
+            number=found,
+            run=run_of(a.session, found),
+            problem=problem,
+        )
     ],
     act.ScanStore: _scanned,
-    act.Commit: _plain(ev.CommitEnded, nbytes=10),
+    act.Commit: lambda a, problem, found: [
+        make(ev.CommitEnded, job=a.job, save=a.save, nbytes=10, taken_over=0 if problem else found, problem=problem)
+    ],
     act.RemoveCheckpoint: lambda a, problem, gone: [
         make(ev.CheckpointRemoved, job=a.job, save=a.save, problem=problem, pinned=not problem and not gone)
     ],

@@ -141,7 +141,9 @@ class Launcher:
             self._later(self.world.clock.between(0.5, 10))
 
     def forget(self) -> None:
-        """``ckptd forget --force`` on every node where no rank lives."""
+        """``ckptd forget --force`` on every node where no rank lives, unless a later session has gone on meanwhile."""
+        if self.current is not None and self.current.phase in ("train", "close"):
+            return
         for machine in self.world.nodes.values():
             if machine.catalogue is not None and machine.up and self.job in machine.catalogue.jobs:
                 with contextlib.suppress(CkptdError):

@@ -1,13 +1,12 @@
 """A node: its arena, and the daemon that runs over it now, if one does. ``say`` is the daemon's loop."""
 
-import dataclasses
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from ckptd.core import actions as act
 from ckptd.core import events as ev
 from ckptd.core.catalogue import Catalogue
-from ckptd.protocol.ids import JobKey
+from ckptd.protocol.ids import JobKey, incarnation_at
 from ckptd.protocol.slot import SlotState
 from ckptd.protocol.topology import Peer
 from tests.simulation.arena import Arena
@@ -15,6 +14,7 @@ from tests.simulation.arena import Arena
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
+BEGAN = 1_800_000_000.0  # the time of day when a world begins, in seconds since 1970
 _EPSILON_S = 1e-4  # a clock read a little late, so that rounding never leaves a deadline just ahead
 
 
@@ -28,7 +28,7 @@ _FIELDS: dict[type[Any], frozenset[str]] = {}
 
 def _fields(kind: type[Any]) -> frozenset[str]:
     if kind not in _FIELDS:
-        _FIELDS[kind] = frozenset(f.name for f in dataclasses.fields(kind))
+        _FIELDS[kind] = frozenset(kind.__struct_fields__)
     return _FIELDS[kind]
 
 
@@ -70,6 +70,9 @@ class Machine:
         self.known, self.watched, self.seen = {}, set(), {}
         self.world.log(self, "daemon starts, life", self.life)
         life = self.life
+        for job, number in sorted(self.arena.numbers.items()):
+            if number >= incarnation_at(BEGAN + self.world.clock.now):
+                self.say(ev.NumberKept(job=job, number=number))
         for job in sorted(self.arena.jobs):
             memory = self.arena.jobs[job]
             if not memory.slots and not memory.pieces:
@@ -99,6 +102,8 @@ class Machine:
                     shares=slot.seal.shares,
                 )
             )
+        if job in self.arena.stores:
+            self.say(ev.StoreRemembered(job=job, store_id=self.arena.stores[job]))
         for key in sorted(memory.pieces):
             self.say(make(ev.PieceAdopted, job=job, piece=memory.pieces[key]))
         for (rank, session), proc in list(memory.rank_files.items()):

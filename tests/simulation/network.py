@@ -8,9 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from ckptd.core import events as ev
+from ckptd.protocol import node_messages
 from ckptd.protocol.ids import JobKey
 from tests.simulation.clock import Clock
 
@@ -18,7 +17,6 @@ HANDSHAKE_S = 0.02
 DELAY_S = 0.0005
 RESENT_S = 0.4
 PEER_TIMEOUT_S = 10.0
-_encode = msgspec.msgpack.Encoder().encode
 
 
 @dataclass(eq=False, slots=True)
@@ -56,7 +54,6 @@ class Network:
         self.kinds: Counter[str] = Counter()
         self.dropped = 0
         self.bad_weather = False
-        self.encode: Callable[[Any], bytes] = _encode  # to count bytes by
         self.wanted: Callable[[str, str], bool] = lambda _a, _b: True  # which links are made at all
 
     def link(self, a: str, b: str) -> Link:
@@ -199,17 +196,21 @@ class Network:
 
     # --- messages
 
-    def send(self, node: str, other: str, message: ev.Event) -> None:
-        """A message of a node's core for another one's. Dropped without a word unless the sender was told PeerUp."""
+    def send(self, node: str, other: str, message: ev.Message) -> None:
+        """A message of a node's core for another one's, as bytes that say it and back.
+
+        Dropped without a word unless the sender was told PeerUp.
+        """
         self.sent[node] += 1
         self.kinds[_kind(message)] += 1
-        self.nbytes[node] += len(self.encode(message))
+        raw = node_messages.encode(message)
+        self.nbytes[node] += len(raw)
         link = self._of.get(node, {}).get(other)
         tie = link.tie if link is not None else None
         if link is None or tie is None or (node, message.job) not in tie.heard:
             self.dropped += 1
             return
-        self._send_on(link, tie, other, message)
+        self._send_on(link, tie, other, node_messages.decode(raw))
 
     def _send_on(self, link: Link, tie: Tie, node: str, message: Any) -> None:
         clock = self._clock

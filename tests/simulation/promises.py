@@ -4,9 +4,9 @@ from collections import Counter
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from ckptd.core.piece import Piece
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.messages import End, LoadFrom, Milestone, Progress, Tier
+from ckptd.protocol.parity import Piece
 from ckptd.protocol.slot import Seal
 from tests.simulation import replicas
 from tests.simulation.truth import Promise, SaveTruth, Truth
@@ -295,7 +295,9 @@ class Promises:
         policy, nodes = self._world.policy, len({machine.name for machine in session.homes})
         shared = any(found.said.values())
         others = shared or session.relaid or found.world_size != session.world_size
-        if others and nodes > (policy.shared_nodes if shared else policy.whole_nodes):
+        by_all = any(share.count == found.world_size for said in found.said.values() for share in said)
+        held_before = shared and (by_all or not (session.relaid or found.world_size != session.world_size))
+        if others and nodes > (policy.shared_nodes if held_before else policy.whole_nodes):
             return
         far = [proc.rank for proc in session.procs if proc.read is None or proc.read.tier is Tier.PFS]
         assert not far, f"ranks {far[:8]} read {found.save} from the store, and it lies in memory"

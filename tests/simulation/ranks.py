@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckptd.core import actions as act
 from ckptd.core import events as ev
-from ckptd.protocol.ids import SaveId
+from ckptd.protocol.ids import NO_RUN, SaveId
 from ckptd.protocol.messages import (
     Attached,
     LoadFrom,
@@ -56,7 +56,7 @@ class Proc:
         self.alive = True
         self.state = "new"
         self.life = 0  # of the daemon it speaks with
-        self.incarnation = 0
+        self.incarnation, self.run = 0, NO_RUN
         self.counter = 0
         self.granted: dict[str, int] = {}
         self.asked_slots = False
@@ -126,13 +126,18 @@ class Proc:
             host=self.machine.name,
             pid=1,
             incarnation=self.incarnation,
+            run=self.run,
             takeover=self.session.takeover,
             cadence=self.session.cadence,
             topology=self.session.topology,
         )
 
     def daemon_lost(self) -> None:
-        """The connection broke."""
+        """The connection broke. Who was saying goodbye ends without an answer."""
+        if self.alive and self.state == "closing":
+            self.alive, self.state = False, "out"
+            self.session.closed(self)
+            return
         if not self.alive or self.state not in ("waiting", "in"):
             return
         self.state = "lost" if self.incarnation else "new"
@@ -193,7 +198,7 @@ class Proc:
         if not self.alive:
             return
         self.counter += 1
-        handle = Save(SaveId(self.incarnation, self.counter, step))
+        handle = Save(SaveId(self.incarnation, self.counter, step, self.run))
         self.saves[handle.save] = handle
         self.world.book.begun(self, handle.save)
         if len(self.saves) > 64:
@@ -305,7 +310,7 @@ class Proc:
     def _welcome(self, message: Attached) -> None:
         self.world.promises.welcomed(self, message.incarnation)
         again = bool(self.incarnation)
-        self.state, self.incarnation = "in", message.incarnation
+        self.state, self.incarnation, self.run = "in", message.incarnation, message.run
         for news in message.known:
             self._news(news)
         if not again:
@@ -359,7 +364,7 @@ class Proc:
         if order.save is None or order.agreed:
             self.loading = 0
             if order.agreed or order.incarnation > self.incarnation:
-                self.incarnation, self.counter = max(self.incarnation, order.incarnation), 0
+                self.incarnation, self.run, self.counter = order.incarnation, order.run, 0
             self.session.loaded(self, order)
             return
         self.world.promises.read_from(self, order)

@@ -74,6 +74,7 @@ def play(
         options += f" --set-size {set_size}" if set_size else ""
         options += f" --seconds {seconds:g}" if seconds != 150.0 else ""
         options += f" --fault-every {fault_every_s:g}" if fault_every_s != 12.0 else ""
+        options += f" --compound {more['compound']:g}" if more.get("compound") else ""
         problem = str(error) if isinstance(error, AssertionError) else repr(error)
         raise BrokenError(seed, nodes, options, problem, lines) from error
     return Outcome(

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from ckptd.core.sets import redundancy_sets
-from ckptd.peers import codec
 from ckptd.protocol.messages import Cadence, Milestone
 from ckptd.protocol.topology import Scheme
 from tests.simulation.world import POLICY, World
@@ -56,7 +55,6 @@ def measure(nodes: int, scheme: Scheme = Scheme.XOR, set_size: int = 8) -> Share
     sets = redundancy_sets([m.peer for m in world.nodes.values()], set_size)
     of = {name: number for number, members in enumerate(sets) for name in members}
     network = world.network
-    network.encode = codec.encode
     network.wanted = lambda a, b: COORDINATOR in {a, b} or of[a] == of[b]
     launcher = world.launchers[0]
     launcher._placement = lambda: list(world.nodes.values())  # type: ignore[method-assign]

@@ -152,7 +152,7 @@ class Session:
         if self._waiting or self.phase != "train":
             return
         self.since = self.world.clock.now
-        self.newest = SaveId(proc.incarnation, proc.counter, self.rounds * 10)
+        self.newest = SaveId(proc.incarnation, proc.counter, self.rounds * 10, proc.run)
         think = self.world.clock.mostly(self.world.think_s, self.world.think_s * 5)
         self.world.clock.after(think, self._next_round)
 

@@ -1,9 +1,15 @@
 """The file system that all nodes share: what one job's directory on it holds. Each call is one step."""
 
+import hashlib
 from dataclasses import dataclass, field
 
 from ckptd.core import events as ev
-from ckptd.protocol.ids import SaveId
+from ckptd.protocol.ids import SaveId, not_behind
+
+
+def run_of(session: str, number: int) -> bytes:
+    """The run id that the world draws."""
+    return hashlib.blake2b(f"{session} {number}".encode(), digest_size=16).digest()
 
 
 class StoreError(Exception):
@@ -39,6 +45,7 @@ class Store:
         self.bytes_per_s = 0.0  # of all nodes together; 0: the effects draw how long a drain takes
         self.pinned: set[SaveId] = set()
         self.numbers: set[int] = set()
+        self.records: dict[int, ev.Recorded] = {}
         self.partials: dict[SaveId, Directory] = {}
         self.committed: dict[SaveId, Directory] = {}
         self.ever: set[SaveId] = set()
@@ -52,19 +59,28 @@ class Store:
         self._free_at = max(self._free_at, now) + nbytes / self.bytes_per_s
         return self._free_at - now
 
-    def take(self, at_least: int) -> int:
-        """A number that nobody has had, by exclusive create."""
+    def take(self, at_least: int, now: float, session: str) -> int:
+        """A number that nobody has had, by exclusive create of its record."""
         used = [save.incarnation for save in (*self.partials, *self.committed)]
         number = max([at_least - 1, *self.numbers, *used]) + 1
+        number = not_behind(number, now)
         assert number not in self.numbers
         self.numbers.add(number)
+        self.records[number] = ev.Recorded(number, run_of(session, number), session)
         return number
 
-    def scan(self) -> tuple[tuple[ev.OnStore, ...], tuple[ev.Partial, ...]]:
+    def taken_over(self, save: SaveId, incarnation: int, session: str) -> int:
+        """The highest number above the committer's that another session took, 0: none."""
+        saved = next((r.session for r in self.records.values() if (r.incarnation, r.run) == save.owner), "")
+        base = max(incarnation, save.incarnation)
+        own = session or saved
+        return max((n for n, r in self.records.items() if n > base and r.session != own), default=0)
+
+    def scan(self) -> tuple[tuple[ev.OnStore, ...], tuple[ev.Partial, ...], tuple[ev.Recorded, ...]]:
         """What lies there."""
         found = tuple(ev.OnStore(s, d.world_size, 10, s.dirname) for s, d in sorted(self.committed.items()))
         halves = tuple(ev.Partial(s, not d.missing) for s, d in sorted(self.partials.items()))
-        return found, halves
+        return found, halves, tuple(self.records.values())
 
     def make_partial(self, save: SaveId) -> bool:
         """The directory for a drain; False when the save is committed already."""

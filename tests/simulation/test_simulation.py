@@ -134,7 +134,7 @@ def test_every_action_of_the_core_has_an_effect():
     asynchronous = set(effects._EFFECTS)
     immediate = {
         act.ToRank, act.ToNode, act.FreeSlot, act.UnlinkSlot, act.KeepTopology, act.StopEncode, act.DropPiece,
-        act.ForgetJob, act.MeetPeers, act.Note,
+        act.KeepNumber, act.RememberStore, act.ForgetJob, act.MeetPeers, act.Note,
     }  # fmt: skip
     off = {act.DrainParity}  # unless a daemon is told to
     kinds = {kind for kind in vars(act).values() if isinstance(kind, type) and issubclass(kind, act.Action)}

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from itertools import chain
 
-from ckptd.core.piece import Piece
 from ckptd.protocol.ids import SaveId
+from ckptd.protocol.parity import Piece
 from ckptd.protocol.shares import Share
 from ckptd.protocol.slot import Seal
 from ckptd.protocol.topology import Scheme

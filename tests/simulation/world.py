@@ -55,6 +55,7 @@ class World:
         shared: float = 0.6,
         odd: float = 0.25,
         relaid: float = 0.15,
+        compound: float = 0.0,
     ) -> None:
         self.seed = seed
         self.clock = Clock(seed)
@@ -84,7 +85,7 @@ class World:
         self.network = Network(self.clock, self.nodes)
         self.effects = Effects(self)
         self.stores: dict[JobKey, Store] = {}
-        self.chaos = Chaos(self, every_s=fault_every_s, reshape=0.15)
+        self.chaos = Chaos(self, every_s=fault_every_s, reshape=0.15, compound=compound)
         self._idents = 0
         self._names = nodes
         for index in range(nodes):

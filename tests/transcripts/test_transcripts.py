@@ -13,16 +13,17 @@ from ckptd.core import actions as act
 from ckptd.core import events as ev
 from ckptd.protocol.ids import SaveId
 from ckptd.protocol.messages import Cadence
+from tests.runs import RUN
 from tests.seals import a_seal
 from tests.unit.a_job import KEY, AJob
 
 HERE = pathlib.Path(__file__).parent
 STORIES = sorted(HERE.glob("*.txt"))
-HIDDEN = {"job", "reply_to", "client_started", "node", "nbytes", "session", "capacity"}
+HIDDEN = {"job", "reply_to", "client_started", "node", "nbytes", "session", "capacity", "run", "store_id", "after"}
 
 
 def save_of(text):
-    return SaveId(*map(int, text.split(".")))
+    return SaveId(*map(int, text.split(".")), RUN)
 
 
 def show(value):
@@ -48,7 +49,7 @@ def line(value):
     if isinstance(value, act.ToRank):
         return f"rank {value.rank} of {value.session}: {line(value.message)}"
     words = [
-        f"{k}={show(v)}" for k, v in fields(value).items() if k not in HIDDEN and v not in (None, "", False, 0, [])
+        f"{k}={show(v)}" for k, v in fields(value).items() if k not in HIDDEN and v not in (None, "", False, 0, [], ())
     ]
     if type(value).__name__ in ("AllocateSlots", "SlotReady"):
         words = [f"rank={value.rank}", *[w for w in words if not w.startswith("rank=")]]

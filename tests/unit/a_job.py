@@ -4,12 +4,14 @@ from ckptd.core import actions as act
 from ckptd.core import events as ev
 from ckptd.core.catalogue import Catalogue
 from ckptd.core.policy import Policy
-from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.ids import NO_RUN, JobKey, SaveId
 from ckptd.protocol.messages import Cadence, Progress, Reply, Tier
+from tests.runs import RUN, STORE_ID
 from tests.seals import a_seal
 
 KEY = JobKey("/store", "job")
 CAPACITY = 4096
+LATE = 10**8  # a scan that began after every number that was taken
 
 
 class AJob:
@@ -23,12 +25,14 @@ class AJob:
         self.seq = 0
         self.serial = 0
         self.did: list[act.Action] = []
+        self.taking: list[act.TakeIncarnation] = []  # not answered yet
 
     # --- saying
 
     def say(self, event: ev.Event) -> list[act.Action]:
         done = self.catalogue.handle(event, self.now)
         self.did += done
+        self.taking += [action for action in done if isinstance(action, act.TakeIncarnation)]
         self.catalogue.check()
         return done
 
@@ -36,6 +40,7 @@ class AJob:
         self.now += seconds
         done = self.catalogue.tick(self.now)
         self.did += done
+        self.taking += [action for action in done if isinstance(action, act.TakeIncarnation)]
         due = self.catalogue.next_deadline()
         assert due is None or due > self.now, "the loop would spin"
         self.catalogue.check()
@@ -49,7 +54,8 @@ class AJob:
         seq = self.request()
         self.say(ev.RankAttached(
             job=KEY, request=seq, session=session, rank=rank, world_size=world or self.world, host="host",
-            pid=100 + rank, incarnation=incarnation, takeover=takeover, cadence=self.cadence,
+            pid=100 + rank, incarnation=incarnation, run=RUN if incarnation else NO_RUN,
+            takeover=takeover, cadence=self.cadence,
         ))  # fmt: skip
         return seq
 
@@ -65,11 +71,15 @@ class AJob:
         return self
 
     def number(self, number: int = 1) -> list[act.Action]:
-        return self.say(ev.IncarnationTaken(job=KEY, number=number))
+        """The oldest question for a number is answered."""
+        session = self.taking.pop(0).session if self.taking else "a"
+        return self.say(ev.IncarnationTaken(job=KEY, session=session, number=number, run=RUN))
 
     def scan(self, *committed: SaveId, partials: tuple[ev.Partial, ...] = (), **words: object) -> list[act.Action]:
         found = tuple(ev.OnStore(save, self.world, 10, save.dirname) for save in committed)
-        return self.say(ev.StoreScanned(job=KEY, committed=found, partials=partials, **words))
+        return self.say(
+            ev.StoreScanned(job=KEY, store_id=STORE_ID, after=LATE, committed=found, partials=partials, **words)
+        )
 
     def ask(self, rank: int, session: str = "a", capacity: int = CAPACITY) -> int:
         seq = self.request()

@@ -16,6 +16,7 @@ from ckptd.protocol.status import (
     Status,
     WorkerStatus,
 )
+from tests.runs import RUN
 
 GIB = 1 << 30
 STORE = "/scratch/project_465000123/someone/checkpoints/with/a/path/that/does/not/fit/in/one/line"
@@ -59,7 +60,7 @@ def report(number: int, **changes: Any) -> NodeReport:
 
 def drain(**changes: Any) -> DrainStatus:
     values = {
-        "save": SaveId(4, 1300, 1300), "nbytes": 376 * GIB, "nbytes_done": 150 * GIB, "seconds": 120.0,
+        "save": SaveId(4, 1300, 1300, RUN), "nbytes": 376 * GIB, "nbytes_done": 150 * GIB, "seconds": 120.0,
         "bytes_per_s": 1.25 * GIB, "seconds_left": 180.8, "attempt": 1,
     }  # fmt: skip
     return DrainStatus(**values | changes)

@@ -14,9 +14,9 @@ MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 50
 
 PURE_BANNED = {"asyncio", "logging", "mmap", "os", "socket", "threading", "time", "torch", "zmq"}
-PURE_ALLOWED = (sys.stdlib_module_names - PURE_BANNED) | {"msgspec", "xxhash"}
-BULK = tuple(f"ckptd.bulk.{name}" for name in ("client", "server", "sockets", "wire"))
-CLIENT_SEES = ("ckptd.protocol", "ckptd.mapping", "ckptd.regular_files", *BULK)
+PURE_ALLOWED = (sys.stdlib_module_names - PURE_BANNED) | {"blake3", "msgspec", "xxhash"}
+BULK = tuple(f"ckptd.bulk.{name}" for name in ("client", "server", "sockets", "marks", "wire"))
+CLIENT_SEES = ("ckptd.protocol", "ckptd.integrity_key", "ckptd.mapping", "ckptd.regular_files", *BULK)
 DAEMON_BANNED = {"ckptd_client", "numpy", "pickle", "torch"}
 OPTIONAL = {
     "ckptd.export.casts": {"numpy"},
@@ -150,6 +150,98 @@ def test_lengths(module):
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     long = {node.name: n for node in functions if (n := len(code_lines(node, lines))) > MAX_FUNCTION_LINES}
     assert long == {}
+
+
+# --- digests ---
+
+# Of names, numbers and what one machine's processes agree on; no byte of a checkpoint is proved by them.
+NAMES_BY_DIGEST = {
+    "ckptd.parity.record",  # the name of a set
+    "ckptd.protocol.integrity",
+    "ckptd.protocol.places",
+    "ckptd_client._balance",
+    "ckptd_client._board",
+    "ckptd_client._image",
+    "ckptd_client._plan",
+    "ckptd_client._together",
+    "ckptd_client.dcp._items",
+    "ckptd_client.gathering._agreement",
+    "ckptd_client.gathering._leaves",
+}
+SAYS_WHICH = re.compile(r"integrity|proof\b|report\b|config\b|XXH3")
+
+
+def takes_integrity(tree):
+    """Names of what is made or called with an integrity, whose default is for tests: our own code says which."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and "integrity" in parameters(node):
+            yield node.name
+        elif isinstance(node, ast.ClassDef):
+            made = [one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"]
+            fields = [one.target.id for one in node.body if isinstance(one, ast.AnnAssign)]
+            if "integrity" in [name for one in made for name in parameters(one)] + fields:
+                yield node.name
+
+
+def parameters(function):
+    return [one.arg for one in (*function.args.args, *function.args.kwonlyargs)]
+
+
+TREES = {name: ast.parse(path.read_text()) for name, path in EVERYTHING.items()}
+PROVED = {(name, one) for name, tree in TREES.items() for one in takes_integrity(tree)} - {
+    ("ckptd.protocol.messages", "NodeInfo"),  # tells of it
+    ("ckptd.config", "Config"),
+    ("ckptd_client.client", "connect"),  # a user's
+    ("ckptd_client._settings", "Proof"),
+    ("ckptd.export.read", "SourceFile"),  # other programs' files have no digests
+}
+
+
+def says_nothing(module, tree):
+    """Calls of what takes an integrity that name none.
+
+    A file layer that is made for one call, ``FileLayer().size(path)``, proves nothing by itself, and nobody gets it.
+    """
+    known = {name: name for of, name in PROVED if of == module}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            known |= {a.asname or a.name: a.name for a in node.names if (node.module, a.name) in PROVED}
+    once = {node.func.value for node in ast.walk(tree) if isinstance(node, ast.Call) and hasattr(node.func, "value")}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id not in known:
+            continue
+        if known[node.func.id] == "FileLayer" and node in once:
+            continue
+        given = [*node.args, *(keyword.value for keyword in node.keywords)]
+        if not any(SAYS_WHICH.search(ast.unparse(value)) for value in given):
+            yield f"{node.func.id}, line {node.lineno}"
+
+
+def test_only_names_are_digests_without_integrity():
+    """Who proves bytes is given an Integrity: then no key can be forgotten on the way."""
+    assert {name for name, tree in TREES.items() if {"digest", "Digest"} & unkeyed(tree)} <= NAMES_BY_DIGEST
+
+
+def unkeyed(tree):
+    """What a file imports of the digests without a key."""
+    found = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module == "ckptd.protocol.digest"]
+    return {alias.name for node in found for alias in node.names}
+
+
+@pytest.mark.parametrize("module", EVERYTHING)
+def test_whoever_proves_bytes_says_how(module):
+    assert list(says_nothing(module, TREES[module])) == []
+
+
+def test_the_rule_of_proofs_catches():
+    head = "from ckptd.protocol.manifest import decode_vote\n"
+    assert list(says_nothing("x", ast.parse(head + "decode_vote(raw, where=where)"))) == ["decode_vote, line 2"]
+    assert list(says_nothing("x", ast.parse(head + "decode_vote(raw, where=where, integrity=fs.integrity)"))) == []
+    head = "from ckptd.filelayer import FileLayer\n"
+    assert list(says_nothing("x", ast.parse(head + "fs = FileLayer(top)"))) == ["FileLayer, line 2"]
+    assert list(says_nothing("x", ast.parse(head + "fs = FileLayer(top, integrity)\nFileLayer().size(path)"))) == []
+    assert {("ckptd.filelayer", "FileLayer"), ("ckptd.regular_files", "RegularFiles")} <= PROVED
+    assert len(PROVED) > 40
 
 
 # --- documents ---

@@ -23,10 +23,11 @@ from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.manifest import StockObjects, encode_objects
 from ckptd.protocol.slot import PAGE, SEALS_NBYTES, Seal, SlotState, next_seal
 from tests.cluster import ROOT
+from tests.runs import RUN
 from tests.slots import write_slot
 
 KEY = JobKey("/store", "job")
-SAVE = SaveId(1, 1, 10)
+SAVE = SaveId(1, 1, 10, RUN)
 CAPACITY = 16 * PAGE
 
 
@@ -245,7 +246,7 @@ def test_a_slot_from_allocation_to_vote_and_back(arena):
 
 def test_digests_of_another_save_are_not_taken(arena):
     name, _ = sealed(arena)
-    assert arena.digests(KEY, name, SaveId(1, 2, 20)) is None
+    assert arena.digests(KEY, name, SaveId(1, 2, 20, RUN)) is None
 
 
 def test_a_seal_that_claims_more_than_the_file_has_is_not_read(arena):

@@ -25,6 +25,7 @@ from ckptd.protocol.manifest import VERSION, FileRecord, Vote
 from ckptd.store import commit, write_vote
 from ckptd.store_scan import Place
 from ckptd.units import parse_size
+from tests.runs import RUN, STORE_ID
 from tests.unit import a_status
 
 VERBS = tuple(cli._VERBS)
@@ -70,9 +71,9 @@ def store(tmp_path):
     path = tmp_path / "store"
     (path / "job").mkdir(parents=True)
     key = JobKey(str(path), "job")
-    put(key, SaveId(1, 1, 100))
-    commit(FileLayer(), key, SaveId(1, 1, 100), "test")
-    os.mkdir(Place(key, SaveId(1, 2, 200)).partial)
+    put(key, SaveId(1, 1, 100, RUN))
+    commit(FileLayer(), key, SaveId(1, 1, 100, RUN), "test")
+    os.mkdir(Place(key, SaveId(1, 2, 200, RUN)).partial)
     return path
 
 
@@ -84,7 +85,8 @@ def put(key: JobKey, save: SaveId) -> None:
         file.write(image)
     record = FileRecord(name=file_name(0), rank=0, nbytes=len(image), digests=digest(image), layout=b"", leaves=b"")
     vote = Vote(
-        version=VERSION, digest_kind=KIND, job=key.job, save=save, node="node", world_size=1, files=[record]
+        version=VERSION, digest_kind=KIND, store_id=STORE_ID, job=key.job, save=save, node="node",
+        world_size=1, files=[record],
     )  # fmt: skip
     write_vote(FileLayer(), key, vote)
 
@@ -375,7 +377,7 @@ def many(store):
     """Steps 100 to 150, of the job in the store."""
     key = JobKey(str(store), "job")
     for counter, step in enumerate(range(110, 160, 10), 3):
-        save = SaveId(1, counter, step)
+        save = SaveId(1, counter, step, RUN)
         put(key, save)
         commit(FileLayer(), key, save, "test")
     return store
@@ -417,7 +419,7 @@ def test_prune_takes_its_settings_from_where_the_daemon_does(ckptd, many, monkey
 
 
 def test_prune_says_what_it_could_not_remove(ckptd, many, monkeypatch):
-    def refuse(src, dst):
+    def refuse(src, dst, **_):
         raise PermissionError(13, "Permission denied", src)
 
     monkeypatch.setattr(os, "rename", refuse)

@@ -27,6 +27,7 @@ RAN = StoreFacts(
     fsync_s=0.002,
     rename_error="",
     direct_error="",
+    read_error="",
     sample_nbytes=64 << 20,
     sample_s=0.05,
 )
@@ -199,6 +200,7 @@ def test_a_good_store():
         ({"rename_error": "Invalid argument"}, "store rename", "bad"),
         ({"fsync_s": 0.5}, "store sync", "warn"),
         ({"direct_error": "Invalid argument"}, "store O_DIRECT", "warn"),
+        ({"read_error": "Invalid argument"}, "store read", "bad"),
         ({"sample_s": 10.0}, "store speed", "warn"),
     ],
 )

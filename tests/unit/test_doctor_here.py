@@ -159,7 +159,7 @@ def another_version(directory, version, protocol=None):
     shutil.copytree(os.path.join(ROOT, "ckptd"), directory / "ckptd", ignore=shutil.ignore_patterns("__pycache__"))
     change(directory / "ckptd" / "__init__.py", r'__version__ = ".*"', f'__version__ = "{version}"')
     if protocol is not None:
-        change(directory / "ckptd" / "peers" / "packets.py", r"(?m)^VERSION = 1$", f"VERSION = {protocol}")
+        change(directory / "ckptd" / "peers" / "packets.py", r"(?m)^VERSION = 2$", f"VERSION = {protocol}")
     return str(directory)
 
 
@@ -216,12 +216,14 @@ def test_a_peer_that_speaks_another_protocol_and_one_that_is_gone(pair, tmp_path
         assert doctor(CKPTD_ARENA=one.arena)[1]["peers of job"]["detail"].startswith("1 answer, all of version")
         two.kill()
         two.start(CKPTD_NODE="n2", PYTHONPATH=another_version(tmp_path / "other", "9.0", protocol=9))
-        wait_for(lambda: "speaks version 9" in " ".join(one.status().errors), 30)
+        wait_for(
+            lambda: "n2 (protocol 9, ckptd 9.0) cannot speak with this daemon" in " ".join(one.status().errors), 30
+        )
         code, found = doctor(CKPTD_ARENA=one.arena)
         assert code == 1
         assert found["peers of job"]["verdict"] == "bad"
         assert "not heard of: n2" in found["peers of job"]["detail"]
-        assert "install the same ckptd on both nodes" in found["peers of job"]["detail"]
+        assert "install one version of ckptd on all nodes" in found["peers of job"]["detail"]
     finally:
         for rank in ranks:
             rank.close()

@@ -17,6 +17,7 @@ from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.slot import SlotState
 from ckptd.protocol.topology import Peer, Topology
 from tests.cluster import Node, wait_for
+from tests.runs import RUN
 from tests.slots import write_slot
 
 DEADLINE_S = 10
@@ -112,7 +113,7 @@ def attach_words(job, rank=0, world=1, session="s"):
 
 
 def slot_nbytes(node, job):
-    probe = write_slot(os.path.join(node.store, "probe"), job, SaveId(1, 1, 1))
+    probe = write_slot(os.path.join(node.store, "probe"), job, SaveId(1, 1, 1, RUN))
     return os.path.getsize(probe.path)
 
 
@@ -167,7 +168,7 @@ def test_random_bytes(node, stranger, seed):
 
 
 def test_bytes_that_are_no_utf8_in_a_text(node, stranger):
-    frame = m.encode(m.Skip(seq=1, save=SaveId(1, 1, 1), reason="reason")).replace(
+    frame = m.encode(m.Skip(seq=1, save=SaveId(1, 1, 1, RUN), reason="reason")).replace(
         b"reason", b"\xff\xfe\xfd\xfc\xfb\xfa"
     )
     with refused_more(node):
@@ -257,11 +258,11 @@ def test_a_topology_that_is_not_whole_is_refused(node, stranger, others, homes, 
 def test_requests_without_attachment_are_refused(node, stranger):
     requests = [
         (m.AskSlots, {"capacity": 1}),
-        (m.HandOver, {"slot": places.slot_name(0, 1), "save": SaveId(1, 1, 1)}),
-        (m.Skip, {"save": SaveId(1, 1, 1), "reason": ""}),
+        (m.HandOver, {"slot": places.slot_name(0, 1), "save": SaveId(1, 1, 1, RUN)}),
+        (m.Skip, {"save": SaveId(1, 1, 1, RUN), "reason": ""}),
         (m.AskDrain, {}),
         (m.AskLoad, {}),
-        (m.ReportLoad, {"save": SaveId(1, 1, 1), "tier": m.Tier.PFS}),
+        (m.ReportLoad, {"save": SaveId(1, 1, 1, RUN), "tier": m.Tier.PFS}),
     ]
     assert stranger.ask(m.Detach).code == "detached"  # a goodbye of one who never came in, and not counted
     with refused_more(node, len(requests)):
@@ -279,7 +280,7 @@ def test_a_rank_outside_its_job_is_refused(job, join):
 
 def test_a_segment_that_is_what_it_says_is_taken(node, rank):
     slot = rank.granted()[0]
-    save = SaveId(rank.welcome.incarnation, 1, 10)
+    save = SaveId(rank.welcome.incarnation, 1, 10, rank.welcome.run)
     rank.fill(slot, save)
     assert isinstance(rank.ask(m.HandOver, slot=slot, save=save), m.Done)
     wait_for(lambda: any(c.end == "durable" for c in node.job(rank.job.job).checkpoints))
@@ -287,14 +288,16 @@ def test_a_segment_that_is_what_it_says_is_taken(node, rank):
 
 def test_a_slot_that_is_not_sealed(node, rank):
     with refused_more(node):
-        reply = rank.ask(m.HandOver, slot=rank.granted()[0], save=SaveId(rank.welcome.incarnation, 1, 10))
+        reply = rank.ask(
+            m.HandOver, slot=rank.granted()[0], save=SaveId(rank.welcome.incarnation, 1, 10, rank.welcome.run)
+        )
     assert "does not hold the sealed segment" in reply.message
 
 
 @pytest.mark.parametrize("other", ["save", "rank", "job"])
 def test_a_seal_that_says_something_else(node, rank, other):
     slot = rank.granted()[0]
-    save = SaveId(rank.welcome.incarnation, 1, 10)
+    save = SaveId(rank.welcome.incarnation, 1, 10, rank.welcome.run)
     words = {"rank": 1, "world_size": 2} if other == "rank" else {}
     owner = rank.job
     if other == "job":
@@ -304,9 +307,35 @@ def test_a_seal_that_says_something_else(node, rank, other):
         with open(made.path, "rb") as source, open(rank.path(slot), "r+b") as target:
             target.write(source.read())
     else:
-        rank.fill(slot, SaveId(save.incarnation, 2, 20) if other == "save" else save, **words)
+        rank.fill(slot, SaveId(save.incarnation, 2, 20, save.run) if other == "save" else save, **words)
     with refused_more(node):
         assert rank.ask(m.HandOver, slot=slot, save=save).code == "protocol"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"directory": "/a/../b"},
+        {"pointer": "relative"},
+        {"names": ("../x",)},
+        {"names": (".ckptd",)},
+        {"directory": ""},
+    ],
+)
+def test_a_place_for_files_that_is_none(node, rank, words):
+    """The daemon does not count on its client for that."""
+    slot = rank.granted()[0]
+    save = SaveId(rank.welcome.incarnation, 1, 10, rank.welcome.run)
+    rank.fill(slot, save)
+    to = {"directory": "/run/a", "whole": True} | words
+    with refused_more(node):
+        rank.send(msgspec.msgpack.encode({
+            "type": "HandOver", "seq": 77, "slot": slot, "save": (save.incarnation, 1, 10), "publication": to,
+        }))  # fmt: skip
+        while not isinstance(rank.receive(), m.Refused):
+            pass
+    directory = os.path.dirname(rank.path(slot))
+    assert [name for name in os.listdir(directory) if name.endswith(places.DUE_SUFFIX)] == []
 
 
 def test_the_slot_of_another_rank(node, job, join):
@@ -314,7 +343,7 @@ def test_the_slot_of_another_rank(node, job, join):
     other = join(job, rank=1, world=2)
     other.ask(m.AskSlots, capacity=slot_nbytes(node, job))
     taken = other.granted()[0]
-    save = SaveId(other.welcome.incarnation, 1, 10)
+    save = SaveId(other.welcome.incarnation, 1, 10, other.welcome.run)
     other.fill(taken, save, rank=1, world_size=2)
     with refused_more(node, 2):
         reply = rank.ask(m.HandOver, slot=taken, save=save)
@@ -336,12 +365,12 @@ def test_a_slot_that_was_unlinked_behind_the_daemons_back(node, rank):
     slot = rank.granted()[-1]
     os.unlink(rank.path(slot))
     with refused_more(node):
-        assert rank.ask(m.HandOver, slot=slot, save=SaveId(1, 1, 1)).code == "protocol"
+        assert rank.ask(m.HandOver, slot=slot, save=SaveId(1, 1, 1, RUN)).code == "protocol"
 
 
 def test_an_older_incarnation_is_stale(node, rank):
     slot = rank.granted()[0]
-    save = SaveId(rank.welcome.incarnation - 1, 1, 10)
+    save = SaveId(rank.welcome.incarnation - 1, 1, 10, rank.welcome.run)
     rank.fill(slot, save)
     assert rank.ask(m.HandOver, slot=slot, save=save).code == "stale"
 

@@ -9,12 +9,13 @@ from ckptd.core.parity_share import ParityShare
 from ckptd.core.protection import Protection
 from ckptd.core.slots import SlotTable
 from ckptd.protocol.ids import JobKey, SaveId
+from tests.runs import RUN, STORE_ID
 from tests.seals import a_seal
 
 KEY = JobKey("/store", "job")
-SAVE = SaveId(1, 1, 10)
+SAVE = SaveId(1, 1, 10, RUN)
 SLOT = "r00000-000001.slot"
-ORDER = ev.DrainOrdered(job=KEY, node="a", save=SAVE, ranks=(0,))
+ORDER = ev.DrainOrdered(job=KEY, node="a", store_id=STORE_ID, save=SAVE, ranks=(0,))
 
 
 def a_share() -> DrainShare:

@@ -21,6 +21,7 @@ from ckptd.protocol.digest import BLOCK_NBYTES
 from ckptd.protocol.errors import CkptdError, DamagedError, UsageError
 from ckptd.protocol.ids import SaveId
 from tests.boxes import Whole, some_whole, write_checkpoint
+from tests.runs import RUN
 
 DTYPES = {
     "F32": torch.float32, "F64": torch.float64, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
@@ -115,7 +116,9 @@ def test_shards_stay_below_their_size(checkpoint, tmp_path):
 
 
 def test_a_job_exports_its_newest(checkpoint, tmp_path):
-    newer = write_checkpoint(tmp_path / "store", [{"x": (some_whole("F32", (3,)), (0,), (3,))}], save=SaveId(1, 3, 31))
+    newer = write_checkpoint(
+        tmp_path / "store", [{"x": (some_whole("F32", (3,)), (0,), (3,))}], save=SaveId(1, 3, 31, RUN)
+    )
     for source in (newer.parent, newer, newer.parent / "latest"):
         summary = export(Order(source=str(source), out=str(tmp_path / "out"), force=True))
         assert (summary.step, summary.source) == (31, str(newer))
@@ -461,7 +464,7 @@ def test_a_full_disk_is_told_before_anything_is_written(monkeypatch, checkpoint,
         ("misspelt", "out", "safetensors", "(?s)misspelt does not exist.*hint: .*ckptd list"),
         ("file", "out", "safetensors", "(?s)is a file.*hint: give its directory"),
         ("stock", "out", "torch", "(?s)is a directory of DCP's, not ckptd's.*load_from"),
-        ("store/demo/.step-000000030.i0001.partial-00000001-0000000002-000000000030", "out", "torch", "unfinished"),
+        (f"store/demo/{SaveId(1, 2, 30, RUN).partial_dirname}", "out", "torch", "unfinished"),
         ("store/demo", "store", "torch", "is a directory"),
         ("store/demo", "file", "safetensors", "is a file"),
         ("store/demo", "store/demo/step-000000030.i0001/out", "safetensors", "in the checkpoint itself"),

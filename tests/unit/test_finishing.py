@@ -8,9 +8,10 @@ from ckptd.cli import invoke
 from ckptd.finishing import finish
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.verify import verify_path
+from tests.runs import RUN
 from tests.unit.test_verify import build
 
-OLD, SAVE, NEW = SaveId(1, 1, 20), SaveId(1, 2, 30), SaveId(1, 3, 40)
+OLD, SAVE, NEW = SaveId(1, 1, 20, RUN), SaveId(1, 2, 30, RUN), SaveId(1, 3, 40, RUN)
 
 
 def test_a_save_with_all_votes_is_committed(tmp_path, capsys):
@@ -31,9 +32,9 @@ def test_of_several_the_older_comes_first_and_one_can_be_chosen(tmp_path, capsys
     (saved,) = json.loads(capsys.readouterr().out)["saves"]
     assert (saved["step"], saved["committed"]) == (30, True)
     assert new.is_dir()
-    build(tmp_path, SaveId(1, 4, 50), finish=False)
+    build(tmp_path, SaveId(1, 4, 50, RUN), finish=False)
     assert [one.step for one in finish(JobKey(str(tmp_path), "demo"), "test")] == [40, 50]
-    assert os.readlink(old.parent / "latest") == SaveId(1, 4, 50).dirname
+    assert os.readlink(old.parent / "latest") == SaveId(1, 4, 50, RUN).dirname
 
 
 def test_what_is_missing_is_told_and_nothing_touched(tmp_path, capsys):
@@ -67,7 +68,7 @@ def test_what_a_newer_one_has_overtaken_is_left(tmp_path, capsys):
 def test_two_at_once(tmp_path):
     key = JobKey(str(tmp_path), "demo")
     for counter in range(1, 9):
-        build(tmp_path, save := SaveId(1, counter, 10 * counter), finish=False)
+        build(tmp_path, save := SaveId(1, counter, 10 * counter, RUN), finish=False)
         with ThreadPoolExecutor(3) as pool:
             answers = [one for found in pool.map(lambda _: finish(key, "test"), range(3)) for one in found]
         assert any(one.committed for one in answers)

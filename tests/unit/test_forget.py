@@ -6,10 +6,11 @@ from ckptd.core import actions as act
 from ckptd.core import events as ev
 from ckptd.protocol.errors import CkptdError, UsageError
 from ckptd.protocol.ids import JobKey, SaveId
+from tests.runs import RUN
 from tests.seals import a_seal
 from tests.unit.a_job import KEY, AJob
 
-ONE, TWO = SaveId(1, 1, 10), SaveId(1, 2, 20)
+ONE, TWO = SaveId(1, 1, 10, RUN), SaveId(1, 2, 20, RUN)
 
 
 def a_dead_job(*saves: SaveId, drained: bool = True) -> AJob:

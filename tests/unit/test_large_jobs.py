@@ -11,10 +11,11 @@ from ckptd.protocol import manifest as man
 from ckptd.protocol.digest import KIND
 from ckptd.protocol.ids import SaveId, file_name
 from ckptd.protocol.shares import Share, difference
+from tests.runs import RUN, STORE_ID
 from tests.unit.a_job import AJob
 
 LONG = os.environ.get("FAULTS") == "long"
-SAVE = SaveId(1, 1, 10)
+SAVE = SaveId(1, 1, 10, RUN)
 GROWTH = 8  # times as many ranks
 LINEAR = 3 * GROWTH  # at most so many times the work; what grows with the square takes 64 times
 ROWS = 4
@@ -48,7 +49,14 @@ def manifest(ranks: int, tensors: int) -> float:
     for rank in range(ranks):
         file = man.FileRecord(name=file_name(rank), rank=rank, nbytes=10, digests=b"d" * 16, layout=layout, leaves=b"v")
         vote = man.Vote(
-            version=1, digest_kind=KIND, job="job", save=SAVE, node=f"n{rank}", world_size=ranks, files=[file]
+            version=1,
+            digest_kind=KIND,
+            store_id=STORE_ID,
+            job="job",
+            save=SAVE,
+            node=f"n{rank}",
+            world_size=ranks,
+            files=[file],
         )
         votes.append((vote, man.encode_record(vote)))
     began = time.process_time()

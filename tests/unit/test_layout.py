@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from ckptd.protocol import layout as lay
 from ckptd.protocol.errors import DamagedError
 from ckptd.protocol.ids import SaveId
+from tests.runs import RUN
 from tests.slots import build_image, some_tensors
 
-LAYOUT = build_image(SaveId(1, 1, 1), some_tensors())[1]
+LAYOUT = build_image(SaveId(1, 1, 1, RUN), some_tensors())[1]
 RAW = lay.encode(LAYOUT)
 
 
@@ -101,7 +102,10 @@ def test_a_raw_layout_comes_back():
         (renamed("/etc/passwd"), "leads elsewhere"),
         (renamed("a/./b"), "leads elsewhere"),
         (renamed("a\nb"), "leads elsewhere"),
-        (a_raw_layout(publication=lay.Publication("relative", True)), "not readable"),
+        (a_raw_layout(saved_for=lay.SavedFor("relative", True)), "not readable"),
+        (a_raw_layout(saved_for=lay.SavedFor("/run/..", True)), "no plain path"),
+        (a_raw_layout(saved_for=lay.SavedFor("/run", True, "/run/../latest")), "no plain path"),
+        (a_raw_layout(saved_for=lay.SavedFor("/", True)), "no plain path"),
     ],
 )
 def test_a_raw_layout_that_cannot_be_is_refused(layout, words):

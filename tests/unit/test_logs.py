@@ -117,19 +117,19 @@ def test_a_daemon_tells_of_a_save_a_drain_and_what_goes_wrong(tmp_path, journal)
 
 
 def save_and_fail(node, rank, job, store):
-    incarnation = rank.welcome.incarnation
+    incarnation, run = rank.welcome.incarnation, rank.welcome.run
     rank.ask(m.AskSlots, capacity=slot_nbytes(node, job))
     first = rank.granted()[0]
     shutil.move(store, f"{store} away")
-    rank.fill(first, SaveId(incarnation, 1, 1))
-    rank.ask(m.HandOver, slot=first, save=SaveId(incarnation, 1, 1))
+    rank.fill(first, SaveId(incarnation, 1, 1, run))
+    rank.ask(m.HandOver, slot=first, save=SaveId(incarnation, 1, 1, run))
     wait_for(lambda: "drain failed" in node.log_text())
     shutil.move(f"{store} away", store)
     second = next(slot for slot in slots_granted(rank) if slot != first)
-    rank.fill(second, SaveId(incarnation, 2, 2))
-    rank.ask(m.HandOver, slot=second, save=SaveId(incarnation, 2, 2))
+    rank.fill(second, SaveId(incarnation, 2, 2, run))
+    rank.ask(m.HandOver, slot=second, save=SaveId(incarnation, 2, 2, run))
     wait_for(lambda: "durable job" in node.log_text())
-    rank.ask(m.Skip, save=SaveId(incarnation, 3, 3), reason=EVIL)
+    rank.ask(m.Skip, save=SaveId(incarnation, 3, 3, run), reason=EVIL)
 
 
 def slots_granted(rank):

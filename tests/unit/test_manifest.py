@@ -6,11 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptd.protocol import manifest as man
-from ckptd.protocol.digest import BLOCK_NBYTES, KIND
-from ckptd.protocol.errors import DamagedError
+from ckptd.protocol.digest import BLOCK_NBYTES, KIND, digest
+from ckptd.protocol.errors import DamagedError, IntegrityError
 from ckptd.protocol.ids import SaveId, file_name
+from tests.runs import RUN, STORE_ID
 
-SAVE = SaveId(2, 3, 100)
+SAVE = SaveId(2, 3, 100, RUN)
 
 
 def a_file(rank, nbytes=10):
@@ -22,7 +23,14 @@ def a_file(rank, nbytes=10):
 
 def a_vote(node="n0", ranks=(0, 1), **words):
     vote = man.Vote(
-        version=1, digest_kind=KIND, job="job", save=SAVE, node=node, world_size=2, files=[a_file(r) for r in ranks]
+        version=man.VERSION,
+        digest_kind=KIND,
+        store_id=STORE_ID,
+        job="job",
+        save=SAVE,
+        node=node,
+        world_size=2,
+        files=[a_file(r) for r in ranks],
     )
     vote = msgspec.structs.replace(vote, **words)
     return vote, man.encode_record(vote)
@@ -69,7 +77,7 @@ def test_a_rank_with_two_votes_that_agree_has_one_file():
         [*VOTES, another_story()],
         [VOTES[0], a_vote("n0", (0,), job="other")],
         [VOTES[0], a_vote("n0", (0,), world_size=3)],
-        [VOTES[0], a_vote("n0", (0,), save=SaveId(2, 4, 100))],
+        [VOTES[0], a_vote("n0", (0,), save=SaveId(2, 4, 100, RUN))],
     ],
     ids=["none", "missing", "twice", "job", "world", "save"],
 )
@@ -102,8 +110,7 @@ def test_a_vote_is_no_manifest_and_the_other_way_round():
 @pytest.mark.parametrize(
     "words",
     [
-        {"version": 2},
-        {"digest_kind": "md5"},
+        {"version": 1},
         {"files": [a_file(0)]},
         {"files": [a_file(1), a_file(0)]},
         {"files": [a_file(0), msgspec.structs.replace(a_file(1), digests=b"")]},
@@ -119,6 +126,16 @@ def test_a_manifest_with_a_good_digest_and_bad_words_is_refused(words):
         man.decode_manifest(raw, where="x")
 
 
+@pytest.mark.parametrize("words", [{"digest_kind": "md5"}, {"key_id": "0" * 16}], ids=str)
+def test_a_manifest_of_unknown_digests_is_neither_written_nor_read(words):
+    other = msgspec.structs.replace(MANIFEST, **words)
+    with pytest.raises(IntegrityError, match="which this program does not know"):
+        man.encode_record(other)
+    body = b"CKPTDMF1" + msgspec.msgpack.encode(other)
+    with pytest.raises(IntegrityError, match=r"^x: has digests"):
+        man.decode_manifest(body + digest(body), where="x")
+
+
 @pytest.mark.parametrize("raw", [b"", b"{}", b"[]", b"\xff\xfe", b'{"format": 1}', b"null"])
 def test_a_committed_that_is_none(raw):
     with pytest.raises(DamagedError, match=r"^x"):
@@ -126,6 +143,6 @@ def test_a_committed_that_is_none(raw):
 
 
 def test_a_committed_of_another_format():
-    raw = man.encode_committed(msgspec.structs.replace(COMMITTED, format=2))
-    with pytest.raises(DamagedError, match="format 2"):
+    raw = man.encode_committed(msgspec.structs.replace(COMMITTED, format=1))
+    with pytest.raises(DamagedError, match="format 1"):
         man.decode_committed(raw, where="x")

@@ -9,9 +9,10 @@ from ckptd.protocol import messages as m
 from ckptd.protocol.errors import ProtocolError
 from ckptd.protocol.ids import MAX_COUNTER, MAX_INCARNATION, MAX_STEP, JobKey, SaveId
 from ckptd.protocol.topology import Peer, Scheme, Topology
+from tests.runs import RUN
 
 KEY = JobKey("/store", "job")
-SAVE = SaveId(1, 2, 3)
+SAVE = SaveId(1, 2, 3, RUN)
 SLOT = "r00003-000001.slot"
 ATTACH = {"seq": 1, "version": 1, "job": KEY, "session": "s", "rank": 0, "world_size": 1, "host": "h", "pid": 1}
 
@@ -40,14 +41,16 @@ REQUESTS = [
 REPLIES = [
     m.Done(reply_to=1),
     m.Refused(reply_to=2, code="stale", message="x", hint="y"),
-    m.Attached(reply_to=3, node="n", incarnation=4, known=[m.Progress(save=SAVE, end=m.End.KEPT)], warnings=["w"]),
-    m.Attached(reply_to=3, node="n", incarnation=4, scheme=Scheme.DOUBLE),
+    m.Attached(
+        reply_to=3, node="n", incarnation=4, run=RUN, known=[m.Progress(save=SAVE, end=m.End.KEPT)], warnings=["w"]
+    ),
+    m.Attached(reply_to=3, node="n", incarnation=4, run=RUN, scheme=Scheme.DOUBLE),
     m.NodeInfo(reply_to=4, peer=PEER, scheme=Scheme.XOR, set_size=4),
     m.SlotsComing(reply_to=4, count=3),
     m.SlotGranted(slot=SLOT, capacity=5),
     m.SlotsRefused(code="budget", message="full"),
     m.Progress(save=SAVE, milestone=m.Milestone.DURABLE, end=m.End.DURABLE),
-    m.LoadFrom(reply_to=5, incarnation=6, save=SAVE, tier=m.Tier.ARENA, slot=SLOT, notes=["n"]),
+    m.LoadFrom(reply_to=5, incarnation=6, run=RUN, save=SAVE, tier=m.Tier.ARENA, slot=SLOT, notes=["n"]),
     m.Steps(reply_to=6, checkpoints=[]),
     m.Forgotten(reply_to=7, slots=3, nbytes=1 << 40),
 ]
@@ -164,7 +167,12 @@ def test_an_attach_with_impossible_words_is_refused(words):
 
 @pytest.mark.parametrize(
     "save",
-    [SaveId(-1, 0, 0), SaveId(MAX_INCARNATION + 1, 0, 0), SaveId(0, MAX_COUNTER + 1, 0), SaveId(0, 0, MAX_STEP + 1)],
+    [
+        SaveId(-1, 0, 0, RUN),
+        SaveId(MAX_INCARNATION + 1, 0, 0, RUN),
+        SaveId(0, MAX_COUNTER + 1, 0, RUN),
+        SaveId(0, 0, MAX_STEP + 1, RUN),
+    ],
 )
 def test_a_save_out_of_range_is_refused(save):
     with pytest.raises(ProtocolError):
@@ -185,4 +193,4 @@ def test_texts_and_capacities_have_limits():
 
 def test_a_protocol_with_topologies_has_a_version_of_its_own():
     """A daemon of version 1 would take the Attach and lose the topology, without a word."""
-    assert m.VERSION == 2
+    assert m.VERSION == 3

@@ -3,8 +3,9 @@
 from ckptd.core.protection_view import view_of
 from ckptd.protocol.ids import SaveId
 from ckptd.protocol.topology import Peer, Scheme, Topology
+from tests.runs import RUN
 
-SAVE = SaveId(1, 5, 50)
+SAVE = SaveId(1, 5, 50, RUN)
 
 
 def topology(count, *, scheme=Scheme.XOR, set_size=4, ranks_each=2):

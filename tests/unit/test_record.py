@@ -5,8 +5,9 @@ import pytest
 from ckptd.core.record import Phase, Record, lost_since
 from ckptd.protocol.ids import SaveId
 from ckptd.protocol.messages import End
+from tests.runs import RUN
 
-LOADED, NEWER = SaveId(8, 1, 10), SaveId(8, 2, 20)
+LOADED, NEWER = SaveId(8, 1, 10, RUN), SaveId(8, 2, 20, RUN)
 
 
 def record(save=NEWER, phase=Phase.STAGED, end=None, held=(0,)):
@@ -29,8 +30,8 @@ def test_what_is_newer_and_not_whole_is_lost(one):
     [
         record(held=(0, 1)),
         record(held=()),
-        record(save=SaveId(8, 0, 0)),
-        record(save=SaveId(9, 1, 30)),  # of this life
+        record(save=SaveId(8, 0, 0, RUN)),
+        record(save=SaveId(9, 1, 30, RUN)),  # of this life
         record(phase=Phase.STAGING),  # more of it may be found
     ],
 )

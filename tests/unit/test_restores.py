@@ -6,10 +6,11 @@ from ckptd.core import actions as act
 from ckptd.core import events as ev
 from ckptd.protocol.ids import SaveId
 from ckptd.protocol.messages import Cadence, Done, LoadFrom, Refused, Tier
-from tests.unit.a_job import KEY, AJob
+from tests.runs import RUN, STORE_ID
+from tests.unit.a_job import KEY, LATE, AJob
 
-ONE = SaveId(1, 1, 10)
-TWO = SaveId(1, 2, 20)
+ONE = SaveId(1, 1, 10, RUN)
+TWO = SaveId(1, 2, 20, RUN)
 
 
 def a_load(*, committed=(), staged=(), step=None, world=2, **policy):
@@ -19,8 +20,8 @@ def a_load(*, committed=(), staged=(), step=None, world=2, **policy):
         job.stage_all(save)
         job.digest_all(save)
     asked = [job.ask_load(rank, step=step) for rank in range(world)]
-    job.scan(*committed)
     job.number(2)
+    job.scan(*committed)
     return job, asked
 
 
@@ -80,8 +81,8 @@ def test_ranks_that_ask_for_different_steps():
 def test_a_store_that_does_not_answer_is_no_empty_store():
     job = AJob(world=1).start()
     seq = job.ask_load(0)
-    job.scan(problem="EIO")
     job.number(2)
+    job.scan(problem="EIO")
     assert job.answer(seq).code == "restore"
     assert "EIO" in job.answer(seq).message
 
@@ -92,7 +93,7 @@ def test_memory_serves_while_the_store_does_not_answer():
     job.digest_all(ONE)
     seq = job.ask_load(0)
     job.scan(problem="EIO")
-    job.say(ev.IncarnationTaken(job=KEY, problem="EIO"))
+    job.say(ev.IncarnationTaken(job=KEY, session="a", run=RUN, problem="EIO"))
     assert (job.answer(seq).save, job.answer(seq).tier) == (ONE, Tier.ARENA)
     assert any("EIO" in note for note in job.answer(seq).notes)
 
@@ -103,8 +104,8 @@ def test_memory_serves_while_the_store_does_not_answer():
 def test_a_checkpoint_of_another_world_size_is_read_from_the_store_by_all():
     job = AJob(world=2).start()
     asked = [job.ask_load(rank) for rank in range(2)]
-    job.say(ev.StoreScanned(job=KEY, committed=(ev.OnStore(ONE, 4, 10, ONE.dirname),)))
     job.number(2)
+    job.say(ev.StoreScanned(job=KEY, store_id=STORE_ID, after=LATE, committed=(ev.OnStore(ONE, 4, 10, ONE.dirname),)))
     assert [(o.save, o.tier) for o in orders(job, asked)] == [(ONE, Tier.PFS)] * 2
     assert orders(job, asked)[0].path.endswith(ONE.dirname)
 
@@ -128,8 +129,8 @@ def test_ranks_of_another_world_read_from_the_slots_of_all_ranks():
     job = another_world()
     job.take()
     seq = job.ask_load(0, "b")
-    job.say(ev.StoreScanned(job=KEY, committed=(ev.OnStore(ONE, 2, 10, ONE.dirname),)))
     job.number(3)
+    job.say(ev.StoreScanned(job=KEY, store_id=STORE_ID, after=LATE, committed=(ev.OnStore(ONE, 2, 10, ONE.dirname),)))
     job.digest_all(TWO)
     answer = job.answer(seq)
     assert (answer.save, answer.tier, answer.whole) == (TWO, Tier.ARENA, True)
@@ -148,8 +149,8 @@ def test_one_that_lies_in_memory_only_is_drained_first():
     job = another_world(whole_nodes=0)
     job.take()
     seq = job.ask_load(0, "b")
-    job.say(ev.StoreScanned(job=KEY, committed=(ev.OnStore(ONE, 2, 10, ONE.dirname),)))
     job.number(3)
+    job.say(ev.StoreScanned(job=KEY, store_id=STORE_ID, after=LATE, committed=(ev.OnStore(ONE, 2, 10, ONE.dirname),)))
     assert job.answer(seq) is None
     assert job.saves.active == TWO
     job.drain(TWO)
@@ -205,7 +206,7 @@ def a_silent_store(**number):
     job = AJob(world=2, whole_nodes=0)
     for rank in range(2):
         job.attach(rank)
-    job.say(ev.IncarnationTaken(job=KEY, **number))
+    job.say(ev.IncarnationTaken(job=KEY, session="a", run=RUN, **number))
     job.scan(problem="EIO")
     for rank in range(2):
         job.slots(rank)
@@ -214,7 +215,7 @@ def a_silent_store(**number):
     for rank in range(2):
         job.ask_load(rank)
     job.scan(problem="EIO")
-    job.say(ev.IncarnationTaken(job=KEY, problem="EIO"))
+    job.say(ev.IncarnationTaken(job=KEY, session="a", run=RUN, problem="EIO"))
     seqs = [job.report(0, ONE, Tier.ARENA, "not here", reshape=True), job.report(1, ONE, Tier.ARENA)]
     assert orders(job, seqs) == [None, None]
     return job, seqs
@@ -228,7 +229,7 @@ def test_a_load_that_waits_for_a_drain_goes_on_when_the_checkpoint_is_found_on_t
 
 def test_a_load_does_not_wait_for_a_drain_that_an_older_life_forbids():
     job, seqs = a_silent_store(problem="EIO")
-    theirs = SaveId(1, 1, 5)
+    theirs = SaveId(1, 1, 5, RUN)
     job.scan(theirs)
     job.tick()
     assert [(o.save, o.tier) for o in orders(job, seqs)] == [(theirs, Tier.PFS)] * 2
@@ -237,8 +238,8 @@ def test_a_load_does_not_wait_for_a_drain_that_an_older_life_forbids():
 def test_a_rank_that_never_asks_ends_the_load():
     job = AJob(world=2).start()
     seq = job.ask_load(0)
-    job.scan()
     job.number(2)
+    job.scan()
     job.tick(301)
     assert "ranks [1] did not call load" in job.answer(seq).message
 
@@ -291,8 +292,8 @@ def test_the_next_load_starts_afresh_after_a_failed_one():
     job.report(0, ONE, Tier.ARENA, "shapes differ", fatal=True)
     job.report(1, ONE, Tier.ARENA)
     asked = [job.ask_load(rank) for rank in range(2)]
-    job.scan()
     job.number(3)
+    job.scan()
     assert {o.save for o in orders(job, asked)} == {ONE}
     seqs = [job.report(rank, ONE, Tier.ARENA) for rank in range(2)]
     assert all(job.answer(seq).agreed for seq in seqs)
@@ -313,7 +314,7 @@ def test_after_a_load_that_succeeded_the_former_incarnation_is_stale():
     for rank in range(2):
         job.report(rank, ONE, Tier.ARENA)
     assert job.answer(job.stage(0, TWO)).code == "stale"
-    assert isinstance(job.answer(job.stage(0, SaveId(2, 1, 20))), Done)
+    assert isinstance(job.answer(job.stage(0, SaveId(2, 1, 20, RUN))), Done)
 
 
 def test_the_slots_of_the_chosen_checkpoint_are_held_until_all_have_read():
@@ -323,13 +324,17 @@ def test_the_slots_of_the_chosen_checkpoint_are_held_until_all_have_read():
 
 
 def test_retention_waits_for_a_load():
-    three = tuple(SaveId(1, i, i) for i in range(1, 6))
+    three = tuple(SaveId(1, i, i, RUN) for i in range(1, 6))
     job = AJob(world=1, keep_last=2).start()
     seq = job.ask_load(0)
     job.take()
-    job.say(ev.StoreScanned(job=KEY, committed=tuple(ev.OnStore(s, 1, 1, s.dirname) for s in three)))
-    assert not [a for a in job.did if type(a).__name__ == "RemoveCheckpoint"]
     job.number(2)
+    job.say(
+        ev.StoreScanned(
+            job=KEY, store_id=STORE_ID, after=LATE, committed=tuple(ev.OnStore(s, 1, 1, s.dirname) for s in three)
+        )
+    )
+    assert not [a for a in job.did if type(a).__name__ == "RemoveCheckpoint"]
     assert isinstance(job.answer(seq), LoadFrom)
     job.report(0, three[-1], Tier.PFS)
     assert [a.save for a in job.did if type(a).__name__ == "RemoveCheckpoint"] == list(three[:3])
@@ -339,8 +344,8 @@ def test_a_rank_is_sent_to_its_slot_once_the_digests_are_taken():
     job = AJob().start()
     job.stage_all(TWO)
     asked = [job.ask_load(rank) for rank in range(2)]
-    job.scan()
     job.number(2)
+    job.scan()
     assert orders(job, asked) == [None, None]
     job.digest_all(TWO)
     assert [o.tier for o in orders(job, asked)] == [Tier.ARENA] * 2
@@ -376,8 +381,8 @@ def test_the_late_one_is_told_why_its_load_is_over_and_another_load_can_begin():
     late = job.report(1, ONE, Tier.ARENA)
     assert "ranks 1 did not report" in job.answer(late).message
     asked = [job.ask_load(rank) for rank in range(2)]
-    job.scan()
     job.number(3)
+    job.scan()
     assert {o.save for o in orders(job, asked)} == {ONE}
 
 

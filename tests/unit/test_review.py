@@ -3,29 +3,30 @@
 from ckptd.core import actions as act
 from ckptd.core import events as ev
 from ckptd.protocol.ids import SaveId
+from tests.runs import RUN
 from tests.unit.a_job import KEY, AJob
 
-OLD = SaveId(2, 1, 40)
-ONE = SaveId(1, 1, 50)
+OLD = SaveId(2, 1, 40, RUN)
+ONE = SaveId(1, 1, 50, RUN)
 
 
 def test_a_number_made_up_without_the_store_never_meets_an_older_life():
     job = AJob(world=1)
     job.attach(0)
-    job.say(ev.IncarnationTaken(job=KEY, problem="no space left"))
+    job.say(ev.IncarnationTaken(job=KEY, session="a", run=RUN, problem="no space left"))
     job.slots(0)
     job.stage(0, ONE)  # incarnation 1, made up
-    job.scan(SaveId(1, 1, 50), OLD)  # the store has that very name, of an older life, and a newer one
+    job.scan(SaveId(1, 1, 50, RUN), OLD)  # the store has that very name, of an older life, and a newer one
     assert job.ends(ONE) == ["failed"]
     assert not job.of(act.Drain)
     assert not job.of(act.RemoveCheckpoint)
 
 
 def test_a_load_goes_on_above_what_it_found_though_the_store_gave_no_number():
-    job = AJob(world=1).start(committed=(SaveId(7, 1, 40),))
+    job = AJob(world=1).start(committed=(SaveId(7, 1, 40, RUN),))
     asked = job.ask_load(0)
-    job.say(ev.IncarnationTaken(job=KEY, problem="no space left"))
-    job.scan(SaveId(7, 1, 40))
+    job.say(ev.IncarnationTaken(job=KEY, session="a", run=RUN, problem="no space left"))
+    job.scan(SaveId(7, 1, 40, RUN))
     assert job.answer(asked).incarnation > 7
 
 
@@ -95,7 +96,7 @@ def test_a_newer_forced_save_takes_the_place_of_one_that_waits():
     job.scan(problem="hung")
     job.number(1)
     job.slots(0)
-    two, three = SaveId(1, 2, 60), SaveId(1, 3, 70)
+    two, three = SaveId(1, 2, 60, RUN), SaveId(1, 3, 70, RUN)
     for save in (ONE, two, three):
         job.stage(0, save, drain=True)
     assert len([s for s in job.node.slots if s.save]) < 3
@@ -113,7 +114,7 @@ def test_a_drain_that_finds_its_save_committed_confirms_it():
 def test_a_job_that_never_came_in_is_forgotten():
     job = AJob(world=1)
     job.attach(0)
-    job.say(ev.IncarnationTaken(job=KEY, problem="ENOENT", hopeless=True))
+    job.say(ev.IncarnationTaken(job=KEY, session="a", run=RUN, problem="ENOENT", hopeless=True))
     job.gone(0)
     assert KEY not in job.catalogue.jobs
 

@@ -4,9 +4,10 @@ from ckptd.core import actions as act
 from ckptd.core import events as ev
 from ckptd.protocol.ids import SaveId
 from ckptd.protocol.messages import Cadence, Done, Progress, SlotGranted
+from tests.runs import RUN
 from tests.unit.a_job import KEY, AJob
 
-ONE, TWO, THREE, FOUR = (SaveId(1, i, 10 * i) for i in (1, 2, 3, 4))
+ONE, TWO, THREE, FOUR = (SaveId(1, i, 10 * i, RUN) for i in (1, 2, 3, 4))
 
 
 def milestones(job, save, rank=0):
@@ -87,14 +88,14 @@ def test_late_ranks_of_a_save_that_is_over_get_their_slot_back():
 def test_an_end_does_not_change_to_another():
     job = AJob(world=2).start()
     job.say(ev.SaveSkipped(job=KEY, rank=0, session="a", save=ONE, reason="no slot"))
-    job.stage(1, SaveId(1, 1, 99))  # rank 1 disagrees about a save that is over
+    job.stage(1, SaveId(1, 1, 99, RUN))  # rank 1 disagrees about a save that is over
     assert set(job.ends(ONE)) == {"skipped"}
-    assert set(job.ends(SaveId(1, 1, 99))) == {"failed"}
+    assert set(job.ends(SaveId(1, 1, 99, RUN))) == {"failed"}
 
 
 def test_ranks_that_disagree_fail_both_and_keep_nothing():
     job = AJob(world=2).start()
-    other = SaveId(1, 1, 11)
+    other = SaveId(1, 1, 11, RUN)
     job.stage(0, ONE)
     job.stage(1, other)
     assert job.ends(ONE) == ["failed"]
@@ -145,7 +146,7 @@ def test_drains_take_the_newest_and_the_others_are_told_at_once():
 def test_cadence_in_steps_and_kept():
     """The first, and then the first of each twenty: the multiples of twenty, where they are saved."""
     job = AJob(world=1, cadence=Cadence(steps=20)).start()
-    saves = [SaveId(1, counter, 10 * counter) for counter in range(1, 6)]
+    saves = [SaveId(1, counter, 10 * counter, RUN) for counter in range(1, 6)]
     for save in saves:
         job.stage(0, save)
         if job.saves.active:
@@ -157,7 +158,7 @@ def test_cadence_in_steps_and_kept():
 def test_saves_that_were_let_go_are_still_counted():
     job = AJob(world=1, cadence=Cadence(steps=1000)).start()
     for counter in range(1, 201):
-        job.stage(0, SaveId(1, counter, counter))
+        job.stage(0, SaveId(1, counter, counter, RUN))
         if job.saves.active:
             job.drain(job.saves.active)
     assert len(job.saves.records) < 100
@@ -189,8 +190,8 @@ def test_the_first_save_of_a_new_incarnation_is_due():
     job.attach(0, "b")
     job.number(2)
     job.slots(0, "b")
-    job.stage(0, SaveId(2, 1, ONE.step), session="b")
-    assert job.saves.active == SaveId(2, 1, ONE.step)
+    job.stage(0, SaveId(2, 1, ONE.step, RUN), session="b")
+    assert job.saves.active == SaveId(2, 1, ONE.step, RUN)
 
 
 def test_a_forced_drain_reopens_what_was_kept():
@@ -303,7 +304,7 @@ def test_complete_votes_are_committed_without_another_drain():
 
 def test_unfinished_directories_that_nobody_will_finish_are_removed():
     job = AJob(world=1).start(number=5)
-    old = SaveId(3, 1, 5)
+    old = SaveId(3, 1, 5, RUN)
     job.scan(partials=(ev.Partial(old, complete=False),))
     assert [a.save for a in job.of(act.RemovePartial)] == [old]
 
@@ -334,7 +335,7 @@ def test_retention_keeps_every_so_many_steps_and_what_is_pinned():
 def test_records_of_the_past_are_bounded():
     job = AJob(world=1).start()
     for i in range(1, 200):
-        save = SaveId(1, i, i)
+        save = SaveId(1, i, i, RUN)
         job.stage(0, save)
         job.drain(save)
     assert len(job.saves.records) <= 65
@@ -369,7 +370,7 @@ def test_the_newest_takes_the_turn_of_a_due_save_that_it_supersedes():
     job = AJob(world=1, cadence=Cadence(20, 0)).start()
     job.stage(0, ONE)  # due: step 10
     job.stage(0, THREE)  # due: step 30, waits
-    later = SaveId(1, 4, 40)
+    later = SaveId(1, 4, 40, RUN)
     job.stage(0, later)  # not due
     assert job.ends(THREE) == ["superseded"]
     job.drain(ONE)
@@ -443,7 +444,7 @@ def room_of_the_missing(job) -> int:
 def test_slots_of_missing_ranks_go_when_the_smaller_world_has_a_durable_checkpoint():
     job = a_smaller_world()
     assert held_ranks(job) == [0, 1, 2], "the only copy in memory"
-    new = SaveId(2, 1, 20)
+    new = SaveId(2, 1, 20, RUN)
     job.stage(0, new, session="b")
     assert room_of_the_missing(job) == 2, "not before it is durable"
     job.drain(new)
@@ -454,14 +455,14 @@ def test_slots_of_missing_ranks_go_when_the_smaller_world_has_a_durable_checkpoi
 def test_slots_of_missing_ranks_go_when_it_is_staged_where_no_drain_is_due():
     job = a_smaller_world(cadence=Cadence(steps=100))
     job.saves.due._last = (10, 0.0)  # else the first of an incarnation is
-    job.stage(0, SaveId(2, 1, 20), session="b")
-    assert job.ends(SaveId(2, 1, 20), 0, "b") == ["kept"]
+    job.stage(0, SaveId(2, 1, 20, RUN), session="b")
+    assert job.ends(SaveId(2, 1, 20, RUN), 0, "b") == ["kept"]
     assert room_of_the_missing(job) == 0
 
 
 def test_slots_of_missing_ranks_stay_while_nothing_newer_is_whole():
     job = a_smaller_world(drained=False)
-    job.say(ev.SaveSkipped(job=KEY, request=99, rank=0, session="b", save=SaveId(2, 1, 20), reason="no slot"))
+    job.say(ev.SaveSkipped(job=KEY, request=99, rank=0, session="b", save=SaveId(2, 1, 20, RUN), reason="no slot"))
     job.drain(ONE)
     assert held_ranks(job) == [0, 1, 2]
     job.tick(3600)
@@ -471,8 +472,8 @@ def test_slots_of_missing_ranks_stay_while_nothing_newer_is_whole():
 def test_slots_of_missing_ranks_that_a_drain_still_reads_go_with_its_end():
     job = a_smaller_world(drained=False, cadence=Cadence(steps=100))
     job.saves.due._last = (10, 0.0)
-    job.stage(0, SaveId(2, 1, 20), session="b")
-    assert job.ends(SaveId(2, 1, 20), 0, "b") == ["kept"]
+    job.stage(0, SaveId(2, 1, 20, RUN), session="b")
+    assert job.ends(SaveId(2, 1, 20, RUN), 0, "b") == ["kept"]
     assert held_ranks(job) == [0, 1, 2], "its drain runs"
     job.drain(ONE)
     assert room_of_the_missing(job) == 0
@@ -481,12 +482,12 @@ def test_slots_of_missing_ranks_that_a_drain_still_reads_go_with_its_end():
 def test_a_number_made_up_while_the_store_was_silent_is_its_own_once_the_store_has_shown_that_it_is():
     job = AJob(world=1)
     job.attach(0)
-    job.say(ev.IncarnationTaken(job=KEY, problem="EIO"))
+    job.say(ev.IncarnationTaken(job=KEY, session="a", run=RUN, problem="EIO"))
     job.scan(problem="EIO")
     job.slots(0)
     job.scan()
     number = job.sessions.incarnation
-    first, second = SaveId(number, 1, 10), SaveId(number, 2, 20)
+    first, second = SaveId(number, 1, 10, RUN), SaveId(number, 2, 20, RUN)
     job.stage_all(first)
     job.digest_all(first)
     job.drain(first)

@@ -10,10 +10,11 @@ from ckptd.core.policy import Policy
 from ckptd.core.sessions import Sessions
 from ckptd.protocol.ids import MAX_INCARNATION, SaveId, incarnation_at
 from ckptd.protocol.messages import Attached, Cadence, Done, LoadFrom, Refused, SlotGranted, SlotsComing
+from tests.runs import RUN
 from tests.unit.a_job import KEY, AJob
 
-ONE = SaveId(1, 1, 10)
-TWO = SaveId(1, 2, 20)
+ONE = SaveId(1, 1, 10, RUN)
+TWO = SaveId(1, 2, 20, RUN)
 
 
 def test_all_ranks_of_a_session_get_one_incarnation():
@@ -31,7 +32,7 @@ def test_a_number_that_the_store_did_not_give_is_the_clocks_and_above_all_known(
     job = AJob(world=1)
     seq = job.attach(0)
     job.sessions.incarnation = 7
-    job.say(ev.IncarnationTaken(job=KEY, number=clock, problem="EIO"))
+    job.say(ev.IncarnationTaken(job=KEY, session="a", run=RUN, number=clock, problem="EIO"))
     assert job.answer(seq).incarnation == number
     assert "EIO" in job.answer(seq).warnings[0]
 
@@ -45,7 +46,9 @@ def test_numbers_of_the_clock_grow_and_are_above_those_that_stores_count():
 def test_a_store_that_cannot_be_used_refuses_all_ranks():
     job = AJob(world=2)
     seqs = [job.attach(rank) for rank in range(2)]
-    job.say(ev.IncarnationTaken(job=KEY, problem="no such directory", hint="mkdir", hopeless=True))
+    job.say(
+        ev.IncarnationTaken(job=KEY, session="a", run=RUN, problem="no such directory", hint="mkdir", hopeless=True)
+    )
     for seq in seqs:
         assert (job.answer(seq).code, job.answer(seq).hint) == ("config", "mkdir")
     assert job.catalogue.empty
@@ -180,13 +183,12 @@ def test_a_takeover_ends_the_load_of_the_replaced_session():
     old = job.ask_load(0)
     for rank in range(2):
         job.attach(rank, "b", takeover=True)
-    job.number(2)  # the door is served first, whoever asked
+    job.number(2)  # of the load that is about to end
     job.number(3)
     assert job.answer(old).code == "stale"
     asked = [job.ask_load(rank, "b") for rank in (1, 0)]
-    job.scan()
-    job.scan()
     job.number(4)
+    job.scan()
     assert all(isinstance(job.answer(seq), LoadFrom) for seq in asked)
 
 
@@ -195,7 +197,9 @@ def test_a_takeover_ends_the_load_of_the_replaced_session():
 
 def test_ranks_come_back_to_a_restarted_daemon_and_learn_what_became_of_their_saves():
     job = AJob(world=1)
-    job.say(ev.SlotAdopted(job=KEY, rank=0, slot="r00000-000001.slot", capacity=4096, save=SaveId(4, 1, 9), nbytes=10))
+    job.say(
+        ev.SlotAdopted(job=KEY, rank=0, slot="r00000-000001.slot", capacity=4096, save=SaveId(4, 1, 9, RUN), nbytes=10)
+    )
     job.say(ev.RankFound(job=KEY, rank=0, session="a", pid=1, host="h"))
     job.did += job.catalogue.adopted(KEY, job.now)
     seq = job.attach(0, incarnation=4)
@@ -206,7 +210,9 @@ def test_ranks_come_back_to_a_restarted_daemon_and_learn_what_became_of_their_sa
 
 def test_an_older_incarnation_cannot_come_back():
     job = AJob(world=1)
-    job.say(ev.SlotAdopted(job=KEY, rank=0, slot="r00000-000001.slot", capacity=4096, save=SaveId(4, 1, 9), nbytes=10))
+    job.say(
+        ev.SlotAdopted(job=KEY, rank=0, slot="r00000-000001.slot", capacity=4096, save=SaveId(4, 1, 9, RUN), nbytes=10)
+    )
     assert isinstance(job.answer(job.attach(0, incarnation=3)), Refused)
 
 
@@ -388,5 +394,5 @@ def test_a_number_that_comes_when_nobody_who_answers_stands_at_the_door_opens_no
     )  # fmt: skip
     assert [type(action) for action in sessions.attach("b", event, 0.0)] == [act.TakeIncarnation]
     sessions.peer_down("b", 1.0)
-    assert sessions.opened(ev.IncarnationTaken(job=KEY, number=14), 2.0) == []
+    assert sessions.opened(ev.IncarnationTaken(job=KEY, session="a", run=RUN, number=14), 2.0) == []
     assert (sessions.session, sessions.incarnation) == ("", 0)

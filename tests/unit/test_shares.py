@@ -6,9 +6,10 @@ from ckptd.core import events as ev
 from ckptd.protocol.ids import SaveId
 from ckptd.protocol.messages import LoadFrom, Progress
 from ckptd.protocol.shares import Share, difference
+from tests.runs import RUN
 from tests.unit.a_job import KEY, AJob
 
-ONE, TWO = SaveId(1, 1, 10), SaveId(1, 2, 20)
+ONE, TWO = SaveId(1, 1, 10, RUN), SaveId(1, 2, 20, RUN)
 
 
 def share(replicas=b"r" * 8, count=2, cut=b"c" * 8, content=b"w" + b"x" * 7):

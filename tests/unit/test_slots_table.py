@@ -4,11 +4,12 @@ from ckptd.core.actions import AllocateSlots, FreeSlot, UnlinkSlot
 from ckptd.core.events import SegmentStaged, SlotAdopted
 from ckptd.core.slots import SlotTable
 from ckptd.protocol.ids import JobKey, SaveId
+from tests.runs import RUN
 from tests.seals import a_seal
 
 KEY = JobKey("/store", "job")
-SAVE = SaveId(1, 1, 10)
-NEXT = SaveId(1, 2, 20)
+SAVE = SaveId(1, 1, 10, RUN)
+NEXT = SaveId(1, 2, 20, RUN)
 
 
 def a_table(ready=0, per_rank=3, capacity=4096):

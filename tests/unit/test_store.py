@@ -10,24 +10,27 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import ClassVar
 
 import pytest
 
 from ckptd import store_image
 from ckptd.filelayer import FileLayer, is_temp, temp_name
 from ckptd.pins import pin, unpin
+from ckptd.protocol.committed import TRASH_PREFIX
 from ckptd.protocol.errors import CkptdError, DamagedError, UsageError
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.manifest import COMMITTED, LATEST, MANIFEST
 from ckptd.protocol.slot import align_up
-from ckptd.store import commit, remove_checkpoint, remove_partial, sweep_trash, take_incarnation, write_vote
+from ckptd.store import commit, remove_checkpoint, remove_partial, sweep_trash, write_vote
 from ckptd.store_image import Flow, Image, make_partial, sync_partial, write_image
-from ckptd.store_scan import TRASH_PREFIX, Place, scan
+from ckptd.store_scan import Place, scan
 from ckptd.verify import verify_checkpoint
+from tests.runs import RUN
 from tests.slots import Slot, make_vote, some_tensors, write_slot
 
-SAVE = SaveId(3, 7, 100)
-OLDER = SaveId(3, 6, 90)
+SAVE = SaveId(3, 7, 100, RUN)
+OLDER = SaveId(3, 6, 90, RUN)
 
 
 @pytest.fixture
@@ -66,43 +69,6 @@ def committed(fs: FileLayer, key: JobKey, save: SaveId) -> Place:
     return place
 
 
-# -- incarnations --
-
-
-def test_incarnations_grow_and_old_markers_go(key) -> None:
-    fs = FileLayer()
-    assert [take_incarnation(fs, key) for _ in range(9)] == list(range(1, 10))
-    assert take_incarnation(fs, key, at_least=50) == 50
-    assert len(os.listdir(f"{key.store}/demo/.incarnations")) == 4
-
-
-def test_incarnation_is_above_every_trace_of_the_job(key) -> None:
-    fs = FileLayer()
-    committed(fs, key, SaveId(8, 1, 5))
-    assert take_incarnation(fs, key) == 9
-    drained(fs, key, SaveId(20, 1, 5), nodes=1)
-    assert take_incarnation(fs, key) == 21
-
-
-def test_takers_at_once_get_different_numbers(key) -> None:
-    with ThreadPoolExecutor(4) as pool:
-        numbers = list(pool.map(lambda _: take_incarnation(FileLayer(), key), range(24)))
-    assert len(set(numbers)) == 24
-
-
-def test_a_taker_that_slept_does_not_take_a_number_that_was_taken_and_pruned(key) -> None:
-    class Sleeper(FileLayer):
-        slept = False
-
-        def create_exclusive(self, path: str) -> None:
-            if not self.slept:
-                self.slept = True
-                assert [take_incarnation(FileLayer(), key) for _ in range(9)] == list(range(1, 10))
-            super().create_exclusive(path)
-
-    assert take_incarnation(Sleeper(), key) == 10
-
-
 # -- scan --
 
 
@@ -114,14 +80,14 @@ def test_scan_of_nothing_is_empty(key) -> None:
 
 def test_scan_lists_newest_first_by_incarnation_and_counter_not_by_step(key) -> None:
     fs = FileLayer()
-    for save in (SaveId(1, 5, 900), SaveId(2, 1, 20), SaveId(1, 6, 30)):
+    for save in (SaveId(1, 5, 900, RUN), SaveId(2, 1, 20, RUN), SaveId(1, 6, 30, RUN)):
         committed(fs, key, save)
-    drained(fs, key, SaveId(2, 2, 40), nodes=1)
+    drained(fs, key, SaveId(2, 2, 40, RUN), nodes=1)
     found = scan(fs, key)
     assert [entry.committed.save for entry in found.committed] == [
-        SaveId(2, 1, 20),
-        SaveId(1, 6, 30),
-        SaveId(1, 5, 900),
+        SaveId(2, 1, 20, RUN),
+        SaveId(1, 6, 30, RUN),
+        SaveId(1, 5, 900, RUN),
     ]
     (partial,) = found.partials
     assert (partial.voted, partial.world_size, partial.finishable) == (["node0"], 2, False)
@@ -187,11 +153,11 @@ def test_an_image_arrives_whole(key, shm, monkeypatch, where, nbytes) -> None:
 def test_a_file_system_without_o_direct_is_written_buffered(key, tmp_path, monkeypatch, refuses) -> None:
     real_open, real_pwrite, direct_writes = os.open, os.pwrite, []
 
-    def refusing_open(path, flags, mode=0o777):
+    def refusing_open(path, flags, mode=0o777, *, dir_fd=None):
         if refuses == "open" and flags & os.O_DIRECT:
-            real_open(path, flags & ~os.O_DIRECT, mode)  # the kernel creates the file, then refuses
+            real_open(path, flags & ~os.O_DIRECT, mode, dir_fd=dir_fd)  # the kernel creates the file, then refuses
             raise OSError(errno.EINVAL, "Invalid argument", path)
-        return real_open(path, flags, mode)
+        return real_open(path, flags, mode, dir_fd=dir_fd)
 
     def refusing_pwrite(fd, data, offset):
         if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
@@ -268,10 +234,10 @@ def test_a_commit_is_valid_and_latest_points_to_it(key) -> None:
 
 def test_a_commit_can_be_repeated_and_latest_never_goes_back(key) -> None:
     fs = FileLayer()
-    committed(fs, key, SaveId(3, 1, 100))
-    committed(fs, key, SaveId(3, 2, 50))
-    assert commit(fs, key, SaveId(3, 1, 100), "again").committed.step == 100
-    assert os.readlink(f"{key.store}/demo/{LATEST}") == SaveId(3, 2, 50).dirname
+    committed(fs, key, SaveId(3, 1, 100, RUN))
+    committed(fs, key, SaveId(3, 2, 50, RUN))
+    assert commit(fs, key, SaveId(3, 1, 100, RUN), "again").committed.step == 100
+    assert os.readlink(f"{key.store}/demo/{LATEST}") == SaveId(3, 2, 50, RUN).dirname
 
 
 def test_a_latest_that_cannot_be_set_is_a_note(key) -> None:
@@ -323,7 +289,7 @@ def test_a_rename_that_another_committer_did_first_is_success(key, error) -> Non
 
 def test_another_save_at_the_target_is_an_error(key) -> None:
     fs = FileLayer()
-    theirs = committed(fs, key, SaveId(3, 1, 100))
+    theirs = committed(fs, key, SaveId(3, 1, 100, RUN))
     drained(fs, key, SAVE)
     with pytest.raises(DamagedError, match="holds job 'demo', step 100 ") as caught:
         commit(fs, key, SAVE, "test")
@@ -406,7 +372,7 @@ def test_a_committer_that_dies_anywhere_leaves_work_for_another_version_to_finis
 
 def test_many_committers_in_threads(key) -> None:
     for step in range(5):
-        save = SaveId(1, step, step)
+        save = SaveId(1, step, step, RUN)
         place, barrier = drained(FileLayer(), key, save), threading.Barrier(3)
 
         def race(n: int, save=save, barrier=barrier) -> SaveId:
@@ -428,7 +394,7 @@ def test_a_manifest_of_other_votes_is_replaced(key) -> None:
 
 
 def test_without_hard_links_a_commit_still_works(key, monkeypatch) -> None:
-    def refuse(src, dst):
+    def refuse(src, dst, **_):
         raise OSError(errno.EPERM, "Operation not permitted", src)
 
     monkeypatch.setattr(os, "link", refuse)
@@ -440,7 +406,7 @@ def test_without_hard_links_a_commit_still_works(key, monkeypatch) -> None:
 
 def test_the_newest_checkpoint_is_never_removed(key) -> None:
     fs = FileLayer()
-    old, new = committed(fs, key, SaveId(1, 1, 1)), committed(fs, key, SaveId(1, 2, 2))
+    old, new = committed(fs, key, SaveId(1, 1, 1, RUN)), committed(fs, key, SaveId(1, 2, 2, RUN))
     with pytest.raises(CkptdError, match="newest committed"):
         remove_checkpoint(fs, key, new.save)
     remove_checkpoint(fs, key, old.save)
@@ -454,7 +420,7 @@ def test_the_newest_checkpoint_is_never_removed(key) -> None:
 def test_a_pin_that_is_made_while_a_removal_runs_is_kept_or_refused(key, monkeypatch, moment) -> None:
     """Whoever is told that a checkpoint is pinned finds it there ever after."""
     fs = FileLayer()
-    old, _ = committed(fs, key, SaveId(1, 1, 1)), committed(fs, key, SaveId(1, 2, 2))
+    old, _ = committed(fs, key, SaveId(1, 1, 1, RUN)), committed(fs, key, SaveId(1, 2, 2, RUN))
     fs.replace_symlink(old.save.dirname, f"{old.job_dir}/{LATEST}")
     told, real = [], getattr(FileLayer, moment)
 
@@ -475,7 +441,7 @@ def test_a_pin_that_is_made_while_a_removal_runs_is_kept_or_refused(key, monkeyp
 
 def test_a_removal_that_cannot_move_latest_away_removes_nothing(key, monkeypatch) -> None:
     fs = FileLayer()
-    old, _ = committed(fs, key, SaveId(1, 1, 1)), committed(fs, key, SaveId(1, 2, 2))
+    old, _ = committed(fs, key, SaveId(1, 1, 1, RUN)), committed(fs, key, SaveId(1, 2, 2, RUN))
     fs.replace_symlink(old.save.dirname, f"{old.job_dir}/{LATEST}")
 
     def full(self, target, path):
@@ -492,7 +458,7 @@ def test_a_removal_that_cannot_move_latest_away_removes_nothing(key, monkeypatch
 
 def test_latest_never_dangles_after_a_removal(key) -> None:
     fs = FileLayer()
-    old, new = committed(fs, key, SaveId(1, 1, 1)), committed(fs, key, SaveId(1, 2, 2))
+    old, new = committed(fs, key, SaveId(1, 1, 1, RUN)), committed(fs, key, SaveId(1, 2, 2, RUN))
     fs.replace_symlink(old.save.dirname, f"{old.job_dir}/{LATEST}")
     remove_checkpoint(fs, key, old.save)
     assert os.readlink(f"{old.job_dir}/{LATEST}") == new.save.dirname
@@ -500,11 +466,38 @@ def test_latest_never_dangles_after_a_removal(key) -> None:
 
 def test_what_is_no_valid_checkpoint_is_not_removed_as_one(key) -> None:
     fs = FileLayer()
-    old = committed(fs, key, SaveId(1, 1, 1))
-    committed(fs, key, SaveId(1, 2, 2))
+    old = committed(fs, key, SaveId(1, 1, 1, RUN))
+    committed(fs, key, SaveId(1, 2, 2, RUN))
     os.truncate(f"{old.final}/{MANIFEST}", 3)
-    with pytest.raises(DamagedError, match="not a valid checkpoint"):
+    with pytest.raises(DamagedError, match=f"{MANIFEST}: 3 bytes, COMMITTED says "):
         remove_checkpoint(fs, key, old.save)
+
+
+def test_a_removal_takes_committed_away_first_and_of_a_link_the_link_alone(key) -> None:
+    """So that whoever finds it half removed, under whatever name, finds no checkpoint."""
+
+    class Told(FileLayer):
+        done: ClassVar[list[str]] = []
+
+        def unlink(self, path: str) -> None:
+            self.done.append(os.path.basename(path))
+            super().unlink(path)
+
+        def fsync_dir(self, path: str) -> None:
+            self.done.append(os.path.basename(path).split("-")[0])
+            super().fsync_dir(path)
+
+    fs = Told()
+    old, new = (committed(fs, key, SaveId(1, counter, counter, RUN)) for counter in (1, 2))
+    os.symlink(new.final, f"{new.job_dir}/{TRASH_PREFIX}link")
+    Told.done.clear()
+    remove_checkpoint(fs, key, old.save)
+    at = Told.done.index(COMMITTED)
+    assert Told.done[at : at + 2] == [COMMITTED, ".trash"]
+    assert not [name for name in Told.done[:at] if name in {MANIFEST, ".metadata"} or name.startswith("r0")]
+    sweep_trash(fs, key)
+    assert [entry.committed.save for entry in scan(fs, key).committed] == [new.save]
+    assert not [name for name in os.listdir(new.job_dir) if name.startswith(TRASH_PREFIX)]
 
 
 def test_partials_and_leftovers_go(key) -> None:

@@ -32,9 +32,10 @@ from ckptd.store import commit, write_vote
 from ckptd.store_image import Flow, Image, make_partial, sync_partial, write_image
 from ckptd.store_scan import Place
 from ckptd.store_stock import stock_files
+from tests.runs import RUN
 from tests.slots import Slot, build_image, make_vote, write_slot
 
-SAVE = SaveId(1, 2, 30)
+SAVE = SaveId(1, 2, 30, RUN)
 CODES = {getattr(torch, name): code for code, name in lay.TORCH_DTYPES.items()}
 PACKED = {"float4_e2m1fn_x2"}  # torch cannot copy it, so dcp.load cannot either
 OBJECTS = StockObjects(b"0123456789", {"step": (0, 4), "lr": (4, 6)})

@@ -2,6 +2,7 @@
 
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,10 +14,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ckptd.protocol.errors import ProtocolError
+from ckptd import __version__, worker_link
+from ckptd.protocol.errors import ProtocolError, UnknownMessageError
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.slot import SlotState
 from ckptd.store_messages import (
+    DAEMON,
+    VERSION,
+    WORKER,
     Commit,
     Done,
     Drain,
@@ -24,6 +29,7 @@ from ckptd.store_messages import (
     DrainFile,
     Failed,
     FrameReader,
+    Hello,
     Probe,
     Progress,
     RemoveCheckpoint,
@@ -37,12 +43,14 @@ from ckptd.store_messages import (
     decode_reply,
     decode_request,
     encode_frame,
+    hello_frame,
 )
 from ckptd.verify import verify_path
 from ckptd.worker_link import StoreLink, WorkerDiedError
+from tests.runs import COMMITTER, RUN, STORE_ID, TAKER, give_id
 from tests.slots import Slot, make_vote, other_save, reseal, some_tensors, write_slot
 
-SAVE = SaveId(1, 1, 100)
+SAVE = SaveId(1, 1, 100, RUN)
 DEADLINE_S = 20
 
 
@@ -54,6 +62,7 @@ def shm() -> Iterator[Path]:
 
 @pytest.fixture
 def link(tmp_path) -> Iterator[StoreLink]:
+    give_id(tmp_path)
     link = StoreLink(str(tmp_path))
     yield link
     link.kill()
@@ -104,7 +113,7 @@ def slots_of(link: StoreLink, shm: Path, save: SaveId, count: int = 2, nbytes: i
 
 def order(slots: list[Slot], save: SaveId = SAVE, **more) -> Drain:
     files = [DrainFile(slot.path, slot.layout.file, 0, len(slot.image)) for slot in slots]
-    return Drain(id=7, job="demo", save=save, files=files, **more)
+    return Drain(id=7, store_id=STORE_ID, job="demo", save=save, files=files, **more)
 
 
 def save_all(link: StoreLink, shm: Path, save: SaveId) -> None:
@@ -112,26 +121,26 @@ def save_all(link: StoreLink, shm: Path, save: SaveId) -> None:
     done(link, order(slots, save))
     vote = make_vote(JobKey(link.store, "demo"), save, "node0", slots, world_size=len(slots))
     done(link, WriteVote(id=2, vote=vote))
-    done(link, Commit(id=3, job="demo", save=save, writer="test"))
+    done(link, Commit(id=3, job="demo", save=save, writer="test", by=COMMITTER))
 
 
 def test_a_checkpoint_from_slots_to_committed_to_removed(link, shm, tmp_path) -> None:
-    assert done(link, TakeIncarnation(id=1, job="demo")).incarnation == 1
+    assert done(link, TakeIncarnation(id=1, job="demo", by=TAKER)).incarnation == 1
     assert done(link, Probe(id=1)).free_nbytes > 0
     save_all(link, shm, SAVE)
     report = verify_path(str(tmp_path))
     assert report.ok, report.problems
     assert done(link, order(slots_of(link, shm, SAVE))) == Drained(0, 0.0, committed=True)
-    newer = SaveId(1, 2, 101)
+    newer = SaveId(1, 2, 101, RUN)
     save_all(link, shm, newer)
     done(link, RemoveCheckpoint(id=4, job="demo", save=SAVE))
     done(link, SweepTrash(id=5, job="demo"))
-    done(link, order(slots_of(link, shm, SaveId(1, 3, 102)), SaveId(1, 3, 102)))
-    found = done(link, ScanJob(id=6, job="demo"))
+    done(link, order(slots_of(link, shm, SaveId(1, 3, 102, RUN)), SaveId(1, 3, 102, RUN)))
+    found = done(link, ScanJob(id=6, job="demo")).scan
     assert [entry.committed.save for entry in found.committed] == [newer]
     assert [partial.missing for partial in found.partials] == ["no votes"]
-    done(link, RemovePartial(id=8, job="demo", save=SaveId(1, 3, 102)))
-    assert not done(link, ScanJob(id=9, job="demo")).partials
+    done(link, RemovePartial(id=8, job="demo", save=SaveId(1, 3, 102, RUN)))
+    assert not done(link, ScanJob(id=9, job="demo")).scan.partials
 
 
 def test_progress_grows_to_all_the_bytes_at_a_capped_rate(link, shm) -> None:
@@ -193,11 +202,12 @@ def test_a_store_that_is_not_there_or_no_directory(shm, tmp_path) -> None:
     (tmp_path / "file").write_bytes(b"")
     for name, error in (("no/where", "ENOENT"), ("file", "ENOTDIR")):
         link = StoreLink(str(tmp_path / name))
-        for request in (TakeIncarnation(id=1, job="demo"), order(slots_of(link, shm, SAVE))):
+        for request in (TakeIncarnation(id=1, job="demo", by=TAKER), order(slots_of(link, shm, SAVE))):
             reply = ask(link, request)
             assert isinstance(reply, Failed)
-            assert (reply.code, reply.errno) == ("os", error)
-            assert "store" in reply.hint
+            missing = isinstance(request, Drain) and error == "ENOENT"  # what has no id is not the store
+            assert (reply.code, reply.errno) == (("wrong-store", "") if missing else ("os", error))
+            assert "store" in reply.hint or "mount" in reply.hint
         link.kill()
         wait_gone(link)
 
@@ -213,6 +223,7 @@ def test_a_full_store(shm, tmp_path) -> None:
     wrapper.chmod(0o755)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "executable", str(wrapper))
+        give_id(tmp_path)
         link = StoreLink(str(tmp_path))
     reply = ask(link, order(slots_of(link, shm, SAVE)))
     assert isinstance(reply, Failed)
@@ -305,22 +316,87 @@ def running(pid: int) -> bool:
 # -- frames --
 
 
+def reply_reader() -> FrameReader[Reply]:
+    return FrameReader(decode_reply, theirs=WORKER, ours=DAEMON)
+
+
 def test_frames_come_whole_however_the_stream_is_cut() -> None:
     sent: list[Reply] = [Progress(1, 2), Failed(3, "os", "EIO", "m" * 300, "h"), Done(4)]
-    stream = b"".join(map(encode_frame, sent))
+    stream = b"".join([hello_frame(), *map(encode_frame, sent)])
     for step in (1, 7, len(stream)):
-        reader, found = FrameReader(), []
+        reader, found = reply_reader(), []
         for start in range(0, len(stream), step):
             found += reader.feed(stream[start : start + step])
-        assert [decode_reply(body) for body in found] == sent
+        assert found == sent
 
 
 def test_malformed_frames_are_refused() -> None:
     with pytest.raises(ProtocolError, match="exceeds"):
-        FrameReader().feed(b"\xff" * 8)
+        reply_reader().feed(b"\xff" * 8)
     with pytest.raises(ProtocolError, match="malformed request"):
         decode_request(b"\x80")
     with pytest.raises(ProtocolError, match="malformed reply"):
-        decode_reply(encode_frame(Probe(id=1))[4:])
+        decode_reply(b"\xa4text")
+    with pytest.raises(UnknownMessageError):
+        decode_reply(encode_frame(Probe(id=1))[4:])  # a request is no reply
     with pytest.raises(ProtocolError, match="malformed request"):
         decode_request(encode_frame(ScanJob(id=1, job="../up"))[4:])
+
+
+UNKNOWN = b"\x81\xa4type\xa3foo"
+
+
+def frame(body: bytes) -> bytes:
+    return len(body).to_bytes(4, "little") + body
+
+
+@pytest.mark.parametrize(
+    ("first", "said"),
+    [
+        (encode_frame(Hello(VERSION + 1, "9.9")), f"its store worker (protocol {VERSION + 1}, ckptd 9.9) cannot speak"),
+        (encode_frame(Done(1)), "its store worker does not begin with its version"),
+        (frame(b"\xc1"), "its store worker does not begin with its version"),
+        (
+            hello_frame() + frame(UNKNOWN),
+            f"message 'foo' of its store worker (protocol {VERSION}, ckptd {__version__})",
+        ),
+    ],
+)
+def test_a_worker_of_another_version_is_refused_and_both_are_named(first: bytes, said: str) -> None:
+    with pytest.raises(ProtocolError) as caught:
+        reply_reader().feed(first)
+    assert said in caught.value.message
+    assert f"the daemon (protocol {VERSION}, ckptd {__version__})" in caught.value.message
+    assert "restart the daemon" in caught.value.hint
+
+
+def another_version(root: Path, protocol: int) -> dict[str, str]:
+    """The environment of a daemon whose code on disk has been replaced by that of another version."""
+    shutil.copytree(Path(__file__).parents[2] / "ckptd", root / "ckptd", ignore=shutil.ignore_patterns("__pycache__"))
+    for name, old, new in (
+        ("__init__.py", f'__version__ = "{__version__}"', '__version__ = "9.9"'),
+        ("store_messages.py", f"\nVERSION = {VERSION}\n", f"\nVERSION = {protocol}\n"),
+    ):
+        text = (root / "ckptd" / name).read_text()
+        assert text.count(old) == 1
+        (root / "ckptd" / name).write_text(text.replace(old, new))
+    return os.environ | {"PYTHONPATH": str(root)}
+
+
+def test_a_worker_that_was_replaced_on_disk_is_told_of_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = another_version(tmp_path / "new", VERSION + 1)
+    monkeypatch.setattr(worker_link, "_environment", lambda: environment)
+    link = StoreLink(str(tmp_path))
+    try:
+        link.send(Probe(id=1))
+        with pytest.raises(WorkerDiedError) as caught:
+            replies(link, 1)
+        text = str(caught.value)
+        assert f"its store worker (protocol {VERSION + 1}, ckptd 9.9) cannot speak with the daemon" in text
+        assert f"(protocol {VERSION}, ckptd {__version__})" in text
+        assert "restart the daemon" in text
+        assert wait_gone(link) == 1  # it has seen the same, and ended
+    finally:
+        link.kill()

@@ -153,7 +153,7 @@ def test_an_idle_worker_is_never_taken_for_hung(make, tmp_path):
 class Immortal:
     """A worker that SIGKILL does not end: it sleeps in a file system that does not answer."""
 
-    def __init__(self, store, *, niceness, start):
+    def __init__(self, store, *, niceness, start, integrity):
         self.pid, self.ended = 0, None
         self.read, self.write = os.pipe()
 

@@ -14,9 +14,10 @@ from ckptd.protocol.slot import SEALS_NBYTES, Seal, SlotState, align_up
 from ckptd.store import commit, write_vote
 from ckptd.store_image import Flow, Image, make_partial, sync_partial, write_image
 from ckptd.store_scan import Place
+from tests.runs import RUN
 from tests.slots import make_vote, reseal, some_tensors, write_slot
 
-SAVE = SaveId(1, 2, 30)
+SAVE = SaveId(1, 2, 30, RUN)
 
 
 def build(store: Path, save: SaveId = SAVE, *, nbytes: int = 5000, finish: bool = True) -> Path:
@@ -133,7 +134,7 @@ def test_a_checkpoint_of_another_name_and_one_not_committed(tmp_path) -> None:
 
 
 def test_records_of_another_save_are_noticed(tmp_path) -> None:
-    final, other = build(tmp_path), build(tmp_path, SaveId(1, 3, 40))
+    final, other = build(tmp_path), build(tmp_path, SaveId(1, 3, 40, RUN))
     (final / "votes/node0").write_bytes((other / "votes/node0").read_bytes())
     (final / MANIFEST).write_bytes((other / MANIFEST).read_bytes())
     text = words(verify.verify_path(str(final)))
@@ -143,7 +144,7 @@ def test_records_of_another_save_are_noticed(tmp_path) -> None:
 
 def test_unfinished_saves_and_trash_are_notes(tmp_path) -> None:
     build(tmp_path)
-    build(tmp_path, SaveId(1, 3, 40), finish=False)
+    build(tmp_path, SaveId(1, 3, 40, RUN), finish=False)
     (tmp_path / "demo/.trash-x").mkdir()
     report = verify.verify_path(str(tmp_path))
     assert report.ok

@@ -27,6 +27,7 @@ MB = 1 << 20
 PEER_TIMEOUT_S = 2.0
 SETTLE_S = 30.0
 SIZES = (256 * KB, 1 * MB, 64 * KB, 520 * KB)  # of the ranks' shards, in turn
+NODE_TRAINER = "tests.faults.nodes.trainer:NodeTrainer"
 _LOG_CHARS = 6000
 
 
@@ -71,7 +72,7 @@ class Zygote:
 
 
 class NodeRank:
-    """One rank: ``call(name, ...)`` runs a method of NodeTrainer over there; ``start`` and ``result`` split it."""
+    """One rank: ``call(name, ...)`` runs a method of its trainer over there; ``start`` and ``result`` split it."""
 
     def __init__(self, zygote: Zygote, node: Node, order: dict[str, Any]) -> None:
         self.rank = int(order["rank"])
@@ -123,7 +124,16 @@ class NodeRank:
 class Ranks:
     """All ranks of one start of a job."""
 
-    def __init__(self, zygote: Zygote, nodes: Sequence[Node], job: str, meeting: str, sizes: Sequence[int]) -> None:
+    def __init__(
+        self,
+        zygote: Zygote,
+        nodes: Sequence[Node],
+        job: str,
+        meeting: str,
+        sizes: Sequence[int],
+        *,
+        trainer: str = NODE_TRAINER,
+    ) -> None:
         self.job = job
         self.all: list[NodeRank] = []
         for rank, node in enumerate(nodes):
@@ -133,6 +143,7 @@ class Ranks:
                 "world": len(nodes),
                 "nbytes": sizes[rank % len(sizes)],
                 "meeting": meeting,
+                "trainer": trainer,
                 "environ": environ,
             }
             self.all.append(NodeRank(zygote, node, order))
@@ -253,11 +264,12 @@ class Cluster:
 
     def lose(self, name: str) -> None:
         """The machine is gone: its daemon, its ranks, its memory. It may be gone in part already."""
-        node = self.nodes.pop(name)
+        node = self.nodes[name]
         node.kill()
         for rank in [rank for ranks in self._ranks for rank in ranks.all if rank.node is node]:
             rank.kill()
         node.__exit__(None, None, None)
+        del self.nodes[name]  # now: what ends the test meanwhile finds it there
         self._lost.append(node)
 
     def replace(self, name: str, new: str | None = None) -> None:
@@ -265,10 +277,12 @@ class Cluster:
         self.lose(name)
         self.add(new or name)
 
-    def ranks(self, homes: Iterable[str], job: str = "job", sizes: Sequence[int] = SIZES) -> Ranks:
+    def ranks(
+        self, homes: Iterable[str], job: str = "job", sizes: Sequence[int] = SIZES, trainer: str = NODE_TRAINER
+    ) -> Ranks:
         """Ranks of a job, one for each letter: the node where it runs. Not connected yet."""
         meeting = os.path.join(self.directory, f"meeting-{next(self._serial)}")
-        made = Ranks(self._zygote, [self.nodes[name] for name in homes], job, meeting, sizes)
+        made = Ranks(self._zygote, [self.nodes[name] for name in homes], job, meeting, sizes, trainer=trainer)
         self._ranks.append(made)
         return made
 

@@ -136,7 +136,7 @@ def test_a_store_that_hangs_for_another_node_is_told_with_its_name(eight):
     ranks.connect()
     ranks.call("save", 1)
     wait_for(lambda: (job := eight.job("f", "hung")) and job.ranks[0].drain_nbytes)
-    (worker,) = [one.pid for one in eight.nodes["f"].status().workers if one.busy]
+    (worker,) = wait_for(lambda: [one.pid for one in eight.nodes["f"].status().workers if one.busy and one.pid])
     os.kill(worker, signal.SIGSTOP)
     try:
         wait_for(lambda: "gives no answer" in " ".join(problems_of(eight, "c", "f")), 60, every_s=1)

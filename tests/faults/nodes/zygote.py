@@ -4,6 +4,7 @@ python zygote.py FD          FD: a SEQPACKET socket. An order comes with the ran
 """
 
 import ctypes
+import importlib
 import json
 import os
 import signal
@@ -56,9 +57,9 @@ def _be_a_rank(order: dict[str, Any], orders: socket.socket) -> None:
         for name in [name for name in os.environ if name.startswith("CKPTD_")]:
             del os.environ[name]
         os.environ.update(order["environ"])
-        from tests.faults.nodes.trainer import NodeTrainer  # noqa: PLC0415
-
-        _obey(NodeTrainer(order["rank"], order["world"], order["nbytes"], order["meeting"]), orders)
+        module, _, kind = order["trainer"].partition(":")
+        trainer = getattr(importlib.import_module(module), kind)
+        _obey(trainer(order["rank"], order["world"], order["nbytes"], order["meeting"]), orders)
     except BaseException:
         traceback.print_exc()
     finally:

@@ -1,5 +1,6 @@
 """Directories that appear when their saves are durable: what goes wrong with one holds up nobody."""
 
+import json
 import os
 import threading
 
@@ -9,6 +10,7 @@ import torch
 from ckptd.protocol.origin import MARKER, Origin
 from ckptd_client import _segments as segments
 from ckptd_client.integrations._arrivals import Arrivals
+from ckptd_client.integrations._directory import origin_of, promise
 
 
 @pytest.fixture
@@ -16,7 +18,7 @@ def arrivals(join):
     """One, its client, and a save on its way."""
     client = join()
     handle = client.save({"w": torch.arange(5.0)}, 7, drain=True)
-    return Arrivals(client.steps), client, handle
+    return Arrivals(client.steps, segments.job_of(client)), client, handle
 
 
 def expect(arrivals, client, handle, place, files=None):
@@ -40,6 +42,30 @@ def test_a_place_that_is_asked_for_twice_appears(arrivals, tmp_path):
     assert settled(found)
     assert sorted(os.listdir(tmp_path)) == ["last.ckpt"]
     assert {MARKER, ".metadata", "meta.pt"} <= set(os.listdir(place))
+
+
+def test_what_names_a_checkpoint_of_another_store_gets_none_of_its_files(arrivals, tmp_path):
+    """A marker in a directory that was handed over could name any: what fits would get a second name there."""
+    found, _, handle = arrivals
+    private = Origin(store=str(tmp_path / "private"), job="job", checkpoint="step-000000001.i0001", save_id="x")
+    os.makedirs(private.path)
+    for name in ("COMMITTED", ".metadata", "r00000-p00.safetensors"):
+        with open(os.path.join(private.path, name), "w") as file:
+            file.write("mine")
+    hidden = tmp_path / "run" / ".last.ckpt.ckptd-x-0"
+    hidden.mkdir(parents=True)
+    promise(str(hidden), private)
+    found.finish(str(tmp_path / "run"))
+    assert os.listdir(tmp_path / "run") == [hidden.name]
+    assert os.listdir(hidden) == [MARKER]
+    handle.wait("durable", 20)
+
+
+@pytest.mark.parametrize("word", [{"checkpoint": "../../home"}, {"job": "../x"}, {"store": "relative"}])
+def test_a_marker_that_leads_elsewhere_is_none(word, tmp_path):
+    said = {"store": "/s", "job": "j", "checkpoint": "step-000000001.i0001", "save_id": "x"} | word
+    (tmp_path / MARKER).write_text(json.dumps(said))
+    assert origin_of(tmp_path) is None
 
 
 def test_one_that_is_half_prepared_is_taken_for_no_earlier_lifes(arrivals, tmp_path):

@@ -11,8 +11,9 @@ from ckptd.protocol.ids import SaveId
 from ckptd_client import _board
 from ckptd_client._board import Meeting
 from ckptd_client._dealing import Blocks
+from tests.runs import RUN
 
-SAVE = SaveId(1, 1, 1)
+SAVE = SaveId(1, 1, 1, RUN)
 
 
 @pytest.fixture(autouse=True)

@@ -14,14 +14,15 @@ from ckptd.protocol.errors import DamagedError, MismatchError
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.layout import VERSION, Layout, Leaves, decode_layout, decode_leaves
 from ckptd.protocol.slot import PAGE, SlotState, slot_capacity
-from ckptd_client import _restore
+from ckptd.regular_files import open_direct
 from ckptd_client._fit import OtherRanksNeededError, fit, saves_of
 from ckptd_client._plan import gather, make_plan
 from ckptd_client._restore import Piece, Source, Target, copy_out, open_slot
+from tests.runs import RUN
 from tests.slots import reseal, some_tensors, write_slot
 
 KEY = JobKey("/pfs", "job")
-SAVE = SaveId(1, 2, 3)
+SAVE = SaveId(1, 2, 3, RUN)
 SIZES = (
     1, PAGE - 1, PAGE, PAGE + 1, BLOCK_NBYTES - 1, BLOCK_NBYTES, BLOCK_NBYTES + 1, BLOCK_NBYTES + PAGE + 1,
     2 * BLOCK_NBYTES - 1, 2 * BLOCK_NBYTES, 2 * BLOCK_NBYTES + 1,
@@ -45,7 +46,7 @@ def source_of(tmp_path):
     def make(data, *, direct=False, missing=0, readers=2):
         path = tmp_path / "image"
         path.write_bytes(data[: len(data) - missing])
-        fd = _restore._open_direct(str(path)) if direct else os.open(path, os.O_RDONLY)
+        fd = open_direct(str(path)) if direct else os.open(path, os.O_RDONLY)
         table = b"".join(digest(data[start:stop]) for start, stop in blocks(len(data)))
         leaves = Leaves(VERSION, {})
         files = (Piece(fd, str(path), 0, len(data)),)
@@ -149,10 +150,10 @@ def test_a_file_that_became_short_inside_a_page_is_told_where_it_ends(missing, s
 def test_a_file_system_without_direct_reads_is_read_through_the_cache(source_of, monkeypatch):
     real = os.open
 
-    def refusing(path, flags, *args):
+    def refusing(path, flags, *args, **more):
         if flags & os.O_DIRECT:
             raise OSError(errno.EINVAL, "Invalid argument")
-        return real(path, flags, *args)
+        return real(path, flags, *args, **more)
 
     monkeypatch.setattr(os, "open", refusing)
     tensor = torch.zeros(len(DATA), dtype=torch.uint8)
@@ -194,8 +195,8 @@ def test_a_slot_is_opened_by_the_seal_of_that_save_only(tmp_path):
     source.close()
     for key, save, rank in (
         (JobKey("/pfs", "other"), SAVE, 0),
-        (KEY, SaveId(1, 3, 3), 0),
-        (KEY, SaveId(2, 2, 3), 0),
+        (KEY, SaveId(1, 3, 3, RUN), 0),
+        (KEY, SaveId(2, 2, 3, RUN), 0),
         (KEY, SAVE, 1),
     ):
         with pytest.raises(DamagedError, match=r"slot: its seal is not that of"):

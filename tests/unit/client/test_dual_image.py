@@ -11,8 +11,9 @@ from ckptd.protocol.layout import FILE_VIEWS, decode_layout, encode
 from ckptd_client._archive import wrap
 from ckptd_client._image import ALIGN, Box, make_image, make_layout
 from ckptd_client._tensors import DTYPE_OF
+from tests.runs import RUN
 
-SAVE = SaveId(3, 17, 100)
+SAVE = SaveId(3, 17, 100, RUN)
 READABLE = sorted(
     set(DTYPE_OF) - {"F8_E8M0"} - set(FILE_VIEWS)
 )  # safetensors writes the code but has no torch dtype for it

@@ -11,18 +11,21 @@ from ckptd.bulk import wire
 from ckptd.bulk.client import Address, Connection
 from ckptd.bulk.sockets import Cancel
 from ckptd.mapping import Mapping
-from ckptd.protocol.digest import BLOCK_NBYTES, digest
+from ckptd.protocol.digest import BLOCK_NBYTES
 from ckptd.protocol.errors import DamagedError, PeerError
 from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.integrity import XXH3, Keyed
 from ckptd.protocol.manifest import FileRecord
 from ckptd_client import _board, _gate
 from ckptd_client._board import Meeting
 from ckptd_client._gate import OpenGate
 from ckptd_client._restore import Piece, Source, Target
 from ckptd_client._together import Company, copy_out_together
+from tests.runs import RUN
 
 JOB = JobKey("/store", "job")
-SAVE = SaveId(1, 1, 1)
+SAVE = SaveId(1, 1, 1, RUN)
+KEYED = Keyed(bytes(32))
 SIZES = (2 * BLOCK_NBYTES + 5000, 100, BLOCK_NBYTES)
 
 
@@ -38,8 +41,8 @@ def impatient(monkeypatch):
 class Checkpoint:
     """Images in files, and how often each block of each was read."""
 
-    def __init__(self, directory, sizes=SIZES):
-        self.directory = directory
+    def __init__(self, directory, sizes=SIZES, integrity=XXH3):
+        self.directory, self.integrity = directory, integrity
         self.open_source = self.open
         self.images = [os.urandom(nbytes) for nbytes in sizes]
         self.records = []
@@ -47,7 +50,7 @@ class Checkpoint:
         for rank, image in enumerate(self.images):
             (directory / f"{rank}").write_bytes(image)
             blocks = [image[at : at + BLOCK_NBYTES] for at in range(0, len(image), BLOCK_NBYTES)]
-            table = b"".join(map(digest, blocks))
+            table = b"".join(map(integrity.digest, blocks))
             record = FileRecord(
                 name=f"r{rank:05d}", rank=rank, nbytes=len(image), digests=table, layout=b"", leaves=b""
             )
@@ -63,7 +66,7 @@ class Checkpoint:
 
         path, record = str(self.directory / f"{rank}"), self.records[rank]
         piece = Piece(os.open(path, os.O_RDONLY), path, 0, record.nbytes)
-        return Counted((piece,), path, record.nbytes, record.digests, None, None, readers=2)
+        return Counted((piece,), path, record.nbytes, record.digests, None, None, readers=2, integrity=self.integrity)
 
 
 @pytest.fixture
@@ -77,7 +80,7 @@ class Job:
 
     def __init__(self, checkpoint, directory, wants):
         self.checkpoint, self.directory, self.wants = checkpoint, directory, wants
-        self.gates = [OpenGate("127.0.0.1", JOB) for _ in wants]
+        self.gates = [OpenGate("127.0.0.1", JOB, checkpoint.integrity) for _ in wants]
         self.got, self.failed = {}, {}
 
     def company(self, node, rank):
@@ -94,7 +97,8 @@ class Job:
         found = {image: Mapping(None, sizes[image]) for image in images}
         targets = {image: [Target(0, sizes[image], memory.address)] for image, memory in found.items()}
         try:
-            copy_out_together(self.checkpoint.open_source, targets, self.checkpoint.records, self.company(node, rank))
+            company, integrity = self.company(node, rank), self.checkpoint.integrity
+            copy_out_together(self.checkpoint.open_source, targets, self.checkpoint.records, company, integrity)
         except (DamagedError, OSError) as error:
             self.failed[node, rank] = error
         self.got[node, rank] = {image: bytes(memory.view[: sizes[image]]) for image, memory in found.items()}
@@ -132,6 +136,27 @@ def test_each_block_is_read_once_by_all_nodes(checkpoint, tmp_path, wants):
     job.run()
     assert job.failed == {}
     assert len(checkpoint.read) == len(set(checkpoint.read)), checkpoint.read
+
+
+def test_with_a_key_each_block_is_read_once_by_all_nodes(tmp_path):
+    (tmp_path / "keyed").mkdir()
+    checkpoint = Checkpoint(tmp_path / "keyed", integrity=KEYED)
+    job = Job(checkpoint, tmp_path, [[ALL], [ALL, ALL]])
+    job.run()
+    assert job.failed == {}
+    assert len(checkpoint.read) == len(set(checkpoint.read)), checkpoint.read
+
+
+def test_a_node_without_the_key_reads_by_itself(tmp_path):
+    """It gets no byte of the others, nor they of it."""
+    (tmp_path / "keyed").mkdir()
+    checkpoint = Checkpoint(tmp_path / "keyed", integrity=KEYED)
+    job = Job(checkpoint, tmp_path, [[ALL], [ALL]])
+    job.gates[1].close()
+    job.gates[1] = OpenGate("127.0.0.1", JOB, XXH3)
+    job.run()
+    assert job.failed == {}
+    assert len(checkpoint.read) > len(set(checkpoint.read))
 
 
 def test_a_node_that_does_not_come_costs_the_others_patience_only(checkpoint, tmp_path):
@@ -223,7 +248,7 @@ def test_who_lacks_the_secret_or_asks_for_another_job_gets_nothing():
                 else:
                     connection.receive(memoryview(found))
                     assert found == b"\x07"
-        address = Address(good.host, good.port, f"1:{SaveId(1, 2, 2).text}", good.secret)
+        address = Address(good.host, good.port, f"1:{SaveId(1, 2, 2, RUN).text}", good.secret)
         with contextlib.closing(Connection("n", address, Cancel(), timeout_s=3)) as connection:
             connection.ask(JOB, SAVE, 0, [wire.Range(wire.PARITY, 0, 1, checked=True)])
             with pytest.raises(PeerError, match="link of another"):

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptd.protocol.errors import UsageError
-from ckptd.protocol.ids import SaveId
+from ckptd.protocol.ids import NO_RUN, SaveId
 from ckptd.protocol.layout import box_nbytes, decode_layout, encode, itemsize
 from ckptd_client._image import (
     FILLER_PREFIX,
@@ -17,10 +17,11 @@ from ckptd_client._image import (
     patch_save_id,
 )
 from ckptd_client._image import make_image as make_any_image
+from tests.runs import RUN
 
 make_image = functools.partial(make_any_image, dual=False)  # the dual image has tests of its own
 CODES = ["BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "I16", "U16", "F16", "BF16", "I32", "F32", "I64", "F64", "C64"]
-SAVE = SaveId(3, 17, 100)
+SAVE = SaveId(3, 17, 100, RUN)
 
 
 def whole(name, dtype, sizes):
@@ -137,11 +138,11 @@ def test_metadata_says_whose_image_it_is():
 def test_the_save_id_is_patched_in_place_whatever_the_names():
     boxes = [whole('"ckptd.save_id":"', "U8", (3,)), whole("__metadata", "U8", (1,))]
     image = make_image(boxes, rank=0, world_size=1)
-    buffer = bytearray(image_bytes(image, SaveId(0, 0, 0)))
+    buffer = bytearray(image_bytes(image, SaveId(0, 0, 0, RUN)))
     patch_save_id(memoryview(buffer), SAVE)
     assert bytes(buffer[: image.header_nbytes]) == dict(image.patched_headers(SAVE))[0]
     assert buffer[SAVE_ID_OFFSET:].startswith(SAVE.text.encode())
-    assert header_json(image)["__metadata__"]["ckptd.save_id"] == SaveId(0, 0, 0).text
+    assert header_json(image)["__metadata__"]["ckptd.save_id"] == SaveId(0, 0, 0, NO_RUN).text
 
 
 def test_larger_alignment_first_then_the_order_of_input():

@@ -6,8 +6,9 @@ from ckptd.protocol.ids import SaveId
 from ckptd.protocol.messages import LoadFrom, Tier
 from ckptd_client import _loading
 from ckptd_client._checkpoint import Checkpoint
+from tests.runs import RUN
 
-SAVE = SaveId(1, 1, 7)
+SAVE = SaveId(1, 1, 7, RUN)
 
 
 def opened(order, closed):
@@ -20,7 +21,7 @@ def opened(order, closed):
 
 def test_what_the_ranks_do_not_agree_on_is_closed():
     orders = [
-        LoadFrom(reply_to=1, incarnation=2, save=SAVE, tier=tier, slot="", path="", notes=[], agreed=agreed)
+        LoadFrom(reply_to=1, incarnation=2, run=RUN, save=SAVE, tier=tier, slot="", path="", notes=[], agreed=agreed)
         for tier, agreed in [(Tier.ARENA, False), (Tier.PFS, False), (Tier.PFS, True)]
     ]
     link = SimpleNamespace(ask=lambda _make, _deadline: orders.pop(0))

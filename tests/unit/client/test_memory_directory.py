@@ -21,13 +21,13 @@ def client(join, tmp_path, monkeypatch):
     return join()
 
 
-def from_the_store(client, join, emptied):
+def from_the_store(client, join, emptied, at):
     """What a later run finds when nothing is left in memory."""
     client.close()
     emptied()
     again = join()
     with again.load_files() as files:
-        return MemoryDirectory(files, again.group)
+        return MemoryDirectory(files, again.group, str(at))
 
 
 def test_any_process_of_the_user_reads_it(client, tmp_path):
@@ -67,10 +67,19 @@ def test_nothing_is_left_of_a_process_that_is_killed(client, node, tmp_path):
 
 def test_what_must_be_read_from_the_store_is_read_where_it_is_published(client, join, tmp_path, emptied):
     client.save_files(FILES, 1, directory=tmp_path / "out").wait("durable")
-    memory = from_the_store(client, join, emptied)
+    memory = from_the_store(client, join, emptied, tmp_path / "out")
     assert memory.path == str(tmp_path / "out")
     memory.close()
     assert (tmp_path / "out" / "state.pt").exists()
+
+
+def test_a_directory_that_only_the_checkpoint_names_is_not_read(client, join, tmp_path, emptied):
+    """Its files have no digests: what lies there could be anybody's."""
+    client.save_files(FILES, 1, directory=tmp_path / "out").wait("durable")
+    memory = from_the_store(client, join, emptied, tmp_path / "mine")
+    assert memory.path != str(tmp_path / "out")
+    assert torch.load(f"{memory.path}/state.pt")["w"].tolist() == list(range(9))
+    memory.close()
 
 
 def test_an_older_directory_that_the_newer_is_still_to_replace_is_not_read(client, join, tmp_path, emptied):
@@ -79,7 +88,7 @@ def test_an_older_directory_that_the_newer_is_still_to_replace_is_not_read(clien
     (tmp_path / "out" / "deep" / "er" / "small").write_bytes(b"older")
     (tmp_path / "out" / "state.pt").mkdir()
     client.save_files(FILES, 1, directory=tmp_path / "out").wait("durable")
-    memory = from_the_store(client, join, emptied)
+    memory = from_the_store(client, join, emptied, tmp_path / "out")
     with open(f"{memory.path}/deep/er/small", "rb") as file:
         assert file.read() == b"s"
     memory.close()

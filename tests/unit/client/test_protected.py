@@ -7,6 +7,7 @@ from ckptd.protocol.messages import End, Milestone, Progress
 from ckptd.protocol.topology import Scheme
 from ckptd_client import SaveFailedError, WaitTimeoutError
 from ckptd_client.handle import HandleBook, SaveHandle
+from tests.runs import RUN
 
 STAGED, PROTECTED, DURABLE = Milestone
 
@@ -20,7 +21,7 @@ class Client:
         self.coming: list[Progress] = []
 
     def save(self, counter: int) -> SaveHandle:
-        handle = SaveHandle(SaveId(1, counter, counter), self.pump)
+        handle = SaveHandle(SaveId(1, counter, counter, RUN), self.pump)
         self.book.add(handle)
         return handle
 

@@ -57,9 +57,11 @@ def test_what_changed_is_not(staged, what):
 
 def test_nothing_is_when_the_slot_is_another_saves(staged):
     client, handle, kept = staged
-    for step in range(2, 6):
+    for step in range(2, 100):  # which free slot a save takes is its client's affair
         saved(CkptdWriter(client), kept, step)
-    assert not is_still(client, handle.save_id, flatten_state_dict(kept)[0])
+        if not is_still(client, handle.save_id, flatten_state_dict(kept)[0]):
+            return
+    pytest.fail("98 saves have taken another slot than the first one's")
 
 
 def test_files_are_compared_byte_by_byte(join):

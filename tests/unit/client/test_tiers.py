@@ -9,6 +9,7 @@ from ckptd.protocol.messages import LoadFrom, Tier
 from ckptd.protocol.slot import SEALS_NBYTES, SlotState, decode_seals
 from ckptd_client import _loading
 from tests.cluster import wait_for
+from tests.runs import RUN
 
 
 def digested(path):
@@ -22,7 +23,7 @@ def test_every_tier_but_the_store_reads_the_slot_it_is_pointed_to(tier, node, jo
     client = join()
     handle = client.save({"w": torch.arange(5.0)}, 3).wait("durable", 20)
     (path,) = wait_for(lambda: [p for p in node.slots() if f"/{job}-" in p and digested(p)])
-    order = LoadFrom(reply_to=1, incarnation=9, save=handle.save_id, tier=tier, slot=os.path.basename(path))
+    order = LoadFrom(reply_to=1, incarnation=9, run=RUN, save=handle.save_id, tier=tier, slot=os.path.basename(path))
     state = {"w": torch.zeros(5)}
     segment = _loading._read(client._link, state, order)
     segment.fit.finish(state)

@@ -66,7 +66,7 @@ def test_the_store_is_beside_the_checkpoints_and_the_job_has_their_name(tmp_path
         one.settle()
         assert one.client.job.startswith("a-run-")
         assert one.client.job != other.client.job
-        assert os.listdir(tmp_path / "a run" / STORE) == [one.client.job]
+        assert sorted(os.listdir(tmp_path / "a run" / STORE)) == [".store-id", one.client.job]
 
 
 def test_the_one_of_a_directory_is_found(tmp_path, begin):

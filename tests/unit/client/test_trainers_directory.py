@@ -11,8 +11,9 @@ from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.origin import Origin
 from ckptd_client.integrations._directory import link_images, link_listing, origin_of, promise
 from ckptd_client.integrations._latch import Latch, await_latch
+from tests.runs import RUN
 
-SAVE = SaveId(3, 1, 100)
+SAVE = SaveId(3, 1, 100, RUN)
 IMAGES = ["r00000-p00.safetensors", "r00001-p00.safetensors", "r00001-p01.safetensors"]
 
 

@@ -2,22 +2,26 @@
 
 from collections import deque
 from collections.abc import Container
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from ckptd.core import actions as act
 from ckptd.core import events as ev
 from ckptd.core.catalogue import Catalogue
-from ckptd.core.piece import Piece
 from ckptd.core.policy import Policy
+from ckptd.protocol import node_messages
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.manifest import ParityRecord
 from ckptd.protocol.messages import LoadFrom, Progress, Refused, Tier
+from ckptd.protocol.parity import Piece
 from ckptd.protocol.shares import Share
 from ckptd.protocol.topology import Peer, Scheme, Topology
+from tests.runs import RUN, STORE_ID
 from tests.seals import a_seal, shares_of
 
 KEY = JobKey("/store", "job")
-ONE, TWO, THREE = (SaveId(1, n, 10 * n) for n in (1, 2, 3))
+ONE, TWO, THREE = (SaveId(1, n, 10 * n, RUN) for n in (1, 2, 3))
 
 
 @dataclass
@@ -36,9 +40,13 @@ class Store:
     """The PFS, always well."""
 
     numbers: int = 0
+    clock: int = 0  # 0: it gives numbers; else it is silent, and this is what the clock shows
     votes: dict[SaveId, dict[str, tuple[int, ...]]] = field(default_factory=dict)
     committed: dict[SaveId, int] = field(default_factory=dict)
     parity: dict[SaveId, set[str]] = field(default_factory=dict)  # nodes whose votes name theirs
+    run: bytes = RUN  # what the daemons draw
+    records: tuple[ev.Recorded, ...] = ()  # as a scan finds them
+    silent: bool = False  # scans are not answered
 
 
 class ANode:
@@ -49,7 +57,9 @@ class ANode:
         self.slots: dict[str, FakeSlot] = {}
         self.pieces: dict[tuple[SaveId, int], Piece] = {}
         self.kept: tuple[Topology, int] | None = None
+        self.number = 0  # kept
         self.met: set[str] = set()
+        self.notes: list[str] = []
         self.serial = 0
         self.drained: dict[SaveId, tuple[str, ...]] = {}
         self.told: list[tuple[int, object]] = []
@@ -72,6 +82,8 @@ class ANode:
         self.life += 1
         self.met = set()
         self.catalogue = Catalogue(self.name, self.cluster.policy)
+        if self.number:
+            self.cluster.say(self, ev.NumberKept(job=KEY, number=self.number))
         if self.kept is not None:
             self.cluster.say(self, self.kept)
         for name, slot in sorted(self.slots.items()):
@@ -176,7 +188,7 @@ class ACluster:
         """Ranks of a node attach to its new daemon. incarnation: theirs since a load, if there was one."""
         ranks = [r for r, home in enumerate(self.homes) if home == name]
         for rank in ranks:
-            back = replace(self.attached[rank], request=self.seq(), incarnation=incarnation or self.session)
+            back = replace(self.attached[rank], request=self.seq(), incarnation=incarnation or self.session, run=RUN)
             self.say(self.nodes[name], back)
         self.settle()
         for rank in ranks:
@@ -244,12 +256,12 @@ class ACluster:
             )  # fmt: skip
         self.settle()
 
-    def load(self, damaged: Container[tuple[int, Tier]] = ()) -> list[object]:
+    def load(self, damaged: Container[tuple[int, Tier]] = (), run: bytes | None = None) -> list[object]:
         """All ranks load; the answers that end it. ``tiers``: where each rank read. damaged: what they cannot read."""
         seqs = {}
         for rank in range(len(self.homes)):
             seqs[rank] = self.seq()
-            self.say(self.node(rank), ev.LoadAsked(job=KEY, rank=rank, session=self.sid, request=seqs[rank]))
+            self.say(self.node(rank), ev.LoadAsked(job=KEY, rank=rank, session=self.sid, request=seqs[rank], run=run))
         self.settle()
         self.tiers = {}
         answers = {rank: self.answer(rank, seqs[rank]) for rank in seqs}
@@ -354,11 +366,15 @@ class ACluster:
                 node.told.append((action.rank, action.message))
             case act.ToNode(node=to):
                 if frozenset((node.name, to)) in self.links:
-                    self.say(self.nodes[to], action.message)
+                    self.say(self.nodes[to], node_messages.decode(node_messages.encode(action.message)))
+            case act.Note(text=text):
+                node.notes.append(text)
             case act.MeetPeers(peers=peers):
                 node.met |= {p.node for p in peers}
-            case act.KeepTopology(topology=topology, epoch=epoch, since=since, outside=outside):
-                node.kept = ev.TopologyKept(job=KEY, topology=topology, epoch=epoch, since=since, outside=outside)
+            case act.KeepTopology(topology=topology, epoch=epoch, since=since, outside=outside, former=former):
+                node.kept = ev.TopologyKept(
+                    job=KEY, topology=topology, epoch=epoch, since=since, outside=outside, former=former
+                )
             case act.AllocateSlots(rank=rank, count=count, capacity=capacity):
                 for _ in range(count):
                     self.say(node, ev.SlotReady(job=KEY, rank=rank, slot=self._slot(node, rank), capacity=capacity))
@@ -373,17 +389,39 @@ class ACluster:
                     rank = node.slots[slot].rank
                     seal = a_seal(KEY, save, rank, world, shares=self.shares(world, rank))
                     self.say(node, ev.DigestsSealed(job=KEY, slot=slot, save=save, seal=seal))
-            case act.TakeIncarnation(at_least=at_least):
+            case act.KeepNumber(number=number):
+                node.number = number
+            case act.ForgetJob():
+                node.kept = None
+            case act.TakeIncarnation(session=session) if self.store.clock:
+                self.say(
+                    node, ev.IncarnationTaken(job=KEY, session=session, run=RUN, number=self.store.clock, problem="EIO")
+                )
+            case act.TakeIncarnation(at_least=at_least, session=session):
                 self.store.numbers = max(self.store.numbers + 1, at_least)
-                self.say(node, ev.IncarnationTaken(job=KEY, number=self.store.numbers))
-            case act.ScanStore():
+                self.say(
+                    node, ev.IncarnationTaken(job=KEY, session=session, number=self.store.numbers, run=self.store.run)
+                )
+            case act.ScanStore(after=after) if self.store.silent:
+                self.say(node, ev.StoreScanned(job=KEY, after=after, problem="EIO"))
+            case act.ScanStore(after=after):
                 found = tuple(ev.OnStore(s, w, 10 * w, s.dirname) for s, w in self.store.committed.items())
                 partials = tuple(
                     ev.Partial(s, sum(len(r) for r in votes.values()) >= len(self.homes))
                     for s, votes in self.store.votes.items()
                     if s not in self.store.committed
                 )
-                self.say(node, ev.StoreScanned(job=KEY, committed=found, partials=partials))
+                self.say(
+                    node,
+                    ev.StoreScanned(
+                        job=KEY,
+                        store_id=STORE_ID,
+                        after=after,
+                        committed=found,
+                        partials=partials,
+                        records=self.store.records,
+                    ),
+                )
             case act.Drain(save=save, slots=slots):
                 assert all(node.slots[slot].save == save for slot in slots)
                 node.drained[save] = slots

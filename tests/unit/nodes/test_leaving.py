@@ -6,6 +6,7 @@ from ckptd.core import actions as act
 from ckptd.core import events as ev
 from ckptd.protocol.ids import SaveId
 from ckptd.protocol.messages import Tier
+from tests.runs import RUN
 from tests.seals import a_seal
 from tests.unit.nodes.a_cluster import (
     KEY,
@@ -46,7 +47,7 @@ def test_a_node_that_was_lost_for_good_does_not_delay_the_end_of_a_job_that_has_
     cluster.add("x")
     cluster.connect("axcd")
     answers = cluster.load()
-    cluster.stage(SaveId(answers[0].incarnation, 1, 20))
+    cluster.stage(SaveId(answers[0].incarnation, 1, 20, RUN))
     close(cluster)
     nothing_is_left(cluster)
 
@@ -80,7 +81,7 @@ def test_a_node_that_the_job_left_keeps_its_piece_while_nothing_newer_is_protect
     cluster.tick(5)
     cluster.held = {act.Encode}
     answers = cluster.load()
-    newer = SaveId(answers[0].incarnation, 1, 20)
+    newer = SaveId(answers[0].incarnation, 1, 20, RUN)
     cluster.stage(newer)
     assert newer in cluster.store.committed
     assert (ONE, 1) in cluster.nodes["d"].pieces
@@ -106,7 +107,7 @@ def test_a_node_that_the_job_leaves_is_empty_once_a_newer_checkpoint_is_protecte
     cluster.load()
     assert cluster.nodes["d"].slots
     cluster.release()
-    newer = SaveId(cluster.store.numbers, 1, 20)
+    newer = SaveId(cluster.store.numbers, 1, 20, RUN)
     cluster.stage(newer)
     assert "protected" in cluster.milestones(0, newer)
     assert not cluster.nodes["d"].slots
@@ -123,7 +124,7 @@ def test_a_node_that_the_job_left_two_sessions_ago_is_still_told():
         cluster.load()
     assert cluster.nodes["d"].slots
     cluster.release()
-    cluster.stage(SaveId(cluster.store.numbers, 1, 20))
+    cluster.stage(SaveId(cluster.store.numbers, 1, 20, RUN))
     assert not cluster.nodes["d"].catalogue.jobs
 
 

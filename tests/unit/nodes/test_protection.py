@@ -7,6 +7,7 @@ from ckptd.core import events as ev
 from ckptd.protocol.ids import SaveId
 from ckptd.protocol.messages import Tier
 from ckptd.protocol.topology import Scheme
+from tests.runs import RUN
 from tests.unit.nodes.a_cluster import (
     KEY,
     ONE,
@@ -99,9 +100,9 @@ def test_a_smaller_world_gets_all_segments_at_each_of_its_nodes():
     assert not cluster.store.committed
     for name in "abd":
         assert {s.rank for s in cluster.nodes[name].slots.values() if s.save == ONE} == {0, 1, 2, 3}
-    cluster.stage(SaveId(3, 1, 20))
+    cluster.stage(SaveId(3, 1, 20, RUN))
     for node in cluster.nodes.values():
-        assert {s.save for s in node.slots.values()} <= {SaveId(3, 1, 20), None}
+        assert {s.save for s in node.slots.values()} <= {SaveId(3, 1, 20, RUN), None}
 
 
 def test_a_smaller_world_gets_a_lost_node_rebuilt_drained_and_read_from_the_store():
@@ -251,7 +252,7 @@ def test_a_drain_ends_that_was_tried_again_on_a_node_that_has_lost_its_memory():
     cluster.ask_slots()
     answers = cluster.load()
     assert [a.save for a in answers] == [ONE] * 4
-    three = SaveId(answers[0].incarnation, 1, 20)
+    three = SaveId(answers[0].incarnation, 1, 20, RUN)
     cluster.stage(three)
     cluster.tick(10)
     assert cluster.store.committed.keys() == {ONE, three}

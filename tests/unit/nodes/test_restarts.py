@@ -1,8 +1,7 @@
 """What a daemon that restarts, or a node that is lost or cannot be reached, must not make the others forget."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from ckptd.core import actions as act
 from ckptd.core import events as ev
@@ -11,12 +10,14 @@ from ckptd.core.protection import Protection
 from ckptd.protocol.ids import SaveId
 from ckptd.protocol.messages import Attached, End, LoadFrom, Refused, Tier
 from ckptd.protocol.topology import Peer, Scheme, Topology
+from tests.runs import RUN, STORE_ID
 from tests.unit.nodes.a_cluster import (
     KEY,
     ONE,
     TWO,
     ACluster,
     a_protected_job,
+    close,
     saves_at,
 )
 
@@ -83,7 +84,7 @@ def test_ranks_whose_daemon_missed_the_end_of_a_load_come_back_to_the_next_one(l
         if links_first:
             cluster.cut = set()
             cluster.settle()
-        back = replace(cluster.attached[rank], request=cluster.seq(), incarnation=2)
+        back = replace(cluster.attached[rank], request=cluster.seq(), incarnation=2, run=RUN)
         cluster.say(node, back)
         cluster.cut = set()
         cluster.settle()
@@ -95,10 +96,10 @@ def test_the_end_of_a_load_that_found_nothing_is_told_again():
     cluster.connect("ab")
     cluster.held = {act.ScanStore}
     seqs = ask_load(cluster)
-    node, _ = cluster.waiting.pop()
+    node, scan = cluster.waiting.pop()
     cluster.held = set()
     cluster.links.clear()
-    cluster.say(node, ev.StoreScanned(job=KEY))
+    cluster.say(node, ev.StoreScanned(job=KEY, store_id=STORE_ID, after=scan.after))
     cluster.settle()
     assert [cluster.answer(rank, seq).save for rank, seq in seqs.items()] == [None, None]
 
@@ -117,7 +118,7 @@ def test_a_coordinator_that_restarts_before_its_topology_was_kept_protects_again
     cluster.nodes["a"].kept = kept
     cluster.nodes["a"].restart()
     cluster.return_ranks("a", 2)
-    save = SaveId(2, 1, 20)
+    save = SaveId(2, 1, 20, RUN)
     cluster.stage(save)
     assert "protected" in cluster.milestones(0, save)
 
@@ -333,7 +334,7 @@ def test_parity_that_was_half_made_before_all_daemons_restarted_holds_no_slot_fo
         cluster.nodes[name].restart()
     cluster.connect("abc")
     cluster.tick(5)
-    newer = SaveId(cluster.store.numbers, 1, 30)
+    newer = SaveId(cluster.store.numbers, 1, 30, RUN)
     cluster.stage(newer)
     assert saves_at(cluster, "a") == {ONE, newer}
 
@@ -352,7 +353,82 @@ def test_what_a_silent_node_may_complete_is_not_given_up_by_a_new_coordinator():
     assert saves_at(cluster, "d") == {ONE}
     cluster.tick(cluster.policy.stage_timeout_s)
     cluster.nodes["d"].restart()
-    assert saves_at(cluster, "d") == set(), "a is taken for lost"
+    assert saves_at(cluster, "d") == {ONE}, "a is late, and nothing newer is staged"
+    cluster.return_ranks("d", cluster.store.numbers)
+    cluster.waiting, cluster.held = [], set()
+    newer = SaveId(cluster.store.numbers, 1, 20, RUN)
+    cluster.stage(newer)
+    assert saves_at(cluster, "d") == {newer}
+
+
+def a_staged_save_of_which_a_part_is_silent(homes: str = "abc") -> ACluster:
+    """ONE is staged, neither encoded nor drained. Node c does not answer when a, which coordinated, has restarted."""
+    cluster = ACluster("abcd")
+    cluster.connect(homes)
+    cluster.held = {act.Encode, act.Drain}
+    cluster.stage(ONE)
+    assert all("staged" in cluster.milestones(rank, ONE) for rank in range(len(homes)))
+    cluster.cut_off("c")
+    return cluster
+
+
+def test_an_orphaned_save_is_not_given_up_while_a_node_is_silent_that_may_have_a_part():
+    cluster = a_staged_save_of_which_a_part_is_silent()
+    cluster.end_ranks()
+    cluster.nodes["a"].restart()
+    cluster.tick(3600)
+    cluster.heal("c")
+    assert [saves_at(cluster, name) for name in "abc"] == [{ONE}] * 3
+    cluster.connect("abc")
+    cluster.tick(5)
+    assert {answer.save for answer in cluster.load()} == {ONE}
+
+
+def test_a_save_of_the_present_session_is_not_given_up_while_a_node_of_it_is_silent():
+    cluster = a_staged_save_of_which_a_part_is_silent()
+    cluster.nodes["a"].restart()
+    cluster.return_ranks("a")
+    cluster.tick(5)
+    cluster.tick(3600)
+    cluster.heal("c")
+    assert [saves_at(cluster, name) for name in "abc"] == [{ONE}] * 3
+    assert "staged" in cluster.milestones(0, ONE)
+
+
+def a_session_without_the_silent_node() -> ACluster:
+    """The job went on without c, for longer than a node is waited for, and has staged nothing."""
+    cluster = a_staged_save_of_which_a_part_is_silent()
+    cluster.end_ranks()
+    cluster.nodes["a"].restart()
+    cluster.connect("abd")
+    for _ in range(3):
+        cluster.tick(cluster.policy.stage_timeout_s)
+    return cluster
+
+
+def test_a_session_that_has_staged_nothing_gives_up_nothing_of_the_one_before():
+    cluster = a_session_without_the_silent_node()
+    cluster.heal("c")
+    cluster.end_ranks()
+    cluster.connect("abc")
+    cluster.tick(5)
+    assert {answer.save for answer in cluster.load()} == {ONE}
+
+
+@pytest.mark.parametrize("word", ["skipped", "closed"])
+def test_what_a_silent_node_may_complete_goes_when_its_room_is_needed_or_the_job_is_closed(word):
+    cluster = a_session_without_the_silent_node()
+    assert saves_at(cluster, "b") == {ONE}
+    if word == "closed":
+        close(cluster)
+    else:
+        newer = SaveId(cluster.store.numbers, 1, 20, RUN)
+        skipped = ev.SaveSkipped(
+            job=KEY, rank=1, session=cluster.sid, request=cluster.seq(), save=newer, reason="no slot"
+        )
+        cluster.say(cluster.nodes["b"], skipped)
+        cluster.settle()
+    assert saves_at(cluster, "b") == set()
 
 
 def test_a_drain_that_a_lost_coordinator_had_ordered_holds_no_slot_for_ever():
@@ -379,7 +455,7 @@ def test_a_rank_of_the_session_before_is_refused_by_a_daemon_that_restarted():
     cluster.connect("aab")
     cluster.cut_off("b")
     cluster.nodes["a"].restart()
-    cluster.say(cluster.nodes["a"], replace(before, request=cluster.seq(), incarnation=1))
+    cluster.say(cluster.nodes["a"], replace(before, request=cluster.seq(), incarnation=1, run=RUN))
     cluster.settle()
     (answer,) = [m for _, m in cluster.nodes["a"].told if getattr(m, "reply_to", 0) == cluster._seq]
     assert isinstance(answer, Refused)
@@ -405,3 +481,121 @@ def test_what_is_to_be_copied_is_waited_for_until_its_digests_are_taken(readable
     cluster.release()
     orders = [cluster.answer(rank, seq) for rank, seq in seqs.items()]
     assert [getattr(order, "tier", None) for order in orders] == [Tier.PEER if readable else None] * 3
+
+
+# --- what is known of ranks, and of what can be rebuilt, is incomplete too
+
+
+def test_a_job_is_not_closed_while_a_rank_lives_that_has_not_come_back_to_a_restarted_daemon():
+    cluster = ACluster("ab")
+    cluster.connect("aab")
+    cluster.stage(ONE)
+    assert ONE in cluster.store.committed
+    cluster.nodes["a"].restart()
+    back = replace(cluster.attached[0], request=cluster.seq(), incarnation=1, run=RUN)
+    cluster.say(cluster.nodes["a"], back)
+    cluster.settle()
+    for rank, name in ((0, "a"), (2, "b")):
+        left = ev.RankDetached(job=KEY, rank=rank, session=cluster.sid, request=cluster.seq())
+        cluster.say(cluster.nodes[name], left)
+    cluster.settle()
+    cluster.tick(5)
+    assert [saves_at(cluster, name) for name in "ab"] == [{ONE}] * 2, "rank 1 may still save, and load"
+    cluster.say(cluster.nodes["a"], ev.RankGone(job=KEY, rank=1, session=cluster.sid))
+    cluster.settle()
+    cluster.tick(5)
+    assert [saves_at(cluster, name) for name in "ab"] == [set()] * 2
+
+
+def test_what_could_not_be_rebuilt_once_is_not_given_up_while_its_parity_is_there():
+    cluster = ACluster("abc")
+    cluster.connect("abc")
+    cluster.stage(ONE)
+    cluster.held = {act.Drain}
+    cluster.stage(TWO)
+    assert "protected" in cluster.milestones(0, TWO)
+    cluster.end_ranks()
+    cluster.lose("a")
+    cluster.add("a")
+    cluster.connect("abc")
+    cluster.tick(5)
+    cluster.held |= {act.FetchSegment}
+    seqs = ask_load(cluster)
+    fetches, cluster.waiting = [w for w in cluster.waiting if isinstance(w[1], act.FetchSegment)], []
+    assert fetches
+    for node, fetch in fetches:
+        failed = ev.SegmentFetched(job=KEY, rank=fetch.rank, save=TWO, tier=fetch.tier, problem="EIO")
+        cluster.say(node, failed)
+    cluster.settle()
+    orders = {rank: cluster.answer(rank, seq) for rank, seq in seqs.items()}
+    assert {order.save for order in orders.values()} == {ONE}
+    for rank, order in orders.items():
+        report(cluster, rank, order)
+    cluster.held, cluster.waiting = {act.Drain}, []
+    cluster.end_ranks()
+    cluster.connect("abc")
+    cluster.tick(5)
+    assert {answer.save for answer in cluster.load()} == {TWO}
+
+
+def test_a_node_two_sessions_back_may_have_a_part_while_nothing_newer_is_safe():
+    cluster = ACluster("abc")
+    cluster.connect("abc")
+    cluster.held = {act.Encode, act.Drain}
+    cluster.stage(ONE)
+    cluster.end_ranks()
+    cluster.cut_off("c")
+    cluster.connect("ab")
+    cluster.tick(5)
+    cluster.end_ranks()
+    cluster.nodes["a"].restart()
+    cluster.connect("ba")
+    cluster.tick(5)
+    cluster.end_ranks()
+    cluster.heal("c")
+    assert [saves_at(cluster, name) for name in "abc"] == [{ONE}] * 3
+
+
+def test_a_node_of_the_session_before_is_known_to_a_coordinator_that_restarts_before_its_session_is_heard_of():
+    cluster = ACluster("abc")
+    cluster.connect("abc")
+    cluster.held = {act.Encode, act.Drain}
+    cluster.stage(ONE)
+    cluster.end_ranks()
+    cluster.cut_off("c")
+    cluster.connect("ab")
+    cluster.end_ranks()
+    cluster.cut_off("b")  # nobody else tells whom the job ran on
+    cluster.nodes["a"].restart()
+    cluster.nodes["b"].restart()
+    cluster.heal("b")
+    cluster.cut_off("c")
+    cluster.connect("ab")
+    cluster.tick(5)
+    cluster.end_ranks()
+    cluster.heal("c")
+    assert [saves_at(cluster, name) for name in "abc"] == [{ONE}] * 3
+
+
+def test_a_commit_that_fails_gives_up_nothing_of_which_a_silent_node_may_have_a_part():
+    """A restarted coordinator finds all votes on the store, before a node has said what it has."""
+    cluster = ACluster("abc")
+    cluster.connect("abc")
+    cluster.held = {act.Encode, act.Commit}
+    cluster.stage(ONE)
+    assert sorted(cluster.store.votes[ONE]) == ["a", "b", "c"]
+    cluster.cut_off("c")
+    cluster.nodes["a"].restart()
+    cluster.return_ranks("a")
+    for _ in range(4):
+        cluster.tick(5)
+        commits = [node for node, action in cluster.waiting if isinstance(action, act.Commit)]
+        cluster.waiting = []
+        for node in commits:
+            cluster.say(node, ev.CommitEnded(job=KEY, save=ONE, problem="EIO"))
+        cluster.settle()
+    assert [saves_at(cluster, name) for name in "abc"] == [{ONE}] * 3
+    cluster.heal("c")
+    cluster.held = set()
+    cluster.tick(60)
+    assert ONE in cluster.store.committed

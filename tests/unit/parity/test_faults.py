@@ -31,6 +31,7 @@ from ckptd.protocol.slot import SlotState
 from ckptd.protocol.topology import Scheme
 from tests.cluster import ROOT
 from tests.nodes import EPOCH, KEY, SAVE, SECRET, content, start_set
+from tests.runs import RUN
 
 SIZE = 2 * BLOCK_NBYTES + 12_345  # of each of three columns: chunks with whole blocks and parts of some
 
@@ -460,7 +461,7 @@ def test_a_stopped_peer_does_not_hang_an_encode(directory, nodes, processes):
 
 def test_a_save_that_is_not_here_is_refused(nodes):
     connection = Connection("n0", nodes.nodes[0].address, Cancel(), timeout_s=5)
-    connection.ask(KEY, SaveId(9, 9, 9), EPOCH, [wire.Range(wire.PARITY, 0, 0, True)])
+    connection.ask(KEY, SaveId(9, 9, 9, RUN), EPOCH, [wire.Range(wire.PARITY, 0, 0, True)])
     with pytest.raises(PeerError, match=r"node n0: no parity of step 9"):
         connection.receive(memoryview(b""))
     connection.close()

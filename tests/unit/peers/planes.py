@@ -15,6 +15,7 @@ from ckptd.peers.identity import identify
 from ckptd.peers.plane import PeerPlane
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.topology import Peer
+from tests.runs import RUN
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 JOB = JobKey("/store", "job")
@@ -31,7 +32,7 @@ def a_plane(directory, node, *, timeout_s=TIMEOUT_S, **settings):
 
 def staged(node, counter, job=JOB):
     """A message with a number in it."""
-    return ev.SaveStaged(job=job, node=node, save=SaveId(1, counter, counter))
+    return ev.SaveStaged(job=job, node=node, save=SaveId(1, counter, counter, RUN))
 
 
 class World:

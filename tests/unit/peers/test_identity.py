@@ -208,10 +208,10 @@ def test_the_bulk_port_can_be_chosen(tmp_path):
         plane = PeerPlane(identify(config(tmp_path)), timeout_s=3)
         try:
             with pytest.raises(ConfigError, match=f"port {port}") as caught:
-                BulkHost(None, plane, port).open()
+                BulkHost(Arena(str(tmp_path)), plane, port).open()
             assert "bulk_port" in caught.value.hint
             taken.close()
-            bulk = BulkHost(None, plane, port)
+            bulk = BulkHost(Arena(str(tmp_path)), plane, port)
             bulk.open()
             assert plane._offers.port == port
             bulk.close()

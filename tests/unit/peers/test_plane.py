@@ -10,16 +10,19 @@ import msgspec
 import pytest
 import zmq
 
+from ckptd import __version__
 from ckptd.core import events as ev
 from ckptd.core.actions import ToNode
-from ckptd.peers import codec, packets
+from ckptd.peers import packets
 from ckptd.peers import plane as plane_module
 from ckptd.peers import remote as remote_module
 from ckptd.peers.keys import make_keys, write_keys
 from ckptd.peers.link import Link
+from ckptd.protocol import node_messages
 from ckptd.protocol.errors import ConfigError, ProtocolError
 from ckptd.protocol.ids import SaveId
 from ckptd.protocol.topology import Peer, Topology
+from tests.runs import RUN
 from tests.unit.peers.planes import JOB, OTHER, TIMEOUT_S, Apart, World, a_plane, staged
 
 NUMBERS = itertools.count(1_000_000, 2)  # of messages, unlike any that a test counts itself
@@ -60,7 +63,9 @@ def test_many_messages_arrive_in_order_once(pair):
 
 
 def test_a_report_keeps_its_event(pair):
-    event = ev.SegmentStaged(job=JOB, rank=3, world_size=8, slot="r00003-000001.slot", save=SaveId(1, 2, 3), nbytes=7)
+    event = ev.SegmentStaged(
+        job=JOB, rank=3, world_size=8, slot="r00003-000001.slot", save=SaveId(1, 2, 3, RUN), nbytes=7
+    )
     report = ev.Report(job=JOB, node="a", event=event)
     pair.planes["a"].carry(ToNode(job=JOB, node="b", message=report))
     pair.until(lambda: pair.of("b", ev.Report))
@@ -78,7 +83,7 @@ def test_three_planes_and_an_order_to_all(world):
 
 
 def test_a_message_that_is_too_large_is_refused_by_the_sender(pair):
-    large = ev.SaveEnded(job=JOB, node="a", save=SaveId(1, 1, 1), end="failed", reason="x" * (9 << 20))
+    large = ev.SaveEnded(job=JOB, node="a", save=SaveId(1, 1, 1, RUN), end="failed", reason="x" * (9 << 20))
     with pytest.raises(ProtocolError, match="exceeds"):
         pair.planes["a"].send(JOB, "b", large)
     pair.planes["a"].carry(ToNode(job=JOB, node="b", message=large))
@@ -117,8 +122,8 @@ def test_a_message_of_a_job_that_is_not_shared_is_dropped_and_counted(pair, nest
     b = pair.planes["a"]._jobs[JOB]["b"]
     wrong = staged("a", 5, OTHER)
     if nested:
-        wrong = ev.Report(job=JOB, node="a", event=ev.DrainMoved(job=OTHER, save=SaveId(1, 1, 1), nbytes_done=1))
-    pair.planes["a"]._say(b, packets.Word(codec.encode(wrong)))
+        wrong = ev.Report(job=JOB, node="a", event=ev.DrainMoved(job=OTHER, save=SaveId(1, 1, 1, RUN), nbytes_done=1))
+    pair.planes["a"]._say(b, packets.Word(node_messages.encode(wrong)))
     pair.planes["a"]._flush(b)
     pair.until(lambda: pair.planes["b"].refused["job"] == 1)
     assert pair.of("b", ev.NodeMessage) == []
@@ -132,13 +137,34 @@ def test_a_message_in_anothers_name_is_dropped_and_counted(pair):
     exchange(pair)
 
 
-def test_what_no_codec_made_is_dropped_and_counted(pair):
+def test_what_no_daemon_said_is_dropped_and_counted(pair):
     b = pair.planes["a"]._jobs[JOB]["b"]
     b.link.send(b"\xc1")
     b.link.send(packets.encode_body(packets.Word(b"\x92\xa3Foo\x80")))
     pair.planes["a"]._flush(b)
     pair.until(lambda: pair.planes["b"].refused["malformed"] == 2)
     exchange(pair)
+    assert pair.planes["b"].problems() == []
+
+
+@pytest.mark.parametrize("body", [packets.encode_body(packets.Word(b"\x81\xa4type\xa3foo")), b"\x92\xa3foo\x01"])
+def test_a_message_that_only_another_release_knows_is_refused_and_told(pair, body):
+    """With both sides: while the link is up, until the other daemon is another process."""
+    remote = pair.planes["a"]._jobs[JOB]["b"]
+    remote.link.send(body)
+    pair.planes["a"]._flush(remote)
+    pair.until(lambda: pair.planes["b"].refused["unknown"] == 1)
+    exchange(pair)
+    (told,) = pair.planes["b"].problems()
+    assert told == (
+        f"message 'foo' of node a (protocol 2, ckptd {__version__}): "
+        f"this daemon (protocol 2, ckptd {__version__}) does not know it; "
+        "install one version of ckptd on all nodes and restart the daemons"
+    )
+    pair.stop("a")
+    pair.start("a")
+    pair.all_meet()
+    pair.until(lambda: pair.planes["b"].problems() == [] and len(pair.ups("b")) == 2)
 
 
 def test_a_job_that_is_forgotten_is_down_for_the_other_and_comes_back(pair):
@@ -334,7 +360,7 @@ def dealer():
 
 def hello(sender="a", receiver="b", **changes):
     link = Link(life=7, timeout_s=1.0, new_end=lambda: 8)
-    envelope = packets.Envelope(packets.VERSION, sender, receiver, "", link.step(0.0)[0])
+    envelope = packets.Envelope(packets.VERSION, sender, receiver, "", link.step(0.0)[0], "9.9")
     return packets.encode_envelope(msgspec.structs.replace(envelope, **changes))
 
 
@@ -411,12 +437,23 @@ def test_a_known_key_speaks_in_no_other_name(world, dealer):
     assert not b._jobs[JOB]["c"].link._heard_end
 
 
-def test_another_version_is_refused_and_told(world, dealer):
+@pytest.mark.parametrize(
+    ("frame", "release"),
+    [
+        (lambda: hello(version=packets.VERSION + 1), "ckptd 9.9"),
+        (lambda: msgspec.msgpack.encode([3, "a", {"to": "b"}, None, "no packet of today", "9.9", "more"]), "ckptd 9.9"),
+        (lambda: msgspec.msgpack.encode([3, "a", "b"]), "ckptd of unknown version"),
+    ],
+)
+def test_another_version_is_refused_and_told(world, dealer, frame, release):
+    """Whatever its packets look like from the third item on."""
     a, b = known_dealer(world, dealer)
-    a.try_to_send(hello(version=packets.VERSION + 1))
+    a.try_to_send(frame())
     world.until(lambda: b.refused["malformed"] == 1)
     world.spend(1.0)
-    assert any("speaks version 2" in line and "same ckptd" in line for line in b.problems())
+    (told,) = b.problems()
+    assert f"node a (protocol 3, {release}) cannot speak with this daemon (protocol 2, ckptd {__version__})" in told
+    assert "install one version of ckptd on all nodes" in told
 
 
 def test_garbage_is_counted_and_too_large_a_packet_ends_the_connection(world, dealer):

@@ -1,0 +1,266 @@
+"""Every reader of every kind of file, as calls of a directory. Each raises errors of ckptd's, or none."""
+
+import contextlib
+import os
+import pathlib
+import shutil
+import sys
+import tempfile
+import traceback
+
+import msgspec
+import torch
+
+from ckptd import dcp_metadata  # noqa: F401 - imported before time is taken
+from ckptd.adoption import Adoption  # noqa: F401
+from ckptd.arena import Arena
+from ckptd.cli import invoke
+from ckptd.config import load_config
+from ckptd.export import run
+from ckptd.export.run import Order
+from ckptd.filelayer import FileLayer
+from ckptd.finishing import finish
+from ckptd.liveness import Liveness, job_of, somebody_waits
+from ckptd.parity_files import Parities
+from ckptd.peers.identity import identify
+from ckptd.peers.kept import kept_topologies
+from ckptd.peers.keys import read_keys
+from ckptd.pins import pinned
+from ckptd.protocol import messages, slot
+from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.publication import Publication
+from ckptd.protocol.status import Status
+from ckptd.regular_files import open_followed
+from ckptd.repair.run import rebuild
+from ckptd.store import remove_checkpoint, sweep_trash
+from ckptd.store_identity import STORE_FILE, store_id_at
+from ckptd.store_incarnations import Committer, superseded, take, taken_over_by
+from ckptd.store_messages import FrameReader, decode_request, hello_frame
+from ckptd.store_publish import is_linked_to, publish
+from ckptd.store_scan import scan
+from ckptd.survey import decode_answer
+from ckptd.verify import verify_path
+from ckptd_client._group import Group
+from ckptd_client._load_from import load_from
+from ckptd_client._restore import open_slot
+from tests.checkpoints import SAVE
+from tests.hostile import reader
+from tests.runs import RUN, STORE_ID, TAKER
+
+GROUP = Group(0, 1, "test")
+
+
+def key_of(final):
+    """The job of a checkpoint's directory."""
+    return JobKey(str(pathlib.Path(final).parents[1]), pathlib.Path(final).parent.name)
+
+
+def quietly(*words):
+    """A verb, whose exit status says what it found."""
+    assert invoke(list(words)) in (0, 1, 2)
+
+
+def exported(form):
+    def read(path):
+        with tempfile.TemporaryDirectory(prefix="ckptd-mutant-") as folder:
+            out = f"{folder}/out" + (".pt" if form == "torch" else "")
+            run.export(Order(source=path, out=out, format=form))
+
+    return read
+
+
+def numbered(final):
+    key, fs = key_of(final), FileLayer()
+    take(fs, key, TAKER)
+    taken_over_by(fs, key, SAVE, Committer(1, "session", STORE_ID))
+    superseded(fs, key)
+    pinned(fs, key)
+    scan(fs, key)
+    sweep_trash(fs, key)
+
+
+def pruned(final):
+    key, fs = key_of(final), FileLayer()
+    for entry in scan(fs, key).committed[1:]:
+        remove_checkpoint(fs, key, entry.committed.save)
+
+
+def of_boxes(call):
+    """A reader of the state with boxes, which the words of the command say."""
+
+    def read(final):
+        before, sys.argv = sys.argv, ["reader", "", "boxes"]
+        try:
+            call(final)
+        finally:
+            sys.argv = before
+
+    return read
+
+
+def published(final):
+    key = key_of(final)
+    root = pathlib.Path(final).parents[2]
+    to = Publication(str(root / "out"), whole=True, pointer=str(root / "latest"), text="tag")
+    publish(FileLayer(), key, SAVE, {SAVE: to})
+    is_linked_to(FileLayer(), key, os.path.basename(final))
+
+
+def plugin(final):
+    """What a class of torch's does not take, DCP passes on as it is raised."""
+    try:
+        reader.plugin(final)
+    except (TypeError, LookupError, ValueError, AttributeError) as error:
+        if any(frame.name == "load_state_dict" for frame in traceback.extract_tb(error.__traceback__)):
+            raise reader.RefusedError(str(error)) from error
+        raise
+
+
+CHECKPOINT = {
+    "load": reader.load,
+    "load_two": reader.load_two,
+    "load_from": reader.load_from,
+    "plugin": plugin,
+    "verify": verify_path,
+    "list": lambda final: quietly("list", os.path.dirname(final)),
+    "export torch": exported("torch"),
+    "export dcp": exported("dcp"),
+    "export safetensors": exported("safetensors"),
+    "pin": lambda final: quietly("pin", final),
+    "numbers": numbered,
+    "publish": published,
+    "rebuild": rebuild,
+    "prune": pruned,
+}
+BOXES = {name: of_boxes(call) for name, call in CHECKPOINT.items()}
+UNFINISHED = {
+    "list": lambda path: quietly("list", os.path.dirname(path)),
+    "verify": lambda path: verify_path(os.path.dirname(path)),
+    "numbers": numbered,
+    "finish": lambda path: finish(key_of(path), "mutant"),
+}
+PARITY = {"verify": verify_path, "rebuild": rebuild, "list": CHECKPOINT["list"], "prune": pruned}
+
+
+def load_dcp(path):
+    load_from(path, {"w": torch.zeros(4, 3), "b": torch.zeros(5), "lr": 0.0, "seed": None}, GROUP)
+
+
+def load_tensors(path):
+    load_from(path, {"a": torch.zeros(4, 3), "b": torch.zeros(5, dtype=torch.int64)}, GROUP)
+
+
+def load_file(path):
+    load_from(os.path.join(path, "1.safetensors"), {"a": torch.zeros(4, 3)}, GROUP)
+
+
+DCP = {"load_from": load_dcp, "verify": verify_path}
+SAFETENSORS = {"load_from": load_tensors, "one file": load_file}
+
+
+def exported_zero(path):
+    exported("torch")(path)
+
+
+ZERO = {"export torch": exported_zero, "export dcp": exported("dcp"), "export safetensors": exported("safetensors")}
+
+
+def adopted(path):
+    """What a daemon does first with an arena."""
+    arena = Arena(path)
+    arena.open()
+    try:
+        for found in arena.scan():
+            if found.seal.job is not None:
+                with_tail(arena, found)
+        Parities(arena).scan()
+        jobs = os.path.join(path, "jobs")
+        for name in os.listdir(jobs):
+            job_of(os.path.join(jobs, name))
+            live = Liveness()
+            live.look(os.path.join(jobs, name))
+            live.close()
+        somebody_waits(path)
+        kept_topologies(path)
+    finally:
+        arena.close(remove=False)
+
+
+def with_tail(arena, found):
+    job = found.seal.job
+    if found.seal.state is slot.SlotState.DIGESTED and os.path.exists(arena.slot_path(job, found.name)):
+        arena.fragments(job, found.name)
+        arena.digests(job, found.name, found.seal.save)
+        arena.forget_mapping(job, found.name)
+
+
+def opened(path):
+    for found in sorted(pathlib.Path(path).rglob("*.slot")):
+        with contextlib.suppress(OSError), open_followed(str(found)) as file:
+            file.seek(-slot.SEALS_NBYTES, os.SEEK_END)
+            seal = slot.decode_seals(file.read())[2]
+            open_slot(str(found), seal.job or JobKey("/store", "demo"), seal.save or SaveId(1, 1, 1, RUN), seal.rank)
+
+
+ARENA = {"adopt": adopted, "open": opened, "verify": verify_path}
+
+
+def file_of(path):
+    return os.path.join(path, "file")
+
+
+def bytes_of(path):
+    return pathlib.Path(file_of(path)).read_bytes()
+
+
+def framed(path):
+    """As a worker reads it, and as bytes of a frame whose length is a part of it."""
+    raw = bytes_of(path)
+    for sent in (len(raw).to_bytes(4, "little") + raw, raw):
+        frames = FrameReader(decode_request, theirs="the daemon", ours="the worker")
+        frames.feed(hello_frame())
+        frames.feed(sent)
+
+
+CONFIG = {"config": lambda path: load_config({}, {"CKPTD_CONFIG": file_of(path)})}
+KEYS = {"keys": lambda path: read_keys(file_of(path))}
+IDENTITY = {"identity": lambda path: identify(config_in(path))}
+
+
+def config_in(path):
+    os.makedirs(f"{path}/arena", mode=0o700, exist_ok=True)
+    shutil.copy(file_of(path), f"{path}/arena/identity")
+    os.chmod(f"{path}/arena/identity", 0o600)
+    return load_config({"arena": f"{path}/arena", "peer_address": "127.0.0.1"}, {"CKPTD_CONFIG": "/dev/null"})[0]
+
+
+def status_of(path):
+    from ckptd.protocol.decoding import MALFORMED  # noqa: PLC0415
+
+    try:
+        msgspec.json.decode(bytes_of(path), type=Status)
+    except MALFORMED:
+        return
+
+
+def decoder(decode):
+    return lambda path: decode(bytes_of(path))
+
+
+def of_wire(name, decode):
+    """Of a union of messages."""
+    return {"decode": decoder(decode)} | ({"frame": framed} if name == "store_requests" else {})
+
+
+def store_at(path):
+    shutil.copy(file_of(path), os.path.join(path, STORE_FILE))
+    store_id_at(FileLayer(), path)
+
+
+STORE = {"id": store_at}
+MESSAGES = {
+    "REQUESTS": {"decode": decoder(messages.decode_request)},
+    "REPLIES": {"decode": decoder(messages.decode_reply)},
+    "survey": {"decode": decoder(decode_answer)},
+    "status": {"decode": status_of},
+}

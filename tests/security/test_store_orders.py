@@ -1,0 +1,377 @@
+"""A store that somebody else can write to names files of this user's: whoever opens it writes and removes none of them.
+
+The other user is a real one. What it forges is the index of a trainer's files, links for directories, and directories
+that are swapped for links while this user is at work in them.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+
+import ckptd_client
+from ckptd import store
+from ckptd.filelayer import FileLayer
+from ckptd.pins import pin, unpin
+from ckptd.protocol.committed import TRASH_PREFIX
+from ckptd.protocol.errors import CkptdError
+from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.manifest import STOCK_FILES, UNPUBLISHED
+from ckptd.protocol.publication import Publication
+from ckptd.protocol.slot import align_up
+from ckptd.store_image import Flow, Image, make_partial, sync_partial, write_image
+from ckptd.store_incarnations import take
+from ckptd.store_publish import publish
+from ckptd.store_scan import Place
+from tests.checkpoints import image_of, put_image, put_vote, write_checkpoint
+from tests.cluster import Node, wait_for
+from tests.runs import RUN, TAKER
+from tests.security.others import STRANGER, as_user, needs_root
+
+pytestmark = [needs_root, pytest.mark.faults, pytest.mark.timeout(240)]
+EVIL = "ssh-ed25519 AAAA of somebody else"
+
+
+def below(directory: Path) -> dict[str, str | bytes]:
+    """All names below, with content."""
+    found: dict[str, str | bytes] = {}
+    for folder, folders, names in os.walk(directory):
+        for name in folders:
+            found[os.path.relpath(os.path.join(folder, name), directory)] = "a directory"
+        for name in names:
+            path = os.path.join(folder, name)
+            found[os.path.relpath(path, directory)] = os.readlink(path) if os.path.islink(path) else _read(path)
+    return found
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+@pytest.fixture(name="ground")
+def fixture_ground():
+    """Where both users are: pytest's own directories let nobody else pass."""
+    ground = Path(tempfile.mkdtemp(prefix="ckptd-test-"))
+    ground.chmod(0o755)
+    yield ground
+    shutil.rmtree(ground)
+
+
+@pytest.fixture(name="home")
+def fixture_home(ground):
+    """Of the user who opens stores."""
+    home = ground / "home"
+    (home / ".ssh").mkdir(parents=True)
+    (home / ".ssh" / "authorized_keys").write_text("ssh-ed25519 AAAA mine")
+    (home / ".bashrc").write_text("mine")
+    home.chmod(0o700)
+    return home
+
+
+def give_away(path: Path) -> None:
+    """All of it is the other user's from now on, and open to everybody."""
+    for folder, folders, names in os.walk(path):
+        for name in (*folders, *names):
+            os.chown(os.path.join(folder, name), STRANGER, STRANGER, follow_symlinks=False)
+    os.chown(path, STRANGER, STRANGER)
+
+
+# -- what a store says of where to --
+
+
+def orders(home: Path, shared: Path) -> dict[str, dict[str, object]]:
+    """Each a forged index: the trainer's name of a file, and where to."""
+    return {
+        "single file": {"name": ".bashrc", "directory": str(home), "whole": False},
+        "whole directory": {"name": "authorized_keys", "directory": str(home / ".ssh"), "whole": True},
+        "new directory": {"name": "x.service", "directory": str(home / ".config" / "systemd"), "whole": True},
+        "pointer alone": {
+            "name": "",
+            "directory": str(shared / "a"),
+            "pointer": str(home / ".ssh" / "authorized_keys"),
+        },
+        "through a link": {"name": "authorized_keys", "directory": str(shared / "run"), "whole": False},
+        "up and over": {"name": "../home/.bashrc", "directory": str(shared), "whole": False},
+    }
+
+
+ORDERS = tuple(orders(Path("/"), Path("/")))
+
+
+def forge(checkpoint: Path, *, name: str, directory: str, whole: bool = True, pointer: str = "") -> None:
+    """The index says so in every form that it ever had, and that it is still to be done."""
+    part = next(path for path in checkpoint.iterdir() if path.suffix == ".bin")
+    part.write_text(EVIL)
+    to = {"directory": directory, "whole": whole, "pointer": pointer, "text": EVIL}
+    index = json.loads((checkpoint / STOCK_FILES).read_text())
+    index |= {"files": {name: part.name} if name else {}, "publication": to, "saved_for": to, "to": to}
+    (checkpoint / STOCK_FILES).write_text(json.dumps(index))
+    (checkpoint / UNPUBLISHED).touch()
+
+
+@pytest.fixture(name="sound", scope="module")
+def fixture_sound(tmp_path_factory):
+    """A store with two checkpoints of a trainer's files, the older of which retention would remove."""
+    folder = tmp_path_factory.mktemp("sound")
+    with Node(str(folder / "store")) as node:
+        os.makedirs(node.store)
+        node.start()
+        with as_lone_rank():
+            client = ckptd_client.connect("job", store=node.store, arena=node.arena, start=False)
+            for step in (1, 2):
+                client.save_files({"a": b"of a trainer"}, step, directory=folder / f"out{step}").wait("durable", 60)
+            client.close()
+    return folder / "store" / "job"
+
+
+@contextlib.contextmanager
+def as_lone_rank():
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("WORLD_SIZE", "RANK"):
+            patch.delenv(name, raising=False)
+        yield
+
+
+@pytest.fixture(name="forged")
+def fixture_forged(sound, home, ground, request):
+    """The same, forged, and the other user's."""
+    shared = ground / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    as_user(os.symlink, str(home / ".ssh"), str(shared / "run"))
+    job = ground / "store" / "job"
+    subprocess.run(["cp", "-a", sound.parent, ground], check=True)
+    for checkpoint in job.glob("step-*"):
+        forge(checkpoint, **orders(home, shared)[request.param])
+    give_away(ground / "store")
+    return job
+
+
+def ckptd(*args: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "ckptd", *args], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("forged", ORDERS, indirect=True)
+def test_no_verb_writes_where_a_store_says(forged, home):
+    before = below(home)
+    for verb in (["list"], ["verify"], ["commit"], ["prune", "--keep-last", "1"]):
+        ckptd(*verb, str(forged))
+    ckptd("pin", str(forged / "step-000000001.i0001"))
+    assert below(home) == before
+
+
+@pytest.mark.parametrize("forged", ORDERS, indirect=True)
+def test_no_session_writes_where_a_store_says(forged, home, ground):
+    """One that connects, loads, saves, drains, commits, and retires what is older: all that a daemon does."""
+    before = below(home)
+    with Node(str(forged.parent)) as node, as_lone_rank():
+        node.start("--keep-last", "1")
+        client = ckptd_client.connect("job", store=str(forged.parent), arena=node.arena, start=False)
+        for step in (None, 1):
+            try:
+                files = client.load_files(step)
+            except CkptdError:
+                continue
+            if files is not None:
+                files.close()
+        state = {"a": torch.zeros(3)}
+        for checkpoint in forged.glob("step-*"):
+            with pytest.raises(CkptdError):
+                client.load_from(checkpoint, state)
+        for step in (7, 8, 9):
+            client.save_files({"a": b"1"}, step, directory=ground / "out" / f"{step}").wait("durable", 60)
+        wait_for(lambda: "ckptd publish" in node.log_text())
+        told = node.job("job").errors
+        client.close()
+    assert any("--to DIRECTORY" in text for text in told), told
+    assert below(home) == before
+    assert (ground / "out" / "9" / "a").read_bytes() == b"1", "what a rank of the session has named"
+
+
+# -- directories that are swapped for links meanwhile --
+
+KEY_SAVE = SaveId(1, 3, 30, RUN)
+PRIMITIVES = (
+    "mkdir", "create_exclusive", "open_write", "fsync_dir", "rename", "link", "symlink", "readlink", "listdir",
+    "open_read", "read_file", "size", "unlink", "rmdir",
+)  # fmt: skip
+
+
+class Swapped(FileLayer):
+    """The other user does something before the n-th call on the disk."""
+
+    def __init__(self, top: str, at: int, swap) -> None:
+        super().__init__(top)
+        self.state = [at]
+        self.swap = swap
+
+
+def _counted(name):
+    def call(self, *args, **named):
+        self.state[0] -= 1
+        if self.state[0] == -1:
+            self.swap()
+        return getattr(FileLayer, name)(self, *args, **named)
+
+    return call
+
+
+for _name in PRIMITIVES:
+    setattr(Swapped, _name, _counted(_name))
+
+
+def put_link(directory: str, target: str, beside: str) -> None:
+    """As the other user: the directory, which may be gone, is a link from now on."""
+    try:
+        os.rename(directory, beside)
+    except OSError:
+        return  # it is not there at this call
+    os.symlink(target, directory)
+
+
+@pytest.fixture(name="place")
+def fixture_place(ground):
+    """A job on a store where everybody may write, with two checkpoints and one that is to be committed."""
+    top = ground / "group"
+    for number in (1, 2):
+        write_checkpoint(top, [{"a": torch.ones(3)}], save=SaveId(1, number, number, RUN))
+    found = Place(JobKey(str(top), "demo"), KEY_SAVE)
+    image, record, _ = image_of({"a": torch.ones(3)}, KEY_SAVE)
+    put_image(found, record, image)
+    put_vote(found, [record], world_size=1, node="node0", objects=None)
+    for folder, _, _ in os.walk(top):
+        Path(folder).chmod(0o777)
+    return found
+
+
+def a_commit(fs, place):
+    store.commit(fs, place.key, place.save, "test")
+
+
+def a_removal(fs, place):
+    store.remove_checkpoint(fs, place.key, SaveId(1, 1, 1, RUN))
+
+
+def a_removed_partial(fs, place):
+    store.remove_partial(fs, place.key, place.save)
+
+
+def an_incarnation(fs, place):
+    take(fs, place.key, TAKER)
+    store.sweep_trash(fs, place.key)
+
+
+def a_pin(fs, place):
+    pin(fs, place.key, SaveId(1, 1, 1, RUN).dirname)
+    unpin(fs, place.key, SaveId(1, 1, 1, RUN).dirname)
+
+
+def a_vote(fs, place):
+    store.write_vote(fs, place.key, store.read_vote(fs, place, "node0")[0])
+
+
+def a_drain(fs, place):
+    image, record, _ = image_of({"a": torch.ones(3)}, place.save)
+    make_partial(fs, place)
+    padded = memoryview(image.ljust(align_up(len(image)), b"\0"))
+    for name, start, nbytes in record.extents():
+        write_image(fs, place, Image(name, nbytes, padded[start:]), Flow())
+    sync_partial(fs, place)
+
+
+WORK = {one.__name__: one for one in (a_commit, a_removal, a_removed_partial, an_incarnation, a_pin, a_vote, a_drain)}
+
+
+def victim(which: str, place: Place) -> str:
+    """A directory in which this user is at work."""
+    old = Place(place.key, SaveId(1, 1, 1, RUN))
+    found = {"job": place.job_dir, "partial": place.partial, "votes": place.votes, "old": old.final}
+    return found.get(which) or os.path.join(old.final, "votes")
+
+
+@pytest.mark.parametrize("which", ["job", "partial", "votes", "old", "old votes"])
+@pytest.mark.parametrize("work", WORK)
+def test_a_directory_that_is_swapped_for_a_link_leads_nowhere(work, which, place, home, ground):
+    """At each call on the disk; the home has directories and files of the names that are written and removed."""
+    for name in ("votes", "step-000000001.i0001", ".incarnations", ".pins", place.save.partial_dirname, ".trash-x"):
+        (home / name / "votes").mkdir(parents=True)
+        (home / name / ".x.tmp-0").write_text("mine")
+        (home / name / "votes" / "node0").write_text("mine")
+    for name in ("COMMITTED", "ckptd.manifest", ".a.tmp-0", "node0", "r00000-p00.safetensors"):
+        (home / name).write_text("mine")
+    before = below(home)
+    kept = ground / "kept"
+    subprocess.run(["cp", "-a", place.key.store, kept], check=True)
+    for at in range(60):
+        spare = f"{place.key.store}/spare-{at}" if which == "job" else f"{place.job_dir}/spare-{at}"
+        fs = Swapped(place.key.store, at, lambda spare=spare: as_user(put_link, victim(which, place), str(home), spare))
+        with contextlib.suppress(OSError, CkptdError):
+            WORK[work](fs, place)
+        assert below(home) == before, f"at call {at}"
+        if fs.state[0] >= 0:
+            break  # the work has fewer calls
+        subprocess.run(["rm", "-rf", place.key.store], check=True)
+        subprocess.run(["cp", "-a", kept, place.key.store], check=True)
+    else:
+        raise AssertionError("there are more calls than were looked at")
+
+
+def test_trash_that_becomes_a_link_is_not_followed(place, home):
+    """What is removed is listed first: a directory of it may be a link when its turn comes."""
+    trash = Path(place.job_dir, f"{TRASH_PREFIX}x")
+    (trash / "deep").mkdir(parents=True)
+    (trash / "deep" / "x").touch()
+    trash.chmod(0o777)
+    (trash / "deep").chmod(0o777)
+    before = below(home)
+
+    def swap():
+        as_user(put_link, str(trash / "deep"), str(home), str(trash / "spare"))
+
+    for at in range(12):
+        store.sweep_trash(Swapped(place.key.store, at, swap), place.key)
+        assert below(home) == before
+        if not (trash / "deep").exists():
+            (trash / "deep").mkdir(parents=True, exist_ok=True)
+            (trash / "deep").chmod(0o777)
+            trash.chmod(0o777)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("which", ["run", "run/best"])
+def test_a_trainers_directory_that_is_swapped_for_a_link(which, whole, sound, home, ground):
+    """Where a rank wanted its files; the other user may write beside it."""
+    job = ground / "store" / "job"
+    subprocess.run(["cp", "-a", sound.parent, ground], check=True)
+    text = json.loads((job / SaveId(1, 1, 1, RUN).dirname / STOCK_FILES).read_text())["save_id"]
+    save = SaveId(1, 1, 1, bytes.fromhex(text.rpartition("-")[2]))
+    assert save.text == text
+    shared = ground / "shared"
+    before = below(home)
+    for at in range(40):
+        subprocess.run(["rm", "-rf", shared], check=True)
+        (shared / "run" / "best").mkdir(parents=True)
+        for folder in (shared, shared / "run", shared / "run" / "best"):
+            folder.chmod(0o777)
+        (job / save.dirname / UNPUBLISHED).touch()
+        to = Publication(str(shared / "run" / "best"), whole, str(shared / "run" / ".bashrc"), "evil", ("a", ".bashrc"))
+        fs = Swapped(
+            str(job.parent), at, lambda: as_user(put_link, str(shared / which), str(home), str(shared / "spare"))
+        )
+        publish(fs, JobKey(str(job.parent), "job"), save, {save: to})
+        assert below(home) == before, f"at call {at}"
+        if fs.state[0] >= 0:
+            return
+    raise AssertionError("there are more calls than were looked at")

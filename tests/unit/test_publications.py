@@ -1,0 +1,80 @@
+"""What ranks of a node want published, kept in its arena: merged, bounded, and never said by anybody else."""
+
+import os
+
+import pytest
+
+from ckptd.arena import Arena
+from ckptd.ballast import take
+from ckptd.protocol import places
+from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.publication import MAX_INTENTS, Publication
+from ckptd.publications import Publications
+from tests.runs import RUN
+
+JOB = JobKey("/store", "job")
+
+
+@pytest.fixture
+def arena(tmp_path):
+    os.makedirs(tmp_path / places.job_dir(JOB))
+    take(str(tmp_path))
+    return tmp_path
+
+
+def place(*names, directory="/run/a"):
+    return Publication(directory, True, "/run/latest", "a", names)
+
+
+def save(counter):
+    return SaveId(1, counter, counter, RUN)
+
+
+def test_files_of_the_ranks_of_a_node_add_up(arena):
+    kept = Publications(str(arena))
+    kept.keep(JOB, save(1), place("b"))
+    kept.keep(JOB, save(1), place("a"))
+    kept.keep(JOB, save(1), place("c", directory="/run/other"))
+    (intent,) = kept.due(JOB)
+    assert intent.to == place("a", "b"), "of two places the first counts, and only its files"
+    assert os.stat(arena / places.job_dir(JOB) / f"{save(1).text}.publication").st_mode & 0o777 == 0o600
+
+
+def test_another_daemon_finds_what_is_due_with_what_is_newer(arena):
+    kept = Publications(str(arena))
+    for number in (1, 2, 3):
+        kept.keep(JOB, save(number), place("a"))
+    kept.done(JOB, save(1))
+    kept.done(JOB, save(3))
+    again = Publications(str(arena))
+    assert [intent.save for intent in again.due(JOB)] == [save(2), save(3)]
+    assert [intent.save for intent in again.from_on(JOB, save(1))] == [save(1), save(2), save(3)]
+    assert [again.is_due(JOB, save(number)) for number in (1, 2, 3)] == [False, True, False]
+    again.keep(JOB, save(3), place("a"))
+    assert not again.is_due(JOB, save(3)), "a rank says it again, to a daemon that has restarted"
+    again.done(JOB, save(2))
+    assert again.due(JOB) == []
+
+
+def test_the_oldest_go(arena):
+    kept = Publications(str(arena))
+    for number in range(1, MAX_INTENTS + 10):
+        kept.keep(JOB, save(number), place("a"))
+    assert [intent.save.counter for intent in kept.due(JOB)] == list(range(10, MAX_INTENTS + 10))
+
+
+def test_what_cannot_be_read_is_nothing(arena):
+    kept = Publications(str(arena))
+    kept.keep(JOB, save(1), place("a"))
+    (arena / places.job_dir(JOB) / f"{save(2).text}.publication").write_bytes(b"?")
+    os.symlink("/etc/hostname", arena / places.job_dir(JOB) / f"{save(3).text}.publication")
+    assert [intent.save for intent in kept.due(JOB)] == [save(1)]
+
+
+def test_the_end_of_a_job_leaves_nothing(arena):
+    kept = Publications(str(arena))
+    kept.keep(JOB, save(1), place("a"))
+    kept.keep(JOB, save(2), place("a"))
+    kept.done(JOB, save(2))
+    Arena(str(arena)).forget_job(JOB)
+    assert not (arena / places.job_dir(JOB)).exists()
