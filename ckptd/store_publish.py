@@ -25,7 +25,7 @@ from ckptd.protocol.origin import MARKER, Origin
 from ckptd.protocol.publication import Intents, Publication
 from ckptd.protocol.wording import cut
 from ckptd.store_scan import job_dir
-from ckptd.trainer_directory import TrainerDirectory, make_directories
+from ckptd.trainer_directory import TrainerDirectory, again_when_swept, make_directories, sweep
 
 _MAX_INDEX_NBYTES = 1 << 30
 _MAX_LINKED_NBYTES = 1 << 20
@@ -327,8 +327,9 @@ def _publish(fs: FileLayer, key: JobKey, dirname: str, index: TrainerFiles, to: 
         head = os.path.dirname(to.pointer)
         make_directories(fs, head)
         above = fs.below(head)
-        above.rename(above.write_temp(to.pointer, to.text.encode()), to.pointer)
+        again_when_swept(lambda: above.rename(above.write_temp(to.pointer, to.text.encode()), to.pointer))
         above.fsync_dir(head)
+        sweep(above, head, {os.path.basename(to.pointer)})
 
 
 def _sources(path: str, index: TrainerFiles) -> dict[str, str]:

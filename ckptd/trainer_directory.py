@@ -7,7 +7,8 @@ directory's parent no link is followed. Each step may be repeated, and done by t
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
 
 import msgspec
 
@@ -19,6 +20,7 @@ from ckptd.protocol.origin import MARKER, Origin
 from ckptd.regular_files import NO_LINKS
 
 _MAX_MARKER_NBYTES = 1 << 30
+_TRIES = 4
 _OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)  # the last: by a link to a directory, say
 _origin_decoder = msgspec.json.Decoder(Origin)
 
@@ -52,24 +54,26 @@ class TrainerDirectory:
     def put_into(self) -> None:
         """The known files, one after the other, beside whatever lies there. Raises OSError."""
         make_directories(self._store, self._path)
-        self._put(self._store.below(self._path), self._path, self._known)
+        fs = self._store.below(self._path)
+        for folder in self._put(fs, self._path, self._known):
+            sweep(fs, folder, {os.path.basename(name) for name in self._known})
 
     def appear(self, origin: Origin) -> None:
         """The directory, with all files at once; only the known ones beside files of somebody else. Raises OSError.
 
         Raises DamagedError when others would have had to lie there: the known ones do by then.
         """
-        _sweep(self._above, self._path)
         raw = msgspec.json.encode(origin)
-        try:
-            self._appear(raw)
-        except OSError:
-            if not self._is_there(raw):  # another committer was first, and swept ours
-                raise
+        again_when_swept(lambda: self._appear(raw), lambda: self._is_there(raw))
+        # Now, and not before: what a living publisher loses to this, it does not need any more.
+        sweep(self._above, os.path.dirname(self._path), {os.path.basename(self._path)})
 
     def _is_there(self, raw: bytes) -> bool:
+        """Whether a publisher of the same was first, and nobody has taken a file away since."""
         try:
-            return self._fs.read_file(os.path.join(self._path, MARKER), len(raw)) == raw
+            if self._fs.read_file(os.path.join(self._path, MARKER), len(raw)) != raw:
+                return False
+            return self._sources.keys() <= set(_below(self._fs, self._path))
         except OSError:
             return False
 
@@ -90,6 +94,9 @@ class TrainerDirectory:
 
     def _replace(self, temp: str, raw: bytes) -> None:
         """What is there already: a directory of ours makes place, beside somebody's files only ours are replaced."""
+        if self._is_there(raw):
+            self._above.rmtree(temp)
+            return
         if self.is_ours():
             old = temp_name(self._path)
             self._above.rename(self._path, old)
@@ -115,19 +122,23 @@ class TrainerDirectory:
         except (OSError, *MALFORMED):
             return False
 
-    def _put(self, fs: FileLayer, directory: str, sources: dict[str, str]) -> None:
-        """Each file under its name in the directory, replacing what has it."""
+    def _put(self, fs: FileLayer, directory: str, sources: dict[str, str]) -> set[str]:
+        """Each file under its name in the directory, replacing what has it. All directories that have files now."""
         folders = {directory}
         for name, source in sources.items():
             path = os.path.join(directory, name)
             folders |= make_directories(fs, os.path.dirname(path), below=directory)
-            temp = temp_name(path)
-            self._second_name(fs, source, temp)
-            fs.rename(temp, path)
-            with contextlib.suppress(FileNotFoundError):  # of two names of one file rename(2) keeps both
-                fs.unlink(temp)
+            again_when_swept(partial(self._put_one, fs, source, path))
         for folder in sorted(folders, key=len, reverse=True):
             fs.fsync_dir(folder)
+        return folders
+
+    def _put_one(self, fs: FileLayer, source: str, path: str) -> None:
+        temp = temp_name(path)
+        self._second_name(fs, source, temp)
+        fs.rename(temp, path)
+        with contextlib.suppress(FileNotFoundError):  # of two names of one file rename(2) keeps both
+            fs.unlink(temp)
 
     def _second_name(self, fs: FileLayer, source: str, path: str) -> None:
         try:
@@ -159,12 +170,36 @@ def _mark(fs: FileLayer, directory: str, raw: bytes) -> None:
     fs.fsync_dir(directory)
 
 
-def _sweep(fs: FileLayer, directory: str) -> None:
-    """What a killed publisher left of this directory."""
-    head, name = os.path.split(directory)
-    for left in fs.listdir(head):
-        if is_temp(left, name):
-            fs.rmtree(os.path.join(head, left))
+def again_when_swept(attempt: Callable[[], None], is_done: Callable[[], bool] = lambda: False) -> None:
+    """The attempt, again when another publisher took its temporary files or its place, until is_done. Raises OSError.
+
+    Each publisher sweeps once, at its end: as many of them as tries would have to end meanwhile.
+    """
+    for left in reversed(range(_TRIES)):
+        try:
+            return attempt()
+        except OSError as error:
+            if is_done():
+                return None
+            if not left or error.errno not in (errno.ENOENT, *_OCCUPIED):
+                raise
+    return None
+
+
+def sweep(fs: FileLayer, directory: str, names: Collection[str]) -> None:
+    """What killed publishers of these names left in the directory is removed.
+
+    A living one that this meets goes on with nothing, and never with half: its files are taken away before any of them
+    is removed.
+    """
+    for left in filter(is_temp, fs.listdir(directory)):
+        name = next((name for name in names if is_temp(left, name)), None)
+        if name is None:
+            continue
+        aside = temp_name(os.path.join(directory, name))
+        with contextlib.suppress(OSError):  # another sweeps too; or it stays for the next one
+            fs.rename(os.path.join(directory, left), aside)
+            fs.rmtree(aside)
 
 
 def _below(fs: FileLayer, directory: str) -> Iterator[str]:

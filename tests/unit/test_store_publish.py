@@ -1,6 +1,8 @@
 """A trainer's files get their names in the right order, whoever comes late, and nobody else's files go."""
 
+import contextlib
 import os
+import shutil
 from typing import ClassVar
 
 import msgspec
@@ -279,3 +281,60 @@ def test_what_is_not_committed_is_not_put_anywhere_by_hand(saved, key, out) -> N
 def test_places_that_are_none(directory, pointer, names) -> None:
     with pytest.raises(UsageError):
         check_publication(Publication(directory, True, pointer, "", names), JobKey("/store", "demo"))
+
+
+class _Meanwhile(FileLayer):
+    """Runs something else before the nth file operation, of the layers made of it too."""
+
+    def __init__(self, top: str, at: int, other) -> None:
+        super().__init__(top)
+        self.count, self.at, self.other = [0], at, other
+
+    def __getattribute__(self, name: str):
+        method = super().__getattribute__(name)
+        if name in {"below", "integrity", "count", "at", "other"} or name.startswith("_") or not callable(method):
+            return method
+        self.count[0] += 1
+        if self.count[0] == self.at:
+            self.other()
+        return method
+
+
+class _Stopped(Exception):  # noqa: N818 - no error
+    """Of a publisher that goes no further."""
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_of_two_publishers_at_once_neither_shows_half_of_it(whole: bool, saved, key, out) -> None:
+    """One does its first m file operations, the other all of its own between the nth and the next of these."""
+    files = {"a": b"a", "b/c": b"bc", "d": b"d"}
+    saved.commit(OLD, files, out / "tag", whole=whole, latest="tag")
+    ends = set()
+    for at in range(1, 400):
+        first = _Meanwhile(key.store, at, lambda: None)
+        halves = []
+
+        def look(*, last: bool = False, halves=halves) -> None:
+            if (out / "latest").exists() or (whole and (out / "tag").exists()) or last:
+                halves.append({name: (out / "tag" / name).read_bytes() for name in files} == files)
+
+        def second(at=at, look=look) -> None:
+            for stop in (7 * at % 60, 400):  # the first of them dies on its way
+                other = _Meanwhile(key.store, stop, lambda: (_ for _ in ()).throw(_Stopped))
+                with contextlib.suppress(_Stopped):
+                    publish(other, key, OLD, saved)
+                look()
+
+        first.other = second
+        told = publish(first, key, OLD, saved)
+        look(last=True)
+        assert all(halves), f"operation {at}"
+        assert told == "", f"operation {at}"
+        assert os.listdir(out) in (["latest", "tag"], ["tag", "latest"]), f"operation {at}"
+        ends.add(first.count[0] >= at)
+        if first.count[0] < at:
+            break
+        shutil.rmtree(out)
+        with open(os.path.join(key.store, key.job, OLD.dirname, UNPUBLISHED), "wb"):
+            pass
+    assert ends == {True, False}
