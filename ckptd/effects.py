@@ -24,6 +24,7 @@ from ckptd.publishing import Publishing
 from ckptd.store import CommitOutcome
 from ckptd.store_incarnations import Committer, Taker
 from ckptd.store_messages import (
+    Claim,
     Commit,
     Done,
     Drain,
@@ -221,17 +222,7 @@ class Effects:
                 )  # fmt: skip
             elif isinstance(reply, Failed):
                 hopeless = reply.errno in _HOPELESS or reply.code == WrongStoreError.code
-                number = incarnation_at(time.time())
-                problem = ev.IncarnationTaken(
-                    job=job,
-                    session=action.session,
-                    number=number,
-                    run=run,
-                    problem=reply.message,
-                    hint=reply.hint,
-                    hopeless=hopeless,
-                )
-                self._deliver(problem)
+                self._deliver(_no_number(action, reply.message, reply.hint, hopeless=hopeless))
 
         self._stores.ask(
             job.store,
@@ -263,11 +254,22 @@ class Effects:
         self._stores.ask(
             job.store,
             lambda i: ScanJob(
-                id=i, job=job.job, make=action.make, remembered=list(action.remembered), wanted=action.wanted
+                id=i,
+                job=job.job,
+                make=action.make,
+                remembered=list(action.remembered),
+                wanted=action.wanted,
+                claim=self._claim(action.claim),
             ),
             answer,
             patience_s=self._store_timeout_s,
         )
+
+    def _claim(self, made_up: act.Claim | None) -> Claim | None:
+        """As the store's worker is told of it."""
+        if made_up is None:
+            return None
+        return Claim(made_up.incarnation, Taker(made_up.run, made_up.session, self._node))
 
     def _drain(self, action: act.Drain) -> None:
         job, save = action.job, action.save
@@ -411,8 +413,19 @@ def _scanned(action: act.ScanStore, found: Scanned) -> ev.StoreScanned:
     partials = tuple(ev.Partial(p.save, not p.missing) for p in scan.partials)
     return ev.StoreScanned(
         job=action.job, after=action.after, store_id=found.store.store_id, committed=committed, partials=partials,
+        claimed=action.claim.incarnation if action.claim is not None else 0, lost=found.lost,
         records=tuple(ev.Recorded(r.incarnation, bytes.fromhex(r.run), r.session) for r in scan.records),
         notes=tuple(scan.problems),
+    )  # fmt: skip
+
+
+def _no_number(
+    action: act.TakeIncarnation, problem: str, hint: str = "", *, hopeless: bool = False
+) -> ev.IncarnationTaken:
+    """The clock's, with a run of its own."""
+    return ev.IncarnationTaken(
+        job=action.job, session=action.session, number=incarnation_at(time.time()), run=secrets.token_bytes(16),
+        problem=problem, hint=hint, hopeless=hopeless,
     )  # fmt: skip
 
 
@@ -429,13 +442,7 @@ def _failure(action: act.Action, problem: str) -> ev.Event | None:
                 job=action.job, rank=action.rank, count=action.count, code="os", message=problem, hint=""
             )
         case act.TakeIncarnation():
-            return ev.IncarnationTaken(
-                job=action.job,
-                session=action.session,
-                number=incarnation_at(time.time()),
-                run=secrets.token_bytes(16),
-                problem=problem,
-            )
+            return _no_number(action, problem)
         case act.ScanStore():
             return ev.StoreScanned(job=action.job, after=action.after, problem=problem)
         case act.Commit():

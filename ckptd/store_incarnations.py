@@ -67,9 +67,7 @@ def take(fs: FileLayer, key: JobKey, by: Taker, at_least: int = 1) -> int:
         number = not_behind(number, time.time())
         if number > MAX_INCARNATION:
             raise CkptdError(f"{records}: incarnation numbers are used up", hint="use another job name")
-        record = IncarnationRecord(incarnation=number, run=by.run.hex(), session=by.session, node=by.node)
-        path = os.path.join(records, f"i{number:08d}")
-        data = _encoder.encode(record) + b"\n"
+        path, data = _record(key, number, by)
         mine = fs.publish_once(fs.write_temp(path, data), path)
         at_least = number + 1  # whoever has it, this one never comes back to it
         if not mine:
@@ -78,12 +76,26 @@ def take(fs: FileLayer, key: JobKey, by: Taker, at_least: int = 1) -> int:
         highest = record_numbers(fs, key, number)[-KEPT_RECORDS:]
         if number not in highest:
             continue
-        for directory in (records, job_dir(key), key.store):
-            fs.fsync_dir(directory)
+        _sync_records(fs, key)
         if _content(fs, path) == data:  # else the file system let another taker replace it
             break
     _prune(fs, key, below=highest[0])
     return number
+
+
+def claim(fs: FileLayer, key: JobKey, number: int, by: Taker) -> bool:
+    """Whether the number is the taker's, on record and durable: one that was made up while the store was silent.
+
+    To be asked before anything of the number is written here. May be repeated.
+    """
+    path, data = _record(key, number, by)
+    records = os.path.dirname(path)
+    fs.mkdir(job_dir(key))
+    fs.mkdir(records)
+    if number not in record_numbers(fs, key, number):
+        fs.publish_once(fs.write_temp(path, data), path)
+    _sync_records(fs, key)
+    return any((r.incarnation, r.run) == (number, by.run.hex()) for r in records_of(fs, key, number))
 
 
 def taken_over_by(fs: FileLayer, key: JobKey, save: SaveId, by: Committer) -> int:
@@ -143,6 +155,17 @@ def _used(fs: FileLayer, key: JobKey) -> list[int]:
     strange = {number for number in numbers if not is_plausible(number, time.time())}
     vouched = {number for name, number in finals if number in strange and _has_record(fs, key, name)}
     return sorted((numbers - strange) | vouched)
+
+
+def _record(key: JobKey, number: int, by: Taker) -> tuple[str, bytes]:
+    """Path and content of the number's record."""
+    record = IncarnationRecord(incarnation=number, run=by.run.hex(), session=by.session, node=by.node)
+    return os.path.join(job_dir(key), INCARNATIONS_DIR, f"i{number:08d}"), _encoder.encode(record) + b"\n"
+
+
+def _sync_records(fs: FileLayer, key: JobKey) -> None:
+    for directory in (os.path.join(job_dir(key), INCARNATIONS_DIR), job_dir(key), key.store):
+        fs.fsync_dir(directory)
 
 
 def _is_claim(fs: FileLayer, key: JobKey, number: int) -> bool:

@@ -75,10 +75,18 @@ class TakeIncarnation(msgspec.Struct, frozen=True, kw_only=True, tag="take-incar
     wanted: StoreChoice = ""
 
 
+class Claim(msgspec.Struct, frozen=True):
+    """A number that was made up while the store was silent, and whose it is."""
+
+    incarnation: Incarnation
+    by: Taker
+
+
 class ScanJob(msgspec.Struct, frozen=True, kw_only=True, tag="scan-job"):
     """Opens the store as TakeIncarnation does, and looks. Answered by Scanned.
 
     ``make``: a store that is missing may be made; else it has no id, and nothing of the job.
+    ``claim``: put on record first, so that a takeover sees it.
     """
 
     id: int
@@ -86,6 +94,7 @@ class ScanJob(msgspec.Struct, frozen=True, kw_only=True, tag="scan-job"):
     make: bool = False
     remembered: list[StoreId] = []
     wanted: StoreChoice = ""
+    claim: Claim | None = None
 
 
 class DrainFile(msgspec.Struct, frozen=True):
@@ -188,10 +197,11 @@ class Taken(msgspec.Struct, frozen=True, tag="taken"):
 
 
 class Scanned(msgspec.Struct, frozen=True, tag="scanned"):
-    """What lies on the store, and which one it is."""
+    """What lies on the store, and which one it is. lost: somebody else has the number that was claimed."""
 
     store: OpenedStore
     scan: Scan
+    lost: bool = False
 
 
 class Drained(msgspec.Struct, frozen=True, tag="drained"):

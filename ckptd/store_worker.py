@@ -25,10 +25,11 @@ from ckptd.protocol.integrity import XXH3, Keyed
 from ckptd.protocol.publication import Intent, Intents
 from ckptd.store_drain import drain
 from ckptd.store_identity import OpenedStore, check_store, open_store
-from ckptd.store_incarnations import take
+from ckptd.store_incarnations import claim, take
 from ckptd.store_messages import (
     DAEMON,
     WORKER,
+    Claim,
     Commit,
     Done,
     Drain,
@@ -135,9 +136,10 @@ class Worker:
             case TakeIncarnation(job=job, by=taker, at_least=at_least):
                 opened = self._open(request)
                 return Done(request.id, Taken(take(self._fs, self._key(job), taker, at_least), opened))
-            case ScanJob(job=job):
-                opened = self._open(request)
-                return Done(request.id, Scanned(opened, scan(self._fs, self._key(job))))
+            case ScanJob(job=job, claim=made_up):
+                opened, key = self._open(request), self._key(job)
+                lost = made_up is not None and bool(opened.store_id) and not self._claim(key, made_up)
+                return Done(request.id, Scanned(opened, scan(self._fs, key), lost))
             case RemoveCheckpoint(job=job, save=save, intents=intents):
                 gone = store.remove_checkpoint(self._fs, self._key(job), save, _by_save(intents))
                 return Done(request.id, Removed(pinned=not gone))
@@ -157,6 +159,9 @@ class Worker:
         return open_store(
             self._fs, self._root, request.job, remembered=request.remembered, wanted=request.wanted, make=make
         )
+
+    def _claim(self, key: JobKey, made_up: Claim) -> bool:
+        return claim(self._fs, key, made_up.incarnation, made_up.by)
 
     def _publish(self, order: Publish) -> Published:
         key, intents, save = self._key(order.job), _by_save(order.intents), order.own_part

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ckptd.protocol.ids import Incarnation, JobKey, SaveId, Session, StoreChoice, StoreId
+from ckptd.protocol.ids import Incarnation, JobKey, RunId, SaveId, Session, StoreChoice, StoreId
 from ckptd.protocol.manifest import ParityRecord
 from ckptd.protocol.messages import Reply, Tier
 from ckptd.protocol.node_messages import Message
@@ -153,15 +153,26 @@ class TakeIncarnation(Action):
     wanted: StoreChoice = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A number that the store did not give, for which a record is to lie there."""
+
+    incarnation: int
+    run: RunId
+    session: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanStore(Action):
     """Answered by StoreScanned, with the same ``after``. The rest as of TakeIncarnation.
 
+    ``claim``: put on record before the scan begins.
     ``make``: a store that is missing may be made; else what is not there has nothing of the job.
     ``after``: the number whose record is on the store already, so that no commit is missed by both sides.
     """
 
     after: int = 0
+    claim: Claim | None = None
     make: bool = False
     remembered: tuple[StoreId, ...] = ()
     wanted: StoreChoice = ""

@@ -5,7 +5,7 @@ from typing import assert_never
 from msgspec.structs import replace
 
 from ckptd.core import events as ev
-from ckptd.core.actions import Action, MeetPeers, ToNode
+from ckptd.core.actions import Action, MeetPeers, ScanStore, ToNode
 from ckptd.core.encodes import Encodes
 from ckptd.core.leave import Leave
 from ckptd.core.missed_loads import MissedLoads, agreed_by
@@ -44,7 +44,6 @@ class Coordinator:
         self._blank = False  # the last scan found no store at its path
         self._looked_at = 0.0  # when the store was scanned last
         self._rescan_at: float | None = None  # the store did not answer; drains wait until it does
-        self._number_given = True  # the store gave the number that the load in progress will go on with
         self._former: frozenset[str] = frozenset()  # nodes that an earlier life of this daemon knew to have something
         self._needs_room = False  # a save was skipped since the session was opened
 
@@ -149,7 +148,7 @@ class Coordinator:
         return actions
 
     def _attached(self, node: str, event: ev.RankAttached, now: float) -> list[Action]:
-        scan: list[Action] = [] if self._asked_scan else [self.sessions.scan()]
+        scan: list[Action] = [] if self._asked_scan else [self._scan()]
         self._asked_scan = True
         before, agreed = self.sessions.session, self.restores.agreed
         if event.request and agreed is not None and 0 < event.incarnation < agreed.incarnation:
@@ -168,7 +167,7 @@ class Coordinator:
         if self.sessions.session == before:
             return []
         self.leave.crashed = False
-        self.saves.fence.begin(self.sessions.incarnation, self.sessions.session)
+        self.saves.fence.begin(self.sessions.incarnation, self.sessions.run, self.sessions.session)
         nodes = self.sessions.nodes
         self.runs.new_session(self.sessions.incarnation, self.sessions.run, nodes)
         self.saves.known_nodes(nodes)
@@ -181,7 +180,7 @@ class Coordinator:
         self._needs_room = False
         self._entering = True
         self.restores.blind()
-        return [*self._sort_runs(), *self._load(self.restores.replaced())]
+        return [*self._sort_runs(), *self._claim(), *self._load(self.restores.replaced())]
 
     def _call_roll(self, *, anew: bool = False) -> None:
         """Every node of the session is to say what it has; anew: also those that have."""
@@ -191,7 +190,7 @@ class Coordinator:
     def _node_has(self, node: str, event: ev.NodeHas, now: float) -> list[Action]:
         """All that a node has. Once all have said it, what cannot become whole any more is over."""
         actions = self._catch_up(node, event)
-        self.sessions.heard_number(event.incarnation, event.run)
+        self.sessions.heard_number(event.incarnation, event.run, event.session)
         segments, pieces = self.runs.sift(node, event)
         actions += self._sort_runs()
         actions += self.sessions.heard_epoch(event.session, event.epoch)
@@ -227,7 +226,7 @@ class Coordinator:
         if self._entering:
             self._entering = False
             self.saves.awaited = self.encodes.pieced
-            self.saves.new_incarnation(self.sessions.incarnation, self.sessions.session)
+            self._begin_incarnation()
         actions: list[Action] = []
         if self._roll_call.overdue and (self.saves.went_on or self._needs_room or self.leave.closing):
             self._roll_call.give_up()
@@ -293,7 +292,7 @@ class Coordinator:
         """Memory of the job was found at start and nobody is attached yet."""
         self.leave.orphaned_at, self._asked_scan, self._touched = now, True, True
         self._roll_call.born((self.sessions.nodes | self._former) - {self._node})
-        return [self.sessions.scan()]
+        return [self._scan()]
 
     def _told(self, actions: list[Action]) -> list[Action]:
         return with_known(actions, self.saves.known(self.sessions.incarnation))
@@ -318,7 +317,7 @@ class Coordinator:
         return [*self._judge(now), *self.saves.drain_newest(now), *self.leave.when_safe(now)]
 
     def _staged(self, node: str, event: ev.SegmentStaged, now: float) -> list[Action]:
-        self.sessions.heard_number(event.save.incarnation, event.save.run)
+        self.sessions.heard_number(event.save.incarnation, event.save.run, event.session)
         if not self.runs.admits(node, event):
             return self._sort_runs()
         before = self.saves.newest_staged
@@ -337,15 +336,16 @@ class Coordinator:
         if self.sessions.is_outdated(event):
             return [self.sessions.take(event.session)]
         self.saves.fence.store_id = event.store_id or self.saves.fence.store_id
+        if not event.problem:
+            self.saves.fence.recorded([(event.number, event.run)])
         if door:
             before = self.sessions.session
             actions = self._told(self.sessions.opened(event, now))
             if self._blank:  # the number made one, or it does not answer
-                actions.append(self.sessions.scan())
+                actions.append(self._scan())
             return [*actions, *self._entered(before)]
         number = self.sessions.number_of(event)
-        self._number_given = not event.problem
-        actions = self.restores.incarnation_taken(number, event.run, self.sessions.scan())
+        actions = self.restores.incarnation_taken(number, event.run, self._scan())
         if event.problem:  # nor would it answer a scan
             silent = ev.StoreScanned(job=self.job, problem=event.problem)
             return self._load(self.restores.scanned(silent, self.sessions.world_size, self.saves, now))
@@ -357,7 +357,7 @@ class Coordinator:
         actions = self.saves.committed(event, now)
         if now >= self._looked_at + self._policy.store_look_s:  # others may have removed checkpoints
             self._looked_at = now
-            actions.append(self.sessions.scan())
+            actions.append(self._scan())
         actions += self._load(self.restores.store_moved(self.sessions.world_size, self.saves, now))
         return [*actions, *self.leave.when_safe(now)]
 
@@ -367,7 +367,7 @@ class Coordinator:
         if not self.sessions.session and self.leave.orphaned_at is None:
             return []  # a number makes it
         if not before and not event.after:
-            return [self.sessions.scan()]
+            return [self._scan()]
         missing = f"no store lies at {self.job.store}: is its file system mounted?"
         return self._scanned(replace(event, problem=missing), now)
 
@@ -377,42 +377,49 @@ class Coordinator:
                 return self._no_store(event, now)
             self._blank = False
         self._looked_at = now
-        self._rescan_at = now + self._policy.drain_retry_max_s / 4 if event.problem and not self.saves.ready else None
+        wanted = not self.saves.ready or self.saves.fence.claim is not None
+        self._rescan_at = now + self._policy.drain_retry_max_s / 4 if event.problem and wanted else None
         actions = self._weigh_numbers(event)
         if not event.problem:
             self.sessions.store_id = self.sessions.store_id or event.store_id
             self.runs.scanned(event)
             actions += self._sort_runs()
         actions += self.saves.scanned(event, self.sessions.incarnation, now)
+        actions += [] if event.problem else self._claim()
         actions += self._load(self.restores.scanned(event, self.sessions.world_size, self.saves, now))
         actions += self._load(self.restores.store_moved(self.sessions.world_size, self.saves, now))
         return [*actions, *self.leave.when_safe(now)]
 
     def _weigh_numbers(self, event: ev.StoreScanned) -> list[Action]:
         """Incarnations that lie on the store: a number made up while it was silent must not be one of them."""
-        if event.problem:
-            return []
         saves = [found.save for found in event.committed] + [partial.save for partial in event.partials]
         self.sessions.floor = max(self.sessions.floor, max((save.incarnation for save in saves), default=0))
         again: list[Action] = []
         if self.restores.is_outdated(self.sessions.next_number):
             again = [self.sessions.take(self.sessions.session)]
-        # What was committed or is drained from here is no older life's, whatever number it has.
-        others = [save for save in saves if save not in self.saves.on_store and save != self.saves.active]
-        seen = max((save.incarnation for save in others), default=0)
-        if self.sessions.confirmed or seen < self.sessions.incarnation:
-            self.sessions.confirmed = True  # from here on, what lies there under this number is its own
-            return again
-        return [*again, *self.saves.dispute(self.sessions.incarnation)]
+        others = (save.incarnation for save in saves if save.run != self.sessions.run)
+        if self.saves.fence.looked(event, max(others, default=0)):
+            again += self.saves.dispute(self.sessions.incarnation)
+        return again
+
+    def _scan(self) -> ScanStore:
+        return self.sessions.scan(self.saves.fence.claim)
+
+    def _claim(self) -> list[Action]:
+        """Nothing is drained before a number that was made up is on record; the store has answered."""
+        return [self._scan()] if self.saves.ready and self.saves.fence.must_claim() else []
+
+    def _begin_incarnation(self) -> None:
+        self.saves.new_incarnation(self.sessions.incarnation, self.sessions.run, self.sessions.session)
 
     def _load(self, actions: list[Action]) -> list[Action]:
         """After each word of a load: one that succeeded begins an incarnation; retention may go on when it is over."""
         for order in [a.message for a in actions if isinstance(a, ToNode)]:
             if isinstance(order, ev.LoadOrdered) and (order.agreed or order.save is None):
-                self.sessions.heard_number(order.incarnation, order.run)
-                self.sessions.confirmed = self._number_given or self.saves.ready
+                self.sessions.heard_number(order.incarnation, order.run, self.sessions.session)
                 self.runs.lineage.begins(order.incarnation, order.run)
-                self.saves.new_incarnation(self.sessions.incarnation, self.sessions.session)
+                self._begin_incarnation()
+                actions = [*actions, *self._claim()]
                 self.saves.awaited = ()  # what could be completed was
                 if not self._roll_call.doubts:
                     actions = [*actions, *self.saves.end_halves(self.sessions.incarnation)]
@@ -454,6 +461,6 @@ class Coordinator:
             actions += self._judge(now)
         if self._rescan_at is not None and now >= self._rescan_at:
             self._rescan_at = None
-            actions.append(self.sessions.scan())
+            actions.append(self._scan())
         actions += self._load(self.restores.tick(now, self.sessions.world_size, self.saves))
         return [*actions, *self.leave.when_safe(now)]

@@ -158,9 +158,12 @@ class StoreScanned(Event, frozen=True, kw_only=True):
     """What lies on the store; ``problem`` not empty: it did not answer, and the lists mean nothing.
 
     ``after``: that of the action: the scan began when the record of this number was on the store.
+    ``claimed``: the number that the action claims. ``lost``: somebody else has it.
     """
 
     after: int = 0
+    claimed: int = 0
+    lost: bool = False
     store_id: str = ""
     records: tuple[Recorded, ...] = ()
     committed: tuple[OnStore, ...] = ()

@@ -1,13 +1,14 @@
 """In whose name a coordinator commits, to which store, and whether another session has taken the job over. Pure.
 
-The store's part of the fence: ckptd/store_incarnations.py.
+A number that was made up while the store was silent has no record there, and no takeover sees it: it is claimed as soon
+as the store answers, and nothing is drained before. The store's part of the fence: ckptd/store_incarnations.py.
 """
 
 from collections.abc import Iterable
 
 from ckptd.core import events as ev
-from ckptd.core.actions import Commit
-from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.core.actions import Claim, Commit
+from ckptd.protocol.ids import NO_RUN, JobKey, Run, RunId, SaveId
 
 
 class Fence:
@@ -16,13 +17,60 @@ class Fence:
     def __init__(self, job: JobKey) -> None:
         self._job = job
         self._incarnation = 0
+        self._run: RunId = NO_RUN
+        self._recorded = set[Run]()  # numbers with a record on the store
+        self._asked = 0  # the number that a look under way puts on record
+        self._lost = 0  # the number that was made up, if the store had given it to another life of the job
         self._session = ""  # empty: none is known; commits are then made in the name of the session that saved
         self.store_id = ""  # of the store as it was seen last
         self.taken_over = 0  # the incarnation of another session that has taken the job over
 
-    def begin(self, incarnation: int, session: str) -> None:
+    def begin(self, incarnation: int, run: RunId, session: str) -> None:
         """This session is the job now, in this incarnation."""
-        self._incarnation, self._session, self.taken_over = incarnation, session, 0
+        self._incarnation, self._run, self._session, self.taken_over = incarnation, run, session, 0
+
+    def recorded(self, runs: Iterable[Run]) -> None:
+        """These numbers have their records on the store."""
+        self._recorded |= set(runs)
+
+    @property
+    def claim(self) -> Claim | None:
+        """What the next look at the store is to put on record first; None: it is there, or nobody is in."""
+        if not self._session or self._run == NO_RUN or (self._incarnation, self._run) in self._recorded:
+            return None
+        return None if self.taken_over else Claim(self._incarnation, self._run, self._session)
+
+    def must_claim(self) -> bool:
+        """Whether the store is to be looked at for the claim's sake. Says so once."""
+        claim = self.claim
+        if claim is None or claim.incarnation in (self._asked, self._lost):
+            return False
+        self._asked = claim.incarnation
+        return True
+
+    def looked(self, event: ev.StoreScanned, highest: int) -> bool:
+        """Takes in what lies there. Returns whether a number that was made up is an older life's: it cannot be kept.
+
+        highest: of the saves there that are not this session's.
+        """
+        if event.problem or event.claimed:
+            self._asked = 0
+        if event.problem:
+            return False
+        self._recorded |= {(record.incarnation, record.run) for record in event.records}
+        number, claimed = self._incarnation, event.claimed == self._incarnation
+        if self.claim is None:
+            return False
+        if highest >= number or (claimed and event.lost):
+            self._lost = number
+        elif claimed and number != self._lost:
+            self._recorded.add((number, self._run))
+        return number == self._lost
+
+    @property
+    def holds_drains(self) -> bool:
+        """Whether nothing may be drained: somebody has taken the job over, or could not see that it is ours."""
+        return bool(self.taken_over) or (self.claim is not None and self._lost != self._incarnation)
 
     def commit(self, save: SaveId) -> Commit:
         """The order that makes the save durable, unless somebody has taken the job over."""

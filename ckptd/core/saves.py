@@ -20,7 +20,7 @@ from ckptd.core.record import Phase, Record, clash_of, few, newest_whole
 from ckptd.core.retention import Retention, removed_by_others
 from ckptd.core.roll_call import RollCall
 from ckptd.core.save_records import SaveRecords
-from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.ids import JobKey, RunId, SaveId
 from ckptd.protocol.messages import End
 from ckptd.protocol.shares import Share, difference
 
@@ -162,10 +162,10 @@ class Saves(SaveRecords):
         waiting = [r for r in self._judged_halves if r.save.incarnation >= incarnation and rank not in r.delivered]
         return [a for r in waiting for a in self._finish(r, End.ABANDONED, f"rank {rank} {why} before it delivered")]
 
-    def new_incarnation(self, incarnation: int, session: str) -> None:
+    def new_incarnation(self, incarnation: int, run: RunId, session: str) -> None:
         """Its first save is due. Commits are made in its name from here on."""
         self.incarnation = incarnation
-        self.fence.begin(incarnation, session)
+        self.fence.begin(incarnation, run, session)
         self.due.begin()
 
     def end_halves(self, incarnation: int) -> list[Action]:
@@ -222,7 +222,7 @@ class Saves(SaveRecords):
         """
         if (
             not self.ready
-            or self.fence.taken_over
+            or self.fence.holds_drains
             or self.active is not None
             or (self.retry_at is not None and now < self.retry_at)
         ):

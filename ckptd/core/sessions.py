@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from ckptd.core import events as ev
-from ckptd.core.actions import Action, ScanStore, TakeIncarnation, ToNode
+from ckptd.core.actions import Action, Claim, ScanStore, TakeIncarnation, ToNode
 from ckptd.core.policy import Policy
 from ckptd.core.protection_view import few_names
 from ckptd.protocol.ids import NO_RUN, JobKey, RunId
@@ -65,7 +65,6 @@ class Sessions:
         self._dead: set[tuple[int, str]] = set()
         self.floor = 0  # the largest number seen on the store
         self._known = known  # the largest that some node had, this one or another
-        self.confirmed = True  # the store gave the present number, so nobody else has it
         self.spoiled = ""  # why the session will not be complete: a rank of it was refused
         self._live: dict[tuple[int, str], ev.RankFound] = {}
         self._where: dict[tuple[int, str], str] = {}  # the node of each
@@ -178,7 +177,7 @@ class Sessions:
                 self.epoch = self._epochs.get(event.session, kept) or event.incarnation
                 self.topology = event.topology
             self.session, self.world_size, self.cadence = event.session, event.world_size, event.cadence
-            self.heard_number(event.incarnation, event.run)
+            self.heard_number(event.incarnation, event.run, event.session)
             self.asked_store = event.store_id
             self.members[event.rank] = node
             self.departed.discard(event.rank)
@@ -192,8 +191,11 @@ class Sessions:
         waiting.nodes.add(node)
         return self._open_waiting(now)
 
-    def heard_number(self, incarnation: int, run: RunId) -> None:
-        """Somebody of this session has this number, or an older one."""
+    def heard_number(self, incarnation: int, run: RunId, session: str) -> None:
+        """Somebody has this number. Of another session: the next number is above it, and no more."""
+        if session != self.session:
+            self._known = max(self._known, incarnation)
+            return
         if incarnation > self.incarnation or (incarnation == self.incarnation and self.run == NO_RUN):
             self.incarnation, self.run = incarnation, run
 
@@ -258,14 +260,18 @@ class Sessions:
         """The one store that the session may be saved to; empty: none in particular yet."""
         return self.store_id or self.asked_store
 
-    def scan(self) -> ScanStore:
-        """Asks what lies on the store. With no session, nobody is there to be warned of another store than before."""
+    def scan(self, claim: Claim | None) -> ScanStore:
+        """Asks what lies on the store, after the claim is on record.
+
+        With no session, nobody is there to be warned of another store than before.
+        """
         before = next(iter(self.remembered)) if len(self.remembered) == 1 and not self.session else ""
         return ScanStore(
             job=self._job,
             remembered=tuple(sorted(self.remembered)),
             wanted=self.wanted_store or before,
             make=bool(self.session),
+            claim=claim,
         )
 
     def _refuse_late(self, now: float) -> list[Action]:
@@ -352,7 +358,6 @@ class Sessions:
         self.session, self.cadence, self.asked_store = session, waiting.cadence, waiting.store_id
         self.incarnation, self.run = self.number_of(event), event.run
         self.store_id = event.store_id
-        self.confirmed = not event.problem
         self.departed = set()
         self.topology, self.epoch = waiting.topology, self.incarnation
         inside = set(waiting.topology.nodes) if waiting.topology is not None else set()

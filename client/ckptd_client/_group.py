@@ -6,6 +6,7 @@ import sys
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from ckptd.protocol.errors import ConnectError, UsageError
 
 _MPI_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "MPI_LOCALNRANKS")
+_STORE_TIMEOUT_S = 60
 _connects = itertools.count()
 
 
@@ -97,5 +99,22 @@ def _from_launcher(world_size: int) -> Group:
             hint="call torch.distributed.init_process_group before connect",
         )
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    parent = os.environ.get("MASTER_PORT", "0")  # tells apart two runs with the default run id
-    return Group(int(rank), world_size, f"{run[:64]}:{parent}:{restart}:{next(_connects)}")
+    name = f"{run[:64]}:{os.environ.get('MASTER_PORT', '0')}:{restart}:{next(_connects)}"
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        name = _drawn_by_one(name)  # else the launcher has drawn the run id: nobody can ask it anything
+    return Group(int(rank), world_size, name)
+
+
+def _drawn_by_one(name: str) -> str:
+    """Drawn at random for this name by the first rank that asks; the launcher's store keeps it while the job runs.
+
+    The name alone comes again when a job is started twice with one run id and port.
+    """
+    host, port = os.environ.get("MASTER_ADDR", "localhost"), int(os.environ.get("MASTER_PORT", "0"))
+    try:
+        limit = timedelta(seconds=_STORE_TIMEOUT_S)
+        store = dist.TCPStore(host, port, is_master=False, timeout=limit)  # type: ignore[attr-defined]  # it is public
+        return store.compare_set(f"ckptd/session/{name}", "", _new_session()).decode()
+    except RuntimeError as error:
+        hint = "call torch.distributed.init_process_group before connect"
+        raise ConnectError(f"the launcher's store at {host}:{port} does not answer: {error}", hint=hint) from error

@@ -221,14 +221,17 @@ class World:
                         job=KEY, session=session, number=self.store_number if well else 0, problem=problem, run=RUN
                     )
                 ]
-            case act.ScanStore(after=after):
+            case act.ScanStore(after=after, claim=claim):
+                claimed = claim.incarnation if claim is not None else 0
                 found = tuple(ev.OnStore(s, w, 10, s.dirname) for s, w in sorted(self.committed.items()))
                 halves = {s: False for s in self.drained if s not in self.committed}
                 halves |= {s: True for s in self.votes if s not in self.committed}
                 partials = tuple(ev.Partial(s, c) for s, c in sorted(halves.items()))
                 if well:
                     return [
-                        ev.StoreScanned(job=KEY, store_id=STORE_ID, after=after, committed=found, partials=partials)
+                        ev.StoreScanned(
+                            job=KEY, store_id=STORE_ID, after=after, committed=found, partials=partials, claimed=claimed
+                        )
                     ]
                 return [ev.StoreScanned(job=KEY, after=after, problem=problem)]
             case act.Drain(save=save):

@@ -303,7 +303,9 @@ class Effects:
         return self._world.store(action.job).take(action.at_least, BEGAN + self._world.clock.now, action.session)
 
     def _scan(self, machine: Machine, action: act.ScanStore) -> Any:
-        return self._world.store(action.job).scan()
+        store, claim = self._world.store(action.job), action.claim
+        lost = claim is not None and not store.claim(claim.incarnation, claim.run, claim.session)
+        return (*store.scan(), lost)
 
     def _commit(self, machine: Machine, action: act.Commit) -> int:
         store = self._world.store(action.job)
@@ -352,6 +354,8 @@ def _scanned(action: act.ScanStore, problem: str, found: Any) -> list[Any]:
             committed=found[0],
             partials=found[1],
             records=found[2],
+            claimed=action.claim.incarnation if action.claim is not None else 0,
+            lost=found[3],
         )
     ]
 

@@ -69,6 +69,12 @@ class Store:
         self.records[number] = ev.Recorded(number, run_of(session, number), session)
         return number
 
+    def claim(self, number: int, run: bytes, session: str) -> bool:
+        """The record of a number that was made up; whether it is the session's."""
+        self.numbers.add(number)
+        found = self.records.setdefault(number, ev.Recorded(number, run, session))
+        return found.run == run
+
     def taken_over(self, save: SaveId, incarnation: int, session: str) -> int:
         """The highest number above the committer's that another session took, 0: none."""
         saved = next((r.session for r in self.records.values() if (r.incarnation, r.run) == save.owner), "")

@@ -78,8 +78,21 @@ class AJob:
     def scan(self, *committed: SaveId, partials: tuple[ev.Partial, ...] = (), **words: object) -> list[act.Action]:
         found = tuple(ev.OnStore(save, self.world, 10, save.dirname) for save in committed)
         return self.say(
-            ev.StoreScanned(job=KEY, store_id=STORE_ID, after=LATE, committed=found, partials=partials, **words)
+            ev.StoreScanned(
+                job=KEY,
+                store_id=STORE_ID,
+                after=LATE,
+                committed=found,
+                partials=partials,
+                **{"claimed": self.claimed, **words},
+            )
         )
+
+    @property
+    def claimed(self) -> int:
+        """By the last look at the store that was asked for."""
+        claims = [action.claim for action in self.did if isinstance(action, act.ScanStore)]
+        return claims[-1].incarnation if claims and claims[-1] is not None else 0
 
     def ask(self, rank: int, session: str = "a", capacity: int = CAPACITY) -> int:
         seq = self.request()

@@ -6,7 +6,7 @@ from ckptd.core import actions as act
 from ckptd.core import events as ev
 from ckptd.protocol.ids import SaveId
 from ckptd.protocol.messages import Cadence, Done, LoadFrom, Refused, Tier
-from tests.runs import RUN, STORE_ID
+from tests.runs import OTHER_RUN, RUN, STORE_ID
 from tests.unit.a_job import KEY, LATE, AJob
 
 ONE = SaveId(1, 1, 10, RUN)
@@ -229,9 +229,10 @@ def test_a_load_that_waits_for_a_drain_goes_on_when_the_checkpoint_is_found_on_t
 
 def test_a_load_does_not_wait_for_a_drain_that_an_older_life_forbids():
     job, seqs = a_silent_store(problem="EIO")
-    theirs = SaveId(1, 1, 5, RUN)
+    theirs = SaveId(2, 1, 5, OTHER_RUN)
     job.scan(theirs)
-    job.tick()
+    job.number(3)  # the load's own was made up too, and is that life's
+    job.scan(theirs)
     assert [(o.save, o.tier) for o in orders(job, seqs)] == [(theirs, Tier.PFS)] * 2
 
 

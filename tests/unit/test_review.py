@@ -3,10 +3,10 @@
 from ckptd.core import actions as act
 from ckptd.core import events as ev
 from ckptd.protocol.ids import SaveId
-from tests.runs import RUN
+from tests.runs import OTHER_RUN, RUN
 from tests.unit.a_job import KEY, AJob
 
-OLD = SaveId(2, 1, 40, RUN)
+OLD = SaveId(2, 1, 40, OTHER_RUN)
 ONE = SaveId(1, 1, 50, RUN)
 
 
@@ -16,7 +16,7 @@ def test_a_number_made_up_without_the_store_never_meets_an_older_life():
     job.say(ev.IncarnationTaken(job=KEY, session="a", run=RUN, problem="no space left"))
     job.slots(0)
     job.stage(0, ONE)  # incarnation 1, made up
-    job.scan(SaveId(1, 1, 50, RUN), OLD)  # the store has that very name, of an older life, and a newer one
+    job.scan(SaveId(1, 1, 50, OTHER_RUN), OLD)  # the store has that very name, of an older life, and a newer one
     assert job.ends(ONE) == ["failed"]
     assert not job.of(act.Drain)
     assert not job.of(act.RemoveCheckpoint)

@@ -487,6 +487,8 @@ def test_a_number_made_up_while_the_store_was_silent_is_its_own_once_the_store_h
     job.slots(0)
     job.scan()
     number = job.sessions.incarnation
+    assert job.of(act.ScanStore)[-1].claim == act.Claim(number, RUN, "a")
+    job.scan()
     first, second = SaveId(number, 1, 10, RUN), SaveId(number, 2, 20, RUN)
     job.stage_all(first)
     job.digest_all(first)

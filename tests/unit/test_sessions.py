@@ -10,7 +10,7 @@ from ckptd.core.policy import Policy
 from ckptd.core.sessions import Sessions
 from ckptd.protocol.ids import MAX_INCARNATION, SaveId, incarnation_at
 from ckptd.protocol.messages import Attached, Cadence, Done, LoadFrom, Refused, SlotGranted, SlotsComing
-from tests.runs import RUN
+from tests.runs import OTHER_RUN, RUN
 from tests.unit.a_job import KEY, AJob
 
 ONE = SaveId(1, 1, 10, RUN)
@@ -396,3 +396,14 @@ def test_a_number_that_comes_when_nobody_who_answers_stands_at_the_door_opens_no
     sessions.peer_down("b", 1.0)
     assert sessions.opened(ev.IncarnationTaken(job=KEY, session="a", run=RUN, number=14), 2.0) == []
     assert (sessions.session, sessions.incarnation) == ("", 0)
+
+
+def test_a_number_of_another_session_is_not_this_ones():
+    """A node tells of the largest it knows, which may be of a run that is set apart."""
+    job = AJob(world=1).start()
+    before = (job.sessions.incarnation, job.sessions.run)
+    for said in ("", "another"):
+        has = ev.NodeHas(job=KEY, incarnation=9, run=OTHER_RUN, session=said)
+        job.say(ev.Report(job=KEY, node="node", event=has))
+        assert (job.sessions.incarnation, job.sessions.run) == before
+    assert job.sessions.next_number == 10

@@ -10,7 +10,16 @@ import pytest
 from ckptd.filelayer import FileLayer
 from ckptd.protocol.ids import JobKey, SaveId, incarnation_at
 from ckptd.store import commit
-from ckptd.store_incarnations import KEPT_RECORDS, Committer, Taker, records_of, superseded, take, taken_over_by
+from ckptd.store_incarnations import (
+    KEPT_RECORDS,
+    Committer,
+    Taker,
+    claim,
+    records_of,
+    superseded,
+    take,
+    taken_over_by,
+)
 from ckptd.store_scan import scan
 from tests.runs import OTHER_RUN, RUN, STORE_ID, TAKER, give_id
 from tests.unit.test_store import committed, drained
@@ -246,6 +255,55 @@ def test_at_every_interleaving_one_of_both_sees_the_other(tmp_path, whole: str, 
         assert seen[0] or told[0], f"operation {at}: durable was reported, and the takeover restores without it"
         outcomes.add((seen[0], bool(told[0])))
     assert {(True, False), (False, True)} <= outcomes
+
+
+@pytest.mark.parametrize("whole", ["takeover in a claim and a commit", "claim and commit in a takeover"])
+def test_at_every_interleaving_a_session_with_a_number_of_its_own_and_a_takeover_see_each_other(
+    tmp_path, whole
+) -> None:
+    """The number is the clock's; without the claim's record neither the takeover nor the commit sees the other."""
+    outcomes = set()
+    for at in range(300):
+        store = tmp_path / f"store-{at}"
+        store.mkdir()
+        give_id(store)
+        key, number = JobKey(str(store), "demo"), incarnation_at(time.time())
+        save = SaveId(number, 1, 10, RUN)
+        took: list[int] = []
+        seen: list[bool] = []
+        told: list[int] = []
+
+        def start(fs: FileLayer, key=key, seen=seen, took=took) -> None:
+            took.append(take(fs, key, Taker(OTHER_RUN, "another", "b")))
+            seen.append(bool(scan(fs, key).committed))
+
+        def end(fs: FileLayer, key=key, told=told, save=save) -> None:
+            assert claim(fs, key, save.incarnation, TAKER)
+            drained(fs, key, save)
+            told.append(commit(fs, key, save, "test", Committer(save.incarnation, "session", STORE_ID)).taken_over)
+
+        inner, outer = (start, end) if whole.startswith("takeover") else (end, start)
+        fs = _Interleaved(at, lambda inner=inner: inner(FileLayer()))
+        outer(fs)
+        if fs.left >= 0:
+            break
+        higher = took[0] > number
+        late = taken_over_by(
+            FileLayer(), key, SaveId(took[0], 1, 10, OTHER_RUN), Committer(took[0], "another", STORE_ID)
+        )
+        assert higher == bool(not late), f"operation {at}: exactly one of both has the last word"
+        assert seen[0] or told[0] or not higher, (
+            f"operation {at}: durable was reported, and the takeover goes without it"
+        )
+        outcomes.add((seen[0], bool(told[0]), higher))
+    assert len(outcomes) >= 2, outcomes
+
+
+def test_a_number_of_its_own_that_somebody_has_is_lost(key) -> None:
+    number = incarnation_at(time.time())
+    assert claim(FileLayer(), key, number, TAKER)
+    assert claim(FileLayer(), key, number, Taker(RUN, "session", "another node"))  # its coordinator moved
+    assert not claim(FileLayer(), key, number, Taker(OTHER_RUN, "another", "b"))
 
 
 def test_a_load_of_the_session_itself_takes_nothing_over(key) -> None:

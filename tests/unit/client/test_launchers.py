@@ -2,6 +2,8 @@
 
 import json
 import os
+import socket
+import subprocess
 import sys
 import threading
 import time
@@ -12,7 +14,7 @@ import torch
 import ckptd_client
 from ckptd_client import CkptdError, RestoreError, UsageError, client
 from ckptd_client._group import Group
-from tests.cluster import Node
+from tests.cluster import CODE, Node
 
 BIN = os.path.dirname(sys.executable)
 LIFE = """
@@ -281,3 +283,25 @@ def test_ranks_that_cannot_find_each_other_are_told_what_to_call(environ, messag
         monkeypatch.setenv(*item)
     with pytest.raises(UsageError, match=message):
         client.find_group()
+
+
+def test_a_job_that_is_started_twice_under_one_name_and_port_is_two_sessions(tmp_path):
+    """The fence of the store tells sessions apart by their names."""
+    script = tmp_path / "say.py"
+    script.write_text(
+        f"import os\nfrom ckptd_client._group import find_group\n"
+        f"said = [find_group().session for _ in range(2)]\n"
+        f"open({str(tmp_path)!r} + '/' + os.environ['RANK'], 'a').write(' '.join(said) + '\\n')\n"
+    )
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [*torchrun(2)[:3], "--rdzv-id", "job", "--master-addr", "127.0.0.1", "--master-port", str(port)]
+    for _ in range(2):
+        subprocess.run(
+            [*command, "--nproc-per-node", "2", str(script)], check=True, timeout=60,
+            env=os.environ | {"PYTHONPATH": CODE, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+    said = [[line.split() for line in (tmp_path / str(rank)).read_text().splitlines()] for rank in range(2)]
+    assert said[0] == said[1]
+    assert len({name for life in said[0] for name in life}) == 4

@@ -404,7 +404,7 @@ class ACluster:
                 )
             case act.ScanStore(after=after) if self.store.silent:
                 self.say(node, ev.StoreScanned(job=KEY, after=after, problem="EIO"))
-            case act.ScanStore(after=after):
+            case act.ScanStore(after=after, claim=claim):
                 found = tuple(ev.OnStore(s, w, 10 * w, s.dirname) for s, w in self.store.committed.items())
                 partials = tuple(
                     ev.Partial(s, sum(len(r) for r in votes.values()) >= len(self.homes))
@@ -420,6 +420,7 @@ class ACluster:
                         committed=found,
                         partials=partials,
                         records=self.store.records,
+                        claimed=claim.incarnation if claim is not None else 0,
                     ),
                 )
             case act.Drain(save=save, slots=slots):

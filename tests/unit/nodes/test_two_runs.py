@@ -157,7 +157,7 @@ class StoreAt(ACluster):
 
     def __init__(self, names: str, there: str) -> None:
         super().__init__(names)
-        self.there, self.scans = there, list[act.ScanStore]()
+        self.there, self.scans, self.read_only = there, list[act.ScanStore](), False
 
     def perform(self, node, action):
         match action:
@@ -166,7 +166,11 @@ class StoreAt(ACluster):
                 if self.there and action.wanted not in ("", self.there):
                     self.say(node, ev.StoreScanned(job=KEY, after=action.after, problem="another store lies there"))
                     return
-                self.say(node, ev.StoreScanned(job=KEY, after=action.after, store_id=self.there))
+                if self.read_only and action.claim is not None:
+                    self.say(node, ev.StoreScanned(job=KEY, after=action.after, problem="EROFS"))
+                    return
+                claimed = action.claim.incarnation if action.claim is not None else 0
+                self.say(node, ev.StoreScanned(job=KEY, after=action.after, store_id=self.there, claimed=claimed))
             case act.TakeIncarnation(session=session) if not self.store.clock:
                 self.there = self.there or STORE_ID
                 self.store.numbers = max(self.store.numbers + 1, action.at_least)
@@ -202,6 +206,21 @@ def test_a_store_that_is_not_mounted_gets_no_drain_until_it_is():
     assert not cluster.nodes["a"].drained
     assert any("mounted" in note for note in cluster.nodes["a"].notes)
     cluster.there, cluster.store.clock = STORE_ID, 0
+    cluster.tick(70)
+    assert cluster.milestones(0, save)[-1] == "durable"
+
+
+def test_a_number_of_its_own_is_on_record_before_anything_is_drained():
+    """The store was silent when it was taken; a takeover could not see this session, nor what it commits."""
+    cluster = StoreAt("a", STORE_ID)
+    cluster.store.clock, cluster.read_only = 7, True
+    cluster.connect("a")
+    save = SaveId(7, 1, 10, RUN)
+    cluster.stage(save)
+    cluster.tick(70)
+    assert cluster.scans[-1].claim == act.Claim(7, RUN, cluster.sid)
+    assert not cluster.nodes["a"].drained
+    cluster.read_only = False
     cluster.tick(70)
     assert cluster.milestones(0, save)[-1] == "durable"
 
