@@ -233,6 +233,7 @@ class Effects:
                 at_least=min(action.at_least, MAX_INCARNATION),
                 remembered=list(action.remembered),
                 wanted=action.wanted,
+                until=time.monotonic() + self._store_timeout_s,
             ),
             answer,
             patience_s=self._store_timeout_s,
@@ -363,7 +364,7 @@ class Effects:
             )
 
         writer, intents = f"ckptd {__version__}", self._publishing.intents(job, save)
-        by = Committer(action.incarnation, action.session, action.store_id)
+        by = Committer(action.incarnation, action.session, action.store_id, list(action.void))
         self._stores.ask(
             job.store, lambda i: Commit(id=i, job=job.job, save=save, writer=writer, by=by, intents=intents), answer
         )

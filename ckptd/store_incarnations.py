@@ -8,6 +8,7 @@ All functions block for as long as the file system does and raise OSError or Ckp
 """
 
 import contextlib
+import math
 import os
 import time
 from typing import Annotated
@@ -52,12 +53,14 @@ class Committer(msgspec.Struct, frozen=True):
     incarnation: Incarnation
     session: Annotated[str, msgspec.Meta(max_length=128)]  # empty: that of the save
     store_id: StoreId
+    void: list[Session] = []  # that are over, and take nothing over
 
 
-def take(fs: FileLayer, key: JobKey, by: Taker, at_least: int = 1) -> int:
+def take(fs: FileLayer, key: JobKey, by: Taker, at_least: int = 1, until: float = math.inf) -> int:
     """A number that nobody has had for this job, at least at_least and above all traces of the job here. Durable.
 
-    The job's directory is made if it is missing, the store's never.
+    The job's directory is made if it is missing, the store's never. After until (of time.monotonic) nobody waits for
+    the number any more: its record is removed, since it would be taken for a takeover, and CkptdError raised.
     """
     records = os.path.join(job_dir(key), INCARNATIONS_DIR)
     fs.mkdir(job_dir(key))
@@ -79,6 +82,10 @@ def take(fs: FileLayer, key: JobKey, by: Taker, at_least: int = 1) -> int:
         _sync_records(fs, key)
         if _content(fs, path) == data:  # else the file system let another taker replace it
             break
+    if time.monotonic() > until:
+        fs.unlink(path)
+        fs.fsync_dir(records)
+        raise CkptdError(f"{records}: number {number} came too late, and was given back")
     _prune(fs, key, below=highest[0])
     return number
 
@@ -111,7 +118,7 @@ def taken_over_by(fs: FileLayer, key: JobKey, save: SaveId, by: Committer) -> in
     known = 0 if is_plausible(base, time.time()) else MAX_INCARNATION  # then it is the numbers that are strange
     records = records_of(fs, key, known)
     saved = next((r.session for r in records if (r.incarnation, bytes.fromhex(r.run)) == save.owner), "")
-    own = {record.incarnation for record in records if record.session == (by.session or saved)}
+    own = {record.incarnation for record in records if record.session in (by.session or saved, *by.void)}
     others = [n for n in record_numbers(fs, key, known) if n > base and n not in own]
     return next((n for n in reversed(others) if not _is_claim(fs, key, n)), 0)
 

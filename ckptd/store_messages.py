@@ -6,6 +6,7 @@ has an id that the daemon chose and is answered by exactly one Done or Failed wi
 come before. The names on the wire are the tags and field names: ``make golden-wire`` writes the golden bytes anew.
 """
 
+import math
 import struct
 from collections import Counter
 from collections.abc import Callable
@@ -64,6 +65,7 @@ class UseKey(msgspec.Struct, frozen=True, tag="use-key"):
 class TakeIncarnation(msgspec.Struct, frozen=True, kw_only=True, tag="take-incarnation"):
     """Opens the store and takes a number. Answered by Taken.
 
+    ``until``: of time.monotonic; later the daemon has gone on, and the number would be nobody's: it is given back.
     ``remembered`` and ``wanted`` as of store_identity.open_store.
     """
 
@@ -71,6 +73,7 @@ class TakeIncarnation(msgspec.Struct, frozen=True, kw_only=True, tag="take-incar
     job: JobName
     by: Taker
     at_least: Incarnation = 1
+    until: float = math.inf
     remembered: list[StoreId] = []
     wanted: StoreChoice = ""
 

@@ -133,9 +133,9 @@ class Worker:
                 return Done(request.id, store.commit(self._fs, self._key(job), save, writer, by, _by_save(intents)))
             case Publish():
                 return Done(request.id, self._publish(request))
-            case TakeIncarnation(job=job, by=taker, at_least=at_least):
-                opened = self._open(request)
-                return Done(request.id, Taken(take(self._fs, self._key(job), taker, at_least), opened))
+            case TakeIncarnation(job=job, by=taker):
+                opened, key = self._open(request), self._key(job)
+                return Done(request.id, Taken(take(self._fs, key, taker, request.at_least, request.until), opened))
             case ScanJob(job=job, claim=made_up):
                 opened, key = self._open(request), self._key(job)
                 lost = made_up is not None and bool(opened.store_id) and not self._claim(key, made_up)

@@ -218,12 +218,14 @@ class Commit(Action):
     """Make manifest, COMMITTED and the final name from the votes; answered by CommitEnded.
 
     ``incarnation``, ``session``: of who commits; whoever took the job over since then is told in the answer.
+    ``void``: sessions that are over: they take nothing over, though the store may have given one a number since.
     """
 
     store_id: StoreId
     incarnation: Incarnation
     session: str
     save: SaveId
+    void: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

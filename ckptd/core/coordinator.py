@@ -56,7 +56,7 @@ class Coordinator:
 
     def handle(self, event: ev.Event, now: float) -> list[Action]:
         """What to do about a report of a node, or the outcome of an action of the coordinator."""
-        self._now, self._touched = now, True
+        self._now, self._touched, self.saves.fence.void = now, True, self.sessions.void
         match event:
             case ev.Report():
                 return self._report(event.node, event.event, now)

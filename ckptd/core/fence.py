@@ -4,7 +4,7 @@ A number that was made up while the store was silent has no record there, and no
 as the store answers, and nothing is drained before. The store's part of the fence: ckptd/store_incarnations.py.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Claim, Commit
@@ -19,6 +19,7 @@ class Fence:
         self._incarnation = 0
         self._run: RunId = NO_RUN
         self._recorded = set[Run]()  # numbers with a record on the store
+        self.void: tuple[str, ...] = ()  # sessions that are over, and take nothing over: see Sessions.void
         self._asked = 0  # the number that a look under way puts on record
         self._lost = 0  # the number that was made up, if the store had given it to another life of the job
         self._session = ""  # empty: none is known; commits are then made in the name of the session that saved
@@ -80,19 +81,21 @@ class Fence:
             incarnation=self._incarnation,
             session=self._session,
             save=save,
+            void=self.void,
         )
 
     def rival(self, records: Iterable[ev.Recorded]) -> int:
         """The highest incarnation that another session took after this one's; 0: none."""
-        higher = [r.incarnation for r in records if r.incarnation > self._incarnation and r.session != self._session]
+        own = (self._session, *self.void)
+        higher = [r.incarnation for r in records if r.incarnation > self._incarnation and r.session not in own]
         return max(higher, default=0) if self._session else 0
 
 
-def was_taken_over(save: SaveId, records: Iterable[ev.Recorded]) -> bool:
-    """Whether another session than the one that saved it took a higher number.
+def was_taken_over(save: SaveId, records: Iterable[ev.Recorded], void: Collection[str] = ()) -> bool:
+    """Whether another session than the one that saved it took a higher number. void: sessions that took none.
 
     Then whether the checkpoint was on the store before that cannot be told from what lies there.
     """
     records = list(records)
     session = next((r.session for r in records if (r.incarnation, r.run) == save.owner), "")
-    return any(r.incarnation > save.incarnation and r.session != session for r in records)
+    return any(r.incarnation > save.incarnation and r.session not in (session, *void) for r in records)

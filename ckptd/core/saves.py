@@ -396,7 +396,7 @@ class Saves(SaveRecords):
             record = self.records.get(save) if save.incarnation != self.disputed else None
             if record is None or record.phase is Phase.DURABLE or self.active == save:
                 continue
-            if save.incarnation < self.incarnation or not was_taken_over(save, event.records):
+            if save.incarnation < self.incarnation or not was_taken_over(save, event.records, self.fence.void):
                 record.phase = Phase.DURABLE
                 actions += self._finish(record, End.DURABLE, "")
         newest = max(self.on_store, default=None)

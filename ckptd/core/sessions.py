@@ -17,6 +17,8 @@ from ckptd.protocol.ids import NO_RUN, JobKey, RunId
 from ckptd.protocol.messages import Cadence, Progress
 from ckptd.protocol.topology import Peer, Topology
 
+_MAX_TOOK = 16
+
 
 @dataclass(slots=True)
 class Waiting:
@@ -73,6 +75,7 @@ class Sessions:
         self._waiting: dict[str, Waiting] = {}
         self._former: dict[str, Peer] = {}  # nodes that the job ran on before
         self._taking = ""
+        self._took: dict[str, None] = {}  # sessions for which numbers were asked here, the last ones
 
     def kept(self, event: ev.TopologyKept) -> None:
         """What an earlier life of this coordinator knew."""
@@ -247,6 +250,10 @@ class Sessions:
     def take(self, session: str) -> TakeIncarnation:
         """Asks for the next number, for a session that stands at the door or the one that is in."""
         waiting = self._waiting.get(session)
+        self._took.pop(session, None)
+        self._took[session] = None
+        while len(self._took) > _MAX_TOOK:
+            self._took.pop(next(iter(self._took)))
         return TakeIncarnation(
             job=self._job,
             at_least=self.next_number,
@@ -254,6 +261,11 @@ class Sessions:
             remembered=tuple(sorted(self.remembered)),
             wanted=waiting.store_id if waiting is not None else self.wanted_store,
         )
+
+    @property
+    def void(self) -> tuple[str, ...]:
+        """Sessions that were the job here, or wanted to be, and are over: whatever number the store gives them late."""
+        return tuple(sorted(self._took.keys() - {self.session, self._taking}))
 
     @property
     def wanted_store(self) -> str:

@@ -162,7 +162,12 @@ class Effects:
                     world.clock.after(world.clock.between(1, 5), self._due, serial, running)
                 return
             if mode == "slow" and world.clock.chance(0.7):
-                world.clock.after(world.clock.between(0.5, 20), self._due, serial, running)
+                late = world.clock.between(0.5, 20)
+                left = running.since + _PATIENCE_S - world.clock.now
+                if isinstance(action, _WITH_PATIENCE) and late > left:  # a number that comes later is given back
+                    world.clock.after(max(0.0, left), self._end, serial, running, "the store is slow", False)
+                    return
+                world.clock.after(late, self._due, serial, running)
                 return
             failing = mode == "failing" and world.clock.chance(0.7)
         else:
@@ -311,7 +316,7 @@ class Effects:
         store = self._world.store(action.job)
         store.commit(action.save)
         self._world.promises.committed(action.job, action.save)
-        return store.taken_over(action.save, action.incarnation, action.session)
+        return store.taken_over(action.save, action.incarnation, action.session, action.void)
 
     def _remove(self, machine: Machine, action: act.RemoveCheckpoint) -> bool:
         return self._world.store(action.job).remove(action.save)

@@ -75,12 +75,12 @@ class Store:
         found = self.records.setdefault(number, ev.Recorded(number, run, session))
         return found.run == run
 
-    def taken_over(self, save: SaveId, incarnation: int, session: str) -> int:
+    def taken_over(self, save: SaveId, incarnation: int, session: str, void: tuple[str, ...]) -> int:
         """The highest number above the committer's that another session took, 0: none."""
         saved = next((r.session for r in self.records.values() if (r.incarnation, r.run) == save.owner), "")
         base = max(incarnation, save.incarnation)
-        own = session or saved
-        return max((n for n, r in self.records.items() if n > base and r.session != own), default=0)
+        own = (session or saved, *void)
+        return max((n for n, r in self.records.items() if n > base and r.session not in own), default=0)
 
     def scan(self) -> tuple[tuple[ev.OnStore, ...], tuple[ev.Partial, ...], tuple[ev.Recorded, ...]]:
         """What lies there."""

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from ckptd.filelayer import FileLayer
+from ckptd.protocol.errors import CkptdError
 from ckptd.protocol.ids import JobKey, SaveId, incarnation_at
 from ckptd.store import commit
 from ckptd.store_incarnations import (
@@ -304,6 +305,22 @@ def test_a_number_of_its_own_that_somebody_has_is_lost(key) -> None:
     assert claim(FileLayer(), key, number, TAKER)
     assert claim(FileLayer(), key, number, Taker(RUN, "session", "another node"))  # its coordinator moved
     assert not claim(FileLayer(), key, number, Taker(OTHER_RUN, "another", "b"))
+
+
+def test_a_number_that_comes_when_nobody_waits_any_more_is_given_back(key) -> None:
+    """A store that hung; its daemon went on with a number of the clock, and another session may be the job by now."""
+    with pytest.raises(CkptdError, match="too late"):
+        take(FileLayer(), key, TAKER, until=time.monotonic() - 1)
+    assert records_of(FileLayer(), key) == []
+    assert take(FileLayer(), key, TAKER, until=time.monotonic() + 60) == 1
+
+
+def test_a_session_that_is_over_takes_nothing_over(key) -> None:
+    fs = FileLayer()
+    take(fs, key, TAKER)
+    late = take(fs, key, Taker(OTHER_RUN, "over", "node"))
+    assert taken_over_by(fs, key, SAVE, US) == late
+    assert taken_over_by(fs, key, SAVE, Committer(1, "session", STORE_ID, ["over"])) == 0
 
 
 def test_a_load_of_the_session_itself_takes_nothing_over(key) -> None:

@@ -225,6 +225,29 @@ def test_a_number_of_its_own_is_on_record_before_anything_is_drained():
     assert cluster.milestones(0, save)[-1] == "durable"
 
 
+def test_a_number_that_the_store_gives_late_to_a_session_that_is_over_fences_nobody():
+    cluster = ACluster("a")
+    cluster.connect("a")
+    over = cluster.sid
+    cluster.end_ranks()
+    cluster.connect("a")
+    assert cluster.sid != over
+    incarnation = cluster.nodes["a"].job.node.incarnation
+    cluster.store.records = (ev.Recorded(incarnation + 1, OTHER_RUN, over),)
+    cluster.say(cluster.nodes["a"], ev.StoreScanned(job=KEY, store_id=STORE_ID, records=cluster.store.records))
+    cluster.settle()
+    save = SaveId(incarnation, 1, 10, RUN)
+    cluster.stage(save)
+    assert cluster.milestones(0, save)[-1] == "durable"
+    cluster.say(cluster.nodes["a"], ev.StoreScanned(job=KEY, store_id=STORE_ID, records=(
+        ev.Recorded(incarnation + 1, OTHER_RUN, "another"),
+    )))  # fmt: skip
+    cluster.settle()
+    later = SaveId(incarnation, 2, 20, RUN)
+    cluster.stage(later)
+    assert "durable" not in cluster.milestones(0, later)
+
+
 def test_a_daemon_that_restarts_looks_only_at_the_store_that_its_memory_was_for():
     coordinator = Coordinator(KEY, "a", Policy())
     coordinator.handle(ev.StoreRemembered(job=KEY, store_id=STORE_ID), 0.0)
