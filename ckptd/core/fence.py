@@ -20,6 +20,7 @@ class Fence:
         self._run: RunId = NO_RUN
         self._recorded = set[Run]()  # numbers with a record on the store
         self.void: tuple[str, ...] = ()  # sessions that are over, and take nothing over: see Sessions.void
+        self._seen: tuple[ev.Recorded, ...] = ()  # records, at the last look
         self._asked = 0  # the number that a look under way puts on record
         self._lost = 0  # the number that was made up, if the store had given it to another life of the job
         self._session = ""  # empty: none is known; commits are then made in the name of the session that saved
@@ -58,6 +59,7 @@ class Fence:
             self._asked = 0
         if event.problem:
             return False
+        self._seen = event.records
         self._recorded |= {(record.incarnation, record.run) for record in event.records}
         number, claimed = self._incarnation, event.claimed == self._incarnation
         if self.claim is None:
@@ -67,6 +69,10 @@ class Fence:
         elif claimed and number != self._lost:
             self._recorded.add((number, self._run))
         return number == self._lost
+
+    def hides(self, save: SaveId) -> str:
+        """Why a save of an earlier session, found on the store, is worth nothing to its ranks; empty: it is theirs."""
+        return overtaken(save, self._seen, (self._session, *self.void))
 
     @property
     def holds_drains(self) -> bool:
@@ -89,6 +95,14 @@ class Fence:
         own = (self._session, *self.void)
         higher = [r.incarnation for r in records if r.incarnation > self._incarnation and r.session not in own]
         return max(higher, default=0) if self._session else 0
+
+
+def overtaken(save: SaveId, records: Iterable[ev.Recorded], void: Collection[str]) -> str:
+    """Why the save is hidden by another session's than those of void, though it lies on the store; empty: it is not."""
+    records = list(records)
+    if not was_taken_over(save, records, void):
+        return ""
+    return f"incarnation {max(r.incarnation for r in records if r.session not in void)} took the job over"
 
 
 def was_taken_over(save: SaveId, records: Iterable[ev.Recorded], void: Collection[str] = ()) -> bool:

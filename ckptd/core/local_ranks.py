@@ -8,7 +8,7 @@ from ckptd.core import events as ev
 from ckptd.core.actions import Action, ToRank
 from ckptd.core.slots import SlotTable
 from ckptd.protocol.ids import JobKey, RunId
-from ckptd.protocol.messages import Done, Refused, Reply
+from ckptd.protocol.messages import Done, End, Progress, Refused, Reply
 
 
 @dataclass(slots=True)
@@ -142,8 +142,14 @@ class LocalRanks:
         return [self.to(local, message)] if local else []
 
     def tell_all(self, message: Reply) -> list[Action]:
-        """A word for all that are, or were, in."""
-        return [self.to(local, message) for local in (*self.seated.values(), *self.replaced.values())]
+        """A word for all that are, or were, in.
+
+        A save that is durable, and has a reason why that is worth nothing to who saved it, has failed for them.
+        """
+        told = [self.to(local, message) for local in self.seated.values()]
+        if isinstance(message, Progress) and message.end is End.DURABLE and message.reason:
+            message = Progress(save=message.save, end=End.FAILED, reason=message.reason)
+        return [*told, *(self.to(local, message) for local in self.replaced.values())]
 
     def done(self, rank: int, request: int) -> list[Action]:
         """Its request is taken over."""

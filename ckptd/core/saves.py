@@ -347,7 +347,7 @@ class Saves(SaveRecords):
         save = record.save
         self.on_store[save] = ev.OnStore(save, record.world_size, nbytes or record.nbytes, save.dirname)
         record.phase, record.error = Phase.DURABLE, ""
-        actions = self._finish(record, End.DURABLE, "")
+        actions = self._finish(record, End.DURABLE, self.fence.hides(save))
         actions += self._drop_drain(record)
         self._partials.discard(save)  # it has its final name now
         for partial in sorted(p for p in self._partials if p < save):
@@ -398,7 +398,7 @@ class Saves(SaveRecords):
                 continue
             if save.incarnation < self.incarnation or not was_taken_over(save, event.records, self.fence.void):
                 record.phase = Phase.DURABLE
-                actions += self._finish(record, End.DURABLE, "")
+                actions += self._finish(record, End.DURABLE, self.fence.hides(save))
         newest = max(self.on_store, default=None)
         best = newest_whole(self.records.values(), self.on_store)
         actions += self._outrun(best) if best is not None else []

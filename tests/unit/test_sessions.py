@@ -326,6 +326,19 @@ def test_a_replaced_rank_still_hears_what_becomes_of_its_saves():
     assert job.ends(ONE, 1, "a") == ["durable"]
 
 
+def test_a_replaced_rank_is_not_told_durable_of_what_a_run_in_between_hides():
+    """A load gives that run's checkpoints: what this rank saved later lies on the store, and is worth nothing."""
+    job = AJob(world=2).start()
+    job.stage_all(ONE)
+    for rank in range(2):
+        job.attach(rank, "b", takeover=True)
+    job.number(3)
+    mine, theirs, now = ev.Recorded(1, RUN, "a"), ev.Recorded(2, OTHER_RUN, "elsewhere"), ev.Recorded(3, RUN, "b")
+    job.scan(records=(mine, theirs, now))
+    job.drain(ONE)
+    assert job.ends(ONE, 1, "a") == ["failed"]
+
+
 def test_a_replaced_rank_is_not_forgotten_with_its_successor():
     job = AJob(world=1).start()
     job.attach(0, "b", takeover=True)
