@@ -20,6 +20,7 @@ from ckptd.protocol.errors import BudgetError, CkptdError, DamagedError, WrongSt
 from ckptd.protocol.ids import MAX_INCARNATION, JobKey, SaveId, file_name, incarnation_at
 from ckptd.protocol.layout import extents
 from ckptd.protocol.manifest import STOCK_OBJECTS, VERSION, FileRecord, StockObjects, Vote, decode_objects
+from ckptd.protocol.shares import as_recorded
 from ckptd.publishing import Publishing
 from ckptd.store import CommitOutcome
 from ckptd.store_incarnations import Committer, Taker
@@ -394,6 +395,7 @@ def _file_record(found: Fragments) -> FileRecord:
         leaves=found.leaves,
         parts=seal.parts,
         raw=seal.raw,
+        shares=as_recorded(seal.shares),
     )
 
 
@@ -409,7 +411,8 @@ def _stock_objects(data: bytes, slot: str) -> StockObjects | None:
 def _scanned(action: act.ScanStore, found: Scanned) -> ev.StoreScanned:
     scan = found.scan
     committed = tuple(
-        ev.OnStore(e.committed.save, e.committed.world_size, e.committed.nbytes, e.dirname) for e in scan.committed
+        ev.OnStore(e.committed.save, e.committed.world_size, e.committed.nbytes, e.dirname, e.committed.replicas)
+        for e in scan.committed
     )
     partials = tuple(ev.Partial(p.save, not p.missing) for p in scan.partials)
     return ev.StoreScanned(

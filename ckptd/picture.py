@@ -109,6 +109,7 @@ def checkpoints(job: Job, now: float) -> list[CheckpointStatus]:
                 nbytes=found.nbytes,
                 age_s=None,
                 protected=save in protected,
+                replicas=found.compared,
             )
     return [out[save] for save in sorted(out, key=lambda save: save.listed, reverse=True)]
 
@@ -130,6 +131,7 @@ def _of_record(record: Record, on_store: bool, protected: bool, now: float) -> C
         nbytes=record.nbytes,
         age_s=round(now - record.since, 3),
         protected=protected,
+        replicas=record.compared,
     )
 
 

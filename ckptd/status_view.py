@@ -15,6 +15,7 @@ from rich.text import Text
 from ckptd import human
 from ckptd.nodes_view import NodesView, named, troubles, versions
 from ckptd.protocol.messages import End, Milestone, Tier
+from ckptd.protocol.shares import doubt
 from ckptd.protocol.status import CheckpointStatus, DrainStatus, JobStatus, RankStatus, Status, WorkerStatus
 from ckptd.protocol.topology import Scheme
 from ckptd.view_parts import NEARLY_FULL, Facts, Marks, Name, bar, marks_for, plain_table
@@ -289,6 +290,8 @@ def _remarks(shown: list[CheckpointStatus], hidden: int) -> Iterator[Text]:
     for one in shown:
         if one.end in _BAD_ENDS and one.reason:
             yield Text.assemble((f"step {one.step} {one.end}: ", "red"), human.printable(one.reason), overflow="fold")
+        if one.milestone == Milestone.DURABLE and (text := doubt(one.replicas)):
+            yield Text.assemble((f"step {one.step}: ", "yellow"), text, overflow="fold")
     if hidden > 0:
         yield Text(f"and {human.counted(hidden, 'older checkpoint')}", style="dim")
 

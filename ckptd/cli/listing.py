@@ -18,6 +18,7 @@ from ckptd.protocol.errors import CkptdError, UsageError
 from ckptd.protocol.ids import JobKey, is_job_name, parse_dirname, parse_partial_dirname
 from ckptd.protocol.integrity import XXH3, Integrity
 from ckptd.protocol.manifest import COMMITTED, LATEST, UNPUBLISHED
+from ckptd.protocol.shares import doubt
 from ckptd.store_identity import store_id_at
 from ckptd.store_incarnations import superseded
 from ckptd.store_publish import how_to_publish
@@ -42,6 +43,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     pinned: bool
     unpublished: bool  # a trainer's files are not where it wanted them
     superseded: str  # not empty: who took the job over before this was committed
+    replicas: str  # of what its ranks share, "all" or a "window" of the bytes was compared; empty: none share
     run: str  # id of the run that saved it
     path: str
 
@@ -167,7 +169,7 @@ def _row(key: JobKey, entry: CommittedEntry, latest: str, kept: frozenset[str], 
         world_size=committed.world_size, nbytes=committed.nbytes, path=path, latest=entry.dirname == latest,
         pinned=entry.dirname in kept, unpublished=os.path.lexists(os.path.join(path, UNPUBLISHED)),
         committed_at=when.isoformat(timespec="seconds"), run=committed.run,
-        superseded=_takeover(late.get(entry.dirname, 0)),
+        superseded=_takeover(late.get(entry.dirname, 0)), replicas=committed.replicas,
     )  # fmt: skip
 
 
@@ -192,7 +194,8 @@ def _partial_row(key: JobKey, entry: PartialEntry) -> PartialRow:
 
 def _words(row: Row) -> list[tuple[str, bool]]:
     late = (f"superseded: {row.superseded}", bool(row.superseded))
-    return [("latest", row.latest), ("pinned", row.pinned), ("unpublished", row.unpublished), late]
+    doubted = ("replicas not compared", bool(doubt(row.replicas)))
+    return [("latest", row.latest), ("pinned", row.pinned), ("unpublished", row.unpublished), late, doubted]
 
 
 def _view(job: JobListing, *, narrow: bool) -> RenderableType:

@@ -129,6 +129,7 @@ class OnStore:
     world_size: int
     nbytes: int
     dirname: str
+    compared: str = ""  # of what its ranks hold alike, as its record says: a Compared
 
 
 @dataclass(frozen=True, slots=True)

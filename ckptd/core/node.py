@@ -218,7 +218,8 @@ class JobNode:
             self.drain.dropped(order.save)
             actions = self.protection.durable(order.save)
         milestone = Milestone.DURABLE if durable else None
-        news = Progress(save=order.save, milestone=milestone, end=order.end, reason=order.reason, apart=order.apart)
+        news = Progress(save=order.save, milestone=milestone, end=order.end, reason=order.reason, apart=order.apart,
+                        where=order.where)  # fmt: skip
         return [*actions, *self.ranks.tell_all(news), *self.collect()]
 
     # --- ranks

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from ckptd.protocol.ids import SaveId
 from ckptd.protocol.messages import End, Milestone
-from ckptd.protocol.shares import Share
+from ckptd.protocol.shares import Compared, Share, Where, compared
 
 
 class Phase(enum.StrEnum):
@@ -37,6 +37,7 @@ class Record:
     end: End | None = None
     reason: str = ""
     apart: bool = False  # the shares were no whole
+    where: Where | None = None  # as far as that is known
     drainers: dict[str, tuple[int, ...]] = field(default_factory=dict)  # node -> ranks whose segments it writes
     voters: set[str] = field(default_factory=set)
     done: dict[str, int] = field(default_factory=dict)  # node -> bytes on the store
@@ -55,6 +56,11 @@ class Record:
     def shared(self) -> bool:
         """Whether ranks saved shares of what they all hold, so that each needs the others' to load."""
         return any(self.shares.values())
+
+    @property
+    def compared(self) -> Compared:
+        """How far the shares prove that what its ranks hold alike is the same."""
+        return compared(self.shares)
 
     @property
     def shared_by_all(self) -> bool:

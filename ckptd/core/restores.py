@@ -405,7 +405,7 @@ class Restores:
             run=r.drawn,
             save=r.choice,
             agreed=True,
-            notes=tuple(r.notes),
+            notes=(*r.notes, *saves.notes_of(event.save)),
         )
         self._round, self.settled = None, r.choice if r.step is None else None
         return [ToNode(job=self._job, message=order)]

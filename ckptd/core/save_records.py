@@ -6,6 +6,7 @@ from ckptd.core import events as ev
 from ckptd.core.record import Phase, Record
 from ckptd.protocol.ids import SaveId
 from ckptd.protocol.messages import End, Progress
+from ckptd.protocol.shares import doubt
 
 MAX_RECORDS = 64
 
@@ -77,10 +78,16 @@ class SaveRecords:
         """How many saves ended how, of all that this coordinator has known. Who waits again is none of them."""
         return self._past + Counter(record.end for record in self.records.values() if record.end is not None)
 
+    def notes_of(self, save: SaveId) -> tuple[str, ...]:
+        """What whoever loads the save should know of it."""
+        found = self.on_store[save].compared if save in self.on_store else ""
+        text = doubt(self.records[save].compared if save in self.records and not found else found)
+        return (f"step {save.step}: {text}",) if text else ()
+
     def known(self, incarnation: int) -> tuple[Progress, ...]:
         """What a rank that comes back must learn about the saves of its incarnation."""
         return tuple(
-            Progress(save=r.save, milestone=r.milestone, end=r.end, reason=r.reason, apart=r.apart)
+            Progress(save=r.save, milestone=r.milestone, end=r.end, reason=r.reason, apart=r.apart, where=r.where)
             for r in self.records.values()
             if r.save.incarnation == incarnation
         )

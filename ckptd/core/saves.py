@@ -22,7 +22,7 @@ from ckptd.core.roll_call import RollCall
 from ckptd.core.save_records import SaveRecords
 from ckptd.protocol.ids import JobKey, RunId, SaveId
 from ckptd.protocol.messages import End
-from ckptd.protocol.shares import Share, difference
+from ckptd.protocol.shares import Share, difference_of
 
 _COMMIT_TRIES = 2  # before the drain itself is done again
 
@@ -103,9 +103,9 @@ class Saves(SaveRecords):
         if record.end is not None and not (again and complete):
             return [] if again else self._tell_end(record)  # a late rank of a save that is over, or one that repeats
         if complete:
-            apart = difference(record.shares)
-            record.end, record.apart = None, bool(apart)
-            return self._finish(record, End.ABANDONED, apart) if apart else self._complete(record, now)
+            apart = difference_of(record.shares)
+            record.end, record.apart, record.where = None, apart is not None, apart.where if apart else None
+            return self._finish(record, End.ABANDONED, apart.reason) if apart else self._complete(record, now)
         return []
 
     def _disagree(self, record: Record, other: Record) -> list[Action]:
@@ -345,7 +345,9 @@ class Saves(SaveRecords):
 
     def _made_durable(self, record: Record, nbytes: int) -> list[Action]:
         save = record.save
-        self.on_store[save] = ev.OnStore(save, record.world_size, nbytes or record.nbytes, save.dirname)
+        self.on_store[save] = ev.OnStore(
+            save, record.world_size, nbytes or record.nbytes, save.dirname, record.compared
+        )
         record.phase, record.error = Phase.DURABLE, ""
         actions = self._finish(record, End.DURABLE, self.fence.hides(save))
         actions += self._drop_drain(record)
@@ -444,7 +446,7 @@ class Saves(SaveRecords):
         assert record.end is not None  # noqa: S101 - only ended saves come here
         end = ev.SaveEnded(
             job=self._job, node=self._node, save=record.save, end=record.end, reason=record.reason,
-            apart=record.apart,
+            apart=record.apart, where=record.where,
         )  # fmt: skip
         return [self._order(end, node)]
 

@@ -312,6 +312,7 @@ def _facts(committed: Committed) -> dict[str, object]:
         "bytes of the files": committed.nbytes,
         "its own bytes": committed.manifest_nbytes,
         "its digest": committed.manifest_digest,
+        "replicas": str(committed.replicas),
     }
 
 

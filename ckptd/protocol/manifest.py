@@ -27,6 +27,7 @@ from ckptd.protocol.ids import (
 )
 from ckptd.protocol.integrity import XXH3, DigestKind, Integrity, KeyId, Purpose
 from ckptd.protocol.layout import Extent, Layout, are_parts, decode_layout, extents
+from ckptd.protocol.shares import MAX_SHARES, Compared, Share, compared, difference_of
 from ckptd.protocol.wording import cut
 
 VERSION = 2
@@ -60,6 +61,7 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     leaves: bytes
     parts: Annotated[tuple[Nbytes, ...], msgspec.Meta(max_length=MAX_PARTS)] = ()  # bytes of each file, if several
     raw: bool = False  # the files after the first are a trainer's own
+    shares: Annotated[tuple[Share, ...], msgspec.Meta(max_length=MAX_SHARES)] = ()  # of tensors that replicas hold too
 
     def extents(self) -> list[Extent]:
         """The files that the image lies in, one after the other."""
@@ -160,6 +162,7 @@ class Committed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     manifest_digest: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
     digest_kind: DigestKind
     key_id: KeyId = ""
+    replicas: Compared = Compared.UNSHARED  # how much of what its ranks hold alike was compared when it was saved
     proof: Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{32})?\Z")] = ""
 
     @property
@@ -320,6 +323,9 @@ def make_manifest(
     files = one_record_each([v for v, _ in votes])
     if not are_all_ranks(files, first.world_size):
         raise DamagedError(f"votes for {save} cover {len(files)} of {first.world_size} ranks")
+    apart = difference_of({f.rank: f.shares for f in files}, complete=False)  # older daemons record none
+    if apart is not None:
+        raise DamagedError(f"votes for {save}: {apart.reason}")
     parity = sorted({v.parity for v, _ in votes if v.parity is not None})
     refs = [VoteRef(v.node, len(raw), integrity.digest(raw, Purpose.VOTE_FILE)) for v, raw in votes]
     return Manifest(
@@ -340,6 +346,7 @@ def make_committed(manifest: Manifest, manifest_raw: bytes, integrity: Integrity
         manifest_nbytes=len(manifest_raw),
         manifest_digest=integrity.digest(manifest_raw, Purpose.MANIFEST_FILE).hex(),
         digest_kind=integrity.kind, key_id=integrity.key_id,
+        replicas=compared({f.rank: f.shares for f in manifest.files}),
     )  # fmt: skip
     return msgspec.structs.replace(bare, proof=_proof(bare, integrity))
 

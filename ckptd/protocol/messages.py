@@ -25,6 +25,7 @@ from ckptd.protocol.ids import (
     WorldSize,
 )
 from ckptd.protocol.publication import Publication
+from ckptd.protocol.shares import Where
 from ckptd.protocol.status import CheckpointStatus, Status
 from ckptd.protocol.topology import Peer, Scheme, Topology
 from ckptd.protocol.wording import cut
@@ -261,6 +262,7 @@ class Progress(_Push, frozen=True, kw_only=True, tag="Progress"):
     end: End | None = None
     reason: Annotated[str, msgspec.Meta(max_length=1 << 16)] = ""
     apart: bool = False  # the ranks' shares were no whole: from now on each is to save all of its own
+    where: Where | None = None  # what they differ in, as far as that is known
 
 
 class LoadFrom(_Reply, frozen=True, kw_only=True):

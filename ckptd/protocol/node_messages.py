@@ -29,7 +29,7 @@ from ckptd.protocol.ids import (
 )
 from ckptd.protocol.messages import Cadence, End, Progress, Seq, SlotName, Tier
 from ckptd.protocol.parity import Column, Member, Piece
-from ckptd.protocol.shares import MAX_SHARES, Share
+from ckptd.protocol.shares import MAX_SHARES, Share, Where
 from ckptd.protocol.slot import Seal
 from ckptd.protocol.topology import MAX_NODES, MAX_SET_SIZE, Peer, Scheme, Topology
 from ckptd.protocol.versions import refuse_unknown, tag_in_map, tags
@@ -354,6 +354,7 @@ class SaveEnded(NodeMessage, frozen=True, kw_only=True, tag="save-ended"):
     end: End
     reason: Text = ""
     apart: bool = False  # the ranks' shares were no whole: each is to save all of its own
+    where: Where | None = None  # what they differ in, as far as that is known
 
 
 class DrainOrdered(NodeMessage, frozen=True, kw_only=True, tag="drain-ordered"):

@@ -44,6 +44,7 @@ class CheckpointStatus(msgspec.Struct, frozen=True, kw_only=True):
     nbytes: int
     age_s: float | None
     protected: bool = False  # every redundancy set has encoded it; durable outranks that and does not imply it
+    replicas: str = ""  # of what its ranks share, "all" or a "window" of the bytes was compared; empty: none share
 
 
 class RankStatus(msgspec.Struct, frozen=True, kw_only=True):

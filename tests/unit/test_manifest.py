@@ -9,6 +9,7 @@ from ckptd.protocol import manifest as man
 from ckptd.protocol.digest import BLOCK_NBYTES, KIND, digest
 from ckptd.protocol.errors import DamagedError, IntegrityError
 from ckptd.protocol.ids import SaveId, file_name
+from ckptd.protocol.shares import Share
 from tests.runs import RUN, STORE_ID
 
 SAVE = SaveId(2, 3, 100, RUN)
@@ -54,6 +55,40 @@ def test_a_manifest_is_made_in_order_whatever_order_votes_come_in():
     assert [f.rank for f in MANIFEST.files] == [0, 1]
     assert [v.node for v in MANIFEST.votes] == ["n0", "n1"]
     assert man.encode_record(man.make_manifest(VOTES[::-1], save=SAVE, writer="test")) == RAW
+
+
+def shared(content, *ranks):
+    """Votes of which each has a share of what two ranks hold."""
+    said = {rank: Share(b"r" * 8, 2, b"c" * 8, content[rank]) for rank in ranks}
+    files = [msgspec.structs.replace(a_file(r), shares=(said[r],) if r in said else ()) for r in (0, 1)]
+    return [a_vote(f"n{rank}", files=[file]) for rank, file in enumerate(files)]
+
+
+WHOLLY, IN_PART = b"a" + b"x" * 7, b"l" + b"x" * 7
+
+
+@pytest.mark.parametrize(
+    ("votes", "how_much"),
+    [
+        (shared([WHOLLY, WHOLLY], 0, 1), "all"),
+        (shared([IN_PART, IN_PART], 0, 1), "window"),
+        (shared([WHOLLY, IN_PART], 0, 1), "window"),
+        (shared([WHOLLY, WHOLLY], 0), "window"),  # an older daemon recorded nothing
+        (VOTES, ""),
+    ],
+)
+def test_committed_says_how_much_replicas_compared_by_the_votes_alone(votes, how_much):
+    manifest = man.make_manifest(votes, save=SAVE, writer="test")
+    raw = man.encode_record(manifest)
+    assert man.decode_manifest(raw, where="x") == manifest
+    committed = man.make_committed(manifest, raw)
+    assert committed.replicas == how_much
+    assert man.decode_committed(man.encode_committed(committed), where="x") == committed
+
+
+def test_votes_of_replicas_that_differ_make_no_manifest():
+    with pytest.raises(DamagedError, match="no replicas"):
+        man.make_manifest(shared([WHOLLY, b"a" + b"y" * 7], 0, 1), save=SAVE, writer="test")
 
 
 def another_story():

@@ -1,11 +1,23 @@
 """What replicas say of their shares: when that is a whole, and what becomes of a save when it is none."""
 
+import msgspec
 import pytest
 
 from ckptd.core import events as ev
 from ckptd.protocol.ids import SaveId
-from ckptd.protocol.messages import LoadFrom, Progress
-from ckptd.protocol.shares import Share, difference
+from ckptd.protocol.messages import Cadence, LoadFrom, Progress
+from ckptd.protocol.shares import (
+    ON_DEVICES,
+    WHOLE,
+    Compared,
+    Share,
+    Where,
+    as_recorded,
+    compared,
+    difference,
+    difference_of,
+    doubt,
+)
 from tests.runs import RUN
 from tests.unit.a_job import KEY, AJob
 
@@ -52,6 +64,48 @@ def test_ranks_that_looked_at_different_bytes_are_not_compared():
     assert not difference({0: (share(),), 1: (share(content=b"p" + b"z" * 7),)})
 
 
+def whole(content=b"x" * 7, parts=b"", **words):
+    """The word of a rank that looked at all bytes."""
+    return msgspec.structs.replace(share(content=WHOLE + content, **words), parts=parts)
+
+
+def test_what_differs_is_told_by_the_parts_in_which_it_does():
+    ours, theirs = b"aaaabbbbccccdddd", b"aaaaBBBBccccDDDD"
+    found = difference_of({0: (whole(parts=ours),), 1: (whole(b"y" * 7, parts=theirs),)})
+    assert found is not None
+    assert found.where == Where(b"r" * 8, (1, 3))
+    found = difference_of({0: (whole(parts=ours),), 1: (whole(b"y" * 7, parts=theirs[:4]),)})
+    assert found is not None
+    assert found.where is None
+
+
+ON_A_DEVICE = bytes([ON_DEVICES | 3]) + b"x" * 7
+
+
+@pytest.mark.parametrize(
+    ("said", "how_much"),
+    [
+        ({0: (), 1: ()}, Compared.UNSHARED),
+        ({0: (whole(),), 1: (whole(),)}, Compared.ALL),
+        ({0: (whole(),), 1: (whole(),), 2: ()}, Compared.ALL),
+        ({0: (share(content=ON_A_DEVICE),), 1: (share(content=ON_A_DEVICE),)}, Compared.ALL),
+        ({0: (share(content=ON_A_DEVICE),), 1: (whole(),)}, Compared.WINDOW),
+        ({0: (whole(),), 1: (share(),)}, Compared.WINDOW),
+        ({0: (share(),), 1: (share(),)}, Compared.WINDOW),
+        ({0: (whole(),), 1: ()}, Compared.WINDOW),
+        ({0: (whole(count=3),), 1: (whole(count=3),)}, Compared.WINDOW),
+        ({0: (whole(), share(replicas=b"s" * 8)), 1: (whole(), share(replicas=b"s" * 8))}, Compared.WINDOW),
+    ],
+)
+def test_all_was_compared_when_every_replica_looked_at_all_of_it(said, how_much):
+    assert compared(said) is how_much
+    assert bool(doubt(how_much)) == (how_much is Compared.WINDOW)
+
+
+def test_the_store_gets_what_was_compared_and_not_what_names_a_difference():
+    assert as_recorded((whole(parts=b"abcd"),)) == (whole(),)
+
+
 def stage(job, rank, save, shares):
     job.say(
         ev.SegmentStaged(
@@ -76,6 +130,32 @@ def test_a_save_whose_shares_are_no_whole_ends_abandoned_on_all_ranks_and_all_ar
     assert job.node.slots.holding(ONE) == []
     job.stage_all(TWO)
     assert [str(m.milestone) for m in job.told(0) if isinstance(m, Progress) and m.save == TWO][:1] == ["staged"]
+
+
+def test_ranks_hear_in_which_parts_they_differ():
+    job = AJob(world=2).start()
+    stage(job, 0, ONE, (whole(parts=b"aaaabbbb"),))
+    stage(job, 1, ONE, (whole(b"y" * 7, parts=b"aaaacccc"),))
+    for rank in (0, 1):
+        (end,) = ends(job, ONE, rank)
+        assert end.where == Where(b"r" * 8, (1,))
+
+
+def staged(job, save, *, of=whole):
+    for rank in (0, 1):
+        stage(job, rank, save, (of(),))
+
+
+def test_one_that_was_asked_for_is_drained_whatever_was_compared_and_its_record_says_so():
+    job = AJob(world=2, cadence=Cadence(10)).start()
+    staged(job, ONE)
+    job.drain(ONE)
+    staged(job, SaveId(1, 2, 15, RUN), of=share)
+    job.say(ev.DrainAsked(job=KEY))
+    job.drain(SaveId(1, 2, 15, RUN))
+    assert job.saves.on_store[SaveId(1, 2, 15, RUN)].compared == "window"
+    assert "step 15: its ranks saved shares" in job.saves.notes_of(SaveId(1, 2, 15, RUN))[0]
+    assert job.saves.notes_of(ONE) == ()
 
 
 def test_a_daemon_that_restarted_finds_out_too():
