@@ -6,9 +6,10 @@ replica knows its own share from its own state. That the replicas' states are al
 what each says of its cut and of the bytes (ckptd.protocol.shares).
 """
 
+import functools
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -16,14 +17,14 @@ from typing import Any, NamedTuple
 import torch
 import xxhash
 
-from ckptd.protocol.shares import MAX_SHARES, SUM_NBYTES, Share
+from ckptd.protocol.shares import FIRST, MAX_SHARED_PARTS, MAX_SHARES, SUM_NBYTES, WINDOW, Share
 from ckptd_client._copy_engines import Fetch, divided, flat_bytes, parts_of
-from ckptd_client._tensors import local_of
+from ckptd_client._looks import Look
+from ckptd_client._replica_digests import WholeDigest
+from ckptd_client._tensors import local_of, locals_of
 from ckptd_client._tree import Flat
-from ckptd_client.handle import SaveHandle
 
 WINDOWS = 256  # parts of the stream, of which each save looks at one
-_FIRST, _LATER = b"f", b"l"  # how much was looked at
 _LOOKED_NBYTES = 4 << 30  # at most so much in one save
 _ON_HOST_NBYTES = 32 << 20  # of a device, at a time
 _APART = 16  # bytes: where elements of any dtype may begin
@@ -41,44 +42,13 @@ class Rows(NamedTuple):
         return tensor.narrow(self.dim, self.first, self.stop - self.first) if tensor.dim() else tensor
 
 
-class Look(NamedTuple):
-    """What a save looks at of tensors that replicas hold too."""
-
-    turn: int = 0  # count of saves, the same on all ranks
-    checked: Collection[bytes] = ()  # cuts of streams of which all was looked at before
-
-
-class Looks:
-    """Which streams one client has looked at, byte by byte, in saves that all ranks staged."""
-
-    def __init__(self) -> None:
-        self._pending: list[tuple[Stream, int, SaveHandle]] = []  # a part that was looked at, and in which save
-        self._covered: dict[bytes, set[int]] = {}
-        self._checked: set[bytes] = set()
-
-    def next(self, turn: int) -> Look:
-        """What the next save looks at. A save in which a rank said nothing proves nothing: it must be staged."""
-        staged = [(stream, part) for stream, part, handle in self._pending if handle.known_milestone is not None]
-        for stream, part in staged:
-            covered = self._covered.setdefault(stream.cut, set())
-            covered.add(part)
-            if len(covered) == stream.parts:
-                self._checked.add(stream.cut)
-        self._pending = [one for one in self._pending if one[2].known_milestone is None and not one[2].ended]
-        return Look(turn, self._checked)
-
-    def looked(self, streams: Sequence["Stream"], turn: int, handle: SaveHandle) -> None:
-        """A save said of these streams what it saw."""
-        new = [stream for stream in streams if stream.cut not in self._checked]
-        self._pending += [(stream, turn % stream.parts, handle) for stream in new]
-
-
 @dataclass(frozen=True, slots=True)
 class Stream:
     """The tensors of one set of replicas end to end."""
 
     ranks: tuple[int, ...]
     positions: tuple[int, ...]  # among the values of the state
+    names: tuple[str, ...]  # of the tensors
     shapes: tuple[tuple[int, ...], ...]  # of this rank's local tensors
     starts: tuple[int, ...]  # in the stream
     nbytes: int
@@ -88,6 +58,22 @@ class Stream:
     def parts(self) -> int:
         """Into which the first look at it is divided, one for each save, so that none is held up for long."""
         return max(1, -(-self.nbytes // _LOOKED_NBYTES))
+
+    @property
+    def sum(self) -> bytes:
+        """Digest of the ranks' numbers."""
+        return xxhash.xxh3_128(repr(self.ranks).encode()).digest()[:SUM_NBYTES]
+
+    def runs(self, streams: int) -> list[int]:
+        """How many tensors each part has of which a digest is told, where the rank has so many streams."""
+        count = len(self.positions)
+        parts = min(count, max(1, MAX_SHARED_PARTS // streams))
+        return [(i + 1) * count // parts - i * count // parts for i in range(parts)]
+
+    def names_in(self, parts: Sequence[int], streams: Sequence["Stream"]) -> list[str]:
+        """Keys of the tensors of these parts."""
+        ends = list(accumulate(self.runs(len(streams)), initial=0))
+        return [name for i in parts if i + 1 < len(ends) for name in self.names[ends[i] : ends[i + 1]]]
 
     def share(self, rank: int) -> dict[int, Rows]:
         """What the rank saves: rows by position; positions that are not there are others'."""
@@ -134,7 +120,8 @@ def _stream(ranks: tuple[int, ...], positions: Sequence[int], flat: Flat) -> Str
         shapes.append(shape)
         starts.append(at)
         at += math.prod(shape) * local.itemsize
-    return Stream(ranks, tuple(positions), tuple(shapes), tuple(starts), at, cut.digest()[:SUM_NBYTES])
+    names = tuple(flat.names[position] for position in positions)
+    return Stream(ranks, tuple(positions), names, tuple(shapes), tuple(starts), at, cut.digest()[:SUM_NBYTES])
 
 
 # --- what is said of it
@@ -142,14 +129,37 @@ def _stream(ranks: tuple[int, ...], positions: Sequence[int], flat: Flat) -> Str
 
 def said_of(streams: Sequence[Stream], values: Sequence[Any], look: Look) -> Callable[[], tuple[Share, ...]]:
     """This rank's word of each stream in this save, as the values are now. A call blocks until devices sent theirs."""
+    if look.whole:
+        wholes = [whole_of(stream, values, len(streams)) for stream in streams]
+        for whole in wholes:
+            whole.take()  # an overlap may do it later, if it is before anybody writes to them
+        return said_of_wholes(streams, wholes)
     contents = [_content(stream, values, look.turn, first_look=stream.cut not in look.checked) for stream in streams]
     shares: list[Share] = []
 
     def said() -> tuple[Share, ...]:
         for stream, content in zip(streams[len(shares) :], contents[len(shares) :], strict=True):
-            replicas = xxhash.xxh3_128(repr(stream.ranks).encode()).digest()[:SUM_NBYTES]
-            shares.append(Share(replicas=replicas, count=len(stream.ranks), cut=stream.cut, content=content()))
+            shares.append(Share(stream.sum, len(stream.ranks), stream.cut, content()))
         return tuple(shares)
+
+    return said
+
+
+def whole_of(stream: Stream, values: Sequence[Any], streams: int) -> WholeDigest:
+    """To be taken while the values are what is saved: of all bytes of the stream, of so many that the rank has."""
+    return WholeDigest(locals_of([values[position] for position in stream.positions]), stream.runs(streams))
+
+
+def said_of_wholes(streams: Sequence[Stream], wholes: Sequence[WholeDigest]) -> Callable[[], tuple[Share, ...]]:
+    """This rank's word of each stream, by the digests of them. A call takes those that are not taken yet."""
+
+    @functools.cache
+    def said() -> tuple[Share, ...]:
+        digests = [whole.digest() for whole in wholes]
+        return tuple(
+            Share(stream.sum, len(stream.ranks), stream.cut, found.content, found.parts)
+            for stream, found in zip(streams, digests, strict=True)
+        )
 
     return said
 
@@ -160,7 +170,7 @@ def _content(stream: Stream, values: Sequence[Any], turn: int, *, first_look: bo
     first, stop = part * stream.nbytes // parts, (part + 1) * stream.nbytes // parts
     pieces = [rows.of(local_of(values[position]).detach()) for position, rows in stream.between(first, stop)]
     taken = _at_once(pieces) if first_look or not divided(pieces) else _on_the_way(pieces)
-    return lambda: (_FIRST if first_look else _LATER) + taken()[: SUM_NBYTES - 1]
+    return lambda: (FIRST if first_look else WINDOW) + taken()[: SUM_NBYTES - 1]
 
 
 def _at_once(pieces: Sequence[torch.Tensor]) -> Callable[[], bytes]:

@@ -38,9 +38,10 @@ from ckptd.protocol.topology import Scheme, Topology
 from ckptd_client._channel import Channel, ChannelLostError, PreemptedError, Push, channel_listens
 from ckptd_client._group import Group
 from ckptd_client._launch import log_tail, start_daemon
+from ckptd_client._looks import Looks, listed
 from ckptd_client._one_per_job import Holding
 from ckptd_client._pickle import NO_PICKLE, PickleKeys
-from ckptd_client._settings import UNPROVED, Proof
+from ckptd_client._settings import DRAINED, UNPROVED, Proof, Verify
 from ckptd_client._slots import RankFile, Slots
 from ckptd_client._topology import check_alike, failure_told, gather, why_unprotected, word_of
 from ckptd_client.handle import HandleBook
@@ -74,6 +75,7 @@ class Settings:
     redundancy: Scheme | None = None  # None: as rank 0's daemon is configured
     set_size: int | None = None
     balance: bool | None = None  # None: as this node's daemon is configured
+    verify: Verify = DRAINED
     proof: Proof = UNPROVED
 
     @property
@@ -93,6 +95,7 @@ class Link:
         self.run: RunId = NO_RUN  # drawn with the incarnation
         self.topology: Topology | None = None  # what the ranks agreed on at connect; for each daemon we come to
         self.balance = bool(settings.balance)  # whether replicas each save a share of what they all hold
+        self.looks = Looks(settings.verify, settings.cadence)
         self.book = HandleBook()
         self.capacity = 0  # of the slots asked for, 0 when none were
         self.refusal: CkptdError | None = None  # why slots are missing
@@ -318,6 +321,7 @@ class Link:
 
     def _hear(self, push: Push) -> None:
         if isinstance(push, Progress):
+            push = self._with_names(push)
             self.book.hear([push])
             if push.apart and self.balance:
                 self.balance = False
@@ -332,6 +336,11 @@ class Link:
             self.slots.grant(push.slot, push.capacity)
         elif isinstance(push, SlotsRefused):
             self.refusal = BudgetError(push.message, hint=push.hint)
+
+    def _with_names(self, push: Progress) -> Progress:
+        """With the keys in which replicas differ: the daemons know of their tensors by number only."""
+        names = self.looks.names(push.save, push.where) if push.where is not None else []
+        return msgspec.structs.replace(push, reason=f"{push.reason}: {listed(names)}") if names else push
 
     def _ask(self, make: Callable[[int], Request], deadline: float | None) -> Reply:
         if self._channel is None:
@@ -427,6 +436,7 @@ class Link:
         """A load has begun it; what was not handed over before is of no use to it."""
         if incarnation > self.incarnation:
             self.incarnation, self.run = incarnation, run
+        self.looks = self.looks.begun()
         self._missed.clear()
         for save in list(self._unacknowledged):
             self.book.give_up(save, "a load began before the daemon heard of it")

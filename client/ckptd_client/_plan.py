@@ -13,9 +13,10 @@ from ckptd.protocol.errors import DamagedError, UsageError
 from ckptd.protocol.integrity import XXH3, Integrity, Purpose
 from ckptd.protocol.layout import VERSION, Leaves, decode_layout, encode
 from ckptd.protocol.shares import Share
-from ckptd_client._balance import Look, Rows, Stream, said_of, shares_of, streams_of
+from ckptd_client._balance import Rows, Stream, said_of, shares_of, streams_of
 from ckptd_client._group import Group
 from ckptd_client._image import Box, make_image, make_layout
+from ckptd_client._looks import Look
 from ckptd_client._pickle import NO_PICKLE, PickleKeys
 from ckptd_client._pickle import encode as encode_plain
 from ckptd_client._replicas import Ground, Replicas, replicas_of

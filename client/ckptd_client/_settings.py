@@ -96,6 +96,28 @@ def is_balanced(balance: str | None) -> bool | None:
     return None if chosen is None else chosen == "rows"
 
 
+class Verify(NamedTuple):
+    """In which saves all that replicas share is compared: those that may be drained, or one of every so many."""
+
+    drained: bool = True
+    every: int = 0  # 0: not by count
+
+
+DRAINED = Verify()
+
+
+def verification(verify_replicas: object) -> Verify:
+    """When all that replicas hold is compared. Raises ConfigError."""
+    if verify_replicas == "drained":
+        return DRAINED
+    if verify_replicas == "off":
+        return Verify(drained=False)
+    if as_int(verify_replicas) < 1:
+        hint = '"drained": in each save that may be drained, a number n: in one of n saves, or "off"'
+        raise ConfigError(f"verify_replicas={verify_replicas!r}", hint=hint)
+    return Verify(drained=False, every=as_int(verify_replicas))
+
+
 def as_patterns(replicated: object) -> tuple[str, ...]:
     """Patterns of names. Raises ConfigError."""
     listed = isinstance(replicated, Collection) and not isinstance(replicated, str | bytes)

@@ -14,7 +14,6 @@ from ckptd.protocol.errors import CkptdError, RestoreError, SaveFailedError, Usa
 from ckptd.protocol.ids import SaveId
 from ckptd.protocol.messages import AskDrain, AskSteps, End, LoadFrom, Milestone, Request, Steps
 from ckptd_client import _settings
-from ckptd_client._balance import Look, Looks
 from ckptd_client._channel import ChannelLostError, PreemptedError
 from ckptd_client._checkpoint import Checkpoint
 from ckptd_client._copy_engines import check_not_capturing
@@ -24,6 +23,7 @@ from ckptd_client._group import Group, find_group, lone_group
 from ckptd_client._link import Link, Settings, configured_store
 from ckptd_client._load_from import Loaded, read_from
 from ckptd_client._loading import find, load
+from ckptd_client._looks import Look
 from ckptd_client._overlapping import Overlapping
 from ckptd_client._pickle import PickleKeys, pickle_keys
 from ckptd_client._plan import Plan, Values, gather, make_plan
@@ -63,6 +63,7 @@ def connect(  # noqa: PLR0913 - keyword-only settings
     set_size: int | None = None,
     balance: str | None = None,
     replicated: Sequence[str] = (),
+    verify_replicas: str | int = "drained",
     alone: bool = False,
     integrity: str | None = None,
     integrity_key_file: str | os.PathLike[str] | None = None,
@@ -87,6 +88,10 @@ def connect(  # noqa: PLR0913 - keyword-only settings
     all that it holds; default $CKPTD_BALANCE or the daemon's. Known to be the same are the parameters of a
     DistributedDataParallel in the state, the state of a torch optimizer in it that has no others, replicated DTensors,
     and what replicated names: keys or patterns, such as "model.*", of tensors that are equal on all ranks of the job.
+    verify_replicas: when the ranks compare all bytes of such tensors, each reading its own once before save returns
+    (GPUs do so by themselves): "drained", for each save that may be drained; a number n, for one of n saves, the first
+    among them; "off", never. Other saves compare a 256th. Ranks that differ end the save abandoned. Durable without all
+    being compared is marked: ckptd list, ckptd status, and the notes of a load. The same on all ranks.
     alone: this process is all of the job, whatever ranks run beside it, for trainers in which one rank saves for all.
     integrity: "keyed": digests that nobody makes without the key in integrity_key_file (ckptd keygen --integrity), the
     daemon's too; nothing else is loaded. "xxh3": digests that find accidents. Default $CKPTD_INTEGRITY, or keyed if
@@ -112,6 +117,7 @@ def connect(  # noqa: PLR0913 - keyword-only settings
             redundancy=_settings.as_scheme(redundancy),
             set_size=_settings.as_set_size(set_size),
             balance=_settings.is_balanced(balance),
+            verify=_settings.verification(verify_replicas),
             proof=_settings.proof_of(integrity, integrity_key_file),
         )
         patterns = _settings.as_patterns(replicated)
@@ -126,7 +132,6 @@ class Client:
         self._link = link
         self._dual = dual
         self._replicated = replicated
-        self._looks = Looks()
         self._save_timeout_s = save_timeout_s
         self._turns = Turns(link)
         self._first, self._last = self._turns.first, self._turns.last
@@ -264,12 +269,13 @@ class Client:
             save = self._number(step, state)
             check_not_capturing()  # after the count: so all ranks count alike
             plans, asked = self._stats.plans, time.monotonic()
-            values = self._gather(state, self._looks.next(self._counter)) if mine else None
+            look = self._link.looks.next(save, drain=drain)
+            values = self._gather(state, look) if mine else None
             if self._stats.plans > plans:  # it is done once, and is not what the timeout is for
                 deadline += time.monotonic() - asked
             handle = self._begin(save)
             if values is not None and self._plan is not None:
-                self._looks.looked(self._plan.streams, self._counter, handle)
+                self._link.looks.looked(self._plan.streams, look, handle)
             if values is not None:
                 stage_or_fail(self, handle, values, drain=drain, deadline=deadline)
             else:
@@ -554,7 +560,7 @@ class Client:
     def _begin_incarnation(self, order: LoadFrom) -> None:
         with self._numbers:
             self._link.begin_incarnation(order.incarnation, order.run)
-            self._counter, self._steps, self._looks = 0, set(), Looks()
+            self._counter, self._steps = 0, set()
             self._last_step = order.save.step if order.save is not None else -1
             self._highest, self._warned = -1, False
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from ckptd_client import _slots
-from ckptd_client._balance import Look
 from ckptd_client._copy_engines import CudaEngine, PinningError, engine_of
+from ckptd_client._looks import Look
 from ckptd_client._plan import gather, make_plan
 from tests.unit.client.same import difference
 
@@ -150,6 +150,24 @@ def test_what_is_said_of_replicas_is_the_same_as_of_tensors_on_the_host(checked,
         said.append(gather(plan, values, None, look).shares)
     assert said[0] == said[1]
     assert said[0]
+
+
+def test_all_that_replicas_hold_is_summed_up_on_the_device(device):
+    def said(state):
+        plan = make_plan(state, rank=0, world_size=2, replicated=("*",))
+        return gather(plan, state, None, Look(whole=True)).shares[0]
+
+    state = {"a": torch.randn(3000, 1001, device=device), "b": torch.randn(71, 33, device=device).bfloat16().t()}
+    values = {name: tensor.clone() for name, tensor in state.items()}
+    before = torch.cuda.memory_allocated(device)
+    mine = said(state)
+    assert mine == said(values)
+    assert torch.cuda.memory_allocated(device) - before < 64 << 20
+    values["b"][-1, -1] += 1
+    other = said(values)
+    assert mine.content[:1] == other.content[:1]
+    assert mine.content != other.content
+    assert mine.parts[:4] == other.parts[:4], "a is the same"
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")

@@ -9,10 +9,16 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ckptd_client import ConfigError, _balance, _replicas
-from ckptd_client._balance import WINDOWS, Looks, streams_of
+from ckptd.protocol.ids import SaveId
+from ckptd.protocol.messages import Cadence, Milestone
+from ckptd.protocol.shares import PART_NBYTES, Where
+from ckptd_client import ConfigError, _balance, _replica_digests, _replicas
+from ckptd_client._balance import WINDOWS, said_of, streams_of
+from ckptd_client._looks import Look, Looks, listed
 from ckptd_client._plan import gather, make_plan
+from ckptd_client._settings import Verify, verification
 from ckptd_client._tree import flatten
+from tests.runs import RUN
 
 
 def stream(shapes, ranks, dtype=torch.float32):
@@ -120,36 +126,169 @@ def test_a_balance_that_is_none_is_told(join, wrong):
         join(balance=wrong)
 
 
-def test_a_look_counts_only_when_its_save_was_staged():
-    class Handle:
-        known_milestone = None
-        ended = False
+class Handle:
+    """Of a save of which nothing was heard, or that it was staged."""
 
+    def __init__(self, counter, step=None, *, staged=False):
+        self.save_id = a_save(counter, step)
+        self.step = self.save_id.step
+        self.known_milestone = {"": None, False: None, "durable": Milestone.DURABLE}.get(staged, Milestone.STAGED)
+        self.ended = self.in_vain = False
+
+
+def a_save(counter, step=None):
+    return SaveId(1, counter, counter if step is None else step, RUN)
+
+
+def test_a_look_counts_only_when_its_save_was_staged():
     (one,) = stream([(4, 4)], 2)
-    looks, skipped, staged = Looks(), Handle(), Handle()
-    assert one.cut not in looks.next(1).checked
-    looks.looked([one], 1, skipped)
-    assert one.cut not in looks.next(2).checked
-    looks.looked([one], 2, staged)
+    looks, skipped, staged = Looks(), Handle(1), Handle(2)
+    assert one.cut not in looks.next(a_save(1)).checked
+    looks.looked([one], Look(1), skipped)
+    assert one.cut not in looks.next(a_save(2)).checked
+    looks.looked([one], Look(2), staged)
     staged.known_milestone = "staged"
-    assert one.cut in looks.next(3).checked
+    assert one.cut in looks.next(a_save(3)).checked
 
 
 def test_a_large_stream_is_looked_at_in_parts(monkeypatch):
-    class Staged:
-        known_milestone = "staged"
-        ended = False
-
     monkeypatch.setattr(_balance, "_LOOKED_NBYTES", 20)
     (one,) = stream([(4, 4)], 2)
     assert one.parts == 4
     looks = Looks()
     for turn in (1, 2, 2, 3):
-        assert one.cut not in looks.next(turn).checked
-        looks.looked([one], turn, Staged())
-    assert one.cut not in looks.next(4).checked
-    looks.looked([one], 4, Staged())
-    assert one.cut in looks.next(5).checked
+        assert one.cut not in looks.next(a_save(turn)).checked
+        looks.looked([one], Look(turn), Handle(turn, staged=True))
+    assert one.cut not in looks.next(a_save(4)).checked
+    looks.looked([one], Look(4), Handle(4, staged=True))
+    assert one.cut in looks.next(a_save(5)).checked
+
+
+def test_one_look_at_all_of_it_is_enough(monkeypatch):
+    monkeypatch.setattr(_balance, "_LOOKED_NBYTES", 20)
+    (one,) = stream([(4, 4)], 2)
+    looks = Looks()
+    looks.looked([one], Look(1, whole=True), Handle(1, staged=True))
+    assert one.cut in looks.next(a_save(2)).checked
+
+
+# --- in which saves all of it is compared
+
+
+def wholes(looks, steps, *, hears="durable", fails=(), drained=(), first=1):
+    """Steps of which all is compared. hears: what is known of one when the next begins."""
+    found = []
+    for counter, step in enumerate(steps, start=first):
+        look = looks.next(a_save(counter, step), drain=step in drained)
+        looks.looked([], look, Handle(counter, step, staged=hears if step not in fails else ""))
+        found += [step] if look.whole else []
+    return found
+
+
+def test_each_save_is_compared_in_full_where_each_is_drained():
+    assert wholes(Looks(Verify(), Cadence(1)), range(5)) == [0, 1, 2, 3, 4]
+
+
+def test_where_some_are_drained_those_are_compared_in_full():
+    assert wholes(Looks(Verify(), Cadence(10)), range(3, 40, 3)) == [3, 12, 21, 30]
+
+
+def test_a_save_that_failed_leaves_the_next_one_due():
+    assert wholes(Looks(Verify(), Cadence(10)), range(3, 40, 3), fails=(12, 15)) == [3, 12, 15, 18, 21, 30]
+
+
+def test_who_has_not_heard_that_a_save_was_staged_compares_more_and_not_less():
+    assert wholes(Looks(Verify(), Cadence(10)), range(0, 40, 3), hears="") == list(range(0, 40, 3))
+
+
+def test_while_a_drain_is_late_any_save_may_take_its_turn():
+    looks = Looks(Verify(), Cadence(10))
+    assert wholes(looks, range(10), hears="staged") == list(range(10))
+    assert wholes(looks, range(10, 30), first=11) == [10, 20]
+
+
+def test_a_store_that_is_away_for_ever_keeps_no_more_than_some_saves_in_mind():
+    looks = Looks(Verify(), Cadence(1000))
+    assert wholes(looks, range(200), hears="staged") == list(range(200))
+    assert len(looks._owed) < 70
+    assert wholes(looks, range(200, 300), first=201) == [200]
+
+
+def test_a_save_that_is_to_be_drained_is_compared_in_full_and_is_not_the_one_that_was_due():
+    assert wholes(Looks(Verify(), Cadence(10)), range(5, 40, 5), drained=(15, 20)) == [5, 10, 15, 20, 25, 30]
+
+
+def test_with_a_cadence_of_seconds_each_save_may_be_drained():
+    assert wholes(Looks(Verify(), Cadence(0, 30.0)), range(4)) == [0, 1, 2, 3]
+
+
+def test_one_of_so_many_saves_is_compared_in_full_whatever_is_drained():
+    assert wholes(Looks(verification(3), Cadence(1)), range(8), drained=(4,)) == [0, 3, 6]
+    assert wholes(Looks(verification("off"), Cadence(1)), range(8), drained=(4,)) == []
+
+
+@pytest.mark.parametrize("wrong", ["always", 0, -1, True, None, 1.5])
+def test_a_verification_that_is_none_is_told(join, wrong):
+    with pytest.raises(ConfigError, match="verify_replicas"):
+        join(verify_replicas=wrong)
+
+
+# --- the digests
+
+
+def whole_shares(state, rank=0):
+    flat = flatten(state, lambda value: isinstance(value, torch.Tensor))
+    streams = streams_of(dict.fromkeys(range(len(flat.values)), (0, 1)), flat, skipped=set())
+    return streams, said_of(streams, flat.values, Look(1, whole=True))()
+
+
+def some(count=100):
+    torch.manual_seed(1)
+    odd = {"half": torch.randn(33).to(torch.bfloat16), "bits": torch.randn(77) > 0, "turned": torch.randn(40, 30).t()}
+    return odd | {f"t{i}": torch.randn(7, i % 5 + 1) for i in range(count)} | {"one": torch.tensor(3.5)}
+
+
+@pytest.mark.parametrize("name", ["half", "bits", "turned", "t0", "t50", "t99", "one"])
+def test_one_element_that_differs_is_found_and_its_tensor_named(name):
+    ours, theirs = some(), some()
+    last = (-1,) * theirs[name].dim()
+    theirs[name][last] = not theirs[name][last] if name == "bits" else theirs[name][last] + 1
+    (stream,), (mine,) = whole_shares(ours)
+    _, (others,) = whole_shares(theirs)
+    assert mine.content != others.content
+    differing = [
+        i for i in range(32) if mine.parts[4 * i : 4 * i + PART_NBYTES] != others.parts[4 * i : 4 * i + PART_NBYTES]
+    ]
+    named = stream.names_in(differing, [stream])
+    assert name in named
+    assert len(differing) == 1
+    assert len(named) <= 4
+
+
+def test_few_tensors_are_named_each_by_itself():
+    (found,) = stream([(4,)] * 5, 2)
+    assert [found.names_in([i], [found]) for i in range(5)] == [[f"t{i}"] for i in range(5)]
+    assert found.names_in([7], [found]) == []
+
+
+def test_the_digest_does_not_depend_on_how_many_threads_make_it(monkeypatch):
+    state = {"a": torch.randn(70_001), "b": torch.randn(300, 300).t()}
+    monkeypatch.setattr(_replica_digests, "_BLOCK_NBYTES", 4000)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    _, alone = whole_shares(state)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    monkeypatch.setattr(_replica_digests, "_THREADED_NBYTES", 0)
+    assert whole_shares(state)[1] == alone
+
+
+def test_keys_are_told_of_the_save_in_which_they_differ():
+    one, other = stream([(4,)] * 3, 2), stream([(5,)] * 2, 2)
+    looks = Looks()
+    looks.looked(one, Look(1, whole=True), Handle(1))
+    looks.looked(other, Look(2, whole=True), Handle(2))
+    assert looks.names(a_save(1), Where(one[0].sum, (0, 2))) == ["t0", "t2"]
+    assert looks.names(a_save(3), Where(one[0].sum, (0, 2))) == []
+    assert listed([f"k{i}" for i in range(10)]).endswith("k7, ... (10 in all)")
 
 
 def test_a_rank_that_is_not_torchs_takes_no_mesh_or_process_group_for_replicas(lone_group):

@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from ckptd.protocol.digest import BLOCK_NBYTES
+from ckptd.protocol.shares import ON_DEVICES, PART_NBYTES
 from ckptd_client import SaveFailedError, UsageError, _attached, _balance, _copy_engines, _slots
-from ckptd_client._balance import Look
-from ckptd_client._copy_engines import CudaEngine, Fetch, PinningError, divided, parts_of
+from ckptd_client._copy_engines import CudaEngine, Fetch, PinningError, divided, flat_bytes, parts_of
+from ckptd_client._looks import Look
 from ckptd_client._plan import gather, make_plan
 from tests.unit.client.engines import ThreadEngine, installed
 from tests.unit.client.same import difference
@@ -306,6 +307,55 @@ def test_a_window_of_replicas_is_of_the_moment_of_the_save_and_waits_for_nothing
     threading.Timer(0.1, engine.gate.set).start()
     assert values.shares == first
     assert values.shares == first
+
+
+def whole(state):
+    """What is said of all bytes; to be asked for."""
+    plan = make_plan(state, rank=0, world_size=2, replicated=("*",))
+    return gather(plan, state, None, Look(whole=True))
+
+
+def a_shared_state():
+    return {name: tensor for name, tensor in some_state().items() if name not in {"complex", "empty"}}
+
+
+def test_devices_sum_up_all_bytes_by_themselves_and_send_next_to_nothing(engine):
+    (found,) = whole(a_shared_state()).shares
+    assert (found,) == whole(a_shared_state()).shares
+    assert found.of_all_bytes
+    assert engine.fetched == 0
+    assert found.content[0] >= ON_DEVICES, "not to be held against hashes of the host"
+
+
+@pytest.mark.parametrize("name", sorted(a_shared_state()))
+@pytest.mark.parametrize("at", ["first", "last"])
+def test_a_bit_that_differs_is_found_by_devices_and_in_its_tensor(name, at, engine):
+    (mine,) = whole(a_shared_state()).shares
+    theirs = a_shared_state()
+    raw = flat_bytes(theirs[name]).clone()
+    raw[0 if at == "first" else -1] ^= 1
+    theirs[name] = raw.view(theirs[name].dtype).view(theirs[name].shape)
+    (other,) = whole(theirs).shares
+    assert (mine.cut, mine.content[:1]) == (other.cut, other.content[:1])
+    assert mine.content != other.content
+    runs = [i for i in range(0, len(mine.parts), PART_NBYTES) if mine.parts[i : i + 4] != other.parts[i : i + 4]]
+    assert [list(theirs)[i // PART_NBYTES] for i in runs] == [name]
+
+
+def test_signs_that_all_change_are_found_by_devices(engine):
+    """Two words that differ in their highest bit only would make up for each other in sums of 64-bit words."""
+    state = {"a": torch.ones(4096), "b": torch.ones(4096, dtype=torch.float64)}
+    turned = {name: -tensor for name, tensor in state.items()}
+    assert whole(state).shares[0].content != whole(turned).shares[0].content
+
+
+def test_sums_are_of_the_moment_of_the_save(engine):
+    state = {"a": torch.randn(100_000)}
+    expected = whole(state).shares
+    values = whole(state)
+    state["a"].zero_()
+    assert values.shares == expected
+    assert values.shares == expected
 
 
 # --- graphs that are captured

@@ -1,0 +1,69 @@
+"""Replicas that drift, come back and drift again: what is durable was compared on all of them, or is marked."""
+
+import json
+import os
+import sys
+
+import pytest
+
+from ckptd.cli.listing import _listing
+from ckptd.protocol.ids import JobKey
+from tests.cluster import Node
+from tests.interop.launch import on_ranks
+
+
+@pytest.fixture
+def node(tmp_path):
+    with Node(str(tmp_path)) as node:
+        node.start("--keep-last", "100")
+        yield node
+
+
+def drift(node, ranks, verify, folder):
+    """What was true of each save, by step; rows of `ckptd list` by step."""
+    out = on_ranks(node, ranks, "drift_ranks.py", verify, str(folder))
+    assert out.count("did it") == ranks, out
+    told = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
+    saves = {one["step"]: one for one in told[0]}
+    for others in told[1:]:
+        assert [one["end"] for one in others] == [one["end"] for one in told[0]]
+    rows = {row.step: row for row in _listing(JobKey(node.store, "drift")).checkpoints}
+    return saves, rows
+
+
+def marked(rows):
+    """Steps of which the record says that not all was compared."""
+    return {step for step, row in rows.items() if row.replicas not in {"", "all"}}
+
+
+def blended(saves, rows):
+    """Steps of durable checkpoints that have a part of each of several replicas that differ, and no mark."""
+    mixed = [step for step, one in saves.items() if one["balanced"] and not one["alike"]]
+    return [step for step in mixed if step in rows and step not in marked(rows)]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_save_of_replicas_that_differ_is_not_durable_and_the_keys_are_named(node, tmp_path, ranks):
+    saves, rows = drift(node, ranks, "today", tmp_path)
+    assert not blended(saves, rows)
+    first = [one for one in saves.values() if one["balanced"] and not one["alike"]]
+    assert [one["step"] for one in first] == [4, 12], "found at once, and each rank saves its own bytes from then on"
+    assert all(one["end"] == "abandoned" for one in first)
+    assert all("shared.c" in one["why"] for one in first), first
+    assert sorted(set(saves) - set(rows)) == [4, 12]
+    assert not marked(rows), "nothing else is in doubt"
+
+
+@pytest.mark.parametrize(("ranks", "verify"), [(2, "6"), (4, "off")])
+def test_what_was_not_compared_in_full_is_marked_in_its_own_record(node, tmp_path, ranks, verify):
+    saves, rows = drift(node, ranks, verify, tmp_path)
+    assert not blended(saves, rows)
+    doubted = marked(rows)
+    assert doubted <= {step for step, one in saves.items() if one["balanced"]}, (
+        "what each saves of its own is in no doubt"
+    )
+    command = (sys.executable, "-m", "ckptd", "list", os.path.join(node.store, "drift"))
+    assert node.complete(*command, timeout_s=60, COLUMNS="160").count("replicas not compared") == len(doubted)
+    assert {step for one in saves.values() for step in one.get("doubted", ())} == doubted, "ckptd status"
+    if saves[16]["balanced"]:
+        assert any("step 16" in note and "compared" in note for note in saves[16]["notes"])
