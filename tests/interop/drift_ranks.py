@@ -1,6 +1,6 @@
 """What each rank of test_drift.py runs: replicas that differ for some saves, are alike again, and differ again.
 
-drift_ranks.py <verify_replicas> <folder>    writes what was true of each save, and what was said of it, as JSON
+drift_ranks.py <verify_replicas> <folder> [drain_every]    writes what was true of each save, and said of it, as JSON
 """
 
 import contextlib
@@ -54,16 +54,20 @@ def save(client, step, *, drifts):
     }
 
 
-def main(verify, folder):
+def main(verify, folder, drain_every="1"):
     options = {} if verify == "today" else {"verify_replicas": int(verify) if verify.isdigit() else verify}
     rank, last = dist.get_rank(), dist.get_world_size() - 1
     found = []
     for session in range(SESSIONS):
-        with ckptd_client.connect("drift", start=False, replicated=["shared.*"], **options) as client:
+        with ckptd_client.connect(
+            "drift", start=False, replicated=["shared.*"], drain_every=int(drain_every), **options
+        ) as client:
             for number in range(1, SAVES + 1):
                 step = session * SAVES + number
                 found.append(save(client, step, drifts=rank == last and number in DRIFTS))
             restored = client.load(state_at(0, drifts=False))
+            client.wait("durable", 60)  # of the last, whether it was due or not
+            dist.barrier()
             (job,) = ask_status(os.environ["CKPTD_ARENA"], 20.0).jobs
             found[-1]["doubted"] = [
                 one.step for one in job.checkpoints if one.milestone == "durable" and one.replicas == "window"
@@ -75,7 +79,7 @@ def main(verify, folder):
 
 if __name__ == "__main__":
     dist.init_process_group("gloo")
-    main(sys.argv[1], sys.argv[2])
+    main(*sys.argv[1:])
     print(f"rank {dist.get_rank()} did it")
     dist.barrier()
     dist.destroy_process_group()

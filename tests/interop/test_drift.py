@@ -19,9 +19,9 @@ def node(tmp_path):
         yield node
 
 
-def drift(node, ranks, verify, folder):
+def drift(node, ranks, verify, folder, *more):
     """What was true of each save, by step; rows of `ckptd list` by step."""
-    out = on_ranks(node, ranks, "drift_ranks.py", verify, str(folder))
+    out = on_ranks(node, ranks, "drift_ranks.py", verify, str(folder), *more)
     assert out.count("did it") == ranks, out
     told = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
     saves = {one["step"]: one for one in told[0]}
@@ -52,6 +52,15 @@ def test_a_save_of_replicas_that_differ_is_not_durable_and_the_keys_are_named(no
     assert all("shared.c" in one["why"] for one in first), first
     assert sorted(set(saves) - set(rows)) == [4, 12]
     assert not marked(rows), "nothing else is in doubt"
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_where_some_saves_are_drained_those_are_compared_and_one_that_was_not_due_is_marked(node, tmp_path, ranks):
+    """Drained are the first and those of steps 3 and 6, and 9, 12 and 15; the last of each session by force."""
+    saves, rows = drift(node, ranks, "drained", tmp_path, "3")
+    assert not blended(saves, rows)
+    assert marked(rows) == {8} & marked(rows), "each of the others was compared in full"
+    assert {1, 3, 9} <= set(rows)
 
 
 @pytest.mark.parametrize(("ranks", "verify"), [(2, "6"), (4, "off")])

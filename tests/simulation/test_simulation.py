@@ -86,7 +86,7 @@ def test_a_core_that_breaks_a_promise_is_caught(monkeypatch, owner, name, broken
 
 
 def finds_no_difference(shares):
-    return ""
+    return None
 
 
 def brings_nothing_together(self, *words):
@@ -96,7 +96,7 @@ def brings_nothing_together(self, *words):
 @pytest.mark.parametrize(
     ("odd", "broken", "notices"),
     [
-        (1.0, (saves, "difference", finds_no_difference), "is staged, of which the shares are no whole"),
+        (1.0, (saves, "difference_of", finds_no_difference), "is staged, of which the shares are no whole"),
         (0.0, (Restores, "_have_whole", brings_nothing_together), "from the store, and it lies in memory"),
     ],
 )

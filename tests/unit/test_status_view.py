@@ -89,6 +89,16 @@ def test_checkpoints_say_how_safe_they_are():
     assert line(text, "1100") == "1100 4 ✓ – ✓ pfs 16/16 376.0 GiB 3m20s"  # noqa: RUF001
 
 
+def test_a_durable_checkpoint_of_which_replicas_were_not_compared_is_named():
+    rows = [
+        a_status.checkpoint(step, "durable", "durable", end="durable", tiers=["pfs"], replicas=replicas)
+        for step, replicas in ((30, "window"), (20, "all"), (10, ""))
+    ]
+    text = shown(a_status.status(jobs=[a_status.job(checkpoints=rows)]))
+    assert "step 30: its ranks saved shares of what they all hold, and only some" in text
+    assert text.count("its ranks saved shares") == 1
+
+
 FOUR = {"scheme": "xor", "set_size": 4, "coordinator": "node00"}
 
 
