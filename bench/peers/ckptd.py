@@ -1,5 +1,7 @@
 """ckptd with a daemon of its own, which rank 0 starts."""
 
+import time
+
 import torch.distributed as dist
 
 import ckptd_client
@@ -10,8 +12,9 @@ from bench.peers.files import nbytes_of
 from bench.states import State
 
 _DURABLE_TIMEOUT_S = 120.0
-_PROBED_SAVES = 3  # before tensors are copied late
-_FIRST_PROBED = 1000  # steps that the loop does not use
+_EARLY_SAVES = 3
+_FIRST_EARLY = 1000  # steps that the loop does not use
+_TOGETHER_S = 15.0  # for 2 GiB
 _JOB = "peers"
 
 
@@ -60,11 +63,11 @@ class Overlapped(Staged):
     """Saves whose copies run while training goes on."""
 
     def prepare(self, state: State) -> None:
-        """The first saves are copied at once, and looked at before the optimizer's next step."""
+        """The first saves are copied at once, until the optimizer's memory is put together in huge pages."""
         super().prepare(state)
         self._client.attach(self._place.optimizer)
-        for step in range(_FIRST_PROBED, _FIRST_PROBED + _PROBED_SAVES):
+        for step in range(_FIRST_EARLY, _FIRST_EARLY + _EARLY_SAVES):
             states.mutate(state, step)
-            self._client.save(state, step)
+            self._client.save(state, step).wait("durable", _DURABLE_TIMEOUT_S)
             self._place.optimizer.step()
-        self._client.wait("durable")
+            time.sleep(_TOGETHER_S / _EARLY_SAVES)

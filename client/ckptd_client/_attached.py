@@ -54,6 +54,8 @@ class Attached:
         """Why somebody else may write them, or step() may run unheard; empty when it is as it should be."""
         if not getattr(type(self.optimizer).step, "hooked", False):
             return f"{type(self.optimizer).__qualname__}.step calls no hooks"
+        if not _is_the_class_own(self.optimizer):
+            return f"step of this {type(self.optimizer).__qualname__} was replaced on the instance"
         if self._captured:
             return "its step was captured in a CUDA graph, which steps unheard when it is replayed"
         for group in self.optimizer.param_groups:
@@ -66,6 +68,16 @@ class Attached:
                     if getattr(parameter, mark):
                         return _MARKS[mark]
         return ""
+
+
+def _is_the_class_own(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether step is that of the class, or what a torch scheduler puts around it to count steps."""
+    own = vars(optimizer).get("step")
+    if own is None:
+        return True
+    inner = getattr(own, "__wrapped__", None)
+    inside = inner is not None and getattr(inner, "__func__", inner) is type(optimizer).step
+    return inside and getattr(own, "_wrapped_by_lr_sched", False) is True
 
 
 def addresses(tensors: Iterable[torch.Tensor]) -> list[int]:

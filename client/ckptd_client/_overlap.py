@@ -1,9 +1,8 @@
 """Copies of one save that run while training goes on, in a thread of their own, and the proof that they are exact.
 
-What is copied late must not be written before it is: who writes asks the Overlap first (``before_step``). What the
-thread copies itself holds up the writer; what a device copies holds back only what the writer queues there. That nobody
-else wrote is proved before the save counts: by torch's own counts of writes, and by samples for writes that torch does
-not count (through .data, numpy, fused kernels). A tensor is only copied late after a Probe of some saves has held.
+Who writes asks the Overlap first (``before_step``). What the thread copies itself holds up the writer; what a device
+copies holds back only what the writer queues there. Before the save counts, each of its LateCopies tells whether
+somebody else wrote.
 """
 
 import threading
@@ -11,14 +10,8 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-import torch
-
-from ckptd_client._attached import addresses as addresses_of
-from ckptd_client._copy_engines import Fetch, is_capturing
-from ckptd_client._proofs import Samples, versions
-from ckptd_client._slot_writing import copy_positions
-
-_GROUP_NBYTES = 64 << 20  # copied in one call, without the GIL; what follows may be broken off
+from ckptd_client._copy_engines import is_capturing
+from ckptd_client._late_copies import LateCopies
 
 
 class Fate(Protocol):
@@ -32,31 +25,14 @@ class Fate(Protocol):
 
 
 class Overlap:
-    """Pairs of (view in a slot, tensor) to be copied, as the tensors are now. Holds the tensors until it is over.
+    """One save's. Owns the copies from here on, and lets go of them when it is over."""
 
-    counted: for each tensor the one whose count of writes tells of it; of a DTensor's part that is the DTensor.
-    addresses: of the tensors, as they are now. turn: a count of saves, by which samples differ from save to save.
-    """
-
-    def __init__(  # noqa: PLR0913 - keyword-only
-        self,
-        views: Sequence[torch.Tensor],
-        tensors: Sequence[torch.Tensor],
-        counted: Sequence[torch.Tensor],
-        fate: Fate,
-        *,
-        addresses: Sequence[int],
-        turn: int,
-    ) -> None:
-        self._tensors, self._counted, self._fate = list(tensors), list(counted), fate
-        self._versions = versions(counted, tensors)
-        self._addresses = addresses  # .data = x gives a tensor other memory, and counts nothing
-        self._samples = Samples(tensors, turn)
-        self._views, self._sources = [*views, *self._samples.views], [*tensors, *self._samples.again]
-        self._fetch = Fetch(self._sources)
+    def __init__(self, copies: Sequence[LateCopies], fate: Fate) -> None:
+        self._copies, self._fate = list(copies), fate
+        self._on_device = any(one.on_device for one in copies)
         self._reason = ""
-        self._written: list[int] | None = None  # positions, once the proof was taken
-        self._proving = threading.Lock()
+        self._written: list[int] | None = None  # positions, once it was looked
+        self._looking = threading.Lock()
         self._copied = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ckptd-overlap", daemon=True)
 
@@ -76,16 +52,18 @@ class Overlap:
         """
         if not self._copied.wait(max(0.0, deadline - time.monotonic())):
             self.cancel("its copy was not done when the optimizer had waited save_timeout_s for it")
+            self.let_go()
         elif is_capturing():  # a graph cannot wait for what is outside of it; a capture begins on an idle device
             self._thread.join(max(0.0, deadline - time.monotonic()))
         elif not self.over:
-            self._prove()
-            self._fetch.hold_back()
+            self._look()
+            self.hold_back()
 
     def hold_back(self) -> None:
         """What this thread queues from here on comes after the copies of devices, as far as these have begun."""
         if self._copied.is_set() and not is_capturing():
-            self._fetch.hold_back()
+            for one in self._copies:
+                one.hold_back()
 
     def settle(self, deadline: float) -> bool:
         """Blocks until it is over; False when it is not by the deadline."""
@@ -96,13 +74,18 @@ class Overlap:
         """Discards the save, unless it is delivered already."""
         self._reason = self._reason or reason
 
+    def let_go(self) -> None:
+        """Nothing is protected any more."""
+        for one in self._copies:
+            one.let_go()
+
     # --- the thread
 
     def _run(self) -> None:
         try:
             self._copy()
-            if not self._fetch.engines:
-                self._prove()
+            if not self._on_device:
+                self._look()
         except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
             self.cancel(f"{type(error).__name__}: {error}")
         self._copied.set()
@@ -115,52 +98,31 @@ class Overlap:
             else:
                 self._fate.deliver()
         finally:
-            self._let_go()
+            self.let_go()
+            self._copies = []
 
     def _copy(self) -> None:
         """Has devices begin with theirs, and copies the rest."""
-        self._fetch.begin(self._views, self._sources, lasting=True)
-        group: list[int] = []
-        nbytes = 0
-        for i in self._fetch.others:
-            group.append(i)
-            nbytes += self._views[i].nbytes
-            if nbytes >= _GROUP_NBYTES:
-                copy_positions(self._views, self._sources, group)
-                group, nbytes = [], 0
-            if self._reason:
-                return
-        copy_positions(self._views, self._sources, group)
+        for one in sorted(self._copies, key=lambda one: not one.on_device):
+            one.copy(lambda: bool(self._reason))
 
-    def _prove(self) -> None:
-        """Once everything is copied, or before the first who may write does so: looks who has written until now."""
-        with self._proving:
+    def _look(self) -> None:
+        """Once everything is copied, or before the first who may write does so: who has written until now."""
+        with self._looking:
             if self._written is not None or self._reason:
                 return
             try:
-                self._written = self._changed()
+                self._written = [position for one in self._copies for position in one.written_by_now()]
             except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
                 self.cancel(f"{type(error).__name__}: {error}")
 
     def _proved(self) -> list[int]:
         """Positions that were written. Blocks until devices are done: only then may slot and tensors be let go."""
-        try:
-            self._fetch.wait()
-            self._prove()
-            return (self._written or self._samples.changed_there()) if not self._reason else []
-        except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
-            self.cancel(f"{type(error).__name__}: {error}")
-            return []
-
-    def _changed(self) -> list[int]:
-        """Positions of tensors that were written, or given other memory, since the save began."""
-        now = zip(
-            versions(self._counted, self._tensors), self._versions, addresses_of(self._tensors), self._addresses,
-            strict=True,
-        )  # fmt: skip
-        changed = [i for i, (v, v_before, a, a_before) in enumerate(now) if v != v_before or a != a_before]
-        return changed or self._samples.changed_here()
-
-    def _let_go(self) -> None:
-        self._views, self._tensors, self._counted, self._sources = [], [], [], []
-        self._samples, self._fetch = Samples([], 0), Fetch([])
+        found: list[int] = []
+        for one in self._copies:
+            try:
+                found += one.written()
+            except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
+                self.cancel(f"{type(error).__name__}: {error}")
+        self._look()
+        return sorted({*found, *(self._written or ())}) if not self._reason else []

@@ -8,27 +8,29 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing import util
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import torch
 
 from ckptd.protocol.errors import CkptdError, SaveFailedError, UsageError
 from ckptd_client import _segments as segments
 from ckptd_client._attached import Attached, addresses, storage_of
-from ckptd_client._copy_engines import divided, is_capturing
+from ckptd_client._copy_engines import divided
+from ckptd_client._late_copies import Cut, LateCopies, PageCopies, TensorCopies, cuts
+from ckptd_client._late_memory import LateMemory, late_memory
 from ckptd_client._overlap import Overlap
+from ckptd_client._page_guard import NoProofError, Piece, Range, batches, copy, whole_units
 from ckptd_client._plan import Plan, Values
-from ckptd_client._proofs import Probe
 from ckptd_client._segments import Plain, Segment
 from ckptd_client._slot_writing import copy_all, pin_for, slot_views
-from ckptd_client._slots import SlotMap
 from ckptd_client.handle import SaveHandle
 
 if TYPE_CHECKING:
     from ckptd_client.client import Client
 
 log = logging.getLogger("ckptd_client")
-_PROBES = 3  # saves in which a tensor was found untouched before it is copied late
+Verify = Literal["proof", "samples", "off"]
+_OFF = "off: "
 
 
 class Overlapping:
@@ -37,20 +39,23 @@ class Overlapping:
     def __init__(self, client: "Client") -> None:
         self._client = weakref.ref(client)
         self._attached: list[Attached] = []
-        self._probed: dict[str, int] = {}  # names of tensors -> saves in which nobody else wrote them, below _PROBES
-        self._trusted: set[str] = set()
+        self._verify: Verify | None = None  # None: proof on the host, off on devices
+        self._memory: LateMemory | None = None
+        self.in_force = ""  # what proves late copies, and why nothing is late; empty before attach
         self._written: set[str] = set()  # others were seen to write these: copied before save returns, for ever
         self._objections: set[str] = set()
         self._running: Overlap | None = None
-        self._found: _Found | None = None  # of the last save; None when what is trusted has changed
+        self._found: _Found | None = None  # of the last save; None when what is known of writers has changed
         self._last: _Last | None = None  # the save that the next step comes after
 
     # --- optimizers
 
-    def attach(self, optimizers: Sequence[Any]) -> None:
+    def attach(self, optimizers: Sequence[Any], verify: Verify | None) -> None:
         """From now on what only their step() writes may be copied late. Raises UsageError for what is no optimizer."""
         if not optimizers:
             raise UsageError("attach was given no optimizer", hint="attach(optimizer)")
+        if verify is not None and verify not in get_args(Verify):
+            raise UsageError(f"verify={verify!r}", hint='verify="proof", "samples" or "off"')
         if not self._attached:
             atexit.register(_at_exit, weakref.ref(self))
             # A process of multiprocessing, such as mp.spawn's, ends without atexit; others do this after zmq's end.
@@ -65,24 +70,63 @@ class Overlapping:
                 attached.detach()
             raise
         self._attached += made
+        self._agree(verify)
+
+    def _agree(self, verify: Verify | None) -> None:
+        """What is in force from here on, for all that is attached; said when it changes."""
+        self._verify, self._found = verify or self._verify, None
+        told: str = self._verify or "proof"
+        if told == "proof":
+            try:
+                self._memory = late_memory()
+            except NoProofError as error:
+                told = f"{_OFF}{error}"
+        self._tell(told)
+
+    def _tell(self, told: str) -> None:
+        """Says what is in force, once."""
+        if told == self.in_force:
+            return
+        self.in_force = told
+        if told.startswith(_OFF):
+            text = f"nothing of the host's memory is copied late, since nothing proves it ({told.removeprefix(_OFF)})"
+            log.warning('ckptd: attach: %s; attach(optimizer, verify="samples") copies it late on trust', text)
+        else:
+            log.info("ckptd: attach: late copies are verified by: %s", told)
 
     def detach(self) -> None:
         """No optimizer is attached any more."""
         while self._attached:
             self._attached.pop().detach()
+        self._forget_units()
+
+    def _forget_units(self) -> None:
+        if self._memory is not None and self._found is not None:
+            self._memory.forget(self._found.units)
+        self._found = None
 
     def candidates(self, plan: Plan, tensors: Sequence[torch.Tensor]) -> "Candidates":
         """Which tensors lie in an attached optimizer's memory and may be copied late. Under the lock."""
         believed = [attached for attached in self._attached if self._believes(attached)]
-        if not believed:
+        if not believed or self._verify == "off":
             return _NONE
         owned = [tensor for attached in believed for tensor in attached.tensors()]
         mine, theirs = addresses(tensors), set(addresses(owned))
         last = self._found
         if last is None or (last.plan, last.addresses, last.owned) != (plan.plan_id, mine, theirs):
-            inside = self._inside(tensors, mine, owned, theirs)
-            last = self._found = _Found(plan.plan_id, mine, theirs, self._divided(plan, tensors, inside, mine))
-        return last.candidates
+            found = self._divided(plan, tensors, self._inside(tensors, mine, owned, theirs), mine)
+            units = whole_units(span for _, span in found.spans)
+            if last is not None and self._memory is not None:
+                now = {start for one in units for start in one}
+                self._memory.forget([one for one in last.units if not now.issuperset(one)])
+            last = self._found = _Found(plan.plan_id, mine, theirs, found, units)
+        armed: list[Range] = []
+        if self._memory is not None and last.units:
+            armed = self._memory.arm(last.units)
+            why_not = self._memory.why_not(last.units)
+            if self._verify in (None, "proof"):
+                self._tell(f"{_OFF}{why_not}" if why_not else "proof")
+        return last.candidates._replace(armed=armed)
 
     @staticmethod
     def _inside(
@@ -97,12 +141,17 @@ class Overlapping:
     def _divided(
         self, plan: Plan, tensors: Sequence[torch.Tensor], inside: Sequence[int], mine: Sequence[int]
     ) -> "Candidates":
-        reached = {i for positions in divided(tensors).values() for i in positions}  # by a copy engine
-        can = [i for i in inside if not tensors[i].is_inference() and (tensors[i].is_cpu or i in reached)]
-        names = {i: plan.image.boxes[i].name for i in can}
-        late = [i for i, name in names.items() if name in self._trusted]
-        probed = [i for i, n in names.items() if n not in self._trusted and n not in self._written]
-        return Candidates(late, probed, mine)
+        by_engine = {i for positions in divided(tensors).values() for i in positions}
+        names = plan.image.boxes
+        able = [i for i in inside if not tensors[i].is_inference() and names[i].name not in self._written]
+        whole = [i for i in able if i in by_engine and self._verify] if self._verify else []
+        if self._verify == "samples":
+            whole = [i for i in able if i in by_engine or tensors[i].is_cpu]
+        spans: list[tuple[int, Range]] = []
+        if self._verify in (None, "proof") and self._memory is not None:
+            able = [i for i in able if i not in by_engine and tensors[i].is_cpu and _lies_straight(tensors[i])]
+            spans = sorted(((i, Range(mine[i], mine[i] + tensors[i].nbytes)) for i in able), key=lambda one: one[1])
+        return Candidates(whole, spans, [])
 
     def _believes(self, attached: Attached) -> bool:
         objection = attached.objection()
@@ -117,43 +166,44 @@ class Overlapping:
         self, segment: Segment, plan: Plan, values: Values, found: "Candidates", *, handle: SaveHandle, drain: bool,
         deadline: float,
     ) -> None:  # fmt: skip
-        """Copies the early tensors now, and begins with the late ones. Under the lock; none may be running."""
-        client, late = self._client(), found.late
+        """Copies what is early now, and begins with what is late. Under the lock; none may be running."""
+        client = self._client()
         assert client is not None  # noqa: S101 - it called
         client._link.unsealed.add(handle.save_id)
+        plain = Plain(values.leaves, values.objects, values.said)
+        fate = _Fate(client, self, segment, handle, plain, drain, plan)
+        copies: list[LateCopies] = []
         try:
             views, tensors = slot_views(segment.slot, plan), values.tensors
             pin_for(segment.slot, tensors)  # before the thread copies: then no engine makes it wait
-            plain = Plain(values.leaves, values.objects, values.said)
-            overlap = Overlap(
-                [views[i] for i in late],
-                [tensors[i] for i in late],
-                [values.counted[i] for i in late],
-                _Fate(client, self, segment, handle, plain, drain, plan, late),
-                addresses=[found.addresses[i] for i in late],
-                turn=handle.save_id.counter,
-            )
+            inside, outside = cuts(found.spans, found.armed)
+            late = sum(cut.nbytes for cut in inside) + sum(tensors[i].nbytes for i in found.whole)
+            client._stats.last_late_nbytes = late
+            if found.armed:
+                pieces = [(cut.position, _piece(views, tensors, cut)) for cut in inside]
+                keep = [tensors[i].detach() for i in sorted({cut.position for cut in inside})]
+                assert self._memory is not None  # noqa: S101 - it armed them
+                copies.append(PageCopies(self._memory, found.armed, pieces, keep))
+            if found.whole:
+                columns = ([column[i] for i in found.whole] for column in (views, tensors, values.counted))
+                checked, turn = self._verify == "proof", handle.save_id.counter
+                copies.append(TensorCopies(found.whole, *columns, checked=checked, turn=turn))
+            overlap = Overlap(copies, fate)
             segment.owner = weakref.ref(overlap)
-            set_late = set(late)
-            early = [i for i in range(len(tensors)) if i not in set_late]
-            copy_all(segment.slot, [views[i] for i in early], [tensors[i] for i in early])
+            _copy_early(segment, views, tensors, found, inside, outside)
             overlap.start()
         except BaseException:
+            self.let_go(found)
             client._link.unsealed.discard(handle.save_id)
             segments.release(client, segment)
             raise
         self._running = overlap
-        self.watch(segment.slot, plan, values, found, handle=handle, deadline=deadline)
+        self._last = _Last(handle, deadline)
 
-    def watch(  # noqa: PLR0913 - keyword-only
-        self, slot: SlotMap, plan: Plan, values: Values, found: "Candidates", *, handle: SaveHandle, deadline: float
-    ) -> None:
-        """What was copied at once, and is still to be trusted, is looked at before the optimizer writes."""
-        views = slot_views(slot, plan)
-        names = [plan.image.boxes[i].name for i in found.probed]
-        columns = ([column[i] for i in found.probed] for column in (views, values.tensors, values.counted))
-        probe = Probe(names, *columns)
-        self._last = _Last(handle, probe, deadline)
+    def let_go(self, found: "Candidates") -> None:
+        """Nothing of these is copied late after all."""
+        if found.armed and self._memory is not None:
+            self._memory.release(found.armed)
 
     @property
     def running(self) -> bool:
@@ -172,38 +222,23 @@ class Overlapping:
             log.warning("ckptd: before the optimizer's step: %s", text)
             if self._running is not None:
                 self._running.cancel(text)
+                self._running.let_go()
 
     def _let_write(self) -> None:
         last, self._last = self._last, None
+        if self._running is None:
+            return
         if last is None:
-            if self.running and self._running is not None:
+            if self.running:
                 self._running.hold_back()  # this optimizer may queue its writes elsewhere than the first one did
             return
         began = time.perf_counter()
-        if self._running is not None:
-            self._running.before_step(last.deadline)
-        if not is_capturing():
-            self._weigh(last.probe, last.deadline)
+        self._running.before_step(last.deadline)
         waited = time.perf_counter() - began
         last.handle.stall_s += waited
         client = self._client()
         if client is not None:
             client._stats.stall_s += waited
-
-    def _weigh(self, probe: Probe, deadline: float) -> None:
-        written = probe.written(deadline)
-        if written is None:
-            return
-        if written:
-            self.note_written(written)
-            log.warning("ckptd: %s", _told(written, "is written between save and the optimizer's step"))
-            return  # what else was touched, and put back, nobody knows
-        for name in probe.names:
-            self._probed[name] = self._probed.get(name, 0) + 1
-            if self._probed[name] >= _PROBES:
-                del self._probed[name]
-                self._trusted.add(name)
-                self._found = None
 
     def settle(self, deadline: float, *, cancel: bool = False) -> None:
         """Blocks until no save's copies run; with cancel, one that still does at the deadline is given up."""
@@ -212,20 +247,26 @@ class Overlapping:
             return
         if cancel:
             running.cancel("its copy was not done when the next save had waited save_timeout_s for it")
+            running.let_go()
 
     def note_written(self, names: Sequence[str]) -> None:
         """Somebody else writes these: from now on they are copied before save returns."""
         self._written.update(names)
-        self._trusted.difference_update(names)
-        self._found = None
+        if names:
+            self._found = self._found and self._found._replace(plan="")
 
 
 class Candidates(NamedTuple):
-    """Positions among a plan's tensors."""
+    """Of a plan's tensors. Positions are among those."""
 
-    late: list[int]  # copied while training goes on
-    probed: list[int]  # copied at once, and looked at before the optimizer writes
-    addresses: Sequence[int]  # of all of the plan's tensors
+    whole: list[int]  # late as they are: on devices, or on trust
+    spans: list[tuple[int, Range]]  # of the host: late where their pages are armed, in order of addresses
+    armed: list[Range]  # write-protected from here on, until they are let go
+
+    @property
+    def late(self) -> bool:
+        """Whether any of it is."""
+        return bool(self.whole or self.armed)
 
 
 _NONE = Candidates([], [], [])
@@ -238,19 +279,37 @@ class _Found(NamedTuple):
     addresses: list[int]  # of the plan's tensors
     owned: set[int]  # of the optimizers'
     candidates: Candidates
+    units: list[Range]
 
 
-def _told(names: Sequence[str], what: str) -> str:
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return f"{names[0]!r}{more}: it {what}; such tensors are copied before save returns"
+def _lies_straight(tensor: torch.Tensor) -> bool:
+    """Whether its bytes lie as they are to be written, and are there."""
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg() and tensor.nbytes > 0
+
+
+def _piece(views: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], cut: Cut) -> Piece:
+    to, start = views[cut.position].data_ptr(), tensors[cut.position].data_ptr()
+    return Piece(to + cut.offset, start + cut.offset, cut.nbytes)
+
+
+def _copy_early(  # noqa: PLR0913, PLR0917 - one step of begin
+    segment: Segment, views: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], found: Candidates,
+    inside: Sequence[Cut], outside: Sequence[Cut],
+) -> None:  # fmt: skip
+    """Whole tensors, and of those that are late in part the rest. Blocks until all is there."""
+    partly = {cut.position for cut in inside}
+    late = partly.union(found.whole)
+    early = [i for i in range(len(tensors)) if i not in late]
+    copy_all(segment.slot, [views[i] for i in early], [tensors[i] for i in early])
+    for batch in batches(_piece(views, tensors, cut) for cut in outside if cut.position in partly):
+        copy(batch)
 
 
 @dataclass(frozen=True, slots=True)
 class _Last:
-    """A save and what the next step has to do with it."""
+    """A save before which the next step waits."""
 
     handle: SaveHandle
-    probe: Probe
     deadline: float
 
 
@@ -265,7 +324,6 @@ class _Fate:
     plain: Plain
     drain: bool
     plan: Plan
-    late: list[int]  # positions among the plan's tensors
 
     def deliver(self) -> None:
         """Seals it and hands it over."""
@@ -276,14 +334,14 @@ class _Fate:
 
     def discard(self, reason: str, written: Sequence[int]) -> None:
         """Gives it up, and tells everybody."""
-        names = sorted({self.plan.image.boxes[self.late[i]].name for i in written})
+        names = sorted({self.plan.image.boxes[i].name for i in written})
         self.overlapping.note_written(names)
         error: CkptdError = SaveFailedError(reason)
         if names:
             what = reason.removeprefix("it ")
-            error = SaveFailedError(
-                _told(names, what), hint="write to the state in optimizer.step() only, or before save"
-            )
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            text = f"{names[0]!r}{more}: it {what}; such tensors are copied before save returns"
+            error = SaveFailedError(text, hint="write to the state in optimizer.step() only, or before save")
         segments.release(self.client, self.segment)
         segments.give_up(self.client, self.handle, error)
 

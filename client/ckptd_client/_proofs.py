@@ -1,53 +1,18 @@
-"""Proofs that nobody wrote to a tensor: torch's counts of writes, samples of elements, every byte of a copy.
+"""Signs that somebody wrote to a tensor: torch's counts of writes, and samples of elements.
 
-Counts miss what goes through .data, numpy or fused kernels; samples and bytes do not.
+They prove nothing: counts miss what goes through .data, numpy or fused kernels, samples what is written elsewhere. They
+are for who has asked for them where nothing proves it (see _page_guard.py and _checksums.py).
 """
 
-import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from ckptd_client._copy_engines import CopyEngine, divided, engine_of, flat_bytes
+from ckptd_client._copy_engines import CopyEngine, engine_of, flat_bytes
 
-_SAMPLED = 64  # tensors of a save whose samples are taken
 _SAMPLE_ELEMENTS = 16
 _SAMPLE_NBYTES = _SAMPLE_ELEMENTS * 16  # of the largest dtype
-
-
-class Probe:
-    """Tensors that were copied before save returned, and would not have been if it had been known that they may.
-
-    Between save and the optimizer's step nobody may write to them: torch's counts tell, and the copies in views.
-    """
-
-    def __init__(
-        self,
-        names: Sequence[str],
-        views: Sequence[torch.Tensor],
-        tensors: Sequence[torch.Tensor],
-        counted: Sequence[torch.Tensor],
-    ) -> None:
-        self.names, self._views = list(names), list(views)
-        self._tensors, self._counted = list(tensors), list(counted)
-        self._versions = versions(counted, tensors)
-
-    def written(self, deadline: float) -> list[str] | None:
-        """Names of those that were; None when there was no time to look at all. To be asked before the step."""
-        counts = zip(self.names, self._versions, versions(self._counted, self._tensors), strict=True)
-        found = {name for name, before, now in counts if before != now}
-        by_engine = divided(self._tensors)
-        for engine, positions in by_engine.items():
-            pairs = [self._views[i] for i in positions], [self._tensors[i] for i in positions]
-            found.update(self.names[positions[k]] for k in engine.differing(*pairs))
-        fetched = {i for positions in by_engine.values() for i in positions}
-        for i in (i for i in range(len(self.names)) if i not in fetched):
-            if time.monotonic() >= deadline:
-                return sorted(found) or None
-            if not same_bits(self._views[i], self._tensors[i]):
-                found.add(self.names[i])
-        return sorted(found)
 
 
 def versions(counted: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> list[Any]:
@@ -60,69 +25,52 @@ def versions(counted: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -
 
 class _Sample(NamedTuple):
     position: int  # of the tensor
+    first: int  # element, in the tensor's order
     before: torch.Tensor
-    now: torch.Tensor  # elements of the tensor itself, or of a device's: where they are copied once more
 
 
 class Samples:
-    """A few elements of some tensors as they are now, after what this thread queued. Others at each turn.
-
-    Elements on a device are copied twice to the host, without waiting: now, in the order of what this thread queues,
-    and once more with the tensors, as the pairs that again and views name.
-    """
+    """Some elements of every tensor as they are now, after what this thread queued. Others at each turn."""
 
     def __init__(self, tensors: Sequence[torch.Tensor], turn: int) -> None:
-        self.again: list[torch.Tensor] = []  # elements on devices
-        self.views: list[torch.Tensor] = []  # where they are to be copied once more
-        self._here: list[_Sample] = []
-        self._there: list[_Sample] = []
-        parts = _parts(tensors, turn)
+        self._samples: list[_Sample] = []
         scratch: dict[CopyEngine, torch.Tensor] = {}
         with torch.no_grad():
-            for i, part in parts:
-                engine = engine_of(part.device)
+            for i, tensor in enumerate(tensors):
+                if not tensor.numel():
+                    continue
+                first, part = _part(tensor, turn)
+                engine = engine_of(tensor.device)
                 if engine is None:
-                    self._here.append(_Sample(i, part.clone(), part))
+                    self._samples.append(_Sample(i, first, part.clone()))
                     continue
                 if engine not in scratch:
-                    scratch[engine] = engine.scratch(2 * len(parts) * _SAMPLE_NBYTES)
-                before, now = _two_of(scratch[engine], len(self._there), part)
-                before.copy_(part, non_blocking=True)
-                self._there.append(_Sample(i, before, now))
-                self.again.append(part)
-                self.views.append(now)
+                    scratch[engine] = engine.scratch(len(tensors) * _SAMPLE_NBYTES)
+                place = scratch[engine][i * _SAMPLE_NBYTES :][: part.nbytes].view(part.dtype)
+                place.copy_(part, non_blocking=True)
+                self._samples.append(_Sample(i, first, place))
 
-    def changed_here(self) -> list[int]:
-        """Positions of tensors in the host's memory whose samples are other now."""
-        return [i for i, before, now in self._here if not same_bits(before, now)]
-
-    def changed_there(self) -> list[int]:
-        """The same of tensors on devices. Only once both copies are done."""
-        return [i for i, before, now in self._there if not same_bits(before, now)]
+    def differing(self, views: Sequence[torch.Tensor]) -> list[int]:
+        """Positions of contiguous views whose bytes are others there. Only once devices are done."""
+        return [
+            i
+            for i, first, before in self._samples
+            if not same_bits(before, views[i].reshape(-1)[first : first + len(before)])
+        ]
 
 
-def _parts(tensors: Sequence[torch.Tensor], turn: int) -> list[tuple[int, torch.Tensor]]:
-    """Positions, and some elements, of the tensors whose turn it is. What lies strided has none."""
-    count = len(tensors)
-    picked = range(count) if count <= _SAMPLED else [(turn * _SAMPLED + k) % count for k in range(_SAMPLED)]
-    found = []
-    for i in picked:
-        tensor = tensors[i]
-        if tensor.is_contiguous() and tensor.numel() and not tensor.is_conj() and not tensor.is_neg():
-            flat = tensor.detach().view(-1)
-            first = turn * _SAMPLE_ELEMENTS % len(flat)
-            found.append((i, flat[first : first + _SAMPLE_ELEMENTS]))
-    return found
-
-
-def _two_of(scratch: torch.Tensor, number: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The number-th two places of a sample."""
-    first, second = (scratch[start : start + like.nbytes] for start in _starts(number))
-    return first.view(like.dtype), second.view(like.dtype)
-
-
-def _starts(number: int) -> tuple[int, int]:
-    return 2 * number * _SAMPLE_NBYTES, (2 * number + 1) * _SAMPLE_NBYTES
+def _part(tensor: torch.Tensor, turn: int) -> tuple[int, torch.Tensor]:
+    """Elements in a row, and which is their first; of what lies strided one."""
+    first = turn * _SAMPLE_ELEMENTS % tensor.numel()
+    if tensor.is_contiguous():
+        flat = tensor.detach().resolve_conj().resolve_neg().view(-1)
+        return first, flat[first : first + _SAMPLE_ELEMENTS]
+    where = []
+    rest = first
+    for size in reversed(tensor.shape):
+        rest, at = divmod(rest, size)
+        where.append(at)
+    return first, tensor.detach()[tuple(reversed(where))].resolve_conj().resolve_neg().reshape(1)
 
 
 def same_bits(left: Any, right: Any) -> bool:

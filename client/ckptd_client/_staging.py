@@ -50,7 +50,6 @@ def was_delivered(client: "Client", handle: SaveHandle) -> bool:
 def _stage(client: "Client", handle: SaveHandle, values: Values, *, drain: bool, deadline: float) -> None:
     link, plan = client._link, client._plan
     assert plan is not None  # noqa: S101 - _gather made it
-    found = client._overlapping.candidates(plan, values.tensors)
     link.ensure(deadline, hurried=True)
     need = plan.exact_capacity(values.plain_nbytes)
     if need > link.capacity or link.refusal is not None:
@@ -70,8 +69,13 @@ def _stage(client: "Client", handle: SaveHandle, values: Values, *, drain: bool,
         return
     if allocating:  # it is done once, and is not what the timeout is for
         deadline += time.monotonic() - began
+    found = client._overlapping.candidates(plan, values.tensors)
     if found.late:
-        segment = hold(client, plan, name, owner=client._overlapping)
+        try:
+            segment = hold(client, plan, name, owner=client._overlapping)
+        except BaseException:
+            client._overlapping.let_go(found)
+            raise
         client._overlapping.begin(segment, plan, values, found, handle=handle, drain=drain, deadline=deadline)
         return
     slot = link.slots.take(name)
@@ -81,6 +85,4 @@ def _stage(client: "Client", handle: SaveHandle, values: Values, *, drain: bool,
     except BaseException:
         link.slots.grant(name, slot.capacity)
         raise
-    if found.probed:
-        client._overlapping.watch(slot, plan, values, found, handle=handle, deadline=deadline)
     link.hand_over(HandOver(seq=0, slot=name, save=handle.save_id, drain=drain), deadline=deadline)

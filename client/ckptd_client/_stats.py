@@ -13,3 +13,5 @@ class Stats:
     stall_s: float = 0.0
     last_stall_s: float = 0.0
     failed: int = 0
+    late: str = ""  # what verifies copies that run while training goes on: proof, samples, off; empty: no attach
+    last_late_nbytes: int = 0  # of the last save that had some

@@ -24,7 +24,7 @@ from ckptd_client._link import Link, Settings, configured_store
 from ckptd_client._load_from import Loaded, read_from
 from ckptd_client._loading import find, load
 from ckptd_client._looks import Look
-from ckptd_client._overlapping import Overlapping
+from ckptd_client._overlapping import Overlapping, Verify
 from ckptd_client._pickle import PickleKeys, pickle_keys
 from ckptd_client._plan import Plan, Values, gather, make_plan
 from ckptd_client._replicas import warn_of_idle
@@ -184,6 +184,7 @@ class Client:
 
     def stats(self) -> Stats:
         """Counts and stalls since connect."""
+        self._stats.late = self._overlapping.in_force
         return self._stats
 
     def steps(self, *, by_save: bool = False) -> list[int]:
@@ -216,17 +217,25 @@ class Client:
 
     # --- save
 
-    def attach(self, *optimizers: Any) -> None:
+    def attach(self, *optimizers: Any, verify: Verify | None = None) -> None:
         """From now on save copies these optimizers' parameters and state while the next forward and backward run.
 
         Their step() waits, in a hook, for what is left of the copy; for a GPU's copy its stream waits. Everything else
         in the state is copied before save returns, as without attach. Nothing but step() may write to them between save
-        and step(), be it through .data or numpy: a save in which that is found out is given up, and from then on such
-        tensors are copied before save returns. Optimizers of which more is known to write (FSDP1, DeepSpeed, steps in
-        backward or in a CUDA graph) are saved as without attach. Raises UsageError for what is no torch optimizer.
+        and the end of the copy, be it through .data, numpy or another thread: a save in which somebody does is given
+        up, and from then on such tensors are copied before save returns.
+
+        verify: how that is found out. "proof", the default of the host's memory: its pages are write-protected while
+        they are copied (Linux 6.7, huge pages, put together in the background first); of GPUs, where it has to be asked
+        for: a checksum of all bytes, one read on the GPU's current stream. "samples": some elements of each tensor, on
+        trust. "off", the default of GPUs: nothing is copied late. Without what proof takes nothing is copied late.
+        stats().late says what is in force.
+
+        Optimizers of which more is known to write (FSDP1, DeepSpeed, steps in backward or in a CUDA graph) are saved as
+        without attach. Raises UsageError for what is no torch optimizer.
         """
         self._check_open()
-        self._overlapping.attach(optimizers)
+        self._overlapping.attach(optimizers, verify)
 
     def prepare(self, state: dict[str, Any]) -> None:
         """Plans; has all slots allocated, mapped and, for GPUs, pinned: a first save costs what the next will. Blocks.

@@ -37,7 +37,7 @@ each = (1 << 20) // tensors
 model = nn.ParameterList(nn.Parameter(torch.full((each,), float(i))) for i in range(tensors))
 optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5 if tensors < 100 else 0)
 with ckptd_client.connect("growth", start=False, save_timeout_s=60) as client:
-    client.attach(optimizer)
+    client.attach(optimizer, verify="samples")
     state = {"model": model, "optimizer": optimizer, "step": 0}
     for state["step"] in range(1, saves + 1):
         for parameter in model:

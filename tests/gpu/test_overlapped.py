@@ -42,20 +42,12 @@ class Loop:
         self.optimizer.step()
 
 
-def warm(loop, client, state):
-    """Past the saves in which tensors are found untouched."""
-    for _ in range(3):
-        client.save(state()).wait("staged", 30)
-        loop.step()
-
-
 @pytest.fixture
 def begun(join, device):
     loop, client = Loop(device, width=2048), join()
     loop.step()
-    client.attach(loop.optimizer)
+    client.attach(loop.optimizer, verify="proof")
     client.prepare(loop.parameters())
-    warm(loop, client, loop.parameters)
     torch.cuda.synchronize()
     return loop, client
 
@@ -66,8 +58,7 @@ def test_200_saves_at_random_points_equal_synchronous_copies(options, join, devi
     loop, other, client = Loop(device, **options), Loop(device, seed=9, **options), join()
     loop.step()
     other.step()
-    client.attach(loop.optimizer)
-    warm(loop, client, loop.state)
+    client.attach(loop.optimizer, verify="proof")
     chance = random.Random(5)
     for _ in range(200):
         for _ in range(chance.randrange(3)):
@@ -129,7 +120,7 @@ def test_a_write_before_the_step_is_found_out(begun, busy, counted):
 def test_who_writes_from_the_beginning_is_never_trusted(join, device):
     loop, client = Loop(device), join()
     loop.step()
-    client.attach(loop.optimizer)
+    client.attach(loop.optimizer, verify="proof")
     for _ in range(5):
         expected = {name: tensor.detach().clone() for name, tensor in loop.model.named_parameters()}
         client.save(loop.parameters()).wait("staged", 30)
@@ -159,9 +150,8 @@ def test_a_save_into_a_graph_is_refused_and_the_graph_is_whole(begun, device):
 
 def test_an_optimizer_whose_step_is_replayed_is_copied_at_once(join, device, caplog):
     loop, client = Loop(device, optimizer=torch.optim.SGD), join()
-    client.attach(loop.optimizer)
+    client.attach(loop.optimizer, verify="proof")
     loop.step()
-    warm(loop, client, loop.parameters)
     for parameter in loop.model.parameters():
         parameter.grad = torch.ones_like(parameter)
     graph = torch.cuda.CUDAGraph()

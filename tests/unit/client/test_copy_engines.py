@@ -21,7 +21,7 @@ from ckptd_client._looks import Look
 from ckptd_client._plan import gather, make_plan
 from tests.unit.client.engines import ThreadEngine, installed
 from tests.unit.client.same import difference
-from tests.unit.client.test_overlap import Loop, restored, warm
+from tests.unit.client.test_overlap import Loop, restored
 
 
 @pytest.fixture
@@ -163,13 +163,17 @@ def test_where_nothing_can_be_pinned_saves_go_on_and_one_warning_says_what_to_do
 # --- overlapped
 
 
+@pytest.fixture(params=["proof", "samples"])
+def verify(request):
+    return request.param
+
+
 @pytest.fixture
-def trained(join, engine):
+def trained(join, engine, verify):
     """A training whose saves are late, and a gate that keeps its copies."""
     loop, saving = Loop(), join()
     loop.step()
-    saving.attach(loop.optimizer)
-    warm(loop, saving)
+    saving.attach(loop.optimizer, verify=verify)
     engine.gate.clear()
     yield loop, saving
     engine.gate.set()
@@ -181,16 +185,12 @@ def late_save(loop, saving, engine):
 
 
 @pytest.fixture
-def pure(join, engine):
+def pure(join, engine, verify):
     """The same of parameters alone: everything is late."""
     loop, saving = Loop(), join()
     loop.step()
-    saving.attach(loop.optimizer)
-    for _ in range(3):
-        late_save(loop, saving, engine).wait("staged", 20)
-        loop.step()
+    saving.attach(loop.optimizer, verify=verify)
     engine.gate.clear()
-    engine.held_back = 0
     yield loop, saving
     engine.gate.set()
 

@@ -1,0 +1,238 @@
+"""The memory management unit as a witness: which pages of this process were written since they were protected.
+
+userfaultfd(2) in its asynchronous write-protect mode (Linux 6.7): a page that is protected loses that at the first
+write of whomever in this process, the kernel on its behalf too, and nobody is stopped. PAGEMAP_SCAN
+(ioctl_pagemap_scan) tells which pages still have it. An ordinary user may do so (UFFD_USER_MODE_ONLY). Ranges are of
+whole huge pages: to protect a GiB of those takes 0.4 ms, of small pages as long as to copy it.
+
+What it cannot see: writes of another process that maps the same memory (private memory has none), and of devices that
+pinned the pages before.
+"""
+
+import ctypes
+import errno
+import mmap
+import os
+import platform
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+HUGE_NBYTES = 2 << 20  # of a page of huge pages, where small ones have 4 KiB
+PAGE_NBYTES = 4096
+_SYS_USERFAULTFD = {"x86_64": 323, "aarch64": 282}
+_USER_MODE_ONLY = 1
+_API, _WP, _ASYNC, _FLAG_WP, _UNPOPULATED = 0xAA, 1 << 1, 1 << 15, 1 << 0, 1 << 13
+_MADV_COLLAPSE = 25
+_WPALLOWED, _WRITTEN, _FILE, _PRESENT, _SWAPPED, _HUGE = (1 << bit for bit in (0, 1, 2, 3, 4, 6))
+_CHECK_WPASYNC = 1 << 1
+_IOV_MAX = 512
+_CALL_NBYTES = 32 << 20  # of one call: after it a copy may be broken off
+
+
+def _request(number: int, kind: int, nbytes: int, *, read: bool = True) -> int:
+    return ((3 if read else 2) << 30) | (nbytes << 16) | (kind << 8) | number
+
+
+_UFFDIO_API = _request(0x3F, _API, 24)
+_UFFDIO_REGISTER = _request(0x00, _API, 32)
+_UFFDIO_UNREGISTER = _request(0x01, _API, 16, read=False)
+_UFFDIO_WRITEPROTECT = _request(0x06, _API, 24)
+_PAGEMAP_SCAN = _request(16, ord("f"), 96)
+
+_Words3, _Words4, _Words2, _Words12 = (ctypes.c_uint64 * n for n in (3, 4, 2, 12))
+_REGIONS = 64
+_Regions = ctypes.c_uint64 * (3 * _REGIONS)
+
+
+class NoProofError(Exception):
+    """The kernel cannot tell who writes. Says why."""
+
+
+class Range(NamedTuple):
+    """Addresses of this process: from start to before stop."""
+
+    start: int
+    stop: int
+
+
+class Piece(NamedTuple):
+    """Bytes to be copied: to an address, from one."""
+
+    to: int
+    start: int
+    nbytes: int
+
+
+class _IoVec(ctypes.Structure):
+    _fields_ = (("base", ctypes.c_void_p), ("nbytes", ctypes.c_size_t))
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.process_vm_readv.restype = ctypes.c_ssize_t
+_libc.syscall.restype = ctypes.c_long
+
+
+class PageGuard:
+    """This process's, not a forked child's: see close. Raises NoProofError. Its methods may be called by any thread."""
+
+    def __init__(self) -> None:
+        number = _SYS_USERFAULTFD.get(platform.machine())
+        if number is None:
+            raise NoProofError(f"no userfaultfd on {platform.machine()}")
+        if mmap.PAGESIZE != PAGE_NBYTES:
+            raise NoProofError(f"pages of {mmap.PAGESIZE} bytes")
+        self._fd = _libc.syscall(number, os.O_CLOEXEC | os.O_NONBLOCK | _USER_MODE_ONLY)
+        if self._fd < 0:
+            raise NoProofError(f"userfaultfd: {os.strerror(ctypes.get_errno())}")
+        self._pagemap = -1
+        try:
+            self._pagemap = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+            _ioctl(self._fd, _UFFDIO_API, _Words3(_API, _ASYNC | _FLAG_WP | _UNPOPULATED, 0))
+            self._try()
+        except OSError as error:
+            self.close()
+            raise NoProofError(f"write-protect by userfaultfd: {error.strerror}; it takes Linux 6.7") from error
+
+    def _try(self) -> None:
+        """Raises OSError when a call is missing that will be needed."""
+        with mmap.mmap(-1, 2 * mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+            held = ctypes.c_char.from_buffer(memory)
+            start = ctypes.addressof(held)
+            del held
+            memory[0] = memory[mmap.PAGESIZE] = 1
+            found = Range(start, start + 2 * mmap.PAGESIZE)
+            self.register(found)
+            self.protect(found)
+            half = Range(start, start + mmap.PAGESIZE)
+            if not self.unwritten(found):
+                raise OSError(errno.EOPNOTSUPP, "PAGEMAP_SCAN does not show what is protected")
+            memory[mmap.PAGESIZE] = 2
+            if self.unwritten(found) or not self.unwritten(half):
+                raise OSError(errno.EOPNOTSUPP, "PAGEMAP_SCAN does not show what was written")
+            copied = ctypes.create_string_buffer(8)
+            copy([Piece(ctypes.addressof(copied), start, 8)])
+
+    def close(self) -> None:
+        """No page is protected any more. In a forked child: lets go of what is its parent's."""
+        for fd in (self._fd, self._pagemap):
+            if fd >= 0:
+                os.close(fd)
+        self._fd = self._pagemap = -1
+
+    def collapse(self, found: Range) -> None:
+        """Puts small pages together into huge ones. Blocks: 3 s a GiB. Raises OSError; some may be huge then."""
+        if _libc.madvise(ctypes.c_void_p(found.start), ctypes.c_size_t(found.stop - found.start), _MADV_COLLAPSE):
+            raise _error("madvise")
+
+    def register(self, found: Range) -> None:
+        """From now on it may be protected. Not twice. Raises OSError: it is no anonymous memory, or somebody else's."""
+        _ioctl(self._fd, _UFFDIO_REGISTER, _Words4(found.start, found.stop - found.start, _WP, 0))
+
+    def unregister(self, found: Range) -> None:
+        """Undoes register, and protect. Raises OSError when it is mapped no more."""
+        _ioctl(self._fd, _UFFDIO_UNREGISTER, _Words2(found.start, found.stop - found.start))
+
+    def protect(self, found: Range) -> None:
+        """Writes to what is registered show from now on. Raises OSError when some of it is not registered any more."""
+        _ioctl(self._fd, _UFFDIO_WRITEPROTECT, _Words3(found.start, found.stop - found.start, 1))
+
+    def unprotect(self, found: Range) -> None:
+        """Writes cost nothing again. Raises OSError as protect."""
+        _ioctl(self._fd, _UFFDIO_WRITEPROTECT, _Words3(found.start, found.stop - found.start, 0))
+
+    def is_huge(self, found: Range) -> bool:
+        """Whether all of it is of private anonymous huge pages that are there. Never raises."""
+        return self._covered(found, flags=0, every=_PRESENT | _HUGE, none=_FILE, some=0)
+
+    def unwritten(self, found: Range) -> bool:
+        """Whether every page of it is there, protected, and was not written since protect. Never raises.
+
+        A hole, another mapping in its place, or a kernel that does not tell: False.
+        """
+        return self._covered(found, flags=_CHECK_WPASYNC, every=0, none=_WRITTEN | _FILE, some=_PRESENT | _SWAPPED)
+
+    def _covered(self, found: Range, *, flags: int, every: int, none: int, some: int) -> bool:
+        """Whether pages that have all, none and some of these marks follow each other from start to stop."""
+        at, regions = found.start, _Regions()
+        while at < found.stop:
+            ask = _Words12(
+                96, flags, at, found.stop, 0, ctypes.addressof(regions), _REGIONS, 0, none, every | none, some, 0
+            )
+            try:
+                count = _ioctl(self._pagemap, _PAGEMAP_SCAN, ask)
+            except OSError:
+                return False
+            for i in range(count):
+                first, stop = regions[3 * i], regions[3 * i + 1]
+                if first != at:
+                    return False
+                at = stop
+            if ask[4] != at:  # the walk went on past the last page that fits
+                return False
+        return True
+
+
+def copy(pieces: Sequence[Piece]) -> None:
+    """Copies bytes within this process, without the GIL. Blocks. Raises OSError where nothing is mapped: no signal."""
+    to, source, me = (_IoVec * len(pieces))(), (_IoVec * len(pieces))(), os.getpid()
+    for i, piece in enumerate(pieces):
+        to[i] = _IoVec(piece.to, piece.nbytes)
+        source[i] = _IoVec(piece.start, piece.nbytes)
+    whole = sum(piece.nbytes for piece in pieces)
+    done = _libc.process_vm_readv(
+        me, ctypes.byref(to), ctypes.c_ulong(len(pieces)), ctypes.byref(source), ctypes.c_ulong(len(pieces)),
+        ctypes.c_ulong(0),
+    )  # fmt: skip
+    if done < 0:
+        raise _error("process_vm_readv")
+    if done != whole:
+        raise OSError(errno.EFAULT, f"{whole - done} of {whole} bytes are mapped no more")
+
+
+def batches(pieces: Iterable[Piece]) -> Iterable[list[Piece]]:
+    """The same bytes in calls of at most 32 MiB and 512 pieces."""
+    batch: list[Piece] = []
+    nbytes = 0
+    for piece in pieces:
+        for done in range(0, piece.nbytes, _CALL_NBYTES):
+            part = Piece(piece.to + done, piece.start + done, min(_CALL_NBYTES, piece.nbytes - done))
+            if batch and (nbytes + part.nbytes > _CALL_NBYTES or len(batch) == _IOV_MAX):
+                yield batch
+                batch, nbytes = [], 0
+            batch.append(part)
+            nbytes += part.nbytes
+    if batch:
+        yield batch
+
+
+def whole_units(ranges: Iterable[Range]) -> list[Range]:
+    """The 2 MiB units that lie wholly inside these bytes, adjacent ones as one, in order. Pure."""
+    found: list[Range] = []
+    for one in _united(ranges):
+        start, stop = -(-one.start // HUGE_NBYTES) * HUGE_NBYTES, one.stop // HUGE_NBYTES * HUGE_NBYTES
+        if start < stop:
+            found.append(Range(start, stop))
+    return found
+
+
+def _united(ranges: Iterable[Range]) -> list[Range]:
+    """Without overlaps, in order; what touches is one."""
+    found: list[Range] = []
+    for one in sorted(ranges):
+        if found and one.start <= found[-1].stop:
+            found[-1] = Range(found[-1].start, max(found[-1].stop, one.stop))
+        else:
+            found.append(one)
+    return found
+
+
+def _ioctl(fd: int, request: int, words: "ctypes.Array[ctypes.c_uint64]") -> int:
+    done: int = _libc.ioctl(fd, ctypes.c_ulong(request), ctypes.byref(words))
+    if done < 0:
+        raise _error("ioctl")
+    return done
+
+
+def _error(call: str) -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, f"{os.strerror(number)} ({call})")
