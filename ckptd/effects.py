@@ -261,17 +261,11 @@ class Effects:
                 make=action.make,
                 remembered=list(action.remembered),
                 wanted=action.wanted,
-                claim=self._claim(action.claim),
+                claim=_claim(action.claim, self._node),
             ),
             answer,
             patience_s=self._store_timeout_s,
         )
-
-    def _claim(self, made_up: act.Claim | None) -> Claim | None:
-        """As the store's worker is told of it."""
-        if made_up is None:
-            return None
-        return Claim(made_up.incarnation, Taker(made_up.run, made_up.session, self._node))
 
     def _drain(self, action: act.Drain) -> None:
         job, save = action.job, action.save
@@ -406,6 +400,10 @@ def _stock_objects(data: bytes, slot: str) -> StockObjects | None:
     except DamagedError as error:
         log.error(line("checkpoint goes without", file=STOCK_OBJECTS, error=error))  # noqa: TRY400 - no bug of ours
         return None
+
+
+def _claim(made_up: act.Claim | None, node: str) -> Claim | None:
+    return made_up and Claim(made_up.incarnation, Taker(made_up.run, made_up.session, node))
 
 
 def _scanned(action: act.ScanStore, found: Scanned) -> ev.StoreScanned:

@@ -41,7 +41,7 @@ class Overlapping:
         self._attached: list[Attached] = []
         self._verify: Verify | None = None  # None: proof on the host, off on devices
         self._memory: LateMemory | None = None
-        self.in_force = ""  # what proves late copies, and why nothing is late; empty before attach
+        self._in_force = ""  # what proves late copies, and why nothing is late; empty before attach
         self._written: set[str] = set()  # others were seen to write these: copied before save returns, for ever
         self._objections: set[str] = set()
         self._running: Overlap | None = None
@@ -85,9 +85,12 @@ class Overlapping:
 
     def _tell(self, told: str) -> None:
         """Says what is in force, once."""
-        if told == self.in_force:
+        if told == self._in_force:
             return
-        self.in_force = told
+        self._in_force = told
+        client = self._client()
+        if client is not None:
+            client._stats.late = told
         if told.startswith(_OFF):
             text = f"nothing of the host's memory is copied late, since nothing proves it ({told.removeprefix(_OFF)})"
             log.warning('ckptd: attach: %s; attach(optimizer, verify="samples") copies it late on trust', text)

@@ -184,7 +184,6 @@ class Client:
 
     def stats(self) -> Stats:
         """Counts and stalls since connect."""
-        self._stats.late = self._overlapping.in_force
         return self._stats
 
     def steps(self, *, by_save: bool = False) -> list[int]:
