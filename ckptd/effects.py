@@ -403,7 +403,7 @@ def _stock_objects(data: bytes, slot: str) -> StockObjects | None:
 
 
 def _claim(made_up: act.Claim | None, node: str) -> Claim | None:
-    return made_up and Claim(made_up.incarnation, Taker(made_up.run, made_up.session, node))
+    return None if made_up is None else Claim(made_up.incarnation, Taker(made_up.run, made_up.session, node))
 
 
 def _scanned(action: act.ScanStore, found: Scanned) -> ev.StoreScanned:
