@@ -17,8 +17,11 @@ from ckptd_client._landing import bytes_of, engines_of
 from ckptd_client._pickle import NO_PICKLE, PickleKeys, decode
 from ckptd_client._reshard import Box, Run, Saved, cover
 from ckptd_client._restore import Target
+from ckptd_client._state_dicts import hint_of as hint_of_dicts
+from ckptd_client._state_dicts import notes_of
 from ckptd_client._tensors import CODE_OF, DTYPE_OF, alias_key, copyable, is_tensor, shard_of
 from ckptd_client._tree import Flat, assign, flatten, format_path, unflatten
+from ckptd_client._verify import check
 
 _SHOWN = 8
 
@@ -81,6 +84,7 @@ class Fit:
     statefuls: list[tuple[Path, Any]] = field(default_factory=list)
     leaves: dict[str, Any] = field(default_factory=dict)
     paths: dict[str, Path] = field(default_factory=dict)
+    own_notes: list[str] = field(default_factory=list)  # for the user, of this rank alone
 
     def settle_shared(self) -> None:
         """After the bytes are in: tensors that share memory here get theirs. Raises MismatchError when those differ."""
@@ -92,17 +96,27 @@ class Fit:
                 mine, others = format_path(self.paths[name]), format_path(self.paths[other])
                 raise MismatchError(f"{mine} and {others} share memory in the state, but differ in the checkpoint")
 
-    def finish(self, state: Any) -> None:
-        """After the bytes are in: strided and device tensors, plain leaves, and load_state_dict of each Stateful."""
+    def finish(self, state: Any, *, strict: bool = True) -> list[str]:
+        """After the bytes are in: strided and device tensors, plain leaves, and load_state_dict of each Stateful.
+
+        Compares what each Stateful has then with what was saved, see ``_verify.check``. Returns notes for the user.
+        Raises MismatchError for what a load_state_dict does not take, or does not keep as it was saved.
+        """
         with torch.no_grad():
             for scratch, tensor in self.through:
                 tensor.copy_(scratch)
-        for name, value in self.leaves.items():
-            if not any(_within(self.paths[name], prefix) for prefix, _ in self.statefuls):
-                assign(state, self.paths[name], value)
+        plain = [
+            (self.paths[name], value)
+            for name, value in self.leaves.items()
+            if not any(_within(self.paths[name], prefix) for prefix, _ in self.statefuls)
+        ]
+        notes = notes_of(state, plain)
+        for path, value in plain:
+            assign(state, path, value)
+        contents = {prefix: self._content(prefix) for prefix, _ in self.statefuls}
         for prefix, stateful in sorted(self.statefuls, key=lambda item: -len(item[0])):
             try:
-                stateful.load_state_dict(self._content(prefix))
+                stateful.load_state_dict(_nested(contents[prefix]))
             except CkptdError:
                 raise
             except Exception as error:  # whatever a class makes of values of kinds that it did not save
@@ -110,13 +124,23 @@ class Fit:
                 text = f"{format_path(prefix)}: {type(stateful).__name__} does not take what was saved: {what}"
                 raise MismatchError(text) from error
 
-    def _content(self, prefix: Path) -> Any:
-        items = []
-        for name, path in self.paths.items():
-            if _within(path, prefix):
-                value = self.tensors[name] if name in self.tensors else self.leaves[name]
-                items.append((path[len(prefix) :], value))
-        return unflatten(items)
+        for prefix, stateful in self.statefuls:
+            if not any(_within(prefix, other) for other, _ in self.statefuls if other != prefix):
+                notes += check(prefix, stateful, contents[prefix], strict=strict)
+        return notes
+
+    def _content(self, prefix: Path) -> list[tuple[Path, Any]]:
+        """What was saved of a Stateful, with the places below it."""
+        return [
+            (path[len(prefix) :], self.tensors[name] if name in self.tensors else self.leaves[name])
+            for name, path in self.paths.items()
+            if _within(path, prefix)
+        ]
+
+
+def _nested(content: list[tuple[Path, Any]]) -> Any:
+    """The state_dict() of which these were the leaves; it may have been one itself, such as {}."""
+    return content[0][1] if len(content) == 1 and not content[0][0] else unflatten(content)
 
 
 class Wanted(NamedTuple):
@@ -150,7 +174,9 @@ def fit(state: Any, saves: Saves, *, where: str, pickle_keys: PickleKeys = NO_PI
         more = f"\n  ... and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
         text = f"the state does not fit the checkpoint {where}:\n  {shown}{more}"
         missing = [name for name in here if name not in known]
-        raise MismatchError(text, hint=hint_of(missing, known, converts=_converts(flat, here, saves)))
+        extra = [path for name, path in saves.paths.items() if name not in here and not _in_stateful(path, flat)]
+        hint = hint_of_dicts(state, extra) or hint_of(missing, known, converts=_converts(flat, here, saves))
+        raise MismatchError(text, hint=hint)
     out = Fit(statefuls=flat.statefuls, paths=saves.paths)
     _look_elsewhere(flat, here, saves, where)
     filled: set[tuple[Hashable, tuple[Run, ...]]] = set()

@@ -1,6 +1,7 @@
 """Fills a state from a checkpoint directory of ckptd, of torch.distributed.checkpoint, or of safetensors files."""
 
 import contextlib
+import logging
 import os
 import time
 from collections.abc import Mapping
@@ -29,12 +30,16 @@ from ckptd_client._safetensors_files import SUFFIX, open_safetensors
 from ckptd_client._tensors import is_tensor
 from ckptd_client._tree import flatten, format_path
 
+log = logging.getLogger("ckptd_client")
 _JOBS_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What load_from read. kind: 'ckptd', 'dcp' or 'safetensors'. step: of a ckptd checkpoint, else None."""
+    """What load_from read. kind: 'ckptd', 'dcp' or 'safetensors'. step: of a ckptd checkpoint, else None.
+
+    notes: what was damaged or missing, and what an object left out. state: the very dict that load_from was given.
+    """
 
     kind: str
     path: str
@@ -42,6 +47,7 @@ class Loaded:
     seconds: float
     nbytes: int
     notes: list[str] = field(default_factory=list)
+    state: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
 
 def checked(path: object, state: object) -> str:
@@ -68,7 +74,9 @@ def read_from(
         kind, step, nbytes, notes = load_from(
             where, state, link.group, link.settings.pickle_keys, company, integrity=proof
         )
-    return Loaded(kind, where, step, time.perf_counter() - began, nbytes, notes)
+    for note in notes:
+        log.warning("ckptd: %s: %s", where, note)
+    return Loaded(kind, where, step, time.perf_counter() - began, nbytes, notes, state)
 
 
 def load_from(  # noqa: PLR0913 - what is wanted, and what is allowed
@@ -84,7 +92,7 @@ def load_from(  # noqa: PLR0913 - what is wanted, and what is allowed
             text = f"{path} is a checkpoint of another program ({kind}), which proves nothing"
             raise IntegrityError(text, hint="if you trust who could write it: load_from(path, state, integrity='xxh3')")
         found = open_dcp(path) if kind == "dcp" else open_safetensors(path)
-        return (kind, None, _load_foreign(path, state, found), [])
+        return (kind, None, *_load_foreign(path, state, found))
     except OSError as error:
         text = f"{error.filename or path}: {error.strerror or error}"
         raise RestoreError(text, hint=f"see what is there: ls -la {path}") from error
@@ -140,11 +148,11 @@ def _load_own(  # noqa: PLR0913, PLR0917
     finally:
         checkpoint.close()
     fitted.settle_shared()
-    fitted.finish(state)
-    return "ckptd", checkpoint.save.step, _nbytes(fitted), list(checkpoint.notes)
+    notes = fitted.finish(state, strict=False)
+    return "ckptd", checkpoint.save.step, _nbytes(fitted), [*checkpoint.notes, *notes, *fitted.own_notes]
 
 
-def _load_foreign(path: str, state: dict[str, Any], found: Foreign) -> int:
+def _load_foreign(path: str, state: dict[str, Any], found: Foreign) -> tuple[int, list[str]]:
     empty = encode_leaf(None, path)  # stands for a value until it is known which are wanted
     leaves = Leaves(1, {name: Leaf(empty.codec, empty.data) for name in found.values})
     saves = _placed(Saves(found.boxes, found.paths, set(), leaves, rank=-1, whole=True), state)
@@ -154,8 +162,8 @@ def _load_foreign(path: str, state: dict[str, Any], found: Foreign) -> int:
     for number, targets in sorted(fitted.targets.items()):
         found.sources[number](targets)
     fitted.settle_shared()
-    fitted.finish(state)
-    return _nbytes(fitted)
+    notes = fitted.finish(state, strict=False)
+    return _nbytes(fitted), notes
 
 
 def _nbytes(fitted: Fit) -> int:

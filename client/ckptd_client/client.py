@@ -28,7 +28,7 @@ from ckptd_client._overlapping import Overlapping, Verify
 from ckptd_client._pickle import PickleKeys, pickle_keys
 from ckptd_client._plan import Plan, Values, gather, make_plan
 from ckptd_client._replicas import warn_of_idle
-from ckptd_client._restored import Restored
+from ckptd_client._restored import Restored, finished
 from ckptd_client._restored_files import RestoredFiles
 from ckptd_client._segments import Segment
 from ckptd_client._slot_writing import pin_for, slot_views
@@ -444,12 +444,16 @@ class Client:
     def load(self, state: dict[str, Any], step: int | None = None, *, run: str | None = None) -> Restored | None:
         """Restores the newest checkpoint (or that of a step) into the state; None when there is nothing to restore.
 
-        Collective. Tensors are filled in place, plain leaves put into the state's containers, Statefuls given their
-        load_state_dict. Each block of bytes is checked before it is used; a damaged checkpoint is passed over for an
-        older one, and notes says so. run: the id of a run of this job, of which alone a checkpoint is taken; needed
-        only where two runs have one incarnation number and the store does not tell which is the job's: the error names
-        both. Raises MismatchError when the state does not fit, RestoreError when there is a checkpoint but none can be
-        read: the tensors may then hold parts of it.
+        Collective; blocks until all ranks have read. Tensors are filled in place, plain leaves put into the state's
+        containers, Statefuls given their load_state_dict. What each Stateful's state_dict() gives then is compared with
+        what was saved: an optimizer's state is put back as it was saved where load_state_dict converted it; any other
+        difference of a tensor raises. Plain values that were put only into a dict that state_dict() had given are named
+        in notes: pass the objects themselves.
+        Each block of bytes is checked before it is used; a damaged checkpoint is passed over for an older one, and
+        notes says so. run: the id of a run of this job, of which alone a checkpoint is taken; needed only where two
+        runs have one incarnation number and the store does not tell which is the job's: the error names both.
+        Raises MismatchError, with the keys, when the state does not fit or an object does not keep what was saved,
+        RestoreError when there is a checkpoint but none can be read: the tensors may then hold parts of it.
         """
         began = time.perf_counter()
         if type(state) is not dict:
@@ -463,12 +467,7 @@ class Client:
             self._begin_incarnation(order)
             if segment is None:
                 return None
-            segment.fit.finish(state)
-            notes = [*order.notes, *segment.notes]
-            for note in notes if self._link.group.rank == 0 else []:
-                log.warning("ckptd: restored step %d although: %s", segment.save.step, note)
-            seconds = time.perf_counter() - began
-            return Restored(segment.save.step, str(segment.tier), seconds, segment.nbytes, notes)
+            return finished(state, segment, order.notes, began=began, rank=self._link.group.rank)
 
     def load_from(
         self, path: str | os.PathLike[str], state: dict[str, Any], *, together: bool = False,
@@ -481,6 +480,7 @@ class Client:
         together: all ranks of the job call it, for the same checkpoint; it blocks until they do, and of ckptd's own
         what several need is read once. integrity: "xxh3" takes a checkpoint that is not keyed, or another program's,
         though this client has a key.
+        An optimizer's state is put back as in load; a saved tensor that an object leaves out is named in notes.
         Raises MismatchError when something of the state is missing or of another shape or dtype, DamagedError for
         bytes that are not what they should be (only ckptd's own have digests), RestoreError for a file that cannot be
         opened, and for a value that is a pickle, but for keys of allow_pickle in a checkpoint of ckptd.

@@ -1,0 +1,194 @@
+"""Compares an object's state_dict() after load_state_dict with what was saved: dtype, shape and bits.
+
+load_state_dict may convert: torch's optimizers cast their state to the dtype of the parameters, and rebuild lists and
+text in it. An optimizer's state is put back as it was saved; every other difference is an error, or a note.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from ckptd.protocol.errors import CkptdError, MismatchError, UsageError
+from ckptd.protocol.layout import Path, PathStep
+from ckptd.protocol.wording import told
+from ckptd_client._leaves import encode_leaf
+from ckptd_client._tensors import CODE_OF, Shard, alias_key, is_tensor, shard_of
+from ckptd_client._tree import assign, flatten, format_path
+
+_SHOWN = 8
+_NAMED = 3  # in one line
+_GROUPS: PathStep = ("k", "param_groups")
+_STATE: PathStep = ("k", "state")
+_MISSING = object()
+
+
+class Item(NamedTuple):
+    """A value that was saved, and its place below the object."""
+
+    path: Path
+    value: Any
+
+
+def check(prefix: Path, stateful: Any, content: Iterable[tuple[Path, Any]], *, strict: bool) -> list[str]:
+    """Compares what a Stateful has with the content that its load_state_dict was given. Returns notes.
+
+    An optimizer's state, also inside another object's state_dict(), is put back where load_state_dict changed it.
+    Calls state_dict(), two or three times more where it changed something. Compares bits only of tensors that
+    load_state_dict copied: others are the same memory. strict: a saved tensor that the object has no more is an error,
+    else a note. Raises MismatchError that names the keys.
+    """
+    saved = {_name(path): Item(path, value) for path, value in content}
+    tops = {item.path[:at] for item in saved.values() for at, step in enumerate(item.path) if step == _GROUPS}
+    kept = {name for name, item in saved.items() if any(_below(item.path, (*top, _STATE)) for top in tops)}
+    looked = {name: item for name, item in saved.items() if name in kept or is_tensor(item.value)}
+    if not looked:  # the state_dict() of what has no tensors, such as a data loader, may cost much
+        return []
+    found = _found(prefix, stateful)
+    changed = {
+        name: item
+        for name, item in looked.items()
+        if name in kept and _difference(item.value, found.get(name, _MISSING))
+    }
+    if changed:
+        _put_back(stateful, changed, found)
+        found = _found(prefix, stateful)
+    lost = [name for name in looked if name not in found]
+    differences = [
+        f"{format_path((*prefix, *item.path))}: {difference}"
+        for name, item in looked.items()
+        if name in found and (difference := _difference(item.value, found[name]))
+    ]
+    lines = [f"{format_path((*prefix, *looked[name].path))}" for name in lost]
+    what = f"{type(stateful).__name__}.load_state_dict"
+    if differences or (strict and lost):
+        raise _mismatch(prefix, what, differences + [f"{line}: saved, and not there" for line in lines if strict])
+    groups = [
+        name for name in saved if name not in looked and any(_below(saved[name].path, (*t, _GROUPS)) for t in tops)
+    ]
+    reset = [name for name in groups if name in found and not same_plain(saved[name].value, found[name])]
+    added = [name for name, value in found.items() if name not in saved and is_tensor(value)]
+    return [
+        *_told(f"{what} left out", lines),
+        *_told(f"{what} set otherwise than saved", [format_path((*prefix, *saved[name].path)) for name in reset]),
+        *_told(f"{what} was given nothing for", [f"{format_path(prefix)}: {name}" for name in added]),
+    ]
+
+
+def _mismatch(prefix: Path, what: str, differences: list[str]) -> MismatchError:
+    shown = "\n  ".join(differences[:_SHOWN])
+    more = f"\n  ... and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
+    text = f"{format_path(prefix)}: {what} changed what was saved:\n  {shown}{more}"
+    return MismatchError(text, hint="pass load what this object wraps, or keep values as load_state_dict is given them")
+
+
+def _told(what: str, places: list[str]) -> list[str]:
+    return [f"{what} {listed(places)}"] if places else []
+
+
+def listed(places: list[str]) -> str:
+    """The first places of a list, and how many more there are."""
+    more = f", and {len(places) - _NAMED} more" if len(places) > _NAMED else ""
+    return f"{', '.join(places[:_NAMED])}{more}"
+
+
+def _name(path: Path) -> str:
+    return ".".join(str(key) for _, key in path)
+
+
+def _below(path: Path, top: Path) -> bool:
+    return path[: len(top)] == top
+
+
+def _found(prefix: Path, stateful: Any) -> dict[str, Any]:
+    """What the object's state_dict() gives now, by name. Raises MismatchError when that is no state."""
+    try:
+        flat = flatten({"": stateful}, is_tensor)
+    except CkptdError as error:
+        raise MismatchError(f"{format_path(prefix)}: after load_state_dict: {error.message}") from error
+    except Exception as error:  # state_dict() of a user's
+        text = f"{format_path(prefix)}: state_dict() after load_state_dict: {told(error)}"
+        raise MismatchError(text) from error
+    return {_name(path[1:]): value for path, value in zip(flat.paths, flat.values, strict=True)}
+
+
+def _put_back(stateful: Any, changed: Mapping[str, Item], found: Mapping[str, Any]) -> None:
+    """Puts saved values into the containers that state_dict() shows. Of copies of them the object learns nothing.
+
+    On the device that load_state_dict chose.
+    """
+    live = stateful.state_dict()
+    for name, item in changed.items():
+        value, there = item.value, found.get(name)
+        if is_tensor(value) and is_tensor(there):
+            value = value.to(there.device)
+        try:
+            assign(live, item.path, value)
+        except CkptdError:
+            continue  # the comparison that follows names it
+
+
+# --- one value
+
+
+def _difference(saved: Any, found: Any) -> str:
+    """How a value differs from the saved one, in words; empty when it does not."""
+    if found is saved:
+        return ""
+    if is_tensor(saved):
+        return _tensors_differ(saved, found)
+    if is_tensor(found) and found.numel() == 1 and isinstance(saved, int | float):
+        return "" if found.item() == saved else f"{found.item()}, {saved!r} was saved"  # torch's own, of older steps
+    return "" if same_plain(saved, found) else "another value than was saved"
+
+
+def _tensors_differ(saved: torch.Tensor, found: Any) -> str:
+    if not is_tensor(found):
+        return f"{type(found).__name__}, a tensor was saved"
+    if (saved.dtype, saved.shape) != (found.dtype, found.shape):
+        return f"{_kind(found)}, {_kind(saved)} was saved"
+    try:
+        pairs = _pairs(saved, shard_of(saved, "it"), shard_of(found, "it"))
+        return "" if all(_same_bits(*pair) for pair in pairs) else "other values than were saved"
+    except UsageError as error:
+        return error.message
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    return f"{CODE_OF.get(tensor.dtype, tensor.dtype)} {list(tensor.shape)}"
+
+
+def _pairs(tensor: torch.Tensor, saved: Shard, found: Shard) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The same elements of both. None where each has others: those of the same box were compared before."""
+    boxes = {chunk.box: chunk.local for chunk in saved.chunks}
+    whole = boxes.get(((0,) * tensor.dim(), tuple(tensor.shape)))
+    for chunk in found.chunks:
+        if chunk.box in boxes:
+            yield boxes[chunk.box], chunk.local
+        elif whole is not None:
+            part = tuple(slice(first, first + size) for first, size in zip(chunk.offsets, chunk.sizes, strict=True))
+            yield whole[part], chunk.local
+
+
+def _same_bits(saved: torch.Tensor, found: torch.Tensor) -> bool:
+    saved, found = saved.detach(), found.detach()
+    key = alias_key(saved)
+    if not saved.numel() or key == alias_key(found):
+        return True
+    return torch.equal(_bytes(saved.to(found.device)), _bytes(found))
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+
+
+def same_plain(left: Any, right: Any) -> bool:
+    """Whether two plain values are the same, of types and NaNs too. Pickles are taken to be."""
+    if left is right:
+        return True
+    if type(left) is not type(right):
+        return False
+    try:
+        return encode_leaf(left, "").data == encode_leaf(right, "").data
+    except UsageError:
+        return True  # may only be pickled, which says nothing
