@@ -1,7 +1,7 @@
 """Fits a checkpoint onto a state: which bytes go to which tensor, which leaf to which place, or what differs."""
 
 import math
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from ckptd_client._hints import hint_of
 from ckptd_client._inline import opened
 from ckptd_client._keys import settled
 from ckptd_client._landing import bytes_of, engines_of
+from ckptd_client._per_rank import NOTHING_NAMED, Comparison, Named, Resized, kept, resized
 from ckptd_client._pickle import NO_PICKLE, PickleKeys, decode
 from ckptd_client._reshard import Box, Run, Saved, cover
 from ckptd_client._restore import Target
@@ -24,6 +25,7 @@ from ckptd_client._tree import Flat, assign, flatten, format_path, unflatten
 from ckptd_client._verify import check
 
 _SHOWN = 8
+_NO_LEAVES: Mapping[int, Leaves] = {}
 
 
 class OtherRanksNeededError(CkptdError):
@@ -43,13 +45,21 @@ class Saves:
     rank: int  # that rank: what each rank has of its own is taken from it
     whole: bool  # all ranks' layouts are in
     inline: dict[str, torch.Tensor] = field(default_factory=dict)  # whole tensors, of plain values that held them
+    me: int | None = None  # the rank that loads; None: as rank
+    named: Named = NOTHING_NAMED
+    resized: Resized | None = None
 
 
-def saves_of(layouts: Iterable[Layout], leaves: Leaves, *, rank: int, world_size: int) -> Saves:
+def saves_of(  # noqa: PLR0913 - keyword-only
+    layouts: Iterable[Layout], leaves: Leaves, *, rank: int, world_size: int, me: int | None = None,
+    named: Named = NOTHING_NAMED, of_all: Mapping[int, Leaves] = _NO_LEAVES,
+) -> Saves:  # fmt: skip
     """Layouts of one rank or of all, for a job of world_size, by name. A tied name has the boxes of its holder.
 
     Where ranks mean different tensors by a name, that of rank counts. Expected is what rank saved; in a job of another
-    size what all saved, for what only some ranks have may be anybody's.
+    size what all saved, for what only some ranks have may be anybody's. me: the rank that loads, if it is not rank: of
+    names that each rank has for itself it gets what it saved itself, or nothing. of_all: leaves by rank, to say which
+    differ in a job of another size.
     """
     ordered = sorted(layouts, key=lambda layout: (layout.rank != rank, layout.rank))
     boxes: dict[str, list[Saved]] = {}
@@ -66,7 +76,30 @@ def saves_of(layouts: Iterable[Layout], leaves: Leaves, *, rank: int, world_size
     expected = set(ordered[0].paths)
     if ordered[0].world_size != world_size:
         expected = expected.intersection(*(layout.paths for layout in ordered))
-    return Saves(boxes, paths, expected, leaves, rank, whole=len(ordered) == ordered[0].world_size)
+    whole = len(ordered) == ordered[0].world_size
+    saves = Saves(boxes, paths, expected, leaves, rank, whole, me=me, named=named)
+    saves = _own_alone(saves, ordered) if named.per_rank else saves
+    return replace(saves, resized=resized(ordered, of_all or {rank: leaves}, named, world_size))
+
+
+def _own_alone(saves: Saves, layouts: Sequence[Layout]) -> Saves:
+    """Without what others saved of names that each rank has for itself."""
+    me = saves.rank if saves.me is None else saves.me
+    mine = next((layout.paths.keys() for layout in layouts if layout.rank == me), ())
+    own = {name for name in saves.paths if saves.named.is_own(name)}
+    others = {name for name in own if name not in mine}
+    boxes = {
+        name: [saved for saved in found if saved.rank == me] if name in own else found
+        for name, found in saves.boxes.items()
+    }
+    leaves = {name: leaf for name, leaf in saves.leaves.leaves.items() if name not in others}
+    return replace(
+        saves,
+        boxes={name: found for name, found in boxes.items() if found},
+        paths={name: path for name, path in saves.paths.items() if name not in others},
+        expected=saves.expected - others,
+        leaves=Leaves(saves.leaves.version, leaves),
+    )
 
 
 def _kind(entry: TensorEntry) -> tuple[str, tuple[int, ...]]:
@@ -85,9 +118,13 @@ class Fit:
     leaves: dict[str, Any] = field(default_factory=dict)
     paths: dict[str, Path] = field(default_factory=dict)
     own_notes: list[str] = field(default_factory=list)  # for the user, of this rank alone
+    comparison: Comparison | None = None  # of what several ranks saved, in a job of another size
 
-    def settle_shared(self) -> None:
-        """After the bytes are in: tensors that share memory here get theirs. Raises MismatchError when those differ."""
+    def settle(self, read: Callable[[int, list[Target]], None] | None = None) -> None:
+        """After the bytes are in: tensors that share memory here get theirs. Raises MismatchError when those differ.
+
+        read: gets more of a rank's image, for what other ranks saved under a name. None of that fails the load.
+        """
         with torch.no_grad():
             for _, _, scratch, tensor in self.shared:
                 tensor.copy_(scratch)
@@ -95,6 +132,8 @@ class Fit:
             if not torch.equal(_bits(tensor), _bits(scratch)):
                 mine, others = format_path(self.paths[name]), format_path(self.paths[other])
                 raise MismatchError(f"{mine} and {others} share memory in the state, but differ in the checkpoint")
+        if self.comparison is not None and read is not None:
+            self.comparison.read(read)
 
     def finish(self, state: Any, *, strict: bool = True) -> list[str]:
         """After the bytes are in: strided and device tensors, plain leaves, and load_state_dict of each Stateful.
@@ -110,7 +149,9 @@ class Fit:
             for name, value in self.leaves.items()
             if not any(_within(self.paths[name], prefix) for prefix, _ in self.statefuls)
         ]
-        notes = notes_of(state, plain)
+        places = {name: format_path(path) for name, path in self.paths.items()}
+        notes = self.comparison.notes(places) if self.comparison is not None else []
+        notes += notes_of(state, plain)
         for path, value in plain:
             assign(state, path, value)
         contents = {prefix: self._content(prefix) for prefix, _ in self.statefuls}
@@ -163,21 +204,20 @@ def fit(state: Any, saves: Saves, *, where: str, pickle_keys: PickleKeys = NO_PI
     MismatchError that lists the first differences; for a tensor that saves do not hold all of, OtherRanksNeededError if
     they are one rank's and DamagedError if they are all ranks'.
     """
-    flat = flatten(state, is_tensor)
+    whole = flatten(state, is_tensor)
+    saves = replace(saves, paths=settled(saves.paths, saves.leaves.leaves, whole))
+    left = kept(whole, saves.paths, saves.named, saves.rank if saves.me is None else saves.me)
+    flat = left.flat
     here = dict(zip(flat.names, flat.values, strict=True))
-    saves = replace(saves, paths=settled(saves.paths, saves.leaves.leaves, flat))
     known = saves.paths.keys()
     saves = _relevant(flat, here, _opened(saves, flat))
     differences = _differences(flat, here, saves)
     if differences:
-        shown = "\n  ".join(differences[:_SHOWN])
-        more = f"\n  ... and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
-        text = f"the state does not fit the checkpoint {where}:\n  {shown}{more}"
         missing = [name for name in here if name not in known]
         extra = [path for name, path in saves.paths.items() if name not in here and not _in_stateful(path, flat)]
         hint = hint_of_dicts(state, extra) or hint_of(missing, known, converts=_converts(flat, here, saves))
-        raise MismatchError(text, hint=hint)
-    out = Fit(statefuls=flat.statefuls, paths=saves.paths)
+        raise MismatchError(_misfit(differences, where), hint=hint)
+    out = Fit(statefuls=flat.statefuls, paths=saves.paths, own_notes=left.notes)
     _look_elsewhere(flat, here, saves, where)
     filled: set[tuple[Hashable, tuple[Run, ...]]] = set()
     wanted: list[Wanted] = []
@@ -201,6 +241,7 @@ def fit(state: Any, saves: Saves, *, where: str, pickle_keys: PickleKeys = NO_PI
     sharing = _sharing(wanted)
     for index, want in enumerate(wanted):
         _aim(out, want, sharing.get(index))
+    out.comparison = Comparison(saves.resized, out.tensors, saves.rank) if saves.resized else None
     _quieten(out)
     _copy_inline(out, here, saves)
     for name in saves.paths:
@@ -210,7 +251,22 @@ def fit(state: Any, saves: Saves, *, where: str, pickle_keys: PickleKeys = NO_PI
     out.leaves = {
         name: decode(leaf, name, format_path(saves.paths[name]), pickle_keys) for name, leaf in leaves.items()
     }
+    _keep(out, whole, left.values)
     return out
+
+
+def _misfit(differences: list[str], where: str) -> str:
+    shown = "\n  ".join(differences[:_SHOWN])
+    more = f"\n  ... and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
+    return f"the state does not fit the checkpoint {where}:\n  {shown}{more}"
+
+
+def _keep(out: Fit, whole: Flat, values: dict[str, Any]) -> None:
+    """Gives objects of which something was saved their present values of the rest."""
+    for name, path in zip(whole.names, whole.paths, strict=True):
+        if name in values and any(_within(path, prefix) for prefix, _ in out.statefuls):
+            out.paths[name] = path
+            (out.tensors if is_tensor(values[name]) else out.leaves)[name] = values[name]
 
 
 def _copy_inline(out: Fit, here: dict[str, Any], saves: Saves) -> None:

@@ -40,6 +40,7 @@ from ckptd_client._group import Group
 from ckptd_client._launch import log_tail, start_daemon
 from ckptd_client._looks import Looks, listed
 from ckptd_client._one_per_job import Holding
+from ckptd_client._per_rank import NOTHING_NAMED, Named
 from ckptd_client._pickle import NO_PICKLE, PickleKeys
 from ckptd_client._settings import DRAINED, UNPROVED, Proof, Verify
 from ckptd_client._slots import RankFile, Slots
@@ -77,6 +78,7 @@ class Settings:
     balance: bool | None = None  # None: as this node's daemon is configured
     verify: Verify = DRAINED
     proof: Proof = UNPROVED
+    named: Named = NOTHING_NAMED  # what each rank has for itself, and what all hold alike
 
     @property
     def integrity(self) -> Integrity:

@@ -25,6 +25,7 @@ from ckptd_client._foreign import Foreign
 from ckptd_client._group import Group
 from ckptd_client._leaves import encode_leaf
 from ckptd_client._link import Link
+from ckptd_client._per_rank import NOTHING_NAMED, Named
 from ckptd_client._pickle import NO_PICKLE, PickleKeys
 from ckptd_client._safetensors_files import SUFFIX, open_safetensors
 from ckptd_client._tensors import is_tensor
@@ -72,7 +73,7 @@ def read_from(
     with everybody(link) if together else contextlib.nullcontext(nobody) as company:
         where = checked(path, state)
         kind, step, nbytes, notes = load_from(
-            where, state, link.group, link.settings.pickle_keys, company, integrity=proof
+            where, state, link.group, link.settings.pickle_keys, company, integrity=proof, named=link.settings.named
         )
     for note in notes:
         log.warning("ckptd: %s: %s", where, note)
@@ -81,13 +82,13 @@ def read_from(
 
 def load_from(  # noqa: PLR0913 - what is wanted, and what is allowed
     path: str, state: dict[str, Any], group: Group, keys: PickleKeys = NO_PICKLE, company: Gathered = nobody, *,
-    integrity: Integrity = XXH3,
+    integrity: Integrity = XXH3, named: Named = NOTHING_NAMED,
 ) -> tuple[str, int | None, int, list[str]]:  # fmt: skip
     """Fills the state. Returns kind, step, bytes read, and notes. Raises what Client.load_from says."""
     try:
         kind = kind_of(path)
         if kind == "ckptd":
-            return _load_own(path, state, group, keys, company, integrity)
+            return _load_own(path, state, group, keys, company, integrity, named)
         if integrity.keyed:  # whoever takes COMMITTED and the manifest away makes another program's checkpoint of it
             text = f"{path} is a checkpoint of another program ({kind}), which proves nothing"
             raise IntegrityError(text, hint="if you trust who could write it: load_from(path, state, integrity='xxh3')")
@@ -136,18 +137,28 @@ def _check_alone(path: str, call: str) -> None:
 
 
 def _load_own(  # noqa: PLR0913, PLR0917
-    path: str, state: dict[str, Any], group: Group, keys: PickleKeys, company: Gathered, integrity: Integrity
+    path: str,
+    state: dict[str, Any],
+    group: Group,
+    keys: PickleKeys,
+    company: Gathered,
+    integrity: Integrity,
+    named: Named,
 ) -> tuple[str, int | None, int, list[str]]:
     path = os.path.realpath(path)  # as open_directory does; it is named in what does not fit
     checkpoint = open_directory(path, integrity=integrity)
     like = group.rank if group.rank < checkpoint.world_size else 0
     try:
-        saves = saves_of(checkpoint.layouts.values(), checkpoint.leaves[like], rank=like, world_size=group.world_size)
+        leaves = checkpoint.leaves
+        saves = saves_of(
+            checkpoint.layouts.values(), leaves[like], rank=like, world_size=group.world_size, me=group.rank,
+            named=named, of_all=leaves,
+        )  # fmt: skip
         fitted = fit(state, _placed(saves, state), where=path, pickle_keys=keys)
         checkpoint.read_all(fitted.targets, company(checkpoint.save))
+        fitted.settle(checkpoint.read)
     finally:
         checkpoint.close()
-    fitted.settle_shared()
     notes = fitted.finish(state, strict=False)
     return "ckptd", checkpoint.save.step, _nbytes(fitted), [*checkpoint.notes, *notes, *fitted.own_notes]
 
@@ -161,7 +172,7 @@ def _load_foreign(path: str, state: dict[str, Any], found: Foreign) -> tuple[int
     fitted.leaves = {name: found.values[name]() for name in fitted.leaves}
     for number, targets in sorted(fitted.targets.items()):
         found.sources[number](targets)
-    fitted.settle_shared()
+    fitted.settle()
     notes = fitted.finish(state, strict=False)
     return _nbytes(fitted), notes
 

@@ -11,8 +11,8 @@ from ckptd.protocol import places
 from ckptd.protocol.errors import CkptdError, DamagedError, RestoreError
 from ckptd.protocol.ids import RunId, SaveId
 from ckptd.protocol.integrity import XXH3, Integrity
-from ckptd.protocol.layout import decode_leaves
-from ckptd.protocol.manifest import Manifest, layout_of
+from ckptd.protocol.layout import Leaves, decode_leaves
+from ckptd.protocol.manifest import FileRecord, Manifest, layout_of
 from ckptd.protocol.messages import AskLoad, LoadFrom, ReportLoad, Request, Tier
 from ckptd_client._channel import ChannelLostError
 from ckptd_client._checkpoint import Checkpoint, open_arena, open_directory
@@ -21,8 +21,9 @@ from ckptd_client._fit import Fit, OtherRanksNeededError, Saves, fit, saves_of
 from ckptd_client._gate import OpenGate
 from ckptd_client._group import Group
 from ckptd_client._link import Link
+from ckptd_client._per_rank import NOTHING_NAMED, Named
 from ckptd_client._pickle import NO_PICKLE, PickleKeys
-from ckptd_client._restore import Source, check_files, copy_out, open_file, open_slot, read_manifest, vote_notes
+from ckptd_client._restore import Source, Target, check_files, copy_out, open_file, open_slot, read_manifest, vote_notes
 from ckptd_client._together import copy_out_together
 
 _OURS = (errno.EMFILE, errno.ENFILE)
@@ -156,6 +157,7 @@ def _read(link: Link, state: dict[str, Any], order: LoadFrom, gate: OpenGate | N
         keys=link.settings.pickle_keys,
         company=company,
         integrity=link.settings.integrity,
+        named=link.settings.named,
     )
     return Segment(order.save, order.tier, fitted, nbytes, notes)
 
@@ -184,11 +186,15 @@ def _read_whole(link: Link, state: dict[str, Any], order: LoadFrom, save: SaveId
     found, group = _open_arena(link, order, save, complete=False), link.group
     try:
         like = group.rank if group.rank in found.leaves else min(found.leaves)
-        saves = saves_of([*found.layouts.values()], found.leaves[like], rank=like, world_size=group.world_size)
+        leaves = found.leaves
+        saves = saves_of(
+            [*found.layouts.values()], leaves[like], rank=like, world_size=group.world_size, me=group.rank,
+            named=link.settings.named, of_all=leaves,
+        )  # fmt: skip
         where = f"step {save.step} of job {link.job.job}, in memory"
         fitted = fit(state, saves, where=where, pickle_keys=link.settings.pickle_keys)
         found.read_all(fitted.targets)
-        fitted.settle_shared()
+        fitted.settle(found.read)
     finally:
         found.close()
     nbytes = sum(target.nbytes for targets in fitted.targets.values() for target in targets)
@@ -198,17 +204,19 @@ def _read_whole(link: Link, state: dict[str, Any], order: LoadFrom, save: SaveId
 def _read_slot(link: Link, state: dict[str, Any], order: LoadFrom, save: SaveId) -> Segment:
     source = open_slot(link.slots.path(order.slot), link.job, save, link.group.rank, link.settings.integrity)
     where = f"step {save.step} of job {link.job.job}, in memory"
-    fitted = _read_own(source, state, link.group, link.settings.pickle_keys, where=where)
+    fitted = _read_own(source, state, link.group, link.settings.pickle_keys, where=where, named=link.settings.named)
     return Segment(save, order.tier, fitted, source.nbytes, ())
 
 
-def _read_own(source: Source, state: dict[str, Any], group: Group, keys: PickleKeys, *, where: str) -> Fit:
+def _read_own(  # noqa: PLR0913 - keyword-only
+    source: Source, state: dict[str, Any], group: Group, keys: PickleKeys, *, where: str, named: Named
+) -> Fit:
     """All of this rank's own image into the state. Closes source."""
     try:
-        saves = saves_of([source.layout], source.leaves, rank=group.rank, world_size=group.world_size)
+        saves = saves_of([source.layout], source.leaves, rank=group.rank, world_size=group.world_size, named=named)
         fitted = fit(state, saves, where=where, pickle_keys=keys)
         copy_out(source, fitted.targets.get(group.rank, []))
-        fitted.settle_shared()
+        fitted.settle()
     finally:
         source.close()
     return fitted
@@ -216,7 +224,7 @@ def _read_own(source: Source, state: dict[str, Any], group: Group, keys: PickleK
 
 def read_checkpoint(  # noqa: PLR0913 - keyword-only
     directory: str, state: dict[str, Any], *, group: Group, save: SaveId | None = None, keys: PickleKeys = NO_PICKLE,
-    company: Company | None = None, integrity: Integrity = XXH3,
+    company: Company | None = None, integrity: Integrity = XXH3, named: Named = NOTHING_NAMED,
 ) -> tuple[Fit, int, tuple[str, ...]]:  # fmt: skip
     """Reads a committed checkpoint into the state. Returns the fit, still to be finished, its bytes, and notes.
 
@@ -233,15 +241,19 @@ def read_checkpoint(  # noqa: PLR0913 - keyword-only
                 own = manifest.files[group.rank]
                 check_files(directory, [own])
                 source = open_file(directory, own, manifest.world_size, integrity)
-                return _read_own(source, state, group, keys, where=where), source.nbytes, notes
-        saves = _all_saves(directory, manifest, group)
+                return _read_own(source, state, group, keys, where=where, named=named), source.nbytes, notes
+        saves = _all_saves(directory, manifest, group, named)
         fitted = fit(state, saves, where=where, pickle_keys=keys)
 
         def open_source(rank: int) -> Source:
             return open_file(directory, manifest.files[rank], manifest.world_size, integrity)
 
+        def read(rank: int, targets: list[Target]) -> None:
+            with contextlib.closing(open_source(rank)) as source:
+                copy_out(source, targets, sparse=True)
+
         copy_out_together(open_source, fitted.targets, manifest.files, company, integrity)
-        fitted.settle_shared()
+        fitted.settle(read)
         nbytes = sum(target.nbytes for targets in fitted.targets.values() for target in targets)
         return fitted, nbytes, notes
 
@@ -257,11 +269,23 @@ def _damage_of(directory: str) -> Iterator[None]:
         raise DamagedError(f"{error.filename or directory}: {error.strerror}") from error
 
 
-def _all_saves(directory: str, manifest: Manifest, group: Group) -> Saves:
+def _all_saves(directory: str, manifest: Manifest, group: Group, named: Named) -> Saves:
     """What is in all images. A rank that there was not goes on with the plain values of rank 0."""
     check_files(directory, manifest.files)
     files = [(record, os.path.join(directory, record.name)) for record in manifest.files]
     layouts = [layout_of(record, manifest.world_size, where=where) for record, where in files]
     like = manifest.files[group.rank if group.rank < manifest.world_size else 0]
-    leaves = decode_leaves(like.leaves, where=os.path.join(directory, like.name))
-    return saves_of(layouts, leaves, rank=like.rank, world_size=group.world_size)
+    leaves = _leaves_of(files)
+    return saves_of(
+        layouts, leaves[like.rank], rank=like.rank, world_size=group.world_size, me=group.rank, named=named,
+        of_all=leaves,
+    )  # fmt: skip
+
+
+def _leaves_of(files: list[tuple[FileRecord, str]]) -> dict[int, Leaves]:
+    """By rank; one object for ranks that saved the same bytes."""
+    found: dict[bytes, Leaves] = {}
+    for record, where in files:
+        if record.leaves not in found:
+            found[record.leaves] = decode_leaves(record.leaves, where=where)
+    return {record.rank: found[record.leaves] for record, _ in files}

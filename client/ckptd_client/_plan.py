@@ -186,10 +186,12 @@ def _spec(tensor: Any) -> Spec:
 def make_plan(  # noqa: PLR0913 - keyword-only
     state: Any, *, rank: int, world_size: int, dual: bool = True, pickle_keys: PickleKeys = NO_PICKLE,
     replicated: Sequence[str] | None = None, integrity: Integrity = XXH3,
+    is_own: Callable[[str], bool] = lambda _name: False,
 ) -> Plan:  # fmt: skip
     """Lays the state out; dual: for stock readers too. Raises UsageError, with the key path, for what has no code.
 
     replicated: patterns of names that the user says all ranks hold alike; None: every rank saves all of its own.
+    is_own: whether a name is of what each rank has for itself, whatever it looks like.
     """
     if type(state) is not dict:
         raise UsageError(f"the state must be a dict, not {type(state).__name__}", hint='save({"model": model, ...})')
@@ -202,7 +204,8 @@ def make_plan(  # noqa: PLR0913 - keyword-only
     whole = {i for i, shard in shards.items() if i in tied or not _is_one(shard)}
     shared = replicated is not None and world_size > 1
     replicas = replicas_of(flat, replicated or (), Group(rank, world_size, "")) if shared else Replicas({}, ())
-    streams = streams_of(replicas.ranks, flat, skipped=whole)
+    ranks = {i: ranks for i, ranks in replicas.ranks.items() if not is_own(flat.names[i])}
+    streams = streams_of(ranks, flat, skipped=whole)
     share, others = shares_of(streams, rank)
     stored, cut, boxes = _boxes(flat, [i for i in tensors if i not in tied | others], shards, share)
     kept = {*stored, *cut}

@@ -14,6 +14,7 @@ from ckptd.protocol.integrity import XXH3, Integrity
 from ckptd.protocol.messages import Cadence
 from ckptd.protocol.places import SOCKET
 from ckptd.protocol.topology import MAX_SET_SIZE, MIN_SET_SIZE, Scheme
+from ckptd_client._per_rank import Named
 
 _HEX_RE = re.compile(r"^[0-9a-f]{32}\Z")
 _MAX_SOCKET_PATH = 107  # sun_path, less its final NUL
@@ -118,14 +119,19 @@ def verification(verify_replicas: object) -> Verify:
     return Verify(drained=False, every=as_int(verify_replicas))
 
 
-def as_patterns(replicated: object) -> tuple[str, ...]:
-    """Patterns of names. Raises ConfigError."""
-    listed = isinstance(replicated, Collection) and not isinstance(replicated, str | bytes)
-    if not listed or not all(isinstance(p, str) and p for p in replicated):  # type: ignore[attr-defined]
-        raise ConfigError(
-            f"replicated is {replicated!r}", hint='a list of keys, such as ["model.*", "optimizer.state.*"]'
-        )
-    return tuple(replicated)  # type: ignore[arg-type]
+def as_named(per_rank: object, replicated: object) -> Named:
+    """connect's patterns of names. Raises ConfigError."""
+    return Named(
+        _patterns("per_rank", per_rank, '["rng", "loader.*"]'),
+        _patterns("replicated", replicated, '["model.*", "optimizer.state.*"]'),
+    )
+
+
+def _patterns(argument: str, given: object, example: str) -> tuple[str, ...]:
+    listed = isinstance(given, Collection) and not isinstance(given, str | bytes)
+    if not listed or not all(isinstance(p, str) and p for p in given):  # type: ignore[attr-defined]
+        raise ConfigError(f"{argument} is {given!r}", hint=f"a list of keys, such as {example}")
+    return tuple(given)  # type: ignore[arg-type]
 
 
 def is_dual(layout: str) -> bool:

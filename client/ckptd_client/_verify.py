@@ -175,10 +175,10 @@ def _same_bits(saved: torch.Tensor, found: torch.Tensor) -> bool:
     key = alias_key(saved)
     if not saved.numel() or key == alias_key(found):
         return True
-    return torch.equal(_bytes(saved.to(found.device)), _bytes(found))
+    return torch.equal(bytes_of(saved.to(found.device)), bytes_of(found))
 
 
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 

@@ -64,6 +64,7 @@ def connect(  # noqa: PLR0913 - keyword-only settings
     balance: str | None = None,
     replicated: Sequence[str] = (),
     verify_replicas: str | int = "drained",
+    per_rank: Sequence[str] = (),
     alone: bool = False,
     integrity: str | None = None,
     integrity_key_file: str | os.PathLike[str] | None = None,
@@ -92,6 +93,11 @@ def connect(  # noqa: PLR0913 - keyword-only settings
     (GPUs do so by themselves): "drained", for each save that may be drained; a number n, for one of n saves, the first
     among them; "off", never. Other saves compare a 256th. Ranks that differ end the save abandoned. Durable without all
     being compared is marked: ckptd list, ckptd status, and the notes of a load. The same on all ranks.
+    per_rank: keys or patterns, such as "rng" or "loader.*", of what each rank has for itself; a key stands for all that
+    is below it. Such a value is loaded by the rank of the same number alone: in a job of more ranks a new rank keeps
+    its present value and is told, in one of fewer those of ranks that are gone are dropped and named. Of other names a
+    new rank takes what rank 0 saved; ``notes`` name those of which ranks had differing values. To be said when loading,
+    and when saving what would count as the same on all ranks.
     alone: this process is all of the job, whatever ranks run beside it, for trainers in which one rank saves for all.
     integrity: "keyed": digests that nobody makes without the key in integrity_key_file (ckptd keygen --integrity), the
     daemon's too; nothing else is loaded. "xxh3": digests that find accidents. Default $CKPTD_INTEGRITY, or keyed if
@@ -119,19 +125,18 @@ def connect(  # noqa: PLR0913 - keyword-only settings
             balance=_settings.is_balanced(balance),
             verify=_settings.verification(verify_replicas),
             proof=_settings.proof_of(integrity, integrity_key_file),
+            named=_settings.as_named(per_rank, replicated),
         )
-        patterns = _settings.as_patterns(replicated)
         dual, timeout_s = _settings.is_dual(layout), _settings.save_timeout(save_timeout_s)
-    return Client(Link(key, group, settings), timeout_s, dual=dual, replicated=patterns)
+    return Client(Link(key, group, settings), timeout_s, dual=dual)
 
 
 class Client:
     """Made by connect. Use as a context manager, or call close."""
 
-    def __init__(self, link: Link, save_timeout_s: float, *, dual: bool = True, replicated: Sequence[str] = ()) -> None:
+    def __init__(self, link: Link, save_timeout_s: float, *, dual: bool = True) -> None:
         self._link = link
         self._dual = dual
-        self._replicated = replicated
         self._save_timeout_s = save_timeout_s
         self._turns = Turns(link)
         self._first, self._last = self._turns.first, self._turns.last
@@ -351,15 +356,16 @@ class Client:
             if values is not None:
                 break
         else:
-            group = self._link.group
+            group, settings = self._link.group, self._link.settings
             plan = make_plan(
                 state, rank=group.rank, world_size=group.world_size, dual=self._dual,
-                pickle_keys=self._link.settings.pickle_keys, replicated=self._replicated if balanced else None,
-                integrity=self._link.settings.integrity,
+                pickle_keys=settings.pickle_keys, replicated=settings.named.replicated if balanced else None,
+                integrity=settings.integrity, is_own=settings.named.is_own,
             )  # fmt: skip
             self._stats.plans += 1
             if self._stats.plans == 1 and group.rank == 0:
-                warn_of_idle(self._replicated, plan.names)
+                warn_of_idle(settings.named.replicated, plan.names)
+                settings.named.warn_of_idle(plan.names)
             values = gather(plan, state, self._stock, look)
         self._plan = plan
         self._plans = [plan, *(other for other in self._plans if other is not plan)][:_MAX_PLANS]

@@ -1,0 +1,59 @@
+"""A job of 4 ranks goes on with 2, and with 4 again: what each rank has for itself, from memory and from the store."""
+
+import json
+import os
+
+import pytest
+
+from tests.cluster import Node, wait_for
+from tests.interop.launch import on_ranks
+
+
+def run(node, ranks, step, patterns, tier):
+    """What each rank got, and what they all logged."""
+    log = on_ranks(node, ranks, "per_rank_ranks.py", "job", str(step), node.store, patterns, tier)
+    found = []
+    for rank in range(ranks):
+        with open(os.path.join(node.store, f"{step}-{rank}.json"), encoding="utf-8") as file:
+            found.append(json.load(file))
+    return found, log
+
+
+@pytest.fixture
+def node(tmp_path):
+    with Node(str(tmp_path)) as node:
+        node.start()
+        yield node
+
+
+@pytest.mark.parametrize("tier", ["arena", "pfs"])
+def test_four_ranks_two_ranks_four_ranks(tier, node):
+    def again(ranks, step, patterns):
+        if tier == "pfs":
+            wait_for(lambda: not node.slots())
+        found, log = run(node, ranks, step, patterns, tier)
+        assert {one["tier"] for one in found} == {tier}
+        return [one["rng"][0] for one in found], [one["notes"] for one in found], log
+
+    run(node, 4, 1, "rng", tier)
+    values, notes, log = again(2, 2, "rng")
+    assert values == [100, 101]
+    text = "rng: each rank has its own; those of ranks 2 to 3 are dropped, for the job has 2 ranks now, and had 4"
+    assert notes == [[text]] * 2
+    assert log.count(text) == 1
+    values, notes, log = again(4, 3, "rng")
+    assert values == [100, 101, 302, 303]
+    told = [
+        f"the checkpoint has nothing that rank {r} itself saved of state['rng']: it keeps its present value"
+        for r in (2, 3)
+    ]
+    assert notes == [[], [], [told[0]], [told[1]]]
+    assert all(log.count(one) == 1 for one in told)
+    values, notes, log = again(2, 4, "")
+    text = "ranks 0 to 3 saved state['rng'], each a value of its own; those of ranks 2 to 3 are dropped"
+    assert all(text in one[0] for one in notes)
+    assert log.count(text) == 1
+    values, notes, log = again(4, 5, "")
+    assert values == [100, 101, 100, 100]
+    text = "ranks 0 to 1 saved state['rng'], each a value of its own; ranks without one take that of rank 0"
+    assert all(text in one[0] for one in notes)

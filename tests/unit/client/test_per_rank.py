@@ -1,0 +1,219 @@
+"""What each rank has for itself, when a job goes on with another number of ranks: nothing is swapped in silence."""
+
+import logging
+import random
+
+import pytest
+import torch
+from torch import nn
+
+from ckptd_client import ConfigError, MismatchError
+from ckptd_client._group import Group
+from ckptd_client._loading import read_checkpoint
+from ckptd_client._per_rank import Named, ranks_of
+from ckptd_client._plan import make_plan
+from tests.checkpoints import write_checkpoint
+
+
+def state_of(rank, *, own=None):
+    """A model and counters that are alike, a generator's state of this rank alone."""
+    own = rank if own is None else own
+    return {
+        "w": torch.arange(12.0).reshape(3, 4),
+        "steps": {0: torch.tensor(7.0)},
+        "rng": torch.full((16,), own, dtype=torch.uint8),
+        "python": random.Random(own).getstate(),
+        "epoch": 3,
+    }
+
+
+@pytest.fixture
+def stored(tmp_path):
+    def write(ranks, make=state_of):
+        return write_checkpoint(tmp_path / f"of{ranks}", [make(rank) for rank in range(ranks)])
+
+    return write
+
+
+def load(directory, rank, world_size, named=None, state=None):
+    """The state of a rank after a load, and all notes."""
+    state = state_of(rank, own=100 + rank) if state is None else state
+    group = Group(rank, world_size, "")
+    fitted, _, notes = read_checkpoint(str(directory), state, group=group, named=named or Named())
+    told = fitted.finish(state)
+    return state, [*notes, *told], fitted.own_notes
+
+
+def test_fewer_ranks_say_whose_values_are_dropped(stored):
+    found = stored(4)
+    for rank in range(2):
+        state, notes, own = load(found, rank, 2)
+        assert state["rng"].tolist() == [rank] * 16
+        assert state["python"] == random.Random(rank).getstate()
+        [note] = notes
+        assert note == (
+            "ranks 0 to 3 saved state['python'], state['rng'], each a value of its own; those of ranks 2 to 3 are "
+            "dropped. No rank gets that of another with connect(per_rank=['python'])"
+        )
+        assert own == []
+
+
+def test_more_ranks_say_whose_values_they_take(stored):
+    found = stored(2)
+    state, notes, _ = load(found, 3, 4)
+    assert state["rng"].tolist() == [0] * 16
+    assert len(notes) == 1
+    assert "state['rng'], each a value of its own; ranks without one take that of rank 0." in notes[0]
+
+
+def test_the_same_number_of_ranks_and_values_that_are_alike_need_no_note(stored):
+    assert load(stored(4), 3, 4)[1:] == ([], [])
+    alike = stored(3, lambda rank: state_of(0))
+    for rank, world_size in [(0, 2), (3, 4), (0, 1)]:
+        assert load(alike, rank, world_size)[1:] == ([], [])
+
+
+OWN = Named(per_rank=("rng", "python"))
+
+
+def test_a_rank_without_a_value_of_its_own_keeps_its_present_one_and_is_told(stored):
+    found = stored(2)
+    for rank in range(4):
+        state, notes, own = load(found, rank, 4, OWN)
+        assert state["rng"].tolist() == [rank if rank < 2 else 100 + rank] * 16
+        assert state["python"] == random.Random(rank if rank < 2 else 100 + rank).getstate()
+        assert torch.equal(state["w"], state_of(0)["w"])
+        assert notes == []
+        text = f"the checkpoint has nothing that rank {rank} itself saved of state['rng'], state['python']: it keeps"
+        assert [note.startswith(text) for note in own] == ([] if rank < 2 else [True])
+
+
+def test_values_of_ranks_that_are_gone_are_dropped_and_named(stored):
+    state, notes, own = load(stored(4), 1, 2, OWN)
+    assert state["rng"].tolist() == [1] * 16
+    assert notes == [
+        "rng, python: each rank has its own; those of ranks 2 to 3 are dropped, for the job has 2 ranks now, and had 4"
+    ]
+    assert own == []
+
+
+def test_a_shape_of_its_own_fits_no_other_rank(stored):
+    def of(rank):
+        return {"w": torch.zeros(2), "buffer": torch.full((rank + 1,), float(rank))}
+
+    found = stored(2, of)
+    with pytest.raises(MismatchError, match=r"state\['buffer'\]"):
+        load(found, 2, 3, state=of(2))
+    state, _, own = load(found, 2, 3, Named(per_rank=("buffer",)), state=of(2))
+    assert state["buffer"].tolist() == [2.0] * 3
+    assert "rank 2" in own[0]
+    _, notes, _ = load(found, 0, 1, state=of(0))
+    assert "ranks 0 to 1 saved state['buffer'], each a value of its own; those of rank 1 are dropped" in notes[0]
+
+
+def test_a_value_that_only_others_have_is_not_taken_at_the_same_size_either(stored):
+    found = stored(2, lambda rank: {"w": torch.zeros(2)} | ({"cache": torch.ones(2)} if rank == 0 else {}))
+    target = {"w": torch.zeros(2), "cache": torch.full((2,), 5.0)}
+    state, _, own = load(found, 1, 2, Named(per_rank=("cache",)), state=target)
+    assert state["cache"].tolist() == [5.0, 5.0]
+    assert "of state['cache']: it keeps its present value" in own[0]
+
+
+class Loader:
+    """A data loader: its state has other names as it goes."""
+
+    def __init__(self, content):
+        self.content, self.loads = content, 0
+
+    def state_dict(self):
+        return self.content
+
+    def load_state_dict(self, state):
+        self.content, self.loads = state, self.loads + 1
+
+
+@pytest.mark.parametrize("pattern", ["loader", "loader.*", "lo*", "l*r"])
+def test_an_object_that_each_rank_has_for_itself_is_left_alone(pattern, stored):
+    found = stored(2, lambda rank: {"w": torch.zeros(1), "loader": Loader({"at": rank, "seen": torch.ones(2) * rank})})
+    named = Named(per_rank=(pattern,))
+    for fresh in ({}, {"at": 9, "seen": torch.full((2,), 9.0)}):
+        state, _, own = load(found, 2, 3, named, {"w": torch.ones(1), "loader": Loader(fresh)})
+        assert (state["loader"].content, state["loader"].loads) == (fresh, 0)
+        assert "rank 2" in own[0]
+        state, _, own = load(found, 1, 3, named, {"w": torch.ones(1), "loader": Loader(fresh)})
+        assert state["loader"].content["at"] == 1
+        assert own == []
+
+
+def test_an_object_of_which_a_part_is_the_ranks_own_gets_its_present_values(stored):
+    def of(rank):
+        return {"trainer": Loader({"epoch": 3, "rng": torch.ones(2) * rank, "noise": {"seed": rank}})}
+
+    state, _, own = load(stored(2, of), 2, 3, Named(per_rank=("trainer.rng", "trainer.noise")), of(2))
+    content = state["trainer"].content
+    assert (content["epoch"], content["rng"].tolist(), content["noise"]) == (3, [2.0, 2.0], {"seed": 2})
+    assert len(own) == 1
+
+
+def test_what_is_said_to_be_alike_is_not_compared(stored):
+    _, notes, _ = load(stored(4), 0, 2, Named(replicated=("rng", "python")))
+    assert notes == []
+
+
+def test_what_is_too_much_to_compare_is_named_as_such(stored, monkeypatch):
+    monkeypatch.setattr("ckptd_client._per_rank._COMPARED_NBYTES", 40)
+    _, notes, _ = load(stored(4), 0, 2)
+    assert "ranks 0 to 3 saved state['python'], each a value of its own" in notes[0]
+    assert "saved state['w'], state['rng'], perhaps each a value of its own: they were not compared" in notes[1]
+
+
+def test_what_cannot_be_read_to_compare_it_fails_no_load(stored):
+    found = stored(4)
+    path = found / "r00003-p00.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    state, notes, _ = load(found, 0, 2)
+    assert state["rng"].tolist() == [0] * 16
+    assert "state['rng'], each a value of its own" in notes[0]
+    assert "saved state['w'], state['steps'][0], perhaps" in notes[1]
+
+
+def test_large_jobs_are_not_compared(stored, monkeypatch):
+    monkeypatch.setattr("ckptd_client._per_rank._COMPARED_RANKS", 3)
+    _, notes, _ = load(stored(4), 0, 2)
+    assert "saved state['w'], state['steps'][0], state['rng'], perhaps each a value of its own" in notes[1]
+
+
+def test_normalisation_layers_that_ran_apart_are_named(stored):
+    def of(rank):
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+        model(torch.ones(2, 3) * torch.arange(2)[:, None] * (rank + 1))
+        return {"m": model}
+
+    _, notes, _ = load(stored(2, of), 0, 1, state=of(5))
+    [note] = notes
+    assert "state['m']['1.running_mean'], state['m']['1.running_var'], each a value of its own" in note
+
+
+def test_what_each_rank_has_for_itself_is_no_replica():
+    state = {"w": torch.zeros(64, 8), "rng": torch.zeros(64, 8)}
+    plan = make_plan(state, rank=0, world_size=2, replicated=("*",), is_own=Named(per_rank=("rng",)).is_own)
+    assert [[plan.names[at] for at in stream.positions] for stream in plan.streams] == [["w"]]
+
+
+def test_patterns():
+    named = Named(per_rank=("rng", "a.*.b"))
+    assert [named.is_own(n) for n in ("rng", "rng.torch", "rngs", "a.1.b", "a.b")] == [True, True, False, True, False]
+    assert ranks_of([3]) == "rank 3"
+    assert ranks_of([2, 1]) == "ranks 1 to 2"
+    assert ranks_of([0, 2, 4, 6]) == "ranks 0, 2, 4, and 1 more"
+
+
+def test_patterns_that_are_none_and_patterns_of_nothing(join, caplog):
+    with pytest.raises(ConfigError, match=r"per_rank is 'rng'"):
+        join(per_rank="rng")
+    caplog.set_level(logging.WARNING, "ckptd_client")
+    join(per_rank=["rgn"]).save({"rng": torch.ones(1)}, 1)
+    assert "per_rank=['rgn'] names nothing in the state; its keys are rng" in caplog.text
