@@ -17,7 +17,7 @@ from ckptd.parity_files import open_parity
 from ckptd.peers.kept import Kept, keep_topology
 from ckptd.protocol import places
 from ckptd.protocol.errors import BudgetError, CkptdError, DamagedError, WrongStoreError
-from ckptd.protocol.ids import MAX_INCARNATION, JobKey, SaveId, file_name, incarnation_at
+from ckptd.protocol.ids import MAX_INCARNATION, JobKey, RunId, SaveId, file_name, incarnation_at
 from ckptd.protocol.layout import extents
 from ckptd.protocol.manifest import STOCK_OBJECTS, VERSION, FileRecord, StockObjects, Vote, decode_objects
 from ckptd.protocol.shares import as_recorded
@@ -223,7 +223,7 @@ class Effects:
                 )  # fmt: skip
             elif isinstance(reply, Failed):
                 hopeless = reply.errno in _HOPELESS or reply.code == WrongStoreError.code
-                self._deliver(_no_number(action, reply.message, reply.hint, hopeless=hopeless))
+                self._deliver(_no_number(action, run, reply.message, reply.hint, hopeless=hopeless))
 
         self._stores.ask(
             job.store,
@@ -422,11 +422,11 @@ def _scanned(action: act.ScanStore, found: Scanned) -> ev.StoreScanned:
 
 
 def _no_number(
-    action: act.TakeIncarnation, problem: str, hint: str = "", *, hopeless: bool = False
+    action: act.TakeIncarnation, run: RunId, problem: str, hint: str = "", *, hopeless: bool = False
 ) -> ev.IncarnationTaken:
     """The clock's, with a run of its own."""
     return ev.IncarnationTaken(
-        job=action.job, session=action.session, number=incarnation_at(time.time()), run=secrets.token_bytes(16),
+        job=action.job, session=action.session, number=incarnation_at(time.time()), run=run,
         problem=problem, hint=hint, hopeless=hopeless,
     )  # fmt: skip
 
@@ -444,7 +444,7 @@ def _failure(action: act.Action, problem: str) -> ev.Event | None:
                 job=action.job, rank=action.rank, count=action.count, code="os", message=problem, hint=""
             )
         case act.TakeIncarnation():
-            return _no_number(action, problem)
+            return _no_number(action, secrets.token_bytes(16), problem)
         case act.ScanStore():
             return ev.StoreScanned(job=action.job, after=action.after, problem=problem)
         case act.Commit():

@@ -93,7 +93,8 @@ def take(fs: FileLayer, key: JobKey, by: Taker, at_least: int = 1, until: float 
 def claim(fs: FileLayer, key: JobKey, number: int, by: Taker) -> bool:
     """Whether the number is the taker's, on record and durable: one that was made up while the store was silent.
 
-    To be asked before anything of the number is written here. May be repeated.
+    To be asked before anything of the number is written here. May be repeated. A record of the same session, which the
+    store gave it and said that it did not, is replaced: its run has nothing.
     """
     path, data = _record(key, number, by)
     records = os.path.dirname(path)
@@ -101,6 +102,8 @@ def claim(fs: FileLayer, key: JobKey, number: int, by: Taker) -> bool:
     fs.mkdir(records)
     if number not in record_numbers(fs, key, number):
         fs.publish_once(fs.write_temp(path, data), path)
+    elif any((r.incarnation, r.session) == (number, by.session) for r in records_of(fs, key, number)):
+        fs.rename(fs.write_temp(path, data), path)
     _sync_records(fs, key)
     return any((r.incarnation, r.run) == (number, by.run.hex()) for r in records_of(fs, key, number))
 

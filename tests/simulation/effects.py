@@ -392,7 +392,7 @@ _EVENTS: dict[type[Any], Callable[[Any, str, Any], list[Any]]] = {
             job=a.job,
             session=a.session,
             number=found,
-            run=run_of(a.session, found),
+            run=run_of(a.session, a.at_least),
             problem=problem,
         )
     ],

@@ -7,9 +7,9 @@ from ckptd.core import events as ev
 from ckptd.protocol.ids import SaveId, not_behind
 
 
-def run_of(session: str, number: int) -> bytes:
-    """The run id that the world draws."""
-    return hashlib.blake2b(f"{session} {number}".encode(), digest_size=16).digest()
+def run_of(session: str, at_least: int) -> bytes:
+    """The run id that the world draws when a number is asked for."""
+    return hashlib.blake2b(f"{session} {at_least}".encode(), digest_size=16).digest()
 
 
 class StoreError(Exception):
@@ -66,13 +66,15 @@ class Store:
         number = not_behind(number, now)
         assert number not in self.numbers
         self.numbers.add(number)
-        self.records[number] = ev.Recorded(number, run_of(session, number), session)
+        self.records[number] = ev.Recorded(number, run_of(session, at_least), session)
         return number
 
     def claim(self, number: int, run: bytes, session: str) -> bool:
         """The record of a number that was made up; whether it is the session's."""
         self.numbers.add(number)
-        found = self.records.setdefault(number, ev.Recorded(number, run, session))
+        found = self.records.get(number)
+        if found is None or found.session == session:
+            found = self.records[number] = ev.Recorded(number, run, session)
         return found.run == run
 
     def taken_over(self, save: SaveId, incarnation: int, session: str, void: tuple[str, ...]) -> int:

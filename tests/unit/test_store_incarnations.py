@@ -305,6 +305,14 @@ def test_a_number_of_its_own_that_somebody_has_is_lost(key) -> None:
     assert claim(FileLayer(), key, number, TAKER)
     assert claim(FileLayer(), key, number, Taker(RUN, "session", "another node"))  # its coordinator moved
     assert not claim(FileLayer(), key, number, Taker(OTHER_RUN, "another", "b"))
+    assert records_of(FileLayer(), key)[0].run == RUN.hex()
+
+
+def test_a_number_that_was_given_and_said_not_to_be_is_the_sessions_still(key) -> None:
+    """An error after the record was made: the session went on with a number of its own, which is that very one."""
+    number = take(FileLayer(), key, Taker(OTHER_RUN, "session", "node"))
+    assert claim(FileLayer(), key, number, TAKER)
+    assert [record.run for record in records_of(FileLayer(), key)] == [RUN.hex()]
 
 
 def test_a_number_that_comes_when_nobody_waits_any_more_is_given_back(key) -> None:
