@@ -4,6 +4,7 @@ PageCopies: bytes of the host, under write-protected pages. TensorCopies: tensor
 kind under samples, for who has asked for that. Each is used by one save, in the thread of its Overlap.
 """
 
+import contextlib
 import errno
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -122,8 +123,9 @@ class PageCopies:
 
     def let_go(self) -> None:
         """See LateCopies."""
-        armed, self._armed = self._armed, []
-        self._memory.release(armed)
+        with contextlib.suppress(IndexError):  # each is released by one thread, whoever is here too
+            while True:
+                self._memory.release([self._armed.pop()])
 
 
 def _pages_of(piece: Piece) -> Range:

@@ -26,7 +26,9 @@ class LateMemory:
         self._guard = guard
         self._lock = threading.Lock()
         self._ready: set[int] = set()  # units, by address, that are registered
+        self._ranges = 0  # of units side by side: about as many mappings
         self._tries: dict[int, int] = {}
+        self._leased: set[int] = set()  # units that a save copies under their protection
         self._queue: set[int] = set()  # units that are to be put together
         self._thread: threading.Thread | None = None
         self._error = "the kernel made none of these"  # what the last of them ended with
@@ -39,24 +41,30 @@ class LateMemory:
         with self._lock:
             armed = [one for found in self._registered(units) for one in self._arm(found)]
             got = {start for one in armed for start in _starts(one)}
-            self._want(start for one in units for start in _starts(one) if start not in got)
+            self._leased |= got
+            self._queue_up(start for one in units for start in _starts(one) if start not in got | self._leased)
         return armed
 
     def _registered(self, units: Sequence[Range]) -> list[Range]:
-        """The parts that are; the largest, when they are too many."""
-        found = whole_units(
-            Range(start, start + HUGE_NBYTES) for one in units for start in _starts(one) if start in self._ready
+        """The parts that are, and that no other save copies just now."""
+        free = self._ready - self._leased  # what another save copies under its protection is copied early here
+        return whole_units(
+            Range(start, start + HUGE_NBYTES) for one in units for start in _starts(one) if start in free
         )
-        if len(found) > _MAX_RANGES:
-            found = sorted(found, key=lambda one: one.start - one.stop)[:_MAX_RANGES]
-        return found
+
+    def _has_room(self, start: int) -> bool:
+        """Whether one more range may be registered; next to one that is it costs no mapping."""
+        return self._beside(start) > 0 or self._ranges < _MAX_RANGES
+
+    def _beside(self, start: int) -> int:
+        return len({start - HUGE_NBYTES, start + HUGE_NBYTES} & self._ready)
 
     def _arm(self, found: Range) -> list[Range]:
         if self._guard.is_huge(found):
             try:
                 self._guard.protect(found)
             except OSError:  # somebody has mapped something else in its place
-                self.release([found])
+                self._unprotect([found])
             else:
                 return [found]
         if found.stop - found.start == HUGE_NBYTES:
@@ -66,6 +74,7 @@ class LateMemory:
 
     def _drop(self, unit: Range) -> None:
         self._ready.discard(unit.start)
+        self._ranges += self._beside(unit.start) - 1
         with contextlib.suppress(OSError):
             self._guard.unregister(unit)
 
@@ -81,7 +90,13 @@ class LateMemory:
         return self._guard.unwritten(armed)
 
     def release(self, armed: Iterable[Range]) -> None:
-        """Writes cost nothing again. May be repeated. Never raises."""
+        """Writes cost nothing again. Each is released once, by who armed it. Never raises."""
+        armed = list(armed)
+        self._unprotect(armed)
+        with self._lock:
+            self._leased -= {start for one in armed for start in _starts(one)}
+
+    def _unprotect(self, armed: Iterable[Range]) -> None:
         for one in armed:
             try:
                 self._guard.unprotect(one)
@@ -90,10 +105,11 @@ class LateMemory:
                     with contextlib.suppress(OSError):
                         self._guard.unprotect(Range(start, start + HUGE_NBYTES))
 
-    def forget(self, units: Iterable[Range]) -> None:
-        """They are nobody's any more."""
+    def forget(self, units: Iterable[Range], but: Iterable[Range] = ()) -> None:
+        """They are nobody's any more, but for these and for what a save copies just now."""
+        kept = {start for one in but for start in _starts(one)}
         with self._lock:
-            for start in {start for one in units for start in _starts(one)}:
+            for start in {start for one in units for start in _starts(one)} - kept - self._leased:
                 self._queue.discard(start)
                 self._tries.pop(start, None)
                 if start in self._ready:
@@ -107,11 +123,15 @@ class LateMemory:
 
     # --- the thread
 
-    def _want(self, starts: Iterable[int]) -> None:
+    def _queue_up(self, starts: Iterable[int]) -> None:
+        """Has them put together. Without a thread for it they stay as they are."""
         self._queue |= {start for start in starts if self._tries.get(start, 0) < _TRIES}
         if self._queue and (self._thread is None or not self._thread.is_alive()):
             self._thread = threading.Thread(target=self._put_together, name="ckptd-huge-pages", daemon=True)
-            self._thread.start()
+            try:
+                self._thread.start()
+            except RuntimeError as error:
+                self._queue, self._error = set(), str(error)
 
     def _put_together(self) -> None:
         while (run := self._next_run()) is not None:
@@ -139,9 +159,10 @@ class LateMemory:
             for start in _starts(run):
                 unit = Range(start, start + HUGE_NBYTES)
                 self._tries[start] = self._tries.get(start, 0) + 1
-                if start in self._queue and self._guard.is_huge(unit):
+                if start in self._queue and self._guard.is_huge(unit) and self._has_room(start):
                     with contextlib.suppress(OSError):  # another userfaultfd has it
                         self._guard.register(unit)
+                        self._ranges += 1 - self._beside(start)
                         self._ready.add(start)
                         self._tries.pop(start)
             self._queue -= set(_starts(run))

@@ -5,6 +5,7 @@ copies holds back only what the writer queues there. Before the save counts, eac
 somebody else wrote.
 """
 
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -24,11 +25,23 @@ class Fate(Protocol):
         """It is not what was saved, or came too late. written: positions that somebody wrote to."""
 
 
+class _NoFate:
+    def deliver(self) -> None:
+        """Nobody's."""
+
+    def discard(self, reason: str, written: Sequence[int]) -> None:
+        """Nobody's."""
+
+
+_NO_FATE = _NoFate()
+
+
 class Overlap:
     """One save's. Owns the copies from here on, and lets go of them when it is over."""
 
     def __init__(self, copies: Sequence[LateCopies], fate: Fate) -> None:
         self._copies, self._fate = list(copies), fate
+        self._pid = os.getpid()
         self._on_device = any(one.on_device for one in copies)
         self._reason = ""
         self._written: list[int] | None = None  # positions, once it was looked
@@ -41,15 +54,22 @@ class Overlap:
         self._thread.start()
 
     @property
+    def begun(self) -> bool:
+        """Whether the thread was started: from then on it alone delivers or discards."""
+        return self._thread.ident is not None
+
+    @property
     def over(self) -> bool:
-        """Whether the save was delivered or discarded."""
-        return not self._thread.is_alive()
+        """Whether the save was delivered or discarded. In a forked child it is its parent's."""
+        return not self._thread.is_alive() or os.getpid() != self._pid
 
     def before_step(self, deadline: float) -> None:
         """Blocks until the tensors may be written; at the deadline they may all the same, and the save is given up.
 
         What a device is still copying then is waited for by what this thread queues there, not by this thread.
         """
+        if self.over:
+            return
         if not self._copied.wait(max(0.0, deadline - time.monotonic())):
             self.cancel("its copy was not done when the optimizer had waited save_timeout_s for it")
             self.let_go()
@@ -99,7 +119,7 @@ class Overlap:
                 self._fate.deliver()
         finally:
             self.let_go()
-            self._copies = []
+            self._copies, self._fate = [], _NO_FATE  # a slot stays mapped for as long as somebody refers to it
 
     def _copy(self) -> None:
         """Has devices begin with theirs, and copies the rest."""

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("ckptd_client")
 Verify = Literal["proof", "samples", "off"]
 _OFF = "off: "
+_cuda: Any = torch.cuda  # much of it has no types
 
 
 class Overlapping:
@@ -102,6 +103,8 @@ class Overlapping:
         while self._attached:
             self._attached.pop().detach()
         self._forget_units()
+        if not self.running:
+            self._running = self._last = None
 
     def _forget_units(self) -> None:
         if self._memory is not None and self._found is not None:
@@ -116,12 +119,11 @@ class Overlapping:
         owned = [tensor for attached in believed for tensor in attached.tensors()]
         mine, theirs = addresses(tensors), set(addresses(owned))
         last = self._found
-        if last is None or (last.plan, last.addresses, last.owned) != (plan.plan_id, mine, theirs):
+        if last is None or not last.holds(plan.plan_id, mine, theirs, tensors):
             found = self._divided(plan, tensors, self._inside(tensors, mine, owned, theirs), mine)
             units = whole_units(span for _, span in found.spans)
             if last is not None and self._memory is not None:
-                now = {start for one in units for start in one}
-                self._memory.forget([one for one in last.units if not now.issuperset(one)])
+                self._memory.forget(last.units, but=units)
             last = self._found = _Found(plan.plan_id, mine, theirs, found, units)
         armed: list[Range] = []
         if self._memory is not None and last.units:
@@ -194,14 +196,22 @@ class Overlapping:
             overlap = Overlap(copies, fate)
             segment.owner = weakref.ref(overlap)
             _copy_early(segment, views, tensors, found, inside, outside)
-            overlap.start()
         except BaseException:
             self.let_go(found)
             client._link.unsealed.discard(handle.save_id)
             segments.release(client, segment)
             raise
-        self._running = overlap
-        self._last = _Last(handle, deadline)
+        self._running, self._last = overlap, _Last(handle, deadline)  # first: once a thread copies, it alone ends it
+        try:
+            overlap.start()
+        except BaseException as error:
+            overlap.cancel(f"{type(error).__name__} while its copy began")
+            overlap.let_go()
+            if not overlap.begun:
+                self._running = self._last = None
+                client._link.unsealed.discard(handle.save_id)
+                segments.release(client, segment)
+            raise
 
     def let_go(self, found: "Candidates") -> None:
         """Nothing of these is copied late after all."""
@@ -284,9 +294,17 @@ class _Found(NamedTuple):
     candidates: Candidates
     units: list[Range]
 
+    def holds(self, plan: str, mine: list[int], owned: set[int], tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether all is as it was; another view of the same memory is not."""
+        if (self.plan, self.addresses, self.owned) != (plan, mine, owned):
+            return False
+        return all(_lies_straight(tensors[i]) for i, _ in self.candidates.spans)
+
 
 def _lies_straight(tensor: torch.Tensor) -> bool:
-    """Whether its bytes lie as they are to be written, and are there."""
+    """Whether its bytes lie as they are to be written, are there, and no device is known to write to them."""
+    if _cuda.is_initialized() and tensor.is_pinned():
+        return False
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg() and tensor.nbytes > 0
 
 

@@ -15,12 +15,11 @@ import torch
 import xxhash
 
 from ckptd.protocol.shares import ON_DEVICES, PART_NBYTES, SUM_NBYTES, WHOLE
-from ckptd_client._copy_engines import CopyEngine, divided, flat_bytes, parts_of
+from ckptd_client._checksums import BLOCK_NBYTES, block_sums, blocks_of
+from ckptd_client._copy_engines import CopyEngine, divided, flat_bytes
 
-_BLOCK_NBYTES = 8 << 20  # hashed, or summed up, at a time
 _THREADS = 4  # more than one, or two, are not faster than memory
 _THREADED_NBYTES = 32 << 20  # less is done before threads have begun
-_WEIGHTS_SEED = 0x5C6B_7074_6401_0001
 _Bytes = memoryview | ctypes.Array[ctypes.c_char]
 
 
@@ -77,7 +76,7 @@ class WholeDigest:
     ) -> Callable[[], None]:
         """Has a device sum up these tensors now; what it returns waits for the sums and puts them into their places."""
         with torch.no_grad():
-            sums, counts = _device_sums(tensors)
+            sums, counts = block_sums(tensors)
             place = engine.scratch(sums.nbytes).view(torch.int64)
             place.copy_(sums, non_blocking=True)
         mark = engine.now()
@@ -130,62 +129,9 @@ def _hash(blocks: Sequence[_Bytes]) -> list[bytes]:
 def _blocks_of_host(tensor: torch.Tensor) -> list[_Bytes]:
     """Its bytes, where they lie if they lie in order. Each keeps its memory, but for those: the caller keeps them."""
     if not (tensor.is_cpu and tensor.is_contiguous()) or tensor.is_conj() or tensor.is_neg():
-        return [flat_bytes(block.cpu()).numpy().data for block in _blocks(tensor)]
+        return [flat_bytes(block.cpu()).numpy().data for block in blocks_of(tensor)]
     address, nbytes = tensor.data_ptr(), tensor.numel() * tensor.itemsize
-    if nbytes <= _BLOCK_NBYTES:
+    if nbytes <= BLOCK_NBYTES:
         return [(ctypes.c_char * nbytes).from_address(address)]
-    starts = range(0, nbytes, _BLOCK_NBYTES)
-    return [(ctypes.c_char * min(_BLOCK_NBYTES, nbytes - at)).from_address(address + at) for at in starts]
-
-
-def _blocks(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    return (part for part, _ in parts_of(tensor, tensor, _BLOCK_NBYTES))
-
-
-# --- devices
-
-
-_weights: dict[torch.device, torch.Tensor] = {}
-
-
-def _device_sums(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[int]]:
-    """The sums of all blocks of tensors of one device, queued there; and how many each tensor has.
-
-    A sum is that of all 32-bit words, each times an odd 64-bit number of its place: so any word that is another one
-    makes it another one, and two differences make up for each other in one of 2^32 cases.
-    """
-    weights = _weights_on(tensors[0].device)
-    sums: list[torch.Tensor] = []
-    counts = []
-    for tensor in tensors:
-        before = len(sums)
-        for block in _blocks(tensor):
-            words = _words(block)
-            sums.append((words * weights[: len(words)]).sum())
-        counts.append(len(sums) - before)
-    return torch.stack(sums), counts
-
-
-def _words(block: torch.Tensor) -> torch.Tensor:
-    """Its bytes as 32-bit words, filled up with zeros; a copy where they do not lie so."""
-    flat = flat_bytes(block)
-    if len(flat) % 4 or flat.data_ptr() % 4 or flat.storage_offset() % 4:
-        padded = torch.zeros(-(-len(flat) // 4) * 4, dtype=torch.uint8, device=flat.device)
-        padded[: len(flat)] = flat
-        flat = padded
-    return flat.view(torch.int32)
-
-
-def _weights_on(device: torch.device) -> torch.Tensor:
-    """An odd number for each word of a block, the same everywhere: steps of splitmix64, made there once."""
-    if device not in _weights:
-        x = torch.arange(1, _BLOCK_NBYTES // 4 + 1, dtype=torch.int64, device=device) * _signed(0x9E37_79B9_7F4A_7C15)
-        x = (x + _signed(_WEIGHTS_SEED)) ^ (x >> 30)
-        x = x * _signed(0xBF58_476D_1CE4_E5B9)
-        x = (x ^ (x >> 27)) * _signed(0x94D0_49BB_1331_11EB)
-        _weights[device] = (x ^ (x >> 31)) | 1
-    return _weights[device]
-
-
-def _signed(word: int) -> int:
-    return word - (1 << 64) if word >> 63 else word
+    starts = range(0, nbytes, BLOCK_NBYTES)
+    return [(ctypes.c_char * min(BLOCK_NBYTES, nbytes - at)).from_address(address + at) for at in starts]

@@ -117,6 +117,70 @@ def test_no_writer_is_silent(writer, name, late, monkeypatch):
         client.close()
 
 
+@pytest.mark.parametrize("view", ["transposed", "conjugate"])
+def test_another_view_of_the_same_memory_is_saved_as_it_is(view, late):
+    """One that lies otherwise, at the same address, of the same shape: its bytes are not those that are saved."""
+    victim, client = late()
+    side = 1024
+    dtype = torch.complex64 if view == "conjugate" else torch.float32
+    memory = victim.large.detach().view(dtype)[: side * side].view(side, side)
+    client.save({"w": memory}).wait("staged", 20)
+    wait_for(lambda: not late_memory().busy)
+    assert client.save({"w": memory}).wait("staged", 20)
+    assert client.stats().last_late_nbytes
+    victim.optimizer.step()
+    shown = memory.t() if view == "transposed" else memory.conj()
+    expected = shown.clone()
+    client.save({"w": shown}).wait("staged", 20)
+    back = {"w": torch.zeros(side, side, dtype=dtype)}
+    client.load(back)
+    assert torch.equal(back["w"], expected)
+
+
+def test_two_clients_of_one_memory_are_in_each_others_way_and_never_wrong(late, join, job, monkeypatch):
+    """What one copies under its protection, the other copies before save returns."""
+    victim, client = late()
+    other = join(f"{job[:50]}-b")
+    other.attach(victim.optimizer)
+    moment = Moment(monkeypatch, "in mid-copy")
+    moment.act = lambda: other.save(victim.state)
+    expected = victim.large.detach().clone()
+    handle = client.save(victim.state)
+    assert moment.done.wait(20)
+    victim.optimizer.step()
+    handle.wait("staged", 20)
+    for one in (client, other):
+        back = {name: torch.zeros_like(tensor) for name, tensor in victim.state.items()}
+        one.load(back)
+        assert torch.equal(back["large"], expected)
+
+
+def test_a_copy_that_cannot_begin_ends_nothing_of_anybody_elses(late, monkeypatch):
+    victim, client = late()
+    start = threading.Thread.start
+
+    def interrupted(thread):
+        start(thread)
+        if thread.name == "ckptd-overlap":
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            client.save(victim.state)
+    victim.optimizer.step()
+    for _ in range(3):
+        expected = victim.large.detach().clone()
+        handle = client.save(victim.state)
+        victim.optimizer.step()
+        handle.wait("staged", 20)
+    back = {name: torch.zeros_like(tensor) for name, tensor in victim.state.items()}
+    client.load(back)
+    assert torch.equal(back["large"], expected)
+    client.close()
+    assert client._overlapping._running is None
+
+
 def test_the_document_names_every_writer():
     with open(os.path.join(ROOT, "docs/failures.md")) as file:
         text = file.read().split("## Who may write", 1)[1].split("\n## ", 1)[0]
