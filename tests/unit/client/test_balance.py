@@ -273,7 +273,7 @@ def test_few_tensors_are_named_each_by_itself():
 
 def test_the_digest_does_not_depend_on_how_many_threads_make_it(monkeypatch):
     state = {"a": torch.randn(70_001), "b": torch.randn(300, 300).t()}
-    monkeypatch.setattr(_replica_digests, "_BLOCK_NBYTES", 4000)
+    monkeypatch.setattr(_replica_digests, "BLOCK_NBYTES", 4000)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     _, alone = whole_shares(state)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
