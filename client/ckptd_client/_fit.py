@@ -1,7 +1,7 @@
 """Fits a checkpoint onto a state: which bytes go to which tensor, which leaf to which place, or what differs."""
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -120,11 +120,8 @@ class Fit:
     own_notes: list[str] = field(default_factory=list)  # for the user, of this rank alone
     comparison: Comparison | None = None  # of what several ranks saved, in a job of another size
 
-    def settle(self, read: Callable[[int, list[Target]], None] | None = None) -> None:
-        """After the bytes are in: tensors that share memory here get theirs. Raises MismatchError when those differ.
-
-        read: gets more of a rank's image, for what other ranks saved under a name. None of that fails the load.
-        """
+    def settle(self) -> None:
+        """After the bytes are in: tensors that share memory here get theirs. Raises MismatchError when those differ."""
         with torch.no_grad():
             for _, _, scratch, tensor in self.shared:
                 tensor.copy_(scratch)
@@ -132,8 +129,6 @@ class Fit:
             if not torch.equal(_bits(tensor), _bits(scratch)):
                 mine, others = format_path(self.paths[name]), format_path(self.paths[other])
                 raise MismatchError(f"{mine} and {others} share memory in the state, but differ in the checkpoint")
-        if self.comparison is not None and read is not None:
-            self.comparison.read(read)
 
     def finish(self, state: Any, *, strict: bool = True) -> list[str]:
         """After the bytes are in: strided and device tensors, plain leaves, and load_state_dict of each Stateful.
@@ -241,7 +236,7 @@ def fit(state: Any, saves: Saves, *, where: str, pickle_keys: PickleKeys = NO_PI
     sharing = _sharing(wanted)
     for index, want in enumerate(wanted):
         _aim(out, want, sharing.get(index))
-    out.comparison = Comparison(saves.resized, out.tensors, saves.rank) if saves.resized else None
+    out.comparison = Comparison(saves.resized, out.tensors) if saves.resized else None
     _quieten(out)
     _copy_inline(out, here, saves)
     for name in saves.paths:

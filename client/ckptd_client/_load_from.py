@@ -156,7 +156,7 @@ def _load_own(  # noqa: PLR0913, PLR0917
         )  # fmt: skip
         fitted = fit(state, _placed(saves, state), where=path, pickle_keys=keys)
         checkpoint.read_all(fitted.targets, company(checkpoint.save))
-        fitted.settle(checkpoint.read)
+        fitted.settle()
     finally:
         checkpoint.close()
     notes = fitted.finish(state, strict=False)

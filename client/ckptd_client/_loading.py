@@ -194,7 +194,7 @@ def _read_whole(link: Link, state: dict[str, Any], order: LoadFrom, save: SaveId
         where = f"step {save.step} of job {link.job.job}, in memory"
         fitted = fit(state, saves, where=where, pickle_keys=link.settings.pickle_keys)
         found.read_all(fitted.targets)
-        fitted.settle(found.read)
+        fitted.settle()
     finally:
         found.close()
     nbytes = sum(target.nbytes for targets in fitted.targets.values() for target in targets)
@@ -253,7 +253,7 @@ def read_checkpoint(  # noqa: PLR0913 - keyword-only
                 copy_out(source, targets, sparse=True)
 
         copy_out_together(open_source, fitted.targets, manifest.files, company, integrity)
-        fitted.settle(read)
+        fitted.settle()
         nbytes = sum(target.nbytes for targets in fitted.targets.values() for target in targets)
         return fitted, nbytes, notes
 

@@ -1,31 +1,26 @@
 """Values that each rank has for itself, such as the state of its random generator, when the number of ranks changes.
 
 A checkpoint does not say whether ranks that saved the same name had one value or several. So of plain values the saved
-bytes are compared, in small jobs also those of a few small tensors. What differs, or was not compared, is named in a
-note.
+bytes are compared, and what differs is named in a note; of tensors those that are states of generators by their dtype,
+or had several shapes. Others would have to be read as each rank saved them: declare them.
 """
 
 import fnmatch
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
 
-from ckptd.protocol.digest import BLOCK_NBYTES
-from ckptd.protocol.errors import DamagedError
-from ckptd.protocol.layout import Layout, Leaves, Path, itemsize
+from ckptd.protocol.layout import Layout, Leaves, Path
 from ckptd_client._reshard import Saved
-from ckptd_client._restore import Target
 from ckptd_client._sharded import is_dtensor
 from ckptd_client._tree import Flat, format_path
-from ckptd_client._verify import bytes_of, listed
+from ckptd_client._verify import listed
 
 log = logging.getLogger("ckptd_client")
-_COMPARED_RANKS = 16  # each rank of the job reads blocks of each rank that saved
-_COMPARED_BLOCKS = 32  # at most so many
-_COMPARED_NBYTES = 8 << 20
+_GENERATOR_DTYPE = "U8"  # of what torch.get_rng_state() gives
 
 Holders = tuple[int, ...]  # ranks that saved a name
 
@@ -109,64 +104,26 @@ def _apart(leaves: Mapping[int, Leaves], named: Named) -> dict[str, Holders]:
     }
 
 
-class Compared(NamedTuple):
-    """A tensor as this rank gets it, and as another rank saved it."""
-
-    name: str
-    tensor: torch.Tensor
-    other: torch.Tensor  # its bytes
-    target: Target
-
-
 class Comparison:
-    """Which tensors that several ranks saved differ: some are read as others saved them and compared."""
+    """Which names several ranks saved, each with a value of its own, or perhaps so. Reads nothing."""
 
-    def __init__(self, found: Resized, tensors: Mapping[str, torch.Tensor], prefer: int) -> None:
+    def __init__(self, found: Resized, tensors: Mapping[str, torch.Tensor]) -> None:
         self.found = found
         self._apart = dict(found.apart)
         self._unsure: dict[str, Holders] = {}
-        self._compared: dict[int, list[Compared]] = {}  # by the rank that is read
-        few = max(found.saved, found.world_size) <= _COMPARED_RANKS
-        self._left = _COMPARED_NBYTES if few else 0
-        self._blocks: set[tuple[int, int]] = set()
         for name, held in found.tensors.items():
-            if name in tensors and not is_dtensor(tensors[name]):
-                self._add(name, tensors[name], held, prefer)
-
-    def _add(self, name: str, tensor: torch.Tensor, held: list[Saved], prefer: int) -> None:
-        used = next((saved for saved in held if saved.rank == prefer), held[0])
-        if any((s.entry.dtype, s.entry.global_shape) != (used.entry.dtype, used.entry.global_shape) for s in held):
-            self._apart[name] = self._holders(name)
-            return
-        nbytes = tensor.numel() * itemsize(used.entry.dtype)
-        others = [saved for saved in held if saved is not used] if nbytes else []
-        blocks = {(saved.rank, at) for saved in others for at in _blocks(saved, nbytes)} | self._blocks
-        if nbytes * len(others) > self._left or len(blocks) > _COMPARED_BLOCKS:
-            self._unsure[name] = self._holders(name)
-            return
-        self._blocks, self._left = blocks, self._left - nbytes * len(others)
-        for saved in others:
-            memory = torch.empty(nbytes, dtype=torch.uint8)
-            target = Target(saved.entry.data_offset, nbytes, memory.data_ptr())
-            self._compared.setdefault(saved.rank, []).append(Compared(name, tensor, memory, target))
-
-    def read(self, read: Callable[[int, list[Target]], None]) -> None:
-        """Reads what others saved of the tensors that are compared. What cannot be read fails no load."""
-        for rank, compared in self._compared.items():
-            try:
-                read(rank, [one.target for one in compared])
-            except (DamagedError, OSError):
-                self._unsure |= {one.name: self._holders(one.name) for one in compared}
-                compared.clear()
+            if name not in tensors or is_dtensor(tensors[name]):
+                continue
+            if len({(saved.entry.dtype, saved.entry.global_shape) for saved in held}) > 1:
+                self._apart[name] = self._holders(name)
+            elif held[0].entry.dtype == _GENERATOR_DTYPE:
+                self._unsure[name] = self._holders(name)
 
     def _holders(self, name: str) -> Holders:
         return tuple(saved.rank for saved in self.found.tensors[name])
 
     def notes(self, places: Mapping[str, str]) -> list[str]:
-        """What to say, once the tensors are filled. places: of the names that this rank has, in Python notation."""
-        for one in (one for compared in self._compared.values() for one in compared):
-            if one.name not in self._apart and not torch.equal(bytes_of(one.tensor.detach().cpu()), one.other):
-                self._apart[one.name] = self._holders(one.name)
+        """What to say. places: of the names that this rank has, in Python notation."""
         unsure = {name: held for name, held in self._unsure.items() if name not in self._apart}
         return [
             *self._said(self._apart, places, "each a value of its own"),
@@ -202,11 +159,6 @@ def _of_gone(found: Resized) -> list[str]:
         f"{found.world_size} ranks now, and had {found.saved}"
         for holders, names in groups.items()
     ]
-
-
-def _blocks(saved: Saved, nbytes: int) -> range:
-    first = saved.entry.data_offset
-    return range(first // BLOCK_NBYTES, (first + nbytes - 1) // BLOCK_NBYTES + 1)
 
 
 def ranks_of(ranks: Collection[int]) -> str:

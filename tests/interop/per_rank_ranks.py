@@ -19,7 +19,7 @@ import ckptd_client
 def main():
     job, step, folder, patterns, tier = sys.argv[1:]
     rank = int(os.environ["RANK"])
-    state = {"w": torch.zeros(1000), "rng": torch.full((4,), 100 * int(step) + rank), "epoch": 0}
+    state = {"w": torch.zeros(1000), "rng": torch.full((4,), 20 * int(step) + rank, dtype=torch.uint8), "epoch": 0}
     with ckptd_client.connect(job, start=False, per_rank=patterns.split(",") if patterns else ()) as client:
         restored = client.load(state)
         found = {

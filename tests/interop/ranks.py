@@ -162,8 +162,12 @@ def read_by_client(layout, reference, directory):
         restored = client.load(state)
         other = Trainer(layout, 5).state()
         loaded = client.load_from(directory, other)
-    assert (restored.step, restored.tier, restored.notes) == (3, "pfs", []), restored
-    assert (loaded.step, loaded.notes) == (3, []), loaded
+    assert (restored.step, restored.tier) == (3, "pfs"), restored
+    # Its optimizer is given as a dict; in a job of another size each rank's own number and generator are named.
+    expected = ("state_dict()", "'rank'", "'rng'")
+    said = (*restored.notes, *loaded.notes)
+    unexpected = [note for note in said if not any(word in note for word in expected)]
+    assert (loaded.step, unexpected) == (3, []), (restored, loaded)
     assert check("client.load_from", other, [reference[dist.get_rank()]]) == set(reference[0])
     assert check("client.load", state, [reference[dist.get_rank()]]) == set(reference[0])
 
