@@ -182,7 +182,9 @@ def load(folder, saved, layouts):
         state = Trainer(layout, 2).state()
         with ckptd_client.connect(JOB, start=False) as client:
             restored = client.load(state)
-        assert (restored.step, restored.notes) == (3, []), restored
+        # Its optimizers are given as dicts.
+        unexpected = [note for note in restored.notes if "state_dict()" not in note]
+        assert (restored.step, unexpected) == (3, []), restored
         assert check("client.load", state, whole) == set(whole)
         assert state["own"]["param_groups"][0]["lr"] == 0.01
 
