@@ -16,7 +16,14 @@ MAX_FUNCTION_LINES = 50
 PURE_BANNED = {"asyncio", "logging", "mmap", "os", "socket", "threading", "time", "torch", "zmq"}
 PURE_ALLOWED = (sys.stdlib_module_names - PURE_BANNED) | {"blake3", "msgspec", "xxhash"}
 BULK = tuple(f"ckptd.bulk.{name}" for name in ("client", "server", "sockets", "marks", "wire"))
-CLIENT_SEES = ("ckptd.protocol", "ckptd.integrity_key", "ckptd.mapping", "ckptd.regular_files", *BULK)
+CLIENT_SEES = (
+    "ckptd.protocol",
+    "ckptd.integrity_key",
+    "ckptd.mapping",
+    "ckptd.private_files",
+    "ckptd.regular_files",
+    *BULK,
+)
 DAEMON_BANNED = {"ckptd_client", "numpy", "pickle", "torch"}
 OPTIONAL = {
     "ckptd.export.casts": {"numpy"},
