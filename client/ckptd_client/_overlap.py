@@ -46,6 +46,7 @@ class Overlap:
         self._reason = ""
         self._written: list[int] | None = None  # positions, once it was looked
         self._looking = threading.Lock()
+        self._whose = threading.Lock()  # whoever gets it ends the save: the thread, or who could not start it
         self._copied = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ckptd-overlap", daemon=True)
 
@@ -53,10 +54,9 @@ class Overlap:
         """Begins to copy."""
         self._thread.start()
 
-    @property
-    def begun(self) -> bool:
-        """Whether the thread was started: from then on it alone delivers or discards."""
-        return self._thread.ident is not None
+    def withdraw(self) -> bool:
+        """Whether the thread has not begun, and never will: else it alone delivers or discards. To be asked once."""
+        return self._whose.acquire(blocking=False)
 
     @property
     def over(self) -> bool:
@@ -102,6 +102,8 @@ class Overlap:
     # --- the thread
 
     def _run(self) -> None:
+        if not self._whose.acquire(blocking=False):
+            return
         try:
             self._copy()
             if not self._on_device:

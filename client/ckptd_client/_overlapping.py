@@ -149,9 +149,10 @@ class Overlapping:
         by_engine = {i for positions in divided(tensors).values() for i in positions}
         names = plan.image.boxes
         able = [i for i in inside if not tensors[i].is_inference() and names[i].name not in self._written]
-        whole = [i for i in able if i in by_engine and self._verify] if self._verify else []
-        if self._verify == "samples":
-            whole = [i for i in able if i in by_engine or tensors[i].is_cpu]
+        whole: list[int] = []
+        if self._verify is not None:
+            trusted = self._verify == "samples"
+            whole = [i for i in able if i in by_engine or (trusted and tensors[i].is_cpu)]
         spans: list[tuple[int, Range]] = []
         if self._verify in (None, "proof") and self._memory is not None:
             able = [i for i in able if i not in by_engine and tensors[i].is_cpu and _lies_straight(tensors[i])]
@@ -207,7 +208,7 @@ class Overlapping:
         except BaseException as error:
             overlap.cancel(f"{type(error).__name__} while its copy began")
             overlap.let_go()
-            if not overlap.begun:
+            if overlap.withdraw():
                 self._running = self._last = None
                 client._link.unsealed.discard(handle.save_id)
                 segments.release(client, segment)

@@ -10,6 +10,7 @@ import torch
 from ckptd_client import SaveFailedError
 from ckptd_client import _late_copies as late_copies
 from ckptd_client._late_memory import late_memory
+from ckptd_client._overlap import Overlap
 from ckptd_client._page_guard import NoProofError
 from tests.cluster import ROOT, wait_for
 from tests.unit.client.writers import WRITERS, Victim, in_place, memory_of
@@ -155,15 +156,24 @@ def test_two_clients_of_one_memory_are_in_each_others_way_and_never_wrong(late, 
         assert torch.equal(back["large"], expected)
 
 
-def test_a_copy_that_cannot_begin_ends_nothing_of_anybody_elses(late, monkeypatch):
+@pytest.mark.parametrize("when", ["before its thread has begun", "when it copies"])
+def test_a_copy_whose_begin_is_interrupted_ends_nothing_of_anybody_elses(when, late, monkeypatch):
     victim, client = late()
-    start = threading.Thread.start
+    start, run, go_on = threading.Thread.start, Overlap._run, threading.Event()
+
+    def late_run(overlap):
+        """A thread that the system has made, and not let run yet."""
+        go_on.wait(10)
+        run(overlap)
 
     def interrupted(thread):
         start(thread)
         if thread.name == "ckptd-overlap":
             raise KeyboardInterrupt
 
+    if when == "before its thread has begun":
+        monkeypatch.setattr(Overlap, "_run", late_run)
+        threading.Timer(1.0, go_on.set).start()
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", interrupted)
         with pytest.raises(KeyboardInterrupt):
