@@ -12,8 +12,7 @@ from collections.abc import Callable
 import torch
 import xxhash
 
-from ckptd_client._balance import said_of
-from ckptd_client._looks import Look
+from ckptd_client._balance import said_of_wholes, wholes_of
 from ckptd_client._plan import Plan, gather, make_plan
 
 ROUNDS = 9
@@ -65,7 +64,7 @@ def medians(nbytes: int, tensors: int, replicas: int) -> dict[str, tuple[float, 
 
 
 def _digests(plan: Plan, values: list[torch.Tensor]) -> None:
-    said_of(plan.streams, values, Look(whole=True))()
+    said_of_wholes(plan.streams, wholes_of(plan.streams, values))()
 
 
 def main() -> None:

@@ -128,12 +128,10 @@ def _stream(ranks: tuple[int, ...], positions: Sequence[int], flat: Flat) -> Str
 
 
 def said_of(streams: Sequence[Stream], values: Sequence[Any], look: Look) -> Callable[[], tuple[Share, ...]]:
-    """This rank's word of each stream in this save, as the values are now. A call blocks until devices sent theirs."""
-    if look.whole:
-        wholes = [whole_of(stream, values, len(streams)) for stream in streams]
-        for whole in wholes:
-            whole.take()  # an overlap may do it later, if it is before anybody writes to them
-        return said_of_wholes(streams, wholes)
+    """This rank's word of each stream in this save, as the values are now. A call blocks until devices sent theirs.
+
+    look: one that is not whole.
+    """
     contents = [_content(stream, values, look.turn, first_look=stream.cut not in look.checked) for stream in streams]
     shares: list[Share] = []
 
@@ -145,9 +143,12 @@ def said_of(streams: Sequence[Stream], values: Sequence[Any], look: Look) -> Cal
     return said
 
 
-def whole_of(stream: Stream, values: Sequence[Any], streams: int) -> WholeDigest:
-    """To be taken while the values are what is saved: of all bytes of the stream, of so many that the rank has."""
-    return WholeDigest(locals_of([values[position] for position in stream.positions]), stream.runs(streams))
+def wholes_of(streams: Sequence[Stream], values: Sequence[Any]) -> list[WholeDigest]:
+    """Of all bytes of each stream. To be taken while the values are what is saved."""
+    return [
+        WholeDigest(stream.names, locals_of([values[i] for i in stream.positions]), stream.runs(len(streams)))
+        for stream in streams
+    ]
 
 
 def said_of_wholes(streams: Sequence[Stream], wholes: Sequence[WholeDigest]) -> Callable[[], tuple[Share, ...]]:

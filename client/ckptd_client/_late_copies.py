@@ -1,7 +1,8 @@
 """Copies that run while training goes on, and what proves that they are of what was saved.
 
-PageCopies: bytes of the host, under write-protected pages. TensorCopies: tensors of a device under checksums, or of any
-kind under samples, for who has asked for that. Each is used by one save, in the thread of its Overlap.
+PageCopies: bytes of the host, under write-protected pages, and digests of such bytes. TensorCopies: tensors of a device
+under checksums, or of any kind under samples, for who has asked for that. Each is used by one save, in the thread of
+its Overlap.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ _GROUP_NBYTES = 64 << 20  # copied in one call, without the GIL; what follows ma
 
 
 class LateCopies(Protocol):
-    """Of one save. Positions are those of the plan's tensors."""
+    """Of one save. Names are those of the state's tensors."""
 
     on_device: bool  # whether a device goes on copying when copy has returned
 
@@ -33,10 +34,10 @@ class LateCopies(Protocol):
     def hold_back(self) -> None:
         """What this thread queues on devices from here on comes after their copies."""
 
-    def written_by_now(self) -> list[int]:
-        """Positions that somebody wrote to, as far as it shows before devices are done. Before the optimizer writes."""
+    def written_by_now(self) -> list[str]:
+        """Names that somebody wrote to, as far as it shows before devices are done. Before the optimizer writes."""
 
-    def written(self) -> list[int]:
+    def written(self) -> list[str]:
         """The same, once devices are done: blocks for them. Empty: the copies are what was saved."""
 
     def let_go(self) -> None:
@@ -72,8 +73,22 @@ def cuts(spans: Sequence[tuple[int, Range]], armed: Sequence[Range]) -> tuple[li
     return inside, outside
 
 
+class LateDigest(Protocol):
+    """Of memory that is read when the copy has ended."""
+
+    @property
+    def late(self) -> Sequence[tuple[str, Range]]:
+        """That memory, with names."""
+
+    def take_late(self) -> None:
+        """Reads it. Blocks. Raises OSError where nothing is mapped any more."""
+
+
 class PageCopies:
-    """memory: where armed was armed; given back when the copy has ended, however it ends. keep: holds the memory."""
+    """memory: where armed was armed; given back when the copy has ended, however it ends. keep: holds the memory.
+
+    digests: what reads armed memory too, after the copy and under the same proof.
+    """
 
     on_device = False
 
@@ -81,12 +96,15 @@ class PageCopies:
         self,
         memory: LateMemory,
         armed: Sequence[Range],
-        pieces: Sequence[tuple[int, Piece]],  # with positions
+        pieces: Sequence[tuple[str, Piece]],  # with names
         keep: Sequence[torch.Tensor],
+        digests: Sequence[LateDigest] = (),
     ) -> None:
         self._memory, self._armed = memory, list(armed)
-        self._pieces, self._keep = list(pieces), list(keep)
-        self._written: list[int] | None = None
+        self._pieces, self._keep, self._digests = list(pieces), list(keep), list(digests)
+        self._read = [(name, _pages_of(piece.start, piece.start + piece.nbytes)) for name, piece in pieces]
+        self._read += [(name, _pages_of(*found)) for one in digests for name, found in one.late]
+        self._written: list[str] | None = None
 
     def copy(self, stopped: Callable[[], bool]) -> None:
         """See LateCopies. The proof is taken as soon as the last byte is there: later writes do no harm."""
@@ -96,30 +114,36 @@ class PageCopies:
                 if stopped():
                     return
                 copy(batch)
+            for one in self._digests:
+                if stopped():
+                    return
+                one.take_late()
             self._written = self._not_proved(armed)
         except OSError as error:
             if error.errno != errno.EFAULT:
                 raise
-            self._written = self._not_proved(armed) or [position for position, _ in self._pieces]
+            self._written = self._not_proved(armed) or self._all()
         finally:
             self.let_go()
 
-    def _not_proved(self, armed: Sequence[Range]) -> list[int]:
+    def _not_proved(self, armed: Sequence[Range]) -> list[str]:
         if all(map(self._memory.unwritten, armed)):
             return []
-        found = {position for position, piece in self._pieces if not self._memory.unwritten(_pages_of(piece))}
-        return sorted(found) or [position for position, _ in self._pieces]
+        return sorted({name for name, pages in self._read if not self._memory.unwritten(pages)})
+
+    def _all(self) -> list[str]:
+        return sorted({name for name, _ in self._read})
 
     def hold_back(self) -> None:
         """See LateCopies."""
 
-    def written_by_now(self) -> list[int]:
+    def written_by_now(self) -> list[str]:
         """See LateCopies."""
         return []
 
-    def written(self) -> list[int]:
+    def written(self) -> list[str]:
         """See LateCopies."""
-        return self._written if self._written is not None else [position for position, _ in self._pieces]
+        return self._written if self._written is not None else self._all()
 
     def let_go(self) -> None:
         """See LateCopies."""
@@ -128,10 +152,8 @@ class PageCopies:
                 self._memory.release([self._armed.pop()])
 
 
-def _pages_of(piece: Piece) -> Range:
-    return Range(
-        piece.start // PAGE_NBYTES * PAGE_NBYTES, -(-(piece.start + piece.nbytes) // PAGE_NBYTES) * PAGE_NBYTES
-    )
+def _pages_of(start: int, stop: int) -> Range:
+    return Range(start // PAGE_NBYTES * PAGE_NBYTES, -(-stop // PAGE_NBYTES) * PAGE_NBYTES)
 
 
 class TensorCopies:
@@ -143,7 +165,7 @@ class TensorCopies:
 
     def __init__(  # noqa: PLR0913 - keyword-only
         self,
-        positions: Sequence[int],
+        names: Sequence[str],
         views: Sequence[torch.Tensor],
         tensors: Sequence[torch.Tensor],
         counted: Sequence[torch.Tensor],
@@ -151,7 +173,7 @@ class TensorCopies:
         checked: bool,
         turn: int,
     ) -> None:
-        self._positions = list(positions)
+        self._names = list(names)
         self._views, self._counted = list(views), list(counted)
         self._watched = list(tensors)
         self._versions: list[Any] = [] if checked else versions(counted, tensors)
@@ -180,17 +202,17 @@ class TensorCopies:
         """See LateCopies."""
         self._fetch.hold_back()
 
-    def written_by_now(self) -> list[int]:
+    def written_by_now(self) -> list[str]:
         """See LateCopies. torch counts most writes; what it does not count shows at the end."""
         if not self._versions:
             return []
         now = versions(self._counted, self._watched)
-        return [p for p, before, after in zip(self._positions, self._versions, now, strict=True) if before != after]
+        return [name for name, before, after in zip(self._names, self._versions, now, strict=True) if before != after]
 
-    def written(self) -> list[int]:
+    def written(self) -> list[str]:
         """See LateCopies."""
         self._fetch.wait()
-        return [self._positions[i] for i in self._evidence.differing(self._views)]
+        return [self._names[i] for i in self._evidence.differing(self._views)]
 
     def let_go(self) -> None:
         """See LateCopies. Tensors are held until devices are done, which written waits for."""

@@ -21,15 +21,15 @@ class Fate(Protocol):
     def deliver(self) -> None:
         """Everything is copied."""
 
-    def discard(self, reason: str, written: Sequence[int]) -> None:
-        """It is not what was saved, or came too late. written: positions that somebody wrote to."""
+    def discard(self, reason: str, written: Sequence[str]) -> None:
+        """It is not what was saved, or came too late. written: names of tensors that somebody wrote to."""
 
 
 class _NoFate:
     def deliver(self) -> None:
         """Nobody's."""
 
-    def discard(self, reason: str, written: Sequence[int]) -> None:
+    def discard(self, reason: str, written: Sequence[str]) -> None:
         """Nobody's."""
 
 
@@ -44,7 +44,7 @@ class Overlap:
         self._pid = os.getpid()
         self._on_device = any(one.on_device for one in copies)
         self._reason = ""
-        self._written: list[int] | None = None  # positions, once it was looked
+        self._written: list[str] | None = None  # names, once it was looked
         self._looking = threading.Lock()
         self._whose = threading.Lock()  # whoever gets it ends the save: the thread, or who could not start it
         self._copied = threading.Event()
@@ -134,13 +134,13 @@ class Overlap:
             if self._written is not None or self._reason:
                 return
             try:
-                self._written = [position for one in self._copies for position in one.written_by_now()]
+                self._written = [name for one in self._copies for name in one.written_by_now()]
             except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
                 self.cancel(f"{type(error).__name__}: {error}")
 
-    def _proved(self) -> list[int]:
-        """Positions that were written. Blocks until devices are done: only then may slot and tensors be let go."""
-        found: list[int] = []
+    def _proved(self) -> list[str]:
+        """Names that were written. Blocks until devices are done: only then may slot and tensors be let go."""
+        found: list[str] = []
         for one in self._copies:
             try:
                 found += one.written()

@@ -111,20 +111,24 @@ class Overlapping:
             self._memory.forget(self._found.units)
         self._found = None
 
-    def candidates(self, plan: Plan, tensors: Sequence[torch.Tensor]) -> "Candidates":
-        """Which tensors lie in an attached optimizer's memory and may be copied late. Under the lock."""
+    def candidates(self, plan: Plan, values: Values) -> "Candidates":
+        """Which tensors lie in an attached optimizer's memory and may be read late. Under the lock."""
         believed = [attached for attached in self._attached if self._believes(attached)]
         if not believed or self._verify == "off":
             return _NONE
         owned = [tensor for attached in believed for tensor in attached.tensors()]
-        mine, theirs = addresses(tensors), set(addresses(owned))
+        tensors, names = values.tensors, [box.name for box in plan.image.boxes]
+        shared = [one for digest in values.digests for one in digest.tensors]  # a rank copies its rows of these only
+        mine, read, theirs = addresses(tensors), addresses([tensor for _, tensor in shared]), set(addresses(owned))
         last = self._found
-        if last is None or not last.holds(plan.plan_id, mine, theirs, tensors):
-            found = self._divided(plan, tensors, self._inside(tensors, mine, owned, theirs), mine)
-            units = whole_units(span for _, span in found.spans)
+        if last is None or not last.holds(plan.plan_id, mine, read, theirs, tensors):
+            found = self._divided(names, tensors, self._inside(tensors, mine, owned, theirs), mine)
+            held = self._inside([tensor for _, tensor in shared], read, owned, theirs)
+            there = self._divided([name for name, _ in shared], [tensor for _, tensor in shared], held, read)
+            units = whole_units(span for _, span in [*found.spans, *there.spans])
             if last is not None and self._memory is not None:
                 self._memory.forget(last.units, but=units)
-            last = self._found = _Found(plan.plan_id, mine, theirs, found, units)
+            last = self._found = _Found(plan.plan_id, mine, read, theirs, found, units)
         armed: list[Range] = []
         if self._memory is not None and last.units:
             armed = self._memory.arm(last.units)
@@ -144,11 +148,10 @@ class Overlapping:
         ]
 
     def _divided(
-        self, plan: Plan, tensors: Sequence[torch.Tensor], inside: Sequence[int], mine: Sequence[int]
+        self, names: Sequence[str], tensors: Sequence[torch.Tensor], inside: Sequence[int], mine: Sequence[int]
     ) -> "Candidates":
         by_engine = {i for positions in divided(tensors).values() for i in positions}
-        names = plan.image.boxes
-        able = [i for i in inside if not tensors[i].is_inference() and names[i].name not in self._written]
+        able = [i for i in inside if not tensors[i].is_inference() and names[i] not in self._written]
         whole: list[int] = []
         if self._verify is not None:
             trusted = self._verify == "samples"
@@ -177,7 +180,8 @@ class Overlapping:
         assert client is not None  # noqa: S101 - it called
         client._link.unsealed.add(handle.save_id)
         plain = Plain(values.leaves, values.objects, values.said)
-        fate = _Fate(client, self, segment, handle, plain, drain, plan)
+        fate = _Fate(client, self, segment, handle, plain, drain)
+        names = [box.name for box in plan.image.boxes]
         copies: list[LateCopies] = []
         try:
             views, tensors = slot_views(segment.slot, plan), values.tensors
@@ -185,15 +189,17 @@ class Overlapping:
             inside, outside = cuts(found.spans, found.armed)
             late = sum(cut.nbytes for cut in inside) + sum(tensors[i].nbytes for i in found.whole)
             client._stats.last_late_nbytes = late
+            for digest in values.digests:
+                digest.take(found.armed)
             if found.armed:
-                pieces = [(cut.position, _piece(views, tensors, cut)) for cut in inside]
+                pieces = [(names[cut.position], _piece(views, tensors, cut)) for cut in inside]
                 keep = [tensors[i].detach() for i in sorted({cut.position for cut in inside})]
                 assert self._memory is not None  # noqa: S101 - it armed them
-                copies.append(PageCopies(self._memory, found.armed, pieces, keep))
+                copies.append(PageCopies(self._memory, found.armed, pieces, keep, values.digests))
             if found.whole:
                 columns = ([column[i] for i in found.whole] for column in (views, tensors, values.counted))
                 checked, turn = self._verify == "proof", handle.save_id.counter
-                copies.append(TensorCopies(found.whole, *columns, checked=checked, turn=turn))
+                copies.append(TensorCopies([names[i] for i in found.whole], *columns, checked=checked, turn=turn))
             overlap = Overlap(copies, fate)
             segment.owner = weakref.ref(overlap)
             _copy_early(segment, views, tensors, found, inside, outside)
@@ -291,13 +297,16 @@ class _Found(NamedTuple):
 
     plan: str
     addresses: list[int]  # of the plan's tensors
+    read: list[int]  # of those that replicas' digests are of
     owned: set[int]  # of the optimizers'
     candidates: Candidates
     units: list[Range]
 
-    def holds(self, plan: str, mine: list[int], owned: set[int], tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether all is as it was; another view of the same memory is not."""
-        if (self.plan, self.addresses, self.owned) != (plan, mine, owned):
+    def holds(
+        self, plan: str, mine: list[int], read: list[int], owned: set[int], tensors: Sequence[torch.Tensor]
+    ) -> bool:
+        """Whether all is as it was; another view of the same memory is not. A save without digests changes nothing."""
+        if (self.plan, self.addresses, self.owned) != (plan, mine, owned) or read not in ([], self.read):
             return False
         return all(_lies_straight(tensors[i]) for i, _ in self.candidates.spans)
 
@@ -345,7 +354,6 @@ class _Fate:
     handle: SaveHandle
     plain: Plain
     drain: bool
-    plan: Plan
 
     def deliver(self) -> None:
         """Seals it and hands it over."""
@@ -354,9 +362,9 @@ class _Fate:
         except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
             segments.give_up(self.client, self.handle, error)
 
-    def discard(self, reason: str, written: Sequence[int]) -> None:
+    def discard(self, reason: str, written: Sequence[str]) -> None:
         """Gives it up, and tells everybody."""
-        names = sorted({self.plan.image.boxes[i].name for i in written})
+        names = sorted({*written})
         self.overlapping.note_written(names)
         error: CkptdError = SaveFailedError(reason)
         if names:

@@ -13,12 +13,13 @@ from ckptd.protocol.errors import DamagedError, UsageError
 from ckptd.protocol.integrity import XXH3, Integrity, Purpose
 from ckptd.protocol.layout import VERSION, Leaves, decode_layout, encode
 from ckptd.protocol.shares import Share
-from ckptd_client._balance import Rows, Stream, said_of, shares_of, streams_of
+from ckptd_client._balance import Rows, Stream, said_of, said_of_wholes, shares_of, streams_of, wholes_of
 from ckptd_client._group import Group
 from ckptd_client._image import Box, make_image, make_layout
 from ckptd_client._looks import Look
 from ckptd_client._pickle import NO_PICKLE, PickleKeys
 from ckptd_client._pickle import encode as encode_plain
+from ckptd_client._replica_digests import WholeDigest
 from ckptd_client._replicas import Ground, Replicas, replicas_of
 from ckptd_client._segment_plan import SegmentPlan
 from ckptd_client._sharded import is_dtensor
@@ -83,6 +84,7 @@ class Values:
     leaves: bytes
     objects: bytes  # the leaves once more, for stock readers; rank 0 makes them
     said: Callable[[], tuple[Share, ...]] = tuple  # of tensors that replicas hold too; may wait for a device
+    digests: Sequence[WholeDigest] = ()  # that it waits for; to be taken while the tensors are what is saved
 
     @property
     def shares(self) -> tuple[Share, ...]:
@@ -110,17 +112,25 @@ def gather(plan: Plan, state: Any, stock: StockLeaves | None = None, look: Look 
         plan.names[i]: encode_plain(values[i], plan.names[i], plan.wheres[i], allowed=i in plan.pickled)
         for i in plan.leaves
     }
+    digests = wholes_of(plan.streams, values) if look is not None and look.whole else []
     return Values(
         tensors=[*_stored(plan, values), *pieces],
         counted=[values[i] for i in plan.of_boxes],
         leaves=encode(Leaves(VERSION, leaves)),
         objects=stock.encode(leaves) if stock is not None else b"",
-        said=_said(plan, values, look) if look is not None else tuple,
+        said=_said(plan, values, look, digests),
+        digests=digests,
     )
 
 
-def _said(plan: Plan, values: list[Any], look: Look) -> Callable[[], tuple[Share, ...]]:
+def _said(
+    plan: Plan, values: list[Any], look: Look | None, digests: Sequence[WholeDigest]
+) -> Callable[[], tuple[Share, ...]]:
     """What is said of shares, when it is asked for; a device that fails at it fails the save then, and not training."""
+    if look is None:
+        return tuple
+    if look.whole:
+        return said_of_wholes(plan.streams, digests)
     try:
         return said_of(plan.streams, values, look)
     except RuntimeError as error:

@@ -69,7 +69,7 @@ def _stage(client: "Client", handle: SaveHandle, values: Values, *, drain: bool,
         return
     if allocating:  # it is done once, and is not what the timeout is for
         deadline += time.monotonic() - began
-    found = client._overlapping.candidates(plan, values.tensors)
+    found = client._overlapping.candidates(plan, values)
     if found.late:
         try:
             segment = hold(client, plan, name, owner=client._overlapping)
@@ -80,6 +80,8 @@ def _stage(client: "Client", handle: SaveHandle, values: Values, *, drain: bool,
         return
     slot = link.slots.take(name)
     try:
+        for digest in values.digests:
+            digest.take()
         fill_slot(slot, plan, values.tensors)
         seal_slot(slot, plan, values, handle.save_id, job=link.job, group=link.group, integrity=link.settings.integrity)
     except BaseException:

@@ -13,7 +13,7 @@ from ckptd.protocol.ids import SaveId
 from ckptd.protocol.messages import Cadence, Milestone
 from ckptd.protocol.shares import PART_NBYTES, Where
 from ckptd_client import ConfigError, _balance, _replica_digests, _replicas
-from ckptd_client._balance import WINDOWS, said_of, streams_of
+from ckptd_client._balance import WINDOWS, said_of_wholes, streams_of, wholes_of
 from ckptd_client._looks import Look, Looks, listed
 from ckptd_client._plan import gather, make_plan
 from ckptd_client._settings import Verify, verification
@@ -239,7 +239,7 @@ def test_a_verification_that_is_none_is_told(join, wrong):
 def whole_shares(state, rank=0):
     flat = flatten(state, lambda value: isinstance(value, torch.Tensor))
     streams = streams_of(dict.fromkeys(range(len(flat.values)), (0, 1)), flat, skipped=set())
-    return streams, said_of(streams, flat.values, Look(1, whole=True))()
+    return streams, said_of_wholes(streams, wholes_of(streams, flat.values))()
 
 
 def some(count=100):
