@@ -72,26 +72,36 @@ def check_store(fs: FileLayer, store: str, expected: StoreId) -> None:
 
 
 def open_store(  # noqa: PLR0913 - keyword-only
-    fs: FileLayer, store: str, job: str, *, remembered: Collection[StoreId] = (), wanted: str = "", make: bool = True
+    fs: FileLayer,
+    store: str,
+    job: str,
+    *,
+    remembered: Collection[StoreId] = (),
+    wanted: str = "",
+    make: bool = True,
+    exact: bool = False,
 ) -> OpenedStore:
     """The store at the path, made if it is new and nobody remembers another one for the job.
 
-    remembered: ids that arenas have for the job. wanted: the id that the user asks for; ANY_STORE: whatever lies there.
-    make: False leaves a store that is missing alone.
+    remembered: ids that arenas have for the job. wanted: the id that the session has, or that the user asks for;
+    ANY_STORE: whatever lies there. make: False leaves a store that is missing alone. exact: nobody is there to be
+    warned, so that another store than the remembered ones is an error.
     Makes the store's directory when only that is missing: a parent that is missing too is more likely not mounted.
     Raises WrongStoreError when the store is not the wanted one, or is missing where one is remembered.
     """
     found = store_id_at(fs, store) or _id_on_store(fs, store, job)
     named = wanted if wanted != ANY_STORE else ""
-    if found is not None and named and found != named:
+    known = {named} if named else set(remembered) if exact and wanted != ANY_STORE else set()
+    if found is not None and known and found not in known:
         raise WrongStoreError(
-            f"{store} has id {found}, and the job asks for store {named}; it lies on {_where(store)}",
-            hint=f"mount the right file system, or leave out store_id; to take this one: store_id={found!r}",
+            f"{store} has id {found}, and job {job!r} is saved to store {', '.join(sorted(known))}; it lies on "
+            f"{_where(store)}",
+            hint=f"mount the right file system; to go on in this one: connect(store_id={found!r})",
         )
     if found is None and wanted != ANY_STORE and (named or remembered):
-        known = named or ", ".join(sorted(remembered))
+        before = named or ", ".join(sorted(remembered))
         raise WrongStoreError(
-            f"{store} is not the store that job {job!r} is saved to: store id {known}, and there is no store now; the "
+            f"{store} is not the store that job {job!r} is saved to: store id {before}, and there is no store now; the "
             f"path lies on {_where(store)}",
             hint=f"mount its file system; to begin anew in an empty store: ckptd forget {job} --store {store}, or "
             f"connect(store_id={ANY_STORE!r})",

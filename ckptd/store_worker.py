@@ -155,9 +155,14 @@ class Worker:
                 assert_never(request)
 
     def _open(self, request: TakeIncarnation | ScanJob) -> OpenedStore:
-        make = isinstance(request, TakeIncarnation) or request.make
         return open_store(
-            self._fs, self._root, request.job, remembered=request.remembered, wanted=request.wanted, make=make
+            self._fs,
+            self._root,
+            request.job,
+            remembered=request.remembered,
+            wanted=request.wanted,
+            make=request.make if isinstance(request, ScanJob) else True,
+            exact=isinstance(request, ScanJob),  # a number is for ranks that connect, and are warned
         )
 
     def _claim(self, key: JobKey, made_up: Claim) -> bool:

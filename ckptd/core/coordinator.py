@@ -376,12 +376,12 @@ class Coordinator:
             if not event.store_id:
                 return self._no_store(event, now)
             self._blank = False
+            event = replace(event, problem=self.sessions.took_store(event.store_id))
         self._looked_at = now
         wanted = not self.saves.ready or self.saves.fence.claim is not None
         self._rescan_at = now + self._policy.drain_retry_max_s / 4 if event.problem and wanted else None
         actions = self._weigh_numbers(event)
         if not event.problem:
-            self.sessions.store_id = self.sessions.store_id or event.store_id
             self.runs.scanned(event)
             actions += self._sort_runs()
         actions += self.saves.scanned(event, self.sessions.incarnation, now)

@@ -62,9 +62,18 @@ class LocalRanks:
         """A rank stands at the door."""
         self.waiting[event.rank, event.session] = LocalRank(event)
 
-    def again(self, incarnation: int, run: RunId) -> list[ev.RankAttached]:
-        """Those that are in, as they would come back to another daemon."""
-        return [replace(local.attached, incarnation=incarnation, run=run, request=0) for local in self.seated.values()]
+    def again(self, incarnation: int, run: RunId, store_id: str) -> list[ev.RankAttached]:
+        """Those that are in, as they would come back to another daemon. store_id: empty is not known here."""
+        return [
+            replace(
+                local.attached,
+                incarnation=incarnation,
+                run=run,
+                store_id=store_id or local.attached.store_id,
+                request=0,
+            )
+            for local in self.seated.values()
+        ]
 
     def is_in(self, event: ev.FromRank) -> bool:
         """Whether the one who speaks is the rank."""

@@ -239,8 +239,8 @@ class JobNode:
         )
         if order.node != self.coordinator and late:
             return []  # of a coordinator that was replaced
-        self.standing.heard(order.incarnation, order.run)
-        actions = [*self.standing.saved_to(order.store_id), *self.ranks.replace(order.session)]
+        actions = self.standing.opened(order.session, order.incarnation, order.run, order.store_id)
+        actions += self.ranks.replace(order.session)
         actions += self._moved(order)
         for rank in order.ranks:
             local = self.ranks.waiting.pop((rank, order.session), None)
@@ -281,8 +281,8 @@ class JobNode:
             pieces=pieces_of(self.protection),
             resumed=self.keeps.resumed_in(self.incarnation),
         )
-        again: list[ev.Fact] = [*self.ranks.again(self.incarnation, self.standing.run), *self.loads.unanswered()]
-        facts: list[ev.Fact] = [*self.ranks.live.values(), has, *again]
+        again = self.ranks.again(self.incarnation, self.standing.run, self.standing.sessions_store)
+        facts: list[ev.Fact] = [*self.ranks.live.values(), has, *again, *self.loads.unanswered()]
         self.membership.told(self.coordinator)
         return [self.membership.report(fact) for fact in facts]
 

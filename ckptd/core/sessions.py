@@ -13,7 +13,7 @@ from ckptd.core import events as ev
 from ckptd.core.actions import Action, Claim, ScanStore, TakeIncarnation, ToNode
 from ckptd.core.policy import Policy
 from ckptd.core.protection_view import few_names
-from ckptd.protocol.ids import NO_RUN, JobKey, RunId
+from ckptd.protocol.ids import ANY_STORE, NO_RUN, JobKey, RunId
 from ckptd.protocol.messages import Cadence, Progress
 from ckptd.protocol.topology import Peer, Topology
 
@@ -53,7 +53,7 @@ class Sessions:
         self.incarnation = 0
         self.run: RunId = NO_RUN  # drawn with the incarnation
         self.store_id = ""  # of the store that the session is saved to; empty: it has not answered yet
-        self.asked_store = ""  # that the session asks for
+        self.asked_store = ""  # that the session asks for, or says that it is saved to
         self.remembered: set[str] = set()  # ids of stores that arenas have for the job
         self.world_size = 0
         self.cadence = Cadence()
@@ -173,7 +173,7 @@ class Sessions:
             self.session = ""  # all of it ended: who comes under the same name now is a new life
         if event.session == self.session or event.incarnation > 0:
             if event.session != self.session:
-                self.members = {}
+                self.members, self.store_id, self.asked_store = {}, "", ""
                 self.departed = {rank for rank, session in self._dead if session == event.session}
             if event.session != self.session or self.topology is None:
                 kept = self.epoch if event.topology == self.topology else 0
@@ -181,7 +181,8 @@ class Sessions:
                 self.topology = event.topology
             self.session, self.world_size, self.cadence = event.session, event.world_size, event.cadence
             self.heard_number(event.incarnation, event.run, event.session)
-            self.asked_store = event.store_id
+            if self.asked_store in ("", ANY_STORE):  # one that came back before this rank may know which it is
+                self.asked_store = event.store_id or self.asked_store
             self.members[event.rank] = node
             self.departed.discard(event.rank)
             self.spoiled = ""
@@ -272,16 +273,22 @@ class Sessions:
         """The one store that the session may be saved to; empty: none in particular yet."""
         return self.store_id or self.asked_store
 
+    def took_store(self, store_id: str) -> str:
+        """The session is saved to this store, if it has seen none. Returns why not, empty when it is."""
+        self.store_id = self.store_id or store_id
+        if store_id in ("", self.store_id):
+            return ""
+        return f"another store lies at {self._job.store} than the session is saved to: {store_id}, not {self.store_id}"
+
     def scan(self, claim: Claim | None) -> ScanStore:
         """Asks what lies on the store, after the claim is on record.
 
-        With no session, nobody is there to be warned of another store than before.
+        A session that has seen none yet is saved to one that is remembered, if any is, and to no other.
         """
-        before = next(iter(self.remembered)) if len(self.remembered) == 1 and not self.session else ""
         return ScanStore(
             job=self._job,
             remembered=tuple(sorted(self.remembered)),
-            wanted=self.wanted_store or before,
+            wanted=self.wanted_store,
             make=bool(self.session),
             claim=claim,
         )

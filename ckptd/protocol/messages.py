@@ -82,7 +82,7 @@ class Attach(_Request, frozen=True, kw_only=True):
     """A rank presents itself.
 
     ``incarnation`` and ``run``: 0 and none at connect, its own when it comes back to a restarted daemon. ``store_id``:
-    the store that it asks for; empty: none in particular.
+    the store that it asks for, or, when it comes back, is saved to; empty: none in particular.
     """
 
     version: int

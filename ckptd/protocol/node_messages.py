@@ -80,7 +80,7 @@ class RankFound(Event, frozen=True, kw_only=True, tag="rank-found"):
 class RankAttached(Event, frozen=True, kw_only=True, tag="rank-attached"):
     """A rank asks to belong to the job. ``incarnation`` 0 is a connect, else it comes back to a restarted daemon.
 
-    ``store_id``: the store that it asks for; empty: none in particular.
+    ``store_id``: the store that it asks for, or, when it comes back, is saved to; empty: none in particular.
     """
 
     request: Seq

@@ -95,6 +95,7 @@ class Link:
         self.settings = settings
         self.incarnation = 0
         self.run: RunId = NO_RUN  # drawn with the incarnation
+        self._store_id = settings.store_id  # asked for; once the store has answered, its own: no other is saved to
         self.topology: Topology | None = None  # what the ranks agreed on at connect; for each daemon we come to
         self.balance = bool(settings.balance)  # whether replicas each save a share of what they all hold
         self.looks = Looks(settings.verify, settings.cadence)
@@ -281,7 +282,7 @@ class Link:
                 pid=os.getpid(),
                 incarnation=self.incarnation,
                 run=self.run,
-                store_id=self.settings.store_id,
+                store_id=self._store_id,
                 takeover=self.settings.takeover,
                 cadence=self.settings.cadence,
                 topology=self.topology,
@@ -290,6 +291,7 @@ class Link:
         )
         assert isinstance(answer, Attached)  # noqa: S101 - the reply to an Attach
         self.incarnation, self.run = answer.incarnation, answer.run
+        self._store_id = answer.store_id or self._store_id
         self.attachments += 1
         why = why_unprotected(self.topology, self.group.rank) if self.topology is not None else ""
         self.book.outlook.scheme, self.book.outlook.why_none = answer.scheme, why

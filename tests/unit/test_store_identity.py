@@ -70,9 +70,20 @@ def test_another_store_than_the_remembered_one_is_a_warning_and_with_store_id_an
     (warning,) = open_store(FS, store, "demo", remembered=[STORE_ID]).warnings
     assert STORE_ID in warning
     assert there in warning
-    with pytest.raises(WrongStoreError, match=rf"{there}.*asks for store {STORE_ID}"):
+    with pytest.raises(WrongStoreError, match=rf"{there}.*is saved to store {STORE_ID}"):
         open_store(FS, store, "demo", wanted=STORE_ID)
     assert open_store(FS, store, "demo", wanted=there).warnings == []
+
+
+def test_a_session_that_has_seen_no_store_yet_takes_none_but_the_remembered_one(store) -> None:
+    """A warning is for who connects. A scan has nobody to warn: drains wait."""
+    there = open_store(FS, store, "demo").store_id
+    with pytest.raises(WrongStoreError, match=rf"{there}.*job 'demo' is saved to store {STORE_ID}"):
+        open_store(FS, store, "demo", remembered=[STORE_ID], exact=True)
+    assert open_store(FS, store, "demo", remembered=[STORE_ID, there], exact=True).store_id == there
+    assert open_store(FS, store, "demo", remembered=[STORE_ID], wanted=there, exact=True).store_id == there
+    assert open_store(FS, store, "demo", remembered=[STORE_ID], wanted=ANY_STORE, exact=True).store_id == there
+    assert open_store(FS, store, "demo", exact=True).store_id == there
 
 
 def test_a_lost_id_is_written_again_from_the_jobs_checkpoints(tmp_path) -> None:

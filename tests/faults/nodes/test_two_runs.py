@@ -9,6 +9,8 @@ import tempfile
 
 import pytest
 
+from ckptd.filelayer import FileLayer
+from ckptd.store_identity import open_store
 from tests.faults.history_world import JOB, Run, World, committed
 from tests.faults.nodes.clusters import a_cluster
 
@@ -154,6 +156,28 @@ def test_a_manifest_remembers_its_store_when_no_memory_does(world: World):
     world.lose("b")
     said = warnings_of(world.start("ab"))
     assert re.search(OTHER_STORE, said), said
+
+
+def test_a_job_goes_on_only_on_the_store_that_it_is_saved_to_whatever_its_daemons_forgot(world: World):
+    """Another store is mounted there, and all daemons are killed: nobody who connects is there to be warned."""
+    run = world.start("ab", steps=STEPS, until="durable")
+    world.unmount()
+    other = open_store(FileLayer(), world.cluster.store, "other").store_id
+    for node in "ab":
+        world.crash(node)
+    said = world.save(run, 1, "durable", timeout_s=20)  # a store that is not the right one is looked at again in 15 s
+    assert all(said), f"told durable on store {other}"
+    assert committed(world.cluster.store) == []
+    assert other in json.dumps(status_of(world, "a"))
+    world.remount()
+    assert world.save(run, 1, "durable", timeout_s=40) == ["", ""]
+    assert world.findings == []
+
+
+def status_of(world: World, node: str) -> dict:
+    """As its user sees it."""
+    said = world.cluster.nodes[node].complete(sys.executable, "-m", "ckptd", "status", "--json", timeout_s=30)
+    return json.loads(said)
 
 
 def test_a_first_store_on_tmpfs_is_made_with_a_warning_that_names_its_device_and_mount(cluster):

@@ -400,7 +400,10 @@ class ACluster:
             case act.TakeIncarnation(at_least=at_least, session=session):
                 self.store.numbers = max(self.store.numbers + 1, at_least)
                 self.say(
-                    node, ev.IncarnationTaken(job=KEY, session=session, number=self.store.numbers, run=self.store.run)
+                    node,
+                    ev.IncarnationTaken(
+                        job=KEY, session=session, number=self.store.numbers, run=self.store.run, store_id=STORE_ID
+                    ),
                 )
             case act.ScanStore(after=after) if self.store.silent:
                 self.say(node, ev.StoreScanned(job=KEY, after=after, problem="EIO"))

@@ -10,7 +10,7 @@ from ckptd.core.lineage import Lineage
 from ckptd.core.policy import Policy
 from ckptd.protocol.ids import SaveId
 from ckptd.protocol.messages import LoadFrom, Refused, Tier
-from tests.runs import OTHER_RUN, RUN, STORE_ID
+from tests.runs import OTHER_RUN, OTHER_STORE_ID, RUN, STORE_ID
 from tests.unit.nodes.a_cluster import KEY, ONE, ACluster, Store, close, saves_at
 
 THEIRS = SaveId(ONE.incarnation, ONE.counter, ONE.step, OTHER_RUN)
@@ -252,7 +252,35 @@ def test_a_daemon_that_restarts_looks_only_at_the_store_that_its_memory_was_for(
     coordinator = Coordinator(KEY, "a", Policy())
     coordinator.handle(ev.StoreRemembered(job=KEY, store_id=STORE_ID), 0.0)
     scans = [action for action in coordinator.adopted(0.0) if isinstance(action, act.ScanStore)]
-    assert [(scan.wanted, scan.make) for scan in scans] == [(STORE_ID, False)]
+    assert [(scan.remembered, scan.make) for scan in scans] == [((STORE_ID,), False)]
+
+
+def test_ranks_that_come_back_tell_the_store_that_their_session_is_saved_to():
+    """Other nodes may remember older ones: what lies at the path now is no proof."""
+    cluster = ACluster("ab")
+    cluster.connect("ab")
+    cluster.held = {act.ScanStore}
+    cluster.nodes["a"].restart()
+    cluster.settle()
+    scans = [scan for _, scan in cluster.waiting if isinstance(scan, act.ScanStore)]
+    assert scans
+    cluster.waiting.clear()
+    coordinator = cluster.nodes["a"].job.coordinator
+    assert coordinator.sessions.session == cluster.sid, "node b has told which session is the job"
+    assert coordinator.sessions.scan(None).wanted == STORE_ID
+
+
+def test_a_session_keeps_the_store_that_it_saw_first():
+    """A scan of another one, which was under way before, is no answer."""
+    cluster = ACluster("a")
+    cluster.connect("a")
+    cluster.say(cluster.nodes["a"], ev.StoreScanned(job=KEY, store_id=OTHER_STORE_ID))
+    cluster.settle()
+    cluster.stage(ONE)
+    coordinator = cluster.nodes["a"].job.coordinator
+    assert coordinator.sessions.store_id == STORE_ID
+    assert coordinator.saves.fence.store_id == STORE_ID
+    assert any("another store" in note for note in cluster.nodes["a"].notes)
 
 
 def test_a_load_whose_number_is_another_sessions_too_takes_another_and_scans_again():
