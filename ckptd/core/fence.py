@@ -31,6 +31,11 @@ class Fence:
         """This session is the job now, in this incarnation."""
         self._incarnation, self._run, self._session, self.taken_over = incarnation, run, session, 0
 
+    @property
+    def present(self) -> Run:
+        """In whose name commits are made."""
+        return self._incarnation, self._run
+
     def recorded(self, runs: Iterable[Run]) -> None:
         """These numbers have their records on the store."""
         self._recorded |= set(runs)

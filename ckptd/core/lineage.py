@@ -8,7 +8,8 @@ is decided here, from facts alone:
 2. the run of the present session, for its own numbers,
 3. the run that has a committed checkpoint on the store, if one alone has,
 4. the run of the store's incarnation record,
-5. the only run that anybody has seen.
+5. the only run that anybody has seen, unless the store has counted past the number and never gave it: then another
+   store did, or this one before it was emptied, and a higher number says nothing of age.
 
 Else the number is in dispute: no checkpoint of it is restored, drained or given up until the user names a run.
 """
@@ -16,7 +17,7 @@ Else the number is in dispute: no checkpoint of it is restored, drained or given
 from collections import defaultdict
 from collections.abc import Container, Iterable
 
-from ckptd.protocol.ids import NO_RUN, Run, RunId, SaveId
+from ckptd.protocol.ids import NO_RUN, Run, RunId, SaveId, is_counted
 
 _WHOLE = -1  # in place of a rank: parity, or all that a node has of a save
 
@@ -29,6 +30,7 @@ class Lineage:
         self._own: dict[int, RunId] = {}  # of the present session
         self._committed: dict[int, set[RunId]] = {}
         self._recorded: dict[int, RunId] = {}
+        self._gave = range(0)  # numbers from the oldest record that was counted to the newest
         self._held: defaultdict[str, set[tuple[SaveId, int]]] = defaultdict(set)  # by node: segments in its arena
         self._holders: defaultdict[int, defaultdict[RunId, set[str]]] = defaultdict(lambda: defaultdict(set))
 
@@ -45,6 +47,8 @@ class Lineage:
         for save in saves:
             committed[save.incarnation].add(save.run)
         self._committed, self._recorded = dict(committed), dict(recorded)
+        counted = [number for number in self._recorded if is_counted(number)]
+        self._gave = range(min(counted), max(counted)) if counted else range(0)
 
     def is_on_store(self, save: SaveId) -> bool:
         """Whether a checkpoint of its run lay there at the last look; what was there before may have been wiped."""
@@ -107,7 +111,11 @@ class Lineage:
         if incarnation in self._recorded:
             return self._recorded[incarnation]
         runs = self.rivals(incarnation)
-        return runs[0] if len(runs) == 1 else None
+        return runs[0] if len(runs) == 1 and not self.is_of_another_count(incarnation) else None
+
+    def is_of_another_count(self, incarnation: int) -> bool:
+        """Whether the store has gone past this number, and never gave it, as far as its records say."""
+        return incarnation in self._gave and incarnation not in self._recorded
 
     def is_ours(self, save: SaveId) -> bool:
         """Whether the save belongs to this job's line of runs, as far as is known now."""
@@ -115,8 +123,10 @@ class Lineage:
         return run == save.run or (run is None and not self.is_disputed(save))
 
     def is_disputed(self, save: SaveId) -> bool:
-        """Whether its number was had by several runs, and nothing tells which is the job's."""
-        return self.run_of(save.incarnation) is None and bool(set(self.rivals(save.incarnation)) - {save.run})
+        """Whether its number was had by several runs, or in another count, and nothing tells which is the job's."""
+        if self.run_of(save.incarnation) is not None:
+            return False
+        return self.is_of_another_count(save.incarnation) or bool(set(self.rivals(save.incarnation)) - {save.run})
 
     def rivals(self, incarnation: int) -> tuple[RunId, ...]:
         """All runs that are known to have had this number."""

@@ -216,6 +216,9 @@ class Restores:
         text = (
             f"{len(runs)} runs of job {self._job.job!r} had incarnation {save.incarnation}, and the store does not "
             f"tell which of them goes on: {', '.join(runs)}"
+            if len(runs) > 1
+            else f"run {runs[0]} of job {self._job.job!r}, which is in memory, had incarnation {save.incarnation}, and "
+            "the store has never given that: it was emptied since, or is not the one to which that run was saved"
         )
         return self._refuse("restore", text, f"load(state, run={runs[0]!r}) for that one, or ckptd forget on its nodes")
 

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, Note, RemoveCheckpoint
-from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.ids import JobKey, Run, SaveId
 
 
 def superfluous(
@@ -20,13 +20,15 @@ def superfluous(
     return [save for save in old if save not in pinned and not (keep_every and save.step % keep_every == 0)]
 
 
-def removed_by_others(known: Iterable[SaveId], found: Collection[SaveId]) -> list[SaveId]:
-    """Checkpoints that were committed once, and that a scan of the store did not find: ``ckptd prune`` took them.
+def removed_by_others(known: Iterable[SaveId], found: Collection[SaveId], present: Run) -> list[SaveId]:
+    """Checkpoints that were committed once, and that a scan of the store did not find: others took them, or all.
 
-    Only those older than the newest that it found: commits come in order, so they were there before the scan began.
+    present: the run that commits now. What it committed may be newer than the scan, but for those older than the newest
+    that was found of it: commits come in order.
     """
-    newest = max(found, default=None)
-    return [save for save in known if newest is not None and save < newest and save not in found]
+    newest = max((save for save in found if save.owner == present), default=None)
+    lost = [save for save in known if save not in found]
+    return [save for save in lost if save.owner != present or (newest is not None and save < newest)]
 
 
 class Retention:

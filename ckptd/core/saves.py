@@ -390,7 +390,7 @@ class Saves(SaveRecords):
             return [Note(job=self._job, text=f"the store does not answer: {event.problem}")]
         self.ready, self.silent_since, self.fence.store_id = True, None, event.store_id
         there = {found.save: found for found in event.committed}
-        for save in removed_by_others(self.on_store, there):
+        for save in removed_by_others(self.on_store, there, self.fence.present):
             del self.on_store[save]
         self.on_store |= there
         actions: list[Action] = []

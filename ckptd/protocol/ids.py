@@ -65,12 +65,17 @@ def clocked_from(number: int) -> float:
     return float(_CLOCKED_FROM + number * _CLOCKED_S)
 
 
+def is_counted(number: int) -> bool:
+    """Whether a store gave the number, by counting its records; others are the clock's."""
+    return number < _CLOCKED_LEAST
+
+
 def not_behind(number: int, now: float) -> int:
     """What a store gives that has come to this number: of the clock's kind, one that the clock has not passed.
 
     Those that it has passed may have been given while the store was silent, and be forgotten since.
     """
-    return number if number < _CLOCKED_LEAST else max(number, incarnation_at(now))
+    return number if is_counted(number) else max(number, incarnation_at(now))
 
 
 _AHEAD_S = 2 * 366 * 24 * 3600  # a clock that is wrong by less makes no number that is taken for a stranger's

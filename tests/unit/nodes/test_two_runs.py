@@ -90,6 +90,69 @@ def test_the_user_decides_which_run_goes_on(run, save):
     assert all(isinstance(answer, LoadFrom) and answer.save == save for answer in answers), answers
 
 
+def started_over_after_a_restart() -> ACluster:
+    """Run RUN had incarnations 1 and 2 on a and b; its store was emptied, and run OTHER_RUN began at 1 on c and d."""
+    cluster = ACluster("abcd")
+    cluster.connect("ab")
+    cluster.end_ranks()
+    cluster.connect("ab")
+    cluster.stage(OLDER)
+    cluster.end_ranks()
+    cluster.store = Store(run=OTHER_RUN)
+    cluster.connect("cd")
+    cluster.stage(THEIRS)
+    assert cluster.milestones(0, THEIRS)[-1] == "durable"
+    cluster.end_ranks()
+    cluster.lose("c")
+    return cluster
+
+
+OLDER = SaveId(2, 1, 30, RUN)
+
+
+def test_a_higher_number_of_a_run_whose_store_was_emptied_hides_nothing_that_is_durable():
+    """A number between those that the store gave, and that it never gave, is of another count."""
+    cluster = started_over_after_a_restart()
+    cluster.store.records = (ev.Recorded(1, OTHER_RUN, "s3"), ev.Recorded(3, OTHER_RUN, "s4"))
+    cluster.connect("abd")
+    assert cluster.store.numbers == 3
+    for answer in cluster.load():
+        assert isinstance(answer, Refused), answer
+        assert RUN.hex() in answer.message
+        assert f"load(state, run={RUN.hex()!r})" in answer.hint
+    assert held(cluster, "a") == {OLDER}
+    assert {answer.save for answer in cluster.load(run=OTHER_RUN)} == {THEIRS}
+
+
+def test_a_number_beyond_those_that_the_last_look_saw_is_the_jobs():
+    lineage = Lineage()
+    lineage.held("a", [SaveId(number, 1, 10, RUN) for number in (2, 4, 9, 7_000_000)])
+    lineage.on_store([], [(3, RUN), (5, RUN), (8_000_000, RUN)])
+    assert [lineage.run_of(number) for number in (2, 4, 9, 7_000_000)] == [RUN, None, RUN, RUN]
+
+
+def test_retention_counts_nothing_that_another_run_left_before_the_store_was_emptied():
+    cluster = ACluster("abcd", keep_last=2)
+    cluster.connect("ab")
+    cluster.end_ranks()
+    cluster.connect("ab")
+    for counter in (1, 2):
+        cluster.stage(SaveId(2, counter, 30 + counter, RUN))
+    cluster.end_ranks()
+    cluster.store = Store(run=OTHER_RUN)
+    cluster.connect("cd")
+    cluster.stage(THEIRS)
+    cluster.end_ranks()
+    cluster.lose("c")
+    cluster.held = {act.RemoveCheckpoint}
+    cluster.connect("ad")
+    cluster.load()
+    cluster.stage(SaveId(cluster.store.numbers, 1, 50, OTHER_RUN))
+    assert [action.save for _, action in cluster.waiting] == []
+    on_store = cluster.nodes["a"].job.coordinator.saves.on_store
+    assert sorted(save.step for save in on_store) == [10, 50]
+
+
 def test_a_run_that_nobody_has_is_refused():
     cluster = started_over()
     cluster.connect("abcd")
