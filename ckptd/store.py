@@ -121,6 +121,8 @@ def commit(  # noqa: PLR0913, PLR0917 - whose checkpoint, by whom, and what foll
     if taken_over:
         note = mark_superseded(fs, key, save.dirname, taken_over)
         return CommitOutcome(committed, note, taken_over, published=False)
+    if by is not None:
+        forget_superseded(fs, key, save.dirname)  # of a committer that knew less of the sessions that are over
     note = _set_latest(fs, place)
     failpoints.reach("commit.after-latest")
     unpublished = publish(fs, key, save, intents)

@@ -21,6 +21,7 @@ class DrainShare:
         self.parity = parity
         self.save: SaveId | None = None  # being drained
         self.store_id = ""  # of the store that it goes to
+        self._void: tuple[str, ...] = ()  # sessions that take nothing over
         self.voted: SaveId | None = None  # synced and voted for, its commit not heard of
         self._written = False  # the files are synced
         self._busy = False  # the store's worker reads the slots, or writes the vote
@@ -67,12 +68,19 @@ class DrainShare:
         if self.voted is None:
             return []
         return [
-            Commit(job=self._job, store_id=self.store_id, incarnation=incarnation, session=session, save=self.voted)
+            Commit(
+                job=self._job,
+                store_id=self.store_id,
+                incarnation=incarnation,
+                session=session,
+                save=self.voted,
+                void=self._void,
+            )
         ]
 
     def order(self, order: ev.DrainOrdered) -> list[Action]:
         """Writes the segments of these ranks."""
-        save, mine, self.store_id = order.save, frozenset(order.ranks), order.store_id
+        save, mine, self.store_id, self._void = order.save, frozenset(order.ranks), order.store_id, order.void
         if save == self.save and mine == self._mine:  # said again, since it may have been lost, or by a successor
             self._orphan = False
             if self._busy or self._written:

@@ -261,7 +261,12 @@ class Saves(SaveRecords):
 
     def _order_drain(self, record: Record, node: str) -> Action:
         order = ev.DrainOrdered(
-            job=self._job, node=self._node, store_id=self.fence.store_id, save=record.save, ranks=record.drainers[node]
+            job=self._job,
+            node=self._node,
+            store_id=self.fence.store_id,
+            save=record.save,
+            ranks=record.drainers[node],
+            void=self.fence.void,
         )
         return self._order(order, node)
 

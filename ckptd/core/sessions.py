@@ -15,9 +15,8 @@ from ckptd.core.policy import Policy
 from ckptd.core.protection_view import few_names
 from ckptd.protocol.ids import ANY_STORE, NO_RUN, JobKey, RunId
 from ckptd.protocol.messages import Cadence, Progress
+from ckptd.protocol.node_messages import MAX_VOID
 from ckptd.protocol.topology import Peer, Topology
-
-_MAX_TOOK = 16
 
 
 @dataclass(slots=True)
@@ -253,7 +252,7 @@ class Sessions:
         waiting = self._waiting.get(session)
         self._took.pop(session, None)
         self._took[session] = None
-        while len(self._took) > _MAX_TOOK:
+        while len(self._took) > MAX_VOID:
             self._took.pop(next(iter(self._took)))
         return TakeIncarnation(
             job=self._job,

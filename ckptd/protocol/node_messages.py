@@ -37,6 +37,7 @@ from ckptd.protocol.wording import cut
 
 MAX_MESSAGE_NBYTES = (8 << 20) - 64
 MAX_TEXT_CHARS = 1 << 16
+MAX_VOID = 16  # sessions that are over, and of which a number may still come late
 
 Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT_CHARS)]
 Texts = Annotated[tuple[Text, ...], msgspec.Meta(max_length=MAX_RANKS)]
@@ -358,11 +359,15 @@ class SaveEnded(NodeMessage, frozen=True, kw_only=True, tag="save-ended"):
 
 
 class DrainOrdered(NodeMessage, frozen=True, kw_only=True, tag="drain-ordered"):
-    """Write the segments of these ranks to the store, then vote."""
+    """Write the segments of these ranks to the store, then vote.
+
+    ``void``: for the commit, should the receiver have to make it: sessions that are over and take nothing over.
+    """
 
     store_id: AnyStore  # no other store at the path is written to
     save: SaveId
     ranks: Ranks
+    void: Annotated[tuple[Session, ...], msgspec.Meta(max_length=MAX_VOID)] = ()
 
 
 class DrainDropped(NodeMessage, frozen=True, kw_only=True, tag="drain-dropped"):

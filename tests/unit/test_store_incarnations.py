@@ -192,6 +192,17 @@ def test_a_commit_after_a_takeover_is_not_reported_durable(key) -> None:
     assert not os.path.lexists(f"{key.store}/demo/latest")
 
 
+def test_a_commit_that_knows_a_session_to_be_over_takes_the_mark_away(key) -> None:
+    """A node that made the commit in its coordinator's place may not have known."""
+    fs = FileLayer()
+    take(fs, key, TAKER)
+    drained(fs, key, SAVE)
+    take(fs, key, Taker(OTHER_RUN, "over", "b"))
+    assert commit(fs, key, SAVE, "test", US).taken_over == 2
+    assert commit(fs, key, SAVE, "test", Committer(US.incarnation, US.session, US.store_id, ["over"])).taken_over == 0
+    assert superseded(fs, key) == {}
+
+
 def test_a_takeover_after_a_commit_sees_it(key) -> None:
     """The other order: the committer lists before the record, so the start's scan comes after the rename."""
     fs = FileLayer()

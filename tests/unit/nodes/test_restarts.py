@@ -284,6 +284,21 @@ def test_a_commit_is_finished_by_a_node_that_lost_its_coordinator():
     assert all("durable" in cluster.milestones(rank, ONE) for rank in (1, 2, 3))
 
 
+def test_a_commit_by_another_node_knows_the_sessions_that_take_nothing_over():
+    """A number that the store gave late to a session that is over would mark the checkpoint as superseded."""
+    cluster = ACluster()
+    cluster.connect("abcd")
+    cluster.end_ranks()
+    cluster.connect("abcd")
+    cluster.held = {act.Commit}
+    cluster.stage(SaveId(2, 1, 10, RUN))
+    ordered = [commit for _, commit in cluster.waiting]
+    assert [commit.void for commit in ordered] == [("s1",)]
+    cluster.waiting = []
+    cluster.lose("a")
+    assert {commit.void for _, commit in cluster.waiting} == {("s1",)}
+
+
 def test_a_rank_that_ends_gives_up_nothing_of_lives_before_its_own():
     cluster = ACluster()
     cluster.connect("abd")
