@@ -159,7 +159,11 @@ class Coordinator:
         for rank in sorted(self.sessions.departed):
             actions += self.saves.rank_gone(rank, "left the job", self.sessions.incarnation)
         actions += self._load(self.restores.hopeless(self.sessions.incomplete))
-        return [*scan, *actions, *self._entered(before)]
+        return [*scan, *actions, *self._entered(before), *self._look_anew()]
+
+    def _look_anew(self) -> list[Action]:
+        """What was seen may be another store than that of the ranks that are in now."""
+        return [self._scan()] if self.saves.saw_another_store(self.sessions) else []
 
     def _entered(self, before: str) -> list[Action]:
         """What follows when the door was opened: another session than before ends what its predecessor had begun."""
@@ -341,9 +345,8 @@ class Coordinator:
         if door:
             before = self.sessions.session
             actions = self._told(self.sessions.opened(event, now))
-            if self._blank:  # the number made one, or it does not answer
-                actions.append(self._scan())
-            return [*actions, *self._entered(before)]
+            actions += [self._scan()] if self._blank else []  # the number made one, or it does not answer
+            return [*actions, *self._entered(before), *self._look_anew()]
         number = self.sessions.number_of(event)
         actions = self.restores.incarnation_taken(number, event.run, self._scan())
         if event.problem:  # nor would it answer a scan

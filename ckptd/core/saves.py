@@ -20,6 +20,7 @@ from ckptd.core.record import Phase, Record, clash_of, few, newest_whole
 from ckptd.core.retention import Retention, removed_by_others
 from ckptd.core.roll_call import RollCall
 from ckptd.core.save_records import SaveRecords
+from ckptd.core.sessions import Sessions
 from ckptd.protocol.ids import JobKey, RunId, SaveId
 from ckptd.protocol.messages import End
 from ckptd.protocol.shares import Share, difference_of
@@ -386,6 +387,12 @@ class Saves(SaveRecords):
         return [*actions, *self._drop_drain(record)]
 
     # --- what is found on the store
+
+    def saw_another_store(self, sessions: Sessions) -> bool:
+        """Whether the store that was seen is none of this session's. Then nothing is drained before another look."""
+        wrong = self.ready and not sessions.takes(self.fence.store_id)
+        self.ready = self.ready and not wrong
+        return wrong
 
     def scanned(self, event: ev.StoreScanned, incarnation: int, now: float) -> list[Action]:
         """Compares with what lies on the store: marks the durable, finishes or removes the unfinished."""

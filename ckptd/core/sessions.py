@@ -172,7 +172,8 @@ class Sessions:
             self.session = ""  # all of it ended: who comes under the same name now is a new life
         if event.session == self.session or event.incarnation > 0:
             if event.session != self.session:
-                self.members, self.store_id, self.asked_store = {}, "", ""
+                self.members, self.asked_store = {}, ""
+                self.store_id = "" if self.session else self.store_id  # that which was found before anybody came
                 self.departed = {rank for rank, session in self._dead if session == event.session}
             if event.session != self.session or self.topology is None:
                 kept = self.epoch if event.topology == self.topology else 0
@@ -180,8 +181,7 @@ class Sessions:
                 self.topology = event.topology
             self.session, self.world_size, self.cadence = event.session, event.world_size, event.cadence
             self.heard_number(event.incarnation, event.run, event.session)
-            if self.asked_store in ("", ANY_STORE):  # one that came back before this rank may know which it is
-                self.asked_store = event.store_id or self.asked_store
+            self._hear_of_store(event.store_id)
             self.members[event.rank] = node
             self.departed.discard(event.rank)
             self.spoiled = ""
@@ -272,12 +272,22 @@ class Sessions:
         """The one store that the session may be saved to; empty: none in particular yet."""
         return self.store_id or self.asked_store
 
+    def _hear_of_store(self, store_id: str) -> None:
+        """A rank that came back says to which its session is saved: it knows, and not all do."""
+        if store_id not in ("", ANY_STORE, self.store_id):
+            self.store_id, self.asked_store = "", store_id
+        self.asked_store = self.asked_store or store_id
+
+    def takes(self, store_id: str) -> bool:
+        """Whether the session may be saved to this store."""
+        return self.wanted_store in ("", ANY_STORE, store_id)
+
     def took_store(self, store_id: str) -> str:
-        """The session is saved to this store, if it has seen none. Returns why not, empty when it is."""
-        self.store_id = self.store_id or store_id
-        if store_id in ("", self.store_id):
+        """The session is saved to this store, if it may be. Returns why it may not, empty when it may."""
+        if self.takes(store_id):
+            self.store_id = store_id
             return ""
-        return f"another store lies at {self._job.store} than the session is saved to: {store_id}, not {self.store_id}"
+        return f"another store lies at {self._job.store} than the job is saved to: {store_id}, not {self.wanted_store}"
 
     def scan(self, claim: Claim | None) -> ScanStore:
         """Asks what lies on the store, after the claim is on record.

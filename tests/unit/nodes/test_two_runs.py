@@ -346,6 +346,23 @@ def test_a_session_keeps_the_store_that_it_saw_first():
     assert any("another store" in note for note in cluster.nodes["a"].notes)
 
 
+@pytest.mark.parametrize("seen", ["before", "after"])
+def test_ranks_that_come_back_to_a_daemon_without_memory_are_saved_to_their_own_store(seen):
+    """It has looked at what lies at the path, and remembers nothing: the ranks know better."""
+    cluster = ACluster("a")
+    cluster.connect("a")
+    cluster.nodes["a"].slots.clear()
+    coordinator = Coordinator(KEY, "a", Policy())
+    back = replace(cluster.attached[0], incarnation=1, run=RUN, store_id=STORE_ID, request=99)
+    events = [ev.Report(job=KEY, node="a", event=back), ev.StoreScanned(job=KEY, store_id=OTHER_STORE_ID)]
+    for event in reversed(events) if seen == "before" else events:
+        coordinator.handle(event, 0.0)
+    assert not coordinator.saves.ready
+    coordinator.handle(ev.StoreScanned(job=KEY, store_id=STORE_ID), 0.0)
+    assert coordinator.saves.ready
+    assert coordinator.saves.fence.store_id == STORE_ID
+
+
 def test_a_load_whose_number_is_another_sessions_too_takes_another_and_scans_again():
     cluster = ACluster("ab")
     cluster.connect("ab")
