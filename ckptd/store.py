@@ -46,7 +46,7 @@ from ckptd.protocol.manifest import (
 )
 from ckptd.protocol.publication import Intents
 from ckptd.store_identity import check_store
-from ckptd.store_incarnations import Committer, forget_superseded, mark_superseded, taken_over_by
+from ckptd.store_incarnations import Committer, check_counted, forget_superseded, mark_superseded, taken_over_by
 from ckptd.store_publish import is_linked_to, mark_unpublished, publish
 from ckptd.store_scan import Place, committed_at, job_dir, read_vote, scan, vote_names
 from ckptd.store_stock import stock_files
@@ -103,6 +103,7 @@ def commit(  # noqa: PLR0913, PLR0917 - whose checkpoint, by whom, and what foll
     place = Place(key, save)
     if by is not None:
         check_store(fs, key.store, by.store_id)
+        check_counted(fs, key, save)
     committed = committed_at(fs, place)
     if committed is None:
         try:

@@ -17,7 +17,7 @@ import msgspec
 
 from ckptd.filelayer import FileLayer
 from ckptd.protocol.committed import INCARNATIONS_DIR, identify
-from ckptd.protocol.errors import CkptdError
+from ckptd.protocol.errors import CkptdError, WrongStoreError
 from ckptd.protocol.ids import (
     MAX_INCARNATION,
     Incarnation,
@@ -26,6 +26,7 @@ from ckptd.protocol.ids import (
     SaveId,
     Session,
     StoreId,
+    is_counted,
     is_plausible,
     not_behind,
     parse_dirname,
@@ -124,6 +125,24 @@ def taken_over_by(fs: FileLayer, key: JobKey, save: SaveId, by: Committer) -> in
     own = {record.incarnation for record in records if record.session in (by.session or saved, *by.void)}
     others = [n for n in record_numbers(fs, key, known) if n > base and n not in own]
     return next((n for n in reversed(others) if not _is_claim(fs, key, n)), 0)
+
+
+def check_counted(fs: FileLayer, key: JobKey, save: SaveId) -> None:
+    """Raises WrongStoreError where another run counts now: the job's directory was emptied since the save's run began.
+
+    A number without a record is no proof while nobody has begun anew, nor one older than the records that are kept.
+    """
+    numbers = record_numbers(fs, key)
+    if not is_counted(save.incarnation) or not numbers or save.incarnation < numbers[0]:
+        return
+    runs = [record.run for record in records_of(fs, key) if record.incarnation == save.incarnation]
+    if save.incarnation in numbers and runs in ([], [save.run.hex()]):  # none: it cannot be read
+        return
+    raise WrongStoreError(
+        f"{job_dir(key)} has no record of incarnation {save.incarnation} of run {save.run.hex()}, and has others: it "
+        "was emptied since, and another run began there",
+        hint=f"what is staged stays in memory; to go on from it: load(state, run={save.run.hex()!r})",
+    )
 
 
 def mark_superseded(fs: FileLayer, key: JobKey, dirname: str, incarnation: int) -> str:

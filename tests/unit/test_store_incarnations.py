@@ -2,13 +2,14 @@
 
 import errno
 import os
+import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from ckptd.filelayer import FileLayer
-from ckptd.protocol.errors import CkptdError
+from ckptd.protocol.errors import CkptdError, WrongStoreError
 from ckptd.protocol.ids import JobKey, SaveId, incarnation_at
 from ckptd.store import commit
 from ckptd.store_incarnations import (
@@ -201,6 +202,39 @@ def test_a_commit_that_knows_a_session_to_be_over_takes_the_mark_away(key) -> No
     assert commit(fs, key, SAVE, "test", US).taken_over == 2
     assert commit(fs, key, SAVE, "test", Committer(US.incarnation, US.session, US.store_id, ["over"])).taken_over == 0
     assert superseded(fs, key) == {}
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_run_whose_directory_was_emptied_commits_nothing_beside_the_one_that_began_anew(key, number) -> None:
+    """Its number may be higher: its checkpoint would hide what the living run was told is durable."""
+    fs, save = FileLayer(), SaveId(number, 1, 50, RUN)
+    for _ in range(number):
+        take(fs, key, TAKER)
+    shutil.rmtree(f"{key.store}/demo")
+    assert take(fs, key, Taker(OTHER_RUN, "another", "b")) == 1
+    drained(fs, key, save)
+    with pytest.raises(WrongStoreError, match=f"incarnation {number} of run {RUN.hex()}.*emptied"):
+        commit(fs, key, save, "test", Committer(number, "session", STORE_ID))
+    assert scan(fs, key).committed == []
+    commit(fs, key, save, "test")  # a user may
+    assert [entry.committed.save for entry in scan(fs, key).committed] == [save]
+
+
+def test_a_run_whose_directory_was_emptied_goes_on_there_while_nobody_has_begun_anew(key) -> None:
+    fs = FileLayer()
+    take(fs, key, TAKER)
+    shutil.rmtree(f"{key.store}/demo")
+    drained(fs, key, SAVE)
+    assert commit(fs, key, SAVE, "test", US).taken_over == 0
+    assert take(fs, key, Taker(OTHER_RUN, "another", "b")) == 2
+
+
+def test_a_number_whose_record_went_with_the_old_ones_may_be_committed(key) -> None:
+    fs = FileLayer()
+    for _ in range(KEPT_RECORDS + 1):
+        take(fs, key, TAKER)
+    drained(fs, key, SAVE)
+    assert commit(fs, key, SAVE, "test", US).taken_over == 0
 
 
 def test_a_takeover_after_a_commit_sees_it(key) -> None:
