@@ -177,6 +177,7 @@ class Door:
             nbytes=seal.image_nbytes,
             drain=request.drain,
             shares=seal.shares,
+            late=request.late,
         )
 
     def _keep(self, job: JobKey, save: SaveId, to: Publication) -> None:

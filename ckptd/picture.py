@@ -177,6 +177,7 @@ def ranks(job: Job) -> list[RankStatus]:
                 slots_in_use=len(held),
                 slot_nbytes=max((slot.capacity for slot in slots), default=0),
                 newest_step=max(held).step if held else None,
+                late=local.late if local else "",
                 drain_nbytes=share.get(rank, 0),
                 drain_nbytes_done=min(job.node.drain.done.get(rank, 0), share.get(rank, 0)),
             )

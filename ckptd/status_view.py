@@ -121,6 +121,8 @@ def _job(job: JobStatus, store_problem: str, page: _Page) -> Iterator[Renderable
         rows.add("nodes", _nodes(job, page))
     for number, row in enumerate(_rank_rows(job.ranks, page)):
         rows.add("ranks" if number == 0 else "", row)
+    for row in _late_rows(job.ranks):
+        rows.add("late", row)
     yield _indented(rows.grid)
     if job.checkpoints:
         shown = _worth_showing(job.checkpoints)
@@ -314,6 +316,19 @@ def _rank_rows(ranks: list[RankStatus], page: _Page) -> Iterator[Text]:
         else:
             yield Text.assemble(_ended(label, group), _slot_use(rank, page.marks))
     yield from _rank_bars([rank for rank in ranks if rank.drain_nbytes], page)
+
+
+def _late_rows(ranks: list[RankStatus]) -> Iterator[Text]:
+    """What verifies copies that run while training goes on, one row for all ranks with the same."""
+    alike: dict[str, list[int]] = {}
+    for rank in ranks:
+        if rank.alive and rank.late:
+            alike.setdefault(rank.late, []).append(rank.rank)
+    for late, numbers in alike.items():
+        why_not = late.startswith("off:")
+        what = f"copied before save returns ({late})" if why_not else f"verified by {late}" if late != "off" else late
+        whose = f"{human.ranges(numbers)}  " if len(alike) > 1 else ""
+        yield Text.assemble((whose, "bold"), (human.printable(what), "yellow" if why_not else ""))
 
 
 def _ended(label: str, group: list[RankStatus]) -> Text:

@@ -16,6 +16,7 @@ class LocalRank:
     """A rank that presented itself here."""
 
     attached: ev.RankAttached
+    late: str = ""  # what verifies its late copies, as of its last save
     load_request: int | None = None
     load_asked: ev.LoadAsked | None = None  # what it asked for first
     load_order: ev.LoadOrdered | None = None  # the answer, kept back until the slot's digests are taken
@@ -74,6 +75,11 @@ class LocalRanks:
             )
             for local in self.seated.values()
         ]
+
+    def saves_late(self, event: ev.SegmentStaged) -> ev.SegmentStaged:
+        """Notes what verifies a rank's late copies. Returns what other nodes are told."""
+        self.seated[event.rank].late = event.late
+        return replace(event, late="")
 
     def is_in(self, event: ev.FromRank) -> bool:
         """Whether the one who speaks is the rank."""

@@ -342,7 +342,7 @@ class JobNode:
             return self.ranks.refuse(event.rank, event.request, "protocol", problem)
         if event.drain:
             self.keeps.forced.add(event.save)
-        answer = self.ranks.done(event.rank, event.request)
+        answer, event = self.ranks.done(event.rank, event.request), self.ranks.saves_late(event)
         if again:  # by a rank that did not hear the answer
             return [*answer, self.membership.report(event)]
         self.keeps.pending.add(event.save)

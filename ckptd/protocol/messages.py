@@ -37,6 +37,8 @@ MAX_CAPACITY = 1 << 46
 SlotName = Annotated[str, msgspec.Meta(pattern=r"^r[0-9]{5,7}-[0-9]{6,12}\.slot\Z")]
 Seq = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
+MAX_LATE_CHARS = 512
+LateText = Annotated[str, msgspec.Meta(max_length=MAX_LATE_CHARS)]
 
 
 class Milestone(enum.StrEnum):
@@ -114,12 +116,14 @@ class HandOver(_Request, frozen=True, kw_only=True):
     """The descriptor: this slot holds the whole segment of this save, sealed. From now on the daemon owns its bytes.
 
     ``publication``: where this user wants a trainer's files once they are committed; only this message says it.
+    ``late``: what verifies copies that run while training goes on, or why there are none; empty: nothing is attached.
     """
 
     slot: SlotName
     save: SaveId
     drain: bool = False
     publication: Publication | None = None
+    late: LateText = ""
 
 
 class Skip(_Request, frozen=True, kw_only=True):

@@ -27,7 +27,7 @@ from ckptd.protocol.ids import (
     StoreChoice,
     WorldSize,
 )
-from ckptd.protocol.messages import Cadence, End, Progress, Seq, SlotName, Tier
+from ckptd.protocol.messages import Cadence, End, LateText, Progress, Seq, SlotName, Tier
 from ckptd.protocol.parity import Column, Member, Piece
 from ckptd.protocol.shares import MAX_SHARES, Share, Where
 from ckptd.protocol.slot import Seal
@@ -122,7 +122,10 @@ class FromRank(Event, frozen=True, kw_only=True):
 
 
 class SegmentStaged(FromRank, frozen=True, kw_only=True, tag="segment-staged"):
-    """A rank sealed its whole segment in a slot. The caller has checked the seal against this."""
+    """A rank sealed its whole segment in a slot. The caller has checked the seal against this.
+
+    ``late``: what verifies its late copies, for the status of its node; empty among nodes.
+    """
 
     world_size: WorldSize
     slot: SlotName
@@ -130,6 +133,7 @@ class SegmentStaged(FromRank, frozen=True, kw_only=True, tag="segment-staged"):
     nbytes: Nbytes
     drain: bool = False
     shares: Shares = ()
+    late: LateText = ""
 
 
 class SaveSkipped(FromRank, frozen=True, kw_only=True, tag="save-skipped"):

@@ -60,6 +60,7 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
     newest_step: int | None
     drain_nbytes: int = 0  # of the drain that runs, what its node writes of this rank; 0: nothing
     drain_nbytes_done: int = 0
+    late: str = ""  # what verifies copies that run while it trains, or why there are none; empty: nothing is attached
 
 
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):

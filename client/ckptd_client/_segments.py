@@ -19,7 +19,7 @@ from ckptd.protocol.errors import SaveFailedError, UsageError, WaitTimeoutError
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.integrity import Integrity
 from ckptd.protocol.layout import Leaf
-from ckptd.protocol.messages import HandOver
+from ckptd.protocol.messages import MAX_LATE_CHARS, HandOver
 from ckptd.protocol.publication import Publication
 from ckptd.protocol.shares import Share
 from ckptd_client._channel import ChannelLostError
@@ -176,7 +176,10 @@ def seal(  # noqa: PLR0913 - keyword-only
             integrity=client._link.settings.integrity,
         )
         client._link.slots.held.discard(segment.name)
-        descriptor = HandOver(seq=0, slot=segment.name, save=handle.save_id, drain=drain, publication=publication)
+        late = client._stats.late[:MAX_LATE_CHARS]
+        descriptor = HandOver(
+            seq=0, slot=segment.name, save=handle.save_id, drain=drain, publication=publication, late=late
+        )
         client._link.hand_over(descriptor, deadline=deadline)
 
     deadline = deadline_of(client)

@@ -5,7 +5,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ckptd.protocol.errors import WaitTimeoutError
-from ckptd.protocol.messages import End, HandOver
+from ckptd.protocol.messages import MAX_LATE_CHARS, End, HandOver
 from ckptd_client._channel import ChannelLostError
 from ckptd_client._plan import Values
 from ckptd_client._segments import free_orphans, hold, no_slot
@@ -87,4 +87,5 @@ def _stage(client: "Client", handle: SaveHandle, values: Values, *, drain: bool,
     except BaseException:
         link.slots.grant(name, slot.capacity)
         raise
-    link.hand_over(HandOver(seq=0, slot=name, save=handle.save_id, drain=drain), deadline=deadline)
+    late = client._stats.late[:MAX_LATE_CHARS]
+    link.hand_over(HandOver(seq=0, slot=name, save=handle.save_id, drain=drain, late=late), deadline=deadline)

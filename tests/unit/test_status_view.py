@@ -221,6 +221,18 @@ def test_ranks_in_step_share_a_line_and_a_dead_one_stands_out():
     )
 
 
+def test_what_verifies_late_copies_is_told_and_why_there_are_none_stands_out():
+    def told(*late):
+        ranks = [a_status.rank(number, late=text) for number, text in enumerate(late)]
+        return shown(a_status.status(jobs=[a_status.job(ranks=ranks)]), width=120)
+
+    assert "late" not in told("", "")
+    assert line(told("proof", "proof"), "late") == "late verified by proof"
+    both = told("proof", "off: userfaultfd: Operation not permitted", "proof")
+    assert line(both, "late 0, 2") == "late 0, 2 verified by proof"
+    assert line(both, "late 1") == "late 1 copied before save returns (off: userfaultfd: Operation not permitted)"
+
+
 def test_a_drain_that_failed_says_when_it_tries_again():
     drain = a_status.drain(last_error="Input/output error: /s/x", attempt=2, retry_in_s=8.0)
     text = shown(a_status.status(jobs=[a_status.job(drain=drain)]))

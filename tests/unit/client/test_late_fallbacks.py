@@ -69,7 +69,7 @@ def test_a_kernel_without_a_call_is_no_proof(missing, monkeypatch):
 
 
 @pytest.mark.parametrize("verify", ["off", "samples", "proof"])
-def test_what_the_user_asked_for_is_in_force(verify, join):
+def test_what_the_user_asked_for_is_in_force_and_in_the_status(verify, join, node, job):
     victim, client = Victim(), join()
     assert client.stats().late == ""
     client.attach(victim.optimizer, verify=verify)
@@ -81,6 +81,7 @@ def test_what_the_user_asked_for_is_in_force(verify, join):
         assert client.stats().last_late_nbytes == 0
     if verify == "samples":
         assert client.stats().last_late_nbytes == victim.large.nbytes + victim.small.nbytes
+    assert [rank.late for rank in node.job(job).ranks] == [client.stats().late]
 
 
 def test_another_word_is_a_misuse(join):
