@@ -14,6 +14,7 @@ from ckptd.protocol.integrity import XXH3, Integrity
 from ckptd.protocol.layout import Layout, Leaves, decode_leaves
 from ckptd.protocol.manifest import COMMITTED, FileRecord, layout_of
 from ckptd.protocol.messages import Tier
+from ckptd.protocol.shares import compared, doubt
 from ckptd.protocol.slot import SEALS_NBYTES, Seal, SlotState, decode_seals
 from ckptd_client._company import Company
 from ckptd_client._fit import OtherRanksNeededError
@@ -48,6 +49,11 @@ class Checkpoint:
         self._integrity = integrity
         self.store_dir = store_dir  # where it lies, or will, once it is committed
         self._finalizer = weakref.finalize(self, _close, sources)  # DCP drops one without a word when it cannot plan
+
+    @property
+    def doubts(self) -> list[str]:
+        """What whoever reads it from the store should know of what its ranks shared."""
+        return list(filter(None, [doubt(compared({record.rank: record.shares for record in self._records}))]))
 
     @property
     def world_size(self) -> int:

@@ -160,7 +160,8 @@ def _load_own(  # noqa: PLR0913, PLR0917
     finally:
         checkpoint.close()
     notes = fitted.finish(state, strict=False)
-    return "ckptd", checkpoint.save.step, _nbytes(fitted), [*checkpoint.notes, *notes, *fitted.own_notes]
+    doubted = [f"step {checkpoint.save.step}: {text}" for text in checkpoint.doubts]
+    return "ckptd", checkpoint.save.step, _nbytes(fitted), [*checkpoint.notes, *doubted, *notes, *fitted.own_notes]
 
 
 def _load_foreign(path: str, state: dict[str, Any], found: Foreign) -> tuple[int, list[str]]:

@@ -4,6 +4,7 @@ drift_ranks.py <verify_replicas> <folder> [drain_every]    writes what was true 
 """
 
 import contextlib
+import glob
 import json
 import os
 import sys
@@ -73,6 +74,9 @@ def main(verify, folder, drain_every="1"):
                 one.step for one in job.checkpoints if one.milestone == "durable" and one.replicas == "window"
             ]
             found[-1]["notes"] = list(restored.notes)
+            paths = glob.glob(os.path.join(os.environ["CKPTD_STORE"], "drift", "step-*"))
+            read = [client.load_from(path, state_at(0, drifts=False)) for path in paths]
+            found[-1]["read"] = [one.step for one in read if any("compared" in note for note in one.notes)]
     with open(os.path.join(folder, f"rank-{rank}.json"), "w", encoding="utf-8") as file:
         json.dump(found, file)
 

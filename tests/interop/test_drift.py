@@ -74,5 +74,7 @@ def test_what_was_not_compared_in_full_is_marked_in_its_own_record(node, tmp_pat
     command = (sys.executable, "-m", "ckptd", "list", os.path.join(node.store, "drift"))
     assert node.complete(*command, timeout_s=60, COLUMNS="160").count("replicas not compared") == len(doubted)
     assert {step for one in saves.values() for step in one.get("doubted", ())} == doubted, "ckptd status"
+    assert set(saves[16]["read"]) == doubted, "load_from"
+    assert doubted
     if saves[16]["balanced"]:
         assert any("step 16" in note and "compared" in note for note in saves[16]["notes"])
