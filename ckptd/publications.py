@@ -15,7 +15,7 @@ from ckptd import ballast
 from ckptd.logs import line
 from ckptd.protocol import places
 from ckptd.protocol.decoding import MALFORMED
-from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.ids import JobKey, SaveId, parse_save
 from ckptd.protocol.publication import MAX_INTENTS, Intent, Publication, joined
 from ckptd.regular_files import contents
 
@@ -41,16 +41,17 @@ class Publications:
             before = _read(path)
             raw = msgspec.msgpack.encode(Intent(save, to if before is None else joined(before.to, to)))
             ballast.write(self._arena, lambda: _put(path, raw))
-            self._forget_oldest(directory)
+            self._forget_oldest(directory, save)
 
     def from_on(self, job: JobKey, save: SaveId) -> list[Intent]:
         """Of this save and of newer ones, done or not."""
         return [intent for intent in self._all(job, _SUFFIXES) if intent.save >= save]
 
     def due(self, job: JobKey) -> list[Intent]:
-        """From the oldest on that is not done; newer ones that are, are there to be put back if need be."""
-        due = self._all(job, (places.DUE_SUFFIX,))
-        return self.from_on(job, min(intent.save for intent in due)) if due else []
+        """All that is not done; what is newer than one of these and done is there to be put back if need be."""
+        due = [intent.save for intent in self._all(job, (places.DUE_SUFFIX,))]
+        # From each on: there is no oldest one where two runs had one number.
+        return [intent for intent in self._all(job, _SUFFIXES) if any(intent.save >= save for save in due)]
 
     def is_due(self, job: JobKey, save: SaveId) -> bool:
         """Whether it was asked for, and not done."""
@@ -68,13 +69,19 @@ class Publications:
     def _all(self, job: JobKey, suffixes: tuple[str, ...]) -> list[Intent]:
         directory = self._directory(job)
         found = (_read(os.path.join(directory, name)) for name in _names(directory) if name.endswith(suffixes))
-        return sorted((intent for intent in found if intent is not None), key=lambda intent: intent.save)
+        return sorted((intent for intent in found if intent is not None), key=lambda intent: intent.save.listed)
 
     @staticmethod
-    def _forget_oldest(directory: str) -> None:
-        names = [
-            name for name in _names(directory) if name.endswith(_SUFFIXES)
-        ]  # they begin with the save, fixed width
+    def _forget_oldest(directory: str, newest: SaveId) -> None:
+        """newest: of the run that saves now. What another run of its number left is older, whatever its counters."""
+
+        def age(name: str) -> tuple[bool, tuple[int, ...]]:
+            save = parse_save(name.partition(".")[0])
+            if save is None:
+                return False, ()
+            return True, (save.incarnation, save.run == newest.run, save.counter, save.step)
+
+        names = sorted((name for name in _names(directory) if name.endswith(_SUFFIXES)), key=age)
         for name in names[:-MAX_INTENTS]:
             if name.endswith(places.DUE_SUFFIX):
                 log.info(line("publication given up", save=name, reason="many newer ones"))

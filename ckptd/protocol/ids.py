@@ -41,10 +41,7 @@ ANY_STORE: Final = "any"  # in place of a store's id: whatever store lies at the
 
 _JOB_RE = re.compile(_JOB_PATTERN)
 _STEP_DIR_RE = re.compile(r"^step-([0-9]{9,12})\.i([0-9]{4,8})\Z")
-_PARTIAL_RE = re.compile(
-    r"^\.step-[0-9]{9,12}\.i[0-9]{4,8}\.partial-([0-9]{8})-([0-9]{10})-([0-9]{12})-([0-9a-f]{32})\Z"
-)
-
+_SAVE_RE = re.compile(r"^([0-9]{8})-([0-9]{10})-([0-9]{12})-([0-9a-f]{32})\Z")
 
 _CLOCKED_FROM = 1767225600  # 2026-01-01, in seconds since 1970
 _CLOCKED_LEAST = 1_000_000  # no store has counted so far
@@ -163,13 +160,16 @@ def parse_dirname(name: str) -> tuple[int, int] | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
+def parse_save(text: str) -> SaveId | None:
+    """The save of this text, None for any other text."""
+    match = _SAVE_RE.match(text)
+    return SaveId(int(match[1]), int(match[2]), int(match[3]), bytes.fromhex(match[4])) if match else None
+
+
 def parse_partial_dirname(name: str) -> SaveId | None:
     """The save a hidden partial directory belongs to, None for any other name."""
-    match = _PARTIAL_RE.match(name)
-    if match is None:
-        return None
-    save = SaveId(int(match[1]), int(match[2]), int(match[3]), bytes.fromhex(match[4]))
-    return save if save.partial_dirname == name else None
+    save = parse_save(name.rpartition(".partial-")[2])
+    return save if save is not None and save.partial_dirname == name else None
 
 
 def rank_of_file(name: FileName) -> int:

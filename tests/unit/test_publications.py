@@ -10,7 +10,7 @@ from ckptd.protocol import places
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.publication import MAX_INTENTS, Publication
 from ckptd.publications import Publications
-from tests.runs import RUN
+from tests.runs import OTHER_RUN, RUN
 
 JOB = JobKey("/store", "job")
 
@@ -26,8 +26,8 @@ def place(*names, directory="/run/a"):
     return Publication(directory, True, "/run/latest", "a", names)
 
 
-def save(counter):
-    return SaveId(1, counter, counter, RUN)
+def save(counter, run=RUN):
+    return SaveId(1, counter, counter, run)
 
 
 def test_files_of_the_ranks_of_a_node_add_up(arena):
@@ -61,6 +61,33 @@ def test_the_oldest_go(arena):
     for number in range(1, MAX_INTENTS + 10):
         kept.keep(JOB, save(number), place("a"))
     assert [intent.save.counter for intent in kept.due(JOB)] == list(range(10, MAX_INTENTS + 10))
+
+
+@pytest.mark.parametrize("runs", [(RUN, OTHER_RUN), (OTHER_RUN, RUN)])
+def test_what_one_run_left_hides_nothing_of_another_that_had_its_number(arena, runs):
+    mine, theirs = runs
+    kept = Publications(str(arena))
+    for number in (1, 3):
+        kept.keep(JOB, save(number, theirs), place("a"))
+    kept.keep(JOB, save(2, mine), place("a"))
+    kept.keep(JOB, save(4, mine), place("a"))
+    kept.done(JOB, save(4, mine))
+    due = [save(1, theirs), save(2, mine), save(3, theirs), save(4, mine)]
+    assert [intent.save for intent in kept.due(JOB)] == due
+    assert [intent.save for intent in kept.from_on(JOB, save(2, mine))] == [save(2, mine), save(4, mine)]
+
+
+@pytest.mark.parametrize("runs", [(RUN, OTHER_RUN), (OTHER_RUN, RUN)])
+def test_where_a_job_was_started_over_what_the_earlier_run_left_goes_first(arena, runs):
+    """Its counters are higher: they say nothing of what is older."""
+    mine, theirs = runs
+    kept = Publications(str(arena))
+    for number in range(100, 100 + MAX_INTENTS):
+        kept.keep(JOB, save(number, theirs), place("a"))
+    kept.keep(JOB, save(1, mine), place("a"))
+    kept.keep(JOB, save(2, mine), place("a"))
+    assert {save(1, mine), save(2, mine)} <= {intent.save for intent in kept.due(JOB)}
+    assert len(kept.due(JOB)) == MAX_INTENTS
 
 
 def test_what_cannot_be_read_is_nothing(arena):
