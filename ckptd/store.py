@@ -238,10 +238,13 @@ def _tidy(fs: FileLayer, path: str) -> str:
 def remove_checkpoint(fs: FileLayer, key: JobKey, save: SaveId, intents: Intents = MappingProxyType({})) -> bool:
     """Whether the committed checkpoint is gone: not if it is pinned, or a trainer's directory has links to its files.
 
-    Raises CkptdError for the newest, and for one whose files cannot be published: it stays.
+    Raises CkptdError for the newest, and for one whose files cannot be published: it stays. Raises DamagedError for
+    what is no valid checkpoint, and when another run's has its name.
     """
     if save.dirname in pinned(fs, key):
         return False
+    if committed_at(fs, Place(key, save)) is None:
+        return True
     note = publish(fs, key, save, intents)  # what could not be at its commit
     if note:
         raise CkptdError(f"{note}: it stays until it is", hint="see what is in the way there")

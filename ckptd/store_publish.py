@@ -4,27 +4,31 @@ Where to is the caller's to say, as an Intent: the daemon has it from a rank of 
 command line. The store says what there is (`files.json`: the trainer's names), and that it still is to be published
 (`UNPUBLISHED`, which goes last); it never says where. Each step may be repeated, and done by two daemons at once.
 Whoever comes late, an older checkpoint never takes the place of a newer one.
+
+A directory's name tells no two runs apart that had one incarnation number. So what is published is a Proved, and there
+is one way to get one: to open the very save, its records, its index and its files' sizes held against each other.
 """
 
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import msgspec
 
 from ckptd import failpoints
 from ckptd.filelayer import FileLayer
-from ckptd.protocol.committed import identify
+from ckptd.protocol.committed import RECORDS, Finding, file_findings, identify, open_sound, raise_first, read_stock_of
 from ckptd.protocol.decoding import MALFORMED
-from ckptd.protocol.errors import DamagedError, UsageError
-from ckptd.protocol.ids import JobKey, SaveId, StorePath, parse_dirname
+from ckptd.protocol.errors import CkptdError, DamagedError, UsageError
+from ckptd.protocol.ids import JobKey, SaveId, StorePath, parse_dirname, parse_save
 from ckptd.protocol.layout import Layout, SavedFor, is_plain, is_trainer_file
 from ckptd.protocol.manifest import LINKED, STOCK_FILES, UNPUBLISHED
 from ckptd.protocol.origin import MARKER, Origin
 from ckptd.protocol.publication import Intents, Publication
 from ckptd.protocol.wording import cut
-from ckptd.store_scan import job_dir
+from ckptd.store_scan import Place, committed_at, job_dir
 from ckptd.trainer_directory import TrainerDirectory, again_when_swept, make_directories, sweep
 
 _MAX_INDEX_NBYTES = 1 << 30
@@ -84,30 +88,78 @@ def is_unpublished(fs: FileLayer, key: JobKey, dirname: str) -> bool:
     return True
 
 
+@dataclass(frozen=True, slots=True)
+class Proved:
+    """A committed checkpoint with its trainer's files, as its records prove them: what may be published.
+
+    The bytes of the files were not read: their digests are for whoever loads them through ckptd.
+    """
+
+    key: JobKey
+    save: SaveId
+    index: TrainerFiles
+
+    @property
+    def path(self) -> str:
+        """Its directory."""
+        return Place(self.key, self.save).final
+
+
+def prove(
+    fs: FileLayer, key: JobKey, dirname: str, *, save: SaveId | None = None, names: Collection[str] | None = None
+) -> Proved:
+    """Opens it. save: which it must be; None where somebody has typed the path. names: the files that are wanted.
+
+    COMMITTED and manifest prove each other and the save, the manifest proves the index, and what it says of the size
+    of each file that is wanted is so. Raises UsageError when it has no trainer's files, OSError, DamagedError.
+    """
+    path = os.path.join(job_dir(key), dirname)
+    manifest = open_sound(path, fs, RECORDS, job=key.job, save=save)
+    stock = next((file for file in manifest.stock if file.name == STOCK_FILES), None)
+    if stock is None:
+        raise UsageError(f"{path} has no files of a trainer", hint=f"ckptd export {path} OUT")
+    raw = read_stock_of(path, fs, stock, manifest)
+    if isinstance(raw, Finding):
+        raise raw.error from raw.cause
+    index = _decode_index(raw, os.path.join(path, STOCK_FILES))
+    files = {file for name, file in index.files.items() if names is None or name in names}
+    wanted = [record for record in manifest.files if any(extent.name in files for extent in record.extents())]
+    raise_first(file_findings(path, fs, wanted))
+    return Proved(key, manifest.save, index)
+
+
+def _prove_for(fs: FileLayer, key: JobKey, save: SaveId, to: Publication) -> Proved:
+    return prove(fs, key, save.dirname, save=save, names=None if to.whole else to.names)
+
+
 def publish(fs: FileLayer, key: JobKey, save: SaveId, intents: Intents) -> str:
     """The committed checkpoint's files where this user wants them. Empty, or why they are not there.
 
     intents: of this save and of newer ones. Nothing is to be done when the checkpoint is published, or not there.
     """
-    path = os.path.join(job_dir(key), save.dirname)
+    path = Place(key, save).final
     try:
         if not is_unpublished(fs, key, save.dirname):
             return ""
         if save not in intents:
             return _unknown(path)
-        problem = _publish_in_turn(fs, key, save, intents)
+        problem = _publish_in_turn(fs, _prove_for(fs, key, save, intents[save]), intents)
         if problem:
             return f"{path} was not published: {problem}"
         failpoints.reach("publish.done")
         _mark_published(fs, path)
-    except (OSError, DamagedError) as error:
-        hint = f" ({error.hint})" if isinstance(error, DamagedError) and error.hint else ""
-        return f"{path} was not published: {error}{hint}"
+    except (OSError, CkptdError) as error:
+        return _failed(path, error)
     return ""
 
 
-def _unknown(path: str) -> str:
-    return f"{path} was not published: nobody here knows any more where to; {how_to_publish(path)}"
+def _failed(path: str, error: OSError | CkptdError) -> str:
+    hint = f" ({error.hint})" if isinstance(error, CkptdError) and error.hint else ""
+    return f"{path} was not published: {error}{hint}"
+
+
+def _unknown(path: str, why: str = "") -> str:
+    return f"{path} was not published: nobody here knows any more where to{why}; {how_to_publish(path)}"
 
 
 def _waits(fs: FileLayer, key: JobKey, dirname: str) -> bool:
@@ -128,11 +180,18 @@ def publish_left(fs: FileLayer, key: JobKey, intents: Intents) -> tuple[list[Sav
     Checkpoints whose place nobody here knows are told of.
     """
     done, notes = [], []
-    names = set(filter(parse_dirname, _names(fs, job_dir(key))))
-    known = {save.dirname for save in intents}
-    notes += [_unknown(os.path.join(job_dir(key), name)) for name in sorted(names - known) if _waits(fs, key, name)]
-    for save in sorted(intents):
-        if save.dirname in names:
+    named = {save.dirname for save in intents}
+    names = sorted(filter(parse_dirname, _names(fs, job_dir(key))))
+    waiting = {name for name in names if _waits(fs, key, name)}
+    there = {name: _save_at(fs, key, name) for name in names if name in waiting or name in named}
+    for name, found in there.items():
+        known = name in named if found is None else found in intents
+        if name in waiting and not known:
+            why = ": what is known here is for another run that had its number" if name in named else ""
+            notes.append(_unknown(os.path.join(job_dir(key), name), why))
+    for save in sorted(intents, key=lambda save: save.listed):
+        # Another run's checkpoint of its name: this one is not there any more, and nothing is to be done.
+        if save.dirname in there and there[save.dirname] in {None, save}:
             note = publish(fs, key, save, intents)
             if note:
                 notes.append(note)
@@ -141,21 +200,31 @@ def publish_left(fs: FileLayer, key: JobKey, intents: Intents) -> tuple[list[Sav
     return done, notes
 
 
+def _save_at(fs: FileLayer, key: JobKey, dirname: str) -> SaveId | None:
+    """Which save lies there; None when that cannot be read, and whoever opens it is told why."""
+    try:
+        return identify(os.path.join(job_dir(key), dirname), fs, job=key.job).save
+    except (OSError, CkptdError):
+        return None
+
+
 def publish_own_part(fs: FileLayer, key: JobKey, save: SaveId, intents: Intents) -> str:
     """Of a checkpoint that another node committed: what that left, or else the files of this node's ranks.
 
     Each node puts its own beside somebody's files. Empty, or why they are not there.
     """
-    path, to = os.path.join(job_dir(key), save.dirname), intents[save]
+    path, to = Place(key, save).final, intents[save]
     try:
         if is_unpublished(fs, key, save.dirname):
             return publish(fs, key, save, intents)
-        if not to.whole:
+        if to.whole:
+            committed_at(fs, Place(key, save))  # raises when what is published there is another's
+        else:
             alone = msgspec.structs.replace(to, pointer="", text="")
-            problem = _publish_in_turn(fs, key, save, {**intents, save: alone})
+            problem = _publish_in_turn(fs, _prove_for(fs, key, save, alone), {**intents, save: alone})
             return f"{path} was not published: {problem}" if problem else ""
-    except (OSError, DamagedError) as error:
-        return f"{path} was not published: {error}"
+    except (OSError, CkptdError) as error:
+        return _failed(path, error)
     return ""
 
 
@@ -164,18 +233,13 @@ def publish_to(fs: FileLayer, key: JobKey, dirname: str, to: Publication) -> lis
 
     Raises UsageError when other files lie there, or there are none to be published, OSError, DamagedError.
     """
-    path = os.path.join(job_dir(key), dirname)
-    identify(path, fs, job=key.job)
-    try:
-        index = _read_index(fs, path)
-    except FileNotFoundError as error:
-        raise UsageError(f"{path} has no files of a trainer", hint=f"ckptd export {path} OUT") from error
+    found = prove(fs, key, dirname)
     there = TrainerDirectory(fs, to.directory, {}, set(), lambda: None)
     if _is_there(fs, to.directory) and not there.is_ours():
         raise UsageError(f"{to.directory} is there already, with files of somebody's", hint="name a new directory")
-    _publish(fs, key, dirname, index, to)
-    _mark_published(fs, path)
-    return sorted(index.files)
+    _publish(fs, found, to)
+    _mark_published(fs, found.path)
+    return sorted(found.index.files)
 
 
 def _is_there(fs: FileLayer, path: str) -> bool:
@@ -239,9 +303,14 @@ def _names(fs: FileLayer, path: str) -> list[str]:
 
 
 def _read_index(fs: FileLayer, path: str) -> TrainerFiles:
+    """What anybody may have written: good for keeping something from being done, and for nothing else."""
     where = os.path.join(path, STOCK_FILES)
+    return _decode_index(fs.read_file(where, _MAX_INDEX_NBYTES), where)
+
+
+def _decode_index(raw: bytes, where: str) -> TrainerFiles:
     try:
-        index = _decoder.decode(fs.read_file(where, _MAX_INDEX_NBYTES))
+        index = _decoder.decode(raw)
     except MALFORMED as error:
         raise DamagedError(f"{where}: {cut(error)}") from error
     if not is_plain(index.saved_for):
@@ -253,45 +322,71 @@ def _read_index(fs: FileLayer, path: str) -> TrainerFiles:
 
 
 class _Other(NamedTuple):
-    """Another checkpoint of the job."""
+    """Another checkpoint of the job, by its own word."""
 
-    dirname: str
+    save: SaveId
     said: TrainerFiles
     published: bool
 
 
-def _publish_in_turn(fs: FileLayer, key: JobKey, save: SaveId, intents: Intents) -> str:
+def _publish_in_turn(fs: FileLayer, found: Proved, intents: Intents) -> str:
     """But for what a newer checkpoint has published; what one may have published meanwhile is put back.
 
-    What the store says of newer ones can keep something from being written, and nothing else: what is put back is
-    known from an intent. Empty, or what somebody must put back by hand.
+    What the store says of others can keep something from being written, and nothing else: what is put back is known
+    from an intent, and proved. Empty, or what somebody must put back or decide by hand.
     """
-    index, to = _read_index(fs, os.path.join(job_dir(key), save.dirname)), intents[save]
-    for other in _newer(fs, key, save):
-        if other.published:
+    index, to = found.index, intents[found.save]
+    others = _not_older(fs, found)
+    for other in others:
+        if other.published and found.save < other.save:
             index, to = _without(index, to, other)
-    _publish(fs, key, save.dirname, index, to)
-    for other in _newer(fs, key, save):
+    rival = next((other for other in others if _is_rival(found, index, to, other)), None)
+    if rival is not None:
+        return _undecided(found, rival)
+    _publish(fs, replace(found, index=index), to)
+    for other in _not_older(fs, found):
         if _without(index, to, other) == (index, to):
             continue
-        known = next((save for save in intents if save.text == other.said.save_id), None)
-        if known is None or known.dirname != other.dirname:
-            path = os.path.join(job_dir(key), other.dirname)
+        path = Place(found.key, other.save).final
+        if _is_rival(found, index, to, other):
+            return f"{_undecided(found, other)}; files of {path} may have given way"
+        if other.save not in intents:
             return f"newer files, of {path}, may have given way; {how_to_publish(path)}"
-        _publish(fs, key, other.dirname, other.said, intents[known])
+        _publish(fs, _prove_for(fs, found.key, other.save, intents[other.save]), intents[other.save])
     return ""
 
 
-def _newer(fs: FileLayer, key: JobKey, save: SaveId) -> list[_Other]:
-    """The committed checkpoints after this save that have trainer's files, oldest first."""
-    found = []
-    for name in filter(parse_dirname, _names(fs, job_dir(key))):
-        path = os.path.join(job_dir(key), name)
+def _is_rival(found: Proved, index: TrainerFiles, to: Publication, other: _Other) -> bool:
+    """Whether both want one place, and nobody can say which of them is newer: two runs had one number.
+
+    Counters of two runs say nothing of that, and their ids are random. The one that happens to be there may be the
+    newer, so it is not replaced; neither is put there while both are committed: it would hang on who comes first. A
+    person says which it is to be.
+    """
+    return not found.save < other.save and _without(index, to, other) != (index, to)
+
+
+def _undecided(found: Proved, other: _Other) -> str:
+    path = Place(found.key, other.save).final
+    return (
+        f"{path} wants the same place and is of another run of incarnation {other.save.incarnation}: which of both is "
+        f"newer cannot be known; for this one {how_to_publish(found.path)}"
+    )
+
+
+def _not_older(fs: FileLayer, found: Proved) -> list[_Other]:
+    """The job's other checkpoints that have trainer's files, but for those that are older, by their own word.
+
+    Newer ones, and those of another run that had the incarnation number.
+    """
+    others = []
+    for name in filter(parse_dirname, _names(fs, job_dir(found.key))):
         with contextlib.suppress(OSError, DamagedError):  # of states, or being removed
-            index = _read_index(fs, path)
-            if index.save_id > save.text:  # of fixed width
-                found.append(_Other(name, index, not is_unpublished(fs, key, name)))
-    return sorted(found, key=lambda other: other.said.save_id)
+            index = _read_index(fs, os.path.join(job_dir(found.key), name))
+            save = parse_save(index.save_id)
+            if save is not None and save.dirname == name and not save <= found.save:
+                others.append(_Other(save, index, not is_unpublished(fs, found.key, name)))
+    return sorted(others, key=lambda other: other.save.listed)
 
 
 def _without(index: TrainerFiles, to: Publication, other: _Other) -> tuple[TrainerFiles, Publication]:
@@ -308,16 +403,16 @@ def _without(index: TrainerFiles, to: Publication, other: _Other) -> tuple[Train
     return msgspec.structs.replace(index, files=files), to
 
 
-def _publish(fs: FileLayer, key: JobKey, dirname: str, index: TrainerFiles, to: Publication) -> None:
-    path = os.path.join(job_dir(key), dirname)
-    if index.files:
-        sources = _sources(path, index)
+def _publish(fs: FileLayer, found: Proved, to: Publication) -> None:
+    if found.index.files:
+        sources = _sources(found.path, found.index)
         there = TrainerDirectory(
-            fs, to.directory, sources, set(to.names), lambda: _remember_links(fs, path, to.directory)
+            fs, to.directory, sources, set(to.names), lambda: _remember_links(fs, found.path, to.directory)
         )
         if to.whole:
+            key, save = found.key, found.save
             origin = Origin(
-                store=key.store, job=key.job, checkpoint=dirname, save_id=index.save_id, files=sorted(sources)
+                store=key.store, job=key.job, checkpoint=save.dirname, save_id=save.text, files=sorted(sources)
             )
             there.appear(origin)
         else:

@@ -10,12 +10,17 @@ from ckptd.filelayer import FileLayer
 from ckptd.protocol.digest import blocks
 from ckptd.protocol.ids import JobKey, SaveId, file_name
 from ckptd.protocol.integrity import XXH3, Integrity
+from ckptd.protocol.layout import VERSION as LAYOUT_VERSION
+from ckptd.protocol.layout import Leaves, SavedFor, encode
 from ckptd.protocol.manifest import VERSION, FileRecord, StockObjects, Vote, decode_objects
 from ckptd.protocol.slot import align_up
 from ckptd.store import commit, write_vote
 from ckptd.store_image import Flow, Image, make_partial, sync_partial, write_image
 from ckptd.store_scan import Place
+from ckptd_client._files_plan import make_files_plan
+from ckptd_client._group import Group
 from ckptd_client._plan import gather, make_plan
+from ckptd_client._segment_plan import SegmentPlan
 from ckptd_client._stock import StockLeaves
 from tests.runs import RUN, STORE_ID
 
@@ -33,17 +38,41 @@ def image_of(
     if values.tensors:
         with torch.no_grad():
             torch._foreach_copy_(plan.views(memory), values.tensors)
-    image = bytearray(memory.numpy().tobytes()[: plan.nbytes])
-    for start, data in plan.image.fillers:
-        image[start : start + len(data)] = data
-    for start, header in plan.image.patched_headers(save):
-        image[start : start + len(header)] = header
-    digests = b"".join(integrity.digest(image[start:stop]) for start, stop in blocks(len(image)))
+    image = filled(plan, memory, save)
     record = FileRecord(
-        name=file_name(rank), rank=rank, nbytes=len(image), digests=digests, layout=plan.layout, leaves=values.leaves,
-        parts=plan.image.part_nbytes,
+        name=file_name(rank), rank=rank, nbytes=len(image), digests=digests_of(image, integrity), layout=plan.layout,
+        leaves=values.leaves, parts=plan.image.part_nbytes,
     )  # fmt: skip
-    return bytes(image), record, values.objects
+    return image, record, values.objects
+
+
+def image_of_files(
+    files: dict[str, bytes], save: SaveId, saved_for: SavedFor | None, integrity: Integrity = XXH3
+) -> tuple[bytes, FileRecord]:
+    """The same of a lone rank's `save_files`."""
+    plan = make_files_plan(files, saved_for, Group(0, 1, "test"), integrity)
+    memory = torch.zeros(align_up(plan.nbytes), dtype=torch.uint8)
+    for view, flat in zip(plan.views(memory), plan.flats, strict=True):
+        view.copy_(flat)
+    image = filled(plan, memory, save)
+    record = FileRecord(
+        name=file_name(0), rank=0, nbytes=len(image), digests=digests_of(image, integrity), layout=plan.layout,
+        leaves=encode(Leaves(LAYOUT_VERSION, {})), parts=plan.image.part_nbytes, raw=True,
+    )  # fmt: skip
+    return image, record
+
+
+def filled(plan: SegmentPlan, memory: torch.Tensor, save: SaveId) -> bytes:
+    """The image with what is not copied from tensors."""
+    image = bytearray(memory.numpy().tobytes()[: plan.nbytes])
+    for start, data in [*plan.image.fillers, *plan.image.patched_headers(save)]:
+        image[start : start + len(data)] = data
+    return bytes(image)
+
+
+def digests_of(image: bytes, integrity: Integrity) -> bytes:
+    """Of each block."""
+    return b"".join(integrity.digest(image[start:stop]) for start, stop in blocks(len(image)))
 
 
 def put_image(place: Place, record: FileRecord, image: bytes) -> None:
@@ -81,4 +110,16 @@ def write_checkpoint(
         found = decode_objects(objects, where="objects") if objects else None
         put_vote(place, [record], world_size=len(states), node=f"node{rank}", objects=found, integrity=integrity)
     commit(FileLayer(integrity=integrity), place.key, save, writer)
+    return Path(place.final)
+
+
+def write_files(
+    key: JobKey, save: SaveId, files: dict[str, bytes], saved_for: SavedFor | None, integrity: Integrity = XXH3
+) -> Path:
+    """A committed checkpoint of a trainer's files, which nobody here has published. Returns its directory."""
+    place = Place(key, save)
+    image, record = image_of_files(files, save, saved_for, integrity)
+    put_image(place, record, image)
+    put_vote(place, [record], world_size=1, node="node0", objects=None, integrity=integrity)
+    commit(FileLayer(integrity=integrity), key, save, "test")
     return Path(place.final)

@@ -43,7 +43,8 @@ def command(path: str, directory: str, pointer: str | None, as_json: bool, integ
 
     A daemon does that by itself after each commit, where it has heard from the trainer where to; a store says nothing
     of it. This is for what `ckptd list` calls unpublished after a daemon's memory was lost. No byte is copied where
-    the file system has hard links. DIRECTORY must not be there, or be one that was published.
+    the file system has hard links. DIRECTORY must not be there, or be one that was published. The checkpoint's records
+    and its list of files are checked first; the bytes of the files are not: ckptd verify reads those.
 
     Exit code 1 if it could not be done.
     """

@@ -144,7 +144,9 @@ def open_committed(
         yield from file_findings(opened.path, files, opened.records)
     if About.STOCK in about and opened.manifest is not None:
         for stock in opened.manifest.stock:
-            yield from _of_stock(opened.path, files, stock, opened.manifest)
+            found = read_stock_of(opened.path, files, stock, opened.manifest)
+            if isinstance(found, Finding):
+                yield found
     if About.PARITY in about:
         yield from parity_findings(opened.path, files, opened.parity)
 
@@ -195,6 +197,22 @@ def read_vote_of(path: str, files: Files, ref: VoteRef) -> bytes | Finding:
     if (len(raw), files.integrity.digest(raw, Purpose.VOTE_FILE)) != (ref.nbytes, ref.digest):
         return Finding(About.VOTES, where, f"is not the vote that {MANIFEST} was made from", _hint(where))
     return raw
+
+
+def read_stock_of(path: str, files: Files, stock: StockFile, manifest: Manifest) -> bytes | Finding:
+    """A file for stock readers that the manifest pins: its bytes are those of which the manifest has the digest."""
+    where = f"{path}/{stock.name}"
+    try:
+        fits = files.size(where) == stock.nbytes
+        data = files.read_file(where, stock.nbytes) if fits else b""
+    except OSError as error:
+        return _unreadable(About.STOCK, where, error)
+    if (len(data), files.integrity.digest(data, Purpose.STOCK)) != (stock.nbytes, stock.digest):
+        what = f"is not the file that {MANIFEST} knows: the bytes are damaged or another's"
+        return Finding(About.STOCK, where, what, _hint(where))
+    if stock.name == STOCK_FILES and (wrong := _index_misfit(data, manifest)):
+        return Finding(About.STOCK, where, wrong, _hint(where))
+    return data
 
 
 def file_findings(path: str, files: Files, records: Iterable[FileRecord]) -> Iterator[Finding]:
@@ -261,13 +279,16 @@ def _of_claims(
         job = head.rpartition("/")[2]
     place = f"but lies in {name}" + ("" if job is None else f" of job {shown(job)}")
     wrong = ""
-    if save is not None and committed.save != save:
+    hint = f"give it a name that claims nothing: mv '{path}' '{path}.old'"
+    if save is not None and committed.save.run != save.run and committed.save.dirname == save.dirname:
+        wrong = f"of another run than {save}: {committed.save.run.hex()}, not {save.run.hex()}"
+        hint = f"see what is there: ckptd list {head}"  # it is right where it lies
+    elif save is not None and committed.save != save:
         wrong = f"not {save}"
     elif (named and committed.save.dirname != name) or (job is not None and committed.job != job):
         wrong = f"{place}: the name does not agree"
     if wrong:
         what = f"holds job {shown(committed.job)}, {committed.save}, {wrong}"
-        hint = f"give it a name that claims nothing: mv '{path}' '{path}.old'"
         yield Finding(About.IDENTITY, f"{path}/{COMMITTED}", what, hint)
 
 
@@ -378,21 +399,6 @@ class _Index(msgspec.Struct, frozen=True):
 
 
 _index_decoder = msgspec.json.Decoder(_Index)
-
-
-def _of_stock(path: str, files: Files, stock: StockFile, manifest: Manifest) -> Iterator[Finding]:
-    where = f"{path}/{stock.name}"
-    other = f"is not the file that {MANIFEST} knows: the bytes are damaged or another's"
-    try:
-        fits = files.size(where) == stock.nbytes
-        data = files.read_file(where, stock.nbytes) if fits else b""
-    except OSError as error:
-        yield _unreadable(About.STOCK, where, error)
-        return
-    if (len(data), files.integrity.digest(data, Purpose.STOCK)) != (stock.nbytes, stock.digest):
-        yield Finding(About.STOCK, where, other, _hint(where))
-    elif stock.name == STOCK_FILES and (wrong := _index_misfit(data, manifest)):
-        yield Finding(About.STOCK, where, wrong, _hint(where))
 
 
 def _index_misfit(data: bytes, manifest: Manifest) -> str:
