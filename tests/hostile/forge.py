@@ -140,7 +140,7 @@ def put_stock(final: Path, name: str, data: bytes) -> None:
 
     def pin(raw: Any) -> None:
         entry = {"name": name, "nbytes": len(data), "digest": digest(data)}
-        raw["stock"] = [entry if stock["name"] == name else stock for stock in raw["stock"]]
+        raw["stock"] = [*(stock for stock in raw["stock"] if stock["name"] != name), entry]
 
     edit_manifest(final, pin)
 

@@ -430,9 +430,13 @@ def publication(chance: random.Random, path: pathlib.Path) -> None:
     """What a checkpoint says of a trainer's files, which is no order."""
     root = path.parents[2]
     said = TrainerFiles(
-        save_id=SAVE.text, files={"a/b": forge.RANK0, "c": "objects.pt"}, saved_for=SavedFor(str(root / "out"), True)
+        save_id=SAVE.text, files={"a/b": forge.RANK0, "c": forge.RANK0}, saved_for=SavedFor(str(root / "out"), True)
     )
-    (path / STOCK_FILES).write_bytes(to_json(mutated(chance, forge.plain(said))))
+    data = to_json(mutated(chance, forge.plain(said)))
+    if chance.random() < 0.7:
+        forge.put_stock(path, STOCK_FILES, data)
+    else:
+        (path / STOCK_FILES).write_bytes(data)
     (path / UNPUBLISHED).touch()
     if chance.random() < 0.5:
         (path / LINKED).write_bytes(to_json(mutated(chance, {"directories": [str(root / "out"), "/nonexistent"]})))

@@ -360,7 +360,7 @@ def test_a_trainers_directory_that_is_swapped_for_a_link(which, whole, sound, ho
     assert save.text == text
     shared = ground / "shared"
     before = below(home)
-    for at in range(40):
+    for at in range(80):
         subprocess.run(["rm", "-rf", shared], check=True)
         (shared / "run" / "best").mkdir(parents=True)
         for folder in (shared, shared / "run", shared / "run" / "best"):
