@@ -110,6 +110,7 @@ def checkpoints(job: Job, now: float) -> list[CheckpointStatus]:
                 age_s=None,
                 protected=save in protected,
                 replicas=found.compared,
+                run=save.run.hex(),
             )
     return [out[save] for save in sorted(out, key=lambda save: save.listed, reverse=True)]
 
@@ -132,6 +133,7 @@ def _of_record(record: Record, on_store: bool, protected: bool, now: float) -> C
         age_s=round(now - record.since, 3),
         protected=protected,
         replicas=record.compared,
+        run=record.save.run.hex(),
     )
 
 

@@ -161,7 +161,7 @@ def parse_dirname(name: str) -> tuple[int, int] | None:
 
 
 def parse_save(text: str) -> SaveId | None:
-    """The save of this text, None for any other text."""
+    """The save of which this is the ``text``, None for any other text. To be compared by age: texts order runs too."""
     match = _SAVE_RE.match(text)
     return SaveId(int(match[1]), int(match[2]), int(match[3]), bytes.fromhex(match[4])) if match else None
 

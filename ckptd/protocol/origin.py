@@ -4,7 +4,7 @@ from typing import Annotated, Self
 
 import msgspec
 
-from ckptd.protocol.ids import JobKey, JobName, SaveId, StorePath, parse_dirname
+from ckptd.protocol.ids import JobKey, JobName, SaveId, StorePath, parse_save
 
 MARKER = ".ckptd"
 _CheckpointName = Annotated[str, msgspec.Meta(pattern=r"^step-[0-9]{9,12}\.i[0-9]{4,8}\Z")]
@@ -38,7 +38,14 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.store}/{self.job}/{self.checkpoint}"
 
     @property
-    def step(self) -> int:
-        """Its step, -1 for a name that is none of ours."""
-        parsed = parse_dirname(self.checkpoint)
-        return parsed[0] if parsed is not None else -1
+    def is_sound(self) -> bool:
+        """Whether its save is one, and the checkpoint's name is that of the save."""
+        save = parse_save(self.save_id)
+        return save is not None and save.dirname == self.checkpoint
+
+    @property
+    def save(self) -> SaveId:
+        """Of a sound one. It alone says which run: two may have given the checkpoint's name."""
+        save = parse_save(self.save_id)
+        assert save is not None  # noqa: S101 - it is sound
+        return save

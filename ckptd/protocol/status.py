@@ -45,6 +45,7 @@ class CheckpointStatus(msgspec.Struct, frozen=True, kw_only=True):
     age_s: float | None
     protected: bool = False  # every redundancy set has encoded it; durable outranks that and does not imply it
     replicas: str = ""  # of what its ranks share, "all" or a "window" of the bytes was compared; empty: none share
+    run: str = ""  # the id of the run that saved it, in hex: of two runs of one incarnation all else may be the same
 
 
 class RankStatus(msgspec.Struct, frozen=True, kw_only=True):

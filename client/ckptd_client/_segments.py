@@ -331,3 +331,10 @@ def _wait_slot(client: "Client", need: int, deadline: float) -> str:
 def job_of(client: "Client") -> JobKey:
     """Store and name of the client's job."""
     return client._link.job
+
+
+def has(client: "Client", save: SaveId) -> bool:
+    """Whether this very save can be restored, as this node's daemon knows. Another one may have its step's number."""
+    name = save.incarnation, save.counter, save.step
+    runs = [found.run for found in client._checkpoints() if (found.incarnation, found.counter, found.step) == name]
+    return any(run in {"", save.run.hex()} for run in runs)  # empty: of a daemon that tells no runs

@@ -11,15 +11,17 @@ import queue
 import re
 import shutil
 import threading
+import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from ckptd.protocol.errors import CkptdError
-from ckptd.protocol.ids import JobKey
-from ckptd.protocol.manifest import COMMITTED
+from ckptd.protocol.errors import CkptdError, SaveFailedError
+from ckptd.protocol.ids import Run, SaveId
 from ckptd.protocol.origin import MARKER, Origin
+from ckptd_client import _segments as segments
+from ckptd_client.client import Client
 from ckptd_client.handle import SaveHandle
 from ckptd_client.integrations._directory import (
     link_images,
@@ -29,36 +31,64 @@ from ckptd_client.integrations._directory import (
     put,
     sync,
 )
+from ckptd_client.integrations._durable import Durable, durable, is_of
 
 log = logging.getLogger("ckptd_client")
+T = TypeVar("T")
 _HIDDEN_RE = re.compile(r"\.(.+)\.ckptd-[0-9a-z-]+")
 
 
 class Coming(NamedTuple):
     """A directory that was announced and has not appeared."""
 
-    save_id: str  # of what it stands for; empty: the announcement was cut short
+    origin: Origin | None  # of what it stands for; None: the announcement was cut short
     hidden: str
     place: str
+
+    @property
+    def save(self) -> SaveId | None:
+        """What it stands for."""
+        return self.origin.save if self.origin is not None else None
 
 
 def comings(folder: str) -> list[Coming]:
     """What was announced in the folder, the oldest save first."""
-    found = []
+    found: list[Coming] = []
     for name in os.listdir(folder) if os.path.isdir(folder) else ():
         match = _HIDDEN_RE.fullmatch(name)
         if match is not None:
             hidden = os.path.join(folder, name)
-            found.append(Coming(_save_of(hidden), hidden, os.path.join(folder, match[1])))
-    return sorted(found)
+            found.append(Coming(origin_of(hidden), hidden, os.path.join(folder, match[1])))
+    cut_short = [coming for coming in found if coming.save is None]
+    whole = oldest_first((coming.save, coming.hidden, coming) for coming in found if coming.save is not None)
+    return [*cut_short, *whole]
 
 
-def appear(hidden: str, place: str) -> None:
-    """Of a durable checkpoint. Raises OSError."""
-    origin = origin_of(hidden)
-    assert origin is not None  # noqa: S101 - announce wrote it
-    link_images(hidden, origin)
-    link_listing(hidden, origin)
+def oldest_first(found: Iterable[tuple[SaveId, str, T]]) -> list[T]:
+    """What is third of each; first is its save, second the directory that tells of it.
+
+    Of two runs of one incarnation number nothing in their names says which was first: the one that wrote a directory
+    last is the newer.
+    """
+    listed = list(found)
+    written: dict[Run, float] = {}
+    for save, directory, _ in listed:
+        written[save.owner] = max(written.get(save.owner, 0.0), _written(directory))
+    by_age = sorted(listed, key=lambda one: (one[0].incarnation, written[one[0].owner], one[0].listed))
+    return [each for _, _, each in by_age]
+
+
+def _written(directory: str) -> float:
+    try:
+        return os.stat(directory).st_mtime
+    except FileNotFoundError:  # it has appeared meanwhile
+        return time.time()
+
+
+def appear(hidden: str, place: str, found: Durable) -> None:
+    """What was announced, of its durable checkpoint. Raises OSError."""
+    link_images(hidden, found)
+    link_listing(hidden, found)
     before = _set_aside(place)
     os.rename(hidden, place)
     sync(os.path.dirname(place))
@@ -78,15 +108,13 @@ def disappear(place: str) -> None:
 class Arrivals:
     """Sees to it, in a thread: what is asked for is done in its order, when the saves before it have ended.
 
-    steps: of the checkpoints that ckptd has. job: theirs; what names a checkpoint of another is left alone. One rank
-    has it, for all.
+    What names a checkpoint of another job than the client's is left alone. One rank has it, for all.
     """
 
-    def __init__(self, steps: Callable[[], list[int]], job: JobKey) -> None:
-        self._job = job
+    def __init__(self, client: Client) -> None:
+        self._client = client
         self.lock = threading.Lock()
         """Who holds it sees no directory appear or go."""
-        self._steps = steps
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()  # None: the end
         self._thread: threading.Thread | None = None
         self._expected: set[str] = set()  # hidden directories
@@ -111,7 +139,7 @@ class Arrivals:
             self._expected.discard(hidden)
             raise
         self._folders.add(os.path.dirname(place))
-        self._then(partial(self._await, hidden, place, handle))
+        self._then(partial(self._await, hidden, place, origin, handle))
 
     def remove(self, place: str) -> None:
         """The place is emptied, once a save that was asked for before is there: the last one never goes for nothing."""
@@ -130,7 +158,11 @@ class Arrivals:
         self._tasks.put(None)
 
     def finish(self, folder: str) -> None:
-        """Brings what an earlier life announced in the folder, where it is durable; drops what is lost. OSError."""
+        """Brings what an earlier life announced in the folder, where it is durable; drops what is lost.
+
+        What cannot be told is left, with a word in the log. Raises OSError for a folder that cannot be read, and what
+        the daemon's answer raises.
+        """
         self._folders.add(folder)
         with self.lock:
             self._finish(folder)
@@ -150,12 +182,15 @@ class Arrivals:
             except Exception as error:  # noqa: BLE001 - whatever it is, training waits for what comes after it
                 log.warning("ckptd: %s: %s", type(error).__name__, error)
 
-    def _await(self, hidden: str, place: str, handle: SaveHandle) -> None:
+    def _await(self, hidden: str, place: str, origin: Origin, handle: SaveHandle) -> None:
         self._failed = True
         try:
             handle.wait("durable")
             with self.lock:
-                appear(hidden, place)
+                found = durable(self._client, origin)
+                if found is None:
+                    raise SaveFailedError(f"{origin.path} is not there any more, or is another run's")
+                appear(hidden, place, found)
         except (CkptdError, OSError) as error:
             log.warning("ckptd: %s does not appear: %s", place, error)
             return
@@ -178,24 +213,23 @@ class Arrivals:
                 self._finish(folder)
 
     def _finish(self, folder: str) -> None:
-        left = [coming for coming in comings(folder) if coming.hidden not in self._expected]
-        steps = self._steps() if left else []
-        for save_id, hidden, place in left:
-            origin = origin_of(hidden)
-            if origin is None or _is_outdated(save_id, hidden, place):
-                _discard(hidden)
-            elif not origin.is_of(self._job):  # files of a store that nobody here has named get no name here
-                log.warning("ckptd: %s does not appear: it is of job %r in %s", place, origin.job, origin.store)
-            elif is_durable(origin):
-                appear(hidden, place)
-            elif origin.step not in steps:
-                log.warning("ckptd: %s does not appear: its checkpoint was lost, or gave way to a newer one", place)
-                _discard(hidden)
+        for coming in [coming for coming in comings(folder) if coming.hidden not in self._expected]:
+            try:
+                self._finish_one(coming)
+            except (CkptdError, OSError) as error:  # the others are no worse for it
+                log.warning("ckptd: %s does not appear: %s", coming.place, error)
 
-
-def is_durable(origin: Origin) -> bool:
-    """Whether its checkpoint is committed."""
-    return os.path.exists(os.path.join(origin.path, COMMITTED))
+    def _finish_one(self, coming: Coming) -> None:
+        origin, hidden, place = coming
+        if origin is None or _is_outdated(origin.save, hidden, place):
+            _discard(hidden)
+        elif not is_of(self._client, origin):  # files of a store that nobody here has named get no name here
+            log.warning("ckptd: %s does not appear: it is of job %r in %s", place, origin.job, origin.store)
+        elif (found := durable(self._client, origin)) is not None:
+            appear(hidden, place, found)
+        elif not segments.has(self._client, origin.save):
+            log.warning("ckptd: %s does not appear: its checkpoint was lost, or gave way to a newer one", place)
+            _discard(hidden)
 
 
 def _hidden(place: str, word: str) -> str:
@@ -203,17 +237,14 @@ def _hidden(place: str, word: str) -> str:
     return os.path.join(folder, f".{name}.ckptd-{word}")
 
 
-def _save_of(directory: str) -> str:
-    origin = origin_of(directory)
-    return origin.save_id if origin is not None else ""
-
-
-def _is_outdated(save_id: str, hidden: str, place: str) -> bool:
-    """Whether something newer lies at the place."""
+def _is_outdated(save: SaveId, hidden: str, place: str) -> bool:
+    """Whether something newer lies at the place. What is not known to be older or newer goes by the clock."""
     if not os.path.exists(place):
         return False
-    there = _save_of(place)
-    return there >= save_id if there else os.stat(place).st_mtime > os.stat(hidden).st_mtime
+    there = origin_of(place)
+    if there is not None and (there.save <= save or there.save > save):
+        return there.save >= save
+    return os.stat(place).st_mtime > os.stat(hidden).st_mtime
 
 
 def _set_aside(place: str) -> str | None:

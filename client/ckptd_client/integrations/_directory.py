@@ -19,6 +19,7 @@ import msgspec
 from ckptd.protocol.manifest import STOCK_METADATA, STOCK_OBJECTS
 from ckptd.protocol.origin import MARKER, Origin
 from ckptd.regular_files import NO_LINKS
+from ckptd_client.integrations._durable import Durable
 
 log = logging.getLogger("ckptd_client")
 
@@ -37,7 +38,7 @@ def put(directory: str, name: str, content: bytes) -> None:
 
 
 def origin_of(directory: str | os.PathLike[str]) -> Origin | None:
-    """What was promised of the directory, None when nothing was, or nothing that can be read.
+    """What was promised of the directory, None when nothing was, or nothing that can be read, or that names no save.
 
     None also when something else was saved over it: what is listed there is not what the checkpoint lists.
     """
@@ -46,7 +47,7 @@ def origin_of(directory: str | os.PathLike[str]) -> Origin | None:
             origin = msgspec.json.decode(file.read(), type=Origin)
     except (OSError, msgspec.MsgspecError):
         return None
-    return None if _is_listed_otherwise(directory, origin) else origin
+    return origin if origin.is_sound and not _is_listed_otherwise(directory, origin) else None
 
 
 def _is_listed_otherwise(directory: str | os.PathLike[str], origin: Origin) -> bool:
@@ -57,20 +58,22 @@ def _is_listed_otherwise(directory: str | os.PathLike[str], origin: Origin) -> b
         return False  # nothing is listed yet; or the checkpoint itself is gone, and cannot be taken for what is there
 
 
-def link_images(directory: str, origin: Origin, rank: int | None = None) -> None:
-    """Links the images of a rank, or of all, which must be committed. Raises OSError."""
+def link_images(directory: str, found: Durable, rank: int | None = None) -> None:
+    """Links the images of a rank, or of all. Raises OSError."""
     prefix = "r" if rank is None else f"r{rank:05d}-"
+    origin = found.origin
     _link(
         directory, origin, (n for n in os.listdir(origin.path) if n.startswith(prefix) and n.endswith(".safetensors"))
     )
     sync(directory)
 
 
-def link_listing(directory: str, origin: Origin, *, synced: Iterable[str] = ()) -> None:
+def link_listing(directory: str, found: Durable, *, synced: Iterable[str] = ()) -> None:
     """Links what lists the images: from here on the directory can be read. synced: files that must be on disk before.
 
     Raises OSError.
     """
+    origin = found.origin
     for name in synced:
         sync(os.path.join(directory, name))
     _link(directory, origin, (name for name in (STOCK_OBJECTS,) if os.path.exists(os.path.join(origin.path, name))))

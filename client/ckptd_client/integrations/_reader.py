@@ -7,6 +7,7 @@ from typing import Any
 from torch.distributed.checkpoint.metadata import Metadata
 
 from ckptd.protocol.errors import RestoreError
+from ckptd.protocol.ids import SaveId
 from ckptd.protocol.manifest import COMMITTED
 from ckptd.protocol.origin import Origin
 from ckptd_client.client import Client
@@ -18,10 +19,10 @@ class CachedReader(CkptdReader):
 
     _found: Metadata | None = None
 
-    def finds(self, save_id: str) -> bool:
+    def finds(self, save: SaveId) -> bool:
         """Whether what it reads from is this save. Raises RestoreError when there is nothing. With a client a round."""
         self.read_metadata()
-        if self._checkpoint is not None and self._checkpoint.save.text == save_id:
+        if self._checkpoint is not None and self._checkpoint.save == save:
             return True
         self.close()
         return False
@@ -42,7 +43,11 @@ def reader_of(client: Client, origin: Origin) -> CachedReader | None:
     Begins a new incarnation.
     """
     with contextlib.suppress(RestoreError):
-        reader = CachedReader(client, step=origin.step)
-        if reader.finds(origin.save_id):
+        reader = CachedReader(client, step=origin.save.step)
+        if reader.finds(origin.save):
             return reader
-    return CachedReader(origin.path) if os.path.exists(os.path.join(origin.path, COMMITTED)) else None
+    if os.path.exists(os.path.join(origin.path, COMMITTED)):
+        reader = CachedReader(origin.path)
+        if reader.finds(origin.save):
+            return reader
+    return None

@@ -21,6 +21,7 @@ from ckptd_client.client import Client
 from ckptd_client.dcp._writer import step_of
 from ckptd_client.handle import SaveHandle
 from ckptd_client.integrations._directory import link_images, link_listing, promise
+from ckptd_client.integrations._durable import Durable, durable
 from ckptd_client.integrations._latch import Latch, await_latch
 
 
@@ -82,11 +83,18 @@ class Staged:
 
     def _link_own(self) -> None:
         self._durable()
-        link_images(self._directory, self._origin, self._client.group.rank)
+        link_images(self._directory, self._found(), self._client.group.rank)
 
     def _list(self, synced: Iterable[str]) -> None:
         if self._client.group.rank == 0:
-            link_listing(self._directory, self._origin, synced=synced)
+            link_listing(self._directory, self._found(), synced=synced)
+
+    def _found(self) -> Durable:
+        found = durable(self._client, self._origin)
+        if found is None:
+            text = f"{self._origin.path} is not there any more, or is another run's: {self._directory} gets nothing"
+            raise SaveFailedError(text, hint=f"ckptd list {self._origin.store}/{self._origin.job}")
+        return found
 
     @property
     def _origin(self) -> Origin:

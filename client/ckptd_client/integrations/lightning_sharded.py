@@ -30,8 +30,9 @@ from ckptd_client._still_staged import is_still
 from ckptd_client.client import Client
 from ckptd_client.dcp import CkptdSavePlanner, CkptdWriter
 from ckptd_client.handle import SaveHandle
-from ckptd_client.integrations._arrivals import Arrivals, comings, is_durable
+from ckptd_client.integrations._arrivals import Arrivals, comings, oldest_first
 from ckptd_client.integrations._directory import origin_of
+from ckptd_client.integrations._durable import durable
 from ckptd_client.integrations._options import connect_with
 from ckptd_client.integrations._reader import reader_of
 from ckptd_client.integrations.lightning import LIGHTNING, await_turn, from_rank_0
@@ -219,9 +220,7 @@ class _Saves:
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self.client: Client = connect_with(settings)
         self.writer = _Writer(self.client, wait=None, drain=True)
-        self.arrivals = (
-            Arrivals(self.client.steps, segments.job_of(self.client)) if self.client.group.rank == 0 else None
-        )
+        self.arrivals = Arrivals(self.client) if self.client.group.rank == 0 else None
         self._of_step = -1  # Lightning's, of the newest save
 
     def is_staged(self, step: int, state: dict[str, Any]) -> bool:
@@ -288,20 +287,20 @@ class _Saves:
         """The place in the folder whose save is the newest."""
         assert self.arrivals is not None  # noqa: S101 - rank 0
         self.arrivals.finish(folder)
-        found = {coming.save_id: coming.place for coming in comings(folder)}
+        found = {each.save: (each.hidden, each.place) for each in comings(folder) if each.save is not None}
         for name in os.listdir(folder) if os.path.isdir(folder) else ():
-            origin = origin_of(os.path.join(folder, name)) if not name.startswith(".") else None
-            if origin is not None:
-                found[origin.save_id] = os.path.join(folder, name)
-        return found[max(found)] if found else None
+            origin, place = origin_of(os.path.join(folder, name)), os.path.join(folder, name)
+            if origin is not None and not name.startswith("."):
+                found[origin.save] = place, place
+        places = oldest_first((save, directory, place) for save, (directory, place) in found.items())
+        return places[-1] if places else None
 
     def source(self, place: str) -> str:
         """The directory to load from: that at the place, or the newer one that is still to appear there."""
-        expected = [coming.hidden for coming in comings(os.path.dirname(place)) if coming.place == place]
-        steps = self.client.steps() if expected else []
-        for hidden in reversed(expected):
-            origin = origin_of(hidden)
-            if origin is not None and (is_durable(origin) or origin.step in steps):
+        for origin, hidden, to in reversed(comings(os.path.dirname(place))):
+            if to != place or origin is None:
+                continue
+            if durable(self.client, origin) is not None or segments.has(self.client, origin.save):
                 return hidden
         return place
 

@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ckptd.protocol.errors import UsageError
-from ckptd.protocol.manifest import COMMITTED
+from ckptd_client import _segments as segments
 from ckptd_client.client import Client
 from ckptd_client.integrations import _directory as directories
+from ckptd_client.integrations._durable import durable
 from ckptd_client.integrations._framework import Framework
 from ckptd_client.integrations._reader import reader_of
 from ckptd_client.integrations._staged import Content, Staged, stage
@@ -128,21 +129,22 @@ def _reading_through(reader: Any) -> Iterator[None]:
 def finish(client: Client, checkpoint_dir: str | os.PathLike[str], timeout_s: float = 600.0) -> bool:
     """Whether core can load the directory; one whose trainer ended before its save was durable is made so, if it is.
 
-    For one rank, before the others load. Waits, timeout_s at most, for a drain that may still come.
+    For one rank, before the others load. Waits, timeout_s at most, for a drain that may still come. Raises
+    DamagedError for a checkpoint that is none, or not proved as the client has it.
     """
     directory = os.fspath(checkpoint_dir)
     core = MEGATRON.module(f"{_CORE}.core")
     if core.check_is_distributed_checkpoint(directory):
         return True
     origin = directories.origin_of(directory)
-    deadline = time.monotonic() + timeout_s
-    while origin is not None and not os.path.exists(os.path.join(origin.path, COMMITTED)):
-        if time.monotonic() > deadline or origin.step not in client.steps():
-            return False
-        time.sleep(_POLL_S)
     if origin is None:
         return False
-    directories.link_images(directory, origin)
-    directories.link_listing(directory, origin, synced=(_COMMON,))
+    deadline = time.monotonic() + timeout_s
+    while (found := durable(client, origin)) is None:
+        if time.monotonic() > deadline or not segments.has(client, origin.save):
+            return False
+        time.sleep(_POLL_S)
+    directories.link_images(directory, found)
+    directories.link_listing(directory, found, synced=(_COMMON,))
     core.save_config(core.CheckpointingConfig(_BACKEND, _VERSION), directory)
     return True

@@ -7,10 +7,14 @@ import threading
 import pytest
 import torch
 
+from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.origin import MARKER, Origin
 from ckptd_client import _segments as segments
 from ckptd_client.integrations._arrivals import Arrivals
 from ckptd_client.integrations._directory import origin_of, promise
+from tests.runs import RUN
+
+SAVE = SaveId(1, 1, 1, RUN)
 
 
 @pytest.fixture
@@ -18,7 +22,7 @@ def arrivals(join):
     """One, its client, and a save on its way."""
     client = join()
     handle = client.save({"w": torch.arange(5.0)}, 7, drain=True)
-    return Arrivals(client.steps, segments.job_of(client)), client, handle
+    return Arrivals(client), client, handle
 
 
 def expect(arrivals, client, handle, place, files=None):
@@ -47,7 +51,7 @@ def test_a_place_that_is_asked_for_twice_appears(arrivals, tmp_path):
 def test_what_names_a_checkpoint_of_another_store_gets_none_of_its_files(arrivals, tmp_path):
     """A marker in a directory that was handed over could name any: what fits would get a second name there."""
     found, _, handle = arrivals
-    private = Origin(store=str(tmp_path / "private"), job="job", checkpoint="step-000000001.i0001", save_id="x")
+    private = Origin.of(JobKey(str(tmp_path / "private"), "job"), SAVE)
     os.makedirs(private.path)
     for name in ("COMMITTED", ".metadata", "r00000-p00.safetensors"):
         with open(os.path.join(private.path, name), "w") as file:
@@ -61,10 +65,18 @@ def test_what_names_a_checkpoint_of_another_store_gets_none_of_its_files(arrival
     handle.wait("durable", 20)
 
 
-@pytest.mark.parametrize("word", [{"checkpoint": "../../home"}, {"job": "../x"}, {"store": "relative"}])
+@pytest.mark.parametrize(
+    "word",
+    [
+        {"checkpoint": "../../home"}, {"job": "../x"}, {"store": "relative"}, {"save_id": "x"},
+        {"save_id": SaveId(1, 1, 2, RUN).text}, {"checkpoint": "step-000000001.i0002"},
+    ],
+)  # fmt: skip
 def test_a_marker_that_leads_elsewhere_is_none(word, tmp_path):
-    said = {"store": "/s", "job": "j", "checkpoint": "step-000000001.i0001", "save_id": "x"} | word
+    said = {"store": "/s", "job": "j", "checkpoint": SAVE.dirname, "save_id": SAVE.text}
     (tmp_path / MARKER).write_text(json.dumps(said))
+    assert origin_of(tmp_path).save == SAVE
+    (tmp_path / MARKER).write_text(json.dumps(said | word))
     assert origin_of(tmp_path) is None
 
 

@@ -10,10 +10,12 @@ import torch.distributed.checkpoint as dcp
 
 from ckptd.protocol.errors import CkptdError, DamagedError, UsageError
 from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.integrity import XXH3
 from ckptd.protocol.manifest import STOCK_METADATA
 from ckptd.protocol.origin import MARKER, Origin
 from ckptd_client.dcp import CkptdReader
 from ckptd_client.integrations._directory import link_images, link_listing, promise
+from ckptd_client.integrations._durable import Durable
 from tests.checkpoints import SAVE, write_checkpoint
 from tests.runs import RUN
 
@@ -36,8 +38,9 @@ def fixture_place(tmp_path, store, final):
     place, origin = tmp_path / "run" / "epoch=3", Origin.of(JobKey(str(store), "demo"), SAVE)
     place.mkdir(parents=True)
     promise(str(place), origin)
-    link_images(str(place), origin)
-    link_listing(str(place), origin)
+    found = Durable.find(origin, XXH3)
+    link_images(str(place), found)
+    link_listing(str(place), found)
     return place
 
 

@@ -6,15 +6,22 @@ import signal
 import time
 
 import pytest
+import torch
+from msgspec.structs import replace
 
+from ckptd.protocol.errors import DamagedError, IntegrityError, UsageError
 from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.integrity import XXH3, Keyed
 from ckptd.protocol.origin import Origin
 from ckptd_client.integrations._directory import link_images, link_listing, origin_of, promise
+from ckptd_client.integrations._durable import Durable
 from ckptd_client.integrations._latch import Latch, await_latch
-from tests.runs import RUN
+from tests.checkpoints import write_checkpoint
+from tests.runs import OTHER_RUN, RUN
 
 SAVE = SaveId(3, 1, 100, RUN)
 IMAGES = ["r00000-p00.safetensors", "r00001-p00.safetensors", "r00001-p01.safetensors"]
+LISTED = [".metadata", "objects.pt"]
 
 
 def _hold(pipe):
@@ -65,10 +72,10 @@ def test_nobody_waits_for_a_latch_of_its_own_or_of_one_who_is_gone():
 def test_what_something_else_was_saved_over_is_not_what_was_promised(committed, tmp_path):
     folder = str(tmp_path / "iter_100")
     os.mkdir(folder)
-    promise(folder, committed)
+    promise(folder, committed.origin)
     link_images(folder, committed)
     link_listing(folder, committed)
-    assert origin_of(folder) == committed
+    assert origin_of(folder) == committed.origin
     with open(f"{folder}/.metadata.tmp", "w") as file:
         file.write("of the trainer's own saver")
     os.rename(f"{folder}/.metadata.tmp", f"{folder}/.metadata")
@@ -78,12 +85,11 @@ def test_what_something_else_was_saved_over_is_not_what_was_promised(committed, 
 @pytest.fixture
 def committed(tmp_path):
     """A checkpoint of two ranks, as far as links go."""
-    origin = Origin.of(JobKey(str(tmp_path / "store"), "job"), SAVE)
-    os.makedirs(origin.path)
-    for name in [*IMAGES, "objects.pt", ".metadata", "COMMITTED"]:
-        with open(os.path.join(origin.path, name), "w") as file:
-            file.write(name)
-    return origin
+    store = tmp_path / "store"
+    path = write_checkpoint(store, [{"w": torch.arange(5.0), "lr": 0.1}] * 2, job="job", save=SAVE)
+    (path / IMAGES[-1]).write_text("a part")
+    assert {*IMAGES, *LISTED} <= set(os.listdir(path))
+    return Durable.find(Origin.of(JobKey(str(store), "job"), SAVE), XXH3)
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
@@ -94,10 +100,10 @@ def test_a_directory_gets_links_and_its_listing_last(committed, tmp_path, elsewh
     try:
         with open(os.path.join(folder, ".metadata"), "w") as file:
             file.write("of an older checkpoint")
-        promise(folder, committed)
+        promise(folder, committed.origin)
         assert sorted(os.listdir(folder)) == [".ckptd"]
-        assert origin_of(folder) == committed
-        assert origin_of(folder).step == 100
+        assert origin_of(folder) == committed.origin
+        assert origin_of(folder).save == SAVE
         link_images(folder, committed, 1)
         assert sorted(os.listdir(folder)) == [".ckptd", *IMAGES[1:]]
         link_images(folder, committed)
@@ -105,16 +111,38 @@ def test_a_directory_gets_links_and_its_listing_last(committed, tmp_path, elsewh
         assert sorted(os.listdir(folder)) == [".ckptd", *IMAGES]
         link_listing(folder, committed, synced=[IMAGES[0]])
         assert sorted(os.listdir(folder)) == [".ckptd", ".metadata", "objects.pt", *IMAGES]
-        for name in [".metadata", "objects.pt", *IMAGES]:
+        for name in [*LISTED, *IMAGES]:
             path = os.path.join(folder, name)
             assert os.path.islink(path) == elsewhere
-            with open(path) as file:
-                assert file.read() == name
+            assert os.path.samefile(path, os.path.join(committed.origin.path, name))
         assert caplog.text.count("when ckptd's retention") == elsewhere  # and is told once
     finally:
         for name in os.listdir(folder):
             os.unlink(os.path.join(folder, name))
         os.rmdir(folder)
+
+
+def test_no_links_are_made_but_of_the_very_save_that_was_promised(committed, tmp_path):
+    """Its name in the store is that of other runs' saves too, and of a step that was saved again."""
+    origin = committed.origin
+    for save in (replace(SAVE, run=OTHER_RUN), replace(SAVE, counter=SAVE.counter + 1)):
+        other = Origin.of(JobKey(origin.store, origin.job), save)
+        assert other.path == origin.path
+        assert Durable.find(other, XXH3) is None
+        with pytest.raises(UsageError, match=f"holds {SAVE.text}, not {save.text}"):
+            Durable(other, committed.committed)
+    os.rename(origin.path, f"{origin.path}.old")
+    assert Durable.find(origin, XXH3) is None
+
+
+def test_what_says_that_it_is_committed_must_be_proved(committed):
+    """As the client that asks has it."""
+    with pytest.raises(IntegrityError, match="is not keyed"):
+        Durable.find(committed.origin, Keyed(b"k" * 32))
+    with open(f"{committed.origin.path}/COMMITTED", "w") as file:
+        file.write("{}")
+    with pytest.raises(DamagedError, match="COMMITTED"):
+        Durable.find(committed.origin, XXH3)
 
 
 def test_nothing_is_known_of_a_directory_that_nothing_was_promised_of(tmp_path):
