@@ -195,13 +195,59 @@ def parameters(function):
 
 
 TREES = {name: ast.parse(path.read_text()) for name, path in EVERYTHING.items()}
-PROVED = {(name, one) for name, tree in TREES.items() for one in takes_integrity(tree)} - {
+
+
+def has(tree):
+    """What a file knows by a name of one word, its own and what it imports, and where that comes from."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            yield from ((alias.asname or alias.name, (node.module, alias.name)) for alias in node.names)
+
+
+KNOWN = {name: dict(has(tree)) for name, tree in TREES.items()}
+
+
+def defined(module, name):
+    """Where a name of a module is defined: packages give on what they import."""
+    while module in KNOWN and name in KNOWN[module]:
+        module, name = KNOWN[module][name]
+    return module, name
+
+
+def known_to(module, tree):
+    """All one-word names of a file that stand for something of ours, and where those are defined."""
+    own = {node.name: (module, node.name) for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+    return own | {name: defined(*of) for name, of in has(tree)}
+
+
+def with_derived(found):
+    """And all classes that derive from these: they take what their bases take, also where they say nothing of it."""
+    found = set(found)
+    while True:
+        more = {
+            (module, node.name)
+            for module, tree in TREES.items()
+            for node in tree.body
+            if isinstance(node, ast.ClassDef) and bases(node, known_to(module, tree)) & found
+        }
+        if more <= found:
+            return found
+        found |= more
+
+
+def bases(node, known):
+    return {known.get(base.id) for base in node.bases if isinstance(base, ast.Name)}
+
+
+PROVED = with_derived((name, one) for name, tree in TREES.items() for one in takes_integrity(tree)) - {
     ("ckptd.protocol.messages", "NodeInfo"),  # tells of it
     ("ckptd.config", "Config"),
     ("ckptd_client.client", "connect"),  # a user's
     ("ckptd_client._settings", "Proof"),
     ("ckptd.export.read", "SourceFile"),  # other programs' files have no digests
 }
+READERS = with_derived({("ckptd_client.dcp._reader", "CkptdReader")})  # an open client says how it is proved
+CLIENT_RE = re.compile(r"(self\.)?_?client")
 
 
 def says_nothing(module, tree):
@@ -209,19 +255,34 @@ def says_nothing(module, tree):
 
     A file layer that is made for one call, ``FileLayer().size(path)``, proves nothing by itself, and nobody gets it.
     """
-    known = {name: name for of, name in PROVED if of == module}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom):
-            known |= {a.asname or a.name: a.name for a in node.names if (node.module, a.name) in PROVED}
     once = {node.func.value for node in ast.walk(tree) if isinstance(node, ast.Call) and hasattr(node.func, "value")}
+    for node, name, called in calls(module, tree):
+        if called not in PROVED or (called[1] == "FileLayer" and node in once):
+            continue
+        given = [ast.unparse(value) for value in (*node.args, *(keyword.value for keyword in node.keywords))]
+        by_client = called in READERS and any(map(CLIENT_RE.fullmatch, given))
+        if not by_client and not any(map(SAYS_WHICH.search, given)):
+            yield f"{name}, line {node.lineno}"
+
+
+def calls(module, tree):
+    """(call, as it is written, where that is defined): of names, of names in modules, and of a base's __init__."""
+    known = known_to(module, tree)
     for node in ast.walk(tree):
-        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id not in known:
-            continue
-        if known[node.func.id] == "FileLayer" and node in once:
-            continue
-        given = [*node.args, *(keyword.value for keyword in node.keywords)]
-        if not any(SAYS_WHICH.search(ast.unparse(value)) for value in given):
-            yield f"{node.func.id}, line {node.lineno}"
+        if isinstance(node, ast.ClassDef):
+            for base in sorted(filter(None, bases(node, known))):
+                inits = [call for call in ast.walk(node) if is_call_of(call, "super().__init__")]
+                yield from ((call, "super().__init__", base) for call in inits)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in known:
+            yield node, node.func.id, known[node.func.id]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            of = known.get(ast.unparse(node.func.value))
+            if of is not None and ".".join(of) in TREES:
+                yield node, ast.unparse(node.func), defined(".".join(of), node.func.attr)
+
+
+def is_call_of(node, text):
+    return isinstance(node, ast.Call) and ast.unparse(node.func) == text
 
 
 def test_only_names_are_digests_without_integrity():
@@ -247,6 +308,18 @@ def test_the_rule_of_proofs_catches():
     head = "from ckptd.filelayer import FileLayer\n"
     assert list(says_nothing("x", ast.parse(head + "fs = FileLayer(top)"))) == ["FileLayer, line 2"]
     assert list(says_nothing("x", ast.parse(head + "fs = FileLayer(top, integrity)\nFileLayer().size(path)"))) == []
+    head = "from ckptd_client.dcp import CkptdReader\n"
+    assert list(says_nothing("x", ast.parse(head + "CkptdReader(path)"))) == ["CkptdReader, line 2"]
+    assert list(says_nothing("x", ast.parse(head + "CkptdReader(client, step=3)"))) == []
+    derived = "class Mine(CkptdReader):\n    def __init__(self, one):\n        super().__init__({})"
+    assert list(says_nothing("x", ast.parse(head + derived.format("path")))) == ["super().__init__, line 4"]
+    assert list(says_nothing("x", ast.parse(head + derived.format("path, integrity=self.integrity")))) == []
+    head = "from ckptd_client.integrations._reader import CachedReader as Reader\n"
+    assert list(says_nothing("x", ast.parse(head + "Reader(origin.path)"))) == ["Reader, line 2"]
+    head = "from ckptd_client import _checkpoint\n"
+    assert list(says_nothing("x", ast.parse(head + "_checkpoint.open_directory(path)"))) == [
+        "_checkpoint.open_directory, line 2"
+    ]
     assert {("ckptd.filelayer", "FileLayer"), ("ckptd.regular_files", "RegularFiles")} <= PROVED
     assert len(PROVED) > 40
 

@@ -34,7 +34,7 @@ from ckptd_client.integrations._arrivals import Arrivals, comings, oldest_first
 from ckptd_client.integrations._directory import origin_of
 from ckptd_client.integrations._durable import durable
 from ckptd_client.integrations._options import connect_with
-from ckptd_client.integrations._reader import reader_of
+from ckptd_client.integrations._reader import reader_for
 from ckptd_client.integrations.lightning import LIGHTNING, await_turn, from_rank_0
 
 log = logging.getLogger("ckptd_client")
@@ -315,8 +315,7 @@ def _reading(client: Client, where: str, place: str) -> Iterator[str | None]:
 
     Collective. Gives the tier. Nothing changes for a directory that is none of ckptd's.
     """
-    origin = origin_of(where)
-    reader = reader_of(client, origin) if origin is not None else None
+    reader = reader_for(client, where)
     if reader is None:
         if where != place:
             raise RestoreError(f"{place}: its checkpoint was lost before it was durable", hint="resume an older one")

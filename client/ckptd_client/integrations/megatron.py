@@ -18,7 +18,7 @@ from ckptd_client.client import Client
 from ckptd_client.integrations import _directory as directories
 from ckptd_client.integrations._durable import durable
 from ckptd_client.integrations._framework import Framework
-from ckptd_client.integrations._reader import reader_of
+from ckptd_client.integrations._reader import reader_for
 from ckptd_client.integrations._staged import Content, Staged, stage
 
 MEGATRON = Framework("Megatron core", "megatron-core", "0.15")
@@ -100,17 +100,16 @@ class CkptdLoadStrategy(MEGATRON.base(_TORCH, "TorchDistLoadShardedStrategy")): 
         """Where the last load found it: 'arena', 'pfs', None for a directory that is none of ckptd's."""
 
     def load(self, sharded_state_dict: Any, checkpoint_dir: Any) -> Any:
-        """What core's own strategy gives. Collective; begins a new incarnation."""
-        reader = self._reader(os.fspath(checkpoint_dir))
+        """What core's own strategy gives. Collective; begins a new incarnation.
+
+        Raises IntegrityError for a client with a key where nothing proves what was saved there through ckptd.
+        """
+        reader = reader_for(self._client, os.fspath(checkpoint_dir))
         self.tier = reader.tier if reader is not None else None
         if reader is None:
             return super().load(sharded_state_dict, checkpoint_dir)
         with _reading_through(reader):
             return super().load(sharded_state_dict, checkpoint_dir)
-
-    def _reader(self, directory: str) -> Any:
-        origin = directories.origin_of(directory)
-        return reader_of(self._client, origin) if origin is not None else None
 
 
 @contextlib.contextmanager
