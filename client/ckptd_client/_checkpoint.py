@@ -56,6 +56,11 @@ class Checkpoint:
         return list(filter(None, [doubt(compared({record.rank: record.shares for record in self._records}))]))
 
     @property
+    def is_keyed(self) -> bool:
+        """Whether what is read is proved with a key."""
+        return self._integrity.keyed
+
+    @property
     def world_size(self) -> int:
         """How many ranks saved it."""
         return len(self._sources)

@@ -40,6 +40,11 @@ class RestoredFiles:
         return str(self._found.tier)
 
     @property
+    def is_keyed(self) -> bool:
+        """Whether what is read is proved with a key; what lies where the trainer looks is proved by nothing."""
+        return self._found.is_keyed
+
+    @property
     def notes(self) -> list[str]:
         """What was damaged or missing on the way."""
         return list(self._found.notes)

@@ -569,6 +569,8 @@ class Client:
             self._check_open()
             order, found = find(self._link, step)
             self._begin_incarnation(order)
+            if found is not None:
+                found.notes = (*order.notes, *found.notes)
             return found
 
     def _begin_incarnation(self, order: LoadFrom) -> None:

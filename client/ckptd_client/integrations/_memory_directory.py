@@ -22,8 +22,9 @@ class MemoryDirectory:
     """The files of a checkpoint, below ``path``; without those of ranks elsewhere that are not rank 0.
 
     at: where the caller looks for the checkpoint. Where it can only be read from the store and is published there, and
-    nowhere else, that directory itself. Collective: all ranks of the group make it, of the same checkpoint, and close
-    it when all have loaded. Raises RestoreError, on all ranks, when a file is damaged or memory is short.
+    nowhere else, that directory itself; not so with a key, since nothing proves what is read there. Collective: all
+    ranks of the group make it, of the same checkpoint, and close it when all have loaded. Raises RestoreError, on all
+    ranks, when a file is damaged or memory is short.
     """
 
     def __init__(self, files: RestoredFiles, group: Group, at: str = "") -> None:
@@ -46,7 +47,7 @@ class MemoryDirectory:
         self.path = answers[here[0]][0]
 
     def _make(self, files: RestoredFiles, ranks: set[int], at: str) -> str:
-        if files.tier == Tier.PFS and files.directory == at and files.is_published and os.path.isdir(at):
+        if not files.is_keyed and _lies_at(files, at):
             return at
         self._own = tempfile.mkdtemp(prefix="ckptd-load-")
         for name in files.names:
@@ -64,6 +65,10 @@ class MemoryDirectory:
         if self._own:
             shutil.rmtree(self._own, ignore_errors=True)
             self._own = ""
+
+
+def _lies_at(files: RestoredFiles, at: str) -> bool:
+    return files.tier == Tier.PFS and files.directory == at and files.is_published and os.path.isdir(at)
 
 
 def _home() -> str:

@@ -75,7 +75,5 @@ def reader_for(client: Client, directory: str) -> CachedReader | None:
     if origin is not None:
         return reader_of(client, origin)
     if os.path.lexists(os.path.join(directory, MARKER)):
-        check_unproved(
-            client, directory, f"{MARKER} names no checkpoint, or something was saved over it"
-        )
+        check_unproved(client, directory, f"{MARKER} names no checkpoint, or something was saved over it")
     return None

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ckptd.protocol.errors import CkptdError, RestoreError, SaveFailedError
+from ckptd.protocol.errors import CkptdError, IntegrityError, RestoreError, SaveFailedError
 from ckptd.protocol.messages import End
 from ckptd_client._restored_files import RestoredFiles
 from ckptd_client.client import Client
@@ -20,6 +20,7 @@ from ckptd_client.files import TrainerFile
 from ckptd_client.handle import SaveHandle
 from ckptd_client.integrations._memory_directory import MemoryDirectory
 from ckptd_client.integrations._options import connect_with
+from ckptd_client.integrations._unproved import check_unproved, find_saved, was_ours
 
 log = logging.getLogger("ckptd_client")
 STORE = ".ckptd-store"  # beside a trainer's directories, where nobody says another
@@ -141,7 +142,8 @@ class TrainerRun:
     def newest(self) -> RestoredFiles | None:
         """The newest checkpoint of the job, None when there is none of a trainer's files. Collective.
 
-        None too when somebody has altered what was published: what lies there now counts.
+        None too when somebody has altered what was published: what lies there now counts. With a key that raises
+        IntegrityError: nothing proves it.
         """
         self._is_next_known = False
         return self._unaltered(_of_files(self.client.load_files()))
@@ -149,32 +151,31 @@ class TrainerRun:
     def find(self, directory: str) -> RestoredFiles | None:
         """The newest one that was saved for the directory, None when ckptd has none, or it was altered. Collective.
 
-        Raises RestoreError when no daemon can be asked.
+        Raises RestoreError when no daemon can be asked. With a key it raises IntegrityError instead of None where it
+        may be one that ckptd refused or has no more; None is then one that ckptd knows nothing of.
         """
         self._is_next_known = False
-        for step in self._steps():
-            try:
-                files = _of_files(self.client.load_files(step))
-            except RestoreError:
-                continue  # it went meanwhile
-            if files is not None and files.directory == directory:
-                return self._unaltered(files)
-            if files is not None:
-                files.close()
+        files, refused = find_saved(self.client, self._steps(), lambda files: files.directory == directory)
+        if files is not None:
+            return self._unaltered(files)
+        why = self.agreed(refused or was_ours(directory))
+        if why:
+            check_unproved(self.client, directory, why)
         return None
 
     def _unaltered(self, files: RestoredFiles | None) -> RestoredFiles | None:
         if files is None or not self.agreed("altered" if files.is_altered else ""):
             return files
-        log.info("ckptd: %s was altered after it was saved, and is read as it is", files.directory)
         files.close()
+        check_unproved(self.client, str(files.directory), "it was altered after it was saved")
+        log.info("ckptd: %s was altered after it was saved, and is read as it is", files.directory)
         return None
 
     def bring(self, directory: str) -> str:
         """Has rank 0 write what was saved for the directory, which is not there. Empty, or why not. Collective."""
         try:
             files = self.find(directory)
-        except RestoreError as error:
+        except (RestoreError, IntegrityError) as error:
             return str(error)
         if files is None:
             return "it was not saved"

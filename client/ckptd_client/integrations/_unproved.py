@@ -1,7 +1,12 @@
 """What a trainer's own loader would read in ckptd's place: nobody checks it, so with a key it is refused."""
 
-from ckptd.protocol.errors import IntegrityError
+import os
+from collections.abc import Callable, Iterable
+
+from ckptd.protocol.errors import IntegrityError, RestoreError
+from ckptd.protocol.origin import MARKER
 from ckptd_client import _segments as segments
+from ckptd_client._restored_files import RestoredFiles
 from ckptd_client.client import Client
 
 _HINT = (
@@ -24,3 +29,31 @@ def check_unproved(client: Client, where: str, why: str) -> None:
     if is_keyed(client):
         text = f"{where} is not loaded as it lies there, since nothing proves it, and this client has a key: {why}"
         raise IntegrityError(text, hint=_HINT)
+
+
+def find_saved(
+    client: Client, steps: Iterable[int], is_it: Callable[[RestoredFiles], bool]
+) -> tuple[RestoredFiles | None, str]:
+    """The first of the steps' files that are the ones; and why something was refused on the way, empty if nothing was.
+
+    No steps: then the newest is asked for, which says why there is none. Collective; steps are the same on all ranks.
+    """
+    refused = ""
+    listed: list[int | None] = [*steps]
+    for step in listed or [None]:
+        try:
+            files = client.load_files(step)
+        except RestoreError as error:  # it went meanwhile, or cannot be read
+            refused = refused or error.message
+            continue
+        if files is not None and is_it(files):
+            return files, refused
+        if files is not None:
+            refused = refused or "; ".join(files.notes)
+            files.close()
+    return None, refused
+
+
+def was_ours(directory: str) -> str:
+    """Why a directory that ckptd published is no other's, though nothing is found of it; empty for another's."""
+    return "ckptd published it, and has it no more" if os.path.lexists(os.path.join(directory, MARKER)) else ""

@@ -16,6 +16,7 @@ from ckptd.protocol.errors import RestoreError, UsageError
 from ckptd_client.integrations._capture import Capture
 from ckptd_client.integrations._framework import Framework
 from ckptd_client.integrations._trainer_run import TrainerRun, log
+from ckptd_client.integrations._unproved import check_unproved, is_keyed
 
 ACCELERATE = Framework("Hugging Face Accelerate", "accelerate", "1.15")
 _OTHERS = ("DEEPSPEED", "FSDP", "MEGATRON_LM", "XLA")  # kinds of training that write checkpoints of their own
@@ -141,10 +142,12 @@ class CkptdAccelerator(ACCELERATE.base("accelerate", "Accelerator")):  # type: i
         except RestoreError as error:
             if last < 0:
                 raise
+            check_unproved(run.client, os.path.join(place, f"checkpoint_{last}"), str(error))
             log.warning("ckptd: checkpoint_%d is loaded, since %s", last, error)
         if last < 0:
             raise ValueError(f"there is no checkpoint in {place}")
-        return os.path.join(place, f"checkpoint_{last}")
+        where = os.path.join(place, f"checkpoint_{last}")
+        return _open(run, where) if is_keyed(run.client) else where
 
     def _ckptd_rotate(self) -> None:
         """Deletes the oldest that are published, but for total_limit of them."""

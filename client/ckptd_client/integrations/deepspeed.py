@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import torch.distributed as dist
 
-from ckptd.protocol.errors import RestoreError, UsageError
+from ckptd.protocol.errors import CkptdError, RestoreError, UsageError
 from ckptd.protocol.ids import MAX_PARTS
 from ckptd.protocol.origin import MARKER
 from ckptd_client._restored_files import RestoredFiles
@@ -24,6 +24,7 @@ from ckptd_client.files import TorchFile
 from ckptd_client.handle import SaveHandle
 from ckptd_client.integrations._framework import Framework
 from ckptd_client.integrations._options import connect_with
+from ckptd_client.integrations._unproved import check_unproved, find_saved, is_keyed, was_ours
 
 log = logging.getLogger("ckptd_client")
 
@@ -120,11 +121,11 @@ class Attached:
             return self._save(save_dir, tag, client_state, False, exclude_frozen_parameters)
 
     def _load_checkpoint(self, load_dir: str, tag: str | None = None, *args: Any, **options: Any) -> Any:
-        files = self._found()
+        files = self._found(load_dir, tag)
         if files is None:
             return self._load(load_dir, tag, *args, **options)
         with files:
-            if not self._is_wanted(files, load_dir, tag) or not self._is_allowed(files):
+            if not self._is_allowed(files):
                 return self._load(load_dir, tag, *args, **options)
             whole = not options.get("load_optimizer_states", args[1] if len(args) > 1 else True)
             with _view(files, whole=whole) as view, self._ours.reading(files, view):
@@ -132,8 +133,17 @@ class Attached:
                 path, state = self._load(view, name, *args, **options)
             return path and path.replace(view, os.path.abspath(load_dir), 1), state
 
-    def _found(self) -> RestoredFiles | None:
-        """What ckptd has; None when it cannot be read on some rank, so that what lies on the disk is loaded on all."""
+    def _found(self, load_dir: str, tag: str | None) -> RestoredFiles | None:
+        """What ckptd has of what is asked for; None: DeepSpeed is to load it from the disk, on all ranks."""
+        files = self._newest(load_dir)
+        if files is not None and self._is_wanted(files, load_dir, tag):
+            return files
+        if files is not None:
+            files.close()
+        return self._proved(load_dir, tag) if is_keyed(self.client) else None
+
+    def _newest(self, load_dir: str) -> RestoredFiles | None:
+        """What ckptd has; None when it cannot be read on some rank. With a key that raises, on all."""
         files, problem = None, ""
         try:
             files = self.client.load_files()
@@ -143,10 +153,48 @@ class Attached:
         dist.all_gather_object(problems, problem)
         if not any(problems):
             return files
-        log.warning("ckptd: what lies on the disk is loaded: %s", next(filter(None, problems)))
         if files is not None:
             files.close()
+        check_unproved(self.client, load_dir, next(filter(None, problems)))
+        log.warning("ckptd: what lies on the disk is loaded: %s", next(filter(None, problems)))
         return None
+
+    def _proved(self, load_dir: str, tag: str | None) -> RestoredFiles | None:
+        """For a client with a key: the tag that is asked for, whichever. None: ckptd knows nothing of it."""
+        directory, steps, ours = self._told(lambda: self._asked_for(load_dir, tag))
+        if not directory:
+            return None
+        files, refused = find_saved(self.client, steps, lambda files: files.directory == directory)
+        refused = self._told(lambda: refused or ours)
+        if files is None:
+            if refused:
+                check_unproved(self.client, directory, refused)
+            return None
+        if self._told(lambda: files.is_altered):
+            files.close()
+            check_unproved(self.client, directory, "it was altered after it was saved")
+        return files
+
+    def _asked_for(self, load_dir: str, tag: str | None) -> tuple[str, list[int], str]:
+        """The tag's directory, empty for none; the steps to look for it in; why it is no other program's."""
+        name = _latest_of(load_dir) if tag is None else str(tag)
+        if not name or self._model_engine.load_universal_checkpoint():
+            return "", [], ""
+        directory = os.path.join(os.path.abspath(load_dir), name)
+        return directory, self.client.steps(by_save=True), was_ours(directory)
+
+    def _told(self, ask: Callable[[], Any]) -> Any:
+        """What rank 0 finds, on all ranks. What it raises is raised on all."""
+        box: list[Any] = [None, ""]
+        if dist.get_rank() == 0:
+            try:
+                box[0] = ask()
+            except CkptdError as error:
+                box[1] = str(error)
+        dist.broadcast_object_list(box, src=0)
+        if box[1]:
+            raise RestoreError(f"rank 0 could not look: {box[1]}", hint="ckptd status")
+        return box[0]
 
     def _is_allowed(self, files: RestoredFiles) -> bool:
         """Whether what ckptd has may be unpickled. One answer on all ranks; RestoreError where it lies nowhere else."""
@@ -157,6 +205,7 @@ class Attached:
             return True
         what = f"step {files.step} in memory is pickles, which may run any code when they are read"
         if said[1]:
+            check_unproved(self.client, str(files.directory), f"{what}, and {_ALLOW} is not said to attach")
             log.warning("ckptd: %s: DeepSpeed loads it from the disk, its own way; attach(%s)", what, _ALLOW)
             return False
         raise RestoreError(what, hint=f"if you trust who wrote the checkpoint: attach(engine, {_ALLOW})")
@@ -184,18 +233,23 @@ def _is_pointed_at(files: RestoredFiles, where: str, name: str) -> bool:
     """Whether `latest` names it, or will: not when it was saved without, nor when somebody went back to another."""
     if files.pointer is None:
         return False
-    try:
-        with open(os.path.join(where, _LATEST), encoding="utf-8") as file:
-            latest = file.read().strip()
-    except OSError:
-        return True
-    if latest == name:
+    latest = _latest_of(where)
+    if latest in {"", name}:
         return True
     stranger = os.path.isdir(os.path.join(where, latest)) and not os.path.exists(os.path.join(where, latest, MARKER))
     if stranger or files.is_published:
         log.warning("ckptd: %s names %s, not the newest that ckptd has, %s: it is loaded", _LATEST, latest, name)
         return False
     return True
+
+
+def _latest_of(load_dir: str) -> str:
+    """What `latest` there names; empty where there is none."""
+    try:
+        with open(os.path.join(load_dir, _LATEST), encoding="utf-8") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
 
 
 @contextlib.contextmanager

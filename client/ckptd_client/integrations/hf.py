@@ -11,12 +11,13 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ckptd.protocol.errors import RestoreError
+from ckptd.protocol.errors import IntegrityError, RestoreError
 from ckptd_client._restored_files import RestoredFiles
 from ckptd_client.client import Client
 from ckptd_client.integrations._capture import Capture
 from ckptd_client.integrations._framework import Framework
 from ckptd_client.integrations._trainer_run import TrainerRun, log
+from ckptd_client.integrations._unproved import check_unproved, is_keyed
 
 TRANSFORMERS = Framework("Hugging Face Transformers", "transformers", "5.23")
 _NAME_RE = re.compile(r"checkpoint-(\d+)")
@@ -114,7 +115,11 @@ class CkptdTrainerMixin:
             return
         if run.agreed("" if state.best_model_checkpoint else "forgotten"):  # by Trainer, as not published yet
             path = os.path.join(self.args.output_dir, f"checkpoint-{state.best_global_step}")
-            files = run.find(os.path.abspath(path))
+            try:
+                files = run.find(os.path.abspath(path))
+            except IntegrityError as error:  # it is another one that was resumed
+                log.warning("ckptd: %s", error)
+                files = None
             if files is not None:
                 files.close()
                 state.best_model_checkpoint = path
@@ -156,29 +161,34 @@ def _rotate(output_dir: str, limit: int | None, best: str | None) -> None:
 
 
 def _place_to_resume(run: TrainerRun, output_dir: str, asked: Any) -> Any:
-    """What Trainer is told to resume from: a directory, or what was asked for. Collective."""
+    """What Trainer is told to resume from: a directory, or what was asked for. Collective.
+
+    With a key it is none that ckptd has saved: what Trainer reads is then in memory, and proved.
+    """
     if asked is True or asked == AUTO:
         asked = asked if asked is True else None
         last = run.agreed(_last(output_dir))
         try:
             files = run.newest()
-            if files is None:
-                return last or asked
-            if _is_at_least(files, output_dir, last):
+            if files is not None and _is_at_least(files, output_dir, last):
                 return run.open(files, os.path.join(output_dir, os.path.basename(files.directory or "")))
         except RestoreError as error:
             if not last:
                 raise
+            check_unproved(run.client, last, str(error))
             log.warning("ckptd: %s is resumed, since %s", last, error)
             return last
-        files.close()
-        return last or asked
+        if files is not None:
+            files.close()
+        if not last or not is_keyed(run.client):
+            return last or asked
+        asked = last
     if not asked or os.path.dirname(os.path.abspath(asked)) != output_dir:
         return asked
     files = run.find(os.path.abspath(asked))
     if files is None:
         return asked
-    if run.agreed("there" if files.is_published and os.path.isdir(asked) else ""):
+    if not is_keyed(run.client) and run.agreed("there" if files.is_published and os.path.isdir(asked) else ""):
         files.close()
         return asked
     return run.open(files, os.path.abspath(asked))

@@ -23,6 +23,7 @@ from ckptd_client.files import TorchFile
 from ckptd_client.handle import SaveHandle
 from ckptd_client.integrations._framework import Framework
 from ckptd_client.integrations._options import connect_with
+from ckptd_client.integrations._unproved import check_unproved, find_saved, is_keyed
 
 log = logging.getLogger("ckptd_client")
 
@@ -127,7 +128,10 @@ class CkptdCheckpointIO(_BASE):  # type: ignore[misc, valid-type]  # a class onl
         return bool(files) and handle is not None and handle.end is None and self.client.are_still(handle, files)
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
-        """From memory when it is the newest, else from the file at path. All ranks call it; FileNotFoundError."""
+        """From memory when it is the newest, else from the file at path. All ranks call it; FileNotFoundError.
+
+        With a key it is read through ckptd, whichever it is; what ckptd refused raises.
+        """
         where = os.path.abspath(os.fspath(path))
         data = from_rank_0(lambda: self._read(where))
         if data is None:
@@ -138,6 +142,8 @@ class CkptdCheckpointIO(_BASE):  # type: ignore[misc, valid-type]  # a class onl
 
     def _read(self, where: str) -> bytearray | None:
         """The file's bytes, when it is the newest checkpoint. None: it is to be read where it lies."""
+        if is_keyed(self.client):
+            return self._read_proved(where)
         saves = self._saved.get(where, [])
         if saves and saves[-1].handle is not self.handle:  # an older one, which lies there when it is drained
             _settled(saves)
@@ -155,6 +161,20 @@ class CkptdCheckpointIO(_BASE):  # type: ignore[misc, valid-type]  # a class onl
             name = os.path.basename(where)
             if files.directory != os.path.dirname(where) or name not in files or files.is_replaced(name):
                 return None
+            return files.read(name)
+
+    def _read_proved(self, where: str) -> bytearray | None:
+        """The file's bytes, of whatever checkpoint. None: ckptd knows nothing of it. Raises IntegrityError."""
+        folder, name = os.path.split(where)
+        steps = self.client.steps(by_save=True)
+        files, refused = find_saved(self.client, steps, lambda files: files.directory == folder and name in files)
+        if files is None:
+            if refused:
+                check_unproved(self.client, where, refused)
+            return None
+        with files:
+            if files.is_replaced(name):
+                check_unproved(self.client, where, "it was altered after it was saved")
             return files.read(name)
 
     def remove_checkpoint(self, path: Any) -> None:
