@@ -6,11 +6,12 @@ each 8 MiB: nothing waits for them until the digest is asked for.
 """
 
 import ctypes
+import functools
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -142,7 +143,7 @@ def _hashed(tensors: Sequence[torch.Tensor]) -> Iterator[bytes]:
     with torch.no_grad():
         blocks = [_blocks_of_host(tensor) for tensor in tensors]
     found = iter(_threaded(_hash, [block for of_one in blocks for block in of_one]))
-    return (b"".join(next(found) for _ in of_one) for of_one in blocks)
+    return (next(found) if len(of_one) == 1 else b"".join(islice(found, len(of_one))) for of_one in blocks)
 
 
 def _threaded(hashed: Callable[[Sequence[_B]], list[bytes]], blocks: list[_B]) -> list[bytes]:
@@ -162,7 +163,7 @@ def _shared_out(blocks: list[_B], threads: int) -> list[list[_B]]:
 
 
 def _hash(blocks: Sequence[_Bytes]) -> list[bytes]:
-    return [xxhash.xxh3_64(block).digest() for block in blocks]
+    return list(map(xxhash.xxh3_64_digest, blocks))
 
 
 def _lies_in_order(tensor: torch.Tensor) -> bool:
@@ -173,11 +174,16 @@ def _blocks_of_host(tensor: torch.Tensor) -> list[_Bytes]:
     """Its bytes, where they lie if they lie in order. Each keeps its memory, but for those: the caller keeps them."""
     if not _lies_in_order(tensor):
         return [flat_bytes(block.cpu()).numpy().data for block in blocks_of(tensor)]
-    address, nbytes = tensor.data_ptr(), tensor.numel() * tensor.itemsize
+    address, nbytes = tensor.data_ptr(), tensor.nbytes
     if nbytes <= BLOCK_NBYTES:
-        return [(ctypes.c_char * nbytes).from_address(address)]
+        return [_array(nbytes).from_address(address)]
     starts = range(0, nbytes, BLOCK_NBYTES)
-    return [(ctypes.c_char * min(BLOCK_NBYTES, nbytes - at)).from_address(address + at) for at in starts]
+    return [_array(min(BLOCK_NBYTES, nbytes - at)).from_address(address + at) for at in starts]
+
+
+@functools.lru_cache(maxsize=1024)  # to make one, even a second time, costs as much as 5 kB of digest
+def _array(nbytes: int) -> type[ctypes.Array[ctypes.c_char]]:
+    return ctypes.c_char * nbytes
 
 
 # --- the host's memory that is write-protected
@@ -260,7 +266,7 @@ def _hash_apart(blocks: Sequence[_Block]) -> list[bytes]:
             pieces.append(Piece(to, one.start, one.stop - one.start))
             to += one.stop - one.start
         copy(pieces)
-        found.append(xxhash.xxh3_64(memoryview(room)[: len(block)]).digest())
+        found.append(xxhash.xxh3_64_digest(memoryview(room)[: len(block)]))
     return found
 
 
