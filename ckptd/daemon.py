@@ -93,7 +93,9 @@ class Daemon:
         self._door = Door(self._socket, self._arena, self._known_stores, self._liveness, self._plane.peer)
         self._door.warnings += _warnings(self._arena.path)
         self._desk, self._diary = self._open_desk(), Diary()
-        self._forgetting = Forgetting(self._catalogue, self._known_stores, self._cleaning, self._perform)
+        self._forgetting = Forgetting(
+            self._catalogue, self._known_stores, self._cleaning, self._perform, self._effects.looks.look
+        )
         self._queue: deque[ev.Event] = deque()
         self._handling, self._fence = False, BugFence()
         self._wake, self._signals = socket.socketpair()

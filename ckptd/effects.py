@@ -24,8 +24,8 @@ from ckptd.protocol.shares import as_recorded
 from ckptd.publishing import Publishing
 from ckptd.store import CommitOutcome
 from ckptd.store_incarnations import Committer, Taker
+from ckptd.store_looks import StoreLooks, problem_of
 from ckptd.store_messages import (
-    Claim,
     Commit,
     Done,
     Drain,
@@ -36,9 +36,6 @@ from ckptd.store_messages import (
     RemoveCheckpoint,
     Removed,
     RemovePartial,
-    ScanJob,
-    Scanned,
-    SweepTrash,
     TakeIncarnation,
     Taken,
     WriteVote,
@@ -82,6 +79,7 @@ class Effects:
         self._bandwidth = bandwidth
         self.numbers = Numbers(arena.path)
         self._publishing = Publishing(arena.publications, stores, self._note_all)
+        self.looks = StoreLooks(node, stores, deliver, self._note_all, self._publishing.finish_left, store_timeout_s)
 
     def hear(self, action: act.ToRank) -> None:
         """What a rank is told may be what something here waits for."""
@@ -111,7 +109,7 @@ class Effects:
             case act.TakeIncarnation():
                 self._take_incarnation(action)
             case act.ScanStore():
-                self._scan(action)
+                self.looks.scan(action)
             case act.Drain():
                 self._drain(action)
             case act.DrainParity():
@@ -240,33 +238,6 @@ class Effects:
             patience_s=self._store_timeout_s,
         )
 
-    def _scan(self, action: act.ScanStore) -> None:
-        job = action.job
-
-        def answer(reply: Done | Failed) -> None:
-            if isinstance(reply, Done) and isinstance(reply.result, Scanned):
-                self._note_all(job, [*reply.result.store.warnings, *reply.result.scan.strange])
-                self._deliver(_scanned(action, reply.result))
-                self._stores.ask(job.store, lambda i: SweepTrash(id=i, job=job.job), lambda _: None)
-                self._publishing.finish_left(job)
-            else:
-                problem = _problem(reply) or "an answer of the wrong kind"
-                self._deliver(ev.StoreScanned(job=job, after=action.after, problem=problem))
-
-        self._stores.ask(
-            job.store,
-            lambda i: ScanJob(
-                id=i,
-                job=job.job,
-                make=action.make,
-                remembered=list(action.remembered),
-                wanted=action.wanted,
-                claim=_claim(action.claim, self._node),
-            ),
-            answer,
-            patience_s=self._store_timeout_s,
-        )
-
     def _drain(self, action: act.Drain) -> None:
         job, save = action.job, action.save
         files = []
@@ -281,7 +252,7 @@ class Effects:
                 id=i, store_id=action.store_id, job=job.job, save=save, files=files, bytes_per_s=self._bandwidth
             ),
             lambda reply: self._deliver(
-                ev.Drained(job=job, save=save, problem=_problem(reply), committed=_was_committed(reply))
+                ev.Drained(job=job, save=save, problem=problem_of(reply), committed=_was_committed(reply))
             ),
             progress=lambda progress: self._deliver(
                 ev.DrainMoved(job=job, save=save, nbytes_done=progress.nbytes_done, by_rank=progress.by_rank)
@@ -297,7 +268,7 @@ class Effects:
         path, parity = self._arena.slot_path(job, places.parity_name(save, epoch)), file.store_record
 
         def answer(reply: Done | Failed) -> None:
-            problem = _problem(reply)
+            problem = problem_of(reply)
             self._deliver(ev.ParityDrained(job=job, save=save, parity=None if problem else parity, problem=problem))
 
         self._stores.ask(
@@ -320,7 +291,7 @@ class Effects:
         self._stores.ask(
             job.store,
             lambda i: WriteVote(id=i, vote=vote),
-            lambda reply: self._deliver(ev.VoteWritten(job=job, save=save, problem=_problem(reply))),
+            lambda reply: self._deliver(ev.VoteWritten(job=job, save=save, problem=problem_of(reply))),
         )
 
     def _make_vote(self, action: act.WriteVote) -> Vote:
@@ -355,7 +326,7 @@ class Effects:
                 self._note_all(job, [reply.result.note] if reply.result.note else [])
                 self._publishing.committed(job, save, published=reply.result.published)
             self._deliver(
-                ev.CommitEnded(job=job, save=save, nbytes=nbytes, taken_over=taken_over, problem=_problem(reply))
+                ev.CommitEnded(job=job, save=save, nbytes=nbytes, taken_over=taken_over, problem=problem_of(reply))
             )
 
         writer, intents = f"ckptd {__version__}", self._publishing.intents(job, save)
@@ -372,7 +343,7 @@ class Effects:
 
         def answer(reply: Done | Failed) -> None:
             stays = isinstance(reply, Done) and isinstance(reply.result, Removed) and reply.result.pinned
-            self._deliver(ev.CheckpointRemoved(job=job, save=save, problem=_problem(reply), pinned=stays))
+            self._deliver(ev.CheckpointRemoved(job=job, save=save, problem=problem_of(reply), pinned=stays))
 
         intents = self._publishing.intents(job, save)
         self._stores.ask(job.store, lambda i: RemoveCheckpoint(id=i, job=job.job, save=save, intents=intents), answer)
@@ -400,25 +371,6 @@ def _stock_objects(data: bytes, slot: str) -> StockObjects | None:
     except DamagedError as error:
         log.error(line("checkpoint goes without", file=STOCK_OBJECTS, error=error))  # noqa: TRY400 - no bug of ours
         return None
-
-
-def _claim(made_up: act.Claim | None, node: str) -> Claim | None:
-    return None if made_up is None else Claim(made_up.incarnation, Taker(made_up.run, made_up.session, node))
-
-
-def _scanned(action: act.ScanStore, found: Scanned) -> ev.StoreScanned:
-    scan = found.scan
-    committed = tuple(
-        ev.OnStore(e.committed.save, e.committed.world_size, e.committed.nbytes, e.dirname, e.committed.replicas)
-        for e in scan.committed
-    )
-    partials = tuple(ev.Partial(p.save, not p.missing) for p in scan.partials)
-    return ev.StoreScanned(
-        job=action.job, after=action.after, store_id=found.store.store_id, committed=committed, partials=partials,
-        claimed=action.claim.incarnation if action.claim is not None else 0, lost=found.lost,
-        records=tuple(ev.Recorded(r.incarnation, bytes.fromhex(r.run), r.session) for r in scan.records),
-        notes=tuple(scan.problems),
-    )  # fmt: skip
 
 
 def _no_number(
@@ -456,12 +408,6 @@ def _failure(action: act.Action, problem: str) -> ev.Event | None:
 
 def _was_committed(reply: Done | Failed) -> bool:
     return isinstance(reply, Done) and isinstance(reply.result, Drained) and reply.result.committed
-
-
-def _problem(reply: Done | Failed) -> str:
-    if isinstance(reply, Done):
-        return ""
-    return f"{reply.message} ({reply.hint})" if reply.hint else reply.message
 
 
 def _describe(error: Exception) -> tuple[str, str, str]:

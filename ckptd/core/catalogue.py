@@ -1,10 +1,10 @@
 """All jobs of a daemon: hands each event to the right half of the right job, and loops local messages back. Pure."""
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ckptd.core import events as ev
-from ckptd.core.actions import Action, DropPiece, ForgetJob, KeepNumber, ToNode, ToRank, UnlinkSlot
+from ckptd.core.actions import Action, DropPiece, ForgetJob, KeepNumber, ScanStore, ToNode, ToRank, UnlinkSlot
 from ckptd.core.coordinator import Coordinator
 from ckptd.core.node import JobNode
 from ckptd.core.policy import Policy
@@ -73,8 +73,17 @@ class Catalogue:
             out.append(ForgetJob(job=key))
         return self._deliver(inbox, out, now)
 
-    def forget(self, key: JobKey, *, force: bool) -> list[Action]:
+    def look_before_forgetting(self, key: JobKey) -> ScanStore | None:
+        """What must be asked first, since the table may be older than the store; None: nothing is held here."""
+        job = self.jobs.get(key)
+        if job is None or job.node.coordinator != self.node or not any(slot.save for slot in job.node.slots):
+            return None
+        return replace(job.coordinator.sessions.scan(None), make=False)
+
+    def forget(self, key: JobKey, *, force: bool, seen: ev.StoreScanned | None = None) -> list[Action]:
         """Gives up all that the job has on this node. Raises CkptdError with the reason when that does harm.
+
+        seen: the answer to look_before_forgetting.
 
         A drain that runs finds its slots gone or goes on in what it has mapped; what it leaves is no checkpoint.
         """
@@ -92,12 +101,15 @@ class Catalogue:
                 f"node {elsewhere} knows whether what job {key.job!r} has in memory here is needed, this one does not"
             )
             raise CkptdError(text, hint=f"ckptd forget {key.job} on {elsewhere}, or give it up with --force")
-        lost = job.coordinator.saves.only_here
+        durable = {found.save for found in seen.committed} if seen is not None else set()
+        lost = job.coordinator.saves.only_here(durable)
         if lost and not force:
-            steps = ", ".join(str(save.step) for save in lost)
+            steps, problem = ", ".join(str(save.step) for save in lost), seen.problem if seen is not None else ""
             text = f"step {steps} of job {key.job!r} is in memory only and not durable: it would be lost"
-            raise CkptdError(text, hint=f"ckptd drain --job {key.job} --wait, or give it up with --force")
-        durable = filter(job.coordinator.runs.lineage.is_on_store, job.coordinator.saves.on_store)
+            if problem:
+                text = f"step {steps} of job {key.job!r} is in memory, and nothing tells whether the store has it"
+            hint = f"ckptd drain --job {key.job} --wait, or give it up with --force"
+            raise CkptdError(f"{text}: {problem}" if problem else text, hint=hint)
         apart = sorted({save.step for save in job.node.foreign.only_here(durable)})
         if apart and not force:
             steps = ", ".join(map(str, apart))

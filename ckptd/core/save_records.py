@@ -1,6 +1,7 @@
 """The saves of a job that matter, and what lies where of each: facts and questions, no decisions. Pure."""
 
 from collections import Counter
+from collections.abc import Collection
 
 from ckptd.core import events as ev
 from ckptd.core.record import Phase, Record
@@ -55,16 +56,16 @@ class SaveRecords:
         """The newest save that every rank delivered and that still lies in memory."""
         return max((r for r in self.records.values() if r.staged and r.in_memory), key=lambda r: r.save, default=None)
 
-    @property
-    def only_here(self) -> list[SaveId]:
-        """Checkpoints in memory that somebody may miss and the store does not have, as far as it was seen.
+    def only_here(self, seen: Collection[SaveId]) -> list[SaveId]:
+        """Checkpoints in memory that somebody may miss and the store does not have. seen: what lies there now.
 
         A half with segments here counts: after a restart all ranks may have staged it, and nobody has said so yet.
         """
-        newest, durable = self.newest_staged, max(self.on_store, default=None)
-        staged = [r for r in self.records.values() if r.staged and r.in_memory and r.phase is not Phase.DURABLE]
-        wanted = [r for r in staged if r is newest or r.forced] + [r for r in self._halves if r.held]
-        return sorted(r.save for r in wanted if r.forced or durable is None or r.save > durable)
+        newest, durable = self.newest_staged, max(seen, default=None)
+        staged = [r for r in self.records.values() if r.staged and r.in_memory and r.save not in seen]
+        wanted = [r for r in staged if r is newest or (r.forced and r.phase is not Phase.DURABLE)]
+        wanted += [r for r in self._halves if r.held]
+        return sorted(r.save for r in wanted if r.forced or durable is None or not r.save <= durable)
 
     def _prune(self) -> None:
         ended = sorted(s for s, r in self.records.items() if r.end is not None and not r.held and s != self.active)

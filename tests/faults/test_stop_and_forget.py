@@ -1,6 +1,7 @@
 """``ckptd stop`` and ``ckptd forget`` on real daemons, as a script sees them."""
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -8,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from ckptd.filelayer import FileLayer
+from ckptd.store_identity import open_store
 from tests.cluster import Node, wait_for
 from tests.faults.ranks import MB, Ranks, sealed, told
 
@@ -170,6 +173,29 @@ def test_forget_keeps_what_nothing_else_has_unless_forced(node: Node):
     with Ranks(node) as ranks:
         ranks.call("connect")
         assert ranks.call("load") == [None], "nothing unfinished is offered"
+
+
+@pytest.mark.parametrize("away", ["emptied", "job removed", "another store"])
+def test_forget_looks_at_the_store_before_it_gives_up_what_was_durable(node: Node, away: str):
+    node.start()
+    staged(node, drained=True)
+    kept = Path(node.store).rename(f"{node.store}.kept")
+    if away == "another store":
+        open_store(FileLayer(), node.store, "other")
+    elif away == "job removed":
+        shutil.copytree(kept, node.store, ignore=shutil.ignore_patterns("job"))
+    else:
+        Path(node.store).mkdir()
+    before = sealed(node)
+    done = ckptd(node, "forget", "job")
+    assert done.returncode == 1, done.stdout
+    assert "step 1" in done.stderr
+    assert "--force" in done.stderr
+    assert sealed(node) == before
+    shutil.rmtree(node.store)
+    kept.rename(node.store)
+    done = ckptd(node, "forget", "job")
+    assert done.returncode == 0, done.stderr
 
 
 def test_forget_of_an_unknown_job_names_those_there_are(node: Node):

@@ -6,7 +6,7 @@ from ckptd.core import actions as act
 from ckptd.core import events as ev
 from ckptd.protocol.errors import CkptdError, UsageError
 from ckptd.protocol.ids import JobKey, SaveId
-from tests.runs import RUN
+from tests.runs import RUN, STORE_ID
 from tests.seals import a_seal
 from tests.unit.a_job import KEY, AJob
 
@@ -25,10 +25,18 @@ def a_dead_job(*saves: SaveId, drained: bool = True) -> AJob:
     return job
 
 
+def look(*saves: SaveId, problem: str = "") -> ev.StoreScanned:
+    """What lies on the store now."""
+    committed = tuple(ev.OnStore(save, 2, 20, save.dirname) for save in saves)
+    return ev.StoreScanned(job=KEY, store_id=STORE_ID, committed=committed, problem=problem)
+
+
 def test_a_job_whose_newest_is_durable_goes_with_all_its_slots():
     job = a_dead_job(ONE)
     names = {slot.name for slot in job.node.slots}
-    actions = job.catalogue.forget(KEY, force=False)
+    scan = job.catalogue.look_before_forgetting(KEY)
+    assert not scan.make
+    actions = job.catalogue.forget(KEY, force=False, seen=look(ONE))
     assert {a.slot for a in actions if isinstance(a, act.UnlinkSlot)} == names
     assert isinstance(actions[-1], act.ForgetJob)
     assert not job.catalogue.jobs
@@ -51,6 +59,16 @@ def test_what_nothing_else_has_is_refused_by_name_unless_forced():
         job.catalogue.forget(KEY, force=False)
     assert "ckptd drain --job job --wait" in error.value.hint
     assert "--force" in error.value.hint
+    job.catalogue.forget(KEY, force=True)
+    assert not job.catalogue.jobs
+
+
+@pytest.mark.parametrize("seen", [look(), look(problem="EIO"), None], ids=["emptied", "silent", "not looked at"])
+def test_what_was_durable_once_and_is_not_seen_there_now_is_refused_unless_forced(seen):
+    """Somebody emptied the store, or it is not mounted: what is in memory is the only copy."""
+    job = a_dead_job(ONE)
+    with pytest.raises(CkptdError, match=r"step 10 .*(only|EIO)"):
+        job.catalogue.forget(KEY, force=False, seen=seen)
     job.catalogue.forget(KEY, force=True)
     assert not job.catalogue.jobs
 

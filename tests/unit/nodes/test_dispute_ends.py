@@ -2,11 +2,12 @@
 
 import pytest
 
+from ckptd.core import events as ev
 from ckptd.core.lineage import Lineage
 from ckptd.protocol.errors import CkptdError
 from ckptd.protocol.ids import SaveId
 from ckptd.protocol.messages import LoadFrom, Refused
-from tests.runs import OTHER_RUN, RUN
+from tests.runs import OTHER_RUN, RUN, STORE_ID
 from tests.unit.nodes.a_cluster import KEY, ONE, ACluster
 from tests.unit.nodes.test_two_runs import THEIRS, started_over
 
@@ -20,7 +21,9 @@ def in_dispute() -> ACluster:
 
 def forget(cluster: ACluster, name: str, *, force: bool) -> None:
     node = cluster.nodes[name]
-    for action in node.catalogue.forget(KEY, force=force):
+    there = tuple(ev.OnStore(save, world, 10, save.dirname) for save, world in cluster.store.committed.items())
+    seen = ev.StoreScanned(job=KEY, store_id=STORE_ID, committed=there)
+    for action in node.catalogue.forget(KEY, force=force, seen=seen):
         cluster.perform(node, action)
     cluster.settle()
 
