@@ -14,7 +14,10 @@ def write_private(path: str, text: str) -> None:
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError as error:
-        raise ConfigError(f"{path} is there already", hint="choose another name, or remove it first") from error
+        raise ConfigError(
+            f"{path} is there already",
+            hint="choose another name: what was made with this one cannot be read without it",
+        ) from error
     except OSError as error:
         raise ConfigError(f"cannot make {path}: {error.strerror}") from error
     with os.fdopen(fd, "w", encoding="ascii") as file:

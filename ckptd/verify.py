@@ -194,6 +194,9 @@ def _verify_checkpoint(path: str, report: Report) -> None:
     report.checked.append(path)
     opened = Opened(path)
     for found in open_committed(opened, FileLayer(integrity=report.integrity), EVERYTHING):
+        if isinstance(found.cause, IntegrityError):  # proved in another way: of the rest nothing can be said
+            report.problem(found.path, f"{found.what}; {found.cause.hint}")
+            return
         report.problem(found.path, found.what)
     manifest = opened.manifest
     said = manifest or next(iter(opened.votes), None)

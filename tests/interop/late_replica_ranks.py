@@ -55,7 +55,8 @@ def main(what):
                 end = "durable"
             except SaveFailedError:
                 end = handle.reason
-            print(f"rank {rank} step {step} late {reading.nbytes.get(step, 0)}: {end}", flush=True)
+            # In one piece: print writes the end of the line by itself, and another rank's line may come between.
+            print(f"rank {rank} step {step} late {reading.nbytes.get(step, 0)}: {end}\n", end="", flush=True)
             while late_memory().busy:
                 time.sleep(0.05)
             dist.barrier()
