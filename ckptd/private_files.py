@@ -16,7 +16,7 @@ def write_private(path: str, text: str) -> None:
     except FileExistsError as error:
         raise ConfigError(
             f"{path} is there already",
-            hint="choose another name: what was made with this one cannot be read without it",
+            hint="choose another name: what was made with this one needs it",
         ) from error
     except OSError as error:
         raise ConfigError(f"cannot make {path}: {error.strerror}") from error
