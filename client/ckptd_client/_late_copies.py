@@ -7,16 +7,17 @@ its Overlap.
 
 import contextlib
 import errno
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from ckptd_client._checksums import Checksums
 from ckptd_client._copy_engines import Fetch
-from ckptd_client._late_memory import LateMemory
-from ckptd_client._page_guard import PAGE_NBYTES, Piece, Range, batches, copy
+from ckptd_client._late_division import Division, placed
+from ckptd_client._late_memory import LateMemory, Lease
+from ckptd_client._page_guard import CALL_NBYTES, PAGE_NBYTES, Range, batches, common, copy
 from ckptd_client._proofs import Samples, versions
 from ckptd_client._slot_writing import copy_positions
 
@@ -28,8 +29,11 @@ class LateCopies(Protocol):
 
     on_device: bool  # whether a device goes on copying when copy has returned
 
-    def copy(self, stopped: Callable[[], bool]) -> None:
-        """Blocks until all that this thread copies is there, and devices have begun with theirs; or until stopped."""
+    def copy(self, stopped: Callable[[], bool], hurried: Callable[[], bool]) -> None:
+        """Blocks until all that this thread copies is there, and devices have begun with theirs; or until stopped.
+
+        hurried: whether the optimizer waits for it.
+        """
 
     def hold_back(self) -> None:
         """What this thread queues on devices from here on comes after their copies."""
@@ -44,35 +48,6 @@ class LateCopies(Protocol):
         """Nothing is protected or held any more. May be called at any time, by any thread, and again."""
 
 
-class Cut(NamedTuple):
-    """One tensor's bytes that lie in one range."""
-
-    position: int
-    offset: int  # of the first, in the tensor
-    nbytes: int
-
-
-def cuts(spans: Sequence[tuple[int, Range]], armed: Sequence[Range]) -> tuple[list[Cut], list[Cut]]:
-    """What of these tensors lies in the armed ranges, and what does not. armed: in order. Pure."""
-    inside: list[Cut] = []
-    outside: list[Cut] = []
-    firsts = [one.start for one in armed]
-    for position, span in spans:
-        at, k = span.start, max(0, bisect_right(firsts, span.start) - 1)
-        while at < span.stop:
-            one = next((one for one in armed[k : k + 2] if one.stop > at), None)
-            if one is None or one.start >= span.stop:
-                outside.append(Cut(position, at - span.start, span.stop - at))
-                break
-            if at < one.start:
-                outside.append(Cut(position, at - span.start, one.start - at))
-                at = one.start
-            stop = min(one.stop, span.stop)
-            inside.append(Cut(position, at - span.start, stop - at))
-            at, k = stop, bisect_right(firsts, stop) - 1
-    return inside, outside
-
-
 class LateDigest(Protocol):
     """Of memory that is read when the copy has ended."""
 
@@ -84,33 +59,42 @@ class LateDigest(Protocol):
         """Reads it. Blocks. Raises OSError where nothing is mapped any more."""
 
 
-class PageCopies:
-    """memory: where armed was armed; given back when the copy has ended, however it ends. keep: holds the memory.
+class NeighbourWroteError(Exception):
+    """Memory was written that lies in a page with what was copied: whose write it was does not show."""
 
-    digests: what reads armed memory too, after the copy and under the same proof.
+
+class PageCopies:
+    """lease: of memory that division is of, to be protected before the copy begins; ends with it. slot: its address.
+
+    names: of the plan's tensors. keep: holds the memory. digests: what reads leased memory too, after the copy and
+    under the same proof.
     """
 
     on_device = False
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - keyword-only
         self,
         memory: LateMemory,
-        armed: Sequence[Range],
-        pieces: Sequence[tuple[str, Piece]],  # with names
-        keep: Sequence[torch.Tensor],
+        lease: Lease,
+        division: Division,
+        *,
+        slot: int,
+        names: Sequence[str],
+        keep: Sequence[Any],
         digests: Sequence[LateDigest] = (),
     ) -> None:
-        self._memory, self._armed = memory, list(armed)
-        self._pieces, self._keep, self._digests = list(pieces), list(keep), list(digests)
-        self._read = [(name, _pages_of(piece.start, piece.start + piece.nbytes)) for name, piece in pieces]
-        self._read += [(name, _pages_of(*found)) for one in digests for name, found in one.late]
+        self._memory, self._lease, self._division, self._names = memory, lease, division, names
+        self._late, self._keep, self._digests = placed(division.late, slot), keep, list(digests)
+        self._digested = [(name, found) for one in digests for name, found in one.late]
         self._written: list[str] | None = None
 
-    def copy(self, stopped: Callable[[], bool]) -> None:
-        """See LateCopies. The proof is taken as soon as the last byte is there: later writes do no harm."""
-        armed = list(self._armed)  # who lets go of it meanwhile has it look as if it was written
+    def copy(self, stopped: Callable[[], bool], hurried: Callable[[], bool]) -> None:
+        """See LateCopies. The proof is taken as soon as the last byte is there: later writes do no harm.
+
+        Raises NeighbourWroteError.
+        """
         try:
-            for batch in batches(piece for _, piece in self._pieces):
+            for batch in batches(self._late):
                 if stopped():
                     return
                 copy(batch)
@@ -118,21 +102,52 @@ class PageCopies:
                 if stopped():
                     return
                 one.take_late()
-            self._written = self._not_proved(armed)
+            if self._rehearsed(lambda: stopped() or hurried()):
+                self._memory.watched(self._lease, self._division.watched)
+            self._prove()
         except OSError as error:
             if error.errno != errno.EFAULT:
                 raise
-            self._written = self._not_proved(armed) or self._all()
+            self._prove()
+            if not self._written:  # what is mapped no more is none of what was to be copied
+                raise
         finally:
             self.let_go()
 
-    def _not_proved(self, armed: Sequence[Range]) -> list[str]:
-        if all(map(self._memory.unwritten, armed)):
-            return []
-        return sorted({name for name, pages in self._read if not self._memory.unwritten(pages)})
+    def _rehearsed(self, broken_off: Callable[[], bool]) -> bool:
+        """Reads what is watched, for as long as it would take to copy it. Whether it came to its end: no save waits."""
+        room = np.empty(CALL_NBYTES if len(self._division.rehearsed) else 0, np.uint8)
+        for batch in batches(self._division.rehearsed):
+            if broken_off():
+                return False
+            read = batch.copy()
+            read[:, 0] = room.ctypes.data + np.cumsum(batch[:, 2]) - batch[:, 2]
+            with contextlib.suppress(OSError):  # it is copied already
+                copy(read)
+        return True
 
-    def _all(self) -> list[str]:
-        return sorted({name for name, _ in self._read})
+    def _prove(self) -> None:
+        """Whose bytes were written."""
+        division = self._division
+        if all(map(self._lease.unwritten, division.late_ranges)):
+            self._written = []
+            return
+        read = [
+            (self._names[i], Range(start, start + nbytes))
+            for i, (_, start, nbytes) in zip(division.late_of, division.late.tolist(), strict=True)
+        ]
+        read += self._digested
+        self._written = self._written_of(read, division.own)
+        if not self._written:
+            self._memory.alone = True
+            names = self._written_of(read, division.late_ranges)
+            text = f"memory was written that shares a page with {names[0]!r}" if names else "memory was written"
+            raise NeighbourWroteError(f"{text}; such pages are copied before save returns")
+
+    def _written_of(self, read: Sequence[tuple[str, Range]], ranges: Sequence[Range]) -> list[str]:
+        """Names of what was read in these ranges and is written, by page."""
+        found = ((name, part) for name, one in read for part in common([one], ranges))
+        return sorted({name for name, part in found if not self._lease.unwritten(_pages_of(part))})
 
     def hold_back(self) -> None:
         """See LateCopies."""
@@ -143,17 +158,17 @@ class PageCopies:
 
     def written(self) -> list[str]:
         """See LateCopies."""
-        return self._written if self._written is not None else self._all()
+        if self._written is not None:
+            return self._written
+        return sorted({*(self._names[i] for i in self._division.late_of), *(name for name, _ in self._digested)})
 
     def let_go(self) -> None:
         """See LateCopies."""
-        with contextlib.suppress(IndexError):  # each is released by one thread, whoever is here too
-            while True:
-                self._memory.release([self._armed.pop()])
+        self._lease.release()
 
 
-def _pages_of(start: int, stop: int) -> Range:
-    return Range(start // PAGE_NBYTES * PAGE_NBYTES, -(-stop // PAGE_NBYTES) * PAGE_NBYTES)
+def _pages_of(found: Range) -> Range:
+    return Range(found.start // PAGE_NBYTES * PAGE_NBYTES, -(-found.stop // PAGE_NBYTES) * PAGE_NBYTES)
 
 
 class TensorCopies:
@@ -183,7 +198,7 @@ class TensorCopies:
         self._fetch = Fetch(self._tensors)
         self.on_device = bool(self._fetch.engines)
 
-    def copy(self, stopped: Callable[[], bool]) -> None:
+    def copy(self, stopped: Callable[[], bool], hurried: Callable[[], bool]) -> None:  # noqa: ARG002
         """See LateCopies."""
         self._fetch.begin(self._views, self._tensors, lasting=True)
         group: list[int] = []

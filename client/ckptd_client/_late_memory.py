@@ -2,6 +2,10 @@
 
 Small pages are put together into huge ones once, by a thread of its own; until that is done they are no part of this.
 One for the whole process, as there is one page table. A forked child begins anew.
+
+A unit is one huge page, 2 MiB. A shared one holds other memory than tensors too, such as what malloc keeps between
+them. Who writes to that makes the tensors look written, so a shared unit is watched first: it is late once nobody wrote
+to it in some saves, and never again after somebody did.
 """
 
 import contextlib
@@ -11,46 +15,114 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 
-from ckptd_client._page_guard import HUGE_NBYTES, NoProofError, PageGuard, Range, whole_units
+from ckptd_client._page_guard import HUGE_NBYTES, NoProofError, PageGuard, Range, common, whole_units, without
 
 log = logging.getLogger("ckptd_client")
 _TRIES = 3  # a unit; then its memory is of a kind that cannot be huge, or there is none
+_WATCHED = 3  # saves in which a shared unit is watched
 _RUN_NBYTES = 64 << 20  # put together in one call, 0.2 s
 _MAX_RANGES = 8192  # each may cost two mappings, of vm.max_map_count's 65530
+
+
+class Lease:
+    """Memory of one save: its own until it ends, and under protection once it is protected.
+
+    Ends by release, or when nobody refers to it: by any thread, in any state. A forked child's copy is of its parent's
+    memory, and does nothing.
+    """
+
+    def __init__(self, memory: "LateMemory") -> None:
+        self._memory, self._pid, self._ended = memory, os.getpid(), False
+        self.ranges: list[Range] = []  # in order of addresses; the memory's to fill
+
+    def protect(self, found: Sequence[Range]) -> bool:
+        """Writes to this part of it show from now on. False: some of it is no more what it was, and left the lease."""
+        lost = [unit for one in common(self.ranges, found) for unit in self._not_protected(one)]
+        if lost:
+            self._memory.lose(lost)
+            self.ranges[:] = without(self.ranges, lost)
+        return not lost
+
+    def _not_protected(self, one: Range) -> list[Range]:
+        try:
+            self._memory.guard.protect(one)
+        except OSError:  # somebody has mapped something else in its place
+            if one.stop - one.start == HUGE_NBYTES:
+                return [one]
+            return [unit for part in _each(one) for unit in self._not_protected(part)]
+        return []
+
+    def unwritten(self, found: Range) -> bool:
+        """Whether nobody has written to any page of this part of it since, and all are still there."""
+        return self._memory.guard.unwritten(found)
+
+    def release(self) -> None:
+        """Writes cost nothing again. Idempotent; never raises."""
+        if not self._ended and self._pid == os.getpid():
+            self._ended = True
+            self._memory.take_back(self)
+
+    def __del__(self) -> None:
+        self.release()
 
 
 class LateMemory:
     """guard: see PageGuard. Its methods may be called by any thread."""
 
     def __init__(self, guard: PageGuard) -> None:
-        self._guard = guard
-        self._lock = threading.Lock()
+        self.guard = guard
+        self._lock = threading.RLock()  # a lease may end where memory is collected, within any line of this
         self._ready: set[int] = set()  # units, by address, that are registered
+        self._spoiled: set[int] = set()  # shared units that somebody wrote to
+        self._quiet: dict[int, int] = {}  # shared units: in how many saves nobody wrote to them
+        self._version = 0  # of these three
+        self._runs: tuple[Sequence[Range], int, list[Range]] = ((), -1, [])  # units asked for, version, what is usable
         self._ranges = 0  # of units side by side: about as many mappings
         self._tries: dict[int, int] = {}
-        self._leased: set[int] = set()  # units that a save copies under their protection
+        self._leases: dict[int, list[Range]] = {}  # what saves have for themselves, by id
         self._queue: set[int] = set()  # units that are to be put together
+        self._trusted: tuple[Sequence[Range], int, list[Range]] = ((), -1, [])  # the same of shared units
+        self.alone = False  # whether shared units are left out for good
         self._thread: threading.Thread | None = None
         self._error = "the kernel made none of these"  # what the last of them ended with
 
-    def arm(self, units: Sequence[Range]) -> list[Range]:
-        """Protects what it can of these units: writes to that show from now on. The caller releases it.
+    def lease(self, units: Sequence[Range]) -> Lease:
+        """What can be protected of these units: to be protected by the caller, when it has written its last to them.
 
-        units: of whole_units. What is left out is put together in the background, for a later time.
+        units: of whole_units, the same object as long as they are the same. What is left out is put together in the
+        background, for a later time.
         """
+        lease = Lease(self)
         with self._lock:
-            armed = [one for found in self._registered(units) for one in self._arm(found)]
-            got = {start for one in armed for start in _starts(one)}
-            self._leased |= got
-            self._queue_up(start for one in units for start in _starts(one) if start not in got | self._leased)
-        return armed
+            for run in self._usable(units):
+                lease.ranges += self._huge(run)
+            if _nbytes(lease.ranges) < _nbytes(units):
+                got = {start for one in lease.ranges for start in _starts(one)} | self._leased() | self._spoiled
+                wanted = {start for one in units for start in _starts(one)} - got
+                self._queue |= {start for start in wanted if self._tries.get(start, 0) < _TRIES}
+            self._leases[id(lease)] = lease.ranges
+        self._begin_to_put_together()
+        return lease
 
-    def _registered(self, units: Sequence[Range]) -> list[Range]:
-        """The parts that are, and that no other save copies just now."""
-        free = self._ready - self._leased  # what another save copies under its protection is copied early here
-        return whole_units(
-            Range(start, start + HUGE_NBYTES) for one in units for start in _starts(one) if start in free
-        )
+    def lose(self, units: Iterable[Range]) -> None:
+        """These are no more what they were: they are put together anew, if it is worth it."""
+        with self._lock:
+            for unit in units:
+                if unit.start in self._ready:
+                    self._drop(unit)
+
+    def _leased(self) -> set[int]:
+        leases = list(self._leases.values())  # one may end meanwhile, in this thread
+        return {start for ranges in leases for one in ranges for start in _starts(one)}
+
+    def _usable(self, units: Sequence[Range]) -> list[Range]:
+        """The parts that are registered, and that no other save has just now."""
+        if not self._leases:
+            asked, version, _ = self._runs
+            if asked is not units or version != self._version:
+                self._runs = (units, self._version, _only(units, self._ready - self._spoiled))
+            return self._runs[2]
+        return _only(units, self._ready - self._spoiled - self._leased())  # what another has is copied early here
 
     def _has_room(self, start: int) -> bool:
         """Whether one more range may be registered; next to one that is it costs no mapping."""
@@ -59,59 +131,57 @@ class LateMemory:
     def _beside(self, start: int) -> int:
         return len({start - HUGE_NBYTES, start + HUGE_NBYTES} & self._ready)
 
-    def _arm(self, found: Range) -> list[Range]:
-        if self._guard.is_huge(found):
-            try:
-                self._guard.protect(found)
-            except OSError:  # somebody has mapped something else in its place
-                self._unprotect([found])
-            else:
-                return [found]
+    def _huge(self, found: Range) -> list[Range]:
+        """The parts of it that still are of huge pages."""
+        if self.guard.is_huge(found):
+            return [found]
         if found.stop - found.start == HUGE_NBYTES:
             self._drop(found)
             return []
-        return [one for start in _starts(found) for one in self._arm(Range(start, start + HUGE_NBYTES))]
+        return whole_units(part for unit in _each(found) for part in self._huge(unit))
 
     def _drop(self, unit: Range) -> None:
         self._ready.discard(unit.start)
+        self._version += 1
         self._ranges += self._beside(unit.start) - 1
         with contextlib.suppress(OSError):
-            self._guard.unregister(unit)
+            self.guard.unregister(unit)
 
     def why_not(self, units: Sequence[Range]) -> str:
-        """Why none of these can be armed, nor will be; empty when some can, or it is not known yet."""
+        """Why none of these can be late, nor will be; empty when some can, or it is not known yet."""
         with self._lock:
-            starts = [start for one in units for start in _starts(one)]
-            tried = all(self._tries.get(start, 0) >= _TRIES for start in starts)
-            return f"no huge pages: {self._error}" if tried and self._ready.isdisjoint(starts) else ""
+            left = {start for one in units for start in _starts(one)} - self._spoiled
+            if not left:
+                return "others write to the pages that its tensors share" if units else ""
+            tried = all(self._tries.get(start, 0) >= _TRIES for start in left)
+            return f"no huge pages: {self._error}" if tried and self._ready.isdisjoint(left) else ""
 
-    def unwritten(self, armed: Range) -> bool:
-        """Whether nobody has written to any page of it since it was armed, and all are still there."""
-        return self._guard.unwritten(armed)
-
-    def release(self, armed: Iterable[Range]) -> None:
-        """Writes cost nothing again. Each is released once, by who armed it. Never raises."""
-        armed = list(armed)
-        self._unprotect(armed)
+    def take_back(self, lease: Lease) -> None:
+        """Ends a lease. Idempotent; never raises."""
         with self._lock:
-            self._leased -= {start for one in armed for start in _starts(one)}
+            self._unprotect(lease.ranges)
+            self._leases.pop(id(lease), None)
+            lease.ranges = []
 
     def _unprotect(self, armed: Iterable[Range]) -> None:
         for one in armed:
             try:
-                self._guard.unprotect(one)
+                self.guard.unprotect(one)
             except OSError:  # a part of it is mapped no more: the rest by itself
                 for start in _starts(one):
                     with contextlib.suppress(OSError):
-                        self._guard.unprotect(Range(start, start + HUGE_NBYTES))
+                        self.guard.unprotect(Range(start, start + HUGE_NBYTES))
 
     def forget(self, units: Iterable[Range], but: Iterable[Range] = ()) -> None:
         """They are nobody's any more, but for these and for what a save copies just now."""
-        kept = {start for one in but for start in _starts(one)}
         with self._lock:
-            for start in {start for one in units for start in _starts(one)} - kept - self._leased:
+            kept = {start for one in but for start in _starts(one)} | self._leased()
+            for start in {start for one in units for start in _starts(one)} - kept:
                 self._queue.discard(start)
                 self._tries.pop(start, None)
+                self._quiet.pop(start, None)
+                self._spoiled.discard(start)
+                self._version += 1
                 if start in self._ready:
                     self._drop(Range(start, start + HUGE_NBYTES))
 
@@ -121,23 +191,50 @@ class LateMemory:
         with self._lock:
             return bool(self._queue)
 
+    # --- shared units
+
+    def trusted(self, shared: Sequence[Range]) -> tuple[list[Range], list[Range]]:
+        """Of shared units those that are late, and those that are watched."""
+        with self._lock:
+            asked, version, late = self._trusted
+            if asked is not shared or version != self._version:
+                late = _only(shared, {start for start, count in self._quiet.items() if count >= _WATCHED})
+                self._trusted = (shared, self._version, late)
+        return late, without(shared, late)
+
+    def watched(self, lease: Lease, units: Sequence[Range]) -> None:
+        """Takes in who wrote to these shared units of a lease until now."""
+        seen = [(unit, lease.unwritten(unit)) for one in common(units, lease.ranges) for unit in _each(one)]
+        with self._lock:
+            for unit, unwritten in seen:
+                if unwritten:
+                    self._quiet[unit.start] = self._quiet.get(unit.start, 0) + 1
+                else:
+                    self._spoiled.add(unit.start)
+                    self._quiet.pop(unit.start, None)
+                self._version += 1
+
     # --- the thread
 
-    def _queue_up(self, starts: Iterable[int]) -> None:
-        """Has them put together. Without a thread for it they stay as they are."""
-        self._queue |= {start for start in starts if self._tries.get(start, 0) < _TRIES}
-        if self._queue and (self._thread is None or not self._thread.is_alive()):
-            self._thread = threading.Thread(target=self._put_together, name="ckptd-huge-pages", daemon=True)
-            try:
-                self._thread.start()
-            except RuntimeError as error:
-                self._queue, self._error = set(), str(error)
+    def _begin_to_put_together(self) -> None:
+        """What is to be. Without a thread for it, it stays as it is. Not under the lock: to start one waits for it."""
+        with self._lock:
+            if not self._queue or (
+                self._thread is not None and (self._thread.ident is None or self._thread.is_alive())
+            ):
+                return
+            self._thread = thread = threading.Thread(target=self._put_together, name="ckptd-huge-pages", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            with self._lock:
+                self._queue, self._error, self._thread = set(), str(error), None
 
     def _put_together(self) -> None:
         while (run := self._next_run()) is not None:
             began = time.monotonic()
             try:
-                self._guard.collapse(run)
+                self.guard.collapse(run)
             except OSError as error:
                 self._error = error.strerror or str(error)
             self._take_in(run)
@@ -159,17 +256,30 @@ class LateMemory:
             for start in _starts(run):
                 unit = Range(start, start + HUGE_NBYTES)
                 self._tries[start] = self._tries.get(start, 0) + 1
-                if start in self._queue and self._guard.is_huge(unit) and self._has_room(start):
+                if start in self._queue and self.guard.is_huge(unit) and self._has_room(start):
                     with contextlib.suppress(OSError):  # another userfaultfd has it
-                        self._guard.register(unit)
+                        self.guard.register(unit)
                         self._ranges += 1 - self._beside(start)
                         self._ready.add(start)
+                        self._version += 1
                         self._tries.pop(start)
             self._queue -= set(_starts(run))
 
 
 def _starts(one: Range) -> range:
     return range(one.start, one.stop, HUGE_NBYTES)
+
+
+def _each(one: Range) -> list[Range]:
+    return [Range(start, start + HUGE_NBYTES) for start in _starts(one)]
+
+
+def _only(units: Iterable[Range], these: set[int]) -> list[Range]:
+    return whole_units(unit for one in units for unit in _each(one) if unit.start in these)
+
+
+def _nbytes(ranges: Iterable[Range]) -> int:
+    return sum(one.stop - one.start for one in ranges)
 
 
 # --- of the process
@@ -196,7 +306,7 @@ def _in_child() -> None:
     """The guard that was inherited is of the parent's memory."""
     global _made, _making
     if isinstance(_made, LateMemory):
-        _made._guard.close()  # noqa: SLF001 - it is this module's
+        _made.guard.close()
     _made, _making = None, threading.Lock()
 
 

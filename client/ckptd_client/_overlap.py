@@ -14,6 +14,8 @@ from typing import Protocol
 from ckptd_client._copy_engines import is_capturing
 from ckptd_client._late_copies import LateCopies
 
+TOO_SLOW = "its copy was not done when the optimizer had waited save_timeout_s for it"
+
 
 class Fate(Protocol):
     """What becomes of the save. Called once, from the overlap's thread."""
@@ -48,6 +50,7 @@ class Overlap:
         self._looking = threading.Lock()
         self._whose = threading.Lock()  # whoever gets it ends the save: the thread, or who could not start it
         self._copied = threading.Event()
+        self._hurried = threading.Event()  # an optimizer waits
         self._thread = threading.Thread(target=self._run, name="ckptd-overlap", daemon=True)
 
     def start(self) -> None:
@@ -70,8 +73,9 @@ class Overlap:
         """
         if self.over:
             return
+        self._hurried.set()
         if not self._copied.wait(max(0.0, deadline - time.monotonic())):
-            self.cancel("its copy was not done when the optimizer had waited save_timeout_s for it")
+            self.cancel(TOO_SLOW)
             self.let_go()
         elif is_capturing():  # a graph cannot wait for what is outside of it; a capture begins on an idle device
             self._thread.join(max(0.0, deadline - time.monotonic()))
@@ -126,7 +130,7 @@ class Overlap:
     def _copy(self) -> None:
         """Has devices begin with theirs, and copies the rest."""
         for one in sorted(self._copies, key=lambda one: not one.on_device):
-            one.copy(lambda: bool(self._reason))
+            one.copy(lambda: bool(self._reason), self._hurried.is_set)
 
     def _look(self) -> None:
         """Once everything is copied, or before the first who may write does so: who has written until now."""

@@ -8,18 +8,19 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing import util
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 
 from ckptd.protocol.errors import CkptdError, SaveFailedError, UsageError
 from ckptd_client import _segments as segments
-from ckptd_client._attached import Attached, addresses, storage_of
-from ckptd_client._copy_engines import divided
-from ckptd_client._late_copies import Cut, LateCopies, PageCopies, TensorCopies, cuts
-from ckptd_client._late_memory import LateMemory, late_memory
-from ckptd_client._overlap import Overlap
-from ckptd_client._page_guard import NoProofError, Piece, Range, batches, copy, whole_units
+from ckptd_client._attached import Attached, addresses
+from ckptd_client._late_choice import Choices, Chosen, Rules, Units
+from ckptd_client._late_copies import LateCopies, PageCopies, TensorCopies
+from ckptd_client._late_division import Division, placed
+from ckptd_client._late_memory import LateMemory, Lease, late_memory
+from ckptd_client._overlap import TOO_SLOW, Overlap
+from ckptd_client._page_guard import NoProofError, Range, batches, copy
 from ckptd_client._plan import Plan, Values
 from ckptd_client._segments import Plain, Segment
 from ckptd_client._slot_writing import copy_all, pin_for, slot_views
@@ -31,7 +32,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("ckptd_client")
 Verify = Literal["proof", "samples", "off"]
 _OFF = "off: "
-_cuda: Any = torch.cuda  # much of it has no types
+_NOT_YET = "proof, but nothing is late yet: its memory is being put together into huge pages"
+_IS_WATCHED = "proof, but nothing is late yet: it is watched whether others write to the pages that its tensors share"
+_TOO_SMALL = "proof, but nothing is late: its tensors fill no page of 2 MiB"
+_STRIKES = 3  # saves that others' writes, or slow copies, may cost
 
 
 class Overlapping:
@@ -42,11 +46,12 @@ class Overlapping:
         self._attached: list[Attached] = []
         self._verify: Verify | None = None  # None: proof on the host, off on devices
         self._memory: LateMemory | None = None
-        self._in_force = ""  # what proves late copies, and why nothing is late; empty before attach
-        self._written: set[str] = set()  # others were seen to write these: copied before save returns, for ever
+        self._said: set[str] = set()  # of what proves late copies, and why nothing is late
+        self._written: frozenset[str] = frozenset()  # others were seen to write these: copied before save returns
+        self._strikes = 0  # saves that others' writes, or slow copies, have cost
         self._objections: set[str] = set()
+        self._choices = Choices()
         self._running: Overlap | None = None
-        self._found: _Found | None = None  # of the last save; None when what is known of writers has changed
         self._last: _Last | None = None  # the save that the next step comes after
 
     # --- optimizers
@@ -75,26 +80,28 @@ class Overlapping:
 
     def _agree(self, verify: Verify | None) -> None:
         """What is in force from here on, for all that is attached; said when it changes."""
-        self._verify, self._found = verify or self._verify, None
+        self._verify = verify or self._verify
         told: str = self._verify or "proof"
         if told == "proof":
             try:
                 self._memory = late_memory()
+                told = _NOT_YET
             except NoProofError as error:
                 told = f"{_OFF}{error}"
         self._tell(told)
 
     def _tell(self, told: str) -> None:
-        """Says what is in force, once."""
-        if told == self._in_force:
-            return
-        self._in_force = told
+        """What is in force now. Said once, however often it comes and goes."""
         client = self._client()
         if client is not None:
             client._stats.late = told
+        if told in self._said:
+            return
+        self._said.add(told)
         if told.startswith(_OFF):
-            text = f"nothing of the host's memory is copied late, since nothing proves it ({told.removeprefix(_OFF)})"
-            log.warning('ckptd: attach: %s; attach(optimizer, verify="samples") copies it late on trust', text)
+            hint = "" if self._strikes else '; attach(optimizer, verify="samples") copies it late on trust'
+            text = f"nothing of the host's memory is copied late: {told.removeprefix(_OFF)}{hint}"
+            log.warning("ckptd: attach: %s", text)
         else:
             log.info("ckptd: attach: late copies are verified by: %s", told)
 
@@ -102,65 +109,50 @@ class Overlapping:
         """No optimizer is attached any more."""
         while self._attached:
             self._attached.pop().detach()
-        self._forget_units()
+        units = self._choices.units
+        self._choices.forget()
+        if self._memory is not None:
+            self._memory.forget(units)
         if not self.running:
             self._running = self._last = None
 
-    def _forget_units(self) -> None:
-        if self._memory is not None and self._found is not None:
-            self._memory.forget(self._found.units)
-        self._found = None
+    def late(self, plan: Plan, values: Values) -> "Late | None":
+        """What may be copied late of a save whose values these are; None: nothing. Under the lock.
 
-    def candidates(self, plan: Plan, values: Values) -> "Candidates":
-        """Which tensors lie in an attached optimizer's memory and may be read late. Under the lock."""
+        Its memory is the save's until it lets go of it, or nobody refers to it any more.
+        """
+        client = self._client()
+        assert client is not None  # noqa: S101 - it called
+        client._stats.last_late_nbytes = 0
         believed = [attached for attached in self._attached if self._believes(attached)]
-        if not believed or self._verify == "off":
-            return _NONE
+        if not believed or self._verify == "off" or self._strikes >= _STRIKES:
+            return None
+        proof = self._memory is not None and self._verify in (None, "proof")
+        rules = Rules(proof, self._verify is not None, self._verify == "samples", self._written)
         owned = [tensor for attached in believed for tensor in attached.tensors()]
-        tensors, names = values.tensors, [box.name for box in plan.image.boxes]
-        shared = [one for digest in values.digests for one in digest.tensors]  # a rank copies its rows of these only
-        mine, read, theirs = addresses(tensors), addresses([tensor for _, tensor in shared]), set(addresses(owned))
-        last = self._found
-        if last is None or not last.holds(plan.plan_id, mine, read, theirs, tensors):
-            found = self._divided(names, tensors, self._inside(tensors, mine, owned, theirs), mine)
-            held = self._inside([tensor for _, tensor in shared], read, owned, theirs)
-            there = self._divided([name for name, _ in shared], [tensor for _, tensor in shared], held, read)
-            units = whole_units(span for _, span in [*found.spans, *there.spans])
-            if last is not None and self._memory is not None:
-                self._memory.forget(last.units, but=units)
-            last = self._found = _Found(plan.plan_id, mine, read, theirs, found, units)
-        armed: list[Range] = []
-        if self._memory is not None and last.units:
-            armed = self._memory.arm(last.units)
-            why_not = self._memory.why_not(last.units)
-            if self._verify in (None, "proof"):
-                self._tell(f"{_OFF}{why_not}" if why_not else "proof")
-        return last.candidates._replace(armed=armed)
+        before = self._choices.units
+        chosen = self._choices.of(plan, values, owned, rules)
+        found = Late(chosen, chosen.with_read if values.digests else chosen.plain)
+        if self._memory is not None:
+            if (after := self._choices.units) != before:
+                self._memory.forget(before, but=after)
+            self._protect(self._memory, found, values.tensors)
+        return found if chosen.choice.whole or found.ranges else None
 
-    @staticmethod
-    def _inside(
-        tensors: Sequence[torch.Tensor], mine: Sequence[int], owned: Sequence[torch.Tensor], theirs: set[int]
-    ) -> list[int]:
-        """Positions of tensors that begin where an owned one does, or elsewhere in its memory."""
-        storages = {storage_of(tensor) for tensor in owned} - {0}
-        return [
-            i for i, address in enumerate(mine) if address and (address in theirs or storage_of(tensors[i]) in storages)
-        ]
-
-    def _divided(
-        self, names: Sequence[str], tensors: Sequence[torch.Tensor], inside: Sequence[int], mine: Sequence[int]
-    ) -> "Candidates":
-        by_engine = {i for positions in divided(tensors).values() for i in positions}
-        able = [i for i in inside if not tensors[i].is_inference() and names[i] not in self._written]
-        whole: list[int] = []
-        if self._verify is not None:
-            trusted = self._verify == "samples"
-            whole = [i for i in able if i in by_engine or (trusted and tensors[i].is_cpu)]
-        spans: list[tuple[int, Range]] = []
-        if self._verify in (None, "proof") and self._memory is not None:
-            able = [i for i in able if i not in by_engine and tensors[i].is_cpu and _lies_straight(tensors[i])]
-            spans = sorted(((i, Range(mine[i], mine[i] + tensors[i].nbytes)) for i in able), key=lambda one: one[1])
-        return Candidates(whole, spans, [])
+    def _protect(self, memory: LateMemory, found: "Late", tensors: Sequence[torch.Tensor]) -> None:
+        """Units of tensors alone. What shares a unit with others is protected after this thread's own writes there."""
+        units = found.units.own if memory.alone else found.units.all
+        found.lease = memory.lease(units)
+        found.lease.protect(found.units.own)
+        if addresses(tensors) != found.chosen.basis.lie:  # another thread gave one other memory meanwhile
+            found.lease.release()
+        if found.ranges:
+            return
+        if not found.units.all:
+            self._tell(_TOO_SMALL)
+        else:
+            why_not = memory.why_not(units) if units else "others write to the pages that its tensors share"
+            self._tell(f"{_OFF}{why_not}" if why_not else _NOT_YET)
 
     def _believes(self, attached: Attached) -> bool:
         objection = attached.objection()
@@ -172,7 +164,7 @@ class Overlapping:
     # --- saves
 
     def begin(  # noqa: PLR0913 - keyword-only
-        self, segment: Segment, plan: Plan, values: Values, found: "Candidates", *, handle: SaveHandle, drain: bool,
+        self, segment: Segment, plan: Plan, values: Values, found: "Late", *, handle: SaveHandle, drain: bool,
         deadline: float,
     ) -> None:  # fmt: skip
         """Copies what is early now, and begins with what is late. Under the lock; none may be running."""
@@ -181,30 +173,11 @@ class Overlapping:
         client._link.unsealed.add(handle.save_id)
         plain = Plain(values.leaves, values.objects, values.said)
         fate = _Fate(client, self, segment, handle, plain, drain)
-        names = [box.name for box in plan.image.boxes]
-        copies: list[LateCopies] = []
         try:
-            views, tensors = slot_views(segment.slot, plan), values.tensors
-            pin_for(segment.slot, tensors)  # before the thread copies: then no engine makes it wait
-            inside, outside = cuts(found.spans, found.armed)
-            late = sum(cut.nbytes for cut in inside) + sum(tensors[i].nbytes for i in found.whole)
-            client._stats.last_late_nbytes = late
-            for digest in values.digests:
-                digest.take(found.armed)
-            if found.armed:
-                pieces = [(names[cut.position], _piece(views, tensors, cut)) for cut in inside]
-                keep = [tensors[i].detach() for i in sorted({cut.position for cut in inside})]
-                assert self._memory is not None  # noqa: S101 - it armed them
-                copies.append(PageCopies(self._memory, found.armed, pieces, keep, values.digests))
-            if found.whole:
-                columns = ([column[i] for i in found.whole] for column in (views, tensors, values.counted))
-                checked, turn = self._verify == "proof", handle.save_id.counter
-                copies.append(TensorCopies([names[i] for i in found.whole], *columns, checked=checked, turn=turn))
-            overlap = Overlap(copies, fate)
+            overlap = Overlap(self._copied(segment, plan, values, found, handle.save_id.counter), fate)
             segment.owner = weakref.ref(overlap)
-            _copy_early(segment, views, tensors, found, inside, outside)
         except BaseException:
-            self.let_go(found)
+            found.let_go()
             client._link.unsealed.discard(handle.save_id)
             segments.release(client, segment)
             raise
@@ -220,10 +193,50 @@ class Overlapping:
                 segments.release(client, segment)
             raise
 
-    def let_go(self, found: "Candidates") -> None:
-        """Nothing of these is copied late after all."""
-        if found.armed and self._memory is not None:
-            self._memory.release(found.armed)
+    def _copied(self, segment: Segment, plan: Plan, values: Values, found: "Late", turn: int) -> list[LateCopies]:
+        """Copies what is early, and prepares the rest."""
+        client, views, tensors = self._client(), slot_views(segment.slot, plan), values.tensors
+        assert client is not None  # noqa: S101 - it called
+        pin_for(segment.slot, tensors)  # before the thread copies: then no engine makes it wait
+        division, base = self._divided(found, plan), segment.memory.data_ptr()
+        for digest in values.digests:
+            digest.take(division.late_ranges)
+        whole = found.chosen.choice.whole
+        copies = self._of_tensors(found, values, views, whole, turn) if whole else []
+        pages = self._of_pages(found, division, base, values) if found.ranges else None
+        copy_all(segment.slot, [views[i] for i in division.whole], [tensors[i] for i in division.whole])
+        for batch in batches(placed(division.early, base)):
+            copy(batch)
+        client._stats.last_late_nbytes = sum(tensors[i].nbytes for i in whole)
+        if pages is not None and found.lease is not None:
+            found.lease.protect(found.units.shared)  # what is lost of it looks written
+            copies.append(pages)
+            client._stats.last_late_nbytes += division.nbytes
+            self._tell("proof" if division.late_ranges else _IS_WATCHED)
+        return copies
+
+    def _divided(self, found: "Late", plan: Plan) -> Division:
+        late, watched = self._memory.trusted(found.units.shared) if self._memory is not None else ([], [])
+        return found.chosen.divided(
+            plan.image.data_offsets, armed=found.ranges, own=found.units.own, shared=late, watched=watched
+        )
+
+    def _of_pages(self, found: "Late", division: Division, base: int, values: Values) -> PageCopies:
+        assert self._memory is not None  # noqa: S101 - the ranges are of it
+        assert found.lease is not None  # noqa: S101 - as above
+        # Of large ones the memory, whatever becomes of the tensors; small ones whose memory changes look written.
+        keep = [values.tensors, *(values.tensors[i].untyped_storage() for i in division.large)]
+        names = found.chosen.names
+        return PageCopies(
+            self._memory, found.lease, division, slot=base, names=names, keep=keep, digests=values.digests
+        )
+
+    def _of_tensors(
+        self, found: "Late", values: Values, views: Sequence[torch.Tensor], whole: Sequence[int], turn: int
+    ) -> list[LateCopies]:
+        names = [found.chosen.names[i] for i in whole]
+        columns = ([column[i] for i in whole] for column in (views, values.tensors, values.counted))
+        return [TensorCopies(names, *columns, checked=self._verify == "proof", turn=turn)]
 
     @property
     def running(self) -> bool:
@@ -270,70 +283,37 @@ class Overlapping:
             running.let_go()
 
     def note_written(self, names: Sequence[str]) -> None:
-        """Somebody else writes these: from now on they are copied before save returns."""
-        self._written.update(names)
-        if names:
-            self._found = self._found and self._found._replace(plan="")
+        """Somebody else writes these: from now on they are copied before save returns. In the end all is."""
+        self._written |= {*names}
+        self._strike(f"others than the optimizer wrote to it, the last time to {names[0]!r}")
+
+    def note_slow(self) -> None:
+        """A copy held up the optimizer for save_timeout_s, and the save was given up."""
+        self._strike("copies are not done when the optimizer has waited save_timeout_s for them")
+
+    def _strike(self, text: str) -> None:
+        self._strikes += 1
+        if self._strikes == _STRIKES:
+            self._tell(f"{_OFF}it cost {_STRIKES} saves: {text}")
 
 
-class Candidates(NamedTuple):
-    """Of a plan's tensors. Positions are among those."""
+@dataclass(slots=True)
+class Late:
+    """What one save copies late."""
 
-    whole: list[int]  # late as they are: on devices, or on trust
-    spans: list[tuple[int, Range]]  # of the host: late where their pages are armed, in order of addresses
-    armed: list[Range]  # write-protected from here on, until they are let go
+    chosen: Chosen
+    units: Units
+    lease: Lease | None = None
 
     @property
-    def late(self) -> bool:
-        """Whether any of it is."""
-        return bool(self.whole or self.armed)
+    def ranges(self) -> list[Range]:
+        """Memory of the host that can be protected."""
+        return self.lease.ranges if self.lease is not None else []
 
-
-_NONE = Candidates([], [], [])
-
-
-class _Found(NamedTuple):
-    """Candidates, and what they followed from."""
-
-    plan: str
-    addresses: list[int]  # of the plan's tensors
-    read: list[int]  # of those that replicas' digests are of
-    owned: set[int]  # of the optimizers'
-    candidates: Candidates
-    units: list[Range]
-
-    def holds(
-        self, plan: str, mine: list[int], read: list[int], owned: set[int], tensors: Sequence[torch.Tensor]
-    ) -> bool:
-        """Whether all is as it was; another view of the same memory is not. A save without digests changes nothing."""
-        if (self.plan, self.addresses, self.owned) != (plan, mine, owned) or read not in ([], self.read):
-            return False
-        return all(_lies_straight(tensors[i]) for i, _ in self.candidates.spans)
-
-
-def _lies_straight(tensor: torch.Tensor) -> bool:
-    """Whether its bytes lie as they are to be written, are there, and no device is known to write to them."""
-    if _cuda.is_initialized() and tensor.is_pinned():
-        return False
-    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg() and tensor.nbytes > 0
-
-
-def _piece(views: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], cut: Cut) -> Piece:
-    to, start = views[cut.position].data_ptr(), tensors[cut.position].data_ptr()
-    return Piece(to + cut.offset, start + cut.offset, cut.nbytes)
-
-
-def _copy_early(  # noqa: PLR0913, PLR0917 - one step of begin
-    segment: Segment, views: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], found: Candidates,
-    inside: Sequence[Cut], outside: Sequence[Cut],
-) -> None:  # fmt: skip
-    """Whole tensors, and of those that are late in part the rest. Blocks until all is there."""
-    partly = {cut.position for cut in inside}
-    late = partly.union(found.whole)
-    early = [i for i in range(len(tensors)) if i not in late]
-    copy_all(segment.slot, [views[i] for i in early], [tensors[i] for i in early])
-    for batch in batches(_piece(views, tensors, cut) for cut in outside if cut.position in partly):
-        copy(batch)
+    def let_go(self) -> None:
+        """Nothing is protected any more."""
+        if self.lease is not None:
+            self.lease.release()
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,7 +345,10 @@ class _Fate:
     def discard(self, reason: str, written: Sequence[str]) -> None:
         """Gives it up, and tells everybody."""
         names = sorted({*written})
-        self.overlapping.note_written(names)
+        if reason == TOO_SLOW:
+            self.overlapping.note_slow()
+        if names:
+            self.overlapping.note_written(names)
         error: CkptdError = SaveFailedError(reason)
         if names:
             what = reason.removeprefix("it ")

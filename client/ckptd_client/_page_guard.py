@@ -14,8 +14,11 @@ import errno
 import mmap
 import os
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 HUGE_NBYTES = 2 << 20  # of a page of huge pages, where small ones have 4 KiB
 PAGE_NBYTES = 4096
@@ -26,7 +29,7 @@ _MADV_COLLAPSE = 25
 _WPALLOWED, _WRITTEN, _FILE, _PRESENT, _SWAPPED, _HUGE = (1 << bit for bit in (0, 1, 2, 3, 4, 6))
 _CHECK_WPASYNC = 1 << 1
 _IOV_MAX = 512
-_CALL_NBYTES = 32 << 20  # of one call: after it a copy may be broken off
+CALL_NBYTES = 32 << 20  # of one call: after it a copy may be broken off
 
 
 def _request(number: int, kind: int, nbytes: int, *, read: bool = True) -> int:
@@ -48,23 +51,14 @@ class NoProofError(Exception):
     """The kernel cannot tell who writes. Says why."""
 
 
+Pieces = npt.NDArray[np.uint64]  # bytes to be copied, a row each: to an address, from one, so many
+
+
 class Range(NamedTuple):
     """Addresses of this process: from start to before stop."""
 
     start: int
     stop: int
-
-
-class Piece(NamedTuple):
-    """Bytes to be copied: to an address, from one."""
-
-    to: int
-    start: int
-    nbytes: int
-
-
-class _IoVec(ctypes.Structure):
-    _fields_ = (("base", ctypes.c_void_p), ("nbytes", ctypes.c_size_t))
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -110,7 +104,7 @@ class PageGuard:
             if self.unwritten(found) or not self.unwritten(half):
                 raise OSError(errno.EOPNOTSUPP, "PAGEMAP_SCAN does not show what was written")
             copied = ctypes.create_string_buffer(8)
-            copy([Piece(ctypes.addressof(copied), start, 8)])
+            copy(pieces([(ctypes.addressof(copied), start, 8)]))
 
     def close(self) -> None:
         """No page is protected any more. In a forked child: lets go of what is its parent's."""
@@ -172,15 +166,20 @@ class PageGuard:
         return True
 
 
-def copy(pieces: Sequence[Piece]) -> None:
-    """Copies bytes within this process, without the GIL. Blocks. Raises OSError where nothing is mapped: no signal."""
-    to, source, me = (_IoVec * len(pieces))(), (_IoVec * len(pieces))(), os.getpid()
-    for i, piece in enumerate(pieces):
-        to[i] = _IoVec(piece.to, piece.nbytes)
-        source[i] = _IoVec(piece.start, piece.nbytes)
-    whole = sum(piece.nbytes for piece in pieces)
+def pieces(rows: Iterable[tuple[int, int, int]] = ()) -> Pieces:
+    """These (to, from, nbytes)."""
+    return np.array(list(rows), np.uint64).reshape(-1, 3)
+
+
+def copy(found: Pieces) -> None:
+    """Copies bytes within this process, without the GIL. Blocks. Raises OSError where nothing is mapped: no signal.
+
+    found: at most 512, as of batches.
+    """
+    to, source = np.ascontiguousarray(found[:, [0, 2]]), np.ascontiguousarray(found[:, [1, 2]])  # of struct iovec
+    whole, count = int(found[:, 2].sum()), ctypes.c_ulong(len(found))
     done = _libc.process_vm_readv(
-        me, ctypes.byref(to), ctypes.c_ulong(len(pieces)), ctypes.byref(source), ctypes.c_ulong(len(pieces)),
+        os.getpid(), ctypes.c_void_p(to.ctypes.data), count, ctypes.c_void_p(source.ctypes.data), count,
         ctypes.c_ulong(0),
     )  # fmt: skip
     if done < 0:
@@ -189,40 +188,77 @@ def copy(pieces: Sequence[Piece]) -> None:
         raise OSError(errno.EFAULT, f"{whole - done} of {whole} bytes are mapped no more")
 
 
-def batches(pieces: Iterable[Piece]) -> Iterable[list[Piece]]:
-    """The same bytes in calls of at most 32 MiB and 512 pieces."""
-    batch: list[Piece] = []
-    nbytes = 0
-    for piece in pieces:
-        for done in range(0, piece.nbytes, _CALL_NBYTES):
-            part = Piece(piece.to + done, piece.start + done, min(_CALL_NBYTES, piece.nbytes - done))
-            if batch and (nbytes + part.nbytes > _CALL_NBYTES or len(batch) == _IOV_MAX):
-                yield batch
-                batch, nbytes = [], 0
-            batch.append(part)
-            nbytes += part.nbytes
-    if batch:
-        yield batch
+def batches(found: Pieces) -> Iterator[Pieces]:
+    """The same bytes in calls of at most 32 MiB and 512 pieces. Pure."""
+    parts = -(-found[:, 2].astype(np.int64) // CALL_NBYTES)
+    rows = np.repeat(found, parts, axis=0)
+    first = np.repeat(np.cumsum(parts) - parts, parts)
+    done = ((np.arange(len(rows)) - first) * CALL_NBYTES).astype(np.uint64)
+    rows[:, :2] += done[:, None]
+    rows[:, 2] = np.minimum(rows[:, 2] - done, CALL_NBYTES)
+    ends, start = np.cumsum(rows[:, 2].astype(np.int64)), 0
+    while start < len(rows):
+        before = ends[start - 1] if start else 0
+        stop = int(np.searchsorted(ends, before + CALL_NBYTES, "right"))
+        stop = max(start + 1, min(stop, start + _IOV_MAX))
+        yield rows[start:stop]
+        start = stop
 
 
-def whole_units(ranges: Iterable[Range]) -> list[Range]:
-    """The 2 MiB units that lie wholly inside these bytes, adjacent ones as one, in order. Pure."""
+def whole_units(ranges: Iterable[Range], gap: int = 0) -> list[Range]:
+    """The 2 MiB units that lie wholly inside these bytes, adjacent ones as one, in order. Pure.
+
+    gap: at most so many other bytes between two ranges count as theirs.
+    """
     found: list[Range] = []
-    for one in _united(ranges):
+    for one in _united(ranges, gap):
         start, stop = -(-one.start // HUGE_NBYTES) * HUGE_NBYTES, one.stop // HUGE_NBYTES * HUGE_NBYTES
         if start < stop:
             found.append(Range(start, stop))
     return found
 
 
-def _united(ranges: Iterable[Range]) -> list[Range]:
+def _united(ranges: Iterable[Range], gap: int) -> list[Range]:
     """Without overlaps, in order; what touches is one."""
     found: list[Range] = []
     for one in sorted(ranges):
-        if found and one.start <= found[-1].stop:
+        if found and one.start <= found[-1].stop + gap:
             found[-1] = Range(found[-1].start, max(found[-1].stop, one.stop))
         else:
             found.append(one)
+    return found
+
+
+def common(some: Iterable[Range], others: Iterable[Range]) -> list[Range]:
+    """What is in both. Each: in order, without overlaps. Pure."""
+    found: list[Range] = []
+    left, right = list(some), list(others)
+    i = k = 0
+    while i < len(left) and k < len(right):
+        start, stop = max(left[i].start, right[k].start), min(left[i].stop, right[k].stop)
+        if start < stop:
+            found.append(Range(start, stop))
+        if left[i].stop <= right[k].stop:
+            i += 1
+        else:
+            k += 1
+    return found
+
+
+def without(some: Iterable[Range], others: Sequence[Range]) -> list[Range]:
+    """What is in some and not in others. Each: in order, without overlaps. Pure."""
+    found, at = [], 0
+    for one in some:
+        start = one.start
+        while at < len(others) and others[at].start < one.stop:
+            if start < others[at].start:
+                found.append(Range(start, others[at].start))
+            start = max(start, others[at].stop)
+            if start >= one.stop:  # it may reach into the next
+                break
+            at += 1
+        if start < one.stop:
+            found.append(Range(start, one.stop))
     return found
 
 

@@ -284,6 +284,9 @@ def second_mapping(victim):
 
 MAPPED = {dont_need, dont_need_whole_unit, mapped_over, remapped, protected_and_back, split_by_huge_page_advice}
 SHARED = {second_mapping}
+# What these do leaves the bytes that were saved where they were, or is another process's own.
+NO_HARM = {other_memory, other_memory_and_free, shared_memory, fork_and_child_writes, second_mapping}
+EITHER = {grown}  # malloc may keep the old memory, or give it back
 WRITERS = [
     in_place, one_element, data_copy, average_in_and_back, same_bits_again, other_memory, other_memory_and_free,
     foreach, unattached_fused, unattached_foreach, numpy, numpy_alias, dlpack, memory_view, thread, pool, by_ctypes,
