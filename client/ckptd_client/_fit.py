@@ -3,6 +3,7 @@
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -11,18 +12,21 @@ from ckptd.protocol.errors import CkptdError, DamagedError, MismatchError, Resto
 from ckptd.protocol.layout import Layout, Leaves, Path, TensorEntry
 from ckptd.protocol.wording import cut, told
 from ckptd_client._hints import hint_of
+from ckptd_client._image_ranges import Images
 from ckptd_client._inline import opened
 from ckptd_client._keys import settled
 from ckptd_client._landing import bytes_of, engines_of
 from ckptd_client._per_rank import NOTHING_NAMED, Comparison, Named, Resized, kept, resized
 from ckptd_client._pickle import NO_PICKLE, PickleKeys, decode
+from ckptd_client._replica_choice import Taken, held_alike, of_the_lowest, taken_of
 from ckptd_client._reshard import Box, Run, Saved, cover
 from ckptd_client._restore import Target
 from ckptd_client._state_dicts import hint_of as hint_of_dicts
 from ckptd_client._state_dicts import notes_of
 from ckptd_client._tensors import CODE_OF, DTYPE_OF, alias_key, copyable, is_tensor, shard_of
+from ckptd_client._ties import Homes, Kind, groups_of, ties_of
 from ckptd_client._tree import Flat, assign, flatten, format_path, unflatten
-from ckptd_client._verify import check
+from ckptd_client._verify import check, is_kept, optimizers_in
 
 _SHOWN = 8
 _NO_LEAVES: Mapping[int, Leaves] = {}
@@ -48,6 +52,9 @@ class Saves:
     me: int | None = None  # the rank that loads; None: as rank
     named: Named = NOTHING_NAMED
     resized: Resized | None = None
+    ties: Mapping[str, str] = field(default_factory=dict)  # each tied name with the one that holds its bytes
+    alike: dict[str, str] = field(default_factory=dict)  # what replicas each saved in full, by name: how it was held
+    world_size: int = 1  # of the job that loads
 
 
 def saves_of(  # noqa: PLR0913 - keyword-only
@@ -77,9 +84,16 @@ def saves_of(  # noqa: PLR0913 - keyword-only
     if ordered[0].world_size != world_size:
         expected = expected.intersection(*(layout.paths for layout in ordered))
     whole = len(ordered) == ordered[0].world_size
-    saves = Saves(boxes, paths, expected, leaves, rank, whole, me=me, named=named)
+    saves = Saves(
+        boxes, paths, expected, leaves, rank, whole, me=me, named=named,
+        ties=ties_of(ordered), alike=held_alike(ordered, world_size), world_size=world_size,
+    )  # fmt: skip
     saves = _own_alone(saves, ordered) if named.per_rank else saves
-    return replace(saves, resized=resized(ordered, of_all or {rank: leaves}, named, world_size))
+    several = resized(ordered, of_all or {rank: leaves}, named, world_size)
+    if several is not None:
+        unsure = {name: held for name, held in several.tensors.items() if name not in saves.alike}
+        several = replace(several, tensors=unsure)
+    return replace(saves, resized=several)
 
 
 def _own_alone(saves: Saves, layouts: Sequence[Layout]) -> Saves:
@@ -98,6 +112,7 @@ def _own_alone(saves: Saves, layouts: Sequence[Layout]) -> Saves:
         boxes={name: found for name, found in boxes.items() if found},
         paths={name: path for name, path in saves.paths.items() if name not in others},
         expected=saves.expected - others,
+        alike={name: how for name, how in saves.alike.items() if name not in own},
         leaves=Leaves(saves.leaves.version, leaves),
     )
 
@@ -117,8 +132,10 @@ class Fit:
     statefuls: list[tuple[Path, Any]] = field(default_factory=list)
     leaves: dict[str, Any] = field(default_factory=dict)
     paths: dict[str, Path] = field(default_factory=dict)
+    ties: Mapping[str, str] = field(default_factory=dict)  # as in Saves
     own_notes: list[str] = field(default_factory=list)  # for the user, of this rank alone
     comparison: Comparison | None = None  # of what several ranks saved, in a job of another size
+    taken: Taken = field(default_factory=dict)  # of what replicas each saved in full: what all ranks have of the lowest
 
     def settle(self) -> None:
         """After the bytes are in: tensors that share memory here get theirs. Raises MismatchError when those differ."""
@@ -129,6 +146,11 @@ class Fit:
             if not torch.equal(_bits(tensor), _bits(scratch)):
                 mine, others = format_path(self.paths[name]), format_path(self.paths[other])
                 raise MismatchError(f"{mine} and {others} share memory in the state, but differ in the checkpoint")
+
+    def look(self, images: Images) -> None:
+        """In a job of another size: compares what several ranks saved under one name, for finish to tell. Blocks."""
+        if self.comparison is not None:
+            self.comparison.look(images)
 
     def finish(self, state: Any, *, strict: bool = True) -> list[str]:
         """After the bytes are in: strided and device tensors, plain leaves, and load_state_dict of each Stateful.
@@ -162,7 +184,8 @@ class Fit:
 
         for prefix, stateful in self.statefuls:
             if not any(_within(prefix, other) for other, _ in self.statefuls if other != prefix):
-                notes += check(prefix, stateful, contents[prefix], strict=strict)
+                tied = groups_of(self.ties, self.paths, prefix)
+                notes += check(prefix, stateful, contents[prefix], strict=strict, tied=tied)
         return notes
 
     def _content(self, prefix: Path) -> list[tuple[Path, Any]]:
@@ -212,30 +235,9 @@ def fit(state: Any, saves: Saves, *, where: str, pickle_keys: PickleKeys = NO_PI
         extra = [path for name, path in saves.paths.items() if name not in here and not _in_stateful(path, flat)]
         hint = hint_of_dicts(state, extra) or hint_of(missing, known, converts=_converts(flat, here, saves))
         raise MismatchError(_misfit(differences, where), hint=hint)
-    out = Fit(statefuls=flat.statefuls, paths=saves.paths, own_notes=left.notes)
+    out = Fit(statefuls=flat.statefuls, paths=saves.paths, own_notes=left.notes, ties=saves.ties)
     _look_elsewhere(flat, here, saves, where)
-    filled: set[tuple[Hashable, tuple[Run, ...]]] = set()
-    wanted: list[Wanted] = []
-    for name, boxes in saves.boxes.items():
-        if DTYPE_OF.get(boxes[0].entry.dtype) is None:
-            text = f"{where}: {format_path(saves.paths[name])} is {boxes[0].entry.dtype}"
-            raise RestoreError(
-                f"{text}, which this torch does not have", hint="load with the release of torch that saved it"
-            )
-        tensor = _home(name, here.get(name), flat, saves, where=where)
-        out.tensors[name] = tensor
-        shard = shard_of(tensor, name)
-        for chunk in shard.chunks:
-            runs = cover(Box(*chunk.box), boxes, prefer=saves.rank)
-            if runs is None:
-                raise _incomplete(saves, f"{where}: {format_path(saves.paths[name])} is not whole")
-            place = (alias_key(chunk.local), tuple(runs))
-            if runs and place not in filled:  # tied here too: its bytes come once
-                filled.add(place)
-                wanted.append(Wanted(name, copyable(chunk.local.detach()), runs))
-    sharing = _sharing(wanted)
-    for index, want in enumerate(wanted):
-        _aim(out, want, sharing.get(index))
+    _plan_reads(out, flat, here, saves, where)
     out.comparison = Comparison(saves.resized, out.tensors) if saves.resized else None
     _quieten(out)
     _copy_inline(out, here, saves)
@@ -248,6 +250,59 @@ def fit(state: Any, saves: Saves, *, where: str, pickle_keys: PickleKeys = NO_PI
     }
     _keep(out, whole, left.values)
     return out
+
+
+def _plan_reads(out: Fit, flat: Flat, here: dict[str, Any], saves: Saves, where: str) -> None:
+    """Decides which tensor holds the value of each name, and adds the reads that fill it. Raises what fit says."""
+    homes = Homes(saves.ties, _of_optimizers(flat, saves) if saves.ties else ())
+    filled: set[tuple[Hashable, tuple[Run, ...]]] = set()
+    wanted: list[Wanted] = []
+    for name, boxes in saves.boxes.items():
+        kind = _loadable(boxes[0].entry, f"{where}: {format_path(saves.paths[name])}")
+        own = _fitting(here.get(name), kind)
+        out.tensors[name] = homes.of(name, kind, own, partial(_home, name, flat, saves, where=where))
+    lowest = _lowest(out, saves, where)
+    for name, boxes in saves.boxes.items():
+        shard = shard_of(out.tensors[name], name)
+        for chunk in shard.chunks:
+            runs = cover(Box(*chunk.box), boxes, prefer=None if name in lowest else saves.rank)
+            if runs is None:
+                raise _incomplete(saves, f"{where}: {format_path(saves.paths[name])} is not whole")
+            place = (alias_key(chunk.local), tuple(runs))
+            if runs and place not in filled:  # tied here too: its bytes come once
+                filled.add(place)
+                wanted.append(Wanted(name, copyable(chunk.local.detach()), runs))
+    sharing = _sharing(wanted)
+    for index, want in enumerate(wanted):
+        _aim(out, want, sharing.get(index))
+
+
+def _of_optimizers(flat: Flat, saves: Saves) -> set[str]:
+    """Names of what optimizers keep of their parameters, inside of Statefuls."""
+    optimizers = optimizers_in(saves.paths.values())
+    return {name for name, path in saves.paths.items() if is_kept(path, optimizers) and _in_stateful(path, flat)}
+
+
+def _loadable(entry: TensorEntry, place: str) -> Kind:
+    dtype = DTYPE_OF.get(entry.dtype)
+    if dtype is None:
+        text = f"{place} is {entry.dtype}, which this torch does not have"
+        raise RestoreError(text, hint="load with the release of torch that saved it")
+    return Kind(entry.global_shape, dtype)
+
+
+def _fitting(value: Any, kind: Kind) -> torch.Tensor | None:
+    """The state's own tensor, if it has the saved shape and dtype."""
+    return value if is_tensor(value) and (tuple(value.shape), value.dtype) == kind else None
+
+
+def _lowest(out: Fit, saves: Saves, where: str) -> set[str]:
+    """Names that every rank takes from the lowest rank, for which it needs all images."""
+    names = of_the_lowest(saves.alike, out.tensors, saves.world_size)
+    if names and not saves.whole:
+        raise OtherRanksNeededError(f"{where}: the state is held otherwise than its replicas saved it")
+    out.taken = taken_of(names, saves.boxes, {name: format_path(saves.paths[name]) for name in names})
+    return names
 
 
 def _misfit(differences: list[str], where: str) -> str:
@@ -317,12 +372,14 @@ def _look_elsewhere(flat: Flat, here: dict[str, Any], saves: Saves, where: str) 
         raise _incomplete(saves, f"{where}: {format_path(paths.get(name) or saves.paths[name])} is not there")
 
 
-def _home(name: str, tensor: Any, flat: Flat, saves: Saves, *, where: str) -> torch.Tensor:
-    """The state's own tensor if it has the saved shape and dtype, else a new one for its Stateful to take over."""
+def _home(name: str, flat: Flat, saves: Saves, *, where: str) -> torch.Tensor:
+    """A new tensor for a Stateful to take over: it has none of the saved shape and dtype."""
     boxes = saves.boxes[name]
+    if DTYPE_OF.get(boxes[0].entry.dtype) is None:
+        text = f"{where}: {format_path(saves.paths[name])} is {boxes[0].entry.dtype}"
+        hint = "load with the release of torch that saved it"
+        raise RestoreError(f"{text}, which this torch does not have", hint=hint)
     shape, dtype = boxes[0].entry.global_shape, DTYPE_OF[boxes[0].entry.dtype]
-    if is_tensor(tensor) and (tuple(tensor.shape), tensor.dtype) == (shape, dtype):
-        return tensor
     like = _parameter(saves.paths[name], flat)
     if like is not None and tuple(like.shape) == shape:
         return torch.empty_like(like, dtype=dtype, requires_grad=False)

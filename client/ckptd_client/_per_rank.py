@@ -1,26 +1,28 @@
 """Values that each rank has for itself, such as the state of its random generator, when the number of ranks changes.
 
-A checkpoint does not say whether ranks that saved the same name had one value or several. So of plain values the saved
-bytes are compared, and what differs is named in a note; of tensors those that are states of generators by their dtype,
-or had several shapes. Others would have to be read as each rank saved them: declare them.
+A checkpoint does not say whether ranks that saved the same name had one value or several. So the saved bytes are
+compared, and what differs is named in a note. Large tensors are compared as far as digests of their blocks decide; of
+what is left open the note says that it was not compared.
 """
 
 import fnmatch
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
 
 from ckptd.protocol.layout import Layout, Leaves, Path
+from ckptd_client._alike import look, questions_of
+from ckptd_client._image_ranges import Images
 from ckptd_client._reshard import Saved
 from ckptd_client._sharded import is_dtensor
 from ckptd_client._tree import Flat, format_path
 from ckptd_client._verify import listed
 
 log = logging.getLogger("ckptd_client")
-_GENERATOR_DTYPE = "U8"  # of what torch.get_rng_state() gives
+_OR_ALIKE = "; what all ranks hold alike connect(replicated=[...]) names"
 
 Holders = tuple[int, ...]  # ranks that saved a name
 
@@ -105,33 +107,37 @@ def _apart(leaves: Mapping[int, Leaves], named: Named) -> dict[str, Holders]:
 
 
 class Comparison:
-    """Which names several ranks saved, each with a value of its own, or perhaps so. Reads nothing."""
+    """Which names several ranks saved, each with a value of its own, or perhaps so. Reads nothing before look."""
 
     def __init__(self, found: Resized, tensors: Mapping[str, torch.Tensor]) -> None:
         self.found = found
         self._apart = dict(found.apart)
-        self._unsure: dict[str, Holders] = {}
+        self._open: dict[str, list[Saved]] = {}
         for name, held in found.tensors.items():
             if name not in tensors or is_dtensor(tensors[name]):
                 continue
             if len({(saved.entry.dtype, saved.entry.global_shape) for saved in held}) > 1:
-                self._apart[name] = self._holders(name)
-            elif held[0].entry.dtype == _GENERATOR_DTYPE:
-                self._unsure[name] = self._holders(name)
+                self._apart[name] = _ranks_of(held)
+            elif name not in self._apart:
+                self._open[name] = held
 
-    def _holders(self, name: str) -> Holders:
-        return tuple(saved.rank for saved in self.found.tensors[name])
+    def look(self, images: Images) -> None:
+        """Compares tensors by the digests of the images, and reads some of them. Blocks. Raises nothing."""
+        questions = questions_of(self._open, images.tables)
+        look(questions.values(), images)
+        self._apart |= {n: _ranks_of(one.held) for n, one in questions.items() if one.alike is False}
+        self._open = {name: held for name, held in self._open.items() if questions[name].alike is None}
 
     def notes(self, places: Mapping[str, str]) -> list[str]:
         """What to say. places: of the names that this rank has, in Python notation."""
-        unsure = {name: held for name, held in self._unsure.items() if name not in self._apart}
+        unsure = {name: _ranks_of(held) for name, held in self._open.items()}
         return [
             *self._said(self._apart, places, "each a value of its own"),
-            *self._said(unsure, places, "perhaps each a value of its own: they were not compared"),
+            *self._said(unsure, places, "perhaps each a value of its own: they were not compared", _OR_ALIKE),
             *_of_gone(self.found),
         ]
 
-    def _said(self, names: Mapping[str, Holders], places: Mapping[str, str], what: str) -> list[str]:
+    def _said(self, names: Mapping[str, Holders], places: Mapping[str, str], what: str, more: str = "") -> list[str]:
         groups: dict[Holders, list[str]] = {}
         for name, holders in names.items():
             if name in places:
@@ -146,8 +152,12 @@ class Comparison:
             if not parts:
                 continue
             text = f"{ranks_of(holders)} saved {listed([places[name] for name in found])}, {what}; {', '.join(parts)}"
-            out.append(f"{text}. No rank gets that of another with connect(per_rank=[{found[0]!r}])")
+            out.append(f"{text}. No rank gets that of another with connect(per_rank=[{found[0]!r}]){more}")
         return out
+
+
+def _ranks_of(held: Iterable[Saved]) -> Holders:
+    return tuple(saved.rank for saved in held)
 
 
 def _of_gone(found: Resized) -> list[str]:

@@ -1,10 +1,11 @@
 """Compares an object's state_dict() after load_state_dict with what was saved: dtype, shape and bits.
 
 load_state_dict may convert: torch's optimizers cast their state to the dtype of the parameters, and rebuild lists and
-text in it. An optimizer's state is put back as it was saved; every other difference is an error, or a note.
+text in it. An optimizer's state is put back as it was saved; every other difference is an error, or a note. So is what
+was one tensor in that state, and is several.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from ckptd.protocol.errors import CkptdError, MismatchError, UsageError
 from ckptd.protocol.layout import Path, PathStep
 from ckptd.protocol.wording import told
 from ckptd_client._leaves import encode_leaf
-from ckptd_client._tensors import CODE_OF, Shard, alias_key, is_tensor, shard_of
+from ckptd_client._tensors import CODE_OF, Shard, alias_key, is_tensor, local_of, shard_of
 from ckptd_client._tree import assign, flatten, format_path
 
 _SHOWN = 8
@@ -30,25 +31,41 @@ class Item(NamedTuple):
     value: Any
 
 
-def check(prefix: Path, stateful: Any, content: Iterable[tuple[Path, Any]], *, strict: bool) -> list[str]:
+def optimizers_in(paths: Iterable[Path]) -> set[Path]:
+    """Places of what looks like the state_dict() of an optimizer."""
+    return {path[:at] for path in paths for at, step in enumerate(path) if step == _GROUPS}
+
+
+def is_kept(path: Path, optimizers: Iterable[Path]) -> bool:
+    """Whether a place is in what one of these optimizers keeps of its parameters."""
+    return any(_below(path, (*top, _STATE)) for top in optimizers)
+
+
+def check(
+    prefix: Path, stateful: Any, content: Iterable[tuple[Path, Any]], *, strict: bool,
+    tied: Sequence[Sequence[Path]] = (),
+) -> list[str]:  # fmt: skip
     """Compares what a Stateful has with the content that its load_state_dict was given. Returns notes.
 
     An optimizer's state, also inside another object's state_dict(), is put back where load_state_dict changed it.
     Calls state_dict(), two or three times more where it changed something. Compares bits only of tensors that
     load_state_dict copied: others are the same memory. strict: a saved tensor that the object has no more is an error,
-    else a note. Raises MismatchError that names the keys.
+    else a note. tied: places that were one tensor; in an optimizer's state they must be that. Raises MismatchError that
+    names the keys.
     """
     saved = {_name(path): Item(path, value) for path, value in content}
-    tops = {item.path[:at] for item in saved.values() for at, step in enumerate(item.path) if step == _GROUPS}
-    kept = {name for name, item in saved.items() if any(_below(item.path, (*top, _STATE)) for top in tops)}
+    tops = optimizers_in(item.path for item in saved.values())
+    kept = {name for name, item in saved.items() if is_kept(item.path, tops)}
     looked = {name: item for name, item in saved.items() if name in kept or is_tensor(item.value)}
     if not looked:  # the state_dict() of what has no tensors, such as a data loader, may cost much
         return []
     found = _found(prefix, stateful)
+    ties = [[name for name in map(_name, group) if name in kept] for group in tied]
+    apart = _apart(ties, found)
     changed = {
         name: item
         for name, item in looked.items()
-        if name in kept and _difference(item.value, found.get(name, _MISSING))
+        if name in kept and (name in apart or _difference(item.value, found.get(name, _MISSING)))
     }
     if changed:
         _put_back(stateful, changed, found)
@@ -58,6 +75,12 @@ def check(prefix: Path, stateful: Any, content: Iterable[tuple[Path, Any]], *, s
         f"{format_path((*prefix, *item.path))}: {difference}"
         for name, item in looked.items()
         if name in found and (difference := _difference(item.value, found[name]))
+    ]
+    places = {name: format_path((*prefix, *saved[name].path)) for pair in _apart(ties, found).items() for name in pair}
+    differences += [
+        f"{places[name]}: another tensor than {places[first]}, they were one"
+        for name, first in _apart(ties, found).items()
+        if name != first
     ]
     lines = [f"{format_path((*prefix, *looked[name].path))}" for name in lost]
     what = f"{type(stateful).__name__}.load_state_dict"
@@ -118,14 +141,28 @@ def _put_back(stateful: Any, changed: Mapping[str, Item], found: Mapping[str, An
     On the device that load_state_dict chose.
     """
     live = stateful.state_dict()
+    moved: dict[tuple[int, torch.device], torch.Tensor] = {}  # so that one tensor stays one
     for name, item in changed.items():
         value, there = item.value, found.get(name)
         if is_tensor(value) and is_tensor(there):
-            value = value.to(there.device)
+            key = id(value), there.device
+            if key not in moved:
+                moved[key] = value.to(there.device)
+            value = moved[key]
         try:
             assign(live, item.path, value)
         except CkptdError:
             continue  # the comparison that follows names it
+
+
+def _apart(ties: Iterable[Sequence[str]], found: Mapping[str, Any]) -> dict[str, str]:
+    """Names that were one tensor and are several, each with the first of them; the first one too."""
+    out: dict[str, str] = {}
+    for group in ties:
+        there = [name for name in group if is_tensor(found.get(name))]
+        if len({alias_key(local_of(found[name])) for name in there}) > 1:
+            out |= dict.fromkeys(there, there[0])
+    return out
 
 
 # --- one value

@@ -1,12 +1,14 @@
 """What each rank has for itself, when a job goes on with another number of ranks: nothing is swapped in silence."""
 
+import errno
 import logging
 import random
 
 import pytest
 import torch
 
-from ckptd_client import ConfigError, MismatchError
+from ckptd.regular_files import open_regular
+from ckptd_client import ConfigError, MismatchError, _alike, _image_ranges
 from ckptd_client._group import Group
 from ckptd_client._loading import read_checkpoint
 from ckptd_client._per_rank import Named, ranks_of
@@ -49,13 +51,8 @@ def test_fewer_ranks_say_whose_values_are_dropped(stored):
         state, notes, own = load(found, rank, 2)
         assert state["rng"].tolist() == [rank] * 16
         assert state["python"] == random.Random(rank).getstate()
-        assert [note.partition(". No rank")[0] for note in notes] == [
-            "ranks 0 to 3 saved state['python'], each a value of its own; those of ranks 2 to 3 are dropped",
-            (
-                "ranks 0 to 3 saved state['rng'], perhaps each a value of its own: they were not compared; "
-                "those of ranks 2 to 3 are dropped"
-            ),
-        ]
+        text = "ranks 0 to 3 saved state['python'], state['rng'], each a value of its own; those of ranks 2 to 3 are"
+        assert [note.partition(". No rank")[0] for note in notes] == [f"{text} dropped"]
         assert notes[0].endswith("No rank gets that of another with connect(per_rank=['python'])")
         assert own == []
 
@@ -64,8 +61,65 @@ def test_more_ranks_say_whose_values_they_take(stored):
     found = stored(2)
     state, notes, _ = load(found, 3, 4)
     assert state["rng"].tolist() == [0] * 16
-    assert "state['python'], each a value of its own; ranks without one take that of rank 0." in notes[0]
-    assert "state['rng'], perhaps each a value of its own: they were not compared; ranks without one" in notes[1]
+    text = "state['python'], state['rng'], each a value of its own; ranks without one take that of rank 0."
+    assert [text in note for note in notes] == [True]
+
+
+KINDS = {
+    "counter": torch.tensor,
+    "float": lambda rank: torch.full((3, 5), 0.1 * rank),
+    "flag": lambda rank: torch.tensor([True, rank == 3]),
+    "bf16": lambda rank: torch.ones(9, dtype=torch.bfloat16) * (1 + rank // 2),
+    "complex": lambda rank: torch.full((2,), 1j * rank, dtype=torch.complex128),
+    "sign of zero": lambda rank: torch.zeros(4) * (-1.0 if rank else 1.0),
+    "one byte of a MiB": lambda rank: torch.zeros(1 << 20, dtype=torch.int8).index_fill_(0, torch.tensor(77_777), rank),
+}
+
+
+@pytest.mark.parametrize("moved", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tensor_of_any_kind_that_differs_is_named_and_one_that_does_not_is_not(kind, moved, stored):
+    """moved: what some ranks have in front of it puts it to other places in their images."""
+
+    def of(rank, value):
+        front = {"front": torch.zeros(100 + rank, dtype=torch.uint8)} if moved and rank % 2 else {}
+        return front | {"w": torch.arange(12.0), "x": {"y": KINDS[kind](value)}}
+
+    found = stored(4, lambda rank: of(rank, rank))
+    for world_size in (2, 6):
+        state, notes, _ = load(found, 0, world_size, state=of(0, 0))
+        assert torch.equal(state["x"]["y"], KINDS[kind](0))
+        assert [note.partition(", each")[0] for note in notes] == ["ranks 0 to 3 saved state['x']['y']"]
+        assert notes[0].endswith("No rank gets that of another with connect(per_rank=['x.y'])")
+        _, notes, _ = load(found, 0, world_size, Named(per_rank=("x",)), state=of(0, 0))
+        assert not any("each a value" in note for note in notes)
+    alike = stored(3, lambda rank: of(rank, 2))
+    for world_size in (2, 6):
+        assert load(alike, 0, world_size, state=of(0, 0))[1] == []
+
+
+def test_what_is_tied_is_compared_too(stored):
+    def of(rank):
+        one, other = torch.full((5,), float(rank)), torch.ones(5)
+        return {"a": one, "b": one, "c": other, "d": other}
+
+    _, notes, _ = load(stored(3, of), 0, 2, state=of(0))
+    assert [note.partition(", each")[0] for note in notes] == ["ranks 0 to 2 saved state['a'], state['b']"]
+
+
+def test_what_is_too_large_to_compare_is_said_to_be_so_but_not_what_is_declared(stored, monkeypatch):
+    monkeypatch.setattr(_alike, "MAX_NBYTES", 1 << 20)
+    found = stored(3, lambda rank: {"w": torch.zeros(1 << 20), "n": torch.tensor(5), "rank": torch.tensor(rank)})
+    target = {"w": torch.ones(1 << 20), "n": torch.tensor(0), "rank": torch.tensor(0)}
+    _, notes, _ = load(found, 1, 2, state=target)
+    assert [note.partition("; those of")[0] for note in notes] == [
+        "ranks 0 to 2 saved state['rank'], each a value of its own",
+        "ranks 0 to 2 saved state['w'], perhaps each a value of its own: they were not compared",
+    ]
+    assert notes[1].endswith("; what all ranks hold alike connect(replicated=[...]) names")
+    assert "connect(per_rank=['w'])" in notes[1]
+    _, notes, _ = load(found, 1, 2, Named(replicated=("w",)), state=target)
+    assert len(notes) == 1
 
 
 def test_the_same_number_of_ranks_and_values_that_are_alike_need_no_note(stored):
@@ -162,7 +216,8 @@ def test_what_is_said_to_be_alike_is_not_compared(stored):
     assert notes == []
 
 
-def test_a_note_reads_nothing_that_this_rank_does_not_need(stored):
+def test_no_load_fails_for_what_only_a_note_needs(stored, monkeypatch):
+    """A byte of another rank's image flips; and it cannot be read at all."""
     found = stored(4)
     path = found / "r00003-p00.safetensors"
     data = bytearray(path.read_bytes())
@@ -170,7 +225,22 @@ def test_a_note_reads_nothing_that_this_rank_does_not_need(stored):
     path.write_bytes(data)
     state, notes, _ = load(found, 0, 2)
     assert state["rng"].tolist() == [0] * 16
-    assert "state['python'], each a value of its own" in notes[0]
+    assert "state['python'], state['rng'], each a value of its own" in notes[0]
+    alike = stored(3, lambda rank: {"n": torch.ones(3), "own": torch.tensor(rank)})
+
+    def refuse(where, **more):
+        if where.endswith("r00001-p00.safetensors"):
+            raise PermissionError(errno.EACCES, "no", where)
+        return open_regular(where, **more)
+
+    monkeypatch.setattr(_image_ranges, "open_regular", refuse)
+    state, notes, _ = load(alike, 0, 2, state={"n": torch.zeros(3), "own": torch.tensor(9)})
+    assert (state["n"].tolist(), int(state["own"])) == ([1.0] * 3, 0)
+    assert [note.partition(": they were not compared")[0] for note in notes] == [
+        notes[0],
+        "ranks 0 to 2 saved state['n'], perhaps each a value of its own",
+    ]
+    assert "state['own'], each a value of its own; those of rank 2 are dropped" in notes[0]
 
 
 def test_what_each_rank_has_for_itself_is_no_replica():
