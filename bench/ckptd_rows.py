@@ -14,6 +14,7 @@ from ckptd.protocol.ids import file_name
 
 _STAGED_TIMEOUT_S = 60.0
 _DURABLE_TIMEOUT_S = 180.0
+_LATE_SAVES = 5  # that are alike
 _LATE_TIMEOUT_S = 60.0
 _SETTLED_SAVES = 3  # one per slot: after these, every slot has been written once
 _QUIET_STEPS = 12
@@ -227,14 +228,14 @@ def overlapped(bench: Bench, training: Training) -> list[Row]:
 
 
 def await_late(client: Client, save: Callable[[], object]) -> None:
-    """Saves until what is attached is copied late: its pages are put together in the background first."""
-    deadline = time.monotonic() + _LATE_TIMEOUT_S
-    while time.monotonic() < deadline:
+    """Saves until all is late that will be: pages are put together in the background, and shared ones watched."""
+    deadline, same = time.monotonic() + _LATE_TIMEOUT_S, 0
+    while time.monotonic() < deadline and same < _LATE_SAVES:
         before = client.stats().last_late_nbytes
         save()
-        if client.stats().last_late_nbytes and client.stats().last_late_nbytes == before:
-            return
-        time.sleep(1.0)
+        late = client.stats().last_late_nbytes
+        same = same + 1 if late and late == before else 0
+        time.sleep(0.2)
 
 
 def _overlapped_stalls(bench: Bench, training: Training, state: states.State) -> list[float]:

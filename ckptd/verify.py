@@ -36,6 +36,7 @@ from ckptd.protocol.manifest import (
     StockFile,
     layout_of,
 )
+from ckptd.protocol.shares import compared, doubt
 from ckptd.protocol.slot import SEAL_NBYTES, SEALS_NBYTES, Seal, SlotState, decode_seals, is_page
 from ckptd.verify_parity import check_parity, strangers
 
@@ -209,6 +210,8 @@ def _verify_checkpoint(path: str, report: Report) -> None:
     outputs = {stock.name for stock in manifest.stock} if manifest else {STOCK_METADATA, STOCK_OBJECTS, STOCK_FILES}
     files = {extent.name for record in opened.records for extent in record.extents()}
     _check_names(path, files | outputs, report)
+    doubted = doubt(compared({record.rank: record.shares for record in manifest.files})) if manifest else ""
+    report.notes += [f"{path}: {doubted}"] if doubted else []
 
 
 def _check_names(path: str, expected: set[str], report: Report) -> None:

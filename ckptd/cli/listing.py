@@ -18,7 +18,7 @@ from ckptd.protocol.errors import CkptdError, UsageError
 from ckptd.protocol.ids import JobKey, is_job_name, parse_dirname, parse_partial_dirname
 from ckptd.protocol.integrity import XXH3, Integrity
 from ckptd.protocol.manifest import COMMITTED, LATEST, UNPUBLISHED
-from ckptd.protocol.shares import doubt
+from ckptd.protocol.shares import Compared, doubt
 from ckptd.store_identity import store_id_at
 from ckptd.store_incarnations import superseded
 from ckptd.store_publish import how_to_publish
@@ -43,7 +43,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     pinned: bool
     unpublished: bool  # a trainer's files are not where it wanted them
     superseded: str  # not empty: who took the job over before this was committed
-    replicas: str  # of what its ranks share, "all" or a "window" of the bytes was compared; empty: none share
+    replicas: str  # of what ranks hold alike "all" or a "window" was compared, or it is "apart"; empty: nothing is
     run: str  # id of the run that saved it
     path: str
 
@@ -194,7 +194,8 @@ def _partial_row(key: JobKey, entry: PartialEntry) -> PartialRow:
 
 def _words(row: Row) -> list[tuple[str, bool]]:
     late = (f"superseded: {row.superseded}", bool(row.superseded))
-    doubted = ("replicas not compared", bool(doubt(row.replicas)))
+    apart = row.replicas == Compared.APART
+    doubted = ("replicas differed" if apart else "replicas not compared", bool(doubt(row.replicas)))
     return [("latest", row.latest), ("pinned", row.pinned), ("unpublished", row.unpublished), late, doubted]
 
 

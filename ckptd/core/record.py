@@ -55,7 +55,12 @@ class Record:
     @property
     def shared(self) -> bool:
         """Whether ranks saved shares of what they all hold, so that each needs the others' to load."""
-        return any(self.shares.values())
+        return any(self._binding.values())
+
+    @property
+    def _binding(self) -> dict[int, list[Share]]:
+        """Of the shares those without which an image is not whole, by rank."""
+        return {rank: [share for share in said if not share.only_told] for rank, said in self.shares.items()}
 
     @property
     def compared(self) -> Compared:
@@ -65,13 +70,13 @@ class Record:
     @property
     def shared_by_all(self) -> bool:
         """Whether some share is of a set of all ranks: then each needs every image in any case."""
-        return any(share.count == self.world_size for said in self.shares.values() for share in said)
+        return any(share.count == self.world_size for said in self._binding.values() for share in said)
 
     def needed_for(self, ranks: Iterable[int]) -> list[int]:
         """Ranks whose segments these ranks load from: their own, and those of all that shared with them."""
-        mine = set(ranks)
-        sets = {(share.replicas, share.count) for rank in mine for share in self.shares.get(rank, ())}
-        for rank, said in self.shares.items():
+        mine, binding = set(ranks), self._binding
+        sets = {(share.replicas, share.count) for rank in mine for share in binding.get(rank, ())}
+        for rank, said in binding.items():
             if any((share.replicas, share.count) in sets for share in said):
                 mine.add(rank)
         return sorted(mine)

@@ -63,7 +63,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     tensors: int
     nbytes: int  # of the files
     leaves_left_out: int  # values that are no tensors
-    notes: list[str]  # what is wrong with other checkpoints of the job
+    notes: list[str]  # what is to be known of the checkpoint, and what is wrong with others of the job
     seconds: float
 
 
@@ -93,14 +93,16 @@ def export(order: Order, report: Callable[[int, int], None] = lambda _done, _tot
 
 
 def _open(path: str, integrity: Integrity) -> tuple[Source, list[str]]:
-    """The checkpoint, and what is wrong with others of its job."""
+    """The checkpoint; what is to be known of it, and what is wrong with others of its job."""
     zero = find_deepspeed(path)
     if zero is not None:
         if integrity.keyed:
             raise IntegrityError(f"{path} is a ZeRO checkpoint, which proves nothing", hint="--integrity xxh3")
         return ZeroCheckpoint(zero), []
     found, notes = find(path, integrity)
-    return load(found, integrity), notes
+    checkpoint = load(found, integrity)
+    doubted = [f"step {checkpoint.step}: {checkpoint.doubted}"] if checkpoint.doubted else []
+    return checkpoint, [*doubted, *notes]
 
 
 def _again(order: Order) -> str:

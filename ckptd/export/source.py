@@ -31,6 +31,7 @@ from ckptd.protocol.manifest import (
     decode_vote,
     layout_of,
 )
+from ckptd.protocol.shares import compared, doubt
 from ckptd.store_scan import job_dir, scan
 
 _JOBS_SHOWN = 5
@@ -85,6 +86,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
     leaves: int  # values that are no tensors
     votes: list[VoteRef]
     integrity: Integrity = XXH3
+    doubted: str = ""  # what a user is told of its replicas
     flat: ClassVar[bool] = False
 
     @property
@@ -185,7 +187,8 @@ def load(path: str, integrity: Integrity = XXH3) -> Checkpoint:
     for layout in layouts:
         _check_tensors(path, layout)
     leaves = sum(len(decode_leaves(r.leaves, where=os.path.join(path, r.name)).leaves) for r in manifest.files)
-    return Checkpoint(path, manifest.save, files, layouts, leaves, manifest.votes, integrity)
+    return Checkpoint(path, manifest.save, files, layouts, leaves, manifest.votes, integrity,
+                      doubt(compared({record.rank: record.shares for record in manifest.files})))  # fmt: skip
 
 
 def _check_tensors(path: str, layout: Layout) -> None:

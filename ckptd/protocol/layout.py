@@ -124,6 +124,9 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     # Of a raw image: what the trainer calls its files, which are the parts after the first. Each is a tensor of bytes.
     names: Annotated[list[TrainerFile], msgspec.Meta(max_length=MAX_PARTS)] = []
     saved_for: SavedFor | None = None
+    # Names of tensors that other ranks hold too and saved in full as well, by how the ranks hold them: empty where each
+    # holds all, else a text that is the same where each holds the same boxes. A reader must not blend such ranks.
+    held_alike: dict[str, list[str]] = {}
 
     @property
     def raw(self) -> bool:

@@ -1,7 +1,8 @@
-"""What ranks that hold the same tensors say of them when each saves its share only: that the shares make a whole. Pure.
+"""What ranks that hold the same tensors say of them in a save: that shares make a whole, or how replicas compare. Pure.
 
 Nothing is exchanged beforehand: each replica cuts the tensors by itself, and seals how it did and a digest of what it
 sees in them. A save counts as staged only when all replicas cut alike, and saw the same where they looked at the same.
+Where the images are whole without that, because each has all or a planner dealt the tensors out, it only is told.
 How much they looked at is part of the digest, so each record of a save tells whether all of it was compared.
 """
 
@@ -24,12 +25,14 @@ WHOLE = b"a"  # of all, made by hosts
 ON_DEVICES = 0x80  # or above: of all, made by devices as well; the lower bits tell which tensors lie there
 FIRST = b"f"  # of a cut that is new, 4 GiB in each save
 WINDOW = b"l"  # of a 256th, another one in each save
+NOTHING = b"n"  # of none: what could not be compared
 
 
 class Share(msgspec.Struct, frozen=True, array_like=True):
     """One rank's word of the tensors that it shares with some others.
 
     ``parts`` is there when all bytes were looked at: digests of PART_NBYTES each, of runs of tensors in their order.
+    ``only_told``: the images are whole without it, so a save whose replicas differ stands, and its record says so.
     """
 
     replicas: _Sum  # of the ranks' numbers
@@ -37,6 +40,7 @@ class Share(msgspec.Struct, frozen=True, array_like=True):
     cut: _Sum  # of names, dtypes and local shapes, in their order: the replicas' cuts follow from it
     content: _Sum  # of the bytes that were looked at this time; the first byte says which those are
     parts: Annotated[bytes, msgspec.Meta(max_length=MAX_SHARED_PARTS * PART_NBYTES)] = b""
+    only_told: bool = False
 
     @property
     def of_all_bytes(self) -> bool:
@@ -63,18 +67,36 @@ class Difference(NamedTuple):
 class Compared(enum.StrEnum):
     """How much of what replicas hold was the same on all of them in a save."""
 
-    UNSHARED = ""  # no rank saved a share: there was nothing to compare
+    UNSHARED = ""  # no rank knew of replicas: there was nothing to compare
     ALL = "all"
     WINDOW = "window"  # some of the bytes, others in each save
+    APART = "apart"  # what was compared differed, and the save stood all the same
+
+
+_DOUBTS = {
+    Compared.WINDOW: "its ranks saved what they all hold, and only some of those bytes were compared",
+    Compared.APART: "its replicas differed when it was saved",
+}
+
+
+def not_compared(world_size: int) -> Share:
+    """The word of a rank that holds what others may hold too, and cannot say how these compare."""
+    return Share(bytes(SUM_NBYTES), max(2, world_size), bytes(SUM_NBYTES), NOTHING.ljust(SUM_NBYTES), only_told=True)
 
 
 def difference_of(shares: Mapping[int, Sequence[Share]], *, complete: bool = True) -> Difference | None:
-    """Why the shares of all ranks, by rank, are no whole; None when they are.
+    """Why the shares of all ranks, by rank, are no whole; None when they are, or need not be.
 
     complete: False where the words of some ranks may be missing, and only those that are there are held together.
     """
     for said_by in _sets(shares).values():
         first = min(said_by)
+        alone = [rank for rank, share in said_by.items() if share.only_told]
+        if len(alone) == len(said_by):
+            continue
+        if alone:
+            other = next(rank for rank, share in said_by.items() if not share.only_told)
+            return Difference(f"rank {other} saved a share of what rank {alone[0]} saved all of")
         seen: dict[bytes, tuple[int, Share]] = {}  # by what was looked at: the first rank that did, what it said
         for rank, share in said_by.items():
             if share.cut != said_by[first].cut:
@@ -101,8 +123,15 @@ def compared(shares: Mapping[int, Sequence[Share]]) -> Compared:
     sets = _sets(shares)
     if not sets:
         return Compared.UNSHARED
+    if differing(shares):
+        return Compared.APART
     whole = all(_is_proved(list(said_by.values())) for said_by in sets.values())
     return Compared.ALL if whole else Compared.WINDOW
+
+
+def differing(shares: Mapping[int, Sequence[Share]]) -> list[tuple[int, ...]]:
+    """Sets of replicas that are none, as far as was looked: the ranks of each that said something."""
+    return [tuple(said_by) for said_by in _sets(shares).values() if _differ(list(said_by.values()))]
 
 
 def as_recorded(shares: Sequence[Share]) -> tuple[Share, ...]:
@@ -112,9 +141,7 @@ def as_recorded(shares: Sequence[Share]) -> tuple[Share, ...]:
 
 def doubt(found: str) -> str:
     """What a user is told of a checkpoint whose record says this; empty when there is nothing to tell."""
-    if found in {Compared.UNSHARED, Compared.ALL}:
-        return ""
-    return "its ranks saved shares of what they all hold, and only some of those bytes were compared"
+    return _DOUBTS.get(Compared(found), "") if found in set(Compared) else _DOUBTS[Compared.WINDOW]
 
 
 def _sets(shares: Mapping[int, Sequence[Share]]) -> dict[tuple[bytes, int], dict[int, Share]]:
@@ -123,6 +150,12 @@ def _sets(shares: Mapping[int, Sequence[Share]]) -> dict[tuple[bytes, int], dict
         for share in said:
             sets.setdefault((share.replicas, share.count), {})[rank] = share
     return sets
+
+
+def _differ(said: Sequence[Share]) -> bool:
+    seen: dict[bytes, bytes] = {}  # what was found, by what was looked at
+    alike = all(seen.setdefault(share.content[:1], share.content) == share.content for share in said)
+    return not alike or len({share.cut for share in said}) > 1
 
 
 def _is_proved(said: Sequence[Share]) -> bool:
@@ -135,7 +168,5 @@ def _where(one: Share, other: Share) -> Where | None:
     if len(one.parts) != len(other.parts):
         return None
     starts: Iterable[int] = range(0, len(one.parts), PART_NBYTES)
-    differing = [
-        i for i, at in enumerate(starts) if one.parts[at : at + PART_NBYTES] != other.parts[at : at + PART_NBYTES]
-    ]
-    return Where(one.replicas, tuple(differing)) if differing else None
+    parts = [i for i, at in enumerate(starts) if one.parts[at : at + PART_NBYTES] != other.parts[at : at + PART_NBYTES]]
+    return Where(one.replicas, tuple(parts)) if parts else None

@@ -12,8 +12,9 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
+import msgspec
 import torch
 import xxhash
 
@@ -24,10 +25,21 @@ from ckptd_client._replica_digests import WholeDigest
 from ckptd_client._tensors import local_of, locals_of
 from ckptd_client._tree import Flat
 
+MAX_STREAMS = MAX_SHARES - 1  # the last word is of what no stream has
 WINDOWS = 256  # parts of the stream, of which each save looks at one
 _LOOKED_NBYTES = 4 << 30  # at most so much in one save
 _ON_HOST_NBYTES = 32 << 20  # of a device, at a time
 _APART = 16  # bytes: where elements of any dtype may begin
+
+
+_T_co = TypeVar("_T_co", covariant=True)
+
+
+class ByPosition(Protocol[_T_co]):
+    """A list, or a part of one."""
+
+    def __getitem__(self, position: int, /) -> _T_co:
+        """What is there."""
 
 
 class Rows(NamedTuple):
@@ -96,12 +108,15 @@ class Stream:
 
 
 def streams_of(replicas: Mapping[int, tuple[int, ...]], flat: Flat, skipped: set[int]) -> tuple[Stream, ...]:
-    """One stream for each set of replicas. replicas: ranks by position; skipped: positions that are saved otherwise."""
+    """One stream for each set of replicas. replicas: ranks by position; skipped: positions that are saved otherwise.
+
+    Of many sets only the first have one.
+    """
     sets: dict[tuple[int, ...], list[int]] = {}
     for position, ranks in replicas.items():
         if position not in skipped and local_of(flat.values[position]).numel():
             sets.setdefault(ranks, []).append(position)
-    return tuple(_stream(ranks, sets[ranks], flat) for ranks in sorted(sets)[:MAX_SHARES])
+    return tuple(stream_of(ranks, sets[ranks], flat.names, flat.values) for ranks in sorted(sets)[:MAX_STREAMS])
 
 
 def shares_of(streams: Sequence[Stream], rank: int) -> tuple[dict[int, Rows], set[int]]:
@@ -110,24 +125,27 @@ def shares_of(streams: Sequence[Stream], rank: int) -> tuple[dict[int, Rows], se
     return share, {position for stream in streams for position in stream.positions} - set(share)
 
 
-def _stream(ranks: tuple[int, ...], positions: Sequence[int], flat: Flat) -> Stream:
+def stream_of(
+    ranks: tuple[int, ...], positions: Sequence[int], names: ByPosition[str], values: ByPosition[Any]
+) -> Stream:
+    """The tensors at these positions, that have elements, as one set of replicas holds them."""
     cut = xxhash.xxh3_128()
     shapes, starts, at = [], [], 0
     for position in positions:
-        local = local_of(flat.values[position])
+        local = local_of(values[position])
         shape = tuple(local.shape)
-        cut.update(repr((flat.names[position], str(local.dtype), shape)).encode())
+        cut.update(repr((names[position], str(local.dtype), shape)).encode())
         shapes.append(shape)
         starts.append(at)
         at += math.prod(shape) * local.itemsize
-    names = tuple(flat.names[position] for position in positions)
-    return Stream(ranks, tuple(positions), names, tuple(shapes), tuple(starts), at, cut.digest()[:SUM_NBYTES])
+    told = tuple(names[position] for position in positions)
+    return Stream(ranks, tuple(positions), told, tuple(shapes), tuple(starts), at, cut.digest()[:SUM_NBYTES])
 
 
 # --- what is said of it
 
 
-def said_of(streams: Sequence[Stream], values: Sequence[Any], look: Look) -> Callable[[], tuple[Share, ...]]:
+def said_of(streams: Sequence[Stream], values: ByPosition[Any], look: Look) -> Callable[[], tuple[Share, ...]]:
     """This rank's word of each stream in this save, as the values are now. A call blocks until devices sent theirs.
 
     look: one that is not whole.
@@ -143,7 +161,7 @@ def said_of(streams: Sequence[Stream], values: Sequence[Any], look: Look) -> Cal
     return said
 
 
-def wholes_of(streams: Sequence[Stream], values: Sequence[Any]) -> list[WholeDigest]:
+def wholes_of(streams: Sequence[Stream], values: ByPosition[Any]) -> list[WholeDigest]:
     """Of all bytes of each stream. To be taken while the values are what is saved."""
     return [
         WholeDigest(stream.names, locals_of([values[i] for i in stream.positions]), stream.runs(len(streams)))
@@ -165,7 +183,12 @@ def said_of_wholes(streams: Sequence[Stream], wholes: Sequence[WholeDigest]) -> 
     return said
 
 
-def _content(stream: Stream, values: Sequence[Any], turn: int, *, first_look: bool) -> Callable[[], bytes]:
+def as_told(shares: Sequence[Share]) -> tuple[Share, ...]:
+    """The same words from a rank that saves all of its own, or what a planner has dealt it."""
+    return tuple(msgspec.structs.replace(share, only_told=True) for share in shares)
+
+
+def _content(stream: Stream, values: ByPosition[Any], turn: int, *, first_look: bool) -> Callable[[], bytes]:
     parts = stream.parts if first_look else WINDOWS
     part = turn % parts
     first, stop = part * stream.nbytes // parts, (part + 1) * stream.nbytes // parts

@@ -14,10 +14,12 @@ from ckptd.protocol.integrity import XXH3, Integrity
 from ckptd.protocol.layout import Layout, Leaves, decode_leaves
 from ckptd.protocol.manifest import COMMITTED, FileRecord, layout_of
 from ckptd.protocol.messages import Tier
-from ckptd.protocol.shares import compared, doubt
+from ckptd.protocol.shares import Share
 from ckptd.protocol.slot import SEALS_NBYTES, Seal, SlotState, decode_seals
 from ckptd_client._company import Company
 from ckptd_client._fit import OtherRanksNeededError
+from ckptd_client._image_ranges import Images, images_in, images_of
+from ckptd_client._replica_choice import doubt_of
 from ckptd_client._restore import Source, Target, check_files, copy_out, open_file, open_slot, read_manifest, vote_notes
 from ckptd_client._together import copy_out_together
 
@@ -53,7 +55,12 @@ class Checkpoint:
     @property
     def doubts(self) -> list[str]:
         """What whoever reads it from the store should know of what its ranks shared."""
-        return list(filter(None, [doubt(compared({record.rank: record.shares for record in self._records}))]))
+        return doubt_of(self.shares) if self._records else []
+
+    @property
+    def shares(self) -> dict[int, tuple[Share, ...]]:
+        """What its ranks said of replicas, by rank."""
+        return {rank: source.shares for rank, source in self._sources.items()}
 
     @property
     def is_keyed(self) -> bool:
@@ -74,6 +81,11 @@ class Checkpoint:
     def leaves(self) -> dict[int, Leaves]:
         """By rank."""
         return {rank: source.leaves for rank, source in self._sources.items()}
+
+    @property
+    def images(self) -> Images:
+        """To read what proves nothing. Of slots until close."""
+        return images_in(self.store_dir, self._records) if self._records else images_of(self._sources)
 
     def read(self, rank: int, targets: list[Target]) -> None:
         """Fills the targets from a rank's image, digests checked; from the store when the slot's bytes are damaged.
@@ -199,7 +211,8 @@ def _settled_seal(path: str, save: SaveId, integrity: Integrity) -> Seal | None:
 def _described(directory: str, record: FileRecord, world_size: int, integrity: Integrity) -> Source:
     where = os.path.join(directory, record.name)
     layout, leaves = layout_of(record, world_size, where=where), decode_leaves(record.leaves, where=where)
-    return Source((), where, record.nbytes, record.digests, layout, leaves, readers=0, integrity=integrity)
+    return Source((), where, record.nbytes, record.digests, layout, leaves, readers=0, integrity=integrity,
+                  shares=record.shares)  # fmt: skip
 
 
 def _closed(source: Source) -> Source:

@@ -216,7 +216,9 @@ def _pad(placement: Placement) -> int:
     return -placement.end % PAGE if last_nbytes else PAGE - placement.end % PAGE
 
 
-def make_layout(image: Image, *, paths: dict[str, Path], aliases: dict[str, str]) -> Layout:
+def make_layout(
+    image: Image, *, paths: dict[str, Path], aliases: dict[str, str], held_alike: dict[str, list[str]] | None = None
+) -> Layout:
     """Constant part of the rank's manifest fragment. paths covers tensors, aliases and leaves."""
     tensors = [
         TensorEntry(
@@ -244,6 +246,7 @@ def make_layout(image: Image, *, paths: dict[str, Path], aliases: dict[str, str]
         paths=paths,
         aliases=aliases,
         parts=[LayoutPart(nbytes, len(header)) for _, nbytes, header in image.parts] if image.part_nbytes else [],
+        held_alike=held_alike or {},
     )
 
 

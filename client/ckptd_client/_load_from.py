@@ -27,6 +27,7 @@ from ckptd_client._leaves import encode_leaf
 from ckptd_client._link import Link
 from ckptd_client._per_rank import NOTHING_NAMED, Named
 from ckptd_client._pickle import NO_PICKLE, PickleKeys
+from ckptd_client._replica_choice import notes_of
 from ckptd_client._safetensors_files import SUFFIX, open_safetensors
 from ckptd_client._tensors import is_tensor
 from ckptd_client._tree import flatten, format_path
@@ -157,10 +158,12 @@ def _load_own(  # noqa: PLR0913, PLR0917
         fitted = fit(state, _placed(saves, state), where=path, pickle_keys=keys)
         checkpoint.read_all(fitted.targets, company(checkpoint.save))
         fitted.settle()
+        fitted.look(checkpoint.images)
     finally:
         checkpoint.close()
     notes = fitted.finish(state, strict=False)
     doubted = [f"step {checkpoint.save.step}: {text}" for text in checkpoint.doubts]
+    doubted += notes_of(fitted.taken, checkpoint.shares)
     return "ckptd", checkpoint.save.step, _nbytes(fitted), [*checkpoint.notes, *doubted, *notes, *fitted.own_notes]
 
 

@@ -20,9 +20,11 @@ from ckptd_client._company import Company, gate_of, ordered
 from ckptd_client._fit import Fit, OtherRanksNeededError, Saves, fit, saves_of
 from ckptd_client._gate import OpenGate
 from ckptd_client._group import Group
+from ckptd_client._image_ranges import images_in
 from ckptd_client._link import Link
 from ckptd_client._per_rank import NOTHING_NAMED, Named
 from ckptd_client._pickle import NO_PICKLE, PickleKeys
+from ckptd_client._replica_choice import notes_of
 from ckptd_client._restore import Source, Target, check_files, copy_out, open_file, open_slot, read_manifest, vote_notes
 from ckptd_client._together import copy_out_together
 
@@ -195,10 +197,12 @@ def _read_whole(link: Link, state: dict[str, Any], order: LoadFrom, save: SaveId
         fitted = fit(state, saves, where=where, pickle_keys=link.settings.pickle_keys)
         found.read_all(fitted.targets)
         fitted.settle()
+        fitted.look(found.images)
+        notes = notes_of(fitted.taken, found.shares)
     finally:
         found.close()
     nbytes = sum(target.nbytes for targets in fitted.targets.values() for target in targets)
-    return Segment(save, order.tier, fitted, nbytes, ())
+    return Segment(save, order.tier, fitted, nbytes, tuple(notes))
 
 
 def _read_slot(link: Link, state: dict[str, Any], order: LoadFrom, save: SaveId) -> Segment:
@@ -254,8 +258,9 @@ def read_checkpoint(  # noqa: PLR0913 - keyword-only
 
         copy_out_together(open_source, fitted.targets, manifest.files, company, integrity)
         fitted.settle()
+        fitted.look(images_in(directory, manifest.files))
         nbytes = sum(target.nbytes for targets in fitted.targets.values() for target in targets)
-        return fitted, nbytes, notes
+        return fitted, nbytes, (*notes, *notes_of(fitted.taken, {file.rank: file.shares for file in manifest.files}))
 
 
 @contextlib.contextmanager

@@ -12,13 +12,14 @@ from ckptd.protocol.digest import digest
 from ckptd.protocol.errors import DamagedError, UsageError
 from ckptd.protocol.integrity import XXH3, Integrity, Purpose
 from ckptd.protocol.layout import VERSION, Leaves, decode_layout, encode
-from ckptd.protocol.shares import Share
-from ckptd_client._balance import Rows, Stream, said_of, said_of_wholes, shares_of, streams_of, wholes_of
+from ckptd.protocol.shares import Share, not_compared
+from ckptd_client._balance import Rows, Stream, as_told, said_of, said_of_wholes, shares_of, streams_of, wholes_of
 from ckptd_client._group import Group
-from ckptd_client._image import Box, make_image, make_layout
+from ckptd_client._image import Box, Image, make_image, make_layout
 from ckptd_client._looks import Look
 from ckptd_client._pickle import NO_PICKLE, PickleKeys
 from ckptd_client._pickle import encode as encode_plain
+from ckptd_client._replica_choice import held_as
 from ckptd_client._replica_digests import WholeDigest
 from ckptd_client._replicas import Ground, Replicas, replicas_of
 from ckptd_client._segment_plan import SegmentPlan
@@ -64,8 +65,10 @@ class Plan(SegmentPlan):
     leaves: list[int]
     stored: list[int]  # positions of tensors that are written as they lie here; the others are tied to one of these
     cuts: list[tuple[int, Rows]]  # (index in stored, rows of it): replicas write the other rows
-    streams: tuple[Stream, ...]  # of tensors that replicas hold too, and save a share of
-    balanced: bool  # whether there may be such
+    streams: tuple[Stream, ...]  # of tensors that replicas hold too
+    balanced: bool  # whether this rank saves a share of those only
+    unseen: bool  # whether there are more of them than streams have
+    world_size: int
     grounds: tuple[Ground, ...]  # what they rest on
     cut: list[int]  # positions of tensors whose boxes are written one by one
     of_boxes: list[int]  # position of the tensor of each box
@@ -73,6 +76,15 @@ class Plan(SegmentPlan):
     described: list[Any]  # of each tensor: what it must still be
     sharded: list[tuple[int, Spec]]  # (index among the tensors, what it must still be besides)
     pickled: frozenset[int]  # positions of leaves that may be pickled
+
+    def said(self, of_streams: Callable[[], tuple[Share, ...]]) -> Callable[[], tuple[Share, ...]]:
+        """This rank's whole word of what replicas hold too, when that of the streams is asked for."""
+
+        def said() -> tuple[Share, ...]:
+            found = of_streams() if self.balanced else as_told(of_streams())
+            return (*found, not_compared(self.world_size)) if self.unseen else found
+
+        return said
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +142,9 @@ def _said(
     if look is None:
         return tuple
     if look.whole:
-        return said_of_wholes(plan.streams, digests)
+        return plan.said(said_of_wholes(plan.streams, digests))
     try:
-        return said_of(plan.streams, values, look)
+        return plan.said(said_of(plan.streams, values, look))
     except RuntimeError as error:
         problem = error
 
@@ -195,12 +207,13 @@ def _spec(tensor: Any) -> Spec:
 
 def make_plan(  # noqa: PLR0913 - keyword-only
     state: Any, *, rank: int, world_size: int, dual: bool = True, pickle_keys: PickleKeys = NO_PICKLE,
-    replicated: Sequence[str] | None = None, integrity: Integrity = XXH3,
+    replicated: Sequence[str] | None = None, balanced: bool = True, integrity: Integrity = XXH3,
     is_own: Callable[[str], bool] = lambda _name: False,
 ) -> Plan:  # fmt: skip
     """Lays the state out; dual: for stock readers too. Raises UsageError, with the key path, for what has no code.
 
-    replicated: patterns of names that the user says all ranks hold alike; None: every rank saves all of its own.
+    replicated: patterns of names that the user says all ranks hold alike; None: what they hold alike is of no interest.
+    balanced: False: every rank saves all of its own, and what replicas hold too is but compared.
     is_own: whether a name is of what each rank has for itself, whatever it looks like.
     """
     if type(state) is not dict:
@@ -212,18 +225,17 @@ def make_plan(  # noqa: PLR0913 - keyword-only
     ties = _ties(tensors, shards)
     tied = {i for i, _ in ties}
     whole = {i for i, shard in shards.items() if i in tied or not _is_one(shard)}
-    shared = replicated is not None and world_size > 1
-    replicas = replicas_of(flat, replicated or (), Group(rank, world_size, "")) if shared else Replicas({}, ())
+    known = replicated is not None and world_size > 1
+    replicas = replicas_of(flat, replicated or (), Group(rank, world_size, "")) if known else Replicas({}, ())
     ranks = {i: ranks for i, ranks in replicas.ranks.items() if not is_own(flat.names[i])}
     streams = streams_of(ranks, flat, skipped=whole)
-    share, others = shares_of(streams, rank)
+    share, others = shares_of(streams, rank) if balanced else ({}, set())
     stored, cut, boxes = _boxes(flat, [i for i in tensors if i not in tied | others], shards, share)
     kept = {*stored, *cut}
     _warn(boxes, rank)
     image = make_image(boxes, rank=rank, world_size=world_size, dual=dual)
     aliases = {flat.names[tied]: flat.names[source] for tied, source in ties if source in kept}
-    layout = encode(make_layout(image, paths=dict(zip(flat.names, flat.paths, strict=True)), aliases=aliases))
-    check_readable(layout)
+    layout = _layout(image, flat, aliases, _held_alike(flat, ranks, kept - set(share), world_size))
     return Plan(
         structure=flat.structure,
         names=flat.names,
@@ -233,7 +245,9 @@ def make_plan(  # noqa: PLR0913 - keyword-only
         stored=stored,
         cuts=[(at, share[i]) for at, i in enumerate(stored) if i in share],
         streams=streams,
-        balanced=replicated is not None,
+        balanced=balanced and replicated is not None,
+        unseen=_unseen(flat, ranks, streams, dict(ties)),
+        world_size=world_size,
         grounds=replicas.grounds,
         cut=cut,
         of_boxes=[*stored, *(i for i in cut for _ in shards[i].chunks)],
@@ -248,6 +262,14 @@ def make_plan(  # noqa: PLR0913 - keyword-only
     )
 
 
+def _layout(image: Image, flat: Flat, aliases: dict[str, str], held_alike: dict[str, list[str]]) -> bytes:
+    """Encoded. Raises UsageError for one that nobody could read."""
+    paths = dict(zip(flat.names, flat.paths, strict=True))
+    layout = encode(make_layout(image, paths=paths, aliases=aliases, held_alike=held_alike))
+    check_readable(layout)
+    return layout
+
+
 def check_readable(layout: bytes) -> None:
     """What every reader of the checkpoint asks first: better no save than one that nobody can load."""
     try:
@@ -257,6 +279,20 @@ def check_readable(layout: bytes) -> None:
         raise UsageError(
             text, hint="rename or leave out what it names; if that is a plain tensor, report it"
         ) from error
+
+
+def _unseen(flat: Flat, ranks: Mapping[int, Any], streams: Sequence[Stream], owners: Mapping[int, int]) -> bool:
+    """Whether replicas hold something that no stream has."""
+    seen = {position for stream in streams for position in stream.positions}
+    return any(owners.get(i, i) not in seen and local_of(flat.values[i]).numel() for i in ranks)
+
+
+def _held_alike(flat: Flat, ranks: Mapping[int, Any], whole: set[int], world_size: int) -> dict[str, list[str]]:
+    """Names of what replicas hold too and of which this image has all, by how the ranks hold it. whole: positions."""
+    found: dict[str, list[str]] = {}
+    for i in sorted(whole & ranks.keys()):
+        found.setdefault(held_as(flat.values[i], world_size), []).append(flat.names[i])
+    return found
 
 
 def _warn(boxes: list[Box], rank: int) -> None:

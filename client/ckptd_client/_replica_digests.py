@@ -1,5 +1,7 @@
 """Digests of all bytes that this rank holds as others do, each byte read once, where it lies.
 
+A digest is of values, shapes and dtypes: what does not lie in order, which may be otherwise on another rank, is read as
+if it did, a block at a time.
 The host's memory is hashed by threads that leave the GIL alone: before the save returns, or, what is write-protected,
 while training goes on. Devices sum theirs up by themselves, in the order of the caller's stream, and send 8 bytes for
 each 8 MiB: nothing waits for them until the digest is asked for.
@@ -12,20 +14,21 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate, islice, pairwise
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 import torch
 import xxhash
 
 from ckptd.protocol.shares import ON_DEVICES, PART_NBYTES, SUM_NBYTES, WHOLE
-from ckptd_client._checksums import BLOCK_NBYTES, block_sums, blocks_of
-from ckptd_client._copy_engines import CopyEngine, divided, flat_bytes
-from ckptd_client._late_copies import Cut, cuts
-from ckptd_client._page_guard import Piece, Range, copy
+from ckptd_client._checksums import BLOCK_NBYTES, block_sums
+from ckptd_client._copy_engines import CopyEngine, divided
+from ckptd_client._late_division import Cut, cuts
+from ckptd_client._page_guard import Range, batches, copy, pieces
+from ckptd_client._strided_bytes import StridedBytes
 
 _THREADS = 4  # more than one, or two, are not faster than memory
 _THREADED_NBYTES = 32 << 20  # less is done before threads have begun
-_Bytes = memoryview | ctypes.Array[ctypes.c_char]
+_Bytes = ctypes.Array[ctypes.c_char] | StridedBytes
 _B = TypeVar("_B", bound=Sized)
 
 
@@ -163,7 +166,17 @@ def _shared_out(blocks: list[_B], threads: int) -> list[list[_B]]:
 
 
 def _hash(blocks: Sequence[_Bytes]) -> list[bytes]:
-    return list(map(xxhash.xxh3_64_digest, blocks))
+    if StridedBytes not in {*map(type, blocks)}:  # nearly always, and blocks may be many
+        return list(map(xxhash.xxh3_64_digest, cast("Sequence[ctypes.Array[ctypes.c_char]]", blocks)))
+    room = torch.empty(BLOCK_NBYTES, dtype=torch.uint8)
+    return [_hash_of(b.pieces(room)) if isinstance(b, StridedBytes) else xxhash.xxh3_64_digest(b) for b in blocks]
+
+
+def _hash_of(pieces: Iterable[memoryview]) -> bytes:
+    found = xxhash.xxh3_64()
+    for piece in pieces:
+        found.update(piece)
+    return found.digest()
 
 
 def _lies_in_order(tensor: torch.Tensor) -> bool:
@@ -171,10 +184,12 @@ def _lies_in_order(tensor: torch.Tensor) -> bool:
 
 
 def _blocks_of_host(tensor: torch.Tensor) -> list[_Bytes]:
-    """Its bytes, where they lie if they lie in order. Each keeps its memory, but for those: the caller keeps them."""
+    """Its bytes, cut alike on all ranks: where they lie, which the caller keeps, or to be copied, which keep it."""
+    nbytes = tensor.nbytes
     if not _lies_in_order(tensor):
-        return [flat_bytes(block.cpu()).numpy().data for block in blocks_of(tensor)]
-    address, nbytes = tensor.data_ptr(), tensor.nbytes
+        starts = range(0, max(1, nbytes), BLOCK_NBYTES)
+        return [StridedBytes(tensor, at, min(at + BLOCK_NBYTES, nbytes)) for at in starts]
+    address = tensor.data_ptr()
     if nbytes <= BLOCK_NBYTES:
         return [_array(nbytes).from_address(address)]
     starts = range(0, nbytes, BLOCK_NBYTES)
@@ -231,11 +246,11 @@ def _late(position: int, tensor: torch.Tensor, parts: Sequence[tuple[Cut, bool]]
             ranges.append(there)
             sources.append(there)
         else:
-            copied.append(Piece(at, there.start, cut.nbytes))
+            copied.append((at, there.start, cut.nbytes))
             sources.append(Range(at, at + cut.nbytes))
             at += cut.nbytes
-    if copied:
-        copy(copied)
+    for batch in batches(pieces(copied)):
+        copy(batch)
     return _Late(position, ranges, list(_in_blocks(sources)), [early, tensor.detach()])
 
 
@@ -261,11 +276,11 @@ def _hash_apart(blocks: Sequence[_Block]) -> list[bytes]:
     room = (ctypes.c_char * max(map(len, blocks), default=0))()
     at, found = ctypes.addressof(room), []
     for block in blocks:
-        pieces, to = [], at
+        rows, to = [], at
         for one in block.sources:
-            pieces.append(Piece(to, one.start, one.stop - one.start))
+            rows.append((to, one.start, one.stop - one.start))
             to += one.stop - one.start
-        copy(pieces)
+        copy(pieces(rows))
         found.append(xxhash.xxh3_64_digest(memoryview(room)[: len(block)]))
     return found
 

@@ -43,15 +43,17 @@ class Run(NamedTuple):
     nbytes: int
 
 
-def cover(target: Box, saved: Iterable[Saved], *, prefer: int) -> list[Run] | None:
+def cover(target: Box, saved: Iterable[Saved], *, prefer: int | None) -> list[Run] | None:
     """The runs that fill target, each byte once; None when saved does not hold all of it.
 
     A box that holds all of it is taken alone, the one of rank prefer first: what every rank holds may differ per rank.
+    prefer None: each element is of the lowest rank that has it, whatever the target, so all readers get one tensor.
     """
     if target.empty:
         return []
     boxes = sorted(saved, key=lambda s: (s.rank != prefer, s.rank))
-    whole = next((s for s in boxes if intersection(s.box, target) == target), None)
+    fits = (s for s in boxes if intersection(s.box, target) == target)
+    whole = next(fits, None) if prefer is not None else None
     remaining = [target]
     runs: list[Run] = []
     for source in [whole] if whole is not None else boxes:

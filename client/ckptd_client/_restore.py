@@ -19,6 +19,7 @@ from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.integrity import XXH3, Integrity, Purpose
 from ckptd.protocol.layout import Layout, Leaves, decode_layout, decode_leaves
 from ckptd.protocol.manifest import FileRecord, Manifest, layout_of
+from ckptd.protocol.shares import Share
 from ckptd.protocol.slot import SEALS_NBYTES, Seal, SlotState, align_up, decode_seals
 from ckptd.regular_files import RegularFiles, open_direct, open_regular, read_pages
 from ckptd_client._copy_engines import PinningError
@@ -76,6 +77,7 @@ class Source:
     raw: bool = False  # zeros lie between the files
     mapping: Mapping | None = None  # of a slot: its huge pages cost less to map than to read
     integrity: Integrity = XXH3  # what the digests are
+    shares: tuple[Share, ...] = ()  # what its rank said of replicas
 
     def close(self) -> None:
         """Closes the files."""
@@ -127,6 +129,7 @@ def open_slot(path: str, job: JobKey, save: SaveId, rank: int, integrity: Integr
             readers=max(_ARENA_READERS, torch.get_num_threads()),
             mapping=Mapping(fd, seal.image_nbytes, writable=False),
             integrity=integrity,
+            shares=seal.shares,
         )
     except BaseException:
         os.close(fd)
@@ -189,7 +192,7 @@ def open_file(directory: str, record: FileRecord, world_size: int, integrity: In
         raise
     return Source(
         tuple(files), path, record.nbytes, record.digests, layout, leaves, _STORE_READERS, layout.raw,
-        integrity=integrity,
+        integrity=integrity, shares=record.shares,
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import contextlib
 import gc
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from ckptd.protocol.layout import Leaf
 from ckptd.protocol.messages import MAX_LATE_CHARS, HandOver
 from ckptd.protocol.publication import Publication
 from ckptd.protocol.shares import Share
+from ckptd_client._balance import ByPosition, Stream, said_of, said_of_wholes, wholes_of
 from ckptd_client._channel import ChannelLostError
 from ckptd_client._plan import Plan, Values
 from ckptd_client._segment_plan import SegmentPlan
@@ -252,6 +253,31 @@ def plan_of(client: "Client", state: dict[str, Any], deadline: float) -> tuple[P
         return plan, values
 
 
+def said_of_staged(client: "Client", segment: Segment, handle: SaveHandle, *, drain: bool) -> tuple[Share, ...]:
+    """This rank's word of what replicas hold too of a state that lies in a slot, by the client's own plan of it.
+
+    Blocks while what is looked at is read. Raises WaitTimeoutError.
+    """
+    plan = segment.plan
+    if not isinstance(plan, Plan) or not (plan.streams or plan.unseen):
+        return ()
+    stored = dict(zip(plan.stored, segment.views(), strict=False))  # the boxes of cut tensors come after them
+    return plan.said(lambda: said_of_streams(client, plan.streams, stored, handle, drain=drain))()
+
+
+def said_of_streams(
+    client: "Client", streams: Sequence[Stream], values: ByPosition[Any], handle: SaveHandle, *, drain: bool
+) -> tuple[Share, ...]:
+    """This rank's word of each stream, of values that stay what they are meanwhile. Blocks and raises as above."""
+    with _turn(client, deadline_of(client)):
+        looks = client._link.looks
+        look = looks.next(handle.save_id, drain=drain)
+        looks.looked(streams, look, handle)
+    if look.whole:
+        return said_of_wholes(streams, wholes_of(streams, values))()
+    return said_of(streams, values, look)()
+
+
 def stock_objects(client: "Client", leaves: dict[str, Leaf]) -> bytes:
     """The leaves for stock readers, encoded; empty but on rank 0. Blocks at most save_timeout_s."""
     if client._stock is None:
@@ -326,6 +352,11 @@ def _wait_slot(client: "Client", need: int, deadline: float) -> str:
     except WaitTimeoutError:
         text, hint = no_slot(client)
         raise SaveFailedError(text, hint=hint) from None
+
+
+def is_own(client: "Client") -> Callable[[str], bool]:
+    """Whether a name is of what each rank has for itself, as connect was told."""
+    return client._link.settings.named.is_own
 
 
 def job_of(client: "Client") -> JobKey:

@@ -69,14 +69,14 @@ def _stage(client: "Client", handle: SaveHandle, values: Values, *, drain: bool,
         return
     if allocating:  # it is done once, and is not what the timeout is for
         deadline += time.monotonic() - began
-    found = client._overlapping.candidates(plan, values)
-    if found.late:
+    late = client._overlapping.late(plan, values)
+    if late is not None:
         try:
             segment = hold(client, plan, name, owner=client._overlapping)
         except BaseException:
-            client._overlapping.let_go(found)
+            late.let_go()
             raise
-        client._overlapping.begin(segment, plan, values, found, handle=handle, drain=drain, deadline=deadline)
+        client._overlapping.begin(segment, plan, values, late, handle=handle, drain=drain, deadline=deadline)
         return
     slot = link.slots.take(name)
     try:
@@ -87,5 +87,5 @@ def _stage(client: "Client", handle: SaveHandle, values: Values, *, drain: bool,
     except BaseException:
         link.slots.grant(name, slot.capacity)
         raise
-    late = client._stats.late[:MAX_LATE_CHARS]
-    link.hand_over(HandOver(seq=0, slot=name, save=handle.save_id, drain=drain, late=late), deadline=deadline)
+    told = client._stats.late[:MAX_LATE_CHARS]
+    link.hand_over(HandOver(seq=0, slot=name, save=handle.save_id, drain=drain, late=told), deadline=deadline)

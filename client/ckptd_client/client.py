@@ -91,8 +91,9 @@ def connect(  # noqa: PLR0913 - keyword-only settings
     and what replicated names: keys or patterns, such as "model.*", of tensors that are equal on all ranks of the job.
     verify_replicas: when the ranks compare all bytes of such tensors, each reading its own once before save returns
     (GPUs do so by themselves): "drained", for each save that may be drained; a number n, for one of n saves, the first
-    among them; "off", never. Other saves compare a 256th. Ranks that differ end the save abandoned. Durable without all
-    being compared is marked: ckptd list, ckptd status, and the notes of a load. The same on all ranks.
+    among them; "off", never. Other saves compare a 256th. Ranks that differ end the save abandoned, and each saves
+    all of its own from then on. Durable though they differ, or without all being compared, is marked: ckptd list, ckptd
+    status, and the notes of a load. The same on all ranks.
     per_rank: keys or patterns, such as "rng" or "loader.*", of what each rank has for itself; a key stands for all that
     is below it. Such a value is loaded by the rank of the same number alone: in a job of more ranks a new rank keeps
     its present value and is told, in one of fewer those of ranks that are gone are dropped and named. Of other names a
@@ -359,7 +360,7 @@ class Client:
             group, settings = self._link.group, self._link.settings
             plan = make_plan(
                 state, rank=group.rank, world_size=group.world_size, dual=self._dual,
-                pickle_keys=settings.pickle_keys, replicated=settings.named.replicated if balanced else None,
+                pickle_keys=settings.pickle_keys, replicated=settings.named.replicated, balanced=balanced,
                 integrity=settings.integrity, is_own=settings.named.is_own,
             )  # fmt: skip
             self._stats.plans += 1

@@ -61,7 +61,7 @@ def load(path):
 
 
 def load_from(path):
-    return "\n".join(read_into(path, some_state(), Group(0, 1, "test"))[3])
+    return "\n".join(read_into(path, some_state(), Group(0, RANKS, "test"))[3])
 
 
 def plugin(path):

@@ -4,6 +4,7 @@ balance_ranks.py save <folder>         a durable checkpoint of DDP, and referenc
 balance_ranks.py load <folder>         in memory and from the store, compared to the bit, with any number of ranks
 balance_ranks.py hsdp <folder>         replicated DTensors
 balance_ranks.py diverged <folder>     replicas that are none
+balance_ranks.py lying <folder>        replicas whose memory is ordered otherwise from rank to rank
 balance_ranks.py structure <folder>    a structure that changes on one rank only
 balance_ranks.py off <folder>          every rank saves all of its own
 """
@@ -133,6 +134,22 @@ def diverged(_):
         other.step()
         client.load(other.state())
         assert not difference(expected, other.plain()), difference(expected, other.plain())
+
+
+def lying(_):
+    generator = torch.Generator().manual_seed(3)
+    kernel = torch.randn(301, 3, 100, 101, generator=generator)  # more than a digest reads at a time
+    matrix = torch.randn(1501, 1601, generator=generator)
+    state = {"kernel": kernel.clone(), "matrix": matrix.clone()}
+    if dist.get_rank() == 1:
+        state = {"kernel": kernel.to(memory_format=torch.channels_last), "matrix": matrix.t().contiguous().t()}
+    with connect(replicated=["*"]) as client:
+        client.save(state, 1).wait("durable", 60)
+        assert client.stats().nbytes < 0.6 * (kernel.nbytes + matrix.nbytes)
+        for tensor in state.values():
+            tensor.zero_()
+        client.load(state)
+        assert not difference({"kernel": kernel, "matrix": matrix}, state)
 
 
 def structure(_):

@@ -71,12 +71,13 @@ def main(verify, folder, drain_every="1"):
             dist.barrier()
             (job,) = ask_status(os.environ["CKPTD_ARENA"], 20.0).jobs
             found[-1]["doubted"] = [
-                one.step for one in job.checkpoints if one.milestone == "durable" and one.replicas == "window"
+                one.step for one in job.checkpoints if one.milestone == "durable" and one.replicas not in {"", "all"}
             ]
             found[-1]["notes"] = list(restored.notes)
             paths = glob.glob(os.path.join(os.environ["CKPTD_STORE"], "drift", "step-*"))
             read = [client.load_from(path, state_at(0, drifts=False)) for path in paths]
-            found[-1]["read"] = [one.step for one in read if any("compared" in note for note in one.notes)]
+            doubts = ("were compared", "its replicas differed")
+            found[-1]["read"] = [one.step for one in read if any(d in note for d in doubts for note in one.notes)]
     with open(os.path.join(folder, f"rank-{rank}.json"), "w", encoding="utf-8") as file:
         json.dump(found, file)
 

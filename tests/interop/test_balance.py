@@ -29,6 +29,8 @@ def test_shares_are_equal_and_come_back_on_any_number_of_ranks_and_in_stock_read
         assert "running" in name or torch.equal(value, state["model"][name]), name
 
 
-@pytest.mark.parametrize(("what", "ranks"), [("hsdp", 4), ("diverged", 3), ("structure", 2), ("stages", 4), ("off", 2)])
+@pytest.mark.parametrize(
+    ("what", "ranks"), [("hsdp", 4), ("diverged", 3), ("lying", 2), ("structure", 2), ("stages", 4), ("off", 2)]
+)
 def test_replicas(node, folder, what, ranks):
     run(node, ranks, what, folder)

@@ -14,13 +14,13 @@ from tests.interop.launch import on_ranks
 
 
 @pytest.fixture
-def node(tmp_path):
+def node(tmp_path, request):
     try:
         late_memory()
     except NoProofError as error:
         pytest.skip(str(error))
     with Node(str(tmp_path)) as node:
-        node.start("--keep-last", "100")
+        node.start("--keep-last", "100", "--balance", request.param)
         yield node
 
 
@@ -33,6 +33,7 @@ def run(node, what):
     return {(int(rank), int(step)): (int(nbytes), end) for rank, step, nbytes, end in lines}, rows
 
 
+@pytest.mark.parametrize("node", ["rows", "off"], indirect=True, ids=["each its share", "each all of its own"])
 def test_all_bytes_of_replicas_are_compared_while_training_goes_on(node):
     saves, rows = run(node, "undisturbed")
     assert {end for _, end in saves.values()} == {"durable"}
@@ -41,6 +42,7 @@ def test_all_bytes_of_replicas_are_compared_while_training_goes_on(node):
     assert len(rows) == 6
 
 
+@pytest.mark.parametrize("node", ["rows"], indirect=True)
 def test_who_writes_to_what_another_rank_copies_is_found(node):
     """Values that are back when the digest is compared: no digest shows that."""
     saves, rows = run(node, "written")

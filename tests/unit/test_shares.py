@@ -17,6 +17,7 @@ from ckptd.protocol.shares import (
     difference,
     difference_of,
     doubt,
+    not_compared,
 )
 from tests.runs import RUN
 from tests.unit.a_job import KEY, AJob
@@ -69,6 +70,11 @@ def whole(content=b"x" * 7, parts=b"", **words):
     return msgspec.structs.replace(share(content=WHOLE + content, **words), parts=parts)
 
 
+def told(content=b"x" * 7, **words):
+    """The word of a rank that saved all of its own."""
+    return msgspec.structs.replace(whole(content, **words), only_told=True)
+
+
 def test_what_differs_is_told_by_the_parts_in_which_it_does():
     ours, theirs = b"aaaabbbbccccdddd", b"aaaaBBBBccccDDDD"
     found = difference_of({0: (whole(parts=ours),), 1: (whole(b"y" * 7, parts=theirs),)})
@@ -95,11 +101,34 @@ ON_A_DEVICE = bytes([ON_DEVICES | 3]) + b"x" * 7
         ({0: (whole(),), 1: ()}, Compared.WINDOW),
         ({0: (whole(count=3),), 1: (whole(count=3),)}, Compared.WINDOW),
         ({0: (whole(), share(replicas=b"s" * 8)), 1: (whole(), share(replicas=b"s" * 8))}, Compared.WINDOW),
+        ({0: (told(),), 1: (told(),)}, Compared.ALL),
+        ({0: (told(),), 1: (told(b"y" * 7),)}, Compared.APART),
+        ({0: (told(),), 1: (told(cut=b"d" * 8),)}, Compared.APART),
+        ({0: (told(),), 1: (told(), not_compared(2))}, Compared.WINDOW),
+        ({0: (not_compared(2),), 1: (not_compared(2),)}, Compared.WINDOW),
+        ({0: (told(count=3),), 1: (told(b"y" * 7, count=3),), 2: (share(count=3),)}, Compared.APART),
     ],
 )
 def test_all_was_compared_when_every_replica_looked_at_all_of_it(said, how_much):
     assert compared(said) is how_much
-    assert bool(doubt(how_much)) == (how_much is Compared.WINDOW)
+    assert bool(doubt(how_much)) == (how_much in {Compared.WINDOW, Compared.APART})
+
+
+def test_what_is_only_told_ends_no_save():
+    assert not difference({0: (told(),), 1: (told(b"y" * 7),)})
+    assert not difference({0: (told(),), 1: (told(cut=b"d" * 8),)})
+    assert not difference({0: (told(),), 1: ()})
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_share_beside_an_image_that_has_all_is_no_whole(complete):
+    found = difference_of({0: (told(),), 1: (whole(),)}, complete=complete)
+    assert found is not None
+    assert found.reason == "rank 1 saved a share of what rank 0 saved all of"
+
+
+def test_an_unknown_word_of_a_later_release_is_in_doubt():
+    assert doubt("sampled")
 
 
 def test_the_store_gets_what_was_compared_and_not_what_names_a_difference():
@@ -154,8 +183,18 @@ def test_one_that_was_asked_for_is_drained_whatever_was_compared_and_its_record_
     job.say(ev.DrainAsked(job=KEY))
     job.drain(SaveId(1, 2, 15, RUN))
     assert job.saves.on_store[SaveId(1, 2, 15, RUN)].compared == "window"
-    assert "step 15: its ranks saved shares" in job.saves.notes_of(SaveId(1, 2, 15, RUN))[0]
+    assert "step 15: its ranks saved what they all hold" in job.saves.notes_of(SaveId(1, 2, 15, RUN))[0]
     assert job.saves.notes_of(ONE) == ()
+
+
+def test_one_of_replicas_that_saved_all_of_their_own_is_staged_and_marked():
+    job = AJob(world=2).start()
+    stage(job, 0, ONE, (told(),))
+    stage(job, 1, ONE, (told(b"y" * 7),))
+    job.drain(ONE)
+    assert job.saves.on_store[ONE].compared == "apart"
+    assert job.saves.notes_of(ONE) == ("step 10: its replicas differed when it was saved",)
+    assert not job.saves.records[ONE].shared
 
 
 def test_a_daemon_that_restarted_finds_out_too():

@@ -95,8 +95,8 @@ def test_a_durable_checkpoint_of_which_replicas_were_not_compared_is_named():
         for step, replicas in ((30, "window"), (20, "all"), (10, ""))
     ]
     text = shown(a_status.status(jobs=[a_status.job(checkpoints=rows)]))
-    assert "step 30: its ranks saved shares of what they all hold, and only some" in text
-    assert text.count("its ranks saved shares") == 1
+    assert "step 30: its ranks saved what they all hold, and only some" in text
+    assert text.count("its ranks saved what") == 1
 
 
 FOUR = {"scheme": "xor", "set_size": 4, "coordinator": "node00"}

@@ -1,7 +1,8 @@
 """The storage reader: a checkpoint from this node's memory or from the store, by the ranges that DCP plans to read."""
 
+import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,16 +19,18 @@ from ckptd_client._group import Group
 from ckptd_client._load_from import kind_of
 from ckptd_client._pickle import pickle_keys
 from ckptd_client._published import open_published
-from ckptd_client._reshard import Box, cover, runs
+from ckptd_client._replica_choice import held_alike, notes_of, of_the_lowest, taken_of
+from ckptd_client._reshard import Box, Saved, cover, runs
 from ckptd_client._restore import Target
 from ckptd_client._segments import integrity_of
 from ckptd_client._strided import is_interleaving
-from ckptd_client._tensors import DTYPE_OF, copied_as, copyable, shard_of
+from ckptd_client._tensors import DTYPE_OF, copied_as, copyable, is_tensor, shard_of
 from ckptd_client.client import Client
 from ckptd_client.dcp._leaves import archive
 from ckptd_client.dcp._metadata import Content, content_of
 from ckptd_client.dcp._writer import step_of
 
+log = logging.getLogger("ckptd_client")
 _HINT = "CkptdReader(client), CkptdReader(path) or checkpoint_id="
 
 
@@ -43,7 +46,9 @@ class CkptdReader(StorageReader):
 
     integrity, integrity_key_file: as connect has them, of a directory; default the client's, or the environment's.
 
-    A rank of a job of the same size gets its own plain tensors and values back, else those of the lowest rank.
+    A rank of a job of the same size gets its own plain tensors and values back, else those of the lowest rank. What
+    replicas saved in full it gets back only where all of the state is held as it was saved. ``notes`` says what was
+    found on the way.
     """
 
     def __init__(
@@ -70,6 +75,13 @@ class CkptdReader(StorageReader):
         self._step = step
         self._checkpoint: Checkpoint | None = None
         self._content: Content | None = None
+        self._alike: dict[str, str] = {}
+        self._notes: list[str] = []
+
+    @property
+    def notes(self) -> list[str]:
+        """What there is to know of the checkpoint that the last load found; each was logged as a warning too."""
+        return list(self._notes)
 
     @property
     def step(self) -> int | None:
@@ -115,14 +127,29 @@ class CkptdReader(StorageReader):
             self._checkpoint = self._client.find(self._step)
         else:
             raise UsageError("nothing to read from", hint=_HINT)
-        self._content = content_of(self._checkpoint.layouts, self._checkpoint.leaves, self._like(rank))
+        found = self._checkpoint
+        self._alike = held_alike(found.layouts.values(), self._world_size)
+        self._content = content_of(found.layouts, found.leaves, self._like(rank), self._alike)
+        doubts = [f"step {found.save.step}: {text}" for text in found.doubts] if self._directory is not None else []
+        self._notes = []
+        self._say([*found.notes, *doubts], rank)
         return self._content.metadata
+
+    def _say(self, notes: list[str], rank: int) -> None:
+        """Takes notes, and has rank 0 log them."""
+        assert self._checkpoint is not None  # noqa: S101 - read_metadata made it
+        self._notes += notes
+        for note in notes if rank == 0 else ():
+            log.warning("ckptd: step %d is loaded although: %s", self._checkpoint.save.step, note)
 
     def _like(self, rank: int) -> int:
         """The rank whose own values this one goes on with."""
         assert self._checkpoint is not None  # noqa: S101 - read_metadata made it
-        size = self._client.group.world_size if self._client is not None else _world_size()
-        return rank if size == self._checkpoint.world_size else 0
+        return rank if self._world_size == self._checkpoint.world_size else 0
+
+    @property
+    def _world_size(self) -> int:
+        return self._client.group.world_size if self._client is not None else _world_size()
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Nothing."""
@@ -139,10 +166,13 @@ class CkptdReader(StorageReader):
         """Reads the ranges of the plan. Raises DamagedError that names file and block."""
         checkpoint, content = self._checkpoint, self._content
         assert checkpoint is not None and content is not None  # noqa: S101, PT018 - read_metadata made them
+        state = getattr(planner, "state_dict", None)
+        lowest = _of_the_lowest(self._alike, state, content, self._world_size)
+        content = content.of_the_lowest(lowest)
         targets: dict[int, list[Target]] = {}
         fills: list[_Fill | _BoxesFill] = []
         interleaved = _interleaved(planner, content)
-        for several in [_BoxesFill(name, tensor, content) for name, tensor in interleaved.items()]:
+        for several in [_BoxesFill(name, tensor, content.boxes[name].values()) for name, tensor in interleaved.items()]:
             fills.append(several)
             for rank, target in several.targets:
                 targets.setdefault(rank, []).append(target)
@@ -159,6 +189,8 @@ class CkptdReader(StorageReader):
         try:
             for rank, wanted in sorted(targets.items()):
                 checkpoint.read(rank, wanted)
+            taken = taken_of(lowest, {name: content.boxes[name].values() for name in lowest}, _Named())
+            self._say(notes_of(taken, checkpoint.shares), self._client.group.rank if self._client else _rank())
         finally:
             self._read_to_the_end()
         for fill in fills:
@@ -205,10 +237,9 @@ class _Fill:
 class _BoxesFill:
     """A DTensor of the state whose shard is of several boxes, which DCP's items do not know."""
 
-    def __init__(self, name: str, tensor: DTensor, content: Content) -> None:
+    def __init__(self, name: str, tensor: DTensor, boxes: Collection[Saved]) -> None:
         self.targets: list[tuple[int, Target]] = []  # with the rank whose image is read
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
-        boxes = content.boxes[name].values()
         dtype = copied_as(DTYPE_OF[next(iter(boxes)).entry.dtype])
         for chunk in shard_of(tensor, repr(name)).chunks:
             found = cover(Box(*chunk.box), boxes, prefer=-1)
@@ -223,6 +254,21 @@ class _BoxesFill:
         with torch.no_grad():
             for tensor, read in self._copies:
                 tensor.copy_(read)
+
+
+class _Named(dict[str, str]):
+    """Names in quotes."""
+
+    def __missing__(self, name: str) -> str:
+        return repr(name)
+
+
+def _of_the_lowest(alike: Mapping[str, str], state: Any, content: Content, world_size: int) -> set[str]:
+    """Names of what every rank reads of the lowest: all that replicas saved in full, if the planner has no state."""
+    here = alike.keys() & content.lowest.keys()
+    if not isinstance(state, dict):
+        return here
+    return of_the_lowest({n: alike[n] for n in here}, {n: v for n, v in state.items() if is_tensor(v)}, world_size)
 
 
 def _interleaved(planner: LoadPlanner, content: Content) -> dict[str, DTensor]:

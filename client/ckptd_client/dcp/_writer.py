@@ -16,11 +16,14 @@ from ckptd.protocol.errors import SaveFailedError, UsageError
 from ckptd.protocol.ids import SaveId, parse_dirname
 from ckptd.protocol.layout import VERSION, Leaf, Leaves, encode
 from ckptd.protocol.messages import Milestone
+from ckptd.protocol.shares import Share, not_compared
 from ckptd_client import _segments as segments
+from ckptd_client._balance import as_told
 from ckptd_client._segments import Plain, Segment
 from ckptd_client._strided import is_interleaving
 from ckptd_client._tensors import shard_of
 from ckptd_client.client import Client, connect
+from ckptd_client.dcp._alike import UNKNOWN, Alike, answer, items_of, streams_of, tell
 from ckptd_client.dcp._items import ItemPlans, paths_of, resolved
 from ckptd_client.dcp._leaves import own_leaves
 from ckptd_client.dcp._staged import Staged, check_unstaged
@@ -71,6 +74,7 @@ class CkptdWriter(StorageWriter):
         self._current: Staged | None = None
         self._segment: Segment | None = None
         self._leaves: dict[str, Leaf] = {}
+        self._shares: tuple[Share, ...] = ()
 
     @property
     def client(self) -> Client:
@@ -128,6 +132,7 @@ class CkptdWriter(StorageWriter):
         self._current = staged = self._next_staged()
         step, self._step = self._step, None
         self._segment, self._leaves = (staged.segment, staged.leaves) if staged else (None, {})
+        self._shares = ()
         number = staged.number if staged else segments.count(self._client)
         for error in (self._refusal, staged.error if staged else None):
             if error is not None:
@@ -145,15 +150,15 @@ class CkptdWriter(StorageWriter):
             raise UsageError(text, hint="save with a process group of all ranks that called connect, in their order")
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """As it is."""
-        return plan
+        """With what this rank has, before DCP leaves it to another."""
+        return plan if self._current is not None else tell(plan, segments.is_own(self._client))
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """As they are. Raises UsageError unless they are of all the client's ranks."""
+        """With what ranks have in common. Raises UsageError unless they are of all the client's ranks."""
         if len(plans) != self._client.group.world_size:
             text = f"{len(plans)} ranks save, {self._client.group.world_size} called connect"
             raise UsageError(text, hint="save with a process group of all ranks that called connect")
-        return plans
+        return plans if self._current is not None else answer(plans)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
         """The one copy, into shared memory. The coordinator's part is handed over by finish, when all have theirs."""
@@ -164,6 +169,7 @@ class CkptdWriter(StorageWriter):
             else:
                 check_unstaged(self._client, planner)
                 self._segment = self._fill(plan.items, planner)
+            self._shares = self._compared(plan, planner)
             if not self._coordinates:
                 self._seal({})
         except BaseException as error:
@@ -235,7 +241,27 @@ class CkptdWriter(StorageWriter):
     def _plain(self, others: dict[str, Leaf]) -> Plain:
         """others: plain values that only other ranks have; stock readers look for them in rank 0's."""
         objects = segments.stock_objects(self._client, others | self._leaves)
-        return Plain(encode(Leaves(VERSION, self._leaves)), objects)
+        return Plain(encode(Leaves(VERSION, self._leaves)), objects, lambda: self._shares)
+
+    def _compared(self, plan: SavePlan, planner: SavePlanner) -> tuple[Share, ...]:
+        """This rank's word of what others hold too. Blocks while it is read.
+
+        It only is told: where replicas differ DCP has dealt their tensors out all the same, and will next time.
+        """
+        assert self._handle is not None  # noqa: S101 - begun
+        if self._current is not None:
+            assert self._segment is not None  # noqa: S101 - staged
+            return segments.said_of_staged(self._client, self._segment, self._handle, drain=self._drain)
+        world_size = self._client.group.world_size
+        if world_size == 1:
+            return ()
+        alike = plan.storage_data if isinstance(plan.storage_data, Alike) else UNKNOWN
+        items = items_of(alike)
+        if items is None:
+            return (not_compared(world_size),)
+        streams, values = streams_of(alike, items, lambda item: _tensor(planner, item))
+        said = segments.said_of_streams(self._client, streams, values, self._handle, drain=self._drain)
+        return as_told(said) + ((not_compared(world_size),) if alike.unseen else ())
 
     def _result(self, item: WriteItem) -> WriteResult:
         nbytes = item.tensor_storage_size() or 0

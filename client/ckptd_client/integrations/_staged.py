@@ -144,7 +144,8 @@ class Staged:
         assert self.handle is not None and self._segment is not None  # noqa: S101, PT018 - _fill made both
         if self._client.group.rank == 0:
             promise(self._directory, self._origin)
-        plain = Plain(self._leaves, segments.stock_objects(self._client, others))
+        said = segments.said_of_staged(self._client, self._segment, self.handle, drain=True)
+        plain = Plain(self._leaves, segments.stock_objects(self._client, others), lambda: said)
         segments.seal(self._client, self._segment, self.handle, plain, drain=True)
 
 

@@ -10,12 +10,14 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ckptd.protocol.ids import SaveId
+from ckptd.protocol.layout import decode_layout
 from ckptd.protocol.messages import Cadence, Milestone
-from ckptd.protocol.shares import PART_NBYTES, Where
+from ckptd.protocol.shares import PART_NBYTES, Where, not_compared
 from ckptd_client import ConfigError, _balance, _replica_digests, _replicas
 from ckptd_client._balance import WINDOWS, said_of_wholes, streams_of, wholes_of
 from ckptd_client._looks import Look, Looks, listed
 from ckptd_client._plan import gather, make_plan
+from ckptd_client._replica_choice import held_alike, of_the_lowest
 from ckptd_client._settings import Verify, verification
 from ckptd_client._tree import flatten
 from tests.runs import RUN
@@ -106,6 +108,36 @@ def test_what_cannot_be_cut_and_what_is_not_named_is_everybodys_own():
     for rank in range(3):
         names = {box.name for box in plan(state, rank, replicated=("ours", "packed", "none")).image.boxes}
         assert {"packed", "none", "mine"} <= names
+
+
+@pytest.mark.parametrize("balanced", [True, False])
+def test_what_no_stream_has_is_said_to_be_compared_by_nobody(balanced):
+    packed = torch.zeros(4, 2, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+    both = {"packed": packed, "ours": torch.ones(600)}
+    said = {}
+    for name, state in (("both", both), ("ours", {"ours": both["ours"], "tied": both["ours"]})):
+        made = make_plan(state, rank=0, world_size=2, replicated=("*",), balanced=balanced)
+        values = gather(made, state, look=Look(whole=True))
+        assert values is not None
+        said[name] = values.shares
+    (ours,) = said["ours"]
+    assert said["both"][-1] == not_compared(2)
+    assert [share.of_all_bytes for share in said["both"]] == [True, False]
+    assert ours.only_told is not balanced
+
+
+def test_a_rank_that_saves_all_of_its_own_says_what_others_hold_too():
+    state = {"ours": torch.ones(600), "tied": torch.ones(0), "mine": torch.ones(3)}
+    state["tied"] = state["ours"]
+    made = make_plan(state, rank=1, world_size=2, replicated=("ours", "tied"), balanced=False)
+    layout = decode_layout(made.layout, where="here")
+    assert layout.held_alike == {"": ["ours"]}
+    assert [entry.sizes for entry in layout.tensors if entry.name == "ours"] == [(600,)]
+    assert held_alike([layout], 2) == {"ours": "", "tied": ""}
+    assert of_the_lowest(held_alike([layout], 2), state, 2) == set()
+    assert of_the_lowest(held_alike([layout], 3), state, 3) == {"ours", "tied"}
+    shared = make_plan(state, rank=1, world_size=2, replicated=("ours", "tied"))
+    assert decode_layout(shared.layout, where="here").held_alike == {}
 
 
 def test_a_lone_rank_saves_everything():

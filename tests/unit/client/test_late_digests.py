@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from ckptd_client._late_copies import PageCopies
+from ckptd_client._late_division import divide
 from ckptd_client._late_memory import late_memory
 from ckptd_client._page_guard import HUGE_NBYTES, NoProofError, Range, whole_units
 from ckptd_client._replica_digests import BLOCK_NBYTES, WholeDigest
@@ -86,20 +87,27 @@ def armed():
     tensor = torch.frombuffer(room, dtype=torch.uint8)[100 : 5 * HUGE_NBYTES]
     tensor.fill_(7)
     units = whole_units([span(tensor)])
-    memory.arm(units)
+    memory.lease(units).release()
     wait_for(lambda: not memory.busy)
-    found = memory.arm(units)
-    if not found:
+    lease = memory.lease(units)
+    if not lease.ranges:
         pytest.skip("no huge pages")
-    yield tensor, found
-    memory.release(found)
+    assert lease.protect(lease.ranges)
+    yield tensor, lease
+    lease.release()
     memory.forget(units)
 
 
-def read(tensor, found, while_it_reads=lambda: None):
+def copies_of(lease, digest):
+    """A late copy of nothing but what the digest reads."""
+    nothing = divide([], [0], [], armed=lease.ranges, own=lease.ranges, shared=[], watched=[])
+    return PageCopies(late_memory(), lease, nothing, slot=0, names=["t0"], keep=[], digests=[digest])
+
+
+def read(tensor, lease, while_it_reads=lambda: None):
     """A digest of it, and the names that were written to meanwhile."""
     digest = whole([tensor])
-    digest.take(found)
+    digest.take(lease.ranges)
     take_late = digest.take_late
 
     def slowly():
@@ -107,31 +115,31 @@ def read(tensor, found, while_it_reads=lambda: None):
         while_it_reads()
 
     digest.take_late = slowly
-    copies = PageCopies(late_memory(), found, [], [tensor], [digest])
-    copies.copy(lambda: False)
+    copies = copies_of(lease, digest)
+    copies.copy(lambda: False, lambda: False)
     return digest, copies.written()
 
 
 def test_what_nobody_wrote_to_is_the_digest_of_the_save(armed):
-    tensor, found = armed
-    digest, written = read(tensor, found)
+    tensor, lease = armed
+    digest, written = read(tensor, lease)
     assert written == []
     assert digest.digest() == whole([tensor.clone()]).digest()
 
 
 def test_a_write_while_the_digest_is_taken_gives_the_save_up(armed):
-    tensor, found = armed
+    tensor, lease = armed
 
     def write():
         tensor[HUGE_NBYTES + 5] = 7
 
-    assert read(tensor, found, write)[1] == ["t0"]
+    assert read(tensor, lease, write)[1] == ["t0"]
 
 
 def test_a_digest_that_is_not_taken_to_its_end_proves_nothing(armed):
-    tensor, found = armed
+    tensor, lease = armed
     digest = whole([tensor])
-    digest.take(found)
-    copies = PageCopies(late_memory(), found, [], [tensor], [digest])
-    copies.copy(lambda: True)
+    digest.take(lease.ranges)
+    copies = copies_of(lease, digest)
+    copies.copy(lambda: True, lambda: False)
     assert copies.written() == ["t0"]

@@ -1,5 +1,7 @@
 """Saves of which replicas hold shares: a node lost, a coordinator that is new, and which segments a node gets."""
 
+from msgspec.structs import replace
+
 from ckptd.core import actions as act
 from ckptd.core import events as ev
 from ckptd.core.record import Record
@@ -102,6 +104,14 @@ def test_needed_are_the_own_segments_and_those_of_who_shared():
     assert record.needed_for([0]) == [0, 2]
     assert record.needed_for([1, 4]) == [1, 3, 4]
     assert record.needed_for([4]) == [4]
+
+
+def test_who_saved_all_of_its_own_needs_nobody():
+    record = cluster_record({0: (b"x" * 8,), 1: (b"x" * 8,)})
+    record.shares = {r: tuple(replace(share, only_told=True) for share in said) for r, said in record.shares.items()}
+    assert record.needed_for([0]) == [0]
+    assert not record.shared
+    assert not record.shared_by_all
 
 
 def cluster_record(sets):
