@@ -16,8 +16,12 @@ status=$?
 failed=$("$python" -c 'import json; print(*json.load(open("'$list'")), sep="\n")') || exit 1
 count=$(wc -l <<<"$failed")
 if [ "$count" -gt "$most" ]; then
+    printf 'failed:\n%s\n' "$failed"
     exit 1
 fi
 printf 'run again, alone:\n%s\n' "$failed"
-"$python" -m pytest -q --last-failed --last-failed-no-failures none tests || exit 1
+if ! "$python" -m pytest -q --last-failed --last-failed-no-failures none tests; then
+    printf 'failed alone too:\n%s\n' "$("$python" -c 'import json; print(*json.load(open("'$list'")), sep="\n")')"
+    exit 1
+fi
 printf 'passed only alone, which is a fault to be found:\n%s\n' "$failed"

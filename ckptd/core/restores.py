@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, ScanStore, TakeIncarnation, ToNode
+from ckptd.core.empty_loads import Asked, Found, Reason, Refusal, answer
 from ckptd.core.policy import Policy
 from ckptd.core.record import few
 from ckptd.core.routes import Routes
@@ -23,8 +24,6 @@ from ckptd.core.strangers import Strangers
 from ckptd.protocol.gates import MAX_GATES, Gate
 from ckptd.protocol.ids import NO_RUN, JobKey, RunId, SaveId
 from ckptd.protocol.messages import Tier
-
-_MOST_REASONS = 3  # why the newest ones cannot be restored, in a refusal
 
 
 @dataclass(slots=True)
@@ -163,7 +162,7 @@ class Restores:
     def _choose(self, r: Round, world_size: int, saves: Saves, now: float) -> list[Action]:
         candidates = self._candidates(r, saves)
         r.choice, r.gathered = None, None
-        reasons: list[str] = []
+        reasons: list[Reason] = []
         r.notes = list(dict.fromkeys([*r.notes, *self._strangers.notes]))
         disputed = self._disputed(r, saves)
         for save in candidates:
@@ -185,7 +184,7 @@ class Restores:
             tiers = [route[0] for route in routes if route is not None]
             if len(tiers) < world_size:
                 lost = [rank for rank, route in enumerate(routes) if route is None]
-                reasons.append(f"{save}: {self._routes.why_not(save, lost)}")
+                reasons.append(Reason(f"{save}: {self._routes.why_not(save, lost)}", lost=True))
                 continue
             fetches = {
                 (rank, self._routes.home(rank)): route[1]
@@ -194,11 +193,11 @@ class Restores:
             }
             far = [rank for rank, tier in enumerate(tiers) if tier is Tier.PFS and save not in r.reshaped]
             why = self._routes.why_from_store(save, far)
-            reasons += [f"{save}: {why}"] if why else []
+            reasons += [Reason(f"{save}: {why}", lost=False)] if why else []
             r.ordered = now
             if fetches:
                 return self._gather(r, save, fetches)
-            r.notes = list(dict.fromkeys([*r.notes, *reasons]))
+            r.notes = list(dict.fromkeys([*r.notes, *(reason.text for reason in reasons)]))
             return [self._order(r, save, tiers, saves)]
         if disputed is not None:
             return self._refuse_disputed(disputed)
@@ -288,15 +287,15 @@ class Restores:
         r.awaited, r.since = save, now
         return saves.drain_newest(now)
 
-    def _not_drained(self, r: Round, save: SaveId, saves: Saves) -> str:
+    def _not_drained(self, r: Round, save: SaveId, saves: Saves) -> Reason:
         """Why a checkpoint that must be on the store cannot come there."""
         size = saves.records[save].world_size
         lost = [rank for rank in range(size) if not self._routes.has(save, rank)]
         lost = [rank for rank in lost if self._routes.fetch(save, rank, r.damaged) is None]
         if lost:
-            return f"{save}: {self._routes.why_not(save, lost)}"
+            return Reason(f"{save}: {self._routes.why_not(save, lost)}", lost=True)
         why = "it could not be written there" if save in r.given_up else "a newer one, or another life, has its turn"
-        return f"{save}, of {size} ranks, must be on the store to be read by these ranks: {why}"
+        return Reason(f"{save}, of {size} ranks, must be on the store to be read by these ranks: {why}", lost=False)
 
     def _gather(self, r: Round, save: SaveId, fetches: dict[tuple[int, str], ev.FetchOrdered]) -> list[Action]:
         r.gathered = save
@@ -350,24 +349,13 @@ class Restores:
         found = [(rank, gate) for rank, gate in sorted(r.gates.items()) if tiers[rank] is Tier.PFS]
         return tuple(found) if 1 < len(found) <= MAX_GATES else ()
 
-    def _nothing(self, r: Round, candidates: list[SaveId], reasons: list[str]) -> list[Action]:
-        if candidates:
-            told = [*r.notes, *reasons[:_MOST_REASONS]]
-            if len(reasons) > _MOST_REASONS:
-                told.append(f"and {len(reasons) - _MOST_REASONS} older ones")
-            return self._refuse("restore", "no checkpoint can be restored: " + "; ".join(told), "ckptd verify")
-        if r.scan is not None and r.scan.problem:
-            text = f"cannot tell whether there is a checkpoint: the store did not answer: {r.scan.problem}"
-            return self._refuse("restore", text, f"check {self._job.store}, then start again")
-        if r.run is not None:
-            text = f"nothing of run {r.run.hex()} lies on the store or on a node that answers"
-            return self._refuse("restore", text, "ckptd list, or start its nodes with the job")
-        if r.step is not None:
-            return self._refuse("restore", f"there is no checkpoint of step {r.step}", "ckptd list, or client.steps()")
-        if set(r.notes) - set(self._strangers.notes):
-            return self._refuse("restore", "no checkpoint can be restored: " + "; ".join(r.notes), "ckptd verify")
+    def _nothing(self, r: Round, candidates: list[SaveId], reasons: list[Reason]) -> list[Action]:
+        found = Found(candidates, reasons, r.notes, self._strangers.notes, r.scan)
+        said = answer(self._job, Asked(r.step, r.run), found, self._routes)
+        if isinstance(said, Refusal):
+            return self._refuse("restore", said.message, said.hint)
         self.agreed = order = ev.LoadOrdered(
-            job=self._job, node=self._node, incarnation=r.incarnation or 0, run=r.drawn, notes=tuple(r.notes)
+            job=self._job, node=self._node, incarnation=r.incarnation or 0, run=r.drawn, notes=tuple(said)
         )
         self._round = None
         return [ToNode(job=self._job, message=order)]

@@ -24,6 +24,14 @@ class Routes:
         records, pieced = self._saves.records.values(), self._encodes.pieced
         return {r.save for r in records if r.held and (r.staged or r.save in pieced)}
 
+    def outlived_a_node(self, save: SaveId) -> bool:
+        """Whether it may have been told protected or durable: of what is neither, no loss of a node spares anything."""
+        return self.on_store(save) or save in self._encodes.pieced
+
+    def on_store(self, save: SaveId) -> bool:
+        """Whether it is committed there, as far as is known."""
+        return save in self._saves.on_store
+
     def home(self, rank: int) -> str:
         """The node where the rank runs now."""
         topology = self._encodes.topology

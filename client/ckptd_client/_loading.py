@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import logging
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from ckptd_client._restore import Source, Target, check_files, copy_out, open_fi
 from ckptd_client._together import copy_out_together
 
 _OURS = (errno.EMFILE, errno.ENFILE)
+log = logging.getLogger("ckptd_client")
 _TRIES = 3  # a daemon that dies in the middle is asked again when it is back
 
 
@@ -74,14 +76,19 @@ def find(link: Link, step: int | None) -> tuple[LoadFrom, Checkpoint | None]:
 def _agree(
     link: Link, wanted: tuple[int | None, RunId | None], read: Callable[[LoadFrom], T], gate: OpenGate | None = None
 ) -> tuple[LoadFrom, T | None]:
+    """Raises what _run does. Rank 0 logs why nothing was restored although something was there."""
     step, run = wanted
     address = gate.address if gate is not None else None
     for left in reversed(range(_TRIES)):
         try:
-            return _run(link, lambda seq: AskLoad(seq=seq, step=step, run=run, gate=address), read)
+            order, found = _run(link, lambda seq: AskLoad(seq=seq, step=step, run=run, gate=address), read)
         except ChannelLostError:
             if not left:
                 raise
+            continue
+        for note in order.notes if found is None and link.group.rank == 0 else ():
+            log.warning("ckptd: nothing was restored: %s", note)
+        return order, found
     raise AssertionError("unreachable")
 
 

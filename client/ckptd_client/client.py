@@ -451,6 +451,7 @@ class Client:
     def load(self, state: dict[str, Any], step: int | None = None, *, run: str | None = None) -> Restored | None:
         """Restores the newest checkpoint (or that of a step) into the state; None when there is nothing to restore.
 
+        None also where all that the job had was staged only and is lost with a node: a warning says what.
         Collective; blocks until all ranks have read. Tensors are filled in place, plain leaves put into the state's
         containers, Statefuls given their load_state_dict. What each Stateful's state_dict() gives then is compared with
         what was saved: an optimizer's state is put back as it was saved where load_state_dict converted it; any other

@@ -1,0 +1,81 @@
+"""What a load answers when no checkpoint can be restored. Pure.
+
+A job starts from nothing only where nothing was there, or where all that was there was staged only: no loss of a node
+was promised to spare that. Whatever was protected or durable is an error that says what to type.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ckptd.core import events as ev
+from ckptd.core.routes import Routes
+from ckptd.protocol.ids import JobKey, RunId, SaveId
+
+_MOST_REASONS = 3  # why the newest checkpoints cannot be restored
+
+
+class Refusal(NamedTuple):
+    """The load fails."""
+
+    message: str
+    hint: str
+
+
+class Reason(NamedTuple):
+    """Why a checkpoint cannot be restored."""
+
+    text: str
+    lost: bool  # a part of it is nowhere: no other start of the job finds it
+
+
+class Asked(NamedTuple):
+    """Which checkpoint the ranks want; None: the newest, of whichever run."""
+
+    step: int | None
+    run: RunId | None
+
+
+class Found(NamedTuple):
+    """What the coordinator looked at."""
+
+    candidates: Sequence[SaveId]  # newest first; none can be restored
+    reasons: Sequence[Reason]  # why not
+    notes: Sequence[str]  # of the load
+    foreign: Sequence[str]  # of these notes, which are of other runs and say nothing of this one
+    scan: ev.StoreScanned | None
+
+
+def answer(job: JobKey, asked: Asked, found: Found, routes: Routes) -> Refusal | list[str]:
+    """An error, or the notes of a load that restores nothing."""
+    told = [reason.text for reason in found.reasons[:_MOST_REASONS]]
+    if len(found.reasons) > _MOST_REASONS:
+        told.append(f"and {len(found.reasons) - _MOST_REASONS} older ones")
+    silent = found.scan.problem if found.scan is not None else ""
+    named = asked != (None, None)
+    if found.candidates:
+        scan_is_clean = found.scan is not None and not silent and not found.scan.notes
+        lost = all(reason.lost for reason in found.reasons)
+        if lost and scan_is_clean and not named and not any(map(routes.outlived_a_node, found.candidates)):
+            return [*found.notes, *(f"lost, and it was staged only: {text}" for text in told)]
+        return _refusal([*found.notes, *told], _how_to_go_on(job, found.candidates, routes))
+    if silent:
+        text = f"cannot tell whether there is a checkpoint: the store did not answer: {silent}"
+        return Refusal(text, f"check {job.store}, then start again")
+    if asked.run is not None:
+        text = f"nothing of run {asked.run.hex()} lies on the store or on a node that answers"
+        return Refusal(text, "ckptd list, or start its nodes with the job")
+    if asked.step is not None:
+        return Refusal(f"there is no checkpoint of step {asked.step}", "ckptd list, or client.steps()")
+    if set(found.notes) - set(found.foreign):
+        return _refusal(found.notes, "ckptd verify")
+    return list(found.notes)
+
+
+def _refusal(reasons: Sequence[str], hint: str) -> Refusal:
+    return Refusal("no checkpoint can be restored: " + "; ".join(reasons), hint)
+
+
+def _how_to_go_on(job: JobKey, candidates: Sequence[SaveId], routes: Routes) -> str:
+    if any(map(routes.on_store, candidates)):
+        return "ckptd verify"
+    return f"bring the lost nodes back, or give up what is left in memory: ckptd forget {job.job}"
