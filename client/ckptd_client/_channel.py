@@ -91,7 +91,7 @@ class Channel:
             raise ChannelLostError(f"the daemon behind {self._path} ended")
         self._socket.send(encode(make(seq)))
         while seq not in self._answers:
-            if not self._turn(deadline):
+            if not self._turn(deadline) or (deadline is not None and time.monotonic() > deadline + _TURN_S):
                 raise errors.WaitTimeoutError(f"the daemon behind {self._path} did not answer in time")
             if self.lost and seq not in self._answers:
                 raise ChannelLostError(f"the daemon behind {self._path} ended")

@@ -26,7 +26,7 @@ from ckptd_client._state_dicts import notes_of
 from ckptd_client._tensors import CODE_OF, DTYPE_OF, alias_key, copyable, is_tensor, shard_of
 from ckptd_client._ties import Homes, Kind, groups_of, ties_of
 from ckptd_client._tree import Flat, assign, flatten, format_path, unflatten
-from ckptd_client._verify import check, is_kept, optimizers_in
+from ckptd_client._verify import Marks, check, is_kept, optimizers_in
 
 _SHOWN = 8
 _NO_LEAVES: Mapping[int, Leaves] = {}
@@ -78,6 +78,8 @@ def saves_of(  # noqa: PLR0913 - keyword-only
             own.setdefault(entry.name, []).append(Saved(layout.rank, entry))
         own |= {name: own[owner] for name, owner in layout.aliases.items()}
         for name, found in own.items():
+            if name in leaves.leaves:  # what this rank saved as a plain value is that
+                continue
             alike = boxes.setdefault(name, [])
             alike += [saved for saved in found if _kind(saved.entry) == _kind((alike or found)[0].entry)]
     expected = set(ordered[0].paths)
@@ -172,6 +174,7 @@ class Fit:
         for path, value in plain:
             assign(state, path, value)
         contents = {prefix: self._content(prefix) for prefix, _ in self.statefuls}
+        marks = {prefix: Marks(stateful, contents[prefix]) for prefix, stateful in self.statefuls}
         for prefix, stateful in sorted(self.statefuls, key=lambda item: -len(item[0])):
             try:
                 stateful.load_state_dict(_nested(contents[prefix]))
@@ -185,7 +188,7 @@ class Fit:
         for prefix, stateful in self.statefuls:
             if not any(_within(prefix, other) for other, _ in self.statefuls if other != prefix):
                 tied = groups_of(self.ties, self.paths, prefix)
-                notes += check(prefix, stateful, contents[prefix], strict=strict, tied=tied)
+                notes += check(prefix, stateful, contents[prefix], strict=strict, tied=tied, marks=marks[prefix])
         return notes
 
     def _content(self, prefix: Path) -> list[tuple[Path, Any]]:
@@ -242,7 +245,7 @@ def fit(state: Any, saves: Saves, *, where: str, pickle_keys: PickleKeys = NO_PI
     _quieten(out)
     _copy_inline(out, here, saves)
     for name in saves.paths:
-        if name not in out.tensors and is_tensor(here.get(name)):
+        if name not in out.tensors and name not in saves.leaves.leaves and is_tensor(here.get(name)):
             out.tensors[name] = here[name]  # this rank has, and needs, nothing of it
     leaves = {name: leaf for name, leaf in saves.leaves.leaves.items() if name in saves.paths}
     out.leaves = {

@@ -185,6 +185,11 @@ class LateMemory:
                 if start in self._ready:
                     self._drop(Range(start, start + HUGE_NBYTES))
 
+    def in_child(self) -> None:
+        """Nothing of it is this process's; a thread that had the lock is not here to let it go."""
+        self._lock = threading.RLock()
+        self.guard.close()
+
     @property
     def busy(self) -> bool:
         """Whether memory is being put together."""
@@ -306,7 +311,7 @@ def _in_child() -> None:
     """The guard that was inherited is of the parent's memory."""
     global _made, _making
     if isinstance(_made, LateMemory):
-        _made.guard.close()
+        _made.in_child()
     _made, _making = None, threading.Lock()
 
 

@@ -258,12 +258,8 @@ class Overlapping:
                 self._running.let_go()
 
     def _let_write(self) -> None:
-        last, self._last = self._last, None
-        if self._running is None:
-            return
-        if last is None:
-            if self.running:
-                self._running.hold_back()  # this optimizer may queue its writes elsewhere than the first one did
+        last = self._last
+        if last is None or self._running is None or not self.running:
             return
         began = time.perf_counter()
         self._running.before_step(last.deadline)

@@ -124,8 +124,11 @@ def _kept_equal(module: Any, world_size: int) -> frozenset[str]:
     """Names of the parameters that a DDP keeps equal on all ranks of the job.
 
     It broadcasts all when it wraps a module, and afterwards sums the gradients of those that wanted any then. How many
-    those were it tells; when today's are not as many, some were frozen, unfrozen or added since.
+    those were it tells; when today's are not as many, some were frozen, unfrozen or added since. Under a hook of the
+    user's it may sum them over some ranks only, as post-local SGD does.
     """
+    if not all(_sums_for_all(hook) for hook, _ in module._comm_hooks):  # noqa: SLF001 - nothing else tells
+        return frozenset()
     if torch.distributed.get_world_size(module.process_group) != world_size:
         return frozenset()
     parameters = dict(module.named_parameters(remove_duplicate=False))
@@ -146,3 +149,12 @@ def _is_inside(path: Path, prefix: Path, inside: Inside) -> bool:
     if inside is None:
         return rest[0] == ("k", "state")
     return len(rest) == 1 and rest[0][1] in inside
+
+
+_HOOKS = {"allreduce_hook", "fp16_compress_hook", "bf16_compress_hook", "powerSGD_hook", "batched_powerSGD_hook"}
+
+
+def _sums_for_all(hook: Any) -> bool:
+    """Whether a communication hook is one of torch's that give all ranks the same gradients."""
+    torchs = getattr(hook, "__module__", "").startswith("torch.distributed.algorithms.ddp_comm_hooks.")
+    return torchs and getattr(hook, "__name__", "") in _HOOKS

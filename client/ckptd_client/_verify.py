@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+import xxhash
 
 from ckptd.protocol.errors import CkptdError, MismatchError, UsageError
 from ckptd.protocol.layout import Path, PathStep
@@ -41,17 +42,60 @@ def is_kept(path: Path, optimizers: Iterable[Path]) -> bool:
     return any(_below(path, (*top, _STATE)) for top in optimizers)
 
 
-def check(
+class Marks:
+    """Digests of what a load_state_dict is about to be given, where it might write to that: see check.
+
+    None where it is torch's own, of a module or an optimizer without hooks: that writes to nothing it is given.
+    """
+
+    def __init__(self, stateful: Any, content: Iterable[tuple[Path, Any]]) -> None:
+        tensors = [] if is_torchs_own(stateful) else [(_name(path), item) for path, item in content if is_tensor(item)]
+        self._digests = {name: _digest(tensor) for name, tensor in tensors}
+
+    def changed(self, name: str, tensor: Any) -> bool:
+        """Whether this tensor of the content was written to since."""
+        return name in self._digests and _digest(tensor) != self._digests[name]
+
+
+def is_torchs_own(stateful: Any) -> bool:
+    """Whether no code but torch's runs in this object's load_state_dict."""
+    if isinstance(stateful, torch.optim.Optimizer):
+        hooks = stateful._optimizer_load_state_dict_pre_hooks, stateful._optimizer_load_state_dict_post_hooks  # noqa: SLF001
+        return not any(hooks) and _torchs(stateful, "load_state_dict", "__setstate__")
+    if not isinstance(stateful, torch.nn.Module) or not _torchs(stateful, "load_state_dict"):
+        return False
+    return all(
+        not module._load_state_dict_pre_hooks  # noqa: SLF001 - nothing else tells
+        and not module._load_state_dict_post_hooks  # noqa: SLF001 - as above
+        and _torchs(module, "_load_from_state_dict", "set_extra_state")
+        for module in stateful.modules()
+    )
+
+
+def _torchs(stateful: Any, *methods: str) -> bool:
+    """Whether torch defines these methods of the object."""
+    found = (getattr(getattr(stateful, name), "__func__", None) for name in methods)
+    return all(one is not None and one.__module__.split(".")[0] == "torch" for one in found)
+
+
+def _digest(tensor: torch.Tensor) -> bytes:
+    return b"".join(
+        xxhash.xxh3_128_digest(bytes_of(chunk.local.detach()).cpu().numpy().data)
+        for chunk in shard_of(tensor, "it").chunks
+    )
+
+
+def check(  # noqa: PLR0913 - keyword-only
     prefix: Path, stateful: Any, content: Iterable[tuple[Path, Any]], *, strict: bool,
-    tied: Sequence[Sequence[Path]] = (),
+    tied: Sequence[Sequence[Path]] = (), marks: Marks | None = None,
 ) -> list[str]:  # fmt: skip
     """Compares what a Stateful has with the content that its load_state_dict was given. Returns notes.
 
     An optimizer's state, also inside another object's state_dict(), is put back where load_state_dict changed it.
-    Calls state_dict(), two or three times more where it changed something. Compares bits only of tensors that
-    load_state_dict copied: others are the same memory. strict: a saved tensor that the object has no more is an error,
-    else a note. tied: places that were one tensor; in an optimizer's state they must be that. Raises MismatchError that
-    names the keys.
+    Calls state_dict(), two or three times more where it changed something. Compares bits of tensors that
+    load_state_dict copied; of others, which are the same memory, digests of before and after: marks. strict: a saved
+    tensor that the object has no more is an error, else a note. tied: places that were one tensor; in an optimizer's
+    state they must be that. Raises MismatchError that names the keys.
     """
     saved = {_name(path): Item(path, value) for path, value in content}
     tops = optimizers_in(item.path for item in saved.values())
@@ -74,7 +118,7 @@ def check(
     differences = [
         f"{format_path((*prefix, *item.path))}: {difference}"
         for name, item in looked.items()
-        if name in found and (difference := _difference(item.value, found[name]))
+        if name in found and (difference := _difference(item.value, found[name]) or _written(name, item, marks))
     ]
     places = {name: format_path((*prefix, *saved[name].path)) for pair in _apart(ties, found).items() for name in pair}
     differences += [
@@ -166,6 +210,11 @@ def _apart(ties: Iterable[Sequence[str]], found: Mapping[str, Any]) -> dict[str,
 
 
 # --- one value
+
+
+def _written(name: str, item: Item, marks: Marks | None) -> str:
+    changed = marks is not None and is_tensor(item.value) and marks.changed(name, item.value)
+    return "other values than were saved" if changed else ""
 
 
 def _difference(saved: Any, found: Any) -> str:

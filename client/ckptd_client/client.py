@@ -152,7 +152,7 @@ class Client:
         self._steps: set[int] = set()
         self._warned = False
         self._stats = Stats()
-        self._closed = False
+        self._closed, self._pid = False, os.getpid()
         try:
             warnings = link.connect()
         except BaseException:
@@ -587,8 +587,11 @@ class Client:
     def close(self) -> None:
         """Leaves the job. What was staged becomes durable in the background, then its memory is freed. Idempotent.
 
-        Blocks until an overlapped save is handed over, save_timeout_s at most.
+        Blocks until an overlapped save is handed over, save_timeout_s at most. In a forked child it does nothing: the
+        job is its parent's.
         """
+        if os.getpid() != self._pid:
+            return
         with self._first_settled(time.monotonic() + self._save_timeout_s, patient=True):
             if not self._closed:
                 self._closed = True

@@ -123,6 +123,7 @@ class Keeper:
         (lambda state: {"w": state["w"].half(), "n": 1}, r"F16 \[2, 2\], F32 \[2, 2\] was saved"),
         (lambda state: {"w": state["w"].flatten(), "n": 1}, r"F32 \[4\], F32 \[2, 2\] was saved"),
         (lambda state: {"w": state["w"] + 1, "n": 1}, "other values than were saved"),
+        (lambda state: {"w": state["w"].mul_(2), "n": 1}, "other values than were saved"),
         (lambda state: {"w": state["w"].tolist(), "n": 1}, "list, a tensor was saved"),
         (lambda state: {"w": state["w"].to("meta"), "n": 1}, "meta device"),
         (lambda state: {"n": 1}, "saved, and not there"),
@@ -142,6 +143,38 @@ def test_what_an_object_makes_of_a_tensor_is_told(change, fault, join):
         return
     with pytest.raises(MismatchError, match=rf"state\['k'\](?s:.*){fault}"):
         client.load(target)
+
+
+class Halving(torch.optim.AdamW):
+    """Its load_state_dict changes what it is given, in place."""
+
+    def load_state_dict(self, state_dict):
+        for one in state_dict["state"].values():
+            one["exp_avg"].mul_(0.5)
+        super().load_state_dict(state_dict)
+
+
+def test_an_optimizer_that_changes_its_state_in_place_is_told(join):
+    client, saved = join(), nn.Linear(3, 3)
+    optimizer = torch.optim.AdamW(saved.parameters())
+    saved(torch.ones(3)).sum().backward()
+    optimizer.step()
+    client.save({"o": optimizer}, 1).wait("staged", 20)
+    with pytest.raises(MismatchError, match=r"\['exp_avg'\]: other values than were saved"):
+        client.load({"o": Halving(nn.Linear(3, 3).parameters())})
+
+
+@pytest.mark.parametrize("value", [None, 100, 0.25, "text", [1, 2]], ids=repr)
+def test_a_plain_value_that_was_saved_takes_the_place_of_a_tensor(value, join, node):
+    """As of an early stop that has found its first best value since."""
+    client = join()
+    client.save({"k": Keeper({"best": value, "w": torch.ones(2)})}, 1).wait("durable", 20)
+    latest = os.path.join(node.store, client.job, "latest")
+    for load in (client.load, lambda state: client.load_from(latest, state)):
+        target = {"k": Keeper({"best": torch.tensor([7.0]), "w": torch.zeros(2)})}
+        assert load(target).notes == []
+        assert target["k"].content["best"] == value
+        assert type(target["k"].content["best"]) is type(value)
 
 
 def test_a_tensor_that_nothing_was_saved_of_is_noted(join):

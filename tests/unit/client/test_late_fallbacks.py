@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import signal
 
 import pytest
 import torch
@@ -131,3 +132,19 @@ def test_a_forked_child_has_no_part_in_the_proof_and_takes_none_of_it(join):
     back = {"large": torch.zeros_like(expected), "small": torch.zeros(3)}
     client.load(back)
     assert torch.equal(back["large"], expected)
+
+
+def test_a_forked_child_that_closes_its_parents_client_ends_at_once_and_the_parent_goes_on(join):
+    victim, client = Victim(), join()
+    client.attach(victim.optimizer)
+    client.save(victim.state).wait("staged", 20)
+    with late_memory()._lock:  # as a thread has it that puts memory together just now
+        child = os.fork()
+        if not child:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # pytest's handler would go on with the test, here
+            signal.alarm(10)
+            client.close()
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    victim.optimizer.step()
+    client.save(victim.state).wait("staged", 20)

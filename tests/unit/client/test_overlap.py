@@ -432,6 +432,26 @@ def test_several_optimizers_each_wait(join, held):
     assert not difference(expected, {name: value.state_dict() for name, value in state.items()})
 
 
+def test_optimizers_that_step_in_threads_of_their_own_each_wait(join, held):
+    parameters = [nn.Parameter(torch.zeros(16)) for _ in range(2)]
+    optimizers = [torch.optim.SGD([parameter], lr=1.0) for parameter in parameters]
+    client = join()
+    client.attach(*optimizers, verify="samples")
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    handle = client.save({"w": parameters})
+    threads = [threading.Thread(target=optimizer.step) for optimizer in optimizers]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.2)
+    assert [parameter.sum().item() for parameter in parameters] == [0, 0]
+    held.set()
+    for thread in threads:
+        thread.join(20)
+    handle.wait("staged", 20)
+    assert [parameter.sum().item() for parameter in parameters] == [-16, -16]
+
+
 def test_a_grad_scaler_that_skips_a_step_and_one_that_takes_it(trained, held):
     loop, client = trained
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
