@@ -17,7 +17,26 @@ from ckptd_client._overlap import Overlap
 from ckptd_client._page_guard import HUGE_NBYTES, NoProofError, PageGuard, Range, pieces
 from ckptd_client._slot_writing import copy_all
 from tests.cluster import ROOT, wait_for
-from tests.unit.client.writers import EITHER, NBYTES, NO_HARM, WRITERS, Touch, Victim, in_place, memory_of
+from tests.unit.client.writers import (
+    EITHER,
+    NBYTES,
+    NO_HARM,
+    WRITERS,
+    Touch,
+    Victim,
+    average_in_and_back,
+    data_copy,
+    dlpack,
+    foreach,
+    in_place,
+    load_state_dict,
+    memory_of,
+    numpy_alias,
+    same_bits_again,
+    sharpness_ascent,
+    thread,
+    unattached_fused,
+)
 
 LONG = os.environ.get("FAULTS") == "long"
 MOMENTS = ("before the copy", "in mid-copy", "during a slowed copy", "after the copy")
@@ -488,7 +507,8 @@ class Close:
 
 
 @pytest.fixture
-def close(join):
+def close(join, monkeypatch):
+    monkeypatch.setattr(late_memory(), "alone", False)  # another test's neighbours may have written
     close, client = Close(), join()
     client.attach(close.optimizer)
     settle(client, close.state, close.optimizer)
@@ -536,3 +556,52 @@ def test_who_writes_beside_late_tensors_after_all_costs_one_save_and_no_tensor_i
     assert [save_exactly(*close) for _ in range(2)] == [0, 0]
     assert client._overlapping._written == frozenset()
     assert client.stats().late == "off: others write to the pages that its tensors share"
+
+
+class SmallVictim:
+    """What a writer of writers.py is given: one of the small tensors, in the middle of a shared page."""
+
+    def __init__(self, close):
+        self.large, self.small, self.keep = close.small[600], close.small[601], []
+        self.large.grad = torch.ones_like(self.large)
+
+    @property
+    def numbers(self):
+        return self.large.detach().numpy()
+
+
+def one_byte(victim):
+    ctypes.memset(victim.large.data_ptr() + 4096, 0x55, 1)
+
+
+def swapped_out_and_in(victim):
+    """Other tensors' values, as of an average, and back."""
+    with torch.no_grad():
+        kept = victim.large.detach().clone()
+        torch._foreach_copy_([victim.large], [victim.small.detach()])
+        torch._foreach_copy_([victim.large], [kept])
+
+
+SMALL_WRITERS = [
+    in_place, data_copy, average_in_and_back, same_bits_again, foreach, numpy_alias, dlpack, thread, load_state_dict,
+    sharpness_ascent, unattached_fused, one_byte, swapped_out_and_in,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MOMENTS[: 3 if LONG else 1])
+@pytest.mark.parametrize("writer", SMALL_WRITERS, ids=lambda writer: writer.__name__)
+def test_no_writer_to_a_late_tensor_in_a_shared_page_is_silent(writer, name, close, monkeypatch):
+    small, client = close
+    for _ in range(3):
+        save_exactly(small, client)
+    expected = {key: tensor.detach().clone() for key, tensor in small.state.items()}
+    with monkeypatch.context() as patched:
+        moment = Moment(patched, name)
+        moment.act = lambda: writer(SmallVictim(small))
+        handle = client.save(small.state)
+        assert client.stats().last_late_nbytes > 12 << 20, "what is tested is not late"
+        assert moment.done.wait(30)
+    small.optimizer.step()
+    assert not exact_or_failed(client, handle, expected)
+    assert "memory was written that shares a page with 'w" in handle.reason
+    assert save_exactly(small, client) == 0, "such pages are copied before save returns from here on"
