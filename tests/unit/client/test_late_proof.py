@@ -241,6 +241,15 @@ def test_a_save_that_nobody_disturbs_is_staged_late_and_the_memory_is_free_again
     assert not late_memory()._ready
 
 
+def test_a_late_save_is_handed_over_and_told_without_another_call_of_the_users(late, node):
+    """The last save of a run, after which nothing calls the client."""
+    victim, client = late()
+    handle = client.save(victim.state, 9)
+    assert client.stats().last_late_nbytes > 4 << 20
+    wait_for(lambda: (9, "durable") in [(c.step, c.milestone) for j in node.status().jobs for c in j.checkpoints], 8)
+    assert handle.milestone == "durable", "and the handle knows"
+
+
 # --- between the moment at which memory is protected and the copy
 
 
