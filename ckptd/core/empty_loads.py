@@ -1,7 +1,8 @@
 """What a load answers when no checkpoint can be restored. Pure.
 
 A job starts from nothing only where nothing was there, or where all that was there was staged only: no loss of a node
-was promised to spare that. Whatever was protected or durable is an error that says what to type.
+was promised to spare that. Whatever was protected or durable, or is there and damaged, is an error that says what to
+type.
 """
 
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ class Reason(NamedTuple):
     """Why a checkpoint cannot be restored."""
 
     text: str
-    lost: bool  # a part of it is nowhere: no other start of the job finds it
+    lost: bool  # a part of it is nowhere, and none is damaged: no other start of the job finds it
 
 
 class Asked(NamedTuple):
@@ -78,4 +79,4 @@ def _refusal(reasons: Sequence[str], hint: str) -> Refusal:
 def _how_to_go_on(job: JobKey, candidates: Sequence[SaveId], routes: Routes) -> str:
     if any(map(routes.on_store, candidates)):
         return "ckptd verify"
-    return f"bring the lost nodes back, or give up what is left in memory: ckptd forget {job.job}"
+    return f"bring lost nodes back, or give up what is left in memory: ckptd forget {job.job}"

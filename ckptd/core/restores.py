@@ -184,7 +184,7 @@ class Restores:
             tiers = [route[0] for route in routes if route is not None]
             if len(tiers) < world_size:
                 lost = [rank for rank, route in enumerate(routes) if route is None]
-                reasons.append(Reason(f"{save}: {self._routes.why_not(save, lost)}", lost=True))
+                reasons.append(self._lost(r, save, lost))
                 continue
             fetches = {
                 (rank, self._routes.home(rank)): route[1]
@@ -293,9 +293,13 @@ class Restores:
         lost = [rank for rank in range(size) if not self._routes.has(save, rank)]
         lost = [rank for rank in lost if self._routes.fetch(save, rank, r.damaged) is None]
         if lost:
-            return Reason(f"{save}: {self._routes.why_not(save, lost)}", lost=True)
+            return self._lost(r, save, lost)
         why = "it could not be written there" if save in r.given_up else "a newer one, or another life, has its turn"
         return Reason(f"{save}, of {size} ranks, must be on the store to be read by these ranks: {why}", lost=False)
+
+    def _lost(self, r: Round, save: SaveId, ranks: list[int]) -> Reason:
+        damaged = {rank for one, _, rank in r.damaged if one == save}
+        return Reason(f"{save}: {self._routes.why_not(save, ranks)}", lost=damaged.isdisjoint(ranks))
 
     def _gather(self, r: Round, save: SaveId, fetches: dict[tuple[int, str], ev.FetchOrdered]) -> list[Action]:
         r.gathered = save

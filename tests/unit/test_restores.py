@@ -59,12 +59,13 @@ def test_a_checkpoint_that_one_rank_cannot_read_is_passed_over_by_all():
     assert [(job.answer(seq).save, job.answer(seq).tier) for seq in seqs] == [(ONE, Tier.PFS)] * 2
 
 
-def test_when_nothing_is_left_of_what_was_staged_only_all_are_told_every_reason():
+def test_when_what_was_staged_only_is_damaged_all_are_refused_with_every_reason():
     job, _ = a_load(staged=(TWO,))
     seqs = [job.report(0, TWO, Tier.ARENA, "digest of block 3"), job.report(1, TWO, Tier.ARENA)]
     for seq in seqs:
-        assert job.answer(seq).save is None
-        assert "digest of block 3" in " ".join(job.answer(seq).notes)
+        assert "digest of block 3" in job.answer(seq).message
+        assert job.answer(seq).code == "restore"
+        assert "ckptd forget" in job.answer(seq).hint
 
 
 def test_when_nothing_is_left_of_what_was_durable_all_are_refused_with_every_reason():
