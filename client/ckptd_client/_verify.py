@@ -16,7 +16,7 @@ from ckptd.protocol.layout import Path, PathStep
 from ckptd.protocol.wording import told
 from ckptd_client._leaves import encode_leaf
 from ckptd_client._tensors import CODE_OF, Shard, alias_key, is_tensor, local_of, shard_of
-from ckptd_client._tree import assign, flatten, format_path
+from ckptd_client._tree import assign, flatten, format_path, unflatten
 
 _SHOWN = 8
 _NAMED = 3  # in one line
@@ -103,7 +103,7 @@ def check(  # noqa: PLR0913 - keyword-only
     looked = {name: item for name, item in saved.items() if name in kept or is_tensor(item.value)}
     if not looked:  # the state_dict() of what has no tensors, such as a data loader, may cost much
         return []
-    found = _found(prefix, stateful)
+    found = _found(prefix, stateful, looked.values())
     ties = [[name for name in map(_name, group) if name in kept] for group in tied]
     apart = _apart(ties, found)
     changed = {
@@ -113,7 +113,7 @@ def check(  # noqa: PLR0913 - keyword-only
     }
     if changed:
         _put_back(stateful, changed, found)
-        found = _found(prefix, stateful)
+        found = _found(prefix, stateful, looked.values())
     lost = [name for name in looked if name not in found]
     differences = [
         f"{format_path((*prefix, *item.path))}: {difference}"
@@ -167,8 +167,11 @@ def _below(path: Path, top: Path) -> bool:
     return path[: len(top)] == top
 
 
-def _found(prefix: Path, stateful: Any) -> dict[str, Any]:
-    """What the object's state_dict() gives now, by name. Raises MismatchError when that is no state."""
+def _found(prefix: Path, stateful: Any, saved: Iterable[Item]) -> dict[str, Any]:
+    """What the object's state_dict() gives now, by name. Raises MismatchError when that is no state.
+
+    What was saved as one plain value, as a defaultdict is, is one here too, though the object has a dict of values now.
+    """
     try:
         flat = flatten({"": stateful}, is_tensor)
     except CkptdError as error:
@@ -176,7 +179,14 @@ def _found(prefix: Path, stateful: Any) -> dict[str, Any]:
     except Exception as error:  # state_dict() of a user's
         text = f"{format_path(prefix)}: state_dict() after load_state_dict: {told(error)}"
         raise MismatchError(text) from error
-    return {_name(path[1:]): value for path, value in zip(flat.paths, flat.values, strict=True)}
+    found = {_name(path[1:]): value for path, value in zip(flat.paths, flat.values, strict=True)}
+    for item in saved:
+        if isinstance(item.value, dict | list | tuple) and _name(item.path) not in found:
+            pairs = zip(flat.paths, flat.values, strict=True)
+            below = [(path[1 + len(item.path) :], value) for path, value in pairs if _below(path[1:], item.path)]
+            if below:
+                found[_name(item.path)] = unflatten(below)
+    return found
 
 
 def _put_back(stateful: Any, changed: Mapping[str, Item], found: Mapping[str, Any]) -> None:

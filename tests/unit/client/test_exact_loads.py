@@ -5,6 +5,7 @@ FAULTS=long takes every optimizer with every model in both dtypes, into fresh op
 
 import itertools
 import os
+from collections import defaultdict
 
 import pytest
 import torch
@@ -213,3 +214,17 @@ def test_an_object_whose_state_is_empty_or_one_value(make, join):
     target = {"k": make(), "w": torch.zeros(2)}
     client.load(target)
     assert not difference(target, {"k": make(), "w": torch.ones(2)})
+
+
+def test_a_defaultdict_in_an_optimizers_state_comes_back_as_a_dict_of_the_same(join):
+    weight = torch.nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
+    weight.grad = torch.ones(4)
+    optimizer.step()
+    optimizer.state[weight]["seen"] = defaultdict(list, {"a": [1, 2], "b": [3]})
+    with join() as client:
+        client.save({"weight": weight.detach(), "optimizer": optimizer}).wait("staged", 20)
+        optimizer.state[weight]["seen"]["a"] = [0]
+        restored = client.load({"weight": weight.detach(), "optimizer": optimizer})
+    assert restored.notes == []
+    assert optimizer.state[weight]["seen"] == {"a": [1, 2], "b": [3]}
