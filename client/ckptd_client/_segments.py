@@ -80,7 +80,7 @@ class Segment:
 
 def count(client: "Client") -> tuple[int, int]:
     """Incarnation and number of the next save. Every rank counts alike, also a save that fails."""
-    with client._numbers:
+    with client._numbers():
         client._check_open()
         client._counter += 1
         return client._link.incarnation, client._counter
@@ -88,7 +88,7 @@ def count(client: "Client") -> tuple[int, int]:
 
 def name_save(client: "Client", number: tuple[int, int], step: int | None) -> SaveId:
     """What a save will be called. Raises UsageError for a step that was saved already, and for a number of before."""
-    with client._numbers:
+    with client._numbers():
         client._check_open()
         incarnation, counter = number
         if incarnation != client._link.incarnation:
@@ -99,7 +99,7 @@ def name_save(client: "Client", number: tuple[int, int], step: int | None) -> Sa
 
 def begin(client: "Client", save: SaveId) -> SaveHandle:
     """Opens the handle of a save: it is to be sealed or given up. Raises UsageError as name_save."""
-    with client._numbers:
+    with client._numbers():
         handle = client._begin(name_save(client, (save.incarnation, save.counter), save.step))
         client._link.unsealed.add(handle.save_id)
         client._stats.saves += 1
@@ -202,8 +202,10 @@ def seal(  # noqa: PLR0913 - keyword-only
 def release(client: "Client", segment: Segment) -> None:
     """Gives an unsealed segment's slot back: now, or with the next save if another thread keeps the client. Idempotent.
 
-    Never raises; blocks at most save_timeout_s.
+    Never raises; blocks at most save_timeout_s. In a forked child the slot is its parent's.
     """
+    if not client._owner.is_here:
+        return
     segment.owner = _nobody
     with client._first(deadline_of(client)) as mine:
         if not mine or segment not in client._segments:
@@ -287,7 +289,12 @@ def stock_objects(client: "Client", leaves: dict[str, Leaf]) -> bytes:
 
 
 def give_up(client: "Client", handle: SaveHandle, error: BaseException) -> None:
-    """Tells everybody that this rank does not take part in the save. Never raises; blocks at most save_timeout_s."""
+    """Tells everybody that this rank does not take part in the save. Never raises; blocks at most save_timeout_s.
+
+    In a forked child nobody is told: the save is its parent's.
+    """
+    if not client._owner.is_here:
+        return
     client._link.unsealed.discard(handle.save_id)
     deadline = deadline_of(client)
     with client._first(deadline) as mine:

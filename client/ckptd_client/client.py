@@ -1,10 +1,12 @@
-"""The client: connect, save, load, wait. One per rank; its methods may be called from any thread, one at a time."""
+"""The client: connect, save, load, wait. One per rank; its methods may be called from any thread, one at a time.
+
+In a forked child, such as a DataLoader's worker, what needs the daemon raises UsageError, and close does nothing.
+"""
 
 import contextlib
 import logging
 import os
 import reprlib
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -37,7 +39,7 @@ from ckptd_client._stats import Stats
 from ckptd_client._still_staged import are_still
 from ckptd_client._stock import StockLeaves
 from ckptd_client._topology import failure_told
-from ckptd_client._turns import Turns
+from ckptd_client._turns import Owner, Turns
 from ckptd_client.files import TrainerFile
 from ckptd_client.gathering import BUCKET_NBYTES, GROUPS, Gathering, Order, Ranks
 from ckptd_client.handle import SaveHandle, check_milestone
@@ -139,9 +141,10 @@ class Client:
         self._link = link
         self._dual = dual
         self._save_timeout_s = save_timeout_s
-        self._turns = Turns(link)
+        self._owner, self._warned, self._closed = Owner(), False, False
+        self._turns = Turns(link, self._owner)
         self._first, self._last = self._turns.first, self._turns.last
-        self._numbers = threading.RLock()  # of saves; held for moments only, also by a save that cannot get the other
+        self._numbers = self._owner.numbers
         self._plan: Plan | None = None  # of the last state
         self._plans: list[Plan] = []  # the last ones, the newest first: a full save and one of the model may alternate
         self._segments: list[Segment] = []  # still to be sealed: saves of DCP's, in two steps, and overlapped ones
@@ -150,9 +153,7 @@ class Client:
         self._counter = 0
         self._last_step = self._highest = -1
         self._steps: set[int] = set()
-        self._warned = False
         self._stats = Stats()
-        self._closed, self._pid = False, os.getpid()
         try:
             warnings = link.connect()
         except BaseException:
@@ -217,6 +218,7 @@ class Client:
                 return self._link.ask(make, deadline)
 
     def _check_open(self) -> None:
+        self._owner.check()
         if self._closed:
             raise UsageError("this client is closed", hint="connect again")
 
@@ -301,6 +303,7 @@ class Client:
     @contextlib.contextmanager
     def _first_settled(self, deadline: float, *, patient: bool = False) -> Iterator[bool]:
         """The lock as _first has it, with no save's copies running. patient: the deadline is theirs only."""
+        self._owner.check()
         while True:
             self._overlapping.settle(deadline, cancel=True)
             with self._first(None if patient else deadline) as mine:
@@ -310,7 +313,7 @@ class Client:
                 return
 
     def _number(self, step: int | None, state: object) -> SaveId:
-        with self._numbers:
+        with self._numbers():
             self._counter += 1  # also for a save that fails, so that all ranks count alike
             if isinstance(step, dict) and not isinstance(state, dict):
                 text = f"save was given {reprlib.repr(state)} as the state, and a dict as the step"
@@ -319,7 +322,7 @@ class Client:
 
     def _begin(self, save: SaveId) -> SaveHandle:
         handle = SaveHandle(save, self._pump)
-        with self._numbers:
+        with self._numbers():
             self._link.book.add(handle)
             self._steps.add(save.step)
             self._last_step = save.step
@@ -576,7 +579,7 @@ class Client:
             return found
 
     def _begin_incarnation(self, order: LoadFrom) -> None:
-        with self._numbers:
+        with self._numbers():
             self._link.begin_incarnation(order.incarnation, order.run)
             self._counter, self._steps = 0, set()
             self._last_step = order.save.step if order.save is not None else -1
@@ -590,7 +593,7 @@ class Client:
         Blocks until an overlapped save is handed over, save_timeout_s at most. In a forked child it does nothing: the
         job is its parent's.
         """
-        if os.getpid() != self._pid:
+        if not self._owner.is_here:
             return
         with self._first_settled(time.monotonic() + self._save_timeout_s, patient=True):
             if not self._closed:
