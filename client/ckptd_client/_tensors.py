@@ -148,7 +148,10 @@ def describe(tensor: torch.Tensor, where: str) -> tuple[str, tuple[int, ...]]:
     if tensor.layout is not torch.strided:
         raise UsageError(f"{where} is sparse ({tensor.layout})", hint="save its indices and values, or to_dense()")
     if tensor.is_meta:
-        raise UsageError(f"{where} is on the meta device and has no values", hint="materialise it before saving")
+        raise UsageError(
+            f"{where} is on the meta device and has no values",
+            hint="save after model.to_empty(device=...) and its initialisation",
+        )
     code = CODE_OF.get(tensor.dtype)
     if code is None:
         raise UsageError(f"{where} has dtype {tensor.dtype}, which cannot be saved", hint=_dtype_hint(tensor))

@@ -330,7 +330,7 @@ class Client:
             if lower and not self._warned:
                 self._warned = True
                 log.warning(
-                    "ckptd: step %d is saved after step %d: load restores the newest save, not the highest step",
+                    "ckptd: step %d is saved after step %d: load takes the newest save, load(state, step=...) another",
                     save.step,
                     self._highest,
                 )

@@ -1,0 +1,163 @@
+"""Types a mistake in a world of its own, and keeps what came of it."""
+
+import atexit
+import contextlib
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import warnings
+from dataclasses import dataclass
+
+from tests import forks
+from tests.mistakes.mistake import PREAMBLE, Mistake
+from tests.mistakes.world import NOBODY, World
+
+_LONG_S = 0.05
+_starting = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What each process printed, its exit status (None: it had to be killed), and the seconds until the last ended."""
+
+    texts: tuple[str, ...]
+    exits: tuple[int | None, ...]
+    seconds: float
+
+    @property
+    def text(self) -> str:
+        """What all printed, with ranks told apart."""
+        if len(self.texts) == 1:
+            return self.texts[0]
+        lines = [f"[rank {i}] {line}" for i, text in enumerate(self.texts) for line in text.splitlines()]
+        return "\n".join(lines)
+
+
+def play(mistake: Mistake) -> Outcome:
+    """Makes it; nothing is left behind."""
+    with World(mistake.nodes, user=mistake.user) as world:
+        if mistake.before:
+            world.shell(world.filled(mistake.before))
+        began = time.monotonic()
+        deadline = began + mistake.within_s
+        exits = _shell(mistake, world, deadline) if mistake.is_shell else _python(mistake, world, deadline)
+        seconds = time.monotonic() - began
+        texts = tuple(_text(world, rank) for rank in range(len(exits)))
+    return Outcome(texts, exits, seconds)
+
+
+def _log(world: World, rank: int) -> str:
+    return os.path.join(world.bin, f"rank{rank}.log")
+
+
+def _text(world: World, rank: int) -> str:
+    with open(_log(world, rank), encoding="utf-8", errors="replace") as file:
+        return file.read().replace(world.place, "/place")
+
+
+def _shell(mistake: Mistake, world: World, deadline: float) -> tuple[int | None, ...]:
+    with open(_log(world, 0), "wb") as log:
+        process = subprocess.Popen(
+            ["/bin/bash", "-c", world.filled(mistake.typed[2:].replace("\n$ ", "\n"))],
+            cwd=world.home, env=world.environ(extra=mistake.environ), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            start_new_session=True, user=NOBODY if mistake.user else None,
+        )  # fmt: skip
+    try:
+        return (process.wait(max(0.0, deadline - time.monotonic())),)
+    except subprocess.TimeoutExpired:
+        return (None,)
+    finally:
+        _kill_session(process.pid)
+        process.wait()
+
+
+def _python(mistake: Mistake, world: World, deadline: float) -> tuple[int | None, ...]:
+    script = os.path.join(world.home, "train.py")
+    with open(script, "w", encoding="utf-8") as file:
+        file.write(PREAMBLE + world.filled(mistake.typed))
+    shared = _launched(mistake.ranks) if mistake.ranks > 1 else {}
+    begun = []
+    for rank in range(mistake.ranks):
+        open(_log(world, rank), "wb").close()
+        node = rank * mistake.nodes // mistake.ranks
+        variables = world.environ(node, {**shared, **({"RANK": str(rank)} if shared else {}), **mistake.environ})
+        with _starting:
+            begun.append(forks.start(_run, variables, _log(world, rank), world.home, mistake.user))
+    for process in begun:
+        process.join(max(0.0, deadline - time.monotonic()))
+    exits = tuple(process.exitcode for process in begun)
+    for process in begun:
+        if process.exitcode is None:
+            process.kill()
+        process.join()
+    return exits
+
+
+def _launched(ranks: int) -> dict[str, str]:
+    """What a launcher sets, before init_process_group."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return {
+        "WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RUN_ID": f"run{port}",
+        "LOCAL_WORLD_SIZE": str(ranks),
+    }
+
+
+def _kill_session(session: int) -> None:
+    """What a shell of ours left running: each process of its session."""
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if os.getsid(int(name)) == session:
+                os.kill(int(name), signal.SIGKILL)
+
+
+def _run(variables: dict[str, str], log: str, home: str, user: bool) -> None:
+    """In a forked process that has torch already: as `python train.py` from here on, down to its end."""
+    os.setsid()
+    out = os.open(log, os.O_WRONLY | os.O_APPEND)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    os.close(out)
+    forks.begin({})
+    os.environ.clear()
+    os.environ.update(variables)
+    os.chdir(home)
+    if user:
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+    warnings.resetwarnings()
+    warnings.simplefilter("default")
+    sys.argv = ["train.py"]
+    sys.path.insert(0, home)
+    status = _status_of_script()
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _status_of_script() -> int:
+    try:
+        runpy.run_path("train.py", run_name="__main__")
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException as error:
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename != "train.py":
+            trace = trace.tb_next
+        traceback.print_exception(error.with_traceback(trace))
+        return 1
+    return 0
