@@ -14,6 +14,7 @@ class Background:
     """``fileno`` becomes readable when a result waits; ``deliver`` runs the callbacks in the caller's thread."""
 
     def __init__(self, threads: int, name: str) -> None:
+        self.threads = threads
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
         self._results: deque[Callable[[], None]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)

@@ -49,6 +49,7 @@ from ckptd.protocol.messages import (
 )
 from ckptd.protocol.topology import Scheme
 from ckptd.rank_socket import Letter, RankSocket
+from ckptd.rounds import Rounds
 from ckptd.stores import Stores
 from ckptd.worker_link import StoreLink
 
@@ -124,7 +125,7 @@ class Daemon:
             known_stores=self._known_stores,
             stores=self._stores,
             digesting=self._digesting,
-            allocating=self._allocating,
+            allocating=Rounds(self._allocating),
             cleaning=self._cleaning,
             deliver=self._handle,
             store_timeout_s=config.store_timeout_s,

@@ -22,6 +22,7 @@ from ckptd.protocol.layout import extents
 from ckptd.protocol.manifest import STOCK_OBJECTS, VERSION, FileRecord, StockObjects, Vote, decode_objects
 from ckptd.protocol.shares import as_recorded
 from ckptd.publishing import Publishing
+from ckptd.rounds import Rounds
 from ckptd.store import CommitOutcome
 from ckptd.store_incarnations import Committer, Taker
 from ckptd.store_looks import StoreLooks, problem_of
@@ -59,7 +60,7 @@ class Effects:
         known_stores: KnownStores,
         stores: Stores,
         digesting: Background,
-        allocating: Background,
+        allocating: Rounds,
         cleaning: Background,
         deliver: Deliver,
         store_timeout_s: float,
@@ -162,7 +163,7 @@ class Effects:
         except BudgetError as error:
             self._slots_failed(action, action.count, error)
             return
-        for _ in range(action.count):
+        for number in range(action.count):  # the first of each rank, then the second
 
             def done(outcome: str | Exception) -> None:
                 if isinstance(outcome, Exception):
@@ -170,7 +171,7 @@ class Effects:
                 else:
                     self._deliver(ev.SlotReady(job=job, rank=rank, slot=outcome, capacity=capacity))
 
-            self._allocating.run(lambda: self._arena.allocate(job, rank, capacity), done)
+            self._allocating.run(number, lambda: self._arena.allocate(job, rank, capacity), done)
 
     def _slots_failed(self, action: act.AllocateSlots, count: int, error: Exception) -> None:
         code, message, hint = _describe(error)

@@ -60,7 +60,7 @@ def _stage(client: "Client", handle: SaveHandle, values: Values, *, drain: bool,
         name = link.wait_slot(need, deadline)
     except WaitTimeoutError:
         reason, _ = no_slot(client)
-        if link.allocating:
+        if not link.all_granted:
             seconds = time.monotonic() - began
             reason = f"the memory of its slots is still being allocated after {seconds:.3g} s"
             reason += "; call prepare(state) before training"

@@ -21,8 +21,8 @@ def fixture_join(node, monkeypatch):
         monkeypatch.setenv(name, value)
     clients = []
 
-    def connect(**settings):
-        clients.append(ckptd_client.connect("job", **{"start": False} | settings))
+    def connect(job="job", **settings):
+        clients.append(ckptd_client.connect(job, **{"start": False} | settings))
         return clients[-1]
 
     yield connect

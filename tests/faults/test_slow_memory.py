@@ -51,7 +51,30 @@ def test_the_first_save_waits_for_slots_that_are_on_their_way(node, join):
     assert handle.end != "skipped", handle.reason
     assert handle.stall_s > TIMEOUT_S
     assert handle.wait("durable", 20).step == 1
+    client.prepare(STATE)  # the other slots come after the first
     assert client.save(STATE, 2).stall_s < TIMEOUT_S
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_second_save_that_finds_no_slot_says_that_its_memory_is_on_its_way(node, join):
+    start(node, 1.5)
+    client = join(save_timeout_s=TIMEOUT_S, drain_every=1000)
+    client.save(STATE, 1)
+    handle = client.save(STATE, 2)
+    assert handle.end == "skipped"
+    assert "memory of its slots is still being allocated" in handle.reason
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_first_slot_is_made_before_the_second_ones_of_others(node, join):
+    start(node, 2.0)
+    early, late = join("early"), join("late")
+    saving = threading.Thread(target=early.save, args=(STATE, 1))
+    saving.start()
+    wait_for(lambda: early._link.capacity)
+    assert late.save(STATE, 1).stall_s < 3  # it was 4: behind the second and the third slot of the other
+    saving.join(20)
+    assert not saving.is_alive()
 
 
 @pytest.mark.usefixtures("patient")

@@ -307,12 +307,33 @@ def test_a_slot_whose_allocation_was_cut_short_is_not_adopted(arena):
     assert not os.path.exists(path)
 
 
-def test_a_slot_of_huge_pages_has_all_its_bytes_and_counts_them(arena):
-    capacity = 3 * HUGE_NBYTES + PAGE
+@pytest.mark.parametrize("whole", [3, 40])
+def test_a_slot_of_huge_pages_has_all_its_bytes_and_counts_them(arena, whole):
+    capacity = whole * HUGE_NBYTES + PAGE
     arena.reserve(0, 1, capacity)
     name = arena.allocate(KEY, 0, capacity)
     assert os.stat(arena.slot_path(KEY, name)).st_blocks * 512 == arena.used_nbytes == capacity
     assert [found.capacity for found in arena.scan()] == [capacity]
+
+
+@pytest.mark.parametrize(("refused", "calls"), [(0, 4), (1, 1 + 32), (2, 1 + 32)])
+def test_a_large_slot_is_made_in_few_calls_and_in_more_where_one_is_refused(arena, monkeypatch, refused, calls):
+    """Each call has all cores give back pages that they set aside: 3 ms, a first save of 512 MiB waits for 128."""
+    asked = []
+
+    def fill_huge(mapping, start, nbytes):
+        asked.append(nbytes)
+        if len(asked) <= refused:
+            return False
+        arena_module.fill(mapping, start, nbytes)
+        return True
+
+    monkeypatch.setattr(arena_module, "fill_huge", fill_huge)
+    capacity = 64 * HUGE_NBYTES
+    arena.reserve(0, 1, capacity)
+    name = arena.allocate(KEY, 0, capacity)
+    assert len(asked) == calls
+    assert os.stat(arena.slot_path(KEY, name)).st_blocks * 512 == arena.used_nbytes == capacity
 
 
 def test_debris_is_left_alone_or_removed_and_never_stops_the_scan(arena):
