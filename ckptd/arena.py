@@ -88,7 +88,12 @@ class Arena:
             raise ConfigError(f"a daemon (pid {pid}) already serves arena {self.path!r}", hint="ckptd status")
         self._lock_fd = fd
         os.makedirs(os.path.join(self.path, places.JOBS), mode=0o700, exist_ok=True)
-        ballast.take(self.path)
+        self.keep_ballast()
+
+    def keep_ballast(self) -> None:
+        """Pages for small files are set aside, as many as there is room for."""
+        if self.in_place():
+            ballast.take(self.path)
 
     @property
     def socket_path(self) -> str:

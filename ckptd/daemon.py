@@ -2,10 +2,8 @@
 
 import logging
 import os
-import resource
 import signal
 import socket
-import sys
 import time
 from collections import deque
 from functools import partial
@@ -29,7 +27,7 @@ from ckptd.door import Door
 from ckptd.effects import Effects
 from ckptd.forgetting import Forgetting
 from ckptd.liveness import Liveness, somebody_waits
-from ckptd.logs import configure, line
+from ckptd.logs import line
 from ckptd.peers.identity import identify
 from ckptd.peers.plane import PeerPlane
 from ckptd.protect_effects import ProtectAction, ProtectEffects
@@ -60,7 +58,6 @@ _LOOK_S = 5.0  # how often the arena is looked for
 _NOTICE_S = 1.0  # how often systemd is told the state
 _LAST_WORDS_S = 0.5  # who waits for the end may take so long to hear of it
 _PULLS = 4  # encodes at once, of all jobs, and as many fetches: ranks wait for these, and not for an encode that hangs
-_MAX_FILES = 65536
 
 
 class Daemon:
@@ -289,6 +286,7 @@ class Daemon:
         for live in self._liveness.ended():
             log.info(line("rank ended", job=live.job.job, rank=live.rank, pid=live.pid))
             self._handle(ev.RankGone(job=live.job, rank=live.rank, session=live.session))
+            self._arena.keep_ballast()  # of its file's page, before somebody else has it
             self._door.left(live.job, live.rank, live.session)
 
     def _open(self, letter: Letter) -> None:
@@ -411,6 +409,7 @@ class Daemon:
             return
         self._look_at = now + _LOOK_S
         self._homeless = not self._arena.in_place()
+        self._arena.keep_ballast()
         if self._homeless:
             hint = "logind does that to /dev/shm at a user's last logout: loginctl enable-linger"
             log.error(line("the arena was removed, and what was staged with it", arena=self._arena.path, hint=hint))
@@ -443,20 +442,3 @@ def _policy(config: Config) -> Policy:
         client_started=config.exit_when_empty,
         drain_parity=config.drain_parity,
     )
-
-
-def _raise_file_limit() -> None:
-    """A coordinator has three descriptors for each other node."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def run(config: Config) -> int:
-    """The daemon in the foreground; returns its exit status. Raises ConfigError when it cannot start."""
-    configure(config.log_level)
-    _raise_file_limit()
-    status = Daemon(config).run()
-    sys.stderr.flush()
-    os._exit(status)  # a thread that blocks in a hung file system must not hold the process

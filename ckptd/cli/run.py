@@ -39,9 +39,9 @@ def _run(config: str | None, **flags: Raw) -> int:
     Settings come from the TOML file, then CKPTD_* variables, then flags; the last one wins.
     """
     settings, _ = load_config(flags, toml_path=config)
-    from ckptd import daemon  # noqa: PLC0415  # settings that are wrong are told before anything heavy is loaded
+    from ckptd import serving  # noqa: PLC0415  # settings that are wrong are told before anything heavy is loaded
 
-    return daemon.run(settings)
+    return serving.run(settings)
 
 
 CONFIG_OPTIONS: list[click.Parameter] = [

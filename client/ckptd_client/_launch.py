@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from ckptd import ballast
 from ckptd.protocol.errors import ConnectError
 from ckptd.protocol.places import LOG
 
@@ -16,7 +17,7 @@ def start_daemon(arena: str, flags: Sequence[str] = ()) -> str:
 
     flags: settings that its starter was told.
 
-    Raises ConnectError.
+    Raises ConnectError; BudgetError when memory is full.
     """
     log = os.path.join(arena, LOG)
     root = _import_root()
@@ -26,7 +27,8 @@ def start_daemon(arena: str, flags: Sequence[str] = ()) -> str:
     # The shell leaves at once, so the daemon is nobody's child here and outlives this process and its terminal.
     shell = ["/bin/sh", "-c", _DETACH, "ckptd", *command]
     try:
-        os.close(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))  # whatever the umask is
+        with ballast.told_when_full(arena, "the daemon's log"):
+            os.close(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))  # whatever umask is
         subprocess.run(shell, env=environ, start_new_session=True, check=True)
     except (OSError, subprocess.SubprocessError) as error:
         raise ConnectError(f"the daemon could not be started: {error}", hint="start one: ckptd run") from error

@@ -1,6 +1,7 @@
 """This rank's side of the arena: its rank file, and the slots it may write."""
 
 import contextlib
+import errno
 import fcntl
 import logging
 import mmap
@@ -9,6 +10,7 @@ import stat
 
 import torch
 
+from ckptd import ballast
 from ckptd.mapping import POPULATE_WRITE, Mapping
 from ckptd.protocol import places, rank_file
 from ckptd.protocol.errors import ConfigError, ConnectError
@@ -37,10 +39,10 @@ def _create(path: str) -> int:
 def make_arena(path: str) -> None:
     """Makes the arena's directory if it is missing, its parent never: that it lies in memory the daemon looks at.
 
-    Raises ConfigError when it cannot be made, or is not this user's alone.
+    Raises ConfigError when it cannot be made, or is not this user's alone; BudgetError when memory is full.
     """
     try:
-        with contextlib.suppress(FileExistsError):
+        with contextlib.suppress(FileExistsError), ballast.told_when_full(os.path.dirname(path), "an arena"):
             os.mkdir(path, 0o700)
         found = os.lstat(path)
     except OSError as error:
@@ -64,6 +66,14 @@ class RankFile:
     def __init__(self, arena: str, job: JobKey, rank: int, session: str) -> None:
         make_arena(arena)
         self._path = os.path.join(arena, places.job_dir(job), places.rank_file_name(rank, session))
+        try:
+            with ballast.told_when_full(arena, f"the file that says that rank {rank} lives"):
+                self._make(arena, rank_file.encode(rank_file.RankRecord(job, rank, session, os.uname().nodename)))
+        except OSError as error:
+            text = f"rank {rank} cannot make {error.filename or self._path}: {error.strerror or error}"
+            raise ConnectError(text, hint=f"ls -la {arena}; {_ARENA_HINT}") from error
+
+    def _make(self, arena: str, record: bytes) -> None:
         self._fd = _create(self._path)
         found = os.fstat(self._fd)
         self._file = (found.st_dev, found.st_ino)
@@ -71,11 +81,20 @@ class RankFile:
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(self._fd)
-            raise ConnectError(
-                f"another process is rank {rank} of this session already", hint="give each process its own rank"
-            ) from error
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                raise
+            text = f"another process holds {self._path}: it is this rank of this session already"
+            raise ConnectError(text, hint="give each process its own rank") from error
         os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, rank_file.encode(rank_file.RankRecord(job, rank, session, os.uname().nodename)), 0)
+        try:
+            ballast.write(arena, lambda: self._put(record))
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def _put(self, record: bytes) -> None:
+        if os.pwrite(self._fd, record, 0) < len(record):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._path)
 
     @property
     def lost(self) -> bool:

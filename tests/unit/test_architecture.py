@@ -18,6 +18,7 @@ PURE_ALLOWED = (sys.stdlib_module_names - PURE_BANNED) | {"blake3", "msgspec", "
 BULK = tuple(f"ckptd.bulk.{name}" for name in ("client", "server", "sockets", "marks", "wire"))
 CLIENT_SEES = (
     "ckptd.protocol",
+    "ckptd.ballast",
     "ckptd.integrity_key",
     "ckptd.mapping",
     "ckptd.private_files",
@@ -29,7 +30,12 @@ OPTIONAL = {
     "ckptd.export.casts": {"numpy"},
     "ckptd.parity.engine": {"numpy"},
 }  # imported when it is used, and only there
-TOPS = ("ckptd.daemon", "ckptd.cli", "ckptd.__main__")  # who may see everything, each only from further right
+TOPS = (
+    "ckptd.daemon",
+    "ckptd.serving",
+    "ckptd.cli",
+    "ckptd.__main__",
+)  # who may see everything, each only from further right
 
 
 def sources(package):

@@ -536,8 +536,8 @@ def test_doctor(ckptd, tmp_path):
 def test_run_gives_the_daemon_its_settings(ckptd, monkeypatch):
     configs = []
     daemon = SimpleNamespace(run=lambda config: configs.append(config) or 7)
-    monkeypatch.setitem(sys.modules, "ckptd.daemon", daemon)
-    monkeypatch.setattr("ckptd.daemon", daemon, raising=False)
+    monkeypatch.setitem(sys.modules, "ckptd.serving", daemon)
+    monkeypatch.setattr("ckptd.serving", daemon, raising=False)
     code, _, _ = ckptd("run", "--arena", "/x", "--budget-nbytes", "64G", "--no-exit-when-empty", "--keep-last", "5")
     assert code == 7
     (config,) = configs

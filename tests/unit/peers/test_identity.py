@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from ckptd import ballast
 from ckptd.arena import Arena
 from ckptd.bulk.host import BulkHost
 from ckptd.config import Config
@@ -238,7 +239,7 @@ def full(tmp_path, monkeypatch):
     real = os.replace
 
     def replace(source, target):
-        if os.path.exists(os.path.join(arena.path, places.BALLAST)):
+        if os.stat(os.path.join(arena.path, places.BALLAST)).st_size >= ballast.NBYTES:
             raise OSError(errno.ENOSPC, "No space left on device")
         real(source, target)
 
