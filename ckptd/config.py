@@ -67,9 +67,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     store_hang_s: Annotated[
         float, Meta(gt=0, extra=_DURATION, description="silence after which a store's worker is replaced")
     ] = 300.0
-    stop_drain_s: Annotated[
-        float, Meta(ge=0, extra=_DURATION, description="how long SIGTERM waits for a running drain")
-    ] = 20.0
+    stop_drain_s: Annotated[float, Meta(ge=0, extra=_DURATION, description="how long SIGTERM waits for a drain")] = 20.0
     orphan_ttl_s: Annotated[
         float, Meta(ge=0, extra=_DURATION, description="how long a crashed job's memory is kept for it")
     ] = 86400.0

@@ -48,6 +48,7 @@ from ckptd.protocol.messages import (
 from ckptd.protocol.topology import Scheme
 from ckptd.rank_socket import Letter, RankSocket
 from ckptd.rounds import Rounds
+from ckptd.stopping import Stopping
 from ckptd.stores import Stores
 from ckptd.worker_link import StoreLink
 
@@ -97,9 +98,7 @@ class Daemon:
         self._queue: deque[ev.Event] = deque()
         self._handling, self._fence = False, BugFence()
         self._wake, self._signals = socket.socketpair()
-        self._stop_asked = 0
-        self._stop_at: float | None = None
-        self._stop_waiters: list[Letter] = []
+        self._stop = Stopping(config, self._catalogue, self._handle)
         self._empty_since: float | None = None
         self._sweep_at = self._notice_at = 0.0
         self._look_at = self._started + _LOOK_S
@@ -168,7 +167,7 @@ class Daemon:
         signal.set_wakeup_fd(self._signals.fileno(), warn_on_full_buffer=False)
 
         def stop(_number: int, _frame: object) -> None:
-            self._stop_asked += 1
+            self._stop.signalled()
 
         signal.signal(signal.SIGTERM, stop)
         signal.signal(signal.SIGINT, stop)
@@ -177,12 +176,8 @@ class Daemon:
     def _ends(self) -> bool:
         """Whether to leave now: asked to and nothing worth waiting for, or empty long enough."""
         now = time.monotonic()
-        if self._stop_asked:
-            if self._stop_at is None:
-                self._stop_at = now + self._config.stop_drain_s
-                notify.stopping("finishing the drain that runs", drain_s=self._config.stop_drain_s)
-            draining = any(job.coordinator.saves.active for job in self._catalogue.jobs.values())
-            return not draining or self._stop_asked > 1 or now >= self._stop_at
+        if self._stop.asked:
+            return self._stop.over(now)
         at_work = self._cleaning.busy or self._encoding.busy or self._fetching.busy
         busy = at_work or self._stores.busy or not self._catalogue.empty
         if not self._config.exit_when_empty or busy:
@@ -199,7 +194,8 @@ class Daemon:
     def _close(self) -> None:
         notify.stopping()
         log.info(line("stopping", empty=self._catalogue.empty))
-        for letter in self._stop_waiters:
+        self._stop.say_what_is_left()
+        for letter in self._stop.waiters:
             self._door.answer(letter.identity, StatusReply(reply_to=letter.request.seq, status=self._desk.status()))
         self._stores.close()
         self._liveness.close()
@@ -208,7 +204,7 @@ class Daemon:
             work.close()
         self._bulk.close()
         self._plane.close()
-        self._socket.close(linger_s=_LAST_WORDS_S if self._stop_asked else 0.0)
+        self._socket.close(linger_s=_LAST_WORDS_S if self._stop.asked else 0.0)
         self._arena.close(remove=self._catalogue.empty and self._config.exit_when_empty)
 
     # --- loop
@@ -234,7 +230,7 @@ class Daemon:
 
     def _timeout_ms(self) -> int:
         now = time.monotonic()
-        times = [self._catalogue.next_deadline(), self._stores.next_deadline(), self._stop_at]
+        times = [self._catalogue.next_deadline(), self._stores.next_deadline(), self._stop.until]
         times += [self._plane.next_deadline(), self._desk.next_deadline(), self._look_at]
         if self._liveness.unwatched:
             times.append(self._sweep_at)
@@ -339,9 +335,9 @@ class Daemon:
 
     def _stop_for(self, letter: Letter, *, wait: bool) -> None:
         """As SIGTERM does; unlike it, asked twice it still finishes what runs."""
-        self._stop_asked = max(self._stop_asked, 1)
+        self._stop.ask()
         if wait:
-            self._stop_waiters.append(letter)
+            self._stop.waiters.append(letter)
         else:
             self._door.answer(letter.identity, StatusReply(reply_to=letter.request.seq, status=self._desk.status()))
 
@@ -413,7 +409,7 @@ class Daemon:
         if self._homeless:
             hint = "logind does that to /dev/shm at a user's last logout: loginctl enable-linger"
             log.error(line("the arena was removed, and what was staged with it", arena=self._arena.path, hint=hint))
-            self._stop_asked = max(self._stop_asked, 1)  # a drain that runs has its files open
+            self._stop.ask(homeless=True)  # a drain that runs has its files open
 
     def _tell_systemd(self, now: float) -> None:
         if now < self._notice_at + _NOTICE_S or "NOTIFY_SOCKET" not in os.environ:

@@ -37,7 +37,10 @@ class Remains(msgspec.Struct, kw_only=True):
 @click.option("--timeout", metavar="DURATION", default="2m", show_default=True, help="How long --wait waits.")
 @common.json_option
 def command(arena: str | None, wait: bool, timeout: str, as_json: bool) -> int:
-    """End the daemon: it finishes the drain that runs, for up to stop_drain_s, and leaves what is staged in memory."""
+    """End the daemon: it finishes the drain that runs, for up to stop_drain_s, and leaves what is staged in memory.
+
+    One that a client started also drains the newest checkpoint of each job in that time.
+    """
     where = common.arena_of(arena)
     before = ask_status(where, _ANSWER_S)
     status = _stop(where, before, _seconds(timeout)) if wait else _ask(where)

@@ -30,6 +30,11 @@ class DrainShare:
         self._mine: frozenset[int] = frozenset()  # ranks whose segments this node drains
         self.done: dict[int, int] = {}  # rank -> bytes of its images that are written
 
+    @property
+    def at_work(self) -> bool:
+        """Whether this node writes something to the store, or has voted for it and not heard of the commit."""
+        return self._busy or self.voted is not None
+
     def ended(self, save: SaveId) -> None:
         """The save's end is known."""
         self.voted = None if save == self.voted else self.voted

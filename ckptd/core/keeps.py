@@ -14,7 +14,7 @@ class Keeps:
         self.newest_staged: SaveId | None = None
         self.resumed: SaveId | None = None  # the job went on from it, and has staged nothing since
         self._resumed_as = 0  # the incarnation that began then
-        self._durable: SaveId | None = None  # the newest
+        self.durable: SaveId | None = None  # the newest
         self.pending: set[SaveId] = set()  # held here, neither staged nor given up by the coordinator
         self.forced: set[SaveId] = set()  # to be drained for sure, so kept until they are
         self.settled = 0  # the incarnation that has a checkpoint as safe as it was to become
@@ -31,7 +31,7 @@ class Keeps:
 
         With the newest protected one that makes three saves, and leaves ranks of three slots none to go on with.
         """
-        resumed, newest, durable = self.resumed, self.newest_staged, self._durable
+        resumed, newest, durable = self.resumed, self.newest_staged, self.durable
         if resumed is None or newest is None or durable is None:
             return False
         return resumed < newest and resumed <= durable
@@ -61,7 +61,7 @@ class Keeps:
         if order.end is End.ABANDONED and order.save == self.newest_staged and order.save.incarnation < incarnation:
             self.newest_staged = None
         if order.end is End.DURABLE:
-            self._durable = max(order.save, self._durable or order.save)
+            self.durable = max(order.save, self.durable or order.save)
         if order.end in (End.DURABLE, End.KEPT):
             self.newest_staged = max(order.save, self.newest_staged or order.save)
             self.settled = max(self.settled, order.save.incarnation)
@@ -70,10 +70,10 @@ class Keeps:
         """These runs are not the job's: nothing of theirs is kept as the job's newest."""
         self.pending = {save for save in self.pending if save.owner not in runs}
         self.forced = {save for save in self.forced if save.owner not in runs}
-        newest, resumed, durable = self.newest_staged, self.resumed, self._durable
+        newest, resumed, durable = self.newest_staged, self.resumed, self.durable
         self.newest_staged = None if newest is not None and newest.owner in runs else newest
         self.resumed = None if resumed is not None and resumed.owner in runs else resumed
-        self._durable = None if durable is not None and durable.owner in runs else durable
+        self.durable = None if durable is not None and durable.owner in runs else durable
 
     def outlived(self, order: ev.Outlived) -> None:
         """These are of no use to anybody."""
@@ -83,6 +83,6 @@ class Keeps:
 
     def released(self) -> None:
         """The job is over."""
-        self.newest_staged = self.resumed = self._durable = None
+        self.newest_staged = self.resumed = self.durable = None
         self.pending.clear()
         self.forced.clear()
