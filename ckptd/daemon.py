@@ -293,9 +293,8 @@ class Daemon:
         if isinstance(request, AskStatus):
             self._desk.asked(letter)
             return
-        if isinstance(request, AskSteps):
-            seat = self._door.seat_of(letter.identity)
-            self._desk.steps(letter, self._catalogue.jobs.get(seat.job) if seat else None)
+        if isinstance(request, AskSteps) and (seat := self._door.seat_of(letter.identity)) is not None:
+            self._desk.steps(letter, seat.job)
             return
         if isinstance(request, AskStop):
             self._stop_for(letter, wait=request.wait)

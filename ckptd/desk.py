@@ -12,13 +12,14 @@ import msgspec
 from ckptd import __version__, picture
 from ckptd.arena import Arena
 from ckptd.core.catalogue import Catalogue, Job
-from ckptd.peers.packets import Ask, Told
+from ckptd.peers.packets import Ask, StepsAsked, StepsKnown, Told
 from ckptd.peers.plane import PeerPlane
 from ckptd.protocol.errors import ProtocolError
 from ckptd.protocol.ids import JobKey
-from ckptd.protocol.messages import AskStatus, Reply, StatusReply, Steps
+from ckptd.protocol.messages import AskStatus, Reply, StatusReply
 from ckptd.protocol.status import MAX_PROBLEMS, SCHEMA, JobStatus, NodeReport, Status
 from ckptd.rank_socket import Letter
+from ckptd.steps_desk import StepsDesk
 from ckptd.stores import Stores
 from ckptd.survey import Answer, Survey, decode_answer, encode_answer, joined
 
@@ -58,6 +59,7 @@ class StatusDesk:
     def __init__(self, sources: Sources, answer: Callable[[bytes, Reply], None]) -> None:
         self._from = sources
         self._answer = answer
+        self._steps = StepsDesk(sources.node, sources.catalogue, sources.plane, answer)
         self._started = time.monotonic()
         self._waiting: list[_Waiting] = []
         self._said: dict[JobKey, tuple[float, bytes]] = {}  # to other daemons, and when
@@ -74,11 +76,9 @@ class StatusDesk:
 
     # --- ranks and the command line
 
-    def steps(self, letter: Letter, job: Job | None) -> None:
-        """Checkpoints that a rank could restore."""
-        known = picture.checkpoints(job, time.monotonic()) if job else []
-        restorable = [c for c in known if c.tiers]
-        self._answer(letter.identity, Steps(reply_to=letter.request.seq, checkpoints=restorable))
+    def steps(self, letter: Letter, job: JobKey) -> None:
+        """AskSteps: checkpoints that a rank could restore, or why they are not known."""
+        self._steps.asked(letter, job, time.monotonic())
 
     def asked(self, letter: Letter) -> None:
         """AskStatus: answered now, or once the other nodes were heard."""
@@ -104,13 +104,15 @@ class StatusDesk:
     def read_mail(self) -> None:
         """Answers what other daemons ask, and takes in what they tell."""
         for mail in self._from.plane.take_mail():
-            if isinstance(mail.body, Ask):
-                job = self._from.catalogue.jobs.get(mail.body.job)
-                if job is not None:
-                    told = Told(mail.body.id, self._answer_about(mail.body.job, job))
-                    self._from.plane.write(mail.body.job, mail.node, told)
-            else:
-                self._told(mail.node, mail.body)
+            match mail.body:
+                case Ask(job=key):
+                    job = self._from.catalogue.jobs.get(key)
+                    if job is not None:
+                        self._from.plane.write(key, mail.node, Told(mail.body.id, self._answer_about(key, job)))
+                case Told():
+                    self._told(mail.node, mail.body)
+                case StepsAsked() | StepsKnown():
+                    self._steps.hear(mail.node, mail.body, time.monotonic())
 
     def _told(self, node: str, told: Told) -> None:
         waiting = next((one for one in self._waiting if told.id in one.jobs), None)
@@ -157,7 +159,8 @@ class StatusDesk:
     # --- what is so
 
     def tick(self, now: float) -> None:
-        """Answers whose survey is over."""
+        """Answers whose survey is over, and who asked for steps that are known by now."""
+        self._steps.tick(now)
         for waiting in [one for one in self._waiting if one.survey.over(now)]:
             self._waiting.remove(waiting)
             status = self._surveyed(waiting.survey)
@@ -165,7 +168,8 @@ class StatusDesk:
 
     def next_deadline(self) -> float | None:
         """When tick must be called at the latest."""
-        return min((one.survey.deadline for one in self._waiting), default=None)
+        surveys = [one.survey.deadline for one in self._waiting]
+        return min((due for due in (*surveys, self._steps.next_deadline()) if due is not None), default=None)
 
     @property
     def _uptime_s(self) -> float:

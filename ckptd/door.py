@@ -68,7 +68,7 @@ class Door:
         self.warnings: list[str] = []  # told to each rank that attaches
 
     def events_of(self, letter: Letter) -> list[ev.Event]:
-        """What the letter means, nothing when it was refused. AskStatus and AskSteps are not for this method."""
+        """What the letter means, nothing when it was refused. AskStatus and AskSteps (of a rank) are not for it."""
         request = letter.request
         try:
             if isinstance(request, Attach):

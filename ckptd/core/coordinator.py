@@ -28,8 +28,8 @@ class Coordinator:
         self._node = node
         self._policy = policy
         self.sessions = Sessions(job, node, policy, known)
-        self._roll_call = RollCall(policy)
-        self.saves = Saves(job, node, policy, self._roll_call)
+        self.roll_call = RollCall(policy)
+        self.saves = Saves(job, node, policy, self.roll_call)
         self.encodes = Encodes(job, node, policy)
         self.runs = Runs(job, node)
         self.restores = self._restores()
@@ -48,7 +48,7 @@ class Coordinator:
         self._needs_room = False  # a save was skipped since the session was opened
 
     def _leave(self) -> Leave:
-        return Leave(self.job, self._node, self._policy, self.sessions, self.saves, self.encodes, self._roll_call)
+        return Leave(self.job, self._node, self._policy, self.sessions, self.saves, self.encodes, self.roll_call)
 
     def _restores(self) -> Restores:
         routes = Routes(self.job, self.saves, self.encodes, self._node)
@@ -189,7 +189,7 @@ class Coordinator:
     def _call_roll(self, *, anew: bool = False) -> None:
         """Every node of the session is to say what it has; anew: also those that have."""
         inside = self.sessions.topology.nodes if self.sessions.topology is not None else (self._node,)
-        self._roll_call.begin(self.sessions.nodes, inside, self.sessions.session, self._now, anew=anew)
+        self.roll_call.begin(self.sessions.nodes, inside, self.sessions.session, self._now, anew=anew)
 
     def _node_has(self, node: str, event: ev.NodeHas, now: float) -> list[Action]:
         """All that a node has. Once all have said it, what cannot become whole any more is over."""
@@ -199,7 +199,7 @@ class Coordinator:
         actions += self._sort_runs()
         actions += self.sessions.heard_epoch(event.session, event.epoch)
         self.encodes.opened(self.sessions.topology, self.sessions.epoch)
-        self._roll_call.spoke(node, event.session, event.former)
+        self.roll_call.spoke(node, event.session, event.former)
         self.encodes.heard(node, event.since)
         actions += self.encodes.found(node, pieces, self.saves, now)
         actions += self.saves.found(node, segments, now)
@@ -225,16 +225,16 @@ class Coordinator:
         A node outside of the session that is silent for long is taken for lost when the job can do without what it may
         have, because something newer is staged or the job is closed, or when it cannot go on with it.
         """
-        if not self._roll_call.complete:
+        if not self.roll_call.complete:
             return []
         if self._entering:
             self._entering = False
             self.saves.awaited = self.encodes.pieced
             self._begin_incarnation()
         actions: list[Action] = []
-        if self._roll_call.overdue and (self.saves.went_on or self._needs_room or self.leave.closing):
-            self._roll_call.give_up()
-        if self._roll_call.settle():
+        if self.roll_call.overdue and (self.saves.went_on or self._needs_room or self.leave.closing):
+            self.roll_call.give_up()
+        if self.roll_call.settle():
             actions += self.saves.end_halves(self.sessions.incarnation)
             actions += self.encodes.outlived(self.saves, self.restores.settled)
             actions += self.encodes.advance(self.saves, now)
@@ -244,7 +244,7 @@ class Coordinator:
         self.sessions.peer_up(event.node)
         if event.node in self.sessions.present.values():
             self._somebody_is_in()
-        self._roll_call.came(event.node)
+        self.roll_call.came(event.node)
         self.runs.peer_up(event.node)
         actions = [*self.encodes.peer_up(event.node), *self.saves.peer_up(event.node, now)]
         return [*actions, *self.restores.peer_up(event.node)]
@@ -252,7 +252,7 @@ class Coordinator:
     def _peer_down(self, node: str, now: float) -> list[Action]:
         before = self.sessions.session
         actions = [*self._told(self.sessions.peer_down(node, now)), *self._entered(before)]
-        self._roll_call.went(node)
+        self.roll_call.went(node)
         ranks = sorted(rank for rank, home in self.sessions.members.items() if home == node)
         actions += self._load(self.restores.node_gone(node, ranks))
         actions += self.saves.peer_down(node, now)
@@ -276,9 +276,9 @@ class Coordinator:
         self._touched = True
         if self.sessions.session or self.saves.records:
             self.sessions.retire(incarnation)
-            self._roll_call.forget()
+            self.roll_call.forget()
             reachable = self.saves.reachable  # links stay as they are, and nobody will tell again
-            self.saves = Saves(self.job, self._node, self._policy, self._roll_call)
+            self.saves = Saves(self.job, self._node, self._policy, self.roll_call)
             self.saves.reachable = reachable
             self.encodes = Encodes(self.job, self._node, self._policy)
             self.runs = Runs(self.job, self._node)
@@ -295,7 +295,7 @@ class Coordinator:
     def adopted(self, now: float) -> list[Action]:
         """Memory of the job was found at start and nobody is attached yet."""
         self.leave.orphaned_at, self._asked_scan, self._touched = now, True, True
-        self._roll_call.born((self.sessions.nodes | self._former) - {self._node})
+        self.roll_call.born((self.sessions.nodes | self._former) - {self._node})
         return [self._scan()]
 
     def _told(self, actions: list[Action]) -> list[Action]:
@@ -327,7 +327,7 @@ class Coordinator:
         before = self.saves.newest_staged
         actions = [*self.saves.staged(node, event, now), *self.encodes.advance(self.saves, now)]
         if self.saves.newest_staged is not before:
-            judged = self._roll_call.doubts
+            judged = self.roll_call.doubts
             actions += self._judge(now) if judged else self.encodes.outlived(self.saves, self.restores.settled)
         for rank in sorted(self.sessions.departed) if event.request else []:
             actions += self.saves.rank_gone(rank, "left the job", self.sessions.incarnation)
@@ -424,7 +424,7 @@ class Coordinator:
                 self._begin_incarnation()
                 actions = [*actions, *self._claim()]
                 self.saves.awaited = ()  # what could be completed was
-                if not self._roll_call.doubts:
+                if not self.roll_call.doubts:
                     actions = [*actions, *self.saves.end_halves(self.sessions.incarnation)]
                     actions += self.encodes.outlived(self.saves, self.restores.settled)
                 if order.save is not None:
@@ -444,7 +444,7 @@ class Coordinator:
 
     def _deadline(self) -> float | None:
         times = [self.sessions.next_deadline(), self.saves.next_deadline(), self.restores.next_deadline()]
-        times += [self._rescan_at, self.leave.until, self._roll_call.next_deadline(), self.encodes.next_deadline()]
+        times += [self._rescan_at, self.leave.until, self.roll_call.next_deadline(), self.encodes.next_deadline()]
         return min((t for t in times if t is not None), default=None)
 
     def tick(self, now: float) -> list[Action]:
@@ -460,7 +460,7 @@ class Coordinator:
         before = self.sessions.session
         actions = [*self._told(self.sessions.tick(now)), *self._entered(before)]
         actions += [*self.saves.tick(now), *self.encodes.tick(self.saves, now)]
-        if self._roll_call.tick(now):
+        if self.roll_call.tick(now):
             actions += self._judge(now)
         if self._rescan_at is not None and now >= self._rescan_at:
             self._rescan_at = None

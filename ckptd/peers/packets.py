@@ -8,6 +8,7 @@ from ckptd import __version__
 from ckptd.protocol.decoding import MALFORMED
 from ckptd.protocol.errors import ProtocolError
 from ckptd.protocol.ids import JobKey, NodeName
+from ckptd.protocol.status import CheckpointStatus
 from ckptd.protocol.topology import Endpoint
 from ckptd.protocol.versions import Release, Speaker, not_known, other_version, refuse_unknown, tags
 from ckptd.protocol.wording import cut
@@ -16,6 +17,7 @@ VERSION = 2
 MAX_BODY_NBYTES = 8 << 20
 MAX_PACKET_NBYTES = MAX_BODY_NBYTES + 4096
 MAX_JOBS = 256  # that one peer may name
+MAX_CHECKPOINTS = 16384  # of one job, in an answer to a peer
 
 End = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 Seq = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
@@ -98,7 +100,23 @@ class Told(msgspec.Struct, frozen=True, array_like=True, tag="told"):
     answer: Annotated[bytes, msgspec.Meta(max_length=MAX_BODY_NBYTES)]
 
 
-Body = Join | Leave | Bulk | Word | Ask | Told
+class StepsAsked(msgspec.Struct, frozen=True, array_like=True, tag="steps-asked"):
+    """Which checkpoints of the job could be restored: to its coordinator. Sent again until it is answered."""
+
+    id: Seq
+    job: JobKey
+
+
+class StepsKnown(msgspec.Struct, frozen=True, array_like=True, tag="steps-known"):
+    """The answer to the receiver's StepsAsked of that id: the newest first; or ``problem``, why that is not known."""
+
+    id: Seq
+    checkpoints: Annotated[tuple[CheckpointStatus, ...], msgspec.Meta(max_length=MAX_CHECKPOINTS)] = ()
+    problem: Annotated[str, msgspec.Meta(max_length=4096)] = ""
+
+
+Mail = Ask | Told | StepsAsked | StepsKnown  # read by the loop, not by the core
+Body = Join | Leave | Bulk | Word | Mail
 
 _HINT = "install one version of ckptd on all nodes and restart the daemons"
 

@@ -25,7 +25,8 @@ from ckptd.peers.packets import (
     Bulk,
     Join,
     Leave,
-    Told,
+    Mail,
+    StepsAsked,
     Word,
     decode_body,
     decode_envelope,
@@ -59,11 +60,11 @@ class PeerView(NamedTuple):
     jobs: tuple[JobKey, ...]
 
 
-class Mail(NamedTuple):
-    """What a peer asks or tells for a status; not for the core."""
+class Received(NamedTuple):
+    """A question or an answer of a peer; not for the core."""
 
     node: str
-    body: Ask | Told
+    body: Mail
 
 
 class PeerPlane:
@@ -84,7 +85,7 @@ class PeerPlane:
         self._topologies: dict[JobKey, frozenset[str]] = {}  # nodes of the present one
         self._keys: Counter[str] = Counter()  # of remotes: sites may give one to many
         self._events: list[ev.Event] = []
-        self._mail: list[Mail] = []
+        self._mail: list[Received] = []
         self._due: list[tuple[float, int, Remote]] = []  # a heap: when which is to be looked at, at the latest
         self._turns = itertools.count()
         self._offers = Offers()
@@ -154,8 +155,8 @@ class PeerPlane:
         self._flush(remote)
         return sent
 
-    def write(self, job: JobKey, node: str, body: Ask | Told) -> bool:
-        """Queues a question or an answer for a status; False: the node is not up for the job, or it is too large."""
+    def write(self, job: JobKey, node: str, body: Mail) -> bool:
+        """Queues a question or an answer; False: the node is not up for the job, or it is too large."""
         remote = self._jobs.get(job, {}).get(node)
         if remote is None or job not in remote.told:
             return False
@@ -166,7 +167,7 @@ class PeerPlane:
         finally:
             self._flush(remote)
 
-    def take_mail(self) -> list[Mail]:
+    def take_mail(self) -> list[Received]:
         """Questions and answers that ``receive`` found since the last call."""
         mail, self._mail = self._mail, []
         return mail
@@ -370,10 +371,10 @@ class PeerPlane:
                     self._offers.take(remote, body)
                 case Word(message=message):
                     self._word(remote, node_messages.decode(message))
-                case Ask(job=job) if job not in remote.jobs:
+                case Ask(job=job) | StepsAsked(job=job) if job not in remote.jobs:
                     self.refused["job"] += 1
-                case Ask() | Told():
-                    self._mail.append(Mail(remote.peer.node, body))
+                case _:
+                    self._mail.append(Received(remote.peer.node, body))
         except UnknownMessageError as error:
             self.refused["unknown"] += 1
             remote.foreign = _sentence(unknown_message(error.kind, remote.peer.node, remote.release))

@@ -194,12 +194,16 @@ class Client:
         return self._stats
 
     def steps(self, *, by_save: bool = False) -> list[int]:
-        """Steps that load could restore, the lowest first. by_save: the newest save first, whatever its number."""
+        """Steps that load could restore, the lowest first. by_save: the newest save first, whatever its number.
+
+        Alike on every node: blocks until the daemon that coordinates the job has answered, 10 s at most. Raises
+        PeerError when it does not, RestoreError when it does not know yet what the store has.
+        """
         found = [c.step for c in self._checkpoints()]
         return list(dict.fromkeys(found)) if by_save else sorted(set(found))
 
     def latest(self) -> int | None:
-        """The step that load would restore, None when there is none."""
+        """The step that load would restore, None when there is none. Blocks and raises as steps does."""
         found = self._checkpoints()
         return found[0].step if found else None
 

@@ -371,6 +371,10 @@ class Trainer:
         """steps."""
         return list(self._client.steps())
 
+    def latest(self) -> int | None:
+        """latest."""
+        return self._client.latest()
+
     def history(self) -> list[tuple[int, str | None, str | None]]:
         """(step, milestone, end) of every news of a handle, as it came."""
         return self._history

@@ -22,7 +22,7 @@ from ckptd.core import actions as act
 from ckptd.core.catalogue import Catalogue
 from ckptd.core.policy import Policy
 from ckptd.daemon import Daemon
-from ckptd.desk import StatusDesk
+from ckptd.desk import Sources, StatusDesk
 from ckptd.effects import Effects
 from ckptd.parity.encode import encode
 from ckptd.peers.kept import Kept, keep_topology, kept_topologies
@@ -280,7 +280,9 @@ class Broken:
 
 def test_what_cannot_be_done_for_peers_is_told_and_the_daemon_goes_on():
     daemon, job = object.__new__(Daemon), JobKey("/store", "job")
-    daemon._desk, daemon._queue, daemon._handling = StatusDesk(None, None), deque(), False
+    daemon._queue, daemon._handling = deque(), False
     daemon._plane, daemon._catalogue = Broken(), Catalogue("n1", Policy())
+    sources = Sources("n1", None, daemon._catalogue, None, daemon._plane, refused=int, problems=list)
+    daemon._desk = StatusDesk(sources, None)
     daemon._perform(act.MeetPeers(job=job, peers=()))
     assert "Too many open files" in daemon._desk.errors[job][0]
