@@ -184,16 +184,22 @@ class Arena:
         room = self.budget().nbytes + touched
         return min(room, self._limit_nbytes) if self._limit_nbytes else room
 
-    def reserve(self, rank: int, count: int, capacity: int, what: str = "") -> None:
+    def nbytes_of(self, job: JobKey, name: str) -> int:
+        """Bytes of a slot, 0 when there is none of that name."""
+        with self._accounts:
+            return self._used.get(self.slot_path(job, name), 0)
+
+    def reserve(self, rank: int, count: int, capacity: int, what: str = "", *, spare_nbytes: int = 0) -> None:
         """Sets count x capacity aside. Raises BudgetError with the numbers and the setting to change.
 
-        what: needs them, if it is no rank.
+        what: needs them, if it is no rank. spare_nbytes: what of the arena is given back for them first.
         """
         need, free = count * capacity, self.budget()
         with self._accounts:
             # What is reserved is not touched yet, so the machine still counts it as free.
-            have = free.nbytes - self._reserved
-            own = self._limit_nbytes - sum(self._used.values()) - self._reserved if self._limit_nbytes else have
+            taken = self._reserved - spare_nbytes
+            have = free.nbytes - taken
+            own = self._limit_nbytes - sum(self._used.values()) - taken if self._limit_nbytes else have
             if need <= min(have, own):
                 self._reserved += need
                 return

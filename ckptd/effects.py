@@ -158,11 +158,21 @@ class Effects:
 
     def _allocate(self, action: act.AllocateSlots) -> None:
         job, rank, capacity = action.job, action.rank, action.capacity
+        spare = sum(self._arena.nbytes_of(job, slot) for slot in action.instead)
         try:
-            self._arena.reserve(rank, action.count, capacity)
+            self._arena.reserve(rank, action.count, capacity, spare_nbytes=spare)
         except BudgetError as error:
             self._slots_failed(action, action.count, error)
             return
+        if action.instead:
+            self._deliver(ev.SlotsFit(job=job, rank=rank))
+            self._cleaning.run(lambda: None, lambda _: self._fill(action))
+        else:
+            self._fill(action)
+
+    def _fill(self, action: act.AllocateSlots) -> None:
+        """The slots that memory was set aside for."""
+        job, rank, capacity = action.job, action.rank, action.capacity
         for number in range(action.count):  # the first of each rank, then the second
 
             def done(outcome: str | Exception) -> None:

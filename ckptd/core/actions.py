@@ -37,11 +37,16 @@ class ToNode(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocateSlots(Action):
-    """Answered by that many SlotReady, or fewer and one SlotsFailed with the rest."""
+    """Answered by that many SlotReady, or fewer and one SlotsFailed with the rest.
+
+    instead: idle slots, too small, whose memory counts as free. Where it is what makes the new ones fit, SlotsFit comes
+    first, and nothing is allocated before what the answer to that unlinks is gone.
+    """
 
     rank: int
     count: int
     capacity: int
+    instead: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

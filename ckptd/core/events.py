@@ -39,6 +39,12 @@ class SlotAdopted(Event, frozen=True, kw_only=True):
     shares: tuple[Share, ...] = ()
 
 
+class SlotsFit(Event, frozen=True, kw_only=True):
+    """There is room for the slots that were asked for, if the idle ones that they are to replace go now."""
+
+    rank: int
+
+
 class SlotReady(Event, frozen=True, kw_only=True):
     """A slot that was asked for is allocated and faulted in."""
 

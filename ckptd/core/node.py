@@ -95,9 +95,11 @@ class JobNode:
                 word = ToRank(job=self.job, rank=event.rank, session=event.session, message=answer)
                 return [word, *self._left(event)]
             case ev.SlotsAsked():
-                actions = self.slots.demand(event.rank, event.capacity)
                 coming = SlotsComing(reply_to=event.request, count=self.slots.coming(event.rank))
-                return [*self.ranks.tell(event.rank, coming), *actions, *self._grant(event.rank)]
+                actions = [*self.ranks.tell(event.rank, coming), *self.slots.demand(event.rank, event.capacity)]
+                return [*actions, *self._grant(event.rank)]
+            case ev.SlotsFit():
+                return self.slots.give_way(event.rank)
             case ev.SlotReady():
                 return [*self.slots.ready(event.slot, event.rank, event.capacity), *self._grant(event.rank)]
             case ev.SlotsFailed():
@@ -349,16 +351,12 @@ class JobNode:
         return [*answer, TakeDigests(job=self.job, slot=event.slot, save=event.save), self.membership.report(event)]
 
     def _adopted(self, event: ev.SlotAdopted) -> list[Action]:
-        self.slots.adopt(event)
-        if event.save is None:
+        staged = self.slots.adopt(event)
+        if staged is None:
             return []
-        self.standing.heard(event.save.incarnation, event.save.run)
-        self.keeps.pending.add(event.save)
-        segment = ev.SegmentStaged(
-            job=self.job, rank=event.rank, world_size=event.world_size, slot=event.slot, save=event.save,
-            nbytes=event.nbytes, shares=event.shares,
-        )  # fmt: skip
-        return [self.membership.report(segment)]
+        self.standing.heard(staged.save.incarnation, staged.save.run)
+        self.keeps.pending.add(staged.save)
+        return [self.membership.report(staged)]
 
     def collect(self) -> list[Action]:
         """Frees every slot that nothing holds on to, and grants it again.

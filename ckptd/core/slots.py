@@ -24,6 +24,7 @@ class Slot:
     shares: tuple[Share, ...] = ()
     seal: Seal | None = None  # once its digests are taken
     unreadable: str = ""  # why its digests cannot be taken
+    offered: bool = False  # an allocation that is on its way counts its memory as free
     unsure: bool = False  # a rank may have sealed it since it was last known to be free
     foreign: bool = False  # holds a segment of a run that is not the job's: neither reused nor freed with its saves
 
@@ -57,8 +58,8 @@ class SlotTable:
         """Slots that hold a segment of the save, by rank."""
         return sorted((s for s in self._slots.values() if s.save == save), key=lambda s: s.rank)
 
-    def adopt(self, event: SlotAdopted) -> None:
-        """Takes a slot file found at start into the table."""
+    def adopt(self, event: SlotAdopted) -> SegmentStaged | None:
+        """Takes a slot file found at start into the table. Returns what a rank said of it once, if it holds a save."""
         self._slots[event.slot] = Slot(
             event.slot,
             event.rank,
@@ -70,6 +71,12 @@ class SlotTable:
             seal=event.seal,
             unsure=True,
         )
+        if event.save is None:
+            return None
+        return SegmentStaged(
+            job=self._job, rank=event.rank, world_size=event.world_size, slot=event.slot, save=event.save,
+            nbytes=event.nbytes, shares=event.shares,
+        )  # fmt: skip
 
     def fetched(self, event: SegmentFetched, seal: Seal) -> list[Action]:
         """Takes a segment that came from elsewhere, in place of a copy that cannot be read, if there was one."""
@@ -119,25 +126,44 @@ class SlotTable:
         return self.provision(rank)
 
     def provision(self, rank: int) -> list[Action]:
-        """Unlinks idle slots that are too small and asks for as many as the rank is short of."""
+        """Asks for as many slots as the rank is short of.
+
+        Idle ones that are too small stay until it is known that the new ones fit: else a state that was too large would
+        leave the rank without the slots of those before it.
+        """
         capacity = self._demands.get(rank)
         if capacity is None:
             return []
-        actions: list[Action] = []
-        for slot in self.of_rank(rank):
-            if slot.save is None and not slot.granted and slot.capacity < capacity:
-                actions += self._unlink(slot)
         allocating = self._allocating.get(rank, 0)
-        missing = self._per_rank - len(self.of_rank(rank)) - allocating
+        missing = self._missing(rank) - allocating
         if missing > 0:
             self._allocating[rank] = allocating + missing
-            actions.append(AllocateSlots(job=self._job, rank=rank, count=missing, capacity=capacity))
-        return actions
+            instead = tuple(slot.name for slot in self._outgrown(rank) if not slot.offered)
+            for name in instead:
+                self._slots[name].offered = True
+            return [AllocateSlots(job=self._job, rank=rank, count=missing, capacity=capacity, instead=instead)]
+        return [] if allocating else self.give_way(rank)
+
+    def give_way(self, rank: int) -> list[Action]:
+        """Unlinks the rank's idle slots that are too small: the larger ones are there, or fit for sure."""
+        return [action for slot in self._outgrown(rank) for action in self._unlink(slot)]
+
+    def _outgrown(self, rank: int) -> list[Slot]:
+        capacity = self._demands.get(rank, 0)
+        return [s for s in self.of_rank(rank) if s.save is None and not s.granted and s.capacity < capacity]
+
+    def _missing(self, rank: int) -> int:
+        """How many the rank is short of its share."""
+        return self._per_rank - self.fitting(rank)
+
+    def fitting(self, rank: int) -> int:
+        """How many of its share the rank has, not counting what is idle and too small for it."""
+        return len(self.of_rank(rank)) - len(self._outgrown(rank))
 
     def ready(self, name: str, rank: int, capacity: int) -> list[Action]:
         """An allocation ended well. A slot nobody wants any more is unlinked at once."""
         self._arrived(rank, 1)
-        if rank not in self._demands:
+        if rank not in self._demands or not self._missing(rank):
             return [UnlinkSlot(job=self._job, slot=name)]
         self._slots[name] = Slot(name, rank, capacity)
         return self.provision(rank)
@@ -145,6 +171,8 @@ class SlotTable:
     def failed(self, rank: int, count: int) -> None:
         """count allocations ended without a slot; they are asked for again when the rank asks again."""
         self._arrived(rank, count)
+        for slot in self.of_rank(rank):
+            slot.offered = False
 
     def _arrived(self, rank: int, count: int) -> None:
         self._allocating[rank] = max(0, self._allocating.get(rank, 0) - count)

@@ -101,6 +101,7 @@ class Link:
         self.looks = Looks(settings.verify, settings.cadence)
         self.book = HandleBook()
         self.capacity = 0  # of the slots asked for, 0 when none were
+        self._had = 0  # of the slot that was granted last
         self.refusal: CkptdError | None = None  # why slots are missing
         self.slots = Slots(os.path.join(settings.arena, places.job_dir(job)))
         self._channel: Channel | None = None
@@ -213,8 +214,9 @@ class Link:
         for save, reason in list(self._missed.items()):
             self.skip(save, reason, deadline)
         self.slots.give_back()
-        if self.capacity:
-            self.ask_slots(self.capacity, deadline)
+        capacity = self.capacity if self.refusal is None else self._had
+        if capacity:
+            self.ask_slots(capacity, deadline)
 
     def _force_again(self, old: HandOver, deadline: float) -> None:
         """A daemon that has restarted does not know which of the saves in its memory is to be drained for sure."""
@@ -335,7 +337,7 @@ class Link:
             if push.end is not None:
                 self._forced.pop(push.save, None)
         elif isinstance(push, SlotGranted):
-            self.refusal = None
+            self.refusal, self._had = None, push.capacity
             self._grants += 1
             self.slots.grant(push.slot, push.capacity)
         elif isinstance(push, SlotsRefused):

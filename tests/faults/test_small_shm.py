@@ -1,5 +1,6 @@
 """A shared memory that is too small for the state: told with numbers before training starts, never by SIGBUS."""
 
+import contextlib
 import os
 import subprocess
 from pathlib import Path
@@ -27,6 +28,14 @@ def fixture_node(tmp_path: Path):
         with told(str(store), arena=str(arena)) as node:
             node.start()
             yield node
+
+
+def hog(node) -> None:
+    """Others take all memory that is free now."""
+    path = os.path.join(os.path.dirname(node.arena), "hog")
+    dd = ["dd", "if=/dev/zero", f"of={path}", "bs=1M", "oflag=append", "conv=notrunc"]
+    subprocess.run(dd, check=False, capture_output=True)
+    assert os.statvfs(path).f_bavail == 0
 
 
 def error_of(rank: Rank) -> RankError | None:
@@ -90,6 +99,38 @@ def test_a_state_that_outgrows_the_memory_leaves_the_last_checkpoint_alone(node)
         assert (found["step"], found["intact"]) == (1, True)
 
 
+@pytest.mark.parametrize("how", ["at once", "others take what is free", "by prepare", "the daemon restarts"])
+@pytest.mark.parametrize("world", [1, 2])
+def test_sizes_that_fitted_before_a_state_that_was_too_large_fit_again(node, how, world):
+    fits = FITS // world
+    with Ranks(node, world, nbytes=fits) as ranks:
+        ranks.call("connect")
+        for step in (1, 2, 3, 4):  # by then all slots are there
+            ranks.call("save", step)
+            ranks.call("wait", step)
+        if how == "others take what is free":
+            hog(node)
+        for step in range(5, 11, 2):
+            ranks.call("resize", TOO_LARGE)
+            if how == "by prepare":
+                with pytest.raises(RankError, match="room for"):
+                    ranks.call("prepare")
+                for rank in ranks.all[1:]:
+                    with contextlib.suppress(RankError):
+                        rank.result()
+            else:
+                ranks.call("save", step)
+                assert all(end in (*OVER, "abandoned") for _, end, _ in ranks.call("settle", step))
+            if how == "others take what is free":
+                hog(node)
+            if how == "the daemon restarts":
+                node.kill()
+                node.start()
+            ranks.call("resize", fits)
+            ranks.call("save", step + 1)
+            assert ranks.call("wait", step + 1) == [("durable", "durable")] * world, ranks.call("handle", step + 1)
+
+
 def test_two_ranks_that_fit_only_one_by_one_are_told_and_nobody_dies(node):
     with Ranks(node, 2, nbytes=12 * MB) as ranks:
         ranks.call("connect")
@@ -107,9 +148,7 @@ def test_memory_that_others_take_after_the_slots_were_made_harms_no_save(node):
     with Ranks(node, nbytes=FITS) as ranks:
         ranks.call("connect")
         ranks.call("prepare")
-        hog = os.path.join(os.path.dirname(node.arena), "hog")
-        subprocess.run(["dd", "if=/dev/zero", f"of={hog}", "bs=1M"], check=False, capture_output=True)
-        assert os.statvfs(hog).f_bavail == 0
+        hog(node)
         for step in range(1, 6):
             ranks.call("save", step)
             assert ranks.call("wait", step) == [("durable", "durable")]

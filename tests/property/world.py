@@ -207,7 +207,8 @@ class World:
         match action:
             case act.AllocateSlots(rank=rank, count=count, capacity=capacity):
                 if well:
-                    return [ev.SlotReady(job=KEY, rank=rank, slot=n, capacity=capacity) for n in made]
+                    ready = [ev.SlotReady(job=KEY, rank=rank, slot=n, capacity=capacity) for n in made]
+                    return [ev.SlotsFit(job=KEY, rank=rank), *ready] if action.instead else ready
                 return [ev.SlotsFailed(job=KEY, rank=rank, count=count, code="budget", message="full", hint="")]
             case act.TakeDigests(slot=slot, save=save):
                 f = self.files.get(slot)
@@ -510,9 +511,9 @@ class World:
             self._check_files(job)
 
     def _check_files(self, job: object) -> None:
-        coming = [(a.rank, a.count) for a in self.todo if isinstance(a, act.AllocateSlots)]
+        coming = [(a.rank, a.count - len(a.instead)) for a in self.todo if isinstance(a, act.AllocateSlots)]
         for rank in {f.rank for f in self.files.values()}:
-            mine = sum(f.rank == rank for f in self.files.values()) + sum(n for r, n in coming if r == rank)
+            mine = job.node.slots.fitting(rank) + sum(n for r, n in coming if r == rank)
             assert mine <= POLICY.slots_per_rank, f"rank {rank} has {mine} slots"
         known = {s.name: s.save for s in job.node.slots}
         for proc in self.procs:

@@ -1,5 +1,6 @@
 """What lies in a node's memory: it outlives the daemon and the ranks, and is gone with the node."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
@@ -86,9 +87,12 @@ class Arena:
         memory = self.jobs.get(key)
         return memory.slots.get(name) if memory else None
 
+    def nbytes_of(self, key: JobKey, names: Iterable[str]) -> int:
+        """Bytes of these slots."""
+        return sum(slot.capacity for name in names if (slot := self.slot(key, name)) is not None)
+
     def allocate(self, key: JobKey, rank: int, capacity: int) -> SlotFile:
-        """A new slot file that holds nothing. Raises NoRoomError."""
-        self.make_room(capacity)
+        """A new slot file that holds nothing. Room was made for it."""
         memory = self.job(key)
         serial = memory.serials[rank] = memory.serials.get(rank, 0) + 1
         name = f"r{rank:05d}-{serial:06d}.slot"

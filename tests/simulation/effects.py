@@ -212,7 +212,8 @@ class Effects:
     # --- what each does; raises StoreError
 
     def _allocate(self, machine: Machine, action: act.AllocateSlots) -> list[str]:
-        machine.arena.make_room(action.count * action.capacity)
+        spare = machine.arena.nbytes_of(action.job, action.instead)
+        machine.arena.make_room(action.count * action.capacity - spare)
         return [machine.arena.allocate(action.job, action.rank, action.capacity).name for _ in range(action.count)]
 
     def _digest(self, machine: Machine, action: act.TakeDigests) -> Seal | None:
@@ -329,7 +330,8 @@ def _allocated(action: act.AllocateSlots, problem: str, found: Any) -> list[Any]
     job, rank = action.job, action.rank
     if problem:
         return [make(ev.SlotsFailed, job=job, rank=rank, count=action.count, code="os", message=problem, hint="")]
-    return [make(ev.SlotReady, job=job, rank=rank, slot=name, capacity=action.capacity) for name in found]
+    ready = [make(ev.SlotReady, job=job, rank=rank, slot=name, capacity=action.capacity) for name in found]
+    return [make(ev.SlotsFit, job=job, rank=rank), *ready] if action.instead else ready
 
 
 def _digested(action: act.TakeDigests, problem: str, found: Any) -> list[Any]:

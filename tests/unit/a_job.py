@@ -103,6 +103,7 @@ class AJob:
         self.take()
         self.ask(rank, session, capacity)
         for action in self.of(act.AllocateSlots):
+            self.say(ev.SlotsFit(job=KEY, rank=rank))
             for _ in range(action.count):
                 self.ready(rank, capacity)
 

@@ -33,6 +33,10 @@ def asked(actions):
     return sum(a.count for a in actions if isinstance(a, AllocateSlots))
 
 
+def instead(actions):
+    return {name for a in actions if isinstance(a, AllocateSlots) for name in a.instead}
+
+
 def unlinked(actions):
     return [a.slot for a in actions if isinstance(a, UnlinkSlot)]
 
@@ -72,11 +76,55 @@ def test_small_slots_are_replaced_when_they_are_idle():
     table.grantable(0)
     assert table.hold(staged(1)) == ""
     actions = table.demand(0, 8192)
-    assert set(unlinked(actions)) == {name(2), name(3)}
     assert asked(actions) == 2
+    assert instead(actions) == {name(2), name(3)}
+    assert unlinked(actions) == []
+    assert set(unlinked(table.give_way(0))) == {name(2), name(3)}
     slot = table.holding(SAVE)[0]
     assert table.free(slot) == [FreeSlot(job=KEY, slot=name(1))]
-    assert unlinked(table.provision(0)) == [name(1)]
+    actions = table.provision(0)
+    assert (asked(actions), instead(actions)) == (1, {name(1)})
+
+
+def test_small_slots_stay_while_larger_ones_do_not_fit_and_fit_again():
+    table = a_table(ready=3)
+    table.grantable(0)
+    assert table.hold(staged(1)) == ""
+    for _ in range(2):
+        actions = table.demand(0, 8192)
+        assert (asked(actions), instead(actions), unlinked(actions)) == (2, {name(2), name(3)}, [])
+        table.failed(0, 2)
+        assert table.grantable(0) == []
+        assert table.demand(0, 4096) == []
+        assert {s.name for s in table.grantable(0)} == {name(2), name(3)}
+        table.demand(0, 4096)
+
+
+def test_memory_of_a_small_slot_is_counted_for_one_allocation_at_a_time():
+    table = a_table(ready=2)
+    assert instead(table.demand(0, 8192)) == {name(1), name(2)}
+    table.ready(name(3), 0, 8192)
+    table.give_way(0)
+    table.ready(name(4), 0, 8192)
+    table.ready(name(5), 0, 8192)
+    assert table.fitting(0) == 3
+
+
+def test_larger_slots_that_come_when_the_smaller_ones_do_again_are_unlinked():
+    table = a_table(ready=3)
+    table.demand(0, 8192)
+    assert table.demand(0, 4096) == []
+    assert len(table.grantable(0)) == 3
+    assert table.give_way(0) == []
+    assert [unlinked(table.ready(name(serial), 0, 8192)) for serial in (4, 5, 6)] == [[name(4)], [name(5)], [name(6)]]
+
+
+def test_larger_slots_that_are_all_there_replace_what_is_idle():
+    table = a_table(ready=3)
+    table.demand(0, 8192)
+    for serial in (4, 5):
+        assert table.ready(name(serial), 0, 8192) == []
+    assert set(unlinked(table.ready(name(6), 0, 8192))) == {name(1), name(2), name(3)}
 
 
 def test_an_allocation_of_the_former_size_is_replaced_when_it_comes():
@@ -84,8 +132,8 @@ def test_an_allocation_of_the_former_size_is_replaced_when_it_comes():
     table.demand(0, 4096)
     table.demand(0, 8192)
     actions = table.ready(name(1), 0, 4096)
-    assert unlinked(actions) == [name(1)]
-    assert asked(actions) == 1
+    assert (asked(actions), instead(actions)) == (1, {name(1)})
+    assert unlinked(table.give_way(0)) == [name(1)]
 
 
 def test_what_a_slot_may_not_hold():

@@ -376,6 +376,7 @@ class ACluster:
                     job=KEY, topology=topology, epoch=epoch, since=since, outside=outside, former=former
                 )
             case act.AllocateSlots(rank=rank, count=count, capacity=capacity):
+                self.say(node, ev.SlotsFit(job=KEY, rank=rank))
                 for _ in range(count):
                     self.say(node, ev.SlotReady(job=KEY, rank=rank, slot=self._slot(node, rank), capacity=capacity))
             case act.FreeSlot(slot=slot):
