@@ -1,5 +1,6 @@
 """What connect was told, or the environment instead of it."""
 
+import math
 import operator
 import os
 import re
@@ -56,14 +57,14 @@ def arena_path(arena: str | os.PathLike[str] | None) -> str:
 
 def parse_cadence(drain_every: int | str) -> Cadence:
     """Steps as a number, seconds as text such as "300s". Raises ConfigError."""
-    if isinstance(drain_every, int) and drain_every >= 1:
-        return Cadence(drain_every, 0.0)
+    if 1 <= as_int(drain_every) <= MAX_STEP:
+        return Cadence(as_int(drain_every), 0.0)
     try:
         told = isinstance(drain_every, str) and drain_every.endswith("s")  # a bare "300" may mean either
         seconds = float(str(drain_every).removesuffix("s")) if told else 0.0
     except ValueError:
         seconds = 0.0
-    if seconds <= 0:
+    if not 0 < seconds < math.inf:
         raise ConfigError(
             f"drain_every={drain_every!r}", hint='a number of steps such as 10, or seconds such as "300s"'
         )

@@ -460,7 +460,7 @@ client.close()
         cause="UsageError: ",
         place=r"process \d+|pid \d+",
         hint="connect",
-        waits_for="item 4",
+        ends=0,
     ),
     Mistake(
         name="save-in-two-threads",

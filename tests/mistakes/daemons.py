@@ -1,3 +1,214 @@
-"""."""
+"""Daemons that are dead, stopped, frozen or cannot start, and what happens to arenas."""
 
-MISTAKES = ()
+from tests.mistakes.mistake import Mistake
+
+_RUNNING = "(ckptd run >run.log 2>&1 </dev/null &) ; until [ -S $ARENA/ckptd.sock ]; do sleep 0.1; done"
+_SMALL = "mkdir shm; mount -t tmpfs -o size={},mode=0755 tmpfs shm; mkdir -m 700 shm/arena"
+
+MISTAKES = (
+    Mistake(
+        name="daemon-killed",
+        typed="""
+with connect("first") as client:
+    client.save(state, 1).wait("staged")
+    elsewhere("kill -9 $(daemon-pid)")
+    client.save(state, 2).wait("durable", 15)
+    print("durable")
+""",
+        cause="no daemon ran on this node; started one",
+        place="log: ",
+        hint="^durable",
+        ends=0,
+    ),
+    Mistake(
+        name="daemon-killed-and-none-started",
+        before=_RUNNING,
+        environ={"CKPTD_NO_AUTOSTART": "1"},
+        typed="""
+with connect("first") as client:
+    client.save(state, 1).wait("staged")
+    elsewhere("kill -9 $(daemon-pid)")
+    handle = client.save(state, 2)
+    handle.wait("staged", 5)
+""",
+        cause="(WaitTimeout|Connect)Error: .*no daemon",
+        place="step 2",
+        hint="ckptd run",
+        waits_for="a wait that ends in time without a daemon",
+    ),
+    Mistake(
+        name="daemon-frozen",
+        typed="""
+with connect("first", save_timeout_s=2, connect_timeout_s=5) as client:
+    client.save(state, 1).wait("durable")
+    elsewhere("kill -STOP $(daemon-pid)")
+    handle = client.save(state, 2)
+    print(handle)
+    handle.wait("staged", 3)
+""",
+        cause="Error: .*(did not answer|not answer)",
+        place="step 2",
+        hint="ckptd status",
+        waits_for="hints where a daemon does not answer",
+    ),
+    Mistake(
+        name="connect-to-frozen-daemon",
+        before=_RUNNING + "; kill -STOP $(daemon-pid)",
+        typed="""
+connect("first", connect_timeout_s=4)
+""",
+        cause="(Connect|WaitTimeout)Error: .*did not answer",
+        place="ckptd.sock",
+        hint="hint: ",
+        waits_for="hints where a daemon does not answer",
+    ),
+    Mistake(
+        name="daemon-stopped-while-training",
+        typed="""
+with connect("first") as client:
+    client.save(state, 1).wait("durable")
+    elsewhere("ckptd stop --wait")
+    client.save(state, 2).wait("durable", 15)
+    print("durable")
+""",
+        cause="no daemon ran on this node; started one",
+        place="log: ",
+        hint="^durable",
+        ends=0,
+    ),
+    Mistake(
+        name="arena-removed",
+        typed="""
+with connect("first") as client:
+    client.save(state, 1).wait("durable")
+    elsewhere("rm -rf $ARENA")
+    for step in (2, 3, 4):
+        print(client.save(state, step))
+        time.sleep(1)
+    client.wait("durable", 10)
+    print("durable")
+""",
+        cause="step 2 was not saved: .*(removed|is gone)",
+        place="/dev/shm/ckptd-test",
+        hint="^durable",
+        ends=0,
+        waits_for="slots that are gone",
+    ),
+    Mistake(
+        name="no-daemon-and-start-false",
+        typed="""
+connect("first", start=False, connect_timeout_s=3)
+""",
+        cause="ConnectError: no daemon listens",
+        place="ckptd.sock",
+        hint="ckptd run",
+    ),
+    Mistake(
+        name="daemon-of-other-arena",
+        before="(ckptd run --arena $PLACE/other >run.log 2>&1 </dev/null &) ; sleep 1",
+        typed="""
+connect("first", start=False, connect_timeout_s=3)
+""",
+        cause="ConnectError: no daemon listens",
+        place="/dev/shm/ckptd-test-.*ckptd.sock",
+        hint="ckptd run",
+    ),
+    Mistake(
+        name="two-daemons",
+        before=_RUNNING,
+        typed="$ ckptd run",
+        cause="another daemon|already",
+        place="/dev/shm/ckptd-test",
+        hint="ckptd status",
+        ends=2,
+    ),
+    Mistake(
+        name="shm-full-at-connect",
+        before=_SMALL.format("1m") + "; head -c 2M /dev/zero > shm/full || true",
+        needs_root=True,
+        environ={"CKPTD_ARENA": "$HOME/shm/arena"},
+        typed="""
+connect("first")
+""",
+        cause="(Connect|Config|Budget)Error: .*(full|[Nn]o space)",
+        place="/place/home/shm",
+        hint="hint: .*(rm|free|remount)",
+        waits_for="item 4",
+    ),
+    Mistake(
+        name="shm-full-at-restart",
+        before=_SMALL.format("24m"),
+        needs_root=True,
+        environ={"CKPTD_ARENA": "$HOME/shm/arena"},
+        typed="""
+with connect("first", drain_every=1000) as client:
+    client.save(state, 0).wait("durable")
+    client.save(state, 1).wait("staged")
+    elsewhere("kill -9 $(daemon-pid); head -c 30M /dev/zero > shm/full 2>/dev/null")
+    os._exit(os.waitstatus_to_exitcode(os.spawnvp(os.P_WAIT, "python", ["python", "-c", '''
+import torch, ckptd_client
+model = torch.nn.Linear(8, 8)
+client = ckptd_client.connect("first", takeover=True)
+print(client.load({"model": model, "optimizer": torch.optim.AdamW(model.parameters())}))
+'''])))
+""",
+        cause="Restored.step=1",
+        place="tier='arena'",
+        hint="Restored",
+        ends=0,
+        within_s=40,
+        waits_for="item 4",
+    ),
+    Mistake(
+        name="control-c-in-the-loop",
+        typed="""
+import signal, threading
+threading.Timer(2, os.kill, (os.getpid(), signal.SIGINT)).start()
+with connect("first") as client:
+    for step in range(100):
+        client.save(state, step)
+        time.sleep(0.1)
+""",
+        cause="KeyboardInterrupt",
+        place="train.py",
+        hint="KeyboardInterrupt",
+        raises=("KeyboardInterrupt",),
+    ),
+    Mistake(
+        name="exit-without-close",
+        typed="""
+client = connect("first")
+client.save(state, 1)
+print("latest", client.latest())
+""",
+        cause="latest (1|None)",
+        place="latest",
+        hint="latest",
+        ends=0,
+    ),
+    Mistake(
+        name="client-dropped-and-made-anew",
+        typed="""
+def train():
+    client = connect("first")
+    client.save(state, 1)
+
+train()
+train()
+""",
+        cause="ConnectError: this process holds rank 0 of job 'first'",
+        place="job 'first'",
+        hint=r"client.close\(\) first",
+    ),
+    Mistake(
+        name="executable-is-gone",
+        typed="""
+import sys
+sys.executable = "/nowhere/python"
+connect("first")
+""",
+        cause="ConnectError: the daemon .*not",
+        place="/nowhere/python",
+        hint="see /dev/shm",
+    ),
+)

@@ -43,7 +43,7 @@ class Mistake:
     """Exceptions that are not ckptd's, and that may end it all the same."""
     environ: dict[str, str | None] = field(default_factory=dict)
     user: bool = False
-    """Whether it takes an ordinary user: root may read what others may not."""
+    """Whether root is made to heed the modes of files, as an ordinary user must."""
     needs_root: bool = False
     waits_for: str = ""
     """The item of work that has still to be done for it."""

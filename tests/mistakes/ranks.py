@@ -1,3 +1,365 @@
-"""."""
+"""Jobs of several ranks: one that does what all must do, ranks that do not fit, two runs of one job."""
 
-MISTAKES = ()
+from tests.mistakes.mistake import Mistake
+
+_ALL = """
+import torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+"""
+
+
+def _ranks(name: str, typed: str, **more) -> Mistake:
+    return Mistake(name=name, typed=_ALL + typed.lstrip("\n"), **{"ranks": 2, "within_s": 30.0, **more})
+
+
+MISTAKES = (
+    _ranks(
+        "rank-0-saves",
+        """
+client = connect("first")
+for step in range(6):
+    if rank == 0:
+        client.save(state, step)
+    time.sleep(0.5)
+client.close()
+""",
+        cause="step 0 waits for rank 1",
+        place="rank 1",
+        hint=r"every rank calls save \(one rank alone: connect\(alone=True\)\)",
+        never="drains are slow",
+        ends=0,
+        waits_for="item 1",
+    ),
+    _ranks(
+        "rank-0-saves-once-and-trains-on",
+        """
+client = connect("first")
+if rank == 0:
+    client.save(state, 10)
+time.sleep(9)
+client.close()
+""",
+        cause="step 10 waits for rank 1",
+        place="rank 1",
+        hint=r"every rank calls save \(one rank alone: connect\(alone=True\)\)",
+        ends=0,
+        waits_for="item 1",
+    ),
+    _ranks(
+        "rank-0-connects",
+        """
+if rank == 0:
+    connect("first", connect_timeout_s=4)
+else:
+    time.sleep(8)
+""",
+        cause="ConnectError: ",
+        place="rank 1",
+        hint=r"every rank calls connect|connect\(alone=True\)",
+        ends=(1, 0),
+        waits_for="item 1",
+    ),
+    _ranks(
+        "rank-0-loads",
+        """
+client = connect("first")
+client.save(state, 1).wait("staged", 10)
+if rank == 0:
+    client.load(state)
+else:
+    time.sleep(12)
+client.close()
+""",
+        cause="waits for rank 1",
+        place="rank 1",
+        hint="every rank calls load",
+        ends=0,
+        waits_for="word of a load that ranks miss",
+    ),
+    _ranks(
+        "rank-0-prepares",
+        """
+client = connect("first")
+if rank == 0:
+    client.prepare(state)
+client.save(state, 1).wait("staged", 10)
+print("staged")
+client.close()
+""",
+        cause="staged",
+        place="staged",
+        hint="staged",
+        ends=0,
+    ),
+    _ranks(
+        "job-per-rank",
+        """
+client = connect(f"first-{rank}", connect_timeout_s=5)
+client.save(state, 1).wait("staged", 5)
+""",
+        cause="ConnectError: .*first-0|ConfigError: .*first-0",
+        place="rank [01]",
+        hint="hint: .*same",
+        waits_for="ranks that disagree",
+    ),
+    _ranks(
+        "store-per-rank",
+        """
+client = connect("first", store=f"$STORE/{rank}", connect_timeout_s=5)
+client.save(state, 1).wait("staged", 5)
+""",
+        cause="(Connect|Config)Error: ",
+        place="/place/store/[01]",
+        hint="hint: .*same",
+        waits_for="ranks that disagree",
+    ),
+    _ranks(
+        "step-per-rank",
+        """
+client = connect("first")
+handle = client.save(state, 10 + rank)
+handle.wait("staged", 8)
+""",
+        cause="SaveFailedError: ",
+        place="step 1[01]",
+        hint="same step",
+        waits_for="a hint for steps that differ",
+    ),
+    _ranks(
+        "drain-every-per-rank",
+        """
+client = connect("first", drain_every=1 + rank)
+client.save(state, 3).wait("staged", 8)
+client.close()
+""",
+        cause="drain_every",
+        place="rank 1",
+        hint="same on all ranks|alike",
+        ends=0,
+        waits_for="ranks that disagree",
+    ),
+    _ranks(
+        "redundancy-per-rank",
+        """
+client = connect("first", redundancy="xor" if rank else "none")
+""",
+        cause="Error: .*redundancy",
+        place="rank [01]",
+        hint="hint: .*(same|alike)",
+    ),
+    _ranks(
+        "gather-otherwise",
+        """
+client = connect("first")
+client.gather(model.state_dict(), to=rank).wait()
+""",
+        cause="UsageError: ",
+        place="rank [01]",
+        hint="hint: |same",
+    ),
+    _ranks(
+        "rank-1-dies-before-save",
+        """
+client = connect("first")
+if rank == 1:
+    os.kill(os.getpid(), 9)
+time.sleep(1)
+client.save(state, 1).wait("staged", 15)
+""",
+        cause="SaveFailedError: .*abandoned",
+        place="rank 1",
+        hint="every rank|start|hint: ",
+        ends=(1, -9),
+    ),
+    _ranks(
+        "rank-1-closes-early",
+        """
+client = connect("first")
+client.save(state, 1).wait("staged", 10)
+if rank == 1:
+    client.close()
+    time.sleep(6)
+else:
+    time.sleep(1)
+    client.save(state, 2).wait("staged", 10)
+""",
+        cause="SaveFailedError: .*abandoned",
+        place="rank 1",
+        hint="close|hint: ",
+        ends=(1, 0),
+        waits_for="why a rank did not deliver",
+    ),
+    _ranks(
+        "xor-on-one-node",
+        """
+client = connect("first", redundancy="xor")
+client.save(state, 1)
+time.sleep(2)
+client.close()
+""",
+        cause="redundancy|xor",
+        place="node",
+        hint="two nodes|several nodes|redundancy=",
+        ends=0,
+        waits_for="item 11",
+    ),
+    Mistake(
+        name="no-init-process-group",
+        typed='connect("first")\n',
+        cause="UsageError: WORLD_SIZE is 8, but the ranks cannot find each other",
+        place="WORLD_SIZE",
+        hint="init_process_group before connect",
+        environ={"WORLD_SIZE": "8", "RANK": "0"},
+    ),
+    Mistake(
+        name="world-size-is-text",
+        typed='connect("first")\n',
+        cause="(Usage|Config)Error: WORLD_SIZE",
+        place="WORLD_SIZE is 'two'|WORLD_SIZE='two'",
+        hint="hint: ",
+        environ={"WORLD_SIZE": "two", "RANK": "0"},
+        waits_for="the environment of ranks",
+    ),
+    Mistake(
+        name="world-size-is-empty",
+        typed="""
+with connect("first") as client:
+    client.save(state, 1).wait("durable")
+    print("durable")
+""",
+        cause="durable",
+        place="durable",
+        hint="durable",
+        environ={"WORLD_SIZE": "", "RANK": ""},
+        ends=0,
+        waits_for="the environment of ranks",
+    ),
+    Mistake(
+        name="rank-is-missing",
+        typed='connect("first")\n',
+        cause="UsageError: WORLD_SIZE is 2",
+        place="WORLD_SIZE",
+        hint="init_process_group",
+        environ={"WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"},
+    ),
+    Mistake(
+        name="rank-beyond-world",
+        typed='connect("first", connect_timeout_s=5)\n',
+        cause="(Usage|Config|Connect)Error: .*RANK",
+        place="RANK",
+        hint="hint: ",
+        environ={"WORLD_SIZE": "2", "RANK": "2", "TORCHELASTIC_RUN_ID": "x", "MASTER_PORT": "1"},
+        waits_for="the environment of ranks",
+    ),
+    Mistake(
+        name="launcher-is-gone",
+        typed='connect("first", connect_timeout_s=5)\n',
+        cause="ConnectError: .*(launcher|127.0.0.1:1)",
+        place="127.0.0.1:1",
+        hint="init_process_group",
+        environ={
+            "WORLD_SIZE": "2",
+            "RANK": "0",
+            "TORCHELASTIC_RUN_ID": "x",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "1",
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+        },
+        waits_for="the environment of ranks",
+    ),
+    Mistake(
+        name="two-runs-of-one-job",
+        typed="""
+pid = os.fork()
+if pid == 0:
+    client = connect("first")
+    client.save(state, 1)
+    time.sleep(30)
+    os._exit(0)
+time.sleep(2)
+connect("first", connect_timeout_s=3)
+""",
+        cause="ConnectError: .*job first",
+        place=r"pid \d+|process \d+",
+        hint="takeover=True",
+        waits_for="item 8",
+    ),
+    Mistake(
+        name="two-runs-told-early",
+        typed="""
+pid = os.fork()
+if pid == 0:
+    client = connect("first")
+    client.save(state, 1)
+    time.sleep(30)
+    os._exit(0)
+time.sleep(2)
+import threading
+threading.Timer(7, os._exit, (7,)).start()
+connect("first")
+""",
+        cause="waits",
+        place=r"pid \d+|process \d+",
+        hint="takeover=True",
+        ends=7,
+        waits_for="item 8",
+    ),
+    Mistake(
+        name="taken-over",
+        typed="""
+client = connect("first")
+client.save(state, 1).wait("staged")
+pid = os.fork()
+if pid == 0:
+    connect("first", takeover=True).save(state, 1).wait("staged")
+    os._exit(0)
+print("other run", os.waitpid(pid, 0)[1])
+client.save(state, 2).wait("staged", 5)
+""",
+        cause="(SaveFailed|StaleIncarnation)Error: ",
+        place="incarnation 1|step 2",
+        hint="replaced|newer|took",
+        waits_for="slots that are gone",
+    ),
+    Mistake(
+        name="fewer-ranks-than-saved",
+        typed="""
+import torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+client = connect("first")
+client.save({"model": model, "mine": 100 + rank}, 1).wait("durable", 20)
+client.close()
+dist.destroy_process_group()
+if rank == 0:
+    client = connect("first", alone=True)
+    print("notes:", client.load({"model": model, "mine": 0}).notes)
+    client.close()
+""",
+        cause="notes: .*rank",
+        place="state.*mine",
+        hint="per_rank|rank 1",
+        ranks=2,
+        ends=0,
+        within_s=40.0,
+    ),
+    Mistake(
+        name="follower-asks-for-steps",
+        typed=_ALL
+        + """
+client = connect("first")
+client.save(state, 10).wait("durable", 20)
+print(f"rank {rank} has steps {client.steps()} latest {client.latest()}")
+client.close()
+""",
+        cause=r"rank 0 has steps \[10\] latest 10",
+        place=r"rank 1 has steps \[10\] latest 10",
+        hint="steps",
+        ranks=2,
+        nodes=2,
+        ends=0,
+        within_s=40.0,
+        waits_for="item 2",
+    ),
+)

@@ -12,7 +12,7 @@ from tests.mistakes.mistake import Mistake
 from tests.mistakes.play import Outcome, play
 from tests.mistakes.table import THEMES
 
-AT_ONCE = 2 * (os.cpu_count() or 1)
+AT_ONCE = 4 * (os.cpu_count() or 1)  # most of them only wait
 
 
 def main(words: list[str]) -> int:

@@ -1,3 +1,282 @@
-"""."""
+"""Stores that are missing, full, not to be written, another's, or altered by hand."""
 
-MISTAKES = ()
+from tests.mistakes.mistake import Mistake
+
+_SAVED = """
+with connect("first") as client:
+    client.save(state, 1).wait("durable")
+"""
+_FORGOTTEN = _SAVED + 'elsewhere("ckptd stop --wait >/dev/null; rm -rf $ARENA/jobs")\n'
+"""Then only the store has it."""
+
+
+def _altered(name: str, command: str, **more) -> Mistake:
+    """A checkpoint that only the store has is altered by hand, then loaded."""
+    typed = (
+        _FORGOTTEN.lstrip()
+        + f"elsewhere({command!r})\n"
+        + 'with connect("first") as client:\n    print("restored", client.load(state))\n'
+    )
+    return Mistake(name=name, typed=typed, **more)
+
+
+MISTAKES = (
+    Mistake(
+        name="store-parent-missing",
+        typed='connect("first", store="/scratchh/me/ckpt")\n',
+        cause="ConfigError: .*(/scratchh|parent)",
+        place="/scratchh/me",
+        hint="mount|mkdir",
+    ),
+    Mistake(
+        name="store-is-a-file",
+        before="echo > ckpt",
+        typed='connect("first", store="$HOME/ckpt")\n',
+        cause="ConfigError: .*(directory)",
+        place="/place/home/ckpt",
+        hint="hint: ",
+    ),
+    Mistake(
+        name="store-not-writable",
+        before="chmod 500 $STORE",
+        user=True,
+        typed=_SAVED,
+        cause="ConfigError: .*([Pp]ermission|writ)",
+        place="/place/store",
+        hint="hint: ",
+    ),
+    Mistake(
+        name="store-not-readable",
+        before="chmod 000 $STORE",
+        user=True,
+        typed=_SAVED,
+        cause="ConfigError: .*[Pp]ermission",
+        place="/place/store",
+        hint="hint: ",
+    ),
+    Mistake(
+        name="store-read-only",
+        before="mount -t tmpfs -o ro,mode=0755 tmpfs $STORE",
+        needs_root=True,
+        typed=_SAVED,
+        cause="ConfigError: .*[Rr]ead-only",
+        place="/place/store",
+        hint="hint: ",
+    ),
+    Mistake(
+        name="store-full",
+        before="mount -t tmpfs -o size=512k,mode=0755 tmpfs $STORE",
+        needs_root=True,
+        typed="""
+with connect("first") as client:
+    client.save({"big": torch.ones(1_000_000)}, 1)
+    client.wait("durable", 8)
+""",
+        cause="No space left",
+        place="/place/store",
+        hint="free|keep_last|prune|space",
+        waits_for="a drain that fails, told",
+    ),
+    Mistake(
+        name="store-full-and-nobody-waits",
+        before="mount -t tmpfs -o size=512k,mode=0755 tmpfs $STORE",
+        needs_root=True,
+        typed="""
+with connect("first") as client:
+    for step in range(5):
+        print(client.save({"big": torch.ones(1_000_000)}, step))
+        time.sleep(1)
+""",
+        cause="No space left",
+        place="/place/store",
+        hint="free|keep_last|prune|space",
+        ends=0,
+        waits_for="a drain that fails, told",
+    ),
+    Mistake(
+        name="file-size-limit",
+        typed="""
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+with connect("first") as client:
+    client.save({"big": torch.ones(1_000_000)}, 1).wait("durable", 10)
+""",
+        cause="[Ff]ile (size|too large)|RLIMIT_FSIZE",
+        place="step 1|rank 0",
+        hint="ulimit -f|limit",
+        waits_for="hints by errno",
+    ),
+    Mistake(
+        name="store-removed-while-training",
+        typed="""
+with connect("first") as client:
+    client.save(state, 1).wait("durable")
+    elsewhere("rm -rf $STORE")
+    client.save(state, 2)
+    client.wait("durable", 8)
+""",
+        cause="(WrongStore|WaitTimeout|SaveFailed)Error: .*No such file",
+        place="/place/store",
+        hint="mount|store_id",
+        waits_for="a drain that fails, told",
+    ),
+    Mistake(
+        name="store-emptied-between-runs",
+        typed=_SAVED
+        + """
+elsewhere("rm -rf $STORE/*  $STORE/.[a-z]*")
+with connect("first") as client:
+    print(client.load(state))
+""",
+        cause="is a new store",
+        place="/place/store",
+        hint="is the file system mounted that was meant",
+        ends=0,
+    ),
+    Mistake(
+        name="another-store-at-the-path",
+        typed=_SAVED
+        + """
+elsewhere("mv $STORE $STORE.old; mkdir $STORE")
+with connect("first") as client:
+    print(client.load(state))
+""",
+        cause="is a new store",
+        place="/place/store",
+        hint="is the file system mounted that was meant",
+        ends=0,
+    ),
+    Mistake(
+        name="job-is-a-file-there",
+        before="echo > $STORE/first",
+        typed=_SAVED,
+        cause="ConfigError: .*(directory|file)",
+        place="/place/store/first",
+        hint="hint: ",
+    ),
+    Mistake(
+        name="store-has-other-things",
+        before="touch $STORE/thesis.tex; mkdir $STORE/first; touch $STORE/first/model.pt",
+        typed=_SAVED,
+        cause="new store",
+        place="/place/store",
+        hint="mounted that was meant",
+        ends=0,
+    ),
+    Mistake(
+        name="store-is-a-loop",
+        before="rmdir $STORE; ln -s store $STORE",
+        typed=_SAVED,
+        cause="ConfigError: .*(symbolic links|loop)",
+        place="/place/store",
+        hint="hint: ",
+        waits_for="hints by errno",
+    ),
+    _altered(
+        "image-altered",
+        "cd $STORE/first/step-*; printf xxxx | dd of=r00000-p00.safetensors bs=1 seek=5000 conv=notrunc status=none",
+        cause="RestoreError: .*|DamagedError: ",
+        place="r00000-p00.safetensors",
+        hint="ckptd verify /place/store/first",
+        waits_for="hints of a load",
+    ),
+    _altered(
+        "image-removed",
+        "rm $STORE/first/step-*/r00000-p00.safetensors",
+        cause="RestoreError: ",
+        place="r00000-p00.safetensors",
+        hint="ckptd verify /place/store/first",
+        waits_for="hints of a load",
+    ),
+    _altered(
+        "image-cut-off",
+        "truncate -s 100 $STORE/first/step-*/r00000-p00.safetensors",
+        cause="RestoreError: ",
+        place="r00000-p00.safetensors",
+        hint="ckptd verify /place/store/first",
+        waits_for="hints of a load",
+    ),
+    _altered(
+        "manifest-removed",
+        "rm $STORE/first/step-*/ckptd.manifest",
+        cause="RestoreError: ",
+        place="step-",
+        hint="ckptd verify /place/store/first",
+        waits_for="hints of a load",
+    ),
+    _altered(
+        "committed-removed",
+        "rm $STORE/first/step-*/COMMITTED",
+        cause="RestoreError: ",
+        place="step-",
+        hint="ckptd verify /place/store/first",
+        waits_for="hints of a load",
+    ),
+    _altered(
+        "directory-renamed",
+        "mv $STORE/first/step-* $STORE/first/best",
+        cause="first/best",
+        place="best|first",
+        hint="hint: |load_from",
+        waits_for="a checkpoint under another name",
+    ),
+    _altered(
+        "files-unreadable",
+        "chmod 000 $STORE/first/step-*/r00000-p00.safetensors",
+        user=True,
+        cause="RestoreError: .*|Permission denied",
+        place="r00000-p00.safetensors",
+        hint="ckptd verify /place/store/first",
+        waits_for="hints of a load",
+    ),
+    Mistake(
+        name="load-from-the-job",
+        typed=_SAVED
+        + """
+with connect("first") as client:
+    client.load_from("$STORE/first", state)
+""",
+        cause="UsageError: .*holds checkpoints, and is none",
+        place="/place/store/first",
+        hint="first/latest",
+    ),
+    Mistake(
+        name="load-from-a-pickle",
+        typed="""
+os.mkdir("old")
+torch.save(model, "old/model.pt")
+with connect("first") as client:
+    client.load_from(os.path.abspath("old"), state)
+""",
+        cause="UsageError: .*holds no checkpoint",
+        place="/place/home/old",
+        hint="safetensors|torch.load",
+    ),
+    Mistake(
+        name="load-from-a-broken-safetensors",
+        typed="""
+open("model.safetensors", "wb").write(b"<html>404</html>" * 10)
+with connect("first") as client:
+    client.load_from(os.path.abspath("model.safetensors"), state)
+""",
+        cause="(Damaged|Restore|Usage)Error: ",
+        place="model.safetensors",
+        hint="hint: |not a safetensors",
+        waits_for="a hint for files that are not safetensors",
+    ),
+    Mistake(
+        name="keyed-then-without-key",
+        before="ckptd keygen --integrity $HOME/key",
+        typed="""
+with connect("first", integrity_key_file="$HOME/key") as client:
+    client.save(state, 1).wait("durable")
+elsewhere("ckptd stop --wait >/dev/null; rm -rf $ARENA/jobs")
+with connect("first") as client:
+    print("restored", client.load(state))
+""",
+        cause="(Integrity|Restore)Error: .*key",
+        place="step",
+        hint="integrity_key_file|CKPTD_INTEGRITY_KEY_FILE",
+        waits_for="hints of a load",
+    ),
+)

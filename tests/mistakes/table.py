@@ -1,6 +1,6 @@
 """All mistakes, by theme."""
 
-from tests.mistakes import calls, commands, daemons, ranks, settings, stores
+from tests.mistakes import calls, commands, daemons, environments, ranks, settings, stores
 from tests.mistakes.mistake import Mistake
 
 THEMES: dict[str, tuple[Mistake, ...]] = {
@@ -10,6 +10,7 @@ THEMES: dict[str, tuple[Mistake, ...]] = {
     "stores": stores.MISTAKES,
     "daemons": daemons.MISTAKES,
     "commands": commands.MISTAKES,
+    "environments": environments.MISTAKES,
 }
 MISTAKES = tuple(mistake for theme in THEMES.values() for mistake in theme)
 assert len({mistake.name for mistake in MISTAKES}) == len(MISTAKES)

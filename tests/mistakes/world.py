@@ -14,7 +14,6 @@ from typing import Self
 
 from tests.cluster import Node
 
-NOBODY = 65534
 _PYTHON = """#!/bin/sh
 exec {python} "$@"
 """
@@ -23,27 +22,25 @@ exec {python} -P -m ckptd "$@"
 """
 # Not from the status: a daemon that was stopped cannot give it.
 _DAEMON_PID = """#!/bin/sh
-for directory in /proc/[0-9]*; do
-    tr '\\0' ' ' <$directory/cmdline 2>/dev/null | grep -q -e "ckptd run --arena $CKPTD_ARENA " && basename $directory
+for file in $(grep -lsz "^CKPTD_ARENA=$CKPTD_ARENA$" /proc/[0-9]*/environ); do
+    process=${file%/environ}
+    grep -qsz '^run$' $process/cmdline && echo ${process#/proc/}
 done
+true
 """
 
 
 class World:
     """A context manager. Nodes share a store; the first one is where shells and single ranks run."""
 
-    def __init__(self, nodes: int = 1, *, user: bool = False) -> None:
+    def __init__(self, nodes: int = 1) -> None:
         self.place = tempfile.mkdtemp(prefix="ckptd-mistake-")
-        self.user = user
         self.store = self._make("store")
         self.home = self._make("home")
         self.bin = self._make("bin")
         self.arenas = [tempfile.mkdtemp(prefix="ckptd-test-", dir="/dev/shm") for _ in range(nodes)]
         self.nodes = [Node(self.store, arena=arena) for arena in self.arenas]
         self._write_commands()
-        if user:
-            for path in (self.place, self.store, self.home, *self.arenas, *(node.temporary for node in self.nodes)):
-                os.chown(path, NOBODY, NOBODY)
 
     def _make(self, name: str) -> str:
         path = os.path.join(self.place, name)
