@@ -17,10 +17,10 @@ from ckptd.protocol.messages import Tier
 from ckptd.protocol.shares import Share
 from ckptd.protocol.slot import SEALS_NBYTES, Seal, SlotState, decode_seals
 from ckptd_client._company import Company
-from ckptd_client._fit import OtherRanksNeededError
 from ckptd_client._image_ranges import Images, images_in, images_of
 from ckptd_client._replica_choice import doubt_of
 from ckptd_client._restore import Source, Target, check_files, copy_out, open_file, open_slot, read_manifest, vote_notes
+from ckptd_client._saves import OtherRanksNeededError
 from ckptd_client._together import copy_out_together
 
 _DIGESTS_S = 60.0  # how long a neighbour's digests may take: the daemon is at it

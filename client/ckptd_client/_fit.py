@@ -1,7 +1,7 @@
 """Fits a checkpoint onto a state: which bytes go to which tensor, which leaf to which place, or what differs."""
 
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -9,118 +9,28 @@ from typing import Any, NamedTuple
 import torch
 
 from ckptd.protocol.errors import CkptdError, DamagedError, MismatchError, RestoreError
-from ckptd.protocol.layout import Layout, Leaves, Path, TensorEntry
-from ckptd.protocol.wording import cut, told
-from ckptd_client._hints import hint_of
+from ckptd.protocol.layout import Leaves, Path, TensorEntry
 from ckptd_client._image_ranges import Images
 from ckptd_client._inline import opened
 from ckptd_client._keys import settled
 from ckptd_client._landing import bytes_of, engines_of
-from ckptd_client._per_rank import NOTHING_NAMED, Comparison, Named, Resized, kept, resized
+from ckptd_client._lenient import shared
+from ckptd_client._misfit import misfit
+from ckptd_client._per_rank import Comparison, kept
 from ckptd_client._pickle import NO_PICKLE, PickleKeys, decode
-from ckptd_client._replica_choice import Taken, held_alike, of_the_lowest, taken_of
-from ckptd_client._reshard import Box, Run, Saved, cover
+from ckptd_client._replica_choice import Taken, of_the_lowest, taken_of
+from ckptd_client._reshard import Box, Run, cover
 from ckptd_client._restore import Target
-from ckptd_client._state_dicts import hint_of as hint_of_dicts
+from ckptd_client._saves import OtherRanksNeededError, Saves
 from ckptd_client._state_dicts import notes_of
-from ckptd_client._tensors import CODE_OF, DTYPE_OF, alias_key, copyable, is_tensor, shard_of
-from ckptd_client._ties import Homes, Kind, groups_of, ties_of
-from ckptd_client._tree import Flat, assign, flatten, format_path, unflatten
+from ckptd_client._statefuls import give
+from ckptd_client._tensors import DTYPE_OF, alias_key, copyable, is_tensor, shard_of
+from ckptd_client._ties import Homes, Kind, groups_of
+from ckptd_client._tree import Flat, assign, flatten, format_path, within
 from ckptd_client._verify import Marks, check, is_kept, optimizers_in
 
 _SHOWN = 8
 _NO_LEAVES: Mapping[int, Leaves] = {}
-
-
-class OtherRanksNeededError(CkptdError):
-    """What this rank wants was saved by others: it must be read from all files."""
-
-    code = "reshard"
-
-
-@dataclass(frozen=True, slots=True)
-class Saves:
-    """What a checkpoint holds of each name, in the images of one rank or of all."""
-
-    boxes: dict[str, list[Saved]]
-    paths: dict[str, Path]
-    expected: set[str]  # names that the state must have a place for
-    leaves: Leaves  # of the rank that this one goes on as
-    rank: int  # that rank: what each rank has of its own is taken from it
-    whole: bool  # all ranks' layouts are in
-    inline: dict[str, torch.Tensor] = field(default_factory=dict)  # whole tensors, of plain values that held them
-    me: int | None = None  # the rank that loads; None: as rank
-    named: Named = NOTHING_NAMED
-    resized: Resized | None = None
-    ties: Mapping[str, str] = field(default_factory=dict)  # each tied name with the one that holds its bytes
-    alike: dict[str, str] = field(default_factory=dict)  # what replicas each saved in full, by name: how it was held
-    world_size: int = 1  # of the job that loads
-
-
-def saves_of(  # noqa: PLR0913 - keyword-only
-    layouts: Iterable[Layout], leaves: Leaves, *, rank: int, world_size: int, me: int | None = None,
-    named: Named = NOTHING_NAMED, of_all: Mapping[int, Leaves] = _NO_LEAVES,
-) -> Saves:  # fmt: skip
-    """Layouts of one rank or of all, for a job of world_size, by name. A tied name has the boxes of its holder.
-
-    Where ranks mean different tensors by a name, that of rank counts. Expected is what rank saved; in a job of another
-    size what all saved, for what only some ranks have may be anybody's. me: the rank that loads, if it is not rank: of
-    names that each rank has for itself it gets what it saved itself, or nothing. of_all: leaves by rank, to say which
-    differ in a job of another size.
-    """
-    ordered = sorted(layouts, key=lambda layout: (layout.rank != rank, layout.rank))
-    boxes: dict[str, list[Saved]] = {}
-    paths: dict[str, Path] = {}
-    for layout in ordered:
-        paths |= {name: path for name, path in layout.paths.items() if name not in paths}
-        own: dict[str, list[Saved]] = {}
-        for entry in layout.tensors:
-            own.setdefault(entry.name, []).append(Saved(layout.rank, entry))
-        own |= {name: own[owner] for name, owner in layout.aliases.items()}
-        for name, found in own.items():
-            if name in leaves.leaves:  # what this rank saved as a plain value is that
-                continue
-            alike = boxes.setdefault(name, [])
-            alike += [saved for saved in found if _kind(saved.entry) == _kind((alike or found)[0].entry)]
-    expected = set(ordered[0].paths)
-    if ordered[0].world_size != world_size:
-        expected = expected.intersection(*(layout.paths for layout in ordered))
-    whole = len(ordered) == ordered[0].world_size
-    saves = Saves(
-        boxes, paths, expected, leaves, rank, whole, me=me, named=named,
-        ties=ties_of(ordered), alike=held_alike(ordered, world_size), world_size=world_size,
-    )  # fmt: skip
-    saves = _own_alone(saves, ordered) if named.per_rank else saves
-    several = resized(ordered, of_all or {rank: leaves}, named, world_size)
-    if several is not None:
-        unsure = {name: held for name, held in several.tensors.items() if name not in saves.alike}
-        several = replace(several, tensors=unsure)
-    return replace(saves, resized=several)
-
-
-def _own_alone(saves: Saves, layouts: Sequence[Layout]) -> Saves:
-    """Without what others saved of names that each rank has for itself."""
-    me = saves.rank if saves.me is None else saves.me
-    mine = next((layout.paths.keys() for layout in layouts if layout.rank == me), ())
-    own = {name for name in saves.paths if saves.named.is_own(name)}
-    others = {name for name in own if name not in mine}
-    boxes = {
-        name: [saved for saved in found if saved.rank == me] if name in own else found
-        for name, found in saves.boxes.items()
-    }
-    leaves = {name: leaf for name, leaf in saves.leaves.leaves.items() if name not in others}
-    return replace(
-        saves,
-        boxes={name: found for name, found in boxes.items() if found},
-        paths={name: path for name, path in saves.paths.items() if name not in others},
-        expected=saves.expected - others,
-        alike={name: how for name, how in saves.alike.items() if name not in own},
-        leaves=Leaves(saves.leaves.version, leaves),
-    )
-
-
-def _kind(entry: TensorEntry) -> tuple[str, tuple[int, ...]]:
-    return entry.dtype, entry.global_shape
 
 
 @dataclass(slots=True)
@@ -135,6 +45,9 @@ class Fit:
     leaves: dict[str, Any] = field(default_factory=dict)
     paths: dict[str, Path] = field(default_factory=dict)
     ties: Mapping[str, str] = field(default_factory=dict)  # as in Saves
+    strict: bool = True  # whether a key more or fewer is an error
+    has: list[Path] = field(default_factory=list)  # places that the state had a value for, if not strict
+    notes: list[str] = field(default_factory=list)  # for the user
     own_notes: list[str] = field(default_factory=list)  # for the user, of this rank alone
     comparison: Comparison | None = None  # of what several ranks saved, in a job of another size
     taken: Taken = field(default_factory=dict)  # of what replicas each saved in full: what all ranks have of the lowest
@@ -166,29 +79,23 @@ class Fit:
         plain = [
             (self.paths[name], value)
             for name, value in self.leaves.items()
-            if not any(_within(self.paths[name], prefix) for prefix, _ in self.statefuls)
+            if not any(within(self.paths[name], prefix) for prefix, _ in self.statefuls)
         ]
         places = {name: format_path(path) for name, path in self.paths.items()}
-        notes = self.comparison.notes(places) if self.comparison is not None else []
+        notes = [*self.notes, *(self.comparison.notes(places) if self.comparison is not None else [])]
         notes += notes_of(state, plain)
         for path, value in plain:
             assign(state, path, value)
         contents = {prefix: self._content(prefix) for prefix, _ in self.statefuls}
         marks = {prefix: Marks(stateful, contents[prefix]) for prefix, stateful in self.statefuls}
         for prefix, stateful in sorted(self.statefuls, key=lambda item: -len(item[0])):
-            try:
-                stateful.load_state_dict(_nested(contents[prefix]))
-            except CkptdError:
-                raise
-            except Exception as error:  # whatever a class makes of values of kinds that it did not save
-                what = cut(error, 2000) if isinstance(error, RuntimeError | ValueError) else told(error)
-                text = f"{format_path(prefix)}: {type(stateful).__name__} does not take what was saved: {what}"
-                raise MismatchError(text) from error
-
+            has = {path[len(prefix) :] for path in self.has if within(path, prefix)}
+            give(prefix, stateful, contents[prefix], has, strict=self.strict)
         for prefix, stateful in self.statefuls:
-            if not any(_within(prefix, other) for other, _ in self.statefuls if other != prefix):
+            if not any(within(prefix, other) for other, _ in self.statefuls if other != prefix):
                 tied = groups_of(self.ties, self.paths, prefix)
-                notes += check(prefix, stateful, contents[prefix], strict=strict, tied=tied, marks=marks[prefix])
+                exact = strict and self.strict
+                notes += check(prefix, stateful, contents[prefix], strict=exact, tied=tied, marks=marks[prefix])
         return notes
 
     def _content(self, prefix: Path) -> list[tuple[Path, Any]]:
@@ -196,13 +103,8 @@ class Fit:
         return [
             (path[len(prefix) :], self.tensors[name] if name in self.tensors else self.leaves[name])
             for name, path in self.paths.items()
-            if _within(path, prefix)
+            if within(path, prefix)
         ]
-
-
-def _nested(content: list[tuple[Path, Any]]) -> Any:
-    """The state_dict() of which these were the leaves; it may have been one itself, such as {}."""
-    return content[0][1] if len(content) == 1 and not content[0][0] else unflatten(content)
 
 
 class Wanted(NamedTuple):
@@ -213,32 +115,33 @@ class Wanted(NamedTuple):
     runs: list[Run]
 
 
-def _within(path: Path, prefix: Path) -> bool:
-    return path[: len(prefix)] == prefix
-
-
-def fit(state: Any, saves: Saves, *, where: str, pickle_keys: PickleKeys = NO_PICKLE) -> Fit:
+def fit(state: Any, saves: Saves, *, where: str, pickle_keys: PickleKeys = NO_PICKLE, strict: bool = True) -> Fit:
     """Matches names, shapes and dtypes, and plans what to read.
 
     Inside a Stateful the checkpoint decides what there is: its load_state_dict judges, but for the dtype of a tensor
-    that it has, which it may convert without a word. A tensor of the saved shape and dtype is read in place. Raises
+    that it has, which it may convert without a word. A tensor of the saved shape and dtype is read in place. strict:
+    whether both must have the same keys; else what only one has is left as it is, and named in notes. Raises
     MismatchError that lists the first differences; for a tensor that saves do not hold all of, OtherRanksNeededError if
     they are one rank's and DamagedError if they are all ranks'.
     """
     whole = flatten(state, is_tensor)
     saves = replace(saves, paths=settled(saves.paths, saves.leaves.leaves, whole))
     left = kept(whole, saves.paths, saves.named, saves.rank if saves.me is None else saves.me)
-    flat = left.flat
+    flat, known = left.flat, saves.paths
     here = dict(zip(flat.names, flat.values, strict=True))
-    known = saves.paths.keys()
     saves = _relevant(flat, here, _opened(saves, flat))
-    differences = _differences(flat, here, saves)
-    if differences:
-        missing = [name for name in here if name not in known]
-        extra = [path for name, path in saves.paths.items() if name not in here and not _in_stateful(path, flat)]
-        hint = hint_of_dicts(state, extra) or hint_of(missing, known, converts=_converts(flat, here, saves))
-        raise MismatchError(_misfit(differences, where), hint=hint)
-    out = Fit(statefuls=flat.statefuls, paths=saves.paths, own_notes=left.notes, ties=saves.ties)
+    has, present, notes = list[Path](), left.values, list[str]()
+    if not strict:
+        has = flat.paths
+        flat, saves, more, notes = shared(flat, saves, where)
+        here, present = dict(zip(flat.names, flat.values, strict=True)), present | more
+    error = misfit(state, flat, saves, known, where)
+    if error is not None:
+        raise error
+    out = Fit(
+        statefuls=flat.statefuls, paths=saves.paths, ties=saves.ties, strict=strict, has=has, notes=notes,
+        own_notes=left.notes,
+    )  # fmt: skip
     _look_elsewhere(flat, here, saves, where)
     _plan_reads(out, flat, here, saves, where)
     out.comparison = Comparison(saves.resized, out.tensors) if saves.resized else None
@@ -251,7 +154,7 @@ def fit(state: Any, saves: Saves, *, where: str, pickle_keys: PickleKeys = NO_PI
     out.leaves = {
         name: decode(leaf, name, format_path(saves.paths[name]), pickle_keys) for name, leaf in leaves.items()
     }
-    _keep(out, whole, left.values)
+    _keep(out, whole, present)
     return out
 
 
@@ -283,7 +186,7 @@ def _plan_reads(out: Fit, flat: Flat, here: dict[str, Any], saves: Saves, where:
 def _of_optimizers(flat: Flat, saves: Saves) -> set[str]:
     """Names of what optimizers keep of their parameters, inside of Statefuls."""
     optimizers = optimizers_in(saves.paths.values())
-    return {name for name, path in saves.paths.items() if is_kept(path, optimizers) and _in_stateful(path, flat)}
+    return {name for name, path in saves.paths.items() if is_kept(path, optimizers) and flat.in_stateful(path)}
 
 
 def _loadable(entry: TensorEntry, place: str) -> Kind:
@@ -308,16 +211,10 @@ def _lowest(out: Fit, saves: Saves, where: str) -> set[str]:
     return names
 
 
-def _misfit(differences: list[str], where: str) -> str:
-    shown = "\n  ".join(differences[:_SHOWN])
-    more = f"\n  ... and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
-    return f"the state does not fit the checkpoint {where}:\n  {shown}{more}"
-
-
 def _keep(out: Fit, whole: Flat, values: dict[str, Any]) -> None:
     """Gives objects of which something was saved their present values of the rest."""
     for name, path in zip(whole.names, whole.paths, strict=True):
-        if name in values and any(_within(path, prefix) for prefix, _ in out.statefuls):
+        if name in values and any(within(path, prefix) for prefix, _ in out.statefuls):
             out.paths[name] = path
             (out.tensors if is_tensor(values[name]) else out.leaves)[name] = values[name]
 
@@ -351,7 +248,7 @@ def _relevant(flat: Flat, here: dict[str, Any], saves: Saves) -> Saves:
     paths = {
         name: path
         for name, path in saves.paths.items()
-        if name in saves.expected or name in here or (name in saves.leaves.leaves and _in_stateful(path, flat))
+        if name in saves.expected or name in here or (name in saves.leaves.leaves and flat.in_stateful(path))
     }
     return replace(saves, paths=paths, boxes={name: b for name, b in saves.boxes.items() if name in paths})
 
@@ -364,14 +261,14 @@ def _look_elsewhere(flat: Flat, here: dict[str, Any], saves: Saves, where: str) 
     """Raises when there are tensors that saves say nothing of but the name."""
     held = saves.boxes.keys() | saves.inline.keys()
     unknown = [name for name in saves.paths if name not in held and name not in saves.leaves.leaves]
-    lost = [n for n in unknown if not is_tensor(here.get(n)) and _in_stateful(saves.paths[n], flat)]
+    lost = [n for n in unknown if not is_tensor(here.get(n)) and flat.in_stateful(saves.paths[n])]
     missing = [
         name
         for name, value in here.items()
         if is_tensor(value) and name not in held and not shard_of(value, name).absent
     ]
     paths = dict(zip(flat.names, flat.paths, strict=True))
-    for name in [n for n in missing if not _in_stateful(paths[n], flat)] + lost:
+    for name in [n for n in missing if not flat.in_stateful(paths[n])] + lost:
         raise _incomplete(saves, f"{where}: {format_path(paths.get(name) or saves.paths[name])} is not there")
 
 
@@ -398,7 +295,7 @@ def _home(name: str, flat: Flat, saves: Saves, *, where: str) -> torch.Tensor:
 def _parameter(path: Path, flat: Flat) -> torch.Tensor | None:
     """The parameter that a torch optimizer keeps this state for: it tells the state's device and sharding."""
     for prefix, stateful in flat.statefuls:
-        match path[len(prefix) :] if _within(path, prefix) else ():
+        match path[len(prefix) :] if within(path, prefix) else ():
             case (("k", "state"), ("i", int(index)), ("k", _)) if isinstance(stateful, torch.optim.Optimizer):
                 parameters = [p for group in stateful.param_groups for p in group["params"]]
                 return parameters[index] if index < len(parameters) else None
@@ -456,70 +353,3 @@ def _quieten(out: Fit) -> None:
     places = (target.device for targets in out.targets.values() for target in targets if target.device is not None)
     for engine in engines_of(places):
         engine.now().wait()
-
-
-def _in_stateful(path: Path, flat: Flat) -> bool:
-    return any(_within(path, prefix) for prefix, _ in flat.statefuls)
-
-
-def _differences(flat: Flat, here: dict[str, Any], saves: Saves) -> list[str]:
-    """What differs outside of Statefuls, in words."""
-    paths = dict(zip(flat.names, flat.paths, strict=True))
-    differences = [
-        f"{format_path(prefix)}: {type(stateful).__name__} in the state, nothing in the checkpoint"
-        for prefix, stateful in flat.statefuls
-        if not any(_within(path, prefix) for path in saves.paths.values())
-    ]
-    extra = [name for name in saves.paths if name not in here]
-    for name in [*flat.names, *extra]:
-        path = paths.get(name) or saves.paths[name]
-        inside = _in_stateful(path, flat)
-        difference = _conversion(name, here, saves) if inside else _difference(name, here, saves)
-        if difference:
-            differences.append(f"{format_path(path)}: {difference}")
-    return differences
-
-
-def _conversion(name: str, here: dict[str, Any], saves: Saves) -> str:
-    """What load_state_dict would convert, in words."""
-    value, saved = here.get(name), _saved_kind(name, saves)
-    if saved is None or not is_tensor(value) or CODE_OF.get(value.dtype) == saved[0]:
-        return ""
-    ours = CODE_OF.get(value.dtype, value.dtype)
-    return f"{saved[0]} {list(saved[1])} in the checkpoint, {ours} {list(value.shape)} in the state"
-
-
-def _converts(flat: Flat, here: dict[str, Any], saves: Saves) -> bool:
-    paths = zip(flat.names, flat.paths, strict=True)
-    return any(_in_stateful(path, flat) and _conversion(name, here, saves) for name, path in paths)
-
-
-def _difference(name: str, here: dict[str, Any], saves: Saves) -> str:
-    if name not in here:
-        return "in the checkpoint, not in the state"
-    value, saved = here[name], _saved_kind(name, saves)
-    if not is_tensor(value):
-        if saved is not None:
-            return f"a tensor in the checkpoint, {type(value).__name__} in the state"
-        return "" if name in saves.leaves.leaves else "in the state, not in the checkpoint"
-    if saved is None:
-        sure = saves.whole or name in saves.leaves.leaves  # else the others may have it
-        return "a tensor in the state, none in the checkpoint" if sure else ""
-    shard = shard_of(value, name)
-    if (shard.code, shard.global_shape) != saved:
-        theirs, ours = f"{saved[0]} {list(saved[1])}", f"{shard.code} {list(shard.global_shape)}"
-        return f"{theirs} in the checkpoint, {ours} in the state"
-    shared = any(_shares_elements(chunk.local) for chunk in shard.chunks)
-    return "its elements share memory, as after expand()" if shared else ""
-
-
-def _saved_kind(name: str, saves: Saves) -> tuple[str, tuple[int, ...]] | None:
-    if name in saves.inline:
-        shard = shard_of(saves.inline[name], name)
-        return shard.code, shard.global_shape
-    return _kind(saves.boxes[name][0].entry) if name in saves.boxes else None
-
-
-def _shares_elements(tensor: torch.Tensor) -> bool:
-    """Whether some elements of a tensor are the same memory, so that it cannot be filled."""
-    return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))

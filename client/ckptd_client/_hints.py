@@ -4,6 +4,12 @@ import difflib
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 _SHOWN = 5
+LENIENT = "add strict=False to load what both have: notes then name the rest"
+
+
+def all_of(*hints: str) -> str:
+    """One hint of several ways out, of which some may be empty."""
+    return "; or ".join(filter(None, hints))
 
 
 def hint_of(missing: Sequence[str], known: Collection[str], *, converts: bool) -> str:

@@ -20,15 +20,17 @@ from ckptd.regular_files import open_followed
 from ckptd_client._checkpoint import open_directory
 from ckptd_client._company import Gathered, everybody, nobody
 from ckptd_client._dcp_directory import METADATA, open_dcp
-from ckptd_client._fit import Fit, Saves, fit, saves_of
+from ckptd_client._fit import Fit, fit
 from ckptd_client._foreign import Foreign
 from ckptd_client._group import Group
 from ckptd_client._leaves import encode_leaf
+from ckptd_client._lenient import check_strict
 from ckptd_client._link import Link
 from ckptd_client._per_rank import NOTHING_NAMED, Named
 from ckptd_client._pickle import NO_PICKLE, PickleKeys
 from ckptd_client._replica_choice import notes_of
 from ckptd_client._safetensors_files import SUFFIX, open_safetensors
+from ckptd_client._saves import Saves, saves_of
 from ckptd_client._tensors import is_tensor
 from ckptd_client._tree import flatten, format_path
 
@@ -65,17 +67,20 @@ def checked(path: object, state: object) -> str:
     return os.path.abspath(text)
 
 
-def read_from(
-    link: Link, path: str | os.PathLike[str], state: dict[str, Any], *, together: bool, integrity: str | None
-) -> Loaded:
+def read_from(  # noqa: PLR0913 - keyword-only
+    link: Link, path: str | os.PathLike[str], state: dict[str, Any], *, together: bool, integrity: str | None,
+    strict: bool,
+) -> Loaded:  # fmt: skip
     """Fills the state as Client.load_from says."""
     began = time.perf_counter()
+    check_strict(strict)
     proof = link.settings.integrity if integrity is None else chosen(integrity, None)
     with everybody(link) if together else contextlib.nullcontext(nobody) as company:
         where = checked(path, state)
         kind, step, nbytes, notes = load_from(
-            where, state, link.group, link.settings.pickle_keys, company, integrity=proof, named=link.settings.named
-        )
+            where, state, link.group, link.settings.pickle_keys, company, integrity=proof,
+            named=link.settings.named, strict=strict,
+        )  # fmt: skip
     for note in notes:
         log.warning("ckptd: %s: %s", where, note)
     return Loaded(kind, where, step, time.perf_counter() - began, nbytes, notes, state)
@@ -83,18 +88,18 @@ def read_from(
 
 def load_from(  # noqa: PLR0913 - what is wanted, and what is allowed
     path: str, state: dict[str, Any], group: Group, keys: PickleKeys = NO_PICKLE, company: Gathered = nobody, *,
-    integrity: Integrity = XXH3, named: Named = NOTHING_NAMED,
+    integrity: Integrity = XXH3, named: Named = NOTHING_NAMED, strict: bool = True,
 ) -> tuple[str, int | None, int, list[str]]:  # fmt: skip
     """Fills the state. Returns kind, step, bytes read, and notes. Raises what Client.load_from says."""
     try:
         kind = kind_of(path)
         if kind == "ckptd":
-            return _load_own(path, state, group, keys, company, integrity, named)
+            return _load_own(path, state, group, keys, company, integrity, named, strict=strict)
         if integrity.keyed:  # whoever takes COMMITTED and the manifest away makes another program's checkpoint of it
             text = f"{path} is a checkpoint of another program ({kind}), which proves nothing"
             raise IntegrityError(text, hint="if you trust who could write it: load_from(path, state, integrity='xxh3')")
         found = open_dcp(path) if kind == "dcp" else open_safetensors(path)
-        return (kind, None, *_load_foreign(path, state, found))
+        return (kind, None, *_load_foreign(path, state, found, strict=strict))
     except OSError as error:
         text = f"{error.filename or path}: {error.strerror or error}"
         raise RestoreError(text, hint=f"see what is there: ls -la {path}") from error
@@ -145,6 +150,8 @@ def _load_own(  # noqa: PLR0913, PLR0917
     company: Gathered,
     integrity: Integrity,
     named: Named,
+    *,
+    strict: bool,
 ) -> tuple[str, int | None, int, list[str]]:
     path = os.path.realpath(path)  # as open_directory does; it is named in what does not fit
     checkpoint = open_directory(path, integrity=integrity)
@@ -155,7 +162,7 @@ def _load_own(  # noqa: PLR0913, PLR0917
             checkpoint.layouts.values(), leaves[like], rank=like, world_size=group.world_size, me=group.rank,
             named=named, of_all=leaves,
         )  # fmt: skip
-        fitted = fit(state, _placed(saves, state), where=path, pickle_keys=keys)
+        fitted = fit(state, _placed(saves, state, strict=strict), where=path, pickle_keys=keys, strict=strict)
         checkpoint.read_all(fitted.targets, company(checkpoint.save))
         fitted.settle()
         fitted.look(checkpoint.images)
@@ -167,13 +174,13 @@ def _load_own(  # noqa: PLR0913, PLR0917
     return "ckptd", checkpoint.save.step, _nbytes(fitted), [*checkpoint.notes, *doubted, *notes, *fitted.own_notes]
 
 
-def _load_foreign(path: str, state: dict[str, Any], found: Foreign) -> tuple[int, list[str]]:
+def _load_foreign(path: str, state: dict[str, Any], found: Foreign, *, strict: bool) -> tuple[int, list[str]]:
     empty = encode_leaf(None, path)  # stands for a value until it is known which are wanted
     leaves = Leaves(1, {name: Leaf(empty.codec, empty.data) for name in found.values})
-    saves = _placed(Saves(found.boxes, found.paths, set(), leaves, rank=-1, whole=True), state)
+    saves = Saves(found.boxes, found.paths, set(), leaves, rank=-1, whole=True)
     _check_readable(state, found)
-    fitted = fit(state, saves, where=path)
-    fitted.leaves = {name: found.values[name]() for name in fitted.leaves}
+    fitted = fit(state, _placed(saves, state, strict=strict), where=path, strict=strict)
+    fitted.leaves |= {name: found.values[name]() for name in fitted.leaves if name in found.values}
     for number, targets in sorted(fitted.targets.items()):
         found.sources[number](targets)
     fitted.settle()
@@ -193,8 +200,8 @@ def _check_readable(state: Any, found: Foreign) -> None:
             raise MismatchError(text, hint="leave it out of the state")
 
 
-def _placed(saves: Saves, state: Any) -> Saves:
-    """With the places that the state has for the names. What it has no place for is not expected of it.
+def _placed(saves: Saves, state: Any, *, strict: bool) -> Saves:
+    """With the places that the state has for the names. What it has no place for is not expected of it, if strict.
 
     Another program may nest otherwise, or not at all; the names, joined with dots, are the same. Inside a Stateful the
     checkpoint still decides what there is.
@@ -209,7 +216,7 @@ def _placed(saves: Saves, state: Any) -> Saves:
         if owner:
             inside.add(name)
         paths[name] = here.get(name) or (_inside(name, path, owner, owners[owner]) if owner else path)
-    return replace(saves, paths=paths, expected=inside)
+    return replace(saves, paths=paths, expected=inside if strict else set(paths))
 
 
 def _owner(name: str, owners: Mapping[str, tuple[Path, Any]]) -> str:

@@ -18,7 +18,7 @@ from ckptd.protocol.messages import AskLoad, LoadFrom, ReportLoad, Request, Tier
 from ckptd_client._channel import ChannelLostError
 from ckptd_client._checkpoint import Checkpoint, open_arena, open_directory
 from ckptd_client._company import Company, gate_of, ordered
-from ckptd_client._fit import Fit, OtherRanksNeededError, Saves, fit, saves_of
+from ckptd_client._fit import Fit, fit
 from ckptd_client._gate import OpenGate
 from ckptd_client._group import Group
 from ckptd_client._image_ranges import images_in
@@ -27,6 +27,7 @@ from ckptd_client._per_rank import NOTHING_NAMED, Named
 from ckptd_client._pickle import NO_PICKLE, PickleKeys
 from ckptd_client._replica_choice import notes_of
 from ckptd_client._restore import Source, Target, check_files, copy_out, open_file, open_slot, read_manifest, vote_notes
+from ckptd_client._saves import OtherRanksNeededError, Saves, saves_of
 from ckptd_client._together import copy_out_together
 
 _OURS = (errno.EMFILE, errno.ENFILE)
@@ -61,11 +62,11 @@ T = TypeVar("T", bound=Found)
 
 
 def load(
-    link: Link, state: dict[str, Any], step: int | None, run: RunId | None = None
+    link: Link, state: dict[str, Any], step: int | None, run: RunId | None = None, *, strict: bool = True
 ) -> tuple[LoadFrom, Segment | None]:
     """Runs the load to its end; None when there is nothing to restore. Raises RestoreError, MismatchError."""
     with gate_of(link) as gate:
-        return _agree(link, (step, run), lambda order: _read(link, state, order, gate), gate)
+        return _agree(link, (step, run), lambda order: _read(link, state, order, gate, strict=strict), gate)
 
 
 def find(link: Link, step: int | None) -> tuple[LoadFrom, Checkpoint | None]:
@@ -148,12 +149,12 @@ def _report(link: Link, order: LoadFrom, error: Exception | None) -> LoadFrom:
         raise
 
 
-def _read(link: Link, state: dict[str, Any], order: LoadFrom, gate: OpenGate | None = None) -> Segment:
+def _read(link: Link, state: dict[str, Any], order: LoadFrom, gate: OpenGate | None, *, strict: bool) -> Segment:
     assert order.save is not None  # noqa: S101 - the caller looked
     if order.whole:
-        return _read_whole(link, state, order, order.save)
+        return _read_whole(link, state, order, order.save, strict=strict)
     if order.tier is not Tier.PFS:
-        return _read_slot(link, state, order, order.save)
+        return _read_slot(link, state, order, order.save, strict=strict)
     if not order.path:
         raise DamagedError(f"no copy of {order.save} is left for rank {link.group.rank}")
     group = link.group
@@ -167,6 +168,7 @@ def _read(link: Link, state: dict[str, Any], order: LoadFrom, gate: OpenGate | N
         company=company,
         integrity=link.settings.integrity,
         named=link.settings.named,
+        strict=strict,
     )
     return Segment(order.save, order.tier, fitted, nbytes, notes)
 
@@ -190,7 +192,7 @@ def _open_arena(link: Link, order: LoadFrom, save: SaveId, *, complete: bool = T
     )  # fmt: skip
 
 
-def _read_whole(link: Link, state: dict[str, Any], order: LoadFrom, save: SaveId) -> Segment:
+def _read_whole(link: Link, state: dict[str, Any], order: LoadFrom, save: SaveId, *, strict: bool) -> Segment:
     """What this rank needs of all images, from the slots of this node."""
     found, group = _open_arena(link, order, save, complete=False), link.group
     try:
@@ -201,7 +203,7 @@ def _read_whole(link: Link, state: dict[str, Any], order: LoadFrom, save: SaveId
             named=link.settings.named, of_all=leaves,
         )  # fmt: skip
         where = f"step {save.step} of job {link.job.job}, in memory"
-        fitted = fit(state, saves, where=where, pickle_keys=link.settings.pickle_keys)
+        fitted = fit(state, saves, where=where, pickle_keys=link.settings.pickle_keys, strict=strict)
         found.read_all(fitted.targets)
         fitted.settle()
         fitted.look(found.images)
@@ -212,20 +214,21 @@ def _read_whole(link: Link, state: dict[str, Any], order: LoadFrom, save: SaveId
     return Segment(save, order.tier, fitted, nbytes, tuple(notes))
 
 
-def _read_slot(link: Link, state: dict[str, Any], order: LoadFrom, save: SaveId) -> Segment:
+def _read_slot(link: Link, state: dict[str, Any], order: LoadFrom, save: SaveId, *, strict: bool) -> Segment:
     source = open_slot(link.slots.path(order.slot), link.job, save, link.group.rank, link.settings.integrity)
     where = f"step {save.step} of job {link.job.job}, in memory"
-    fitted = _read_own(source, state, link.group, link.settings.pickle_keys, where=where, named=link.settings.named)
+    keys, named = link.settings.pickle_keys, link.settings.named
+    fitted = _read_own(source, state, link.group, keys, where=where, named=named, strict=strict)
     return Segment(save, order.tier, fitted, source.nbytes, ())
 
 
 def _read_own(  # noqa: PLR0913 - keyword-only
-    source: Source, state: dict[str, Any], group: Group, keys: PickleKeys, *, where: str, named: Named
+    source: Source, state: dict[str, Any], group: Group, keys: PickleKeys, *, where: str, named: Named, strict: bool
 ) -> Fit:
     """All of this rank's own image into the state. Closes source."""
     try:
         saves = saves_of([source.layout], source.leaves, rank=group.rank, world_size=group.world_size, named=named)
-        fitted = fit(state, saves, where=where, pickle_keys=keys)
+        fitted = fit(state, saves, where=where, pickle_keys=keys, strict=strict)
         copy_out(source, fitted.targets.get(group.rank, []))
         fitted.settle()
     finally:
@@ -235,7 +238,7 @@ def _read_own(  # noqa: PLR0913 - keyword-only
 
 def read_checkpoint(  # noqa: PLR0913 - keyword-only
     directory: str, state: dict[str, Any], *, group: Group, save: SaveId | None = None, keys: PickleKeys = NO_PICKLE,
-    company: Company | None = None, integrity: Integrity = XXH3, named: Named = NOTHING_NAMED,
+    company: Company | None = None, integrity: Integrity = XXH3, named: Named = NOTHING_NAMED, strict: bool = True,
 ) -> tuple[Fit, int, tuple[str, ...]]:  # fmt: skip
     """Reads a committed checkpoint into the state. Returns the fit, still to be finished, its bytes, and notes.
 
@@ -252,9 +255,10 @@ def read_checkpoint(  # noqa: PLR0913 - keyword-only
                 own = manifest.files[group.rank]
                 check_files(directory, [own])
                 source = open_file(directory, own, manifest.world_size, integrity)
-                return _read_own(source, state, group, keys, where=where, named=named), source.nbytes, notes
+                fitted = _read_own(source, state, group, keys, where=where, named=named, strict=strict)
+                return fitted, source.nbytes, notes
         saves = _all_saves(directory, manifest, group, named)
-        fitted = fit(state, saves, where=where, pickle_keys=keys)
+        fitted = fit(state, saves, where=where, pickle_keys=keys, strict=strict)
 
         def open_source(rank: int) -> Source:
             return open_file(directory, manifest.files[rank], manifest.world_size, integrity)

@@ -4,11 +4,11 @@ Tensors in them share the object's memory, so load fills them. Numbers are copie
 A dict of the user's own looks alike where state_dict() gives plain names only; of such nothing is said.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from ckptd.protocol.layout import Path
-from ckptd_client._tree import format_path
+from ckptd_client._tree import format_path, within
 from ckptd_client._verify import listed, same_plain
 
 _MISSING = object()
@@ -28,12 +28,20 @@ def notes_of(state: Any, leaves: Iterable[tuple[Path, Any]]) -> list[str]:
     ]
 
 
-def hint_of(state: Any, paths: Iterable[Path]) -> str:
-    """What to type when places in a dict of state_dict() are missing; empty when none is in one."""
+def hint_of(state: Any, paths: Iterable[Path], known: Collection[Path]) -> str:
+    """What to type when places in a dict of state_dict() are missing; empty when none is in one.
+
+    A new optimizer's dict has no place for its state. known: all places of the checkpoint: of an object of which it has
+    nothing there is nothing to pass.
+    """
+    looked: set[Path] = set()
     for path in paths:
         owner = owner_of(state, path)
-        if owner is not None and owner[1] != "module":  # a module has all its names from the start
-            return f"pass load the {owner[1]} itself, not its state_dict()"
+        if owner is None or owner[1] == "module" or owner[0] in looked:  # a module has all its names from the start
+            continue
+        looked.add(owner[0])
+        if any(within(one, owner[0]) for one in known):
+            return f"pass the {owner[1]} itself, not its state_dict()"
     return ""
 
 

@@ -64,6 +64,15 @@ class Flat:
     structure: Structure
     statefuls: list[tuple[Path, Any]]
 
+    def in_stateful(self, path: Path) -> bool:
+        """Whether the place is in one of the Statefuls."""
+        return any(within(path, prefix) for prefix, _ in self.statefuls)
+
+
+def within(path: Path, prefix: Path) -> bool:
+    """Whether the place is this one, or below it."""
+    return path[: len(prefix)] == prefix
+
 
 def format_path(path: Iterable[PathStep]) -> str:
     """A place in the state in Python notation: state['model']['w'][0]."""

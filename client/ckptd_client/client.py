@@ -22,6 +22,7 @@ from ckptd_client._copy_engines import check_not_capturing
 from ckptd_client._files import save_files
 from ckptd_client._files_plan import publication_of
 from ckptd_client._group import Group, find_group, lone_group
+from ckptd_client._lenient import check_load
 from ckptd_client._link import Link, Settings, configured_store
 from ckptd_client._load_from import Loaded, read_from
 from ckptd_client._loading import find, load
@@ -455,7 +456,9 @@ class Client:
 
     # --- load
 
-    def load(self, state: dict[str, Any], step: int | None = None, *, run: str | None = None) -> Restored | None:
+    def load(
+        self, state: dict[str, Any], step: int | None = None, *, run: str | None = None, strict: bool = True
+    ) -> Restored | None:
         """Restores the newest checkpoint (or that of a step) into the state; None when there is nothing to restore.
 
         None also where all that the job had was staged only and is lost with a node: a warning says what.
@@ -467,18 +470,17 @@ class Client:
         Each block of bytes is checked before it is used; a damaged checkpoint is passed over for an older one, and
         notes says so. run: the id of a run of this job, of which alone a checkpoint is taken; needed only where two
         runs have one incarnation number and the store does not tell which is the job's: the error names both.
+        strict: whether state and checkpoint must have the same keys. strict=False loads what both have, as exactly as
+        ever, and notes names what is only in one: that stays as it is. An optimizer must have the same parameters.
         Raises MismatchError, with the keys, when the state does not fit or an object does not keep what was saved,
         RestoreError when there is a checkpoint but none can be read: the tensors may then hold parts of it.
         """
         began = time.perf_counter()
-        if type(state) is not dict:
-            raise UsageError(
-                f"the state must be a dict, not {type(state).__name__}", hint='load({"model": model, ...})'
-            )
+        check_load(state, strict)
         step, chosen = None if step is None else _settings.as_step(step), _settings.as_run(run)
         with self._first_settled(time.monotonic() + self._save_timeout_s, patient=True):
             self._check_open()
-            order, segment = load(self._link, state, step, chosen)
+            order, segment = load(self._link, state, step, chosen, strict=strict)
             self._begin_incarnation(order)
             if segment is None:
                 return None
@@ -486,7 +488,7 @@ class Client:
 
     def load_from(
         self, path: str | os.PathLike[str], state: dict[str, Any], *, together: bool = False,
-        integrity: str | None = None,
+        integrity: str | None = None, strict: bool = True,
     ) -> Loaded:  # fmt: skip
         """Fills the state from a checkpoint anywhere: of ckptd, of torch.distributed.checkpoint, or safetensors files.
 
@@ -494,14 +496,15 @@ class Client:
         daemon, and begins no new incarnation. What the checkpoint has and the state has no place for is left out.
         together: all ranks of the job call it, for the same checkpoint; it blocks until they do, and of ckptd's own
         what several need is read once. integrity: "xxh3" takes a checkpoint that is not keyed, or another program's,
-        though this client has a key.
+        though this client has a key. strict: as in load; strict=False also takes a state of which something is missing
+        in the checkpoint, and names in notes what is only in one of them.
         An optimizer's state is put back as in load; a saved tensor that an object leaves out is named in notes.
         Raises MismatchError when something of the state is missing or of another shape or dtype, DamagedError for
         bytes that are not what they should be (only ckptd's own have digests), RestoreError for a file that cannot be
         opened, and for a value that is a pickle, but for keys of allow_pickle in a checkpoint of ckptd.
         """
         self._check_open()
-        return read_from(self._link, path, state, together=together, integrity=integrity)  # no lock: saves go on
+        return read_from(self._link, path, state, together=together, integrity=integrity, strict=strict)  # no lock
 
     def save_files(  # noqa: PLR0913 - keyword-only
         self,

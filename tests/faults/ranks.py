@@ -305,6 +305,18 @@ class Trainer:
         good = _same(state, self._state(found.step))
         return {"step": found.step, "tier": found.tier, "notes": found.notes, "intact": good}
 
+    def load_what_both_have(self) -> dict[str, Any]:
+        """load(strict=False) into a state with a tensor more and a key fewer than was saved; whether the rest is it."""
+        import torch  # noqa: PLC0415
+
+        new = torch.full((3,), 7.0)
+        state = self._state(None) | {"new": new}
+        del state["name"]
+        found = self._client.load(state, strict=False)
+        expected = self._state(found.step) | {"new": torch.full((3,), 7.0)}
+        del expected["name"]
+        return {"step": found.step, "tier": found.tier, "notes": found.notes, "intact": _same(state, expected)}
+
     def load_and_hang(self) -> dict[str, Any] | None:
         """A load whose read hangs until the process gets SIGUSR1 (or is killed)."""
         from ckptd_client import _loading  # noqa: PLC0415

@@ -97,6 +97,23 @@ def test_another_world_size_after_a_loss(four: Cluster):
             four.replace(name)
 
 
+@pytest.mark.parametrize("homes", ["ab", "abc"])
+def test_a_load_that_is_not_strict(four: Cluster, homes: str):
+    """From memory too, where each rank knows its own image only: whether the others have what it lacks is looked up."""
+    ranks = four.ranks("ab", f"loose-{homes}", sizes=[64 << 10])
+    ranks.connect()
+    ranks.save(10, "staged")
+    ranks.kill()
+    ranks = four.ranks(homes, f"loose-{homes}", sizes=[64 << 10])
+    ranks.connect()
+    for rank, found in enumerate(ranks.call("load_what_both_have")):
+        assert found["step"] == 10
+        assert found["intact"] or rank == 2, "the third rank was none: it goes on as rank 0"
+        assert "state['new']: not in the checkpoint, and kept as it was" in found["notes"], found
+        assert "state['name']: not in the state, and left out" in found["notes"], found
+    four.end(ranks)
+
+
 def test_two_jobs_on_the_same_nodes_lose_one(four: Cluster):
     for job, step, sizes in (("one", 10, (64 * KB,)), ("two", 15, (300 * KB, 8 * KB))):
         ranks = four.ranks("abcd", job, sizes=sizes)

@@ -15,9 +15,10 @@ from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.layout import VERSION, Layout, Leaves, decode_layout, decode_leaves
 from ckptd.protocol.slot import PAGE, SlotState, slot_capacity
 from ckptd.regular_files import open_direct
-from ckptd_client._fit import OtherRanksNeededError, fit, saves_of
+from ckptd_client._fit import fit
 from ckptd_client._plan import gather, make_plan
 from ckptd_client._restore import Piece, Source, Target, copy_out, open_slot
+from ckptd_client._saves import OtherRanksNeededError, saves_of
 from tests.runs import RUN
 from tests.slots import reseal, some_tensors, write_slot
 

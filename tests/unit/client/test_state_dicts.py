@@ -132,7 +132,7 @@ def test_extra_state_of_a_module_is_seen_by_no_module(join):
 def test_the_state_dict_of_a_fresh_optimizer_has_no_place_and_the_hint_says_what_has(join):
     client = join()
     client.save(dicts(training(1, 3)), 1).wait("staged", 20)
-    with pytest.raises(MismatchError, match=r"hint: pass load the optimizer itself, not its state_dict\(\)"):
+    with pytest.raises(MismatchError, match=r"hint: pass the optimizer itself, not its state_dict\(\)"):
         client.load(dicts(training(2, 0)))
 
 
