@@ -37,11 +37,11 @@ from ckptd.protocol.messages import (
 from ckptd.protocol.topology import Scheme, Topology
 from ckptd_client._channel import Channel, ChannelLostError, PreemptedError, Push, channel_listens
 from ckptd_client._group import Group
-from ckptd_client._launch import log_tail, start_daemon
 from ckptd_client._looks import Looks, listed
 from ckptd_client._one_per_job import Holding
 from ckptd_client._per_rank import NOTHING_NAMED, Named
 from ckptd_client._pickle import NO_PICKLE, PickleKeys
+from ckptd_client._reaching import reach
 from ckptd_client._settings import DRAINED, UNPROVED, Proof, Verify
 from ckptd_client._slots import RankFile, Slots
 from ckptd_client._topology import check_alike, failure_told, gather, why_unprotected, word_of
@@ -49,9 +49,7 @@ from ckptd_client.handle import HandleBook
 
 log = logging.getLogger("ckptd_client")
 T = TypeVar("T")
-_LISTEN_S = 0.2  # how long a daemon that runs may take to accept a connection
-_LISTENER_S = 1.0  # and to say how it is configured
-_START_S = 10.0  # how long a new one may take to get there
+_LISTENER_S = 1.0  # how long a daemon may take to say how it is configured
 _HURRIED_S = 4.0  # how long a save waits for a daemon that systemd, say, starts again
 _DOOR_S = 5.0  # connect is this much more patient than the door: its refusal says more than our impatience
 _SILENT_S = 1.0  # connect says what it waits for after this
@@ -250,25 +248,18 @@ class Link:
         return os.path.join(self.settings.arena, places.SOCKET)
 
     def _open_channel(self, deadline: float) -> None:
-        path = self._socket_path
-        channel = Channel(path, self._hear, self._give_way)
-        self._channel = channel
-        if channel.open(min(deadline, time.monotonic() + _LISTEN_S)):
-            return
-        if not self._restartable:
-            if self.incarnation and channel.open(deadline):  # somebody else starts it again: give him the time
-                return
+        self._channel = Channel(self._socket_path, self._hear, self._give_way)
+        starts = self.settings.proof.flags if self._restartable else None
+        try:
+            log_of_new = reach(self._channel, self.settings.arena, starts, deadline)
+        except CkptdError:
             self._drop_channel()
-            raise ConnectError(f"no daemon listens at {path}", hint="start one: ckptd run, or let connect start it")
-        start_daemon(self.settings.arena, self.settings.proof.flags)
-        if not channel.open(min(deadline, time.monotonic() + _START_S)):
-            self._drop_channel()
-            raise ConnectError(f"the daemon did not start: {log_tail(self._log)}", hint=f"see {self._log}")
-        if self.group.rank == 0:
+            raise
+        if log_of_new and self.group.rank == 0:
             log.warning(
                 "ckptd: no daemon ran on this node; started one; it lives as long as this login session, container or "
                 "job step lets it; its log: %s",
-                self._log,
+                log_of_new,
             )
 
     def _attach(self, deadline: float) -> list[str]:

@@ -80,7 +80,8 @@ def connect(  # noqa: PLR0913 - keyword-only settings
     of 100 steps, with "300s" one in so many seconds. layout: "plain" for images without torch.save archives, which
     plain dcp.load does not read. save_timeout_s: the longest that save may hold up training, default
     $CKPTD_SAVE_TIMEOUT_S or 10; a first save without prepare also waits for its memory, at most a second per 100 MB.
-    start: False never starts a daemon (also $CKPTD_NO_AUTOSTART=1). takeover: replaces ranks of this job that run.
+    start: False starts no daemon, and waits for one (also $CKPTD_NO_AUTOSTART=1). takeover: replaces ranks of this job
+    that run.
     store_id: the id of the store (`ckptd list` shows it), default $CKPTD_STORE_ID: any other store at that path, or
     none, is an error; "any" takes whatever lies there, and makes a store where none is.
     allow_pickle: keys, or patterns such as "hooks.*", of values that may be pickled if they have no safe encoding, and

@@ -20,6 +20,7 @@ CLIENT_SEES = (
     "ckptd.protocol",
     "ckptd.ballast",
     "ckptd.integrity_key",
+    "ckptd.locks",
     "ckptd.mapping",
     "ckptd.private_files",
     "ckptd.regular_files",
