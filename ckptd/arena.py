@@ -315,6 +315,7 @@ class Arena:
             with contextlib.suppress(OSError):  # a link or a directory of that name stays, and so does the job's
                 left = name.endswith(places.RANK_SUFFIX) and locks.holder(path) is None
                 left = left or places.BOARD_SUFFIX in name  # of ranks that were killed while they met
+                left = left or (name.endswith(places.STEPS_SUFFIX) and not _rank_lives(path))
                 left = left or name.endswith((places.PUBLISHED_SUFFIX, places.DUE_SUFFIX, places.DUE_SUFFIX + ".new"))
                 if left or name in (places.TOPOLOGY, places.TOPOLOGY + ".new"):
                     os.unlink(path)
@@ -446,6 +447,12 @@ def _opened(path: str) -> int | None:
 def _unlink_if_there(path: str) -> None:
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         os.unlink(path)
+
+
+def _rank_lives(steps: str) -> bool:
+    """Whether the rank of this step board holds its rank file."""
+    path = steps.removesuffix(places.STEPS_SUFFIX) + places.RANK_SUFFIX
+    return os.path.exists(path) and locks.holder(path) is not None
 
 
 def _rmdir_if_empty(path: str) -> None:

@@ -96,9 +96,12 @@ class Daemon:
             raise _other_version(reply.status.version)
         return reply.status
 
-    def drain(self, job: JobKey) -> None:
-        """Has the newest staged checkpoint of job drained; returns when that is taken over, not when it is done."""
-        reply = self._ask(AskDrain(seq=self._next_seq(), job=job))
+    def drain(self, job: JobKey, *, preempt: bool = False) -> None:
+        """Has the newest staged checkpoint of job drained; returns when that is taken over, not when it is done.
+
+        preempt: and has the ranks that ask ``client.preempted`` save at one step.
+        """
+        reply = self._ask(AskDrain(seq=self._next_seq(), job=job, preempt=preempt))
         if not isinstance(reply, Done):
             raise self._unexpected(reply)
 

@@ -211,7 +211,14 @@ class Daemon:
 
     @property
     def _backgrounds(self) -> tuple[Background, ...]:
-        return (self._digesting, self._allocating, self._cleaning, self._encoding, self._fetching)
+        return (
+            self._digesting,
+            self._allocating,
+            self._cleaning,
+            self._encoding,
+            self._fetching,
+            self._effects.boards.work,
+        )
 
     def _wait(self) -> None:
         """Sleeps until something is readable or due."""
@@ -303,7 +310,7 @@ class Daemon:
             self._forgetting.forget(request, lambda reply: self._door.answer(letter.identity, reply))
             return
         if isinstance(request, AskDrain) and request.job is not None:
-            self._drain_for(letter, request.job)
+            self._drain_for(letter, request.job, preempt=request.preempt)
             return
         for event in self._door.events_of(letter):
             if isinstance(event, ev.RankDetached):
@@ -322,13 +329,15 @@ class Daemon:
         )  # fmt: skip
         self._door.answer(letter.identity, info)
 
-    def _drain_for(self, letter: Letter, job: JobKey) -> None:
+    def _drain_for(self, letter: Letter, job: JobKey, *, preempt: bool) -> None:
         """The command line asks, on behalf of nobody."""
         if job not in self._catalogue.jobs:
             text = f"this daemon has no job {job.job!r} with store {job.store!r}"
             refusal = Refused(reply_to=letter.request.seq, code="usage", message=text, hint="ckptd status")
             self._door.answer(letter.identity, refusal)
             return
+        if preempt:
+            self._handle(ev.PreemptAsked(job=job, why=f"ckptd drain on node {self._node}"))
         self._handle(ev.DrainAsked(job=job))
         self._door.answer(letter.identity, Done(reply_to=letter.request.seq))
 

@@ -21,6 +21,7 @@ from ckptd.protocol.messages import (
     VERSION,
     AskDrain,
     AskLoad,
+    AskPreempt,
     AskSlots,
     Attach,
     Attached,
@@ -133,6 +134,8 @@ class Door:
                 return ev.SaveSkipped(job=job, rank=rank, session=session, request=seq, save=save, reason=reason)
             case AskDrain():
                 return ev.DrainAsked(job=job, rank=rank, session=session, request=seq)
+            case AskPreempt(why=why, passed=passed):
+                return ev.PreemptAsked(job=job, rank=rank, session=session, request=seq, why=why, passed=passed)
             case AskLoad(step=step, run=run, gate=gate):
                 return ev.LoadAsked(job=job, rank=rank, session=session, request=seq, step=step, run=run, gate=gate)
             case ReportLoad(save=save, tier=tier, problem=problem, fatal=fatal, reshape=reshape):

@@ -23,6 +23,7 @@ from ckptd.protocol.manifest import STOCK_OBJECTS, VERSION, FileRecord, StockObj
 from ckptd.protocol.shares import as_recorded
 from ckptd.publishing import Publishing
 from ckptd.rounds import Rounds
+from ckptd.step_boards import StepBoards
 from ckptd.store import CommitOutcome
 from ckptd.store_incarnations import Committer, Taker
 from ckptd.store_looks import StoreLooks, problem_of
@@ -79,6 +80,7 @@ class Effects:
         self._store_timeout_s = store_timeout_s
         self._bandwidth = bandwidth
         self.numbers = Numbers(arena.path)
+        self.boards = StepBoards(arena.job_path, deliver, lambda job, text: self._note_all(job, [text]))
         self._publishing = Publishing(arena.publications, stores, self._note_all)
         self.looks = StoreLooks(node, stores, deliver, self._note_all, self._publishing.finish_left, store_timeout_s)
 
@@ -127,6 +129,8 @@ class Effects:
                 self.numbers.keep(action.job, action.number)
             case act.ForgetJob():
                 self._clean(lambda: self._arena.forget_job(action.job))
+            case act.HoldRanks() | act.AnnounceStep():
+                self.boards.perform(action)
             case act.RememberStore():
                 self._clean(lambda: self._known_stores.remember(action.job, action.store_id))
 

@@ -59,7 +59,7 @@ class Liveness:
                 self._watch(rank)
                 live.append(rank)
             elif pid is None and _is_complete(path):
-                os.unlink(path)
+                _remove(path)
                 dead += [record] if record is not None else []
         return live, dead
 
@@ -86,8 +86,7 @@ class Liveness:
         if fd is not None:
             del self._by_fd[fd]
             os.close(fd)
-        if os.path.exists(path):
-            os.unlink(path)
+        _remove(path)
 
     def close(self) -> None:
         """Closes the pidfds; the files stay for the next daemon."""
@@ -109,6 +108,13 @@ def job_of(directory: str) -> JobKey | None:
     """The job that some rank file in the directory names."""
     records = [record for path in _rank_files(directory) if (record := _read(path)) is not None]
     return next((r.job for r in records if os.path.basename(directory) == os.path.basename(job_dir(r.job))), None)
+
+
+def _remove(path: str) -> None:
+    """The rank file, and the step board beside it."""
+    for one in (path, places.steps_beside(path)):
+        if os.path.exists(one):
+            os.unlink(one)
 
 
 def _rank_files(directory: str) -> list[str]:

@@ -29,12 +29,14 @@ class Stopping:
         self.asked = 0  # how often: a second signal ends it at once
         self.until: float | None = None  # at the latest, once it has begun
         self.waiters: list[Letter] = []  # who is told when it ends
+        self._signalled = False  # by somebody who ends the ranks as well, not by ckptd stop
         self._homeless = False  # the arena was removed: nothing lies there that could be drained
         self._farewells: dict[JobKey, Farewell] = {}
 
     def signalled(self) -> None:
         """SIGTERM or SIGINT."""
         self.asked += 1
+        self._signalled = True
 
     def ask(self, *, homeless: bool = False) -> None:
         """As a signal does; asked twice it still finishes what it finishes. homeless: its arena was removed."""
@@ -62,9 +64,11 @@ class Stopping:
             return
         notify.stopping("draining the newest checkpoints", drain_s=self._config.stop_drain_s)
         for key in list(self._catalogue.jobs) if self._config.stop_drain_s > 0 else []:
+            if self._signalled:
+                self._handle(ev.PreemptAsked(job=key, why=f"a signal to the daemon of node {self._catalogue.node}"))
             self._handle(ev.DrainAsked(job=key))
         for key, job in self._catalogue.jobs.items():
-            self._farewells[key] = Farewell(job.coordinator, job.node)
+            self._farewells[key] = Farewell(job.coordinator, job.node, preempts=self._signalled)
 
     def say_what_is_left(self) -> None:
         """One line for each job whose newest checkpoint is in memory alone."""

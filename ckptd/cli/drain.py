@@ -46,13 +46,21 @@ class Outcome(msgspec.Struct, kw_only=True):
 @common.arena_option
 @click.option("--job", metavar="NAME", help="This job only; without it, every job of the daemon.")
 @click.option("--wait", is_flag=True, help="Return when it is durable (0), failed (1), or the time is over (3).")
+@click.option(
+    "--preempt/--no-preempt",
+    default=True,
+    show_default=True,
+    help="Ranks that ask client.preempted() save at one step, and leave if that is what they do then.",
+)
 @click.option("--timeout", metavar="DURATION", default="30m", show_default=True, help="How long --wait waits.")
 @common.json_option
-def command(arena: str | None, job: str | None, wait: bool, timeout: str, as_json: bool) -> int:
+def command(  # noqa: PLR0913, PLR0917 - what click was told to pass
+    arena: str | None, job: str | None, wait: bool, preempt: bool, timeout: str, as_json: bool
+) -> int:
     """Make the newest staged checkpoint of each job durable now."""
     deadline_s = time.monotonic() + _seconds(timeout)
     with Daemon(common.arena_of(arena)) as daemon:
-        outcomes = [_ask(daemon, one) for one in _chosen(daemon.status(), job)]
+        outcomes = [_ask(daemon, one, preempt=preempt) for one in _chosen(daemon.status(), job)]
         if wait:
             _wait(daemon, outcomes, deadline_s, quiet=as_json)
     if as_json:
@@ -80,19 +88,20 @@ def _chosen(status: Status, name: str | None) -> list[JobStatus]:
     return chosen
 
 
-def _ask(daemon: Daemon, job: JobStatus) -> Outcome:
+def _ask(daemon: Daemon, job: JobStatus, *, preempt: bool) -> Outcome:
     newest = newest_staged(job)
     outcome = Outcome(job=job.job, store=job.store)
+    open_one = newest is not None and newest.milestone != Milestone.DURABLE
+    try:
+        if preempt or open_one:
+            daemon.drain(JobKey(job.store, job.job), preempt=preempt)
+    except CkptdError as error:
+        outcome.becomes("failed", error.message, of=newest)
+        return outcome
     if newest is None:
         outcome.becomes("nothing", "no checkpoint is staged on all ranks")
-    elif newest.milestone == Milestone.DURABLE:
-        outcome.becomes("durable", "it was already", of=newest)
     else:
-        try:
-            daemon.drain(JobKey(job.store, job.job))
-            outcome.becomes("asked", of=newest)
-        except CkptdError as error:
-            outcome.becomes("failed", error.message, of=newest)
+        outcome.becomes("asked" if open_one else "durable", "" if open_one else "it was already", of=newest)
     return outcome
 
 

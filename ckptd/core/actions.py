@@ -253,6 +253,26 @@ class ForgetJob(Action):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HoldRanks(Action):
+    """Write HOLD on the boards of these ranks, then read at which steps they are; answered by StepsRead.
+
+    A board that has a step announced keeps it.
+    """
+
+    session: Session
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnnounceStep(Action):
+    """Write this step on the boards of these ranks: they save at the first that is not below it. Not answered."""
+
+    session: Session
+    ranks: tuple[int, ...]
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Note(Action):
     """A line for the log and for status: something went wrong and was dealt with."""
 

@@ -10,6 +10,7 @@ from ckptd.core.encodes import Encodes
 from ckptd.core.leave import Leave
 from ckptd.core.missed_loads import MissedLoads, agreed_by
 from ckptd.core.policy import Policy
+from ckptd.core.preemption import Preemption
 from ckptd.core.protection_view import ProtectionView
 from ckptd.core.restores import Restores
 from ckptd.core.roll_call import RollCall
@@ -32,6 +33,7 @@ class Coordinator:
         self.saves = Saves(job, node, policy, self.roll_call)
         self.encodes = Encodes(job, node, policy)
         self.runs = Runs(job, node)
+        self.preemption = Preemption(job, node)
         self.restores = self._restores()
         self.leave = self._leave()
         self._entering = False  # saves of older incarnations are judged once all nodes have said what they have
@@ -112,6 +114,8 @@ class Coordinator:
                 return [*self.saves.skipped(event, self.sessions.world_size, now), *self._judge(now)]
             case ev.DrainAsked():
                 return self.saves.drain_newest(now)
+            case ev.PreemptAsked() | ev.StepsRead():
+                return self.preemption.handle(node, event, self.sessions, now)
             case ev.DrainMoved():
                 self.saves.moved(node, event)
                 return []
@@ -230,7 +234,7 @@ class Coordinator:
         if self._entering:
             self._entering = False
             self.saves.awaited = self.encodes.pieced
-            self._begin_incarnation()
+            self.saves.new_incarnation(self.sessions.incarnation, self.sessions.run, self.sessions.session)
         actions: list[Action] = []
         if self.roll_call.overdue and (self.saves.went_on or self._needs_room or self.leave.closing):
             self.roll_call.give_up()
@@ -247,7 +251,7 @@ class Coordinator:
         self.roll_call.came(event.node)
         self.runs.peer_up(event.node)
         actions = [*self.encodes.peer_up(event.node), *self.saves.peer_up(event.node, now)]
-        return [*actions, *self.restores.peer_up(event.node)]
+        return [*actions, *self.restores.peer_up(event.node), *self.preemption.peer_up(event.node)]
 
     def _peer_down(self, node: str, now: float) -> list[Action]:
         before = self.sessions.session
@@ -324,7 +328,7 @@ class Coordinator:
         self.sessions.heard_number(event.save.incarnation, event.save.run, event.session)
         if not self.runs.admits(node, event):
             return self._sort_runs()
-        before = self.saves.newest_staged
+        before, self.saves.due.from_step = self.saves.newest_staged, self.preemption.step
         actions = [*self.saves.staged(node, event, now), *self.encodes.advance(self.saves, now)]
         if self.saves.newest_staged is not before:
             judged = self.roll_call.doubts
@@ -347,8 +351,7 @@ class Coordinator:
             actions = self._told(self.sessions.opened(event, now))
             actions += [self._scan()] if self._blank else []  # the number made one, or it does not answer
             return [*actions, *self._entered(before), *self._look_anew()]
-        number = self.sessions.number_of(event)
-        actions = self.restores.incarnation_taken(number, event.run, self._scan())
+        actions = self.restores.incarnation_taken(self.sessions.number_of(event), event.run, self._scan())
         if event.problem:  # nor would it answer a scan
             silent = ev.StoreScanned(job=self.job, problem=event.problem)
             return self._load(self.restores.scanned(silent, self.sessions.world_size, self.saves, now))
@@ -397,9 +400,8 @@ class Coordinator:
         """Incarnations that lie on the store: a number made up while it was silent must not be one of them."""
         saves = [found.save for found in event.committed] + [partial.save for partial in event.partials]
         self.sessions.floor = max(self.sessions.floor, max((save.incarnation for save in saves), default=0))
-        again: list[Action] = []
-        if self.restores.is_outdated(self.sessions.next_number):
-            again = [self.sessions.take(self.sessions.session)]
+        outdated = self.restores.is_outdated(self.sessions.next_number)
+        again: list[Action] = [self.sessions.take(self.sessions.session)] if outdated else []
         others = (save.incarnation for save in saves if save.run != self.sessions.run)
         if self.saves.fence.looked(event, max(others, default=0)):
             again += self.saves.dispute(self.sessions.incarnation)
@@ -412,16 +414,13 @@ class Coordinator:
         """Nothing is drained before a number that was made up is on record; the store has answered."""
         return [self._scan()] if self.saves.ready and self.saves.fence.must_claim() else []
 
-    def _begin_incarnation(self) -> None:
-        self.saves.new_incarnation(self.sessions.incarnation, self.sessions.run, self.sessions.session)
-
     def _load(self, actions: list[Action]) -> list[Action]:
         """After each word of a load: one that succeeded begins an incarnation; retention may go on when it is over."""
         for order in [a.message for a in actions if isinstance(a, ToNode)]:
             if isinstance(order, ev.LoadOrdered) and (order.agreed or order.save is None):
                 self.sessions.heard_number(order.incarnation, order.run, self.sessions.session)
                 self.runs.lineage.begins(order.incarnation, order.run)
-                self._begin_incarnation()
+                self.saves.new_incarnation(self.sessions.incarnation, self.sessions.run, self.sessions.session)
                 actions = [*actions, *self._claim()]
                 self.saves.awaited = ()  # what could be completed was
                 if not self.roll_call.doubts:
@@ -445,7 +444,7 @@ class Coordinator:
     def _deadline(self) -> float | None:
         times = [self.sessions.next_deadline(), self.saves.next_deadline(), self.restores.next_deadline()]
         times += [self._rescan_at, self.leave.until, self.roll_call.next_deadline(), self.encodes.next_deadline()]
-        return min((t for t in times if t is not None), default=None)
+        return min((t for t in (*times, self.preemption.next_deadline()) if t is not None), default=None)
 
     def tick(self, now: float) -> list[Action]:
         """What is due by now."""
@@ -459,9 +458,8 @@ class Coordinator:
     def _tick(self, now: float) -> list[Action]:
         before = self.sessions.session
         actions = [*self._told(self.sessions.tick(now)), *self._entered(before)]
-        actions += [*self.saves.tick(now), *self.encodes.tick(self.saves, now)]
-        if self.roll_call.tick(now):
-            actions += self._judge(now)
+        actions += [*self.saves.tick(now), *self.encodes.tick(self.saves, now), *self.preemption.tick(now)]
+        actions += self._judge(now) if self.roll_call.tick(now) else []
         if self._rescan_at is not None and now >= self._rescan_at:
             self._rescan_at = None
             actions.append(self._scan())

@@ -10,6 +10,7 @@ class Due:
     def __init__(self) -> None:
         self.cadence = Cadence()
         self._last: tuple[int, float] | None = None  # (step, time) of the last save that was due
+        self.from_step: int | None = None  # the job is about to be ended: what is saved from this step on is due
 
     def begin(self) -> None:
         """Another incarnation: its first save is due."""
@@ -20,6 +21,7 @@ class Due:
         last, cadence = self._last, self.cadence
         due = (
             last is None
+            or (self.from_step is not None and save.step >= self.from_step)
             or save.step < last[0]
             or (cadence.steps > 0 and save.step // cadence.steps != last[0] // cadence.steps)
             or (cadence.seconds > 0 and now - last[1] >= cadence.seconds)

@@ -19,7 +19,9 @@ class Left:
 class Farewell:
     """One job's, from the moment at which its daemon was asked to end. What is saved after that holds nobody up."""
 
-    def __init__(self, coordinator: Coordinator, node: JobNode) -> None:
+    def __init__(self, coordinator: Coordinator, node: JobNode, *, preempts: bool = False) -> None:
+        """preempts: its ranks were asked to save at one step."""
+        self._preempts = preempts
         self._coordinator = coordinator
         self._node = node
         self._newest = self._staged()
@@ -47,7 +49,35 @@ class Farewell:
 
     @property
     def waits(self) -> bool:
-        """Whether the newest checkpoint may still become durable, or a drain that nothing newer replaces runs."""
+        """Whether the newest checkpoint, or the one of a preemption, may still become durable, or a drain runs."""
+        return self._drains or self._awaits_ranks
+
+    @property
+    def _awaits_ranks(self) -> bool:
+        """Whether ranks that live are about to save at the step of a preemption, or are being asked."""
+        if self._coordinates:
+            preemption = self._coordinator.preemption
+            here, agreed = bool(self._coordinator.sessions.present), not preemption.agreeing
+            listened, step = preemption.listened, preemption.step
+        else:
+            notice, member = self._node.notice, self._node.membership
+            here = bool(self._node.ranks.seated) and member.coordinator not in member.down
+            listened, step, agreed = notice.listened, notice.step, notice.read or not self._preempts
+        if not here:
+            return False
+        return not agreed or (listened and (step is None or not self._is_over(step)))
+
+    def _is_over(self, step: int) -> bool:
+        """Whether a save of this incarnation, at this step or after, has ended, well or not."""
+        if not self._coordinates:
+            durable = self._node.keeps.durable
+            return durable is not None and durable.incarnation == self._node.incarnation and durable.step >= step
+        now = self._coordinator.sessions.incarnation
+        saves = [r for r in self._coordinator.saves.records.values() if r.save.incarnation == now]
+        return any(r.end is not None for r in saves if r.save.step >= step)
+
+    @property
+    def _drains(self) -> bool:
         if self._coordinates:
             saves = self._coordinator.saves
             if self._newest is None:

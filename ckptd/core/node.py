@@ -6,13 +6,7 @@ What concerns all ranks is decided by the coordinator (rank 0's daemon); this ha
 from msgspec.structs import replace
 
 from ckptd.core import events as ev
-from ckptd.core.actions import (
-    Action,
-    ForgetJob,
-    Note,
-    TakeDigests,
-    ToRank,
-)
+from ckptd.core.actions import Action, ForgetJob, Note, TakeDigests, ToRank
 from ckptd.core.drain_share import DrainShare
 from ckptd.core.fetching import Fetching
 from ckptd.core.foreign_memory import ForeignMemory
@@ -25,21 +19,13 @@ from ckptd.core.membership import Membership
 from ckptd.core.own_column import OwnColumn
 from ckptd.core.parity_share import ParityShare
 from ckptd.core.policy import Policy
+from ckptd.core.preemption import Notice
 from ckptd.core.protection import Protection
 from ckptd.core.slots import Slot, SlotTable
 from ckptd.core.standing import Standing
 from ckptd.core.succession import Succession
 from ckptd.protocol.ids import NO_RUN, JobKey, Run
-from ckptd.protocol.messages import (
-    Attached,
-    Done,
-    End,
-    Milestone,
-    Progress,
-    Refused,
-    SlotGranted,
-    SlotsComing,
-)
+from ckptd.protocol.messages import Attached, Done, End, Milestone, Progress, Refused, SlotGranted, SlotsComing
 
 
 class JobNode:
@@ -63,6 +49,7 @@ class JobNode:
         self._client_started = policy.client_started
         self._alone = LeftAlone(policy)
         self.keeps = Keeps()
+        self.notice = Notice(job)
         self._world_size = 0  # of the session that is in
         self.foreign = ForeignMemory(job, policy, self.slots, self.keeps, self.protection)
 
@@ -109,7 +96,7 @@ class JobNode:
                 return self._staged(event)
             case ev.SlotAdopted():
                 return self._adopted(event)
-            case ev.SaveSkipped() | ev.DrainAsked():
+            case ev.SaveSkipped() | ev.DrainAsked() | ev.PreemptAsked():
                 return [*self.ranks.done(event.rank, event.request), self.membership.report(event)]
             case ev.LoadAsked() | ev.LoadReported():
                 return self.loads.word(event)
@@ -144,6 +131,8 @@ class JobNode:
                 return []
             case ev.Encoded():
                 return [*self.protection.encoded(event), *self.drain.encoded(event)]
+            case ev.StepsRead():
+                return [self.membership.report(self.notice.heard(event))]
             case ev.ParityDrained():
                 return [*self.drain.copied(event), *self.collect()]
             case ev.SegmentFetched():
@@ -179,7 +168,7 @@ class JobNode:
         self._alone.spoken_to()
         return self._coordinators_order(order)
 
-    def _coordinators_order(self, order: ev.NodeMessage) -> list[Action]:  # noqa: C901 - one line per order
+    def _coordinators_order(self, order: ev.NodeMessage) -> list[Action]:  # noqa: C901, PLR0912 - one line per order
         match order:
             case ev.SaveStaged():
                 self.keeps.staged(order.save)
@@ -196,6 +185,9 @@ class JobNode:
                 return [*self.protection.outlived(order), *self.collect()]
             case ev.DrainOrdered():
                 return [*self.standing.saved_to(order.store_id), *self.drain.order(order)]
+            case ev.PreemptOrdered():
+                mine = (rank for rank, session in sorted(self.ranks.live) if session == order.session)
+                return self.notice.ordered(order, tuple(mine))
             case ev.ForeignRuns():
                 return self._set_apart(order)
             case ev.FetchOrdered():
@@ -248,7 +240,7 @@ class JobNode:
             local = self.ranks.waiting.pop((rank, order.session), None)
             if local is None:
                 continue
-            actions += self.ranks.seat(local)
+            actions += [*self.ranks.seat(local), *self.notice.came(rank, order.session)]
             welcome = Attached(
                 reply_to=local.attached.request,
                 node=self.node,

@@ -134,9 +134,24 @@ class Skip(_Request, frozen=True, kw_only=True):
 
 
 class AskDrain(_Request, frozen=True, kw_only=True):
-    """Make the newest staged checkpoint durable now. ``job`` None is the sender's own; the command line names it."""
+    """Make the newest staged checkpoint durable now. ``job`` None is the sender's own; the command line names it.
+
+    ``preempt``: and have the ranks that ask save at one step; of the command line only.
+    """
 
     job: JobKey | None = None
+    preempt: bool = False
+
+
+class AskPreempt(_Request, frozen=True, kw_only=True):
+    """The job is about to be ended: have the ranks that ask save at one step, which the coordinator fixes.
+
+    ``passed``: this rank was past the step that was announced, so that no save of all ranks is of that step; ``why``
+    then says so, else who is about to end it.
+    """
+
+    why: Text
+    passed: Step | None = None
 
 
 class AskLoad(_Request, frozen=True, kw_only=True):
@@ -188,8 +203,8 @@ class Detach(_Request, frozen=True, kw_only=True):
 
 
 Request = (
-    Attach | AskNode | AskSlots | HandOver | Skip | AskDrain | AskLoad | ReportLoad | AskSteps | AskStatus | AskStop
-    | AskForget | Detach
+    Attach | AskNode | AskSlots | HandOver | Skip | AskDrain | AskPreempt | AskLoad | ReportLoad | AskSteps | AskStatus
+    | AskStop | AskForget | Detach
 )  # fmt: skip
 
 

@@ -149,6 +149,25 @@ class DrainAsked(FromRank, frozen=True, kw_only=True, tag="drain-asked"):
     rank: Annotated[int, msgspec.Meta(ge=-1, lt=MAX_RANKS)] = -1
 
 
+class PreemptAsked(FromRank, frozen=True, kw_only=True, tag="preempt-asked"):
+    """Somebody is about to end the job, or a rank was past the step that was announced (``passed``): ``why``."""
+
+    rank: Annotated[int, msgspec.Meta(ge=-1, lt=MAX_RANKS)] = -1
+    why: Text
+    passed: Step | None = None
+
+
+class StepsRead(Event, frozen=True, kw_only=True, tag="steps-read"):
+    """The highest step at which a rank of this node is, -1 if none has asked; no rank goes past it unheld.
+
+    ``fixed``: a step that was announced to them before.
+    """
+
+    session: Session
+    highest: Annotated[int, msgspec.Meta(ge=-1, lt=1 << 62)]
+    fixed: Step | None = None
+
+
 class LoadAsked(FromRank, frozen=True, kw_only=True, tag="load-asked"):
     """A rank wants to restore; step None is the newest. ``run``: of this run alone; None: of the job's own line."""
 
@@ -277,9 +296,9 @@ class Visited(Event, frozen=True, kw_only=True, tag="visited"):
 
 # All that a peer can say of itself: a Report of anything else is refused.
 Fact = (
-    RankFound | RankAttached | RankGone | RankDetached | SegmentStaged | SaveSkipped | DrainAsked | LoadAsked
-    | LoadReported | SegmentReleased | SegmentFetched | Encoded | DrainMoved | Drained | VoteWritten | NodeHas | Knocked
-    | Visited
+    RankFound | RankAttached | RankGone | RankDetached | SegmentStaged | SaveSkipped | DrainAsked | PreemptAsked
+    | StepsRead | LoadAsked | LoadReported | SegmentReleased | SegmentFetched | Encoded | DrainMoved | Drained
+    | VoteWritten | NodeHas | Knocked | Visited
 )  # fmt: skip
 
 
@@ -378,6 +397,13 @@ class DrainDropped(NodeMessage, frozen=True, kw_only=True, tag="drain-dropped"):
     """The drain of the save is over, well or not: its slots need no more protection for it."""
 
     save: SaveId
+
+
+class PreemptOrdered(NodeMessage, frozen=True, kw_only=True, tag="preempt-ordered"):
+    """The ranks of this session save at this step; None: hold them, and say at which steps they are."""
+
+    session: Session
+    step: Step | None = None
 
 
 class FetchOrdered(NodeMessage, frozen=True, kw_only=True, tag="fetch-ordered"):
@@ -490,8 +516,8 @@ class PieceTold(NodeMessage, frozen=True, kw_only=True, tag="piece-told"):
 
 Message = (
     Report | SessionOpened | SessionRefused | SaveStaged | EncodeOrdered | SaveProtected | Outlived | SaveEnded
-    | DrainOrdered | DrainDropped | FetchOrdered | LoadOrdered | LoadRefused | ForeignRuns | JobReleased
-    | CommitFinished | Introduced | ColumnOffered | SealAsked | SealTold | PieceAsked | PieceTold
+    | DrainOrdered | DrainDropped | PreemptOrdered | FetchOrdered | LoadOrdered | LoadRefused | ForeignRuns
+    | JobReleased | CommitFinished | Introduced | ColumnOffered | SealAsked | SealTold | PieceAsked | PieceTold
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

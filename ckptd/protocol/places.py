@@ -16,6 +16,7 @@ RANK_SUFFIX = ".rank"
 TOPOLOGY = "topology"  # of a job, in its directory
 PARITY_SUFFIX = ".parity"
 BOARD_SUFFIX = ".board"
+STEPS_SUFFIX = ".steps"
 DUE_SUFFIX = ".publication"  # of a save, still to be done
 PUBLISHED_SUFFIX = ".published"  # and done
 
@@ -57,3 +58,13 @@ def board_name(name: str) -> str:
 def rank_file_name(rank: int, session: str) -> str:
     """File that a rank keeps locked while it lives. One per rank and session, so an old rank never hides a new one."""
     return f"r{rank:05d}-{digest(session.encode()).hex()[:16]}{RANK_SUFFIX}"
+
+
+def steps_name(rank: int, session: str) -> str:
+    """File by which a rank and its daemon agree on a step (ckptd.protocol.step_board): beside its rank file."""
+    return steps_beside(rank_file_name(rank, session))
+
+
+def steps_beside(rank_file: str) -> str:
+    """The same, from the name or the path of the rank file."""
+    return rank_file.removesuffix(RANK_SUFFIX) + STEPS_SUFFIX

@@ -176,6 +176,13 @@ def proof_of(integrity: str | None, key_file: str | os.PathLike[str] | None) -> 
     return Proof(found, (*flags, *map(str, path)))
 
 
+def check_order(state: object, step: object) -> None:
+    """Raises UsageError where save was given the two in each other's place."""
+    if isinstance(step, dict) and not isinstance(state, dict):
+        text = f"save was given {reprlib.repr(state)} as the state, and a dict as the step"
+        raise UsageError(text, hint="save(state, step)")
+
+
 def as_step(step: object) -> int:
     """Any kind of integer, such as numpy's or a tensor's only element."""
     value = as_int(step)

@@ -6,7 +6,6 @@ In a forked child, such as a DataLoader's worker, what needs the daemon raises U
 import contextlib
 import logging
 import os
-import reprlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -30,6 +29,7 @@ from ckptd_client._looks import Look
 from ckptd_client._overlapping import Overlapping, Verify
 from ckptd_client._pickle import PickleKeys, pickle_keys
 from ckptd_client._plan import Plan, Values, gather, make_plan
+from ckptd_client._preemption import Preemptible
 from ckptd_client._replicas import warn_of_idle
 from ckptd_client._restored import Restored, finished
 from ckptd_client._restored_files import RestoredFiles
@@ -136,7 +136,7 @@ def connect(  # noqa: PLR0913 - keyword-only settings
     return Client(Link(key, group, settings), timeout_s, dual=dual)
 
 
-class Client:
+class Client(Preemptible):
     """Made by connect. Use as a context manager, or call close."""
 
     def __init__(self, link: Link, save_timeout_s: float, *, dual: bool = True) -> None:
@@ -321,9 +321,7 @@ class Client:
     def _number(self, step: int | None, state: object) -> SaveId:
         with self._numbers():
             self._counter += 1  # also for a save that fails, so that all ranks count alike
-            if isinstance(step, dict) and not isinstance(state, dict):
-                text = f"save was given {reprlib.repr(state)} as the state, and a dict as the step"
-                raise UsageError(text, hint="save(state, step)")
+            _settings.check_order(state, step)
             return SaveId(self._link.incarnation, self._counter, self._check_step(step), self._link.run)
 
     def _begin(self, save: SaveId) -> SaveHandle:
@@ -607,6 +605,7 @@ class Client:
             if not self._closed:
                 self._closed = True
                 self._overlapping.detach()
+                self._forget_preemption()
                 self._link.close()
 
     def __enter__(self) -> Self:

@@ -289,6 +289,38 @@ class Trainer:
         self.watch()
         return None if handle is None else int(handle.step)
 
+    def train_until_preempted(self, steps: int, *, drain: bool = True) -> dict[str, Any]:
+        """Steps in which all ranks wait for each other, the loop of the README: at which step it was left."""
+        return self._until_preempted(steps, self._meet, drain=drain)
+
+    def train_alone_until_preempted(self, steps: int, seconds: float) -> dict[str, Any]:
+        """The same, of a rank that waits for nobody, and whose save may fail."""
+        return self._until_preempted(steps, lambda _step: time.sleep(seconds), sure=False)
+
+    def _until_preempted(self, steps: int, train: Any, *, drain: bool = True, sure: bool = True) -> dict[str, Any]:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
+        for step in range(2, steps):
+            train(step)
+            if self._client.preempted(step):
+                handle = self._handles[step] = self._client.save(self._state(step), step, drain=drain)
+                if sure:
+                    handle.wait("durable", 30)
+                return {"step": step, "logs": self._logs}
+        return {"step": None, "logs": self._logs}
+
+    def _meet(self, step: int) -> None:
+        """What a collective is to lock-step ranks: nobody gets past it before all have come to it."""
+        if os.environ.get("WORLD_SIZE", "1") == "1":
+            return
+        directory = os.path.join(os.environ["CKPTD_STORE"], "meeting")
+        os.makedirs(directory, exist_ok=True)
+        mine = os.path.join(directory, f"{self._rank}")
+        with open(mine, "wb") as file:
+            file.write(b"%d " % step)
+        others = [os.path.join(directory, str(rank)) for rank in range(int(os.environ["WORLD_SIZE"]))]
+        while not all(_reached(path, step) for path in others):
+            time.sleep(0.0005)
+
     def handle(self, step: int) -> tuple[str | None, str | None, str]:
         """(milestone, end, reason) of the step's handle."""
         handle = self._handles[step]
@@ -441,6 +473,15 @@ class _Endless:
             while True:
                 time.sleep(60)
         return index
+
+
+def _reached(path: str, step: int) -> bool:
+    try:
+        with open(path, "rb") as file:
+            said = file.read()
+    except FileNotFoundError:
+        return False
+    return said.endswith(b" ") and int(said) >= step
 
 
 def _same(left: Any, right: Any) -> bool:

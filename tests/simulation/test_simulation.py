@@ -137,5 +137,6 @@ def test_every_action_of_the_core_has_an_effect():
         act.KeepNumber, act.RememberStore, act.ForgetJob, act.MeetPeers, act.Note,
     }  # fmt: skip
     off = {act.DrainParity}  # unless a daemon is told to
+    off |= {act.HoldRanks, act.AnnounceStep}  # nobody preempts a job here: tests/property/test_preemption.py
     kinds = {kind for kind in vars(act).values() if isinstance(kind, type) and issubclass(kind, act.Action)}
     assert kinds - off - {act.Action} == asynchronous | immediate

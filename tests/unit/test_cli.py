@@ -52,7 +52,7 @@ class Daemon:
 
     def __init__(self, *statuses) -> None:
         self.statuses = list(statuses)
-        self.drained = []
+        self.drained, self.preempted = [], []
 
     @contextmanager
     def connect(self, arena, timeout_s=5.0):
@@ -61,8 +61,9 @@ class Daemon:
     def status(self, *, nodes=False):
         return self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
 
-    def drain(self, job):
+    def drain(self, job, *, preempt):
         self.drained.append(job)
+        self.preempted += [job] if preempt else []
 
 
 @pytest.fixture
@@ -307,7 +308,7 @@ def test_drain_waits_for_what_it_asked(ckptd, monkeypatch, after, code, said):
     monkeypatch.setattr(drain_verb, "Daemon", daemon.connect)
     monkeypatch.setattr(drain_verb, "_LOOK_AGAIN_S", 0.01)
     found, out, _ = ckptd("drain", "--wait", "--timeout", "100ms")
-    assert daemon.drained == [JobKey(a_status.STORE, "llama-7b")]
+    assert daemon.drained == daemon.preempted == [JobKey(a_status.STORE, "llama-7b")]
     assert found == code
     assert said in out
 
@@ -315,10 +316,18 @@ def test_drain_waits_for_what_it_asked(ckptd, monkeypatch, after, code, said):
 def test_drain_does_not_ask_for_what_is_durable(ckptd, monkeypatch):
     daemon = Daemon(with_job(a_status.checkpoint(30, "staging"), DURABLE))
     monkeypatch.setattr(drain_verb, "Daemon", daemon.connect)
-    code, out, _ = ckptd("drain", "--json")
+    code, out, _ = ckptd("drain", "--no-preempt", "--json")
     assert (code, daemon.drained) == (0, [])
     assert json.loads(out)["jobs"][0]["result"] == "durable"
     assert json.loads(out)["schema"] == 1
+
+
+@pytest.mark.parametrize("checkpoints", [(), (DURABLE,)])
+def test_drain_asks_the_ranks_to_save_also_where_nothing_is_to_be_drained(ckptd, monkeypatch, checkpoints):
+    daemon = Daemon(with_job(*checkpoints))
+    monkeypatch.setattr(drain_verb, "Daemon", daemon.connect)
+    assert ckptd("drain")[0] == 0
+    assert daemon.preempted == [JobKey(a_status.STORE, "llama-7b")]
 
 
 def test_drain_of_nothing(ckptd, monkeypatch):

@@ -66,6 +66,9 @@ class NodeTrainer(Trainer):
         """The client's log is not for this test."""
         logging.getLogger("ckptd_client").setLevel(logging.CRITICAL)
 
+    def _meet(self, step: int) -> None:
+        dist.barrier()
+
     def incarnation(self) -> int:
         """Which life of the job this is."""
         return int(self._client.incarnation)

@@ -1,0 +1,70 @@
+"""The step board of a rank: one page in the arena by which rank and daemon agree on a step, without a message. Pure.
+
+The rank writes the step that it is at, and then reads the daemon's word; the daemon writes its word, and then reads the
+rank's step. So either the rank sees the word in this step, or the daemon sees the step: no rank is past what the daemon
+reads without having seen its word first. All numbers are of the machine's own byte order: nobody else reads them.
+"""
+
+import struct
+
+NBYTES = 4096
+STEP_OFFSET = 0  # of the rank's u64: its step and one; 0: it has not asked yet
+WORD_OFFSET = 64  # of the daemon's u64 and its complement, in another cache line
+WORD_NBYTES = 16
+
+NONE = 0  # nobody preempts the job
+HOLD = 1  # somebody does, and the step is being agreed: wait for it
+_FIRST = 2  # the step and this: save at that step
+_MASK = (1 << 64) - 1
+_WORD = struct.Struct("=QQ")
+_STEP = struct.Struct("=Q")
+
+
+def encode_word(word: int) -> bytes:
+    """NONE, HOLD or what ``at`` gives, with its complement: a word that is half written is known as that."""
+    return _WORD.pack(word, word ^ _MASK)
+
+
+def decode_word(raw: bytes) -> int:
+    """The word. One that is just being written is HOLD: whoever reads it looks again."""
+    if len(raw) < WORD_NBYTES:
+        return NONE
+    return checked(*_WORD.unpack_from(raw))
+
+
+def checked(word: int, complement: int) -> int:
+    """The word of a page that nobody has written to, or its complement proves; else HOLD."""
+    if word == 0 == complement:
+        return NONE
+    return word if word ^ _MASK == complement else HOLD
+
+
+def at(step: int) -> int:
+    """The word for: save at this step."""
+    return step + _FIRST
+
+
+def announced(word: int) -> int | None:
+    """The step at which to save; None: there is none, or none yet."""
+    return word - _FIRST if word >= _FIRST else None
+
+
+def encode_step(step: int) -> bytes:
+    """What a rank at this step writes."""
+    return _STEP.pack(step + 1)
+
+
+def decode_step(raw: bytes) -> int:
+    """The step of a rank, -1 before it first asked."""
+    return _STEP.unpack_from(raw)[0] - 1 if len(raw) >= _STEP.size else -1
+
+
+def verdict(step: int, word: int) -> bool | None:
+    """Whether a rank at this step saves now; None: it waits for the daemons to agree on a step, and reads again.
+
+    Such a wait needs nothing of any rank: daemons read the steps by themselves.
+    """
+    if word == HOLD:
+        return None
+    fixed = announced(word)
+    return fixed is not None and step >= fixed

@@ -1,0 +1,101 @@
+"""The daemon's hand on the step boards of its ranks (ckptd.protocol.step_board): files, read and written, never mapped.
+
+A file that its rank has mapped can be cut short by anybody of this user; who only reads and writes it is not hurt.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from ckptd.background import Background
+from ckptd.core import actions as act
+from ckptd.core import events as ev
+from ckptd.protocol import places, step_board
+from ckptd.protocol.ids import JobKey
+
+_SETTLE_S = 0.002  # longer than a processor keeps a write to itself: after it either side sees what the other wrote
+_LOOKS = 50  # at a step that changes while it is read
+
+
+class StepBoards:
+    """``directory`` gives a job's, ``deliver`` takes what was read, ``note`` what could not be written."""
+
+    def __init__(
+        self,
+        directory: Callable[[JobKey], str],
+        deliver: Callable[[ev.Event], None],
+        note: Callable[[JobKey, str], None],
+    ) -> None:
+        self.work = Background(1, "boards")
+        self._directory = directory
+        self._deliver = deliver
+        self._note = note
+
+    def perform(self, action: act.HoldRanks | act.AnnounceStep) -> None:
+        """In a thread of its own: it takes milliseconds, and an allocation, or a digest, may take seconds."""
+        directory = self._directory(action.job)
+        paths = [os.path.join(directory, places.steps_name(rank, action.session)) for rank in action.ranks]
+        if isinstance(action, act.HoldRanks):
+            self._hold(action, paths)
+            return
+        word = step_board.encode_word(step_board.at(action.step))
+
+        def done(outcome: Exception | None) -> None:
+            if outcome is not None:
+                self._note(action.job, f"step {action.step} could not be announced to ranks: {outcome}")
+
+        self.work.run(lambda: _write_all(paths, word), done)
+
+    def _hold(self, action: act.HoldRanks, paths: Sequence[str]) -> None:
+        def done(outcome: tuple[int, int | None] | Exception) -> None:
+            if isinstance(outcome, Exception):
+                self._note(action.job, f"ranks could not be asked at which step they are: {outcome}")
+                outcome = (-1, None)
+            highest, fixed = outcome
+            self._deliver(ev.StepsRead(job=action.job, session=action.session, highest=highest, fixed=fixed))
+
+        self.work.run(lambda: hold(paths), done)
+
+
+def hold(paths: Sequence[str]) -> tuple[int, int | None]:
+    """The highest step of these ranks, none of which goes past it now; and one that was announced to them before."""
+    fixed = None
+    for path in paths:
+        with _open(path) as fd:
+            word = step_board.decode_word(os.pread(fd, step_board.WORD_NBYTES, step_board.WORD_OFFSET))
+            known = step_board.announced(word)
+            fixed = known if fixed is None else fixed
+            if known is None:
+                os.pwrite(fd, step_board.encode_word(step_board.HOLD), step_board.WORD_OFFSET)
+    time.sleep(_SETTLE_S)
+    return max(map(_step_of, paths), default=-1), fixed
+
+
+def _step_of(path: str) -> int:
+    """Read until two reads agree: a rank that has not seen the word yet may be writing."""
+    with _open(path) as fd:
+        before = os.pread(fd, 8, step_board.STEP_OFFSET)
+        for _ in range(_LOOKS):
+            time.sleep(_SETTLE_S / 10)
+            now = os.pread(fd, 8, step_board.STEP_OFFSET)
+            if now == before:
+                break
+            before = now
+    return step_board.decode_step(before)
+
+
+def _write_all(paths: Sequence[str], word: bytes) -> None:
+    for path in paths:
+        with _open(path) as fd:
+            os.pwrite(fd, word, step_board.WORD_OFFSET)
+
+
+@contextlib.contextmanager
+def _open(path: str) -> Iterator[int]:
+    """The board, made if its rank has not asked yet."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    try:
+        yield fd
+    finally:
+        os.close(fd)

@@ -1,0 +1,207 @@
+"""``client.preempted(step)``: whether this is the step at which all ranks save, since the job is about to be ended."""
+
+import contextlib
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from ckptd.protocol import places, step_board
+from ckptd.protocol.errors import CkptdError, UsageError
+from ckptd.protocol.messages import AskPreempt, Request
+from ckptd_client._group import Group
+from ckptd_client._link import Link
+from ckptd_client._settings import as_step
+from ckptd_client._step_board import StepBoard
+
+log = logging.getLogger("ckptd_client")
+NOTICES = (signal.SIGTERM, signal.SIGUSR1)
+_AGREE_S = 5.0  # how long a step may wait for the daemons to agree; they give a silent node 2 s
+_PAUSE_S = 0.0005
+_LOOK_S = 1.0  # how often the board is looked for
+_AGAIN_S = 3.0  # after which a daemon that was told, and began anew since, is told again
+_Handler = Callable[[int, FrameType | None], Any] | int | None
+
+
+class Signals:
+    """SIGTERM and SIGUSR1, from the first question on: noted, then given to the handler that was there before."""
+
+    def __init__(self) -> None:
+        self.heard: str = ""  # the first
+        self._pid = os.getpid()
+        self._before: dict[int, _Handler] = {}
+        self.installed = threading.current_thread() is threading.main_thread()
+        for number in NOTICES if self.installed else ():
+            self._before[number] = signal.getsignal(number)
+            signal.signal(number, self._hear)
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        before = self._before.get(number)
+        if os.getpid() != self._pid:  # a forked worker is ended by it, as if nobody had asked
+            signal.signal(number, before if before is not None else signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
+        self.heard = self.heard or signal.Signals(number).name
+        if callable(before):
+            before(number, frame)
+
+    def close(self) -> None:
+        """The handlers that were there before, unless others were installed since."""
+        if os.getpid() != self._pid or threading.current_thread() is not threading.main_thread():
+            return
+        for number, before in self._before.items():
+            if signal.getsignal(number) == self._hear:
+                signal.signal(number, before if before is not None else signal.SIG_DFL)
+        self._before.clear()
+
+
+class Preemption:
+    """One client's. ``directory``: of the job in the arena; ``ask`` sends a request and waits for its answer."""
+
+    def __init__(self, directory: str, group: Group, ask: Callable[[Callable[[int], Request]], Any]) -> None:
+        self._path = os.path.join(directory, places.steps_name(group.rank, group.session))
+        self._group = group
+        self._ask = ask
+        self._pid = os.getpid()
+        self._signals = Signals()
+        self._board: StepBoard | None = None
+        self._look_at = 0.0
+        self._last = -1  # the step before this one
+        self._patience_s = _AGREE_S
+        self._told_at: float | None = None
+        self._passed = False  # it was said that this rank was past the step
+        self._warned = False
+        if not self._signals.installed and group.rank == 0:
+            log.warning(
+                "ckptd: preempted() was first called in a thread: SIGTERM and SIGUSR1 are not heard. "
+                "Call it first in the main thread; `ckptd drain` is heard all the same"
+            )
+
+    def asks(self, step: int) -> bool:
+        """As Client.preempted."""
+        now = time.monotonic()
+        if type(step) is not int or step < 0:
+            step = as_step(step)
+        if now >= self._look_at or self._board is None:
+            self._look(now)
+        if self._board is None:
+            return False
+        word = self._board.at(step)
+        if word != step_board.NONE:
+            return self._noticed(step, word)
+        if self._signals.heard:
+            self._tell_once(f"{self._signals.heard} to rank {self._group.rank}", now)
+        self._last = step
+        return False
+
+    def _look(self, now: float) -> None:
+        """Now and then: whether this process is the rank, and the board still where daemons find it."""
+        if os.getpid() != self._pid:
+            raise UsageError("preempted was called in a forked child", hint="ask in the process that called connect")
+        self._look_at = now + _LOOK_S
+        if self._board is not None and not self._board.lost:
+            return
+        try:
+            self._board = StepBoard(self._path)
+        except OSError as error:
+            self._board = None
+            if not self._warned:
+                self._warned = True
+                log.warning("ckptd: rank %d cannot hear of a preemption: %s", self._group.rank, error)
+
+    def _noticed(self, step: int, word: int) -> bool:
+        """Somebody preempts the job: the step is known, or about to be."""
+        assert self._board is not None  # noqa: S101 - its word was read
+        deadline = time.monotonic() + self._patience_s
+        while (answer := step_board.verdict(step, word)) is None and time.monotonic() < deadline:
+            time.sleep(_PAUSE_S)
+            word = self._board.word()
+        if answer is None:
+            self._patience_s = 0.0  # once: the next steps only look
+            if self._signals.heard:
+                self._tell_once(f"{self._signals.heard} to rank {self._group.rank}", time.monotonic())
+        fixed = step_board.announced(word)
+        if answer and fixed is not None and self._last >= fixed and not self._passed:
+            self._passed = True
+            self._say_passed(step, fixed)
+        if not answer:
+            self._last = step
+        return bool(answer)
+
+    def _say_passed(self, step: int, fixed: int) -> None:
+        text = (
+            f"rank {self._group.rank} was at step {self._last} when it heard that all ranks save at step {fixed}: "
+            f"it saves at step {step}, so no checkpoint has all ranks of step {fixed}; the newest older one stays"
+        )
+        log.warning("ckptd: preemption: %s", text)
+        self._in_background(lambda: self._ask(lambda seq: AskPreempt(seq=seq, why=f"preemption: {text}", passed=fixed)))
+
+    def _tell_once(self, why: str, now: float) -> None:
+        """The daemon, in a thread: this step does not wait for its answer."""
+        if self._told_at is not None and now < self._told_at + _AGAIN_S:
+            return
+        if self._told_at is None:
+            log.warning("ckptd: %s: all ranks are asked to save at one step", why)
+        self._told_at = now
+        self._in_background(lambda: self._ask(lambda seq: AskPreempt(seq=seq, why=why)))
+
+    def _in_background(self, work: Callable[[], Any]) -> None:
+        def run() -> None:
+            with contextlib.suppress(CkptdError):  # it is told again
+                work()
+
+        threading.Thread(target=run, name="ckptd-preemption", daemon=True).start()
+
+    def close(self) -> None:
+        """The user's handlers are back."""
+        self._signals.close()
+        if self._board is not None:
+            self._board.close()
+            self._board = None
+            self._look_at = float("inf")
+
+
+class Preemptible:
+    """What Client inherits."""
+
+    _preemption: Preemption | None = None
+    _link: Link
+
+    def _ask(self, make: Callable[[int], Request]) -> Any:
+        raise NotImplementedError
+
+    def _check_open(self) -> None:
+        raise NotImplementedError
+
+    def preempted(self, step: int) -> bool:
+        """Whether this is the step to save at, because the job is about to be ended: the same step on all ranks.
+
+        Ask once in each step, on every rank, with the number under which it is saved, before it is saved otherwise::
+
+            if client.preempted(step):
+                client.save(state, step, drain=True).wait("durable")
+                break
+
+        The first call installs handlers of SIGTERM and SIGUSR1 (in the main thread only), which note the signal and
+        call the handlers that were there before; close takes them back. From then on neither signal ends the process:
+        the loop does. On a signal to any rank, on ``ckptd drain``, and on SIGTERM to a daemon that a client started,
+        the daemons agree on a step that no rank is past. It is True at the first step not below it, and from then on.
+
+        Costs microseconds: a page shared with the daemon is looked at. Once somebody preempts the job, a step waits
+        until the daemons have agreed, some milliseconds, 5 s at most. A rank that waited in vain, and was past the step
+        by the time it heard of it, is named on stderr and in ``ckptd status``. Raises UsageError for what is no step.
+        """
+        preemption = self._preemption
+        if preemption is None:
+            self._check_open()
+            link = self._link
+            preemption = self._preemption = Preemption(link.slots.directory, link.group, self._ask)
+        return preemption.asks(step)
+
+    def _forget_preemption(self) -> None:
+        if self._preemption is not None:
+            self._preemption.close()

@@ -1,0 +1,245 @@
+"""``client.preempted``: whoever hears that the job is about to end, all ranks save at one step, and it is durable."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ckptd.verify import verify_path
+from tests.cluster import Node, wait_for
+from tests.faults.nodes.clusters import Zygote, a_cluster
+from tests.faults.ranks import Ranks, told
+from tests.faults.test_polite_kill import CLIENTS_OWN, SELDOM, begin, durable
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(90)]
+
+MANY = 1_000_000  # steps, of which none is reached
+
+
+@pytest.fixture(name="node")
+def fixture_node(tmp_path: Path):
+    with told(str(tmp_path)) as node:
+        yield node
+
+
+@pytest.fixture(name="zygote")
+def fixture_zygote():
+    zygote = Zygote()
+    yield zygote
+    zygote.close()
+
+
+def in_steps(ranks: Ranks) -> None:
+    """They train, and ask in each step."""
+    ranks.start("train_until_preempted", MANY)
+    time.sleep(0.5)
+
+
+def same_step(ranks: Ranks, store: str) -> int:
+    """All ranks left after one step, and it is the newest on the store."""
+    steps = {found["step"] for found in ranks.results(40)}
+    assert len(steps) == 1, steps
+    (step,) = steps
+    assert durable(store)[-1] == step
+    assert verify_path(store).problems == []
+    return step
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("whom", [(0,), (2,), (0, 1, 2)])
+def test_a_signal_to_any_rank_has_all_save_at_one_step(node: Node, number: int, whom: tuple[int, ...]):
+    node.start()
+    with Ranks(node, 3) as ranks:
+        ranks.call("connect", drain_every=SELDOM)
+        in_steps(ranks)
+        for rank in whom:
+            os.kill(ranks[rank].pid, number)
+        same_step(ranks, node.store)
+        job = node.job("job")
+        assert any("all ranks save at step" in text for text in job.errors), job.errors
+
+
+def test_ckptd_drain_has_them_save_too(node: Node):
+    node.start()
+    with Ranks(node, 2) as ranks:
+        ranks.call("connect", drain_every=SELDOM)
+        in_steps(ranks)
+        node.complete(sys.executable, "-m", "ckptd", "drain", timeout_s=20)
+        same_step(ranks, node.store)
+
+
+def test_ckptd_drain_may_leave_them_alone(node: Node):
+    node.start()
+    with Ranks(node, 2) as ranks:
+        ranks.call("connect", drain_every=SELDOM)
+        ranks.call("save", 1)
+        ranks.call("wait", 1, "durable")
+        ranks.start("train_until_preempted", 300)
+        node.complete(sys.executable, "-m", "ckptd", "drain", "--no-preempt", timeout_s=20)
+        assert [found["step"] for found in ranks.results(40)] == [None, None]
+
+
+def test_sigterm_to_a_daemon_that_a_client_started_has_them_save_before_it_ends(node: Node):
+    with Ranks(node, 2) as ranks:
+        begin(node, ranks, CLIENTS_OWN)
+        in_steps(ranks)
+        node.daemon.send_signal(signal.SIGTERM)
+        same_step(ranks, node.store)
+        ranks.call("close")
+        assert node.daemon.wait(20) == 0
+
+
+def test_also_without_drain_true_what_is_saved_then_is_due(node: Node):
+    node.start()
+    with Ranks(node, 2) as ranks:
+        ranks.call("connect", drain_every=SELDOM)
+        ranks.call("save", 1)
+        ranks.call("wait", 1, "durable")
+        ranks.start("train_until_preempted", MANY, drain=False)
+        time.sleep(0.3)
+        os.kill(ranks[1].pid, signal.SIGTERM)
+        same_step(ranks, node.store)
+
+
+def test_a_daemon_that_is_killed_in_between_is_told_again(node: Node):
+    node.start()
+    with Ranks(node, 2) as ranks:
+        ranks.call("connect", drain_every=SELDOM, start=False)
+        in_steps(ranks)
+        node.kill()
+        os.kill(ranks[1].pid, signal.SIGTERM)
+        time.sleep(1.0)
+        node.start()
+        same_step(ranks, node.store)
+
+
+def test_a_rank_that_never_asks_hears_of_nothing_and_holds_up_nobody(node: Node):
+    with Ranks(node, 2) as ranks:
+        begin(node, ranks, CLIENTS_OWN)
+        ranks.call("save", 1)
+        ranks.call("wait", 1, "staged")
+        began = time.monotonic()
+        assert node.stop(15) == 0
+        assert time.monotonic() - began < 5
+        assert durable(node.store) == [1]
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_on_several_nodes_all_save_at_one_step(zygote: Zygote, rank: int):
+    with a_cluster(zygote, "ab") as cluster:
+        ranks = cluster.ranks("aabb", sizes=(1 << 20,))
+        ranks.connect(drain_every=SELDOM)
+        ranks.start("train_until_preempted", MANY)
+        time.sleep(0.5)
+        os.kill(ranks[rank].pid, signal.SIGTERM)
+        steps = {found["step"] for found in ranks.results(40)}
+        assert len(steps) == 1, (steps, cluster.log())
+        assert durable(cluster.store)[-1] in steps
+        ranks.kill()
+
+
+def test_a_node_that_does_not_answer_is_named_and_the_rank_that_is_past_the_step_too(zygote: Zygote):
+    """Ranks that do not wait for each other: the daemon of one node is stopped, its rank trains on."""
+    with a_cluster(zygote, "ab") as cluster:
+        ranks = cluster.ranks("ab", sizes=(1 << 20,))
+        ranks.connect(drain_every=SELDOM)
+        ranks.start("train_alone_until_preempted", MANY, 0.01)
+        time.sleep(0.5)
+        cluster.nodes["b"].daemon.send_signal(signal.SIGSTOP)
+        os.kill(ranks[0].pid, signal.SIGTERM)
+        wait_for(lambda: (job := cluster.job("a")) and any("node b did not say" in text for text in job.errors), 15)
+        time.sleep(0.2)
+        cluster.nodes["b"].daemon.send_signal(signal.SIGCONT)
+        first, second = (rank.result(40) for rank in ranks.all)
+        assert first["step"] < second["step"]
+        assert any(f"all ranks save at step {first['step']}" in text for text in second["logs"]), second["logs"]
+        wait_for(lambda: any("no checkpoint has all ranks" in text for text in cluster.job("a").errors), 15)
+        ranks.kill()
+
+
+# --- in the process itself
+
+
+CODE = """
+import os, signal, sys, time
+import ckptd_client
+heard = []
+if "mine" in sys.argv:
+    signal.signal(signal.SIGUSR1, lambda *_: heard.append("mine"))
+with ckptd_client.connect("job", start=False) as client:
+    assert client.preempted(0) is False
+    if "fork" in sys.argv:
+        pid = os.fork()
+        if pid == 0:
+            time.sleep(30)
+            os._exit(0)
+        os.kill(pid, signal.SIGTERM)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        assert client.preempted(1) is False
+        sys.exit()
+    if "time" in sys.argv:
+        count = 20000
+        began = time.perf_counter()
+        for step in range(1, count):
+            client.preempted(step)
+        print(1e6 * (time.perf_counter() - began) / count)
+        sys.exit()
+    os.kill(os.getpid(), signal.SIGUSR1)
+    for step in range(1, 100000):
+        if client.preempted(step):
+            break
+        time.sleep(0.001)
+    print(step, heard)
+    client.save({"x": 1}, step).wait("durable")
+print(signal.getsignal(signal.SIGTERM) == signal.SIG_DFL, signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL)
+"""
+
+
+def alone(node: Node, *words: str) -> list[str]:
+    process = node.run(CODE, *words)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err.decode()
+    return out.decode().split()
+
+
+def test_handlers_that_were_there_are_called_and_are_back_after_close(node: Node):
+    node.start()
+    step, heard, *back = alone(node, "mine")
+    assert (int(step) < 1000, heard, back) == (True, "['mine']", ["True", "False"])
+    assert alone(node)[2:] == ["True", "True"]
+
+
+def test_a_forked_worker_is_ended_by_the_signal_as_before(node: Node):
+    node.start()
+    assert alone(node, "fork") == [str(-signal.SIGTERM)]
+
+
+def test_a_question_costs_less_than_20_us(node: Node):
+    node.start()
+    (micros,) = alone(node, "time")
+    assert float(micros) < 20
+
+
+def test_what_is_no_step_is_refused(node: Node, join):
+    node.start()
+    client = join()
+    for wrong in ("5", -1, 1.5, None):
+        with pytest.raises(Exception, match="step"):
+            client.preempted(wrong)
+    client.close()
+    assert not any(name.endswith(".steps") for _, _, names in os.walk(node.arena) for name in names)
+
+
+def test_a_board_that_cannot_be_is_said_once(node: Node, join, monkeypatch, caplog):
+    node.start()
+    client = join()
+    name = next(n for _, _, names in os.walk(node.arena) for n in names if n.endswith(".rank"))
+    directory = next(d for d, _, names in os.walk(node.arena) if name in names)
+    os.mkdir(os.path.join(directory, name.replace(".rank", ".steps")))
+    assert client.preempted(1) is False
+    assert client.preempted(2) is False
+    assert len([r for r in caplog.records if "cannot hear of a preemption" in r.getMessage()]) == 1
+    os.rmdir(os.path.join(directory, name.replace(".rank", ".steps")))
