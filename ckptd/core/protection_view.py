@@ -71,19 +71,42 @@ def view_of(
         coordinator=topology.coordinator,
         nodes=nodes,
         protected=frozenset(protected),
-        degraded=tuple(_degraded(topology.scheme, sets, nodes)),
+        degraded=(*less_than_asked(topology), *_degraded(topology.scheme, sets, nodes)),
     )
 
 
+def less_than_asked(topology: Topology) -> tuple[str, ...]:
+    """What the scheme cannot do for nodes so few, and what to type. Of a scheme that nobody chose a lone node has none.
+
+    It is the same as long as the session lasts: rank 0 is told once.
+    """
+    scheme, nodes = topology.scheme, len(topology.peers)
+    if scheme is Scheme.NONE or (nodes == 1 and not topology.asked):
+        return ()
+    way_out = f"run the job on {scheme.losses + 1} nodes or more, or connect(redundancy='{{}}')"
+    if nodes == 1:
+        return (f"redundancy {scheme} protects nothing: all ranks run on one node; {way_out.format(Scheme.NONE)}",)
+    small: dict[int, list[int]] = {}  # sets that cannot carry the scheme, by how many members they have
+    for number, members in enumerate(redundancy_sets(topology.peers, topology.set_size)):
+        if effective(scheme, len(members)) is not scheme:
+            small.setdefault(len(members), []).append(number)
+    return tuple(
+        f"{_sets(numbers)} {count} nodes: {force} in place of {scheme}; {way_out.format(force)}"
+        for count, numbers in small.items()
+        for force in (effective(scheme, count),)
+    )
+
+
+def _sets(numbers: Sequence[int]) -> str:
+    return f"set {numbers[0]} has" if len(numbers) == 1 else f"sets {few_names([*map(str, numbers)])} have"
+
+
 def _degraded(scheme: Scheme, sets: Sequence[tuple[str, ...]], nodes: Sequence[NodeView]) -> list[str]:
-    """Sets that protect less than they were asked to, and why. A lone node is not: xor is asked for by default."""
+    """Sets that do not protect now, and why."""
     if scheme is Scheme.NONE or len(nodes) == 1:
         return []
     out = []
-    for number, members in enumerate(sets):
-        force = effective(scheme, len(members))
-        if force is not scheme:
-            out.append(f"set {number} has {len(members)} nodes: {force} in place of {scheme}")
+    for number in range(len(sets)):
         lost = [view.node for view in nodes if view.set_index == number and not view.reachable]
         if lost:
             out.append(f"set {number} makes no parity while it hears nothing of {few_names(lost)}")

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, Claim, ScanStore, TakeIncarnation, ToNode
 from ckptd.core.policy import Policy
-from ckptd.core.protection_view import few_names
+from ckptd.core.protection_view import few_names, less_than_asked
 from ckptd.protocol.ids import ANY_STORE, NO_RUN, JobKey, RunId
 from ckptd.protocol.messages import Cadence, Progress
 from ckptd.protocol.node_messages import MAX_VOID
@@ -393,7 +393,8 @@ class Sessions:
         self.members = {rank: node for rank, (node, _) in waiting.ranks.items()}
         self.world_size = next(size for _, size in waiting.ranks.values())
         note = f"the store did not give an incarnation number ({event.problem}); went on with {self.incarnation}"
-        warnings = (*event.warnings, *((note,) if event.problem else ()))
+        less = less_than_asked(waiting.topology) if waiting.topology is not None else ()
+        warnings = (*event.warnings, *((note,) if event.problem else ()), *less)
         nodes = sorted(set(self.members.values()))
         ranks = {node: tuple(r for r, n in self.members.items() if n == node) for node in nodes}
         for node in sorted(self.visitors):

@@ -47,6 +47,7 @@ class Topology(msgspec.Struct, frozen=True, array_like=True):
     homes: Annotated[tuple[int, ...], msgspec.Meta(min_length=1, max_length=MAX_RANKS)]  # of each rank: index of peer
     scheme: Scheme = Scheme.NONE
     set_size: Annotated[int, msgspec.Meta(ge=MIN_SET_SIZE, le=MAX_SET_SIZE)] = 8
+    asked: bool = False  # somebody chose the scheme: xor is also what nobody has chosen
 
     def __post_init__(self) -> None:
         """Raises ValueError when a home is no peer, or two peers have one name."""

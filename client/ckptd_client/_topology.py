@@ -100,7 +100,8 @@ def topology_of(words: Sequence[Word]) -> Topology:
     if scheme is Scheme.DOUBLE and set_size > MAX_DOUBLE_SET_SIZE:
         text = f"sets of {set_size} nodes are too large for redundancy='double'"
         raise ConfigError(text, hint=f"set_size={MAX_DOUBLE_SET_SIZE} or less, or redundancy='xor'")
-    topology = Topology(peers=tuple(peers), homes=tuple(homes), scheme=scheme, set_size=set_size)
+    asked = first.redundancy is not None or scheme is Scheme.DOUBLE
+    topology = Topology(peers=tuple(peers), homes=tuple(homes), scheme=scheme, set_size=set_size, asked=asked)
     nbytes = len(_encoder.encode(topology))
     if nbytes > _MAX_TOPOLOGY_NBYTES:  # ZeroMQ would end the connection over it without a word
         text = f"the topology of {len(peers)} nodes takes {nbytes} bytes, and {_MAX_TOPOLOGY_NBYTES} fit in a message"

@@ -29,7 +29,11 @@ def test_a_lost_node_degrades_its_own_set_only():
 
 
 def test_a_set_too_small_for_the_scheme_says_what_it_does_instead():
-    assert view_of(topology(2, scheme=Scheme.DOUBLE)).degraded == ("set 0 has 2 nodes: xor in place of double",)
+    (text,) = view_of(topology(2, scheme=Scheme.DOUBLE)).degraded
+    what = "set 0 has 2 nodes: xor in place of double"
+    assert text == f"{what}; run the job on 3 nodes or more, or connect(redundancy='xor')"
+    (text,) = view_of(topology(8, set_size=2, scheme=Scheme.DOUBLE)).degraded
+    assert text.startswith("sets 0, 1, 2, 3 have 2 nodes: xor in place of double; run the job on 3 nodes or more")
     assert view_of(topology(9, set_size=4, scheme=Scheme.DOUBLE)).degraded == ()
     assert view_of(topology(3, scheme=Scheme.DOUBLE)).degraded == ()
 

@@ -120,7 +120,7 @@ def test_a_lone_rank_is_a_node_of_its_own_whatever_its_address(tmp_path, job, jo
         topology = join(on=node, redundancy="double", set_size=3)._link.topology
         assert (topology.homes, topology.nodes, topology.coordinator) == ((0,), ("alone",), "alone")
         assert (topology.scheme, topology.set_size) == ("double", 3)
-        assert node.job(job).degraded == []
+        assert [text[:34] for text in node.job(job).degraded] == ["redundancy double protects nothing"]
 
 
 def test_the_status_shows_the_node_and_its_ranks(node, job, join):
