@@ -113,7 +113,7 @@ class Saves(SaveRecords):
         def name(r: Record) -> str:
             return f"rank {min(r.delivered, default=0)} saved step {r.save.step}"
 
-        reason = f"ranks disagree about save {record.save.counter}: {name(other)}, {name(record)}"
+        reason = f"ranks disagree about save {record.save.counter}: {name(other)}, {name(record)}; all save one step"
         lost = [r for r in (other, record) if not r.staged]
         return [a for r in lost for a in (self._tell_end(r) if r.end else self._finish(r, End.FAILED, reason))]
 

@@ -52,6 +52,9 @@ class StaleIncarnationError(CkptdError):
 
     code = "stale"
 
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message, hint=hint or "a newer start of the job has replaced this one: end this process")
+
 
 class SaveFailedError(CkptdError):
     """A handle can no longer reach the milestone that was waited for."""

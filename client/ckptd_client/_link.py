@@ -6,7 +6,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
@@ -15,14 +14,12 @@ import zmq
 from ckptd.protocol import places
 from ckptd.protocol.errors import BudgetError, CkptdError, ConnectError, StaleIncarnationError, WaitTimeoutError
 from ckptd.protocol.ids import NO_RUN, JobKey, RunId, SaveId
-from ckptd.protocol.integrity import Integrity
 from ckptd.protocol.messages import (
     VERSION,
     AskNode,
     AskSlots,
     Attach,
     Attached,
-    Cadence,
     Detach,
     HandOver,
     NodeInfo,
@@ -34,16 +31,14 @@ from ckptd.protocol.messages import (
     SlotsComing,
     SlotsRefused,
 )
-from ckptd.protocol.topology import Scheme, Topology
+from ckptd.protocol.topology import Topology
 from ckptd_client._channel import Channel, ChannelLostError, PreemptedError, Push, channel_listens
 from ckptd_client._group import Group
 from ckptd_client._looks import Looks, listed
 from ckptd_client._one_per_job import Holding
-from ckptd_client._per_rank import NOTHING_NAMED, Named
-from ckptd_client._pickle import NO_PICKLE, PickleKeys
 from ckptd_client._reaching import reach
-from ckptd_client._settings import DRAINED, UNPROVED, Proof, Verify
 from ckptd_client._slots import RankFile, Slots
+from ckptd_client._told import Settings
 from ckptd_client._topology import check_alike, failure_told, gather, why_unprotected, word_of
 from ckptd_client.handle import HandleBook
 
@@ -58,30 +53,6 @@ _RETRY_S = 15.0  # after a failed attempt to come back, saves fail at once for s
 _MAX_MISSED = 16  # more than any rank has slots: others hold no more saves than that in vain
 
 _ALLOCATED_PER_S = 100e6  # bytes; the first touch of pages is five times as fast on a slow machine
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What connect was told."""
-
-    arena: str
-    cadence: Cadence
-    autostart: bool
-    takeover: bool
-    connect_timeout_s: float
-    store_id: str = ""  # empty: none in particular
-    pickle_keys: PickleKeys = NO_PICKLE
-    redundancy: Scheme | None = None  # None: as rank 0's daemon is configured
-    set_size: int | None = None
-    balance: bool | None = None  # None: as this node's daemon is configured
-    verify: Verify = DRAINED
-    proof: Proof = UNPROVED
-    named: Named = NOTHING_NAMED  # what each rank has for itself, and what all hold alike
-
-    @property
-    def integrity(self) -> Integrity:
-        """How everything that is saved and loaded is proved; the daemon has the same."""
-        return self.proof.integrity
 
 
 class Link:
@@ -136,7 +107,9 @@ class Link:
                 self._make_rank_file()
                 info = _until_one_stays(lambda: self._ask_node(deadline), deadline)
             self.balance = info.balance if self.settings.balance is None else self.settings.balance
-            word = word_of(info, self.settings.arena, self.settings.redundancy, self.settings.set_size)
+            settings = self.settings
+            alike = settings.alike(self.job)
+            word = word_of(info, settings.arena, settings.redundancy, settings.set_size, alike)
             began = time.monotonic()
             self.topology = gather(self.group, word)
             deadline += time.monotonic() - began  # who waits for a late rank has not waited at the door
@@ -408,6 +381,18 @@ class Link:
                 if self._channel is not None and self._channel.lost:
                     raise ChannelLostError("the daemon ended while a save waited for a slot")
                 raise WaitTimeoutError("no slot was free in time")
+
+    def why_gone(self, name: str, deadline: float) -> CkptdError:
+        """Why there is no file of a slot that was granted: the arena was removed, or another run took the job over."""
+        self.slots.withdraw(name)
+        if not os.path.exists(self._socket_path):
+            text = f"the arena {self.settings.arena} was removed, and what was staged in it"
+            return ConnectError(text, hint="its daemon ends by itself; the next save that finds none starts another")
+        try:
+            self.ask_slots(self.capacity, deadline)  # a daemon that has let another run in says so
+        except CkptdError as error:
+            return error
+        return ConnectError(f"the memory {self.slots.path(name)} is gone", hint="the next save asks for another")
 
     def hand_over(self, descriptor: HandOver, *, deadline: float) -> None:
         """Gives a sealed segment to the daemon. Kept and repeated to the next daemon if this one ends first."""

@@ -78,7 +78,10 @@ def _stage(client: "Client", handle: SaveHandle, values: Values, *, drain: bool,
             raise
         client._overlapping.begin(segment, plan, values, late, handle=handle, drain=drain, deadline=deadline)
         return
-    slot = link.slots.take(name)
+    try:
+        slot = link.slots.take(name)
+    except FileNotFoundError as error:
+        raise link.why_gone(name, deadline) from error
     try:
         for digest in values.digests:
             digest.take()

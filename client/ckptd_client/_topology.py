@@ -22,6 +22,7 @@ _MAX_TOPOLOGY_NBYTES = MAX_MESSAGE_NBYTES - (16 << 10)  # with room for the rest
 _KINDS: dict[str, type[CkptdError]] = {
     kind.code: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, CkptdError)
 }
+_OWN_JOBS = {"job": "; for a job of each rank's own: connect(job=..., alone=True)"}
 _ADDRESS_HINT = "set peer_address (CKPTD_PEER_ADDRESS) of that node's daemon to its address in the cluster's network"
 
 
@@ -33,6 +34,7 @@ class Word(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     info: NodeInfo | None = None
     redundancy: Scheme | None = None  # connect's argument
     set_size: int | None = None
+    alike: tuple[tuple[str, str], ...] = ()  # other arguments that all ranks must give alike: names, and what is given
     code: str = ""  # of the error
     message: str = ""
     hint: str = ""
@@ -42,9 +44,16 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Word)
 
 
-def word_of(info: NodeInfo, arena: str, redundancy: Scheme | None, set_size: int | None) -> Word:
+def word_of(
+    info: NodeInfo,
+    arena: str,
+    redundancy: Scheme | None,
+    set_size: int | None,
+    alike: tuple[tuple[str, str], ...] = (),
+) -> Word:
     """The word of a rank that has found its daemon."""
-    return Word(host=os.uname().nodename, arena=arena, info=info, redundancy=redundancy, set_size=set_size)
+    host = os.uname().nodename
+    return Word(host=host, arena=arena, info=info, redundancy=redundancy, set_size=set_size, alike=alike)
 
 
 @contextlib.contextmanager
@@ -127,6 +136,11 @@ def _places(words: Sequence[Word]) -> tuple[list[Peer], list[int], list[int]]:
 
 
 def _check_alike(words: Sequence[Word]) -> None:
+    for rank, word in enumerate(words):
+        for (name, first), (_, given) in zip(words[0].alike, word.alike, strict=True):
+            if given != first:
+                text = f"ranks disagree: rank 0 connects with {name}={first}, rank {rank} with {name}={given}"
+                raise UsageError(text, hint=f"connect with the same {name}= on all ranks{_OWN_JOBS.get(name, '')}")
     asked = (words[0].redundancy, words[0].set_size)
     for rank, word in enumerate(words):
         if (word.redundancy, word.set_size) != asked:

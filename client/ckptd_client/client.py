@@ -22,7 +22,7 @@ from ckptd_client._files import save_files
 from ckptd_client._files_plan import publication_of
 from ckptd_client._group import Group, find_group, lone_group
 from ckptd_client._lenient import check_load
-from ckptd_client._link import Link, Settings, configured_store
+from ckptd_client._link import Link, configured_store
 from ckptd_client._load_from import Loaded, read_from
 from ckptd_client._loading import find, load
 from ckptd_client._looks import Look
@@ -39,6 +39,7 @@ from ckptd_client._staging import stage_or_fail, was_delivered
 from ckptd_client._stats import Stats
 from ckptd_client._still_staged import are_still
 from ckptd_client._stock import StockLeaves
+from ckptd_client._told import Settings
 from ckptd_client._topology import failure_told
 from ckptd_client._turns import Owner, Turns
 from ckptd_client.files import TrainerFile
@@ -47,6 +48,7 @@ from ckptd_client.handle import SaveHandle, check_milestone
 
 log = logging.getLogger("ckptd_client")
 _MAX_PLANS = 4
+_LOWER = "ckptd: step %d is saved after step %d: load takes the newest save, load(state, step=...) another"
 
 
 def connect(  # noqa: PLR0913 - keyword-only settings
@@ -333,11 +335,7 @@ class Client(Preemptible):
             lower, self._highest = save.step < self._highest, max(save.step, self._highest)
             if lower and not self._warned:
                 self._warned = True
-                log.warning(
-                    "ckptd: step %d is saved after step %d: load takes the newest save, load(state, step=...) another",
-                    save.step,
-                    self._highest,
-                )
+                log.warning(_LOWER, save.step, self._highest)
         return handle
 
     def _check_step(self, step: int | None) -> int:

@@ -45,6 +45,18 @@ def test_ranks_that_disagree_are_named():
         topology_of([word("a"), msgspec.structs.replace(word("a"), set_size=4)])
 
 
+def test_what_all_ranks_must_give_alike_is_compared():
+    words = [word("a", alike=(("job", "'x'"), ("drain_every", "1")))] * 2
+    assert topology_of(words).homes == (0, 0)
+    other = msgspec.structs.replace(words[0], alike=(("job", "'y'"), ("drain_every", "1")))
+    with pytest.raises(UsageError, match=r"rank 0 connects with job='x', rank 2 with job='y'") as caught:
+        topology_of([*words, other])
+    assert "same job= on all ranks; for a job of each rank's own: connect(job=..., alone=True)" in caught.value.hint
+    other = msgspec.structs.replace(words[0], alike=(("job", "'x'"), ("drain_every", "2")))
+    with pytest.raises(UsageError, match=r"rank 0 connects with drain_every=1, rank 1 with drain_every=2"):
+        topology_of([words[0], other])
+
+
 def test_two_daemons_of_one_name_are_told_apart_by_their_arenas():
     twins = [word("a", arena="1", host="x"), word("b"), word("a", arena="2", host="y")]
     with pytest.raises(ConfigError, match=r"two daemons call themselves node 'a': .* on x \(rank 0\) and .* on y") as e:
