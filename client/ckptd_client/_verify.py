@@ -23,6 +23,7 @@ _NAMED = 3  # in one line
 _GROUPS: PathStep = ("k", "param_groups")
 _STATE: PathStep = ("k", "state")
 _MISSING = object()
+_SAME_KIND = "load into an optimizer of the kind that was saved, or leave both out"
 
 
 class Item(NamedTuple):
@@ -51,6 +52,8 @@ class Marks:
     def __init__(self, stateful: Any, content: Iterable[tuple[Path, Any]]) -> None:
         tensors = [] if is_torchs_own(stateful) else [(_name(path), item) for path, item in content if is_tensor(item)]
         self._digests = {name: _digest(tensor) for name, tensor in tensors}
+        self.settings = _settings_of(stateful)
+        """Of an optimizer: what its groups have before."""
 
     def changed(self, name: str, tensor: Any) -> bool:
         """Whether this tensor of the content was written to since."""
@@ -98,11 +101,12 @@ def check(  # noqa: PLR0913 - keyword-only
     state they must be that. Raises MismatchError that names the keys.
     """
     saved = {_name(path): Item(path, value) for path, value in content}
+    notes = _of_another_kind(prefix, stateful, marks, strict=strict)
     tops = optimizers_in(item.path for item in saved.values())
     kept = {name for name, item in saved.items() if is_kept(item.path, tops)}
     looked = {name: item for name, item in saved.items() if name in kept or is_tensor(item.value)}
     if not looked:  # the state_dict() of what has no tensors, such as a data loader, may cost much
-        return []
+        return notes
     found = _found(prefix, stateful, looked.values())
     ties = [[name for name in map(_name, group) if name in kept] for group in tied]
     apart = _apart(ties, found)
@@ -136,10 +140,30 @@ def check(  # noqa: PLR0913 - keyword-only
     reset = [name for name in groups if name in found and not same_plain(saved[name].value, found[name])]
     added = [name for name, value in found.items() if name not in saved and is_tensor(value)]
     return [
+        *notes,
         *_told(f"{what} left out", lines),
         *_told(f"{what} set otherwise than saved", [format_path((*prefix, *saved[name].path)) for name in reset]),
         *_told(f"{what} was given nothing for", [f"{format_path(prefix)}: {name}" for name in added]),
     ]
+
+
+def _settings_of(stateful: Any) -> set[str]:
+    """What a torch optimizer has in each group from its start on, such as its momentum: its step reads all of them."""
+    if not isinstance(stateful, torch.optim.Optimizer):
+        return set()
+    return {key for key in stateful.defaults if all(key in group for group in stateful.param_groups)}
+
+
+def _of_another_kind(prefix: Path, stateful: Any, marks: Marks | None, *, strict: bool) -> list[str]:
+    """Notes on an optimizer that has lost settings of its own for those of another kind. strict: raises instead."""
+    lost = sorted(marks.settings - _settings_of(stateful)) if marks is not None else []
+    if not lost:
+        return []
+    kind = type(stateful).__name__
+    text = f"{format_path(prefix)}: another kind of optimizer was saved: {kind} has no {', '.join(lost)} in what it got"
+    if strict:
+        raise MismatchError(text, hint=_SAME_KIND)
+    return [text]
 
 
 def _mismatch(prefix: Path, what: str, differences: list[str]) -> MismatchError:

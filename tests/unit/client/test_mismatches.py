@@ -108,3 +108,14 @@ def test_hints():
 def test_load_from_takes_a_module_for_what_it_is(join, tmp_path):
     with pytest.raises(ckptd_client.UsageError, match=r"load_from\(path, model.state_dict\(\)\)"):
         join().load_from(tmp_path, made())
+
+
+def test_another_kind_of_optimizer_is_refused_by_its_settings(join):
+    model = torch.nn.Linear(2, 2)
+    adam, sgd = torch.optim.AdamW(model.parameters()), torch.optim.SGD(model.parameters(), lr=1.0)
+    client = join()
+    client.save({"optimizer": adam}, 1).wait("staged", 20)
+    with pytest.raises(MismatchError, match=r"state\['optimizer'\]: another kind .*: SGD has no dampening, mom") as e:
+        client.load({"optimizer": sgd})
+    assert "the kind that was saved" in e.value.hint
+    assert client.load({"optimizer": torch.optim.Adam(model.parameters())}).step == 1  # its settings are all there
