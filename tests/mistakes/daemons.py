@@ -132,7 +132,6 @@ connect("first")
         cause="(Connect|Config|Budget)Error: .*(full|[Nn]o space)",
         place="/place/home/shm",
         hint="hint: .*(rm|free|remount)",
-        waits_for="item 4",
     ),
     Mistake(
         name="shm-full-at-restart",
@@ -155,7 +154,7 @@ print(client.load({"model": model, "optimizer": torch.optim.AdamW(model.paramete
         place="tier='arena'",
         hint="Restored",
         ends=0,
-        within_s=40,
+        within_s=60.0,
         waits_for="item 4",
     ),
     Mistake(

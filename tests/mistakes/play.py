@@ -16,6 +16,7 @@ import warnings
 from dataclasses import dataclass
 
 from tests import forks
+from tests.cluster import wait_for
 from tests.mistakes.mistake import PREAMBLE, Mistake
 from tests.mistakes.world import World
 
@@ -23,6 +24,7 @@ from tests.mistakes.world import World
 _PASSES_BY = (1, 2)  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
 _AS_USER = ("setpriv", "--bounding-set", "-dac_override,-dac_read_search", "--")
 _PR_CAPBSET_DROP = 24
+_BEGIN_S = 120.0  # the first one has torch imported
 _starting = threading.Lock()
 
 
@@ -48,10 +50,7 @@ def play(mistake: Mistake) -> Outcome:
     with World(mistake.nodes) as world:
         if mistake.before:
             world.shell(world.filled(mistake.before))
-        began = time.monotonic()
-        deadline = began + mistake.within_s
-        exits = _shell(mistake, world, deadline) if mistake.is_shell else _python(mistake, world, deadline)
-        seconds = time.monotonic() - began
+        exits, seconds = _shell(mistake, world) if mistake.is_shell else _python(mistake, world)
         texts = tuple(_text(world, rank) for rank in range(len(exits)))
     return Outcome(texts, exits, seconds)
 
@@ -65,7 +64,8 @@ def _text(world: World, rank: int) -> str:
         return file.read().replace(world.place, "/place")
 
 
-def _shell(mistake: Mistake, world: World, deadline: float) -> tuple[int | None, ...]:
+def _shell(mistake: Mistake, world: World) -> tuple[tuple[int | None, ...], float]:
+    began = time.monotonic()
     typed = mistake.typed[2:].replace("\n$ ", "\n")
     with open(_log(world, 0), "wb") as log:
         process = subprocess.Popen(
@@ -74,34 +74,36 @@ def _shell(mistake: Mistake, world: World, deadline: float) -> tuple[int | None,
             start_new_session=True,
         )  # fmt: skip
     try:
-        return (process.wait(max(0.0, deadline - time.monotonic())),)
+        return (process.wait(mistake.within_s),), time.monotonic() - began
     except subprocess.TimeoutExpired:
-        return (None,)
+        return (None,), mistake.within_s
     finally:
         _kill_session(process.pid)
         process.wait()
 
 
-def _python(mistake: Mistake, world: World, deadline: float) -> tuple[int | None, ...]:
+def _python(mistake: Mistake, world: World) -> tuple[tuple[int | None, ...], float]:
     script = os.path.join(world.home, "train.py")
     with open(script, "w", encoding="utf-8") as file:
         file.write(PREAMBLE + world.filled(mistake.typed))
     shared = _launched(mistake.ranks) if mistake.ranks > 1 else {}
     begun = []
     for rank in range(mistake.ranks):
-        open(_log(world, rank), "wb").close()
         node = rank * mistake.nodes // mistake.ranks
         variables = world.environ(node, {**shared, **({"RANK": str(rank)} if shared else {}), **mistake.environ})
         with _starting:
             begun.append(forks.start(_run, variables, _log(world, rank), world.home, mistake.user))
+    wait_for(lambda: all(os.path.exists(_log(world, rank)) for rank in range(mistake.ranks)), _BEGIN_S)
+    began = time.monotonic()
     for process in begun:
-        process.join(max(0.0, deadline - time.monotonic()))
+        process.join(max(0.0, began + mistake.within_s - time.monotonic()))
+    seconds = time.monotonic() - began
     exits = tuple(process.exitcode for process in begun)
     for process in begun:
         if process.exitcode is None:
             process.kill()
         process.join()
-    return exits
+    return exits, seconds
 
 
 def _launched(ranks: int) -> dict[str, str]:
@@ -129,7 +131,7 @@ def _kill_session(session: int) -> None:
 def _run(variables: dict[str, str], log: str, home: str, user: bool) -> None:
     """In a forked process that has torch already: as `python train.py` from here on, down to its end."""
     os.setsid()
-    out = os.open(log, os.O_WRONLY | os.O_APPEND)
+    out = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.dup2(out, 1)
     os.dup2(out, 2)
     os.close(out)

@@ -1,6 +1,7 @@
 """`make mistakes`: each mistake, what came of it, and the verdict, to be read by people.
 
-python -m tests.mistakes.run [NAME ...]: those whose names or themes contain one of these; else all.
+python -m tests.mistakes.run [TEXT ...]: those whose themes or names contain one of these; else all. "waits for": those
+that nothing answers yet.
 """
 
 import os
@@ -21,7 +22,7 @@ def main(words: list[str]) -> int:
         (theme, mistake)
         for theme, mistakes in THEMES.items()
         for mistake in mistakes
-        if not words or any(word in f"{theme}/{mistake.name}" for word in words)
+        if not words or any(word in _label(theme, mistake) for word in words)
     ]
     wrong = waiting = 0
     with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -35,16 +36,19 @@ def main(words: list[str]) -> int:
     return int(bool(wrong))
 
 
+def _label(theme: str, mistake: Mistake) -> str:
+    return f"{theme}/{mistake.name}" + (f", waits for {mistake.waits_for}" if mistake.waits_for else "")
+
+
 def transcript(theme: str, mistake: Mistake, outcome: Outcome, found: list[str]) -> str:
     """One mistake on paper."""
-    parts = [f"=== {theme}/{mistake.name}" + (f" ({mistake.ranks} ranks)" if mistake.ranks > 1 else "")]
+    parts = [f"=== {_label(theme, mistake)}" + (f" ({mistake.ranks} ranks)" if mistake.ranks > 1 else "")]
     if mistake.before:
         parts.append(_indented("# before: ", mistake.before))
     parts.append(_indented("" if mistake.is_shell else ">>> ", mistake.typed))
     parts.append(_indented("    ", outcome.text))
     verdict = "; ".join(found) if found else "as it should be"
-    waits = f", waits for {mistake.waits_for}" if mistake.waits_for else ""
-    parts.append(f"--- exit {outcome.exits} after {outcome.seconds:.1f} s{waits}: {verdict}\n")
+    parts.append(f"--- exit {outcome.exits} after {outcome.seconds:.1f} s: {verdict}\n")
     return "\n".join(parts)
 
 
