@@ -20,7 +20,7 @@ FORM ?= long
 # ckptd anew, which is a third of its start.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help venv demo test simulate simulate-slow mutants test-matrix frameworks-test golden golden-wire bench bench-peers gpu test-gpu bench-gpu check lint types architecture wheel faults histories kills mistakes cluster-test clean
+.PHONY: help venv demo test simulate simulate-slow mutants test-matrix frameworks-test golden golden-wire bench bench-peers gpu test-gpu bench-gpu check lint types architecture wheel faults histories kills polite mistakes cluster-test clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -91,6 +91,9 @@ histories: $(DEV) ## one job started over, remounted, lost and returned on real 
 
 kills: $(DEV) ## a job that saves without a pause, disturbed: COUNT=500 SEED=0
 	PYTHONPATH=.:client $(BIN)/python -m tests.faults.kill_campaign $(if $(filter file,$(origin COUNT)),500,$(COUNT)) $(SEED)
+
+polite: $(DEV) ## lock-step ranks (DDP, FSDP2) told to end at random moments: COUNT=1000 SEED=0
+	PYTHONPATH=.:client $(BIN)/python -m tests.faults.polite_campaign $(if $(filter file,$(origin COUNT)),1000,$(COUNT)) $(SEED)
 
 mistakes: $(DEV) ## mistakes of a new user, and what they are told, to be read by people: ONLY=ranks
 	PYTHONPATH=.:client $(BIN)/python -m tests.mistakes.run $(ONLY)

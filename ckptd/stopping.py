@@ -78,7 +78,6 @@ class Stopping:
                 continue
             late = f"it took longer than stop_drain_s, {self._config.stop_drain_s:g} s"
             why = left.why or ("a second signal ended it" if self.asked > 1 else late)
-            durable = "none" if left.durable is None else left.durable
             hint = f"the next daemon on {self._config.arena} drains it if this memory is still there"
             text = "the newest checkpoint is in memory and not durable"
-            log.error(line(text, job=key.job, step=left.step, durable=durable, why=why, hint=hint))
+            log.error(line(text, job=key.job, step=left.step, durable=left.durable, why=why, hint=hint))

@@ -9,10 +9,10 @@ from ckptd.protocol.ids import SaveId
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """The newest checkpoint of a job that is in memory and not on the store; the newest that is, if any."""
+    """The newest checkpoint of a job that is in memory and not on the store; the newest that is."""
 
     step: int
-    durable: int | None
+    durable: str
     why: str
 
 
@@ -89,11 +89,15 @@ class Farewell:
     @property
     def left(self) -> Left | None:
         """What is not durable, for whoever reads the log; None: all is as it should be."""
-        if self._newest is None or self._safe:
+        newest, durable = self._staged(), self._durable
+        if newest is None or (durable is not None and newest <= durable):
             return None
-        if self._coordinates:
-            record = self._coordinator.saves.records.get(self._newest)
-            why = (record.error or record.reason) if record is not None else ""
+        if self._safe:
+            why = "it was staged after this daemon was asked to end"
+        elif self._coordinates:
+            record = self._coordinator.saves.records.get(newest)
+            why = record.error if record is not None else ""
         else:
             why = "" if self.waits else f"node {self._node.coordinator} does not answer: it coordinates the job"
-        return Left(self._newest.step, self._durable.step if self._durable is not None else None, why)
+        known = str(durable.step) if durable is not None else "none" if self._coordinates else "not known here"
+        return Left(newest.step, known, why)
