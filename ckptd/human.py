@@ -1,7 +1,6 @@
 """Numbers and texts as a terminal shows them to people. Writes what ckptd.units reads."""
 
-from collections.abc import Iterable
-
+from ckptd.protocol.wording import ranges
 from ckptd.units import format_size as size
 
 __all__ = ["counted", "duration", "percent", "printable", "ranges", "rate", "size"]
@@ -32,17 +31,6 @@ def percent(part: float, whole: float) -> str:
 def counted(number: int, noun: str) -> str:
     """A number and its noun: "1 rank", "16 ranks", "1,000 nodes"."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """Numbers with runs drawn together: "0-14, 16"."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1][1:] = [number]
-        else:
-            runs.append([number])
-    return ", ".join("-".join(map(str, run)) for run in runs)
 
 
 def printable(text: str) -> str:

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ckptd import human
+from ckptd.core.record import Phase
 from ckptd.nodes_view import NodesView, named, troubles, versions
 from ckptd.protocol.messages import End, Milestone, Tier
 from ckptd.protocol.shares import doubt
@@ -288,7 +289,10 @@ def _durable_mark(one: CheckpointStatus, marks: Marks) -> Text:
 
 
 def _remarks(shown: list[CheckpointStatus], hidden: int) -> Iterator[Text]:
-    """What the table has no room for: why a save ended badly, and how many rows are not shown."""
+    """What the table has no room for: for whom a save waits, why one ended badly, and how many rows are not shown."""
+    waiting = {one.reason: one for one in shown if one.phase == Phase.STAGING and one.reason}  # the oldest of each
+    for one in waiting.values():
+        yield Text.assemble((f"step {one.step} ", "yellow"), (human.printable(one.reason), "yellow"), overflow="fold")
     for one in shown:
         if one.end in _BAD_ENDS and one.reason:
             yield Text.assemble((f"step {one.step} {one.end}: ", "red"), human.printable(one.reason), overflow="fold")

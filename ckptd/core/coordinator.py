@@ -9,6 +9,7 @@ from ckptd.core.actions import Action, MeetPeers, ScanStore, ToNode
 from ckptd.core.encodes import Encodes
 from ckptd.core.leave import Leave
 from ckptd.core.missed_loads import MissedLoads, agreed_by
+from ckptd.core.missing_ranks import MissingRanks
 from ckptd.core.policy import Policy
 from ckptd.core.preemption import Preemption
 from ckptd.core.protection_view import ProtectionView
@@ -30,12 +31,8 @@ class Coordinator:
         self._policy = policy
         self.sessions = Sessions(job, node, policy, known)
         self.roll_call = RollCall(policy)
-        self.saves = Saves(job, node, policy, self.roll_call)
-        self.encodes = Encodes(job, node, policy)
-        self.runs = Runs(job, node)
+        self._know_nothing()
         self.preemption = Preemption(job, node)
-        self.restores = self._restores()
-        self.leave = self._leave()
         self._entering = False  # saves of older incarnations are judged once all nodes have said what they have
         self._asked_here = False  # a rank has asked for a load since this daemon started
         self._missed = MissedLoads()
@@ -49,12 +46,16 @@ class Coordinator:
         self._former: frozenset[str] = frozenset()  # nodes that an earlier life of this daemon knew to have something
         self._needs_room = False  # a save was skipped since the session was opened
 
-    def _leave(self) -> Leave:
-        return Leave(self.job, self._node, self._policy, self.sessions, self.saves, self.encodes, self.roll_call)
-
-    def _restores(self) -> Restores:
-        routes = Routes(self.job, self.saves, self.encodes, self._node)
-        return Restores(self.job, self._node, self._policy, routes, self.runs.strangers)
+    def _know_nothing(self) -> None:
+        """Of saves, loads and parity."""
+        job, node, policy = self.job, self._node, self._policy
+        self.saves = Saves(job, node, policy, self.roll_call)
+        self._missing = MissingRanks(job, node, self.sessions, self.saves)
+        self.encodes = Encodes(job, node, policy)
+        self.runs = Runs(job, node)
+        routes = Routes(job, self.saves, self.encodes, node)
+        self.restores = Restores(job, node, policy, routes, self.runs.strangers)
+        self.leave = Leave(job, node, policy, self.sessions, self.saves, self.encodes, self.roll_call)
 
     def handle(self, event: ev.Event, now: float) -> list[Action]:
         """What to do about a report of a node, or the outcome of an action of the coordinator."""
@@ -282,12 +283,8 @@ class Coordinator:
             self.sessions.retire(incarnation)
             self.roll_call.forget()
             reachable = self.saves.reachable  # links stay as they are, and nobody will tell again
-            self.saves = Saves(self.job, self._node, self._policy, self.roll_call)
+            self._know_nothing()
             self.saves.reachable = reachable
-            self.encodes = Encodes(self.job, self._node, self._policy)
-            self.runs = Runs(self.job, self._node)
-            self.restores = self._restores()
-            self.leave = self._leave()
             self._asked_scan = False
 
     def _somebody_is_in(self) -> None:
@@ -444,7 +441,8 @@ class Coordinator:
     def _deadline(self) -> float | None:
         times = [self.sessions.next_deadline(), self.saves.next_deadline(), self.restores.next_deadline()]
         times += [self._rescan_at, self.leave.until, self.roll_call.next_deadline(), self.encodes.next_deadline()]
-        return min((t for t in (*times, self.preemption.next_deadline()) if t is not None), default=None)
+        times += [self.preemption.next_deadline(), self._missing.next_deadline()]
+        return min((t for t in times if t is not None), default=None)
 
     def tick(self, now: float) -> list[Action]:
         """What is due by now."""
@@ -459,6 +457,7 @@ class Coordinator:
         before = self.sessions.session
         actions = [*self._told(self.sessions.tick(now)), *self._entered(before)]
         actions += [*self.saves.tick(now), *self.encodes.tick(self.saves, now), *self.preemption.tick(now)]
+        actions += self._missing.tick(now)
         actions += self._judge(now) if self.roll_call.tick(now) else []
         if self._rescan_at is not None and now >= self._rescan_at:
             self._rescan_at = None

@@ -166,6 +166,11 @@ class LocalRanks:
             message = Progress(save=message.save, end=End.FAILED, reason=message.reason)
         return [*told, *(self.to(local, message) for local in self.replaced.values())]
 
+    def save_waits(self, order: ev.SaveWaits) -> list[Action]:
+        """Those that have delivered the save hear for whom it waits: to the others it is no news of theirs."""
+        news = Progress(save=order.save, reason=order.reason)
+        return [action for slot in self._slots.holding(order.save) for action in self.tell(slot.rank, news)]
+
     def done(self, rank: int, request: int) -> list[Action]:
         """Its request is taken over."""
         return self.tell(rank, Done(reply_to=request))

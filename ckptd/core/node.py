@@ -173,6 +173,8 @@ class JobNode:
             case ev.SaveStaged():
                 self.keeps.staged(order.save)
                 return [*self.ranks.tell_all(Progress(save=order.save, milestone=Milestone.STAGED)), *self.collect()]
+            case ev.SaveWaits():
+                return self.ranks.save_waits(order)
             case ev.EncodeOrdered():
                 return [*self.protection.order(order), *self.own_column.offer(), *self.collect()]
             case ev.SaveProtected():

@@ -35,7 +35,7 @@ class Record:
     due: bool = False
     forced: bool = False  # somebody asked for this very one: a newer one does not take its turn
     end: End | None = None
-    reason: str = ""
+    reason: str = ""  # of its end; of one that waits: for whom, once that is worth a line
     apart: bool = False  # the shares were no whole
     where: Where | None = None  # as far as that is known
     drainers: dict[str, tuple[int, ...]] = field(default_factory=dict)  # node -> ranks whose segments it writes
@@ -85,6 +85,11 @@ class Record:
     def staged(self) -> bool:
         """Whether every rank's segment was sealed."""
         return self.phase is not Phase.STAGING
+
+    @property
+    def missing(self) -> list[int]:
+        """Ranks that have not delivered it, as far as is known."""
+        return sorted(set(range(self.world_size)) - self.delivered.keys())
 
     @property
     def half(self) -> bool:

@@ -16,7 +16,7 @@ from ckptd.core.actions import Action, Commit, Note, RemovePartial, ToNode
 from ckptd.core.due import Due
 from ckptd.core.fence import Fence, was_taken_over
 from ckptd.core.policy import Policy
-from ckptd.core.record import Phase, Record, clash_of, few, newest_whole
+from ckptd.core.record import Phase, Record, clash_of, newest_whole
 from ckptd.core.retention import Retention, removed_by_others
 from ckptd.core.roll_call import RollCall
 from ckptd.core.save_records import SaveRecords
@@ -24,6 +24,7 @@ from ckptd.core.sessions import Sessions
 from ckptd.protocol.ids import JobKey, RunId, SaveId
 from ckptd.protocol.messages import End
 from ckptd.protocol.shares import Share, difference_of
+from ckptd.protocol.wording import named_ranks
 
 _COMMIT_TRIES = 2  # before the drain itself is done again
 
@@ -118,7 +119,7 @@ class Saves(SaveRecords):
         return [a for r in lost for a in (self._tell_end(r) if r.end else self._finish(r, End.FAILED, reason))]
 
     def _complete(self, record: Record, now: float) -> list[Action]:
-        record.phase = Phase.STAGED
+        record.phase, record.reason = Phase.STAGED, ""
         actions = [self._order(ev.SaveStaged(job=self._job, node=self._node, save=record.save))]
         actions += self._outrun(record.save)
         if record.save.incarnation == self.disputed:
@@ -136,8 +137,8 @@ class Saves(SaveRecords):
         actions: list[Action] = []
         for older in [r for r in self._halves if r.save < newer]:
             if self.ready or not older.adopted:
-                missing = sorted(set(range(older.world_size)) - set(older.delivered))
-                reason = f"{newer} was staged by all ranks first; ranks {few(missing)} never delivered this one"
+                late = named_ranks(older.missing)
+                reason = f"{newer} was staged by all ranks first; {late} never delivered this one"
                 actions += self._finish(older, End.ABANDONED, reason)
         return actions
 
@@ -148,8 +149,11 @@ class Saves(SaveRecords):
         return [] if record.end is not None or record.staged else self._finish(record, End.SKIPPED, reason)
 
     @property
-    def _judged_halves(self) -> list[Record]:
-        """Those of which is known what there is: what was found may be whole with what a silent node has."""
+    def judged_halves(self) -> list[Record]:
+        """Those that wait for ranks, and of which is known what there is.
+
+        What was found may be whole with what a silent node has.
+        """
         return [r for r in self._halves if not (r.adopted and self._roll_call.doubts) and r.save not in self.awaited]
 
     @property
@@ -160,7 +164,7 @@ class Saves(SaveRecords):
 
     def rank_gone(self, rank: int, why: str, incarnation: int) -> list[Action]:
         """Saves of this incarnation that wait for a rank that ended can never complete."""
-        waiting = [r for r in self._judged_halves if r.save.incarnation >= incarnation and rank not in r.delivered]
+        waiting = [r for r in self.judged_halves if r.save.incarnation >= incarnation and rank not in r.delivered]
         return [a for r in waiting for a in self._finish(r, End.ABANDONED, f"rank {rank} {why} before it delivered")]
 
     def new_incarnation(self, incarnation: int, run: RunId, session: str) -> None:
@@ -478,17 +482,16 @@ class Saves(SaveRecords):
 
     def next_deadline(self) -> float | None:
         """When a staging save has taken too long, or a drain is tried again."""
-        staging = [r.since + self._policy.stage_timeout_s for r in self._judged_halves]
+        staging = [r.since + self._policy.stage_timeout_s for r in self.judged_halves]
         silent = self.silent_since + self._policy.drain_give_up_s if self.silent_since is not None else None
         return min([*staging, *(t for t in (self.retry_at, silent) if t is not None)], default=None)
 
     def tick(self, now: float) -> list[Action]:
         """Gives up what took too long; tries again what failed."""
         actions: list[Action] = []
-        for record in self._judged_halves:
+        for record in self.judged_halves:
             if now - record.since >= self._policy.stage_timeout_s:
-                missing = sorted(set(range(record.world_size)) - set(record.delivered))
-                reason = f"ranks {few(missing)} did not deliver within {self._policy.stage_timeout_s:g} s"
+                reason = f"{named_ranks(record.missing)} did not deliver within {self._policy.stage_timeout_s:g} s"
                 actions += self._finish(record, End.ABANDONED, reason)
         if self.silent_since is not None and now - self.silent_since >= self._policy.drain_give_up_s:
             self.silent_since = None

@@ -332,6 +332,10 @@ class Sessions:
         inside = set(self.topology.nodes) if self.topology is not None else set()
         return {self._node} | inside | self.visitors
 
+    def process_of(self, rank: int) -> ev.RankFound | None:
+        """The living process of a member of the session, as its node has named it."""
+        return self._live.get((rank, self.session))
+
     @property
     def present(self) -> dict[int, str]:
         """Members whose nodes answer: the others may be long gone with theirs."""

@@ -345,6 +345,13 @@ class SaveStaged(NodeMessage, frozen=True, kw_only=True, tag="save-staged"):
     save: SaveId
 
 
+class SaveWaits(NodeMessage, frozen=True, kw_only=True, tag="save-waits"):
+    """Some ranks have delivered the save and others have not for too long: which, why, and what to type."""
+
+    save: SaveId
+    reason: Text
+
+
 class EncodeOrdered(NodeMessage, frozen=True, kw_only=True, tag="encode-ordered"):
     """Make parity of the save. What was ordered before and is not protected yet is given up."""
 
@@ -515,8 +522,8 @@ class PieceTold(NodeMessage, frozen=True, kw_only=True, tag="piece-told"):
 
 
 Message = (
-    Report | SessionOpened | SessionRefused | SaveStaged | EncodeOrdered | SaveProtected | Outlived | SaveEnded
-    | DrainOrdered | DrainDropped | PreemptOrdered | FetchOrdered | LoadOrdered | LoadRefused | ForeignRuns
+    Report | SessionOpened | SessionRefused | SaveStaged | SaveWaits | EncodeOrdered | SaveProtected | Outlived
+    | SaveEnded | DrainOrdered | DrainDropped | PreemptOrdered | FetchOrdered | LoadOrdered | LoadRefused | ForeignRuns
     | JobReleased | CommitFinished | Introduced | ColumnOffered | SealAsked | SealTold | PieceAsked | PieceTold
 )  # fmt: skip
 

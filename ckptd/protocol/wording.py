@@ -1,7 +1,10 @@
-"""What errors say of values that come from a file. Never their whole repr: it may be longer than any memory. Pure."""
+"""What messages say of values. Of those from a file never their whole repr: it may be longer than any memory. Pure."""
+
+from collections.abc import Iterable
 
 _MAX_CHARS = 80
 _MAX_BITS = 256
+_MAX_RUNS = 8
 
 
 def shown(value: object, most: int = _MAX_CHARS) -> str:
@@ -23,3 +26,22 @@ def cut(error: object, most: int = 300) -> str:
 def told(error: BaseException) -> str:
     """An error's kind and what it says, cut off."""
     return f"{type(error).__name__}: {cut(error)}"
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Numbers with runs drawn together: "0-14, 16"."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    return ", ".join("-".join(map(str, run)) for run in runs)
+
+
+def named_ranks(ranks: Iterable[int]) -> str:
+    """Ranks for a sentence, with runs drawn together: "rank 3", "ranks 1, 3-5"; of many the first."""
+    numbers = sorted(ranks)
+    runs = ranges(numbers).split(", ")
+    more = f", ... ({len(numbers)} in all)" if len(runs) > _MAX_RUNS else ""
+    return f"{'rank' if len(numbers) == 1 else 'ranks'} {', '.join(runs[:_MAX_RUNS])}{more}"

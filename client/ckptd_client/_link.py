@@ -48,6 +48,7 @@ _LISTENER_S = 1.0  # how long a daemon may take to say how it is configured
 _HURRIED_S = 4.0  # how long a save waits for a daemon that systemd, say, starts again
 _DOOR_S = 5.0  # connect is this much more patient than the door: its refusal says more than our impatience
 _SILENT_S = 1.0  # connect says what it waits for after this
+_LOOK_S = 0.1  # between two looks whether a slot is waited for in vain
 _PAUSE_S = 0.02  # between two daemons that end at once
 _RETRY_S = 15.0  # after a failed attempt to come back, saves fail at once for so long, or until a daemon listens
 _MAX_MISSED = 16  # more than any rank has slots: others hold no more saves than that in vain
@@ -72,6 +73,7 @@ class Link:
         self.capacity = 0  # of the slots asked for, 0 when none were
         self._had = 0  # of the slot that was granted last
         self.refusal: CkptdError | None = None  # why slots are missing
+        self.handed_over: Callable[[], object] = int  # called when the daemon has another segment of this rank's
         self.slots = Slots(os.path.join(settings.arena, places.job_dir(job)))
         self._channel: Channel | None = None
         self._rank_file: RankFile | None = None
@@ -368,8 +370,9 @@ class Link:
     def wait_slot(self, nbytes: int, deadline: float) -> str:
         """Name of a granted slot of at least so many bytes.
 
-        Raises BudgetError when there will be none, WaitTimeoutError when none was free by the deadline; while the first
-        is being allocated that is extended, since its pages are touched once, and without it there is no first save.
+        Raises BudgetError when there will be none, WaitTimeoutError when none was free by the deadline, or other ranks
+        do not save, without which none will be; while the first is being allocated the deadline is extended, since its
+        pages are touched once, and without it there is no first save.
         """
         while True:
             name = self.slots.fitting(nbytes)
@@ -377,10 +380,13 @@ class Link:
                 return name
             if self.refusal is not None and not self.slots.count:
                 raise self.refusal
-            if not self.pump(max(deadline, self._allocated_by) if self.allocating else deadline):
+            until = max(deadline, self._allocated_by) if self.allocating else deadline
+            if not self.pump(min(until, time.monotonic() + _LOOK_S)):
                 if self._channel is not None and self._channel.lost:
                     raise ChannelLostError("the daemon ended while a save waited for a slot")
-                raise WaitTimeoutError("no slot was free in time")
+                begun = self.unsealed | ({self.staging} if self.staging is not None else set())
+                if time.monotonic() >= until or self.book.in_vain(len(self.slots.lent()), begun):
+                    raise WaitTimeoutError("no slot was free in time")
 
     def why_gone(self, name: str, deadline: float) -> CkptdError:
         """Why there is no file of a slot that was granted: the arena was removed, or another run took the job over."""
@@ -408,6 +414,7 @@ class Link:
             self.let_go(save)
             raise
         self._unacknowledged.pop(save, None)
+        self.handed_over()
 
     def let_go(self, save: SaveId) -> None:
         """The save is given up, and is handed to no other daemon."""

@@ -234,6 +234,8 @@ def holder(client: "Client", address: int) -> Segment | None:
 
 def no_slot(client: "Client") -> tuple[str, str]:
     """Why no slot was free in time, and what to do."""
+    if reason := client._link.book.waits_for:
+        return f"no slot is free: {reason}", ""
     text = f"no slot was free within {client._save_timeout_s:g} s"
     if client._segments:
         held, slots = len(client._segments), "slot holds a state" if len(client._segments) == 1 else "slots hold states"

@@ -1,6 +1,7 @@
 """One save of Client.save: values into a slot, sealed and handed over, or left to an overlap. A part of Client."""
 # ruff: noqa: SLF001 - see above
 
+import logging
 import time
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from ckptd_client.handle import SaveHandle
 if TYPE_CHECKING:
     from ckptd_client.client import Client
 
+log = logging.getLogger("ckptd_client")
 _LAST_WORDS_S = 0.2  # of a save that is broken off
 
 
@@ -65,6 +67,7 @@ def _stage(client: "Client", handle: SaveHandle, values: Values, *, drain: bool,
             reason = f"the memory of its slots is still being allocated after {seconds:.3g} s"
             reason += "; call prepare(state) before training"
         handle.fail(End.SKIPPED, reason)
+        log.warning("ckptd: step %d was not saved: %s", handle.step, reason)
         link.skip(handle.save_id, reason, deadline)
         return
     if allocating:  # it is done once, and is not what the timeout is for

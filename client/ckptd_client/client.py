@@ -23,6 +23,7 @@ from ckptd_client._files_plan import publication_of
 from ckptd_client._group import Group, find_group, lone_group
 from ckptd_client._lenient import check_load
 from ckptd_client._link import Link, configured_store
+from ckptd_client._listening import Listening
 from ckptd_client._load_from import Loaded, read_from
 from ckptd_client._loading import find, load
 from ckptd_client._looks import Look
@@ -142,9 +143,7 @@ class Client(Preemptible):
     """Made by connect. Use as a context manager, or call close."""
 
     def __init__(self, link: Link, save_timeout_s: float, *, dual: bool = True) -> None:
-        self._link = link
-        self._dual = dual
-        self._save_timeout_s = save_timeout_s
+        self._link, self._dual, self._save_timeout_s = link, dual, save_timeout_s
         self._owner, self._warned, self._closed = Owner(), False, False
         self._turns = Turns(link, self._owner)
         self._first, self._last = self._turns.first, self._turns.last
@@ -153,9 +152,9 @@ class Client(Preemptible):
         self._plans: list[Plan] = []  # the last ones, the newest first: a full save and one of the model may alternate
         self._segments: list[Segment] = []  # still to be sealed: saves of DCP's, in two steps, and overlapped ones
         self._overlapping = Overlapping(self)
+        link.handed_over = Listening(self).begin
         self._stock = StockLeaves() if dual and link.group.rank == 0 else None
-        self._counter = 0
-        self._last_step = self._highest = -1
+        self._counter, self._last_step, self._highest = 0, -1, -1
         self._steps: set[int] = set()
         self._stats = Stats()
         try:

@@ -1,8 +1,9 @@
 """What a save returns, and the book of all of them."""
 
+import logging
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from ckptd.protocol.errors import SaveFailedError, UsageError, WaitTimeoutError
@@ -10,12 +11,14 @@ from ckptd.protocol.ids import SaveId
 from ckptd.protocol.messages import End, Milestone, Progress
 from ckptd.protocol.topology import Scheme
 
+log = logging.getLogger("ckptd_client")
 _ORDER = list(Milestone)
 _FINAL = frozenset({End.DURABLE, End.SUPERSEDED, End.SKIPPED, End.ABANDONED, End.FAILED})
 _KEPT_HINT = "client.wait('durable') forces the newest; save(..., drain=True) forces one; drain_every decides"
 MAX_HANDLES = 256  # beyond these, what has ended is let go
 MAX_OPEN = 4096
 _GONE = "the daemon that knew of it is gone"
+_PATIENCE_S = 5.0  # how long a save waits for a slot that other ranks' saves alone would free
 _ALONE_HINT = "client.wait('durable'); redundancy takes two nodes and connect(redundancy='xor')"
 
 Pump = Callable[[float], None]
@@ -40,6 +43,7 @@ class SaveHandle:
         self._end: End | None = None
         self._reason = ""
         self._failed_here = False
+        self._began = time.monotonic()
         self._outlook = Outlook()
         self.stall_s = 0.0
         """Seconds that ``save`` held up the caller."""
@@ -87,9 +91,13 @@ class SaveHandle:
                 raise self._out_of_reach(wanted)
             left = 1.0 if deadline is None else deadline - time.monotonic()
             if left <= 0:
-                raise WaitTimeoutError(f"step {self.step} is {self._milestone or 'not staged'} after {timeout_s:g} s")
+                raise self._too_late(timeout_s)
             self._pump(min(left, 1.0))
         return self
+
+    def _too_late(self, timeout_s: float | None) -> WaitTimeoutError:
+        why = f": it {self._reason}" if self._reason else ""
+        return WaitTimeoutError(f"step {self.step} is {self._milestone or 'not staged'} after {timeout_s:g} s{why}")
 
     @property
     def _is_being_protected(self) -> bool:
@@ -129,8 +137,21 @@ class SaveHandle:
         """Whether no news will change it, short of a forced drain of a kept one."""
         return self._end in _FINAL
 
+    @property
+    def waits(self) -> bool:
+        """Whether it is neither staged nor over, as of the last news."""
+        return self._milestone is None and self._end is None
+
+    @property
+    def began(self) -> float:
+        """When the save began, on the clock of time.monotonic."""
+        return self._began
+
     def hear(self, news: Progress) -> None:
         """Takes in what the daemon says."""
+        if news.milestone is None and news.end is None:  # no more than for whom it waits
+            self._reason = news.reason if self.waits else self._reason
+            return
         if news.milestone is None and self._failed_here:
             return  # what happened here says more than what the daemon makes of it
         if news.milestone is not None and not self.reached(news.milestone):
@@ -183,6 +204,7 @@ class HandleBook:
     def __init__(self) -> None:
         self.outlook = Outlook()
         self._handles: dict[SaveId, SaveHandle] = {}
+        self._said = ""  # for whom a save waits, as it was said last
         self._alive: weakref.WeakValueDictionary[SaveId, SaveHandle] = weakref.WeakValueDictionary()
 
     def add(self, handle: SaveHandle) -> None:
@@ -196,13 +218,40 @@ class HandleBook:
                 del self._handles[save]
 
     def hear(self, news: Iterable[Progress]) -> None:
-        """Passes news on to the handles they concern."""
+        """Passes news on to the handles they concern. A save that waits for ranks which do not save is said once."""
         for item in news:
             if item.milestone is not None:
                 self.outlook.newest_staged = max(item.save, self.outlook.newest_staged or item.save)
             handle = self._alive.get(item.save)
             if handle is not None:
                 handle.hear(item)
+                self._say(handle)
+
+    def _say(self, handle: SaveHandle) -> None:
+        if not handle.waits:
+            self._said = "" if handle.known_milestone is not None else self._said
+        elif handle.reason and handle.reason != self._said:
+            self._said = handle.reason
+            log.warning("ckptd: step %d %s", handle.step, handle.reason)
+
+    @property
+    def waiting(self) -> list[SaveHandle]:
+        """Saves that are neither staged nor over, the oldest first."""
+        return [handle for handle in list(self._handles.values()) if handle.waits]
+
+    @property
+    def waits_for(self) -> str:
+        """Which save waits for which ranks, and what to type; empty: none, as far as is known."""
+        return next((f"step {handle.step} {handle.reason}" for handle in self.waiting if handle.reason), "")
+
+    def in_vain(self, slots: int, unsealed: Collection[SaveId]) -> bool:
+        """Whether a save waits for a slot in vain: for ranks which do not save, the daemon has the slots that it has.
+
+        slots: that number; unsealed: saves that have none of these.
+        """
+        waiting = [handle for handle in self.waiting if handle.save_id not in unsealed]
+        late = [handle for handle in waiting if handle.reason and time.monotonic() >= handle.began + _PATIENCE_S]
+        return bool(late) and len(waiting) + (self.outlook.newest_staged is not None) >= slots
 
     def orphan(self, known: Iterable[SaveId], held: Iterable[SaveId]) -> None:
         """A daemon knows these saves only, and those held here are still to be told to it: the others have ended."""

@@ -377,6 +377,17 @@ class Trainer:
         self._handles[step] = self._client.save_files(self._files(step), step, **named)
         self.watch()
 
+    def save_by_dcp(self, step: int) -> None:
+        """dcp.save, without a process group."""
+        import torch.distributed.checkpoint as dcp  # noqa: PLC0415
+
+        from ckptd_client.dcp import CkptdWriter  # noqa: PLC0415
+
+        try:
+            dcp.save({"model": self._state(step)["model"]}, storage_writer=CkptdWriter(self._client, step=step))
+        except BaseException as error:  # a CheckpointException is no Exception
+            raise RuntimeError(str(error)) from None
+
     def save_what_cannot_be(self, step: int) -> str:
         """save_files of what rank 0 cannot pickle; what it raised."""
         files = self._files(step)
@@ -422,6 +433,10 @@ class Trainer:
     def history(self) -> list[tuple[int, str | None, str | None]]:
         """(step, milestone, end) of every news of a handle, as it came."""
         return self._history
+
+    def sleep(self, seconds: float) -> None:
+        """Trains for so long: nothing of the client's is called."""
+        time.sleep(seconds)
 
     def logs(self) -> list[str]:
         """What the client library said."""

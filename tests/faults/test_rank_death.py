@@ -230,7 +230,7 @@ def test_a_rank_that_never_saves_ends_the_wait_of_the_others(node: Node):
     with Ranks(node, 2) as ranks:
         ready(ranks)
         ranks[0].call("save", 1)
-        with pytest.raises(RankError, match=r"ranks 1 did not deliver within 1.5 s"):
+        with pytest.raises(RankError, match=r"rank 1 did not deliver within 1.5 s"):
             ranks[0].call("wait", 1, "staged", None, timeout_s=10)
         assert ranks[0].seconds < 1.5 + SLACK_S
         ranks[1].call("save", 1)

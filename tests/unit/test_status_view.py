@@ -59,6 +59,17 @@ def test_a_store_that_does_not_answer_is_told_long_before_it_is_given_up(busy, i
     assert ("error   store: no answer for 45s" in text) is told
 
 
+def test_a_save_that_waits_for_ranks_names_them_once():
+    """The reason is the same for each save that waits: the oldest one's line stands for all."""
+    waiting = [
+        a_status.checkpoint(step, "staging", reason="waits for ranks 1-7: every rank calls save")
+        for step in (30, 20, 10)
+    ]
+    text = shown(a_status.status(jobs=[a_status.job(checkpoints=waiting)]))
+    assert text.count("waits for") == 1
+    assert "step 10 waits for ranks 1-7: every rank calls save" in text
+
+
 def test_what_matters_most_comes_first():
     text = shown(a_status.status())
     order = ["memory", "llama-7b", "safe", "drain", "error", "hint", "store", "ranks", "step inc"]

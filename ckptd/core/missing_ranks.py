@@ -1,0 +1,124 @@
+"""Which ranks a save waits for, and since when that is worth a line: for the ranks that saved, and for status. Pure.
+
+Ranks of a normal job differ by seconds. So a save is waited for in silence for 5 s, or for 2 s after a rank that
+delivered it has delivered a later one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ckptd.core import events as ev
+from ckptd.core.actions import Action, ToNode
+from ckptd.core.record import Record
+from ckptd.core.saves import Saves
+from ckptd.core.sessions import Sessions
+from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.wording import named_ranks, ranges
+
+SILENT_S = 5.0
+SAVED_AGAIN_S = 2.0
+_MAX_RUNS = 8
+_MAX_NODES = 4
+_ALONE = "(one rank alone: connect(alone=True))"
+
+
+@dataclass(slots=True)
+class _Said:
+    """What was said of a save last, and when that is looked at again."""
+
+    text: str
+    again_at: float
+
+
+class MissingRanks:
+    """Of the saves of one job. Its facts are those of the door and of the saves."""
+
+    def __init__(self, job: JobKey, node: str, sessions: Sessions, saves: Saves) -> None:
+        self._job, self._node = job, node
+        self._sessions, self._saves = sessions, saves
+        self._said: dict[SaveId, _Said] = {}
+
+    def next_deadline(self) -> float | None:
+        """When tick has something to do."""
+        waiting = self._waiting()
+        return min((self._due(record, waiting) for record in waiting), default=None)
+
+    def tick(self, now: float) -> list[Action]:
+        """Notifies the ranks that delivered a save of those that have not."""
+        waiting = self._waiting()
+        for save in self._said.keys() - {record.save for record in waiting}:
+            del self._said[save]
+        actions: list[Action] = []
+        for record in waiting:
+            if now < self._due(record, waiting):
+                continue
+            text, before = self._text(record), self._said.get(record.save)
+            self._said[record.save] = _Said(text, now + SILENT_S)
+            if before is None or before.text != text:
+                record.reason = text
+                actions += self._notify(record)
+        return actions
+
+    def _waiting(self) -> list[Record]:
+        """Saves of this incarnation that some rank has delivered to this coordinator, and not all."""
+        ours = self._sessions.incarnation
+        return [r for r in self._saves.judged_halves if r.save.incarnation == ours and r.delivered and not r.adopted]
+
+    def _due(self, record: Record, waiting: Sequence[Record]) -> float:
+        said = self._said.get(record.save)
+        if said is not None:
+            return said.again_at
+        ranks = record.delivered.keys()
+        later = [r.since for r in waiting if r.save > record.save and not ranks.isdisjoint(r.delivered)]
+        return min([record.since + SILENT_S, *(since + SAVED_AGAIN_S for since in later)])
+
+    def _notify(self, record: Record) -> list[Action]:
+        nodes = sorted({node for nodes in record.held.values() for node in nodes})
+        order = ev.SaveWaits(job=self._job, node=self._node, save=record.save, reason=record.reason)
+        return [ToNode(job=self._job, node=node, message=order) for node in nodes]
+
+    def _text(self, record: Record) -> str:
+        return f"waits for {named_ranks(record.missing)}: {self._cause(record.missing)}"
+
+    def _cause(self, missing: Sequence[int]) -> str:
+        """Why, as far as is known, what to type, and where to look."""
+        home = self._sessions.members
+        silent = [rank for rank in missing if home.get(rank) in self._sessions.unreachable]
+        absent = [rank for rank in missing if rank not in home]
+        idle = sorted(set(missing) - {*silent, *absent})
+        causes = []
+        if absent:
+            who = "they have" if absent == list(missing) else f"{named_ranks(absent)} have"
+            who = "it has" if len(missing) == 1 else who
+            causes.append(f"{who} not connected: every rank calls connect and save {_ALONE}")
+        elif idle:
+            causes.append(f"every rank calls save {_ALONE}")
+        if silent:
+            nodes = sorted({home[rank] for rank in silent})
+            more = ", ..." if len(nodes) > _MAX_NODES else ""
+            verb = "does" if len(nodes) == 1 else "do"
+            names = f"node{'s' * (len(nodes) > 1)} {', '.join(nodes[:_MAX_NODES])}{more}"
+            causes.append(f"{names} {verb} not answer: ckptd status there")
+        if idle:
+            causes += self._places(idle)
+        return "; ".join(causes)
+
+    def _places(self, ranks: Sequence[int]) -> list[str]:
+        """Where these ranks run, by node."""
+        by_node: dict[str, list[tuple[int, int]]] = {}
+        for rank in ranks:
+            found = self._sessions.process_of(rank)
+            if found is not None:
+                by_node.setdefault(self._sessions.members[rank], []).append((rank, found.pid))
+        shown = [_place(node, found) for node, found in list(by_node.items())[:_MAX_NODES]]
+        return [*shown, *([f"... ({len(by_node)} nodes in all)"] if len(by_node) > _MAX_NODES else [])]
+
+
+def _place(node: str, found: Sequence[tuple[int, int]]) -> str:
+    pids = [pid for _, pid in found]
+    if pids == sorted(set(pids)):
+        text = ranges(pids)
+    else:
+        text = ", ".join(map(str, pids[:_MAX_RUNS])) + (", ..." if len(pids) > _MAX_RUNS else "")
+    verb, noun = ("is", "pid") if len(pids) == 1 else ("are", "pids")
+    return f"{named_ranks([rank for rank, _ in found])} {verb} {noun} {text} on {node}"

@@ -1,0 +1,55 @@
+"""A thread that hears what becomes of saves while training calls nothing, for as long as a save waits for other ranks.
+
+So a rank whose save waits for ranks that do not save says so within seconds. A part of Client.
+"""
+# ruff: noqa: SLF001 - see above
+
+import contextlib
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING
+
+import zmq
+
+from ckptd.protocol.errors import CkptdError
+
+if TYPE_CHECKING:
+    from ckptd_client.client import Client
+
+_PAUSE_S = 0.4
+_LATE_S = 15.0  # when all that can be said of a save has been said
+_LATE_PAUSE_S = 2.0
+
+
+class Listening:
+    """One client's. The thread begins with a hand-over and ends when no save waits, the client or the process ends."""
+
+    def __init__(self, client: "Client") -> None:
+        self._client = weakref.ref(client)
+        self._lock = threading.Lock()
+        self._runs = client.group.world_size == 1  # then a save waits for nobody, and it never begins
+
+    def begin(self) -> None:
+        """A segment was handed over. Never blocks."""
+        with self._lock:
+            if not self._runs:
+                self._runs = True
+                # No daemon: the process would end under it while it uses the socket. It waits for the main thread.
+                threading.Thread(target=self._run, name="ckptd-listen", daemon=False).start()
+
+    def _run(self) -> None:
+        pause, main = _PAUSE_S, threading.main_thread()
+        while True:
+            main.join(pause)
+            client = self._client()
+            if client is not None and main.is_alive():
+                with contextlib.suppress(CkptdError, zmq.ZMQError):
+                    client._pump(0.0)
+            with self._lock:
+                waiting = client._link.book.waiting if client is not None and not client._closed else []
+                if not waiting or not main.is_alive():
+                    self._runs = False
+                    return
+            pause = _PAUSE_S if time.monotonic() < waiting[0].began + _LATE_S else _LATE_PAUSE_S
+            del client, waiting

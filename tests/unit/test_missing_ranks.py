@@ -1,0 +1,116 @@
+"""Ranks that do not save while others do: what the coordinator says of them, to whom, and when."""
+
+from ckptd import picture
+from ckptd.core import events as ev
+from ckptd.protocol.ids import SaveId
+from ckptd.protocol.messages import Progress
+from ckptd.protocol.wording import named_ranks
+from tests.runs import RUN
+from tests.unit.a_job import KEY, AJob
+
+ONE, TWO = SaveId(1, 1, 10, RUN), SaveId(1, 2, 20, RUN)
+CALL = "every rank calls save (one rank alone: connect(alone=True))"
+
+
+def notices(job: AJob, rank: int = 0, save: SaveId = ONE) -> list[str]:
+    """What the rank was told of a save that goes on waiting."""
+    news = [m for m in job.told(rank) if isinstance(m, Progress) and m.save == save]
+    return [m.reason for m in news if m.milestone is None and m.end is None]
+
+
+def shown(job: AJob) -> list[str]:
+    return [one.reason for one in picture.checkpoints(job.catalogue.jobs[KEY], job.now)]
+
+
+def test_five_seconds_of_silence_name_the_ranks_and_no_fewer():
+    job = AJob(world=8).start()
+    job.stage(0, ONE)
+    job.tick(4.9)
+    assert notices(job) == []
+    assert shown(job) == [""]
+    job.tick(0.2)
+    (text,) = notices(job)
+    assert text == f"waits for ranks 1-7: {CALL}; ranks 1-7 are pids 101-107 on node"
+    assert shown(job) == [text]
+    assert notices(job, rank=1) == [], "rank 1 has not saved it, and hears nothing"
+
+
+def test_two_seconds_are_enough_once_a_rank_saves_again():
+    job = AJob(world=2).start()
+    job.stage(0, ONE)
+    job.tick(0.5)
+    job.stage(0, TWO)
+    job.tick(1.9)
+    assert notices(job) == []
+    job.tick(0.2)
+    assert notices(job)[0].startswith(f"waits for rank 1: {CALL}")
+    assert job.now < 3, "within 3 s of the next save"
+
+
+def test_ranks_of_a_normal_job_that_differ_by_seconds_are_not_named():
+    job = AJob(world=2).start()
+    job.stage(0, ONE)
+    job.tick(4.5)
+    job.stage(1, ONE)
+    job.tick(10)
+    assert notices(job) == notices(job, rank=1) == []
+
+
+def test_it_is_said_once_and_anew_only_when_others_are_missing():
+    job = AJob(world=4).start()
+    job.stage(0, ONE)
+    for _ in range(20):
+        job.tick(2)
+    assert len(notices(job)) == 1
+    job.stage(2, ONE)
+    job.tick(6)
+    assert [text.partition(":")[0] for text in notices(job)] == ["waits for ranks 1-3", "waits for ranks 1, 3"]
+    assert notices(job, rank=2) == notices(job)[1:]
+
+
+def test_a_save_that_is_whole_at_last_waits_for_nobody():
+    job = AJob(world=2).start()
+    job.stage(0, ONE)
+    job.tick(6)
+    assert notices(job)
+    job.stage(1, ONE)
+    assert shown(job) == [""]
+    assert [m.milestone for m in job.told(1) if isinstance(m, Progress)] == ["staged"]
+
+
+def test_ranks_that_never_connected_are_named_as_such():
+    job = AJob(world=4)
+    job.attach(0)
+    job.scan()
+    job.number()
+    job.slots(0)
+    job.stage(0, ONE)
+    job.tick(6)
+    (text,) = notices(job)
+    what = "every rank calls connect and save (one rank alone: connect(alone=True))"
+    assert text == f"waits for ranks 1-3: they have not connected: {what}"
+
+
+def test_ranks_of_a_node_that_does_not_answer_are_not_blamed():
+    job = AJob(world=2).start()
+    job.stage(0, ONE)
+    job.sessions.members[1] = "far"
+    job.sessions.unreachable.add("far")
+    job.tick(6)
+    assert notices(job) == ["waits for rank 1: node far does not answer: ckptd status there"]
+
+
+def test_a_save_that_was_found_in_memory_waits_for_no_rank_of_today():
+    """A restarted daemon finds halves; whether they are whole is known once every node has said what it has."""
+    job = AJob(world=2)
+    name = "r00000-000001.slot"
+    job.say(ev.SlotAdopted(job=KEY, rank=0, slot=name, capacity=4096, world_size=2, save=ONE, nbytes=10))
+    job.did += job.catalogue.adopted(KEY, job.now)
+    job.tick(6)
+    assert shown(job) == [""]
+
+
+def test_many_ranks_fit_into_one_line():
+    assert named_ranks([3]) == "rank 3"
+    assert named_ranks([1, 3, 4, 5]) == "ranks 1, 3-5"
+    assert named_ranks(list(range(0, 200, 2))) == "ranks 0, 2, 4, 6, 8, 10, 12, 14, ... (100 in all)"
