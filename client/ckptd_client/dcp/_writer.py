@@ -156,8 +156,9 @@ class CkptdWriter(StorageWriter):
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """With what ranks have in common. Raises UsageError unless they are of all the client's ranks."""
         if len(plans) != self._client.group.world_size:
-            text = f"{len(plans)} ranks save, {self._client.group.world_size} called connect"
-            raise UsageError(text, hint="save with a process group of all ranks that called connect")
+            text = f"dcp.save runs on {len(plans)} of the job's {self._client.group.world_size} ranks"
+            hint = "every rank calls it, with a process group of all that called connect (one rank alone: {})"
+            raise UsageError(text, hint=hint.format("connect(alone=True)"))
         return plans if self._current is not None else answer(plans)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
