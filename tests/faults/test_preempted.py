@@ -198,6 +198,35 @@ print(signal.getsignal(signal.SIGTERM) == signal.SIG_DFL, signal.getsignal(signa
 """
 
 
+THREAD = """
+import logging, signal, sys, threading, time
+import ckptd_client
+logging.basicConfig()
+with ckptd_client.connect("job", start=False) as client:
+    asked = threading.Thread(target=client.preempted, args=(0,))
+    asked.start()
+    asked.join()
+    print(signal.getsignal(signal.SIGTERM) == signal.SIG_DFL, flush=True)
+    sys.stdin.readline()
+    for step in range(1, 100000):
+        if client.preempted(step):
+            break
+        time.sleep(0.001)
+    print(step)
+"""
+
+
+def test_first_asked_in_a_thread_no_signal_is_heard_and_it_is_said(node: Node):
+    node.start()
+    process = node.run(THREAD)
+    assert process.stdout.readline() == b"True\n"
+    node.complete(sys.executable, "-m", "ckptd", "drain", timeout_s=20)
+    out, err = process.communicate(b"\n", timeout=60)
+    assert process.returncode == 0, err.decode()
+    assert int(out) < 1000
+    assert b"SIGTERM and SIGUSR1 are not heard" in err
+
+
 def alone(node: Node, *words: str) -> list[str]:
     process = node.run(CODE, *words)
     out, err = process.communicate(timeout=60)
