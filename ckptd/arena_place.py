@@ -1,6 +1,7 @@
 """Where an arena may lie: in memory, in a directory that is there already, owner-only."""
 
 import contextlib
+import errno
 import os
 import stat
 
@@ -13,22 +14,26 @@ _IN_MEMORY = frozenset({"tmpfs", "hugetlbfs"})
 def make_directory(path: str) -> None:
     """Makes the arena's directory unless it is there; its parent is never made.
 
-    Raises ConfigError when it lies on no file system of memory, cannot be made, or is not this user's alone.
+    Raises ConfigError when it lies on no file system of memory, cannot be made, or is not this user's alone; OSError
+    when memory is full.
     """
-    hint = f"such as --arena /dev/shm/ckptd-{os.geteuid()}"
+    hint = _another()
     parent = os.path.dirname(path)
     if not os.path.isdir(parent):
         raise ConfigError(f"cannot make arena {path!r}: there is no directory {parent}", hint=f"mkdir it, or {hint}")
+    _check_kind(path)
     with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
         mounts = parse_mountinfo(file.read())
     problem = misplaced(os.path.realpath(path if os.path.exists(path) else parent), mounts)
     if problem:
-        raise ConfigError(f"arena {path!r} {problem}", hint=f"choose a directory on tmpfs, {hint}")
+        raise ConfigError(f"arena {path!r} {problem}", hint=hint)
     try:
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, 0o700)
     except OSError as error:
-        raise ConfigError(f"cannot make arena {path!r}: {error.strerror}", hint="set --arena") from error
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise ConfigError(f"cannot make arena {path!r}: {error.strerror}", hint=hint) from error
     _check_owner(path)
 
 
@@ -40,11 +45,28 @@ def misplaced(path: str, mounts: list[Mount]) -> str:
     return f"lies on {mount.fs_type} (mounted at {mount.point}), which is no memory: each save would go to a disk"
 
 
+def _check_kind(path: str) -> None:
+    """Raises ConfigError for what is there and is no directory."""
+    if os.path.islink(path):
+        text = f"arena {path!r} is a symbolic link, and would be another place when somebody changes it"
+        raise ConfigError(text, hint=f"give the directory that it leads to: {os.path.realpath(path)}")
+    if os.path.lexists(path) and not os.path.isdir(path):
+        raise ConfigError(f"arena {path!r} is a file, not a directory", hint=_another())
+
+
 def _check_owner(path: str) -> None:
+    _check_kind(path)
     found = os.lstat(path)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
-        raise ConfigError(
-            f"arena {path!r} must be a directory of uid {os.geteuid()} with mode 0700; "
-            f"it is of uid {found.st_uid} with mode {stat.S_IMODE(found.st_mode):04o}",
-            hint="remove it, or set another with --arena",
-        )
+    mode = stat.S_IMODE(found.st_mode)
+    if found.st_uid == os.geteuid() and not mode & 0o077 and mode & 0o700 == 0o700:  # noqa: PLR2004
+        return
+    own = found.st_uid == os.geteuid()
+    raise ConfigError(
+        f"arena {path!r} must be a directory of uid {os.geteuid()} with mode 0700; "
+        f"it is of uid {found.st_uid} with mode {mode:04o}",
+        hint=f"chmod 700 {path}, if nobody else is to use it, or {_another()}" if own else _another(),
+    )
+
+
+def _another() -> str:
+    return f"set another, on tmpfs, such as --arena /dev/shm/ckptd-{os.geteuid()} (CKPTD_ARENA, or connect(arena=...))"

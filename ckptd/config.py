@@ -3,7 +3,6 @@
 A setting is one annotated field below; its TOML key, variable, flag, parser, check and help text all come from there.
 """
 
-import difflib
 import os
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -16,22 +15,10 @@ from ckptd.niceness import Niceness
 from ckptd.protocol.errors import ConfigError
 from ckptd.protocol.ids import StorePath
 from ckptd.protocol.topology import MAX_DOUBLE_SET_SIZE, Domain
+from ckptd.protocol.variables import FOREIGN_VARIABLES, PREFIX, check_variables, nearest
 from ckptd.units import parse_duration_s, parse_size
 
 SYSTEM_TOML = "/etc/ckptd/config.toml"
-PREFIX = "CKPTD_"
-FOREIGN_VARIABLES = frozenset(
-    {
-        "CKPTD_CONFIG",  # where the TOML file is
-        "CKPTD_FAILPOINT",  # crash points, for tests
-        "CKPTD_JOB",  # the client's
-        "CKPTD_LOG",
-        "CKPTD_NO_AUTOSTART",
-        "CKPTD_SAVE_TIMEOUT_S",
-        "CKPTD_STORE_ID",
-    }
-)
-
 _SIZE = {"kind": "size"}
 _DURATION = {"kind": "duration"}
 _NAME = {"kind": "text", "allowed": "letters, digits and . _ -, the first one no sign, at most 255"}
@@ -297,6 +284,7 @@ def read_toml(path: str) -> dict[str, Raw]:
 
 def _from_environ(environ: Mapping[str, str]) -> dict[str, Raw]:
     """Our variables by field name. An empty one counts as not set, as after `CKPTD_STORE= command`."""
+    check_variables(environ)
     ours = {name: value for name, value in environ.items() if name.startswith(PREFIX) and name not in FOREIGN_VARIABLES}
     return _checked_names(ours, "environment", {setting.variable: name for name, setting in SETTINGS.items()})
 
@@ -305,9 +293,7 @@ def _checked_names(raw: Mapping[str, Raw], origin: str, known: Mapping[str, str]
     """Values by field name. Raises ConfigError for the first name that is not known, with the nearest that is."""
     for name in raw:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(known))}"
-            raise ConfigError(f"unknown setting {name} in {origin}", hint=hint)
+            raise ConfigError(f"unknown setting {name} in {origin}", hint=nearest(name, known))
     return {known[name]: value for name, value in raw.items() if value != "" or origin != "environment"}
 
 

@@ -13,10 +13,11 @@ from ckptd.protocol.errors import (
     UsageError,
     WaitTimeoutError,
 )
+from ckptd_client._connecting import connect
 from ckptd_client._leaves import register
 from ckptd_client._restored import Restored
 from ckptd_client._stats import Stats
-from ckptd_client.client import Client, connect
+from ckptd_client.client import Client
 from ckptd_client.gathering import FlatPart, Gathering
 from ckptd_client.handle import SaveHandle
 

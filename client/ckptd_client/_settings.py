@@ -1,5 +1,6 @@
 """What connect was told, or the environment instead of it."""
 
+import contextlib
 import math
 import operator
 import os
@@ -15,28 +16,32 @@ from ckptd.protocol.integrity import XXH3, Integrity
 from ckptd.protocol.messages import Cadence
 from ckptd.protocol.places import SOCKET
 from ckptd.protocol.topology import MAX_SET_SIZE, MIN_SET_SIZE, Scheme
+from ckptd_client._argument_checks import as_seconds
 from ckptd_client._per_rank import Named
 
+_ADDRESS_RE = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://(.*)")
 _HEX_RE = re.compile(r"^[0-9a-f]{32}\Z")
 _MAX_SOCKET_PATH = 107  # sun_path, less its final NUL
 
 
-def job_key(job: str | None, store: str | os.PathLike[str] | None, configured: Callable[[], str]) -> JobKey:
+def job_key(job: object, store: object, configured: Callable[[], str]) -> JobKey:
     """The job of connect's arguments and the environment. Raises ConfigError.
 
     configured: what this node's daemon has for jobs that name no store; asked only where there is need.
     """
-    name = job or os.environ.get("CKPTD_JOB", "")
-    if not is_job_name(name):
+    name = os.environ.get("CKPTD_JOB", "") if job is None or job == "" else job
+    if not isinstance(name, str) or not is_job_name(name):
         raise ConfigError(
-            f"{name!r} is no name for a job" if name else "the job has no name",
-            hint="connect(job=...) or CKPTD_JOB: letters, digits and . _ -, at most 64, the same at each restart",
+            f"{reprlib.repr(name)} is no name for a job" if name != "" else "the job has no name",
+            hint="connect(job=...) or CKPTD_JOB: text of letters, digits and . _ -, at most 64, the same at each "
+            "restart, such as " + repr(f"run-{name}" if isinstance(name, int) else "llama-7b"),
         )
-    where = os.fspath(store) if store is not None else os.environ.get("CKPTD_STORE", "") or configured()
+    where = as_path("store", store) if store is not None else os.environ.get("CKPTD_STORE", "") or configured()
+    _check_local("store", where, "connect(store=...)")
     if not os.path.isabs(where) or len(where) >= MAX_STORE_CHARS:
         hint = "connect(store=...), CKPTD_STORE, or the daemon's own setting: a directory on the parallel file system"
         if where and not os.path.isabs(where):
-            hint = f"from here it would be {os.path.abspath(where)!r}"
+            hint = _absolute(where)
         fault = f"has more than {MAX_STORE_CHARS - 1} characters" if os.path.isabs(where) else "is not an absolute path"
         raise ConfigError(f"store {where!r} {fault}" if where else "no store is set", hint=hint)
     return JobKey(os.path.normpath(where), name)
@@ -44,8 +49,11 @@ def job_key(job: str | None, store: str | os.PathLike[str] | None, configured: C
 
 def arena_path(arena: str | os.PathLike[str] | None) -> str:
     """The arena of connect's argument, the environment, or this user's own. Raises ConfigError."""
-    chosen = os.fspath(arena) if arena is not None else os.environ.get("CKPTD_ARENA", "")
-    path = os.path.abspath(chosen) if chosen else f"/dev/shm/ckptd-{os.getuid()}"  # noqa: S108 - the daemon checks it
+    chosen = as_path("arena", arena) if arena is not None else os.environ.get("CKPTD_ARENA", "")
+    _check_local("arena", chosen, "connect(arena=...)")
+    if chosen and not os.path.isabs(chosen):
+        raise ConfigError(f"arena {chosen!r} is not an absolute path", hint=_absolute(chosen))
+    path = os.path.normpath(chosen) if chosen else f"/dev/shm/ckptd-{os.getuid()}"  # noqa: S108 - it is checked
     nbytes = len(os.fsencode(os.path.join(path, SOCKET)))
     if nbytes > _MAX_SOCKET_PATH:
         raise ConfigError(
@@ -53,6 +61,30 @@ def arena_path(arena: str | os.PathLike[str] | None) -> str:
             hint="choose a shorter arena: --arena, CKPTD_ARENA or connect(arena=...)",
         )
     return path
+
+
+def as_path(argument: str, given: object) -> str:
+    """Text or a Path. Raises ConfigError."""
+    found = os.fspath(given) if isinstance(given, str | os.PathLike) else None
+    if not isinstance(found, str) or "\0" in found:
+        raise ConfigError(f"{argument}={reprlib.repr(given)} is no path", hint=f'{argument}="/..." or a pathlib.Path')
+    return found
+
+
+def _check_local(argument: str, where: str, call: str) -> None:
+    """Raises ConfigError for an address of something that is no directory here."""
+    address = _ADDRESS_RE.match(where)
+    if address is None:
+        return
+    if address[1] == "file":
+        raise ConfigError(f"{argument} {where!r} is an address, not a path", hint=f"{call}: {address[2]!r}")
+    hint = f"mount it, and give the directory where it is mounted: {call}"
+    raise ConfigError(f"{argument} {where!r} is an address, and only directories of a file system can be it", hint=hint)
+
+
+def _absolute(path: str) -> str:
+    """What was meant by a path that is not absolute."""
+    return f"from here it would be {os.path.abspath(os.path.expanduser(path))!r}"
 
 
 def parse_cadence(drain_every: int | str) -> Cadence:
@@ -92,7 +124,7 @@ def as_set_size(set_size: int | None) -> int | None:
 def is_balanced(balance: str | None) -> bool | None:
     """connect's argument or the environment; None: the daemon's configuration decides. Raises ConfigError."""
     chosen = os.environ.get("CKPTD_BALANCE") if balance is None else balance
-    if chosen not in {None, "rows", "off"}:
+    if chosen not in (None, "rows", "off"):
         hint = '"rows": replicas each save a share of what they all hold, or "off": each all of its own'
         raise ConfigError(f"balance={chosen!r}", hint=hint)
     return None if chosen is None else chosen == "rows"
@@ -137,21 +169,18 @@ def _patterns(argument: str, given: object, example: str) -> tuple[str, ...]:
 
 def is_dual(layout: str) -> bool:
     """Whether images hold torch.save archives for stock readers. Raises ConfigError."""
-    if layout not in {"dual", "plain"}:
+    if layout not in ("dual", "plain"):
         raise ConfigError(f"layout={layout!r}", hint='"dual", or "plain" for safetensors images without .metadata')
     return layout == "dual"
 
 
 def save_timeout(seconds: float | None) -> float:
     """The longest a save may take: connect's argument, the environment, or 10 seconds. Raises ConfigError."""
-    raw = os.environ.get("CKPTD_SAVE_TIMEOUT_S", "10") if seconds is None else seconds
-    try:
-        value = float(raw)
-    except ValueError:
-        value = 0.0
-    if value <= 0:
-        raise ConfigError(f"save_timeout_s={raw!r}", hint="a number of seconds above 0, such as 10")
-    return value
+    raw = os.environ.get("CKPTD_SAVE_TIMEOUT_S", "10")
+    if seconds is None:
+        with contextlib.suppress(ValueError):
+            return as_seconds("save_timeout_s", float(raw), such_as=10)
+    return as_seconds("save_timeout_s", raw if seconds is None else seconds, such_as=10)
 
 
 class Proof(NamedTuple):
@@ -166,6 +195,7 @@ UNPROVED = Proof()
 
 def proof_of(integrity: str | None, key_file: str | os.PathLike[str] | None) -> Proof:
     """connect's arguments or the environment, where a daemon looks for itself. Raises ConfigError."""
+    key_file = key_file if key_file is None else as_path("integrity_key_file", key_file)
     found = chosen(integrity, key_file)
     if integrity is None and key_file is None:
         return Proof(found)
@@ -187,7 +217,7 @@ def as_step(step: object) -> int:
     """Any kind of integer, such as numpy's or a tensor's only element."""
     value = as_int(step)
     if not 0 <= value <= MAX_STEP:
-        hint = "save(state, step)" if isinstance(step, dict) else ""
+        hint = "save(state, step)" if isinstance(step, dict) else "an int such as 100, or no step at all"
         raise UsageError(f"step must be an int from 0 to {MAX_STEP}, not {reprlib.repr(step)}", hint=hint)
     return value
 

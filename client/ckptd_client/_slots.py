@@ -6,14 +6,14 @@ import fcntl
 import logging
 import mmap
 import os
-import stat
 
 import torch
 
 from ckptd import ballast
+from ckptd.arena_place import make_directory
 from ckptd.mapping import POPULATE_WRITE, Mapping
 from ckptd.protocol import places, rank_file
-from ckptd.protocol.errors import ConfigError, ConnectError
+from ckptd.protocol.errors import ConnectError
 from ckptd.protocol.ids import JobKey
 from ckptd.protocol.integrity import XXH3, Integrity
 from ckptd.protocol.slot import SEALS_NBYTES, Seal, next_seal
@@ -36,26 +36,6 @@ def _create(path: str) -> int:
     raise ConnectError(f"{os.path.dirname(path)} is removed again and again")
 
 
-def make_arena(path: str) -> None:
-    """Makes the arena's directory if it is missing, its parent never: that it lies in memory the daemon looks at.
-
-    Raises ConfigError when it cannot be made, or is not this user's alone; BudgetError when memory is full.
-    """
-    try:
-        with contextlib.suppress(FileExistsError), ballast.told_when_full(os.path.dirname(path), "an arena"):
-            os.mkdir(path, 0o700)
-        found = os.lstat(path)
-    except OSError as error:
-        raise ConfigError(f"cannot make the arena {path!r}: {error.strerror}", hint=_ARENA_HINT) from error
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        mode = stat.S_IMODE(found.st_mode)
-        raise ConfigError(
-            f"the arena {path!r} must be a directory of uid {os.geteuid()} with mode 0700; "
-            f"it is of uid {found.st_uid} with mode {mode:04o}",
-            hint=f"remove it, or {_ARENA_HINT}",
-        )
-
-
 class RankFile:
     """Tells the daemon that this process lives: locked until close, or until the process ends however it ends.
 
@@ -64,10 +44,10 @@ class RankFile:
     """
 
     def __init__(self, arena: str, job: JobKey, rank: int, session: str) -> None:
-        make_arena(arena)
         self._path = os.path.join(arena, places.job_dir(job), places.rank_file_name(rank, session))
         try:
             with ballast.told_when_full(arena, f"the file that says that rank {rank} lives"):
+                make_directory(arena)
                 self._make(arena, rank_file.encode(rank_file.RankRecord(job, rank, session, os.uname().nodename)))
         except OSError as error:
             text = f"rank {rank} cannot make {error.filename or self._path}: {error.strerror or error}"

@@ -19,19 +19,19 @@ class Owner:
     """
 
     def __init__(self) -> None:
-        self._pid = os.getpid()
+        self.pid = os.getpid()
         self._numbers = threading.RLock()
 
     @property
     def is_here(self) -> bool:
         """Whether this process connected."""
-        return os.getpid() == self._pid
+        return os.getpid() == self.pid
 
     def check(self) -> None:
         """Raises UsageError in a forked child."""
         if not self.is_here:
-            text = f"this client is of process {self._pid}, and this is {os.getpid()}, a child forked from it"
-            hint = f"call it in process {self._pid}; for a job of this child's own: connect(job=..., alone=True)"
+            text = f"this client is of process {self.pid}, and this is {os.getpid()}, a child forked from it"
+            hint = f"call it in process {self.pid}; for a job of this child's own: connect(job=..., alone=True)"
             raise UsageError(text, hint=hint)
 
     @contextlib.contextmanager

@@ -10,6 +10,7 @@ from ckptd.protocol.errors import SaveFailedError, UsageError, WaitTimeoutError
 from ckptd.protocol.ids import SaveId
 from ckptd.protocol.messages import End, Milestone, Progress
 from ckptd.protocol.topology import Scheme
+from ckptd_client._argument_checks import as_patience
 
 log = logging.getLogger("ckptd_client")
 _ORDER = list(Milestone)
@@ -83,7 +84,7 @@ class SaveHandle:
         if this save is due for one, else it is out of reach once staged. With it, a save that ended ``kept`` can be
         protected until a newer one is staged; a lost node delays that until its set is whole again, so give timeout_s.
         """
-        wanted = check_milestone(milestone)
+        wanted, timeout_s = check_milestone(milestone), as_patience(timeout_s)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._pump(0.0)
         while not self.reached(wanted):

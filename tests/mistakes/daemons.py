@@ -155,7 +155,6 @@ print(client.load({"model": model, "optimizer": torch.optim.AdamW(model.paramete
         hint="Restored",
         ends=0,
         within_s=60.0,
-        waits_for="item 4",
     ),
     Mistake(
         name="control-c-in-the-loop",

@@ -27,7 +27,6 @@ MISTAKES = (
         cause="ConfigError: 3 is no name|ConfigError: .*not int",
         place="job",
         hint='job="|letters',
-        waits_for="item 9",
     ),
     _connect(
         "job-is-a-path",
@@ -49,7 +48,6 @@ MISTAKES = (
         cause="ConfigError: .*~/ckpt",
         place="store",
         hint="/place/home/ckpt",
-        waits_for="item 9",
     ),
     Mistake(
         name="store-s3",
@@ -58,7 +56,6 @@ MISTAKES = (
         place="store",
         hint="hint: .*(directory|mount)",
         never="/place/home/s3:",
-        waits_for="item 9",
     ),
     _connect(
         "no-store",
@@ -74,7 +71,6 @@ MISTAKES = (
         cause="ConfigError: store",
         place="store",
         hint="hint: ",
-        waits_for="item 9",
     ),
     _connect(
         "option-misspelt",
@@ -82,15 +78,13 @@ MISTAKES = (
         cause="drain_evry",
         place="connect",
         hint="drain_every",
-        waits_for="item 9",
     ),
     _connect(
         "store-as-second",
         '"first", "/tmp/ckpt"',
-        cause="TypeError: connect.. takes from 0 to 1 positional",
+        cause="UsageError: connect: too many positional arguments",
         place="connect",
-        hint="positional",
-        raises=("TypeError",),
+        hint="given by name, such as store=",
     ),
     _connect(
         "drain-every-0",
@@ -216,7 +210,6 @@ MISTAKES = (
         cause="ConfigError: save_timeout_s=nan",
         place="save_timeout_s",
         hint="such as 10",
-        waits_for="item 9",
     ),
     _connect(
         "connect-timeout-negative",
@@ -224,7 +217,6 @@ MISTAKES = (
         cause="ConfigError: connect_timeout_s=-1",
         place="connect_timeout_s",
         hint="such as",
-        waits_for="item 1",
     ),
     _connect(
         "connect-timeout-text",
@@ -232,7 +224,6 @@ MISTAKES = (
         cause="ConfigError: connect_timeout_s='60'",
         place="connect_timeout_s",
         hint="such as",
-        waits_for="item 1",
     ),
     _connect(
         "store-id-of-another",
@@ -272,7 +263,6 @@ MISTAKES = (
         place="/etc/hostname",
         hint="hint: ",
         never="remove it",
-        waits_for="item 9",
     ),
     _connect(
         "arena-parent-missing", '"first", arena="/dev/shmm/me"', cause="ConfigError: ", place="/dev/shmm", hint="hint: "
@@ -291,7 +281,6 @@ MISTAKES = (
         cause="ConfigError: .*(0?777|others|mode)",
         place="/dev/shm/ckptd-test",
         hint="chmod 0?700",
-        waits_for="item 9",
     ),
     _connect(
         "arena-of-another",

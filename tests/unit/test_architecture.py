@@ -18,6 +18,7 @@ PURE_ALLOWED = (sys.stdlib_module_names - PURE_BANNED) | {"blake3", "msgspec", "
 BULK = tuple(f"ckptd.bulk.{name}" for name in ("client", "server", "sockets", "marks", "wire"))
 CLIENT_SEES = (
     "ckptd.protocol",
+    "ckptd.arena_place",
     "ckptd.ballast",
     "ckptd.integrity_key",
     "ckptd.locks",
@@ -249,7 +250,7 @@ def bases(node, known):
 PROVED = with_derived((name, one) for name, tree in TREES.items() for one in takes_integrity(tree)) - {
     ("ckptd.protocol.messages", "NodeInfo"),  # tells of it
     ("ckptd.config", "Config"),
-    ("ckptd_client.client", "connect"),  # a user's
+    ("ckptd_client._connecting", "connect"),  # a user's
     ("ckptd_client._settings", "Proof"),
     ("ckptd.export.read", "SourceFile"),  # other programs' files have no digests
 }

@@ -19,10 +19,12 @@ from ckptd.protocol.messages import Milestone
 from ckptd.protocol.shares import Share, not_compared
 from ckptd_client import _segments as segments
 from ckptd_client._balance import as_told
+from ckptd_client._connecting import connect
 from ckptd_client._segments import Plain, Segment
+from ckptd_client._settings import as_step
 from ckptd_client._strided import is_interleaving
 from ckptd_client._tensors import shard_of
-from ckptd_client.client import Client, connect
+from ckptd_client.client import Client
 from ckptd_client.dcp._alike import UNKNOWN, Alike, answer, items_of, streams_of, tell
 from ckptd_client.dcp._items import ItemPlans, paths_of, resolved
 from ckptd_client.dcp._leaves import own_leaves
@@ -62,7 +64,7 @@ class CkptdWriter(StorageWriter):
         self._wait = check_milestone(wait) if wait is not None else None
         self._owned = client is None
         self._client = connect(**connect_settings) if client is None else client
-        self._step = step
+        self._step = None if step is None else as_step(step)
         self._drain = drain or self._wait is Milestone.DURABLE
         self._plans = ItemPlans()
         self._staged: list[Staged] = []

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckptd.protocol.errors import UsageError
-from ckptd_client.client import Client, connect
+from ckptd_client._connecting import connect
+from ckptd_client.client import Client
 
 
 def connect_with(options: Mapping[str, Any], **more: Any) -> Client:
