@@ -11,12 +11,13 @@ from types import FrameType
 from typing import Any
 
 from ckptd.protocol import places, step_board
-from ckptd.protocol.errors import CkptdError, UsageError
+from ckptd.protocol.errors import CkptdError
 from ckptd.protocol.messages import AskPreempt, Request
 from ckptd_client._group import Group
 from ckptd_client._link import Link
 from ckptd_client._settings import as_step
 from ckptd_client._step_board import StepBoard
+from ckptd_client._turns import Owner
 
 log = logging.getLogger("ckptd_client")
 NOTICES = (signal.SIGTERM, signal.SIGUSR1)
@@ -66,7 +67,6 @@ class Preemption:
         self._path = os.path.join(directory, places.steps_name(group.rank, group.session))
         self._group = group
         self._ask = ask
-        self._pid = os.getpid()
         self._signals = Signals()
         self._board: StepBoard | None = None
         self._look_at = 0.0
@@ -99,9 +99,7 @@ class Preemption:
         return False
 
     def _look(self, now: float) -> None:
-        """Now and then: whether this process is the rank, and the board still where daemons find it."""
-        if os.getpid() != self._pid:
-            raise UsageError("preempted was called in a forked child", hint="ask in the process that called connect")
+        """Now and then: whether the board is still where daemons find it."""
         self._look_at = now + _LOOK_S
         if self._board is not None and not self._board.lost:
             return
@@ -170,6 +168,7 @@ class Preemptible:
 
     _preemption: Preemption | None = None
     _link: Link
+    _owner: Owner
 
     def _ask(self, make: Callable[[int], Request]) -> Any:
         raise NotImplementedError
@@ -195,6 +194,7 @@ class Preemptible:
         until the daemons have agreed, some milliseconds, 5 s at most. A rank that waited in vain, and was past the step
         by the time it heard of it, is named on stderr and in ``ckptd status``. Raises UsageError for what is no step.
         """
+        self._owner.check()  # a forked child has no board: what is mapped here is not mapped there
         preemption = self._preemption
         if preemption is None:
             self._check_open()

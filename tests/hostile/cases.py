@@ -25,7 +25,7 @@ ALL = frozenset({LOAD, VERIFY, LIST, EXPORT, REBUILD})
 BOTH = frozenset({LOAD, VERIFY, EXPORT})
 RECORDS = BOTH | {REBUILD}  # who opens the manifest
 DEEP = b"\x81\xa1x" + b"\x91" * 200_000 + b"\x01"  # a map with one key that nobody knows, nested
-MARKER = "CKPTD_TEST_MARKER"
+MARKER = "MARKER_OF_TESTS"
 
 
 class Case(NamedTuple):

@@ -24,6 +24,7 @@ REFUSED = {  # what needs the daemon, other ranks or the slots
     "load": lambda client, handle, state: client.load(state),
     "load_files": lambda client, handle, state: client.load_files(),
     "load_from": lambda client, handle, state: client.load_from("/nowhere", state),
+    "preempted": lambda client, handle, state: client.preempted(2),
     "prepare": lambda client, handle, state: client.prepare(state),
     "save": lambda client, handle, state: client.save(state),
     "save_files": lambda client, handle, state: client.save_files({"a": b"bytes"}),
@@ -123,6 +124,13 @@ def test_what_needs_the_daemon_is_refused_by_pid_with_what_to_type(saved, busy):
     assert_goes_on(client, state, 2)
 
 
+def test_preempted_looks_at_no_board_that_only_its_parent_has(saved):
+    client, _, _ = saved
+    assert not client.preempted(1)
+    assert in_child(lambda: client.preempted(2)).startswith("UsageError: ")
+    assert not client.preempted(2)
+
+
 def test_what_only_looks_works_in_a_child(saved):
     client, handle, _ = saved
     looks = [
@@ -194,5 +202,5 @@ print("done")
 
 def test_workers_that_only_inherit_print_nothing(node, job):
     process = node.run(_TRAINING, job)
-    out, err = (part.decode() for part in process.communicate(timeout=60))
+    out, err = (part.decode() for part in process.communicate(timeout=120))
     assert (process.returncode, out.split(), err) == (0, ["done"], "")

@@ -33,7 +33,7 @@ class Hostile:
     """Runs a command when it is unpickled."""
 
     def __reduce__(self):
-        return os.system, ("touch " + os.environ["CKPTD_TEST_MARKER"],)
+        return os.system, ("touch " + os.environ["MARKER_OF_TESTS"],)
 
 
 def state_of(sampler=None, step=0):
@@ -83,7 +83,7 @@ def test_at_load_it_must_be_named_again(join, node, job):
 
 
 def test_nothing_of_it_runs_until_it_is_allowed(join, node, job, tmp_path, monkeypatch):
-    monkeypatch.setenv("CKPTD_TEST_MARKER", str(tmp_path / "marker"))
+    monkeypatch.setenv("MARKER_OF_TESTS", str(tmp_path / "marker"))
     with join(allow_pickle=["loader.sampler"]) as client:
         client.save(state_of(Hostile())).wait("durable", 30)
     assert verify_checkpoint(os.path.join(node.store, job, "step-000000000.i0001")).ok
