@@ -289,6 +289,11 @@ class Trainer:
         self.watch()
         return None if handle is None else int(handle.step)
 
+    def hears_preemption(self, step: int) -> bool:
+        """Whether preempted has a board to look at."""
+        self._client.preempted(step)
+        return self._client._preemption._board is not None
+
     def train_until_preempted(self, steps: int, *, drain: bool = True) -> dict[str, Any]:
         """Steps in which all ranks wait for each other, the loop of the README: at which step it was left."""
         return self._until_preempted(steps, self._meet, drain=drain)

@@ -67,6 +67,7 @@ def assert_loads_and_goes_on(ranks: Ranks, *, tier: str = "arena", step: int = 2
     ranks.call("connect", drain_every=100)
     for found in ranks.call("load"):
         assert (found["step"], found["tier"], found["intact"]) == (step, tier, True)
+    assert all(ranks.call("hears_preemption", step))
     ranks.call("save", 3, drain=True)
     assert {end for _, end in ranks.call("wait", 3)} == {"durable"}
 
