@@ -56,9 +56,9 @@ class Farewell:
     def _awaits_ranks(self) -> bool:
         """Whether ranks that live are about to save at the step of a preemption, or are being asked."""
         if self._coordinates:
-            preemption = self._coordinator.preemption
-            here, agreed = bool(self._coordinator.sessions.present), not preemption.agreeing
-            listened, step = preemption.listened, preemption.step
+            preemption, sessions = self._coordinator.preemption, self._coordinator.sessions
+            here = bool(sessions.present or (sessions.living and not sessions.members))
+            listened, step, agreed = preemption.listened, preemption.step, not preemption.agreeing
         else:
             notice, member = self._node.notice, self._node.membership
             here = bool(self._node.ranks.seated) and member.coordinator not in member.down

@@ -50,13 +50,14 @@ class Preemption:
         """A rank, or a node, has something to say of it."""
         if isinstance(event, ev.StepsRead):
             return self._read(node, event)
-        if not sessions.session or not sessions.members:
-            return []  # nobody is there to be told
+        session = sessions.living
+        if not session:
+            return []  # nobody is there to be told, and the next run is none of its business
         if event.passed is not None:
             return [Note(job=self._job, text=event.why)]
-        if self._session == sessions.session:
+        if self._session == session:
             return []  # it is on
-        self._session, self._why, self._highest, self.step = sessions.session, event.why, -1, None
+        self._session, self._why, self._highest, self.step = session, event.why, -1, None
         inside = sessions.topology.nodes if sessions.topology is not None else (self._node,)
         self._asked = frozenset((*inside, *sessions.present.values()))
         self._awaited, self._until = {*self._asked} - sessions.unreachable, now + PATIENCE_S

@@ -351,6 +351,13 @@ class Sessions:
         """Whether a rank of the session is in, or lives and has not come back to a daemon that restarted."""
         return bool(self.present or self._near(key for key in self._live if key[1] == self.session))
 
+    @property
+    def living(self) -> str:
+        """The session whose ranks are in, or live and have not come back yet to a daemon that restarted; else empty."""
+        sessions = {session for _, session in self._live}
+        alone = next(iter(sessions)) if len(sessions) == 1 else ""
+        return (self.session if self.members else "") or alone
+
     def _near(self, ranks: Iterable[tuple[int, str]]) -> bool:
         return any(self._where.get(key) not in self.unreachable for key in ranks)
 

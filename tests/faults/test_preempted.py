@@ -116,6 +116,32 @@ def test_a_daemon_that_is_killed_in_between_is_told_again(node: Node):
         same_step(ranks, node.store)
 
 
+def test_a_daemon_to_which_no_rank_has_come_back_yet_tells_them_all_the_same(node: Node):
+    """It was started again since their last save; the ranks only look at their boards."""
+    node.start()
+    with Ranks(node, 2) as ranks:
+        ranks.call("connect", drain_every=SELDOM, start=False)
+        in_steps(ranks)
+        node.kill()
+        node.start()
+        node.complete(sys.executable, "-m", "ckptd", "drain", timeout_s=20)
+        same_step(ranks, node.store)
+
+
+def test_what_was_asked_for_when_no_rank_lived_does_not_end_the_next_run(node: Node):
+    node.start()
+    with Ranks(node) as ranks:
+        ranks.call("connect", drain_every=SELDOM)
+        ranks.call("save", 1)
+        ranks.call("wait", 1, "durable")
+    node.complete(sys.executable, "-m", "ckptd", "drain", timeout_s=20)
+    with Ranks(node) as ranks:
+        ranks.call("connect", drain_every=SELDOM)
+        ranks.call("load")
+        ranks.start("train_until_preempted", 50)
+        assert [found["step"] for found in ranks.results(40)] == [None]
+
+
 def test_a_rank_that_never_asks_hears_of_nothing_and_holds_up_nobody(node: Node):
     with Ranks(node, 2) as ranks:
         begin(node, ranks, CLIENTS_OWN)
