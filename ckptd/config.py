@@ -271,6 +271,9 @@ def default_toml_path(environ: Mapping[str, str]) -> str | None:
     return next((path for path in candidates if os.path.isfile(path)), None)
 
 
+_TOML_HINT = 'a setting a line, such as: slots_per_rank = 3; texts in quotes, such as: arena = "/dev/shm/me"'
+
+
 def read_toml(path: str) -> dict[str, Raw]:
     """The file's top-level keys. Raises ConfigError when it cannot be read or is not TOML."""
     try:
@@ -279,7 +282,7 @@ def read_toml(path: str) -> dict[str, Raw]:
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}", hint="fix --config or CKPTD_CONFIG") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+        raise ConfigError(f"{path} is not valid TOML: {error}", hint=_TOML_HINT) from error
 
 
 def _from_environ(environ: Mapping[str, str]) -> dict[str, Raw]:

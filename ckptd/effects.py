@@ -1,5 +1,6 @@
 """Carries out the catalogue's actions on the arena and the stores; each outcome comes back as an event."""
 
+import errno
 import logging
 import secrets
 import time
@@ -46,7 +47,7 @@ from ckptd.stores import Stores
 
 log = logging.getLogger("ckptd")
 _DIGEST_TRIES = 3
-_HOPELESS = frozenset({"ENOENT", "ENOTDIR", "EACCES", "EPERM", "EROFS"})
+_HOPELESS = frozenset({"ENOENT", "ENOTDIR", "EACCES", "EPERM", "EROFS", "ELOOP", "ENAMETOOLONG"})
 Deliver = Callable[[ev.Event], None]
 
 
@@ -189,8 +190,11 @@ class Effects:
 
     def _slots_failed(self, action: act.AllocateSlots, count: int, error: Exception) -> None:
         code, message, hint = _describe(error)
-        if code == "os":
+        if isinstance(error, OSError):
             code, hint = "budget", self._arena.budget().tightest.how_to_raise
+            message = f"rank {action.rank}: no slot of {action.capacity} bytes in {self._arena.path}: {message}"
+            if error.errno == errno.EFBIG:
+                hint = "a limit on the size of files: ulimit -f unlimited, then ckptd stop, and start again"
         self._deliver(
             ev.SlotsFailed(job=action.job, rank=action.rank, count=count, code=code, message=message, hint=hint)
         )

@@ -5,6 +5,7 @@ import itertools
 import os
 import re
 import time
+from collections.abc import Iterable, Iterator
 from typing import Annotated
 
 import msgspec
@@ -12,9 +13,10 @@ import msgspec
 from ckptd.filelayer import FileLayer
 from ckptd.protocol.committed import INCARNATIONS_DIR, identify
 from ckptd.protocol.decoding import MALFORMED
-from ckptd.protocol.errors import CkptdError, DamagedError
+from ckptd.protocol.errors import CkptdError, DamagedError, IntegrityError
 from ckptd.protocol.ids import Incarnation, JobKey, SaveId, Session, is_plausible, parse_dirname, parse_partial_dirname
 from ckptd.protocol.manifest import (
+    LATEST,
     MAX_RECORD_NBYTES,
     VOTES_DIR,
     Committed,
@@ -130,6 +132,7 @@ def scan(fs: FileLayer, key: JobKey) -> Scan:
                 (found.problems if plausible else found.strange).append(
                     _text(error) if plausible else _strange(key, name)
                 )
+    found.problems.extend(_renamed(fs, key, [] if found.committed else names))
     committed = {entry.committed.save for entry in found.committed}
     for save in filter(None, map(parse_partial_dirname, names)):
         entry = _partial_entry(fs, Place(key, save), save in committed)
@@ -141,6 +144,16 @@ def scan(fs: FileLayer, key: JobKey) -> Scan:
     found.committed.sort(key=lambda entry: entry.committed.save.listed, reverse=True)
     found.partials.sort(key=lambda entry: entry.save.listed, reverse=True)
     return found
+
+
+def _renamed(fs: FileLayer, key: JobKey, names: Iterable[str]) -> Iterator[str]:
+    """What lies there whole, and under a name that no checkpoint has."""
+    for name in names:
+        path = os.path.join(job_dir(key), name)
+        if name != LATEST and not name.startswith(".") and parse_dirname(name) is None:
+            with contextlib.suppress(OSError, CkptdError):
+                proper = identify(path, fs).save.dirname
+                yield f"{path} is a checkpoint that was renamed, and is passed over: mv {path} {job_dir(key)}/{proper}"
 
 
 def record_numbers(fs: FileLayer, key: JobKey, known: int = 0) -> list[int]:
@@ -186,6 +199,8 @@ def _strange(key: JobKey, name: str) -> str:
 
 
 def _text(error: Exception) -> str:
+    if isinstance(error, IntegrityError) and error.hint:  # who has the key, or goes without, finds nothing wrong
+        return f"{error.message}: {error.hint}"
     return error.message if isinstance(error, CkptdError) else str(error)
 
 

@@ -70,6 +70,8 @@ _HINTS = {
     errno.EDQUOT: "the quota is used up: free some of it, or keep fewer checkpoints: keep_last",
     errno.ENOENT: "is it mounted? ckptd makes the store's own directory, never the one above it",
     errno.ENOTDIR: "the store must be a directory: set store to another path",
+    errno.ELOOP: "its links lead in a circle: set store to the directory itself",
+    errno.ENAMETOOLONG: "a part of its path is too long for the file system: set store to a shorter one",
     errno.EACCES: "the daemon's user may not write there: check owner and mode of the store",
     errno.EPERM: "the daemon's user may not write there: check owner and mode of the store",
     errno.EROFS: "the store is mounted read-only: remount it, or set store to another path",

@@ -3,9 +3,11 @@
 Every verb returns its exit code; errors come up here, and only here are they turned into words and a code.
 """
 
+import difflib
 import importlib
 import io
 import os
+import re
 import sys
 from collections.abc import Sequence
 
@@ -50,6 +52,7 @@ Example:
   ckptd run --store /scratch/$USER/ckpt
   ckptd status --watch
 """
+_URL_RE = re.compile(r"(s3|gs|gcs|az|abfss?|hdfs|https?|file)://")
 
 
 class _Verbs(click.Group):
@@ -67,6 +70,15 @@ class _Verbs(click.Group):
             return None
         command: click.Command = importlib.import_module(f"ckptd.cli.{_VERBS[cmd_name]}").command
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does; a verb that is not there names the one that was meant."""
+        near = difflib.get_close_matches(args[0], _VERBS, 1)
+        if args[0] not in _VERBS and near:
+            raise UsageError(f"no such command: {args[0]}", hint=f"did you mean ckptd {near[0]}? All: ckptd --help")
+        return super().resolve_command(ctx, args)
 
 
 @click.group(
@@ -93,6 +105,7 @@ def main() -> None:
 def invoke(args: Sequence[str]) -> int:
     """Exit code of one command line. Errors are told on stderr."""
     try:
+        _refuse_urls(args)
         return cli.main(list(args), prog_name="ckptd", standalone_mode=False) or FINE
     except click.ClickException as error:
         _tell(error.format_message(), f"see {_command_path(error)} --help")
@@ -102,6 +115,14 @@ def invoke(args: Sequence[str]) -> int:
         return exit_code(error)
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
+
+
+def _refuse_urls(args: Sequence[str]) -> None:
+    """What looks like a bucket would be taken for a directory of that name below this one."""
+    for url in filter(_URL_RE.match, args):
+        raise UsageError(
+            f"{url} is no directory", hint="ckptd reads and writes directories: give one, or a mount of it"
+        )
 
 
 def exit_code(error: CkptdError) -> int:

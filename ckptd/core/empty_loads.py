@@ -68,7 +68,7 @@ def answer(job: JobKey, asked: Asked, found: Found, routes: Routes) -> Refusal |
     if asked.step is not None:
         return Refusal(f"there is no checkpoint of step {asked.step}", "ckptd list, or client.steps()")
     if set(found.notes) - set(found.foreign):
-        return _refusal(found.notes, "ckptd verify")
+        return _refusal(found.notes, _verify(job))
     return list(found.notes)
 
 
@@ -76,7 +76,11 @@ def _refusal(reasons: Sequence[str], hint: str) -> Refusal:
     return Refusal("no checkpoint can be restored: " + "; ".join(reasons), hint)
 
 
+def _verify(job: JobKey) -> str:
+    return f"ckptd verify {job.store}/{job.job}"
+
+
 def _how_to_go_on(job: JobKey, candidates: Sequence[SaveId], routes: Routes) -> str:
     if any(map(routes.on_store, candidates)):
-        return "ckptd verify"
+        return _verify(job)
     return f"bring lost nodes back, or give up what is left in memory: ckptd forget {job.job}"

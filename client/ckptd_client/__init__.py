@@ -1,5 +1,6 @@
 """The training side of ckptd: ``connect`` to this node's daemon, then ``save`` and ``load``."""
 
+import ckptd_client._torch_needed  # noqa: F401 - before all that needs it
 from ckptd.protocol.errors import (
     BudgetError,
     CkptdError,

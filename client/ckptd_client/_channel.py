@@ -92,7 +92,10 @@ class Channel:
         self._socket.send(encode(make(seq)))
         while seq not in self._answers:
             if not self._turn(deadline) or (deadline is not None and time.monotonic() > deadline + _TURN_S):
-                raise errors.WaitTimeoutError(f"the daemon behind {self._path} did not answer in time")
+                text = f"the daemon behind {self._path} did not answer in time"
+                raise errors.WaitTimeoutError(
+                    text, hint=f"see what it does: ckptd status --arena {os.path.dirname(self._path)}"
+                )
             if self.lost and seq not in self._answers:
                 raise ChannelLostError(f"the daemon behind {self._path} ended")
         answer = self._answers.pop(seq)

@@ -149,6 +149,11 @@ class Link:
         if self._rank_file is None:
             self._rank_file = RankFile(self.settings.arena, self.job, self.group.rank, self.group.session)
 
+    def patient_until(self, patience_s: float | None) -> float:
+        """How long (time.monotonic) a daemon that is gone is waited for, by who has only so much patience."""
+        most = self.settings.connect_timeout_s
+        return time.monotonic() + (most if patience_s is None else min(most, patience_s))
+
     def ensure(self, deadline: float, *, hurried: bool = False) -> None:
         """Makes sure that a daemon listens; a new one learns what this rank still holds. Raises ConnectError.
 

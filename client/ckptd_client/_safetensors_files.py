@@ -110,7 +110,8 @@ def _boxes_of(path: str, number: int) -> Iterable[tuple[str, _Box]]:
         nbytes = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(_LENGTH_NBYTES), "little")
         if length > min(MAX_HEADER_NBYTES, nbytes - _LENGTH_NBYTES):
-            raise DamagedError(f"{path}: is no safetensors file: a header of {length:,} bytes in a file of {nbytes:,}")
+            text = f"{path}: is no safetensors file: a header of {length:,} bytes in a file of {nbytes:,}"
+            raise DamagedError(text, hint="copy or download it again; of a torch.save file: torch.load")
         raw = file.read(length)
     start = _LENGTH_NBYTES + length
     header = parse_header(raw, nbytes - start, where=f"{path}: is no safetensors file")

@@ -131,8 +131,8 @@ class Client(Preemptible):
         assert isinstance(answer, Steps)  # noqa: S101 - the reply to AskSteps
         return answer.checkpoints
 
-    def _ask(self, make: Callable[[int], Request]) -> Any:
-        deadline = time.monotonic() + self._link.settings.connect_timeout_s
+    def _ask(self, make: Callable[[int], Request], patience_s: float | None = None) -> Any:
+        deadline = self._link.patient_until(patience_s)
         while True:
             with contextlib.suppress(PreemptedError), self._last(deadline) as mine:
                 self._check_open()
@@ -326,7 +326,7 @@ class Client(Preemptible):
 
     # --- wait
 
-    def _pump(self, seconds: float) -> None:
+    def _pump(self, seconds: float, patience_s: float | None = None) -> None:
         """News for the handles; brings a lost daemon back while somebody waits."""
         if seconds > 0:
             self._overlapping.settle(time.monotonic() + seconds)
@@ -339,7 +339,7 @@ class Client(Preemptible):
             if self._closed or not mine:  # who has the lock hears the news for all
                 return
             if seconds > 0:
-                self._link.ensure(time.monotonic() + self._link.settings.connect_timeout_s)
+                self._link.ensure(self._link.patient_until(patience_s))
             self._link.pump(time.monotonic() + min(seconds, 0.05))
 
     def wait(self, milestone: str = "durable", timeout_s: float | None = None) -> SaveHandle | None:
@@ -356,7 +356,7 @@ class Client(Preemptible):
         if handle is None:
             return None
         if wanted is Milestone.DURABLE and not handle.reached(wanted):
-            self._ask(lambda seq: AskDrain(seq=seq))
+            self._ask(lambda seq: AskDrain(seq=seq), timeout_s)
             handle.reopen()
         try:
             return handle.wait(milestone, timeout_s)

@@ -3,8 +3,9 @@
 import logging
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 from ckptd.protocol.errors import SaveFailedError, UsageError, WaitTimeoutError
 from ckptd.protocol.ids import SaveId
@@ -22,7 +23,12 @@ _GONE = "the daemon that knew of it is gone"
 _PATIENCE_S = 5.0  # how long a save waits for a slot that other ranks' saves alone would free
 _ALONE_HINT = "client.wait('durable'); redundancy takes two nodes and connect(redundancy='xor')"
 
-Pump = Callable[[float], None]
+
+class Pump(Protocol):
+    """Takes in news for so many seconds. patience_s: the longest that a daemon that is gone is waited for."""
+
+    def __call__(self, seconds: float, patience_s: float | None = None) -> None:  # noqa: D102 - the class says it
+        ...
 
 
 @dataclass(slots=True)
@@ -93,7 +99,7 @@ class SaveHandle:
             left = 1.0 if deadline is None else deadline - time.monotonic()
             if left <= 0:
                 raise self._too_late(timeout_s)
-            self._pump(min(left, 1.0))
+            self._pump(min(left, 1.0), None if deadline is None else left)
         return self
 
     def _too_late(self, timeout_s: float | None) -> WaitTimeoutError:

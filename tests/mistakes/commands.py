@@ -13,8 +13,7 @@ MISTAKES = (
         "ckptd staus",
         cause="[Nn]o such command",
         place="staus",
-        hint="mean.* status",
-        waits_for="a verb that is meant",
+        hint="mean ckptd status",
     ),
     _typed("no-verb", "ckptd", cause="Usage", place="ckptd", hint="status", ends=2),
     _typed(
@@ -75,7 +74,6 @@ MISTAKES = (
         cause="s3://",
         place="s3://",
         hint="hint",
-        waits_for="paths that are no paths",
     ),
     _typed(
         "verify-empty", "ckptd verify $HOME", cause="no (store|checkpoint)", place="/place/home", hint="hint", ends=2
@@ -163,7 +161,6 @@ MISTAKES = (
         cause="TOML",
         place="c.toml.*line 1",
         hint="hint: ",
-        waits_for="a hint for what is not TOML",
     ),
     _typed(
         "run-in-nowhere", "ckptd run --arena /nowhere/arena", cause="/nowhere", place="/nowhere/arena", hint="hint: "

@@ -34,7 +34,6 @@ with connect("first") as client:
         cause="(WaitTimeout|Connect)Error: .*no daemon",
         place="step 2",
         hint="ckptd run",
-        waits_for="a wait that ends in time without a daemon",
     ),
     Mistake(
         name="daemon-frozen",
@@ -49,7 +48,6 @@ with connect("first", save_timeout_s=2, connect_timeout_s=5) as client:
         cause="Error: .*(did not answer|not answer)",
         place="step 2",
         hint="ckptd status",
-        waits_for="hints where a daemon does not answer",
     ),
     Mistake(
         name="connect-to-frozen-daemon",
@@ -60,7 +58,6 @@ connect("first", connect_timeout_s=4)
         cause="(Connect|WaitTimeout)Error: .*did not answer",
         place="ckptd.sock",
         hint="hint: ",
-        waits_for="hints where a daemon does not answer",
     ),
     Mistake(
         name="daemon-stopped-while-training",

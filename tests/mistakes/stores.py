@@ -104,7 +104,6 @@ with connect("first") as client:
         cause="[Ff]ile (size|too large)|RLIMIT_FSIZE",
         place="step 1|rank 0",
         hint="ulimit -f|limit",
-        waits_for="hints by errno",
     ),
     Mistake(
         name="store-removed-while-training",
@@ -170,7 +169,6 @@ with connect("first") as client:
         cause="ConfigError: .*(symbolic links|loop)",
         place="/place/store",
         hint="hint: ",
-        waits_for="hints by errno",
     ),
     _altered(
         "image-altered",
@@ -178,7 +176,6 @@ with connect("first") as client:
         cause="RestoreError: .*|DamagedError: ",
         place="r00000-p00.safetensors",
         hint="ckptd verify /place/store/first",
-        waits_for="hints of a load",
     ),
     _altered(
         "image-removed",
@@ -186,7 +183,6 @@ with connect("first") as client:
         cause="RestoreError: ",
         place="r00000-p00.safetensors",
         hint="ckptd verify /place/store/first",
-        waits_for="hints of a load",
     ),
     _altered(
         "image-cut-off",
@@ -194,7 +190,6 @@ with connect("first") as client:
         cause="RestoreError: ",
         place="r00000-p00.safetensors",
         hint="ckptd verify /place/store/first",
-        waits_for="hints of a load",
     ),
     _altered(
         "manifest-removed",
@@ -202,7 +197,6 @@ with connect("first") as client:
         cause="RestoreError: ",
         place="step-",
         hint="ckptd verify /place/store/first",
-        waits_for="hints of a load",
     ),
     _altered(
         "committed-removed",
@@ -210,15 +204,13 @@ with connect("first") as client:
         cause="RestoreError: ",
         place="step-",
         hint="ckptd verify /place/store/first",
-        waits_for="hints of a load",
     ),
     _altered(
         "directory-renamed",
         "mv $STORE/first/step-* $STORE/first/best",
         cause="first/best",
         place="best|first",
-        hint="hint: |load_from",
-        waits_for="a checkpoint under another name",
+        hint="mv /place/store/first/best /place/store/first/step-",
     ),
     _altered(
         "files-unreadable",
@@ -227,7 +219,6 @@ with connect("first") as client:
         cause="RestoreError: .*|Permission denied",
         place="r00000-p00.safetensors",
         hint="ckptd verify /place/store/first",
-        waits_for="hints of a load",
     ),
     Mistake(
         name="load-from-the-job",
@@ -262,7 +253,6 @@ with connect("first") as client:
         cause="(Damaged|Restore|Usage)Error: ",
         place="model.safetensors",
         hint="hint: |not a safetensors",
-        waits_for="a hint for files that are not safetensors",
     ),
     Mistake(
         name="keyed-then-without-key",
@@ -277,6 +267,5 @@ with connect("first") as client:
         cause="(Integrity|Restore)Error: .*key",
         place="step",
         hint="integrity_key_file|CKPTD_INTEGRITY_KEY_FILE",
-        waits_for="hints of a load",
     ),
 )
