@@ -291,7 +291,6 @@ with connect("first") as client:
         cause="MismatchError: ",
         place=r"state\['model'\]",
         hint="strict=False",
-        waits_for="item 3",
     ),
     Mistake(
         name="strict-is-said-to-save",

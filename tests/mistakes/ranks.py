@@ -29,7 +29,6 @@ client.close()
         hint=r"every rank calls save \(one rank alone: connect\(alone=True\)\)",
         never="drains are slow",
         ends=0,
-        waits_for="item 1",
     ),
     _ranks(
         "rank-0-saves-once-and-trains-on",
@@ -44,7 +43,6 @@ client.close()
         place="rank 1",
         hint=r"every rank calls save \(one rank alone: connect\(alone=True\)\)",
         ends=0,
-        waits_for="item 1",
     ),
     _ranks(
         "rank-0-connects",
@@ -198,7 +196,6 @@ client.close()
         place="node",
         hint="two nodes|several nodes|redundancy=",
         ends=0,
-        waits_for="item 11",
     ),
     Mistake(
         name="no-init-process-group",
