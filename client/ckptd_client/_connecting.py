@@ -7,8 +7,9 @@ from ckptd.protocol.variables import check_variables
 from ckptd_client import _settings
 from ckptd_client._argument_checks import as_flag, as_seconds, told_by_name
 from ckptd_client._group import find_group, lone_group
-from ckptd_client._link import Link, configured_store
+from ckptd_client._link import Link
 from ckptd_client._pickle import pickle_keys
+from ckptd_client._reaching import configured_store
 from ckptd_client._told import Settings
 from ckptd_client._topology import failure_told
 from ckptd_client.client import Client
@@ -75,11 +76,12 @@ def connect(  # noqa: PLR0913 - keyword-only settings
     there is a key: $CKPTD_INTEGRITY_KEY_FILE.
 
     The ranks tell each other where they run (torch.distributed, mpi4py): over several nodes, init_process_group comes
-    first. What fails on one rank before that is raised on all. Blocks until all ranks have called it and all earlier
-    ranks of the job are gone, for which it waits connect_timeout_s at most. Raises ConfigError, ConnectError,
-    UsageError.
+    first. What fails on one rank before that is raised on all. Blocks until all ranks have called it, and then until
+    all earlier ranks of the job are gone, for each of which it waits connect_timeout_s at most: the error names those
+    that did not come, or did not go, and all may call it again. Raises ConfigError, ConnectError, UsageError.
     """
-    group = lone_group() if as_flag("alone", alone) else find_group()
+    patience_s = as_seconds("connect_timeout_s", connect_timeout_s, such_as=60)
+    group = lone_group() if as_flag("alone", alone) else find_group(patience_s)
     with failure_told(group):
         check_variables(os.environ)
         place = _settings.arena_path(arena)
@@ -90,7 +92,7 @@ def connect(  # noqa: PLR0913 - keyword-only settings
             autostart=not os.environ.get("CKPTD_NO_AUTOSTART") if start is None else as_flag("start", start),
             takeover=as_flag("takeover", takeover),
             store_id=_settings.as_store_id(store_id),
-            connect_timeout_s=as_seconds("connect_timeout_s", connect_timeout_s, such_as=60),
+            connect_timeout_s=patience_s,
             pickle_keys=pickle_keys(allow_pickle),
             redundancy=_settings.as_scheme(redundancy),
             set_size=_settings.as_set_size(set_size),

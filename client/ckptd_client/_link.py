@@ -44,7 +44,6 @@ from ckptd_client.handle import HandleBook
 
 log = logging.getLogger("ckptd_client")
 T = TypeVar("T")
-_LISTENER_S = 1.0  # how long a daemon may take to say how it is configured
 _HURRIED_S = 4.0  # how long a save waits for a daemon that systemd, say, starts again
 _DOOR_S = 5.0  # connect is this much more patient than the door: its refusal says more than our impatience
 _SILENT_S = 1.0  # connect says what it waits for after this
@@ -99,14 +98,14 @@ class Link:
 
     def connect(self) -> list[str]:
         """First attachment, as part of a new incarnation. Returns warnings. Raises ConnectError and its kin."""
-        deadline = time.monotonic() + self.settings.connect_timeout_s
         said = threading.Timer(_SILENT_S, self._say_that_we_wait)
         said.daemon = True
         said.start()
         try:
             with failure_told(self.group):
                 self._holding.claim(takeover=self.settings.takeover)
-                self._make_rank_file()
+                self._make_rank_file().meet(self.group)
+                deadline = time.monotonic() + self.settings.connect_timeout_s  # who waits for ranks waits for no door
                 info = _until_one_stays(lambda: self._ask_node(deadline), deadline)
             self.balance = info.balance if self.settings.balance is None else self.settings.balance
             settings = self.settings
@@ -141,13 +140,14 @@ class Link:
                 self.settings.connect_timeout_s,
             )
 
-    def _make_rank_file(self) -> None:
+    def _make_rank_file(self) -> RankFile:
         """Also anew, when the arena was wiped: a daemon takes a rank without it for dead."""
         if self._rank_file is not None and self._rank_file.lost:
             self._rank_file.close()
             self._rank_file = None
         if self._rank_file is None:
             self._rank_file = RankFile(self.settings.arena, self.job, self.group.rank, self.group.session)
+        return self._rank_file
 
     def patient_until(self, patience_s: float | None) -> float:
         """How long (time.monotonic) a daemon that is gone is waited for, by who has only so much patience."""
@@ -456,21 +456,6 @@ class Link:
         except (CkptdError, zmq.ZMQError) as error:  # one that is there has heard it, or will not hear of it
             log.debug("ckptd: step %d was missed, and the daemon says of it: %s", save.step, error)
         del self._missed[save]
-
-
-def configured_store(arena: str) -> str:
-    """What the daemon of the arena has for jobs that name no store, empty if none runs or answers within a second."""
-    path = os.path.join(arena, places.SOCKET)
-    if not channel_listens(path):
-        return ""
-    channel = Channel(path, lambda _push: None)
-    try:
-        info = channel.request(lambda seq: AskNode(seq=seq), time.monotonic() + _LISTENER_S)
-    except CkptdError:
-        return ""
-    finally:
-        channel.close()
-    return info.store if isinstance(info, NodeInfo) else ""
 
 
 def _until_one_stays(talk: Callable[[], T], deadline: float) -> T:

@@ -5,14 +5,16 @@ import os
 import time
 from collections.abc import Sequence
 
-from ckptd.protocol.errors import ConnectError
+from ckptd.protocol.errors import CkptdError, ConnectError
+from ckptd.protocol.messages import AskNode, NodeInfo
 from ckptd.protocol.places import SOCKET
-from ckptd_client._channel import Channel
+from ckptd_client._channel import Channel, channel_listens
 from ckptd_client._launch import Launch
 
 log = logging.getLogger("ckptd_client")
 _LISTEN_S = 0.2  # how long a daemon that runs may take to accept a connection
 _START_S = 10.0  # how long a new one may take to get there
+_LISTENER_S = 1.0  # how long a daemon may take to say how it is configured
 _SILENT_S = 4.0  # a wait is told after this
 _LOOK_S = 0.1
 
@@ -57,3 +59,18 @@ def _await(channel: Channel, arena: str, began: float, deadline: float) -> None:
     if not channel.open(deadline):
         text = f"no daemon listens at {path}, and none came in {time.monotonic() - began:.3g} s"
         raise ConnectError(text, hint=f"{hint}, or let connect start it: connect(start=True)")
+
+
+def configured_store(arena: str) -> str:
+    """What the daemon of the arena has for jobs that name no store, empty if none runs or answers within a second."""
+    path = os.path.join(arena, SOCKET)
+    if not channel_listens(path):
+        return ""
+    channel = Channel(path, lambda _push: None)
+    try:
+        info = channel.request(lambda seq: AskNode(seq=seq), time.monotonic() + _LISTENER_S)
+    except CkptdError:
+        return ""
+    finally:
+        channel.close()
+    return info.store if isinstance(info, NodeInfo) else ""

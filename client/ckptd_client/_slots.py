@@ -18,6 +18,7 @@ from ckptd.protocol.ids import JobKey
 from ckptd.protocol.integrity import XXH3, Integrity
 from ckptd.protocol.slot import SEALS_NBYTES, Seal, next_seal
 from ckptd_client._copy_engines import CopyEngine, PinningError
+from ckptd_client._group import Group
 
 log = logging.getLogger("ckptd_client")
 
@@ -80,6 +81,18 @@ class RankFile:
     def lost(self) -> bool:
         """Whether the file is gone, as after rm -r or logind's RemoveIPC, so that nobody sees the lock."""
         return _file_at(self._path) != self._file
+
+    def meet(self, group: Group) -> None:
+        """Blocks until all ranks have such files, where they cannot ask each other. Raises ConnectError, and goes."""
+        if group.meet is None:
+            return
+        directory = os.path.dirname(self._path)
+        try:
+            group.meet(lambda rank: os.path.exists(os.path.join(directory, places.rank_file_name(rank, group.session))))
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._path)  # who comes later and sees it would take this rank for one that came
+            raise
 
     def close(self) -> None:
         """Lets go of the lock."""

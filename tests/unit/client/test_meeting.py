@@ -1,0 +1,133 @@
+"""Some ranks call connect and others do not: those that came name, in time, those that did not; then all connect."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import uuid
+
+import pytest
+
+import ckptd_client
+from ckptd_client import ConfigError
+from tests.cluster import Node
+
+BIN = os.path.dirname(sys.executable)
+SCRIPT = """
+import os, sys, time
+import torch
+import torch.distributed as dist
+import ckptd_client
+
+folder, how, comers = sys.argv[1], sys.argv[2], sys.argv[3].split(",")
+seconds, world = float(sys.argv[4]), int(sys.argv[5])
+if how == "mpiexec":
+    from mpi4py import MPI
+    rank = MPI.COMM_WORLD.Get_rank()
+else:
+    rank = int(os.environ["RANK"])
+if how == "gloo":
+    dist.init_process_group("gloo")
+if how == "file":
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world)
+if str(rank) in comers:
+    began = time.monotonic()
+    try:
+        ckptd_client.connect("job", start=False, connect_timeout_s=seconds)
+    except ckptd_client.ConnectError as error:
+        text = str(error).replace("\\n", " ")
+        print(f"rank {rank} after {time.monotonic() - began:.1f} s: {text}", flush=True)
+open(f"{folder}/tried-{rank}", "w").close()
+while sum(name.startswith("tried-") for name in os.listdir(folder)) < world:
+    time.sleep(0.02)
+for step in (1, 2):
+    with ckptd_client.connect("job", start=False) as client:
+        client.save({"w": torch.ones(4)}, step).wait("durable", 30)
+print(f"rank {rank} is good", flush=True)
+if dist.is_initialized():
+    dist.destroy_process_group()
+"""
+WORLD = 3
+CASES = [
+    ("gloo", "0", "ranks 1-2", 7.0),
+    ("gloo", "1,2", "rank 0", 3.0),
+    ("file", "0,2", "rank 1", 3.0),
+    ("torchrun", "0", "ranks 1-2", 3.0),
+    ("torchrun", "1,2", "rank 0", 3.0),
+    ("by hand", "0,1", "rank 2", 3.0),
+    ("mpiexec", "0", "ranks 1-2", 7.0),
+    ("mpiexec", "0,2", "rank 1", 3.0),
+    ("mpiexec", "1,2", "rank 0", 3.0),
+]
+
+
+def free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def launched(node: Node, how: str, *arguments: str) -> tuple[str, str]:
+    """Output and errors of all ranks, which must end well."""
+    words = (arguments[0] + "/ranks.py", arguments[0], how, *arguments[1:], str(WORLD))
+    shared = {"PYTHONWARNINGS": "ignore", "GLOO_SOCKET_IFNAME": "lo", "HYDRA_IFACE": "lo", "FI_PROVIDER": "tcp"}
+    commands: list[tuple[list[str], dict[str, str]]] = []
+    if how == "mpiexec":
+        commands = [([os.path.join(BIN, "mpiexec"), "-iface", "lo", "-n", str(WORLD), sys.executable], {})]
+    elif how == "torchrun":
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(WORLD)]
+        commands = [(launcher, {})]
+    else:
+        shared |= {"WORLD_SIZE": str(WORLD), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+        shared |= {"TORCHELASTIC_RUN_ID": uuid.uuid4().hex, "LOCAL_WORLD_SIZE": str(WORLD)}
+        commands = [([sys.executable], {"RANK": str(rank)}) for rank in range(WORLD)]
+    running = [
+        subprocess.Popen(
+            [*command, *words],
+            env=node.environ(**shared, **own),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for command, own in commands
+    ]
+    node.children += running  # a rank that hangs is ended with the node
+    done = [process.communicate(timeout=60) for process in running]
+    output, errors = ("".join(parts) for parts in zip(*done, strict=True))
+    assert [process.returncode for process in running] == [0] * len(running), errors[-3000:]
+    return output, errors
+
+
+@pytest.mark.timeout(100)
+@pytest.mark.parametrize(("how", "comers", "missing", "seconds"), CASES)
+def test_those_that_came_name_those_that_did_not_and_then_all_connect(tmp_path, how, comers, missing, seconds):
+    (tmp_path / "ranks.py").write_text(SCRIPT)
+    (tmp_path / "store").mkdir()
+    with Node(str(tmp_path / "store")) as node:
+        node.start()
+        output, errors = launched(node, how, str(tmp_path), comers, str(seconds))
+    found = re.findall(r"rank (\d) after (\S+) s: (.*)", output)
+    assert sorted(rank for rank, _, _ in found) == comers.split(",")
+    for _, took, text in found:
+        assert seconds - 0.5 <= float(took) < seconds + 4
+        assert text.startswith(f"{missing} of 3 did not call connect within {seconds:g} s")
+        assert "every rank calls connect; one rank alone: connect(alone=True)" in text
+    assert output.count("is good") == WORLD
+    waits = f"connect waits, up to {seconds:g} s, for {missing} of 3: every rank calls connect"
+    assert (waits in errors) is (seconds > 5)
+    assert "waitForInput" not in errors, "torch's store would say so each second"
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), -1, 0, float("inf"), "soon", None])
+def test_a_time_that_is_none_is_refused_in_one_line(seconds):
+    with pytest.raises(ConfigError, match=r"^connect_timeout_s=.*\n.*seconds above 0.*such as 60$"):
+        ckptd_client.connect("job", connect_timeout_s=seconds)
+
+
+@pytest.mark.parametrize(("name", "value"), [("WORLD_SIZE", "two"), ("RANK", "x")])
+def test_a_launchers_variable_that_is_no_number_is_named(monkeypatch, name, value):
+    for variable, text in {"WORLD_SIZE": "2", "RANK": "0", "TORCHELASTIC_RUN_ID": "r", name: value}.items():
+        monkeypatch.setenv(variable, text)
+    with pytest.raises(ckptd_client.UsageError, match=f"{name} is '{value}'"):
+        ckptd_client.connect("job")
