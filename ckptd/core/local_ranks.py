@@ -8,7 +8,7 @@ from ckptd.core import events as ev
 from ckptd.core.actions import Action, ToRank
 from ckptd.core.slots import SlotTable
 from ckptd.protocol.ids import JobKey, RunId
-from ckptd.protocol.messages import Done, End, Progress, Refused, Reply
+from ckptd.protocol.messages import Done, End, Notice, Progress, Refused, Reply
 
 
 @dataclass(slots=True)
@@ -115,6 +115,11 @@ class LocalRanks:
                 )
                 actions.append(self.to(local, refusal))
         return actions
+
+    def session_waits(self, order: ev.SessionWaits) -> list[Action]:
+        """A rank that stands at the door hears for whom its session waits."""
+        local = self.waiting.get((order.rank, order.session))
+        return [self.to(local, Notice(message=order.message, hint=order.hint))] if local is not None else []
 
     def replace(self, session: str) -> list[Action]:
         """Another session is the job now: those of others are out."""

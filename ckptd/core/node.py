@@ -145,12 +145,14 @@ class JobNode:
                 return self._order(event)
         raise AssertionError(f"no row for {event}")
 
-    def _order(self, order: ev.NodeMessage) -> list[Action]:
+    def _order(self, order: ev.NodeMessage) -> list[Action]:  # noqa: C901 - one line per order
         match order:
             case ev.SessionOpened():
                 return self._opened(order)
             case ev.SessionRefused():
                 return self.ranks.refused(order)
+            case ev.SessionWaits():
+                return self.ranks.session_waits(order)
             case ev.Introduced():
                 return self.membership.introduced(order, self.incarnation, self.standing.store_id)
             case ev.CommitFinished():

@@ -11,8 +11,9 @@ from msgspec.structs import replace
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, Claim, ScanStore, TakeIncarnation, ToNode
+from ckptd.core.door_reasons import Reason, late_at, speaker, still_running, unheard
 from ckptd.core.policy import Policy
-from ckptd.core.protection_view import few_names, less_than_asked
+from ckptd.core.protection_view import less_than_asked
 from ckptd.protocol.ids import ANY_STORE, NO_RUN, JobKey, RunId
 from ckptd.protocol.messages import Cadence, Progress
 from ckptd.protocol.node_messages import MAX_VOID
@@ -30,6 +31,7 @@ class Waiting:
     topology: Topology | None = None
     nodes: set[str] = field(default_factory=set)  # of the ranks that stand there
     outside: set[str] = field(default_factory=set)  # nodes that the job used before and this session does not
+    notified: bool = False  # it was told for whom it waits
     late: bool = False  # it was waited for them long enough
     visited: set[str] = field(default_factory=set)  # those of them that have said who lives there
     store_id: str = ""  # the store that the ranks ask for; empty: none in particular
@@ -310,21 +312,32 @@ class Sessions:
             del self._waiting[session]
             if not waiting.ranks:
                 continue
-            if not self._others(session):
-                actions.append(self._unheard(session, waiting))
-                continue
-            alive = ", ".join(f"rank {f.rank} (pid {f.pid} on {f.host})" for f in self._others(session))
-            text = f"job {self._job.job!r} is still running: {alive}"
-            hint = "end those processes, use another job name, or connect(..., takeover=True) to replace them"
-            actions.append(self._refusal(session, tuple(waiting.ranks), "connect", text, hint))
+            actions.append(self._refusal(session, tuple(waiting.ranks), "connect", *self._why(session, waiting)))
         return actions
 
-    def _unheard(self, session: str, waiting: Waiting) -> ToNode:
-        nodes = set(waiting.topology.nodes) if waiting.topology is not None else set()
-        silent = few_names(sorted(nodes - {node for node, _ in waiting.ranks.values()}))
-        text = f"no rank of node {silent} has come to the daemon of {self._node}"
-        hint = "can the daemons reach each other? ckptd status on both; peer_address, peer_port, firewalls"
-        return self._refusal(session, tuple(waiting.ranks), "connect", text, hint)
+    def _why(self, session: str, waiting: Waiting) -> Reason:
+        """Why the session is not let in."""
+        if others := self._others(session):
+            return still_running(self._job.job, others)
+        return unheard(self._node, waiting.topology, {node for node, _ in waiting.ranks.values()})
+
+    def _unnotified(self) -> dict[str, float]:
+        """Sessions at the door that have not been told for whom they wait, and when they are."""
+        waiting = [(session, waits) for session, waits in self._waiting.items() if waits.ranks and not waits.notified]
+        return {name: late_at(waits.since, running=bool(self._others(name))) for name, waits in waiting}
+
+    def _notify(self, now: float) -> list[Action]:
+        """Tells sessions that wait for whom, once: before they are refused, so that somebody can act."""
+        actions: list[Action] = []
+        if self._taking:
+            return []
+        for session in [name for name, due in self._unnotified().items() if now >= due]:
+            waiting = self._waiting[session]
+            waiting.notified = True
+            (rank, node), (text, hint) = speaker(waiting.ranks), self._why(session, waiting)
+            order = ev.SessionWaits(job=self._job, node=self._node, session=session, rank=rank, message=text, hint=hint)
+            actions.append(ToNode(job=self._job, node=node, message=order))
+        return actions
 
     @property
     def nodes(self) -> set[str]:
@@ -417,6 +430,7 @@ class Sessions:
         if self._taking:
             return None  # who gets the number is settled first
         times = [w.since + self._policy.connect_timeout_s for w in self._waiting.values()]
+        times += self._unnotified().values()
         times += [
             w.since + self._policy.outside_wait_s
             for w in self._waiting.values()
@@ -430,7 +444,7 @@ class Sessions:
             return []
         for waiting in self._waiting.values():
             waiting.late = waiting.late or now - waiting.since >= self._policy.outside_wait_s
-        return self._open_waiting(now)
+        return [*self._open_waiting(now), *self._notify(now)]
 
     def _welcome(self, node: str, ranks: tuple[int, ...], warnings: tuple[str, ...] = ()) -> ToNode:
         order = ev.SessionOpened(

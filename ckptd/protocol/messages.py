@@ -30,7 +30,7 @@ from ckptd.protocol.status import CheckpointStatus, Status
 from ckptd.protocol.topology import Peer, Scheme, Topology
 from ckptd.protocol.wording import cut
 
-VERSION = 3
+VERSION = 4
 MAX_MESSAGE_NBYTES = 1 << 20
 MAX_CAPACITY = 1 << 46
 
@@ -273,6 +273,13 @@ class SlotsRefused(_Push, frozen=True, kw_only=True):
     hint: str = ""
 
 
+class Notice(_Push, frozen=True, kw_only=True):
+    """Something that a person should know now, and what to type: for whom a session waits at the door."""
+
+    message: str
+    hint: str = ""
+
+
 class Progress(_Push, frozen=True, kw_only=True, tag="Progress"):
     """A save reached a milestone, or its end."""
 
@@ -321,8 +328,8 @@ class Forgotten(_Reply, frozen=True, kw_only=True):
 
 
 Reply = (
-    Done | Refused | Attached | NodeInfo | SlotGranted | SlotsRefused | Progress | LoadFrom | Steps | SlotsComing
-    | StatusReply | Forgotten
+    Done | Refused | Attached | NodeInfo | SlotGranted | SlotsRefused | Progress | Notice | LoadFrom | Steps
+    | SlotsComing | StatusReply | Forgotten
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

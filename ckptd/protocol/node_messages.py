@@ -339,6 +339,15 @@ class SessionRefused(NodeMessage, frozen=True, kw_only=True, tag="session-refuse
     hint: Text = ""
 
 
+class SessionWaits(NodeMessage, frozen=True, kw_only=True, tag="session-waits"):
+    """The session stands at the door: for whom it waits, for one of its ranks at the receiver."""
+
+    session: Session
+    rank: Rank
+    message: Text
+    hint: Text = ""
+
+
 class SaveStaged(NodeMessage, frozen=True, kw_only=True, tag="save-staged"):
     """Every rank's segment is sealed."""
 
@@ -522,9 +531,10 @@ class PieceTold(NodeMessage, frozen=True, kw_only=True, tag="piece-told"):
 
 
 Message = (
-    Report | SessionOpened | SessionRefused | SaveStaged | SaveWaits | EncodeOrdered | SaveProtected | Outlived
-    | SaveEnded | DrainOrdered | DrainDropped | PreemptOrdered | FetchOrdered | LoadOrdered | LoadRefused | ForeignRuns
-    | JobReleased | CommitFinished | Introduced | ColumnOffered | SealAsked | SealTold | PieceAsked | PieceTold
+    Report | SessionOpened | SessionRefused | SessionWaits | SaveStaged | SaveWaits | EncodeOrdered | SaveProtected
+    | Outlived | SaveEnded | DrainOrdered | DrainDropped | PreemptOrdered | FetchOrdered | LoadOrdered | LoadRefused
+    | ForeignRuns | JobReleased | CommitFinished | Introduced | ColumnOffered | SealAsked | SealTold | PieceAsked
+    | PieceTold
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

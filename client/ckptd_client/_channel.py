@@ -14,6 +14,7 @@ from ckptd.protocol import errors
 from ckptd.protocol.errors import CkptdError, ConnectError
 from ckptd.protocol.messages import (
     Attached,
+    Notice,
     Progress,
     Refused,
     Reply,
@@ -24,7 +25,7 @@ from ckptd.protocol.messages import (
     encode,
 )
 
-Push = SlotGranted | SlotsRefused | Progress
+Push = SlotGranted | SlotsRefused | Progress | Notice
 _TURN_S = 0.1  # a wait looks so often whether somebody with less time wants the connection
 _STRANGER = "detached"  # the code of a refusal: this daemon has not seen us attach
 _LOST = zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
@@ -132,7 +133,7 @@ class Channel:
             except zmq.Again:
                 return
             reply = decode_reply(frame)
-            if isinstance(reply, SlotGranted | SlotsRefused | Progress):
+            if isinstance(reply, Push):
                 self._on_push(reply)
                 continue
             if isinstance(reply, Attached):

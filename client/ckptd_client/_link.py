@@ -23,6 +23,7 @@ from ckptd.protocol.messages import (
     Detach,
     HandOver,
     NodeInfo,
+    Notice,
     Progress,
     Reply,
     Request,
@@ -46,7 +47,7 @@ log = logging.getLogger("ckptd_client")
 T = TypeVar("T")
 _HURRIED_S = 4.0  # how long a save waits for a daemon that systemd, say, starts again
 _DOOR_S = 5.0  # connect is this much more patient than the door: its refusal says more than our impatience
-_SILENT_S = 1.0  # connect says what it waits for after this
+_SILENT_S = 6.0  # connect says what it waits for after this, unless the daemons have said it better
 _LOOK_S = 0.1  # between two looks whether a slot is waited for in vain
 _PAUSE_S = 0.02  # between two daemons that end at once
 _RETRY_S = 15.0  # after a failed attempt to come back, saves fail at once for so long, or until a daemon listens
@@ -85,6 +86,7 @@ class Link:
         self._unacknowledged: dict[SaveId, HandOver] = {}
         self._forced: dict[SaveId, HandOver] = {}  # to be drained for sure, and not over yet
         self._missed: dict[SaveId, str] = {}  # failed here, with the reason, and nobody has been told yet
+        self._waits_for = ""  # while it connects, as far as this side knows
         self._retry_at = 0.0
         self._was_absent = False  # whether no daemon listened when the last attempt to come back failed
         self._replaced: StaleIncarnationError | None = None
@@ -112,7 +114,9 @@ class Link:
             alike = settings.alike(self.job)
             word = word_of(info, settings.arena, settings.redundancy, settings.set_size, alike)
             began = time.monotonic()
+            self._waits_for = "for all its ranks to find their daemons"
             self.topology = gather(self.group, word)
+            self._waits_for = f"for the store {self.job.store} to answer, or for old ranks of it to end"
             deadline += time.monotonic() - began  # who waits for a late rank has not waited at the door
             return _until_one_stays(lambda: self._enter(deadline), deadline)
         finally:
@@ -133,12 +137,9 @@ class Link:
         return self._attach(deadline + _DOOR_S)
 
     def _say_that_we_wait(self) -> None:
-        if self.group.rank == 0:
-            log.warning(
-                "ckptd: job %s waits, up to %g s: for all its ranks to connect, and for its old ranks to end",
-                self.job.job,
-                self.settings.connect_timeout_s,
-            )
+        if self.group.rank == 0 and self._waits_for:
+            patience_s = self.settings.connect_timeout_s
+            log.warning("ckptd: job %s waits, up to %g s, %s", self.job.job, patience_s, self._waits_for)
 
     def _make_rank_file(self) -> RankFile:
         """Also anew, when the arena was wiped: a daemon takes a rank without it for dead."""
@@ -307,6 +308,9 @@ class Link:
                 self._unacknowledged.pop(push.save, None)
             if push.end is not None:
                 self._forced.pop(push.save, None)
+        elif isinstance(push, Notice):
+            self._waits_for = ""  # the daemon knows it better
+            log.warning("ckptd: connect waits: %s; %s", push.message, push.hint)
         elif isinstance(push, SlotGranted):
             self.refusal, self._had = None, push.capacity
             self._grants += 1

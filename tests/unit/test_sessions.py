@@ -9,7 +9,7 @@ from ckptd.core import events as ev
 from ckptd.core.policy import Policy
 from ckptd.core.sessions import Sessions
 from ckptd.protocol.ids import MAX_INCARNATION, SaveId, incarnation_at
-from ckptd.protocol.messages import Attached, Cadence, Done, LoadFrom, Refused, SlotGranted, SlotsComing
+from ckptd.protocol.messages import Attached, Cadence, Done, LoadFrom, Notice, Refused, SlotGranted, SlotsComing
 from tests.runs import OTHER_RUN, RUN
 from tests.unit.a_job import KEY, AJob
 
@@ -420,3 +420,46 @@ def test_a_number_of_another_session_is_not_this_ones():
         job.say(ev.Report(job=KEY, node="node", event=has))
         assert (job.sessions.incarnation, job.sessions.run) == before
     assert job.sessions.next_number == 10
+
+
+# --- for whom a session waits at the door
+
+
+def notices(job: AJob, rank: int, session: str) -> list[Notice]:
+    return [message for message in job.told(rank, session) if isinstance(message, Notice)]
+
+
+def test_a_session_that_waits_for_old_ranks_hears_of_them_within_seconds_and_once():
+    job = AJob(world=2).start()
+    for rank in range(2):
+        job.say(ev.RankFound(job=KEY, rank=rank, session="a", pid=100 + rank, host="host"))
+        job.attach(rank, "b")
+    job.tick(2.9)
+    assert notices(job, 0, "b") == [], "ranks of a job that is started again at once take a moment to end"
+    job.tick(0.2)
+    (notice,) = notices(job, 0, "b")
+    assert notice.message == "job 'job' is still running: rank 0 (pid 100 on host), rank 1 (pid 101 on host)"
+    assert "end those processes, use another job name, or connect(..., takeover=True)" in notice.hint
+    job.tick(10)
+    assert len(notices(job, 0, "b")) == 1
+    assert notices(job, 1, "b") == [], "one rank says it for all"
+    for rank in range(2):
+        job.gone(rank)
+    assert job.of(act.TakeIncarnation)
+
+
+def test_a_door_that_opens_in_time_says_nothing():
+    job = AJob(world=1).start()
+    job.attach(0, "b")
+    job.tick(2)
+    job.gone(0)
+    job.number(2)
+    job.tick(10)
+    assert notices(job, 0, "b") == []
+
+
+def test_of_many_old_ranks_a_few_are_named():
+    job = AJob(world=100).start()
+    job.attach(0, "b")
+    job.tick(3.1)
+    assert notices(job, 0, "b")[0].message.endswith("rank 3 (pid 103 on host), ... (100 in all)")
