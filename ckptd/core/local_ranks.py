@@ -173,7 +173,7 @@ class LocalRanks:
 
     def save_waits(self, order: ev.SaveWaits) -> list[Action]:
         """Those that have delivered the save hear for whom it waits: to the others it is no news of theirs."""
-        news = Progress(save=order.save, reason=order.reason)
+        news = Progress(save=order.save, reason=order.reason, idle=order.idle)
         return [action for slot in self._slots.holding(order.save) for action in self.tell(slot.rank, news)]
 
     def done(self, rank: int, request: int) -> list[Action]:

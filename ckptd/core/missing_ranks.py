@@ -17,6 +17,7 @@ from ckptd.protocol.wording import named_ranks, ranges
 
 SILENT_S = 5.0
 SAVED_AGAIN_S = 2.0
+LOST_S = 12.0  # by then the daemons of a node that is lost are known not to answer
 _MAX_RUNS = 8
 _MAX_NODES = 4
 _ALONE = "(one rank alone: connect(alone=True))"
@@ -27,6 +28,7 @@ class _Said:
     """What was said of a save last, and when that is looked at again."""
 
     text: str
+    idle: bool
     again_at: float
 
 
@@ -52,11 +54,12 @@ class MissingRanks:
         for record in waiting:
             if now < self._due(record, waiting):
                 continue
-            text, before = self._text(record), self._said.get(record.save)
-            self._said[record.save] = _Said(text, now + SILENT_S)
-            if before is None or before.text != text:
-                record.reason = text
-                actions += self._notify(record)
+            before = self._said.get(record.save)
+            said = _Said(self._text(record), self._are_idle(record, now), now + SILENT_S)
+            self._said[record.save] = said
+            if before is None or (before.text, before.idle) != (said.text, said.idle):
+                record.reason = said.text
+                actions += self._notify(record, idle=said.idle)
         return actions
 
     def _waiting(self) -> list[Record]:
@@ -72,9 +75,9 @@ class MissingRanks:
         later = [r.since for r in waiting if r.save > record.save and not ranks.isdisjoint(r.delivered)]
         return min([record.since + SILENT_S, *(since + SAVED_AGAIN_S for since in later)])
 
-    def _notify(self, record: Record) -> list[Action]:
+    def _notify(self, record: Record, *, idle: bool) -> list[Action]:
         nodes = sorted({node for nodes in record.held.values() for node in nodes})
-        order = ev.SaveWaits(job=self._job, node=self._node, save=record.save, reason=record.reason)
+        order = ev.SaveWaits(job=self._job, node=self._node, save=record.save, reason=record.reason, idle=idle)
         return [ToNode(job=self._job, node=node, message=order) for node in nodes]
 
     def _text(self, record: Record) -> str:
@@ -82,8 +85,7 @@ class MissingRanks:
 
     def _cause(self, missing: Sequence[int]) -> str:
         """Why, as far as is known, what to type, and where to look."""
-        home = self._sessions.members
-        silent = [rank for rank in missing if home.get(rank) in self._sessions.unreachable]
+        home, silent = self._sessions.members, self._silent(missing)
         absent = [rank for rank in missing if rank not in home]
         idle = sorted(set(missing) - {*silent, *absent})
         causes = []
@@ -102,6 +104,15 @@ class MissingRanks:
         if idle:
             causes += self._places(idle)
         return "; ".join(causes)
+
+    def _are_idle(self, record: Record, now: float) -> bool:
+        """Whether the missing ranks are there and do not save. That another node is lost is not known at once."""
+        here = all(self._sessions.members.get(rank, self._node) == self._node for rank in record.missing)
+        return not self._silent(record.missing) and (here or now >= record.since + LOST_S)
+
+    def _silent(self, missing: Sequence[int]) -> list[int]:
+        """Those whose nodes do not answer: their daemons may come back, and what they save with them."""
+        return [rank for rank in missing if self._sessions.members.get(rank) in self._sessions.unreachable]
 
     def _places(self, ranks: Sequence[int]) -> list[str]:
         """Where these ranks run, by node."""

@@ -289,6 +289,7 @@ class Progress(_Push, frozen=True, kw_only=True, tag="Progress"):
     reason: Annotated[str, msgspec.Meta(max_length=1 << 16)] = ""
     apart: bool = False  # the ranks' shares were no whole: from now on each is to save all of its own
     where: Where | None = None  # what they differ in, as far as that is known
+    idle: bool = False  # the save waits for ranks whose nodes answer, and which do not save
 
 
 class LoadFrom(_Reply, frozen=True, kw_only=True):

@@ -355,10 +355,14 @@ class SaveStaged(NodeMessage, frozen=True, kw_only=True, tag="save-staged"):
 
 
 class SaveWaits(NodeMessage, frozen=True, kw_only=True, tag="save-waits"):
-    """Some ranks have delivered the save and others have not for too long: which, why, and what to type."""
+    """Some ranks have delivered the save and others have not for too long: which, why, and what to type.
+
+    ``idle``: their nodes answer, and they do not save: who waits for a slot that this save has waits in vain.
+    """
 
     save: SaveId
     reason: Text
+    idle: bool = False
 
 
 class EncodeOrdered(NodeMessage, frozen=True, kw_only=True, tag="encode-ordered"):

@@ -49,7 +49,7 @@ class SaveHandle:
         self._milestone: Milestone | None = None
         self._end: End | None = None
         self._reason = ""
-        self._failed_here = False
+        self._failed_here = self._idle = False
         self._began = time.monotonic()
         self._outlook = Outlook()
         self.stall_s = 0.0
@@ -150,6 +150,11 @@ class SaveHandle:
         return self._milestone is None and self._end is None
 
     @property
+    def waits_in_vain(self) -> bool:
+        """Whether it waits for ranks that are there and do not save, as of the last news."""
+        return self.waits and self._idle
+
+    @property
     def began(self) -> float:
         """When the save began, on the clock of time.monotonic."""
         return self._began
@@ -157,7 +162,8 @@ class SaveHandle:
     def hear(self, news: Progress) -> None:
         """Takes in what the daemon says."""
         if news.milestone is None and news.end is None:  # no more than for whom it waits
-            self._reason = news.reason if self.waits else self._reason
+            if self.waits:
+                self._reason, self._idle = news.reason, news.idle
             return
         if news.milestone is None and self._failed_here:
             return  # what happened here says more than what the daemon makes of it
@@ -257,7 +263,7 @@ class HandleBook:
         slots: that number; unsealed: saves that have none of these.
         """
         waiting = [handle for handle in self.waiting if handle.save_id not in unsealed]
-        late = [handle for handle in waiting if handle.reason and time.monotonic() >= handle.began + _PATIENCE_S]
+        late = [handle for handle in waiting if handle.waits_in_vain and time.monotonic() >= handle.began + _PATIENCE_S]
         return bool(late) and len(waiting) + (self.outlook.newest_staged is not None) >= slots
 
     def orphan(self, known: Iterable[SaveId], held: Iterable[SaveId]) -> None:

@@ -193,5 +193,5 @@ def test_texts_and_capacities_have_limits():
 
 
 def test_a_protocol_with_topologies_has_a_version_of_its_own():
-    """A daemon of version 1 would take the Attach and lose the topology, without a word."""
-    assert m.VERSION == 3
+    """A daemon of version 1 would take the Attach and lose the topology; a client of version 3 knows no Notice."""
+    assert m.VERSION == 4

@@ -18,6 +18,10 @@ def notices(job: AJob, rank: int = 0, save: SaveId = ONE) -> list[str]:
     return [m.reason for m in news if m.milestone is None and m.end is None]
 
 
+def idle(job: AJob) -> bool:
+    return any(m.idle for m in job.told(0) if isinstance(m, Progress))
+
+
 def shown(job: AJob) -> list[str]:
     return [one.reason for one in picture.checkpoints(job.catalogue.jobs[KEY], job.now)]
 
@@ -32,6 +36,7 @@ def test_five_seconds_of_silence_name_the_ranks_and_no_fewer():
     (text,) = notices(job)
     assert text == f"waits for ranks 1-7: {CALL}; ranks 1-7 are pids 101-107 on node"
     assert shown(job) == [text]
+    assert idle(job)
     assert notices(job, rank=1) == [], "rank 1 has not saved it, and hears nothing"
 
 
@@ -97,7 +102,20 @@ def test_ranks_of_a_node_that_does_not_answer_are_not_blamed():
     job.sessions.members[1] = "far"
     job.sessions.unreachable.add("far")
     job.tick(6)
+    assert not idle(job), "its daemon may come back: who waits for a slot goes on waiting"
     assert notices(job) == ["waits for rank 1: node far does not answer: ckptd status there"]
+
+
+def test_ranks_of_another_node_may_have_lost_their_daemon_before_it_is_known():
+    job = AJob(world=2).start()
+    job.stage(0, ONE)
+    job.sessions.members[1] = "far"
+    for seconds in (6, 5):
+        job.tick(seconds)
+        assert not idle(job)
+    job.tick(5)
+    assert idle(job)
+    assert len(set(notices(job))) == 1, "the client says it once"
 
 
 def test_a_save_that_was_found_in_memory_waits_for_no_rank_of_today():
