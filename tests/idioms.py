@@ -8,8 +8,8 @@ from pathlib import Path
 from tests.cluster import ROOT
 
 # All ranks of a job call these, or those that do wait for one that does not.
-COLLECTIVE = {"connect", "save", "load", "save_files", "load_files", "find", "async_save", "save_checkpoint",
-              "load_checkpoint", "save_state", "load_state"}  # fmt: skip
+COLLECTIVE = {"connect", "save", "load", "preempted", "save_files", "load_files", "find", "async_save",
+              "save_checkpoint", "load_checkpoint", "save_state", "load_state"}  # fmt: skip
 _OTHERS = {"torch.save", "torch.load", "json.load", "pickle.load", "np.save", "np.load", "numpy.save", "numpy.load"}
 _RANK = re.compile(
     r"(.*_)?rank|(.*_)?rank_zero(_only)?|get_(global_|node_local_)?rank|is_(local_)?main_process|is_(global_)?zero|"

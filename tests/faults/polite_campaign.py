@@ -206,6 +206,7 @@ class Episode:
         time.sleep(0.2)
         self._tell(ranks, "TERM all")
         self._judge(ranks.results(_CALL_S))
+        self.counts.kills["TERM all"] += 1
         ranks.call("leave", timeout_s=_CALL_S)
         ranks.kill()
 

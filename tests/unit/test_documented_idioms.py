@@ -38,6 +38,7 @@ def test_programs_are_found():
         "if int(os.environ.get('LOCAL_RANK', 0)) == 0:\n    client.save(state, 1)",
         "if self.rank == 0:\n    dcp.save(state, storage_writer=writer)",
         "@rank_zero_only\ndef save(state):\n    client.save(state, 1)",
+        "if rank == 0 and client.preempted(step):\n    stop = True",
         "match rank:\n    case 0:\n        client.save(state, 1)",
         "if rank == 0:\n    with ckptd_client.connect(job='y') as other:\n        pass",
     ],
