@@ -34,6 +34,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     counter: int | None = None
     result: str = "nothing"
     reason: str = ""
+    preempt_step: int | None = None  # at which ranks that ask save; it is what --wait waits for then
 
     def becomes(self, result: str, reason: str = "", *, of: CheckpointStatus | None = None) -> None:
         """The outcome changed; of: it is that of another checkpoint than before."""
@@ -45,7 +46,11 @@ class Outcome(msgspec.Struct, kw_only=True):
 @click.command(epilog=common.example("ckptd drain --wait --timeout 10m", "ckptd drain --job llama-7b"))
 @common.arena_option
 @click.option("--job", metavar="NAME", help="This job only; without it, every job of the daemon.")
-@click.option("--wait", is_flag=True, help="Return when it is durable (0), failed (1), or the time is over (3).")
+@click.option(
+    "--wait",
+    is_flag=True,
+    help="Return when it, or what ranks save that were asked to, is durable (0), failed (1), or the time is over (3).",
+)
 @click.option(
     "--preempt/--no-preempt",
     default=True,
@@ -62,7 +67,7 @@ def command(  # noqa: PLR0913, PLR0917 - what click was told to pass
     with Daemon(common.arena_of(arena)) as daemon:
         outcomes = [_ask(daemon, one, preempt=preempt) for one in _chosen(daemon.status(), job)]
         if wait:
-            _wait(daemon, outcomes, deadline_s, quiet=as_json)
+            _wait(daemon, outcomes, deadline_s, quiet=as_json, preempt=preempt)
     if as_json:
         common.print_json({"schema": SCHEMA, "jobs": outcomes})
     else:
@@ -110,20 +115,51 @@ def newest_staged(job: JobStatus) -> CheckpointStatus | None:
     return next((one for one in job.checkpoints if one.milestone is not None), None)
 
 
-def _wait(daemon: Daemon, outcomes: list[Outcome], deadline_s: float, *, quiet: bool) -> None:
+def _wait(daemon: Daemon, outcomes: list[Outcome], deadline_s: float, *, quiet: bool, preempt: bool) -> None:
     """Looks again until nothing is open. Outcomes change in place."""
     with _spinner(quiet) as spinner:
-        while any(outcome.result in _OPEN for outcome in outcomes):
-            status = daemon.status()
+        awaited = True  # ranks that were told may save where nothing was to be drained
+        while awaited or any(outcome.result in _OPEN for outcome in outcomes):
+            status, awaited = daemon.status(), False
             jobs = {(job.store, job.job): job for job in status.jobs}
             for outcome in outcomes:
-                if outcome.result in _OPEN:
-                    _judge(outcome, jobs.get((outcome.store, outcome.job)))
-                    if outcome.result in _OPEN and time.monotonic() >= deadline_s:
-                        outcome.becomes("timeout", outcome.reason)
+                job = jobs.get((outcome.store, outcome.job))
+                comes = preempt and _awaits_ranks(outcome, job)
+                if not comes and outcome.result in _OPEN:
+                    _judge(outcome, job)
+                if (comes or outcome.result in _OPEN) and time.monotonic() >= deadline_s:
+                    outcome.becomes("timeout", outcome.reason)
+                awaited |= comes and outcome.result != "timeout"
             if spinner is not None:
                 spinner.update(_progress(status))
             time.sleep(_LOOK_AGAIN_S)
+
+
+def _awaits_ranks(outcome: Outcome, job: JobStatus | None) -> bool:
+    """Whether ranks were told to save at one step and may still do so: that checkpoint is what counts then."""
+    if outcome.result in _EXIT_CODES:
+        return False
+    if job is None:
+        step = outcome.preempt_step
+        if step is not None and step >= 0:  # memory of a job that was closed is given back once it is durable
+            outcome.becomes("durable", f"the job has ended; what it saved at step {step} is durable")
+        return False
+    step = outcome.preempt_step = job.preempt_step
+    if step is None:
+        return False
+    saved = [one for one in job.checkpoints if one.incarnation == job.incarnation and one.step >= max(step, 0)]
+    safe = next((one for one in saved if one.milestone == Milestone.DURABLE), None)
+    if step >= 0 and safe is not None:
+        outcome.becomes("durable", of=safe)
+        return False
+    lost = next((one for one in saved if one.end in _LOST), None) if step >= 0 else None
+    if lost is not None:
+        outcome.becomes("failed", lost.reason or str(lost.end), of=lost)
+        return False
+    if not any(one.end is None for one in saved) and not any(rank.alive for rank in job.ranks):
+        return False
+    outcome.reason = f"all ranks save at step {step}" if step >= 0 else outcome.reason
+    return True
 
 
 @contextlib.contextmanager

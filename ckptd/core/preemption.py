@@ -42,6 +42,11 @@ class Preemption:
         return bool(self._session) and self._highest >= 0
 
     @property
+    def shown(self) -> int | None:
+        """For the status: the step, -1 while it is being agreed; None: nobody preempts the job, or no rank asks."""
+        return -1 if self.agreeing else self.step if self.listened else None
+
+    @property
     def agreeing(self) -> bool:
         """Whether nodes were asked, and the step is not fixed."""
         return self._until is not None

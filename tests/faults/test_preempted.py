@@ -12,7 +12,7 @@ from ckptd.verify import verify_path
 from tests.cluster import Node, wait_for
 from tests.faults.nodes.clusters import Zygote, a_cluster
 from tests.faults.ranks import Ranks, told
-from tests.faults.test_polite_kill import CLIENTS_OWN, SELDOM, begin, durable
+from tests.faults.test_polite_kill import CLIENTS_OWN, SELDOM, SLOW, begin, durable
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(90)]
 
@@ -69,6 +69,22 @@ def test_ckptd_drain_has_them_save_too(node: Node):
         in_steps(ranks)
         node.complete(sys.executable, "-m", "ckptd", "drain", timeout_s=20)
         same_step(ranks, node.store)
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_ckptd_drain_with_wait_returns_when_what_they_save_is_durable(node: Node, before: bool):
+    """What calls it is about to end the ranks, and the daemon too."""
+    node.start(*SLOW)
+    with Ranks(node, 2, nbytes=24 << 20) as ranks:
+        ranks.call("connect", drain_every=SELDOM)
+        if before:
+            ranks.call("save", 1)
+            ranks.call("wait", 1, "durable")
+        in_steps(ranks)
+        said = node.complete(sys.executable, "-m", "ckptd", "drain", "--wait", timeout_s=40)
+        newest = durable(node.store)[-1]
+        assert f"step {newest} is durable" in said
+        assert {found["step"] for found in ranks.results(40)} == {newest}
 
 
 def test_ckptd_drain_may_leave_them_alone(node: Node):

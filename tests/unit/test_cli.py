@@ -322,6 +322,26 @@ def test_drain_does_not_ask_for_what_is_durable(ckptd, monkeypatch):
     assert json.loads(out)["schema"] == 1
 
 
+def test_drain_of_a_job_that_saved_and_ended_in_between_is_no_failure(ckptd, monkeypatch):
+    told = with_job(STAGED)
+    told = msgspec.structs.replace(told, jobs=[msgspec.structs.replace(job, preempt_step=40) for job in told.jobs])
+    gone = msgspec.structs.replace(told, jobs=[])
+    monkeypatch.setattr(drain_verb, "Daemon", Daemon(with_job(STAGED), told, gone).connect)
+    monkeypatch.setattr(drain_verb, "_LOOK_AGAIN_S", 0.01)
+    code, out, _ = ckptd("drain", "--wait")
+    assert (code, "what it saved at step 40 is durable" in out) == (0, True)
+
+
+@pytest.mark.parametrize("checkpoints", [(), (DURABLE,)])
+def test_drain_does_not_wait_for_ranks_of_which_none_asks(ckptd, monkeypatch, checkpoints):
+    told = with_job(*checkpoints)
+    asked = msgspec.structs.replace(told, jobs=[msgspec.structs.replace(job, preempt_step=-1) for job in told.jobs])
+    monkeypatch.setattr(drain_verb, "Daemon", Daemon(told, asked, told).connect)
+    monkeypatch.setattr(drain_verb, "_LOOK_AGAIN_S", 0.01)
+    code, out, _ = ckptd("drain", "--wait", "--timeout", "20s")
+    assert (code, "durable" in out) == (0, bool(checkpoints))
+
+
 @pytest.mark.parametrize("checkpoints", [(), (DURABLE,)])
 def test_drain_asks_the_ranks_to_save_also_where_nothing_is_to_be_drained(ckptd, monkeypatch, checkpoints):
     daemon = Daemon(with_job(*checkpoints))
