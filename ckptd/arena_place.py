@@ -47,25 +47,24 @@ def misplaced(path: str, mounts: list[Mount]) -> str:
 
 def _check_kind(path: str) -> None:
     """Raises ConfigError for what is there and is no directory."""
-    if os.path.islink(path):
-        text = f"arena {path!r} is a symbolic link, and would be another place when somebody changes it"
-        raise ConfigError(text, hint=f"give the directory that it leads to: {os.path.realpath(path)}")
-    if os.path.lexists(path) and not os.path.isdir(path):
-        raise ConfigError(f"arena {path!r} is a file, not a directory", hint=_another())
+    if os.path.islink(path) or (os.path.lexists(path) and not os.path.isdir(path)):
+        _check_owner(path)
 
 
 def _check_owner(path: str) -> None:
-    _check_kind(path)
     found = os.lstat(path)
-    mode = stat.S_IMODE(found.st_mode)
-    if found.st_uid == os.geteuid() and not mode & 0o077 and mode & 0o700 == 0o700:  # noqa: PLR2004
+    mode, own = stat.S_IMODE(found.st_mode), found.st_uid == os.geteuid()
+    if stat.S_ISDIR(found.st_mode) and own and not mode & 0o077 and mode & 0o700 == 0o700:  # noqa: PLR2004
         return
-    own = found.st_uid == os.geteuid()
-    raise ConfigError(
-        f"arena {path!r} must be a directory of uid {os.geteuid()} with mode 0700; "
-        f"it is of uid {found.st_uid} with mode {mode:04o}",
-        hint=f"chmod 700 {path}, if nobody else is to use it, or {_another()}" if own else _another(),
-    )
+    it, hint = f"a file of uid {found.st_uid}", _another()
+    if stat.S_ISLNK(found.st_mode):
+        it = f"a symbolic link of uid {found.st_uid}"
+        hint = f"give the directory that it leads to: {os.path.realpath(path)}" if own else hint
+    elif stat.S_ISDIR(found.st_mode):
+        it = f"of uid {found.st_uid} with mode {mode:04o}"
+        hint = f"chmod 700 {path}, if nobody else is to use it, or {hint}" if own else hint
+    text = f"arena {path!r} must be a directory of uid {os.geteuid()} with mode 0700"
+    raise ConfigError(f"{text}; it is {it}", hint=hint)
 
 
 def _another() -> str:

@@ -33,7 +33,7 @@ ARGUMENTS = {  # what is given, the error, what it says, and what to type
     "arena: relative": ({"arena": "arena"}, ConfigError, "'arena' is not an absolute path", f"{os.getcwd()}/arena"),
     "arena: home": ({"arena": "~/a"}, ConfigError, "arena '~/a' is not an absolute path", os.path.expanduser("~/a")),
     "arena: address": ({"arena": "shm://a"}, ConfigError, "arena 'shm://a' is an address", "connect(arena=...)"),
-    "arena: a file": ({"arena": __file__}, ConfigError, "is a file, not a directory", "/dev/shm/ckptd-"),
+    "arena: a file": ({"arena": __file__}, ConfigError, "it is a file of uid", "/dev/shm/ckptd-"),
     "arena: no memory": ({"arena": "/etc/ckptd-arena"}, ConfigError, "which is no memory", "/dev/shm/ckptd-"),
     "arena: no parent": ({"arena": "/dev/shm/none/a"}, ConfigError, "no directory /dev/shm/none", "mkdir it"),
     "arena: not to be made": ({"arena": "/proc/arena"}, ConfigError, "'/proc/arena'", "/dev/shm/ckptd-"),
