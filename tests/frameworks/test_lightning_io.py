@@ -2,6 +2,7 @@
 
 import gc
 import os
+import tempfile
 import weakref
 
 import pytest
@@ -51,11 +52,12 @@ def value_of(path) -> float:
     return float(torch.load(path, weights_only=True)["state_dict"]["w"].mean())
 
 
-def test_what_is_wrong_is_told_before_the_training(node, tmp_path):
+def test_what_is_wrong_is_told_before_the_training(node):
     from ckptd_client.integrations.lightning import CkptdCheckpointIO  # noqa: PLC0415
 
-    with pytest.raises(ConnectError, match="no daemon"):
-        CkptdCheckpointIO(job="io", store=node.store, arena=str(tmp_path / "arena"), start=False, connect_timeout_s=1)
+    nobody = tempfile.TemporaryDirectory(prefix="ckptd-test-", dir="/dev/shm")
+    with nobody as arena, pytest.raises(ConnectError, match="no daemon"):
+        CkptdCheckpointIO(job="io", store=node.store, arena=arena, start=False, connect_timeout_s=1)
     with pytest.raises(ConfigError, match="no name"):
         CkptdCheckpointIO(store=node.store, arena=node.arena, start=False)
 
