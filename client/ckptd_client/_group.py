@@ -129,6 +129,9 @@ def _from_launcher(world_size: int, patience_s: float) -> Group:
             hint="call torch.distributed.init_process_group before connect, or start with torchrun or mpiexec",
         )
     rank, here = _number("RANK", 0), _number("LOCAL_WORLD_SIZE", world_size)
+    if rank >= world_size:
+        text = f"RANK is {rank}, and WORLD_SIZE {world_size}: there are ranks 0 to {world_size - 1}"
+        raise UsageError(text, hint="start with torchrun or mpiexec; for a job of this process: connect(alone=True)")
     if here < world_size:
         raise UsageError(
             f"{here} of the job's {world_size} ranks run on this node, and they cannot ask the others where those run",

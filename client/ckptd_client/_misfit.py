@@ -1,5 +1,6 @@
 """What of a state does not fit a checkpoint, in words, and what to type next."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -58,6 +59,13 @@ def _listed(differences: Sequence[str], where: str) -> str:
 def _differences(flat: Flat, here: dict[str, Any], saves: Saves) -> Iterable[Difference]:
     paths = dict(zip(flat.names, flat.paths, strict=True))
     extra = [name for name in saves.paths if name not in here]
+    ours = {path[:1] for path in flat.paths} | {prefix[:1] for prefix, _ in flat.statefuls}
+    gone = Counter(saves.paths[name][:1] for name in extra)
+    whole = {top: count for top, count in gone.items() if count > 1 and top not in ours}
+    for top, count in whole.items():  # an optimizer that was left out is one line, not hundreds
+        text = f"{format_path(top)}: in the checkpoint, not in the state: {count} values"
+        yield Difference(text, lacks=True)
+    extra = [name for name in extra if saves.paths[name][:1] not in whole]
     for name in [*flat.names, *extra]:
         path = paths.get(name) or saves.paths[name]
         inside = flat.in_stateful(path)

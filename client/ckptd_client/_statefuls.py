@@ -54,11 +54,14 @@ def _nested(content: Content) -> Any:
     return content[0][1] if len(content) == 1 and not content[0][0] else unflatten(content)
 
 
+_AS_SAVED = "make it as it was when it was saved, or leave it out of the state"
+
+
 def _not_taken(prefix: Path, stateful: Any, error: Exception, *, strict: bool) -> MismatchError:
     what = cut(error, 2000) if isinstance(error, RuntimeError | ValueError) else told(error)
     text = f"{format_path(prefix)}: {type(stateful).__name__} does not take what was saved: {what}"
     lacks = isinstance(error, KeyError) or (_KEYS_DIFFER in what and _SIZES_DIFFER not in what)
-    hint = LENIENT if strict and lacks else ""
+    hint = LENIENT if strict and lacks else _AS_SAVED
     if isinstance(stateful, torch.optim.Optimizer):
         hint = f"its state is matched by position: leave {format_path(prefix)} out of the state, or make it as it was"
     return MismatchError(text, hint=hint)

@@ -16,7 +16,10 @@ from ckptd_client._argument_checks import as_patience
 log = logging.getLogger("ckptd_client")
 _ORDER = list(Milestone)
 _FINAL = frozenset({End.DURABLE, End.SUPERSEDED, End.SKIPPED, End.ABANDONED, End.FAILED})
-_KEPT_HINT = "client.wait('durable') forces the newest; save(..., drain=True) forces one; drain_every decides"
+_HINTS = {
+    End.KEPT: "client.wait('durable') forces the newest; save(..., drain=True) forces one; drain_every decides",
+    End.ABANDONED: "the next save that every rank takes part in can be; where a rank has ended, start the job again",
+}
 MAX_HANDLES = 256  # beyond these, what has ended is let go
 MAX_OPEN = 4096
 _GONE = "the daemon that knew of it is gone"
@@ -116,7 +119,7 @@ class SaveHandle:
     def _out_of_reach(self, wanted: Milestone) -> SaveFailedError:
         text = f"step {self.step} will not become {wanted}: it ended {self._end}"
         text += f" ({self._reason})" if self._reason else ""
-        hint = _KEPT_HINT if self._end is End.KEPT else ""
+        hint = _HINTS.get(self._end, "") if self._end is not None else ""
         if wanted is Milestone.PROTECTED and self._outlook.scheme is Scheme.NONE:
             text += f"; without a drain nothing protects it: {self._outlook.why_none}"
             hint = _ALONE_HINT

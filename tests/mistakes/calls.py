@@ -257,7 +257,6 @@ with connect("first") as client:
         cause="MismatchError: ",
         place=r"state\['model'\]",
         hint="hint: ",
-        waits_for="item 3",
     ),
     Mistake(
         name="other-dtype",
@@ -313,7 +312,6 @@ with connect("first") as client:
         cause="MismatchError: ",
         place="optimizer",
         hint="strict=False",
-        waits_for="item 3",
     ),
     Mistake(
         name="another-kind-of-optimizer",
