@@ -119,7 +119,7 @@ handle.wait("staged", 8)
 """,
         cause="SaveFailedError: ",
         place="step 1[01]",
-        hint="rank 1 saved step 11, rank 0 saved step 10; all save one step",
+        hint="rank 1 saved step 11.*all save one step|rank 0 saved step 10.*all save one step",
     ),
     _ranks(
         "drain-every-per-rank",
