@@ -56,7 +56,6 @@ else:
         place="rank 1",
         hint=r"every rank calls connect|connect\(alone=True\)",
         ends=(1, 0),
-        waits_for="item 1",
     ),
     _ranks(
         "rank-0-loads",
@@ -255,7 +254,6 @@ with connect("first") as client:
             "MASTER_PORT": "1",
             "TORCHELASTIC_USE_AGENT_STORE": "True",
         },
-        waits_for="the environment of ranks",
     ),
     Mistake(
         name="two-runs-of-one-job",
@@ -292,7 +290,6 @@ connect("first")
         place=r"pid \d+|process \d+",
         hint="takeover=True",
         ends=7,
-        waits_for="item 8",
     ),
     Mistake(
         name="taken-over",
