@@ -87,6 +87,7 @@ class Link:
         self._forced: dict[SaveId, HandOver] = {}  # to be drained for sure, and not over yet
         self._missed: dict[SaveId, str] = {}  # failed here, with the reason, and nobody has been told yet
         self._waits_for = ""  # while it connects, as far as this side knows
+        self._held_up: ConnectError | None = None  # the same as the daemon has said it
         self._retry_at = 0.0
         self._was_absent = False  # whether no daemon listened when the last attempt to come back failed
         self._replaced: StaleIncarnationError | None = None
@@ -134,7 +135,12 @@ class Link:
         if self._channel is None or self._channel.lost:  # the daemon that was asked has ended since
             self._drop_channel()
             self._open_channel(deadline)
-        return self._attach(deadline + _DOOR_S)
+        try:
+            return self._attach(deadline + _DOOR_S)
+        except WaitTimeoutError:
+            if self._held_up is None:
+                raise
+            raise self._held_up from None  # says more than that there was no answer
 
     def _say_that_we_wait(self) -> None:
         if self.group.rank == 0 and self._waits_for:
@@ -310,6 +316,7 @@ class Link:
                 self._forced.pop(push.save, None)
         elif isinstance(push, Notice):
             self._waits_for = ""  # the daemon knows it better
+            self._held_up = ConnectError(push.message, hint=push.hint)
             log.warning("ckptd: connect waits: %s; %s", push.message, push.hint)
         elif isinstance(push, SlotGranted):
             self.refusal, self._had = None, push.capacity

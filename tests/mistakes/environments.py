@@ -123,7 +123,6 @@ python spawn.py""",
             "torch.multiprocessing.spawn.ProcessRaisedException",
         ),
         within_s=60.0,
-        waits_for="item 8",
     ),
     Mistake(
         name="saved-by-a-loader-worker",

@@ -267,10 +267,9 @@ if pid == 0:
 time.sleep(2)
 connect("first", connect_timeout_s=3)
 """,
-        cause="ConnectError: .*job first",
+        cause="ConnectError: job 'first' is still running",
         place=r"pid \d+|process \d+",
         hint="takeover=True",
-        waits_for="item 8",
     ),
     Mistake(
         name="two-runs-told-early",
