@@ -8,12 +8,20 @@ from typing import Any, NamedTuple
 
 from ckptd.pickling import DCP_FILESYSTEM, DCP_METADATA, Call, Global, Items, New, dumps
 from ckptd.protocol.boxes import is_whole
+from ckptd.protocol.errors import CkptdError
 from ckptd.protocol.layout import TORCH_DTYPES, Layout, Path, Shape, TensorEntry
 from ckptd.protocol.manifest import STOCK_OBJECTS
 
 VERSION = "1.0.0"  # of torch's format, which has had no other
 # A reader unpickles the whole file on every rank, at some 10 us a box, and the commit waits for it to be made.
 MAX_BOXES = 1_000_000
+
+
+class TooManyBoxesError(CkptdError):
+    """There are more than MAX_BOXES: stock readers are given no ``.metadata``."""
+
+    code = "too-many-boxes"
+
 
 _METADATA = Global(DCP_METADATA, "Metadata")
 _INDEX = Global(DCP_METADATA, "MetadataIndex")
@@ -60,7 +68,7 @@ def metadata_bytes(
 ) -> bytes | None:
     """Content of `.metadata` for layouts by rank; None when stock readers have no way to these files.
 
-    That is: a tensor without a torch.save archive around it, more than MAX_BOXES boxes, or nothing to list. objects:
+    That is: a tensor without a torch.save archive around it, or nothing to list. Raises TooManyBoxesError. objects:
     (offset, length) of each leaf in objects_file. Of boxes at one place the lowest rank's is listed, of ranks that
     disagree about type or shape of a name the lowest. A tensor that its boxes don't add up to is not listed: a reader
     has to find it missing, since the gaps would keep whatever its memory held.
@@ -96,8 +104,10 @@ def _collect(layouts: Iterable[Layout]) -> _Content | None:
         for alias, holder in layout.aliases.items():
             twins.setdefault(holder, []).append(alias)
         count += len(layout.tensors) + len(layout.aliases)
-        if count > MAX_BOXES or not all(entry.slice_nbytes for entry in layout.tensors):
+        if not all(entry.slice_nbytes for entry in layout.tensors):
             return None
+        if count > MAX_BOXES:
+            raise TooManyBoxesError(f"its tensors are in more than {MAX_BOXES:,} boxes")
         for entry in layout.tensors:
             file, start = layout.place(entry.slice_offset)
             box = _Box(file, start, entry)

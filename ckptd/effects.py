@@ -339,13 +339,17 @@ class Effects:
         job, save = action.job, action.save
 
         def answer(reply: Done | Failed) -> None:
-            nbytes, taken_over = 0, 0
+            nbytes, taken_over, left_out = 0, 0, ""
             if isinstance(reply, Done) and isinstance(reply.result, CommitOutcome):
                 nbytes, taken_over = reply.result.committed.nbytes, reply.result.taken_over
+                left_out = reply.result.left_out
                 self._note_all(job, [reply.result.note] if reply.result.note else [])
                 self._publishing.committed(job, save, published=reply.result.published)
+            problem = problem_of(reply)
             self._deliver(
-                ev.CommitEnded(job=job, save=save, nbytes=nbytes, taken_over=taken_over, problem=problem_of(reply))
+                ev.CommitEnded(
+                    job=job, save=save, nbytes=nbytes, taken_over=taken_over, problem=problem, left_out=left_out
+                )
             )
 
         writer, intents = f"ckptd {__version__}", self._publishing.intents(job, save)

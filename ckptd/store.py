@@ -8,7 +8,7 @@ import contextlib
 import functools
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 import msgspec
@@ -37,6 +37,7 @@ from ckptd.protocol.manifest import (
     Committed,
     Manifest,
     StockFile,
+    StockName,
     Vote,
     decode_manifest,
     encode_committed,
@@ -63,6 +64,7 @@ class CommitOutcome(msgspec.Struct, frozen=True, tag="committed"):
     note: str = ""
     taken_over: Incarnation = 0
     published: bool = True  # a trainer's files, or there is nothing to be published
+    left_out: str = ""  # why plain dcp.load finds no `.metadata`, though it was asked for
 
 
 # -- votes and commit --
@@ -104,10 +106,10 @@ def commit(  # noqa: PLR0913, PLR0917 - whose checkpoint, by whom, and what foll
     if by is not None:
         check_store(fs, key.store, by.store_id)
         check_counted(fs, key, save)
-    committed = committed_at(fs, place)
+    committed, left_out = committed_at(fs, place), ""
     if committed is None:
         try:
-            committed = _write_and_rename(fs, place, writer)
+            committed, left_out = _write_and_rename(fs, place, writer)
         except (OSError, DamagedError):
             # Another committer may have renamed the directory under us. Then all we wanted is at the target.
             committed = committed_at(fs, place)
@@ -128,16 +130,17 @@ def commit(  # noqa: PLR0913, PLR0917 - whose checkpoint, by whom, and what foll
     failpoints.reach("commit.after-latest")
     unpublished = publish(fs, key, save, intents)
     notes = [note, unpublished, _tidy(fs, place.final)]  # each whatever became of the others
-    return CommitOutcome(committed, "; ".join(filter(None, notes)), published=not unpublished)
+    return CommitOutcome(committed, "; ".join(filter(None, notes)), published=not unpublished, left_out=left_out)
 
 
-def _write_and_rename(fs: FileLayer, place: Place, writer: str) -> Committed:
+def _write_and_rename(fs: FileLayer, place: Place, writer: str) -> tuple[Committed, str]:
+    """The commit's record, and why there is no `.metadata`, if it was asked for."""
     votes = [read_vote(fs, place, node) for node in vote_names(fs, place)]
     manifest = make_manifest(votes, save=place.save, writer=writer, integrity=fs.integrity)
     _check_files(fs, place, manifest)
     failpoints.reach("commit.before-manifest")
-    stock = _publish_stock(fs, place, [vote for vote, _ in votes])
-    manifest = msgspec.structs.replace(manifest, stock=stock)
+    files, left_out = stock_files([vote for vote, _ in votes], place.save)
+    manifest = msgspec.structs.replace(manifest, stock=_publish_stock(fs, place, files))
     manifest, raw = _publish_manifest(fs, os.path.join(place.partial, MANIFEST), manifest)
     failpoints.reach("commit.before-committed")
     committed = make_committed(manifest, raw, fs.integrity)
@@ -150,7 +153,7 @@ def _write_and_rename(fs: FileLayer, place: Place, writer: str) -> Committed:
     fs.fsync_dir(place.partial)
     failpoints.reach("commit.before-rename")
     fs.rename(place.partial, place.final)
-    return committed
+    return committed, left_out
 
 
 def _check_files(fs: FileLayer, place: Place, manifest: Manifest) -> None:
@@ -159,7 +162,7 @@ def _check_files(fs: FileLayer, place: Place, manifest: Manifest) -> None:
     raise_first(parity_findings(place.partial, fs, manifest.parity))
 
 
-def _publish_stock(fs: FileLayer, place: Place, votes: list[Vote]) -> list[StockFile]:
+def _publish_stock(fs: FileLayer, place: Place, files: Mapping[StockName, bytes]) -> list[StockFile]:
     """What lies there for stock readers from now on, synced but for the names.
 
     Before the manifest, which pins their digests. As of the manifest, the first one stays: two committers of different
@@ -167,7 +170,7 @@ def _publish_stock(fs: FileLayer, place: Place, votes: list[Vote]) -> list[Stock
     anybody may have put there must not be proved by it.
     """
     found = []
-    for name, data in stock_files(votes, place.save).items():
+    for name, data in files.items():
         path = os.path.join(place.partial, name)
         ours = fs.publish(fs.write_temp(path, data), path)
         there = data if ours or fs.integrity.keyed else fs.read_file(path, MAX_RECORD_NBYTES)

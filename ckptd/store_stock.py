@@ -1,8 +1,9 @@
 """The files of a checkpoint that stock readers need beside the images, made from the votes. ckptd never reads them."""
 
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
-from ckptd.dcp_metadata import metadata_bytes
+from ckptd.dcp_metadata import TooManyBoxesError, metadata_bytes
 from ckptd.protocol.errors import DamagedError
 from ckptd.protocol.ids import SaveId
 from ckptd.protocol.layout import Layout, decode_layout
@@ -19,8 +20,15 @@ from ckptd.protocol.manifest import (
 from ckptd.store_publish import index_of
 
 
-def stock_files(votes: Iterable[Vote], save: SaveId) -> dict[StockName, bytes]:
-    """Name and content of each, none of them for images that stock readers cannot open.
+class Stock(NamedTuple):
+    """Name and content of each file. ``left_out``: why `.metadata` is none of them, though it was asked for."""
+
+    files: dict[StockName, bytes]
+    left_out: str = ""
+
+
+def stock_files(votes: Iterable[Vote], save: SaveId) -> Stock:
+    """What stock readers are given: none of it for images that they cannot open.
 
     The same for all votes that add up to this save, whichever node has how many of its ranks.
     """
@@ -31,12 +39,14 @@ def stock_files(votes: Iterable[Vote], save: SaveId) -> dict[StockName, bytes]:
     try:
         trainers = index_of(_layouts(records), save.text)
         if trainers is not None:
-            return files | {STOCK_FILES: trainers}
+            return Stock(files | {STOCK_FILES: trainers})
         index = objects.index if objects else {}
         metadata = metadata_bytes(_layouts(records), index, checkpoint_id=save.dirname, save_id=save.text)
     except DamagedError:
-        return files  # a layout that nobody can read is no reason to refuse the data
-    return files if metadata is None else files | {STOCK_METADATA: metadata}
+        return Stock(files)  # a layout that nobody can read is no reason to refuse the data
+    except TooManyBoxesError as error:
+        return Stock(files, error.message)
+    return Stock(files if metadata is None else files | {STOCK_METADATA: metadata})
 
 
 def _objects(votes: list[Vote]) -> StockObjects | None:

@@ -10,6 +10,7 @@ from ckptd.core.encodes import Encodes
 from ckptd.core.leave import Leave
 from ckptd.core.missed_loads import MissedLoads, agreed_by
 from ckptd.core.missing_ranks import MissingRanks
+from ckptd.core.notices import Notices
 from ckptd.core.policy import Policy
 from ckptd.core.preemption import Preemption
 from ckptd.core.protection_view import ProtectionView
@@ -51,6 +52,7 @@ class Coordinator:
         job, node, policy = self.job, self._node, self._policy
         self.saves = Saves(job, node, policy, self.roll_call)
         self._missing = MissingRanks(job, node, self.sessions, self.saves)
+        self._notices = Notices(job, self.sessions, self.saves)
         self.encodes = Encodes(job, node, policy)
         self.runs = Runs(job, node)
         routes = Routes(job, self.saves, self.encodes, node)
@@ -357,7 +359,7 @@ class Coordinator:
     def _committed(self, event: ev.CommitEnded, now: float) -> list[Action]:
         if not event.problem:
             self.runs.lineage.committed(event.save)
-        actions = self.saves.committed(event, now)
+        actions = [*self.saves.committed(event, now), *self._notices.committed(event)]
         if now >= self._looked_at + self._policy.store_look_s:  # others may have removed checkpoints
             self._looked_at = now
             actions.append(self._scan())
@@ -463,4 +465,4 @@ class Coordinator:
             self._rescan_at = None
             actions.append(self._scan())
         actions += self._load(self.restores.tick(now, self.sessions.world_size, self.saves))
-        return [*actions, *self.leave.when_safe(now)]
+        return [*actions, *self._notices.tick(now), *self.leave.when_safe(now)]

@@ -213,6 +213,7 @@ class CommitEnded(Event, frozen=True, kw_only=True):
     nbytes: int = 0
     taken_over: int = 0
     problem: str = ""
+    left_out: str = ""  # why plain dcp.load does not read it, though it was meant to
 
 
 class CheckpointRemoved(Event, frozen=True, kw_only=True):

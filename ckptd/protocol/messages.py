@@ -281,7 +281,7 @@ class Notice(_Push, frozen=True, kw_only=True):
 
 
 class Progress(_Push, frozen=True, kw_only=True, tag="Progress"):
-    """A save reached a milestone, or its end."""
+    """A save reached a milestone, or its end. ``notice``: what the user should know, for rank 0 to log."""
 
     save: SaveId
     milestone: Milestone | None = None
@@ -290,6 +290,7 @@ class Progress(_Push, frozen=True, kw_only=True, tag="Progress"):
     apart: bool = False  # the ranks' shares were no whole: from now on each is to save all of its own
     where: Where | None = None  # what they differ in, as far as that is known
     idle: bool = False  # the save waits for ranks whose nodes answer, and which do not save
+    notice: Annotated[str, msgspec.Meta(max_length=1 << 16)] = ""
 
 
 class LoadFrom(_Reply, frozen=True, kw_only=True):

@@ -307,6 +307,8 @@ class Link:
         if isinstance(push, Progress):
             push = self._with_names(push)
             self.book.hear([push])
+            if push.notice:
+                log.warning("ckptd: %s", push.notice)
             if push.apart and self.balance:
                 self.balance = False
                 log.warning("ckptd: from now on each rank saves all of its own: %s", push.reason)

@@ -1,6 +1,7 @@
-"""A thread that hears what becomes of saves while training calls nothing, for as long as a save waits for other ranks.
+"""A thread that hears what becomes of saves while training calls nothing.
 
-So a rank whose save waits for ranks that do not save says so within seconds. A part of Client.
+So a rank whose save waits for ranks that do not save says so within seconds, and rank 0 what its user should know of
+drains. A part of Client.
 """
 # ruff: noqa: SLF001 - see above
 
@@ -16,6 +17,7 @@ from ckptd.protocol.errors import CkptdError
 
 if TYPE_CHECKING:
     from ckptd_client.client import Client
+    from ckptd_client.handle import SaveHandle
 
 _PAUSE_S = 0.4
 _LATE_S = 15.0  # when all that can be said of a save has been said
@@ -23,12 +25,16 @@ _LATE_PAUSE_S = 2.0
 
 
 class Listening:
-    """One client's. The thread begins with a hand-over and ends when no save waits, the client or the process ends."""
+    """One client's. The thread begins with a hand-over.
+
+    It ends when no save waits for other ranks, and on rank 0 when each has its end; with the client, and the process.
+    """
 
     def __init__(self, client: "Client") -> None:
         self._client = weakref.ref(client)
         self._lock = threading.Lock()
-        self._runs = client.group.world_size == 1  # then a save waits for nobody, and it never begins
+        self._runs = False
+        self._to_the_end = client.group.rank == 0
 
     def begin(self) -> None:
         """A segment was handed over. Never blocks."""
@@ -47,9 +53,15 @@ class Listening:
                 with contextlib.suppress(CkptdError, zmq.ZMQError):
                     client._pump(0.0)
             with self._lock:
-                waiting = client._link.book.waiting if client is not None and not client._closed else []
+                waiting = self._waiting(client)
                 if not waiting or not main.is_alive():
                     self._runs = False
                     return
             pause = _PAUSE_S if time.monotonic() < waiting[0].began + _LATE_S else _LATE_PAUSE_S
             del client, waiting
+
+    def _waiting(self, client: "Client | None") -> "list[SaveHandle]":
+        """Saves of which there is more to hear, the oldest first."""
+        if client is None or client._closed:
+            return []
+        return client._link.book.open if self._to_the_end else client._link.book.waiting

@@ -138,6 +138,11 @@ class SaveHandle:
         return self._milestone
 
     @property
+    def known_end(self) -> End | None:
+        """The end as of the last news."""
+        return self._end
+
+    @property
     def in_vain(self) -> bool:
         """Whether it has ended as of the last news, and no bytes of it were ever whole."""
         return self._milestone is None and self._end in (End.FAILED, End.SKIPPED, End.ABANDONED)
@@ -254,6 +259,11 @@ class HandleBook:
     def waiting(self) -> list[SaveHandle]:
         """Saves that are neither staged nor over, the oldest first."""
         return [handle for handle in list(self._handles.values()) if handle.waits]
+
+    @property
+    def open(self) -> list[SaveHandle]:
+        """Saves whose end is not known, the oldest first."""
+        return [handle for handle in list(self._handles.values()) if handle.known_end is None]
 
     @property
     def waits_for(self) -> str:

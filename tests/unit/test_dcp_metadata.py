@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ckptd import dcp_metadata
-from ckptd.dcp_metadata import metadata_bytes
+from ckptd.dcp_metadata import TooManyBoxesError, metadata_bytes
 from ckptd.pickling import ALLOWED
 from ckptd.protocol import layout as lay
 from ckptd.protocol.ids import file_name
@@ -273,7 +273,8 @@ def test_there_is_none_without_archives_or_for_too_many_boxes(monkeypatch):
     assert make([a_layout(0, [])], {"step": (0, 3)}) is not None
     monkeypatch.setattr(dcp_metadata, "MAX_BOXES", 2)
     assert make([a_layout(0, [entry("w")], aliases={"a": "w"})]) is not None
-    assert make([a_layout(0, [entry("w")], aliases={"a": "w", "b": "w"})]) is None
+    with pytest.raises(TooManyBoxesError, match="more than 2 boxes"):
+        make([a_layout(0, [entry("w")], aliases={"a": "w", "b": "w"})])
 
 
 def test_a_leaf_that_some_rank_has_as_a_tensor_is_the_tensor():

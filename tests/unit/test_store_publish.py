@@ -16,6 +16,7 @@ from ckptd.protocol.manifest import LINKED, STOCK_FILES, UNPUBLISHED
 from ckptd.protocol.publication import Publication, check_publication
 from ckptd.store import remove_checkpoint
 from ckptd.store_publish import is_linked_to, publish, publish_left, publish_own_part, publish_to
+from ckptd.store_stock import Stock
 from tests.checkpoints import write_files
 from tests.runs import OTHER_RUN, RUN
 
@@ -248,7 +249,7 @@ def test_a_link_for_a_file_of_the_checkpoint_gets_no_second_name(saved, key, out
 def test_an_index_that_leads_elsewhere_is_refused(name, file, saved, out, monkeypatch) -> None:
     """Also one that was committed so."""
     index = json.dumps({"save_id": OLD.text, "files": {name: file}}).encode()
-    monkeypatch.setattr("ckptd.store.stock_files", lambda *_: {STOCK_FILES: index})
+    monkeypatch.setattr("ckptd.store.stock_files", lambda *_: Stock({STOCK_FILES: index}))
     write_files(saved.key, OLD, {"a": b"old"}, None)
     open(saved.path(OLD, UNPUBLISHED), "wb").close()
     saved[OLD] = Publication(str(out / "best"), True, names=("a", name))

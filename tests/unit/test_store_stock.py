@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from ckptd import verify
+from ckptd import dcp_metadata, verify
 from ckptd.filelayer import FileLayer
 from ckptd.pickling import dumps
 from ckptd.protocol import layout as lay
@@ -108,6 +108,23 @@ def test_a_layout_that_nobody_can_read_costs_only_the_metadata(tmp_path):
     assert [stock.name for stock in manifest_of(final).stock] == [STOCK_OBJECTS]
 
 
+def test_too_many_boxes_cost_the_metadata_and_are_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(dcp_metadata, "MAX_BOXES", 2)
+    (tmp_path / "store").mkdir()
+    place = drain(tmp_path / "store", slots_in(tmp_path))
+    outcome = commit(FileLayer(), place.key, SAVE, "test")
+    assert outcome.left_out == "its tensors are in more than 2 boxes"
+    assert [stock.name for stock in manifest_of(Path(place.final)).stock] == [STOCK_OBJECTS]
+    assert commit(FileLayer(), place.key, SAVE, "test").left_out == "", "it was committed before"
+
+
+def test_without_archives_nothing_was_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(dcp_metadata, "MAX_BOXES", 2)
+    (tmp_path / "store").mkdir()
+    place = drain(tmp_path / "store", slots_in(tmp_path, archives=False))
+    assert commit(FileLayer(), place.key, SAVE, "test").left_out == ""
+
+
 def test_a_committer_of_another_version_keeps_what_the_first_wrote(place):
     """The first was killed when it had written its own idea of `.metadata`."""
     theirs = dumps("of another version")
@@ -125,7 +142,7 @@ def test_the_split_into_votes_does_not_matter(tmp_path):
         make_vote(key, SAVE, "b", [slots[0]], world_size=2, objects=OBJECTS),
     ]
     assert stock_files(one, SAVE) == stock_files(two, SAVE)
-    assert list(stock_files(one, SAVE)) == STOCK
+    assert list(stock_files(one, SAVE).files) == STOCK
 
 
 # -- verify --
