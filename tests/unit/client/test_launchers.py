@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import ckptd_client
-from ckptd_client import CkptdError, RestoreError, UsageError, client
+from ckptd_client import CkptdError, RestoreError, UsageError, _connecting
 from ckptd_client._group import Group
 from tests.cluster import CODE, Node
 
@@ -133,7 +133,7 @@ def ranks(node, job, monkeypatch):
             try:
                 with lock:
                     size = sizes[rank] if sizes else len(parts)
-                    monkeypatch.setattr(client, "find_group", lambda *_: Group(rank, size, session))
+                    monkeypatch.setattr(_connecting, "find_group", lambda *_: Group(rank, size, session))
                     link_up = ckptd_client.connect(name, store=node.store, arena=node.arena, start=False, **settings)
                     clients.append(link_up)
                 barrier.wait(10)
@@ -234,7 +234,7 @@ def test_ranks_that_disagree_about_the_size_are_told(ranks):
 
 def test_a_rank_that_was_refused_at_the_door_is_not_waited_for(tmp_path, monkeypatch):
     def connect(rank, size):
-        monkeypatch.setattr(client, "find_group", lambda *_: Group(rank, size, "session"))
+        monkeypatch.setattr(_connecting, "find_group", lambda *_: Group(rank, size, "session"))
         return ckptd_client.connect("door", store=node.store, arena=node.arena, start=False)
 
     with Node(str(tmp_path)) as node:
@@ -282,7 +282,7 @@ def test_ranks_that_cannot_find_each_other_are_told_what_to_call(environ, messag
     for item in environ.items():
         monkeypatch.setenv(*item)
     with pytest.raises(UsageError, match=message):
-        client.find_group()
+        _connecting.find_group()
 
 
 def test_a_job_that_is_started_twice_under_one_name_and_port_is_two_sessions(tmp_path):
