@@ -46,7 +46,7 @@ def connect(  # noqa: PLR0913 - keyword-only settings
     drain_every: which staged checkpoints go there: a run's first one, and with 100 the first at or after each multiple
     of 100 steps, with "300s" one in so many seconds. layout: "plain" for images without torch.save archives, which
     plain dcp.load does not read. save_timeout_s: the longest that save may hold up training, default
-    $CKPTD_SAVE_TIMEOUT_S or 10; a first save without prepare also waits for its memory, at most a second per 100 MB.
+    $CKPTD_SAVE_TIMEOUT_S or 10; a first save whose memory is not made yet waits for that too, a second per 100 MB.
     start: False starts no daemon, and waits for one (also $CKPTD_NO_AUTOSTART=1). takeover: replaces ranks of this job
     that run.
     store_id: the id of the store (`ckptd list` shows it), default $CKPTD_STORE_ID: any other store at that path, or

@@ -75,6 +75,7 @@ class Link:
         self.refusal: CkptdError | None = None  # why slots are missing
         self.handed_over: Callable[[], object] = int  # called when the daemon has another segment of this rank's
         self.slots = Slots(os.path.join(settings.arena, places.job_dir(job)))
+        self.on_slots_coming: Callable[[], None] = lambda: None
         self._channel: Channel | None = None
         self._rank_file: RankFile | None = None
         self._holding = Holding(settings.arena, job, group.rank)
@@ -371,9 +372,8 @@ class Link:
         assert isinstance(answer, SlotsComing)  # noqa: S101 - the reply to AskSlots
         self.capacity, self._grants_before, self._grants_due = capacity, before, before + answer.count
         self._allocated_by = deadline + capacity / _ALLOCATED_PER_S
-        stale = [name for name, size in self.slots.granted.items() if size < capacity]
-        for name in stale:
-            self.slots.withdraw(name)
+        self.slots.withdraw_below(capacity)
+        self.on_slots_coming()
 
     @property
     def all_granted(self) -> bool:

@@ -6,6 +6,7 @@ import fcntl
 import logging
 import mmap
 import os
+from collections.abc import Callable
 
 import torch
 
@@ -22,6 +23,7 @@ from ckptd_client._group import Group
 
 log = logging.getLogger("ckptd_client")
 
+_POPULATE_NBYTES = 16 << 20  # 1 ms in small pages
 _ARENA_HINT = "set another with connect(arena=...) or CKPTD_ARENA"
 
 
@@ -124,6 +126,7 @@ class SlotMap:
         self.views: list[torch.Tensor] = []  # of the tensors of the plan below
         self.plan_id = ""
         self.pinned: bool | None = None  # None: nobody asked
+        self.populated = False
 
     @property
     def capacity(self) -> int:
@@ -135,10 +138,19 @@ class SlotMap:
         """The slot's bytes."""
         return self.mapping.view
 
-    def populate(self) -> None:
-        """Maps every page now, so that the first copy is as fast as the next. Blocks; kernels before 5.14 skip it."""
+    def populate(self, stop: Callable[[], bool] = lambda: False) -> None:
+        """Maps every page now, so that the first copy is as fast as the next. Blocks; kernels before 5.14 skip it.
+
+        In parts, between which stop may end it: a part holds the process's memory lock.
+        """
+        if self.populated:
+            return
         with contextlib.suppress(OSError):
-            self.mapping.advise(POPULATE_WRITE)
+            for start in range(0, self.mapping.nbytes, _POPULATE_NBYTES):
+                if stop():
+                    return
+                self.mapping.advise(POPULATE_WRITE, start, min(_POPULATE_NBYTES, self.mapping.nbytes - start))
+        self.populated = True
 
     def pin(self, engine: CopyEngine) -> None:
         """Registers the slot with the copy engines of all devices, once, until it is unmapped. Blocks, never raises.
@@ -203,6 +215,10 @@ class Slots:
     def withdraw(self, name: str) -> None:
         """The slot is not granted any more."""
         self.granted.pop(name, None)
+
+    def withdraw_below(self, capacity: int) -> None:
+        """No smaller slot is granted any more."""
+        self.granted = {name: nbytes for name, nbytes in self.granted.items() if nbytes >= capacity}
 
     def path(self, name: str) -> str:
         """Absolute path of a slot."""

@@ -32,11 +32,11 @@ from ckptd_client._overlapping import Overlapping, Verify
 from ckptd_client._pickle import PickleKeys
 from ckptd_client._plan import Plan, Values, gather, make_plan
 from ckptd_client._preemption import Preemptible
+from ckptd_client._preparing import Preparing
 from ckptd_client._replicas import warn_of_idle
 from ckptd_client._restored import Restored, finished
 from ckptd_client._restored_files import RestoredFiles
 from ckptd_client._segments import Segment
-from ckptd_client._slot_writing import pin_for, slot_views
 from ckptd_client._staging import stage_or_fail, was_delivered
 from ckptd_client._stats import Stats
 from ckptd_client._still_staged import are_still
@@ -65,6 +65,8 @@ class Client(Preemptible):
         self._segments: list[Segment] = []  # still to be sealed: saves of DCP's, in two steps, and overlapped ones
         self._overlapping = Overlapping(self)
         link.handed_over = Listening(self).begin
+        self._preparing = Preparing(self)
+        link.on_slots_coming = self._preparing.begin
         self._stock = StockLeaves() if dual and link.group.rank == 0 else None
         self._counter, self._last_step, self._highest = 0, -1, -1
         self._steps: set[int] = set()
@@ -170,30 +172,14 @@ class Client(Preemptible):
     def prepare(self, state: dict[str, Any]) -> None:
         """Plans; has all slots allocated, mapped and, for GPUs, pinned: a first save costs what the next will. Blocks.
 
+        load has it done in the background, but for the pinning.
+
         Raises UsageError for what cannot be saved, BudgetError, with the numbers, when the slots do not fit.
         """
         check_not_capturing()
         with self._first_settled(time.monotonic() + self._save_timeout_s, patient=True):
             self._check_open()
-            values = self._gather(state)
-            deadline = time.monotonic() + 600.0
-            self._link.ensure(deadline)
-            self._fit_slots(self._plan_capacity(values), deadline)
-            seen = 0
-            while True:
-                if self._link.refusal is not None:
-                    raise self._link.refusal
-                if self._link.slots.count > seen:
-                    seen = self._link.slots.count
-                    self._link.slots.populate()
-                    for slot in self._link.slots.maps():
-                        slot_views(slot, self._plan)
-                        pin_for(slot, values.tensors)
-                if self._link.all_granted:
-                    return
-                self._link.pump(time.monotonic() + 1.0)
-                if time.monotonic() > deadline:
-                    raise WaitTimeoutError("the slots were not ready after 600 s")
+            self._preparing.make_ready(state)
 
     def save(self, state: dict[str, Any], step: int | None = None, *, drain: bool = False) -> SaveHandle:
         """Stages the state and returns as soon as training may go on.
@@ -205,6 +191,7 @@ class Client(Preemptible):
         deadline = time.monotonic() + self._save_timeout_s
         with self._first_settled(deadline) as mine:
             self._check_open()
+            self._preparing.forget_steps()
             save = self._number(step, state)
             check_not_capturing()  # after the count: so all ranks count alike
             plans, asked = self._stats.plans, time.monotonic()
@@ -313,6 +300,7 @@ class Client(Preemptible):
             return  # the next daemon is told
         text = str(error) if isinstance(error, CkptdError) else f"{type(error).__name__}: {error}"
         handle.fail(End.FAILED, text)
+        self._preparing.know(error)
         self._stats.failed += 1
         log.warning("ckptd: step %d was not saved: %s", handle.step, text)
         if deadline is not None:
@@ -384,6 +372,8 @@ class Client(Preemptible):
         runs have one incarnation number and the store does not tell which is the job's: the error names both.
         strict: whether state and checkpoint must have the same keys. strict=False loads what both have, as exactly as
         ever, and notes names what is only in one: that stays as it is. An optimizer must have the same parameters.
+        Afterwards the memory for saves of this state is made in the background, from the first step on where an
+        optimizer has no state before it; a warning says when it cannot be had.
         Raises MismatchError, with the keys, when the state does not fit or an object does not keep what was saved,
         RestoreError when there is a checkpoint but none can be read: the tensors may then hold parts of it.
         """
@@ -394,9 +384,10 @@ class Client(Preemptible):
             self._check_open()
             order, segment = load(self._link, state, step, chosen, strict=strict)
             self._begin_incarnation(order)
-            if segment is None:
-                return None
-            return finished(state, segment, order.notes, began=began, rank=self._link.group.rank)
+            rank = self._link.group.rank
+            restored = finished(state, segment, order.notes, began=began, rank=rank) if segment is not None else None
+            self._preparing.after_load(state)
+            return restored
 
     def load_from(
         self, path: str | os.PathLike[str], state: dict[str, Any], *, together: bool = False,
@@ -515,9 +506,11 @@ class Client(Preemptible):
         """
         if not self._owner.is_here:
             return
+        self._preparing.join(self._save_timeout_s)
         with self._first_settled(time.monotonic() + self._save_timeout_s, patient=True):
             if not self._closed:
                 self._closed = True
+                self._preparing.forget_steps()
                 self._overlapping.detach()
                 self._forget_preemption()
                 self._link.close()

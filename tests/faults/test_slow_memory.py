@@ -66,6 +66,17 @@ def test_a_second_save_that_finds_no_slot_says_that_its_memory_is_on_its_way(nod
 
 
 @pytest.mark.usefixtures("patient")
+def test_a_load_has_slow_memory_made_before_the_first_save(node, join):
+    start(node, 1.0)
+    client = join(save_timeout_s=TIMEOUT_S)
+    assert client.load(STATE) is None
+    time.sleep(1 + SLACK_S)  # training
+    handle = client.save(STATE, 1)
+    assert handle.stall_s < TIMEOUT_S, handle
+    assert handle.wait("durable", 20).step == 1
+
+
+@pytest.mark.usefixtures("patient")
 def test_a_first_slot_is_made_before_the_second_ones_of_others(node, join):
     start(node, 2.0)
     early, late = join("early"), join("late")

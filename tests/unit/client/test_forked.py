@@ -12,6 +12,7 @@ import torch
 import ckptd_client
 from ckptd_client import Client, SaveHandle, UsageError
 from ckptd_client.dcp import CkptdStager, CkptdWriter
+from tests.cluster import wait_for
 
 SECONDS = 10  # then a child is killed
 
@@ -150,6 +151,7 @@ def test_a_child_that_leaves_the_client_disturbs_nobody(saved):
             client.save(state)
         client.close()
 
+    wait_for(lambda: client._preparing._thread is None)  # it hears of slots
     before = client._link.slots.count
     assert in_child(leaves) == "None"
     assert client._link.slots.count == before
