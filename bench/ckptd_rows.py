@@ -169,6 +169,29 @@ def cold(bench: Bench) -> list[Row]:
     ]
 
 
+def first(bench: Bench) -> list[Row]:
+    """First saves on nodes that have made no memory yet: some seconds of training after a load, and at once."""
+    loaded: list[Sample] = []
+    bare: list[Sample] = []
+    settled: list[Sample] = []
+    for turn in range(bench.repeat):
+        for found in (loaded, bare):
+            bench.node.stop()
+            bench.node.start()
+            with bench.node.client(f"first-{turn}-{'loaded' if found is loaded else 'bare'}") as client:
+                if found is loaded:
+                    client.load(bench.state)
+                    time.sleep(_IDLE_S)
+                saves = [save(bench, client, bench.state).stall for _ in range(_SETTLED_SAVES + 2)]
+            found.append(saves[0])
+            settled.extend(saves[_SETTLED_SAVES:])
+    name = "the same clients' later saves"
+    return [
+        ratio("first save 5 s after `load`", seconds(loaded), seconds(settled), name, bar=1.3),
+        ratio("first save without `load` or `prepare`", seconds(bare), seconds(settled), name),
+    ]
+
+
 def arena_restore(bench: Bench) -> list[Row]:
     """A trainer killed and started again beside a living daemon."""
     sticks = bench.yardsticks

@@ -20,7 +20,7 @@ from bench.yardsticks import Yardsticks
 from ckptd.protocol.errors import CkptdError
 
 STATE_NBYTES = 2 << 30
-SECTIONS = ("yardsticks", "steady", "many", "cold", "arena", "slowdown", "overlap", "status", "mesh", "peers")
+SECTIONS = ("yardsticks", "steady", "many", "cold", "first", "arena", "slowdown", "overlap", "status", "mesh", "peers")
 _LOST_BAR_S, _DURABLE_BAR_S = 0.2, 1.0  # per save of a state of STATE_NBYTES, by one rank
 _BALANCE_BAR = 1.01
 _OVERLAPPED_BAR = 0.2  # of what the best peer costs
@@ -82,6 +82,7 @@ class Run:
             "steady": ckptd_rows.steady,
             "many": ckptd_rows.many_tensors,
             "cold": ckptd_rows.cold,
+            "first": ckptd_rows.first,
             "arena": ckptd_rows.arena_restore,
             "slowdown": lambda bench: ckptd_rows.drain_slowdown(bench, training),
             "overlap": lambda bench: ckptd_rows.overlapped(bench, training),

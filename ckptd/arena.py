@@ -6,6 +6,7 @@ import os
 import stat
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -415,9 +416,9 @@ def _make_slot(path: str, capacity: int) -> Iterator[int]:
     try:
         os.ftruncate(fd, capacity)
         mapping, refusals, made = Mapping(fd, capacity), 0, 0
-        while capacity - made >= _COLLAPSE_NBYTES and fill_huge(mapping, made, _COLLAPSE_NBYTES):
-            yield _COLLAPSE_NBYTES
-            made += _COLLAPSE_NBYTES
+        for nbytes in _filled_huge(mapping, capacity):
+            made += nbytes
+            yield nbytes
         for start in range(made, capacity, _FILL_NBYTES):
             nbytes = min(_FILL_NBYTES, capacity - start)
             if nbytes < _FILL_NBYTES or refusals > _MAX_REFUSALS or not fill_huge(mapping, start, nbytes):
@@ -427,6 +428,25 @@ def _make_slot(path: str, capacity: int) -> Iterator[int]:
             yield nbytes
     finally:
         os.close(fd)
+
+
+def _filled_huge(mapping: Mapping, capacity: int) -> Iterator[int]:
+    """Fills large parts from the start on, by two threads at once; yields the bytes of each, until one is refused.
+
+    What lies behind that may be filled too, or partly: to fill it again does no harm.
+    """
+    starts = range(0, capacity - _COLLAPSE_NBYTES + 1, _COLLAPSE_NBYTES)
+    if not starts:
+        return
+    with ThreadPoolExecutor(2, thread_name_prefix="fill") as pool:
+        parts = [pool.submit(fill_huge, mapping, start, _COLLAPSE_NBYTES) for start in starts]
+        try:
+            for part in parts:
+                if not part.result():
+                    return
+                yield _COLLAPSE_NBYTES
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _listdir(path: str) -> list[str]:

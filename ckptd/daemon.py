@@ -73,7 +73,7 @@ class Daemon:
         self._catalogue = Catalogue(self._node, _policy(config))
         self._liveness = Liveness()
         self._digesting = Background(config.hash_threads, "digest")
-        self._allocating, self._cleaning = Background(2, "allocate"), Background(1, "clean")
+        self._allocating, self._cleaning = Background(1, "allocate"), Background(1, "clean")
         self._stores = Stores(niceness=config.worker_niceness, hang_s=config.store_hang_s, integrity=arena.integrity)
         self._known_stores = KnownStores(config.arena)
         self._effects = self._make_effects(config)
