@@ -4,6 +4,7 @@ import contextlib
 import errno
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -33,6 +34,7 @@ from ckptd_client._together import copy_out_together
 _OURS = (errno.EMFILE, errno.ENFILE)
 log = logging.getLogger("ckptd_client")
 _TRIES = 3  # a daemon that dies in the middle is asked again when it is back
+_SILENT_S = 5.0  # a load that has not begun on all ranks is told after this
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,13 @@ def _agree(
 
 
 def _run(link: Link, ask: Callable[[int], Request], read: Callable[[LoadFrom], T]) -> tuple[LoadFrom, T | None]:
-    order = _ask(link, ask)
+    said = threading.Timer(_SILENT_S, _say_that_it_waits, (link,))
+    said.daemon = True
+    said.start()
+    try:
+        order = _ask(link, ask)
+    finally:
+        said.cancel()
     found: T | None = None
     try:
         while order.save is not None and not order.agreed:
@@ -111,6 +119,14 @@ def _run(link: Link, ask: Callable[[int], Request], read: Callable[[LoadFrom], T
         _drop(found)
         raise
     return order, found
+
+
+def _say_that_it_waits(link: Link) -> None:
+    """A load that one rank alone calls has no end: whoever wrote that must hear it."""
+    where = f"for the store {link.job.store} to answer"
+    if link.group.world_size > 1:
+        where = f"for other ranks, or {where}; every rank calls load (one rank alone: connect(alone=True))"
+    log.warning("ckptd: load of job %s waits on rank %d %s", link.job.job, link.group.rank, where)
 
 
 def _drop(found: Found | None) -> None:

@@ -68,11 +68,10 @@ else:
     time.sleep(12)
 client.close()
 """,
-        cause="waits for rank 1",
-        place="rank 1",
+        cause="load of job first waits",
+        place="waits on rank 0 for other ranks",
         hint="every rank calls load",
-        ends=0,
-        waits_for="word of a load that ranks miss",
+        ends=(1, 0),
     ),
     _ranks(
         "rank-0-prepares",
