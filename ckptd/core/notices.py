@@ -16,6 +16,8 @@ _AGAIN_AND_AGAIN = 3  # saves that were superseded; fewer may be one slow drain
 _LAST = 8  # saves whose distance counts
 _ROOM = 1.25  # between two saves that are due, for a drain that takes a little longer than the last
 _PATIENCE_S = 15.0  # with the first drain: until it has ended there is no measure of any
+_FAILS = "fails: "
+_TRIED_AGAIN = "training goes on, newer saves are tried, too; how it stands: ckptd status"
 _ROUND_S = 60  # from here on full tens are suggested
 _WAYS_OUT = (
     "plain dcp.load does not read it: load it with client.load, load_from or ckptd_client.dcp.CkptdReader, or write it "
@@ -32,18 +34,35 @@ class Notices:
         self._said: set[str] = set()
         self._drain: tuple[SaveId, float] | None = None  # that runs, and since when
         self._took_s = 0.0  # the last that ended well
+        self._safe: SaveId | None = None  # the newest whose commit ended well: failures before it are past
 
     def committed(self, event: ev.CommitEnded) -> list[Action]:
         """A commit ended: whether what it made can be read by whom it was meant for."""
+        if not event.problem and (self._safe is None or event.save > self._safe):
+            self._safe = event.save
+            self._said = {what for what in self._said if not what.startswith(_FAILS)}  # the next failure is news
         if not event.left_out:
             return []
         text = f"step {event.save.step} has no .metadata: {event.left_out}; {_WAYS_OUT}"
         return self._say("left out", event.save, text)
 
     def tick(self, now: float) -> list[Action]:
-        """Looks at what has become of the saves: whether the store is slower than they come."""
+        """Looks at what has become of the saves: whether their drains fail, or the store is slower than they come."""
         self._time_drains(now)
         ours = [r for r in self._saves.records.values() if r.due and r.save.incarnation == self._saves.incarnation]
+        return [*self._failing(ours), *self._slow(ours, now)]
+
+    def _failing(self, ours: list[Record]) -> list[Action]:
+        """The newest drain that failed, if none has ended well since: without a word it is tried for hours."""
+        failed = [r for r in ours if r.error and r.phase is not Phase.DURABLE]
+        failed = [r for r in failed if self._safe is None or r.save > self._safe]
+        if not failed:
+            return []
+        record = max(failed, key=lambda r: r.save)
+        text = f"step {record.save.step} is not durable: its drain to {self._job.store} failed: {record.error}"
+        return self._say(_FAILS + record.error, record.save, f"{text}; {_TRIED_AGAIN}", noted=True)
+
+    def _slow(self, ours: list[Record], now: float) -> list[Action]:
         passed_over = [r for r in ours if r.end is End.SUPERSEDED and not r.error]
         if len(passed_over) < _AGAIN_AND_AGAIN:
             return []
@@ -68,13 +87,14 @@ class Notices:
         record = self._saves.records.get(active) if active is not None else None
         self._drain = (record.save, record.drain_since) if record is not None else None
 
-    def _say(self, what: str, save: SaveId, text: str) -> list[Action]:
+    def _say(self, what: str, save: SaveId, text: str, *, noted: bool = False) -> list[Action]:
+        """noted: the status and the log have it already."""
         if self._session != self._sessions.session:
             self._session, self._said = self._sessions.session, set()
         if what in self._said:
             return []
         self._said.add(what)
-        actions: list[Action] = [Note(job=self._job, text=text)]
+        actions: list[Action] = [] if noted else [Note(job=self._job, text=text)]
         if 0 not in self._sessions.members:
             return actions
         news = next(one for one in self._saves.known(save.incarnation) if one.save == save)

@@ -310,6 +310,7 @@ class Link:
             self.book.hear([push])
             if push.notice:
                 log.warning("ckptd: %s", push.notice)
+                self.book.outlook.notice = push.notice
             if push.apart and self.balance:
                 self.balance = False
                 log.warning("ckptd: from now on each rank saves all of its own: %s", push.reason)

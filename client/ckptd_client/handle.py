@@ -41,6 +41,7 @@ class Outlook:
     scheme: Scheme = Scheme.NONE  # in force for this rank's node
     why_none: str = ""
     newest_staged: SaveId | None = None
+    notice: str = ""  # what was said last of this job's store
 
 
 class SaveHandle:
@@ -107,6 +108,7 @@ class SaveHandle:
 
     def _too_late(self, timeout_s: float | None) -> WaitTimeoutError:
         why = f": it {self._reason}" if self._reason else ""
+        why = f"; {self._outlook.notice}" if not why and self._milestone and self._outlook.notice else why
         return WaitTimeoutError(f"step {self.step} is {self._milestone or 'not staged'} after {timeout_s:g} s{why}")
 
     @property

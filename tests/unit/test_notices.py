@@ -102,3 +102,32 @@ def test_one_that_has_all_is_nothing_to_tell():
     job.did.clear()
     committed(job, 1, "")
     assert notices(job) == []
+
+
+def test_a_drain_that_fails_is_told_once_and_again_after_one_that_ended_well():
+    job = AJob(slots_per_rank=40).start()
+    job.did.clear()
+
+    def fail(number, problem):
+        job.stage_all(save(number))
+        job.tick(120.0)
+        job.digest_all(save(number))
+        job.say(ev.VoteWritten(job=KEY, save=save(number), problem=problem))
+        job.tick()
+
+    fail(1, "no space left")
+    fail(2, "no space left")
+    (text,) = notices(job)
+    assert text.startswith(f"step 10 is not durable: its drain to {KEY.store} failed: no space left; training goes on")
+    assert noted(job, "is not durable") == []  # the status has the drain's own error
+    fail(3, "it is gone")
+    assert [text.partition(";")[0] for text in notices(job)[1:]] == [
+        f"step 30 is not durable: its drain to {KEY.store} failed: it is gone"
+    ]
+    job.tick(120.0)
+    job.drain(save(3))
+    job.tick()
+    assert len(notices(job)) == 2  # what failed before is past
+    fail(4, "it is gone")
+    assert len(notices(job)) == 3
+    assert notices(job, rank=1) == []
