@@ -81,7 +81,7 @@ def test_a_daemon_that_cannot_be_started_is_no_fault_of_training(node, join, mon
         raise OSError(12, "Cannot allocate memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr("subprocess.run", refuse)
+        patch.setattr("subprocess.Popen", refuse)
         handle = client.save(STATE, 2)
         assert handle.end == "failed"
         assert "Cannot allocate memory" in handle.reason
