@@ -161,10 +161,11 @@ def as_named(per_rank: object, replicated: object) -> Named:
 
 
 def _patterns(argument: str, given: object, example: str) -> tuple[str, ...]:
+    """Each pattern once, sorted, as plain text: ranks compare what they were given, and a set has no order."""
     listed = isinstance(given, Collection) and not isinstance(given, str | bytes)
     if not listed or not all(isinstance(p, str) and p for p in given):  # type: ignore[attr-defined]
         raise ConfigError(f"{argument} is {given!r}", hint=f"a list of keys, such as {example}")
-    return tuple(given)  # type: ignore[arg-type]
+    return tuple(sorted({str.__str__(p) for p in given}))  # type: ignore[attr-defined]
 
 
 def is_dual(layout: str) -> bool:

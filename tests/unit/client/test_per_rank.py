@@ -4,6 +4,7 @@ import errno
 import logging
 import random
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,6 +14,7 @@ from ckptd_client._group import Group
 from ckptd_client._loading import read_checkpoint
 from ckptd_client._per_rank import Named, ranks_of
 from ckptd_client._plan import make_plan
+from ckptd_client._settings import as_named
 from tests.checkpoints import write_checkpoint
 
 
@@ -255,6 +257,18 @@ def test_patterns():
     assert ranks_of([3]) == "rank 3"
     assert ranks_of([2, 1]) == "ranks 1 to 2"
     assert ranks_of([0, 2, 4, 6]) == "ranks 0, 2, 4, and 1 more"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [["loader", "cache", "rng"], ("rng", "cache", "loader", "rng"), {"rng": 1, "loader": 2, "cache": 3},
+     [np.str_("rng"), "loader", "cache"]],
+    ids=["another-order", "twice", "keys", "numpy"],
+)  # fmt: skip
+def test_equal_patterns_are_equal_however_a_rank_writes_them_down(given):
+    """Ranks compare their text: the order of a set differs from process to process."""
+    same, told = as_named(["rng", "loader", "cache"], ["a", "b"]), as_named(given, ["b", "a", "b"])
+    assert (told, repr(told)) == (same, repr(same))
 
 
 def test_patterns_that_are_none_and_patterns_of_nothing(join, caplog):
