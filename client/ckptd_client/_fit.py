@@ -16,6 +16,7 @@ from ckptd_client._keys import settled
 from ckptd_client._landing import bytes_of, engines_of
 from ckptd_client._lenient import shared
 from ckptd_client._misfit import misfit
+from ckptd_client._optimizer_kind import OptimizerKind, check_kinds
 from ckptd_client._per_rank import Comparison, kept
 from ckptd_client._pickle import NO_PICKLE, PickleKeys, decode
 from ckptd_client._replica_choice import Taken, of_the_lowest, taken_of
@@ -90,7 +91,9 @@ class Fit:
         marks = {prefix: Marks(stateful, contents[prefix]) for prefix, stateful in self.statefuls}
         for prefix, stateful in sorted(self.statefuls, key=lambda item: -len(item[0])):
             has = {path[len(prefix) :] for path in self.has if within(path, prefix)}
+            kind = OptimizerKind(stateful)
             give(prefix, stateful, contents[prefix], has, strict=self.strict)
+            kind.check(prefix)
         for prefix, stateful in self.statefuls:
             if not any(within(prefix, other) for other, _ in self.statefuls if other != prefix):
                 tied = groups_of(self.ties, self.paths, prefix)
@@ -135,6 +138,7 @@ def fit(state: Any, saves: Saves, *, where: str, pickle_keys: PickleKeys = NO_PI
         has = flat.paths
         flat, saves, more, notes = shared(flat, saves, where)
         here, present = dict(zip(flat.names, flat.values, strict=True)), present | more
+    check_kinds(flat.statefuls, known.values())
     error = misfit(state, flat, saves, known, where)
     if error is not None:
         raise error

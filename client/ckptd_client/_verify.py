@@ -15,15 +15,14 @@ from ckptd.protocol.errors import CkptdError, MismatchError, UsageError
 from ckptd.protocol.layout import Path, PathStep
 from ckptd.protocol.wording import told
 from ckptd_client._leaves import encode_leaf
+from ckptd_client._optimizer_kind import GROUPS, is_torchs_own
 from ckptd_client._tensors import CODE_OF, Shard, alias_key, is_tensor, local_of, shard_of
 from ckptd_client._tree import assign, flatten, format_path, unflatten
 
 _SHOWN = 8
 _NAMED = 3  # in one line
-_GROUPS: PathStep = ("k", "param_groups")
 _STATE: PathStep = ("k", "state")
 _MISSING = object()
-_SAME_KIND = "load into an optimizer of the kind that was saved, or leave both out"
 
 
 class Item(NamedTuple):
@@ -35,7 +34,7 @@ class Item(NamedTuple):
 
 def optimizers_in(paths: Iterable[Path]) -> set[Path]:
     """Places of what looks like the state_dict() of an optimizer."""
-    return {path[:at] for path in paths for at, step in enumerate(path) if step == _GROUPS}
+    return {path[:at] for path in paths for at, step in enumerate(path) if step == GROUPS}
 
 
 def is_kept(path: Path, optimizers: Iterable[Path]) -> bool:
@@ -52,33 +51,10 @@ class Marks:
     def __init__(self, stateful: Any, content: Iterable[tuple[Path, Any]]) -> None:
         tensors = [] if is_torchs_own(stateful) else [(_name(path), item) for path, item in content if is_tensor(item)]
         self._digests = {name: _digest(tensor) for name, tensor in tensors}
-        self.settings = _settings_of(stateful)
-        """Of an optimizer: what its groups have before."""
 
     def changed(self, name: str, tensor: Any) -> bool:
         """Whether this tensor of the content was written to since."""
         return name in self._digests and _digest(tensor) != self._digests[name]
-
-
-def is_torchs_own(stateful: Any) -> bool:
-    """Whether no code but torch's runs in this object's load_state_dict."""
-    if isinstance(stateful, torch.optim.Optimizer):
-        hooks = stateful._optimizer_load_state_dict_pre_hooks, stateful._optimizer_load_state_dict_post_hooks  # noqa: SLF001
-        return not any(hooks) and _torchs(stateful, "load_state_dict", "__setstate__")
-    if not isinstance(stateful, torch.nn.Module) or not _torchs(stateful, "load_state_dict"):
-        return False
-    return all(
-        not module._load_state_dict_pre_hooks  # noqa: SLF001 - nothing else tells
-        and not module._load_state_dict_post_hooks  # noqa: SLF001 - as above
-        and _torchs(module, "_load_from_state_dict", "set_extra_state")
-        for module in stateful.modules()
-    )
-
-
-def _torchs(stateful: Any, *methods: str) -> bool:
-    """Whether torch defines these methods of the object."""
-    found = (getattr(getattr(stateful, name), "__func__", None) for name in methods)
-    return all(one is not None and one.__module__.split(".")[0] == "torch" for one in found)
 
 
 def _digest(tensor: torch.Tensor) -> bytes:
@@ -101,12 +77,11 @@ def check(  # noqa: PLR0913 - keyword-only
     state they must be that. Raises MismatchError that names the keys.
     """
     saved = {_name(path): Item(path, value) for path, value in content}
-    notes = _of_another_kind(prefix, stateful, marks, strict=strict)
     tops = optimizers_in(item.path for item in saved.values())
     kept = {name for name, item in saved.items() if is_kept(item.path, tops)}
     looked = {name: item for name, item in saved.items() if name in kept or is_tensor(item.value)}
     if not looked:  # the state_dict() of what has no tensors, such as a data loader, may cost much
-        return notes
+        return []
     found = _found(prefix, stateful, looked.values())
     ties = [[name for name in map(_name, group) if name in kept] for group in tied]
     apart = _apart(ties, found)
@@ -135,35 +110,15 @@ def check(  # noqa: PLR0913 - keyword-only
     if differences or (strict and lost):
         raise _mismatch(prefix, what, differences + [f"{line}: saved, and not there" for line in lines if strict])
     groups = [
-        name for name in saved if name not in looked and any(_below(saved[name].path, (*t, _GROUPS)) for t in tops)
+        name for name in saved if name not in looked and any(_below(saved[name].path, (*t, GROUPS)) for t in tops)
     ]
     reset = [name for name in groups if name in found and not same_plain(saved[name].value, found[name])]
     added = [name for name, value in found.items() if name not in saved and is_tensor(value)]
     return [
-        *notes,
         *_told(f"{what} left out", lines),
         *_told(f"{what} set otherwise than saved", [format_path((*prefix, *saved[name].path)) for name in reset]),
         *_told(f"{what} was given nothing for", [f"{format_path(prefix)}: {name}" for name in added]),
     ]
-
-
-def _settings_of(stateful: Any) -> set[str]:
-    """What a torch optimizer has in each group from its start on, such as its momentum: its step reads all of them."""
-    if not isinstance(stateful, torch.optim.Optimizer):
-        return set()
-    return {key for key in stateful.defaults if all(key in group for group in stateful.param_groups)}
-
-
-def _of_another_kind(prefix: Path, stateful: Any, marks: Marks | None, *, strict: bool) -> list[str]:
-    """Notes on an optimizer that has lost settings of its own for those of another kind. strict: raises instead."""
-    lost = sorted(marks.settings - _settings_of(stateful)) if marks is not None else []
-    if not lost:
-        return []
-    kind = type(stateful).__name__
-    text = f"{format_path(prefix)}: another kind of optimizer was saved: {kind} has no {', '.join(lost)} in what it got"
-    if strict:
-        raise MismatchError(text, hint=_SAME_KIND)
-    return [text]
 
 
 def _mismatch(prefix: Path, what: str, differences: list[str]) -> MismatchError:

@@ -1,5 +1,6 @@
 """A state that does not fit: every route says so alike, before a byte is converted, and what to type next."""
 
+import copy
 import os
 
 import pytest
@@ -110,12 +111,125 @@ def test_load_from_takes_a_module_for_what_it_is(join, tmp_path):
         join().load_from(tmp_path, made())
 
 
-def test_another_kind_of_optimizer_is_refused_by_its_settings(join):
+# --- another kind of optimizer than was saved
+
+
+def trained_by(kind, **settings):
+    """A model and its optimizer, after a step."""
     model = torch.nn.Linear(2, 2)
-    adam, sgd = torch.optim.AdamW(model.parameters()), torch.optim.SGD(model.parameters(), lr=1.0)
+    optimizer = kind(model.parameters(), **settings)
+    _step(model, optimizer)
+    return {"model": model, "optimizer": optimizer}
+
+
+def _step(model, optimizer):
+    optimizer.zero_grad()
+    model(torch.ones(2)).sum().backward()
+    optimizer.step()
+
+
+def _bits(state):
+    return [tensor.clone() for tensor in state["model"].state_dict().values()]
+
+
+class Verbatim(torch.optim.SGD):
+    """With a load_state_dict of its own: what becomes of the settings shows only afterwards."""
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+
+
+class Hooked(torch.optim.SGD):
+    """With a hook, that might have made settings of its kind of what was saved."""
+
+    def __init__(self, *args, **settings):
+        super().__init__(*args, **settings)
+        self.register_load_state_dict_pre_hook(lambda optimizer, state: None)
+
+
+WAYS = {
+    "strict": lambda client, directory, state: client.load(state),
+    "not strict": lambda client, directory, state: client.load(state, strict=False),
+    "load_from": lambda client, directory, state: client.load_from(directory, state),
+    "load_from, not strict": lambda client, directory, state: client.load_from(directory, state, strict=False),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", [torch.optim.SGD, Verbatim, Hooked])
+def test_an_optimizer_of_another_kind_is_refused_each_time_and_left_as_it_was(kind, way, join, node):
     client = join()
-    client.save({"optimizer": adam}, 1).wait("staged", 20)
-    with pytest.raises(MismatchError, match=r"state\['optimizer'\]: another kind .*: SGD has no dampening, mom") as e:
-        client.load({"optimizer": sgd})
-    assert "the kind that was saved" in e.value.hint
-    assert client.load({"optimizer": torch.optim.Adam(model.parameters())}).step == 1  # its settings are all there
+    client.save(trained_by(torch.optim.AdamW), 1).wait("durable", 20)
+    state = trained_by(kind, lr=0.1, momentum=0.9)
+    weights, groups = _bits(state), copy.deepcopy(state["optimizer"].state_dict())
+    for _ in range(2):  # the first load is no reason for the second one to pass
+        with pytest.raises(MismatchError, match=r"state\['optimizer'\]: another kind .* has no dampening, mom") as e:
+            WAYS[way](client, os.path.join(node.store, client.job, "latest"), state)
+        assert "the kind that was saved" in e.value.hint
+    assert str(state["optimizer"].state_dict()) == str(groups)
+    if kind is torch.optim.SGD:  # torch's own: nothing was read
+        assert all(map(torch.equal, _bits(state), weights))
+    _step(state["model"], state["optimizer"])
+
+
+def test_an_optimizer_of_another_kind_inside_an_object_is_refused(join):
+    client = join()
+    client.save({"trainer": Keeping(trained_by(torch.optim.AdamW)["optimizer"])}, 1).wait("staged", 20)
+    state = trained_by(torch.optim.SGD, lr=0.1)
+    for _ in range(2):
+        with pytest.raises(MismatchError, match=r"state\['trainer'\]\['inner'\]: another kind .* it has no dampening"):
+            client.load({"trainer": Keeping(state["optimizer"])})
+    _step(state["model"], state["optimizer"])
+
+
+class Keeping:
+    """Its state_dict() has the optimizer itself."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    def state_dict(self):
+        return {"inner": self.optimizer}
+
+    def load_state_dict(self, state):
+        assert state
+
+
+class Wrapping(Keeping):
+    """Its state_dict() has that of the optimizer, as trainers' do."""
+
+    def state_dict(self):
+        return {"inner": self.optimizer.state_dict(), "calls": 3}
+
+    def load_state_dict(self, state):
+        self.optimizer.load_state_dict(state["inner"])
+
+
+def test_an_optimizer_of_another_kind_that_an_object_wraps_is_refused_each_time(join):
+    client = join()
+    client.save({"trainer": Wrapping(trained_by(torch.optim.AdamW)["optimizer"])}, 1).wait("staged", 20)
+    state = trained_by(torch.optim.SGD, lr=0.1)
+    for _ in range(2):
+        with pytest.raises(MismatchError, match=r"state\['trainer'\]: another kind .* it has no dampening"):
+            client.load({"trainer": Wrapping(state["optimizer"])})
+    _step(state["model"], state["optimizer"])
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
+def test_a_kind_whose_settings_are_all_there_is_taken(kind, join):
+    client = join()
+    client.save(trained_by(torch.optim.AdamW), 1).wait("staged", 20)
+    state = trained_by(kind)
+    assert client.load(state).step == 1
+    _step(state["model"], state["optimizer"])
+
+
+def test_a_setting_that_torch_adds_to_what_older_releases_saved_is_not_missed(join):
+    saved = trained_by(torch.optim.SGD, lr=0.1)
+    for group in saved["optimizer"].param_groups:
+        del group["nesterov"], group["foreach"], group["fused"]
+    client = join()
+    client.save(saved, 1).wait("staged", 20)
+    state = trained_by(torch.optim.SGD, lr=0.2)
+    assert not client.load(state).notes
+    _step(state["model"], state["optimizer"])
