@@ -160,7 +160,6 @@ class Preemption:
         if self._board is not None:
             self._board.close()
             self._board = None
-            self._look_at = float("inf")
 
 
 class Preemptible:
@@ -192,7 +191,8 @@ class Preemptible:
 
         Costs microseconds: a page shared with the daemon is looked at. Once somebody preempts the job, a step waits
         until the daemons have agreed, some milliseconds, 5 s at most. A rank that waited in vain, and was past the step
-        by the time it heard of it, is named on stderr and in ``ckptd status``. Raises UsageError for what is no step.
+        by the time it heard of it, is named on stderr and in ``ckptd status``. Raises UsageError for what is no step,
+        after close, and in a forked child.
         """
         self._owner.check()  # a forked child has no board: what is mapped here is not mapped there
         preemption = self._preemption
@@ -203,5 +203,6 @@ class Preemptible:
         return preemption.asks(step)
 
     def _forget_preemption(self) -> None:
-        if self._preemption is not None:
-            self._preemption.close()
+        preemption, self._preemption = self._preemption, None  # whoever asks from now on is told that it is closed
+        if preemption is not None:
+            preemption.close()
