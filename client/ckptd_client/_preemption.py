@@ -3,11 +3,9 @@
 import contextlib
 import logging
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 from ckptd.protocol import places, step_board
@@ -16,48 +14,28 @@ from ckptd.protocol.messages import AskPreempt, Request
 from ckptd_client._group import Group
 from ckptd_client._link import Link
 from ckptd_client._settings import as_step
+from ckptd_client._signals import Ear
 from ckptd_client._step_board import StepBoard
 from ckptd_client._turns import Owner
 
 log = logging.getLogger("ckptd_client")
-NOTICES = (signal.SIGTERM, signal.SIGUSR1)
 _AGREE_S = 5.0  # how long a step may wait for the daemons to agree; they give a silent node 2 s
 _PAUSE_S = 0.0005
 _LOOK_S = 1.0  # how often the board is looked for
 _AGAIN_S = 3.0  # after which a daemon that was told, and began anew since, is told again
-_Handler = Callable[[int, FrameType | None], Any] | int | None
 
 
-class Signals:
-    """SIGTERM and SIGUSR1, from the first question on: noted, then given to the handler that was there before."""
-
-    def __init__(self) -> None:
-        self.heard: str = ""  # the first
-        self._pid = os.getpid()
-        self._before: dict[int, _Handler] = {}
-        self.installed = threading.current_thread() is threading.main_thread()
-        for number in NOTICES if self.installed else ():
-            self._before[number] = signal.getsignal(number)
-            signal.signal(number, self._hear)
-
-    def _hear(self, number: int, frame: FrameType | None) -> None:
-        before = self._before.get(number)
-        if os.getpid() != self._pid:  # a forked worker is ended by it, as if nobody had asked
-            signal.signal(number, before if before is not None else signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-            return
-        self.heard = self.heard or signal.Signals(number).name
-        if callable(before):
-            before(number, frame)
-
-    def close(self) -> None:
-        """The handlers that were there before, unless others were installed since."""
-        if os.getpid() != self._pid or threading.current_thread() is not threading.main_thread():
-            return
-        for number, before in self._before.items():
-            if signal.getsignal(number) == self._hear:
-                signal.signal(number, before if before is not None else signal.SIG_DFL)
-        self._before.clear()
+def _deaf(signals: list[str]) -> str:
+    names = " and ".join(signals)
+    if threading.current_thread() is not threading.main_thread():
+        return (
+            f"preempted() was first called in a thread: {names} are not heard. "
+            "Call it first in the main thread; `ckptd drain` is heard all the same"
+        )
+    return (
+        f"preempted() does not hear {names}: a handler outside of Python has it, such as that of "
+        "faulthandler.register. Register that with another signal; `ckptd drain` is heard all the same"
+    )
 
 
 class Preemption:
@@ -67,7 +45,7 @@ class Preemption:
         self._path = os.path.join(directory, places.steps_name(group.rank, group.session))
         self._group = group
         self._ask = ask
-        self._signals = Signals()
+        self._ear = Ear()
         self._board: StepBoard | None = None
         self._look_at = 0.0
         self._last = -1  # the step before this one
@@ -75,11 +53,8 @@ class Preemption:
         self._told_at: float | None = None
         self._passed = False  # it was said that this rank was past the step
         self._warned = False
-        if not self._signals.installed and group.rank == 0:
-            log.warning(
-                "ckptd: preempted() was first called in a thread: SIGTERM and SIGUSR1 are not heard. "
-                "Call it first in the main thread; `ckptd drain` is heard all the same"
-            )
+        if self._ear.deaf_to and group.rank == 0:
+            log.warning("ckptd: %s", _deaf(self._ear.deaf_to))
 
     def asks(self, step: int) -> bool:
         """As Client.preempted."""
@@ -93,8 +68,8 @@ class Preemption:
         word = self._board.at(step)
         if word != step_board.NONE:
             return self._noticed(step, word)
-        if self._signals.heard:
-            self._tell_once(f"{self._signals.heard} to rank {self._group.rank}", now)
+        if self._ear.heard:
+            self._tell_once(f"{self._ear.heard} to rank {self._group.rank}", now)
         self._last = step
         return False
 
@@ -120,8 +95,8 @@ class Preemption:
             word = self._board.word()
         if answer is None:
             self._patience_s = 0.0  # once: the next steps only look
-            if self._signals.heard:
-                self._tell_once(f"{self._signals.heard} to rank {self._group.rank}", time.monotonic())
+            if self._ear.heard:
+                self._tell_once(f"{self._ear.heard} to rank {self._group.rank}", time.monotonic())
         fixed = step_board.announced(word)
         if answer and fixed is not None and self._last >= fixed and not self._passed:
             self._passed = True
@@ -156,7 +131,7 @@ class Preemption:
 
     def close(self) -> None:
         """The user's handlers are back."""
-        self._signals.close()
+        self._ear.close()
         if self._board is not None:
             self._board.close()
             self._board = None

@@ -40,7 +40,7 @@ OF_HANDLES = {
 }
 OF_HANDLES_ALLOWED = {
     "step", "save_id", "reason", "reached", "known_milestone", "in_vain", "ended", "hear", "share", "fail",
-    "failed_here", "reopen", "began", "waits", "waits_in_vain",
+    "failed_here", "reopen", "began", "waits", "waits_in_vain", "known_end",
 }  # fmt: skip
 OTHERS = {
     "a writer of DCP's": lambda client, handle, state: CkptdWriter(client).storage_meta(),
