@@ -1,6 +1,5 @@
 """``client.preempted(step)``: whether this is the step at which all ranks save, since the job is about to be ended."""
 
-import contextlib
 import logging
 import os
 import threading
@@ -9,13 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 from ckptd.protocol import places, step_board
-from ckptd.protocol.errors import CkptdError
 from ckptd.protocol.messages import AskPreempt, Request
 from ckptd_client._group import Group
 from ckptd_client._link import Link
 from ckptd_client._settings import as_step
 from ckptd_client._signals import Ear
 from ckptd_client._step_board import StepBoard
+from ckptd_client._telling import Telling
 from ckptd_client._turns import Owner
 
 log = logging.getLogger("ckptd_client")
@@ -39,12 +38,12 @@ def _deaf(signals: list[str]) -> str:
 
 
 class Preemption:
-    """One client's. ``directory``: of the job in the arena; ``ask`` sends a request and waits for its answer."""
+    """One client's. ``directory``: of the job in the arena."""
 
-    def __init__(self, directory: str, group: Group, ask: Callable[[Callable[[int], Request]], Any]) -> None:
+    def __init__(self, directory: str, group: Group, telling: Telling) -> None:
         self._path = os.path.join(directory, places.steps_name(group.rank, group.session))
         self._group = group
-        self._ask = ask
+        self._telling = telling
         self._ear = Ear()
         self._board: StepBoard | None = None
         self._look_at = 0.0
@@ -111,27 +110,21 @@ class Preemption:
             f"it saves at step {step}, so no checkpoint has all ranks of step {fixed}; the newest older one stays"
         )
         log.warning("ckptd: preemption: %s", text)
-        self._in_background(lambda: self._ask(lambda seq: AskPreempt(seq=seq, why=f"preemption: {text}", passed=fixed)))
+        self._telling.send("preemption", lambda seq: AskPreempt(seq=seq, why=f"preemption: {text}", passed=fixed))
 
     def _tell_once(self, why: str, now: float) -> None:
-        """The daemon, in a thread: this step does not wait for its answer."""
-        if self._told_at is not None and now < self._told_at + _AGAIN_S:
+        """The daemon. This step does not wait for its answer; one that began anew since it answered is told again."""
+        if self._telling.busy or (self._told_at is not None and now < self._told_at + _AGAIN_S):
             return
         if self._told_at is None:
             log.warning("ckptd: %s: all ranks are asked to save at one step", why)
         self._told_at = now
-        self._in_background(lambda: self._ask(lambda seq: AskPreempt(seq=seq, why=why)))
-
-    def _in_background(self, work: Callable[[], Any]) -> None:
-        def run() -> None:
-            with contextlib.suppress(CkptdError):  # it is told again
-                work()
-
-        threading.Thread(target=run, name="ckptd-preemption", daemon=True).start()
+        self._telling.send(why, lambda seq: AskPreempt(seq=seq, why=why))
 
     def close(self) -> None:
         """The user's handlers are back."""
         self._ear.close()
+        self._telling.close()
         if self._board is not None:
             self._board.close()
             self._board = None
@@ -144,7 +137,7 @@ class Preemptible:
     _link: Link
     _owner: Owner
 
-    def _ask(self, make: Callable[[int], Request]) -> Any:
+    def _ask(self, make: Callable[[int], Request], patience_s: float | None = None) -> Any:
         raise NotImplementedError
 
     def _check_open(self) -> None:
@@ -174,7 +167,9 @@ class Preemptible:
         if preemption is None:
             self._check_open()
             link = self._link
-            preemption = self._preemption = Preemption(link.slots.directory, link.group, self._ask)
+            preemption = self._preemption = Preemption(
+                link.slots.directory, link.group, Telling(self._ask, link.settings.arena)
+            )
         return preemption.asks(step)
 
     def _forget_preemption(self) -> None:

@@ -1,7 +1,11 @@
 """``client.preempted``: when it may be asked, and what it does where it cannot know."""
 
+import contextlib
 import glob
 import os
+import signal
+import threading
+import time
 
 import pytest
 
@@ -22,3 +26,61 @@ def test_after_close_it_raises_and_makes_no_board(node, job, join):
     with pytest.raises(UsageError, match="closed"):
         client.preempted(2)
     assert not boards(node, job)
+
+
+def tellers():
+    return [thread for thread in threading.enumerate() if thread.name == "ckptd-preemption"]
+
+
+@contextlib.contextmanager
+def stopped(node):
+    """A daemon that hangs."""
+    node.daemon.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        node.daemon.send_signal(signal.SIGCONT)
+
+
+def test_a_daemon_that_hangs_is_told_by_one_thread_and_it_is_said_what_to_type(node, join, caplog):
+    client, step = join(), iter(range(1_000_000))
+    client.preempted(next(step))
+
+    def no_answer():
+        client.preempted(next(step))
+        return [text for text in caplog.messages if "does not answer" in text]
+
+    with stopped(node):
+        signal.raise_signal(signal.SIGTERM)
+        wait_for(no_answer, 10)
+        until = time.monotonic() + 4
+        while time.monotonic() < until:
+            (text,) = no_answer()
+            assert len(tellers()) == 1
+            time.sleep(0.05)
+    assert f"kill -KILL {node.daemon.pid}" in text
+    assert "SIGTERM to rank 0" in text
+    wait_for(lambda: client.preempted(next(step)), 10)
+    wait_for(lambda: not tellers(), 10)
+    assert any("has it now" in text for text in caplog.messages)
+
+
+ENDS = """
+import logging, os, signal, sys
+import ckptd_client
+logging.basicConfig()
+client = ckptd_client.connect("ends", start=False)
+client.preempted(0)
+os.kill(int(sys.argv[1]), signal.SIGSTOP)
+signal.raise_signal(signal.SIGTERM)
+client.preempted(1)
+"""
+
+
+def test_a_process_that_ends_while_a_daemon_that_hangs_is_told_ends_without_a_traceback(node):
+    process = node.run(ENDS, str(node.daemon.pid))
+    try:
+        _, err = process.communicate(timeout=20)
+    finally:
+        node.daemon.send_signal(signal.SIGCONT)
+    assert (process.returncode, b"Traceback" in err) == (0, False), err.decode()

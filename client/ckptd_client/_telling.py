@@ -1,0 +1,93 @@
+"""Requests of a step that does not wait for their answers: one thread sends them in turn, each until it is answered."""
+
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+import zmq
+
+from ckptd import locks
+from ckptd.protocol import places
+from ckptd.protocol.errors import CkptdError, UsageError
+from ckptd.protocol.messages import Request
+
+log = logging.getLogger("ckptd_client")
+_ANSWER_S: Final = 3.0  # after which it is said that no answer came, and the request is sent again
+_PAUSE_S: Final = 0.5
+Make = Callable[[int], Request]
+Ask = Callable[[Make, float | None], Any]  # waits for the answer, so long at most
+
+
+class Telling:
+    """One client's. The thread ends when all is answered, the client is closed, or the main thread ends."""
+
+    def __init__(self, ask: Ask, arena: str) -> None:
+        self._ask = ask
+        self._arena = arena
+        self._lock = threading.Lock()
+        self._due: deque[tuple[str, Make]] = deque()
+        self._runs = self._silent = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether an answer is missing."""
+        return bool(self._due)
+
+    def send(self, what: str, make: Make) -> None:
+        """what: the request, for the message when no answer comes. Never blocks."""
+        with self._lock:
+            self._due.append((what, make))
+            if not self._runs:
+                self._runs = True
+                # No daemon thread: the process would end under it while it uses the socket.
+                threading.Thread(target=self._run, name="ckptd-preemption", daemon=False).start()
+
+    def close(self) -> None:
+        """Nothing more is sent. Never blocks."""
+        with self._lock:
+            self._due.clear()
+
+    def _run(self) -> None:
+        main = threading.main_thread()
+        while True:
+            with self._lock:
+                if not self._due or not main.is_alive():
+                    self._due.clear()
+                    self._runs = False
+                    return
+                what, make = self._due[0]
+            if self._is_over(what, make):
+                with self._lock:
+                    if self._due and self._due[0][1] is make:
+                        self._due.popleft()
+            else:
+                main.join(_PAUSE_S)
+
+    def _is_over(self, what: str, make: Make) -> bool:
+        """Whether it was answered, or never can be."""
+        try:
+            self._ask(make, _ANSWER_S)
+        except UsageError:  # closed, or refused for good
+            return True
+        except (CkptdError, zmq.ZMQError) as error:
+            if not self._silent and self.busy:
+                self._silent = True
+                log.warning("ckptd: %s", self._no_answer(what, error))
+            return False
+        if self._silent:
+            self._silent = False
+            log.warning("ckptd: %s: the daemon of this node has it now", what)
+        return True
+
+    def _no_answer(self, what: str, error: Exception) -> str:
+        text = f"{what}: the daemon of this node does not answer, so no rank hears of it: {error}\n  It is sent again"
+        try:
+            pid = locks.holder(os.path.join(self._arena, places.LOCK))
+        except OSError:
+            pid = None
+        if not pid:
+            return f"{text} to the next daemon; until then preempted() is False, and SIGKILL ends this process"
+        return f"{text} until it answers. What hangs ends by `kill -KILL {pid}`: the next daemon has all that is staged"
