@@ -5,7 +5,7 @@ from typing import assert_never
 from msgspec.structs import replace
 
 from ckptd.core import events as ev
-from ckptd.core.actions import Action, MeetPeers, ScanStore, ToNode
+from ckptd.core.actions import Action, ScanStore, ToNode
 from ckptd.core.encodes import Encodes
 from ckptd.core.leave import Leave
 from ckptd.core.missed_loads import MissedLoads, agreed_by
@@ -89,16 +89,16 @@ class Coordinator:
             return []
         match event:
             case ev.RankFound():
-                self.sessions.found(node, event)
-                return []
+                return self.sessions.found(node, event)
             case ev.Knocked():
-                self.sessions.knocked(event, now)
-                return [MeetPeers(job=self.job, peers=event.outside)] if event.outside else []
+                return self.sessions.knocked(event, now)
             case ev.Visited():
                 before = self.sessions.session
                 return [*self._told(self.sessions.visited(node, event, now)), *self._entered(before)]
             case ev.NodeHas():
                 return self._node_has(node, event, now)
+            case ev.SlotsAwaited():
+                return self._missing.allocates(node, event.ranks, now)
             case ev.Encoded():
                 return self.encodes.encoded(node, event, self.saves, now)
             case ev.SegmentFetched():

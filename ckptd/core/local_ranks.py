@@ -52,6 +52,12 @@ class LocalRanks:
         self.waiting: dict[tuple[int, str], LocalRank] = {}  # before the door
         self.replaced: dict[tuple[int, str], LocalRank] = {}  # still told what becomes of their saves
         self.live: dict[tuple[int, str], ev.RankFound] = {}
+        self._awaited = ev.SlotsAwaited(job=job)  # as it was reported last
+
+    def slots_awaited(self, *, anew: bool = False) -> list[ev.SlotsAwaited]:
+        """For whom memory is being allocated, if that has changed since it was reported, or anew."""
+        before, self._awaited = self._awaited, ev.SlotsAwaited(job=self._job, ranks=self._slots.awaited)
+        return [self._awaited] if anew or self._awaited != before else []
 
     def lives(self, event: ev.RankAttached) -> None:
         """Its process holds the lock of its file."""

@@ -1,7 +1,8 @@
 """Which ranks a save waits for, and since when that is worth a line: for the ranks that saved, and for status. Pure.
 
 Ranks of a normal job differ by seconds. So a save is waited for in silence for 5 s, or for 2 s after a rank that
-delivered it has delivered a later one.
+delivered it has delivered a later one. A rank for which memory is being allocated waits in its first save: it is not
+accused, and has as long again from then on to copy its state.
 """
 
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ SAVED_AGAIN_S = 2.0
 LOST_S = 12.0  # by then the daemons of a node that is lost are known not to answer
 _MAX_RUNS = 8
 _MAX_NODES = 4
+_ALLOCATED = "is being allocated (client.prepare(state) does that ahead of the first save)"
 _ALONE = "(one rank alone: connect(alone=True))"
 
 
@@ -39,6 +41,15 @@ class MissingRanks:
         self._job, self._node = job, node
         self._sessions, self._saves = sessions, saves
         self._said: dict[SaveId, _Said] = {}
+        self._awaited: dict[str, frozenset[int]] = {}  # node -> ranks there for which memory is being allocated
+        self._granted: dict[int, float] = {}  # rank -> when that ended, while it may still copy its state
+
+    def allocates(self, node: str, ranks: Sequence[int], now: float) -> list[Action]:
+        """The node allocates memory for these ranks, which have no slot to write to yet, and for no others."""
+        ended = self._awaited.get(node, frozenset()).difference(ranks)
+        self._granted |= dict.fromkeys(ended, now)
+        self._awaited[node] = frozenset(ranks)
+        return []
 
     def next_deadline(self) -> float | None:
         """When tick has something to do."""
@@ -48,6 +59,7 @@ class MissingRanks:
     def tick(self, now: float) -> list[Action]:
         """Notifies the ranks that delivered a save of those that have not."""
         waiting = self._waiting()
+        self._granted = {rank: since for rank, since in self._granted.items() if now < since + SILENT_S}
         for save in self._said.keys() - {record.save for record in waiting}:
             del self._said[save]
         actions: list[Action] = []
@@ -68,12 +80,13 @@ class MissingRanks:
         return [r for r in self._saves.judged_halves if r.save.incarnation == ours and r.delivered and not r.adopted]
 
     def _due(self, record: Record, waiting: Sequence[Record]) -> float:
-        said = self._said.get(record.save)
+        said, ranks = self._said.get(record.save), record.delivered.keys()
+        granted = [since for rank, since in self._granted.items() if rank not in ranks and since > record.since]
+        copying = [since + SILENT_S for since in granted]
         if said is not None:
-            return said.again_at
-        ranks = record.delivered.keys()
+            return max([said.again_at, *copying])
         later = [r.since for r in waiting if r.save > record.save and not ranks.isdisjoint(r.delivered)]
-        return min([record.since + SILENT_S, *(since + SAVED_AGAIN_S for since in later)])
+        return max([min([record.since + SILENT_S, *(since + SAVED_AGAIN_S for since in later)]), *copying])
 
     def _notify(self, record: Record, *, idle: bool) -> list[Action]:
         nodes = sorted({node for nodes in record.held.values() for node in nodes})
@@ -87,7 +100,8 @@ class MissingRanks:
         """Why, as far as is known, what to type, and where to look."""
         home, silent = self._sessions.members, self._silent(missing)
         absent = [rank for rank in missing if rank not in home]
-        idle = sorted(set(missing) - {*silent, *absent})
+        allocating = [rank for rank in self._allocating(missing) if rank not in silent]
+        idle = sorted(set(missing) - {*silent, *absent, *allocating})
         causes = []
         if absent:
             who = "they have" if absent == list(missing) else f"{named_ranks(absent)} have"
@@ -101,14 +115,24 @@ class MissingRanks:
             verb = "does" if len(nodes) == 1 else "do"
             names = f"node{'s' * (len(nodes) > 1)} {', '.join(nodes[:_MAX_NODES])}{more}"
             causes.append(f"{names} {verb} not answer: ckptd status there")
+        if allocating:
+            whose = "their slots" if allocating == list(missing) else f"the slots of {named_ranks(allocating)}"
+            causes.append(f"the memory of {'its slots' if len(missing) == 1 else whose} {_ALLOCATED}")
         if idle:
             causes += self._places(idle)
         return "; ".join(causes)
 
     def _are_idle(self, record: Record, now: float) -> bool:
         """Whether the missing ranks are there and do not save. That another node is lost is not known at once."""
+        if self._allocating(record.missing):
+            return False
         here = all(self._sessions.members.get(rank, self._node) == self._node for rank in record.missing)
         return not self._silent(record.missing) and (here or now >= record.since + LOST_S)
+
+    def _allocating(self, missing: Sequence[int]) -> list[int]:
+        """Those that cannot save yet, however early they called it."""
+        home = self._sessions.members
+        return [rank for rank in missing if rank in home and rank in self._awaited.get(home[rank], ())]
 
     def _silent(self, missing: Sequence[int]) -> list[int]:
         """Those whose nodes do not answer: their daemons may come back, and what they save with them."""

@@ -65,8 +65,12 @@ class JobNode:
 
     # --- events
 
-    def handle(self, event: ev.Event) -> list[Action]:  # noqa: C901, PLR0912 - one line per event
+    def handle(self, event: ev.Event) -> list[Action]:
         """What to do about an event of this node, or an order of the coordinator."""
+        actions = self._from_rank(event)
+        return [*actions, *(self.membership.report(fact) for fact in self.ranks.slots_awaited())]
+
+    def _from_rank(self, event: ev.Event) -> list[Action]:  # noqa: C901, PLR0912 - one line per event
         if isinstance(event, ev.FromRank) and event.session and not self.ranks.is_in(event):
             return [self.ranks.stranger(event)]
         match event:
@@ -280,7 +284,8 @@ class JobNode:
             resumed=self.keeps.resumed_in(self.incarnation),
         )
         again = self.ranks.again(self.incarnation, self.standing.run, self.standing.sessions_store)
-        facts: list[ev.Fact] = [*self.ranks.live.values(), has, *again, *self.loads.unanswered()]
+        awaited = self.ranks.slots_awaited(anew=True)
+        facts: list[ev.Fact] = [*self.ranks.live.values(), has, *awaited, *again, *self.loads.unanswered()]
         self.membership.told(self.coordinator)
         return [self.membership.report(fact) for fact in facts]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from ckptd.core import events as ev
-from ckptd.core.actions import Action, Claim, ScanStore, TakeIncarnation, ToNode
+from ckptd.core.actions import Action, Claim, MeetPeers, ScanStore, TakeIncarnation, ToNode
 from ckptd.core.door_reasons import Reason, late_at, speaker, still_running, unheard
 from ckptd.core.policy import Policy
 from ckptd.core.protection_view import less_than_asked
@@ -85,25 +85,27 @@ class Sessions:
         self._former |= {peer.node: peer for peer in event.outside}
         self.visitors |= {peer.node for peer in event.outside}
 
-    def found(self, node: str, event: ev.RankFound) -> None:
-        """A live process of some session."""
+    def found(self, node: str, event: ev.RankFound) -> list[Action]:
+        """A live process of some session: nothing to do."""
         self._live[event.rank, event.session] = event
         self._where[event.rank, event.session] = node
         self._doubted.discard((event.rank, event.session))
+        return []
 
     def is_stale(self, event: ev.Event) -> bool:
         """Whether it is a rank's word of another session than the present one: it counts for nothing."""
         return isinstance(event, ev.FromRank) and bool(event.session) and event.session != self.session
 
-    def knocked(self, event: ev.Knocked, now: float) -> None:
-        """A session at the door leaves these nodes, if it is let in."""
+    def knocked(self, event: ev.Knocked, now: float) -> list[Action]:
+        """A session at the door leaves these nodes, if it is let in: they are met."""
         self._known = max(self._known, event.incarnation)
         self.remembered |= {event.store_id} - {""}
         if not event.outside:
-            return
+            return []
         waiting = self._waiting.setdefault(event.session, Waiting(now, Cadence()))
         waiting.outside |= {peer.node for peer in event.outside}
         self._former |= {peer.node: peer for peer in event.outside}
+        return [MeetPeers(job=self._job, peers=event.outside)]
 
     def visited(self, node: str, event: ev.Visited, now: float) -> list[Action]:
         """A node that the session leaves has said who lives there."""

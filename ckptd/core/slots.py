@@ -177,6 +177,13 @@ class SlotTable:
     def _arrived(self, rank: int, count: int) -> None:
         self._allocating[rank] = max(0, self._allocating.get(rank, 0) - count)
 
+    @property
+    def awaited(self) -> tuple[int, ...]:
+        """Ranks that asked for slots, have none granted, and for which some are on their way."""
+        asking = {rank for rank in self._demands if self._allocating.get(rank, 0) > 0}
+        granted = {slot.rank for slot in self._slots.values() if slot.granted} if asking else set()
+        return tuple(sorted(asking - granted))
+
     def coming(self, rank: int) -> int:
         """Slots the rank can count on: all of its share but those that hold a save."""
         return self._per_rank - sum(slot.save is not None for slot in self.of_rank(rank))

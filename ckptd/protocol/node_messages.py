@@ -168,6 +168,12 @@ class StepsRead(Event, frozen=True, kw_only=True, tag="steps-read"):
     fixed: Step | None = None
 
 
+class SlotsAwaited(Event, frozen=True, kw_only=True, tag="slots-awaited"):
+    """The ranks of this node that asked for slots and have none to write to yet: memory is allocated for them."""
+
+    ranks: Ranks = ()
+
+
 class LoadAsked(FromRank, frozen=True, kw_only=True, tag="load-asked"):
     """A rank wants to restore; step None is the newest. ``run``: of this run alone; None: of the job's own line."""
 
@@ -297,8 +303,8 @@ class Visited(Event, frozen=True, kw_only=True, tag="visited"):
 # All that a peer can say of itself: a Report of anything else is refused.
 Fact = (
     RankFound | RankAttached | RankGone | RankDetached | SegmentStaged | SaveSkipped | DrainAsked | PreemptAsked
-    | StepsRead | LoadAsked | LoadReported | SegmentReleased | SegmentFetched | Encoded | DrainMoved | Drained
-    | VoteWritten | NodeHas | Knocked | Visited
+    | StepsRead | SlotsAwaited | LoadAsked | LoadReported | SegmentReleased | SegmentFetched | Encoded | DrainMoved
+    | Drained | VoteWritten | NodeHas | Knocked | Visited
 )  # fmt: skip
 
 

@@ -6,9 +6,11 @@ from ckptd.protocol.ids import SaveId
 from ckptd.protocol.messages import Progress
 from ckptd.protocol.wording import named_ranks
 from tests.runs import RUN
-from tests.unit.a_job import KEY, AJob
+from tests.unit.a_job import CAPACITY, KEY, AJob
 
 ONE, TWO = SaveId(1, 1, 10, RUN), SaveId(1, 2, 20, RUN)
+LARGE = 2 * CAPACITY
+ALLOCATED = "is being allocated (client.prepare(state) does that ahead of the first save)"
 CALL = "every rank calls save (one rank alone: connect(alone=True))"
 
 
@@ -116,6 +118,64 @@ def test_ranks_of_another_node_may_have_lost_their_daemon_before_it_is_known():
     job.tick(5)
     assert idle(job)
     assert len(set(notices(job))) == 1, "the client says it once"
+
+
+def test_a_rank_whose_slots_are_being_allocated_is_inside_save_and_not_accused():
+    job = AJob(world=2).start()
+    job.ask(1, capacity=LARGE)
+    job.stage(0, ONE)
+    for _ in range(10):
+        job.tick(6)
+    assert notices(job) == [f"waits for rank 1: the memory of its slots {ALLOCATED}"]
+    assert shown(job) == notices(job)
+    assert not idle(job), "it saves: who waits for a slot goes on waiting"
+
+
+def test_a_rank_that_got_its_slot_has_time_to_copy_before_it_is_accused():
+    job = AJob(world=2).start()
+    job.ask(1, capacity=LARGE)
+    job.stage(0, ONE)
+    job.tick(4)
+    job.ready(1, LARGE)
+    for _ in range(4):
+        job.tick(1.2)
+        assert notices(job) == []
+    job.tick(0.3)
+    assert notices(job) == [f"waits for rank 1: {CALL}; rank 1 is pid 101 on node"]
+    assert idle(job)
+
+
+def test_ranks_that_do_not_save_are_named_beside_those_whose_slots_are_allocated():
+    job = AJob(world=4).start()
+    for rank in (1, 2):
+        job.ask(rank, capacity=LARGE)
+    job.stage(0, ONE)
+    job.tick(6)
+    (text,) = notices(job)
+    assert text == (
+        f"waits for ranks 1-3: {CALL}; the memory of the slots of ranks 1-2 {ALLOCATED}; rank 3 is pid 103 on node"
+    )
+    job.stage(3, ONE)
+    job.tick(6)
+    assert notices(job)[1:] == [f"waits for ranks 1-2: the memory of their slots {ALLOCATED}"]
+
+
+def test_slots_that_cannot_be_had_are_allocated_no_more():
+    job = AJob(world=2).start()
+    job.ask(1, capacity=LARGE)
+    job.stage(0, ONE)
+    job.say(ev.SlotsFailed(job=KEY, rank=1, count=3, code="budget", message="no room", hint=""))
+    job.tick(6)
+    assert notices(job) == [f"waits for rank 1: {CALL}; rank 1 is pid 101 on node"]
+
+
+def test_a_second_slot_that_is_being_allocated_holds_nobody_up():
+    job = AJob(world=2).start()
+    job.ask(1, capacity=LARGE)
+    job.ready(1, LARGE)
+    job.stage(0, ONE)
+    job.tick(6)
+    assert notices(job) == [f"waits for rank 1: {CALL}; rank 1 is pid 101 on node"]
 
 
 def test_a_save_that_was_found_in_memory_waits_for_no_rank_of_today():

@@ -180,6 +180,11 @@ class ACluster:
             self._ask_slots(rank)
         self.settle()
 
+    def ask_slots_of(self, rank: int) -> None:
+        """One rank alone."""
+        self._ask_slots(rank)
+        self.settle()
+
     def _ask_slots(self, rank: int) -> None:
         asked = ev.SlotsAsked(job=KEY, rank=rank, session=self.sid, request=self.seq(), capacity=99)
         self.say(self.node(rank), asked)
