@@ -41,35 +41,58 @@ class StepBoards:
             return
         word = step_board.encode_word(step_board.at(action.step))
 
-        def done(outcome: Exception | None) -> None:
-            if outcome is not None:
-                self._note(action.job, f"step {action.step} could not be announced to ranks: {outcome}")
+        def done(outcome: list[str] | Exception) -> None:
+            for failed in [str(outcome)] if isinstance(outcome, Exception) else outcome:
+                self._note(action.job, f"step {action.step} could not be announced to a rank: {failed}")
 
         self.work.run(lambda: _write_all(paths, word), done)
 
     def _hold(self, action: act.HoldRanks, paths: Sequence[str]) -> None:
+        failed: list[str] = []
+
         def done(outcome: tuple[int, int | None] | Exception) -> None:
+            for text in failed:
+                self._note(action.job, f"a rank could not be asked at which step it is: {text}")
             if isinstance(outcome, Exception):
                 self._note(action.job, f"ranks could not be asked at which step they are: {outcome}")
                 outcome = (-1, None)
             highest, fixed = outcome
             self._deliver(ev.StepsRead(job=action.job, session=action.session, highest=highest, fixed=fixed))
 
-        self.work.run(lambda: hold(paths), done)
+        self.work.run(lambda: hold(paths, failed), done)
 
 
-def hold(paths: Sequence[str]) -> tuple[int, int | None]:
-    """The highest step of these ranks, none of which goes past it now; and one that was announced to them before."""
-    fixed = None
+def hold(paths: Sequence[str], failed: list[str] | None = None) -> tuple[int, int | None]:
+    """The highest step of these ranks, none of which goes past it now; and one that was announced to them before.
+
+    failed gets what is wrong with a board, if any: its rank has none either, and the others are held all the same.
+    """
+    fixed, held = None, []
     for path in paths:
-        with _open(path) as fd:
-            word = step_board.decode_word(os.pread(fd, step_board.WORD_NBYTES, step_board.WORD_OFFSET))
-            known = step_board.announced(word)
-            fixed = known if fixed is None else fixed
-            if known is None:
-                os.pwrite(fd, step_board.encode_word(step_board.HOLD), step_board.WORD_OFFSET)
+        try:
+            known = _hold_one(path)
+        except OSError as error:
+            if failed is not None:
+                failed.append(_told(path, error))
+            continue
+        held.append(path)
+        fixed = known if fixed is None else fixed
     time.sleep(_SETTLE_S)
-    return max(map(_step_of, paths), default=-1), fixed
+    return max(map(_step_of, held), default=-1), fixed
+
+
+def _hold_one(path: str) -> int | None:
+    """The step that was announced to it; if none was, it waits for one now."""
+    with _open(path) as fd:
+        word = step_board.decode_word(os.pread(fd, step_board.WORD_NBYTES, step_board.WORD_OFFSET))
+        known = step_board.announced(word)
+        if known is None:
+            os.pwrite(fd, step_board.encode_word(step_board.HOLD), step_board.WORD_OFFSET)
+    return known
+
+
+def _told(path: str, error: OSError) -> str:
+    return f"{os.path.basename(path)}: {error.strerror or error}"
 
 
 def _step_of(path: str) -> int:
@@ -85,10 +108,16 @@ def _step_of(path: str) -> int:
     return step_board.decode_step(before)
 
 
-def _write_all(paths: Sequence[str], word: bytes) -> None:
+def _write_all(paths: Sequence[str], word: bytes) -> list[str]:
+    """What is wrong with a board, if any; the others are written all the same."""
+    failed = []
     for path in paths:
-        with _open(path) as fd:
-            os.pwrite(fd, word, step_board.WORD_OFFSET)
+        try:
+            with _open(path) as fd:
+                os.pwrite(fd, word, step_board.WORD_OFFSET)
+        except OSError as error:
+            failed.append(_told(path, error))
+    return failed
 
 
 @contextlib.contextmanager

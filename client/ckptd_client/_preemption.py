@@ -8,7 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from ckptd.protocol import places, step_board
+from ckptd.protocol.ids import JobKey
 from ckptd.protocol.messages import AskPreempt, Request
+from ckptd_client._boardless import Boardless
 from ckptd_client._group import Group
 from ckptd_client._link import Link
 from ckptd_client._settings import as_step
@@ -21,6 +23,10 @@ log = logging.getLogger("ckptd_client")
 _AGREE_S = 5.0  # how long a step may wait for the daemons to agree; they give a silent node 2 s
 _PAUSE_S = 0.0005
 _LOOK_S = 1.0  # how often the board is looked for
+_NO_BOARD = (
+    "ckptd: rank %d cannot hear of a preemption, but of a signal to itself: no page at %s: %s\n"
+    "  It is tried again in each step. Where the memory is full, make room there: df -h %s"
+)
 _AGAIN_S = 3.0  # after which a daemon that was told, and began anew since, is told again
 
 
@@ -40,10 +46,11 @@ def _deaf(signals: list[str]) -> str:
 class Preemption:
     """One client's. ``directory``: of the job in the arena."""
 
-    def __init__(self, directory: str, group: Group, telling: Telling) -> None:
+    def __init__(self, directory: str, job: JobKey, group: Group, telling: Telling) -> None:
         self._path = os.path.join(directory, places.steps_name(group.rank, group.session))
         self._group = group
         self._telling = telling
+        self._boardless = Boardless(job, group, telling)
         self._ear = Ear()
         self._board: StepBoard | None = None
         self._look_at = 0.0
@@ -63,12 +70,11 @@ class Preemption:
         if now >= self._look_at or self._board is None:
             self._look(now)
         if self._board is None:
-            return False
+            return self._boardless.asks(step) if self._hears_a_signal(now) else False
         word = self._board.at(step)
         if word != step_board.NONE:
             return self._noticed(step, word)
-        if self._ear.heard:
-            self._tell_once(f"{self._ear.heard} to rank {self._group.rank}", now)
+        self._hears_a_signal(now)
         self._last = step
         return False
 
@@ -83,7 +89,7 @@ class Preemption:
             self._board = None
             if not self._warned:
                 self._warned = True
-                log.warning("ckptd: rank %d cannot hear of a preemption: %s", self._group.rank, error)
+                log.warning(_NO_BOARD, self._group.rank, self._path, error, os.path.dirname(self._path))
 
     def _noticed(self, step: int, word: int) -> bool:
         """Somebody preempts the job: the step is known, or about to be."""
@@ -94,8 +100,7 @@ class Preemption:
             word = self._board.word()
         if answer is None:
             self._patience_s = 0.0  # once: the next steps only look
-            if self._ear.heard:
-                self._tell_once(f"{self._ear.heard} to rank {self._group.rank}", time.monotonic())
+            self._hears_a_signal(time.monotonic())
         fixed = step_board.announced(word)
         if answer and fixed is not None and self._last >= fixed and not self._passed:
             self._passed = True
@@ -111,6 +116,12 @@ class Preemption:
         )
         log.warning("ckptd: preemption: %s", text)
         self._telling.send("preemption", lambda seq: AskPreempt(seq=seq, why=f"preemption: {text}", passed=fixed))
+
+    def _hears_a_signal(self, now: float) -> bool:
+        """Whether this rank has heard one. Then the daemon is sent it."""
+        if self._ear.heard:
+            self._tell_once(f"{self._ear.heard} to rank {self._group.rank}", now)
+        return bool(self._ear.heard)
 
     def _tell_once(self, why: str, now: float) -> None:
         """The daemon. This step does not wait for its answer; one that began anew since it answered is told again."""
@@ -168,7 +179,7 @@ class Preemptible:
             self._check_open()
             link = self._link
             preemption = self._preemption = Preemption(
-                link.slots.directory, link.group, Telling(self._ask, link.settings.arena)
+                link.slots.directory, link.job, link.group, Telling(self._ask, link.settings.arena)
             )
         return preemption.asks(step)
 

@@ -5,7 +5,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import zmq
 
@@ -21,6 +21,12 @@ Make = Callable[[int], Request]
 Ask = Callable[[Make, float | None], Any]  # waits for the answer, so long at most
 
 
+class _Request(NamedTuple):
+    what: str  # for the message when no answer comes
+    make: Make
+    then: Callable[[Any], None]  # is given the answer
+
+
 class Telling:
     """One client's. The thread ends when all is answered, the client is closed, or the main thread ends."""
 
@@ -28,7 +34,7 @@ class Telling:
         self._ask = ask
         self._arena = arena
         self._lock = threading.Lock()
-        self._due: deque[tuple[str, Make]] = deque()
+        self._due: deque[_Request] = deque()
         self._runs = self._silent = False
 
     @property
@@ -36,10 +42,10 @@ class Telling:
         """Whether an answer is missing."""
         return bool(self._due)
 
-    def send(self, what: str, make: Make) -> None:
-        """what: the request, for the message when no answer comes. Never blocks."""
+    def send(self, what: str, make: Make, then: Callable[[Any], None] = lambda _: None) -> None:
+        """what: the request, for the message when no answer comes. then gets the answer. Never blocks."""
         with self._lock:
-            self._due.append((what, make))
+            self._due.append(_Request(what, make, then))
             if not self._runs:
                 self._runs = True
                 # No daemon thread: the process would end under it while it uses the socket.
@@ -58,28 +64,28 @@ class Telling:
                     self._due.clear()
                     self._runs = False
                     return
-                what, make = self._due[0]
-            if self._is_over(what, make):
+                request = self._due[0]
+            if self._is_over(request):
                 with self._lock:
-                    if self._due and self._due[0][1] is make:
+                    if self._due and self._due[0] is request:
                         self._due.popleft()
             else:
                 main.join(_PAUSE_S)
 
-    def _is_over(self, what: str, make: Make) -> bool:
+    def _is_over(self, request: _Request) -> bool:
         """Whether it was answered, or never can be."""
         try:
-            self._ask(make, _ANSWER_S)
+            request.then(self._ask(request.make, _ANSWER_S))
         except UsageError:  # closed, or refused for good
             return True
         except (CkptdError, zmq.ZMQError) as error:
             if not self._silent and self.busy:
                 self._silent = True
-                log.warning("ckptd: %s", self._no_answer(what, error))
+                log.warning("ckptd: %s", self._no_answer(request.what, error))
             return False
         if self._silent:
             self._silent = False
-            log.warning("ckptd: %s: the daemon of this node has it now", what)
+            log.warning("ckptd: %s: the daemon of this node has it now", request.what)
         return True
 
     def _no_answer(self, what: str, error: Exception) -> str:

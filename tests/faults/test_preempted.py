@@ -62,6 +62,19 @@ def test_a_signal_to_any_rank_has_all_save_at_one_step(node: Node, number: int, 
         assert any("all ranks save at step" in text for text in job.errors), job.errors
 
 
+def test_a_rank_without_a_board_that_is_signalled_saves_with_all_others(node: Node):
+    node.start()
+    with Ranks(node, 2) as ranks:
+        ranks.call("connect", drain_every=SELDOM)
+        (rank_file,) = Path(node.arena).glob("jobs/*/r00001*.rank")
+        no_board = rank_file.with_suffix(".steps")
+        no_board.mkdir()
+        in_steps(ranks)
+        os.kill(ranks[1].pid, signal.SIGTERM)
+        same_step(ranks, node.store)
+        no_board.rmdir()
+
+
 def test_ckptd_drain_has_them_save_too(node: Node):
     node.start()
     with Ranks(node, 2) as ranks:

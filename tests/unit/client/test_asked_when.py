@@ -84,3 +84,19 @@ def test_a_process_that_ends_while_a_daemon_that_hangs_is_told_ends_without_a_tr
     finally:
         node.daemon.send_signal(signal.SIGCONT)
     assert (process.returncode, b"Traceback" in err) == (0, False), err.decode()
+
+
+def test_a_lone_rank_without_a_board_saves_on_a_signal(node, job, join, caplog):
+    client = join()
+    (rank_file,) = glob.glob(os.path.join(node.arena, "jobs", f"{job}-*", "*.rank"))
+    no_board = rank_file.replace(".rank", ".steps")
+    os.mkdir(no_board)
+    assert client.preempted(1) is False
+    signal.raise_signal(signal.SIGTERM)
+    assert client.preempted(2) is True
+    assert client.preempted(3) is True
+    client.close()
+    os.rmdir(no_board)
+    (text,) = [text for text in caplog.messages if "cannot hear of a preemption" in text]
+    assert no_board in text
+    assert "df -h" in text

@@ -76,8 +76,21 @@ def test_a_link_in_its_place_is_not_followed(path, tmp_path):
     target = tmp_path / "elsewhere"
     target.write_bytes(bytes(step_board.NBYTES))
     os.symlink(target, path)
-    with pytest.raises(OSError, match="symbolic"):
-        hold([path])
+    failed = []
+    assert hold([path], failed) == (-1, None)
+    assert "symbolic" in failed[0]
     with pytest.raises(OSError, match="symbolic"):
         StepBoard(path)
     assert target.read_bytes() == bytes(step_board.NBYTES)
+
+
+def test_a_board_that_cannot_be_keeps_no_other_from_being_held(path, tmp_path):
+    board = StepBoard(path)
+    board.at(7)
+    os.mkdir(tmp_path / "r00001-0123456789abcdef.steps")
+    failed = []
+    assert hold([str(tmp_path / "r00001-0123456789abcdef.steps"), path], failed) == (7, None)
+    assert board.word() == step_board.HOLD
+    (text,) = failed
+    assert text == "r00001-0123456789abcdef.steps: Is a directory"
+    board.close()
