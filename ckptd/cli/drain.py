@@ -65,7 +65,8 @@ def command(  # noqa: PLR0913, PLR0917 - what click was told to pass
     """Make the newest staged checkpoint of each job durable now."""
     deadline_s = time.monotonic() + _seconds(timeout)
     with Daemon(common.arena_of(arena)) as daemon:
-        outcomes = [_ask(daemon, one, preempt=preempt) for one in _chosen(daemon.status(), job)]
+        status = daemon.status()
+        outcomes = [_ask(daemon, one, status.node, preempt=preempt) for one in _chosen(status, job)]
         if wait:
             _wait(daemon, outcomes, deadline_s, quiet=as_json, preempt=preempt)
     if as_json:
@@ -93,7 +94,7 @@ def _chosen(status: Status, name: str | None) -> list[JobStatus]:
     return chosen
 
 
-def _ask(daemon: Daemon, job: JobStatus, *, preempt: bool) -> Outcome:
+def _ask(daemon: Daemon, job: JobStatus, node: str, *, preempt: bool) -> Outcome:
     newest = newest_staged(job)
     outcome = Outcome(job=job.job, store=job.store)
     open_one = newest is not None and newest.milestone != Milestone.DURABLE
@@ -104,10 +105,19 @@ def _ask(daemon: Daemon, job: JobStatus, *, preempt: bool) -> Outcome:
         outcome.becomes("failed", error.message, of=newest)
         return outcome
     if newest is None:
-        outcome.becomes("nothing", "no checkpoint is staged on all ranks")
+        outcome.becomes("nothing", _why_nothing(job, node))
     else:
         outcome.becomes("asked" if open_one else "durable", "" if open_one else "it was already", of=newest)
     return outcome
+
+
+def _why_nothing(job: JobStatus, node: str) -> str:
+    if job.coordinator in {"", node}:
+        return "no checkpoint is staged on all ranks"
+    return (
+        f"here; node {job.coordinator} was asked, whose daemon alone knows what all ranks have saved: "
+        "ckptd drain --wait waits on that node only"
+    )
 
 
 def newest_staged(job: JobStatus) -> CheckpointStatus | None:

@@ -196,6 +196,21 @@ def test_on_several_nodes_all_save_at_one_step(zygote: Zygote, rank: int):
         ranks.kill()
 
 
+def test_on_several_nodes_the_coordinators_waits_for_what_they_save_and_another_names_it(zygote: Zygote):
+    with a_cluster(zygote, "ab") as cluster:
+        ranks = cluster.ranks("ab", sizes=(1 << 20,))
+        ranks.connect(drain_every=SELDOM)
+        ranks.start("train_until_preempted", MANY)
+        time.sleep(0.5)
+        drain = (sys.executable, "-m", "ckptd", "drain", "--wait")
+        elsewhere = cluster.nodes["b"].complete(*drain, timeout_s=40)
+        said = cluster.nodes["a"].complete(*drain, timeout_s=40)
+        newest = durable(cluster.store)
+        assert newest[-1:] == list({found["step"] for found in ranks.results(40)}), said
+        assert "ckptd drain --wait waits on that node only" in str(elsewhere)
+        ranks.kill()
+
+
 def test_a_node_that_does_not_answer_is_named_and_the_rank_that_is_past_the_step_too(zygote: Zygote):
     """Ranks that do not wait for each other: the daemon of one node is stopped, its rank trains on."""
     with a_cluster(zygote, "ab") as cluster:
