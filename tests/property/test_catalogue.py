@@ -217,7 +217,7 @@ class Machine(RuleBasedStateMachine):
         world = self.world
         if not self.up():
             world.restart()
-        for _ in range(60):
+        for _ in range(600):  # a save that waits for ranks is looked at every 5 s, and given up after minutes
             for proc in self.procs("lost"):
                 self.come_back_as(proc)
             for proc in self.procs("new"):

@@ -16,6 +16,7 @@ from ckptd.protocol.messages import (
     End,
     LoadFrom,
     Milestone,
+    Notice,
     Progress,
     Refused,
     SlotGranted,
@@ -399,7 +400,7 @@ class World:
         elif isinstance(message, LoadFrom):
             self._ordered(proc, message)
         else:
-            assert isinstance(message, SlotsRefused) or what
+            assert isinstance(message, Notice | SlotsRefused) or what
 
     def _welcome(self, proc: Proc, message: Attached) -> None:
         proc.state = "in"
