@@ -35,7 +35,7 @@ def _job(key: JobKey, job: Job, now: float, errors: list[str]) -> JobStatus:
         coordinator=view.coordinator,
         nodes=[_node(node, _draining(job)) for node in view.nodes[:_MAX_NODES]],
         degraded=list(view.degraded),
-        preempt_step=job.coordinator.preemption.shown,
+        preempt_step=job.coordinator.preemption.shown(job.coordinator.sessions.living),
         ends={str(end): count for end, count in sorted(job.coordinator.saves.ends.items())},
     )
 

@@ -327,7 +327,7 @@ class Coordinator:
         self.sessions.heard_number(event.save.incarnation, event.save.run, event.session)
         if not self.runs.admits(node, event):
             return self._sort_runs()
-        before, self.saves.due.from_step = self.saves.newest_staged, self.preemption.step
+        before, self.saves.due.from_step = self.saves.newest_staged, self.preemption.due_from(self.sessions.session)
         actions = [*self.saves.staged(node, event, now), *self.encodes.advance(self.saves, now)]
         if self.saves.newest_staged is not before:
             judged = self.roll_call.doubts

@@ -41,10 +41,13 @@ class Preemption:
         """Whether it is on, and some rank asks for it."""
         return bool(self._session) and self._highest >= 0
 
-    @property
-    def shown(self) -> int | None:
-        """For the status: the step, -1 while it is being agreed; None: nobody preempts the job, or no rank asks."""
-        return -1 if self.agreeing else self.step if self.listened else None
+    def shown(self, session: str) -> int | None:
+        """For the status: the step, -1 while it is being agreed; None: nobody preempts the session, or no rank asks."""
+        return -1 if self.agreeing and session == self._session else self.due_from(session)
+
+    def due_from(self, session: str) -> int | None:
+        """The step from which on all that the session saves is drained; None: no rank of it asks, or it is another."""
+        return self.step if self.listened and session == self._session else None
 
     @property
     def agreeing(self) -> bool:
