@@ -157,10 +157,11 @@ print(client.load({"model": model, "optimizer": torch.optim.AdamW(model.paramete
         name="control-c-in-the-loop",
         typed="""
 import signal, threading
-threading.Timer(2, os.kill, (os.getpid(), signal.SIGINT)).start()
 with connect("first") as client:
     for step in range(100):
         client.save(state, step)
+        if step == 3:
+            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
         time.sleep(0.1)
 """,
         cause="KeyboardInterrupt",
