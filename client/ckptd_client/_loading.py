@@ -98,7 +98,8 @@ def _agree(
 def _run(link: Link, ask: Callable[[int], Request], read: Callable[[LoadFrom], T]) -> tuple[LoadFrom, T | None]:
     said = threading.Timer(_SILENT_S, _say_that_it_waits, (link,))
     said.daemon = True
-    said.start()
+    with contextlib.suppress(RuntimeError):  # no thread is left: the load goes on without the message
+        said.start()
     try:
         order = _ask(link, ask)
     finally:

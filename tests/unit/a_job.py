@@ -180,7 +180,7 @@ class AJob:
 
     def ends(self, save: SaveId, rank: int = 0, session: str = "a") -> list[str]:
         news = [m for m in self.told(rank, session) if isinstance(m, Progress) and m.save == save]
-        return [str(m.end) for m in news if m.end is not None]
+        return [str(m.end) for m in news if m.end is not None and not m.notice]
 
     @property
     def saves(self):

@@ -25,7 +25,7 @@ class Client:
         self.book.add(handle)
         return handle
 
-    def pump(self, _seconds: float) -> None:
+    def pump(self, _seconds: float, _patience_s: float | None = None) -> None:
         self.book.hear([self.coming.pop(0)] if self.coming else [])
 
     def will_hear(self, handle: SaveHandle, milestone: Milestone | None = None, end: End | None = None) -> None:

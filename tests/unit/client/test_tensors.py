@@ -46,7 +46,7 @@ def freed():
 @pytest.mark.parametrize(
     ("make", "message", "hint"),
     [
-        (lambda: torch.empty(2, device="meta"), "meta device", "materialise"),
+        (lambda: torch.empty(2, device="meta"), "meta device", "to_empty"),
         (lambda: torch.eye(2).to_sparse(), "sparse", "to_dense"),
         (lambda: torch.eye(2).to_sparse_csr(), "sparse", "to_dense"),
         (lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), "quantized", "int_repr"),
