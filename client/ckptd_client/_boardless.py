@@ -44,5 +44,6 @@ class Boardless:
     def _learn(self, answer: Any) -> None:
         assert isinstance(answer, StatusReply)  # noqa: S101 - the reply to AskStatus
         for job in answer.status.jobs:
-            if (job.store, job.job) == (self._job.store, self._job.job) and (job.preempt_step or -1) >= 0:
+            agreed = job.preempt_step is not None and job.preempt_step >= 0
+            if agreed and (job.store, job.job) == (self._job.store, self._job.job):
                 self._fixed = job.preempt_step

@@ -2,8 +2,7 @@
 
 The handlers are of the process, not of a client: the last client that stops listening takes them back. One that is
 reached when nobody listens does what would have happened without it, so none can swallow a signal: it is that of a
-forked child, or of clients that were dropped, or closed in another
-thread.
+forked child, or of clients that were dropped, or closed in another thread.
 """
 
 import os
