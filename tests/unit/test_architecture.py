@@ -390,6 +390,11 @@ def test_documents_name_what_exists(document):
     assert sorted(missing + [quote for quote in names if not name_exists(quote)]) == []
 
 
+def test_each_decision_is_listed():
+    listed = set(re.findall(r"\(decisions/(\S+\.md)\)", (ROOT / "docs" / "README.md").read_text()))
+    assert listed == {path.name for path in (ROOT / "docs" / "decisions").glob("*.md")}
+
+
 def test_every_complaint_has_a_test():
     """In the last column; a name that is none is found by the test above."""
     rows = re.findall(r"^\| .*\|$", (ROOT / "docs" / "complaints.md").read_text(), flags=re.MULTILINE)
