@@ -1,4 +1,4 @@
-"""All that connect was told, in one place, and what of it the ranks of a job must be told alike."""
+"""The options that connect was given, and which of them all ranks of a job must give alike."""
 
 from dataclasses import dataclass
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from ckptd.protocol.variables import check_variables
 from ckptd_client import _settings
 from ckptd_client._argument_checks import as_flag, as_seconds, told_by_name
+from ckptd_client._connect_options import Settings
 from ckptd_client._group import find_group, lone_group
 from ckptd_client._link import Link
 from ckptd_client._pickle import pickle_keys
 from ckptd_client._reaching import configured_store
-from ckptd_client._told import Settings
 from ckptd_client._topology import failure_told
 from ckptd_client.client import Client
 

@@ -34,12 +34,12 @@ from ckptd.protocol.messages import (
 )
 from ckptd.protocol.topology import Topology
 from ckptd_client._channel import Channel, ChannelLostError, PreemptedError, Push, channel_listens
+from ckptd_client._connect_options import Settings
 from ckptd_client._group import Group
 from ckptd_client._looks import Looks, listed
 from ckptd_client._one_per_job import Holding
 from ckptd_client._reaching import reach
 from ckptd_client._slots import RankFile, Slots
-from ckptd_client._told import Settings
 from ckptd_client._topology import check_alike, failure_told, gather, why_unprotected, word_of
 from ckptd_client.handle import HandleBook
 

@@ -14,7 +14,7 @@ from ckptd_client._boardless import Boardless
 from ckptd_client._group import Group
 from ckptd_client._link import Link
 from ckptd_client._settings import as_step
-from ckptd_client._signals import Ear
+from ckptd_client._signals import Listener
 from ckptd_client._step_board import StepBoard
 from ckptd_client._telling import Telling
 from ckptd_client._turns import Owner
@@ -30,7 +30,7 @@ _NO_BOARD = (
 _AGAIN_S = 3.0  # after which a daemon that was told, and began anew since, is told again
 
 
-def _deaf(signals: list[str]) -> str:
+def _not_heard(signals: list[str]) -> str:
     names = " and ".join(signals)
     if threading.current_thread() is not threading.main_thread():
         return (
@@ -51,7 +51,7 @@ class Preemption:
         self._group = group
         self._telling = telling
         self._boardless = Boardless(job, group, telling)
-        self._ear = Ear()
+        self._listener = Listener()
         self._board: StepBoard | None = None
         self._look_at = 0.0
         self._last = -1  # the step before this one
@@ -59,8 +59,8 @@ class Preemption:
         self._told_at: float | None = None
         self._passed = False  # it was said that this rank was past the step
         self._warned = False
-        if self._ear.deaf_to and group.rank == 0:
-            log.warning("ckptd: %s", _deaf(self._ear.deaf_to))
+        if self._listener.unheard and group.rank == 0:
+            log.warning("ckptd: %s", _not_heard(self._listener.unheard))
 
     def asks(self, step: int) -> bool:
         """As Client.preempted."""
@@ -119,9 +119,9 @@ class Preemption:
 
     def _hears_a_signal(self, now: float) -> bool:
         """Whether this rank has heard one. Then the daemon is sent it."""
-        if self._ear.heard:
-            self._tell_once(f"{self._ear.heard} to rank {self._group.rank}", now)
-        return bool(self._ear.heard)
+        if self._listener.heard:
+            self._tell_once(f"{self._listener.heard} to rank {self._group.rank}", now)
+        return bool(self._listener.heard)
 
     def _tell_once(self, why: str, now: float) -> None:
         """The daemon. This step does not wait for its answer; one that began anew since it answered is told again."""
@@ -134,7 +134,7 @@ class Preemption:
 
     def close(self) -> None:
         """The user's handlers are back."""
-        self._ear.close()
+        self._listener.close()
         self._telling.close()
         if self._board is not None:
             self._board.close()

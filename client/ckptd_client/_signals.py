@@ -17,17 +17,17 @@ NOTICES: Final = (signal.SIGTERM, signal.SIGUSR1)
 _Before = Callable[[int, FrameType | None], Any] | int
 
 
-class Ear:
+class Listener:
     """One listener, from its first moment to close."""
 
     def __init__(self) -> None:
         self.heard = ""  # the first signal
         self._pid = os.getpid()
-        _EARS.add(self)
+        _LISTENERS.add(self)
         if threading.current_thread() is threading.main_thread():
             for number in NOTICES:
                 _install(number)
-        self.deaf_to = [number.name for number in NOTICES if not isinstance(signal.getsignal(number), _Handler)]
+        self.unheard = [number.name for number in NOTICES if not isinstance(signal.getsignal(number), _Handler)]
         """Signals that are not heard: this is not the main thread, or what is no Python handles them."""
 
     @property
@@ -37,17 +37,17 @@ class Ear:
 
     def close(self) -> None:
         """The handlers that were there before, with the last listener, unless others were installed since."""
-        _EARS.discard(self)
+        _LISTENERS.discard(self)
         if not _listeners() and threading.current_thread() is threading.main_thread():
             for number in NOTICES:
                 _take_back(number)
 
 
-_EARS: Final[weakref.WeakSet[Ear]] = weakref.WeakSet()  # that of a client which was dropped listens no more
+_LISTENERS: Final[weakref.WeakSet[Listener]] = weakref.WeakSet()  # that of a client which was dropped listens no more
 
 
-def _listeners() -> list[Ear]:
-    return [ear for ear in list(_EARS) if ear.is_here]
+def _listeners() -> list[Listener]:
+    return [listener for listener in list(_LISTENERS) if listener.is_here]
 
 
 class _Handler:
@@ -58,8 +58,8 @@ class _Handler:
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         listeners = _listeners()
-        for ear in listeners:
-            ear.heard = ear.heard or signal.Signals(number).name
+        for listener in listeners:
+            listener.heard = listener.heard or signal.Signals(number).name
         if callable(self.before):
             self.before(number, frame)
         elif not listeners and signal.getsignal(number) is self:
@@ -96,7 +96,7 @@ _HELD: Final = threading.local()
 
 
 def _before_fork() -> None:
-    _HELD.mask = signal.pthread_sigmask(signal.SIG_BLOCK, NOTICES if _EARS else ())
+    _HELD.mask = signal.pthread_sigmask(signal.SIG_BLOCK, NOTICES if _LISTENERS else ())
 
 
 def _after_fork() -> None:

@@ -12,7 +12,7 @@ from ckptd_client import _signals
 HEAD = f"""
 import faulthandler, os, signal, sys, threading, time
 sys.path.insert(0, {os.path.dirname(_signals.__file__)!r})  # the module alone: a client takes seconds to be imported
-from _signals import Ear
+from _signals import Listener
 TERM, USR1 = signal.SIGTERM, signal.SIGUSR1
 said = []
 def user(*_): said.append("user")
@@ -30,7 +30,7 @@ def run(code: str) -> tuple[int, list[str], str]:
 def test_of_two_listeners_the_one_that_is_left_hears_and_so_does_the_user():
     code = """
 signal.signal(TERM, user)
-a, b = Ear(), Ear()
+a, b = Listener(), Listener()
 a.close()
 send(TERM)
 print(b.heard, *said)
@@ -45,7 +45,7 @@ print(*said, signal.getsignal(TERM) is user)
     "how", ["b.close(); a.close()", "a.close(); b.close()", "in_thread(a.close); in_thread(b.close)"]
 )
 def test_when_the_last_has_closed_the_signal_ends_the_process_again(how):
-    assert run(f"a, b = Ear(), Ear()\n{how}\nsend(TERM)\nprint('lives')")[:2] == (-signal.SIGTERM, [])
+    assert run(f"a, b = Listener(), Listener()\n{how}\nsend(TERM)\nprint('lives')")[:2] == (-signal.SIGTERM, [])
 
 
 @pytest.mark.parametrize(
@@ -53,10 +53,10 @@ def test_when_the_last_has_closed_the_signal_ends_the_process_again(how):
 )
 def test_a_handler_that_a_user_installs_later_stays(over):
     code = f"""
-a = Ear()
+a = Listener()
 {over}
 send(TERM)
-b = Ear()
+b = Listener()
 send(TERM)
 print(len(said), b.heard)
 a.close(); b.close()
@@ -68,12 +68,12 @@ print(len(said))
 
 def test_a_handler_that_a_user_puts_back_listens_no_more_and_is_used_again():
     code = """
-a = Ear()
+a = Listener()
 kept = signal.getsignal(TERM)
 signal.signal(TERM, user)
 a.close()
 signal.signal(TERM, kept)
-b = Ear()
+b = Listener()
 send(TERM)
 print(a.heard, b.heard)
 b.close()
@@ -85,9 +85,9 @@ print(signal.getsignal(TERM) == signal.SIG_DFL)
 def test_what_is_handled_outside_of_python_is_left_alone():
     code = """
 faulthandler.register(USR1)
-a = Ear()
+a = Listener()
 send(USR1)
-print(*a.deaf_to)
+print(*a.unheard)
 a.close()
 send(USR1)
 print("lives")
@@ -99,7 +99,7 @@ print("lives")
 
 def test_a_forked_child_is_ended_by_the_signal_and_may_listen_itself():
     code = """
-a = Ear()
+a = Listener()
 def ends(child):
     pid = os.fork()
     if not pid:
@@ -107,7 +107,7 @@ def ends(child):
         os._exit(5)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 def listens():
-    b = Ear()
+    b = Listener()
     send(TERM)
     os._exit(7 if b.heard and not a.heard else 6)
 print(ends(lambda: send(TERM)), ends(listens), a.heard)
@@ -117,7 +117,7 @@ print(ends(lambda: send(TERM)), ends(listens), a.heard)
 
 def test_a_child_that_is_signalled_as_it_is_forked_is_ended_too():
     code = """
-a, ends = Ear(), set()
+a, ends = Listener(), set()
 for _ in range(50):
     pid = os.fork()
     if not pid:
@@ -133,9 +133,9 @@ print(a.heard)
 
 
 def test_first_in_a_thread_nothing_is_heard_and_nothing_is_installed():
-    code = "in_thread(lambda: said.append(Ear())); print(*said[0].deaf_to, flush=True); send(TERM)"
+    code = "in_thread(lambda: said.append(Listener())); print(*said[0].unheard, flush=True); send(TERM)"
     assert run(code)[:2] == (-signal.SIGTERM, ["SIGTERM", "SIGUSR1"])
 
 
 def test_of_a_client_that_was_dropped_nothing_is_left():
-    assert run("a = Ear(); del a; send(TERM); print('lives')")[:2] == (-signal.SIGTERM, [])
+    assert run("a = Listener(); del a; send(TERM); print('lives')")[:2] == (-signal.SIGTERM, [])
