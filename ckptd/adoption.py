@@ -12,13 +12,13 @@ from ckptd.core import events as ev
 from ckptd.core.catalogue import Catalogue
 from ckptd.integrity_key import integrity_of
 from ckptd.liveness import Liveness, job_of
-from ckptd.logs import line
 from ckptd.numbers import Numbers
 from ckptd.parity_files import Parities
 from ckptd.peers.kept import kept_topologies
 from ckptd.protocol import places
 from ckptd.protocol.errors import ConfigError, IntegrityError
 from ckptd.protocol.ids import JobKey
+from ckptd.protocol.log_line import line
 
 log = logging.getLogger("ckptd")
 

@@ -10,10 +10,10 @@ import os
 import msgspec
 
 from ckptd import ballast
-from ckptd.logs import line
 from ckptd.protocol import places
 from ckptd.protocol.decoding import MALFORMED
 from ckptd.protocol.ids import JobKey, StoreId
+from ckptd.protocol.log_line import line
 
 log = logging.getLogger("ckptd")
 _MOST = 4096  # jobs; those that were told longest ago go

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
-from ckptd.logs import line
+from ckptd.protocol.log_line import line
 
 log = logging.getLogger("ckptd")
 _PAUSE_S = 0.05  # after one that comes again at once: else it would take a processor

@@ -20,19 +20,19 @@ from ckptd.config import Config
 from ckptd.core import actions as act
 from ckptd.core import events as ev
 from ckptd.core.catalogue import Catalogue
-from ckptd.core.policy import Policy
 from ckptd.desk import Sources, StatusDesk
 from ckptd.diary import Diary
 from ckptd.door import Door
 from ckptd.effects import Effects
 from ckptd.forgetting import Forgetting
+from ckptd.job_policy import policy_of
 from ckptd.liveness import Liveness, somebody_waits
-from ckptd.logs import line
 from ckptd.peers.identity import identify
 from ckptd.peers.plane import PeerPlane
 from ckptd.protect_effects import ProtectAction, ProtectEffects
 from ckptd.protocol.errors import CkptdError
 from ckptd.protocol.ids import JobKey
+from ckptd.protocol.log_line import line
 from ckptd.protocol.messages import (
     AskDrain,
     AskForget,
@@ -70,7 +70,7 @@ class Daemon:
         self._started = time.monotonic()
         self._plane = self._start_plane(config)
         self._node = self._plane.peer.node
-        self._catalogue = Catalogue(self._node, _policy(config))
+        self._catalogue = Catalogue(self._node, policy_of(config))
         self._liveness = Liveness()
         self._digesting = Background(config.hash_threads, "digest")
         self._allocating, self._cleaning = Background(1, "allocate"), Background(1, "clean")
@@ -432,17 +432,3 @@ def _warnings(arena_dir: str) -> list[str]:
     """What each rank that attaches should know."""
     logout = doctor.examine_remove_ipc(arena_dir)
     return [] if logout.verdict == "ok" else [f"{logout.detail}; {logout.fix}"]
-
-
-def _policy(config: Config) -> Policy:
-    return Policy(
-        slots_per_rank=config.slots_per_rank,
-        keep_last=config.keep_last,
-        keep_every=config.keep_every,
-        connect_timeout_s=config.connect_timeout_s,
-        stage_timeout_s=config.stage_timeout_s,
-        read_timeout_s=config.read_timeout_s,
-        orphan_ttl_s=config.orphan_ttl_s,
-        client_started=config.exit_when_empty,
-        drain_parity=config.drain_parity,
-    )

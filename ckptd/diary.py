@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from ckptd.core.catalogue import Job
 from ckptd.core.record import Phase, Record
-from ckptd.logs import line
 from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.log_line import line
 from ckptd.protocol.messages import End, Milestone
 
 _BAD_ENDS = frozenset({End.FAILED, End.ABANDONED, End.SKIPPED})

@@ -12,11 +12,11 @@ from ckptd.arena_stores import KnownStores
 from ckptd.core import events as ev
 from ckptd.core.actions import ToRank
 from ckptd.liveness import Liveness
-from ckptd.logs import line
 from ckptd.protocol import places
 from ckptd.protocol.errors import CkptdError
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.layout import are_parts
+from ckptd.protocol.log_line import line
 from ckptd.protocol.messages import (
     VERSION,
     AskDrain,

@@ -12,7 +12,6 @@ from ckptd.arena_stores import KnownStores
 from ckptd.background import Background
 from ckptd.core import actions as act
 from ckptd.core import events as ev
-from ckptd.logs import line
 from ckptd.numbers import Numbers
 from ckptd.parity_files import open_parity
 from ckptd.peers.kept import Kept, keep_topology
@@ -20,6 +19,7 @@ from ckptd.protocol import places
 from ckptd.protocol.errors import BudgetError, CkptdError, DamagedError, WrongStoreError
 from ckptd.protocol.ids import MAX_INCARNATION, JobKey, RunId, SaveId, file_name, incarnation_at
 from ckptd.protocol.layout import extents
+from ckptd.protocol.log_line import line
 from ckptd.protocol.manifest import STOCK_OBJECTS, VERSION, FileRecord, StockObjects, Vote, decode_objects
 from ckptd.protocol.shares import as_recorded
 from ckptd.publishing import Publishing

@@ -8,8 +8,8 @@ from ckptd.background import Background
 from ckptd.core import actions as act
 from ckptd.core import events as ev
 from ckptd.core.catalogue import Catalogue
-from ckptd.logs import line
 from ckptd.protocol.errors import CkptdError
+from ckptd.protocol.log_line import line
 from ckptd.protocol.messages import AskForget, Forgotten, Refused, Reply
 
 log = logging.getLogger("ckptd")

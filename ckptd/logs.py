@@ -9,33 +9,15 @@ import contextlib
 import json
 import logging
 import os
-import re
 import sys
 import time
 from collections.abc import Mapping
 from typing import TextIO
 
+from ckptd.protocol.log_line import quoted
+
 _PRIORITIES = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
 _MAX_CHARS = 32 << 10  # of a line; journald breaks longer ones
-_PLAIN_RE = re.compile(r"[^\s\"'=\\]+")
-
-
-def line(event: str, **facts: object) -> str:
-    """What happened, and its facts in order; None and the empty text are left out."""
-    told = (f"{key}={_value(value)}" for key, value in facts.items() if value is not None and value != "")
-    return " ".join((event, *told))
-
-
-def _value(value: object) -> str:
-    text = f"{value:.3f}" if isinstance(value, float) else str(value)
-    plain = _PLAIN_RE.fullmatch(text) and text.isprintable()
-    return text if plain else _quoted(text)
-
-
-def _quoted(text: str) -> str:
-    """In JSON's quotes; what is letters elsewhere stays so, what steers a terminal does not."""
-    quoted = json.dumps(text, ensure_ascii=False)
-    return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in quoted)
 
 
 class LineFormatter(logging.Formatter):
@@ -49,7 +31,7 @@ class LineFormatter(logging.Formatter):
         """The line, without its end."""
         text = record.getMessage()
         if record.exc_info:
-            text = f"{text} trace={_quoted(self.formatException(record.exc_info))}"
+            text = f"{text} trace={quoted(self.formatException(record.exc_info))}"
         if not text.isprintable():
             text = "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text)
         if len(text) > _MAX_CHARS:

@@ -12,10 +12,10 @@ from collections.abc import Callable
 import msgspec
 
 from ckptd import ballast
-from ckptd.logs import line
 from ckptd.protocol import places
 from ckptd.protocol.decoding import MALFORMED
 from ckptd.protocol.ids import Incarnation, JobKey, clocked_from, incarnation_at
+from ckptd.protocol.log_line import line
 from ckptd.regular_files import contents
 
 log = logging.getLogger("ckptd")

@@ -13,13 +13,13 @@ from ckptd.bulk.client import TIMEOUT_S
 from ckptd.bulk.sockets import Cancel
 from ckptd.core import actions as act
 from ckptd.core import events as ev
-from ckptd.logs import line
 from ckptd.parity.encode import encode
 from ckptd.parity.rebuild import Fetched, Place, copy_segment, rebuild_segment
 from ckptd.parity.sources import Sources
 from ckptd.parity_files import Parities
 from ckptd.protocol.errors import CkptdError, PeerError
 from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.log_line import line
 from ckptd.protocol.messages import Tier
 from ckptd.protocol.slot import Seal
 

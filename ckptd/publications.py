@@ -12,10 +12,10 @@ import threading
 import msgspec
 
 from ckptd import ballast
-from ckptd.logs import line
 from ckptd.protocol import places
 from ckptd.protocol.decoding import MALFORMED
 from ckptd.protocol.ids import JobKey, SaveId, parse_save
+from ckptd.protocol.log_line import line
 from ckptd.protocol.publication import MAX_INTENTS, Intent, Publication, joined
 from ckptd.regular_files import contents
 

@@ -8,8 +8,8 @@ from ckptd.config import Config
 from ckptd.core import events as ev
 from ckptd.core.catalogue import Catalogue
 from ckptd.core.farewell import Farewell
-from ckptd.logs import line
 from ckptd.protocol.ids import JobKey
+from ckptd.protocol.log_line import line
 from ckptd.rank_socket import Letter
 
 log = logging.getLogger("ckptd")

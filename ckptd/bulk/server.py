@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
 from ckptd.bulk import marks, sockets, wire
-from ckptd.logs import line
 from ckptd.protocol.errors import CkptdError, PeerError, ProtocolError
 from ckptd.protocol.integrity import XXH3, Integrity
+from ckptd.protocol.log_line import line
 
 log = logging.getLogger("ckptd")
 _HELLO_TIMEOUT_S: Final = 5.0  # from the connection to its last byte

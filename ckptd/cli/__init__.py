@@ -143,10 +143,11 @@ def _command_path(error: click.ClickException) -> str:
 
 def _tell(message: str, hint: str) -> None:
     if "JOURNAL_STREAM" in os.environ:
-        from ckptd import logs  # noqa: PLC0415 - of a unit's process only
+        from ckptd.logs import is_journal  # noqa: PLC0415 - of a unit's process only
+        from ckptd.protocol.log_line import line as log_line  # noqa: PLC0415
 
-        if logs.is_journal(sys.stderr):
-            click.echo(f"<3>{logs.line('error', message=message, hint=hint)}", err=True)
+        if is_journal(sys.stderr):
+            click.echo(f"<3>{log_line('error', message=message, hint=hint)}", err=True)
             return
     click.echo(f"{click.style('error:', 'red', bold=True)} {message}", err=True)
     for line in hint.splitlines():

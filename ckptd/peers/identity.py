@@ -15,11 +15,11 @@ import msgspec
 
 from ckptd import ballast
 from ckptd.config import Config
-from ckptd.logs import line
 from ckptd.peers.keys import KeyPair, fits, make_keys, read_keys
 from ckptd.protocol.decoding import MALFORMED
 from ckptd.protocol.errors import ConfigError
 from ckptd.protocol.ids import Session
+from ckptd.protocol.log_line import line
 from ckptd.protocol.places import IDENTITY
 from ckptd.regular_files import contents
 

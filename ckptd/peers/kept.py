@@ -7,10 +7,10 @@ import os
 import msgspec
 
 from ckptd import ballast
-from ckptd.logs import line
 from ckptd.protocol import places
 from ckptd.protocol.decoding import MALFORMED
 from ckptd.protocol.ids import Incarnation, JobKey, NodeName
+from ckptd.protocol.log_line import line
 from ckptd.protocol.topology import Peer, Topology
 from ckptd.regular_files import contents
 

@@ -14,7 +14,6 @@ import zmq
 
 from ckptd.core import events as ev
 from ckptd.core.actions import ToNode
-from ckptd.logs import line
 from ckptd.peers.identity import Identity
 from ckptd.peers.link import Down, Got, Link, Up
 from ckptd.peers.offers import Guest, Offers
@@ -40,6 +39,7 @@ from ckptd.peers.zap import Authenticator
 from ckptd.protocol import node_messages
 from ckptd.protocol.errors import ProtocolError, UnknownMessageError
 from ckptd.protocol.ids import JobKey
+from ckptd.protocol.log_line import line
 from ckptd.protocol.topology import Peer, Topology
 
 log = logging.getLogger("ckptd")

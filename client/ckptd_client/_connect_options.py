@@ -6,9 +6,10 @@ from ckptd.protocol.ids import JobKey
 from ckptd.protocol.integrity import Integrity
 from ckptd.protocol.messages import Cadence
 from ckptd.protocol.topology import Scheme
-from ckptd_client._per_rank import NOTHING_NAMED, Named
+from ckptd_client._looks import DRAINED, Verify
+from ckptd_client._naming import NOTHING_NAMED, Named
 from ckptd_client._pickle import NO_PICKLE, PickleKeys
-from ckptd_client._settings import DRAINED, UNPROVED, Proof, Verify
+from ckptd_client._settings import UNPROVED, Proof
 
 
 @dataclass(frozen=True, slots=True)

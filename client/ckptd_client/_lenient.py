@@ -8,11 +8,12 @@ import torch
 
 from ckptd.protocol.errors import MismatchError, UsageError
 from ckptd.protocol.layout import Leaves, Path
+from ckptd_client._naming import listed
 from ckptd_client._saves import OtherRanksNeededError, Saves
 from ckptd_client._statefuls import takes_strict
 from ckptd_client._tensors import is_tensor, shard_of
 from ckptd_client._tree import Flat, format_path, within
-from ckptd_client._verify import is_kept, listed, optimizers_in
+from ckptd_client._verify import is_kept, optimizers_in
 
 _BY_KEY = ("k", "i")  # steps of paths that name a key of a dict; an index of a list means nothing without its list
 

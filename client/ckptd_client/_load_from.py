@@ -26,7 +26,7 @@ from ckptd_client._group import Group
 from ckptd_client._leaves import encode_leaf
 from ckptd_client._lenient import check_strict
 from ckptd_client._link import Link
-from ckptd_client._per_rank import NOTHING_NAMED, Named
+from ckptd_client._naming import NOTHING_NAMED, Named
 from ckptd_client._pickle import NO_PICKLE, PickleKeys
 from ckptd_client._replica_choice import notes_of
 from ckptd_client._safetensors_files import SUFFIX, open_safetensors

@@ -24,7 +24,7 @@ from ckptd_client._gate import OpenGate
 from ckptd_client._group import Group
 from ckptd_client._image_ranges import images_in
 from ckptd_client._link import Link
-from ckptd_client._per_rank import NOTHING_NAMED, Named
+from ckptd_client._naming import NOTHING_NAMED, Named
 from ckptd_client._pickle import NO_PICKLE, PickleKeys
 from ckptd_client._replica_choice import notes_of
 from ckptd_client._restore import Source, Target, check_files, copy_out, open_file, open_slot, read_manifest, vote_notes

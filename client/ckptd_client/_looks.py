@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from ckptd.protocol.ids import SaveId
 from ckptd.protocol.messages import Cadence, Milestone
 from ckptd.protocol.shares import Where
-from ckptd_client._settings import Verify
 from ckptd_client.handle import SaveHandle
 
 if TYPE_CHECKING:
@@ -16,6 +15,16 @@ if TYPE_CHECKING:
 _RECENT = 16  # saves of which it is known what they shared
 _OWED = 64  # saves that are looked at as long as none of them is durable
 _NAMED = 8  # keys in a sentence
+
+
+class Verify(NamedTuple):
+    """In which saves all that replicas share is compared: those that may be drained, or one of every so many."""
+
+    drained: bool = True
+    every: int = 0  # 0: not by count
+
+
+DRAINED = Verify()
 _NEVER, _EACH = Verify(drained=False), Cadence()
 
 

@@ -5,9 +5,8 @@ compared, and what differs is named in a note. Large tensors are compared as far
 what is left open the note says that it was not compared.
 """
 
-import fnmatch
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -16,47 +15,15 @@ import torch
 from ckptd.protocol.layout import Layout, Leaves, Path
 from ckptd_client._alike import look, questions_of
 from ckptd_client._image_ranges import Images
+from ckptd_client._naming import Named, listed, ranks_of
 from ckptd_client._reshard import Saved
 from ckptd_client._sharded import is_dtensor
 from ckptd_client._tree import Flat, format_path
-from ckptd_client._verify import listed
 
 log = logging.getLogger("ckptd_client")
 _OR_ALIKE = "; what all ranks hold alike connect(replicated=[...]) names"
 
 Holders = tuple[int, ...]  # ranks that saved a name
-
-
-@dataclass(frozen=True, slots=True)
-class Named:
-    """Patterns, as of fnmatch, of names that each rank has for itself, and of names that are equal on all ranks."""
-
-    per_rank: tuple[str, ...] = ()
-    replicated: tuple[str, ...] = ()
-
-    def is_own(self, name: str) -> bool:
-        """Whether each rank has this for itself: a pattern fits the name, or that of a container it is in.
-
-        An object whose state_dict() is still empty has the name that ``loader.*`` begins with.
-        """
-        return any(
-            name == p.removesuffix(".*") or fnmatch.fnmatchcase(name, p) or fnmatch.fnmatchcase(name, f"{p}.*")
-            for p in self.per_rank
-        )
-
-    def is_common(self, name: str) -> bool:
-        """Whether the user said that all ranks hold it alike."""
-        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.replicated) and not self.is_own(name)
-
-    def warn_of_idle(self, names: Sequence[str]) -> None:
-        """Logs the patterns of per_rank that fit no name of a state."""
-        idle = [p for p in self.per_rank if not any(replace(self, per_rank=(p,)).is_own(name) for name in names)]
-        if idle:
-            keys = ", ".join(names[:3])
-            log.warning("ckptd: per_rank=%r names nothing in the state; its keys are %s, ...", idle, keys)
-
-
-NOTHING_NAMED = Named()
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,16 +136,6 @@ def _of_gone(found: Resized) -> list[str]:
         f"{found.world_size} ranks now, and had {found.saved}"
         for holders, names in groups.items()
     ]
-
-
-def ranks_of(ranks: Collection[int]) -> str:
-    """Ranks in words: "rank 3", "ranks 0 to 3", "ranks 0, 2, 5"."""
-    ordered = sorted(ranks)
-    if len(ordered) == 1:
-        return f"rank {ordered[0]}"
-    if ordered[-1] - ordered[0] == len(ordered) - 1:
-        return f"ranks {ordered[0]} to {ordered[-1]}"
-    return f"ranks {listed([*map(str, ordered)])}"
 
 
 class Kept(NamedTuple):

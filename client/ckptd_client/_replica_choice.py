@@ -12,11 +12,10 @@ import xxhash
 
 from ckptd.protocol.layout import Layout
 from ckptd.protocol.shares import Compared, Share, compared, doubt
-from ckptd_client._per_rank import ranks_of
+from ckptd_client._naming import listed, ranks_of
 from ckptd_client._reshard import Saved
 from ckptd_client._sharded import is_dtensor
 from ckptd_client._tensors import PLAIN_TYPES
-from ckptd_client._verify import listed
 
 EVERYWHERE = ""  # every rank holds all of it
 _OTHERWISE = "?"  # in a way that is not known here, or that ranks tell differently

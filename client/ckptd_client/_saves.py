@@ -7,7 +7,8 @@ import torch
 
 from ckptd.protocol.errors import CkptdError
 from ckptd.protocol.layout import Layout, Leaves, Path, TensorEntry
-from ckptd_client._per_rank import NOTHING_NAMED, Named, Resized, resized
+from ckptd_client._naming import NOTHING_NAMED, Named
+from ckptd_client._per_rank import Resized, resized
 from ckptd_client._replica_choice import held_alike
 from ckptd_client._reshard import Saved
 from ckptd_client._tensors import shard_of

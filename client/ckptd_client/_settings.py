@@ -17,7 +17,8 @@ from ckptd.protocol.messages import Cadence
 from ckptd.protocol.places import SOCKET
 from ckptd.protocol.topology import MAX_SET_SIZE, MIN_SET_SIZE, Scheme
 from ckptd_client._argument_checks import as_seconds
-from ckptd_client._per_rank import Named
+from ckptd_client._looks import DRAINED, Verify
+from ckptd_client._naming import Named
 
 _ADDRESS_RE = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://(.*)")
 _HEX_RE = re.compile(r"^[0-9a-f]{32}\Z")
@@ -128,16 +129,6 @@ def is_balanced(balance: str | None) -> bool | None:
         hint = '"rows": replicas each save a share of what they all hold, or "off": each all of its own'
         raise ConfigError(f"balance={chosen!r}", hint=hint)
     return None if chosen is None else chosen == "rows"
-
-
-class Verify(NamedTuple):
-    """In which saves all that replicas share is compared: those that may be drained, or one of every so many."""
-
-    drained: bool = True
-    every: int = 0  # 0: not by count
-
-
-DRAINED = Verify()
 
 
 def verification(verify_replicas: object) -> Verify:

@@ -8,8 +8,9 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from ckptd.protocol.layout import Path
+from ckptd_client._naming import listed
 from ckptd_client._tree import format_path, within
-from ckptd_client._verify import listed, same_plain
+from ckptd_client._verify import same_plain
 
 _MISSING = object()
 

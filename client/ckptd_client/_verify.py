@@ -15,12 +15,12 @@ from ckptd.protocol.errors import CkptdError, MismatchError, UsageError
 from ckptd.protocol.layout import Path, PathStep
 from ckptd.protocol.wording import told
 from ckptd_client._leaves import encode_leaf
+from ckptd_client._naming import listed
 from ckptd_client._optimizer_kind import GROUPS, is_torchs_own
 from ckptd_client._tensors import CODE_OF, Shard, alias_key, is_tensor, local_of, shard_of
 from ckptd_client._tree import assign, flatten, format_path, unflatten
 
 _SHOWN = 8
-_NAMED = 3  # in one line
 _STATE: PathStep = ("k", "state")
 _MISSING = object()
 
@@ -130,12 +130,6 @@ def _mismatch(prefix: Path, what: str, differences: list[str]) -> MismatchError:
 
 def _told(what: str, places: list[str]) -> list[str]:
     return [f"{what} {listed(places)}"] if places else []
-
-
-def listed(places: list[str]) -> str:
-    """The first places of a list, and how many more there are."""
-    more = f", and {len(places) - _NAMED} more" if len(places) > _NAMED else ""
-    return f"{', '.join(places[:_NAMED])}{more}"
 
 
 def _name(path: Path) -> str:

@@ -9,9 +9,10 @@ import sys
 
 import pytest
 
-from ckptd.logs import LineFormatter, is_journal, line
+from ckptd.logs import LineFormatter, is_journal
 from ckptd.protocol import messages as m
 from ckptd.protocol.ids import JobKey, SaveId
+from ckptd.protocol.log_line import line
 from tests.cluster import Node, wait_for
 from tests.unit.test_door import Rank, slot_nbytes
 

@@ -15,10 +15,10 @@ from ckptd.protocol.messages import Cadence, Milestone
 from ckptd.protocol.shares import PART_NBYTES, Where, not_compared
 from ckptd_client import ConfigError, _balance, _replica_digests, _replicas
 from ckptd_client._balance import WINDOWS, said_of_wholes, streams_of, wholes_of
-from ckptd_client._looks import Look, Looks, listed
+from ckptd_client._looks import Look, Looks, Verify, listed
 from ckptd_client._plan import gather, make_plan
 from ckptd_client._replica_choice import held_alike, of_the_lowest
-from ckptd_client._settings import Verify, verification
+from ckptd_client._settings import verification
 from ckptd_client._tree import flatten
 from tests.runs import RUN
 

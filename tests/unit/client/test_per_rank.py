@@ -12,7 +12,7 @@ from ckptd.regular_files import open_regular
 from ckptd_client import ConfigError, MismatchError, _alike, _image_ranges
 from ckptd_client._group import Group
 from ckptd_client._loading import read_checkpoint
-from ckptd_client._per_rank import Named, ranks_of
+from ckptd_client._naming import Named, ranks_of
 from ckptd_client._plan import make_plan
 from ckptd_client._settings import as_named
 from tests.checkpoints import write_checkpoint
