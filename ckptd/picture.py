@@ -168,14 +168,15 @@ def ranks(job: Job) -> list[RankStatus]:
     share = {slot.rank: slot.nbytes for slot in job.node.drain.share()}
     for rank in sorted({slot.rank for slot in job.node.slots} | set(job.node.ranks.seated)):
         slots = job.node.slots.of_rank(rank)
-        local = job.node.ranks.seated.get(rank)
+        local, apart = job.node.ranks.seated.get(rank), job.node.ranks.apart(rank)
         held = [slot.save for slot in slots if slot.save is not None]
         out.append(
             RankStatus(
                 rank=rank,
-                host=local.host if local else "",
-                pid=local.pid if local else 0,
-                alive=local is not None and (rank, local.session) in job.node.ranks.live,
+                host=local.host if local else apart.host if apart else "",
+                pid=local.pid if local else apart.pid if apart else 0,
+                alive=apart is not None or (local is not None and (rank, local.session) in job.node.ranks.live),
+                attached=apart is None,
                 slots=len(slots),
                 slots_in_use=len(held),
                 slot_nbytes=max((slot.capacity for slot in slots), default=0),

@@ -306,19 +306,21 @@ def _remarks(shown: list[CheckpointStatus], hidden: int) -> Iterator[Text]:
 
 
 def _rank_rows(ranks: list[RankStatus], page: _Page) -> Iterator[Text]:
-    """One row for all ranks of equal state, so that 8 ranks in step are one row; a dead one stands out."""
+    """One row for all ranks of equal state, so that 8 ranks in step are one row; one that is not here stands out."""
     alike: dict[tuple[object, ...], list[RankStatus]] = {}
     for rank in ranks:
-        where = None if rank.alive else (rank.pid, rank.host)
+        where = None if _is_here(rank) else (rank.pid, rank.host)
         alike.setdefault((rank.slots_in_use, rank.slots, rank.slot_nbytes, rank.newest_step, where), []).append(rank)
     labels = [human.ranges(rank.rank for rank in group) for group in alike.values()]
-    width = max((len(label) for label, group in zip(labels, alike.values(), strict=True) if group[0].alive), default=0)
+    width = max(
+        (len(label) for label, group in zip(labels, alike.values(), strict=True) if _is_here(group[0])), default=0
+    )
     for label, group in zip(labels, alike.values(), strict=True):
         rank = group[0]
-        if rank.alive:
+        if _is_here(rank):
             yield Text.assemble((f"{label.ljust(width)}  ", "bold"), _slot_use(rank, page.marks))
         else:
-            yield Text.assemble(_ended(label, group), _slot_use(rank, page.marks))
+            yield Text.assemble(_elsewhere(label, group), _slot_use(rank, page.marks))
     yield from _rank_bars([rank for rank in ranks if rank.drain_nbytes], page)
 
 
@@ -335,10 +337,16 @@ def _late_rows(ranks: list[RankStatus]) -> Iterator[Text]:
         yield Text.assemble((whose, "bold"), (human.printable(what), "yellow" if why_not else ""))
 
 
-def _ended(label: str, group: list[RankStatus]) -> Text:
-    """What is known of ranks that run no more, up to the slots that they left."""
+def _is_here(rank: RankStatus) -> bool:
+    return rank.alive and rank.attached
+
+
+def _elsewhere(label: str, group: list[RankStatus]) -> Text:
+    """What is known of ranks that run no more, or have not called this daemon, up to the slots that they have."""
     rank = group[0]
     what = "process ended" if len(group) == 1 else "processes ended"
+    if rank.alive:
+        what = f"{'has' if len(group) == 1 else 'have'} not called ckptd since this daemon started"
     who = f" (pid {rank.pid} on {human.printable(rank.host)})" if rank.pid else ""
     newest = f"; newest step {rank.newest_step}" if rank.newest_step is not None else ""
     noun = "rank" if len(group) == 1 else "ranks"
@@ -364,10 +372,10 @@ def _rank_bars(ranks: list[RankStatus], page: _Page) -> Iterator[Text]:
 
 def _slot_use(rank: RankStatus, marks: Marks) -> Text:
     text = Text()
-    if rank.alive and rank.slots <= _MAX_SLOT_MARKS:
+    if _is_here(rank) and rank.slots <= _MAX_SLOT_MARKS:
         text.append(marks.used * rank.slots_in_use, "cyan")
         text.append(marks.free * (rank.slots - rank.slots_in_use) + "  ", "dim")
     text.append(f"{rank.slots_in_use} of {rank.slots} slots of {human.size(rank.slot_nbytes)} in use")
-    if rank.alive and rank.newest_step is not None:
+    if _is_here(rank) and rank.newest_step is not None:
         text.append(f", newest step {rank.newest_step}")
     return text

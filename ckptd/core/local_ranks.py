@@ -65,6 +65,12 @@ class LocalRanks:
             job=self._job, rank=event.rank, session=event.session, pid=event.pid, host=event.host
         )
 
+    def apart(self, rank: int) -> ev.RankFound | None:
+        """The rank's process where it lives and has called an earlier daemon of this node, and not this one."""
+        called = {*self.waiting, *self.replaced}
+        found = [live for key, live in self.live.items() if key[0] == rank and key not in called]
+        return found[0] if found and rank not in self.seated else None
+
     def came(self, event: ev.RankAttached) -> None:
         """A rank stands at the door."""
         self.waiting[event.rank, event.session] = LocalRank(event)

@@ -2,7 +2,7 @@
 
 Ranks of a normal job differ by seconds. So a save is waited for in silence for 5 s, or for 2 s after a rank that
 delivered it has delivered a later one. A rank for which memory is being allocated waits in its first save: it is not
-accused, and has as long again from then on to copy its state.
+accused, and has as long again from then on to copy its state. A daemon that has restarted counts from its start.
 """
 
 from collections.abc import Sequence
@@ -75,9 +75,15 @@ class MissingRanks:
         return actions
 
     def _waiting(self) -> list[Record]:
-        """Saves of this incarnation that some rank has delivered to this coordinator, and not all."""
+        """Saves of this incarnation that some rank has delivered, and not all."""
         ours = self._sessions.incarnation
-        return [r for r in self._saves.judged_halves if r.save.incarnation == ours and r.delivered and not r.adopted]
+        halves = [r for r in self._saves.judged_halves if r.save.incarnation == ours and r.delivered]
+        return [r for r in halves if not r.adopted or self._still_waits(r)]
+
+    def _still_waits(self, found: Record) -> bool:
+        """Whether a half that was found at start waits for ranks: they are here, and it is no rest of an older save."""
+        newest = self._saves.newest_staged
+        return self._sessions.peopled and (newest is None or newest.save < found.save)
 
     def _due(self, record: Record, waiting: Sequence[Record]) -> float:
         said, ranks = self._said.get(record.save), record.delivered.keys()
@@ -98,19 +104,24 @@ class MissingRanks:
 
     def _cause(self, missing: Sequence[int]) -> str:
         """Why, as far as is known, what to type, and where to look."""
-        home, silent = self._sessions.members, self._silent(missing)
-        absent = [rank for rank in missing if rank not in home]
+        silent = self._silent(missing)
+        absent = [rank for rank in missing if rank not in self._sessions.members and rank not in silent]
         allocating = [rank for rank in self._allocating(missing) if rank not in silent]
         idle = sorted(set(missing) - {*silent, *absent, *allocating})
+        apart = [rank for rank in absent if self._is_apart(rank)]
+        absent = [rank for rank in absent if rank not in apart]
         causes = []
         if absent:
             who = "they have" if absent == list(missing) else f"{named_ranks(absent)} have"
             who = "it has" if len(missing) == 1 else who
             causes.append(f"{who} not connected: every rank calls connect and save {_ALONE}")
-        elif idle:
+        elif idle or apart:
             causes.append(f"every rank calls save {_ALONE}")
+        if apart:
+            have, place = ("has", "its node") if len(apart) == 1 else ("have", "their nodes")
+            causes.append(f"{named_ranks(apart)} {have} not called ckptd since the daemon of {place} restarted")
         if silent:
-            nodes = sorted({home[rank] for rank in silent})
+            nodes = sorted({self._home(rank) for rank in silent})
             more = ", ..." if len(nodes) > _MAX_NODES else ""
             verb = "does" if len(nodes) == 1 else "do"
             names = f"node{'s' * (len(nodes) > 1)} {', '.join(nodes[:_MAX_NODES])}{more}"
@@ -118,15 +129,14 @@ class MissingRanks:
         if allocating:
             whose = "their slots" if allocating == list(missing) else f"the slots of {named_ranks(allocating)}"
             causes.append(f"the memory of {'its slots' if len(missing) == 1 else whose} {_ALLOCATED}")
-        if idle:
-            causes += self._places(idle)
+        causes += self._places(sorted([*idle, *apart]))
         return "; ".join(causes)
 
     def _are_idle(self, record: Record, now: float) -> bool:
         """Whether the missing ranks are there and do not save. That another node is lost is not known at once."""
         if self._allocating(record.missing):
             return False
-        here = all(self._sessions.members.get(rank, self._node) == self._node for rank in record.missing)
+        here = all(self._home(rank) == self._node and not self._is_apart(rank) for rank in record.missing)
         return not self._silent(record.missing) and (here or now >= record.since + LOST_S)
 
     def _allocating(self, missing: Sequence[int]) -> list[int]:
@@ -136,7 +146,17 @@ class MissingRanks:
 
     def _silent(self, missing: Sequence[int]) -> list[int]:
         """Those whose nodes do not answer: their daemons may come back, and what they save with them."""
-        return [rank for rank in missing if self._sessions.members.get(rank) in self._sessions.unreachable]
+        return [rank for rank in missing if self._home(rank) in self._sessions.unreachable]
+
+    def _is_apart(self, rank: int) -> bool:
+        """Whether its process lives, and has not come back to a daemon that restarted."""
+        return rank not in self._sessions.members and self._sessions.process_of(rank) is not None
+
+    def _home(self, rank: int) -> str:
+        """Its node, as far as is known: this one."""
+        topology = self._sessions.topology
+        known = topology.home(rank) if topology is not None and rank < len(topology.homes) else self._node
+        return self._sessions.members.get(rank, known)
 
     def _places(self, ranks: Sequence[int]) -> list[str]:
         """Where these ranks run, by node."""
@@ -144,7 +164,7 @@ class MissingRanks:
         for rank in ranks:
             found = self._sessions.process_of(rank)
             if found is not None:
-                by_node.setdefault(self._sessions.members[rank], []).append((rank, found.pid))
+                by_node.setdefault(self._home(rank), []).append((rank, found.pid))
         shown = [_place(node, found) for node, found in list(by_node.items())[:_MAX_NODES]]
         return [*shown, *([f"... ({len(by_node)} nodes in all)"] if len(by_node) > _MAX_NODES else [])]
 

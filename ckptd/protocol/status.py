@@ -61,6 +61,7 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
     newest_step: int | None
     drain_nbytes: int = 0  # of the drain that runs, what its node writes of this rank; 0: nothing
     drain_nbytes_done: int = 0
+    attached: bool = True  # False: its process lives, and has not called this daemon since that started
     late: str = ""  # what verifies copies that run while it trains, or why there are none; empty: nothing is attached
 
 

@@ -112,6 +112,25 @@ def test_a_wait_that_ends_too_early_says_whom_it_waited_for(ranks: Ranks):
         ranks[0].call("wait", 10, "staged", 7.0)
 
 
+def test_a_daemon_that_restarted_names_them_and_who_has_not_called_it_since(node: Node, ranks: Ranks):
+    ranks.call("prepare")
+    ranks[0].call("save", 10)
+    node.kill()
+    node.start()
+    with pytest.raises(RankError, match=r"waits for ranks 1-3: every rank calls save"):
+        ranks[0].call("wait", 10, "staged", 12.0)
+    (text,) = said(ranks)
+    assert "ranks 1-3 have not called ckptd since the daemon of their nodes restarted; ranks 1-3 are pids " in text
+    text = status_text(node)
+    assert "step 10 waits for ranks 1-3: " in text
+    for rank in ranks.all[1:]:
+        assert f"rank {rank.rank}: has not called ckptd since this daemon started (pid {rank.pid} on " in text
+    assert "process ended" not in text
+    for rank in ranks.all[1:]:
+        rank.call("save", 10)
+    ranks.call("wait", 10, "durable")
+
+
 def test_a_process_that_ends_while_its_save_waits_ends_cleanly(node: Node):
     code = """
 import os, torch, ckptd_client

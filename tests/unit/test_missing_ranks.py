@@ -188,6 +188,79 @@ def test_a_save_that_was_found_in_memory_waits_for_no_rank_of_today():
     assert shown(job) == [""]
 
 
+def restarted(*, world: int = 2, back: tuple[int, ...] = (0,)) -> AJob:
+    """A daemon that found rank 0's part of a save, and every rank's process; these have called it since."""
+    job = AJob(world=world)
+    name = "r00000-000001.slot"
+    job.say(ev.SlotAdopted(job=KEY, rank=0, slot=name, capacity=4096, world_size=world, save=ONE, nbytes=10))
+    for rank in range(world):
+        job.say(ev.RankFound(job=KEY, rank=rank, session="a", pid=100 + rank, host="host"))
+    job.did += job.catalogue.adopted(KEY, job.now)
+    job.scan()
+    for rank in back:
+        job.attach(rank, incarnation=1)
+    return job
+
+
+def test_a_save_that_was_found_in_memory_waits_for_ranks_that_have_not_called_the_daemon_that_restarted():
+    job = restarted(world=3)
+    job.tick(4.9)
+    assert notices(job) == [], "its time begins with the daemon's"
+    job.tick(0.2)
+    text = (
+        f"waits for ranks 1-2: {CALL}; "
+        "ranks 1-2 have not called ckptd since the daemon of their nodes restarted; ranks 1-2 are pids 101-102 on node"
+    )
+    assert notices(job) == shown(job) == [text]
+    assert not idle(job), "they may be inside save"
+    job.attach(1, incarnation=1)
+    job.tick(6)
+    assert "; rank 2 has not called ckptd since the daemon of its node restarted; ranks 1-2 are" in shown(job)[0]
+    job.stage(1, ONE, slot=granted(job, 1))
+    job.stage(2, ONE, slot=granted(job, 2))
+    assert shown(job) == [""]
+
+
+def granted(job: AJob, rank: int) -> str:
+    if rank not in job.node.ranks.seated:
+        job.attach(rank, incarnation=1)
+    job.slots(rank)
+    return job.idle(rank)
+
+
+def test_a_rank_that_comes_back_later_hears_for_whom_its_save_waits():
+    job = restarted(world=3, back=(1,))
+    job.tick(6)
+    assert notices(job) == []
+    seq = job.attach(0, incarnation=1)
+    (news,) = job.answer(seq).known
+    assert news.reason.startswith("waits for ranks 1-2: ")
+
+
+def test_a_rest_of_a_save_that_is_older_than_a_whole_one_waits_for_nobody():
+    job = restarted(world=1)
+    for rank in (0, 1):
+        job.say(ev.SlotAdopted(
+            job=KEY, rank=rank, slot=f"r0000{rank}-000009.slot", capacity=4096, world_size=2, save=TWO, nbytes=10
+        ))  # fmt: skip
+    job.tick(6)
+    assert not [text for text in shown(job) if "waits for" in text]
+
+
+def test_a_process_that_lives_and_has_not_called_yet_has_not_ended():
+    job = restarted(world=2)
+    name = "r00001-000001.slot"
+    job.say(ev.SlotAdopted(job=KEY, rank=1, slot=name, capacity=4096, world_size=2, save=None))
+    zero, one = picture.ranks(job.catalogue.jobs[KEY])
+    assert (zero.alive, zero.attached) == (True, True)
+    assert (one.alive, one.attached, one.pid, one.host) == (True, False, 101, "host")
+    job.gone(1)
+    assert [(rank.alive, rank.attached) for rank in picture.ranks(job.catalogue.jobs[KEY])] == [
+        (True, True),
+        (False, True),
+    ]
+
+
 def test_many_ranks_fit_into_one_line():
     assert named_ranks([3]) == "rank 3"
     assert named_ranks([1, 3, 4, 5]) == "ranks 1, 3-5"

@@ -232,6 +232,15 @@ def test_ranks_in_step_share_a_line_and_a_dead_one_stands_out():
     )
 
 
+def test_a_rank_that_lives_and_has_not_called_this_daemon_has_not_ended():
+    ranks = [a_status.rank(0), a_status.rank(1, attached=False)]
+    text = shown(a_status.status(jobs=[a_status.job(ranks=ranks)]), width=120)
+    assert line(text, "rank 1:").startswith(
+        "rank 1: has not called ckptd since this daemon started; newest step 1300 (pid 4001 on node03); 2 of 3 slots"
+    )
+    assert "process ended" not in text
+
+
 def test_what_verifies_late_copies_is_told_and_why_there_are_none_stands_out():
     def told(*late):
         ranks = [a_status.rank(number, late=text) for number, text in enumerate(late)]
