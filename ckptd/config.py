@@ -14,16 +14,21 @@ from msgspec import Meta
 from ckptd.niceness import Niceness
 from ckptd.protocol.errors import ConfigError
 from ckptd.protocol.ids import StorePath
+from ckptd.protocol.refusals import Origin, flag, not_allowed, toml, variable
 from ckptd.protocol.topology import MAX_DOUBLE_SET_SIZE, Domain
 from ckptd.protocol.variables import FOREIGN_VARIABLES, PREFIX, check_variables, nearest
 from ckptd.units import parse_duration_s, parse_size
 
 SYSTEM_TOML = "/etc/ckptd/config.toml"
-_SIZE = {"kind": "size"}
+_SIZE = {"kind": "size", "such_as": "64G"}
 _DURATION = {"kind": "duration"}
-_NAME = {"kind": "text", "allowed": "letters, digits and . _ -, the first one no sign, at most 255"}
-_LABEL = {"kind": "text", "allowed": "at most 255 characters"}
-_ADDRESS = {"kind": "text", "allowed": "a host name, an address, or an interface such as ib0"}
+_NAME = {
+    "kind": "text",
+    "allowed": "a text of letters, digits and . _ -, the first one no sign, at most 255",
+    "such_as": "node-1",
+}
+_LABEL = {"kind": "text", "allowed": "a text of at most 255 characters", "such_as": "rack-1"}
+_ADDRESS = {"kind": "text", "allowed": "a host name, an address, or an interface such as ib0", "such_as": "ib0"}
 
 Raw = str | int | float | bool | None
 
@@ -179,6 +184,16 @@ class Setting:
         return words + "".join(self._bounds())
 
     @property
+    def example(self) -> str | int | bool:
+        """A value that is allowed: the default, where it can be typed."""
+        if "such_as" in self._extra:
+            return str(self._extra["such_as"])
+        default = getattr(Config(), self.name)
+        if self.kind == "path":
+            return str(default or f"/path/of/{self.name}")
+        return f"{default:g}s" if self.kind == "duration" else default
+
+    @property
     def choices(self) -> tuple[str, ...]:
         """The values of a choice, empty for other kinds."""
         return get_args(self._type) if self.kind == "choice" else ()
@@ -308,8 +323,13 @@ def _parsed(setting: Setting, raw: Raw, origin: str) -> Any:
     try:
         return setting.parse(raw)
     except ValueError as error:
-        message = f"{setting.name} = {raw!r} (from {origin}) is not allowed"
-        raise ConfigError(message, hint=f"allowed: {setting.allowed}") from error
+        where = _place(setting, origin)
+        raise not_allowed(ConfigError, setting.name, raw, setting.allowed, setting.example, origin=where) from error
+
+
+def _place(setting: Setting, origin: str) -> Origin:
+    known = {setting.variable: variable, setting.flag: flag}
+    return known.get(origin, toml)(origin)
 
 
 def _parse_switch(text: str) -> bool:

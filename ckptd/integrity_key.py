@@ -10,6 +10,7 @@ import msgspec
 from ckptd.private_files import read_private, write_private
 from ckptd.protocol.errors import ConfigError
 from ckptd.protocol.integrity import KEY_NBYTES, XXH3, Integrity, Keyed
+from ckptd.protocol.refusals import CONNECT, Origin, not_allowed, variable
 
 KINDS: Final = ("auto", "xxh3", "keyed")
 _MAKE: Final = "ckptd keygen --integrity"
@@ -45,13 +46,18 @@ def read_key(path: str) -> Keyed:
     return Keyed(key)
 
 
-def integrity_of(kind: str | None, key_file: str | None) -> Integrity:
-    """What the two settings say. None and "auto": keyed if there is a key file, else xxh3. Raises ConfigError."""
+def integrity_of(kind: str | None, key_file: str | None, origin: Origin = CONNECT) -> Integrity:
+    """What the two settings say. None and "auto": keyed if there is a key file, else xxh3. Raises ConfigError.
+
+    origin: where kind was said.
+    """
     if kind is not None and kind not in KINDS:
-        raise ConfigError(f"integrity={kind!r}", hint='"keyed", with integrity_key_file, or "xxh3"')
+        must = '"keyed", with integrity_key_file, or "xxh3"'
+        raise not_allowed(ConfigError, "integrity", kind, must, "xxh3", origin=origin)
     if kind == "keyed" and not key_file:
-        hint = f"integrity_key_file, CKPTD_INTEGRITY_KEY_FILE or --key; {_MAKE} makes one"
-        raise ConfigError("integrity = keyed without a key", hint=hint)
+        hint = f"integrity_key_file, CKPTD_INTEGRITY_KEY_FILE or --key; {_MAKE} FILE makes one"
+        text = f"integrity='keyed' (from {origin.place}) needs a key, and no file of one is set"
+        raise ConfigError(text, hint=hint)
     return read_key(os.path.expanduser(key_file)) if key_file and kind != "xxh3" else XXH3
 
 
@@ -59,7 +65,8 @@ def chosen(
     kind: str | None, key_file: str | os.PathLike[str] | None, environ: Mapping[str, str] = os.environ
 ) -> Integrity:
     """What a caller said, else the environment; a key file that is said means keyed. Raises ConfigError."""
+    origin = CONNECT
     if kind is None and key_file is None:
-        kind = environ.get("CKPTD_INTEGRITY") or None
+        kind, origin = environ.get("CKPTD_INTEGRITY") or None, variable("CKPTD_INTEGRITY")
     file = os.fspath(key_file) if key_file is not None else environ.get("CKPTD_INTEGRITY_KEY_FILE")
-    return integrity_of(kind, file)
+    return integrity_of(kind, file, origin)

@@ -4,11 +4,11 @@ import difflib
 import functools
 import inspect
 import math
-import reprlib
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 from ckptd.protocol.errors import ConfigError, UsageError
+from ckptd.protocol.refusals import CONNECT, Origin, call_of, not_allowed
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -42,15 +42,15 @@ def _meant(name: str, signature: inspect.Signature) -> str:
 def as_flag(name: str, value: object) -> bool:
     """True or False. Raises ConfigError for all else: any text would count as true."""
     if not isinstance(value, bool):
-        raise ConfigError(f"{name}={reprlib.repr(value)}", hint=f"{name}=True or {name}=False")
+        raise not_allowed(ConfigError, name, value, "True or False", True, False)
     return value
 
 
-def as_seconds(name: str, value: object, *, such_as: int) -> float:
+def as_seconds(name: str, value: object, *, such_as: int, origin: Origin = CONNECT) -> float:
     """A time above 0, short of for ever. Raises ConfigError."""
     if is_number(value) and 0 < float(value) < math.inf:  # type: ignore[arg-type]
         return float(value)  # type: ignore[arg-type]
-    raise ConfigError(f"{name}={reprlib.repr(value)}", hint=f"a number of seconds above 0, such as {such_as}")
+    raise not_allowed(ConfigError, name, value, "a number of seconds above 0", such_as, origin=origin)
 
 
 def as_patience(value: object) -> float | None:
@@ -59,8 +59,8 @@ def as_patience(value: object) -> float | None:
         return None
     if is_number(value) and float(value) >= 0:  # type: ignore[arg-type]
         return float(value) if float(value) < math.inf else None  # type: ignore[arg-type]
-    hint = "a number of seconds, or None to wait for as long as it takes"
-    raise UsageError(f"timeout_s={reprlib.repr(value)}", hint=hint)
+    must = "a number of seconds, or None to wait for as long as it takes"
+    raise not_allowed(UsageError, "timeout_s", value, must, 60, None, origin=call_of("wait"))
 
 
 def is_number(value: object) -> bool:

@@ -91,7 +91,7 @@ def connect(  # noqa: PLR0913 - keyword-only settings
             cadence=_settings.parse_cadence(drain_every),
             autostart=not os.environ.get("CKPTD_NO_AUTOSTART") if start is None else as_flag("start", start),
             takeover=as_flag("takeover", takeover),
-            store_id=_settings.as_store_id(store_id),
+            store_id=_settings.as_store_id(store_id, key.store),
             connect_timeout_s=patience_s,
             pickle_keys=pickle_keys(allow_pickle),
             redundancy=_settings.as_scheme(redundancy),

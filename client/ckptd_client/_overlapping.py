@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 
 from ckptd.protocol.errors import CkptdError, SaveFailedError, UsageError
+from ckptd.protocol.refusals import call_of, not_allowed
 from ckptd_client import _segments as segments
 from ckptd_client._attached import Attached, addresses
 from ckptd_client._late_choice import Choices, Chosen, Rules, Units
@@ -61,7 +62,8 @@ class Overlapping:
         if not optimizers:
             raise UsageError("attach was given no optimizer", hint="attach(optimizer)")
         if verify is not None and verify not in get_args(Verify):
-            raise UsageError(f"verify={verify!r}", hint='verify="proof", "samples" or "off"')
+            must = '"proof", "samples" or "off"'
+            raise not_allowed(UsageError, "verify", verify, must, "proof", origin=call_of("attach"))
         if not self._attached:
             atexit.register(_at_exit, weakref.ref(self))
             # A process of multiprocessing, such as mp.spawn's, ends without atexit; others do this after zmq's end.

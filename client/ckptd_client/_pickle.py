@@ -13,6 +13,7 @@ import torch
 
 from ckptd.protocol.errors import ConfigError, RestoreError, UsageError
 from ckptd.protocol.layout import Leaf
+from ckptd.protocol.refusals import not_allowed
 from ckptd_client._leaves import decode_leaf, encode_leaf
 
 CODEC = "pickle"
@@ -36,7 +37,7 @@ def pickle_keys(patterns: Any) -> PickleKeys:
     """What connect was told. Raises ConfigError."""
     listed = isinstance(patterns, Collection) and not isinstance(patterns, str | bytes)
     if not listed or not all(isinstance(p, str) and p for p in patterns):
-        raise ConfigError(f"allow_pickle is {patterns!r}", hint='a list of keys, such as ["loader.sampler", "hooks.*"]')
+        raise not_allowed(ConfigError, "allow_pickle", patterns, "a list of keys, or of patterns", ["hooks.*"])
     return PickleKeys(tuple(patterns))
 
 

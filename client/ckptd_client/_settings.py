@@ -15,6 +15,7 @@ from ckptd.protocol.ids import ANY_STORE, MAX_STEP, MAX_STORE_CHARS, JobKey, Run
 from ckptd.protocol.integrity import XXH3, Integrity
 from ckptd.protocol.messages import Cadence
 from ckptd.protocol.places import SOCKET
+from ckptd.protocol.refusals import CONNECT, call_of, not_allowed, variable
 from ckptd.protocol.topology import MAX_SET_SIZE, MIN_SET_SIZE, Scheme
 from ckptd_client._argument_checks import as_seconds
 from ckptd_client._looks import DRAINED, Verify
@@ -68,7 +69,7 @@ def as_path(argument: str, given: object) -> str:
     """Text or a Path. Raises ConfigError."""
     found = os.fspath(given) if isinstance(given, str | os.PathLike) else None
     if not isinstance(found, str) or "\0" in found:
-        raise ConfigError(f"{argument}={reprlib.repr(given)} is no path", hint=f'{argument}="/..." or a pathlib.Path')
+        raise not_allowed(ConfigError, argument, given, "a path: a str or a pathlib.Path", f"/path/of/{argument}")
     return found
 
 
@@ -98,9 +99,8 @@ def parse_cadence(drain_every: int | str) -> Cadence:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < math.inf:
-        raise ConfigError(
-            f"drain_every={drain_every!r}", hint='a number of steps such as 10, or seconds such as "300s"'
-        )
+        must = f'a number of steps from 1 to {MAX_STEP}, or seconds such as "300s"'
+        raise not_allowed(ConfigError, "drain_every", drain_every, must, 10, "300s")
     return Cadence(0, seconds)
 
 
@@ -111,14 +111,15 @@ def as_scheme(redundancy: str | None) -> Scheme | None:
     try:
         return Scheme(redundancy)
     except ValueError:
-        hint = '"xor" survives the loss of one node of a set, "double" of two, "none" of no node'
-        raise ConfigError(f"redundancy={redundancy!r}", hint=hint) from None
+        must = '"xor", which survives the loss of one node of a set, "double", of two, or "none"'
+        raise not_allowed(ConfigError, "redundancy", redundancy, must, "xor") from None
 
 
 def as_set_size(set_size: int | None) -> int | None:
     """None: the daemon's configuration decides. Raises ConfigError."""
     if set_size is not None and not MIN_SET_SIZE <= as_int(set_size) <= MAX_SET_SIZE:
-        raise ConfigError(f"set_size={set_size!r}", hint=f"a number of nodes from {MIN_SET_SIZE} to {MAX_SET_SIZE}")
+        must = f"a number of nodes from {MIN_SET_SIZE} to {MAX_SET_SIZE}"
+        raise not_allowed(ConfigError, "set_size", set_size, must, 8)
     return None if set_size is None else as_int(set_size)
 
 
@@ -126,8 +127,9 @@ def is_balanced(balance: str | None) -> bool | None:
     """connect's argument or the environment; None: the daemon's configuration decides. Raises ConfigError."""
     chosen = os.environ.get("CKPTD_BALANCE") if balance is None else balance
     if chosen not in (None, "rows", "off"):
-        hint = '"rows": replicas each save a share of what they all hold, or "off": each all of its own'
-        raise ConfigError(f"balance={chosen!r}", hint=hint)
+        must = '"rows", replicas each save a share of what they all hold, or "off", each all of its own'
+        origin = variable("CKPTD_BALANCE") if balance is None else CONNECT
+        raise not_allowed(ConfigError, "balance", chosen, must, "rows", origin=origin)
     return None if chosen is None else chosen == "rows"
 
 
@@ -138,16 +140,16 @@ def verification(verify_replicas: object) -> Verify:
     if verify_replicas == "off":
         return Verify(drained=False)
     if as_int(verify_replicas) < 1:
-        hint = '"drained": in each save that may be drained, a number n: in one of n saves, or "off"'
-        raise ConfigError(f"verify_replicas={verify_replicas!r}", hint=hint)
+        must = '"drained", in each save that may be drained, a number n, in one of n saves, or "off"'
+        raise not_allowed(ConfigError, "verify_replicas", verify_replicas, must, "drained")
     return Verify(drained=False, every=as_int(verify_replicas))
 
 
 def as_named(per_rank: object, replicated: object) -> Named:
     """connect's patterns of names. Raises ConfigError."""
     return Named(
-        _patterns("per_rank", per_rank, '["rng", "loader.*"]'),
-        _patterns("replicated", replicated, '["model.*", "optimizer.state.*"]'),
+        _patterns("per_rank", per_rank, "rng"),
+        _patterns("replicated", replicated, "model.*"),
     )
 
 
@@ -155,24 +157,26 @@ def _patterns(argument: str, given: object, example: str) -> tuple[str, ...]:
     """Each pattern once, sorted, as plain text: ranks compare what they were given, and a set has no order."""
     listed = isinstance(given, Collection) and not isinstance(given, str | bytes)
     if not listed or not all(isinstance(p, str) and p for p in given):  # type: ignore[attr-defined]
-        raise ConfigError(f"{argument} is {given!r}", hint=f"a list of keys, such as {example}")
+        raise not_allowed(ConfigError, argument, given, "a list of keys, or of patterns", [example])
     return tuple(sorted({str.__str__(p) for p in given}))  # type: ignore[attr-defined]
 
 
 def is_dual(layout: str) -> bool:
     """Whether images hold torch.save archives for stock readers. Raises ConfigError."""
     if layout not in ("dual", "plain"):
-        raise ConfigError(f"layout={layout!r}", hint='"dual", or "plain" for safetensors images without .metadata')
+        must = '"dual", or "plain" for safetensors images without .metadata'
+        raise not_allowed(ConfigError, "layout", layout, must, "dual")
     return layout == "dual"
 
 
 def save_timeout(seconds: float | None) -> float:
     """The longest a save may take: connect's argument, the environment, or 10 seconds. Raises ConfigError."""
-    raw = os.environ.get("CKPTD_SAVE_TIMEOUT_S", "10")
-    if seconds is None:
-        with contextlib.suppress(ValueError):
-            return as_seconds("save_timeout_s", float(raw), such_as=10)
-    return as_seconds("save_timeout_s", raw if seconds is None else seconds, such_as=10)
+    if seconds is not None:
+        return as_seconds("save_timeout_s", seconds, such_as=10)
+    told: float | str = os.environ.get("CKPTD_SAVE_TIMEOUT_S", "10")
+    with contextlib.suppress(ValueError):
+        told = float(told)
+    return as_seconds("save_timeout_s", told, such_as=10, origin=variable("CKPTD_SAVE_TIMEOUT_S"))
 
 
 class Proof(NamedTuple):
@@ -214,12 +218,13 @@ def as_step(step: object) -> int:
     return value
 
 
-def as_store_id(store_id: str | None) -> StoreChoice:
+def as_store_id(store_id: str | None, store: str) -> StoreChoice:
     """connect's argument or the environment; empty: no store in particular. Raises ConfigError."""
     chosen = os.environ.get("CKPTD_STORE_ID", "") if store_id is None else store_id
     if chosen not in {"", ANY_STORE} and not _HEX_RE.match(str(chosen)):
-        hint = f"32 hex digits, as ckptd list shows them, or {ANY_STORE!r} for whatever store lies there"
-        raise ConfigError(f"store_id={chosen!r}", hint=hint)
+        must = f"32 hex digits, or {ANY_STORE!r} for whatever store lies there"
+        origin = variable("CKPTD_STORE_ID") if store_id is None else CONNECT
+        raise not_allowed(ConfigError, "store_id", chosen, must, ANY_STORE, origin=origin, see=f"ckptd list {store}")
     return chosen
 
 
@@ -228,7 +233,9 @@ def as_run(run: object) -> RunId | None:
     if run is None:
         return None
     if not isinstance(run, str) or not _HEX_RE.match(run):
-        raise UsageError(f"run={reprlib.repr(run)}", hint="a run id: 32 hex digits, as ckptd list --json shows them")
+        raise not_allowed(
+            UsageError, "run", run, "a run id: 32 hex digits", origin=call_of("load"), see="ckptd list --json STORE"
+        )
     return bytes.fromhex(run)
 
 

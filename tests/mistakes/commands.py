@@ -93,9 +93,9 @@ MISTAKES = (
     _typed(
         "prune-keeps-nothing",
         "ckptd prune $STORE --keep-last 0",
-        cause="keep-last",
-        place="0",
-        hint="--help|1<=x|at least",
+        cause=r"keep_last='0' \(from --keep-last\) is not allowed: it must be a whole number, at least 1",
+        place="--keep-last",
+        hint="hint: --keep-last 3",
     ),
     _typed(
         "prune-without-a-rule",
@@ -143,9 +143,9 @@ MISTAKES = (
     _typed(
         "run-flag-of-text",
         "ckptd run --slots-per-rank many",
-        cause="many",
-        place="slots.per.rank",
-        hint="whole number|hint|integer",
+        cause=r"slots_per_rank='many' \(from --slots-per-rank\) is not allowed: it must be a whole number, at least 2",
+        place="from --slots-per-rank",
+        hint="hint: --slots-per-rank 3",
     ),
     _typed("run-config-missing", "ckptd run --config none.toml", cause="none.toml", place="none.toml", hint="--config"),
     _typed(

@@ -1,4 +1,6 @@
 import os
+import reprlib
+import tomllib
 
 import pytest
 
@@ -142,9 +144,28 @@ def test_variables_of_others_are_left_alone():
 def test_bad_values_say_key_value_origin_and_what_is_allowed(name, raw, allowed):
     with pytest.raises(ConfigError) as caught:
         load({name: raw})
-    assert caught.value.message == f"{name} = {raw!r} (from {SETTINGS[name].flag}) is not allowed"
-    assert caught.value.hint.startswith("allowed: ")
-    assert allowed in caught.value.hint
+    said = f"{name}={reprlib.repr(raw)} (from {SETTINGS[name].flag}) is not allowed: it must be "
+    assert caught.value.message.startswith(said)
+    assert allowed in caught.value.message.removeprefix(said)
+
+
+@pytest.mark.parametrize("name", [name for name in SETTINGS if SETTINGS[name].kind != "switch"])
+def test_what_the_hint_of_a_bad_value_types_is_allowed_there(name, tmp_path):
+    setting, bad = SETTINGS[name], "\x01" * 300
+    path = tmp_path / "c.toml"
+    path.write_text(f"{name} = []")
+    for flags, environ, start, end in (
+        ({name: bad}, {}, f"{setting.flag} ", ""),
+        ({}, {setting.variable: bad}, f"{setting.variable}=", ""),
+        ({}, {}, f"{name} = ", f" in {path}"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            load_config(flags, environ, None if flags or environ else str(path))
+        hint = caught.value.hint
+        assert hint.startswith(start), hint
+        assert hint.endswith(end), hint
+        typed = hint.removeprefix(start).removesuffix(end)
+        setting.parse(tomllib.loads(f"it = {typed}")["it"] if end else typed)
 
 
 def test_where_the_file_is_looked_for(tmp_path):

@@ -251,7 +251,7 @@ def test_what_settings_make_of_a_key(tmp_path):
     made = write_key(path)
     assert integrity_of(None, None) is integrity_of("auto", None) is integrity_of("xxh3", path) is XXH3
     assert {integrity_of(kind, path).key_id for kind in (None, "auto", "keyed")} == {made.key_id}
-    with pytest.raises(ConfigError, match="without a key"):
+    with pytest.raises(ConfigError, match="needs a key"):
         integrity_of("keyed", None)
     with pytest.raises(ConfigError, match="integrity='md5'"):
         integrity_of("md5", path)

@@ -3,6 +3,7 @@
 import math
 import os
 import pickle
+import re
 import time
 from pathlib import Path
 
@@ -26,10 +27,10 @@ ARGUMENTS = {  # what is given, the error, what it says, and what to type
     "store: s3": ({"store": "s3://bucket/a"}, ConfigError, "'s3://bucket/a' is an address", "mount it"),
     "store: gs": ({"store": "gs://bucket"}, ConfigError, "'gs://bucket' is an address", "connect(store=...)"),
     "store: file": ({"store": "file:///scratch/a"}, ConfigError, "is an address, not a path", "'/scratch/a'"),
-    "store: a number": ({"store": 3}, ConfigError, "store=3 is no path", "pathlib.Path"),
-    "store: bytes": ({"store": b"/scratch"}, ConfigError, "store=b'/scratch' is no path", 'store="/..."'),
-    "store: NUL": ({"store": "/a\0b"}, ConfigError, "is no path", "store="),
-    "arena: a number": ({"arena": 3}, ConfigError, "arena=3 is no path", "pathlib.Path"),
+    "store: a number": ({"store": 3}, ConfigError, "store=3 (from connect) is not allowed", "pathlib.Path"),
+    "store: bytes": ({"store": b"/scratch"}, ConfigError, "store=b'/scratch' (from connect) is not", "connect(store="),
+    "store: NUL": ({"store": "/a\0b"}, ConfigError, "is not allowed: it must be a path", "connect(store="),
+    "arena: a number": ({"arena": 3}, ConfigError, "arena=3 (from connect) is not allowed", "pathlib.Path"),
     "arena: relative": ({"arena": "arena"}, ConfigError, "'arena' is not an absolute path", f"{os.getcwd()}/arena"),
     "arena: home": ({"arena": "~/a"}, ConfigError, "arena '~/a' is not an absolute path", os.path.expanduser("~/a")),
     "arena: address": ({"arena": "shm://a"}, ConfigError, "arena 'shm://a' is an address", "connect(arena=...)"),
@@ -37,13 +38,13 @@ ARGUMENTS = {  # what is given, the error, what it says, and what to type
     "arena: no memory": ({"arena": "/etc/ckptd-arena"}, ConfigError, "which is no memory", "/dev/shm/ckptd-"),
     "arena: no parent": ({"arena": "/dev/shm/none/a"}, ConfigError, "no directory /dev/shm/none", "mkdir it"),
     "arena: not to be made": ({"arena": "/proc/arena"}, ConfigError, "'/proc/arena'", "/dev/shm/ckptd-"),
-    "start: text": ({"start": "no"}, ConfigError, "start='no'", "start=True or start=False"),
+    "start: text": ({"start": "no"}, ConfigError, "start='no'", "connect(start=True), or connect(start=False)"),
     "takeover: text": ({"takeover": "false"}, ConfigError, "takeover='false'", "takeover=False"),
     "alone: a number": ({"alone": 1}, ConfigError, "alone=1", "alone=True"),
     "balance: a list": ({"balance": []}, ConfigError, "balance=[]", '"rows"'),
     "layout: a list": ({"layout": []}, ConfigError, "layout=[]", '"dual"'),
     "redundancy: a dict": ({"redundancy": {}}, ConfigError, "redundancy={}", '"xor"'),
-    "key file: a number": ({"integrity_key_file": 3}, ConfigError, "integrity_key_file=3 is no path", "pathlib.Path"),
+    "key file: a number": ({"integrity_key_file": 3}, ConfigError, "integrity_key_file=3 (from connect)", "a path"),
     "misspelt": ({"drain_evry": 3}, UsageError, "connect has no option 'drain_evry'", "did you mean drain_every?"),
     "another's": ({"frobnicate": 3}, UsageError, "connect has no option 'frobnicate'", "it has job, store, arena"),
 }  # fmt: skip
@@ -80,14 +81,17 @@ def test_an_argument_that_cannot_be_meant(what):
 @pytest.mark.parametrize("value", [NAN, INF, -INF, -1, 0, True, "60", "soon", [1], 1j], ids=repr)
 def test_a_time_that_is_none(name, value):
     error = refused(ConfigError, **{name: value})
-    assert error.message == f"{name}={value!r}"
-    assert error.hint.startswith("a number of seconds above 0, such as ")
+    said = f"{name}={value!r} (from connect) is not allowed: it must be a number of seconds above 0"
+    assert error.message == said
+    assert error.hint.startswith(f"connect({name}=")
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-1", "soon", "0"])
 def test_a_time_in_the_environment_that_is_none(value, monkeypatch):
     monkeypatch.setenv("CKPTD_SAVE_TIMEOUT_S", value)
-    assert value in refused(ConfigError).message
+    error = refused(ConfigError)
+    assert re.match(f"save_timeout_s='?{value}(.0)?'? \\(from CKPTD_SAVE_TIMEOUT_S\\) is not allowed", error.message)
+    assert error.hint == "CKPTD_SAVE_TIMEOUT_S=10"
 
 
 def test_what_is_not_given_by_name():
@@ -162,7 +166,8 @@ def test_a_wait_of_no_time_is_refused(seconds, join):
     for wait in (handle.wait, client.wait):
         with pytest.raises(UsageError, match="timeout_s=") as error:
             wait("durable", seconds)
-        assert "a number of seconds, or None" in error.value.hint
+        assert "a number of seconds, or None" in error.value.message
+        assert error.value.hint == "wait(timeout_s=60), or wait(timeout_s=None)"
     assert handle.wait("durable", np.float64(20)).end == "durable"
     assert client.wait("durable", INF) is handle
 
