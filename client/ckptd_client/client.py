@@ -13,7 +13,7 @@ from typing import Any, NoReturn, Self
 
 from ckptd.protocol.errors import CkptdError, RestoreError, SaveFailedError, UsageError, WaitTimeoutError
 from ckptd.protocol.ids import SaveId
-from ckptd.protocol.messages import AskDrain, AskSteps, End, LoadFrom, Milestone, Request, Steps
+from ckptd.protocol.messages import AskDrain, AskStatus, AskSteps, End, LoadFrom, Milestone, Request, StatusReply, Steps
 from ckptd_client import _settings
 from ckptd_client._argument_checks import as_patience
 from ckptd_client._channel import ChannelLostError, PreemptedError
@@ -42,12 +42,14 @@ from ckptd_client._stats import Stats
 from ckptd_client._still_staged import are_still
 from ckptd_client._stock import StockLeaves
 from ckptd_client._turns import Owner, Turns
+from ckptd_client._why_late import Cause, why_late
 from ckptd_client.files import TrainerFile
 from ckptd_client.gathering import BUCKET_NBYTES, GROUPS, Gathering, Order, Ranks
 from ckptd_client.handle import SaveHandle, check_milestone
 
 log = logging.getLogger("ckptd_client")
 _MAX_PLANS = 4
+_REASON_S = 1.0  # beyond the time of a wait that was in vain
 _LOWER = "ckptd: step %d is saved after step %d: load takes the newest save, load(state, step=...) another"
 
 
@@ -68,6 +70,7 @@ class Client(Preemptible):
         self._preparing = Preparing(self)
         link.on_slots_coming = self._preparing.begin
         self._stock = StockLeaves() if dual and link.group.rank == 0 else None
+        link.book.outlook.why_late = self._why_late
         self._counter, self._last_step, self._highest = 0, -1, -1
         self._steps: set[int] = set()
         self._stats = Stats()
@@ -353,6 +356,14 @@ class Client(Preemptible):
             if newest is None or newest is handle:
                 raise
             return newest.wait(milestone, timeout_s)  # another thread saved meanwhile
+
+    def _why_late(self, save: SaveId, wanted: Milestone) -> Cause:
+        """Asks the daemon, which gets a second to answer: who waited in vain is to be notified of the reason."""
+        with contextlib.suppress(CkptdError):
+            answer = self._ask(lambda seq: AskStatus(seq=seq), _REASON_S)
+            assert isinstance(answer, StatusReply)  # noqa: S101 - the reply to AskStatus
+            return why_late(answer.status, self._link.job, save, wanted)
+        return Cause()
 
     # --- load
 

@@ -3,7 +3,7 @@
 import logging
 import time
 import weakref
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,6 +12,7 @@ from ckptd.protocol.ids import SaveId
 from ckptd.protocol.messages import End, Milestone, Progress
 from ckptd.protocol.topology import Scheme
 from ckptd_client._argument_checks import as_patience
+from ckptd_client._why_late import Cause
 
 log = logging.getLogger("ckptd_client")
 _ORDER = list(Milestone)
@@ -42,6 +43,7 @@ class Outlook:
     why_none: str = ""
     newest_staged: SaveId | None = None
     notice: str = ""  # what was said last of this job's store
+    why_late: Callable[[SaveId, Milestone], Cause] = lambda _save, _wanted: Cause()  # asks the daemon
 
 
 class SaveHandle:
@@ -102,14 +104,16 @@ class SaveHandle:
                 raise self._out_of_reach(wanted)
             left = 1.0 if deadline is None else deadline - time.monotonic()
             if left <= 0:
-                raise self._too_late(timeout_s)
+                raise self._too_late(wanted, timeout_s)
             self._pump(min(left, 1.0), None if deadline is None else left)
         return self
 
-    def _too_late(self, timeout_s: float | None) -> WaitTimeoutError:
-        why = f": it {self._reason}" if self._reason else ""
-        why = f"; {self._outlook.notice}" if not why and self._milestone and self._outlook.notice else why
-        return WaitTimeoutError(f"step {self.step} is {self._milestone or 'not staged'} after {timeout_s:g} s{why}")
+    def _too_late(self, wanted: Milestone, timeout_s: float | None) -> WaitTimeoutError:
+        text, hint = self._outlook.why_late(self._save, wanted)
+        text = text or (f"it {self._reason}" if self._reason else "")
+        text = text or (self._outlook.notice if self._milestone else "")
+        so_far = f"step {self.step} is {self._milestone or 'not staged'} after {timeout_s:g} s"
+        return WaitTimeoutError(f"{so_far}: {text}" if text else so_far, hint=hint)
 
     @property
     def _is_being_protected(self) -> bool:

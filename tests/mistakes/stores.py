@@ -77,6 +77,19 @@ with connect("first") as client:
         hint="free|keep_last|prune|space",
     ),
     Mistake(
+        name="store-slow",
+        environ={"CKPTD_DRAIN_BANDWIDTH": "200K"},
+        typed="""
+with connect("first") as client:
+    client.save({"big": torch.ones(1_000_000)}, 1)
+    client.wait("durable", 4)
+""",
+        cause=r"WaitTimeoutError: step 1 is staged after 4 s: its drain to /place/store has written \S+ of 4\S* MB in",
+        place="/place/store",
+        hint=r"hint: wait longer, or see how it goes on: ckptd status --watch --arena /dev/shm/",
+        within_s=60,
+    ),
+    Mistake(
         name="store-full-and-nobody-waits",
         before="mount -t tmpfs -o size=512k,mode=0755 tmpfs $STORE",
         needs_root=True,
