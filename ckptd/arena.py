@@ -86,7 +86,9 @@ class Arena:
         fd = locks.take(os.path.join(self.path, places.LOCK))
         if fd is None:
             pid = locks.holder(os.path.join(self.path, places.LOCK))
-            raise ConfigError(f"a daemon (pid {pid}) already serves arena {self.path!r}", hint="ckptd status")
+            raise ConfigError(
+                f"a daemon (pid {pid}) already serves arena {self.path!r}", hint=f"ckptd status --arena {self.path}"
+            )
         self._lock_fd = fd
         os.makedirs(os.path.join(self.path, places.JOBS), mode=0o700, exist_ok=True)
         self.keep_ballast()

@@ -49,11 +49,23 @@ def told_when_full(directory: str, what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _FULL:
+        if error.errno not in (*_FULL, errno.EFBIG):
             raise
-        full = why_full(directory) or "its file system gives this user no more"
-        hint = how_to_free(directory)
+        full = why_full(directory) or f"{error.strerror}: this user or process may have no more"
+        hint = limit_met(error.errno) or how_to_free(directory)
         raise BudgetError(f"there is no room for {what} in {directory}: {full}", hint=hint) from error
+
+
+def limit_met(code: int | None) -> str:
+    """What to type where an error of the system is of a limit that no free space helps against; else empty."""
+    if code == errno.EFBIG:
+        return (
+            "a limit on the size of files: ulimit -f unlimited (in a unit: LimitFSIZE=infinity), "
+            "then ckptd stop, and start again"
+        )
+    if code == errno.EDQUOT:
+        return "a quota is used up, whatever is free: quota -s shows it; rm what nobody needs, or ask for a larger one"
+    return ""
 
 
 def why_full(directory: str) -> str:

@@ -85,7 +85,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         Meta(description="whether replicas each save a share of what they all hold (rows), or all of it (off)"),
     ] = "rows"
     drain_parity: Annotated[
-        bool, Meta(description="write parity to the store too, so that ckptd rebuild can mend a checkpoint there")
+        bool, Meta(description="write parity to the store too, so that ckptd rebuild PATH can mend a checkpoint there")
     ] = False
     node: Annotated[
         str,

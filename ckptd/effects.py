@@ -1,6 +1,5 @@
 """Carries out the catalogue's actions on the arena and the stores; each outcome comes back as an event."""
 
-import errno
 import logging
 import secrets
 import time
@@ -10,6 +9,7 @@ from ckptd import __version__
 from ckptd.arena import Arena, Fragments
 from ckptd.arena_stores import KnownStores
 from ckptd.background import Background
+from ckptd.ballast import limit_met
 from ckptd.core import actions as act
 from ckptd.core import events as ev
 from ckptd.numbers import Numbers
@@ -191,10 +191,8 @@ class Effects:
     def _slots_failed(self, action: act.AllocateSlots, count: int, error: Exception) -> None:
         code, message, hint = _describe(error)
         if isinstance(error, OSError):
-            code, hint = "budget", self._arena.budget().tightest.how_to_raise
+            code, hint = "budget", limit_met(error.errno) or self._arena.budget().tightest.how_to_raise
             message = f"rank {action.rank}: no slot of {action.capacity} bytes in {self._arena.path}: {message}"
-            if error.errno == errno.EFBIG:
-                hint = "a limit on the size of files: ulimit -f unlimited, then ckptd stop, and start again"
         self._deliver(
             ev.SlotsFailed(job=action.job, rank=action.rank, count=count, code=code, message=message, hint=hint)
         )

@@ -86,7 +86,10 @@ class StepsDesk:
             self._plane.write(asked.job, node, StepsKnown(asked.id, problem=outcome.message[:4096]))
             return
         if len(outcome) > MAX_CHECKPOINTS:
-            problem = f"{len(outcome)} checkpoints are more than fit into one message: ckptd list, ckptd prune"
+            path = f"{asked.job.store}/{asked.job.job}"
+            problem = (
+                f"{len(outcome)} checkpoints are more than fit into one message: ckptd prune --keep-last 100 {path}"
+            )
             self._plane.write(asked.job, node, StepsKnown(asked.id, problem=problem))
             return
         brief = tuple(msgspec.structs.replace(checkpoint, reason="") for checkpoint in outcome)

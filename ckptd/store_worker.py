@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NoReturn, assert_never
 
 from ckptd import failpoints, store
+from ckptd.ballast import limit_met
 from ckptd.filelayer import FileLayer
 from ckptd.niceness import Niceness
 from ckptd.protocol.errors import CkptdError, ProtocolError
@@ -67,7 +68,8 @@ _PROGRESS_PERIOD_S = 0.1
 _PR_SET_PDEATHSIG = 1
 _HINTS = {
     errno.ENOSPC: "free space on the store, or keep fewer checkpoints: keep_last",
-    errno.EDQUOT: "the quota is used up: free some of it, or keep fewer checkpoints: keep_last",
+    errno.EDQUOT: f"{limit_met(errno.EDQUOT)}; or keep fewer checkpoints: keep_last",
+    errno.EFBIG: limit_met(errno.EFBIG),
     errno.ENOENT: "is it mounted? ckptd makes the store's own directory, never the one above it",
     errno.ENOTDIR: "the store must be a directory: set store to another path",
     errno.ELOOP: "its links lead in a circle: set store to the directory itself",

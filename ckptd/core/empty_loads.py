@@ -11,6 +11,7 @@ from typing import NamedTuple
 from ckptd.core import events as ev
 from ckptd.core.routes import Routes
 from ckptd.protocol.ids import JobKey, RunId, SaveId
+from ckptd.protocol.integrity import asks_for_key
 
 _MOST_REASONS = 3  # why the newest checkpoints cannot be restored
 
@@ -58,17 +59,17 @@ def answer(job: JobKey, asked: Asked, found: Found, routes: Routes) -> Refusal |
         lost = all(reason.lost for reason in found.reasons)
         if lost and scan_is_clean and not named and not any(map(routes.outlived_a_node, found.candidates)):
             return [*found.notes, *(f"lost, and it was staged only: {text}" for text in told)]
-        return _refusal([*found.notes, *told], _how_to_go_on(job, found.candidates, routes))
+        return _refusal([*found.notes, *told], _how_to_go_on(job, found, routes))
     if silent:
         text = f"cannot tell whether there is a checkpoint: the store did not answer: {silent}"
         return Refusal(text, f"check {job.store}, then start again")
     if asked.run is not None:
         text = f"nothing of run {asked.run.hex()} lies on the store or on a node that answers"
-        return Refusal(text, "ckptd list, or start its nodes with the job")
+        return Refusal(text, f"ckptd list {_path(job)}, or start its nodes with the job")
     if asked.step is not None:
-        return Refusal(f"there is no checkpoint of step {asked.step}", "ckptd list, or client.steps()")
+        return Refusal(f"there is no checkpoint of step {asked.step}", f"ckptd list {_path(job)}, or client.steps()")
     if set(found.notes) - set(found.foreign):
-        return _refusal(found.notes, _verify(job))
+        return _refusal(found.notes, _verify(job, found.notes))
     return list(found.notes)
 
 
@@ -76,11 +77,17 @@ def _refusal(reasons: Sequence[str], hint: str) -> Refusal:
     return Refusal("no checkpoint can be restored: " + "; ".join(reasons), hint)
 
 
-def _verify(job: JobKey) -> str:
-    return f"ckptd verify {job.store}/{job.job}"
+def _path(job: JobKey) -> str:
+    return f"{job.store}/{job.job}"
 
 
-def _how_to_go_on(job: JobKey, candidates: Sequence[SaveId], routes: Routes) -> str:
-    if any(map(routes.on_store, candidates)):
-        return _verify(job)
+def _verify(job: JobKey, notes: Sequence[str]) -> str:
+    if any(map(asks_for_key, notes)):
+        return f"connect(integrity_key_file=FILE); ckptd verify --key FILE {_path(job)}"
+    return f"ckptd verify {_path(job)}"
+
+
+def _how_to_go_on(job: JobKey, found: Found, routes: Routes) -> str:
+    if any(map(routes.on_store, found.candidates)):
+        return _verify(job, found.notes)
     return f"bring lost nodes back, or give up what is left in memory: ckptd forget {job.job}"

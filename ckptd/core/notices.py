@@ -21,7 +21,7 @@ _TRIED_AGAIN = "training goes on, newer saves are tried, too; how it stands: ckp
 _ROUND_S = 60  # from here on full tens are suggested
 _WAYS_OUT = (
     "plain dcp.load does not read it: load it with client.load, load_from or ckptd_client.dcp.CkptdReader, or write it "
-    "anew with ckptd export --format dcp; connect(layout='plain') if nobody reads it otherwise"
+    "anew: ckptd export --format dcp {path} OUT; connect(layout='plain') if nobody reads it otherwise"
 )
 
 
@@ -43,7 +43,8 @@ class Notices:
             self._said = {what for what in self._said if not what.startswith(_FAILS)}  # the next failure is news
         if not event.left_out:
             return []
-        text = f"step {event.save.step} has no .metadata: {event.left_out}; {_WAYS_OUT}"
+        ways_out = _WAYS_OUT.format(path=f"{self._job.store}/{self._job.job}")
+        text = f"step {event.save.step} has no .metadata: {event.left_out}; {ways_out}"
         return self._say("left out", event.save, text)
 
     def tick(self, now: float) -> list[Action]:

@@ -60,6 +60,11 @@ class Hasher(Protocol):
         """The digest of all parts so far, end to end."""
 
 
+def asks_for_key(text: str) -> bool:
+    """Whether the message, or a part of it, is that something keyed was read without its key."""
+    return _KEY_HINT in text
+
+
 class Integrity:
     """XXH3-128: finds accidents. Base of Keyed."""
 

@@ -29,7 +29,6 @@ from ckptd.units import format_size
 _SLICE_NBYTES = 1 << 20
 _MEMORY_NBYTES = 16 << 20
 _SHOWN = 6
-_HINT = "load an older step; another one: ckptd list"
 Progress = Callable[[int], None]
 
 
@@ -64,7 +63,7 @@ def rebuild(path: str, progress: Progress = lambda _: None, integrity: Integrity
             work = _Rebuild(open_checkpoint(path, integrity), files, progress)
             work.run()
     except (OSError, EOFError) as error:
-        raise CkptdError(f"not rebuilt: {error}", hint="mend that, then again: ckptd rebuild " + path) from error
+        raise CkptdError(f"not rebuilt: {error}", hint=f"mend that, then again: ckptd rebuild {path}") from error
     return Outcome(
         path=work.checkpoint.path, damaged=work.damaged, rebuilt=work.rebuilt, lost=work.lost,
         notes=work.checkpoint.notes, nbytes=work.nbytes, seconds=time.monotonic() - began_s,
@@ -97,10 +96,10 @@ class _Rebuild:
                 self._look_at_parity(found, one, member)
         left = {rank for rank, target in self._images.items() if target.damage}
         if left and not self.checkpoint.manifest.parity:
-            names = _listed(self.damaged)
+            names, above = _listed(self.damaged), os.path.dirname(self.checkpoint.path)
             raise DamagedError(
                 f"{self.checkpoint.path}: {names}: damaged or missing, and no parity was drained with this checkpoint",
-                hint=f"{_HINT}; for those to come: drain_parity",
+                hint=f"load an older step: ckptd list {above}; for those to come: drain_parity",
             )
         if importlib.util.find_spec("numpy") is None and self.damaged:
             raise UsageError("rebuild needs numpy, which is not installed", hint="pip install 'ckptd[torch]'")
@@ -170,7 +169,7 @@ class _Rebuild:
             room = f"needs {format_size(need)}, the store has {format_size(free)} free"
             raise CkptdError(
                 f"{self.checkpoint.path}: not rebuilt: {room}",
-                hint="free space on the store; if that is not what its files had: ckptd verify",
+                hint=f"free space on the store; if that is not what its files had: ckptd verify {self.checkpoint.path}",
             )
         for target in targets:
             target.begin(self._files, self._buffer)

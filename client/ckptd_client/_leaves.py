@@ -268,7 +268,7 @@ def _hint(value: Any) -> str:
         return f"call ckptd_client.register({cls.__name__}) in every process that saves or loads"
     if isinstance(value, PurePath):
         return "save str(path)"
-    return "save plain values from which it can be made again, or leave it out of the state"
+    return "save plain values from which it can be made again"
 
 
 def _is_namedtuple(cls: type) -> bool:

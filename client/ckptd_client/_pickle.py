@@ -5,6 +5,7 @@ Such a leaf is a torch.save archive under the codec ``pickle``. Everything else 
 
 import fnmatch
 import io
+import pickle
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
@@ -47,8 +48,9 @@ def encode(value: Any, name: str, where: str, *, allowed: bool) -> Leaf:
         return encode_leaf(value, where)
     except UsageError as error:
         if not allowed:
-            hint = f"{error.hint}; or let it be pickled: connect(allow_pickle=[{name!r}])"
-            raise UsageError(error.message, hint=hint) from None
+            way = f"or let it be pickled: connect(allow_pickle=[{name!r}])"
+            way = way if _can_be_pickled(value) else "or take it out of the state: no pickle can hold it either"
+            raise UsageError(error.message, hint=f"{error.hint}; {way}") from None
     buffer = io.BytesIO()
     try:
         torch.save(value, buffer)
@@ -56,6 +58,22 @@ def encode(value: Any, name: str, where: str, *, allowed: bool) -> Leaf:
         text = f"{where} cannot be saved, not even as a pickle: {type(error).__name__}: {error}"
         raise UsageError(text, hint="save plain values from which it can be made again") from error
     return Leaf(CODEC, buffer.getvalue())
+
+
+def _can_be_pickled(value: Any) -> bool:
+    """Whether allow_pickle is of any use to it: a lambda, an open file or a generator has no pickle."""
+    try:
+        pickle.Pickler(_Nowhere()).dump(value)
+    except Exception:  # noqa: BLE001 - pickle raises what it likes, and runs methods of the user's
+        return False
+    return True
+
+
+class _Nowhere:
+    """A file that keeps nothing."""
+
+    def write(self, data: Any) -> int:
+        return len(data)
 
 
 def check_allowed(leaf: Leaf, name: str, where: str, keys: PickleKeys, *, how: str = "connect({})") -> None:

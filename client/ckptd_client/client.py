@@ -488,7 +488,9 @@ class Client(Preemptible):
         """
         found = self._find(step)
         if found is None:
-            raise RestoreError("there is no checkpoint to restore", hint="ckptd list, or client.steps()")
+            raise RestoreError(
+                "there is no checkpoint to restore", hint=f"ckptd list {self._link.job.store}/{self.job}"
+            )
         return found
 
     def _find(self, step: int | None) -> Checkpoint | None:

@@ -145,8 +145,9 @@ with connect("first") as client:
     client.save({**state, "schedule": {"warmup": lambda step: step / 10}}, 1)
 """,
         cause="UsageError: .*(function|lambda)",
-        place="schedule.warmup",
-        hint="allow_pickle|register|leave",
+        place="schedule.*warmup",
+        hint="hint: save plain values .*or take it out of the state: no pickle can hold it either",
+        never="allow_pickle",
     ),
     Mistake(
         name="open-file-in-state",
@@ -156,7 +157,8 @@ with connect("first") as client:
 """,
         cause="UsageError: .*TextIOWrapper",
         place="log",
-        hint="hint: ",
+        hint="hint: save plain values .*or take it out of the state: no pickle can hold it either",
+        never="allow_pickle",
     ),
     Mistake(
         name="own-class-in-state",
@@ -169,7 +171,7 @@ with connect("first") as client:
 """,
         cause="UsageError: .*Progress",
         place="progress",
-        hint="register|state_dict|allow_pickle",
+        hint=r"or let it be pickled: connect\(allow_pickle=\['progress'\]\)",
     ),
     Mistake(
         name="sparse-tensor",
@@ -224,7 +226,8 @@ with connect("first") as client:
 """,
         cause="UsageError: .*generator",
         place="parameters",
-        hint="hint: ",
+        hint="hint: save plain values .*or take it out of the state: no pickle can hold it either",
+        never="allow_pickle",
     ),
     Mistake(
         name="state-in-itself",
@@ -349,7 +352,7 @@ with connect("first") as client:
 """,
         cause="RestoreError: ",
         place="step 11",
-        hint=r"10|client\\.steps\\(\\)|ckptd list",
+        hint=r"hint: ckptd list /place/store/first, or client\.steps\(\)",
     ),
     Mistake(
         name="milestone-misspelt",

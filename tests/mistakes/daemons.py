@@ -115,7 +115,7 @@ connect("first", start=False, connect_timeout_s=3)
         typed="$ ckptd run",
         cause="another daemon|already",
         place="/dev/shm/ckptd-test",
-        hint="ckptd status",
+        hint="hint: ckptd status --arena /dev/shm/ckptd-test",
         ends=2,
     ),
     Mistake(

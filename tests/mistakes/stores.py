@@ -276,6 +276,6 @@ with connect("first") as client:
 """,
         cause="(Integrity|Restore)Error: .*key",
         place="step",
-        hint="integrity_key_file|CKPTD_INTEGRITY_KEY_FILE",
+        hint=r"hint: connect\(integrity_key_file=FILE\); ckptd verify --key FILE /place/store/first",
     ),
 )

@@ -228,6 +228,7 @@ def test_a_full_store(shm, tmp_path) -> None:
     reply = ask(link, order(slots_of(link, shm, SAVE)))
     assert isinstance(reply, Failed)
     assert reply.errno == "EFBIG"
+    assert "ulimit -f" in reply.hint
     assert isinstance(ask(link, ScanJob(id=1, job="demo")), Done)  # and it goes on
     link.kill()
     wait_gone(link)

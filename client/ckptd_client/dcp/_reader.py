@@ -244,7 +244,7 @@ class _BoxesFill:
         for chunk in shard_of(tensor, repr(name)).chunks:
             found = cover(Box(*chunk.box), boxes, prefer=-1)
             if found is None:
-                raise RestoreError(f"{name!r} is not whole in the checkpoint", hint="ckptd verify")
+                raise RestoreError(f"{name!r} is not whole in the checkpoint", hint="load an older step")
             read = torch.empty(chunk.sizes, dtype=dtype)
             self._copies.append((copyable(chunk.local.detach()), read))
             self.targets += [(run.rank, Target(run.source, run.nbytes, read.data_ptr() + run.target)) for run in found]
@@ -294,7 +294,7 @@ def _opened(directory: str, integrity: Integrity) -> Checkpoint:
         raise UsageError(f"{path} is a directory of DCP's, not ckptd's", hint=hint)
     if kind == "safetensors":
         text = f"{path} holds no checkpoint of ckptd"
-        raise UsageError(text, hint="client.load_from(path, state) reads safetensors; ckptd list says what is there")
+        raise UsageError(text, hint="client.load_from(path, state) reads safetensors")
     return open_directory(directory, integrity=integrity)
 
 
