@@ -95,5 +95,5 @@ def _scanned(action: act.ScanStore, found: Scanned) -> ev.StoreScanned:
         job=action.job, after=action.after, store_id=found.store.store_id, committed=committed, partials=partials,
         claimed=action.claim.incarnation if action.claim is not None else 0, lost=found.lost,
         records=tuple(ev.Recorded(r.incarnation, bytes.fromhex(r.run), r.session) for r in scan.records),
-        notes=tuple(scan.problems),
+        notes=tuple(scan.problems), others=tuple(found.others),
     )  # fmt: skip

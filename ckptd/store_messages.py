@@ -200,11 +200,15 @@ class Taken(msgspec.Struct, frozen=True, tag="taken"):
 
 
 class Scanned(msgspec.Struct, frozen=True, tag="scanned"):
-    """What lies on the store, and which one it is. lost: somebody else has the number that was claimed."""
+    """What lies on the store, and which one it is. lost: somebody else has the number that was claimed.
+
+    others: jobs that have checkpoints there, for a job that has none, as a user reads them.
+    """
 
     store: OpenedStore
     scan: Scan
     lost: bool = False
+    others: list[str] = []
 
 
 class Drained(msgspec.Struct, frozen=True, tag="drained"):

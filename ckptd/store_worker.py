@@ -58,6 +58,7 @@ from ckptd.store_messages import (
     encode_frame,
     hello_frame,
 )
+from ckptd.store_others import other_jobs
 from ckptd.store_parity import drain_parity
 from ckptd.store_publish import publish_left, publish_own_part
 from ckptd.store_scan import scan
@@ -143,7 +144,9 @@ class Worker:
             case ScanJob(job=job, claim=made_up):
                 opened, key = self._open(request), self._key(job)
                 lost = made_up is not None and bool(opened.store_id) and not self._claim(key, made_up)
-                return Done(request.id, Scanned(opened, scan(self._fs, key), lost))
+                found = scan(self._fs, key)
+                others = [] if found.committed or found.partials else other_jobs(self._fs, key)
+                return Done(request.id, Scanned(opened, found, lost, others))
             case RemoveCheckpoint(job=job, save=save, intents=intents):
                 gone = store.remove_checkpoint(self._fs, self._key(job), save, _by_save(intents))
                 return Done(request.id, Removed(pinned=not gone))

@@ -66,11 +66,22 @@ def answer(job: JobKey, asked: Asked, found: Found, routes: Routes) -> Refusal |
     if asked.run is not None:
         text = f"nothing of run {asked.run.hex()} lies on the store or on a node that answers"
         return Refusal(text, f"ckptd list {_path(job)}, or start its nodes with the job")
+    others = found.scan.others if found.scan is not None else ()
     if asked.step is not None:
-        return Refusal(f"there is no checkpoint of step {asked.step}", f"ckptd list {_path(job)}, or client.steps()")
+        text, hint = f"there is no checkpoint of step {asked.step}", f"ckptd list {_path(job)}, or client.steps()"
+        return Refusal(f"{text}: {_only_others(job, others)}", _of_another(others)) if others else Refusal(text, hint)
     if set(found.notes) - set(found.foreign):
         return _refusal(found.notes, _verify(job, found.notes))
-    return list(found.notes)
+    told = [f"{_only_others(job, others)}; to go on from one of these: {_of_another(others)}"] if others else []
+    return [*found.notes, *told]
+
+
+def _only_others(job: JobKey, others: Sequence[str]) -> str:
+    return f"no checkpoint of job {job.job!r} lies in {job.store}, which has {', '.join(others)}"
+
+
+def _of_another(others: Sequence[str]) -> str:
+    return f"connect(job={others[0].partition(' ')[0]!r})"
 
 
 def _refusal(reasons: Sequence[str], hint: str) -> Refusal:

@@ -344,6 +344,19 @@ with connect("first") as client:
         ends=0,
     ),
     Mistake(
+        name="job-misspelt",
+        typed="""
+with connect("demo") as client:
+    client.save(state, 900).wait("durable")
+with connect("dmeo") as client:
+    print("restored", client.load(state))
+""",
+        cause="^ckptd: .*no checkpoint of job 'dmeo' lies in /place/store, which has demo \\(step 900\\)",
+        place="/place/store",
+        hint=r"connect\(job='demo'\)",
+        ends=0,
+    ),
+    Mistake(
         name="step-that-is-not-there",
         typed="""
 with connect("first") as client:

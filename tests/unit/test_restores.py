@@ -81,6 +81,21 @@ def test_a_step_that_is_not_there():
     assert {o.message for o in orders(job, asked)} == {"there is no checkpoint of step 11"}
 
 
+OTHERS = ("demo (step 900)", "llama (step 7)")
+
+
+@pytest.mark.parametrize("step", [None, 11])
+def test_a_job_without_checkpoints_names_those_that_the_store_has_of_other_jobs(step):
+    job = AJob(world=1).start()
+    seq = job.ask_load(0, step=step)
+    job.number(2)
+    job.scan(others=OTHERS)
+    answer = job.answer(seq)
+    said = answer.message if step else " ".join(answer.notes)
+    assert "no checkpoint of job 'job' lies in /store, which has demo (step 900), llama (step 7)" in said
+    assert "connect(job='demo')" in (answer.hint if step else said)
+
+
 def test_ranks_that_ask_for_different_steps():
     job = AJob(world=2).start()
     asked = [job.ask_load(0, step=1), job.ask_load(1, step=2)]

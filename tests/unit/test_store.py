@@ -24,6 +24,7 @@ from ckptd.protocol.manifest import COMMITTED, LATEST, MANIFEST
 from ckptd.protocol.slot import align_up
 from ckptd.store import commit, remove_checkpoint, remove_partial, sweep_trash, write_vote
 from ckptd.store_image import Flow, Image, make_partial, sync_partial, write_image
+from ckptd.store_others import other_jobs
 from ckptd.store_scan import Place, scan
 from ckptd.verify import verify_checkpoint
 from tests.runs import RUN
@@ -76,6 +77,25 @@ def test_scan_of_nothing_is_empty(key) -> None:
     for where in (key, JobKey("/nowhere", "demo")):
         found = scan(FileLayer(), where)
         assert (found.committed, found.partials, found.problems) == ([], [], [])
+
+
+def test_other_jobs_are_listed_with_their_newest_steps_the_likest_name_first(key) -> None:
+    fs = FileLayer()
+    os.makedirs(f"{key.store}/no-job-of-ours")
+    for job in ("alpha", "beta", "demo"):
+        for save in (SAVE, OLDER):
+            os.makedirs(f"{key.store}/{job}/{save.dirname}")
+    os.makedirs(f"{key.store}/.hidden/{SAVE.dirname}")
+    open(f"{key.store}/zfile", "w").close()
+    assert other_jobs(fs, JobKey(key.store, "dmeo")) == ["demo (step 100)", "alpha (step 100)", "beta (step 100)"]
+    assert other_jobs(fs, key) == ["alpha (step 100)", "beta (step 100)"]
+    assert other_jobs(fs, JobKey(f"{key.store}/none", "demo")) == []
+
+
+def test_other_jobs_are_a_few_of_many(key) -> None:
+    for number in range(40):
+        os.makedirs(f"{key.store}/run{number:02d}/{SAVE.dirname}")
+    assert [*other_jobs(FileLayer(), key)] == [*(f"run{number:02d} (step 100)" for number in range(5)), "..."]
 
 
 def test_scan_lists_newest_first_by_incarnation_and_counter_not_by_step(key) -> None:
