@@ -191,11 +191,11 @@ def _volatile(store: str) -> str:
     mount = _mount(store)
     if mount is None or not (mount.point == "/" or mount.fs_type in _VOLATILE):
         return ""
-    kind = "tmpfs" if mount.fs_type in _VOLATILE else "the root file system"
-    lost = "is lost with a reboot" if mount.fs_type in _VOLATILE else "is lost with this node"
+    in_memory = mount.fs_type in _VOLATILE
+    lies, lost = ("in this node's memory", "a reboot") if in_memory else ("on this node's own disk", "the node")
     return (
-        f"{store} is a new store on {kind}, {_where(store)}: what is durable there {lost}; is the file system mounted "
-        "that was meant?"
+        f"warning: the new store {store} lies {lies}, {_where(store)}: what is durable there is lost with {lost}; "
+        "is the parallel file system mounted?"
     )
 
 

@@ -11,6 +11,7 @@ from typing import TypeVar
 import msgspec
 import zmq
 
+from ckptd import locks
 from ckptd.protocol import places
 from ckptd.protocol.errors import BudgetError, CkptdError, ConnectError, StaleIncarnationError, WaitTimeoutError
 from ckptd.protocol.ids import NO_RUN, JobKey, RunId, SaveId
@@ -244,11 +245,16 @@ class Link:
             self._drop_channel()
             raise
         if log_of_new and self.group.rank == 0:
-            log.warning(
-                "ckptd: no daemon ran on this node; started one; it lives as long as this login session, container or "
-                "job step lets it; its log: %s",
-                log_of_new,
-            )
+            self._say_that_one_started(log_of_new)
+
+    def _say_that_one_started(self, its_log: str) -> None:
+        pid = locks.holder(os.path.join(self.settings.arena, places.LOCK))
+        started = f"daemon{'' if pid is None else f' pid {pid}'} started, log {its_log}"
+        if self.attachments:
+            log.warning("ckptd: job %s: the daemon of this node had ended; %s", self.job.job, started)
+            return
+        whose = f"job {self.job.job}, rank {self.group.rank} of {self.group.world_size}, store {self.job.store}"
+        log.warning("ckptd: %s: %s", whose, started)
 
     def _attach(self, deadline: float) -> list[str]:
         answer = self._ask(

@@ -17,6 +17,7 @@ _START_S = 10.0  # how long a new one may take to get there
 _LISTENER_S = 1.0  # how long a daemon may take to say how it is configured
 _SILENT_S = 4.0  # a wait is told after this
 _LOOK_S = 0.1
+_WORTH_SAYING_S = 1.0  # of what is left of a wait: else its error comes at once
 
 
 def reach(channel: Channel, arena: str, starts: Sequence[str] | None, deadline: float) -> str:
@@ -53,7 +54,7 @@ def _await(channel: Channel, arena: str, began: float, deadline: float) -> None:
     path, hint = os.path.join(arena, SOCKET), f"start one: ckptd run --arena {arena}"
     if channel.open(min(deadline, began + _SILENT_S)):
         return
-    if time.monotonic() < deadline and os.environ.get("LOCAL_RANK", "0") == "0":
+    if deadline - time.monotonic() > _WORTH_SAYING_S and os.environ.get("LOCAL_RANK", "0") == "0":
         left = deadline - time.monotonic()
         log.warning("ckptd: no daemon listens at %s; it is waited for, %.3g s more; %s", path, left, hint)
     if not channel.open(deadline):

@@ -1,6 +1,7 @@
 """The daemon is absent, dies, stops answering or is stopped: training goes on, and what was sealed is not lost."""
 
 import os
+import re
 import shutil
 import signal
 import time
@@ -72,7 +73,11 @@ def test_a_client_starts_a_daemon_and_says_so_and_it_leaves_when_it_is_empty(nod
     with Ranks(node) as ranks:
         ranks.call("connect")
         pid = own_daemon(node)
-        assert [log for log in ranks[0].call("logs") if "started one" in log and "ckptd.log" in log]
+        logs = [log for log in ranks[0].call("logs") if f"daemon pid {pid} started" in log]
+        assert len(logs) == 1
+        assert re.search(
+            rf"ckptd: job \S+, rank 0 of \d+, store {node.store}: daemon pid \d+ started, log \S+/ckptd.log$", logs[0]
+        )
         ranks.call("save", 1)
         ranks.call("wait", 1)
         ranks.call("close")

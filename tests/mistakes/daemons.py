@@ -15,8 +15,8 @@ with connect("first") as client:
     client.save(state, 2).wait("durable", 15)
     print("durable")
 """,
-        cause="no daemon ran on this node; started one",
-        place="log: ",
+        cause=r"ckptd: job first: the daemon of this node had ended; daemon pid \d+ started, log /dev/shm/",
+        place=r"ckptd: job first, rank 0 of 1, store /place/store: daemon pid \d+ started, log /dev/shm/\S+/ckptd.log$",
         hint="^durable",
         ends=0,
     ),
@@ -68,8 +68,8 @@ with connect("first") as client:
     client.save(state, 2).wait("durable", 15)
     print("durable")
 """,
-        cause="no daemon ran on this node; started one",
-        place="log: ",
+        cause=r"ckptd: job first: the daemon of this node had ended; daemon pid \d+ started, log /dev/shm/",
+        place=r"ckptd: job first, rank 0 of 1, store /place/store: daemon pid \d+ started, log /dev/shm/\S+/ckptd.log$",
         hint="^durable",
         ends=0,
     ),

@@ -271,5 +271,6 @@ MISTAKES = (
         cause="ConnectError: no daemon listens",
         place="/dev/shm/ckptd-test",
         hint="ckptd run",
+        never="it is waited for",
     ),
 )

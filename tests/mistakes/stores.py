@@ -137,9 +137,9 @@ elsewhere("rm -rf $STORE/*  $STORE/.[a-z]*")
 with connect("first") as client:
     print(client.load(state))
 """,
-        cause="is a new store",
-        place="/place/store",
-        hint="is the file system mounted that was meant",
+        cause="ckptd: warning: the new store /place/store lies (on this node's own disk|in this node's memory)",
+        place="mounted at ",
+        hint="is the parallel file system mounted",
         ends=0,
     ),
     Mistake(
@@ -150,9 +150,9 @@ elsewhere("mv $STORE $STORE.old; mkdir $STORE")
 with connect("first") as client:
     print(client.load(state))
 """,
-        cause="is a new store",
-        place="/place/store",
-        hint="is the file system mounted that was meant",
+        cause="ckptd: warning: the new store /place/store lies (on this node's own disk|in this node's memory)",
+        place="mounted at ",
+        hint="is the parallel file system mounted",
         ends=0,
     ),
     Mistake(
@@ -167,9 +167,9 @@ with connect("first") as client:
         name="store-has-other-things",
         before="touch $STORE/thesis.tex; mkdir $STORE/first; touch $STORE/first/model.pt",
         typed=_SAVED,
-        cause="new store",
-        place="/place/store",
-        hint="mounted that was meant",
+        cause="ckptd: warning: the new store /place/store lies (on this node's own disk|in this node's memory)",
+        place="mounted at ",
+        hint="is the parallel file system mounted",
         ends=0,
     ),
     Mistake(

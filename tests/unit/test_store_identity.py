@@ -34,7 +34,7 @@ def test_a_new_store_on_the_root_file_system_or_tmpfs_is_a_warning_that_names_de
     (warning,) = open_store(FS, store, "demo").warnings
     assert store in warning
     assert "mounted at" in warning
-    assert "is the file system mounted that was meant?" in warning
+    assert "is the parallel file system mounted?" in warning
     shm = f"/dev/shm/{os.path.basename(os.path.dirname(store))}-{os.getpid()}"
     os.mkdir(shm)
     try:

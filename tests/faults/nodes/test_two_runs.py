@@ -191,7 +191,7 @@ def test_a_first_store_on_the_root_file_system_is_made_with_a_warning_that_names
     if os.stat(cluster.directory).st_dev != os.stat("/").st_dev:
         pytest.skip("temporary files are not on the root file system")
     said = first_run_on(World(cluster), os.path.join(cluster.directory, "rooted"))
-    assert "root file system" in said, said
+    assert "this node's own disk" in said, said
     assert device_of("/") in said, said
 
 
