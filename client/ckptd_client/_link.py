@@ -6,7 +6,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import TypeVar
 
 import msgspec
 import zmq
@@ -39,18 +38,16 @@ from ckptd_client._connect_options import Settings
 from ckptd_client._group import Group
 from ckptd_client._looks import Looks, listed
 from ckptd_client._one_per_job import Holding
-from ckptd_client._reaching import reach
+from ckptd_client._reaching import reach, until_one_stays
 from ckptd_client._slots import RankFile, Slots
 from ckptd_client._topology import check_alike, failure_told, gather, why_unprotected, word_of
 from ckptd_client.handle import HandleBook
 
 log = logging.getLogger("ckptd_client")
-T = TypeVar("T")
 _HURRIED_S = 4.0  # how long a save waits for a daemon that systemd, say, starts again
 _DOOR_S = 5.0  # connect is this much more patient than the door: its refusal says more than our impatience
 _SILENT_S = 6.0  # connect says what it waits for after this, unless the daemons have said it better
 _LOOK_S = 0.1  # between two looks whether a slot is waited for in vain
-_PAUSE_S = 0.02  # between two daemons that end at once
 _RETRY_S = 15.0  # after a failed attempt to come back, saves fail at once for so long, or until a daemon listens
 _MAX_MISSED = 16  # more than any rank has slots: others hold no more saves than that in vain
 
@@ -91,6 +88,7 @@ class Link:
         self._waits_for = ""  # while it connects, as far as this side knows
         self._held_up: ConnectError | None = None  # the same as the daemon has said it
         self._retry_at = 0.0
+        self._unwanted: Callable[[], bool] = bool  # whether nobody wants any more what is done now
         self._was_absent = False  # whether no daemon listened when the last attempt to come back failed
         self._replaced: StaleIncarnationError | None = None
         self.attachments = 0  # so far; grants of an earlier one mean nothing
@@ -111,7 +109,7 @@ class Link:
                 self._holding.claim(takeover=self.settings.takeover)
                 self._make_rank_file().meet(self.group)
                 deadline = time.monotonic() + self.settings.connect_timeout_s  # who waits for ranks waits for no door
-                info = _until_one_stays(lambda: self._ask_node(deadline), deadline)
+                info = until_one_stays(lambda: self._ask_node(deadline), deadline)
             self.balance = info.balance if self.settings.balance is None else self.settings.balance
             settings = self.settings
             alike = settings.alike(self.job)
@@ -121,7 +119,7 @@ class Link:
             self.topology = gather(self.group, word)
             self._waits_for = f"for the store {self.job.store} to answer, or for old ranks of it to end"
             deadline += time.monotonic() - began  # who waits for a late rank has not waited at the door
-            return _until_one_stays(lambda: self._enter(deadline), deadline)
+            return until_one_stays(lambda: self._enter(deadline), deadline)
         finally:
             said.cancel()
 
@@ -175,10 +173,10 @@ class Link:
             return
         now = time.monotonic()
         if hurried and now < self._retry_at and not (self._was_absent and channel_listens(self._socket_path)):
-            raise ConnectError("the daemon is gone and did not come back", hint=f"see {self._log}")
+            raise ConnectError("the daemon is gone and did not come back", hint=f"see {self.log_path}")
         try:
             patience = min(deadline, now + _HURRIED_S) if hurried and not self._restartable else deadline
-            _until_one_stays(lambda: self._come_back(patience), patience)
+            until_one_stays(lambda: self._come_back(patience), patience)
         except PreemptedError:
             self._drop_channel()  # half of coming back is no daemon yet
             raise
@@ -205,6 +203,27 @@ class Link:
         if capacity:
             self.ask_slots(capacity, deadline)
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the daemon ended and no other was found yet."""
+        return self._channel is None or self._channel.lost
+
+    @property
+    def is_restartable(self) -> bool:
+        """Whether this side starts the next daemon."""
+        return self._restartable
+
+    def revive(self, deadline: float, unwanted: Callable[[], bool]) -> None:
+        """As ensure, for a thread for which nobody waits: that it fails costs the next save no patience.
+
+        unwanted: asked ten times a second; the attempt is broken off (PreemptedError) when it says so.
+        """
+        before, self._unwanted = self._retry_at, unwanted
+        try:
+            self.ensure(deadline)
+        finally:
+            self._retry_at, self._unwanted = before, bool
+
     def _force_again(self, old: HandOver, deadline: float) -> None:
         """A daemon that has restarted does not know which of the saves in its memory is to be drained for sure."""
         try:
@@ -229,7 +248,8 @@ class Link:
             self.book.give_up(old.save, str(error))
 
     @property
-    def _log(self) -> str:
+    def log_path(self) -> str:
+        """Where a daemon that clients start writes its log."""
         return os.path.join(self.settings.arena, places.LOG)
 
     @property
@@ -305,7 +325,7 @@ class Link:
             self._rank_file = None
 
     def _give_way(self) -> None:
-        if self.yields and self.rivals:
+        if self.yields and (self.rivals or self._unwanted()):
             raise PreemptedError
 
     # --- words
@@ -360,7 +380,7 @@ class Link:
             self.ensure(patience)
             return self._ask(make, deadline)
 
-        return once() if deadline is None else _until_one_stays(once, deadline)
+        return once() if deadline is None else until_one_stays(once, deadline)
 
     def pump(self, deadline: float) -> bool:
         """Takes in what the daemon has said; waits to the deadline for the first word. False when none came."""
@@ -476,17 +496,3 @@ class Link:
         except (CkptdError, zmq.ZMQError) as error:  # one that is there has heard it, or will not hear of it
             log.debug("ckptd: step %d was missed, and the daemon says of it: %s", save.step, error)
         del self._missed[save]
-
-
-def _until_one_stays(talk: Callable[[], T], deadline: float) -> T:
-    """What talk returns, begun again while daemons end in the middle of it.
-
-    A daemon that is being killed still accepts connections for a moment after it dropped ours.
-    """
-    while True:
-        try:
-            return talk()
-        except ChannelLostError:
-            if time.monotonic() >= deadline:
-                raise
-            time.sleep(_PAUSE_S)

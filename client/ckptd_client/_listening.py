@@ -1,7 +1,7 @@
 """A thread that hears what becomes of saves while training calls nothing.
 
-So a rank whose save waits for ranks that do not save says so within seconds, and rank 0 what its user should know of
-drains. A part of Client.
+So a rank whose save waits for ranks that do not save says so within seconds, rank 0 what its user should know of
+drains, and each node that its daemon ended. A part of Client.
 """
 # ruff: noqa: SLF001 - see above
 
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import zmq
 
 from ckptd.protocol.errors import CkptdError
+from ckptd_client._lost_daemon import LostDaemon
 
 if TYPE_CHECKING:
     from ckptd_client.client import Client
@@ -25,19 +26,19 @@ _LATE_PAUSE_S = 2.0
 
 
 class Listening:
-    """One client's. The thread begins with a hand-over.
+    """One client's. The thread begins when a segment is sealed.
 
-    It ends when no save waits for other ranks, and on rank 0 when each has its end; with the client, and the process.
+    It ends when each save has its end; with the client, and the process.
     """
 
     def __init__(self, client: "Client") -> None:
         self._client = weakref.ref(client)
         self._lock = threading.Lock()
         self._runs = False
-        self._to_the_end = client.group.rank == 0
+        self._lost = LostDaemon()
 
     def begin(self) -> None:
-        """A segment was handed over. Never blocks."""
+        """A segment was handed over, or will be to the next daemon. Never blocks."""
         with self._lock:
             if not self._runs:
                 self._runs = True
@@ -52,16 +53,17 @@ class Listening:
             if client is not None and main.is_alive():
                 with contextlib.suppress(CkptdError, zmq.ZMQError):
                     client._pump(0.0)
+                self._lost.look(client, _open(client))
             with self._lock:
-                waiting = self._waiting(client)
+                waiting = _open(client)
                 if not waiting or not main.is_alive():
                     self._runs = False
                     return
-            pause = _PAUSE_S if time.monotonic() < waiting[0].began + _LATE_S else _LATE_PAUSE_S
+            late = time.monotonic() >= waiting[0].began + _LATE_S and not self._lost.is_awaited
+            pause = _LATE_PAUSE_S if late else _PAUSE_S
             del client, waiting
 
-    def _waiting(self, client: "Client | None") -> "list[SaveHandle]":
-        """Saves of which there is more to hear, the oldest first."""
-        if client is None or client._closed:
-            return []
-        return client._link.book.open if self._to_the_end else client._link.book.waiting
+
+def _open(client: "Client | None") -> "list[SaveHandle]":
+    """Saves of which there is more to hear, the oldest first."""
+    return [] if client is None or client._closed else client._link.book.open

@@ -3,12 +3,13 @@
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from ckptd.protocol.errors import CkptdError, ConnectError
 from ckptd.protocol.messages import AskNode, NodeInfo
 from ckptd.protocol.places import SOCKET
-from ckptd_client._channel import Channel, channel_listens
+from ckptd_client._channel import Channel, ChannelLostError, channel_listens
 from ckptd_client._launch import Launch
 
 log = logging.getLogger("ckptd_client")
@@ -18,6 +19,8 @@ _LISTENER_S = 1.0  # how long a daemon may take to say how it is configured
 _SILENT_S = 4.0  # a wait is told after this
 _LOOK_S = 0.1
 _WORTH_SAYING_S = 1.0  # of what is left of a wait: else its error comes at once
+_PAUSE_S = 0.02  # between two daemons that end at once
+T = TypeVar("T")
 
 
 def reach(channel: Channel, arena: str, starts: Sequence[str] | None, deadline: float) -> str:
@@ -75,3 +78,17 @@ def configured_store(arena: str) -> str:
     finally:
         channel.close()
     return info.store if isinstance(info, NodeInfo) else ""
+
+
+def until_one_stays(talk: Callable[[], T], deadline: float) -> T:
+    """What talk returns, begun again while daemons end in the middle of it.
+
+    A daemon that is being killed still accepts connections for a moment after it dropped ours.
+    """
+    while True:
+        try:
+            return talk()
+        except ChannelLostError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(_PAUSE_S)

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from ckptd.protocol.places import LOCK
 from ckptd.verify import verify_path
 from tests.cluster import Node, wait_for
-from tests.faults.ranks import MB, RankError, Ranks, daemons, sealed, told
+from tests.faults.ranks import JOB, MB, RankError, Ranks, daemons, sealed, told
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(60)]
 
@@ -162,6 +163,89 @@ def saved(ranks: Ranks, step: int) -> bool:
     """Whether a save becomes durable."""
     ranks.call("save", step)
     return all(end == "durable" for _, end, _ in ranks.call("settle", step))
+
+
+# --- training calls nothing while it dies
+
+
+def heard(ranks: Ranks, rank: int, what: str, timeout_s: float = 8.0) -> list[str]:
+    """What the rank said, once something of it is this; nothing of the client's is called meanwhile."""
+
+    def logs() -> list[str]:
+        ranks[rank].call("sleep", 0.2)
+        found = ranks[rank].call("logs")
+        return found if any(what in text for text in found) else []
+
+    found = wait_for(logs, timeout_s)
+    assert isinstance(found, list)
+    return found
+
+
+def is_durable(node: Node, step: int) -> bool:
+    job = node.job(JOB)
+    return job is not None and any(one.step == step and one.milestone == "durable" for one in job.checkpoints)
+
+
+def test_a_death_is_said_within_seconds_and_the_next_daemon_is_found(node: Node):
+    node.start(*SLOW)
+    with Ranks(node, nbytes=SLOW_NBYTES) as ranks:
+        ready(ranks)
+        ranks.call("save", 1)
+        ranks.call("wait", 1, "staged")
+        node.kill()
+        heard(ranks, 0, "the daemon of this node ended", 4)
+        node.start()
+        texts = heard(ranks, 0, "a daemon of this node runs again and goes on with step 1")
+        (text,) = [text for text in texts if "daemon of this node ended" in text]
+        assert text.startswith("ckptd: the daemon of this node ended: step 1 is not durable before another one runs; ")
+        assert f"; start one: ckptd run --arena {node.arena}; " in text
+        wait_for(lambda: is_durable(node, 1), 15)
+        ranks.call("sleep", 3.0)
+        assert ranks.call("logs") == [texts], "once"
+
+
+def test_a_daemon_that_a_client_started_is_started_again_without_a_call(node: Node):
+    with Ranks(node, 2, nbytes=SLOW_NBYTES, CKPTD_DRAIN_BANDWIDTH="16M") as ranks:
+        ready(ranks)
+        old = own_daemon(node)
+        ranks.call("save", 1)
+        ranks.call("wait", 1, "staged")
+        os.kill(old, signal.SIGKILL)
+        for rank in (0, 1):
+            (text,) = [one for one in heard(ranks, rank, "daemon of this node ended") if "node ended" in one]
+            assert "; one is started in 3 s; why it ended: " in text
+            heard(ranks, rank, "a daemon of this node runs again", 12)
+        wait_for(lambda: is_durable(node, 1), 20)
+        assert own_daemon(node) != old
+        ranks.call("close")
+
+
+def test_a_save_that_waits_for_ranks_hears_of_it_on_any_rank(node: Node):
+    node.start()
+    with Ranks(node, 2) as ranks:
+        ready(ranks)
+        ranks[1].call("save", 1)
+        node.kill()
+        heard(ranks, 1, "the daemon of this node ended: step 1 is not durable", 4)
+        assert not [text for text in ranks[0].call("logs") if "daemon of this node ended" in text], "it saved nothing"
+
+
+@pytest.mark.parametrize("seconds", ["0.5", "3.7"])  # while others may start the next one, and while it is started here
+def test_a_process_whose_daemon_died_ends_at_once(node: Node, seconds: str):
+    code = """
+import os, signal, sys, time, torch, ckptd_client
+from ckptd import locks
+client = ckptd_client.connect("job", alone=True)
+client.save({"w": torch.ones(1 << 22)}, 1)
+os.kill(locks.holder(sys.argv[1]), signal.SIGKILL)
+time.sleep(float(sys.argv[2]))
+print(time.time())
+"""
+    process = node.run(code, os.path.join(node.arena, LOCK), seconds, CKPTD_DRAIN_BANDWIDTH="4M")
+    out, errors = process.communicate(timeout=40)
+    assert process.returncode == 0, errors
+    assert time.time() - float(out) < 3, errors
+    assert b"Fatal" not in errors
 
 
 # --- it dies or stops while a save waits for it
