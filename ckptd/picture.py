@@ -35,9 +35,16 @@ def _job(key: JobKey, job: Job, now: float, errors: list[str]) -> JobStatus:
         coordinator=view.coordinator,
         nodes=[_node(node, _draining(job)) for node in view.nodes[:_MAX_NODES]],
         degraded=list(view.degraded),
-        preempt_step=job.coordinator.preemption.shown(job.coordinator.sessions.living),
+        preempt_step=_preempt_step(job),
         ends={str(end): count for end, count in sorted(job.coordinator.saves.ends.items())},
     )
+
+
+def _preempt_step(job: Job) -> int | None:
+    """As the coordinator knows it; on other nodes, as it was announced here."""
+    if job.node.coordinator == job.node.node:
+        return job.coordinator.preemption.shown(job.coordinator.sessions.living)
+    return job.node.notice.shown(job.node.membership.session)
 
 
 def _shown(found: list[CheckpointStatus]) -> list[CheckpointStatus]:

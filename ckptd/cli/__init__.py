@@ -16,7 +16,7 @@ import click
 from ckptd import __version__
 from ckptd.protocol.errors import CkptdError, ConfigError, ConnectError, UsageError, WaitTimeoutError
 
-FINE, NOT_FINE, USAGE, NO_DAEMON, INTERRUPTED = 0, 1, 2, 3, 130
+FINE, NOT_FINE, USAGE, NO_DAEMON, ELSEWHERE, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
 # Verb -> module. One called "list" would hide the builtin here: a submodule becomes a name of its package.
 _VERBS = {
@@ -45,6 +45,7 @@ Exit codes:
   1  what was looked at is not fine: damaged, failed, unfit
   2  usage: an unknown flag or setting, a path with nothing in it
   3  no daemon, or it was not done in time
+  4  asked of another node, where to wait for it: drain --wait
 
 \b
 Example:

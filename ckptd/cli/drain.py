@@ -10,7 +10,7 @@ from rich.status import Status as Spinner
 
 from ckptd import human
 from ckptd.ask import Daemon
-from ckptd.cli import NO_DAEMON, common
+from ckptd.cli import ELSEWHERE, NO_DAEMON, common
 from ckptd.protocol.errors import CkptdError, UsageError
 from ckptd.protocol.ids import JobKey
 from ckptd.protocol.messages import End, Milestone
@@ -21,11 +21,14 @@ SCHEMA = 1
 _LOOK_AGAIN_S = 0.25
 _LOST = frozenset({End.FAILED.value, End.ABANDONED.value, End.SKIPPED.value})
 _OPEN = frozenset({"asked", "draining"})
-_EXIT_CODES = {"failed": 1, "timeout": NO_DAEMON}
+_EXIT_CODES = {"failed": 1, "elsewhere": ELSEWHERE, "timeout": NO_DAEMON}
 
 
 class Outcome(msgspec.Struct, kw_only=True):
-    """What became of one job. result: nothing, asked, draining, durable, failed or timeout."""
+    """What became of one job. result: nothing, asked, draining, durable, elsewhere, failed or timeout.
+
+    elsewhere: another node coordinates the job, has been asked, and alone knows what comes of it.
+    """
 
     job: str
     store: str
@@ -49,7 +52,8 @@ class Outcome(msgspec.Struct, kw_only=True):
 @click.option(
     "--wait",
     is_flag=True,
-    help="Return when it, or what ranks save that were asked to, is durable (0), failed (1), or the time is over (3).",
+    help="Return when it, or what ranks save that were asked to, is durable (0), failed (1), or the time is over (3); "
+    "at once (4) where another node's daemon knows that.",
 )
 @click.option(
     "--preempt/--no-preempt",
@@ -76,7 +80,9 @@ def command(  # noqa: PLR0913, PLR0917 - what click was told to pass
             click.echo(_sentence(outcome))
         if not outcomes:
             click.echo("no job here: nothing to drain")
-    return max((_EXIT_CODES.get(outcome.result, 0) for outcome in outcomes), default=0)
+    results = {outcome.result for outcome in outcomes} - (set() if wait else {"elsewhere"})
+    codes = {_EXIT_CODES.get(result, 0) for result in results}
+    return max(codes - {ELSEWHERE} - {0}, default=max(codes, default=0))  # what failed here says more
 
 
 def _seconds(text: str) -> float:
@@ -99,25 +105,18 @@ def _ask(daemon: Daemon, job: JobStatus, node: str, *, preempt: bool) -> Outcome
     outcome = Outcome(job=job.job, store=job.store)
     open_one = newest is not None and newest.milestone != Milestone.DURABLE
     try:
-        if preempt or open_one:
+        if preempt or open_one or job.coordinator not in {"", node}:
             daemon.drain(JobKey(job.store, job.job), preempt=preempt)
     except CkptdError as error:
         outcome.becomes("failed", error.message, of=newest)
         return outcome
-    if newest is None:
-        outcome.becomes("nothing", _why_nothing(job, node))
+    if job.coordinator not in {"", node}:
+        outcome.becomes("elsewhere", f"node {job.coordinator}")
+    elif newest is None:
+        outcome.becomes("nothing", "no checkpoint is staged on all ranks")
     else:
         outcome.becomes("asked" if open_one else "durable", "" if open_one else "it was already", of=newest)
     return outcome
-
-
-def _why_nothing(job: JobStatus, node: str) -> str:
-    if job.coordinator in {"", node}:
-        return "no checkpoint is staged on all ranks"
-    return (
-        f"here; node {job.coordinator} was asked, whose daemon alone knows what all ranks have saved: "
-        "ckptd drain --wait waits on that node only"
-    )
 
 
 def newest_staged(job: JobStatus) -> CheckpointStatus | None:
@@ -209,6 +208,11 @@ def _progress(status: Status) -> str:
 
 
 def _sentence(outcome: Outcome) -> str:
+    if outcome.result == "elsewhere":
+        return (
+            f"{outcome.job}: {human.printable(outcome.reason)} was asked to drain: its daemon coordinates the job, and "
+            "alone knows when it is durable. To wait for that, type there: ckptd drain --wait"
+        )
     words = {
         "nothing": "nothing to drain",
         "asked": f"step {outcome.step} will be drained; watch it with ckptd status --watch",

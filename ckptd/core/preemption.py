@@ -130,6 +130,13 @@ class Notice:
         """At which they save; None: none is fixed."""
         return self.order.step if self.order is not None else None
 
+    def shown(self, session: str) -> int | None:
+        """For the status of a node that does not coordinate: as that of the coordinator, and of the session here."""
+        order = self.order
+        if order is None or order.session != session:
+            return None
+        return -1 if order.step is None else order.step
+
     def ordered(self, order: ev.PreemptOrdered, ranks: tuple[int, ...]) -> list[Action]:
         """Of the coordinator. ranks: those of the session that live here; not all may have come back to this daemon."""
         if order.session != (self.order.session if self.order is not None else ""):

@@ -22,6 +22,7 @@ class Boardless:
         self._group = group
         self._telling = telling
         self._fixed: int | None = None
+        self.agreed: int | None = None  # the step of all, once the daemons have said it
 
     def asks(self, step: int) -> bool:
         """Whether to save at this step; the daemon was sent the signal before. Blocks for 5 s at most, once."""
@@ -46,4 +47,4 @@ class Boardless:
         for job in answer.status.jobs:
             agreed = job.preempt_step is not None and job.preempt_step >= 0
             if agreed and (job.store, job.job) == (self._job.store, self._job.job):
-                self._fixed = job.preempt_step
+                self._fixed = self.agreed = job.preempt_step

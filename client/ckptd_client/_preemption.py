@@ -70,7 +70,7 @@ class Preemption:
         if now >= self._look_at or self._board is None:
             self._look(now)
         if self._board is None:
-            return self._boardless.asks(step) if self._hears_a_signal(now) else False
+            return self._without_board(step, now)
         word = self._board.at(step)
         if word != step_board.NONE:
             return self._noticed(step, word)
@@ -91,6 +91,14 @@ class Preemption:
                 self._warned = True
                 log.warning(_NO_BOARD, self._group.rank, self._path, error, os.path.dirname(self._path))
 
+    def _without_board(self, step: int, now: float) -> bool:
+        answer = self._boardless.asks(step) if self._hears_a_signal(now) else False
+        if answer:
+            self._name_if_passed(step, self._boardless.agreed)
+        else:
+            self._last = step
+        return answer
+
     def _noticed(self, step: int, word: int) -> bool:
         """Somebody preempts the job: the step is known, or about to be."""
         assert self._board is not None  # noqa: S101 - its word was read
@@ -101,15 +109,17 @@ class Preemption:
         if answer is None:
             self._patience_s = 0.0  # once: the next steps only look
             self._hears_a_signal(time.monotonic())
-        fixed = step_board.announced(word)
-        if answer and fixed is not None and self._last >= fixed and not self._passed:
-            self._passed = True
-            self._say_passed(step, fixed)
-        if not answer:
+        if answer:
+            self._name_if_passed(step, step_board.announced(word))
+        else:
             self._last = step
         return bool(answer)
 
-    def _say_passed(self, step: int, fixed: int) -> None:
+    def _name_if_passed(self, step: int, fixed: int | None) -> None:
+        """Where this rank was past the step of all already: no checkpoint has all ranks of it."""
+        if fixed is None or self._last < fixed or self._passed:
+            return
+        self._passed = True
         text = (
             f"rank {self._group.rank} was at step {self._last} when it heard that all ranks save at step {fixed}: "
             f"it saves at step {step}, so no checkpoint has all ranks of step {fixed}; the newest older one stays"

@@ -232,7 +232,7 @@ def test_preemption(machines, start):
         job.wait_lines("saved", 8)
         assert newest(machines[1], "preempted", "durable") <= 0, "only the first is due by itself"
         for machine in machines.all:
-            machine.user_does("ckptd drain --wait --job preempted --timeout 60s")
+            machine.user_does("ckptd drain --wait --job preempted --timeout 60s || [ $? -eq 4 ]")
         drained = newest(machines[1], "preempted", "durable")
         assert drained > 0
         job.kill()

@@ -355,6 +355,19 @@ def test_drain_of_nothing(ckptd, monkeypatch):
     assert ckptd("drain")[:2] == (0, "llama-7b: nothing to drain (no checkpoint is staged on all ranks)\n")
 
 
+def test_drain_on_another_node_than_the_coordinators_says_where_to_wait(ckptd, monkeypatch):
+    daemon = Daemon(a_status.status(jobs=[a_status.job(checkpoints=[], coordinator="node07", preempt_step=12)]))
+    monkeypatch.setattr(drain_verb, "Daemon", daemon.connect)
+    for flags, expected in (((), 0), (("--wait",), 4)):
+        code, out, _ = ckptd("drain", *flags)
+        assert code == expected
+        assert out == (
+            "llama-7b: node node07 was asked to drain: its daemon coordinates the job, and alone knows when it is "
+            "durable. To wait for that, type there: ckptd drain --wait\n"
+        )
+    assert len(daemon.drained) == 2
+
+
 def test_drain_of_an_unknown_job_names_those_there_are(ckptd, monkeypatch):
     monkeypatch.setattr(drain_verb, "Daemon", Daemon(a_status.status()).connect)
     code, _, err = ckptd("drain", "--job", "other")
