@@ -33,7 +33,7 @@ def open_arena(config: Config) -> Arena:
     except IntegrityError as error:
         arena.close(remove=False)
         hint = f"start the daemon with the settings it had, or give up what is staged: rm -r {arena.path}"
-        raise ConfigError(error.message, hint=hint) from error
+        raise ConfigError(error.message, hint=hint) from None
     return arena
 
 

@@ -33,7 +33,7 @@ def make_directory(path: str) -> None:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise ConfigError(f"cannot make arena {path!r}: {error.strerror}", hint=hint) from error
+        raise ConfigError(f"cannot make arena {path!r}: {error.strerror}", hint=hint) from None
     _check_owner(path)
 
 

@@ -69,7 +69,7 @@ class Daemon:
         except zmq.ZMQError as error:
             self.close()
             hint = f"a socket's path has at most {zmq.IPC_PATH_MAX_LEN} bytes: choose a shorter arena"
-            raise ConnectError(f"cannot connect to {path}: {error}", hint=hint) from error
+            raise ConnectError(f"cannot connect to {path}: {error}", hint=hint) from None
 
     def __enter__(self) -> Self:
         return self
@@ -190,7 +190,7 @@ def require_daemon(arena: str) -> int:
     except PermissionError as error:
         raise _of_somebody_else(arena) from error
     except OSError as error:
-        raise ConnectError(f"cannot look at the lock of {arena}: {error.strerror}") from error
+        raise ConnectError(f"cannot look at the lock of {arena}: {error.strerror}") from None
     if pid is not None:
         return pid
     if os.path.exists(os.path.join(arena, places.SOCKET)):

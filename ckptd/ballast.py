@@ -53,7 +53,7 @@ def told_when_full(directory: str, what: str) -> Iterator[None]:
             raise
         full = why_full(directory) or f"{error.strerror}: this user or process may have no more"
         hint = limit_met(error.errno) or how_to_free(directory)
-        raise BudgetError(f"there is no room for {what} in {directory}: {full}", hint=hint) from error
+        raise BudgetError(f"there is no room for {what} in {directory}: {full}", hint=hint) from None
 
 
 def limit_met(code: int | None) -> str:

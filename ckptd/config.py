@@ -295,9 +295,9 @@ def read_toml(path: str) -> dict[str, Raw]:
         with open(path, "rb") as file:
             return tomllib.load(file)
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}", hint="fix --config or CKPTD_CONFIG") from error
+        raise ConfigError(f"cannot read {path}: {error.strerror}", hint="fix --config or CKPTD_CONFIG") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}", hint=_TOML_HINT) from error
+        raise ConfigError(f"{path} is not valid TOML: {error}", hint=_TOML_HINT) from None
 
 
 def _from_environ(environ: Mapping[str, str]) -> dict[str, Raw]:
@@ -322,9 +322,9 @@ def _origin(layer: str, setting: Setting) -> str:
 def _parsed(setting: Setting, raw: Raw, origin: str) -> Any:
     try:
         return setting.parse(raw)
-    except ValueError as error:
+    except ValueError:
         where = _place(setting, origin)
-        raise not_allowed(ConfigError, setting.name, raw, setting.allowed, setting.example, origin=where) from error
+        raise not_allowed(ConfigError, setting.name, raw, setting.allowed, setting.example, origin=where) from None
 
 
 def _place(setting: Setting, origin: str) -> Origin:

@@ -87,5 +87,5 @@ def serve(registry: CollectorRegistry, address: str, port: int) -> None:
         server = _Server(address, port, registry)
     except OSError as error:
         text = f"cannot serve metrics at {address} port {port}: {error.strerror or error}"
-        raise UsageError(text, hint="give another --port or --address") from error
+        raise UsageError(text, hint="give another --port or --address") from None
     threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()

@@ -34,8 +34,8 @@ def _check_committed(fs: FileLayer, key: JobKey, dirname: str) -> None:
     final = os.path.join(job_dir(key), dirname)
     try:
         fs.size(os.path.join(final, COMMITTED))
-    except FileNotFoundError as error:
-        raise UsageError(f"{final} is no committed checkpoint", hint=f"ckptd list {job_dir(key)}") from error
+    except FileNotFoundError:
+        raise UsageError(f"{final} is no committed checkpoint", hint=f"ckptd list {job_dir(key)}") from None
 
 
 def unpin(fs: FileLayer, key: JobKey, dirname: str) -> bool:

@@ -13,13 +13,13 @@ def write_private(path: str, text: str) -> None:
     """Makes the file, 0600 whatever the umask. Raises ConfigError when it is there already or cannot be made."""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except FileExistsError as error:
+    except FileExistsError:
         raise ConfigError(
             f"{path} is there already",
             hint="choose another name: what was made with this one needs it",
-        ) from error
+        ) from None
     except OSError as error:
-        raise ConfigError(f"cannot make {path}: {error.strerror}") from error
+        raise ConfigError(f"cannot make {path}: {error.strerror}") from None
     with os.fdopen(fd, "w", encoding="ascii") as file:
         os.fchmod(fd, 0o600)
         file.write(text)
@@ -40,4 +40,4 @@ def read_private(path: str, *, named: str, make: str) -> str:
                 raise ConfigError(text, hint=f"chmod 600 {path}, or make another: {make}")
             return file.read(_MAX_NBYTES).decode("ascii", "replace")
     except OSError as error:
-        raise ConfigError(f"cannot read {named}: {error.strerror}", hint=f"{make} makes one") from error
+        raise ConfigError(f"cannot read {named}: {error.strerror}", hint=f"{make} makes one") from None

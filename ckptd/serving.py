@@ -31,7 +31,7 @@ def run(config: Config) -> int:
             daemon = Daemon(config)
     except OSError as error:
         text = f"the daemon cannot start: {error.filename or config.arena}: {error.strerror or error}"
-        raise ConfigError(text, hint="ckptd doctor looks at the arena and at what it lies in") from error
+        raise ConfigError(text, hint="ckptd doctor looks at the arena and at what it lies in") from None
     status = daemon.run()
     with contextlib.suppress(OSError):  # the log may lie in a memory that is full
         sys.stderr.flush()

@@ -27,7 +27,7 @@ class BulkHost:
                 )
             except OSError as error:
                 text = f"cannot serve bytes to other nodes at {host} port {self._port or 'any'}: {error.strerror}"
-                raise ConfigError(text, hint="set bulk_port to a free port, or 0 for any") from error
+                raise ConfigError(text, hint="set bulk_port to a free port, or 0 for any") from None
             self._server.start()
             self._plane.offer_bulk(self._server.port)
 

@@ -90,7 +90,7 @@ def _size(text: str) -> int:
     try:
         nbytes = parse_size(text)
     except ValueError as error:
-        raise UsageError(f"--max-shard-size: {error}", hint="such as 5G or 500M") from error
+        raise UsageError(f"--max-shard-size: {error}", hint="such as 5G or 500M") from None
     if not nbytes:
         raise UsageError("--max-shard-size is 0", hint="such as 5G or 500M")
     return nbytes
@@ -104,7 +104,7 @@ def _renames(path: str | None) -> dict[str, str]:
         with open(path, "rb") as file:
             return msgspec.json.decode(file.read(), type=dict[str, str])
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise UsageError(f"--map {path}: {error}", hint=hint) from error
+        raise UsageError(f"--map {path}: {error}", hint=hint) from None
 
 
 def _tell(summary: Summary) -> None:

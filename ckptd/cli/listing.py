@@ -104,7 +104,7 @@ def jobs_at(path: str) -> list[JobKey]:
             return [JobKey(*os.path.split(path))]
         names = sorted(filter(is_job_name, os.listdir(path)))
     except OSError as error:
-        raise UsageError(f"cannot list {path}: {error.strerror}", hint=_HINT) from error
+        raise UsageError(f"cannot list {path}: {error.strerror}", hint=_HINT) from None
     jobs = [JobKey(path, name) for name in names if _is_job_dir(os.path.join(path, name))]
     if jobs:
         return jobs

@@ -82,7 +82,7 @@ def _newcomers_told(arena: str) -> Iterator[None]:
     except ConnectError as error:
         if os.path.isdir(arena):
             raise
-        raise ConnectError(error.message, hint=f"{error.hint}\n{_WHERE_DAEMONS_COME_FROM}") from error
+        raise ConnectError(error.message, hint=f"{error.hint}\n{_WHERE_DAEMONS_COME_FROM}") from None
 
 
 def _print(daemon: Daemon, wanted: _Wanted, *, as_json: bool, indent: int = 2) -> None:

@@ -65,7 +65,7 @@ def _seconds(text: str) -> float:
     try:
         return parse_duration_s(text)
     except ValueError as error:
-        raise UsageError(f"--timeout: {error}", hint='such as "90s" or "10m"') from error
+        raise UsageError(f"--timeout: {error}", hint='such as "90s" or "10m"') from None
 
 
 def _ask(where: str) -> Status:

@@ -14,6 +14,7 @@ from ckptd.protocol.ids import JobKey, RunId, SaveId
 from ckptd.protocol.integrity import asks_for_key
 
 _MOST_REASONS = 3  # why the newest checkpoints cannot be restored
+_MOST_NOTES = 4  # of a load: where the newest two checkpoints are damaged, in memory and on the store
 
 
 class Refusal(NamedTuple):
@@ -59,7 +60,7 @@ def answer(job: JobKey, asked: Asked, found: Found, routes: Routes) -> Refusal |
         lost = all(reason.lost for reason in found.reasons)
         if lost and scan_is_clean and not named and not any(map(routes.outlived_a_node, found.candidates)):
             return [*found.notes, *(f"lost, and it was staged only: {text}" for text in told)]
-        return _refusal([*found.notes, *told], _how_to_go_on(job, found, routes))
+        return _refusal(job, found, told, _how_to_go_on(job, found, routes))
     if silent:
         text = f"cannot tell whether there is a checkpoint: the store did not answer: {silent}"
         return Refusal(text, f"check {job.store}, then start again")
@@ -71,7 +72,7 @@ def answer(job: JobKey, asked: Asked, found: Found, routes: Routes) -> Refusal |
         text, hint = f"there is no checkpoint of step {asked.step}", f"ckptd list {_path(job)}, or client.steps()"
         return Refusal(f"{text}: {_only_others(job, others)}", _of_another(others)) if others else Refusal(text, hint)
     if set(found.notes) - set(found.foreign):
-        return _refusal(found.notes, _verify(job, found.notes))
+        return _refusal(job, found, [], _verify(job, found.notes))
     told = [f"{_only_others(job, others)}; to go on from one of these: {_of_another(others)}"] if others else []
     return [*found.notes, *told]
 
@@ -84,8 +85,10 @@ def _of_another(others: Sequence[str]) -> str:
     return f"connect(job={others[0].partition(' ')[0]!r})"
 
 
-def _refusal(reasons: Sequence[str], hint: str) -> Refusal:
-    return Refusal("no checkpoint can be restored: " + "; ".join(reasons), hint)
+def _refusal(job: JobKey, found: Found, told: Sequence[str], hint: str) -> Refusal:
+    more = len(found.notes) - _MOST_NOTES
+    rest = [f"and {more} more: ckptd verify {_path(job)}"] if more > 0 else []
+    return Refusal("no checkpoint can be restored: " + "; ".join([*found.notes[:_MOST_NOTES], *rest, *told]), hint)
 
 
 def _path(job: JobKey) -> str:

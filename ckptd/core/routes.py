@@ -86,6 +86,8 @@ class Routes:
         held = {node for rank in ranks for node in (record.held.get(rank, set()) if record is not None else set())}
         silent = sorted(held - self._saves.reachable)
         where = f"; nodes that do not answer have some: {', '.join(silent[:8])}" if silent else ""
+        if not held and save in self._saves.on_store:
+            return "what lies on the store is damaged, and no node has it in memory"
         store = "what lies on the store is damaged" if save in self._saves.on_store else "it is not on the store"
         lost = f"the segments of ranks {few(sorted(ranks))} are in no arena that answers, or are damaged there"
         return f"{lost}; {self._encodes.bears(save)}; {store}{where}"

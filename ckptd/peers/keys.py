@@ -43,8 +43,8 @@ def read_keys(path: str) -> KeyPair:
     text = read_private(path, named=named, make=_MAKE)
     try:
         keys = msgspec.convert(tomllib.loads(text), KeyPair)
-    except (ValueError, msgspec.ValidationError) as error:
-        raise ConfigError(f"{named} holds no key pair", hint=f"{_MAKE} makes one") from error
+    except (ValueError, msgspec.ValidationError):
+        raise ConfigError(f"{named} holds no key pair", hint=f"{_MAKE} makes one") from None
     if not fits(keys):
         raise ConfigError(f"{named}: public and secret key do not belong together", hint=_MAKE)
     return keys

@@ -169,5 +169,5 @@ def _blake3() -> Any:
         from blake3 import blake3  # noqa: PLC0415
     except ImportError as error:
         text = f"integrity = keyed needs the package blake3, which cannot be imported: {error}"
-        raise ConfigError(text, hint="pip install 'ckptd[keyed]'") from error
+        raise ConfigError(text, hint="pip install 'ckptd[keyed]'") from None
     return blake3

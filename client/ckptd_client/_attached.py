@@ -32,8 +32,8 @@ class Attached:
         self._captured = False
         try:
             self._hook = optimizer.register_step_pre_hook(self._about_to_step)
-        except AttributeError as error:  # a wrapper that is a subclass, and made no hooks
-            raise UsageError(f"attach was given a {type(optimizer).__qualname__} without hooks", hint=hint) from error
+        except AttributeError:  # a wrapper that is a subclass, and made no hooks
+            raise UsageError(f"attach was given a {type(optimizer).__qualname__} without hooks", hint=hint) from None
 
     def _about_to_step(self, *_: Any) -> None:
         self._captured = self._captured or is_capturing()

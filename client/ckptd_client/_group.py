@@ -83,7 +83,7 @@ def _met(store: Store, rank: int, world_size: int, patience_s: float) -> str:
         return meet_at_store(store, rank, world_size, patience_s)
     except RuntimeError as error:
         text = f"the store of torch.distributed does not answer: {error}"
-        raise ConnectError(text, hint="look for a rank that ended first") from error
+        raise ConnectError(text, hint="look for a rank that ended first") from None
 
 
 def _broadcast() -> str:
@@ -91,7 +91,7 @@ def _broadcast() -> str:
     try:
         dist.broadcast_object_list(box, src=0)
     except RuntimeError as error:
-        raise ConnectError(f"rank 0 cannot be heard: {error}", hint="look for a rank that ended first") from error
+        raise ConnectError(f"rank 0 cannot be heard: {error}", hint="look for a rank that ended first") from None
     return str(box[0])
 
 
@@ -112,9 +112,8 @@ def _from_mpi(patience_s: float) -> Group:
     try:
         from mpi4py import MPI  # noqa: PLC0415 - importing it initialises MPI
     except ImportError as error:
-        raise UsageError(
-            "this process was started by mpiexec, but mpi4py cannot be imported", hint="pip install 'ckptd[mpi]'"
-        ) from error
+        text = f"this process was started by mpiexec, but mpi4py cannot be imported: {error}"
+        raise UsageError(text, hint="pip install 'ckptd[mpi]'") from None
     world = MPI.COMM_WORLD
     session = meet_by_messages(MPI, world, patience_s) if world.Get_size() > 1 else _new_session()
     return Group(world.Get_rank(), world.Get_size(), session, world.allgather)
@@ -156,5 +155,5 @@ def _launchers_store(life: str, patience_s: float) -> Store:
         store = dist.TCPStore(host, port, is_master=False, timeout=limit)  # type: ignore[attr-defined]  # it is public
     except RuntimeError as error:
         text = f"the launcher's store at {host}:{port} does not answer: {error}"
-        raise ConnectError(text, hint=_GROUP_HINT) from error
+        raise ConnectError(text, hint=_GROUP_HINT) from None
     return distributed_c10d.PrefixStore(f"ckptd/connect/{life}", store)

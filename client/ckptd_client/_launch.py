@@ -46,7 +46,7 @@ class Launch:
             self._shell = subprocess.Popen(shell, env=environ, start_new_session=True)
         except (OSError, subprocess.SubprocessError) as error:
             hint = f"start one: ckptd run --arena {arena}"
-            raise ConnectError(f"no daemon can be started: {error}", hint=hint) from error
+            raise ConnectError(f"no daemon can be started: {error}", hint=hint) from None
 
     @property
     def over(self) -> bool:

@@ -111,7 +111,7 @@ def encode_leaf(value: Any, where: str) -> Leaf:
     try:
         return Leaf(CODEC, _pack(data))
     except (ValueError, OverflowError) as error:
-        raise UsageError(f"{where} cannot be saved: {error}", hint="save less in one leaf") from error
+        raise UsageError(f"{where} cannot be saved: {error}", hint="save less in one leaf") from None
 
 
 def decode_leaf(leaf: Leaf, where: str) -> Any:

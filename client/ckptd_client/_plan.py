@@ -277,9 +277,7 @@ def check_readable(layout: bytes) -> None:
         decode_layout(layout, where="the state")
     except DamagedError as error:
         text = f"the state cannot be saved, since nothing could read its layout: {error.message}"
-        raise UsageError(
-            text, hint="rename or leave out what it names; if that is a plain tensor, report it"
-        ) from error
+        raise UsageError(text, hint="rename or leave out what it names; if that is a plain tensor, report it") from None
 
 
 def _unseen(flat: Flat, ranks: Mapping[int, Any], streams: Sequence[Stream], owners: Mapping[int, int]) -> bool:

@@ -54,7 +54,7 @@ class RankFile:
                 self._make(arena, rank_file.encode(rank_file.RankRecord(job, rank, session, os.uname().nodename)))
         except OSError as error:
             text = f"rank {rank} cannot make {error.filename or self._path}: {error.strerror or error}"
-            raise ConnectError(text, hint=f"ls -la {arena}; {_ARENA_HINT}") from error
+            raise ConnectError(text, hint=f"ls -la {arena}; {_ARENA_HINT}") from None
 
     def _make(self, arena: str, record: bytes) -> None:
         self._fd = _create(self._path)
@@ -67,7 +67,7 @@ class RankFile:
             if error.errno not in (errno.EACCES, errno.EAGAIN):
                 raise
             text = f"another process holds {self._path}: it is this rank of this session already"
-            raise ConnectError(text, hint="give each process its own rank") from error
+            raise ConnectError(text, hint="give each process its own rank") from None
         os.ftruncate(self._fd, 0)
         try:
             ballast.write(arena, lambda: self._put(record))

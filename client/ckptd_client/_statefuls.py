@@ -45,7 +45,10 @@ def give(prefix: Path, stateful: Any, content: Content, has: Collection[Path], *
         optimizers = optimizers_in(path for path, _ in content)
         fewer = [item for item in content if item[0] in has or is_kept(item[0], optimizers)]
         if strict or len(fewer) == len(content) or not fewer:
-            raise _not_taken(prefix, stateful, error, strict=strict) from error
+            refused = _not_taken(prefix, stateful, error, strict=strict)
+            if str(error).startswith(_OF_MODULES):  # no traceback of torch's says more
+                raise refused from None
+            raise refused from error
         give(prefix, stateful, fewer, has, strict=False)
 
 
@@ -54,6 +57,7 @@ def _nested(content: Content) -> Any:
     return content[0][1] if len(content) == 1 and not content[0][0] else unflatten(content)
 
 
+_OF_MODULES = "Error(s) in loading state_dict for "
 _AS_SAVED = "make it as it was when it was saved, or leave it out of the state"
 
 

@@ -13,7 +13,9 @@ def check() -> None:
     try:
         import torch  # noqa: PLC0415 - whether it is there is the question
     except ImportError as error:
-        raise ImportError(f"{wanted}; {sys.executable} cannot import it: {error}\n  hint: {_HINT}") from error
+        raise ImportError(f"{wanted}; {sys.executable} cannot import it: {error}\n  hint: {_HINT}") from (
+            None if isinstance(error, ModuleNotFoundError) and error.name == "torch" else error
+        )
     found = str(getattr(torch, "__version__", "of no version"))
     numbers = found.partition("+")[0].split(".")[:2]
     if all(map(str.isdecimal, numbers)) and tuple(map(int, numbers)) < OLDEST:

@@ -13,6 +13,7 @@ _NOISE = (
     "Bus error",
     "Segmentation fault",
     "resource_tracker",
+    "The above exception was the direct cause",  # one cause has one traceback
 )
 _MAX_LINES = 8
 _MAX_CHARS = 900

@@ -61,14 +61,14 @@ def _resolved(planner: SavePlanner, item: WriteItem, keys: PickleKeys) -> Leaf:
         return encode(torch.load(data, weights_only=True), name, repr(name), allowed=keys.allow(name))
     except UsageError:
         raise
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - whatever reading a pickle raises
         if keys.allow(name):
             return Leaf(CODEC, data.getvalue())
         text = f"{name!r} cannot be saved: its planner pickles it, and torch.load refuses that: {error}"
         raise UsageError(
             text,
             hint=f"use DefaultSavePlanner, or make it a plain value; or connect(allow_pickle=[{name!r}])",
-        ) from error
+        ) from None
 
 
 def archive(leaf: Leaf, name: str, keys: PickleKeys, how: str) -> io.BytesIO:
