@@ -2,6 +2,7 @@
 
 from ckptd.protocol.wording import cut
 
+_HINT = "\n  hint: "
 _MAX_CHARS = 8000  # a name that a file chose may be longer than any screen
 
 
@@ -12,9 +13,15 @@ class CkptdError(Exception):
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         message, hint = cut(message, _MAX_CHARS), cut(hint, _MAX_CHARS)
-        super().__init__(message if not hint else f"{message}\n  hint: {hint}")
+        super().__init__(message if not hint else f"{message}{_HINT}{hint}")
         self.message = message
         self.hint = hint
+
+
+def parted(text: str) -> tuple[str, str]:
+    """The message and the hint, which may be empty, of what str(error) gave."""
+    message, _, hint = text.partition(_HINT)
+    return message, hint
 
 
 class UsageError(CkptdError):

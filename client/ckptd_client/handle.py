@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from ckptd.protocol.errors import SaveFailedError, UsageError, WaitTimeoutError
+from ckptd.protocol.errors import SaveFailedError, UsageError, WaitTimeoutError, parted
 from ckptd.protocol.ids import SaveId
 from ckptd.protocol.messages import End, Milestone, Progress
 from ckptd.protocol.topology import Scheme
@@ -124,8 +124,9 @@ class SaveHandle:
 
     def _out_of_reach(self, wanted: Milestone) -> SaveFailedError:
         text = f"step {self.step} will not become {wanted}: it ended {self._end}"
-        text += f" ({self._reason})" if self._reason else ""
-        hint = _HINTS.get(self._end, "") if self._end is not None else ""
+        reason, hint = parted(self._reason)
+        text += f" ({reason})" if reason else ""
+        hint = hint or (_HINTS.get(self._end, "") if self._end is not None else "")
         if wanted is Milestone.PROTECTED and self._outlook.scheme is Scheme.NONE:
             text += f"; without a drain nothing protects it: {self._outlook.why_none}"
             hint = _ALONE_HINT

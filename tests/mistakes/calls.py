@@ -521,6 +521,7 @@ with connect("first") as client:
         cause="SaveFailedError: .*needs 3 slots",
         place="step 1 .*rank 0",
         hint="remount,size=|slots_per_rank|budget",
+        never=r"Memory at /dev/shm\)\)$",
     ),
     Mistake(
         name="prepare-too-large-a-state",

@@ -304,6 +304,7 @@ client.save(state, 2).wait("staged", 5)
         cause="(SaveFailed|StaleIncarnation)Error: ",
         place="incarnation 1|step 2",
         hint="hint: a newer start of the job .*end this process",
+        never=r"end this process\)$",
     ),
     Mistake(
         name="fewer-ranks-than-saved",
