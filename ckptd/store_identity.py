@@ -114,7 +114,8 @@ def open_store(  # noqa: PLR0913 - keyword-only
     if found is not None and remembered and found not in remembered:
         warnings.append(
             f"{store} is not the store that job {job!r} was saved to before: id {', '.join(sorted(remembered))}, now "
-            f"{found} on {_where(store)}; connect(store_id=...) makes this an error"
+            f"{found} on {_where(store)}; checkpoints in that store are not seen; to go on from them, mount its file "
+            f"system again; connect(store_id={min(remembered)!r}) makes this an error"
         )
     return OpenedStore(made, warnings)
 

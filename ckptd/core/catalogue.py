@@ -12,7 +12,7 @@ from ckptd.protocol.errors import CkptdError, UsageError
 from ckptd.protocol.ids import JobKey
 from ckptd.protocol.messages import Done, Refused
 
-_FIRST = (ev.TopologyKept, ev.RankAttached, ev.RankFound, ev.SlotAdopted)  # what a job can begin with
+_FIRST = (ev.TopologyKept, ev.StoreRemembered, ev.RankAttached, ev.RankFound, ev.SlotAdopted)  # a job can begin with it
 _FOR_COORDINATOR = (ev.Report, ev.IncarnationTaken, ev.StoreScanned, ev.CommitEnded, ev.CheckpointRemoved)
 _MAX_NUMBERS = 4096  # of jobs; the clock has passed those of older ones
 _FOR_BOTH = (ev.CommitEnded, ev.PeerUp, ev.PeerDown, ev.StoreRemembered, ev.TopologyKept)

@@ -381,7 +381,7 @@ class Coordinator:
             if not event.store_id:
                 return self._no_store(event, now)
             self._blank = False
-            event = replace(event, problem=self.sessions.took_store(event.store_id))
+            event = self.sessions.took_store(event)
         self._looked_at = now
         wanted = not self.saves.ready or self.saves.fence.claim is not None
         self._rescan_at = now + self._policy.drain_retry_max_s / 4 if event.problem and wanted else None

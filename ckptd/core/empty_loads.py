@@ -67,22 +67,35 @@ def answer(job: JobKey, asked: Asked, found: Found, routes: Routes) -> Refusal |
     if asked.run is not None:
         text = f"nothing of run {asked.run.hex()} lies on the store or on a node that answers"
         return Refusal(text, f"ckptd list {_path(job)}, or start its nodes with the job")
-    others = found.scan.others if found.scan is not None else ()
+    elsewhere = _elsewhere(job, found.scan) if found.scan is not None else []
     if asked.step is not None:
         text, hint = f"there is no checkpoint of step {asked.step}", f"ckptd list {_path(job)}, or client.steps()"
-        return Refusal(f"{text}: {_only_others(job, others)}", _of_another(others)) if others else Refusal(text, hint)
+        return Refusal("; ".join([text, *(one.text for one in elsewhere)]), elsewhere[0].hint if elsewhere else hint)
     if set(found.notes) - set(found.foreign):
         return _refusal(job, found, [], _verify(job, found.notes))
-    told = [f"{_only_others(job, others)}; to go on from one of these: {_of_another(others)}"] if others else []
-    return [*found.notes, *told]
+    return [*found.notes, *(f"{one.text}: {one.hint}" for one in elsewhere)]
 
 
-def _only_others(job: JobKey, others: Sequence[str]) -> str:
-    return f"no checkpoint of job {job.job!r} lies in {job.store}, which has {', '.join(others)}"
+class _Elsewhere(NamedTuple):
+    """Where the checkpoint may be that the user means, and what to type then."""
+
+    text: str
+    hint: str
 
 
-def _of_another(others: Sequence[str]) -> str:
-    return f"connect(job={others[0].partition(' ')[0]!r})"
+def _elsewhere(job: JobKey, scan: ev.StoreScanned) -> list[_Elsewhere]:
+    """In the store that the job had before, or under another name."""
+    places = []
+    if scan.former:
+        ids = f"id {scan.former[0]}" if len(scan.former) == 1 else f"ids {', '.join(scan.former)}"
+        text = f"checkpoints in the store with {ids}, to which job {job.job!r} was saved before, are not seen"
+        now = f"{job.store} is now the store with id {scan.store_id}"
+        places.append(_Elsewhere(f"{text}; {now}", "mount the file system that the job had, or connect(store=...)"))
+    if scan.others:
+        text = f"no checkpoint of job {job.job!r} lies in {job.store}, which has {', '.join(scan.others)}"
+        likest = scan.others[0].partition(" ")[0]
+        places.append(_Elsewhere(text, f"to go on from one of these, connect(job={likest!r})"))
+    return places
 
 
 def _refusal(job: JobKey, found: Found, told: Sequence[str], hint: str) -> Refusal:

@@ -166,13 +166,15 @@ class StoreScanned(Event, frozen=True, kw_only=True):
 
     ``after``: that of the action: the scan began when the record of this number was on the store.
     ``claimed``: the number that the action claims. ``lost``: somebody else has it.
-    ``others``: other jobs with checkpoints there, when this one has none: names for a user.
+    ``others``: other jobs with checkpoints there, when this one has none: names for a user. ``former``: ids of other
+    stores to which arenas know that the job was saved before.
     """
 
     after: int = 0
     claimed: int = 0
     lost: bool = False
     others: tuple[str, ...] = ()
+    former: tuple[str, ...] = ()
     store_id: str = ""
     records: tuple[Recorded, ...] = ()
     committed: tuple[OnStore, ...] = ()

@@ -286,12 +286,14 @@ class Sessions:
         """Whether the session may be saved to this store."""
         return self.wanted_store in ("", ANY_STORE, store_id)
 
-    def took_store(self, store_id: str) -> str:
-        """The session is saved to this store, if it may be. Returns why it may not, empty when it may."""
-        if self.takes(store_id):
-            self.store_id = store_id
-            return ""
-        return f"another store lies at {self._job.store} than the job is saved to: {store_id}, not {self.wanted_store}"
+    def took_store(self, seen: ev.StoreScanned) -> ev.StoreScanned:
+        """The session is saved to the store that answered, if it may be; else its ``problem`` says why not."""
+        here, there, problem = seen.store_id, self._job.store, ""
+        if self.takes(here):
+            self.store_id = here
+        else:
+            problem = f"another store lies at {there} than the job is saved to: {here}, not {self.wanted_store}"
+        return replace(seen, problem=problem, former=tuple(sorted(self.remembered - {here})))
 
     def scan(self, claim: Claim | None) -> ScanStore:
         """Asks what lies on the store, after the claim is on record.

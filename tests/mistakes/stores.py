@@ -137,10 +137,9 @@ elsewhere("rm -rf $STORE/*  $STORE/.[a-z]*")
 with connect("first") as client:
     print(client.load(state))
 """,
-        cause="ckptd: warning: the new store /place/store lies (on this node's own disk|in this node's memory)",
-        place="mounted at ",
-        hint="is the parallel file system mounted",
-        ends=0,
+        cause="ConfigError: .*is not the store that job 'first' is saved to: store id",
+        place="/place/store",
+        hint="mount its file system; .*connect\\(store_id='any'\\); .*ckptd forget first --store",
     ),
     Mistake(
         name="another-store-at-the-path",
@@ -150,9 +149,26 @@ elsewhere("mv $STORE $STORE.old; mkdir $STORE")
 with connect("first") as client:
     print(client.load(state))
 """,
-        cause="ckptd: warning: the new store /place/store lies (on this node's own disk|in this node's memory)",
-        place="mounted at ",
-        hint="is the parallel file system mounted",
+        cause="ConfigError: .*is not the store that job 'first' is saved to: store id",
+        place="/place/store",
+        hint="mount its file system; .*connect\\(store_id='any'\\); .*ckptd forget first --store",
+    ),
+    Mistake(
+        name="another-store-of-another-job-at-the-path",
+        typed="""
+elsewhere("ckptd run >/dev/null 2>&1 & sleep 2")
+"""
+        + _SAVED
+        + """
+elsewhere("mv $STORE $STORE.old; mkdir $STORE")
+with connect("second") as client:
+    client.save(state, 5).wait("durable")
+with connect("first") as client:
+    print("restored", client.load(state))
+""",
+        cause="^ckptd: nothing was restored: checkpoints in the store with id \\w+, to which job 'first' was saved",
+        place="/place/store is now the store with id",
+        hint="mount the file system",
         ends=0,
     ),
     Mistake(

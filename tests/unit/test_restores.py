@@ -6,7 +6,7 @@ from ckptd.core import actions as act
 from ckptd.core import events as ev
 from ckptd.protocol.ids import SaveId
 from ckptd.protocol.messages import Cadence, Done, LoadFrom, Refused, Tier
-from tests.runs import OTHER_RUN, RUN, STORE_ID
+from tests.runs import OTHER_RUN, OTHER_STORE_ID, RUN, STORE_ID
 from tests.unit.a_job import KEY, LATE, AJob
 
 ONE = SaveId(1, 1, 10, RUN)
@@ -94,6 +94,31 @@ def test_a_job_without_checkpoints_names_those_that_the_store_has_of_other_jobs(
     said = answer.message if step else " ".join(answer.notes)
     assert "no checkpoint of job 'job' lies in /store, which has demo (step 900), llama (step 7)" in said
     assert "connect(job='demo')" in (answer.hint if step else said)
+
+
+@pytest.mark.parametrize("step", [None, 11])
+def test_a_job_that_was_saved_to_another_store_hears_that_what_lies_there_is_not_seen(step):
+    job = AJob(world=1)
+    job.say(ev.StoreRemembered(job=KEY, store_id=OTHER_STORE_ID))
+    job.start()
+    seq = job.ask_load(0, step=step)
+    job.number(2)
+    job.scan(others=OTHERS)
+    answer = job.answer(seq)
+    said = answer.message if step else answer.notes[0]
+    assert f"checkpoints in the store with id {OTHER_STORE_ID}, to which job 'job' was saved before" in said
+    assert f"/store is now the store with id {STORE_ID}" in said
+    assert "mount" in (answer.hint if step else said)
+
+
+def test_a_load_in_the_store_that_was_always_the_jobs_names_no_other():
+    job = AJob(world=1)
+    job.say(ev.StoreRemembered(job=KEY, store_id=STORE_ID))
+    job.start()
+    seq = job.ask_load(0)
+    job.number(2)
+    job.scan()
+    assert job.answer(seq).notes == []
 
 
 def test_ranks_that_ask_for_different_steps():

@@ -70,6 +70,7 @@ def test_another_store_than_the_remembered_one_is_a_warning_and_with_store_id_an
     (warning,) = open_store(FS, store, "demo", remembered=[STORE_ID]).warnings
     assert STORE_ID in warning
     assert there in warning
+    assert "checkpoints in that store are not seen" in warning
     with pytest.raises(WrongStoreError, match=rf"{there}.*is saved to store {STORE_ID}"):
         open_store(FS, store, "demo", wanted=STORE_ID)
     assert open_store(FS, store, "demo", wanted=there).warnings == []
