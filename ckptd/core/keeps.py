@@ -17,6 +17,7 @@ class Keeps:
         self.durable: SaveId | None = None  # the newest
         self.pending: set[SaveId] = set()  # held here, neither staged nor given up by the coordinator
         self.forced: set[SaveId] = set()  # to be drained for sure, so kept until they are
+        self.unended: set[SaveId] = set()  # staged, and its end is not known here
         self.settled = 0  # the incarnation that has a checkpoint as safe as it was to become
 
     @property
@@ -39,6 +40,7 @@ class Keeps:
     def staged(self, save: SaveId) -> None:
         """Every rank delivered it."""
         self.pending.discard(save)
+        self.unended.add(save)
         self.newest_staged = max(save, self.newest_staged or save)
         if self.resumed is not None and save.incarnation > self.resumed.incarnation:
             self.resumed = None
@@ -58,6 +60,7 @@ class Keeps:
         """
         self.pending.discard(order.save)
         self.forced.discard(order.save)
+        self.unended.discard(order.save)
         if order.end is End.ABANDONED and order.save == self.newest_staged and order.save.incarnation < incarnation:
             self.newest_staged = None
         if order.end is End.DURABLE:
@@ -70,6 +73,7 @@ class Keeps:
         """These runs are not the job's: nothing of theirs is kept as the job's newest."""
         self.pending = {save for save in self.pending if save.owner not in runs}
         self.forced = {save for save in self.forced if save.owner not in runs}
+        self.unended = {save for save in self.unended if save.owner not in runs}
         newest, resumed, durable = self.newest_staged, self.resumed, self.durable
         self.newest_staged = None if newest is not None and newest.owner in runs else newest
         self.resumed = None if resumed is not None and resumed.owner in runs else resumed
@@ -79,6 +83,7 @@ class Keeps:
         """These are of no use to anybody."""
         self.pending -= set(order.saves)
         self.forced -= set(order.saves)
+        self.unended -= set(order.saves)
         self.newest_staged = order.newest if self.newest_staged in order.saves else self.newest_staged
 
     def released(self) -> None:
@@ -86,3 +91,4 @@ class Keeps:
         self.newest_staged = self.resumed = self.durable = None
         self.pending.clear()
         self.forced.clear()
+        self.unended.clear()

@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, ToRank
+from ckptd.core.keeps import Keeps
 from ckptd.core.slots import SlotTable
 from ckptd.protocol.ids import JobKey, RunId
 from ckptd.protocol.messages import Done, End, Notice, Progress, Refused, Reply
@@ -187,6 +188,22 @@ class LocalRanks:
         """Those that have delivered the save hear for whom it waits: to the others it is no news of theirs."""
         news = Progress(save=order.save, reason=order.reason, idle=order.idle)
         return [action for slot in self._slots.holding(order.save) for action in self.tell(slot.rank, news)]
+
+    def coordinator_lost(self, node: str, keeps: Keeps) -> list[Action]:
+        """Nobody decides what becomes of these saves before the node answers: who has delivered one hears that.
+
+        Of what is staged already one rank hears it: it is the same for all.
+        """
+        whose = f"node {node}, whose daemon coordinates the job"
+        actions: list[Action] = []
+        for save in sorted(keeps.pending):
+            reason = f"waits for {whose} and does not answer: ckptd status there"
+            actions += self.save_waits(ev.SaveWaits(job=self._job, node=node, save=save, reason=reason))
+        if keeps.unended and self.seated:
+            save = max(keeps.unended)
+            notice = f"{whose}, does not answer: step {save.step} is not durable before it does; ckptd status there"
+            actions += self.tell(min(self.seated), Progress(save=save, notice=notice))
+        return actions
 
     def done(self, rank: int, request: int) -> list[Action]:
         """Its request is taken over."""

@@ -281,7 +281,7 @@ class Notice(_Push, frozen=True, kw_only=True):
 
 
 class Progress(_Push, frozen=True, kw_only=True, tag="Progress"):
-    """A save reached a milestone, or its end. ``notice``: what the user should know, for rank 0 to log."""
+    """A save reached a milestone, or its end. ``notice``: what the user should know, to be logged."""
 
     save: SaveId
     milestone: Milestone | None = None

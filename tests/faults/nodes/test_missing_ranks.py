@@ -53,3 +53,23 @@ def test_ranks_away_from_the_coordinator_hear_it_too(ranks: Ranks):
     assert text.startswith(f"ckptd: step 10 waits for ranks 0-1: {CALL}; ranks 0-1 are pids ")
     assert text.endswith(" on a")
     assert said(ranks, 0) == []
+
+
+def test_a_coordinator_whose_daemon_died_is_named_on_the_other_nodes(four: Cluster, ranks: Ranks):
+    for rank in (2, 3):
+        ranks[rank].call("save", 10)
+    four.nodes["a"].kill()
+    for rank in (2, 3):
+        text = str(wait_for(lambda rank=rank: slept(ranks, rank, " waits for node a"), 8, every_s=0.2))
+        assert text == (
+            "ckptd: step 10 waits for node a, whose daemon coordinates the job and does not answer: ckptd status there"
+        )
+    four.start("a")
+    for rank in (0, 1):
+        ranks[rank].call("save", 10)
+    ranks.call("wait", 10, "durable")
+
+
+def slept(ranks: Ranks, rank: int, what: str) -> str:
+    ranks[rank].call("sleep", 0.2)
+    return next((text for text in ranks[rank].call("logs") if what in text), "")
