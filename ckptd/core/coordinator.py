@@ -51,12 +51,12 @@ class Coordinator:
         """Of saves, loads and parity."""
         job, node, policy = self.job, self._node, self._policy
         self.saves = Saves(job, node, policy, self.roll_call)
-        self._missing = MissingRanks(job, node, self.sessions, self.saves)
         self._notices = Notices(job, self.sessions, self.saves)
         self.encodes = Encodes(job, node, policy)
         self.runs = Runs(job, node)
         routes = Routes(job, self.saves, self.encodes, node)
         self.restores = Restores(job, node, policy, routes, self.runs.strangers)
+        self._missing = MissingRanks(job, node, self.sessions, self.saves, self.restores)
         self.leave = Leave(job, node, policy, self.sessions, self.saves, self.encodes, self.roll_call)
 
     def handle(self, event: ev.Event, now: float) -> list[Action]:

@@ -130,9 +130,13 @@ class LocalRanks:
         return actions
 
     def session_waits(self, order: ev.SessionWaits) -> list[Action]:
-        """A rank that stands at the door hears for whom its session waits."""
-        local = self.waiting.get((order.rank, order.session))
-        return [self.to(local, Notice(message=order.message, hint=order.hint))] if local is not None else []
+        """A rank that stands at the door, or calls load, hears for whom its session waits."""
+        local, call = self.waiting.get((order.rank, order.session)), "connect"
+        if local is None:
+            local, call = self.seated.get(order.rank), "load"
+            if local is None or local.session != order.session or local.load_request is None:
+                return []
+        return [self.to(local, Notice(message=order.message, hint=order.hint, call=call))]
 
     def replace(self, session: str) -> list[Action]:
         """Another session is the job now: those of others are out."""

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, ToNode
+from ckptd.core.load_waits import LoadWaits
 from ckptd.core.record import Record
+from ckptd.core.restores import Restores
 from ckptd.core.saves import Saves
 from ckptd.core.sessions import Sessions
 from ckptd.protocol.ids import JobKey, SaveId
@@ -35,11 +37,12 @@ class _Said:
 
 
 class MissingRanks:
-    """Of the saves of one job. Its facts are those of the door and of the saves."""
+    """Of the saves of one job, and of its load. Its facts are those of the door, of the saves and of the load."""
 
-    def __init__(self, job: JobKey, node: str, sessions: Sessions, saves: Saves) -> None:
+    def __init__(self, job: JobKey, node: str, sessions: Sessions, saves: Saves, restores: Restores) -> None:
         self._job, self._node = job, node
         self._sessions, self._saves = sessions, saves
+        self._load = LoadWaits(job, node, sessions, restores, self._cause)
         self._said: dict[SaveId, _Said] = {}
         self._awaited: dict[str, frozenset[int]] = {}  # node -> ranks there for which memory is being allocated
         self._granted: dict[int, float] = {}  # rank -> when that ended, while it may still copy its state
@@ -54,7 +57,8 @@ class MissingRanks:
     def next_deadline(self) -> float | None:
         """When tick has something to do."""
         waiting = self._waiting()
-        return min((self._due(record, waiting) for record in waiting), default=None)
+        times = [*(self._due(record, waiting) for record in waiting), self._load.next_deadline()]
+        return min((time for time in times if time is not None), default=None)
 
     def tick(self, now: float) -> list[Action]:
         """Notifies the ranks that delivered a save of those that have not."""
@@ -62,7 +66,7 @@ class MissingRanks:
         self._granted = {rank: since for rank, since in self._granted.items() if now < since + SILENT_S}
         for save in self._said.keys() - {record.save for record in waiting}:
             del self._said[save]
-        actions: list[Action] = []
+        actions = self._load.tick(now)
         for record in waiting:
             if now < self._due(record, waiting):
                 continue
@@ -100,10 +104,10 @@ class MissingRanks:
         return [ToNode(job=self._job, node=node, message=order) for node in nodes]
 
     def _text(self, record: Record) -> str:
-        return f"waits for {named_ranks(record.missing)}: {self._cause(record.missing)}"
+        return f"waits for {named_ranks(record.missing)}: {self._cause(record.missing, 'save')}"
 
-    def _cause(self, missing: Sequence[int]) -> str:
-        """Why, as far as is known, what to type, and where to look."""
+    def _cause(self, missing: Sequence[int], call: str) -> str:
+        """Why, as far as is known, what to type, and where to look. call: what the others have called."""
         silent = self._silent(missing)
         absent = [rank for rank in missing if rank not in self._sessions.members and rank not in silent]
         allocating = [rank for rank in self._allocating(missing) if rank not in silent]
@@ -114,9 +118,9 @@ class MissingRanks:
         if absent:
             who = "they have" if absent == list(missing) else f"{named_ranks(absent)} have"
             who = "it has" if len(missing) == 1 else who
-            causes.append(f"{who} not connected: every rank calls connect and save {_ALONE}")
+            causes.append(f"{who} not connected: every rank calls connect and {call} {_ALONE}")
         elif idle or apart:
-            causes.append(f"every rank calls save {_ALONE}")
+            causes.append(f"every rank calls {call} {_ALONE}")
         if apart:
             have, place = ("has", "its node") if len(apart) == 1 else ("have", "their nodes")
             causes.append(f"{named_ranks(apart)} {have} not called ckptd since the daemon of {place} restarted")

@@ -78,6 +78,12 @@ class Restores:
         return self._round is not None
 
     @property
+    def callers(self) -> tuple[float | None, set[int]]:
+        """Since when a load waits for ranks to call it, None when none does, and which ranks have."""
+        r = self._round
+        return (r.since, r.asked) if r is not None and r.choice is None else (None, set())
+
+    @property
     def wants_incarnation(self) -> bool:
         """Whether the load still waits for its incarnation number."""
         return self._round is not None and self._round.incarnation is None

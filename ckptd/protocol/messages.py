@@ -274,10 +274,11 @@ class SlotsRefused(_Push, frozen=True, kw_only=True):
 
 
 class Notice(_Push, frozen=True, kw_only=True):
-    """Something that a person should know now, and what to type: for whom a session waits at the door."""
+    """Something that a person should know now, and what to type: for whom a session waits, in which call."""
 
     message: str
     hint: str = ""
+    call: str = "connect"
 
 
 class Progress(_Push, frozen=True, kw_only=True, tag="Progress"):

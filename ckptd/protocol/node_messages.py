@@ -346,7 +346,7 @@ class SessionRefused(NodeMessage, frozen=True, kw_only=True, tag="session-refuse
 
 
 class SessionWaits(NodeMessage, frozen=True, kw_only=True, tag="session-waits"):
-    """The session stands at the door: for whom it waits, for one of its ranks at the receiver."""
+    """The session stands at the door, or loads: for whom it waits, for one of its ranks at the receiver."""
 
     session: Session
     rank: Rank

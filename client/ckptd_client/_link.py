@@ -85,7 +85,7 @@ class Link:
         self._unacknowledged: dict[SaveId, HandOver] = {}
         self._forced: dict[SaveId, HandOver] = {}  # to be drained for sure, and not over yet
         self._missed: dict[SaveId, str] = {}  # failed here, with the reason, and nobody has been told yet
-        self._waits_for = ""  # while it connects, as far as this side knows
+        self.waits_for = ""  # while it connects or loads, as far as this side knows
         self._held_up: ConnectError | None = None  # the same as the daemon has said it
         self._retry_at = 0.0
         self._unwanted: Callable[[], bool] = bool  # whether nobody wants any more what is done now
@@ -115,9 +115,9 @@ class Link:
             alike = settings.alike(self.job)
             word = word_of(info, settings.arena, settings.redundancy, settings.set_size, alike)
             began = time.monotonic()
-            self._waits_for = "for all its ranks to find their daemons"
+            self.waits_for = "for all its ranks to find their daemons"
             self.topology = gather(self.group, word)
-            self._waits_for = f"for the store {self.job.store} to answer, or for old ranks of it to end"
+            self.waits_for = f"for the store {self.job.store} to answer, or for old ranks of it to end"
             deadline += time.monotonic() - began  # who waits for a late rank has not waited at the door
             return until_one_stays(lambda: self._enter(deadline), deadline)
         finally:
@@ -143,9 +143,9 @@ class Link:
             raise self._held_up from None  # says more than that there was no answer
 
     def _say_that_we_wait(self) -> None:
-        if self.group.rank == 0 and self._waits_for:
+        if self.group.rank == 0 and self.waits_for:
             patience_s = self.settings.connect_timeout_s
-            log.warning("ckptd: job %s waits, up to %g s, %s", self.job.job, patience_s, self._waits_for)
+            log.warning("ckptd: job %s waits, up to %g s, %s", self.job.job, patience_s, self.waits_for)
 
     def _make_rank_file(self) -> RankFile:
         """Also anew, when the arena was wiped: a daemon takes a rank without it for dead."""
@@ -344,8 +344,11 @@ class Link:
                 self._unacknowledged.pop(push.save, None)
             if push.end is not None:
                 self._forced.pop(push.save, None)
+        elif isinstance(push, Notice) and push.call == "load":
+            self.waits_for = ""
+            log.warning("ckptd: load of job %s %s: %s", self.job.job, push.message, push.hint)
         elif isinstance(push, Notice):
-            self._waits_for = ""  # the daemon knows it better
+            self.waits_for = ""  # the daemon knows it better
             self._held_up = ConnectError(push.message, hint=push.hint)
             log.warning("ckptd: connect waits: %s; %s", push.message, push.hint)
         elif isinstance(push, SlotGranted):

@@ -34,7 +34,7 @@ from ckptd_client._together import copy_out_together
 _OURS = (errno.EMFILE, errno.ENFILE)
 log = logging.getLogger("ckptd_client")
 _TRIES = 3  # a daemon that dies in the middle is asked again when it is back
-_SILENT_S = 5.0  # a load that has not begun on all ranks is told after this
+_SILENT_S = 6.0  # a load that has not begun says so after this, unless the daemon has said it better
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def _agree(
 
 def _run(link: Link, ask: Callable[[int], Request], read: Callable[[LoadFrom], T]) -> tuple[LoadFrom, T | None]:
     said = threading.Timer(_SILENT_S, _say_that_it_waits, (link,))
-    said.daemon = True
+    said.daemon, link.waits_for = True, _waits_for(link)
     with contextlib.suppress(RuntimeError):  # no thread is left: the load goes on without the message
         said.start()
     try:
@@ -122,12 +122,17 @@ def _run(link: Link, ask: Callable[[int], Request], read: Callable[[LoadFrom], T
     return order, found
 
 
-def _say_that_it_waits(link: Link) -> None:
-    """A load that one rank alone calls has no end: whoever wrote that must hear it."""
+def _waits_for(link: Link) -> str:
+    """As far as this side knows: a load that one rank alone calls has no end, and whoever wrote that must hear it."""
     where = f"for the store {link.job.store} to answer"
     if link.group.world_size > 1:
-        where = f"for other ranks, or {where}; every rank calls load (one rank alone: connect(alone=True))"
-    log.warning("ckptd: load of job %s waits on rank %d %s", link.job.job, link.group.rank, where)
+        return f"for other ranks, or {where}; every rank calls load (one rank alone: connect(alone=True))"
+    return where
+
+
+def _say_that_it_waits(link: Link) -> None:
+    if link.waits_for:  # else the daemon has said it
+        log.warning("ckptd: load of job %s waits on rank %d %s", link.job.job, link.group.rank, link.waits_for)
 
 
 def _drop(found: Found | None) -> None:

@@ -68,8 +68,8 @@ else:
     time.sleep(12)
 client.close()
 """,
-        cause="load of job first waits",
-        place="waits on rank 0 for other ranks",
+        cause="ckptd: load of job first waits for rank 1: ",
+        place=r"rank 1 is pid \d+ on node0",
         hint="every rank calls load",
         ends=(1, 0),
     ),

@@ -3,7 +3,7 @@
 from ckptd import picture
 from ckptd.core import events as ev
 from ckptd.protocol.ids import SaveId
-from ckptd.protocol.messages import Progress
+from ckptd.protocol.messages import Notice, Progress
 from ckptd.protocol.wording import named_ranks
 from tests.runs import RUN
 from tests.unit.a_job import CAPACITY, KEY, AJob
@@ -265,3 +265,29 @@ def test_many_ranks_fit_into_one_line():
     assert named_ranks([3]) == "rank 3"
     assert named_ranks([1, 3, 4, 5]) == "ranks 1, 3-5"
     assert named_ranks(list(range(0, 200, 2))) == "ranks 0, 2, 4, 6, 8, 10, 12, 14, ... (100 in all)"
+
+
+def load_notices(job: AJob, rank: int) -> list[Notice]:
+    return [m for m in job.told(rank) if isinstance(m, Notice)]
+
+
+def test_a_load_that_some_ranks_do_not_call_names_them_once_to_the_lowest_that_did():
+    job = AJob(world=4).start()
+    job.ask_load(1)
+    job.ask_load(3)
+    job.tick(4.9)
+    assert load_notices(job, 1) == []
+    job.tick(0.2)
+    call = "every rank calls load (one rank alone: connect(alone=True)); ranks 0, 2 are pids 100, 102 on node"
+    assert load_notices(job, 1) == [Notice(call="load", message="waits for ranks 0, 2", hint=call)]
+    job.tick(20)
+    assert len(load_notices(job, 1)) == 1
+    assert load_notices(job, 0) == load_notices(job, 3) == []
+
+
+def test_a_load_that_all_ranks_call_names_nobody_however_long_the_store_takes():
+    job = AJob(world=2).start()
+    job.ask_load(0)
+    job.ask_load(1)
+    job.tick(20)
+    assert load_notices(job, 0) == load_notices(job, 1) == []
