@@ -145,8 +145,22 @@ class SlotTable:
         return [] if allocating else self.give_way(rank)
 
     def give_way(self, rank: int) -> list[Action]:
-        """Unlinks the rank's idle slots that are too small: the larger ones are there, or fit for sure."""
-        return [action for slot in self._outgrown(rank) for action in self._unlink(slot)]
+        """Unlinks the rank's idle slots that are too small, and those beyond its share.
+
+        The larger ones are there, or fit for sure. A daemon that died while it made these left both kinds.
+        """
+        return [action for slot in (*self._outgrown(rank), *self._surplus(rank)) for action in self._unlink(slot)]
+
+    def asks(self, rank: int) -> bool:
+        """Whether the rank has asked for slots, so that what it has is no more than its share."""
+        return rank in self._demands
+
+    def _surplus(self, rank: int) -> list[Slot]:
+        capacity = self._demands.get(rank)
+        if capacity is None:  # it may still be writing to one that an earlier daemon granted
+            return []
+        idle = [s for s in self.of_rank(rank) if s.save is None and not s.granted and s.capacity >= capacity]
+        return idle[: max(0, self.fitting(rank) - self._per_rank)]
 
     def _outgrown(self, rank: int) -> list[Slot]:
         capacity = self._demands.get(rank, 0)
@@ -163,8 +177,8 @@ class SlotTable:
     def ready(self, name: str, rank: int, capacity: int) -> list[Action]:
         """An allocation ended well. A slot nobody wants any more is unlinked at once."""
         self._arrived(rank, 1)
-        if rank not in self._demands or not self._missing(rank):
-            return [UnlinkSlot(job=self._job, slot=name)]
+        if rank not in self._demands or self._missing(rank) <= 0:
+            return [UnlinkSlot(job=self._job, slot=name), *self.provision(rank)]
         self._slots[name] = Slot(name, rank, capacity)
         return self.provision(rank)
 
