@@ -32,7 +32,8 @@ def open_arena(config: Config) -> Arena:
         Parities(arena).scan()
     except IntegrityError as error:
         arena.close(remove=False)
-        hint = f"start the daemon with the settings it had, or give up what is staged: rm -r {arena.path}"
+        again = f"start the daemon with the settings it had: {error.hint}"
+        hint = f"{again}; or, to give up what is staged: rm -r {arena.path}"
         raise ConfigError(error.message, hint=hint) from None
     return arena
 

@@ -56,8 +56,7 @@ def integrity_of(kind: str | None, key_file: str | None, origin: Origin = CONNEC
         raise not_allowed(ConfigError, "integrity", kind, must, "xxh3", origin=origin)
     if kind == "keyed" and not key_file:
         hint = f"integrity_key_file, CKPTD_INTEGRITY_KEY_FILE or --key; {_MAKE} FILE makes one"
-        text = f"integrity='keyed' (from {origin.place}) needs a key, and no file of one is set"
-        raise ConfigError(text, hint=hint)
+        raise ConfigError("integrity='keyed' needs a key, and no file of one is set", hint=hint)
     return read_key(os.path.expanduser(key_file)) if key_file and kind != "xxh3" else XXH3
 
 

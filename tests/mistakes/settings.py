@@ -146,7 +146,7 @@ MISTAKES = (
     _connect(
         "keyed-without-key",
         '"first", integrity="keyed"',
-        cause="ConfigError: ",
+        cause="ConfigError: integrity='keyed' needs a key, and no file of one is set",
         place="key",
         hint="ckptd keygen --integrity",
     ),

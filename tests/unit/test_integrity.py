@@ -308,7 +308,8 @@ def test_a_daemon_with_another_key_leaves_what_is_staged_alone(tmp_path, shm):
         with pytest.raises(ConfigError, match="is keyed") as caught:
             open_arena(other)
         assert path in caught.value.message
-        assert "with the settings it had" in caught.value.hint
+        assert "start the daemon with the settings it had: " in caught.value.hint
+        assert "integrity_key_file" in caught.value.hint
     assert pathlib.Path(path).read_bytes() == before
     again = open_arena(config)
     assert decode_seals(before[-SEALS_NBYTES:], again.integrity)[2].save == SAVE
