@@ -52,7 +52,7 @@ MISTAKES = (
         typed=_SAVED,
         cause="ConfigError: .*[Pp]ermission",
         place="/place/store",
-        hint="hint: ",
+        hint="the daemon's user must read and write there",
     ),
     Mistake(
         name="store-read-only",
