@@ -2,10 +2,11 @@
 
 from ckptd.core import events as ev
 from ckptd.core.encodes import Encodes
-from ckptd.core.record import Record, few
+from ckptd.core.record import Record
 from ckptd.core.saves import Saves
 from ckptd.protocol.ids import JobKey, SaveId
 from ckptd.protocol.messages import Tier
+from ckptd.protocol.wording import named_ranks
 
 Damage = set[tuple[SaveId, Tier, int]]
 
@@ -89,7 +90,7 @@ class Routes:
         if not held and save in self._saves.on_store:
             return "what lies on the store is damaged, and no node has it in memory"
         store = "what lies on the store is damaged" if save in self._saves.on_store else "it is not on the store"
-        lost = f"the segments of ranks {few(sorted(ranks))} are in no arena that answers, or are damaged there"
+        lost = f"no node that answers has what {named_ranks(ranks)} saved in its memory, or it is damaged there"
         return f"{lost}; {self._encodes.bears(save)}; {store}{where}"
 
     def why_from_store(self, save: SaveId, ranks: list[int]) -> str:
@@ -97,7 +98,7 @@ class Routes:
         record = self._saves.records.get(save)
         if record is None or not record.held or not ranks:
             return ""
-        lost = f"the segments of ranks {few(sorted(ranks))} are in no arena that answers, or are damaged there"
+        lost = f"no node that answers has what {named_ranks(ranks)} saved in its memory, or it is damaged there"
         return f"{lost}; {self._encodes.bears(save)}; read from the store"
 
     @staticmethod

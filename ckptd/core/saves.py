@@ -125,7 +125,7 @@ class Saves(SaveRecords):
         if record.save.incarnation == self.disputed:
             return [*actions, *self.dispute(self.disputed)]
         if not (record.due or self.due.is_due(record.save, now)):
-            return [*actions, *self._finish(record, End.KEPT, "not due for a drain")]
+            return [*actions, *self._finish(record, End.KEPT, "drain_every did not choose it for the store")]
         record.due = True
         if record.forced:  # one that waits at a time: each holds a slot
             older = [r for r in self.records.values() if r.forced and r.save < record.save and r.waits]

@@ -146,7 +146,7 @@ class SaveId(msgspec.Struct, frozen=True, array_like=True):
         return f".{self.dirname}.partial-{self.text}"
 
     def __str__(self) -> str:
-        return f"step {self.step} (incarnation {self.incarnation}, save {self.counter})"
+        return f"step {self.step} (incarnation {self.incarnation})"
 
 
 def is_job_name(name: str) -> bool:

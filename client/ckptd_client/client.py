@@ -299,7 +299,9 @@ class Client(Preemptible):
         if handle.known_milestone is not None:
             return  # it was all but over: the daemon has the segment
         if isinstance(error, ChannelLostError) and was_delivered(self, handle):
-            log.warning("ckptd: step %d is sealed, but the daemon ended before it heard of it", handle.step)
+            log.warning(
+                "ckptd: step %d is complete in this node's memory; its daemon ended before it took it over", handle.step
+            )
             self._link.handed_over()
             return  # the next daemon is told
         text = str(error) if isinstance(error, CkptdError) else f"{type(error).__name__}: {error}"

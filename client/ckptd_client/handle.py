@@ -123,7 +123,7 @@ class SaveHandle:
         return self._end is End.KEPT and self._outlook.scheme is not Scheme.NONE and not outrun
 
     def _out_of_reach(self, wanted: Milestone) -> SaveFailedError:
-        text = f"step {self.step} will not become {wanted}: it ended {self._end}"
+        text = f"step {self.step} will not become {wanted}: it ended as '{self._end}'"
         reason, hint = parted(self._reason)
         text += f" ({reason})" if reason else ""
         hint = hint or (_HINTS.get(self._end, "") if self._end is not None else "")

@@ -67,7 +67,7 @@ def got(*marks: tuple[int, int, int], step: int = 1, tier: str = "arena", intact
     return Answer({"step": step, "tier": tier, "notes": [], "marks": [list(mark) for mark in marks], "intact": intact})
 
 
-FAILED = Answer(kind="RestoreError", text="RestoreError: step 1: the segments of ranks 1 are in no arena")
+FAILED = Answer(kind="RestoreError", text="RestoreError: step 1: no node that answers has what rank 1 saved")
 VERDICTS = {
     "good": [got((1, 0, 1)), got((1, 1, 1), tier="pfs")],
     "none": [Answer(), Answer()],

@@ -395,7 +395,7 @@ with connect("first", drain_every=100) as client:
     client.save(state, 1).wait("durable")
     client.save(state, 2).wait("durable")
 """,
-        cause="SaveFailedError: step 2 will not become durable: it ended kept",
+        cause="SaveFailedError: step 2 will not become durable: it ended as 'kept' .drain_every did not choose it",
         place="step 2",
         hint=r"client.wait\('durable'\) forces",
     ),

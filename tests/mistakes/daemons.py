@@ -18,6 +18,7 @@ with connect("first") as client:
         cause=r"ckptd: job first: the daemon of this node had ended; daemon pid \d+ started, log /dev/shm/",
         place=r"ckptd: job first, rank 0 of 1, store /place/store: daemon pid \d+ started, log /dev/shm/\S+/ckptd.log$",
         hint="^durable",
+        never="sealed|heard of it",
         ends=0,
     ),
     Mistake(

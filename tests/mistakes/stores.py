@@ -17,7 +17,7 @@ def _altered(name: str, command: str, **more) -> Mistake:
         + f"elsewhere({command!r})\n"
         + 'with connect("first") as client:\n    print("restored", client.load(state))\n'
     )
-    return Mistake(name=name, typed=typed, **{"never": "in no arena that answers", **more})
+    return Mistake(name=name, typed=typed, **{"never": r"no node that answers has what|, save \d+\)", **more})
 
 
 MISTAKES = (

@@ -114,7 +114,9 @@ class TrainerRun:
             if handle.end is not End.KEPT or directory != self.last:  # the newest may still be drained
                 del self._staged[directory]
             if handle.end not in (End.DURABLE, End.KEPT):
-                log.warning("ckptd: %s will not appear: it ended %s (%s)", directory, handle.end, handle.reason)
+                log.warning(
+                    "ckptd: %s will not appear: its save ended as '%s' (%s)", directory, handle.end, handle.reason
+                )
 
     # --- loads
 

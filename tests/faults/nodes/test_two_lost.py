@@ -5,6 +5,7 @@ import signal
 
 import pytest
 
+from ckptd.protocol.wording import named_ranks
 from tests.cluster import wait_for
 from tests.faults.nodes.clusters import Cluster, a_cluster
 
@@ -37,8 +38,8 @@ def test_two_nodes_lost_at_once(four: Cluster, scheme: str, lost: str):
     notes = " ".join(note for f in found for note in f["notes"])
     assert (notes == "") == (scheme == "double"), notes
     if scheme == "xor":
-        ranks_lost = ", ".join(str("abcd".index(name)) for name in lost)
-        assert f"the segments of ranks {ranks_lost} " in notes, notes
+        ranks_lost = named_ranks("abcd".index(name) for name in lost)
+        assert f"no node that answers has what {ranks_lost} saved" in notes, notes
         assert "read from the store" in notes, notes
     ranks.save(20, "protected", "durable")
     four.end(ranks)
@@ -59,7 +60,7 @@ def test_two_lost_under_xor_with_nothing_on_the_store_falls_back_to_what_is_ther
     assert {f["step"] for f in found} == {10}
     notes = " ".join(found[0]["notes"])
     assert "step 20" in notes, found
-    assert "ranks 1, 2" in notes, found
+    assert "ranks 1-2 " in notes, found
     ranks.save(30, "protected", "durable")
     four.end(ranks)
 

@@ -353,7 +353,7 @@ def test_the_same_job_twice_in_one_process_is_told_who_runs(tmp_path, join):
         second = join("twice", on=node, takeover=True)
         assert second.incarnation > first.incarnation
         old = first.save({"w": w}, 1)
-        with pytest.raises(SaveFailedError, match="it ended failed"):
+        with pytest.raises(SaveFailedError, match="it ended as 'failed'"):
             old.wait("staged", 5)
         assert second.load({"w": torch.zeros(1000)}).step == 0
         assert second.save({"w": w}, 5).wait("durable", 20).end == "durable"

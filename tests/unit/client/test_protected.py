@@ -40,7 +40,7 @@ def test_a_kept_save_is_waited_for_until_its_parity_is_made():
     client.will_hear(handle, PROTECTED)
     assert handle.wait("protected", 5).milestone == "protected"
     assert (handle.end, handle.reason) == ("kept", "news"), "that it is not drained is as true as before"
-    with pytest.raises(SaveFailedError, match="ended kept") as caught:
+    with pytest.raises(SaveFailedError, match="ended as 'kept'") as caught:
         handle.wait("durable", 5)
     assert "drain_every" in caught.value.hint
 
@@ -73,7 +73,7 @@ def test_other_ends_are_ends(end):
     client = Client(Scheme.XOR)
     handle = client.save(1)
     client.will_hear(handle, end=end)
-    with pytest.raises(SaveFailedError, match=f"will not become protected: it ended {end}"):
+    with pytest.raises(SaveFailedError, match=f"will not become protected: it ended as '{end}'"):
         handle.wait("protected", 5)
 
 

@@ -370,7 +370,7 @@ def test_a_cadence_keeps_what_is_not_due_and_wait_forces_the_newest(join):
         wait_for(lambda: handles[-1].end is not None)
     assert [str(handle.end) for handle in handles] == ["durable", "kept", "kept"] * 2
     assert [str(handle.milestone) for handle in handles] == ["durable", "staged", "staged"] * 2
-    with pytest.raises(SaveFailedError, match="step 5 will not become durable: it ended kept"):
+    with pytest.raises(SaveFailedError, match="step 5 will not become durable: it ended as 'kept'"):
         handles[5].wait("durable", 10)
     assert client.wait("durable") is handles[5]
     assert (handles[5].end, handles[4].end) == ("durable", "kept")
@@ -390,7 +390,7 @@ def test_a_drain_that_is_late_is_superseded_and_says_so(tmp_path, join):
         client = join(on=node)
         state = {"w": noise(2 << 20)}
         handles = [client.save(state, step).wait("staged") for step in range(3)]
-        with pytest.raises(SaveFailedError, match=r"step 1 will not become durable: it ended superseded .*step 2"):
+        with pytest.raises(SaveFailedError, match=r"step 1 will not become durable: it ended as 'superseded' .*step 2"):
             handles[1].wait("durable", 20)
         with pytest.raises(WaitTimeoutError, match=r"step 2 is staged after 0.01 s"):
             handles[2].wait("durable", 0.01)

@@ -44,7 +44,7 @@ def test_one_that_was_superseded_will_not_appear(tmp_path, begin, caplog):
         assert [run.is_coming(place) for place in places] == [True, False, True]
         told = [record.message for record in caplog.records if "will not appear" in record.message]
         assert len(told) == 1
-        assert f"{places[1]} will not appear: it ended superseded" in told[0]
+        assert f"{places[1]} will not appear: its save ended as 'superseded'" in told[0]
 
 
 def test_one_that_must_be_drained_is_not_superseded(tmp_path, begin):

@@ -31,7 +31,7 @@ def test_a_job_begins_anew_where_all_that_it_had_was_staged_only_and_is_told_wha
     found = answers(cluster)
     assert [getattr(one, "save", one) for one in found] == [None] * 3, found
     for one in found:
-        assert any(str(ONE) in note and "ranks 2" in note and "lost" in note for note in one.notes), one.notes
+        assert any(str(ONE) in note and "rank 2 saved" in note and "lost" in note for note in one.notes), one.notes
 
 
 def test_a_job_of_which_something_was_protected_never_begins_anew_by_itself():

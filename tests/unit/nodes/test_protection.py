@@ -73,7 +73,7 @@ def test_two_lost_nodes_are_rebuilt_under_double_only():
         else:
             assert all(getattr(a, "save", None) is None for a in answers)
             (why,) = set(refused(answers))
-            assert "ranks 1, 2" in why
+            assert "ranks 1-2 " in why
 
 
 def test_the_newest_protected_stays_until_a_newer_one_is_protected():
@@ -220,7 +220,7 @@ def test_a_refusal_names_what_is_missing_of_the_newest():
     cluster.add("y")
     cluster.connect("axyd")
     (why, *_) = refused(cluster.load())
-    assert f"{ONE}: the segments of ranks 1, 2 are in no arena that answers" in why
+    assert f"{ONE}: no node that answers has what ranks 1-2 saved in its memory" in why
     assert "xor makes good for one node of a set" in why
 
 
