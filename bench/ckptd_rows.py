@@ -10,7 +10,7 @@ from bench.node import Client, Node
 from bench.report import Row, ratio
 from bench.training import Touching, Training
 from bench.yardsticks import Yardsticks
-from ckptd.protocol.ids import file_name
+from ckptd.shared.base.ids import file_name
 
 _STAGED_TIMEOUT_S = 60.0
 _DURABLE_TIMEOUT_S = 180.0

@@ -14,26 +14,16 @@ import zmq
 
 from ckptd import __version__
 from ckptd.core import events as ev
+from ckptd.daemon.status_query import Answer, encode_answer
 from ckptd.peers.keys import KeyPair, make_keys
 from ckptd.peers.link import Got, Link, Up
-from ckptd.peers.packets import (
-    Ask,
-    Body,
-    Join,
-    Told,
-    Word,
-    decode_body,
-    decode_envelope,
-    encode_body,
-    wrap,
-)
+from ckptd.peers.packets import Ask, Body, Join, Told, Word, decode_body, decode_envelope, encode_body, wrap
 from ckptd.peers.remote import Remote
-from ckptd.protocol import node_messages
-from ckptd.protocol.ids import JobKey, SaveId
-from ckptd.protocol.status import NodeReport, RankStatus
-from ckptd.protocol.topology import Peer, Topology
-from ckptd.protocol.versions import tag_in_map
-from ckptd.survey import Answer, encode_answer
+from ckptd.shared.base.ids import JobKey, SaveId
+from ckptd.shared.protocol import node_messages
+from ckptd.shared.protocol.status import NodeReport, RankStatus
+from ckptd.shared.protocol.topology import Peer, Topology
+from ckptd.shared.protocol.versions import tag_in_map
 
 SESSION, ARENA = "crowd", "crowd"
 SEGMENT_NBYTES = 24 << 30

@@ -29,9 +29,9 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from bench.node import OUT, Node, scratch
 from bench.states import realistic
 from bench.yardsticks import Yardsticks
-from ckptd.protocol.layout import box_nbytes, encode
-from ckptd_client import _strided
-from ckptd_client._image import Box, make_image, make_layout
+from ckptd.shared.format.layout import box_nbytes, encode
+from ckptd_client._image.image import Box, make_image, make_layout
+from ckptd_client._state import strided
 
 RANKS = 64
 _LAYERS, _HIDDEN, _FFN, _KV, _WORDS = 32, 4096, 14336, 1024, 128256
@@ -72,7 +72,7 @@ def tensor_parallel_boxes(rank: int, ranks: int = 8) -> list[Box]:
 
     Finds the geometry anew, as the first plan of a process does.
     """
-    _strided.dealt.cache_clear()
+    strided.dealt.cache_clear()
     mesh, coordinate = (RANKS // ranks, ranks), divmod(rank, ranks)
     boxes = []
     for name, shape in llama_8b().items():
@@ -85,7 +85,7 @@ def tensor_parallel_boxes(rank: int, ranks: int = 8) -> list[Box]:
         for placement, parts in zip(placements, mesh, strict=False):
             local[placement.dim] //= parts
         for kind, _ in _COPIES:
-            dealt = _strided.dealt(shape, mesh, coordinate, placements, tuple(local))
+            dealt = strided.dealt(shape, mesh, coordinate, placements, tuple(local))
             if len(dealt) != 1:
                 raise RuntimeError(f"{name}: {len(dealt)} geometries")
             boxes += _copies(name, shape, [(box.offsets, box.sizes) for box in dealt[0]], kind)
@@ -122,7 +122,7 @@ def laid_out(boxes_of: Callable[[int], list[Box]], repeat: int) -> tuple[float, 
 
 _EXPORT = """
 import sys, time
-from ckptd.export.run import Order, export
+from ckptd.checkpoint.export.run import Order, export
 began = time.perf_counter()
 export(Order(source=sys.argv[1], out=sys.argv[2], format=sys.argv[3]))
 seconds = time.perf_counter() - began

@@ -49,7 +49,7 @@ def _model(nbytes: int, tensors: int) -> nn.Module:
 
 
 def _ways(model: nn.Module) -> dict[tuple[str, str], Callable[[], Any]]:
-    from ckptd_client.gathering import Gathering, Groups, Order  # noqa: PLC0415 - what Client.gather calls
+    from ckptd_client._gather import Gathering, Groups, Order  # noqa: PLC0415 - what Client.gather calls
 
     groups, state = Groups(), model.state_dict()
 

@@ -27,8 +27,8 @@ from bench.measure import Sample, Series, interleave, seconds, timed
 from bench.node import OUT, Client, Node, scratch
 from bench.report import Report, Row, ratio
 from bench.training import Touching
-from ckptd.mapping import POPULATE_WRITE, Mapping
-from ckptd_client._copy_engines import engine_of
+from ckptd.shared.files.mapping import POPULATE_WRITE, Mapping
+from ckptd_client._local.copy_engines import engine_of
 
 NO_DEVICE = 3
 _NO_DRAINS = 10**6  # steps: what is measured is the way between device and memory

@@ -17,10 +17,10 @@ import torch
 from bench import states
 from bench.measure import Series, text
 from bench.node import Client, Node, scratch
-from ckptd.integrity_key import write_key
 from ckptd.parity.rebuild import Place, copy_segment
-from ckptd.protocol.digest import blocks
-from ckptd.protocol.integrity import XXH3, Integrity
+from ckptd.shared.files.integrity_key import write_key
+from ckptd.shared.format.digest import blocks
+from ckptd.shared.format.integrity import XXH3, Integrity
 from tests.nodes import KEY, start_set
 
 _MIB = 1 << 20

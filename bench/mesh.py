@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from bench import states
 from bench.measure import Series
 from bench.node import Node
-from ckptd_client._plan import Plan, gather, make_plan
+from ckptd_client._image.plan import Plan, gather, make_plan
 
 REPLICAS, PARTS = 8, 2  # data parallel, tensor parallel
 RANKS = REPLICAS * PARTS

@@ -26,14 +26,14 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from ckptd.bulk.client import Address
-from ckptd.memory import parse_fields
+from ckptd.arena.budget import parse_fields
 from ckptd.parity.encode import encode
+from ckptd.parity.files import open_parity
 from ckptd.parity.rebuild import Place, rebuild_segment
-from ckptd.parity_files import open_parity
-from ckptd.protocol.parity import Column
-from ckptd.protocol.slot import Seal
-from ckptd.protocol.topology import Scheme
+from ckptd.shared.bulk.client import Address
+from ckptd.shared.format.slot import Seal
+from ckptd.shared.protocol.parity_types import Column
+from ckptd.shared.protocol.topology import Scheme
 from tests.nodes import EPOCH, KEY, SAVE, SECRET, Node, Set, stage
 
 NODES = 4

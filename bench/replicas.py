@@ -12,8 +12,8 @@ from collections.abc import Callable
 import torch
 import xxhash
 
-from ckptd_client._balance import said_of_wholes, wholes_of
-from ckptd_client._plan import Plan, gather, make_plan
+from ckptd_client._image.plan import Plan, gather, make_plan
+from ckptd_client._state.replica_shares import said_of_wholes, wholes_of
 
 ROUNDS = 9
 READ_BAR = 1.15  # digests by one read

@@ -17,7 +17,7 @@ from bench.peers import CKPTD, DEEPSPEED, OVERLAPPED, Kind
 from bench.report import Report, Row, failed, ratio
 from bench.training import Training
 from bench.yardsticks import Yardsticks
-from ckptd.protocol.errors import CkptdError
+from ckptd.shared.base.errors import CkptdError
 
 STATE_NBYTES = 2 << 30
 SECTIONS = ("yardsticks", "steady", "many", "cold", "first", "arena", "slowdown", "overlap", "status", "mesh", "peers")

@@ -21,14 +21,14 @@ import zmq
 from bench.crowd import SESSION, Plan, node_name
 from bench.measure import Series
 from bench.report import Row
-from ckptd.ask import Daemon, ask_status
-from ckptd.protocol import messages as m
-from ckptd.protocol import places, rank_file
-from ckptd.protocol.errors import CkptdError
-from ckptd.protocol.ids import JobKey, SaveId
-from ckptd.protocol.slot import SlotState
-from ckptd.protocol.status import JobStatus
-from ckptd.protocol.topology import Peer, Topology
+from ckptd.arena.ask import Daemon, ask_status
+from ckptd.shared.base.errors import CkptdError
+from ckptd.shared.base.ids import JobKey, SaveId
+from ckptd.shared.format import arena_paths, rank_file
+from ckptd.shared.format.slot import SlotState
+from ckptd.shared.protocol import messages as m
+from ckptd.shared.protocol.status import JobStatus
+from ckptd.shared.protocol.topology import Peer, Topology
 from tests.slots import write_slot
 
 _R = TypeVar("_R")
@@ -161,7 +161,7 @@ def _crowd(plan: Plan) -> Iterator["subprocess.Popen[bytes]"]:
 def _peer_of(arena: str) -> Peer:
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.linger = 0
-        socket.connect(f"ipc://{arena}/{places.SOCKET}")
+        socket.connect(f"ipc://{arena}/{arena_paths.SOCKET}")
         socket.send(m.encode(m.AskNode(seq=1)))
         reply = m.decode_reply(socket.recv())
     assert isinstance(reply, m.NodeInfo)  # noqa: S101 - what else
@@ -175,15 +175,15 @@ class _Rank:
         self, context: "zmq.Context[zmq.Socket[bytes]]", arena: str, rank: int, job: JobKey, of: Topology
     ) -> None:
         self._job, self._rank, self._world, self._seq = job, rank, len(of.homes), 1
-        self._directory = os.path.join(arena, places.job_dir(job))
+        self._directory = os.path.join(arena, arena_paths.job_dir(job))
         os.makedirs(self._directory, mode=0o700, exist_ok=True)
-        path = os.path.join(self._directory, places.rank_file_name(rank, SESSION))
+        path = os.path.join(self._directory, arena_paths.rank_file_name(rank, SESSION))
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.lockf(self._fd, fcntl.LOCK_EX)
         os.pwrite(self._fd, rank_file.encode(rank_file.RankRecord(job, rank, SESSION, "h")), 0)
         self._socket = context.socket(zmq.DEALER)
         self._socket.linger = 0
-        self._socket.connect(f"ipc://{arena}/{places.SOCKET}")
+        self._socket.connect(f"ipc://{arena}/{arena_paths.SOCKET}")
         attach = m.Attach(
             seq=1, version=m.VERSION, job=job, session=SESSION, rank=rank, world_size=self._world, host="h",
             pid=os.getpid(), topology=of,

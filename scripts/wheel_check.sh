@@ -20,9 +20,9 @@ import importlib.util
 import pathlib
 import pkgutil
 
-import ckptd.protocol
+import ckptd.shared.protocol
 
-assert "site-packages" in ckptd.protocol.__file__, ckptd.protocol.__file__
+assert "site-packages" in ckptd.shared.protocol.__file__, ckptd.shared.protocol.__file__
 assert importlib.util.find_spec("torch") is None, "this check is about an environment without torch"
 for module in pkgutil.walk_packages(ckptd.__path__, "ckptd."):
     if not module.name.endswith("__main__"):

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import msgspec
 
-from ckptd.filelayer import FileLayer
-from ckptd.protocol import layout as lay
-from ckptd.protocol.digest import blocks, digest
-from ckptd.protocol.ids import JobKey, SaveId
-from ckptd.protocol.slot import align_up
-from ckptd.store import commit, write_vote
-from ckptd.store_image import Flow, Image, make_partial, sync_partial, write_image
-from ckptd.store_scan import Place
+from ckptd.shared.base.ids import JobKey, SaveId
+from ckptd.shared.format import layout as lay
+from ckptd.shared.format.digest import blocks, digest
+from ckptd.shared.format.slot import align_up
+from ckptd.store.commit import commit, write_vote
+from ckptd.store.files import FileLayer
+from ckptd.store.image_writer import Flow, Image, make_partial, sync_partial, write_image
+from ckptd.store.scan import Place
 from tests.runs import RUN
 from tests.slots import Slot, build_image, make_vote
 

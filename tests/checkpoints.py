@@ -6,22 +6,22 @@ from typing import Any
 
 import torch
 
-from ckptd.filelayer import FileLayer
-from ckptd.protocol.digest import blocks
-from ckptd.protocol.ids import JobKey, SaveId, file_name
-from ckptd.protocol.integrity import XXH3, Integrity
-from ckptd.protocol.layout import VERSION as LAYOUT_VERSION
-from ckptd.protocol.layout import Leaves, SavedFor, encode
-from ckptd.protocol.manifest import VERSION, FileRecord, StockObjects, Vote, decode_objects
-from ckptd.protocol.slot import align_up
-from ckptd.store import commit, write_vote
-from ckptd.store_image import Flow, Image, make_partial, sync_partial, write_image
-from ckptd.store_scan import Place
-from ckptd_client._files_plan import make_files_plan
-from ckptd_client._group import Group
-from ckptd_client._plan import gather, make_plan
-from ckptd_client._segment_plan import SegmentPlan
-from ckptd_client._stock import StockLeaves
+from ckptd.shared.base.ids import JobKey, SaveId, file_name
+from ckptd.shared.format.digest import blocks
+from ckptd.shared.format.integrity import XXH3, Integrity
+from ckptd.shared.format.layout import VERSION as LAYOUT_VERSION
+from ckptd.shared.format.layout import Leaves, SavedFor, encode
+from ckptd.shared.format.manifest import VERSION, FileRecord, StockObjects, Vote, decode_objects
+from ckptd.shared.format.slot import align_up
+from ckptd.store.commit import commit, write_vote
+from ckptd.store.files import FileLayer
+from ckptd.store.image_writer import Flow, Image, make_partial, sync_partial, write_image
+from ckptd.store.scan import Place
+from ckptd_client._image.plan import gather, make_plan
+from ckptd_client._image.segment_plan import SegmentPlan
+from ckptd_client._image.stock_objects import StockLeaves
+from ckptd_client._local.rank import Group
+from ckptd_client._save.files_plan import make_files_plan
 from tests.runs import RUN, STORE_ID
 
 State = dict[str, Any]

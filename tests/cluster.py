@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
-from ckptd.ask import ask_status
-from ckptd.protocol.status import JobStatus, Status
+from ckptd.arena.ask import ask_status
+from ckptd.shared.protocol.status import JobStatus, Status
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 CODE = os.pathsep.join((ROOT, os.path.join(ROOT, "client")))  # where a process finds ckptd and the client of this tree

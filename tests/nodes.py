@@ -11,21 +11,21 @@ from typing import Any
 
 import msgspec
 
-from ckptd.arena import Arena
-from ckptd.bulk.client import Address
-from ckptd.bulk.served import open_served
-from ckptd.bulk.server import BulkServer
-from ckptd.bulk.sockets import Cancel
+from ckptd.arena.arena import Arena
 from ckptd.parity.encode import encode
+from ckptd.parity.files import Parities
 from ckptd.parity.rebuild import Place, rebuild_segment
+from ckptd.parity.served import open_served
 from ckptd.parity.sources import Sources
-from ckptd.parity_files import Parities
-from ckptd.protocol.digest import block_count
-from ckptd.protocol.ids import JobKey, SaveId
-from ckptd.protocol.integrity import XXH3, Integrity, Purpose
-from ckptd.protocol.parity import Column, Piece
-from ckptd.protocol.slot import SEALS_NBYTES, Seal, SlotState, align_up
-from ckptd.protocol.topology import Scheme
+from ckptd.shared.base.ids import JobKey, SaveId
+from ckptd.shared.bulk.client import Address
+from ckptd.shared.bulk.server import BulkServer
+from ckptd.shared.bulk.sockets import Cancel
+from ckptd.shared.format.digest import block_count
+from ckptd.shared.format.integrity import XXH3, Integrity, Purpose
+from ckptd.shared.format.slot import SEALS_NBYTES, Seal, SlotState, align_up
+from ckptd.shared.protocol.parity_types import Column, Piece
+from ckptd.shared.protocol.topology import Scheme
 from tests.runs import RUN
 
 KEY = JobKey("/store", "job")

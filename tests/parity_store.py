@@ -6,22 +6,22 @@ from pathlib import Path
 
 import msgspec
 
-from ckptd.arena import Arena
-from ckptd.filelayer import FileLayer
+from ckptd.arena.arena import Arena
 from ckptd.parity.encode import encode
-from ckptd.parity_files import open_parity
-from ckptd.protocol import places
-from ckptd.protocol.digest import KIND
-from ckptd.protocol.ids import JobKey, SaveId
-from ckptd.protocol.manifest import VERSION, ParityRecord, StockObjects, Vote
-from ckptd.protocol.parity import Column, Piece
-from ckptd.protocol.slot import SEALS_NBYTES, Seal, SlotState, align_up
-from ckptd.protocol.topology import Scheme
-from ckptd.store import commit, write_vote
-from ckptd.store_image import Flow, Image, make_partial, sync_partial, write_image
-from ckptd.store_messages import DrainParity
-from ckptd.store_parity import drain_parity
-from ckptd.store_scan import Place
+from ckptd.parity.files import open_parity
+from ckptd.shared.base.ids import JobKey, SaveId
+from ckptd.shared.format import arena_paths
+from ckptd.shared.format.digest import KIND
+from ckptd.shared.format.manifest import VERSION, ParityRecord, StockObjects, Vote
+from ckptd.shared.format.slot import SEALS_NBYTES, Seal, SlotState, align_up
+from ckptd.shared.protocol.parity_types import Column, Piece
+from ckptd.shared.protocol.topology import Scheme
+from ckptd.store.commit import commit, write_vote
+from ckptd.store.files import FileLayer
+from ckptd.store.image_writer import Flow, Image, make_partial, sync_partial, write_image
+from ckptd.store.messages import DrainParity
+from ckptd.store.parity import drain_parity
+from ckptd.store.scan import Place
 from tests.nodes import Set, start_set
 from tests.runs import RUN, STORE_ID
 from tests.slots import Slot, some_tensors, write_slot
@@ -88,7 +88,7 @@ class Made:
 
     def order(self, index: int) -> DrainParity:
         """To drain a node's parity."""
-        path = self.set.nodes[index].arena.slot_path(self.key, places.parity_name(SAVE, EPOCH))
+        path = self.set.nodes[index].arena.slot_path(self.key, arena_paths.parity_name(SAVE, EPOCH))
         return DrainParity(id=1, store_id=STORE_ID, job=self.key.job, save=SAVE, path=path, parity=self.record(index))
 
     def drain(self, index: int, *, parity: bool = True, vote: bool = True) -> None:

@@ -1,8 +1,8 @@
 """Seals as a digested slot has them, for tests of the core, which only passes them on."""
 
-from ckptd.protocol.ids import JobKey, SaveId
-from ckptd.protocol.shares import Share
-from ckptd.protocol.slot import Seal, SlotState
+from ckptd.shared.base.ids import JobKey, SaveId
+from ckptd.shared.format.replica_shares import Share
+from ckptd.shared.format.slot import Seal, SlotState
 
 
 def a_seal(job: JobKey, save: SaveId, rank: int = 0, world_size: int = 1, nbytes: int = 10, *, shares=()) -> Seal:

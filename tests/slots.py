@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 
-from ckptd.protocol import layout as lay
-from ckptd.protocol.digest import KIND, blocks, digest
-from ckptd.protocol.ids import JobKey, SaveId, file_name
-from ckptd.protocol.manifest import VERSION, FileRecord, StockObjects, Vote, encode_objects
-from ckptd.protocol.slot import PAGE, SEALS_NBYTES, Seal, SlotState, align_up, encode_seal, slot_capacity
+from ckptd.shared.base.ids import JobKey, SaveId, file_name
+from ckptd.shared.format import layout as lay
+from ckptd.shared.format.digest import KIND, blocks, digest
+from ckptd.shared.format.manifest import VERSION, FileRecord, StockObjects, Vote, encode_objects
+from ckptd.shared.format.slot import PAGE, SEALS_NBYTES, Seal, SlotState, align_up, encode_seal, slot_capacity
 from tests.runs import RUN, STORE_ID
 
 Tensors = dict[str, tuple[str, tuple[int, ...], bytes]]  # name: (safetensors code, shape, bytes)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import click
 
 from ckptd import __version__
-from ckptd.protocol.errors import CkptdError, ConfigError, ConnectError, UsageError, WaitTimeoutError
+from ckptd.shared.base.errors import CkptdError, ConfigError, ConnectError, UsageError, WaitTimeoutError
 
 FINE, NOT_FINE, USAGE, NO_DAEMON, ELSEWHERE, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
@@ -144,8 +144,8 @@ def _command_path(error: click.ClickException) -> str:
 
 def _tell(message: str, hint: str) -> None:
     if "JOURNAL_STREAM" in os.environ:
-        from ckptd.logs import is_journal  # noqa: PLC0415 - of a unit's process only
-        from ckptd.protocol.log_line import line as log_line  # noqa: PLC0415
+        from ckptd.shared.base.log_line import line as log_line  # noqa: PLC0415
+        from ckptd.system.logs import is_journal  # noqa: PLC0415 - of a unit's process only
 
         if is_journal(sys.stderr):
             click.echo(f"<3>{log_line('error', message=message, hint=hint)}", err=True)

@@ -5,13 +5,14 @@ import os
 import click
 import msgspec
 
-from ckptd import __version__, human
+from ckptd import __version__
+from ckptd.checkpoint.finish import Finished, finish
 from ckptd.cli import common
 from ckptd.cli.listing import jobs_at
-from ckptd.finishing import Finished, finish
-from ckptd.protocol.errors import UsageError
-from ckptd.protocol.ids import JobKey, SaveId, parse_dirname, parse_partial_dirname
-from ckptd.protocol.integrity import Integrity
+from ckptd.shared.base.errors import UsageError
+from ckptd.shared.base.ids import JobKey, SaveId, parse_dirname, parse_partial_dirname
+from ckptd.shared.format.integrity import Integrity
+from ckptd.system import human
 
 SCHEMA = 1
 

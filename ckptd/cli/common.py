@@ -10,9 +10,9 @@ import click
 import msgspec
 from rich.console import Console, RenderableType
 
-from ckptd.config import SETTINGS, default_toml_path, load_config, read_toml
-from ckptd.integrity_key import chosen
-from ckptd.protocol.errors import CkptdError
+from ckptd.shared.base.errors import CkptdError
+from ckptd.shared.files.integrity_key import chosen
+from ckptd.system.config import SETTINGS, default_toml_path, load_config, read_toml
 
 arena_option = click.option("--arena", metavar="DIR", help="The daemon's arena.  [CKPTD_ARENA; /dev/shm/ckptd-UID]")
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON with a schema number, for scripts.")

@@ -7,7 +7,7 @@ import sys
 import click
 
 from ckptd.cli.common import example
-from ckptd.protocol.errors import CkptdError
+from ckptd.shared.base.errors import CkptdError
 
 _MODULE = "ckptd_client.demo"
 

@@ -4,11 +4,11 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from ckptd import human
 from ckptd.cli import common
-from ckptd.config import load_config
-from ckptd.doctor import Finding, Verdict, examine
-from ckptd.peers.examine import examine_peers
+from ckptd.doctor.probe_peers import examine_peers
+from ckptd.doctor.run import Finding, Verdict, examine
+from ckptd.system import human
+from ckptd.system.config import load_config
 
 SCHEMA = 1
 _STYLES = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.BAD: "bold red"}

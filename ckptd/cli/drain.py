@@ -8,14 +8,14 @@ import click
 import msgspec
 from rich.status import Status as Spinner
 
-from ckptd import human
-from ckptd.ask import Daemon
+from ckptd.arena.ask import Daemon
 from ckptd.cli import ELSEWHERE, NO_DAEMON, common
-from ckptd.protocol.errors import CkptdError, UsageError
-from ckptd.protocol.ids import JobKey
-from ckptd.protocol.messages import End, Milestone
-from ckptd.protocol.status import CheckpointStatus, JobStatus, Status
-from ckptd.units import parse_duration_s
+from ckptd.shared.base.errors import CkptdError, UsageError
+from ckptd.shared.base.ids import JobKey
+from ckptd.shared.protocol.messages import End, Milestone
+from ckptd.shared.protocol.status import CheckpointStatus, JobStatus, Status
+from ckptd.system import human
+from ckptd.system.units import parse_duration_s
 
 SCHEMA = 1
 _LOOK_AGAIN_S = 0.25

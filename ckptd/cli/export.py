@@ -3,15 +3,15 @@
 import click
 import msgspec
 
-from ckptd import human
+from ckptd.checkpoint.export.casts import TARGETS
+from ckptd.checkpoint.export.names import Choice
+from ckptd.checkpoint.export.run import Format, Order, Summary, export
 from ckptd.cli import common
 from ckptd.cli.counting import counting
-from ckptd.export.casts import TARGETS
-from ckptd.export.names import Choice
-from ckptd.export.run import Format, Order, Summary, export
-from ckptd.protocol.errors import UsageError
-from ckptd.protocol.integrity import Integrity
-from ckptd.units import parse_size
+from ckptd.shared.base.errors import UsageError
+from ckptd.shared.format.integrity import Integrity
+from ckptd.system import human
+from ckptd.system.units import parse_size
 
 
 @click.command(

@@ -4,12 +4,12 @@ import os
 
 import click
 
-from ckptd import human
-from ckptd.ask import Daemon
+from ckptd.arena.ask import Daemon
 from ckptd.cli import common
-from ckptd.protocol.errors import UsageError
-from ckptd.protocol.ids import JobKey
-from ckptd.protocol.status import Status
+from ckptd.shared.base.errors import UsageError
+from ckptd.shared.base.ids import JobKey
+from ckptd.shared.protocol.status import Status
+from ckptd.system import human
 
 SCHEMA = 1
 

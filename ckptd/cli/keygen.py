@@ -5,8 +5,8 @@ import os
 import click
 
 from ckptd.cli import common
-from ckptd.integrity_key import write_key
 from ckptd.peers.keys import make_keys, write_keys
+from ckptd.shared.files.integrity_key import write_key
 
 SCHEMA = 1
 _DEFAULT = "~/.config/ckptd/key.toml"

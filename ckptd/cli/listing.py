@@ -9,21 +9,21 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from ckptd import human
 from ckptd.cli import common
-from ckptd.filelayer import FileLayer
-from ckptd.pins import pinned
-from ckptd.protocol.committed import INCARNATIONS_DIR
-from ckptd.protocol.errors import CkptdError, UsageError
-from ckptd.protocol.ids import JobKey, is_job_name, parse_dirname, parse_partial_dirname
-from ckptd.protocol.integrity import XXH3, Integrity
-from ckptd.protocol.manifest import COMMITTED, LATEST, UNPUBLISHED
-from ckptd.protocol.shares import Compared, doubt
-from ckptd.store_identity import store_id_at
-from ckptd.store_incarnations import superseded
-from ckptd.store_publish import how_to_publish
-from ckptd.store_scan import CommittedEntry, PartialEntry, Place, Scan, job_dir, scan
-from ckptd.view_parts import error_text, plain_table
+from ckptd.cli.view.parts import error_text, plain_table
+from ckptd.shared.base.errors import CkptdError, UsageError
+from ckptd.shared.base.ids import JobKey, is_job_name, parse_dirname, parse_partial_dirname
+from ckptd.shared.format.committed import INCARNATIONS_DIR
+from ckptd.shared.format.integrity import XXH3, Integrity
+from ckptd.shared.format.manifest import COMMITTED, LATEST, UNPUBLISHED
+from ckptd.shared.format.replica_shares import Compared, doubt
+from ckptd.store.files import FileLayer
+from ckptd.store.identity import store_id_at
+from ckptd.store.incarnations import superseded
+from ckptd.store.pins import pinned
+from ckptd.store.publish import how_to_publish
+from ckptd.store.scan import CommittedEntry, PartialEntry, Place, Scan, job_dir, scan
+from ckptd.system import human
 
 SCHEMA = 1
 _HINT = "give a store, or a job's directory in it"

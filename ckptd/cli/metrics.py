@@ -6,7 +6,7 @@ import click
 from prometheus_client import generate_latest
 
 from ckptd.cli import common
-from ckptd.metrics_server import registry_of, serve
+from ckptd.cli.metrics_server import registry_of, serve
 
 
 @click.command(

@@ -5,11 +5,11 @@ import os
 import click
 
 from ckptd.cli import common
-from ckptd.filelayer import FileLayer
-from ckptd.pins import pin, unpin
-from ckptd.protocol.errors import UsageError
-from ckptd.protocol.ids import JobKey, parse_dirname
-from ckptd.protocol.integrity import XXH3
+from ckptd.shared.base.errors import UsageError
+from ckptd.shared.base.ids import JobKey, parse_dirname
+from ckptd.shared.format.integrity import XXH3
+from ckptd.store.files import FileLayer
+from ckptd.store.pins import pin, unpin
 
 SCHEMA = 1
 

@@ -5,19 +5,19 @@ import os
 import click
 import msgspec
 
-from ckptd import human
 from ckptd.cli import common
 from ckptd.cli.listing import jobs_at
-from ckptd.config import load_config
-from ckptd.core.retention import superfluous
-from ckptd.filelayer import FileLayer
-from ckptd.pins import pinned
-from ckptd.protocol.committed import TRASH_PREFIX
-from ckptd.protocol.errors import CkptdError
-from ckptd.protocol.ids import JobKey, SaveId
-from ckptd.protocol.integrity import Integrity
-from ckptd.store import remove_checkpoint, sweep_trash
-from ckptd.store_scan import Place, job_dir, scan
+from ckptd.core.coordinator.retention import superfluous
+from ckptd.shared.base.errors import CkptdError
+from ckptd.shared.base.ids import JobKey, SaveId
+from ckptd.shared.format.committed import TRASH_PREFIX
+from ckptd.shared.format.integrity import Integrity
+from ckptd.store.commit import remove_checkpoint, sweep_trash
+from ckptd.store.files import FileLayer
+from ckptd.store.pins import pinned
+from ckptd.store.scan import Place, job_dir, scan
+from ckptd.system import human
+from ckptd.system.config import load_config
 
 SCHEMA = 1
 

@@ -5,13 +5,13 @@ import os
 import click
 import msgspec
 
-from ckptd import human
 from ckptd.cli import common
 from ckptd.cli.pin import named
-from ckptd.filelayer import FileLayer
-from ckptd.protocol.integrity import Integrity
-from ckptd.protocol.publication import Publication, check_publication
-from ckptd.store_publish import publish_to
+from ckptd.shared.format.integrity import Integrity
+from ckptd.shared.protocol.publication import Publication, check_publication
+from ckptd.store.files import FileLayer
+from ckptd.store.publish import publish_to
+from ckptd.system import human
 
 SCHEMA = 1
 

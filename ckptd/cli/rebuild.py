@@ -3,11 +3,11 @@
 import click
 import msgspec
 
-from ckptd import human
+from ckptd.checkpoint.repair.run import Lost, Outcome, rebuild
 from ckptd.cli import common
 from ckptd.cli.counting import counting
-from ckptd.protocol.integrity import Integrity
-from ckptd.repair.run import Lost, Outcome, rebuild
+from ckptd.shared.format.integrity import Integrity
+from ckptd.system import human
 
 SCHEMA = 1
 

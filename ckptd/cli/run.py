@@ -2,9 +2,9 @@
 
 import click
 
-from ckptd import human
 from ckptd.cli.common import example
-from ckptd.config import SETTINGS, Config, Raw, Setting, load_config
+from ckptd.system import human
+from ckptd.system.config import SETTINGS, Config, Raw, Setting, load_config
 
 _METAVARS = {"size": "SIZE", "duration": "DURATION", "integer": "N", "path": "PATH", "text": "NAME"}
 
@@ -39,7 +39,7 @@ def _run(config: str | None, **flags: Raw) -> int:
     Settings come from the TOML file, then CKPTD_* variables, then flags; the last one wins.
     """
     settings, _ = load_config(flags, toml_path=config)
-    from ckptd import serving  # noqa: PLC0415  # settings that are wrong are told before anything heavy is loaded
+    from ckptd.daemon import serving  # noqa: PLC0415  # settings that are wrong are told before anything heavy is loaded
 
     return serving.run(settings)
 

@@ -5,10 +5,10 @@ from typing import Any
 import click
 from rich.table import Table
 
-from ckptd import human
 from ckptd.cli import common
 from ckptd.cli.run import CONFIG_OPTIONS
-from ckptd.config import SETTINGS, Config, Raw, Setting, load_config
+from ckptd.system import human
+from ckptd.system.config import SETTINGS, Config, Raw, Setting, load_config
 
 SCHEMA = 1
 

@@ -10,12 +10,12 @@ import click
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from ckptd.ask import Daemon
+from ckptd.arena.ask import Daemon
 from ckptd.cli import common
-from ckptd.protocol.errors import CkptdError, ConnectError
-from ckptd.screen import watch
-from ckptd.status_view import StatusView
-from ckptd.view_parts import error_text
+from ckptd.cli.view.parts import error_text
+from ckptd.cli.view.screen import watch
+from ckptd.cli.view.status import StatusView
+from ckptd.shared.base.errors import CkptdError, ConnectError
 
 _WHERE_DAEMONS_COME_FROM = """\
 a training starts one with connect(); it leaves when its last job is closed and durable

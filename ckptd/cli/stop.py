@@ -6,15 +6,16 @@ import time
 import click
 import msgspec
 
-from ckptd import human, locks
-from ckptd.ask import Daemon, ask_status
+from ckptd.arena.ask import Daemon, ask_status
 from ckptd.cli import common
 from ckptd.cli.drain import newest_staged
-from ckptd.protocol import places
-from ckptd.protocol.errors import ConnectError, UsageError, WaitTimeoutError
-from ckptd.protocol.messages import Milestone
-from ckptd.protocol.status import Status
-from ckptd.units import parse_duration_s
+from ckptd.shared.base.errors import ConnectError, UsageError, WaitTimeoutError
+from ckptd.shared.files import locks
+from ckptd.shared.format import arena_paths
+from ckptd.shared.protocol.messages import Milestone
+from ckptd.shared.protocol.status import Status
+from ckptd.system import human
+from ckptd.system.units import parse_duration_s
 
 SCHEMA = 1
 _LOOK_AGAIN_S = 0.02
@@ -91,7 +92,7 @@ def _stop(where: str, before: Status, timeout_s: float) -> Status:
 
 def _is_held(where: str) -> bool:
     try:
-        return locks.holder(os.path.join(where, places.LOCK)) is not None
+        return locks.holder(os.path.join(where, arena_paths.LOCK)) is not None
     except FileNotFoundError:
         return False  # it took an empty arena with it
 

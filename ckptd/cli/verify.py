@@ -5,12 +5,12 @@ import time
 import click
 import msgspec
 
-from ckptd import human
+from ckptd.checkpoint.verify import Problem, Report, verify_path
 from ckptd.cli import common
 from ckptd.cli.counting import counting
-from ckptd.protocol.errors import UsageError
-from ckptd.protocol.integrity import Integrity
-from ckptd.verify import Problem, Report, verify_path
+from ckptd.shared.base.errors import UsageError
+from ckptd.shared.format.integrity import Integrity
+from ckptd.system import human
 
 SCHEMA = 1
 _HINT = "give a store, a job's directory in it, a checkpoint, or an arena"

@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-from ckptd.protocol.ids import Incarnation, JobKey, RunId, SaveId, Session, StoreChoice, StoreId
-from ckptd.protocol.manifest import ParityRecord
-from ckptd.protocol.messages import Reply, Tier
-from ckptd.protocol.node_messages import Message
-from ckptd.protocol.parity import Piece
-from ckptd.protocol.slot import Seal
-from ckptd.protocol.topology import Peer, Topology
+from ckptd.shared.base.ids import Incarnation, JobKey, RunId, SaveId, Session, StoreChoice, StoreId
+from ckptd.shared.format.manifest import ParityRecord
+from ckptd.shared.format.slot import Seal
+from ckptd.shared.protocol.messages import Reply, Tier
+from ckptd.shared.protocol.node_messages import Message
+from ckptd.shared.protocol.parity_types import Piece
+from ckptd.shared.protocol.topology import Peer, Topology
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,18 +1,18 @@
 """What can happen to a job on this node: the inputs of the catalogue. One line each when printed.
 
-What other nodes are told too, and the messages between nodes, are of ckptd.protocol.node_messages: named here as well.
+Other nodes send some of them too. Messages between nodes are in ckptd.shared.protocol.node_messages, and named here.
 """
 
 from dataclasses import dataclass
 
-from ckptd.protocol.ids import RunId, SaveId
-from ckptd.protocol.manifest import ParityRecord
-from ckptd.protocol.node_messages import *  # noqa: F403 - the core knows them by these names too
-from ckptd.protocol.node_messages import Event, FromRank
-from ckptd.protocol.parity import Piece
-from ckptd.protocol.shares import Share
-from ckptd.protocol.slot import Seal
-from ckptd.protocol.topology import Peer, Topology
+from ckptd.shared.base.ids import RunId, SaveId
+from ckptd.shared.format.manifest import ParityRecord
+from ckptd.shared.format.replica_shares import Share
+from ckptd.shared.format.slot import Seal
+from ckptd.shared.protocol.node_messages import *  # noqa: F403 - the core knows them by these names too
+from ckptd.shared.protocol.node_messages import Event, FromRank
+from ckptd.shared.protocol.parity_types import Piece
+from ckptd.shared.protocol.topology import Peer, Topology
 
 # --- from ranks
 

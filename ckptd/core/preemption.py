@@ -16,8 +16,8 @@ from msgspec.structs import replace
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, AnnounceStep, HoldRanks, Note, ToNode
-from ckptd.core.sessions import Sessions
-from ckptd.protocol.ids import JobKey
+from ckptd.core.coordinator.sessions import Sessions
+from ckptd.shared.base.ids import JobKey
 
 PATIENCE_S = 2.0  # with a node that does not answer: its ranks most likely hold up all others
 

@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ckptd.protocol.slot import PAGE, align_up
-from ckptd.protocol.topology import Scheme
+from ckptd.shared.format.slot import PAGE, align_up
+from ckptd.shared.protocol.topology import Scheme
 
 
 class Symbol(NamedTuple):

@@ -2,14 +2,14 @@
 
 import contextlib
 
-from ckptd import failpoints
 from ckptd.parity.engine import Progress, Pull
+from ckptd.parity.files import Parities
 from ckptd.parity.plan import at_home
 from ckptd.parity.sources import Sources
 from ckptd.parity.table import Table
-from ckptd.parity_files import Parities
-from ckptd.protocol.ids import JobKey
-from ckptd.protocol.parity import Piece
+from ckptd.shared.base.ids import JobKey
+from ckptd.shared.protocol.parity_types import Piece
+from ckptd.system import failpoints
 
 
 def encode(parities: Parities, job: JobKey, piece: Piece, sources: Sources, progress: Progress) -> None:

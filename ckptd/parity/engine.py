@@ -5,18 +5,18 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from ckptd import failpoints
-from ckptd.bulk import wire
 from ckptd.parity.code import Symbol
 from ckptd.parity.plan import Frame, Map, Task
 from ckptd.parity.sources import Opener, Source
 from ckptd.parity.streams import Span, block_range
 from ckptd.parity.table import Table
-from ckptd.protocol.digest import DIGEST_NBYTES
-from ckptd.protocol.errors import DamagedError, PeerError
-from ckptd.protocol.ids import JobKey
-from ckptd.protocol.integrity import Hasher, Integrity, Purpose
-from ckptd.protocol.slot import PAGE, Seal
+from ckptd.shared.base.errors import DamagedError, PeerError
+from ckptd.shared.base.ids import JobKey
+from ckptd.shared.bulk import wire
+from ckptd.shared.format.digest import DIGEST_NBYTES
+from ckptd.shared.format.integrity import Hasher, Integrity, Purpose
+from ckptd.shared.format.slot import PAGE, Seal
+from ckptd.system import failpoints
 
 SLICE_NBYTES: Final = 1 << 20
 _MEMORY_NBYTES: Final = 16 << 20  # of all slices that a task holds at once

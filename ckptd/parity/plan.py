@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from ckptd.parity.code import Code, Step, Symbol, schedule
 from ckptd.parity.streams import TAIL, Span, block_range, column_nbytes, spans, start_of
-from ckptd.protocol.errors import PeerError
-from ckptd.protocol.parity import Piece
+from ckptd.shared.base.errors import PeerError
+from ckptd.shared.protocol.parity_types import Piece
 
 PARITY = -1  # in place of a rank
 

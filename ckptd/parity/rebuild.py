@@ -4,21 +4,21 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Final, NamedTuple
 
-from ckptd import failpoints
-from ckptd.arena import Arena
-from ckptd.bulk import wire
-from ckptd.bulk.sockets import Cancel
+from ckptd.arena.arena import Arena
 from ckptd.parity.engine import Progress, Pull
 from ckptd.parity.plan import Map, Task, map_of
 from ckptd.parity.sources import Source, Sources
 from ckptd.parity.streams import TAIL, block_range, cuts
 from ckptd.parity.table import Table
-from ckptd.protocol.digest import BLOCK_NBYTES, DIGEST_NBYTES, KIND, block_count
-from ckptd.protocol.errors import DamagedError, PeerError
-from ckptd.protocol.ids import JobKey
-from ckptd.protocol.integrity import KEYED_KIND, Integrity, Purpose
-from ckptd.protocol.parity import Piece
-from ckptd.protocol.slot import SEALS_NBYTES, Seal, align_up
+from ckptd.shared.base.errors import DamagedError, PeerError
+from ckptd.shared.base.ids import JobKey
+from ckptd.shared.bulk import wire
+from ckptd.shared.bulk.sockets import Cancel
+from ckptd.shared.format.digest import BLOCK_NBYTES, DIGEST_NBYTES, KIND, block_count
+from ckptd.shared.format.integrity import KEYED_KIND, Integrity, Purpose
+from ckptd.shared.format.slot import SEALS_NBYTES, Seal, align_up
+from ckptd.shared.protocol.parity_types import Piece
+from ckptd.system import failpoints
 
 THREADS: Final = 2
 _FRAME_NBYTES: Final = 1 << 20

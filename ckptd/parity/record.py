@@ -7,15 +7,15 @@ import msgspec
 
 from ckptd.parity.code import Code
 from ckptd.parity.streams import column_nbytes
-from ckptd.protocol.decoding import MALFORMED
-from ckptd.protocol.digest import DIGEST_NBYTES, KIND, block_count, digest
-from ckptd.protocol.errors import DamagedError
-from ckptd.protocol.ids import Digest, JobKey, Nbytes
-from ckptd.protocol.integrity import KEYED_KIND, XXH3, Integrity, KeyId, Purpose
-from ckptd.protocol.manifest import ParityRecord
-from ckptd.protocol.parity import Piece
-from ckptd.protocol.slot import SEAL_NBYTES, SEALS_NBYTES, align_up
-from ckptd.protocol.wording import cut
+from ckptd.shared.base.decoding import MALFORMED
+from ckptd.shared.base.errors import DamagedError
+from ckptd.shared.base.ids import Digest, JobKey, Nbytes
+from ckptd.shared.base.wording import cut
+from ckptd.shared.format.digest import DIGEST_NBYTES, KIND, block_count, digest
+from ckptd.shared.format.integrity import KEYED_KIND, XXH3, Integrity, KeyId, Purpose
+from ckptd.shared.format.manifest import ParityRecord
+from ckptd.shared.format.slot import SEAL_NBYTES, SEALS_NBYTES, align_up
+from ckptd.shared.protocol.parity_types import Piece
 
 MAX_MEMBERS: Final = 100
 _MAGIC: Final = b"CKPTDPY1"

@@ -4,15 +4,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from ckptd.arena import Arena
-from ckptd.bulk import wire
-from ckptd.bulk.client import TIMEOUT_S, Address, Connection
-from ckptd.bulk.served import open_served
-from ckptd.bulk.server import Served
-from ckptd.bulk.sockets import Cancel
-from ckptd.protocol.errors import DamagedError, PeerError
-from ckptd.protocol.ids import JobKey, SaveId
-from ckptd.protocol.integrity import Integrity
+from ckptd.arena.arena import Arena
+from ckptd.parity.served import open_served
+from ckptd.shared.base.errors import DamagedError, PeerError
+from ckptd.shared.base.ids import JobKey, SaveId
+from ckptd.shared.bulk import wire
+from ckptd.shared.bulk.client import TIMEOUT_S, Address, Connection
+from ckptd.shared.bulk.server import Served
+from ckptd.shared.bulk.sockets import Cancel
+from ckptd.shared.format.integrity import Integrity
 
 AddressOf = Callable[[str], tuple[str, int, str, bytes] | None]  # what an Address is made of
 

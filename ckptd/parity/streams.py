@@ -7,9 +7,9 @@ it counts as zeros, whatever lies there.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ckptd.protocol.digest import BLOCK_NBYTES
-from ckptd.protocol.parity import Column
-from ckptd.protocol.slot import Seal
+from ckptd.shared.format.digest import BLOCK_NBYTES
+from ckptd.shared.format.slot import Seal
+from ckptd.shared.protocol.parity_types import Column
 
 TAIL = -1  # the block number of all that follows the padding
 

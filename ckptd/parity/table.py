@@ -1,7 +1,7 @@
 """The digest table of bytes that come about in parts: each block digested while its bytes are still in the cache."""
 
-from ckptd.protocol.digest import BLOCK_NBYTES, blocks
-from ckptd.protocol.integrity import XXH3, Hasher, Integrity
+from ckptd.shared.format.digest import BLOCK_NBYTES, blocks
+from ckptd.shared.format.integrity import XXH3, Hasher, Integrity
 
 
 class Table:

@@ -13,15 +13,15 @@ from typing import Annotated
 
 import msgspec
 
-from ckptd import ballast
-from ckptd.config import Config
 from ckptd.peers.keys import KeyPair, fits, make_keys, read_keys
-from ckptd.protocol.decoding import MALFORMED
-from ckptd.protocol.errors import ConfigError
-from ckptd.protocol.ids import Session
-from ckptd.protocol.log_line import line
-from ckptd.protocol.places import IDENTITY
-from ckptd.regular_files import contents
+from ckptd.shared.base.decoding import MALFORMED
+from ckptd.shared.base.errors import ConfigError
+from ckptd.shared.base.ids import Session
+from ckptd.shared.base.log_line import line
+from ckptd.shared.files import spare_pages
+from ckptd.shared.files.regular import contents
+from ckptd.shared.format.arena_paths import IDENTITY
+from ckptd.system.config import Config
 
 log = logging.getLogger("ckptd")
 LOOPBACK = "127.0.0.1"
@@ -149,7 +149,7 @@ def _read(path: str) -> _Record | None:
 
 
 def _write(path: str, record: _Record) -> None:
-    ballast.write(os.path.dirname(path), lambda: _put(path, record))
+    spare_pages.write(os.path.dirname(path), lambda: _put(path, record))
 
 
 def _put(path: str, record: _Record) -> None:

@@ -6,9 +6,9 @@ from typing import Final
 import msgspec
 import zmq
 
-from ckptd.private_files import read_private, write_private
-from ckptd.protocol.errors import ConfigError
-from ckptd.protocol.topology import PublicKey
+from ckptd.shared.base.errors import ConfigError
+from ckptd.shared.files.private import read_private, write_private
+from ckptd.shared.protocol.topology import PublicKey
 
 _MAKE: Final = "ckptd keygen"
 

@@ -5,13 +5,13 @@ from typing import Annotated
 import msgspec
 
 from ckptd import __version__
-from ckptd.protocol.decoding import MALFORMED
-from ckptd.protocol.errors import ProtocolError
-from ckptd.protocol.ids import JobKey, NodeName
-from ckptd.protocol.status import CheckpointStatus
-from ckptd.protocol.topology import Endpoint
-from ckptd.protocol.versions import Release, Speaker, not_known, other_version, refuse_unknown, tags
-from ckptd.protocol.wording import cut
+from ckptd.shared.base.decoding import MALFORMED
+from ckptd.shared.base.errors import ProtocolError
+from ckptd.shared.base.ids import JobKey, NodeName
+from ckptd.shared.base.wording import cut
+from ckptd.shared.protocol.status import CheckpointStatus
+from ckptd.shared.protocol.topology import Endpoint
+from ckptd.shared.protocol.versions import Release, Speaker, not_known, other_version, refuse_unknown, tags
 
 VERSION = 2
 MAX_BODY_NBYTES = 8 << 20
@@ -81,7 +81,7 @@ class Bulk(msgspec.Struct, frozen=True, array_like=True, tag="bulk"):
 
 
 class Word(msgspec.Struct, frozen=True, array_like=True, tag="word"):
-    """A message between nodes, as ckptd.protocol.node_messages makes it."""
+    """A message between nodes, as ckptd.shared.protocol.node_messages makes it."""
 
     message: bytes
 
@@ -94,7 +94,7 @@ class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
 
 
 class Told(msgspec.Struct, frozen=True, array_like=True, tag="told"):
-    """The answer to the receiver's Ask of that id, as ckptd.survey makes it."""
+    """The answer to the receiver's Ask of that id, as ckptd.daemon.status_query makes it."""
 
     id: Seq
     answer: Annotated[bytes, msgspec.Meta(max_length=MAX_BODY_NBYTES)]

@@ -14,9 +14,9 @@ import zmq
 
 from ckptd.core import events as ev
 from ckptd.core.actions import ToNode
+from ckptd.peers.bulk_access import Guest, Offers
 from ckptd.peers.identity import Identity
 from ckptd.peers.link import Down, Got, Link, Up
-from ckptd.peers.offers import Guest, Offers
 from ckptd.peers.packets import (
     MAX_JOBS,
     Ask,
@@ -36,11 +36,11 @@ from ckptd.peers.packets import (
 from ckptd.peers.remote import Remote
 from ckptd.peers.sockets import listen
 from ckptd.peers.zap import Authenticator
-from ckptd.protocol import node_messages
-from ckptd.protocol.errors import ProtocolError, UnknownMessageError
-from ckptd.protocol.ids import JobKey
-from ckptd.protocol.log_line import line
-from ckptd.protocol.topology import Peer, Topology
+from ckptd.shared.base.errors import ProtocolError, UnknownMessageError
+from ckptd.shared.base.ids import JobKey
+from ckptd.shared.base.log_line import line
+from ckptd.shared.protocol import node_messages
+from ckptd.shared.protocol.topology import Peer, Topology
 
 log = logging.getLogger("ckptd")
 _CONNECT_MOST = 32  # per round of the loop: each takes most of a millisecond

@@ -10,8 +10,8 @@ import zmq
 from ckptd.peers.keys import KeyPair
 from ckptd.peers.link import Link
 from ckptd.peers.packets import Bulk
-from ckptd.protocol.ids import JobKey
-from ckptd.protocol.topology import Peer
+from ckptd.shared.base.ids import JobKey
+from ckptd.shared.protocol.topology import Peer
 
 _HWM = 256  # packets; beyond it one is dropped and sent again later
 _HANDSHAKE_MS = 3000

@@ -4,7 +4,7 @@ import zmq
 
 from ckptd.peers.identity import Identity
 from ckptd.peers.packets import MAX_PACKET_NBYTES
-from ckptd.protocol.errors import ConfigError
+from ckptd.shared.base.errors import ConfigError
 
 _HWM = 64  # packets of one peer that wait unread
 _HANDSHAKE_MS = 3000

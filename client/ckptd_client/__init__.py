@@ -1,7 +1,7 @@
 """The training side of ckptd: ``connect`` to this node's daemon, then ``save`` and ``load``."""
 
-import ckptd_client._torch_needed  # noqa: F401 - before all that needs it
-from ckptd.protocol.errors import (
+import ckptd_client._local.torch_needed  # noqa: F401 - before all that needs it
+from ckptd.shared.base.errors import (
     BudgetError,
     CkptdError,
     ConfigError,
@@ -14,12 +14,12 @@ from ckptd.protocol.errors import (
     UsageError,
     WaitTimeoutError,
 )
-from ckptd_client._connecting import connect
-from ckptd_client._leaves import register
-from ckptd_client._restored import Restored
-from ckptd_client._stats import Stats
+from ckptd_client._connect import connect
+from ckptd_client._gather import FlatPart, Gathering
+from ckptd_client._load.restored import Restored
+from ckptd_client._save.stats import Stats
+from ckptd_client._state.leaves import register
 from ckptd_client.client import Client
-from ckptd_client.gathering import FlatPart, Gathering
 from ckptd_client.handle import SaveHandle
 
 __all__ = [

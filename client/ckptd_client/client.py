@@ -11,40 +11,50 @@ from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
-from ckptd.protocol.errors import CkptdError, RestoreError, SaveFailedError, UsageError, WaitTimeoutError
-from ckptd.protocol.ids import SaveId
-from ckptd.protocol.messages import AskDrain, AskStatus, AskSteps, End, LoadFrom, Milestone, Request, StatusReply, Steps
-from ckptd_client import _settings
-from ckptd_client._argument_checks import as_patience
-from ckptd_client._channel import ChannelLostError, PreemptedError
-from ckptd_client._checkpoint import Checkpoint
-from ckptd_client._copy_engines import check_not_capturing
-from ckptd_client._files import save_files
-from ckptd_client._files_plan import publication_of
-from ckptd_client._group import Group
-from ckptd_client._lenient import check_load
-from ckptd_client._link import Link
-from ckptd_client._listening import Listening
-from ckptd_client._load_from import Loaded, read_from
-from ckptd_client._loading import find, load
-from ckptd_client._looks import Look
-from ckptd_client._overlapping import Overlapping, Verify
-from ckptd_client._pickle import PickleKeys
-from ckptd_client._plan import Plan, Values, gather, make_plan
-from ckptd_client._preemption import Preemptible
-from ckptd_client._preparing import Preparing
-from ckptd_client._replicas import warn_of_idle
-from ckptd_client._restored import Restored, finished
-from ckptd_client._restored_files import RestoredFiles
-from ckptd_client._segments import Segment
-from ckptd_client._staging import stage_or_fail, was_delivered
-from ckptd_client._stats import Stats
-from ckptd_client._still_staged import are_still
-from ckptd_client._stock import StockLeaves
-from ckptd_client._turns import Owner, Turns
-from ckptd_client._why_late import Cause, why_late
+from ckptd.shared.base.errors import CkptdError, RestoreError, SaveFailedError, UsageError, WaitTimeoutError
+from ckptd.shared.base.ids import SaveId
+from ckptd.shared.protocol.messages import (
+    AskDrain,
+    AskStatus,
+    AskSteps,
+    End,
+    LoadFrom,
+    Milestone,
+    Request,
+    StatusReply,
+    Steps,
+)
+from ckptd_client._daemon import settings as _settings
+from ckptd_client._daemon.channel import ChannelLostError, PreemptedError
+from ckptd_client._daemon.link import Link
+from ckptd_client._daemon.turns import Owner, Turns
+from ckptd_client._gather import BUCKET_NBYTES, GROUPS, Gathering, Order, Ranks
+from ckptd_client._image.plan import Plan, Values, gather, make_plan
+from ckptd_client._image.stock_objects import StockLeaves
+from ckptd_client._load.checkpoint import Checkpoint
+from ckptd_client._load.files import RestoredFiles
+from ckptd_client._load.foreign.load_from import Loaded, read_from
+from ckptd_client._load.lenient import check_load
+from ckptd_client._load.restored import Restored, finished
+from ckptd_client._load.rounds import find, load
+from ckptd_client._local.argument_checks import as_patience
+from ckptd_client._local.copy_engines import check_not_capturing
+from ckptd_client._local.rank import Group
+from ckptd_client._local.why_late import Cause, why_late
+from ckptd_client._preempt.preemption import Preemptible
+from ckptd_client._save.files import save_files
+from ckptd_client._save.files_plan import publication_of
+from ckptd_client._save.late.overlapping import Overlapping, Verify
+from ckptd_client._save.listening import Listening
+from ckptd_client._save.preparing import Preparing
+from ckptd_client._save.segments import Segment
+from ckptd_client._save.staging import stage_or_fail, was_delivered
+from ckptd_client._save.stats import Stats
+from ckptd_client._save.unchanged import are_still
+from ckptd_client._state.looks import Look
+from ckptd_client._state.pickle import PickleKeys
+from ckptd_client._state.replicas import warn_of_idle
 from ckptd_client.files import TrainerFile
-from ckptd_client.gathering import BUCKET_NBYTES, GROUPS, Gathering, Order, Ranks
 from ckptd_client.handle import SaveHandle, check_milestone
 
 log = logging.getLogger("ckptd_client")

@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 import torch
 
-from ckptd.protocol.errors import UsageError
-from ckptd.protocol.layout import is_text
-from ckptd.protocol.wording import shown
-from ckptd_client._file_bytes import Copy, FileBytes
-from ckptd_client._tensors import CODE_OF
-from ckptd_client._torch_file import torch_file
+from ckptd.shared.base.errors import UsageError
+from ckptd.shared.base.wording import shown
+from ckptd.shared.format.layout import is_text
+from ckptd_client._image.file_bytes import Copy, FileBytes
+from ckptd_client._image.torch_file import torch_file
+from ckptd_client._state.tensors import CODE_OF
 
 _ALIGN = 8  # of a safetensors header
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from ckptd.protocol.errors import SaveFailedError, UsageError, WaitTimeoutError, parted
-from ckptd.protocol.ids import SaveId
-from ckptd.protocol.messages import End, Milestone, Progress
-from ckptd.protocol.topology import Scheme
-from ckptd_client._argument_checks import as_patience
-from ckptd_client._why_late import Cause
+from ckptd.shared.base.errors import SaveFailedError, UsageError, WaitTimeoutError, parted
+from ckptd.shared.base.ids import SaveId
+from ckptd.shared.protocol.messages import End, Milestone, Progress
+from ckptd.shared.protocol.topology import Scheme
+from ckptd_client._local.argument_checks import as_patience
+from ckptd_client._local.why_late import Cause
 
 log = logging.getLogger("ckptd_client")
 _ORDER = list(Milestone)

@@ -10,7 +10,7 @@ import tempfile
 from types import TracebackType
 from typing import Self
 
-from ckptd.locks import holder
+from ckptd.shared.files.locks import holder
 from tests.cluster import CODE, wait_for
 
 TRAINER = str(pathlib.Path(__file__).with_name("trainer.py"))

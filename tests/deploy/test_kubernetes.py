@@ -11,9 +11,9 @@ import subprocess
 import pytest
 
 import ckptd
-from ckptd.ask import ask_status
-from ckptd.config import FOREIGN_VARIABLES, Config, default_arena, load_config
-from ckptd.units import parse_duration_s
+from ckptd.arena.ask import ask_status
+from ckptd.system.config import FOREIGN_VARIABLES, Config, default_arena, load_config
+from ckptd.system.units import parse_duration_s
 from tests.cluster import ROOT, wait_for
 from tests.deploy.homes import Homes
 

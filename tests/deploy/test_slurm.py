@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from ckptd.ask import ask_status
+from ckptd.arena.ask import ask_status
 from tests.cluster import ROOT, wait_for
 from tests.deploy import slurm
 from tests.deploy.homes import Homes

@@ -7,17 +7,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from ckptd import store_image
-from ckptd.filelayer import FileLayer
-from ckptd.protocol.committed import TRASH_PREFIX
-from ckptd.protocol.ids import JobKey, SaveId
-from ckptd.protocol.manifest import COMMITTED, STOCK_METADATA, STOCK_OBJECTS, StockObjects
-from ckptd.protocol.slot import align_up
-from ckptd.store import commit, remove_checkpoint, remove_partial, sweep_trash, write_vote
-from ckptd.store_image import Flow, Image, make_partial, sync_partial, write_image
-from ckptd.store_incarnations import take
-from ckptd.store_scan import Place, Scan, scan
-from ckptd.verify import verify_checkpoint
+from ckptd.checkpoint.verify import verify_checkpoint
+from ckptd.shared.base.ids import JobKey, SaveId
+from ckptd.shared.format.committed import TRASH_PREFIX
+from ckptd.shared.format.manifest import COMMITTED, STOCK_METADATA, STOCK_OBJECTS, StockObjects
+from ckptd.shared.format.slot import align_up
+from ckptd.store import image_writer
+from ckptd.store.commit import commit, remove_checkpoint, remove_partial, sweep_trash, write_vote
+from ckptd.store.files import FileLayer
+from ckptd.store.image_writer import Flow, Image, make_partial, sync_partial, write_image
+from ckptd.store.incarnations import take
+from ckptd.store.scan import Place, Scan, scan
 from tests.disk.forgetting import ForgettingDisk, PowerCut
 from tests.runs import RUN, TAKER
 from tests.slots import Slot, make_vote, write_slot
@@ -44,7 +44,7 @@ def slots(tmp_path_factory: pytest.TempPathFactory) -> dict[SaveId, list[Slot]]:
 
 @pytest.fixture(autouse=True)
 def small_writes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_image, "CHUNK_NBYTES", 4096)
+    monkeypatch.setattr(image_writer, "CHUNK_NBYTES", 4096)
 
 
 class History:

@@ -17,12 +17,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckptd.ask import Daemon
-from ckptd.filelayer import FileLayer
-from ckptd.protocol import places
-from ckptd.protocol.ids import JobKey, SaveId
-from ckptd.store_scan import scan
-from ckptd.verify import verify_path
+from ckptd.arena.ask import Daemon
+from ckptd.checkpoint.verify import verify_path
+from ckptd.shared.base.ids import JobKey, SaveId
+from ckptd.shared.format import arena_paths
+from ckptd.store.files import FileLayer
+from ckptd.store.scan import scan
 from tests.cluster import Node
 from tests.faults.campaigns import OverdueError, ended_by_signals, no_longer_than, send
 from tests.faults.nodes.clusters import Cluster, Ranks, Zygote, a_cluster
@@ -81,7 +81,7 @@ class OwnNode(Node):
 
     def said(self) -> str:
         """The daemons' log, as long as the arena lives."""
-        with contextlib.suppress(OSError), open(os.path.join(self.arena, places.LOG), encoding="utf-8") as file:
+        with contextlib.suppress(OSError), open(os.path.join(self.arena, arena_paths.LOG), encoding="utf-8") as file:
             return file.read()
         return ""
 

@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any, Self
 
-from ckptd.protocol.slot import SEALS_NBYTES, decode_seals
+from ckptd.shared.format.slot import SEALS_NBYTES, decode_seals
 from tests import forks
 from tests.cluster import Node
 
@@ -210,7 +210,7 @@ class Trainer:
 
     def _in_boxes(self, numbers: Any) -> Any:
         """A tensor of which every other row block is this rank's: each needs a file of the image."""
-        from ckptd_client._tensors import Chunk  # noqa: PLC0415
+        from ckptd_client._state.tensors import Chunk  # noqa: PLC0415
         from ckptd_client.dcp._boxes import Boxes  # noqa: PLC0415
 
         rows = numbers.view(self._boxes, 6)
@@ -356,19 +356,19 @@ class Trainer:
 
     def load_and_hang(self) -> dict[str, Any] | None:
         """A load whose read hangs until the process gets SIGUSR1 (or is killed)."""
-        from ckptd_client import _loading  # noqa: PLC0415
+        from ckptd_client._load import rounds  # noqa: PLC0415
 
-        plain = _loading.copy_out
+        plain = rounds.copy_out
 
         def hang(*args: Any) -> None:
             signal.sigwait({signal.SIGUSR1})
             plain(*args)
 
-        _loading.copy_out = hang
+        rounds.copy_out = hang
         try:
             return self.load()
         finally:
-            _loading.copy_out = plain
+            rounds.copy_out = plain
 
     def _files(self, step: int) -> dict[str, Any]:
         """What this rank's trainer would write at a step: other bytes on each rank and at each step."""

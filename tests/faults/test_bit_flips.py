@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import ckptd_client
-from ckptd.protocol.digest import BLOCK_NBYTES
-from ckptd.protocol.ids import SaveId
-from ckptd.protocol.manifest import COMMITTED, MANIFEST, VOTES_DIR
-from ckptd.protocol.slot import SEALS_NBYTES, decode_seals
-from ckptd.verify import verify_checkpoint
+from ckptd.checkpoint.verify import verify_checkpoint
+from ckptd.shared.base.ids import SaveId
+from ckptd.shared.format.digest import BLOCK_NBYTES
+from ckptd.shared.format.manifest import COMMITTED, MANIFEST, VOTES_DIR
+from ckptd.shared.format.slot import SEALS_NBYTES, decode_seals
 from ckptd_client import RestoreError
 from tests.cluster import Node, wait_for
 

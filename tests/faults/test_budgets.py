@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import ckptd_client
-from ckptd.filelayer import FileLayer
-from ckptd.niceness import _IOPRIO_SET
-from ckptd.protocol.ids import JobKey
-from ckptd.store_scan import scan
+from ckptd.shared.base.ids import JobKey
+from ckptd.store.files import FileLayer
+from ckptd.store.scan import scan
+from ckptd.system.niceness import _IOPRIO_SET
 from tests.cluster import wait_for
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(90)]

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import ckptd_client
-from ckptd.protocol.ids import SaveId
-from ckptd.protocol.messages import End, HandOver, Milestone, Progress
+from ckptd.shared.base.ids import SaveId
+from ckptd.shared.protocol.messages import End, HandOver, Milestone, Progress
 from ckptd_client.handle import MAX_HANDLES, HandleBook, SaveHandle
 from tests.cluster import Node, wait_for
 from tests.runs import RUN

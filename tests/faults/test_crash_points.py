@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from ckptd import failpoints
-from ckptd.filelayer import FileLayer
-from ckptd.protocol import places
-from ckptd.protocol.committed import TRASH_PREFIX
-from ckptd.protocol.ids import JobKey, SaveId
-from ckptd.protocol.messages import End, Milestone, Progress
-from ckptd.store_scan import scan
-from ckptd.verify import verify_path
+from ckptd.checkpoint.verify import verify_path
+from ckptd.shared.base.ids import JobKey, SaveId
+from ckptd.shared.format import arena_paths
+from ckptd.shared.format.committed import TRASH_PREFIX
+from ckptd.shared.protocol.messages import End, Milestone, Progress
+from ckptd.store.files import FileLayer
+from ckptd.store.scan import scan
+from ckptd.system import failpoints
 from ckptd_client.handle import SaveHandle
 from tests.cluster import Node, wait_for
 from tests.faults.ranks import JOB, SAVE_TIMEOUT_S, Ranks, told
@@ -29,7 +29,7 @@ BOXES = 2  # of one tensor on each rank, so that each image is that many files
 FLAGS = ("--keep-last", str(KEEP), "--log-level", "debug")
 FIRST_STEPS = (10, 20, 30)  # saved before the daemon is armed in the long form's second ordering
 STEPS = (40, 50, 60, 70)
-# What a node by itself comes to. Of encodes and rebuilds: tests/unit/parity, tests/unit/test_repair.py.
+# What a node by itself comes to. Of encodes and rebuilds: tests/unit/parity, tests/unit/checkpoint/test_repair.py.
 POINTS = tuple(p for p in failpoints.POINTS if not p.startswith(("encode.", "rebuild.", "repair.", "publish.")))
 WORKER = tuple(p for p in POINTS if not p.startswith("stage.") and "durable-told" not in p)
 LONG = os.environ.get("FAULTS") == "long"
@@ -213,7 +213,7 @@ def leaves_nothing(case: Case, world: int) -> None:
         ranks.call("close")
     wait_for(lambda: case.node.slots() == [])
     wait_for(lambda: case.store.leftovers() == [] and len(case.store.committed()) == KEEP)
-    wait_for(lambda: not os.listdir(os.path.join(case.node.arena, places.JOBS)))
+    wait_for(lambda: not os.listdir(os.path.join(case.node.arena, arena_paths.JOBS)))
     case.store.check()
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ckptd.protocol.places import LOCK
-from ckptd.verify import verify_path
+from ckptd.checkpoint.verify import verify_path
+from ckptd.shared.format.arena_paths import LOCK
 from tests.cluster import Node, wait_for
 from tests.faults.ranks import JOB, MB, RankError, Ranks, daemons, sealed, told
 
@@ -234,7 +234,7 @@ def test_a_save_that_waits_for_ranks_hears_of_it_on_any_rank(node: Node):
 def test_a_process_whose_daemon_died_ends_at_once(node: Node, seconds: str):
     code = """
 import os, signal, sys, time, torch, ckptd_client
-from ckptd import locks
+from ckptd.shared.files import locks
 client = ckptd_client.connect("job", alone=True)
 client.save({"w": torch.ones(1 << 22)}, 1)
 os.kill(locks.holder(sys.argv[1]), signal.SIGKILL)

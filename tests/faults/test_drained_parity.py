@@ -7,11 +7,11 @@ import socket
 import pytest
 import torch
 
+from ckptd.checkpoint.verify import verify_path
 from ckptd.cli import invoke
-from ckptd.protocol.manifest import MANIFEST, PARITY_DIR, decode_manifest
-from ckptd.verify import verify_path
-from ckptd_client._group import Group
-from ckptd_client._loading import read_checkpoint
+from ckptd.shared.format.manifest import MANIFEST, PARITY_DIR, decode_manifest
+from ckptd_client._load.rounds import read_checkpoint
+from ckptd_client._local.rank import Group
 from tests.cluster import Node, wait_for
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(120)]

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from ckptd.judge import Verdict, judge_store
-from ckptd.probe_store import probe_store
-from ckptd.regular_files import open_direct, read_pages
-from ckptd.verify import verify_path
-from ckptd_client._group import Group
-from ckptd_client._load_from import load_from
+from ckptd.checkpoint.verify import verify_path
+from ckptd.doctor.probe_store import probe_store
+from ckptd.doctor.rules import Verdict, judge_store
+from ckptd.shared.files.regular import open_direct, read_pages
+from ckptd_client._load.foreign.load_from import load_from
+from ckptd_client._local.rank import Group
 from tests.checkpoints import write_checkpoint
 from tests.faults.mounts import FuseStore, needs_fuse
 from tests.faults.ranks import JOB, MB, Ranks, told

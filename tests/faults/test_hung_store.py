@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from ckptd.verify import verify_path
+from ckptd.checkpoint.verify import verify_path
 from tests.cluster import Node, wait_for
 from tests.faults.mounts import FuseStore, mounted, needs_fuse, needs_root
 from tests.faults.ranks import JOB, MB, RankError, Ranks, told

@@ -13,12 +13,11 @@ import msgspec
 import pytest
 
 from ckptd.cli import invoke
-from ckptd.filelayer import FileLayer
-from ckptd.integrity_key import read_key, write_key
-from ckptd.protocol.committed import identify
-from ckptd.protocol.digest import KIND, blocks, digest
-from ckptd.protocol.integrity import XXH3, Integrity
-from ckptd.protocol.manifest import (
+from ckptd.shared.files.integrity_key import read_key, write_key
+from ckptd.shared.format.committed import identify
+from ckptd.shared.format.digest import KIND, blocks, digest
+from ckptd.shared.format.integrity import XXH3, Integrity
+from ckptd.shared.format.manifest import (
     COMMITTED,
     MANIFEST,
     VOTES_DIR,
@@ -28,7 +27,8 @@ from ckptd.protocol.manifest import (
     encode_record,
     make_committed,
 )
-from ckptd.protocol.slot import PAGE
+from ckptd.shared.format.slot import PAGE
+from ckptd.store.files import FileLayer
 from tests import collide
 from tests.cluster import Node, wait_for
 
@@ -314,7 +314,7 @@ def test_a_key_is_on_no_command_line_and_in_no_log(tmp_path):
                     lines.append(file.read())
             except OSError:
                 continue
-        assert any(b"ckptd.store_worker" in line for line in lines)
+        assert any(b"ckptd.store.worker" in line for line in lines)
         assert not any(secret in line or secret.hex().encode() in line for line in lines)
         log = node.log_text()
     assert secret.hex() not in log

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptd.verify import verify_path
+from ckptd.checkpoint.verify import verify_path
 from tests.cluster import Node, wait_for
 from tests.faults.nodes.clusters import Zygote, a_cluster
 from tests.faults.ranks import Ranks, told

@@ -9,8 +9,8 @@ import sys
 import pytest
 import torch
 
-from ckptd import failpoints
-from ckptd.verify import verify_path
+from ckptd.checkpoint.verify import verify_path
+from ckptd.system import failpoints
 from tests.cluster import wait_for
 from tests.faults.ranks import JOB, Ranks, told
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ckptd.protocol.slot import SEALS_NBYTES
-from ckptd.verify import verify_path
+from ckptd.checkpoint.verify import verify_path
+from ckptd.shared.format.slot import SEALS_NBYTES
 from tests.cluster import Node, wait_for
 from tests.faults.ranks import MB, RankError, Ranks, sealed, told
 

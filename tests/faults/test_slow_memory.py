@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from ckptd_client import _link
+from ckptd_client._daemon import link
 from tests.cluster import Node, wait_for
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(60)]
@@ -18,7 +18,7 @@ SLACK_S = 1.0
 TIMEOUT_S = 0.5
 SLOW_DAEMON = """
 import sys, time
-from ckptd.arena import Arena
+from ckptd.arena.arena import Arena
 from ckptd.cli import main
 plain, seconds = Arena.allocate, float(sys.argv.pop(1))
 def allocate(*args, **named):
@@ -40,7 +40,7 @@ def start(node: Node, seconds: float) -> None:
 @pytest.fixture(name="patient")
 def fixture_patient(monkeypatch):
     """The slots of STATE may take a minute or more."""
-    monkeypatch.setattr(_link, "_ALLOCATED_PER_S", 100.0)
+    monkeypatch.setattr(link, "_ALLOCATED_PER_S", 100.0)
 
 
 @pytest.mark.usefixtures("patient")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ckptd.filelayer import FileLayer
-from ckptd.store_identity import open_store
+from ckptd.store.files import FileLayer
+from ckptd.store.identity import open_store
 from tests.cluster import Node, wait_for
 from tests.faults.ranks import MB, Ranks, sealed, told
 

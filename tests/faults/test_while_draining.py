@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from ckptd.filelayer import FileLayer
-from ckptd.protocol.committed import identify
-from ckptd.protocol.ids import JobKey
-from ckptd.store_scan import scan
-from ckptd.verify import verify_path
+from ckptd.checkpoint.verify import verify_path
+from ckptd.shared.base.ids import JobKey
+from ckptd.shared.format.committed import identify
+from ckptd.store.files import FileLayer
+from ckptd.store.scan import scan
 from tests.cluster import Node, wait_for
 from tests.faults.ranks import JOB, MB, Ranks, told
 

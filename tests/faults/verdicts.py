@@ -6,7 +6,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckptd.protocol import errors
+from ckptd.shared.base import errors
 from tests.faults.campaigns import Answer
 
 Saved = tuple[int, int]  # run and step; runs are numbered as they began

@@ -21,9 +21,9 @@ from deepspeed_kinds import EXPERTS, PARTITIONED, PIPELINES, PIPELINES_OF_ZERO, 
 from safetensors.torch import load_file
 from torch import nn
 
-from ckptd.export.names import Choice
-from ckptd.export.run import Order, export
-from ckptd.protocol.errors import UsageError
+from ckptd.checkpoint.export.names import Choice
+from ckptd.checkpoint.export.run import Order, export
+from ckptd.shared.base.errors import UsageError
 
 case, universal_case, expert_case = Cases(), Cases(), Cases()
 pipeline_case, pipeline_of_zero_case, tensor_case = Cases(), Cases(), Cases()

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from deepspeed.pipe import LayerSpec, PipelineModule
 from torch import nn
 
-from ckptd.protocol.digest import digest
+from ckptd.shared.format.digest import digest
 from ckptd_client.integrations import deepspeed as integration
 
 STEPS, EARLY, LATE = 6, 2, 4  # saved are EARLY and LATE; killed after LATE

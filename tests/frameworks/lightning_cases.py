@@ -18,7 +18,7 @@ from lightning_training import Net, Seeded, data, sharded_strategy, state_of
 from torch.distributed.checkpoint.api import CheckpointException
 
 from ckptd_client import ConfigError
-from ckptd_client.integrations._directory import origin_of
+from ckptd_client.integrations._kit.directory import origin_of
 from ckptd_client.integrations.lightning import CkptdCheckpointIO
 
 CASES, SHARDED_CASES = [], []

@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader
 
-from ckptd.protocol.digest import digest
+from ckptd.shared.format.digest import digest
 from ckptd_client.integrations.lightning import CkptdCheckpointIO
 
 warnings.simplefilter("ignore")

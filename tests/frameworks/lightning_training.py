@@ -13,7 +13,7 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 
-from ckptd.protocol.digest import digest
+from ckptd.shared.format.digest import digest
 from ckptd_client.integrations.lightning_sharded import CkptdFSDPStrategy, CkptdModelParallelStrategy
 
 warnings.simplefilter("ignore")

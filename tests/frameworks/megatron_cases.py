@@ -37,7 +37,7 @@ from megatron_training import begin, end
 from torch.distributed.checkpoint import CheckpointException
 
 import ckptd_client
-from ckptd.protocol.errors import SaveFailedError, UsageError
+from ckptd.shared.base.errors import SaveFailedError, UsageError
 from ckptd_client.integrations.megatron import CkptdLoadStrategy, CkptdSaveStrategy
 
 CASES = []

@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ckptd.export.names import Choice
-from ckptd.export.run import Order, export
-from ckptd.protocol.errors import UsageError
+from ckptd.checkpoint.export.names import Choice
+from ckptd.checkpoint.export.run import Order, export
+from ckptd.shared.base.errors import UsageError
 from tests.cluster import Node, wait_for
 from tests.frameworks.launch import on_ranks
 

@@ -8,7 +8,7 @@ import weakref
 import pytest
 import torch
 
-from ckptd.protocol.messages import End
+from ckptd.shared.protocol.messages import End
 from ckptd_client import ConfigError, ConnectError, UsageError
 from tests.cluster import Node, wait_for
 

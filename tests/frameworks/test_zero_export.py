@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ckptd.export.names import Choice
-from ckptd.export.run import Order, export
+from ckptd.checkpoint.export.names import Choice
+from ckptd.checkpoint.export.run import Order, export
 from tests.frameworks.zero_runs import EXPECTED, on_ranks, train, train_pipeline
 
 pytestmark = [pytest.mark.frameworks("deepspeed"), pytest.mark.timeout(600)]

@@ -21,12 +21,12 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from ckptd.filelayer import FileLayer
-from ckptd.protocol.ids import JobKey, SaveId
-from ckptd.protocol.manifest import decode_objects
-from ckptd.store import commit
-from ckptd.store_scan import Place
-from ckptd_client._tensors import DTYPE_OF
+from ckptd.shared.base.ids import JobKey, SaveId
+from ckptd.shared.format.manifest import decode_objects
+from ckptd.store.commit import commit
+from ckptd.store.files import FileLayer
+from ckptd.store.scan import Place
+from ckptd_client._state.tensors import DTYPE_OF
 from tests.checkpoints import image_of, put_image, put_vote
 from tests.runs import RUN
 

@@ -15,12 +15,12 @@ import safetensors.torch
 import torch
 import torch.distributed.checkpoint as dcp
 
-from ckptd.protocol.layout import FILE_VIEWS, TORCH_DTYPES
-from ckptd.protocol.manifest import MANIFEST, STOCK_OBJECTS, decode_manifest
-from ckptd.verify import verify_path
-from ckptd_client._group import Group
-from ckptd_client._loading import read_checkpoint
-from ckptd_client._tensors import DTYPE_OF
+from ckptd.checkpoint.verify import verify_path
+from ckptd.shared.format.layout import FILE_VIEWS, TORCH_DTYPES
+from ckptd.shared.format.manifest import MANIFEST, STOCK_OBJECTS, decode_manifest
+from ckptd_client._load.rounds import read_checkpoint
+from ckptd_client._local.rank import Group
+from ckptd_client._state.tensors import DTYPE_OF
 from tests.cluster import ROOT
 from tests.golden import make
 from tests.unit.client.same import bits, difference

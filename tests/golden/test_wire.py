@@ -1,7 +1,7 @@
 """The bytes of every message between processes of ckptd: they change only when somebody means it.
 
 The names of classes stand nowhere in them: tags and names of fields do. If a change is meant: ``make golden-wire``, and
-another version of the protocol (``ckptd.peers.packets.VERSION``, ``ckptd.store_messages.VERSION``).
+another version of the protocol (``ckptd.peers.packets.VERSION``, ``ckptd.store.messages.VERSION``).
 """
 
 from typing import get_args
@@ -9,7 +9,7 @@ from typing import get_args
 import msgspec
 import pytest
 
-from ckptd.protocol import node_messages
+from ckptd.shared.protocol import node_messages
 from tests.golden import wire
 
 ALL = [(name, message) for name in wire.WIRES for message in wire.examples(wire.WIRES[name])]

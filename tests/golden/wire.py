@@ -1,7 +1,7 @@
 """The golden bytes of every message between processes of ckptd: what stands in tests/golden/wire/*.txt.
 
 ``python -m tests.golden.wire`` (``make golden-wire``) writes them anew. A line there that changes is a change of the
-protocol: if it is meant, raise the version (``ckptd.peers.packets.VERSION``, ``ckptd.store_messages.VERSION``).
+protocol: if it is meant, raise the version (``ckptd.peers.packets.VERSION``, ``ckptd.store.messages.VERSION``).
 
 Each message stands there twice: with a value in every field, and (``bare``) with nothing but what it must have. The
 values are made of the types and of the fields' names: what changes places changes the bytes. A new field needs no line
@@ -19,10 +19,10 @@ from zlib import crc32
 import msgspec
 from msgspec import inspect
 
-from ckptd import store_messages
 from ckptd.peers import packets
-from ckptd.protocol import node_messages
-from ckptd.protocol.topology import Topology
+from ckptd.shared.protocol import node_messages
+from ckptd.shared.protocol.topology import Topology
+from ckptd.store import messages
 
 HERE = Path(__file__).parent / "wire"
 WIDTH = 112
@@ -34,7 +34,7 @@ TEXTS = (  # the first that fits a pattern; a number of two digits makes two of 
 VALUES: dict[type[Any], dict[str, Any]] = {  # where the type does not say all
     Topology: {"homes": (0, 0)},
     packets.Envelope: {"version": packets.VERSION},
-    store_messages.Hello: {"version": store_messages.VERSION},
+    messages.Hello: {"version": messages.VERSION},
 }
 
 
@@ -47,20 +47,20 @@ class Wire(NamedTuple):
 
 
 def _decode_hello(raw: bytes) -> Any:
-    return msgspec.msgpack.decode(raw, type=store_messages.Hello)
+    return msgspec.msgpack.decode(raw, type=messages.Hello)
 
 
 def _frame_body(message: Any) -> bytes:
-    return store_messages.encode_frame(message)[4:]
+    return messages.encode_frame(message)[4:]
 
 
 WIRES = {
     "node_messages": Wire(node_messages.Message, node_messages.encode, node_messages.decode),
     "packets": Wire(packets.Body, packets.encode_body, packets.decode_body),
     "envelope": Wire(packets.Envelope, packets.encode_envelope, packets.decode_envelope),
-    "store_hello": Wire(store_messages.Hello, _frame_body, _decode_hello),
-    "store_requests": Wire(store_messages.Order, _frame_body, store_messages.decode_request),
-    "store_replies": Wire(store_messages.Reply, _frame_body, store_messages.decode_reply),
+    "store_hello": Wire(messages.Hello, _frame_body, _decode_hello),
+    "store_requests": Wire(messages.Order, _frame_body, messages.decode_request),
+    "store_replies": Wire(messages.Reply, _frame_body, messages.decode_reply),
 }
 
 

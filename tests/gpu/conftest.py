@@ -3,8 +3,12 @@
 import pytest
 import torch
 
-from ckptd_client._copy_engines import CudaEngine
-from tests.unit.client.conftest import job, join, node  # noqa: F401 - fixtures
+from ckptd_client._local.copy_engines import CudaEngine
+from tests.unit.client.conftest import (
+    job,  # noqa: F401 - a fixture
+    join,  # noqa: F401 - a fixture
+    node,  # noqa: F401 - fixtures
+)
 
 
 def pytest_collection_modifyitems(items):

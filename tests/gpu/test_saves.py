@@ -6,10 +6,10 @@ import os
 import pytest
 import torch
 
-from ckptd_client import _slots
-from ckptd_client._copy_engines import CudaEngine, PinningError, engine_of
-from ckptd_client._looks import Look
-from ckptd_client._plan import gather, make_plan
+from ckptd_client._image.plan import gather, make_plan
+from ckptd_client._local import slots as _slots
+from ckptd_client._local.copy_engines import CudaEngine, PinningError, engine_of
+from ckptd_client._state.looks import Look
 from tests.unit.client.same import difference
 
 DTYPES = [

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ckptd.protocol.errors import CkptdError
+from ckptd.shared.base.errors import CkptdError
 
 _LIMIT_NBYTES = 3 << 30  # of address space, beyond what is mapped
 _trim = ctypes.CDLL(None).malloc_trim

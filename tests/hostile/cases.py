@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import msgpack
 import msgspec
 
-from ckptd.protocol import layout as lay
-from ckptd.protocol.manifest import COMMITTED, MANIFEST, STOCK_METADATA, STOCK_OBJECTS
+from ckptd.shared.format import layout as lay
+from ckptd.shared.format.manifest import COMMITTED, MANIFEST, STOCK_METADATA, STOCK_OBJECTS
 from tests.hostile import forge
 from tests.hostile.forge import RANK0
 

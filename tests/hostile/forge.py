@@ -13,10 +13,10 @@ from typing import Any
 
 import msgspec
 
-from ckptd.protocol import layout as lay
-from ckptd.protocol.digest import blocks, digest
-from ckptd.protocol.ids import file_name
-from ckptd.protocol.manifest import (
+from ckptd.shared.base.ids import file_name
+from ckptd.shared.format import layout as lay
+from ckptd.shared.format.digest import blocks, digest
+from ckptd.shared.format.manifest import (
     COMMITTED,
     MANIFEST,
     Manifest,

@@ -19,16 +19,15 @@ import safetensors.torch
 import torch
 import torch.distributed.checkpoint as dcp
 
+from ckptd.arena.saved_topology import Kept, keep_topology
 from ckptd.parity.record import ParitySeal
-from ckptd.peers.kept import Kept, keep_topology
 from ckptd.peers.keys import make_keys
-from ckptd.pins import PINS_DIR
-from ckptd.protocol import messages, places, rank_file
-from ckptd.protocol.committed import INCARNATIONS_DIR
-from ckptd.protocol.digest import digest
-from ckptd.protocol.ids import JobKey
-from ckptd.protocol.layout import SavedFor
-from ckptd.protocol.manifest import (
+from ckptd.shared.base.ids import JobKey
+from ckptd.shared.format import arena_paths, rank_file
+from ckptd.shared.format.committed import INCARNATIONS_DIR
+from ckptd.shared.format.digest import digest
+from ckptd.shared.format.layout import SavedFor
+from ckptd.shared.format.manifest import (
     COMMITTED,
     LINKED,
     PARITY_DIR,
@@ -38,10 +37,12 @@ from ckptd.protocol.manifest import (
     decode_objects,
     decode_vote,
 )
-from ckptd.protocol.origin import MARKER
-from ckptd.protocol.slot import SEALS_NBYTES, decode_seals, encode_seal
-from ckptd.protocol.topology import Peer, Scheme, Topology
-from ckptd.store_publish import TrainerFiles
+from ckptd.shared.format.origin import MARKER
+from ckptd.shared.format.slot import SEALS_NBYTES, decode_seals, encode_seal
+from ckptd.shared.protocol import messages
+from ckptd.shared.protocol.topology import Peer, Scheme, Topology
+from ckptd.store.pins import PINS_DIR
+from ckptd.store.publish import TrainerFiles
 from tests.checkpoints import SAVE, image_of, put_image, put_vote, write_checkpoint
 from tests.golden import wire
 from tests.hostile import forge, mutant_readers
@@ -50,7 +51,7 @@ from tests.hostile.reader import some_state
 from tests.hostile.test_through_the_daemon import Place
 from tests.parity_store import Made
 from tests.runs import STORE_ID
-from tests.unit import test_messages
+from tests.unit.shared import test_messages
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "zero"
 Change = Callable[[random.Random, pathlib.Path], None]
@@ -101,11 +102,11 @@ def arena_tree(folder: pathlib.Path) -> pathlib.Path:
         made = Made(folder / "store", arenas, [[5_000], [8_001, 3], [3_333]])
         shutil.copytree(made.set.nodes[0].arena.path, folder / "arena", ignore=shutil.ignore_patterns("*.sock", "lock"))
         made.set.stop()
-    directory = folder / "arena" / places.job_dir(made.key)
+    directory = folder / "arena" / arena_paths.job_dir(made.key)
     peer = Peer("n0", "arena", "tcp://127.0.0.1:4000", "k" * 40)
     keep_topology(str(folder / "arena"), Kept(made.key, Topology((peer,), (0,), Scheme.NONE), 2, 2))
     rank = rank_file.RankRecord(made.key, 0, "session", "host")
-    (directory / places.rank_file_name(0, "session")).write_bytes(rank_file.encode(rank))
+    (directory / arena_paths.rank_file_name(0, "session")).write_bytes(rank_file.encode(rank))
     (folder / "arena").chmod(0o700)
     return folder / "arena"
 
@@ -352,7 +353,7 @@ def parity_seal(chance: random.Random, path: pathlib.Path) -> None:
 
 
 def topology(chance: random.Random, path: pathlib.Path) -> None:
-    (where,) = path.rglob(places.TOPOLOGY)
+    (where,) = path.rglob(arena_paths.TOPOLOGY)
     where.write_bytes(to_msgpack(mutated(chance, msgspec.msgpack.decode(where.read_bytes()))))
 
 

@@ -11,38 +11,39 @@ import traceback
 import msgspec
 import torch
 
-from ckptd import dcp_metadata  # noqa: F401 - imported before time is taken
-from ckptd.adoption import Adoption  # noqa: F401
-from ckptd.arena import Arena
+from ckptd.arena.arena import Arena
+from ckptd.arena.saved_topology import kept_topologies
+from ckptd.checkpoint.export import run
+from ckptd.checkpoint.export.run import Order
+from ckptd.checkpoint.finish import finish
+from ckptd.checkpoint.repair.run import rebuild
+from ckptd.checkpoint.verify import verify_path
 from ckptd.cli import invoke
-from ckptd.config import load_config
-from ckptd.export import run
-from ckptd.export.run import Order
-from ckptd.filelayer import FileLayer
-from ckptd.finishing import finish
-from ckptd.liveness import Liveness, job_of, somebody_waits
-from ckptd.parity_files import Parities
+from ckptd.daemon.adoption import Adoption  # noqa: F401
+from ckptd.daemon.liveness import Liveness, job_of, somebody_waits
+from ckptd.daemon.status_query import decode_answer
+from ckptd.parity.files import Parities
 from ckptd.peers.identity import identify
-from ckptd.peers.kept import kept_topologies
 from ckptd.peers.keys import read_keys
-from ckptd.pins import pinned
-from ckptd.protocol import messages, slot
-from ckptd.protocol.ids import JobKey, SaveId
-from ckptd.protocol.publication import Publication
-from ckptd.protocol.status import Status
-from ckptd.regular_files import open_followed
-from ckptd.repair.run import rebuild
-from ckptd.store import remove_checkpoint, sweep_trash
-from ckptd.store_identity import STORE_FILE, store_id_at
-from ckptd.store_incarnations import Committer, superseded, take, taken_over_by
-from ckptd.store_messages import FrameReader, decode_request, hello_frame
-from ckptd.store_publish import is_linked_to, publish
-from ckptd.store_scan import scan
-from ckptd.survey import decode_answer
-from ckptd.verify import verify_path
-from ckptd_client._group import Group
-from ckptd_client._load_from import load_from
-from ckptd_client._restore import open_slot
+from ckptd.shared.base.ids import JobKey, SaveId
+from ckptd.shared.files.regular import open_followed
+from ckptd.shared.format import slot
+from ckptd.shared.protocol import messages
+from ckptd.shared.protocol.publication import Publication
+from ckptd.shared.protocol.status import Status
+from ckptd.shared.torchfile import dcp_metadata  # noqa: F401 - imported before time is taken
+from ckptd.store.commit import remove_checkpoint, sweep_trash
+from ckptd.store.files import FileLayer
+from ckptd.store.identity import STORE_FILE, store_id_at
+from ckptd.store.incarnations import Committer, superseded, take, taken_over_by
+from ckptd.store.messages import FrameReader, decode_request, hello_frame
+from ckptd.store.pins import pinned
+from ckptd.store.publish import is_linked_to, publish
+from ckptd.store.scan import scan
+from ckptd.system.config import load_config
+from ckptd_client._load.foreign.load_from import load_from
+from ckptd_client._load.reader import open_slot
+from ckptd_client._local.rank import Group
 from tests.checkpoints import SAVE
 from tests.hostile import reader
 from tests.runs import RUN, STORE_ID, TAKER
@@ -235,7 +236,7 @@ def config_in(path):
 
 
 def status_of(path):
-    from ckptd.protocol.decoding import MALFORMED  # noqa: PLC0415
+    from ckptd.shared.base.decoding import MALFORMED  # noqa: PLC0415
 
     try:
         msgspec.json.decode(bytes_of(path), type=Status)

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import torch
 
-from ckptd.protocol.errors import CkptdError  # noqa: F401
+from ckptd.shared.base.errors import CkptdError  # noqa: F401
 from tests.hostile.apart import Came, limit, measured
 from tests.hostile.mutant_kinds import KINDS, TREES
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from ckptd.protocol.ids import MAX_PARTS, file_name
-from ckptd.protocol.manifest import MANIFEST
+from ckptd.shared.base.ids import MAX_PARTS, file_name
+from ckptd.shared.format.manifest import MANIFEST
 from tests.hostile import forge
 from tests.hostile.cases import BOTH, LOAD, VERIFY, Case
 from tests.hostile.forge import RANK0

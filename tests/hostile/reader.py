@@ -21,16 +21,16 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
+from ckptd.checkpoint.export import run
+from ckptd.checkpoint.export.run import Order
+from ckptd.checkpoint.repair import run as repair
+from ckptd.checkpoint.verify import verify_path
 from ckptd.cli import invoke
-from ckptd.export import run
-from ckptd.export.run import Order
-from ckptd.protocol.errors import CkptdError
-from ckptd.repair import run as repair
-from ckptd.verify import verify_path
-from ckptd_client._group import Group
-from ckptd_client._load_from import load_from as read_into
-from ckptd_client._loading import read_checkpoint
-from ckptd_client._tensors import Chunk
+from ckptd.shared.base.errors import CkptdError
+from ckptd_client._load.foreign.load_from import load_from as read_into
+from ckptd_client._load.rounds import read_checkpoint
+from ckptd_client._local.rank import Group
+from ckptd_client._state.tensors import Chunk
 from ckptd_client.dcp import CkptdReader
 from ckptd_client.dcp._boxes import Boxes
 

@@ -8,18 +8,18 @@ import msgspec
 import pytest
 
 import ckptd_client
-from ckptd.arena import Arena
-from ckptd.config import load_config
+from ckptd.arena.arena import Arena
+from ckptd.arena.saved_topology import kept_topologies
+from ckptd.checkpoint.verify import verify_path
 from ckptd.peers.identity import identify
-from ckptd.peers.kept import kept_topologies
-from ckptd.protocol import layout as lay
-from ckptd.protocol import places
-from ckptd.protocol.digest import digest
-from ckptd.protocol.errors import DamagedError
-from ckptd.protocol.ids import JobKey, SaveId
-from ckptd.protocol.slot import SEALS_NBYTES, Seal, SlotState
-from ckptd.verify import verify_path
-from ckptd_client._restore import open_slot
+from ckptd.shared.base.errors import DamagedError
+from ckptd.shared.base.ids import JobKey, SaveId
+from ckptd.shared.format import arena_paths
+from ckptd.shared.format import layout as lay
+from ckptd.shared.format.digest import digest
+from ckptd.shared.format.slot import SEALS_NBYTES, Seal, SlotState
+from ckptd.system.config import load_config
+from ckptd_client._load.reader import open_slot
 from tests.cluster import Node, wait_for
 from tests.hostile.apart import apart
 from tests.runs import RUN
@@ -44,10 +44,10 @@ def arena():
 def slot(tmp_path, arena):
     """A sound slot of the only rank of a job."""
     (tmp_path / "store").mkdir()
-    directory = arena / places.job_dir(key_of(tmp_path))
+    directory = arena / arena_paths.job_dir(key_of(tmp_path))
     directory.mkdir(parents=True)
     leaves = {"step": lay.Leaf("safe/1", b"\x0a")}
-    return write_slot(directory / places.slot_name(0, 1), key_of(tmp_path), SAVE, leaves=leaves)
+    return write_slot(directory / arena_paths.slot_name(0, 1), key_of(tmp_path), SAVE, leaves=leaves)
 
 
 def put_part(slot, what, body):
@@ -138,24 +138,24 @@ def test_a_daemon_starts_over_any_seal(tmp_path, arena, slot):
     directory = os.path.dirname(slot.path)
     outside = tmp_path / "outside"
     outside.mkdir()
-    (outside / places.slot_name(3, 1)).write_bytes(b"short: an allocation that was cut off, were it ours")
+    (outside / arena_paths.slot_name(3, 1)).write_bytes(b"short: an allocation that was cut off, were it ours")
     os.symlink(outside, arena / "jobs" / "linked-00000000")
-    os.symlink("/dev/zero", os.path.join(directory, places.slot_name(0, 70)))
-    os.symlink(outside / "nothing", os.path.join(directory, places.slot_name(0, 71)))
-    os.mkfifo(os.path.join(directory, places.slot_name(0, 72)))
-    os.mkdir(os.path.join(directory, places.slot_name(0, 73)))
-    os.mkfifo(os.path.join(directory, places.rank_file_name(0, "fifo")))
-    os.mkdir(os.path.join(directory, places.rank_file_name(1, "directory")))
-    os.symlink(outside / "secret", os.path.join(directory, places.rank_file_name(2, "link")))
+    os.symlink("/dev/zero", os.path.join(directory, arena_paths.slot_name(0, 70)))
+    os.symlink(outside / "nothing", os.path.join(directory, arena_paths.slot_name(0, 71)))
+    os.mkfifo(os.path.join(directory, arena_paths.slot_name(0, 72)))
+    os.mkdir(os.path.join(directory, arena_paths.slot_name(0, 73)))
+    os.mkfifo(os.path.join(directory, arena_paths.rank_file_name(0, "fifo")))
+    os.mkdir(os.path.join(directory, arena_paths.rank_file_name(1, "directory")))
+    os.symlink(outside / "secret", os.path.join(directory, arena_paths.rank_file_name(2, "link")))
     (outside / "secret").write_bytes(b"{}")
-    with open(os.path.join(directory, places.rank_file_name(3, "deep")), "wb") as file:
+    with open(os.path.join(directory, arena_paths.rank_file_name(3, "deep")), "wb") as file:
         file.write(b'{"x":' + b"[" * 8000)
     for number, (name, body) in enumerate(BODIES.items(), start=2):
         head = (b"CKPTDSL2" + (9).to_bytes(8, "little") + len(body).to_bytes(4, "little") + body).ljust(4080, b"\0")
-        with open(os.path.join(directory, places.slot_name(number, 1)), "wb") as file:
+        with open(os.path.join(directory, arena_paths.slot_name(number, 1)), "wb") as file:
             file.write(bytes(8192) + 2 * (head + digest(head)))
             assert name
-    with open(os.path.join(directory, places.slot_name(50, 1)), "wb") as file:
+    with open(os.path.join(directory, arena_paths.slot_name(50, 1)), "wb") as file:
         file.truncate(1 << 40)  # a hole: nobody may read or fill it
     verify_path(str(arena))
     with Node(str(tmp_path / "store"), arena=str(arena)) as node:
@@ -164,14 +164,14 @@ def test_a_daemon_starts_over_any_seal(tmp_path, arena, slot):
             assert client.latest() in (None, 10)
         wait_for(lambda: node.status() is not None)
         assert node.daemon.poll() is None, node.log_text()
-    assert sorted(os.listdir(outside)) == [places.slot_name(3, 1), "secret"]
+    assert sorted(os.listdir(outside)) == [arena_paths.slot_name(3, 1), "secret"]
 
 
 def test_the_scan_of_an_arena_leaves_strangers_alone(arena, slot):
     """Without a daemon, so that a fault shows as what it is."""
     directory = os.path.dirname(slot.path)
     for number in range(30):
-        with open(os.path.join(directory, places.slot_name(number + 1, 1)), "wb") as file:
+        with open(os.path.join(directory, arena_paths.slot_name(number + 1, 1)), "wb") as file:
             file.write(os.urandom(SEALS_NBYTES + 4096 * (number % 3)))
     opened = Arena(str(arena))
     opened.open()
@@ -184,9 +184,9 @@ def test_the_scan_of_an_arena_leaves_strangers_alone(arena, slot):
 @pytest.mark.timeout(30)
 def test_a_pipe_in_the_place_of_a_small_file_never_holds_a_start(arena, slot):
     for name in (
-        places.BALLAST,
-        places.IDENTITY,
-        f"{os.path.dirname(os.path.relpath(slot.path, arena))}/{places.TOPOLOGY}",
+        arena_paths.BALLAST,
+        arena_paths.IDENTITY,
+        f"{os.path.dirname(os.path.relpath(slot.path, arena))}/{arena_paths.TOPOLOGY}",
     ):
         os.mkfifo(arena / name)
     came = apart(lambda: start(arena))
@@ -194,7 +194,7 @@ def test_a_pipe_in_the_place_of_a_small_file_never_holds_a_start(arena, slot):
 
 
 def test_a_topology_that_is_one_hole_takes_no_memory(arena, slot):
-    with open(os.path.join(os.path.dirname(slot.path), places.TOPOLOGY), "wb") as file:
+    with open(os.path.join(os.path.dirname(slot.path), arena_paths.TOPOLOGY), "wb") as file:
         file.truncate(60 << 20)
     came = apart(lambda: start(arena))
     assert (came.kind, came.grown < 16 << 20) == ("", True), came

@@ -12,14 +12,14 @@ import safetensors.torch
 import torch
 import torch.distributed.checkpoint as dcp
 
-from ckptd.export.deepspeed.archives import Archive
-from ckptd.protocol import inert
-from ckptd.protocol.errors import CkptdError, DamagedError
-from ckptd.protocol.layout import Leaf
-from ckptd_client._dcp_pickle import read_metadata
-from ckptd_client._group import Group
-from ckptd_client._leaves import decode_leaf, encode_leaf
-from ckptd_client._load_from import load_from
+from ckptd.checkpoint.export.deepspeed.archives import Archive
+from ckptd.shared.base.errors import CkptdError, DamagedError
+from ckptd.shared.format.layout import Leaf
+from ckptd.shared.torchfile import inert
+from ckptd_client._load.foreign.dcp_pickle import read_metadata
+from ckptd_client._load.foreign.load_from import load_from
+from ckptd_client._local.rank import Group
+from ckptd_client._state.leaves import decode_leaf, encode_leaf
 from tests.hostile.apart import apart
 
 pytestmark = [
@@ -336,7 +336,7 @@ def test_a_file_of_dcp_that_no_file_can_be(name, tmp_path):
 
 
 def test_zero_with_a_latest_that_no_file_can_be(tmp_path):
-    from ckptd.export.run import Order, export  # noqa: PLC0415
+    from ckptd.checkpoint.export.run import Order, export  # noqa: PLC0415
 
     for name in ("a\0b", "\ud800", "x" * 3000, "../../..", ""):
         (tmp_path / "latest").write_bytes(name.encode("utf-8", "surrogatepass"))

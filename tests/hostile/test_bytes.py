@@ -11,17 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ckptd
-from ckptd.pickle_names import stranger_in
-from ckptd.protocol import layout as lay
-from ckptd.protocol import manifest as man
-from ckptd.protocol import rank_file, slot
-from ckptd.protocol.digest import digest
-from ckptd.protocol.errors import CkptdError, DamagedError
-from ckptd.protocol.header import check_header
-from ckptd.protocol.ids import JobKey
-from ckptd.verify import verify_path
-from ckptd_client._group import Group
-from ckptd_client._loading import read_checkpoint
+from ckptd.checkpoint.verify import verify_path
+from ckptd.shared.base.errors import CkptdError, DamagedError
+from ckptd.shared.base.ids import JobKey
+from ckptd.shared.format import layout as lay
+from ckptd.shared.format import manifest as man
+from ckptd.shared.format import rank_file, slot
+from ckptd.shared.format.digest import digest
+from ckptd.shared.format.header import check_header
+from ckptd.shared.torchfile.pickle_names import stranger_in
+from ckptd_client._load.rounds import read_checkpoint
+from ckptd_client._local.rank import Group
 from tests.checkpoints import SAVE, write_checkpoint
 from tests.hostile import forge
 from tests.hostile.reader import some_state

@@ -20,10 +20,10 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from ckptd.protocol.errors import CkptdError, DamagedError, MismatchError, RestoreError, UsageError
-from ckptd_client._fit import fit
-from ckptd_client._group import Group
-from ckptd_client._load_from import load_from
+from ckptd.shared.base.errors import CkptdError, DamagedError, MismatchError, RestoreError, UsageError
+from ckptd_client._load.fit import fit
+from ckptd_client._load.foreign.load_from import load_from
+from ckptd_client._local.rank import Group
 from tests.boxes import some_whole
 from tests.boxes import write_checkpoint as write_cut
 from tests.checkpoints import write_checkpoint
@@ -187,7 +187,7 @@ def test_many_ranks_need_few_descriptors(tmp_path):
 
 def test_a_file_that_is_gone_meanwhile_is_named(tmp_path, monkeypatch):
     final = a_checkpoint(tmp_path)
-    monkeypatch.setattr("ckptd_client._load_from.fit", lambda *args, **kw: (fit(*args, **kw), vanish())[0])
+    monkeypatch.setattr("ckptd_client._load.foreign.load_from.fit", lambda *args, **kw: (fit(*args, **kw), vanish())[0])
 
     def vanish():
         os.unlink(final / "r00000-p00.safetensors")

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 import ckptd_client
-from ckptd.filelayer import FileLayer
-from ckptd.protocol.errors import CkptdError
-from ckptd.protocol.ids import MAX_INCARNATION, JobKey, SaveId
-from ckptd.store_incarnations import Committer, Taker, take, taken_over_by
-from ckptd.store_scan import scan
+from ckptd.shared.base.errors import CkptdError
+from ckptd.shared.base.ids import MAX_INCARNATION, JobKey, SaveId
+from ckptd.store.files import FileLayer
+from ckptd.store.incarnations import Committer, Taker, take, taken_over_by
+from ckptd.store.scan import scan
 from tests.checkpoints import write_checkpoint
 from tests.cluster import Node
 from tests.runs import RUN, STORE_ID

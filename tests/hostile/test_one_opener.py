@@ -9,17 +9,17 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from ckptd.filelayer import FileLayer
-from ckptd.protocol.errors import CkptdError, DamagedError, UsageError
-from ckptd.protocol.ids import JobKey, SaveId, parse_dirname
-from ckptd.protocol.manifest import COMMITTED, MANIFEST, STOCK_METADATA
-from ckptd.repair.run import rebuild
-from ckptd.store import commit
-from ckptd.store_incarnations import take
-from ckptd.verify import verify_path
-from ckptd_client._group import Group
-from ckptd_client._load_from import load_from as read_into
-from ckptd_client._loading import read_checkpoint
+from ckptd.checkpoint.repair.run import rebuild
+from ckptd.checkpoint.verify import verify_path
+from ckptd.shared.base.errors import CkptdError, DamagedError, UsageError
+from ckptd.shared.base.ids import JobKey, SaveId, parse_dirname
+from ckptd.shared.format.manifest import COMMITTED, MANIFEST, STOCK_METADATA
+from ckptd.store.commit import commit
+from ckptd.store.files import FileLayer
+from ckptd.store.incarnations import take
+from ckptd_client._load.foreign.load_from import load_from as read_into
+from ckptd_client._load.rounds import read_checkpoint
+from ckptd_client._local.rank import Group
 from ckptd_client.dcp import CkptdReader
 from tests.checkpoints import SAVE, write_checkpoint
 from tests.hostile import forge
@@ -80,7 +80,7 @@ def plugin(path):
 
 def hostile_target(layout):
     """All of an image's tensors' bytes, to memory that is kept with the function."""
-    from ckptd_client._restore import Target  # noqa: PLC0415
+    from ckptd_client._load.reader import Target  # noqa: PLC0415
 
     entry = layout.tensors[0]
     memory = torch.empty(entry.nbytes, dtype=torch.uint8)

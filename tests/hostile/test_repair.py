@@ -5,10 +5,10 @@ import tempfile
 
 import pytest
 
-from ckptd.filelayer import FileLayer
-from ckptd.protocol.errors import CkptdError
-from ckptd.protocol.manifest import PARITY_DIR
-from ckptd.repair.run import rebuild
+from ckptd.checkpoint.repair.run import rebuild
+from ckptd.shared.base.errors import CkptdError
+from ckptd.shared.format.manifest import PARITY_DIR
+from ckptd.store.files import FileLayer
 from tests.hostile import forge
 from tests.hostile.apart import apart
 from tests.parity_store import Made

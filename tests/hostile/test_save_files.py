@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import ckptd_client
-from ckptd.protocol.errors import UsageError
+from ckptd.shared.base.errors import UsageError
 from ckptd_client.files import SafetensorsFile, TorchFile
 from ckptd_client.integrations.deepspeed import CkptdCheckpointEngine
 from tests.cluster import Node

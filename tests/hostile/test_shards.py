@@ -7,11 +7,11 @@ import pytest
 import torch
 
 import ckptd_client
-from ckptd.protocol.errors import CkptdError
-from ckptd.protocol.ids import SaveId
-from ckptd.verify import verify_path
-from ckptd_client._group import Group
-from ckptd_client._loading import read_checkpoint
+from ckptd.checkpoint.verify import verify_path
+from ckptd.shared.base.errors import CkptdError
+from ckptd.shared.base.ids import SaveId
+from ckptd_client._load.rounds import read_checkpoint
+from ckptd_client._local.rank import Group
 from tests.checkpoints import write_checkpoint
 from tests.cluster import Node
 from tests.hostile import forge

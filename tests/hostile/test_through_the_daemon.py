@@ -6,12 +6,12 @@ import shutil
 import pytest
 
 import ckptd_client
-from ckptd import store
 from ckptd.cli import invoke
-from ckptd.filelayer import FileLayer
-from ckptd.protocol.errors import CkptdError
-from ckptd.protocol.ids import JobKey, SaveId
-from ckptd.store_scan import Place, scan
+from ckptd.shared.base.errors import CkptdError
+from ckptd.shared.base.ids import JobKey, SaveId
+from ckptd.store import commit
+from ckptd.store.files import FileLayer
+from ckptd.store.scan import Place, scan
 from tests.checkpoints import image_of, put_image, put_vote, write_checkpoint
 from tests.cluster import Node
 from tests.hostile import forge
@@ -64,7 +64,7 @@ def cut(path):
 
 
 def edit_vote(path, **changes):
-    raw = forge.plain(store.read_vote(FileLayer(), place_of(path), path.name)[0])
+    raw = forge.plain(commit.read_vote(FileLayer(), place_of(path), path.name)[0])
     raw["files"][0] |= changes.pop("record", {})
     path.write_bytes(forge.sealed(forge.msgspec.msgpack.encode(raw | changes)))
 
@@ -109,7 +109,7 @@ def test_what_such_votes_add_up_to_is_never_committed(partial, name):
     assert scan(FileLayer(), partial.key).partials[0].finishable
     VOTES[name](path)
     with pytest.raises((CkptdError, OSError), match=r"node0|r0000|1 of 1048576 ranks"):
-        store.commit(FileLayer(), partial.key, partial.save, "test")
+        commit.commit(FileLayer(), partial.key, partial.save, "test")
     found = scan(FileLayer(), partial.key)
     assert not found.committed
     if name != "for a larger file":  # what is found out at the commit
@@ -138,7 +138,7 @@ def test_links_lead_nobody_astray(tmp_path):
     far = write_checkpoint(tmp_path / "far", [some_state()], save=SaveId(0, 9, 900, RUN))
     (job / far.name).symlink_to(far)
     names = sorted(os.listdir(far))
-    store.remove_checkpoint(FileLayer(), key, SaveId(0, 9, 900, RUN))
+    commit.remove_checkpoint(FileLayer(), key, SaveId(0, 9, 900, RUN))
     assert sorted(os.listdir(far)) == names
     assert not os.path.lexists(job / far.name)
 

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ckptd.export.deepspeed.source import ZeroCheckpoint
-from ckptd.protocol import inert
-from ckptd.protocol.errors import CkptdError, DamagedError
-from ckptd.protocol.inert import Made
+from ckptd.checkpoint.export.deepspeed.source import ZeroCheckpoint
+from ckptd.shared.base.errors import CkptdError, DamagedError
+from ckptd.shared.torchfile import inert
+from ckptd.shared.torchfile.inert import Made
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "zero"
 TAG = "global_step3"
@@ -104,8 +104,8 @@ def test_a_pickle_takes_no_more_than_its_length_allows(bomb, tmp_path):
     (tmp_path / "bomb").write_bytes(BOMBS[bomb])
     code = """
 import resource, sys
-from ckptd.protocol import inert
-from ckptd.protocol.errors import DamagedError
+from ckptd.shared.torchfile import inert
+from ckptd.shared.base.errors import DamagedError
 resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
 try:
     inert.loads(open(sys.argv[1], "rb").read(), where="bomb")

@@ -22,7 +22,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
 
 import ckptd_client
-from ckptd_client._tensors import Chunk, is_tensor, shard_of
+from ckptd_client._state.tensors import Chunk, is_tensor, shard_of
 from ckptd_client.dcp import CkptdReader, CkptdSavePlanner, CkptdStager, CkptdWriter
 from ckptd_client.dcp._boxes import Boxes
 from tests.interop.mesh_ranks import Trainer, check

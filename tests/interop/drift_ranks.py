@@ -14,7 +14,7 @@ import torch.distributed as dist
 import xxhash
 
 import ckptd_client
-from ckptd.ask import ask_status
+from ckptd.arena.ask import ask_status
 from ckptd_client import SaveFailedError
 
 SAVES = 8

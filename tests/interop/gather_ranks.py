@@ -22,9 +22,9 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import ckptd_client
-from ckptd_client._tensors import is_tensor
-from ckptd_client._tree import flatten
-from ckptd_client.gathering import Gathering, Groups, Order
+from ckptd_client._gather import Gathering, Groups, Order
+from ckptd_client._state.tensors import is_tensor
+from ckptd_client._state.tree import flatten
 from tests.interop.box_ranks import COLUMNS, listed, wrapped
 from tests.interop.mesh_ranks import Trainer
 from tests.unit.client.same import difference

@@ -8,8 +8,8 @@ import torch.distributed as dist
 
 import ckptd_client
 from ckptd_client import SaveFailedError
-from ckptd_client._late_memory import late_memory
-from ckptd_client._replica_digests import WholeDigest
+from ckptd_client._local.late_memory import late_memory
+from ckptd_client._state.replica_digests import WholeDigest
 
 COUNT = 6 << 20  # elements
 WRITTEN = 4  # the step whose parameters somebody writes to

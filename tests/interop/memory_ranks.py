@@ -14,7 +14,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 import ckptd_client
-from ckptd.protocol.ids import SaveId
+from ckptd.shared.base.ids import SaveId
 from ckptd_client.dcp import CkptdReader, CkptdSavePlanner, CkptdWriter
 from tests.interop import balance_ranks, box_ranks, mesh_ranks
 from tests.interop import ranks as stock_ranks

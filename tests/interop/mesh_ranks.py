@@ -144,7 +144,7 @@ class Trainer:
 
 def boxes(tensor):
     """(offsets and sizes, values) of what this rank has."""
-    return [(chunk.box, chunk.local) for chunk in ckptd_client._tensors.shard_of(tensor, "").chunks]
+    return [(chunk.box, chunk.local) for chunk in ckptd_client._state.tensors.shard_of(tensor, "").chunks]
 
 
 def check(reader, state, reference, but=()):

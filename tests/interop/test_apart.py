@@ -9,7 +9,7 @@ import pytest
 from safetensors import safe_open
 
 from ckptd.cli.listing import _listing
-from ckptd.protocol.ids import JobKey
+from ckptd.shared.base.ids import JobKey
 from tests.cluster import Node
 from tests.interop.launch import on_ranks
 

@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from ckptd.verify import verify_checkpoint
+from ckptd.checkpoint.verify import verify_checkpoint
 from tests.interop.box_ranks import JOB, STAGED
 from tests.interop.launch import on_ranks
 

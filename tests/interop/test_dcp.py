@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from ckptd.verify import verify_checkpoint
+from ckptd.checkpoint.verify import verify_checkpoint
 from tests.cluster import Node
 from tests.interop.launch import on_ranks
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from ckptd.cli.listing import _listing
-from ckptd.protocol.ids import JobKey
+from ckptd.shared.base.ids import JobKey
 from tests.cluster import Node
 from tests.interop.launch import on_ranks
 

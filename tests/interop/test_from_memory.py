@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from ckptd.protocol.ids import parse_dirname
+from ckptd.shared.base.ids import parse_dirname
 from tests.cluster import Node
 from tests.faults.nodes.clusters import a_cluster
 from tests.interop.launch import on_homes, on_ranks

@@ -5,9 +5,9 @@ import re
 import pytest
 
 from ckptd.cli.listing import _listing
-from ckptd.protocol.ids import JobKey
-from ckptd_client._late_memory import late_memory
-from ckptd_client._page_guard import NoProofError
+from ckptd.shared.base.ids import JobKey
+from ckptd_client._local.late_memory import late_memory
+from ckptd_client._local.page_guard import NoProofError
 from tests.cluster import Node
 from tests.interop.late_replica_ranks import COUNT, WRITTEN
 from tests.interop.launch import on_ranks

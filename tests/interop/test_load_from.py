@@ -15,10 +15,10 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 
 import ckptd_client
-from ckptd.protocol.errors import DamagedError
+from ckptd.shared.base.errors import DamagedError
 from ckptd_client import MismatchError, RestoreError, UsageError
-from ckptd_client import _dcp_directory as directory_reader
-from ckptd_client._restore import Target
+from ckptd_client._load.foreign import dcp as directory_reader
+from ckptd_client._load.reader import Target
 from tests.unit.client.same import difference
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from ckptd.verify import verify_checkpoint
-from ckptd_client._image import FILLER_PREFIX
+from ckptd.checkpoint.verify import verify_checkpoint
+from ckptd_client._image.image import FILLER_PREFIX
 from tests.cluster import Node
 from tests.interop.launch import on_ranks
 from tests.interop.mesh_ranks import JOB

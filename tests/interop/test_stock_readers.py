@@ -12,10 +12,10 @@ import safetensors.torch
 import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from ckptd.export.names import Choice
-from ckptd.export.run import Order, export
-from ckptd.verify import verify_checkpoint
-from ckptd_client._image import FILLER_PREFIX
+from ckptd.checkpoint.export.names import Choice
+from ckptd.checkpoint.export.run import Order, export
+from ckptd.checkpoint.verify import verify_checkpoint
+from ckptd_client._image.image import FILLER_PREFIX
 from tests.cluster import Node
 from tests.interop.launch import on_ranks
 from tests.interop.ranks import JOB, Model, flat

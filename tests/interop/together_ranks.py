@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 import ckptd_client
-from ckptd_client import _board
+from ckptd_client._load.shared_read import node_group
 from tests.unit.client.same import difference
 
 ELEMENTS = 24 << 20  # 96 MiB: six blocks of a file alone, so more than one from each rank
@@ -67,9 +67,9 @@ def read_from():
 def late():
     def dawdle():
         if dist.get_rank() == 1:
-            real = _board.Meeting.board
-            _board.Meeting.board = lambda *words: (time.sleep(2), real(*words))[1]
-        _board._MEET_S = 1.0
+            real = node_group.Meeting.board
+            node_group.Meeting.board = lambda *words: (time.sleep(2), real(*words))[1]
+        node_group._MEET_S = 1.0
 
     load(dawdle)
 
@@ -79,9 +79,9 @@ def lost():
         os.kill(os.getpid(), signal.SIGKILL)
 
     def before():
-        _board._PATIENCE_S = 2.0
+        node_group._PATIENCE_S = 2.0
         if dist.get_rank() == 1:
-            _board.Board.fill = die
+            node_group.Board.fill = die
 
     found = {"w": torch.zeros(ELEMENTS // 256, 256), "rank": torch.tensor(-1)}
     client = connect()

@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 import ckptd_client
-from ckptd_client._overlap import Overlap
+from ckptd_client._save.late.thread import Overlap
 from tests.unit.client.same import difference
 
 JOB = {"after": "raises"}.get(sys.argv[1], sys.argv[1])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from ckptd.core import actions as act
-from ckptd.protocol.messages import Cadence, End
+from ckptd.shared.protocol.messages import Cadence, End
 from tests.property.world import KEY, POLICY, Proc, World
 
 LONG = os.environ.get("HYPOTHESIS_PROFILE", "quick") != "quick"

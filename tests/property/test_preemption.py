@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from ckptd.core import events as ev
 from ckptd.core.actions import AnnounceStep, HoldRanks, Note, ToNode
+from ckptd.core.coordinator.sessions import Sessions
 from ckptd.core.policy import Policy
 from ckptd.core.preemption import Notice, Preemption
-from ckptd.core.sessions import Sessions
-from ckptd.protocol import step_board
-from tests.unit.nodes.a_cluster import KEY
+from ckptd.shared.format import step_board
+from tests.unit.core.nodes.a_cluster import KEY
 
 SESSION = "s"
 STEPS = 12

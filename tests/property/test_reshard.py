@@ -2,8 +2,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptd.protocol.layout import TensorEntry
-from ckptd_client._reshard import Box, Saved, cover, intersection, subtract
+from ckptd.shared.format.layout import TensorEntry
+from ckptd_client._state.reshard import Box, Saved, cover, intersection, subtract
 
 SHAPES = st.lists(st.integers(1, 7), min_size=0, max_size=4).map(tuple)
 

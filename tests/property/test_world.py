@@ -3,7 +3,7 @@
 import pytest
 
 from ckptd.core import actions as act
-from ckptd.protocol.messages import Cadence
+from ckptd.shared.protocol.messages import Cadence
 from tests.property.world import POLICY, Proc, World
 
 

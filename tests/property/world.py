@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from ckptd.core import actions as act
 from ckptd.core import events as ev
-from ckptd.core.catalogue import Catalogue
+from ckptd.core.jobs import Catalogue
 from ckptd.core.policy import Policy
-from ckptd.protocol.ids import NO_RUN, JobKey, SaveId
-from ckptd.protocol.messages import (
+from ckptd.shared.base.ids import NO_RUN, JobKey, SaveId
+from ckptd.shared.protocol.messages import (
     Attached,
     Cadence,
     End,

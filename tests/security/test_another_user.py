@@ -16,9 +16,9 @@ import pytest
 import torch
 
 import ckptd_client
-from ckptd.ask import ask_status
-from ckptd.protocol import places
-from ckptd.protocol.errors import CkptdError, ConfigError
+from ckptd.arena.ask import ask_status
+from ckptd.shared.base.errors import CkptdError, ConfigError
+from ckptd.shared.format import arena_paths
 from tests.cluster import Node, wait_for
 from tests.security.others import STRANGER, as_user, errno_of, needs_root
 
@@ -41,7 +41,7 @@ def fixture_node(tmp_path_factory):
 
 
 def attempts_on_files(arena, slot):
-    lock = os.path.join(arena, places.LOCK)
+    lock = os.path.join(arena, arena_paths.LOCK)
     return {
         "list": errno_of(os.listdir, arena),
         "enter": errno_of(os.chdir, arena),
@@ -49,8 +49,8 @@ def attempts_on_files(arena, slot):
         "write a slot": errno_of(os.open, slot, os.O_RDWR),
         "look at a slot": errno_of(os.stat, slot),
         "link a slot": errno_of(os.link, slot, f"{arena}-link"),
-        "read the identity": errno_of(os.open, os.path.join(arena, places.IDENTITY), os.O_RDONLY),
-        "read the log": errno_of(os.open, os.path.join(arena, places.LOG), os.O_RDONLY),
+        "read the identity": errno_of(os.open, os.path.join(arena, arena_paths.IDENTITY), os.O_RDONLY),
+        "read the log": errno_of(os.open, os.path.join(arena, arena_paths.LOG), os.O_RDONLY),
         "take the lock": errno_of(os.open, lock, os.O_RDWR),
         "remove the lock": errno_of(os.unlink, lock),
         "make a file": errno_of(os.open, os.path.join(arena, "new"), os.O_WRONLY | os.O_CREAT),
@@ -71,7 +71,7 @@ def knock(path):
 
 
 def test_the_socket_takes_no_connection_and_has_no_other_name(node):
-    assert as_user(knock, os.path.join(node.arena, places.SOCKET)) == errno.EACCES
+    assert as_user(knock, os.path.join(node.arena, arena_paths.SOCKET)) == errno.EACCES
     with open("/proc/net/unix") as file:
         names = [words[7] for words in map(str.split, file) if len(words) > 7]
     assert [name for name in names if name.startswith("@") and "ckptd" in name] == []
@@ -100,7 +100,7 @@ def test_daemon_and_worker_are_neither_read_nor_signalled(node):
 
 def test_nothing_secret_stands_in_a_command_line(node):
     """Which everybody may read: of the daemon, of its worker."""
-    with open(os.path.join(node.arena, places.IDENTITY), "rb") as file:
+    with open(os.path.join(node.arena, arena_paths.IDENTITY), "rb") as file:
         identity = file.read()
     status = node.status()
     for pid in (status.pid, status.workers[0].pid):
@@ -176,7 +176,7 @@ def what_the_command_line_says(arena):
 def test_a_daemon_in_an_arena_of_somebody_else_is_asked_nothing(node):
     """Even if it lets everybody in, as one that waits for this user's questions would."""
     assert "belongs to somebody else" in as_user(what_the_command_line_says, node.arena)
-    opened = [os.path.join(node.arena, name) for name in (places.LOCK, places.SOCKET)]
+    opened = [os.path.join(node.arena, name) for name in (arena_paths.LOCK, arena_paths.SOCKET)]
     before = {path: stat.S_IMODE(os.stat(path).st_mode) for path in (node.arena, *opened)}
     try:
         for path in before:

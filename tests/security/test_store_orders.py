@@ -17,19 +17,19 @@ import pytest
 import torch
 
 import ckptd_client
-from ckptd import store
-from ckptd.filelayer import FileLayer
-from ckptd.pins import pin, unpin
-from ckptd.protocol.committed import TRASH_PREFIX
-from ckptd.protocol.errors import CkptdError
-from ckptd.protocol.ids import JobKey, SaveId
-from ckptd.protocol.manifest import STOCK_FILES, UNPUBLISHED
-from ckptd.protocol.publication import Publication
-from ckptd.protocol.slot import align_up
-from ckptd.store_image import Flow, Image, make_partial, sync_partial, write_image
-from ckptd.store_incarnations import take
-from ckptd.store_publish import publish
-from ckptd.store_scan import Place
+from ckptd.shared.base.errors import CkptdError
+from ckptd.shared.base.ids import JobKey, SaveId
+from ckptd.shared.format.committed import TRASH_PREFIX
+from ckptd.shared.format.manifest import STOCK_FILES, UNPUBLISHED
+from ckptd.shared.format.slot import align_up
+from ckptd.shared.protocol.publication import Publication
+from ckptd.store import commit
+from ckptd.store.files import FileLayer
+from ckptd.store.image_writer import Flow, Image, make_partial, sync_partial, write_image
+from ckptd.store.incarnations import take
+from ckptd.store.pins import pin, unpin
+from ckptd.store.publish import publish
+from ckptd.store.scan import Place
 from tests.checkpoints import image_of, put_image, put_vote, write_checkpoint
 from tests.cluster import Node, wait_for
 from tests.runs import RUN, TAKER
@@ -257,20 +257,20 @@ def fixture_place(ground):
 
 
 def a_commit(fs, place):
-    store.commit(fs, place.key, place.save, "test")
+    commit.commit(fs, place.key, place.save, "test")
 
 
 def a_removal(fs, place):
-    store.remove_checkpoint(fs, place.key, SaveId(1, 1, 1, RUN))
+    commit.remove_checkpoint(fs, place.key, SaveId(1, 1, 1, RUN))
 
 
 def a_removed_partial(fs, place):
-    store.remove_partial(fs, place.key, place.save)
+    commit.remove_partial(fs, place.key, place.save)
 
 
 def an_incarnation(fs, place):
     take(fs, place.key, TAKER)
-    store.sweep_trash(fs, place.key)
+    commit.sweep_trash(fs, place.key)
 
 
 def a_pin(fs, place):
@@ -279,7 +279,7 @@ def a_pin(fs, place):
 
 
 def a_vote(fs, place):
-    store.write_vote(fs, place.key, store.read_vote(fs, place, "node0")[0])
+    commit.write_vote(fs, place.key, commit.read_vote(fs, place, "node0")[0])
 
 
 def a_drain(fs, place):
@@ -341,7 +341,7 @@ def test_trash_that_becomes_a_link_is_not_followed(place, home):
         as_user(put_link, str(trash / "deep"), str(home), str(trash / "spare"))
 
     for at in range(12):
-        store.sweep_trash(Swapped(place.key.store, at, swap), place.key)
+        commit.sweep_trash(Swapped(place.key.store, at, swap), place.key)
         assert below(home) == before
         if not (trash / "deep").exists():
             (trash / "deep").mkdir(parents=True, exist_ok=True)

@@ -13,13 +13,13 @@ import urllib.request
 import pytest
 import zmq
 
-from ckptd.ask import Daemon
-from ckptd.bulk import wire
+from ckptd.arena.ask import Daemon
 from ckptd.peers.keys import make_keys
-from ckptd.protocol import messages as m
+from ckptd.shared.bulk import wire
+from ckptd.shared.protocol import messages as m
 from tests.cluster import Node, wait_for
 from tests.faults.nodes.clusters import Zygote, a_cluster
-from tests.unit.test_metrics import free_port
+from tests.unit.cli.test_metrics import free_port
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(120)]
 

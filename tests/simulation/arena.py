@@ -6,9 +6,9 @@ from hashlib import blake2b
 from typing import Any
 
 from ckptd.core.events import TopologyKept
-from ckptd.protocol.ids import JobKey, SaveId
-from ckptd.protocol.parity import Piece
-from ckptd.protocol.slot import Seal, SlotState
+from ckptd.shared.base.ids import JobKey, SaveId
+from ckptd.shared.format.slot import Seal, SlotState
+from ckptd.shared.protocol.parity_types import Piece
 
 
 class NoRoomError(Exception):

@@ -3,8 +3,8 @@
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
-from ckptd.protocol.ids import SaveId
-from ckptd.protocol.messages import End
+from ckptd.shared.base.ids import SaveId
+from ckptd.shared.protocol.messages import End
 
 if TYPE_CHECKING:
     from tests.simulation.ranks import Proc

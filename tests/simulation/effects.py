@@ -9,9 +9,9 @@ import msgspec
 
 from ckptd.core import actions as act
 from ckptd.core import events as ev
-from ckptd.protocol.ids import JobKey, incarnation_at
-from ckptd.protocol.parity import Column
-from ckptd.protocol.slot import Seal, SlotState
+from ckptd.shared.base.ids import JobKey, incarnation_at
+from ckptd.shared.format.slot import Seal, SlotState
+from ckptd.shared.protocol.parity_types import Column
 from tests.runs import STORE_ID
 from tests.simulation import parity
 from tests.simulation.arena import NoRoomError

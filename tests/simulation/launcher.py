@@ -3,10 +3,10 @@
 import contextlib
 from typing import TYPE_CHECKING
 
-from ckptd.protocol.errors import CkptdError
-from ckptd.protocol.ids import JobKey
-from ckptd.protocol.messages import Milestone
-from ckptd.protocol.topology import Scheme
+from ckptd.shared.base.errors import CkptdError
+from ckptd.shared.base.ids import JobKey
+from ckptd.shared.protocol.messages import Milestone
+from ckptd.shared.protocol.topology import Scheme
 from tests.simulation.machine import Machine
 from tests.simulation.session import Session
 

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 from ckptd.core import actions as act
 from ckptd.core import events as ev
-from ckptd.core.catalogue import Catalogue
-from ckptd.protocol.ids import JobKey, incarnation_at
-from ckptd.protocol.slot import SlotState
-from ckptd.protocol.topology import Peer
+from ckptd.core.jobs import Catalogue
+from ckptd.shared.base.ids import JobKey, incarnation_at
+from ckptd.shared.format.slot import SlotState
+from ckptd.shared.protocol.topology import Peer
 from tests.simulation.arena import Arena
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Machine:
         return self.catalogue is not None and not self.frozen
 
     def start(self) -> None:
-        """A daemon starts and takes over what lies here, as ckptd.daemon._adopt does."""
+        """A daemon starts and takes over what lies here, as ckptd.daemon.loop._adopt does."""
         if self.catalogue is not None or self.lost:
             return
         self.life = next(self.world.lives)

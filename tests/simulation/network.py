@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckptd.core import events as ev
-from ckptd.protocol import node_messages
-from ckptd.protocol.ids import JobKey
+from ckptd.shared.base.ids import JobKey
+from ckptd.shared.protocol import node_messages
 from tests.simulation.clock import Clock
 
 HANDSHAKE_S = 0.02

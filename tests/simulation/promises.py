@@ -4,10 +4,10 @@ from collections import Counter
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from ckptd.protocol.ids import JobKey, SaveId
-from ckptd.protocol.messages import End, LoadFrom, Milestone, Progress, Tier
-from ckptd.protocol.parity import Piece
-from ckptd.protocol.slot import Seal
+from ckptd.shared.base.ids import JobKey, SaveId
+from ckptd.shared.format.slot import Seal
+from ckptd.shared.protocol.messages import End, LoadFrom, Milestone, Progress, Tier
+from ckptd.shared.protocol.parity_types import Piece
 from tests.simulation import replicas
 from tests.simulation.truth import Promise, SaveTruth, Truth
 

@@ -5,18 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 from ckptd.core import actions as act
 from ckptd.core import events as ev
-from ckptd.protocol.ids import NO_RUN, SaveId
-from ckptd.protocol.messages import (
-    Attached,
-    LoadFrom,
-    Milestone,
-    Progress,
-    Refused,
-    SlotGranted,
-    SlotsRefused,
-)
-from ckptd.protocol.shares import Share
-from ckptd.protocol.slot import Seal, SlotState
+from ckptd.shared.base.ids import NO_RUN, SaveId
+from ckptd.shared.format.replica_shares import Share
+from ckptd.shared.format.slot import Seal, SlotState
+from ckptd.shared.protocol.messages import Attached, LoadFrom, Milestone, Progress, Refused, SlotGranted, SlotsRefused
 from tests.simulation.arena import content_of
 from tests.simulation.machine import Machine, make
 from tests.simulation.reading import ElsewhereError, Images, Read, read

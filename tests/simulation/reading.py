@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckptd.protocol.ids import SaveId
-from ckptd.protocol.messages import LoadFrom, Tier
-from ckptd.protocol.slot import SlotState
+from ckptd.shared.base.ids import SaveId
+from ckptd.shared.format.slot import SlotState
+from ckptd.shared.protocol.messages import LoadFrom, Tier
 
 if TYPE_CHECKING:
     from tests.simulation.ranks import Proc

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from random import Random
 
-from ckptd.protocol.shares import SUM_NBYTES, Share
+from ckptd.shared.format.replica_shares import SUM_NBYTES, Share
 
 _ODD = ("structure", "bytes", "alone")
 

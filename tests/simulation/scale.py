@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ckptd.core.sets import redundancy_sets
-from ckptd.protocol.messages import Cadence, Milestone
-from ckptd.protocol.topology import Scheme
+from ckptd.core.redundancy_sets import redundancy_sets
+from ckptd.shared.protocol.messages import Cadence, Milestone
+from ckptd.shared.protocol.topology import Scheme
 from tests.simulation.world import POLICY, World
 
 SIZES = (4, 16, 64, 256, 1000)

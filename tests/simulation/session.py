@@ -3,9 +3,9 @@
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from ckptd.protocol.ids import JobKey, SaveId
-from ckptd.protocol.messages import Cadence, LoadFrom, Milestone, Progress
-from ckptd.protocol.topology import Topology
+from ckptd.shared.base.ids import JobKey, SaveId
+from ckptd.shared.protocol.messages import Cadence, LoadFrom, Milestone, Progress
+from ckptd.shared.protocol.topology import Topology
 from tests.simulation.machine import Machine
 from tests.simulation.ranks import Proc
 from tests.simulation.replicas import draw

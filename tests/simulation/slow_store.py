@@ -14,11 +14,11 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ckptd import picture
 from ckptd.core.policy import Policy
-from ckptd.protocol.ids import SaveId
-from ckptd.protocol.messages import Cadence
-from ckptd.protocol.topology import Scheme
+from ckptd.daemon import status
+from ckptd.shared.base.ids import SaveId
+from ckptd.shared.protocol.messages import Cadence
+from ckptd.shared.protocol.topology import Scheme
 from tests.simulation.book import is_one_end
 from tests.simulation.ranks import CAPACITY
 from tests.simulation.session import Session
@@ -185,7 +185,7 @@ def _ends_in_the_status(world: World) -> Counter[str]:
     """What the daemon that coordinates says."""
     machine = next(iter(world.nodes.values()))
     assert machine.catalogue is not None
-    (job,) = picture.jobs(machine.catalogue.jobs, machine.now, {})
+    (job,) = status.jobs(machine.catalogue.jobs, machine.now, {})
     return Counter(job.ends)
 
 

@@ -4,7 +4,7 @@ import hashlib
 from dataclasses import dataclass, field
 
 from ckptd.core import events as ev
-from ckptd.protocol.ids import SaveId, not_behind
+from ckptd.shared.base.ids import SaveId, not_behind
 
 
 def run_of(session: str, at_least: int) -> bytes:

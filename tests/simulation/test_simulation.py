@@ -7,11 +7,11 @@ import sys
 import pytest
 
 from ckptd.core import actions as act
-from ckptd.core import saves
-from ckptd.core.encodes import Encodes
-from ckptd.core.node import JobNode
-from ckptd.core.restores import Restores
-from ckptd.core.saves import Saves
+from ckptd.core.coordinator import saves
+from ckptd.core.coordinator.parity_scheduler import Encodes
+from ckptd.core.coordinator.restores import Restores
+from ckptd.core.coordinator.saves import Saves
+from ckptd.core.node.node import JobNode
 from tests.simulation import effects, scale
 from tests.simulation.run import BrokenError, play
 

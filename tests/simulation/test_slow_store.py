@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from ckptd.core.node import JobNode
-from ckptd.core.retention import Retention
-from ckptd.core.saves import Saves
-from ckptd.core.slots import SlotTable
-from ckptd.protocol.messages import Cadence
+from ckptd.core.coordinator.retention import Retention
+from ckptd.core.coordinator.saves import Saves
+from ckptd.core.node.node import JobNode
+from ckptd.core.node.slots import SlotTable
+from ckptd.shared.protocol.messages import Cadence
 from tests.simulation.arena import Arena
 from tests.simulation.ranks import CAPACITY
 from tests.simulation.slow_store import HOURS, Hour, play

@@ -3,11 +3,11 @@
 from dataclasses import dataclass, field
 from itertools import chain
 
-from ckptd.protocol.ids import SaveId
-from ckptd.protocol.parity import Piece
-from ckptd.protocol.shares import Share
-from ckptd.protocol.slot import Seal
-from ckptd.protocol.topology import Scheme
+from ckptd.shared.base.ids import SaveId
+from ckptd.shared.format.replica_shares import Share
+from ckptd.shared.format.slot import Seal
+from ckptd.shared.protocol.parity_types import Piece
+from ckptd.shared.protocol.topology import Scheme
 from tests.simulation import replicas
 from tests.simulation.parity import solvable
 

@@ -9,9 +9,9 @@ from typing import Any
 from ckptd.core import actions as act
 from ckptd.core import events as ev
 from ckptd.core.policy import Policy
-from ckptd.protocol.ids import JobKey
-from ckptd.protocol.messages import Cadence
-from ckptd.protocol.topology import Scheme
+from ckptd.shared.base.ids import JobKey
+from ckptd.shared.protocol.messages import Cadence
+from ckptd.shared.protocol.topology import Scheme
 from tests.simulation.book import Book
 from tests.simulation.chaos import Chaos
 from tests.simulation.clock import Clock

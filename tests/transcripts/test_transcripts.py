@@ -11,11 +11,11 @@ import pytest
 
 from ckptd.core import actions as act
 from ckptd.core import events as ev
-from ckptd.protocol.ids import SaveId
-from ckptd.protocol.messages import Cadence
+from ckptd.shared.base.ids import SaveId
+from ckptd.shared.protocol.messages import Cadence
 from tests.runs import RUN
 from tests.seals import a_seal
-from tests.unit.a_job import KEY, AJob
+from tests.unit.core.a_job import KEY, AJob
 
 HERE = pathlib.Path(__file__).parent
 STORIES = sorted(HERE.glob("*.txt"))

@@ -4,8 +4,8 @@ from typing import Any
 
 import msgspec
 
-from ckptd.protocol.ids import SaveId
-from ckptd.protocol.status import (
+from ckptd.shared.base.ids import SaveId
+from ckptd.shared.protocol.status import (
     SCHEMA,
     CheckpointStatus,
     DrainStatus,

@@ -15,26 +15,26 @@ MAX_FUNCTION_LINES = 50
 
 PURE_BANNED = {"asyncio", "logging", "mmap", "os", "socket", "threading", "time", "torch", "zmq"}
 PURE_ALLOWED = (sys.stdlib_module_names - PURE_BANNED) | {"blake3", "msgspec", "xxhash"}
-BULK = tuple(f"ckptd.bulk.{name}" for name in ("client", "server", "sockets", "marks", "wire"))
+BULK = tuple(f"ckptd.shared.bulk.{name}" for name in ("client", "server", "sockets", "marks", "wire"))
 CLIENT_SEES = (
-    "ckptd.protocol",
-    "ckptd.arena_place",
-    "ckptd.ballast",
-    "ckptd.integrity_key",
-    "ckptd.locks",
-    "ckptd.mapping",
-    "ckptd.private_files",
-    "ckptd.regular_files",
+    "ckptd.shared.protocol",
+    "ckptd.shared.files.arena_location",
+    "ckptd.shared.files.spare_pages",
+    "ckptd.shared.files.integrity_key",
+    "ckptd.shared.files.locks",
+    "ckptd.shared.files.mapping",
+    "ckptd.shared.files.private",
+    "ckptd.shared.files.regular",
     *BULK,
 )
 DAEMON_BANNED = {"ckptd_client", "numpy", "pickle", "torch"}
 OPTIONAL = {
-    "ckptd.export.casts": {"numpy"},
+    "ckptd.checkpoint.export.casts": {"numpy"},
     "ckptd.parity.engine": {"numpy"},
 }  # imported when it is used, and only there
 TOPS = (
-    "ckptd.daemon",
-    "ckptd.serving",
+    "ckptd.daemon.loop",
+    "ckptd.daemon.serving",
     "ckptd.cli",
     "ckptd.__main__",
 )  # who may see everything, each only from further right
@@ -78,8 +78,12 @@ def forbidden(module, name):
     if within(module, "ckptd_client"):
         seen = within(name, *CLIENT_SEES)
         return f"of ckptd the client sees only {CLIENT_SEES}" if top == "ckptd" and not seen else None
-    if within(module, "ckptd.protocol", "ckptd.core"):
-        own = ("ckptd.protocol",) if within(module, "ckptd.protocol") else ("ckptd.protocol", "ckptd.core")
+    if within(module, "ckptd.shared.protocol", "ckptd.core"):
+        own = (
+            ("ckptd.shared.protocol",)
+            if within(module, "ckptd.shared.protocol")
+            else ("ckptd.shared.protocol", "ckptd.core")
+        )
         return None if top in PURE_ALLOWED or within(name, *own) else "protocol and core are pure"
     if top in DAEMON_BANNED - OPTIONAL.get(module, set()):
         return f"the daemon's side never imports {top}"
@@ -98,18 +102,18 @@ def test_import_rule(module):
 @pytest.mark.parametrize(
     ("module", "name"),
     [
-        ("ckptd.core.node", "asyncio"),
-        ("ckptd.core.node", "ckptd.store"),
-        ("ckptd.protocol.ids", "ckptd.core.node"),
-        ("ckptd.protocol.ids", "os"),
+        ("ckptd.core.node.node", "asyncio"),
+        ("ckptd.core.node.node", "ckptd.store.commit"),
+        ("ckptd.shared.base.ids", "ckptd.core.node.node"),
+        ("ckptd.shared.base.ids", "os"),
         ("ckptd.cli.run", "torch"),
-        ("ckptd.export.plan", "numpy"),
-        ("ckptd.export.casts", "torch"),
-        ("ckptd.store", "ckptd.daemon"),
-        ("ckptd.daemon", "ckptd.cli.run"),
-        ("ckptd.store", "ckptd_client"),
-        ("ckptd_client._tree", "ckptd.core.node"),
-        ("ckptd_client._tree", "ckptd"),
+        ("ckptd.checkpoint.export.plan", "numpy"),
+        ("ckptd.checkpoint.export.casts", "torch"),
+        ("ckptd.store.commit", "ckptd.daemon.loop"),
+        ("ckptd.daemon.loop", "ckptd.cli.run"),
+        ("ckptd.store.commit", "ckptd_client"),
+        ("ckptd_client._state.tree", "ckptd.core.node.node"),
+        ("ckptd_client._state.tree", "ckptd"),
     ],
 )
 def test_the_rule_catches(module, name):
@@ -172,16 +176,16 @@ def test_lengths(module):
 # Of names, numbers and what one machine's processes agree on; no byte of a checkpoint is proved by them.
 NAMES_BY_DIGEST = {
     "ckptd.parity.record",  # the name of a set
-    "ckptd.protocol.integrity",
-    "ckptd.protocol.places",
-    "ckptd_client._balance",
-    "ckptd_client._board",
-    "ckptd_client._image",
-    "ckptd_client._plan",
-    "ckptd_client._together",
+    "ckptd.shared.format.integrity",
+    "ckptd.shared.format.arena_paths",
+    "ckptd_client._state.replica_shares",
+    "ckptd_client._load.shared_read.node_group",
+    "ckptd_client._image.image",
+    "ckptd_client._image.plan",
+    "ckptd_client._load.shared_read.read",
     "ckptd_client.dcp._items",
-    "ckptd_client.gathering._agreement",
-    "ckptd_client.gathering._leaves",
+    "ckptd_client._gather._agreement",
+    "ckptd_client._gather._leaves",
 }
 SAYS_WHICH = re.compile(r"integrity|proof\b|report\b|config\b|XXH3")
 
@@ -248,11 +252,11 @@ def bases(node, known):
 
 
 PROVED = with_derived((name, one) for name, tree in TREES.items() for one in takes_integrity(tree)) - {
-    ("ckptd.protocol.messages", "NodeInfo"),  # tells of it
-    ("ckptd.config", "Config"),
-    ("ckptd_client._connecting", "connect"),  # a user's
-    ("ckptd_client._settings", "Proof"),
-    ("ckptd.export.read", "SourceFile"),  # other programs' files have no digests
+    ("ckptd.shared.protocol.messages", "NodeInfo"),  # tells of it
+    ("ckptd.system.config", "Config"),
+    ("ckptd_client._connect", "connect"),  # a user's
+    ("ckptd_client._daemon.settings", "Proof"),
+    ("ckptd.checkpoint.export.read", "SourceFile"),  # other programs' files have no digests
 }
 READERS = with_derived({("ckptd_client.dcp._reader", "CkptdReader")})  # an open client says how it is proved
 CLIENT_RE = re.compile(r"(self\.)?_?client")
@@ -300,7 +304,7 @@ def test_only_names_are_digests_without_integrity():
 
 def unkeyed(tree):
     """What a file imports of the digests without a key."""
-    found = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module == "ckptd.protocol.digest"]
+    found = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module == "ckptd.shared.format.digest"]
     return {alias.name for node in found for alias in node.names}
 
 
@@ -310,10 +314,10 @@ def test_whoever_proves_bytes_says_how(module):
 
 
 def test_the_rule_of_proofs_catches():
-    head = "from ckptd.protocol.manifest import decode_vote\n"
+    head = "from ckptd.shared.format.manifest import decode_vote\n"
     assert list(says_nothing("x", ast.parse(head + "decode_vote(raw, where=where)"))) == ["decode_vote, line 2"]
     assert list(says_nothing("x", ast.parse(head + "decode_vote(raw, where=where, integrity=fs.integrity)"))) == []
-    head = "from ckptd.filelayer import FileLayer\n"
+    head = "from ckptd.store.files import FileLayer\n"
     assert list(says_nothing("x", ast.parse(head + "fs = FileLayer(top)"))) == ["FileLayer, line 2"]
     assert list(says_nothing("x", ast.parse(head + "fs = FileLayer(top, integrity)\nFileLayer().size(path)"))) == []
     head = "from ckptd_client.dcp import CkptdReader\n"
@@ -322,13 +326,13 @@ def test_the_rule_of_proofs_catches():
     derived = "class Mine(CkptdReader):\n    def __init__(self, one):\n        super().__init__({})"
     assert list(says_nothing("x", ast.parse(head + derived.format("path")))) == ["super().__init__, line 4"]
     assert list(says_nothing("x", ast.parse(head + derived.format("path, integrity=self.integrity")))) == []
-    head = "from ckptd_client.integrations._reader import CachedReader as Reader\n"
+    head = "from ckptd_client.integrations._kit.dcp_reader import CachedReader as Reader\n"
     assert list(says_nothing("x", ast.parse(head + "Reader(origin.path)"))) == ["Reader, line 2"]
     head = "from ckptd_client import _checkpoint\n"
     assert list(says_nothing("x", ast.parse(head + "_checkpoint.open_directory(path)"))) == [
         "_checkpoint.open_directory, line 2"
     ]
-    assert {("ckptd.filelayer", "FileLayer"), ("ckptd.regular_files", "RegularFiles")} <= PROVED
+    assert {("ckptd.store.files", "FileLayer"), ("ckptd.shared.files.regular", "RegularFiles")} <= PROVED
     assert len(PROVED) > 40
 
 
@@ -404,14 +408,14 @@ def test_every_complaint_has_a_test():
 
 
 def test_the_resolver_can_say_no():
-    assert path_exists("ckptd/memory.py")
+    assert path_exists("ckptd/arena/budget.py")
     assert path_exists("ckptd_client/py.typed")
     assert path_exists("tests/unit/test_architecture.py::test_import_rule")
     assert not path_exists("tests/unit/test_architecture.py::test_nothing")
     assert not path_exists("ckptd/nothing.py")
-    assert name_exists("ckptd.memory")
-    assert name_exists("ckptd.memory.Budget.tightest")
-    assert name_exists("ckptd.config.load_config()")
-    assert not name_exists("ckptd.memory.nothing")
+    assert name_exists("ckptd.arena.budget")
+    assert name_exists("ckptd.arena.budget.Budget.tightest")
+    assert name_exists("ckptd.system.config.load_config()")
+    assert not name_exists("ckptd.arena.budget.nothing")
     assert not name_exists("ckptd.nothing")
     assert quoted("a `b` ``c``\n```\n`d`\n```\n") == {"b"}

@@ -8,8 +8,8 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.tensor import DTensor
 
-from ckptd_client._strided import is_interleaving
-from ckptd_client._tensors import Chunk, shard_of
+from ckptd_client._state.strided import is_interleaving
+from ckptd_client._state.tensors import Chunk, shard_of
 
 
 class Boxes(torch.Tensor):

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.planner import WriteItem
 
-from ckptd.protocol.digest import digest
-from ckptd.protocol.errors import UsageError
-from ckptd.protocol.ids import MAX_PARTS
-from ckptd.protocol.integrity import XXH3, Integrity, Purpose
-from ckptd.protocol.layout import Path, encode
-from ckptd_client._image import Box, make_image, make_layout
-from ckptd_client._segment_plan import SegmentPlan
-from ckptd_client._tensors import CODE_OF, copyable, describe
+from ckptd.shared.base.errors import UsageError
+from ckptd.shared.base.ids import MAX_PARTS
+from ckptd.shared.format.digest import digest
+from ckptd.shared.format.integrity import XXH3, Integrity, Purpose
+from ckptd.shared.format.layout import Path, encode
+from ckptd_client._image.image import Box, make_image, make_layout
+from ckptd_client._image.segment_plan import SegmentPlan
+from ckptd_client._state.tensors import CODE_OF, copyable, describe
 
 Spec = tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...], torch.dtype]  # name, sizes, offsets, whole, dtype
 

@@ -9,11 +9,11 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlanner, WriteItem, WriteItemType
 
-from ckptd.protocol.errors import RestoreError, UsageError
-from ckptd.protocol.layout import Leaf
-from ckptd_client._leaves import decode_leaf
-from ckptd_client._pickle import CODEC, PickleKeys, check_allowed, encode
-from ckptd_client._tensors import is_tensor
+from ckptd.shared.base.errors import RestoreError, UsageError
+from ckptd.shared.format.layout import Leaf
+from ckptd_client._state.leaves import decode_leaf
+from ckptd_client._state.pickle import CODEC, PickleKeys, check_allowed, encode
+from ckptd_client._state.tensors import is_tensor
 
 
 def own_leaves(planner: SavePlanner, items: Iterable[WriteItem], keys: PickleKeys) -> dict[str, Leaf]:

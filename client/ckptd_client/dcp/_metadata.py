@@ -12,10 +12,10 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from ckptd.protocol.boxes import is_whole
-from ckptd.protocol.layout import Layout, Leaf, Leaves, Path, Shape, TensorEntry
-from ckptd_client._reshard import Saved
-from ckptd_client._tensors import DTYPE_OF
+from ckptd.shared.format.boxes import is_whole
+from ckptd.shared.format.layout import Layout, Leaf, Leaves, Path, Shape, TensorEntry
+from ckptd_client._state.reshard import Saved
+from ckptd_client._state.tensors import DTYPE_OF
 
 
 class Content(NamedTuple):

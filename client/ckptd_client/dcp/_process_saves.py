@@ -3,7 +3,7 @@
 import functools
 from typing import Any
 
-from ckptd.protocol.errors import UsageError
+from ckptd.shared.base.errors import UsageError
 from ckptd_client.dcp._writer import CkptdWriter
 
 

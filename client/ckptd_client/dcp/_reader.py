@@ -11,20 +11,20 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.distributed.tensor import DTensor
 
-from ckptd.integrity_key import chosen
-from ckptd.protocol.errors import RestoreError, UsageError
-from ckptd.protocol.integrity import Integrity
-from ckptd_client._checkpoint import Checkpoint, open_directory
-from ckptd_client._group import Group
-from ckptd_client._load_from import kind_of
-from ckptd_client._pickle import pickle_keys
-from ckptd_client._published import open_published
-from ckptd_client._replica_choice import held_alike, notes_of, of_the_lowest, taken_of
-from ckptd_client._reshard import Box, Saved, cover, runs
-from ckptd_client._restore import Target
-from ckptd_client._segments import integrity_of
-from ckptd_client._strided import is_interleaving
-from ckptd_client._tensors import DTYPE_OF, copied_as, copyable, is_tensor, shard_of
+from ckptd.shared.base.errors import RestoreError, UsageError
+from ckptd.shared.files.integrity_key import chosen
+from ckptd.shared.format.integrity import Integrity
+from ckptd_client._load.checkpoint import Checkpoint, open_directory
+from ckptd_client._load.foreign.load_from import kind_of
+from ckptd_client._load.published import open_published
+from ckptd_client._load.reader import Target
+from ckptd_client._local.rank import Group
+from ckptd_client._save.segments import integrity_of
+from ckptd_client._state.pickle import pickle_keys
+from ckptd_client._state.replica_choice import held_alike, notes_of, of_the_lowest, taken_of
+from ckptd_client._state.reshard import Box, Saved, cover, runs
+from ckptd_client._state.strided import is_interleaving
+from ckptd_client._state.tensors import DTYPE_OF, copied_as, copyable, is_tensor, shard_of
 from ckptd_client.client import Client
 from ckptd_client.dcp._leaves import archive
 from ckptd_client.dcp._metadata import Content, content_of

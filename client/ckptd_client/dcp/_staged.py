@@ -5,11 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from ckptd.protocol.errors import UsageError
-from ckptd.protocol.layout import Leaf
-from ckptd_client import _segments as segments
-from ckptd_client._segments import Segment
-from ckptd_client._tensors import is_tensor, shard_of
+from ckptd.shared.base.errors import UsageError
+from ckptd.shared.format.layout import Leaf
+from ckptd_client._save import segments
+from ckptd_client._save.segments import Segment
+from ckptd_client._state.tensors import is_tensor, shard_of
 from ckptd_client.client import Client
 
 

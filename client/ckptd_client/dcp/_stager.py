@@ -12,14 +12,14 @@ from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
-from ckptd.protocol.errors import UsageError
-from ckptd.protocol.layout import decode_layout, decode_leaves
-from ckptd_client import _segments as segments
-from ckptd_client._pickle import decode
-from ckptd_client._plan import Plan, Spec
-from ckptd_client._slots import SlotMap
-from ckptd_client._tensors import DTYPE_OF, PLAIN_TYPES, Chunk
-from ckptd_client._tree import unflatten
+from ckptd.shared.base.errors import UsageError
+from ckptd.shared.format.layout import decode_layout, decode_leaves
+from ckptd_client._image.plan import Plan, Spec
+from ckptd_client._local.slots import SlotMap
+from ckptd_client._save import segments
+from ckptd_client._state.pickle import decode
+from ckptd_client._state.tensors import DTYPE_OF, PLAIN_TYPES, Chunk
+from ckptd_client._state.tree import unflatten
 from ckptd_client.dcp._boxes import Boxes
 from ckptd_client.dcp._staged import Staged, StagedState, Unstaged
 from ckptd_client.dcp._writer import CkptdWriter

@@ -12,18 +12,18 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.distributed.tensor import DTensor
 
-from ckptd.protocol.errors import SaveFailedError, UsageError
-from ckptd.protocol.ids import SaveId, parse_dirname
-from ckptd.protocol.layout import VERSION, Leaf, Leaves, encode
-from ckptd.protocol.messages import Milestone
-from ckptd.protocol.shares import Share, not_compared
-from ckptd_client import _segments as segments
-from ckptd_client._balance import as_told
-from ckptd_client._connecting import connect
-from ckptd_client._segments import Plain, Segment
-from ckptd_client._settings import as_step
-from ckptd_client._strided import is_interleaving
-from ckptd_client._tensors import shard_of
+from ckptd.shared.base.errors import SaveFailedError, UsageError
+from ckptd.shared.base.ids import SaveId, parse_dirname
+from ckptd.shared.format.layout import VERSION, Leaf, Leaves, encode
+from ckptd.shared.format.replica_shares import Share, not_compared
+from ckptd.shared.protocol.messages import Milestone
+from ckptd_client._connect import connect
+from ckptd_client._daemon.settings import as_step
+from ckptd_client._save import segments
+from ckptd_client._save.segments import Plain, Segment
+from ckptd_client._state.replica_shares import as_told
+from ckptd_client._state.strided import is_interleaving
+from ckptd_client._state.tensors import shard_of
 from ckptd_client.client import Client
 from ckptd_client.dcp._alike import UNKNOWN, Alike, answer, items_of, streams_of, tell
 from ckptd_client.dcp._items import ItemPlans, paths_of, resolved

@@ -11,8 +11,8 @@ from collections.abc import Generator, Sequence
 
 import msgspec
 
-from ckptd.protocol.ids import SaveId
-from ckptd.protocol.status import DrainStatus, JobStatus, Status
+from ckptd.shared.base.ids import SaveId
+from ckptd.shared.protocol.status import DrainStatus, JobStatus, Status
 from ckptd_client.demo.errors import DemoError
 from ckptd_client.demo.nodes import Node
 from ckptd_client.demo.workspace import Workspace

@@ -9,7 +9,7 @@ from typing import Protocol, cast
 import torch
 
 import ckptd_client
-from ckptd.protocol.errors import SaveFailedError
+from ckptd.shared.base.errors import SaveFailedError
 from ckptd_client.demo import journal
 from ckptd_client.demo.plan import Task
 

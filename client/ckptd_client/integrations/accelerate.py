@@ -12,11 +12,11 @@ import shutil
 from collections.abc import Mapping
 from typing import Any
 
-from ckptd.protocol.errors import RestoreError, UsageError
-from ckptd_client.integrations._capture import Capture
-from ckptd_client.integrations._framework import Framework
-from ckptd_client.integrations._trainer_run import TrainerRun, log
-from ckptd_client.integrations._unproved import check_unproved, is_keyed
+from ckptd.shared.base.errors import RestoreError, UsageError
+from ckptd_client.integrations._kit.capture import Capture
+from ckptd_client.integrations._kit.framework import Framework
+from ckptd_client.integrations._kit.trainer_run import TrainerRun, log
+from ckptd_client.integrations._kit.unproved import check_unproved, is_keyed
 
 ACCELERATE = Framework("Hugging Face Accelerate", "accelerate", "1.15")
 _OTHERS = ("DEEPSPEED", "FSDP", "MEGATRON_LM", "XLA")  # kinds of training that write checkpoints of their own

@@ -15,16 +15,16 @@ from typing import Any, Self
 
 import torch.distributed as dist
 
-from ckptd.protocol.errors import CkptdError, RestoreError, UsageError
-from ckptd.protocol.ids import MAX_PARTS
-from ckptd.protocol.origin import MARKER
-from ckptd_client._restored_files import RestoredFiles
+from ckptd.shared.base.errors import CkptdError, RestoreError, UsageError
+from ckptd.shared.base.ids import MAX_PARTS
+from ckptd.shared.format.origin import MARKER
+from ckptd_client._load.files import RestoredFiles
 from ckptd_client.client import Client
 from ckptd_client.files import TorchFile
 from ckptd_client.handle import SaveHandle
-from ckptd_client.integrations._framework import Framework
-from ckptd_client.integrations._options import connect_with
-from ckptd_client.integrations._unproved import check_unproved, find_saved, is_keyed, was_ours
+from ckptd_client.integrations._kit.framework import Framework
+from ckptd_client.integrations._kit.options import connect_with
+from ckptd_client.integrations._kit.unproved import check_unproved, find_saved, is_keyed, was_ours
 
 log = logging.getLogger("ckptd_client")
 

@@ -11,13 +11,13 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ckptd.protocol.errors import IntegrityError, RestoreError
-from ckptd_client._restored_files import RestoredFiles
+from ckptd.shared.base.errors import IntegrityError, RestoreError
+from ckptd_client._load.files import RestoredFiles
 from ckptd_client.client import Client
-from ckptd_client.integrations._capture import Capture
-from ckptd_client.integrations._framework import Framework
-from ckptd_client.integrations._trainer_run import TrainerRun, log
-from ckptd_client.integrations._unproved import check_unproved, is_keyed
+from ckptd_client.integrations._kit.capture import Capture
+from ckptd_client.integrations._kit.framework import Framework
+from ckptd_client.integrations._kit.trainer_run import TrainerRun, log
+from ckptd_client.integrations._kit.unproved import check_unproved, is_keyed
 
 TRANSFORMERS = Framework("Hugging Face Transformers", "transformers", "5.23")
 _NAME_RE = re.compile(r"checkpoint-(\d+)")

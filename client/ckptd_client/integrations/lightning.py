@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from ckptd.protocol.errors import CkptdError, ConnectError, RestoreError, UsageError
-from ckptd_client import _segments as segments
+from ckptd.shared.base.errors import CkptdError, ConnectError, RestoreError, UsageError
+from ckptd_client._save import segments
 from ckptd_client.client import Client
 from ckptd_client.files import TorchFile
 from ckptd_client.handle import SaveHandle
-from ckptd_client.integrations._framework import Framework
-from ckptd_client.integrations._options import connect_with
-from ckptd_client.integrations._unproved import check_unproved, find_saved, is_keyed
+from ckptd_client.integrations._kit.framework import Framework
+from ckptd_client.integrations._kit.options import connect_with
+from ckptd_client.integrations._kit.unproved import check_unproved, find_saved, is_keyed
 
 log = logging.getLogger("ckptd_client")
 

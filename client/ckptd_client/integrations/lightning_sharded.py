@@ -22,19 +22,19 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import WriteResult
 
-from ckptd.protocol.errors import CkptdError, RestoreError, UsageError
-from ckptd.protocol.messages import End
-from ckptd.protocol.origin import Origin
-from ckptd_client import _segments as segments
-from ckptd_client._still_staged import is_still
+from ckptd.shared.base.errors import CkptdError, RestoreError, UsageError
+from ckptd.shared.format.origin import Origin
+from ckptd.shared.protocol.messages import End
+from ckptd_client._save import segments
+from ckptd_client._save.unchanged import is_still
 from ckptd_client.client import Client
 from ckptd_client.dcp import CkptdSavePlanner, CkptdWriter
 from ckptd_client.handle import SaveHandle
-from ckptd_client.integrations._arrivals import Arrivals, comings, oldest_first
-from ckptd_client.integrations._directory import origin_of
-from ckptd_client.integrations._durable import durable
-from ckptd_client.integrations._options import connect_with
-from ckptd_client.integrations._reader import reader_for
+from ckptd_client.integrations._kit.arrivals import Arrivals, comings, oldest_first
+from ckptd_client.integrations._kit.dcp_reader import reader_for
+from ckptd_client.integrations._kit.directory import origin_of
+from ckptd_client.integrations._kit.durable import durable
+from ckptd_client.integrations._kit.options import connect_with
 from ckptd_client.integrations.lightning import LIGHTNING, await_turn, from_rank_0
 
 log = logging.getLogger("ckptd_client")

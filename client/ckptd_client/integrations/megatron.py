@@ -12,14 +12,14 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ckptd.protocol.errors import UsageError
-from ckptd_client import _segments as segments
+from ckptd.shared.base.errors import UsageError
+from ckptd_client._save import segments
 from ckptd_client.client import Client
-from ckptd_client.integrations import _directory as directories
-from ckptd_client.integrations._durable import durable
-from ckptd_client.integrations._framework import Framework
-from ckptd_client.integrations._reader import reader_for
-from ckptd_client.integrations._staged import Content, Staged, stage
+from ckptd_client.integrations._kit import directory as directories
+from ckptd_client.integrations._kit.dcp_reader import reader_for
+from ckptd_client.integrations._kit.durable import durable
+from ckptd_client.integrations._kit.framework import Framework
+from ckptd_client.integrations._kit.staged import Content, Staged, stage
 
 MEGATRON = Framework("Megatron core", "megatron-core", "0.15")
 _CORE = "megatron.core.dist_checkpointing"

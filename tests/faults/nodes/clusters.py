@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from ckptd.protocol.status import JobStatus
+from ckptd.shared.protocol.status import JobStatus
 from tests.cluster import ROOT, Node, wait_for
 from tests.faults.nodes.relay import Relay
 from tests.faults.nodes.zygote import PACKET_NBYTES

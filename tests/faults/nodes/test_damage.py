@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from ckptd.protocol.slot import SEALS_NBYTES, decode_seals
+from ckptd.shared.format.slot import SEALS_NBYTES, decode_seals
 from tests.cluster import Node, wait_for
 from tests.faults.nodes.clusters import KB, Cluster, Ranks, a_cluster
 

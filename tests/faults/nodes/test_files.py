@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from ckptd.protocol import places
+from ckptd.shared.format import arena_paths
 from tests.cluster import wait_for
 from tests.faults.nodes.clusters import Cluster
 
@@ -63,5 +63,5 @@ def test_another_node_finishes_what_the_one_that_committed_did_not_live_to_do(fo
 
 
 def due(node):
-    walk = os.walk(os.path.join(node.arena, places.JOBS))
-    return [name for _, _, names in walk for name in names if name.endswith(places.DUE_SUFFIX)]
+    walk = os.walk(os.path.join(node.arena, arena_paths.JOBS))
+    return [name for _, _, names in walk for name in names if name.endswith(arena_paths.DUE_SUFFIX)]

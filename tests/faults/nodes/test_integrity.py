@@ -6,10 +6,10 @@ import os
 import pytest
 
 from ckptd.cli import invoke
-from ckptd.integrity_key import write_key
-from ckptd.protocol.integrity import KEYED_KIND
-from ckptd.protocol.manifest import MANIFEST, decode_manifest
-from ckptd.protocol.slot import SEALS_NBYTES, decode_seals
+from ckptd.shared.files.integrity_key import write_key
+from ckptd.shared.format.integrity import KEYED_KIND
+from ckptd.shared.format.manifest import MANIFEST, decode_manifest
+from ckptd.shared.format.slot import SEALS_NBYTES, decode_seals
 from tests.faults.nodes.clusters import KB, a_cluster
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(120), pytest.mark.xdist_group("nodes-integrity")]

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from ckptd.bulk import wire
-from ckptd.protocol import places
+from ckptd.shared.bulk import wire
+from ckptd.shared.format import arena_paths
 from tests.cluster import wait_for
 from tests.faults.nodes.clusters import PEER_TIMEOUT_S, Cluster, Ranks, a_cluster
 from tests.faults.nodes.relay import Flip, Repeat
@@ -209,7 +209,7 @@ def test_a_daemon_with_another_key_is_refused_and_told_of(four: Cluster, job: st
     ranks = started(four, job)
     ranks.save(10, "protected", "durable")
     four.nodes["d"].kill()
-    os.unlink(os.path.join(four.nodes["d"].arena, places.IDENTITY))
+    os.unlink(os.path.join(four.nodes["d"].arena, arena_paths.IDENTITY))
     four.start("d")
     ranks.call("save", 20)
     wait_for(lambda: any("key" in line and "refuse" in line for line in four.nodes["a"].status().errors), 15)

@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from ckptd import failpoints
-from ckptd.protocol.ids import parse_dirname
+from ckptd.shared.base.ids import parse_dirname
+from ckptd.system import failpoints
 from tests.cluster import wait_for
 from tests.faults.nodes.clusters import Cluster, Ranks, within
 

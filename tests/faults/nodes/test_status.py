@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from ckptd.ask import Daemon
-from ckptd.protocol.status import JobStatus
+from ckptd.arena.ask import Daemon
+from ckptd.shared.protocol.status import JobStatus
 from tests.cluster import Node, wait_for
 from tests.faults.nodes.capture import in_readme, shape_of, taken
 from tests.faults.nodes.clusters import MB, Cluster, a_cluster, within

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from ckptd.protocol.wording import named_ranks
+from ckptd.shared.base.wording import named_ranks
 from tests.cluster import wait_for
 from tests.faults.nodes.clusters import Cluster, a_cluster
 

@@ -9,8 +9,8 @@ import tempfile
 
 import pytest
 
-from ckptd.filelayer import FileLayer
-from ckptd.store_identity import open_store
+from ckptd.store.files import FileLayer
+from ckptd.store.identity import open_store
 from tests.faults.history_world import JOB, Run, World, committed
 from tests.faults.nodes.clusters import a_cluster
 

@@ -6,7 +6,7 @@ import pytest
 import torch.distributed as dist
 
 import ckptd_client
-from ckptd.protocol.digest import digest
+from ckptd.shared.format.digest import digest
 from tests.cluster import Node, wait_for
 
 

@@ -15,11 +15,11 @@ from safetensors import safe_open
 from torch import nn
 
 import ckptd_client
-from ckptd.protocol.layout import FILE_VIEWS
-from ckptd.protocol.manifest import LATEST
+from ckptd.shared.format.layout import FILE_VIEWS
+from ckptd.shared.format.manifest import LATEST
 from ckptd_client import MismatchError, SaveFailedError, WaitTimeoutError
-from ckptd_client._image import FILLER_PREFIX
-from ckptd_client._tensors import CODE_OF, DTYPE_OF
+from ckptd_client._image.image import FILLER_PREFIX
+from ckptd_client._state.tensors import CODE_OF, DTYPE_OF
 from tests.cluster import Node, wait_for
 from tests.unit.client.same import bits, difference
 

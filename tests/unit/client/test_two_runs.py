@@ -10,16 +10,16 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from ckptd.protocol.errors import SaveFailedError
-from ckptd.protocol.ids import SaveId
-from ckptd.protocol.manifest import STOCK_METADATA
-from ckptd.protocol.origin import MARKER, Origin
-from ckptd_client import _segments as segments
+from ckptd.shared.base.errors import SaveFailedError
+from ckptd.shared.base.ids import SaveId
+from ckptd.shared.format.manifest import STOCK_METADATA
+from ckptd.shared.format.origin import MARKER, Origin
+from ckptd_client._save import segments
 from ckptd_client.integrations import lightning_sharded, megatron
-from ckptd_client.integrations._arrivals import Arrivals, comings
-from ckptd_client.integrations._directory import promise
-from ckptd_client.integrations._reader import reader_of
-from ckptd_client.integrations._staged import Content, stage
+from ckptd_client.integrations._kit.arrivals import Arrivals, comings
+from ckptd_client.integrations._kit.dcp_reader import reader_of
+from ckptd_client.integrations._kit.directory import promise
+from ckptd_client.integrations._kit.staged import Content, stage
 from tests.runs import OTHER_RUN, RUN
 
 STEP = 7

@@ -9,13 +9,13 @@ import time
 
 import pytest
 
-from ckptd.background import Background
-from ckptd.bulk import server as server_module
-from ckptd.bulk import wire
-from ckptd.bulk.client import Address, Connection
-from ckptd.bulk.server import BulkServer
-from ckptd.bulk.sockets import Cancel
-from ckptd.protocol.errors import PeerError
+from ckptd.daemon.background import Background
+from ckptd.shared.base.errors import PeerError
+from ckptd.shared.bulk import server as server_module
+from ckptd.shared.bulk import wire
+from ckptd.shared.bulk.client import Address, Connection
+from ckptd.shared.bulk.server import BulkServer
+from ckptd.shared.bulk.sockets import Cancel
 from tests.nodes import EPOCH, KEY, SAVE, SECRET
 
 LINKS = {"link": SECRET}

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from ckptd.parity.code import Code, Symbol, next_prime, schedule
-from ckptd.protocol.topology import Scheme
+from ckptd.shared.protocol.topology import Scheme
 
 SHAPES = [(Scheme.XOR, n) for n in range(2, 11)] + [(Scheme.DOUBLE, n) for n in range(3, 11)]
 

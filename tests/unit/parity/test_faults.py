@@ -15,20 +15,20 @@ import time
 import msgspec
 import pytest
 
-from ckptd import failpoints
-from ckptd.arena import Arena
-from ckptd.bulk import wire
-from ckptd.bulk.client import Address, Connection
-from ckptd.bulk.sockets import Cancel
+from ckptd.arena.arena import Arena
 from ckptd.parity.encode import encode
+from ckptd.parity.files import Parities, open_parity
 from ckptd.parity.rebuild import Place, copy_segment, rebuild_segment
-from ckptd.parity_files import Parities, open_parity
-from ckptd.protocol import places
-from ckptd.protocol.digest import BLOCK_NBYTES
-from ckptd.protocol.errors import DamagedError, PeerError, ProtocolError
-from ckptd.protocol.ids import SaveId
-from ckptd.protocol.slot import SlotState
-from ckptd.protocol.topology import Scheme
+from ckptd.shared.base.errors import DamagedError, PeerError, ProtocolError
+from ckptd.shared.base.ids import SaveId
+from ckptd.shared.bulk import wire
+from ckptd.shared.bulk.client import Address, Connection
+from ckptd.shared.bulk.sockets import Cancel
+from ckptd.shared.format import arena_paths
+from ckptd.shared.format.digest import BLOCK_NBYTES
+from ckptd.shared.format.slot import SlotState
+from ckptd.shared.protocol.topology import Scheme
+from ckptd.system import failpoints
 from tests.cluster import ROOT
 from tests.nodes import EPOCH, KEY, SAVE, SECRET, content, start_set
 from tests.runs import RUN
@@ -169,7 +169,7 @@ def test_a_flipped_bit_in_what_a_rebuild_reads_is_named_and_no_slot_sealed(nodes
         flip_slot(nodes.nodes[0], 0, SIZE - 1)  # of the half that is in a group with the lost node
         pattern = r"node n0.*slot r00000-000001.slot block 2"
     else:
-        name = places.parity_name(SAVE, EPOCH)
+        name = arena_paths.parity_name(SAVE, EPOCH)
         nodes.nodes[0].arena.view(KEY, name)[9] ^= 1
         pattern = rf"node n0.*parity file {name} block 0"
     before = nodes.nodes[2].arena.used_nbytes
@@ -278,7 +278,7 @@ def test_asks_that_make_no_sense_are_refused(nodes, what):
 
 
 def test_silent_strangers_do_not_keep_anybody_out(nodes, monkeypatch):
-    monkeypatch.setattr("ckptd.bulk.server._HELLO_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("ckptd.shared.bulk.server._HELLO_TIMEOUT_S", 0.3)
     with contextlib.ExitStack() as stack:
         silent = [stack.enter_context(dial(nodes.nodes[1])) for _ in range(40)]
         time.sleep(0.5)
@@ -332,7 +332,7 @@ def test_pieces_are_found_again_and_what_is_not_whole_is_removed(nodes):
     for index in range(2):
         encode_one(nodes, index)
     first, second = nodes.nodes[0], nodes.nodes[1]
-    name = places.parity_name(SAVE, EPOCH)
+    name = arena_paths.parity_name(SAVE, EPOCH)
     assert Parities(first.arena).scan() == [(KEY, nodes.piece(0, Scheme.XOR))]
     path = second.arena.slot_path(KEY, name)
     with open(path, "r+b") as file:
@@ -414,7 +414,7 @@ def in_arena(directory, index):
     arena.open()
     slots = [s for s in arena.scan() if s.seal.state is not SlotState.FREE]
     pieces = Parities(arena).scan()
-    files = [n for n in os.listdir(arena.job_path(KEY)) if n.endswith(places.PARITY_SUFFIX)]
+    files = [n for n in os.listdir(arena.job_path(KEY)) if n.endswith(arena_paths.PARITY_SUFFIX)]
     arena.close(remove=False)
     return slots, pieces, files
 

@@ -8,13 +8,13 @@ import time
 
 import pytest
 
-from ckptd.background import Background
 from ckptd.core import actions as act
 from ckptd.core import events as ev
-from ckptd.parity_files import open_parity
-from ckptd.protect_effects import ProtectEffects
-from ckptd.protocol.messages import Tier
-from ckptd.protocol.topology import Scheme
+from ckptd.daemon.background import Background
+from ckptd.daemon.parity_effects import ProtectEffects
+from ckptd.parity.files import open_parity
+from ckptd.shared.protocol.messages import Tier
+from ckptd.shared.protocol.topology import Scheme
 from tests.nodes import EPOCH, KEY, SAVE, content, start_set
 
 SIZE = 3 << 20

@@ -5,8 +5,8 @@ import random
 import pytest
 
 from ckptd.parity.table import Table
-from ckptd.protocol.digest import BLOCK_NBYTES, blocks, digest
-from ckptd.protocol.integrity import XXH3, Integrity, Keyed, Purpose
+from ckptd.shared.format.digest import BLOCK_NBYTES, blocks, digest
+from ckptd.shared.format.integrity import XXH3, Integrity, Keyed, Purpose
 
 NBYTES = 2 * BLOCK_NBYTES + 12_345
 DATA = memoryview(random.Random(3).randbytes(NBYTES + 5000))  # the tail of a slot lies beyond

@@ -8,15 +8,15 @@ import threading
 
 import pytest
 
-from ckptd.bulk import wire
-from ckptd.bulk.client import Connection
-from ckptd.bulk.sockets import Cancel
 from ckptd.parity.encode import encode
 from ckptd.parity.rebuild import Place, copy_segment, rebuild_segment
-from ckptd.protocol.digest import BLOCK_NBYTES, digest
-from ckptd.protocol.errors import DamagedError, PeerError
-from ckptd.protocol.integrity import XXH3, Keyed
-from ckptd.protocol.topology import Scheme
+from ckptd.shared.base.errors import DamagedError, PeerError
+from ckptd.shared.bulk import wire
+from ckptd.shared.bulk.client import Connection
+from ckptd.shared.bulk.sockets import Cancel
+from ckptd.shared.format.digest import BLOCK_NBYTES, digest
+from ckptd.shared.format.integrity import XXH3, Keyed
+from ckptd.shared.protocol.topology import Scheme
 from tests import collide
 from tests.nodes import KEY, SAVE, content, start_set
 

@@ -9,12 +9,12 @@ import time
 import msgspec
 import zmq
 
-from ckptd.config import Config
 from ckptd.core import events as ev
 from ckptd.peers.identity import identify
 from ckptd.peers.plane import PeerPlane
-from ckptd.protocol.ids import JobKey, SaveId
-from ckptd.protocol.topology import Peer
+from ckptd.shared.base.ids import JobKey, SaveId
+from ckptd.shared.protocol.topology import Peer
+from ckptd.system.config import Config
 from tests.runs import RUN
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))

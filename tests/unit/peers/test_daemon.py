@@ -16,20 +16,20 @@ import msgspec
 import pytest
 import zmq
 
-from ckptd.arena import Arena
-from ckptd.background import Background
+from ckptd.arena.arena import Arena
+from ckptd.arena.saved_topology import Kept, keep_topology, kept_topologies
 from ckptd.core import actions as act
-from ckptd.core.catalogue import Catalogue
+from ckptd.core.jobs import Catalogue
 from ckptd.core.policy import Policy
-from ckptd.daemon import Daemon
-from ckptd.desk import Sources, StatusDesk
-from ckptd.effects import Effects
+from ckptd.daemon.background import Background
+from ckptd.daemon.effects import Effects
+from ckptd.daemon.loop import Daemon
+from ckptd.daemon.status_service import Sources, StatusDesk
 from ckptd.parity.encode import encode
-from ckptd.peers.kept import Kept, keep_topology, kept_topologies
-from ckptd.protocol import messages as m
-from ckptd.protocol import places, rank_file
-from ckptd.protocol.ids import JobKey, SaveId
-from ckptd.protocol.topology import Peer, Scheme, Topology
+from ckptd.shared.base.ids import JobKey, SaveId
+from ckptd.shared.format import arena_paths, rank_file
+from ckptd.shared.protocol import messages as m
+from ckptd.shared.protocol.topology import Peer, Scheme, Topology
 from tests.cluster import Node, wait_for
 from tests.nodes import EPOCH, KEY, SAVE, start_set
 from tests.runs import RUN
@@ -44,7 +44,7 @@ def asking(node):
     socket = context.socket(zmq.DEALER)
     socket.linger, socket.rcvtimeo = 0, 5000
     try:
-        socket.connect(f"ipc://{node.arena}/{places.SOCKET}")
+        socket.connect(f"ipc://{node.arena}/{arena_paths.SOCKET}")
         yield socket
     finally:
         socket.close()
@@ -70,7 +70,7 @@ def test_a_daemon_says_how_it_is_reached(node):
     assert (info.peer.node, info.peer.domain) == ("n1", "rack 1")
     assert info.peer.endpoint.startswith("tcp://127.0.0.1:")
     assert node.status().node == "n1"
-    assert stat.S_IMODE(os.stat(os.path.join(node.arena, places.IDENTITY)).st_mode) == 0o600
+    assert stat.S_IMODE(os.stat(os.path.join(node.arena, arena_paths.IDENTITY)).st_mode) == 0o600
     node.kill()
     node.start(CKPTD_NODE="n1", CKPTD_DOMAIN="rack 1")
     again = ask_node(node)
@@ -95,7 +95,7 @@ def test_an_empty_daemon_takes_its_keys_along(tmp_path):
     arena = tempfile.mkdtemp(prefix="ckptd-test-", dir="/dev/shm")
     with Node(str(tmp_path), arena=arena) as node:
         node.start("--exit-when-empty")
-        assert os.path.exists(os.path.join(arena, places.IDENTITY))
+        assert os.path.exists(os.path.join(arena, arena_paths.IDENTITY))
         assert node.daemon.wait(20) == 0
         assert not os.path.exists(arena)
         os.mkdir(arena, 0o700)  # for the node to remove
@@ -110,7 +110,7 @@ def test_the_topology_of_a_job_that_left_nothing_goes(node):
     assert kept_topologies(node.arena)
     node.start(CKPTD_NODE="n1")
     wait_for(lambda: not kept_topologies(node.arena))
-    wait_for(lambda: not os.listdir(os.path.join(node.arena, places.JOBS)))
+    wait_for(lambda: not os.listdir(os.path.join(node.arena, arena_paths.JOBS)))
     assert node.status().jobs == []
 
 
@@ -122,8 +122,8 @@ def test_parity_that_belongs_to_nothing_here_goes_at_the_start(node):
         made.stage([[b"one" * 1000], [b"two" * 1000]])
         own = made.nodes[0]
         encode(own.parities, KEY, made.piece(0, Scheme.XOR), made.sources(own), lambda _: None)
-        name = places.parity_name(SAVE, EPOCH)
-        directory = os.path.join(node.arena, places.job_dir(KEY))
+        name = arena_paths.parity_name(SAVE, EPOCH)
+        directory = os.path.join(node.arena, arena_paths.job_dir(KEY))
         os.makedirs(directory)
         os.rename(own.arena.slot_path(KEY, name), os.path.join(directory, name))
     finally:
@@ -181,7 +181,7 @@ def test_a_topology_is_kept_in_its_turn_and_goes_with_the_job(tmp_path):
         let_go.set()
         wait_for(lambda: kept_topologies(directory) == [Kept(job, two, 1, 1)])
         effects.perform(act.ForgetJob(job=job))
-        wait_for(lambda: os.listdir(os.path.join(directory, places.JOBS)) == [])
+        wait_for(lambda: os.listdir(os.path.join(directory, arena_paths.JOBS)) == [])
     finally:
         cleaning.close()
         arena.close(remove=True)
@@ -190,9 +190,9 @@ def test_a_topology_is_kept_in_its_turn_and_goes_with_the_job(tmp_path):
 
 def hold(node, job, rank=0):
     """A rank file, locked as a rank's is while it waits for the others of its job."""
-    directory = os.path.join(node.arena, places.job_dir(job))
+    directory = os.path.join(node.arena, arena_paths.job_dir(job))
     os.makedirs(directory, mode=0o700, exist_ok=True)
-    path = os.path.join(directory, places.rank_file_name(rank, "s"))
+    path = os.path.join(directory, arena_paths.rank_file_name(rank, "s"))
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.lockf(fd, fcntl.LOCK_EX)
     os.pwrite(fd, rank_file.encode(rank_file.RankRecord(job, rank, "s", "h")), 0)
@@ -224,7 +224,7 @@ def test_the_identity_stays_while_a_job_has_anything_here():
     try:
         arena = Arena(directory)
         arena.open()
-        identity = os.path.join(directory, places.IDENTITY)
+        identity = os.path.join(directory, arena_paths.IDENTITY)
         with open(identity, "wb"):
             arena.job_path(JobKey("/store", "job"))
         arena.close(remove=True)

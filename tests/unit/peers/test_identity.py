@@ -9,20 +9,20 @@ import time
 
 import pytest
 
-from ckptd import ballast
-from ckptd.arena import Arena
-from ckptd.bulk.host import BulkHost
-from ckptd.config import Config
+from ckptd.arena.arena import Arena
+from ckptd.arena.saved_topology import Kept, keep_topology, kept_topologies
+from ckptd.daemon.bulk_host import BulkHost
+from ckptd.doctor.probe_peers import examine_peers
 from ckptd.peers import identity as identity_module
-from ckptd.peers.examine import examine_peers
 from ckptd.peers.identity import find_host, identify, node_name
-from ckptd.peers.kept import Kept, keep_topology, kept_topologies
 from ckptd.peers.keys import fits, make_keys, read_keys, write_keys
 from ckptd.peers.plane import PeerPlane
-from ckptd.protocol import places
-from ckptd.protocol.errors import ConfigError
-from ckptd.protocol.ids import JobKey
-from ckptd.protocol.topology import Peer, Topology
+from ckptd.shared.base.errors import ConfigError
+from ckptd.shared.base.ids import JobKey
+from ckptd.shared.files import spare_pages
+from ckptd.shared.format import arena_paths
+from ckptd.shared.protocol.topology import Peer, Topology
+from ckptd.system.config import Config
 
 JOB = JobKey("/store", "job")
 PEER = Peer("n1", "arena-1", "tcp://10.0.0.1:4000", "k" * 40, "rack-1")
@@ -38,7 +38,7 @@ def test_it_stays_the_same_while_the_arena_does(tmp_path):
     first.keep_port(4711)
     second = identify(config(tmp_path))
     assert (second.arena, second.keys, second.kept_port) == (first.arena, first.keys, 4711)
-    file = tmp_path / places.IDENTITY
+    file = tmp_path / arena_paths.IDENTITY
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert first.keys.secret not in repr(first)
     file.unlink()
@@ -50,7 +50,7 @@ def test_it_stays_the_same_while_the_arena_does(tmp_path):
 @pytest.mark.parametrize("raw", [b"", b"\xc1", b"\x83", b"x" * 100])
 def test_a_damaged_file_makes_another_one(tmp_path, raw):
     first = identify(config(tmp_path))
-    (tmp_path / places.IDENTITY).write_bytes(raw)
+    (tmp_path / arena_paths.IDENTITY).write_bytes(raw)
     second = identify(config(tmp_path))
     assert fits(second.keys)
     assert second.keys != first.keys
@@ -156,20 +156,20 @@ def test_topologies_are_kept_with_the_job(tmp_path):
     keep_topology(str(tmp_path), Kept(elsewhere, other, 3, 1))
     found = {kept.job: kept for kept in kept_topologies(str(tmp_path))}
     assert found == {JOB: Kept(JOB, topology, 2, 1), elsewhere: Kept(elsewhere, other, 3, 1)}
-    directory = tmp_path / places.job_dir(JOB)
-    assert os.listdir(directory) == [places.TOPOLOGY]
-    assert stat.S_IMODE((directory / places.TOPOLOGY).stat().st_mode) == 0o600
+    directory = tmp_path / arena_paths.job_dir(JOB)
+    assert os.listdir(directory) == [arena_paths.TOPOLOGY]
+    assert stat.S_IMODE((directory / arena_paths.TOPOLOGY).stat().st_mode) == 0o600
 
 
 def test_what_is_no_topology_of_that_job_is_left_out(tmp_path):
     keep_topology(str(tmp_path), Kept(JOB, Topology((PEER,), (0,)), 1, 1))
     for name in ("damaged-01234567", "moved-01234567", "linked-01234567", "empty-01234567"):
-        (tmp_path / places.JOBS / name).mkdir()
-    kept = tmp_path / places.job_dir(JOB) / places.TOPOLOGY
-    (tmp_path / places.JOBS / "damaged-01234567" / places.TOPOLOGY).write_bytes(b"\xc1")
-    (tmp_path / places.JOBS / "moved-01234567" / places.TOPOLOGY).write_bytes(kept.read_bytes())
-    (tmp_path / places.JOBS / "linked-01234567" / places.TOPOLOGY).symlink_to(kept)
-    (tmp_path / places.JOBS / "file").write_text("")
+        (tmp_path / arena_paths.JOBS / name).mkdir()
+    kept = tmp_path / arena_paths.job_dir(JOB) / arena_paths.TOPOLOGY
+    (tmp_path / arena_paths.JOBS / "damaged-01234567" / arena_paths.TOPOLOGY).write_bytes(b"\xc1")
+    (tmp_path / arena_paths.JOBS / "moved-01234567" / arena_paths.TOPOLOGY).write_bytes(kept.read_bytes())
+    (tmp_path / arena_paths.JOBS / "linked-01234567" / arena_paths.TOPOLOGY).symlink_to(kept)
+    (tmp_path / arena_paths.JOBS / "file").write_text("")
     assert [kept.job for kept in kept_topologies(str(tmp_path))] == [JOB]
 
 
@@ -234,12 +234,12 @@ def test_a_key_file_may_lie_anywhere(tmp_path):
 def full(tmp_path, monkeypatch):
     """The arena of a daemon where everything but the ballast is taken."""
     arena = Arena(str(tmp_path / "arena"))
-    monkeypatch.setattr("ckptd.arena.make_directory", lambda path: os.makedirs(path, mode=0o700))
+    monkeypatch.setattr("ckptd.arena.arena.make_directory", lambda path: os.makedirs(path, mode=0o700))
     arena.open()
     real = os.replace
 
     def replace(source, target):
-        if os.stat(os.path.join(arena.path, places.BALLAST)).st_size >= ballast.NBYTES:
+        if os.stat(os.path.join(arena.path, arena_paths.BALLAST)).st_size >= spare_pages.NBYTES:
             raise OSError(errno.ENOSPC, "No space left on device")
         real(source, target)
 
@@ -251,11 +251,11 @@ def full(tmp_path, monkeypatch):
 def test_topology_and_identity_have_room_where_all_memory_is_taken(full):
     config = Config(arena=full.path, node="n1", peer_address="127.0.0.1")
     identify(config).keep_port(4321)
-    assert os.stat(os.path.join(full.path, places.BALLAST)).st_blocks * 512 >= 1 << 20  # and again for the next
+    assert os.stat(os.path.join(full.path, arena_paths.BALLAST)).st_blocks * 512 >= 1 << 20  # and again for the next
     assert identify(config).kept_port == 4321
     keep_topology(full.path, Kept(JobKey("/store", "job"), Topology((PEER,), (0,)), 1, 1))
     assert [kept.job for kept in kept_topologies(full.path)] == [JobKey("/store", "job")]
-    shutil.rmtree(os.path.join(full.path, places.JOBS))
+    shutil.rmtree(os.path.join(full.path, arena_paths.JOBS))
 
 
 def test_a_port_that_cannot_be_kept_stops_nobody(tmp_path, monkeypatch, caplog):

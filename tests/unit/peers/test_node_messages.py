@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from ckptd.core import events as ev
-from ckptd.protocol import node_messages as nm
-from ckptd.protocol.errors import ProtocolError, UnknownMessageError
-from ckptd.protocol.ids import MAX_INCARNATION, MAX_RANKS, JobKey, SaveId
-from ckptd.protocol.topology import MAX_NODES
-from ckptd.protocol.versions import tags
+from ckptd.shared.base.errors import ProtocolError, UnknownMessageError
+from ckptd.shared.base.ids import MAX_INCARNATION, MAX_RANKS, JobKey, SaveId
+from ckptd.shared.protocol import node_messages as nm
+from ckptd.shared.protocol.topology import MAX_NODES
+from ckptd.shared.protocol.versions import tags
 from tests.golden import wire
 from tests.runs import RUN
 

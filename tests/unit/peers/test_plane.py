@@ -18,10 +18,10 @@ from ckptd.peers import plane as plane_module
 from ckptd.peers import remote as remote_module
 from ckptd.peers.keys import make_keys, write_keys
 from ckptd.peers.link import Link
-from ckptd.protocol import node_messages
-from ckptd.protocol.errors import ConfigError, ProtocolError
-from ckptd.protocol.ids import SaveId
-from ckptd.protocol.topology import Peer, Topology
+from ckptd.shared.base.errors import ConfigError, ProtocolError
+from ckptd.shared.base.ids import SaveId
+from ckptd.shared.protocol import node_messages
+from ckptd.shared.protocol.topology import Peer, Topology
 from tests.runs import RUN
 from tests.unit.peers.planes import JOB, OTHER, TIMEOUT_S, Apart, World, a_plane, staged
 

@@ -1,0 +1,1 @@
+"""The arena: the directory on tmpfs with the slots, its budget, and what it remembers between daemons."""

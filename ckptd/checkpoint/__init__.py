@@ -1,0 +1,1 @@
+"""Offline work on committed checkpoints: verify, repair, export, finish."""

@@ -1,0 +1,204 @@
+"""A checkpoint as the export needs it; and a committed one of ckptd's, found and opened.
+
+Its records are checked against each other, its layouts decoded.
+"""
+
+import itertools
+import os
+from collections.abc import Container, Mapping
+from typing import ClassVar, Protocol
+
+import msgspec
+
+from ckptd.checkpoint.export.names import HasTensors
+from ckptd.checkpoint.export.plan import Tensor, whole_tensors
+from ckptd.checkpoint.export.read import SourceFile
+from ckptd.shared.base.errors import UsageError
+from ckptd.shared.base.ids import JobKey, SaveId, parse_dirname, parse_partial_dirname
+from ckptd.shared.format.committed import TRASH_PREFIX, Finding, open_sound, read_vote_of
+from ckptd.shared.format.integrity import XXH3, Integrity
+from ckptd.shared.format.layout import Layout, Path, decode_leaves
+from ckptd.shared.format.manifest import (
+    COMMITTED,
+    LATEST,
+    MANIFEST,
+    STOCK_FILES,
+    STOCK_METADATA,
+    VOTES_DIR,
+    FileRecord,
+    VoteRef,
+    decode_vote,
+    layout_of,
+)
+from ckptd.shared.format.replica_shares import compared, doubt
+from ckptd.store.files import FileLayer
+from ckptd.store.scan import job_dir, scan
+
+_JOBS_SHOWN = 5
+
+
+class Source(HasTensors, Protocol):
+    """A checkpoint of any kind, opened."""
+
+    @property
+    def flat(self) -> bool:
+        """Whether its ranks hold ranges of elements, not boxes that a reader could want."""
+
+    @property
+    def path(self) -> str:
+        """Its directory."""
+
+    @property
+    def step(self) -> int:
+        """The training step."""
+
+    @property
+    def incarnation(self) -> int | None:
+        """The life of its job; None where there is no such thing."""
+
+    @property
+    def save_id(self) -> str:
+        """What tells it from others of the job."""
+
+    @property
+    def leaves(self) -> int:
+        """How many values are no tensors."""
+
+    @property
+    def files(self) -> list[SourceFile]:
+        """What the boxes of its tensors lie in."""
+
+    @property
+    def paths(self) -> Mapping[str, Path]:
+        """Places in the nesting of all names, of tensors and of other values."""
+
+    def stock_leaves(self) -> dict[str, bytes]:
+        """Values that are no tensors, a torch.save archive each. Raises DamagedError or OSError, naming the file."""
+
+
+class Checkpoint(msgspec.Struct, frozen=True):
+    """What a committed checkpoint consists of. files and layouts by rank."""
+
+    path: str
+    save: SaveId
+    files: list[SourceFile]
+    layouts: list[Layout]
+    leaves: int  # values that are no tensors
+    votes: list[VoteRef]
+    integrity: Integrity = XXH3
+    doubted: str = ""  # what a user is told of its replicas
+    flat: ClassVar[bool] = False
+
+    @property
+    def step(self) -> int:
+        """As saved."""
+        return self.save.step
+
+    @property
+    def incarnation(self) -> int | None:
+        """As saved."""
+        return self.save.incarnation
+
+    @property
+    def save_id(self) -> str:
+        """As text."""
+        return self.save.text
+
+    @property
+    def paths(self) -> dict[str, Path]:
+        """Of the first rank that has a name."""
+        return {name: path for layout in reversed(self.layouts) for name, path in layout.paths.items()}
+
+    @property
+    def names(self) -> list[str]:
+        """Of the tensors, tied ones too, in the order of the state that was saved."""
+        there = {entry.name for layout in self.layouts for entry in layout.tensors}
+        there.update(name for layout in self.layouts for name in layout.aliases)
+        ordered = itertools.chain((name for layout in self.layouts for name in layout.paths), sorted(there))
+        return [name for name in dict.fromkeys(ordered) if name in there]
+
+    def tensors(self, names: Container[str]) -> dict[str, Tensor]:
+        """Those of these names. Raises DamagedError for one that ranks disagree about, or that has gaps."""
+        return whole_tensors(self.layouts, names)
+
+    def stock_leaves(self) -> dict[str, bytes]:
+        """Rank 0's values that are no tensors, a torch.save archive each; none if it made none.
+
+        Opaque bytes, checked like all else. Raises DamagedError or OSError, naming the file.
+        """
+        for ref in self.votes:
+            raw = read_vote_of(self.path, FileLayer(integrity=self.integrity), ref)
+            if isinstance(raw, Finding):
+                raise raw.error
+            where = os.path.join(self.path, VOTES_DIR, ref.node)
+            vote = decode_vote(raw, where=where, integrity=self.integrity)
+            if any(record.rank == 0 for record in vote.files):
+                objects = vote.stock_objects
+                if objects is None:
+                    return {}
+                return {name: objects.data[at : at + nbytes] for name, (at, nbytes) in objects.index.items()}
+        return {}
+
+
+def find(path: str, integrity: Integrity = XXH3) -> tuple[str, list[str]]:
+    """The checkpoint's directory: path itself, or the newest in the job's directory that path is. Raises UsageError.
+
+    And what is wrong with other checkpoints of the job: one of them may be newer.
+    """
+    path = os.path.realpath(path)
+    base = os.path.basename(path)
+    if parse_partial_dirname(base) is not None or base.startswith(TRASH_PREFIX):
+        return path, []  # open_committed says what it is
+    if not os.path.exists(path):
+        raise UsageError(f"{path} does not exist", hint=f"see what is there: ckptd list {os.path.dirname(path)}")
+    there = any(os.path.lexists(os.path.join(path, name)) for name in (COMMITTED, MANIFEST))
+    if there or parse_dirname(base) is not None:
+        return path, []
+    key = JobKey(*os.path.split(path))
+    found = scan(FileLayer(integrity=integrity), key)
+    if not found.committed:
+        _check_other(path)
+        why = found.problems[0] if found.problems else "neither a checkpoint nor the directory of a job that has one"
+        raise UsageError(f"nothing to export in {path}: {why}", hint=f"ckptd list {path}")
+    return os.path.join(job_dir(key), found.committed[0].dirname), found.problems
+
+
+def _check_other(path: str) -> None:
+    """Raises UsageError for a directory of another kind, with what to do with it."""
+    try:
+        names = sorted(os.listdir(path))
+    except NotADirectoryError:
+        raise UsageError(f"{path} is a file", hint=f"give its directory: {os.path.dirname(path)}") from None
+    if STOCK_METADATA in names:
+        hint = "client.load_from(path, state) reads it, and so does dcp.load(state, checkpoint_id=path)"
+        raise UsageError(f"{path} is a directory of DCP's, not ckptd's", hint=hint)
+    jobs = [name for name in names if os.path.lexists(os.path.join(path, name, LATEST))]
+    if jobs:
+        shown = ", ".join(jobs[:_JOBS_SHOWN]) + (", ..." if len(jobs) > _JOBS_SHOWN else "")
+        hint = f"ckptd export {os.path.join(path, jobs[0])} OUT"
+        raise UsageError(f"{path} is a store, with the jobs {shown}", hint=hint)
+
+
+def load(path: str, integrity: Integrity = XXH3) -> Checkpoint:
+    """The checkpoint in the directory path. Raises UsageError, DamagedError or OSError, naming the file."""
+    manifest = open_sound(path, FileLayer(integrity=integrity))
+    files = [_source(path, record, integrity) for record in manifest.files]
+    layouts = [layout_of(r, manifest.world_size, where=os.path.join(path, r.name)) for r in manifest.files]
+    for layout in layouts:
+        _check_tensors(path, layout)
+    leaves = sum(len(decode_leaves(r.leaves, where=os.path.join(path, r.name)).leaves) for r in manifest.files)
+    return Checkpoint(path, manifest.save, files, layouts, leaves, manifest.votes, integrity,
+                      doubt(compared({record.rank: record.shares for record in manifest.files})))  # fmt: skip
+
+
+def _check_tensors(path: str, layout: Layout) -> None:
+    """Raises UsageError for a trainer's files: they are for the trainer, and its tools."""
+    if layout.raw:
+        hint = f"their names stand in {os.path.join(path, STOCK_FILES)}"
+        raise UsageError(f"{path} has a trainer's own files, no tensors of ckptd's", hint=hint)
+
+
+def _source(path: str, record: FileRecord, integrity: Integrity) -> SourceFile:
+    """The image."""
+    parts = tuple(extent._replace(name=os.path.join(path, extent.name)) for extent in record.extents())
+    return SourceFile(os.path.join(path, record.name), record.nbytes, record.digests, parts, integrity=integrity)

@@ -1,0 +1,196 @@
+"""A committed checkpoint opened for mending: its records, and the redundancy sets whose parity lies beside it."""
+
+import os
+from dataclasses import dataclass, field
+
+from ckptd.checkpoint.repair.files import IMAGES, Bytes
+from ckptd.parity.plan import Map, map_of
+from ckptd.parity.record import Record, code_of, decode_record, set_name
+from ckptd.shared.base.errors import DamagedError, UsageError
+from ckptd.shared.base.ids import parse_dirname, parse_partial_dirname
+from ckptd.shared.format.committed import RECORDS, TRASH_PREFIX, Finding, open_sound, read_vote_of
+from ckptd.shared.format.integrity import XXH3, Integrity, Purpose
+from ckptd.shared.format.layout import Extent
+from ckptd.shared.format.manifest import (
+    COMMITTED,
+    MANIFEST,
+    PARITY_DIR,
+    VOTES_DIR,
+    FileRecord,
+    Manifest,
+    ParityRecord,
+    decode_vote,
+    encode_objects,
+)
+from ckptd.shared.format.slot import Seal
+from ckptd.shared.protocol.parity_types import Piece
+from ckptd.store.files import FileLayer
+
+
+@dataclass
+class Set:
+    """A redundancy set. files: what the manifest says of each member's parity; records: those that can be read."""
+
+    name: str
+    piece: Piece  # of any member
+    files: dict[int, ParityRecord]
+    records: dict[int, Record]
+    integrity: Integrity = XXH3
+
+    @property
+    def ranks(self) -> list[int]:
+        """Whose images it protects."""
+        return [seal.rank for column in self.piece.columns for seal in column.seals]
+
+    def map(self) -> Map:
+        """With everything in files."""
+        pieces = {member: str(member) for member in range(len(self.piece.columns))}
+        return map_of(self.piece, dict.fromkeys(self.ranks, IMAGES), pieces)
+
+    def parity(self, directory: str, member: int) -> Bytes:
+        """A member's parity. Without digests when its record cannot be read: then no block of it counts as sound."""
+        file, record = self.files[member], self.records.get(member)
+        extent = Extent(os.path.join(PARITY_DIR, file.name), 0, file.nbytes)
+        return Bytes(directory, [extent], record.table if record else b"", extent.nbytes, self.integrity)
+
+
+@dataclass
+class Checkpoint:
+    """What there is to mend, and to mend it from."""
+
+    path: str
+    manifest: Manifest
+    images: dict[int, Bytes]
+    sets: list[Set] = field(default_factory=list)
+    integrity: Integrity = XXH3
+    unreadable: list[str] = field(default_factory=list)  # parity files of no readable set
+    notes: list[str] = field(default_factory=list)
+
+
+def open_checkpoint(path: str, integrity: Integrity = XXH3) -> Checkpoint:
+    """The checkpoint in the directory path. Raises UsageError, DamagedError or OSError, naming the file."""
+    path = os.path.realpath(path)
+    base = os.path.basename(path)
+    ours = parse_dirname(base) or parse_partial_dirname(base) or base.startswith(TRASH_PREFIX)
+    there = any(os.path.lexists(os.path.join(path, name)) for name in (COMMITTED, MANIFEST))
+    if not os.path.isdir(path) or not (ours or there):
+        raise UsageError(f"{path} is no checkpoint's directory", hint=f"see what is there: ckptd list {path}")
+    manifest = open_sound(path, FileLayer(integrity=integrity), RECORDS)  # what else is wrong is to be mended
+    images = {r.rank: Bytes(path, r.extents(), r.digests, r.nbytes, integrity) for r in manifest.files}
+    found = Checkpoint(path, manifest, images, integrity=integrity)
+    _find_sets(found)
+    return found
+
+
+def _find_sets(checkpoint: Checkpoint) -> None:
+    by_set: dict[str, dict[int, ParityRecord]] = {}
+    for file in checkpoint.manifest.parity:
+        name, _, index = file.name.removesuffix(".parity").partition("-")
+        by_set.setdefault(name, {})[int(index)] = file
+    for name, files in sorted(by_set.items()):
+        records: dict[int, Record] = {}
+        for member, file in files.items():
+            try:
+                record = read_record(checkpoint.path, file, checkpoint.integrity)
+            except (OSError, EOFError, DamagedError):
+                continue
+            if (set_name(record.piece), record.piece.index) == (name, member):
+                records[member] = record
+        where = os.path.join(checkpoint.path, PARITY_DIR)
+        if not records:
+            checkpoint.unreadable += [os.path.join(where, file.name) for file in files.values()]
+            continue
+        piece = next(iter(records.values())).piece
+        stranger = _stranger(piece, checkpoint) or _misfit(piece, files)
+        if stranger:
+            checkpoint.notes.append(f"{where}: the parity {name} is of other bytes: {stranger}")
+            continue
+        checkpoint.sets.append(Set(name, piece, files, records, checkpoint.integrity))
+
+
+def _misfit(piece: Piece, files: dict[int, ParityRecord]) -> str:
+    """Why the manifest cannot be right about the sizes of the set's files; empty when it can.
+
+    A size that nothing but one record says would be made and read: each must be what the members' images come to.
+    """
+    nbytes = code_of(piece).parity_nbytes
+    for member, file in files.items():
+        if member >= len(piece.columns) or file.nbytes != nbytes:
+            return f"{file.name} is said to have {file.nbytes} bytes, and has {nbytes} by what it is of"
+    return ""
+
+
+def read_record(path: str, file: ParityRecord, integrity: Integrity = XXH3) -> Record:
+    """The record at the end of a parity file. Raises OSError, EOFError, DamagedError."""
+    where = os.path.join(path, PARITY_DIR, file.name)
+    fd = FileLayer().open_read(where)
+    try:
+        there = os.fstat(fd).st_size - file.nbytes
+        raw = os.pread(fd, min(file.record_nbytes, there), file.nbytes) if there > 0 else b""
+    finally:
+        os.close(fd)
+    return decode_record(raw, file.nbytes, file.record_digest, where, integrity)
+
+
+def _stranger(piece: Piece, checkpoint: Checkpoint) -> str:
+    """Why the piece is not of what the manifest lists; empty when it is."""
+    manifest, integrity = checkpoint.manifest, checkpoint.integrity
+    if piece.save != manifest.save:
+        return f"of {piece.save}"
+    for column in piece.columns:
+        for seal in column.seals:
+            if seal.rank >= len(manifest.files) or not _fits(seal, manifest.files[seal.rank], integrity):
+                return f"the image of rank {seal.rank} differs"
+    return ""
+
+
+def _fits(seal: Seal, record: FileRecord, integrity: Integrity) -> bool:
+    """Whether the record's image and tail are the segment's that was sealed."""
+    if (seal.layout_nbytes, seal.leaves_nbytes) != (len(record.layout), len(record.leaves)):
+        return False
+    said = (seal.image_nbytes, seal.table_digest, seal.layout_digest, seal.leaves_digest, seal.parts, seal.raw)
+    found = (
+        record.nbytes,
+        integrity.digest(record.digests, Purpose.TABLE),
+        integrity.digest(record.layout, Purpose.LAYOUT),
+        integrity.digest(record.leaves, Purpose.LEAVES),
+        record.parts,
+        record.raw,
+    )
+    return said == found
+
+
+def tails(checkpoint: Checkpoint, wanted: Set) -> tuple[dict[int, bytes], list[int]]:
+    """The tail of each segment of the set as it lay in its slot, and the ranks whose plain leaves are not known.
+
+    All but rank 0's leaves for stock readers stands in the manifest; those stand in a vote.
+    """
+    found, unknown = {}, []
+    for column in wanted.piece.columns:
+        for seal in column.seals:
+            record = checkpoint.manifest.files[seal.rank]
+            tail = record.digests + record.layout + record.leaves
+            if seal.objects_nbytes:
+                objects = _objects(checkpoint, seal)
+                if not objects:
+                    unknown.append(seal.rank)
+                tail += objects
+            found[seal.rank] = tail
+    return found, unknown
+
+
+def _objects(checkpoint: Checkpoint, seal: Seal) -> bytes:
+    """Encoded as the rank encoded them; empty when no vote has them."""
+    for ref in checkpoint.manifest.votes:
+        raw = read_vote_of(checkpoint.path, FileLayer(integrity=checkpoint.integrity), ref)
+        if isinstance(raw, Finding):
+            continue
+        try:
+            where = os.path.join(checkpoint.path, VOTES_DIR, ref.node)
+            vote = decode_vote(raw, where=where, integrity=checkpoint.integrity)
+        except DamagedError:
+            continue
+        if vote.stock_objects is not None and any(record.rank == seal.rank for record in vote.files):
+            objects = encode_objects(vote.stock_objects)
+            return objects if checkpoint.integrity.digest(objects, Purpose.OBJECTS) == seal.objects_digest else b""
+    return b""

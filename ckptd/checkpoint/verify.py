@@ -1,0 +1,406 @@
+"""Offline check of checkpoints on a store and of slots in an arena: every digest, every record, named where it fails.
+
+Reads only, with the page cache, one block in memory at a time. Damage is reported, never raised.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import BinaryIO
+
+import msgspec
+
+from ckptd.checkpoint.verify_parity import check_parity, strangers
+from ckptd.shared.base.errors import DamagedError, IntegrityError
+from ckptd.shared.base.ids import SaveId, file_name, is_job_name, parse_dirname, parse_partial_dirname
+from ckptd.shared.format import arena_paths
+from ckptd.shared.format.committed import EVERYTHING, INCARNATIONS_DIR, TRASH_PREFIX, Opened, open_committed
+from ckptd.shared.format.digest import BLOCK_NBYTES, DIGEST_NBYTES, blocks
+from ckptd.shared.format.header import MAX_HEADER_NBYTES, check_header
+from ckptd.shared.format.integrity import XXH3, Integrity, Purpose
+from ckptd.shared.format.layout import Layout, decode_leaves, file_layouts
+from ckptd.shared.format.manifest import (
+    COMMITTED,
+    LINKED,
+    MANIFEST,
+    PARITY_DIR,
+    STOCK_FILES,
+    STOCK_METADATA,
+    STOCK_OBJECTS,
+    UNPUBLISHED,
+    VOTES_DIR,
+    FileRecord,
+    ParityRecord,
+    StockFile,
+    layout_of,
+)
+from ckptd.shared.format.replica_shares import compared, doubt
+from ckptd.shared.format.slot import SEAL_NBYTES, SEALS_NBYTES, Seal, SlotState, decode_seals, is_page
+from ckptd.shared.torchfile.pickle_names import stranger_in
+from ckptd.store.files import FileLayer, is_temp
+
+_RECORDS = frozenset({COMMITTED, MANIFEST, VOTES_DIR, PARITY_DIR, UNPUBLISHED, LINKED})
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """Something wrong in one file, or in one block of it: bytes start to stop, of which block is the index."""
+
+    path: str
+    what: str
+    block: int | None = None
+    start: int = 0
+    stop: int = 0
+
+    def __str__(self) -> str:
+        place = "" if self.block is None else f" block {self.block} (bytes {self.start} to {self.stop - 1}):"
+        return f"{self.path}:{place} {self.what}"
+
+
+Whose = tuple[SaveId | None, int]  # the save, if known, and the number of ranks
+
+
+def _ignore(_nbytes: int) -> None:
+    return None
+
+
+@dataclass
+class Report:
+    """What a check found. notes are no damage: unfinished saves, leftovers, slots without digests yet."""
+
+    path: str
+    checked: list[str] = field(default_factory=list)  # checkpoints and slots
+    files: int = 0
+    nbytes: int = 0
+    problems: list[Problem] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    progress: Callable[[int], None] = _ignore  # told the bytes checked so far
+    integrity: Integrity = XXH3  # how all of it must be proved
+    _named: set[str] = field(default_factory=set)  # files with a problem
+
+    @property
+    def ok(self) -> bool:
+        """Whether something was checked and nothing is wrong."""
+        return bool(self.checked) and not self.problems
+
+    def problem(self, path: str, what: str, block: tuple[int, int] | None = None) -> None:
+        """Adds a problem of a file, or of the block of it that starts and stops there."""
+        self._named.add(path)
+        if block is None:
+            self.problems.append(Problem(path, what.removeprefix(f"{path}: ")))
+        else:
+            self.problems.append(Problem(path, what, block[0] // BLOCK_NBYTES, *block))
+
+    def names(self, path: str) -> bool:
+        """Whether a problem of this file is known."""
+        return path in self._named
+
+    def read(self, nbytes: int) -> None:
+        """Counts bytes as checked."""
+        self.nbytes += nbytes
+        self.progress(self.nbytes)
+
+
+def verify_path(path: str, progress: Callable[[int], None] = _ignore, integrity: Integrity = XXH3) -> Report:
+    """Check of whatever path is: a checkpoint, a job's directory, a store, or an arena."""
+    path = _real(path)
+    report = Report(path, progress=progress, integrity=integrity)
+    try:
+        names = sorted(os.listdir(path))
+    except OSError as error:
+        report.problem(path, error.strerror or str(error))
+        return report
+    if _is_checkpoint(path, names):
+        _verify_checkpoint(path, report)
+    elif _is_job(names):
+        _verify_job(path, report)
+    else:
+        jobs = [os.path.join(path, name) for name in names if is_job_name(name)]
+        jobs = [job for job in jobs if _is_job(_names(job))]
+        for job in jobs:
+            _verify_job(job, report)
+        for slot in _slots_in(path):
+            _verify_slot(slot, report)
+        nothing = not (report.checked or report.problems or report.notes or jobs)
+        if nothing and arena_paths.LOCK in names:
+            report.notes.append(f"{path}: an arena with nothing staged")
+        elif nothing:
+            report.problem(path, "no checkpoint, job, store or arena is here")
+    return report
+
+
+def verify_checkpoint(path: str, progress: Callable[[int], None] = _ignore, integrity: Integrity = XXH3) -> Report:
+    """Check of one checkpoint's directory."""
+    report = Report(_real(path), progress=progress, integrity=integrity)
+    _verify_checkpoint(report.path, report)
+    return report
+
+
+def verify_job(path: str, progress: Callable[[int], None] = _ignore, integrity: Integrity = XXH3) -> Report:
+    """Check of all checkpoints in a job's directory."""
+    report = Report(_real(path), progress=progress, integrity=integrity)
+    _verify_job(report.path, report)
+    return report
+
+
+def _real(path: str) -> str:
+    """The absolute path, of what is linked to if it is a link: a checkpoint is held against its directory's name."""
+    path = os.path.abspath(path)
+    return os.path.realpath(path) if os.path.islink(path) else path
+
+
+def _names(path: str) -> list[str]:
+    try:
+        return sorted(os.listdir(path))
+    except OSError:
+        return []
+
+
+def _is_checkpoint(path: str, names: list[str]) -> bool:
+    base = os.path.basename(path)
+    named = parse_dirname(base) is not None or parse_partial_dirname(base) is not None
+    return named or COMMITTED in names or MANIFEST in names
+
+
+def _is_job(names: list[str]) -> bool:
+    return any(n == INCARNATIONS_DIR or parse_dirname(n) or parse_partial_dirname(n) for n in names)
+
+
+def _slots_in(path: str) -> list[str]:
+    """Slots of the arena at path, or of one job of it. No more is walked: what else lies there is a stranger's."""
+    below = os.path.join(path, arena_paths.JOBS)
+    directories = [path, below, *(os.path.join(below, name) for name in _names(below))]
+    found = [os.path.join(directory, name) for directory in directories for name in _names(directory)]
+    return sorted(name for name in found if name.endswith(arena_paths.SLOT_SUFFIX))
+
+
+# -- a job --
+
+
+def _verify_job(path: str, report: Report) -> None:
+    for name in _names(path):
+        child = os.path.join(path, name)
+        if parse_dirname(name) is not None:
+            _verify_checkpoint(child, report)
+        elif parse_partial_dirname(name) is not None:
+            report.notes.append(f"{child}: not a checkpoint: left unfinished, unless a daemon is at work on it")
+        elif name.startswith(TRASH_PREFIX):
+            report.notes.append(f"{child}: left by a removal, may be deleted unless a daemon is at work")
+
+
+# -- a checkpoint --
+
+
+def _verify_checkpoint(path: str, report: Report) -> None:
+    report.checked.append(path)
+    opened = Opened(path)
+    for found in open_committed(opened, FileLayer(integrity=report.integrity), EVERYTHING):
+        if isinstance(found.cause, IntegrityError):  # proved in another way: of the rest nothing can be said
+            report.problem(found.path, f"{found.what}; {found.cause.hint}")
+            return
+        report.problem(found.path, found.what)
+    manifest = opened.manifest
+    said = manifest or next(iter(opened.votes), None)
+    whose: Whose = (said.save, said.world_size) if said else (None, 1)
+    for record in opened.records:
+        _check_image(path, record, whose, report)
+    for stock in manifest.stock if manifest else ():
+        _check_stock(os.path.join(path, stock.name), stock, report)
+    _check_parity(path, opened.parity, report)
+    outputs = {stock.name for stock in manifest.stock} if manifest else {STOCK_METADATA, STOCK_OBJECTS, STOCK_FILES}
+    files = {extent.name for record in opened.records for extent in record.extents()}
+    _check_names(path, files | outputs, report)
+    doubted = doubt(compared({record.rank: record.shares for record in manifest.files})) if manifest else ""
+    report.notes += [f"{path}: {doubted}"] if doubted else []
+
+
+def _check_names(path: str, expected: set[str], report: Report) -> None:
+    for name in _names(path):
+        if is_temp(name):
+            report.notes.append(
+                f"{os.path.join(path, name)}: left by a killed writer, may be deleted unless a daemon is at work"
+            )
+        elif name not in expected | _RECORDS:
+            report.problem(os.path.join(path, name), "no part of the checkpoint")
+
+
+def _check_parity(path: str, records: list[ParityRecord], report: Report) -> None:
+    report.files += len(records)
+    for found in check_parity(path, records, report.integrity):
+        if isinstance(found, int):
+            report.read(found)
+        elif found[2] is not None or not report.names(found[0]):
+            report.problem(*found)
+    report.notes += strangers(path, records)
+
+
+def _check_stock(path: str, stock: StockFile, report: Report) -> None:
+    """Of a file for stock readers whose digest is right: the one that they unpickle names nothing but metadata."""
+    report.files += 1
+    if report.names(path):
+        return
+    report.read(stock.nbytes)
+    if stock.name != STOCK_METADATA:
+        return
+    try:
+        stranger = stranger_in(FileLayer().read_file(path, stock.nbytes))
+    except OSError as error:
+        report.problem(path, error.strerror or str(error))
+        return
+    if stranger:
+        report.problem(path, f"no metadata of torch: {stranger}; do not load it with a reader that unpickles")
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A file of an image, or the slot that holds all of it. Bytes are counted in the image."""
+
+    path: str
+    start: int
+    nbytes: int
+    stop: int  # where the next one begins: what lies between is zeros
+    file: BinaryIO
+
+
+def _check_image(path: str, record: FileRecord, whose: Whose, report: Report) -> None:
+    """All files of a rank, and what they should be together."""
+    with contextlib.ExitStack() as stack:
+        parts = []
+        extents = record.extents()
+        stops = [*(extent.start for extent in extents[1:]), record.nbytes]
+        for (name, start, nbytes), stop in zip(extents, stops, strict=True):
+            where = os.path.join(path, name)
+            report.files += 1
+            try:
+                file = stack.enter_context(open(FileLayer().open_read(where), "rb", buffering=0))
+                found = os.fstat(file.fileno()).st_size
+            except OSError as error:
+                if not report.names(where):
+                    report.problem(where, error.strerror or str(error))
+                continue
+            if found != nbytes and not report.names(where):
+                report.problem(where, f"{found} bytes, should be {nbytes}")
+            parts.append(_Part(where, start, nbytes, stop, file))
+        _check_parts(parts, record, whose, report)
+
+
+def _check_parts(parts: list[_Part], record: FileRecord, whose: Whose, report: Report) -> None:
+    """Blocks, and the rank's own account of the files against them and its record."""
+    if not parts:
+        return
+    _check_blocks(parts, record, report)
+    save, world_size = whose
+    try:
+        layout = layout_of(record, world_size, where=parts[0].path)
+        decode_leaves(record.leaves, where=parts[0].path)
+    except DamagedError as error:
+        report.problem(parts[0].path, str(error))
+        return
+    if save is None:
+        return
+    for start, own in file_layouts(layout):
+        for part in parts:
+            if part.start <= start < part.stop and 0 < own.header_nbytes <= MAX_HEADER_NBYTES:
+                _check_header(part, start, own, save, report)
+
+
+def _check_blocks(parts: list[_Part], record: FileRecord, report: Report) -> None:
+    """Every block that the record has a digest for. Those of which a file is missing have been reported with it."""
+    if not record.digests:
+        return  # a slot that is not digested yet
+    buffer = memoryview(bytearray(min(BLOCK_NBYTES, max(record.nbytes, 1))))
+    for index, (start, stop) in enumerate(blocks(record.nbytes)):
+        inside = [part for part in parts if part.start < stop and start < part.stop]
+        if sum(min(part.stop, stop) - max(part.start, start) for part in inside) < stop - start:
+            continue
+        at = inside[0]
+        block = (start, stop)
+        try:
+            for at in inside:
+                first, end, last = max(at.start, start), min(at.stop, stop), min(at.start + at.nbytes, stop)
+                buffer[max(first, last) - start : end - start] = bytes(end - max(first, last))
+                _read_at(at.file, first - at.start, buffer[first - start : max(first, last) - start])
+        except EOFError:
+            report.problem(at.path, "missing", block)
+            continue
+        except OSError as error:
+            report.problem(at.path, f"cannot be read: {error}", block)
+            continue
+        if (
+            report.integrity.digest(buffer[: stop - start])
+            != record.digests[index * DIGEST_NBYTES : (index + 1) * DIGEST_NBYTES]
+        ):
+            others = f" (of it and of {', '.join(p.path for p in inside[1:])})" if inside[1:] else ""
+            report.problem(inside[0].path, f"digest does not match, the bytes are damaged{others}", block)
+        report.read(stop - start)
+
+
+def _read_at(file: BinaryIO, start: int, into: memoryview) -> None:
+    done = 0
+    while done < len(into):
+        got = os.preadv(file.fileno(), [into[done:]], start + done)
+        if got == 0:
+            raise EOFError(f"ends at byte {start + done}")
+        done += got
+
+
+def _check_header(part: _Part, start: int, layout: Layout, save: SaveId, report: Report) -> None:
+    """The safetensors header at start of the image."""
+    try:
+        found = os.pread(part.file.fileno(), layout.header_nbytes, start - part.start)
+        check_header(found, layout, save, where=part.path)
+    except (OSError, DamagedError) as error:
+        report.problem(part.path, str(error))
+
+
+# -- a slot --
+
+
+def _verify_slot(path: str, report: Report) -> None:
+    try:
+        with open(FileLayer().open_read(path), "rb", buffering=0) as file:
+            nbytes = os.fstat(file.fileno()).st_size
+            pages = os.pread(file.fileno(), SEALS_NBYTES, max(0, nbytes - SEALS_NBYTES))
+            index, _, seal = decode_seals(pages, report.integrity, where=path)
+            other = pages[(1 - index) * SEAL_NBYTES : (2 - index) * SEAL_NBYTES]
+            if any(other) and not is_page(other, report.integrity):
+                report.notes.append(f"{path}: seal page {1 - index} is torn; the other one is in force ({seal.state})")
+            report.checked.append(path)
+            if seal.state == SlotState.FREE:
+                return
+            if seal.content_nbytes > nbytes - SEALS_NBYTES:
+                report.problem(path, f"{nbytes} bytes, too few for the {seal.content_nbytes} that its seal says")
+                return
+            _check_slot(file, path, seal, report)
+    except (OSError, IntegrityError) as error:
+        report.problem(path, str(error))
+
+
+def _check_slot(file: BinaryIO, path: str, seal: Seal, report: Report) -> None:
+    report.files += 1
+    parts = seal.tail
+    digested = seal.state == SlotState.DIGESTED
+    if not digested:
+        del parts["digest table"]
+        report.notes.append(f"{path}: {seal.save}, rank {seal.rank}: sealed, not yet digested")
+    sound = {}
+    for part, (offset, nbytes, expected) in parts.items():
+        data = os.pread(file.fileno(), nbytes, offset)
+        if report.integrity.digest(data, Purpose(part)) != expected:
+            report.problem(path, f"{part} (bytes {offset} to {offset + nbytes - 1}): digest does not match")
+        else:
+            sound[part] = data
+    if "layout" not in sound or "leaves" not in sound:
+        return
+    record = FileRecord(
+        name=file_name(seal.rank),
+        rank=seal.rank,
+        nbytes=seal.image_nbytes,
+        digests=sound.get("digest table", b""),
+        layout=sound["layout"],
+        leaves=sound["leaves"],
+        parts=seal.parts,
+        raw=seal.raw,
+    )
+    whose = (seal.save, seal.world_size)
+    _check_parts([_Part(path, 0, seal.image_nbytes, seal.image_nbytes, file)], record, whose, report)

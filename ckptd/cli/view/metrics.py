@@ -1,0 +1,100 @@
+"""A daemon's status as Prometheus metrics: names, units and labels. Pure."""
+
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from ckptd.shared.protocol.messages import End, Milestone
+from ckptd.shared.protocol.status import CheckpointStatus, JobStatus, Status
+
+_JOB = ("job_name", "store")  # Prometheus has a label job of its own
+
+
+def families(status: Status) -> Iterator[Metric]:
+    """Every metric of a daemon. Sizes are bytes, times seconds; what is not known has no sample."""
+    info = InfoMetricFamily("ckptd", "This daemon.")
+    info.add_metric([], {"version": status.version, "node": status.node, "arena": status.arena})
+    yield info
+    yield _gauge("uptime_seconds", "Since the daemon began to serve.", status.uptime_s)
+    yield _gauge("arena_budget_bytes", "Most that the arena may hold.", status.budget_nbytes)
+    yield _gauge("arena_used_bytes", "Of slots and parity.", status.used_nbytes)
+    yield _gauge("errors", "Problems that status shows, beside those of jobs.", len(status.errors))
+    refused = CounterMetricFamily("ckptd_refused_messages", "Frames that were no valid message.")
+    refused.add_metric([], status.refused_messages)
+    yield refused
+    yield from _of_stores(status)
+    yield from _of_jobs(status)
+
+
+def _gauge(name: str, help_text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"ckptd_{name}", help_text, value=value)
+
+
+def _of_stores(status: Status) -> Iterator[Metric]:
+    busy = GaugeMetricFamily("ckptd_store_requests", "Requests that the store's worker carries out.", labels=["store"])
+    bad = GaugeMetricFamily("ckptd_store_problem", "1 while the store's worker reports a problem.", labels=["store"])
+    for worker in status.workers:
+        busy.add_metric([worker.store], worker.busy)
+        bad.add_metric([worker.store], bool(worker.problem))
+    yield from (busy, bad)
+
+
+class _Jobs:
+    """Families with a sample for each job."""
+
+    def __init__(self) -> None:
+        self.families: dict[str, GaugeMetricFamily] = {}
+
+    def add(self, job: JobStatus, name: str, help_text: str, value: float | None, **labels: str) -> None:
+        family = self.families.setdefault(name, GaugeMetricFamily(f"ckptd_{name}", help_text, labels=[*_JOB, *labels]))
+        if value is not None:
+            family.add_metric([job.job, job.store, *labels.values()], value)
+
+
+def _of_jobs(status: Status) -> Iterator[Metric]:
+    found = _Jobs()
+    for job in status.jobs:
+        found.add(job, "incarnation", "Which life of the job this is.", job.incarnation)
+        found.add(job, "job_errors", "Problems of the job that status shows.", len(job.errors))
+        found.add(job, "degraded", "Ways in which the job is less safe than asked.", len(job.degraded))
+        found.add(job, "world_size", "Ranks of the job.", job.world_size)
+        found.add(job, "ranks_alive", "Ranks on this node whose process lives.", sum(r.alive for r in job.ranks))
+        found.add(job, "slots", "Slots of this node's ranks.", sum(r.slots for r in job.ranks))
+        found.add(job, "slots_in_use", "Slots that hold a checkpoint.", sum(r.slots_in_use for r in job.ranks))
+        for end in End if job.ends else ():
+            found.add(job, "saves", "Saves by how they ended.", job.ends.get(end.value, 0), end=end.value)
+        if job.nodes and job.coordinator in {"", status.node}:  # others know less, and would count the same again
+            found.add(job, "nodes", "Nodes of the job, as its coordinator sees them.", len(job.nodes))
+            found.add(job, "nodes_reachable", "Those that answer.", sum(node.reachable for node in job.nodes))
+        for milestone in Milestone:
+            newest = _newest(job.checkpoints, milestone)
+            step, age = (newest.step, newest.age_s) if newest is not None else (None, None)
+            found.add(job, "newest_step", "The newest checkpoint that reached it.", step, milestone=milestone)
+            found.add(job, "newest_age_seconds", "Since that one was staged.", age, milestone=milestone)
+        _add_drain(found, job)
+    return iter(found.families.values())
+
+
+def _newest(checkpoints: list[CheckpointStatus], milestone: Milestone) -> CheckpointStatus | None:
+    """Checkpoints are newest first. What is durable was staged; whether it is protected too it says itself."""
+    if milestone is Milestone.PROTECTED:
+        return next((c for c in checkpoints if c.protected or c.milestone == milestone), None)
+    order = list(Milestone)
+    reached = (
+        c
+        for c in checkpoints
+        if c.milestone is not None and order.index(Milestone(c.milestone)) >= order.index(milestone)
+    )
+    return next(reached, None)
+
+
+def _add_drain(found: _Jobs, job: JobStatus) -> None:
+    drain = job.drain
+    found.add(job, "draining", "1 while a drain runs or waits to be tried again.", drain is not None)
+    if drain is not None:
+        found.add(job, "drain_bytes", "Of the running drain, all of them.", drain.nbytes)
+        found.add(job, "drain_done_bytes", "Of the running drain, written so far.", drain.nbytes_done)
+        found.add(job, "drain_bytes_per_second", "Of the running drain.", drain.bytes_per_s)
+        found.add(job, "drain_seconds_left", "Of the running drain.", drain.seconds_left)
+        found.add(job, "drain_attempt", "Above 1 after failures.", drain.attempt)

@@ -1,0 +1,1 @@
+"""The coordinator half of a job: decisions that concern all ranks. Pure."""

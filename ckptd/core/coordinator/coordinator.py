@@ -1,0 +1,468 @@
+"""One job as rank 0's daemon sees it: who the job is, how far each save has come, what a load restores. Pure."""
+
+from typing import assert_never
+
+from msgspec.structs import replace
+
+from ckptd.core import events as ev
+from ckptd.core.actions import Action, ScanStore, ToNode
+from ckptd.core.coordinator.inventory_barrier import RollCall
+from ckptd.core.coordinator.leave import Leave
+from ckptd.core.coordinator.locations import Routes
+from ckptd.core.coordinator.missed_loads import MissedLoads, agreed_by
+from ckptd.core.coordinator.missing_ranks import MissingRanks
+from ckptd.core.coordinator.notices import Notices
+from ckptd.core.coordinator.parity_scheduler import Encodes
+from ckptd.core.coordinator.protection_view import ProtectionView
+from ckptd.core.coordinator.restores import Restores
+from ckptd.core.coordinator.runs import Runs
+from ckptd.core.coordinator.saves import Saves
+from ckptd.core.coordinator.sessions import Sessions, with_known
+from ckptd.core.policy import Policy
+from ckptd.core.preemption import Preemption
+from ckptd.shared.base.ids import JobKey
+
+
+class Coordinator:
+    """The job-wide half of a job; lives on the node of rank 0."""
+
+    def __init__(self, job: JobKey, node: str, policy: Policy, known: int = 0) -> None:
+        self.job = job
+        self._node = node
+        self._policy = policy
+        self.sessions = Sessions(job, node, policy, known)
+        self.roll_call = RollCall(policy)
+        self._know_nothing()
+        self.preemption = Preemption(job, node)
+        self._entering = False  # saves of older incarnations are judged once all nodes have said what they have
+        self._asked_here = False  # a rank has asked for a load since this daemon started
+        self._missed = MissedLoads()
+        self._now = 0.0  # of the last event
+        self._touched = True  # since the last tick
+        self._due: float | None = None  # as of the last tick
+        self._asked_scan = False
+        self._blank = False  # the last scan found no store at its path
+        self._looked_at = 0.0  # when the store was scanned last
+        self._rescan_at: float | None = None  # the store did not answer; drains wait until it does
+        self._former: frozenset[str] = frozenset()  # nodes that an earlier life of this daemon knew to have something
+        self._needs_room = False  # a save was skipped since the session was opened
+
+    def _know_nothing(self) -> None:
+        """Of saves, loads and parity."""
+        job, node, policy = self.job, self._node, self._policy
+        self.saves = Saves(job, node, policy, self.roll_call)
+        self._notices = Notices(job, self.sessions, self.saves)
+        self.encodes = Encodes(job, node, policy)
+        self.runs = Runs(job, node)
+        routes = Routes(job, self.saves, self.encodes, node)
+        self.restores = Restores(job, node, policy, routes, self.runs.strangers)
+        self._missing = MissingRanks(job, node, self.sessions, self.saves, self.restores)
+        self.leave = Leave(job, node, policy, self.sessions, self.saves, self.encodes, self.roll_call)
+
+    def handle(self, event: ev.Event, now: float) -> list[Action]:
+        """What to do about a report of a node, or the outcome of an action of the coordinator."""
+        self._now, self._touched, self.saves.fence.void = now, True, self.sessions.void
+        match event:
+            case ev.Report():
+                return self._report(event.node, event.event, now)
+            case ev.IncarnationTaken():
+                return self._incarnation(event, now)
+            case ev.StoreScanned():
+                return self._scanned(event, now)
+            case ev.CommitEnded():
+                return self._committed(event, now)
+            case ev.CheckpointRemoved():
+                return self.saves.removed(event)
+            case ev.PeerUp():
+                return self._peer_up(event, now)
+            case ev.PeerDown():
+                return self._peer_down(event.node, now)
+            case ev.TopologyKept():
+                return self._kept(event)
+            case ev.StoreRemembered():
+                self.sessions.remembered.add(event.store_id)
+                return []
+        raise AssertionError(f"no row for {event}")
+
+    def _report(self, node: str, event: ev.Fact, now: float) -> list[Action]:  # noqa: C901, PLR0912 - one line per event
+        if self.sessions.is_stale(event):
+            return []
+        match event:
+            case ev.RankFound():
+                return self.sessions.found(node, event)
+            case ev.Knocked():
+                return self.sessions.knocked(event, now)
+            case ev.Visited():
+                before = self.sessions.session
+                return [*self._told(self.sessions.visited(node, event, now)), *self._entered(before)]
+            case ev.NodeHas():
+                return self._node_has(node, event, now)
+            case ev.SlotsAwaited():
+                return self._missing.allocates(node, event.ranks, now)
+            case ev.Encoded():
+                return self.encodes.encoded(node, event, self.saves, now)
+            case ev.SegmentFetched():
+                return self._fetched(node, event, now)
+            case ev.RankAttached():
+                return self._attached(node, event, now)
+            case ev.RankGone() | ev.RankDetached():
+                return self._left(event, now)
+            case ev.SegmentStaged():
+                return self._staged(node, event, now)
+            case ev.SegmentReleased():
+                actions = self.saves.released(node, event)
+                return [*actions, *self._sort_runs()] if self.runs.released(node, event) else actions
+            case ev.SaveSkipped():
+                self._needs_room = True
+                return [*self.saves.skipped(event, self.sessions.world_size, now), *self._judge(now)]
+            case ev.DrainAsked():
+                return self.saves.drain_newest(now)
+            case ev.PreemptAsked() | ev.StepsRead():
+                return self.preemption.handle(node, event, self.sessions, now)
+            case ev.DrainMoved():
+                self.saves.moved(node, event)
+                return []
+            case ev.Drained(committed=True):
+                return self.saves.found_committed(event.save)
+            case ev.Drained() | ev.VoteWritten():
+                return self.saves.voted(node, event.save, event.problem, now)
+            case ev.LoadAsked():
+                return self._load_asked(node, event, now)
+            case ev.LoadReported():
+                return self._load(self.restores.reported(event, self.sessions.world_size, self.saves, now))
+            case _:
+                assert_never(event)
+
+    def _load_asked(self, node: str, event: ev.LoadAsked, now: float) -> list[Action]:
+        if not event.request and node in self._missed.told:
+            return []  # it was answered before it was said again
+        if event.rank in self._missed.ranks and self.restores.agreed is not None:
+            self._missed.ranks.discard(event.rank)
+            return [ToNode(job=self.job, node=node, message=self.restores.agreed)]
+        self._asked_here |= event.request > 0
+        self.saves.retention.hold = True
+        if event.run is not None and not self.restores.running:
+            self.runs.name(event.run)
+        take = self.sessions.take(self.sessions.session)
+        actions = self.restores.asked(node, event, self.sessions.world_size, take, self.saves, now)
+        return [*self._sort_runs(), *self._load([*actions, *self.restores.hopeless(self.sessions.incomplete)])]
+
+    def _sort_runs(self) -> list[Action]:
+        actions = self.runs.sort(self.saves, self.sessions.nodes)
+        if self.runs.took_back():  # a load waits until it is in the tables again
+            self._call_roll(anew=True)
+            self.restores.blind()
+        return actions
+
+    def _attached(self, node: str, event: ev.RankAttached, now: float) -> list[Action]:
+        scan: list[Action] = [] if self._asked_scan else [self._scan()]
+        self._asked_scan = True
+        before, agreed = self.sessions.session, self.restores.agreed
+        if event.request and agreed is not None and 0 < event.incarnation < agreed.incarnation:
+            self._missed.ranks.add(event.rank)  # its daemon ended before it heard the end of that load
+        loaded = agreed.incarnation if agreed is not None else 0
+        actions = self._told(self.sessions.attach(node, event, now, loaded))
+        self.runs.attached(event, actions)
+        for rank in sorted(self.sessions.departed):
+            actions += self.saves.rank_gone(rank, "left the job", self.sessions.incarnation)
+        actions += self._load(self.restores.hopeless(self.sessions.incomplete))
+        return [*scan, *actions, *self._entered(before), *self._look_anew()]
+
+    def _look_anew(self) -> list[Action]:
+        """What was seen may be another store than that of the ranks that are in now."""
+        return [self._scan()] if self.saves.saw_another_store(self.sessions) else []
+
+    def _entered(self, before: str) -> list[Action]:
+        """What follows when the door was opened: another session than before ends what its predecessor had begun."""
+        self._somebody_is_in()
+        if self.sessions.session == before:
+            return []
+        self.leave.crashed = False
+        self.saves.fence.begin(self.sessions.incarnation, self.sessions.run, self.sessions.session)
+        nodes = self.sessions.nodes
+        self.runs.new_session(self.sessions.incarnation, self.sessions.run, nodes)
+        self.saves.known_nodes(nodes)
+        self.encodes.known_nodes(nodes)
+        self.encodes.opened(self.sessions.topology, self.sessions.epoch)
+        self._missed.new_session()
+        if self.restores.agreed is not None and self.restores.agreed.incarnation < self.sessions.incarnation:
+            self.restores.agreed = None
+        self._call_roll()
+        self._needs_room = False
+        self._entering = True
+        self.restores.blind()
+        return [*self._sort_runs(), *self._claim(), *self._load(self.restores.replaced())]
+
+    def _call_roll(self, *, anew: bool = False) -> None:
+        """Every node of the session is to say what it has; anew: also those that have."""
+        inside = self.sessions.topology.nodes if self.sessions.topology is not None else (self._node,)
+        self.roll_call.begin(self.sessions.nodes, inside, self.sessions.session, self._now, anew=anew)
+
+    def _node_has(self, node: str, event: ev.NodeHas, now: float) -> list[Action]:
+        """All that a node has. Once all have said it, what cannot become whole any more is over."""
+        actions = self._catch_up(node, event)
+        self.sessions.heard_number(event.incarnation, event.run, event.session)
+        segments, pieces = self.runs.sift(node, event)
+        actions += self._sort_runs()
+        actions += self.sessions.heard_epoch(event.session, event.epoch)
+        self.encodes.opened(self.sessions.topology, self.sessions.epoch)
+        self.roll_call.spoke(node, event.session, event.former)
+        self.encodes.heard(node, event.since)
+        actions += self.encodes.found(node, pieces, self.saves, now)
+        actions += self.saves.found(node, segments, now)
+        for rank in self.sessions.lives(node, event.live):  # what they delivered before they ended counts
+            gone = ev.RankGone(job=self.job, rank=rank, session=self.sessions.session)
+            actions += self._left(gone, now)
+        return [*actions, *self._judge(now), *self.encodes.advance(self.saves, now)]
+
+    def _catch_up(self, node: str, event: ev.NodeHas) -> list[Action]:
+        """A node that missed the end of a load is told; one that knows of a load that this daemon forgot tells it."""
+        ours = event.resumed is not None and self.sessions.session in ("", event.session)
+        known = self.restores.agreed
+        if ours and (known is None or event.incarnation > known.incarnation):
+            self.restores.agreed = agreed_by(event, self._node)
+            if not self._asked_here:
+                self.restores.forget_round()
+        behind = self._missed.behind(node, event.incarnation, self.restores.agreed, self.sessions.nodes)
+        return [ToNode(job=self.job, node=n, message=order) for n, order in behind]
+
+    def _judge(self, now: float) -> list[Action]:
+        """What older incarnations left, and is of no use, is given back once no silent node may hold the rest of it.
+
+        A node outside of the session that is silent for long is taken for lost when the job can do without what it may
+        have, because something newer is staged or the job is closed, or when it cannot go on with it.
+        """
+        if not self.roll_call.complete:
+            return []
+        if self._entering:
+            self._entering = False
+            self.saves.awaited = self.encodes.pieced
+            self.saves.new_incarnation(self.sessions.incarnation, self.sessions.run, self.sessions.session)
+        actions: list[Action] = []
+        if self.roll_call.overdue and (self.saves.went_on or self._needs_room or self.leave.closing):
+            self.roll_call.give_up()
+        if self.roll_call.settle():
+            actions += self.saves.end_halves(self.sessions.incarnation)
+            actions += self.encodes.outlived(self.saves, self.restores.settled)
+            actions += self.encodes.advance(self.saves, now)
+        return [*actions, *self._load(self.restores.go_on(self.sessions.world_size, self.saves, now))]
+
+    def _peer_up(self, event: ev.PeerUp, now: float) -> list[Action]:
+        self.sessions.peer_up(event.node)
+        if event.node in self.sessions.present.values():
+            self._somebody_is_in()
+        self.roll_call.came(event.node)
+        self.runs.peer_up(event.node)
+        actions = [*self.encodes.peer_up(event.node), *self.saves.peer_up(event.node, now)]
+        return [*actions, *self.restores.peer_up(event.node), *self.preemption.peer_up(event.node)]
+
+    def _peer_down(self, node: str, now: float) -> list[Action]:
+        before = self.sessions.session
+        actions = [*self._told(self.sessions.peer_down(node, now)), *self._entered(before)]
+        self.roll_call.went(node)
+        ranks = sorted(rank for rank, home in self.sessions.members.items() if home == node)
+        actions += self._load(self.restores.node_gone(node, ranks))
+        actions += self.saves.peer_down(node, now)
+        return [*actions, *(self._all_left(now) if ranks else []), *self._judge(now)]
+
+    def _kept(self, event: ev.TopologyKept) -> list[Action]:
+        """What an earlier life of this daemon coordinated, if it did."""
+        if event.topology.coordinator != self._node:
+            return []
+        self.sessions.kept(event)
+        self._former = frozenset(event.former)
+        self.encodes.opened(event.topology, event.epoch)
+        return []
+
+    def _fetched(self, node: str, event: ev.SegmentFetched, now: float) -> list[Action]:
+        actions = [] if event.problem else self.saves.fetched(node, event.save, event.rank, now, event.shares)
+        return [*actions, *self._load(self.restores.fetched(node, event, self.sessions.world_size, self.saves, now))]
+
+    def retire(self, incarnation: int) -> None:
+        """Another node coordinates the job now, in this incarnation."""
+        self._touched = True
+        if self.sessions.session or self.saves.records:
+            self.sessions.retire(incarnation)
+            self.roll_call.forget()
+            reachable = self.saves.reachable  # links stay as they are, and nobody will tell again
+            self._know_nothing()
+            self.saves.reachable = reachable
+            self._asked_scan = False
+
+    def _somebody_is_in(self) -> None:
+        """Ranks belong to the job: it is neither closing nor an orphan. Who only knocks changes nothing."""
+        if self.sessions.present:
+            self.leave.stay()
+            self.saves.due.cadence = self.sessions.cadence
+
+    def adopted(self, now: float) -> list[Action]:
+        """Memory of the job was found at start and nobody is attached yet."""
+        self.leave.orphaned_at, self._asked_scan, self._touched = now, True, True
+        self.roll_call.born((self.sessions.nodes | self._former) - {self._node})
+        return [self._scan()]
+
+    def _told(self, actions: list[Action]) -> list[Action]:
+        return with_known(actions, self.saves.known(self.sessions.incarnation))
+
+    def _left(self, event: ev.RankGone | ev.RankDetached, now: float) -> list[Action]:
+        ours = event.session == self.sessions.session and event.rank in self.sessions.members
+        actions = self.sessions.gone(event.rank, event.session, now)
+        if not ours:
+            self.leave.stranger_left(now)
+            return actions
+        crashed = isinstance(event, ev.RankGone)
+        self.leave.crashed |= crashed
+        actions += self.saves.rank_gone(event.rank, "ended" if crashed else "closed", self.sessions.incarnation)
+        actions += self._load(self.restores.rank_gone(event.rank))
+        return [*actions, *self._all_left(now)]
+
+    def _all_left(self, now: float) -> list[Action]:
+        """What follows when nobody is in any more, as far as nodes answer: one that does not may have what is newer."""
+        if self.sessions.present:
+            return []
+        self.leave.all_left(now)
+        return [*self._judge(now), *self.saves.drain_newest(now), *self.leave.when_safe(now)]
+
+    def _staged(self, node: str, event: ev.SegmentStaged, now: float) -> list[Action]:
+        self.sessions.heard_number(event.save.incarnation, event.save.run, event.session)
+        if not self.runs.admits(node, event):
+            return self._sort_runs()
+        before, self.saves.due.from_step = self.saves.newest_staged, self.preemption.due_from(self.sessions.session)
+        actions = [*self.saves.staged(node, event, now), *self.encodes.advance(self.saves, now)]
+        if self.saves.newest_staged is not before:
+            judged = self.roll_call.doubts
+            actions += self._judge(now) if judged else self.encodes.outlived(self.saves, self.restores.settled)
+        for rank in sorted(self.sessions.departed) if event.request else []:
+            actions += self.saves.rank_gone(rank, "left the job", self.sessions.incarnation)
+        return actions
+
+    def _incarnation(self, event: ev.IncarnationTaken, now: float) -> list[Action]:
+        door = bool(self.sessions.taking) and event.session == self.sessions.taking
+        if not door and not (self.restores.wants_incarnation and event.session == self.sessions.session):
+            return []  # of a session or a load that is over: its record on the store names that session
+        if self.sessions.is_outdated(event):
+            return [self.sessions.take(event.session)]
+        self.saves.fence.store_id = event.store_id or self.saves.fence.store_id
+        if not event.problem:
+            self.saves.fence.recorded([(event.number, event.run)])
+        if door:
+            before = self.sessions.session
+            actions = self._told(self.sessions.opened(event, now))
+            actions += [self._scan()] if self._blank else []  # the number made one, or it does not answer
+            return [*actions, *self._entered(before), *self._look_anew()]
+        actions = self.restores.incarnation_taken(self.sessions.number_of(event), event.run, self._scan())
+        if event.problem:  # nor would it answer a scan
+            silent = ev.StoreScanned(job=self.job, problem=event.problem)
+            return self._load(self.restores.scanned(silent, self.sessions.world_size, self.saves, now))
+        return actions
+
+    def _committed(self, event: ev.CommitEnded, now: float) -> list[Action]:
+        if not event.problem:
+            self.runs.lineage.committed(event.save)
+        actions = [*self.saves.committed(event, now), *self._notices.committed(event)]
+        if now >= self._looked_at + self._policy.store_look_s:  # others may have removed checkpoints
+            self._looked_at = now
+            actions.append(self._scan())
+        actions += self._load(self.restores.store_moved(self.sessions.world_size, self.saves, now))
+        return [*actions, *self.leave.when_safe(now)]
+
+    def _no_store(self, event: ev.StoreScanned, now: float) -> list[Action]:
+        """None was made there before the scan began, or what should be mounted there is not."""
+        before, self._blank = self._blank, True
+        if not self.sessions.session and self.leave.orphaned_at is None:
+            return []  # a number makes it
+        if not before and not event.after:
+            return [self._scan()]
+        missing = f"no store lies at {self.job.store}: is its file system mounted?"
+        return self._scanned(replace(event, problem=missing), now)
+
+    def _scanned(self, event: ev.StoreScanned, now: float) -> list[Action]:
+        if not event.problem:
+            if not event.store_id:
+                return self._no_store(event, now)
+            self._blank = False
+            event = self.sessions.took_store(event)
+        self._looked_at = now
+        wanted = not self.saves.ready or self.saves.fence.claim is not None
+        self._rescan_at = now + self._policy.drain_retry_max_s / 4 if event.problem and wanted else None
+        actions = self._weigh_numbers(event)
+        if not event.problem:
+            self.runs.scanned(event)
+            actions += self._sort_runs()
+        actions += self.saves.scanned(event, self.sessions.incarnation, now)
+        actions += [] if event.problem else self._claim()
+        actions += self._load(self.restores.scanned(event, self.sessions.world_size, self.saves, now))
+        actions += self._load(self.restores.store_moved(self.sessions.world_size, self.saves, now))
+        return [*actions, *self.leave.when_safe(now)]
+
+    def _weigh_numbers(self, event: ev.StoreScanned) -> list[Action]:
+        """Incarnations that lie on the store: a number made up while it was silent must not be one of them."""
+        saves = [found.save for found in event.committed] + [partial.save for partial in event.partials]
+        self.sessions.floor = max(self.sessions.floor, max((save.incarnation for save in saves), default=0))
+        outdated = self.restores.is_outdated(self.sessions.next_number)
+        again: list[Action] = [self.sessions.take(self.sessions.session)] if outdated else []
+        others = (save.incarnation for save in saves if save.run != self.sessions.run)
+        if self.saves.fence.looked(event, max(others, default=0)):
+            again += self.saves.dispute(self.sessions.incarnation)
+        return again
+
+    def _scan(self) -> ScanStore:
+        return self.sessions.scan(self.saves.fence.claim)
+
+    def _claim(self) -> list[Action]:
+        """Nothing is drained before a number that was made up is on record; the store has answered."""
+        return [self._scan()] if self.saves.ready and self.saves.fence.must_claim() else []
+
+    def _load(self, actions: list[Action]) -> list[Action]:
+        """After each word of a load: one that succeeded begins an incarnation; retention may go on when it is over."""
+        for order in [a.message for a in actions if isinstance(a, ToNode)]:
+            if isinstance(order, ev.LoadOrdered) and (order.agreed or order.save is None):
+                self.sessions.heard_number(order.incarnation, order.run, self.sessions.session)
+                self.runs.lineage.begins(order.incarnation, order.run)
+                self.saves.new_incarnation(self.sessions.incarnation, self.sessions.run, self.sessions.session)
+                actions = [*actions, *self._claim()]
+                self.saves.awaited = ()  # what could be completed was
+                if not self.roll_call.doubts:
+                    actions = [*actions, *self.saves.end_halves(self.sessions.incarnation)]
+                    actions += self.encodes.outlived(self.saves, self.restores.settled)
+                if order.save is not None:
+                    actions += [*self.saves.revive(order.save, self._now), *self.encodes.advance(self.saves, self._now)]
+        if self.saves.retention.hold and not self.restores.running:
+            self.saves.retention.hold = False
+            actions += self.saves.retire()
+        return actions
+
+    def view(self) -> ProtectionView | None:
+        """How far the nodes protect each other; None: this daemon coordinates nothing."""
+        return self.encodes.view(self.saves) if self.sessions.topology is not None else None
+
+    def next_deadline(self) -> float | None:
+        """The earliest time at which tick has something to do."""
+        return self._deadline() if self._touched else self._due
+
+    def _deadline(self) -> float | None:
+        times = [self.sessions.next_deadline(), self.saves.next_deadline(), self.restores.next_deadline()]
+        times += [self._rescan_at, self.leave.until, self.roll_call.next_deadline(), self.encodes.next_deadline()]
+        times += [self.preemption.next_deadline(), self._missing.next_deadline()]
+        return min((t for t in times if t is not None), default=None)
+
+    def tick(self, now: float) -> list[Action]:
+        """What is due by now."""
+        if not self._touched and (self._due is None or now < self._due):
+            return []  # most daemons coordinate nothing
+        self._now, self._touched = now, False
+        actions = self._tick(now)
+        self._due = self._deadline()
+        return actions
+
+    def _tick(self, now: float) -> list[Action]:
+        before = self.sessions.session
+        actions = [*self._told(self.sessions.tick(now)), *self._entered(before)]
+        actions += [*self.saves.tick(now), *self.encodes.tick(self.saves, now), *self.preemption.tick(now)]
+        actions += self._missing.tick(now)
+        actions += self._judge(now) if self.roll_call.tick(now) else []
+        if self._rescan_at is not None and now >= self._rescan_at:
+            self._rescan_at = None
+            actions.append(self._scan())
+        actions += self._load(self.restores.tick(now, self.sessions.world_size, self.saves))
+        return [*actions, *self._notices.tick(now), *self.leave.when_safe(now)]

@@ -1,0 +1,106 @@
+"""From where each rank can have its segment of a save: its node's arena, a peer's, parity, the store. Pure."""
+
+from ckptd.core import events as ev
+from ckptd.core.coordinator.parity_scheduler import Encodes
+from ckptd.core.coordinator.save_record import Record
+from ckptd.core.coordinator.saves import Saves
+from ckptd.shared.base.ids import JobKey, SaveId
+from ckptd.shared.base.wording import named_ranks
+from ckptd.shared.protocol.messages import Tier
+
+Damage = set[tuple[SaveId, Tier, int]]
+
+
+class Routes:
+    """What the coordinator knows of segments and parity, asked rank by rank."""
+
+    def __init__(self, job: JobKey, saves: Saves, encodes: Encodes, node: str) -> None:
+        self._job = job
+        self._saves = saves
+        self._encodes = encodes
+        self._node = node
+
+    def candidates(self) -> set[SaveId]:
+        """Saves that were whole in memory once, as far as is known, and of which something is left there."""
+        records, pieced = self._saves.records.values(), self._encodes.pieced
+        return {r.save for r in records if r.held and (r.staged or r.save in pieced)}
+
+    def outlived_a_node(self, save: SaveId) -> bool:
+        """Whether it may have been told protected or durable: of what is neither, no loss of a node spares anything."""
+        return self.on_store(save) or save in self._encodes.pieced
+
+    def on_store(self, save: SaveId) -> bool:
+        """Whether it is committed there, as far as is known."""
+        return save in self._saves.on_store
+
+    def home(self, rank: int) -> str:
+        """The node where the rank runs now."""
+        topology = self._encodes.topology
+        if topology is None:
+            return self._node
+        return topology.home(rank % len(topology.homes))
+
+    def nodes(self, world_size: int) -> list[str]:
+        """Where the ranks run now."""
+        return sorted({self.home(rank) for rank in range(world_size)})
+
+    def lies_at(self, save: SaveId, rank: int, node: str) -> bool:
+        """Whether the node has the segment."""
+        record = self._saves.records.get(save)
+        return record is not None and node in record.held.get(rank, set())
+
+    def has(self, save: SaveId, rank: int) -> bool:
+        """Whether some node that answers has the segment."""
+        record = self._saves.records.get(save)
+        return record is not None and bool(record.held.get(rank, set()) & self._saves.reachable)
+
+    def tier(self, save: SaveId, rank: int, damaged: Damage) -> tuple[Tier, ev.FetchOrdered | None] | None:
+        """The nearest route by which the rank can have its own segment, and what must be fetched for it first."""
+        record = self._saves.records.get(save)
+        here = record is not None and self.home(rank) in record.held.get(rank, set())
+        if here and (save, Tier.ARENA, rank) not in damaged:
+            return Tier.ARENA, None
+        fetch = self.fetch(save, rank, damaged)
+        if fetch is not None:
+            return fetch.tier, fetch
+        if save in self._saves.on_store and (save, Tier.PFS, rank) not in damaged:
+            return Tier.PFS, None
+        return None
+
+    def fetch(self, save: SaveId, rank: int, damaged: Damage, at: str = "") -> ev.FetchOrdered | None:
+        """How the segment comes to the rank's node, or to another one: from another arena, or from parity."""
+        record = self._saves.records.get(save)
+        if record is None:
+            return None
+        others = (record.held.get(rank, set()) & self._saves.reachable) - {at or self.home(rank)}
+        if others and (save, Tier.PEER, rank) not in damaged:
+            return ev.FetchOrdered(
+                job=self._job, node=self._node, rank=rank, save=save, tier=Tier.PEER, holder=min(others)
+            )
+        if (save, Tier.REBUILT, rank) in damaged:
+            return None
+        return self._encodes.rebuild(record, rank, self._unreadable(record, damaged), self._saves.reachable)
+
+    def why_not(self, save: SaveId, ranks: list[int]) -> str:
+        """In words, why these ranks' segments cannot be had."""
+        record = self._saves.records.get(save)
+        held = {node for rank in ranks for node in (record.held.get(rank, set()) if record is not None else set())}
+        silent = sorted(held - self._saves.reachable)
+        where = f"; nodes that do not answer have some: {', '.join(silent[:8])}" if silent else ""
+        if not held and save in self._saves.on_store:
+            return "what lies on the store is damaged, and no node has it in memory"
+        store = "what lies on the store is damaged" if save in self._saves.on_store else "it is not on the store"
+        lost = f"no node that answers has what {named_ranks(ranks)} saved in its memory, or it is damaged there"
+        return f"{lost}; {self._encodes.bears(save)}; {store}{where}"
+
+    def why_from_store(self, save: SaveId, ranks: list[int]) -> str:
+        """In words, why memory that other ranks have was of no use to these; empty when there is none."""
+        record = self._saves.records.get(save)
+        if record is None or not record.held or not ranks:
+            return ""
+        lost = f"no node that answers has what {named_ranks(ranks)} saved in its memory, or it is damaged there"
+        return f"{lost}; {self._encodes.bears(save)}; read from the store"
+
+    @staticmethod
+    def _unreadable(record: Record, damaged: Damage) -> set[int]:
+        return {rank for save, tier, rank in damaged if save == record.save and tier is not Tier.PFS}

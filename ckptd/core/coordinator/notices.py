@@ -1,0 +1,114 @@
+"""What the user of a job can change and should know: each told once a session, to rank 0 and in the status. Pure."""
+
+import math
+
+from msgspec.structs import replace
+
+from ckptd.core import events as ev
+from ckptd.core.actions import Action, Note, ToRank
+from ckptd.core.coordinator.save_record import Phase, Record
+from ckptd.core.coordinator.saves import Saves
+from ckptd.core.coordinator.sessions import Sessions
+from ckptd.shared.base.ids import JobKey, SaveId
+from ckptd.shared.protocol.messages import End
+
+_AGAIN_AND_AGAIN = 3  # saves that were superseded; fewer may be one slow drain
+_LAST = 8  # saves whose distance counts
+_ROOM = 1.25  # between two saves that are due, for a drain that takes a little longer than the last
+_PATIENCE_S = 15.0  # with the first drain: until it has ended there is no measure of any
+_FAILS = "fails: "
+_TRIED_AGAIN = "training goes on, newer saves are tried, too; how it stands: ckptd status"
+_ROUND_S = 60  # from here on full tens are suggested
+_WAYS_OUT = (
+    "plain dcp.load does not read it: load it with client.load, load_from or ckptd_client.dcp.CkptdReader, or write it "
+    "anew: ckptd export --format dcp {path} OUT; connect(layout='plain') if nobody reads it otherwise"
+)
+
+
+class Notices:
+    """Of one job, as its coordinator sees it."""
+
+    def __init__(self, job: JobKey, sessions: Sessions, saves: Saves) -> None:
+        self._job, self._sessions, self._saves = job, sessions, saves
+        self._session = ""  # the one that what was said was said to
+        self._said: set[str] = set()
+        self._drain: tuple[SaveId, float] | None = None  # that runs, and since when
+        self._took_s = 0.0  # the last that ended well
+        self._safe: SaveId | None = None  # the newest whose commit ended well: failures before it are past
+
+    def committed(self, event: ev.CommitEnded) -> list[Action]:
+        """A commit ended: whether what it made can be read by whom it was meant for."""
+        if not event.problem and (self._safe is None or event.save > self._safe):
+            self._safe = event.save
+            self._said = {what for what in self._said if not what.startswith(_FAILS)}  # the next failure is news
+        if not event.left_out:
+            return []
+        ways_out = _WAYS_OUT.format(path=f"{self._job.store}/{self._job.job}")
+        text = f"step {event.save.step} has no .metadata: {event.left_out}; {ways_out}"
+        return self._say("left out", event.save, text)
+
+    def tick(self, now: float) -> list[Action]:
+        """Looks at what has become of the saves: whether their drains fail, or the store is slower than they come."""
+        self._time_drains(now)
+        ours = [r for r in self._saves.records.values() if r.due and r.save.incarnation == self._saves.incarnation]
+        return [*self._failing(ours), *self._slow(ours, now)]
+
+    def _failing(self, ours: list[Record]) -> list[Action]:
+        """The newest drain that failed, if none has ended well since: without a word it is tried for hours."""
+        failed = [r for r in ours if r.error and r.phase is not Phase.DURABLE]
+        failed = [r for r in failed if self._safe is None or r.save > self._safe]
+        if not failed:
+            return []
+        record = max(failed, key=lambda r: r.save)
+        text = f"step {record.save.step} is not durable: its drain to {self._job.store} failed: {record.error}"
+        return self._say(_FAILS + record.error, record.save, f"{text}; {_TRIED_AGAIN}", noted=True)
+
+    def _slow(self, ours: list[Record], now: float) -> list[Action]:
+        passed_over = [r for r in ours if r.end is End.SUPERSEDED and not r.error]
+        if len(passed_over) < _AGAIN_AND_AGAIN:
+            return []
+        running_s = now - self._drain[1] if self._drain is not None else 0.0
+        drain_s, every_s = max(self._took_s, running_s), _distance_s(ours)
+        if drain_s <= every_s or not (self._took_s or running_s > _PATIENCE_S):
+            return []
+        more = "more than " if running_s > self._took_s else ""
+        text = (
+            f"the store is slower than the saves: a drain takes {more}{drain_s:.3g} s, a save that is due comes every "
+            f"{every_s:.3g} s, and {len(passed_over)} saves ended superseded before their turn came; "
+            f"connect(drain_every='{_suggested_s(drain_s)}s') makes as many due as the store takes"
+        )
+        return self._say("slow store", max(r.save for r in passed_over), text)
+
+    def _time_drains(self, now: float) -> None:
+        active = self._saves.active
+        if self._drain is not None and self._drain[0] != active:
+            record = self._saves.records.get(self._drain[0])
+            if record is not None and record.phase is Phase.DURABLE:
+                self._took_s = now - self._drain[1]
+        record = self._saves.records.get(active) if active is not None else None
+        self._drain = (record.save, record.drain_since) if record is not None else None
+
+    def _say(self, what: str, save: SaveId, text: str, *, noted: bool = False) -> list[Action]:
+        """noted: the status and the log have it already."""
+        if self._session != self._sessions.session:
+            self._session, self._said = self._sessions.session, set()
+        if what in self._said:
+            return []
+        self._said.add(what)
+        actions: list[Action] = [] if noted else [Note(job=self._job, text=text)]
+        if 0 not in self._sessions.members:
+            return actions
+        news = next(one for one in self._saves.known(save.incarnation) if one.save == save)
+        session = self._sessions.session
+        return [*actions, ToRank(job=self._job, rank=0, session=session, message=replace(news, notice=text))]
+
+
+def _distance_s(records: list[Record]) -> float:
+    """Seconds from one of the last saves to the next."""
+    began = [record.since for record in sorted(records, key=lambda r: r.save) if record.staged][-_LAST:]
+    return (began[-1] - began[0]) / max(1, len(began) - 1) if began else 0.0
+
+
+def _suggested_s(drain_s: float) -> int:
+    seconds = math.ceil(drain_s * _ROOM)
+    return seconds if seconds < _ROUND_S else math.ceil(seconds / 10) * 10

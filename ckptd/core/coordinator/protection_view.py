@@ -1,0 +1,121 @@
+"""How far the nodes of a job protect each other, as values that the status shows. Pure.
+
+The coordinator's half makes it, ``ckptd/daemon/status.py`` reads it.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from ckptd.core.redundancy_sets import effective, redundancy_sets
+from ckptd.shared.base.ids import SaveId
+from ckptd.shared.protocol.topology import Scheme, Topology
+
+_FEW = 8
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """One node of the job."""
+
+    node: str
+    domain: str
+    ranks: tuple[int, ...]
+    reachable: bool
+    set_index: int
+    encoded_step: int | None  # the newest that this node has whole parity of
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProtectionView:
+    """The job as its coordinator sees it."""
+
+    scheme: Scheme = Scheme.NONE  # what is asked for
+    set_size: int = 0
+    coordinator: str = ""
+    nodes: tuple[NodeView, ...] = ()
+    protected: frozenset[SaveId] = frozenset()  # every set has encoded them
+    degraded: tuple[str, ...] = ()  # what is less safe than it was asked to be, in words
+
+
+def view_of(
+    topology: Topology,
+    *,
+    unreachable: Collection[str] = (),
+    encoded: Mapping[str, SaveId] | None = None,
+    protected: Collection[SaveId] = (),
+    problems: Mapping[str, str] | None = None,
+) -> ProtectionView:
+    """The view of a job that runs so. encoded and problems by node; a problem is what keeps it from its parity."""
+    encoded, problems = encoded or {}, problems or {}
+    ranks: list[list[int]] = [[] for _ in topology.peers]
+    for rank, home in enumerate(topology.homes):
+        ranks[home].append(rank)
+    sets = redundancy_sets(topology.peers, topology.set_size)
+    index = {node: number for number, members in enumerate(sets) for node in members}
+    nodes = tuple(
+        NodeView(
+            node=peer.node,
+            domain=peer.domain,
+            ranks=tuple(ranks[place]),
+            reachable=peer.node not in unreachable,
+            set_index=index[peer.node],
+            encoded_step=encoded[peer.node].step if peer.node in encoded else None,
+            problem=problems.get(peer.node, ""),
+        )
+        for place, peer in enumerate(topology.peers)
+    )
+    return ProtectionView(
+        scheme=topology.scheme,
+        set_size=topology.set_size,
+        coordinator=topology.coordinator,
+        nodes=nodes,
+        protected=frozenset(protected),
+        degraded=(*less_than_asked(topology), *_degraded(topology.scheme, sets, nodes)),
+    )
+
+
+def less_than_asked(topology: Topology) -> tuple[str, ...]:
+    """What the scheme cannot do for nodes so few, and what to type. Of a scheme that nobody chose a lone node has none.
+
+    It is the same as long as the session lasts: rank 0 is told once.
+    """
+    scheme, nodes = topology.scheme, len(topology.peers)
+    if scheme is Scheme.NONE or (nodes == 1 and not topology.asked):
+        return ()
+    way_out = f"run the job on {scheme.losses + 1} nodes or more, or connect(redundancy='{{}}')"
+    if nodes == 1:
+        return (f"redundancy {scheme} protects nothing: all ranks run on one node; {way_out.format(Scheme.NONE)}",)
+    small: dict[int, list[int]] = {}  # sets that cannot carry the scheme, by how many members they have
+    for number, members in enumerate(redundancy_sets(topology.peers, topology.set_size)):
+        if effective(scheme, len(members)) is not scheme:
+            small.setdefault(len(members), []).append(number)
+    return tuple(
+        f"{_sets(numbers)} {count} nodes: {force} in place of {scheme}; {way_out.format(force)}"
+        for count, numbers in small.items()
+        for force in (effective(scheme, count),)
+    )
+
+
+def _sets(numbers: Sequence[int]) -> str:
+    return f"set {numbers[0]} has" if len(numbers) == 1 else f"sets {few_names([*map(str, numbers)])} have"
+
+
+def _degraded(scheme: Scheme, sets: Sequence[tuple[str, ...]], nodes: Sequence[NodeView]) -> list[str]:
+    """Sets that do not protect now, and why."""
+    if scheme is Scheme.NONE or len(nodes) == 1:
+        return []
+    out = []
+    for number in range(len(sets)):
+        lost = [view.node for view in nodes if view.set_index == number and not view.reachable]
+        if lost:
+            out.append(f"set {number} makes no parity while it hears nothing of {few_names(lost)}")
+        hurt = [view for view in nodes if view.set_index == number and view.reachable and view.problem]
+        out += [f"set {number}: node {view.node}: {view.problem}" for view in hurt]
+    return out
+
+
+def few_names(names: Sequence[str]) -> str:
+    """The first of many names, for a sentence."""
+    more = f" and {len(names) - _FEW} more" if len(names) > _FEW else ""
+    return ", ".join(names[:_FEW]) + more

@@ -1,0 +1,105 @@
+"""The runs of a job at its coordinator: what belongs to the job, what is set apart, and who was told. Pure.
+
+All that nodes and the store tell of saves comes through here first. Only saves of the job's own line of runs reach the
+tables of saves, parity and restores: nothing there has to ask which run something is of.
+"""
+
+from collections.abc import Container, Iterable
+
+from ckptd.core import events as ev
+from ckptd.core.actions import Action, ToNode
+from ckptd.core.coordinator.lineage import Lineage
+from ckptd.core.coordinator.saves import Saves
+from ckptd.core.coordinator.strangers import Strangers
+from ckptd.shared.base.ids import JobKey, Run, RunId, SaveId
+
+
+class Runs:
+    """Facts and decision (``lineage``), what is not the job's (``strangers``), and what each node was told of it."""
+
+    def __init__(self, job: JobKey, node: str) -> None:
+        self._job = job
+        self._node = node
+        self.lineage = Lineage()
+        self.strangers = Strangers(self.lineage)
+        self._told: dict[str, tuple[frozenset[Run], frozenset[Run]]] = {}  # by node: runs set apart, those in dispute
+        self._apart: frozenset[Run] = frozenset()  # as of the last sort
+        self._back = False  # something set apart turned out to be the job's: its nodes are to say what they have
+
+    def sift(self, node: str, has: ev.NodeHas) -> tuple[tuple[ev.HeldSegment, ...], tuple[ev.HeldPiece, ...]]:
+        """The segments and pieces of parity at a node that are the job's."""
+        self.lineage.held(node, {p.save for p in has.pieces}, [(s.save, s.rank) for s in has.segments])
+        ours = self.lineage.is_ours
+        self.strangers.heard(node, [(s.save, s.rank) for s in has.segments if not ours(s.save)])
+        return tuple(s for s in has.segments if ours(s.save)), tuple(p for p in has.pieces if ours(p.save))
+
+    def admits(self, node: str, staged: ev.SegmentStaged) -> bool:
+        """Whether one more segment at a node is the job's."""
+        self.lineage.holds_too(node, staged.save, staged.rank)
+        if not self.lineage.is_ours(staged.save):
+            self.strangers.add(node, staged.save, staged.rank)
+            return False
+        return True
+
+    def released(self, node: str, gone: ev.SegmentReleased) -> bool:
+        """A node has given a segment up. Returns whether it was the last that it had of its run."""
+        self.strangers.released(node, gone.save, gone.rank)
+        return self.lineage.released(node, gone.save, gone.rank)
+
+    def attached(self, event: ev.RankAttached, answers: Iterable[Action]) -> None:
+        """A rank that came with a number tells its run, if it was let in."""
+        welcome = any(isinstance(a, ToNode) and isinstance(a.message, ev.SessionOpened) for a in answers)
+        if event.incarnation and welcome:
+            self.lineage.begins(event.incarnation, event.run)
+
+    def new_session(self, incarnation: int, run: RunId, nodes: Container[str]) -> None:
+        """It runs on these nodes, or visits them: what lies elsewhere disputes nothing until it is seen again."""
+        self.lineage.new_session()
+        self.lineage.begins(incarnation, run)
+        self.lineage.known_nodes(nodes)
+        self.strangers.known_nodes(nodes)
+
+    def scanned(self, event: ev.StoreScanned) -> None:
+        """What lies on the store decides between runs of one number."""
+        recorded = [(record.incarnation, record.run) for record in event.records]
+        self.lineage.on_store([found.save for found in event.committed], recorded)
+
+    def peer_up(self, node: str) -> None:
+        """It may be another process, which was told nothing."""
+        self._told.pop(node, None)
+
+    def tell_anew(self) -> None:
+        """Every node is to hear which runs it sets apart, and to say what it has."""
+        self._told.clear()
+
+    def sort(self, saves: Saves, nodes: Iterable[str]) -> list[Action]:
+        """Takes what is known to be another run's out of the job's saves, and has the nodes set it apart."""
+        for save in [save for save in saves.records if not self.lineage.is_ours(save)]:
+            for rank, holders in saves.give_away(save).items():
+                for node in holders:
+                    self.strangers.add(node, save, rank)
+        runs = self.lineage.strangers
+        self._back |= any(self.lineage.run_of(number) == run for number, run in self._apart)
+        self._apart = runs
+        disputed = self.lineage.disputed
+        none: frozenset[Run] = frozenset()
+        telling = [node for node in sorted(nodes) if self._told.get(node, (none, none)) != (runs, disputed)]
+        self._told |= dict.fromkeys(telling, (runs, disputed))
+        order = ev.ForeignRuns(
+            job=self._job, node=self._node, runs=tuple(sorted(runs)), disputed=tuple(sorted(disputed))
+        )
+        return [ToNode(job=self._job, node=node, message=order) for node in telling]
+
+    def took_back(self) -> bool:
+        """Whether something set apart has turned out to be the job's since this was asked last."""
+        back, self._back = self._back, False
+        return back
+
+    def name(self, run: bytes) -> None:
+        """The user says that this run is the job's."""
+        self.lineage.name(run)
+        self.tell_anew()
+
+    def is_ours(self, save: SaveId) -> bool:
+        """Whether the save belongs to the job's line of runs, as far as is known now."""
+        return self.lineage.is_ours(save)

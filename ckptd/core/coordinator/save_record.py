@@ -1,0 +1,151 @@
+"""One save of a job as its coordinator knows it. Pure."""
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ckptd.shared.base.ids import SaveId
+from ckptd.shared.format.replica_shares import Compared, Share, Where, compared
+from ckptd.shared.protocol.messages import End, Milestone
+
+
+class Phase(enum.StrEnum):
+    """Where a save stands."""
+
+    STAGING = "staging"
+    STAGED = "staged"
+    DRAINING = "draining"
+    COMMITTING = "committing"
+    DURABLE = "durable"
+
+
+@dataclass(slots=True)
+class Record:
+    """One save."""
+
+    save: SaveId
+    world_size: int
+    since: float
+    phase: Phase = Phase.STAGING
+    held: dict[int, set[str]] = field(default_factory=dict)  # rank -> nodes whose arenas have it
+    delivered: dict[int, int] = field(default_factory=dict)  # rank -> bytes
+    shares: dict[int, tuple[Share, ...]] = field(default_factory=dict)  # rank -> what it said of them
+    adopted: bool = False  # found in the arena at start
+    protected: bool = False  # by all sets, as the ranks' nodes were then
+    due: bool = False
+    forced: bool = False  # somebody asked for this very one: a newer one does not take its turn
+    end: End | None = None
+    reason: str = ""  # of its end; of one that waits: for whom, once that is worth a line
+    apart: bool = False  # the shares were no whole
+    where: Where | None = None  # as far as that is known
+    drainers: dict[str, tuple[int, ...]] = field(default_factory=dict)  # node -> ranks whose segments it writes
+    voters: set[str] = field(default_factory=set)
+    done: dict[str, int] = field(default_factory=dict)  # node -> bytes on the store
+    drain_since: float = 0.0
+    first_failure: float | None = None
+    failures: int = 0
+    commit_failures: int = 0
+    error: str = ""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all segments delivered so far."""
+        return sum(self.delivered.values())
+
+    @property
+    def shared(self) -> bool:
+        """Whether ranks saved shares of what they all hold, so that each needs the others' to load."""
+        return any(self._binding.values())
+
+    @property
+    def _binding(self) -> dict[int, list[Share]]:
+        """Of the shares those without which an image is not whole, by rank."""
+        return {rank: [share for share in said if not share.only_told] for rank, said in self.shares.items()}
+
+    @property
+    def compared(self) -> Compared:
+        """How far the shares prove that what its ranks hold alike is the same."""
+        return compared(self.shares)
+
+    @property
+    def shared_by_all(self) -> bool:
+        """Whether some share is of a set of all ranks: then each needs every image in any case."""
+        return any(share.count == self.world_size for said in self._binding.values() for share in said)
+
+    def needed_for(self, ranks: Iterable[int]) -> list[int]:
+        """Ranks whose segments these ranks load from: their own, and those of all that shared with them."""
+        mine, binding = set(ranks), self._binding
+        sets = {(share.replicas, share.count) for rank in mine for share in binding.get(rank, ())}
+        for rank, said in binding.items():
+            if any((share.replicas, share.count) in sets for share in said):
+                mine.add(rank)
+        return sorted(mine)
+
+    @property
+    def staged(self) -> bool:
+        """Whether every rank's segment was sealed."""
+        return self.phase is not Phase.STAGING
+
+    @property
+    def missing(self) -> list[int]:
+        """Ranks that have not delivered it, as far as is known."""
+        return sorted(set(range(self.world_size)) - self.delivered.keys())
+
+    @property
+    def half(self) -> bool:
+        """Whether it waits for ranks."""
+        return not self.staged and self.end is None
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is staged and its drain is yet to come."""
+        return self.phase is Phase.STAGED and self.due and self.end is None
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether every rank's segment still lies in an arena."""
+        return 0 < self.world_size == len(self.held)
+
+    @property
+    def milestone(self) -> Milestone | None:
+        """What was reached."""
+        if self.phase is Phase.DURABLE:
+            return Milestone.DURABLE
+        if self.protected:
+            return Milestone.PROTECTED
+        return Milestone.STAGED if self.staged else None
+
+    def lost(self, node: str, rank: int | None = None) -> None:
+        """The node no longer has the rank's segment, or any."""
+        for held in [rank] if rank is not None else list(self.held):
+            self.held.get(held, set()).discard(node)
+            if not self.held.get(held):
+                self.held.pop(held, None)
+                if self.phase is Phase.STAGING:  # then it is not delivered any more
+                    self.delivered.pop(held, None)
+
+
+def clash_of(records: Iterable[Record], save: SaveId) -> Record | None:
+    """Another save in the same place of the order."""
+    place = (*save.owner, save.counter)
+    return next((r for r in records if r.save != save and (*r.save.owner, r.save.counter) == place), None)
+
+
+def newest_whole(records: Iterable[Record], on_store: Iterable[SaveId]) -> SaveId | None:
+    """The newest that lies in memory with all its ranks, or on the store."""
+    return max([*(r.save for r in records if r.staged and r.in_memory), *on_store], default=None)
+
+
+def lost_since(records: Iterable[Record], loaded: SaveId, incarnation: int) -> list[SaveId]:
+    """Saves of older lives of the job than incarnation, of which too much is lost: an older one was loaded.
+
+    A coordinator that took over knows one that was staged, and is not whole any more, as a half that it gave up.
+    """
+    newer = [r for r in records if loaded < r.save and r.save.incarnation < incarnation and r.held and not r.in_memory]
+    return sorted(r.save for r in newer if r.phase is Phase.STAGED or r.end is End.ABANDONED)
+
+
+def few(ranks: list[int], most: int = 8) -> str:
+    """The first of many numbers, for a sentence."""
+    shown = ", ".join(map(str, ranks[:most]))
+    return f"{shown}, ... ({len(ranks)} in all)" if len(ranks) > most else shown

@@ -1,0 +1,510 @@
+"""The life of each save of a job, as its coordinator sees it: staging, staged, draining, committing, and its end. Pure.
+
+::
+
+    staging --all ranks delivered--> staged --due, store free--> draining --all voted--> committing --renamed--> durable
+       |                               |  ^                         |                        |
+       | rank died, timed out,         |  '------- retry, backoff --'------------------------'
+       v skipped, disagreed            v
+    abandoned / skipped / failed     kept (not due) / superseded (a newer one is staged) / failed (store gave no chance)
+"""
+
+from collections.abc import Container
+
+from ckptd.core import events as ev
+from ckptd.core.actions import Action, Commit, Note, RemovePartial, ToNode
+from ckptd.core.coordinator.cadence import Due
+from ckptd.core.coordinator.fence import Fence, was_taken_over
+from ckptd.core.coordinator.inventory_barrier import RollCall
+from ckptd.core.coordinator.retention import Retention, removed_by_others
+from ckptd.core.coordinator.save_record import Phase, Record, clash_of, newest_whole
+from ckptd.core.coordinator.save_records import SaveRecords
+from ckptd.core.coordinator.sessions import Sessions
+from ckptd.core.policy import Policy
+from ckptd.shared.base.ids import JobKey, RunId, SaveId
+from ckptd.shared.base.wording import named_ranks
+from ckptd.shared.format.replica_shares import Share, difference_of
+from ckptd.shared.protocol.messages import End
+
+_COMMIT_TRIES = 2  # before the drain itself is done again
+
+
+class Saves(SaveRecords):
+    """What becomes of each save, and the one drain that may run."""
+
+    def __init__(self, job: JobKey, node: str, policy: Policy, roll_call: RollCall) -> None:
+        super().__init__()
+        self._job = job
+        self._node = node
+        self._policy = policy
+        self._roll_call = roll_call
+        self.due = Due()
+        self.retry_at: float | None = None
+        self._partials: set[SaveId] = set()
+        self.retention = Retention(job, policy.keep_last, policy.keep_every)
+        self.incarnation = 0  # of the job's present life
+        self.disputed = -1  # an incarnation whose number an older life on the store has too
+        self.fence = Fence(job)
+        self._asked: Commit | None = None  # the last commit; it may be answered after the job's session changed
+        self.silent_since: float | None = None  # the store was asked then, and has never answered
+        self.ready = False  # the store was seen once: what is durable already is known, so drains may begin
+        self.reachable: set[str] = {node}  # nodes that can be told to drain
+        self.awaited: Container[SaveId] = ()  # not whole as far as is known, but more may be found
+
+    def _order(self, order: ev.Message, node: str | None = None) -> Action:
+        return ToNode(job=self._job, node=node, message=order)
+
+    # --- staging
+
+    def staged(self, node: str, event: ev.SegmentStaged, now: float) -> list[Action]:
+        """A rank delivered its segment."""
+        record = self._record(event.save, event.world_size, now)
+        record.adopted |= event.request == 0
+        record.due |= event.drain
+        record.forced |= event.drain
+        record.shares[event.rank] = event.shares
+        return self._delivered(node, record, event.rank, event.nbytes, now)
+
+    def found(self, node: str, segments: tuple[ev.HeldSegment, ...], now: float) -> list[Action]:
+        """These segments, and no others, lie at the node. It is told what became of their saves."""
+        for record in self.records.values():
+            record.lost(node)
+        actions: list[Action] = []
+        for segment in sorted(segments, key=lambda s: (s.save, s.rank)):
+            record = self._record(segment.save, segment.world_size, now)
+            record.adopted |= not record.delivered
+            was = record.phase
+            record.shares[segment.rank] = segment.shares
+            actions += self._delivered(node, record, segment.rank, segment.nbytes, now, again=True)
+            if was is not Phase.STAGING and node != self._node:  # its half beside this one has heard it
+                actions.append(self._order(ev.SaveStaged(job=self._job, node=self._node, save=record.save), node))
+        actions += self._heard_of_drainer(node, now)
+        told = {s.save for s in segments} if node != self._node else set()
+        ended = [r for r in self.records.values() if r.end is not None and r.save in told]
+        return [*actions, *(action for record in ended for action in self._tell_end(record, node))]
+
+    def fetched(self, node: str, save: SaveId, rank: int, now: float, shares: tuple[Share, ...] = ()) -> list[Action]:
+        """The segment of the rank lies at this node too, from elsewhere; it may never have heard that it was staged."""
+        record = self.records.get(save)
+        if record is None:
+            return []
+        record.shares[rank] = shares
+        told = [self._order(ev.SaveStaged(job=self._job, node=self._node, save=save), node)] if record.staged else []
+        return [*told, *self._delivered(node, record, rank, record.delivered.get(rank, 0), now, again=True)]
+
+    def _delivered(  # noqa: PLR0913 - what was delivered, where and when
+        self, node: str, record: Record, rank: int, nbytes: int, now: float, *, again: bool = False
+    ) -> list[Action]:
+        """A segment lies at the node. again: said before, to this coordinator or another, so it is not late."""
+        record.held.setdefault(rank, set()).add(node)
+        record.delivered[rank] = nbytes
+        clash = clash_of(self.records.values(), record.save)
+        if clash is not None:
+            return self._disagree(record, clash)
+        complete = record.phase is Phase.STAGING and record.in_memory
+        if record.end is not None and not (again and complete):
+            return [] if again else self._tell_end(record)  # a late rank of a save that is over, or one that repeats
+        if complete:
+            apart = difference_of(record.shares)
+            record.end, record.apart, record.where = None, apart is not None, apart.where if apart else None
+            return self._finish(record, End.ABANDONED, apart.reason) if apart else self._complete(record, now)
+        return []
+
+    def _disagree(self, record: Record, other: Record) -> list[Action]:
+        def name(r: Record) -> str:
+            return f"rank {min(r.delivered, default=0)} saved step {r.save.step}"
+
+        reason = f"ranks disagree about save {record.save.counter}: {name(other)}, {name(record)}; all save one step"
+        lost = [r for r in (other, record) if not r.staged]
+        return [a for r in lost for a in (self._tell_end(r) if r.end else self._finish(r, End.FAILED, reason))]
+
+    def _complete(self, record: Record, now: float) -> list[Action]:
+        record.phase, record.reason = Phase.STAGED, ""
+        actions = [self._order(ev.SaveStaged(job=self._job, node=self._node, save=record.save))]
+        actions += self._outrun(record.save)
+        if record.save.incarnation == self.disputed:
+            return [*actions, *self.dispute(self.disputed)]
+        if not (record.due or self.due.is_due(record.save, now)):
+            return [*actions, *self._finish(record, End.KEPT, "drain_every did not choose it for the store")]
+        record.due = True
+        if record.forced:  # one that waits at a time: each holds a slot
+            older = [r for r in self.records.values() if r.forced and r.save < record.save and r.waits]
+            actions += [a for r in older for a in self._superseded(r)]
+        return [*actions, *self.start_drain(now)]
+
+    def _outrun(self, newer: SaveId) -> list[Action]:
+        """Older halves are over. Of what was found at start only the store can say whether it was whole once."""
+        actions: list[Action] = []
+        for older in [r for r in self._halves if r.save < newer]:
+            if self.ready or not older.adopted:
+                late = named_ranks(older.missing)
+                reason = f"{newer} was staged by all ranks first; {late} never delivered this one"
+                actions += self._finish(older, End.ABANDONED, reason)
+        return actions
+
+    def skipped(self, event: ev.SaveSkipped, world_size: int, now: float) -> list[Action]:
+        """A rank found no slot: the save is over on all nodes."""
+        record = self._record(event.save, world_size, now)
+        reason = f"rank {event.rank}: {event.reason}"
+        return [] if record.end is not None or record.staged else self._finish(record, End.SKIPPED, reason)
+
+    @property
+    def judged_halves(self) -> list[Record]:
+        """Those that wait for ranks, and of which is known what there is.
+
+        What was found may be whole with what a silent node has.
+        """
+        return [r for r in self._halves if not (r.adopted and self._roll_call.doubts) and r.save not in self.awaited]
+
+    @property
+    def went_on(self) -> bool:
+        """Whether the present incarnation has staged something itself."""
+        newest = self.newest_staged
+        return newest is not None and newest.save.incarnation == self.incarnation
+
+    def rank_gone(self, rank: int, why: str, incarnation: int) -> list[Action]:
+        """Saves of this incarnation that wait for a rank that ended can never complete."""
+        waiting = [r for r in self.judged_halves if r.save.incarnation >= incarnation and rank not in r.delivered]
+        return [a for r in waiting for a in self._finish(r, End.ABANDONED, f"rank {rank} {why} before it delivered")]
+
+    def new_incarnation(self, incarnation: int, run: RunId, session: str) -> None:
+        """Its first save is due. Commits are made in its name from here on."""
+        self.incarnation = incarnation
+        self.fence.begin(incarnation, run, session)
+        self.due.begin()
+
+    def end_halves(self, incarnation: int) -> list[Action]:
+        """What the ranks of an older incarnation did not complete never will be: no silent node has what is missing."""
+        old = [r for r in self._halves if r.save.incarnation < incarnation and r.save not in self.awaited]
+        return [a for r in old for a in self._finish(r, End.ABANDONED, f"incarnation {incarnation} began")]
+
+    def dispute(self, incarnation: int) -> list[Action]:
+        """An older life owns this incarnation's names: nothing of it may be drained, or taken for what lies there."""
+        self.disputed = incarnation
+        reason = f"incarnation {incarnation} was begun while the store was silent, and the store has it already"
+        ours = [r for r in self.records.values() if r.save.incarnation == incarnation and r.end is not End.FAILED]
+        return [a for r in ours for a in self._finish(r, End.FAILED, f"{reason}; connect or load again")]
+
+    def released(self, node: str, event: ev.SegmentReleased) -> list[Action]:
+        """A node's arena no longer has the segment; a save that still waited for its drain waits in vain."""
+        record = self.records.get(event.save)
+        if record is None or node not in record.held.get(event.rank, set()):
+            return []
+        record.lost(node, event.rank)
+        return self._superseded(record) if record.waits and self.ready else []
+
+    def _superseded(self, record: Record) -> list[Action]:
+        """The save's turn is over before it came; the newest takes it."""
+        newest = self.newest_staged
+        if newest is not None and newest.phase is Phase.STAGED and newest.end is End.KEPT:
+            newest.due, newest.end, newest.reason = True, None, ""
+        reason = f"{newest.save if newest else 'a newer save'} was staged before its drain began"
+        return self._finish(record, End.SUPERSEDED, reason + (f"; last error: {record.error}" if record.error else ""))
+
+    # --- drain
+
+    def drain_newest(self, now: float) -> list[Action]:
+        """Somebody wants the newest checkpoint durable, whatever the cadence says."""
+        if self.fence.taken_over:
+            return []
+        open_saves = [r for r in self.records.values() if r.end is None or r.end in (End.KEPT, End.FAILED)]
+        open_saves = [r for r in open_saves if r.save.incarnation != self.disputed]
+        alive = [r for r in open_saves if (r.in_memory if r.staged else r.end is None)]
+        newest = max(alive, key=lambda r: r.save, default=None)
+        staged = self.newest_staged
+        if staged is not None and staged.save.incarnation == self.disputed:
+            return []
+        for record in {id(r): r for r in (newest, staged) if r is not None and r.phase is not Phase.DURABLE}.values():
+            record.due, record.end, record.reason = True, None, ""
+            record.first_failure = None
+        self.retry_at = None if self.active is None else self.retry_at
+        return self.start_drain(now)
+
+    def start_drain(self, now: float) -> list[Action]:
+        """Drains the newest staged save if any waits and the store is free; older ones that waited are superseded.
+
+        A forced save comes before: it was asked for by name, and there is at most one that waits.
+        """
+        if (
+            not self.ready
+            or self.fence.holds_drains
+            or self.active is not None
+            or (self.retry_at is not None and now < self.retry_at)
+        ):
+            return []
+        waiting = [r for r in self.records.values() if r.waits and (r.in_memory or not self._roll_call.doubts)]
+        newest = self.newest_staged
+        if newest is None:
+            reason = "its memory was given up before it was drained"
+            return [a for record in waiting for a in self._finish(record, End.FAILED, reason)]
+        if not waiting or newest.save.incarnation == self.disputed:
+            return []
+        forced = [r for r in waiting if r.forced and r.in_memory]
+        chosen = max(forced, key=lambda r: r.save) if forced else newest
+        actions: list[Action] = []
+        for record in waiting:
+            if record.save < chosen.save or not record.in_memory:
+                actions += self._superseded(record)
+        if chosen.phase is not Phase.STAGED:
+            return actions
+        self.retry_at, chosen.due, chosen.end = None, True, None
+        return [*actions, *self._begin_drain(chosen, now)]
+
+    def _begin_drain(self, record: Record, now: float) -> list[Action]:
+        self.active = record.save
+        record.phase, record.drain_since = Phase.DRAINING, now
+        record.voters, record.done, record.commit_failures, record.drainers = set(), {}, 0, {}
+        for rank, nodes in sorted(record.held.items()):
+            able = nodes & self.reachable
+            if not able:
+                return self._drain_failed(
+                    record, f"node {min(nodes)} does not answer: it has rank {rank}'s segment", now
+                )
+            drainer = self._node if self._node in able else min(able)
+            record.drainers[drainer] = (*record.drainers.get(drainer, ()), rank)
+        return [self._order_drain(record, node) for node in record.drainers]
+
+    def _order_drain(self, record: Record, node: str) -> Action:
+        order = ev.DrainOrdered(
+            job=self._job,
+            node=self._node,
+            store_id=self.fence.store_id,
+            save=record.save,
+            ranks=record.drainers[node],
+            void=self.fence.void,
+        )
+        return self._order(order, node)
+
+    def peer_up(self, node: str, now: float) -> list[Action]:
+        """A node that drains may not have heard of it, and one that drains failed for is back."""
+        self.reachable.add(node)
+        record = self.records.get(self.active) if self.active is not None else None
+        if record is not None and record.phase is Phase.DRAINING and node in set(record.drainers) - record.voters:
+            return [self._order_drain(record, node)]
+        if record is None and self.retry_at is not None:
+            self.retry_at = now
+        return []
+
+    def _heard_of_drainer(self, node: str, now: float) -> list[Action]:
+        """A node that is to drain has said what it has: it drains, or what it was to drain is gone."""
+        record = self.records.get(self.active) if self.active is not None else None
+        if record is None or record.phase is not Phase.DRAINING or node not in set(record.drainers) - record.voters:
+            return []
+        lost = [rank for rank in record.drainers[node] if node not in record.held.get(rank, set())]
+        if lost:
+            return self._drain_failed(record, f"node {node} has lost rank {lost[0]}'s segment", now)
+        return [self._order_drain(record, node)] if node != self._node else []
+
+    def peer_down(self, node: str, now: float) -> list[Action]:
+        """A drain that needs the node is tried again later."""
+        self.reachable.discard(node)
+        record = self.records.get(self.active) if self.active is not None else None
+        if record is None or record.phase is not Phase.DRAINING or node not in set(record.drainers) - record.voters:
+            return []
+        return self._drain_failed(record, f"node {node} does not answer", now)
+
+    def moved(self, node: str, event: ev.DrainMoved) -> None:
+        """Bytes written so far at a node."""
+        if event.save in self.records:
+            self.records[event.save].done[node] = event.nbytes_done
+
+    def voted(self, node: str, save: SaveId, problem: str, now: float) -> list[Action]:
+        """A node's files and vote are synced, or why not."""
+        record = self.records.get(save)
+        if record is None or save != self.active or record.phase is not Phase.DRAINING:
+            return []
+        if problem:
+            return self._drain_failed(record, problem, now)
+        record.voters.add(node)
+        if record.voters >= set(record.drainers):
+            return self._commit(record)
+        return []
+
+    def found_committed(self, save: SaveId) -> list[Action]:
+        """The drain found its save committed already: the commit, repeated, confirms it."""
+        record = self.records.get(save)
+        return self._commit(record) if record is not None and save == self.active else []
+
+    def _commit(self, record: Record) -> list[Action]:
+        self.active, record.phase = record.save, Phase.COMMITTING
+        self._asked = self.fence.commit(record.save)
+        return [self._asked]
+
+    def committed(self, event: ev.CommitEnded, now: float) -> list[Action]:
+        """The checkpoint is durable, or why not."""
+        record = self.records.get(event.save)
+        if record is None or event.save != self.active:
+            return []
+        if event.problem:
+            record.commit_failures += 1
+            return self._drain_failed(record, event.problem, now)
+        if event.taken_over and self._asked != self.fence.commit(record.save):
+            return self._commit(record)  # it was made for the session that this one replaced: nobody replaced this one
+        if event.taken_over:
+            record.phase = Phase.STAGED
+            return [*self._drop_drain(record), *self.superseded_by(event.taken_over)]
+        return [*self._made_durable(record, event.nbytes), *self.start_drain(now)]
+
+    def superseded_by(self, incarnation: int) -> list[Action]:
+        """Another session took the job over: nothing of this one becomes durable any more, whatever lies there."""
+        self.fence.taken_over = incarnation
+        reason = f"incarnation {incarnation} took the job over"
+        waiting = [r for r in self.records.values() if r.waits or (r.staged and r.end is None)]
+        actions: list[Action] = [Note(job=self._job, text=f"{reason}: what this run saves is not durable any more")]
+        return [*actions, *(a for record in waiting for a in self._finish(record, End.FAILED, reason))]
+
+    def _made_durable(self, record: Record, nbytes: int) -> list[Action]:
+        save = record.save
+        self.on_store[save] = ev.OnStore(
+            save, record.world_size, nbytes or record.nbytes, save.dirname, record.compared
+        )
+        record.phase, record.error = Phase.DURABLE, ""
+        actions = self._finish(record, End.DURABLE, self.fence.hides(save))
+        actions += self._drop_drain(record)
+        self._partials.discard(save)  # it has its final name now
+        for partial in sorted(p for p in self._partials if p < save):
+            self._partials.discard(partial)
+            actions.append(RemovePartial(job=self._job, save=partial))
+        return [*actions, *self.retire()]
+
+    def _drop_drain(self, record: Record) -> list[Action]:
+        if self.active == record.save:
+            self.active = None
+        return [self._order(ev.DrainDropped(job=self._job, node=self._node, save=record.save))]
+
+    def _drain_failed(self, record: Record, problem: str, now: float) -> list[Action]:
+        record.error = problem
+        record.failures += 1
+        record.first_failure = now if record.first_failure is None else record.first_failure
+        pause = min(self._policy.drain_retry_s * 2 ** (record.failures - 1), self._policy.drain_retry_max_s)
+        self.retry_at = now + pause
+        self._partials.add(record.save)  # what it left goes with the next commit, if that is of a newer save
+        note = Note(job=self._job, text=f"drain of {record.save} failed, again in {pause:g} s: {problem}")
+        if record.phase is Phase.COMMITTING and record.commit_failures < _COMMIT_TRIES:
+            return [note]  # stays active: the commit alone is tried again
+        record.phase = Phase.STAGED
+        actions: list[Action] = [note]
+        late = now - record.first_failure >= self._policy.drain_give_up_s
+        if late or not (record.in_memory or self._roll_call.doubts):
+            record.due = False
+            actions += self._finish(record, End.FAILED, problem)
+        return [*actions, *self._drop_drain(record)]
+
+    # --- what is found on the store
+
+    def saw_another_store(self, sessions: Sessions) -> bool:
+        """Whether the store that was seen is none of this session's. Then nothing is drained before another look."""
+        wrong = self.ready and not sessions.takes(self.fence.store_id)
+        self.ready = self.ready and not wrong
+        return wrong
+
+    def scanned(self, event: ev.StoreScanned, incarnation: int, now: float) -> list[Action]:
+        """Compares with what lies on the store: marks the durable, finishes or removes the unfinished."""
+        if event.problem:
+            if not self.ready:
+                self.silent_since = now if self.silent_since is None else self.silent_since
+            return [Note(job=self._job, text=f"the store does not answer: {event.problem}")]
+        self.ready, self.silent_since, self.fence.store_id = True, None, event.store_id
+        there = {found.save: found for found in event.committed}
+        for save in removed_by_others(self.on_store, there, self.fence.present):
+            del self.on_store[save]
+        self.on_store |= there
+        actions: list[Action] = []
+        for save in self.on_store:
+            record = self.records.get(save) if save.incarnation != self.disputed else None
+            if record is None or record.phase is Phase.DURABLE or self.active == save:
+                continue
+            if save.incarnation < self.incarnation or not was_taken_over(save, event.records, self.fence.void):
+                record.phase = Phase.DURABLE
+                actions += self._finish(record, End.DURABLE, self.fence.hides(save))
+        newest = max(self.on_store, default=None)
+        best = newest_whole(self.records.values(), self.on_store)
+        actions += self._outrun(best) if best is not None else []
+        for partial in event.partials:
+            actions += self._judge_partial(partial, newest, incarnation, now)
+        rival = self.fence.rival(event.records)
+        actions += self.superseded_by(rival) if rival and not self.fence.taken_over else []
+        return [*actions, *self.retire(), *self.start_drain(now)]
+
+    def _judge_partial(self, partial: ev.Partial, newest: SaveId | None, incarnation: int, now: float) -> list[Action]:
+        save = partial.save
+        record = self.records.get(save)
+        if save == self.active:
+            return []
+        if newest is not None and save <= newest:
+            return [RemovePartial(job=self._job, save=save)]
+        if partial.complete and self.active is None:
+            record = record or self._record(save, 0, now)
+            record.due = True  # it was, in an earlier life of this coordinator
+            return self._commit(record)
+        if record is None and save.incarnation < incarnation:
+            return [RemovePartial(job=self._job, save=save)]
+        self._partials.add(save)
+        return []
+
+    def retire(self) -> list[Action]:
+        """Removes what retention no longer keeps."""
+        return self.retention.retire(self.on_store)
+
+    def removed(self, event: ev.CheckpointRemoved) -> list[Action]:
+        """A removal ended."""
+        if not event.problem and not event.pinned:
+            self.on_store.pop(event.save, None)
+        return self.retention.removed(event)
+
+    # --- ends
+
+    def _finish(self, record: Record, end: End, reason: str) -> list[Action]:
+        record.end, record.reason = end, reason
+        return self._tell_end(record)
+
+    def _tell_end(self, record: Record, node: str | None = None) -> list[Action]:
+        assert record.end is not None  # noqa: S101 - only ended saves come here
+        end = ev.SaveEnded(
+            job=self._job, node=self._node, save=record.save, end=record.end, reason=record.reason,
+            apart=record.apart, where=record.where,
+        )  # fmt: skip
+        return [self._order(end, node)]
+
+    def forget_memory(self) -> None:
+        """The nodes give back all that they hold."""
+        for record in self.records.values():
+            record.held.clear()
+
+    def revive(self, save: SaveId, now: float) -> list[Action]:
+        """All of it lies in memory again, and the job goes on from it: if it was to be durable, it still is."""
+        record = self.records.get(save)
+        if record is None or not record.staged or record.phase is not Phase.STAGED or save in self.on_store:
+            return []
+        if record.end in (End.FAILED, End.SUPERSEDED):
+            record.due, record.end, record.reason, record.first_failure = True, None, "", None
+        return self.start_drain(now)
+
+    def next_deadline(self) -> float | None:
+        """When a staging save has taken too long, or a drain is tried again."""
+        staging = [r.since + self._policy.stage_timeout_s for r in self.judged_halves]
+        silent = self.silent_since + self._policy.drain_give_up_s if self.silent_since is not None else None
+        return min([*staging, *(t for t in (self.retry_at, silent) if t is not None)], default=None)
+
+    def tick(self, now: float) -> list[Action]:
+        """Gives up what took too long; tries again what failed."""
+        actions: list[Action] = []
+        for record in self.judged_halves:
+            if now - record.since >= self._policy.stage_timeout_s:
+                reason = f"{named_ranks(record.missing)} did not deliver within {self._policy.stage_timeout_s:g} s"
+                actions += self._finish(record, End.ABANDONED, reason)
+        if self.silent_since is not None and now - self.silent_since >= self._policy.drain_give_up_s:
+            self.silent_since = None
+            actions += self._give_up_on_the_store()
+        if self.retry_at is not None and now >= self.retry_at:
+            self.retry_at = None
+            active = self.records.get(self.active) if self.active is not None else None
+            if active is not None and active.phase is Phase.COMMITTING:
+                return [*actions, *self._commit(active)]
+        return [*actions, *self.start_drain(now)]
+
+    def _give_up_on_the_store(self) -> list[Action]:
+        """It never answered: who waits for a drain is told. The memory stays, and a later answer is welcome."""
+        waiting = [r for r in self.records.values() if r.waits]
+        reason = "the store has not answered since the daemon started"
+        return [a for r in waiting for a in self._finish(r, End.FAILED if r.in_memory else End.SUPERSEDED, reason)]

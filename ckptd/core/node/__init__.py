@@ -1,0 +1,1 @@
+"""The node half of a job: decisions about the slots of one node. Pure."""

@@ -1,0 +1,134 @@
+"""Segments that this node gets from elsewhere for a load: from a peer's arena, or rebuilt from parity. Pure."""
+
+from ckptd.core import events as ev
+from ckptd.core.actions import Action, FetchSegment, ToNode
+from ckptd.core.policy import Policy
+from ckptd.shared.base.ids import JobKey, SaveId
+from ckptd.shared.format.slot import Seal
+from ckptd.shared.protocol.messages import Tier
+from ckptd.shared.protocol.parity_types import Piece
+
+
+class Fetching:
+    """What was ordered and has not ended. First its seal, or its piece, is asked of who has it; then it is pulled."""
+
+    def __init__(self, job: JobKey, node: str, policy: Policy) -> None:
+        self._job = job
+        self._node = node
+        self._patience_s = policy.outside_wait_s
+        self._up = {node}  # whom it can ask
+        self._late: dict[tuple[SaveId, int], float] = {}  # when an order is given up whose holder was never up
+        self._orders: dict[tuple[SaveId, int], ev.FetchOrdered] = {}
+        self._pulling: set[tuple[SaveId, int]] = set()
+
+    @property
+    def saves(self) -> set[SaveId]:
+        """Saves of which something is on its way."""
+        return {save for save, _ in self._orders}
+
+    def order(self, order: ev.FetchOrdered, own: Piece | None) -> list[Action]:
+        """Begins, or goes on when it is ordered again. own: this node's piece of that save and epoch, if it has one."""
+        key = (order.save, order.rank)
+        if key in self._pulling:
+            self._orders[key] = order
+            return []
+        self._orders[key] = order
+        if order.tier is Tier.PEER:
+            return [self._ask(order, ev.SealAsked(job=self._job, node=self._node, save=order.save, rank=order.rank))]
+        if own is not None and any(seal.rank == order.rank for column in own.columns for seal in column.seals):
+            return self._rebuild(order, own)  # else it is of another set: the rank has moved
+        asked = ev.PieceAsked(job=self._job, node=self._node, save=order.save, epoch=order.epoch)
+        return [self._ask(order, asked)]
+
+    def _ask(self, order: ev.FetchOrdered, message: ev.Message) -> Action:
+        return ToNode(job=self._job, node=order.holder, message=message)
+
+    def sealed(self, told: ev.SealTold) -> list[Action]:
+        """The holder has answered."""
+        order = self._orders.get((told.save, told.rank))
+        if order is None or order.tier is not Tier.PEER or order.holder != told.node:
+            return []
+        if told.seal is None:
+            return self._failed(order, f"{told.node} has no such segment")
+        return self._pull(order, told.seal, None)
+
+    def described(self, told: ev.PieceTold) -> list[Action]:
+        """The holder of a piece has answered, for all segments that wait for it."""
+        waiting = [
+            o
+            for o in self._orders.values()
+            if (o.save, o.epoch, o.holder, o.tier) == (told.save, told.epoch, told.node, Tier.REBUILT)
+        ]
+        actions: list[Action] = []
+        for order in waiting:
+            if told.piece is None:
+                actions += self._failed(order, f"{told.node} has no such parity")
+            else:
+                actions += self._rebuild(order, told.piece)
+        return actions
+
+    def _rebuild(self, order: ev.FetchOrdered, piece: Piece) -> list[Action]:
+        seals = [seal for column in piece.columns for seal in column.seals if seal.rank == order.rank]
+        if not seals:
+            return self._failed(order, f"the parity of {order.holder} does not cover rank {order.rank}")
+        return self._pull(order, seals[0], piece)
+
+    def _pull(self, order: ev.FetchOrdered, seal: Seal, piece: Piece | None) -> list[Action]:
+        key = (order.save, order.rank)
+        if key in self._pulling:
+            return []
+        self._pulling.add(key)
+        fetch = FetchSegment(
+            job=self._job,
+            rank=order.rank,
+            save=order.save,
+            tier=order.tier,
+            holder=order.holder,
+            seal=seal,
+            piece=piece,
+            homes=order.homes,
+            pieces=order.pieces,
+        )
+        return [fetch]
+
+    def ended(self, event: ev.SegmentFetched) -> None:
+        """It lies here now, or cannot be had."""
+        self._orders.pop((event.save, event.rank), None)
+        self._pulling.discard((event.save, event.rank))
+
+    def next_deadline(self) -> float | None:
+        """When to call tick."""
+        unreached = self._unreached
+        return min((self._late.get(key, 0.0) for key in unreached), default=None)
+
+    def tick(self, now: float) -> list[Action]:
+        """Gives up what lies at nodes that this one does not reach, though the coordinator does."""
+        unreached = self._unreached
+        self._late = {key: self._late.get(key, now + self._patience_s) for key in unreached}
+        late = [self._orders[key] for key in unreached if now >= self._late[key]]
+        return [action for order in late for action in self._failed(order, f"{order.holder} cannot be reached")]
+
+    @property
+    def _unreached(self) -> list[tuple[SaveId, int]]:
+        return [k for k, o in self._orders.items() if o.holder not in self._up and k not in self._pulling]
+
+    def peer_up(self, node: str) -> list[Action]:
+        """What it was asked, or has answered, may be lost."""
+        self._up.add(node)
+        asked = [o for o in self._orders.values() if o.holder == node and (o.save, o.rank) not in self._pulling]
+        return [action for order in asked for action in self.order(order, None)]
+
+    def forget(self) -> None:
+        """The job is over; what is being pulled is given back when it comes."""
+        self._orders.clear()
+
+    def peer_down(self, node: str) -> list[Action]:
+        """Who was asked will not answer. What is being pulled ends by its own deadlines."""
+        self._up.discard(node)
+        lost = [o for o in self._orders.values() if o.holder == node and (o.save, o.rank) not in self._pulling]
+        return [action for order in lost for action in self._failed(order, f"{node} does not answer")]
+
+    def _failed(self, order: ev.FetchOrdered, problem: str) -> list[Action]:
+        self._orders.pop((order.save, order.rank), None)
+        event = ev.SegmentFetched(job=self._job, rank=order.rank, save=order.save, tier=order.tier, problem=problem)
+        return [ToNode(job=self._job, message=ev.Report(job=self._job, node=self._node, event=event))]

@@ -1,0 +1,63 @@
+"""What lies on a node, as it tells the coordinator and its peers. Pure."""
+
+from ckptd.core import events as ev
+from ckptd.core.actions import Action, ToNode
+from ckptd.core.node.parity import Protection
+from ckptd.core.node.slots import SlotTable
+from ckptd.shared.base.ids import JobKey
+
+
+def segments_of(slots: SlotTable) -> tuple[ev.HeldSegment, ...]:
+    """Every segment in a slot of the node."""
+    return tuple(
+        ev.HeldSegment(slot.save, slot.rank, slot.world_size, slot.nbytes, slot.shares) for slot in slots if slot.save
+    )
+
+
+def pieces_of(protection: Protection) -> tuple[ev.HeldPiece, ...]:
+    """Every piece of parity that is sealed on the node."""
+    return tuple(
+        ev.HeldPiece(
+            *(p.save, p.epoch, p.scheme, p.index),
+            ranks=tuple(tuple(seal.rank for seal in column.seals) for column in p.columns),
+            members=tuple(column.node for column in p.columns),
+        )
+        for p in protection.pieces.values()
+    )
+
+
+class PeerAnswers:
+    """What other nodes ask of this one's segments and parity, to copy or to rebuild.
+
+    Of a segment they hear once its digests are taken: who was told less would take it for lost.
+    """
+
+    def __init__(self, job: JobKey, node: str, slots: SlotTable, protection: Protection) -> None:
+        self._job = job
+        self._node = node
+        self._slots = slots
+        self._protection = protection
+        self._waiting: list[ev.SealAsked] = []
+
+    def asked(self, order: ev.SealAsked | ev.PieceAsked) -> list[Action]:
+        """At once, if it can be."""
+        if isinstance(order, ev.SealAsked):
+            self._waiting = [*(other for other in self._waiting if other != order), order]
+            return self.settled()
+        piece = self._protection.pieces.get((order.save, order.epoch))
+        told = ev.PieceTold(job=self._job, node=self._node, save=order.save, epoch=order.epoch, piece=piece)
+        return [ToNode(job=self._job, node=order.node, message=told)]
+
+    def settled(self) -> list[Action]:
+        """Answers of whom waits: digests are taken, or cannot be, or the slot holds something else by now."""
+        asked, self._waiting = self._waiting, []
+        actions: list[Action] = []
+        for order in asked:
+            slot = next((s for s in self._slots.holding(order.save) if s.rank == order.rank), None)
+            if slot is not None and slot.seal is None and not slot.unreadable:
+                self._waiting.append(order)
+                continue
+            seal = slot.seal if slot is not None else None
+            told = ev.SealTold(job=self._job, node=self._node, save=order.save, rank=order.rank, seal=seal)
+            actions.append(ToNode(job=self._job, node=order.node, message=told))
+        return actions

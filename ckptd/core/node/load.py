@@ -1,0 +1,111 @@
+"""What the ranks of this node are told in a load: where to read, once it can be read there. Pure."""
+
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from ckptd.core import events as ev
+from ckptd.core.actions import Action
+from ckptd.core.node.ranks import LocalRank, LocalRanks
+from ckptd.core.node.slots import Slot, SlotTable
+from ckptd.shared.base.ids import JobKey, SaveId
+from ckptd.shared.protocol.messages import LoadFrom, Tier
+from ckptd.shared.protocol.read_groups import company
+
+
+class LoadAnswers:
+    """``report`` makes the action that tells the coordinator."""
+
+    def __init__(self, job: JobKey, ranks: LocalRanks, slots: SlotTable, report: Callable[[ev.Fact], Action]) -> None:
+        self._job = job
+        self._ranks = ranks
+        self._slots = slots
+        self._report = report
+        self.save: SaveId | None = None  # being loaded, so its slots stay
+
+    def unanswered(self) -> list[ev.LoadAsked]:
+        """What ranks wait for, to be asked again of a coordinator that may not have heard it."""
+        waiting = [r for r in self._ranks.seated.values() if r.load_request is not None and r.load_order is None]
+        return [replace(r.load_asked, request=0) for r in waiting if r.load_asked is not None]
+
+    def unreadable(self, save: SaveId) -> list[Action]:
+        """Some slot of the save cannot be read: who waits for its digests finds out by trying."""
+        actions: list[Action] = []
+        for local in self._ranks.seated.values():
+            order = local.load_order
+            if order is not None and order.save == save:
+                local.load_order = None
+                actions += self._answer_one(local, order, "")
+        return actions
+
+    def word(self, event: ev.LoadAsked | ev.LoadReported) -> list[Action]:
+        """A rank asks, or says what became of its reading."""
+        local = self._ranks.seated.get(event.rank)
+        if local is None:
+            return []
+        local.load_request = event.request
+        local.load_asked = event if isinstance(event, ev.LoadAsked) else local.load_asked
+        return [self._report(event)]
+
+    def ordered(self, order: ev.LoadOrdered) -> list[Action]:
+        """The coordinator sends the ranks to read, or says that all have."""
+        self.save = None if order.agreed else order.save
+        for local in self._ranks.seated.values():
+            local.load_order = order if local.load_request is not None else None
+        return self.answer()
+
+    def answer(self) -> list[Action]:
+        """Answers the ranks that have their order and can follow it: a slot can be read once its digests are taken."""
+        actions: list[Action] = []
+        for local in self._ranks.seated.values():
+            order = local.load_order
+            slots = self._slots_to_read(local.rank, order) if order is not None else []
+            if order is not None and all(slot.digested for slot in slots):
+                local.load_order = None
+                actions += self._answer_one(local, order, slots[0].name if slots else "")
+        return actions
+
+    def _slots_to_read(self, rank: int, order: ev.LoadOrdered) -> list[Slot]:
+        if order.save is None or order.agreed or not order.tiers or order.tiers[rank] is Tier.PFS:
+            return []
+        slots = self._slots.holding(order.save)
+        return slots if order.whole else [slot for slot in slots if slot.rank == rank][:1]
+
+    def _answer_one(self, local: LocalRank, order: ev.LoadOrdered, slot: str) -> list[Action]:
+        request, local.load_request = local.load_request, None
+        alone = order.save is None or order.agreed or bool(slot)
+        gates, own = ([], -1) if alone else company(order.gates, list(self._ranks.seated))
+        answer = LoadFrom(
+            reply_to=request or 0,
+            incarnation=order.incarnation,
+            run=order.run,
+            save=order.save,
+            tier=order.tiers[local.rank] if slot else Tier.PFS,
+            whole=order.whole and bool(slot),
+            slot=slot,
+            path=self._path(order),
+            readers=[] if alone else sorted(r for r in self._ranks.seated if not self._slots_to_read(r, order)),
+            gates=gates,
+            gate=own,
+            agreed=order.agreed,
+            notes=list(order.notes),
+        )
+        return self._ranks.tell(local.rank, answer)
+
+    def _path(self, order: ev.LoadOrdered) -> str:
+        """On the store, where the save's own name says: what the coordinator calls it leads nowhere else."""
+        if order.save is None or not order.dirname:
+            return ""
+        return f"{self._job.store}/{self._job.job}/{order.save.dirname}"
+
+    def refused(self, order: ev.LoadRefused) -> list[Action]:
+        """The load failed."""
+        self.save = None if order.rank is None else self.save
+        actions: list[Action] = []
+        for local in self._ranks.seated.values():
+            if order.rank not in (None, local.rank):
+                continue
+            request, local.load_request, local.load_order = local.load_request, None, None
+            if request is not None:
+                actions += self._ranks.refuse(local.rank, request, order.code, order.message, order.hint)
+        return actions

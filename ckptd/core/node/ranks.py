@@ -1,0 +1,218 @@
+"""The ranks of a job on this node: who is in, who stands at the door, who lives; and how to talk to them. Pure."""
+
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from ckptd.core import events as ev
+from ckptd.core.actions import Action, ToRank
+from ckptd.core.node.retained import Keeps
+from ckptd.core.node.slots import SlotTable
+from ckptd.shared.base.ids import JobKey, RunId
+from ckptd.shared.protocol.messages import Done, End, Notice, Progress, Refused, Reply
+
+
+@dataclass(slots=True)
+class LocalRank:
+    """A rank that presented itself here."""
+
+    attached: ev.RankAttached
+    late: str = ""  # what verifies its late copies, as of its last save
+    load_request: int | None = None
+    load_asked: ev.LoadAsked | None = None  # what it asked for first
+    load_order: ev.LoadOrdered | None = None  # the answer, kept back until the slot's digests are taken
+
+    @property
+    def rank(self) -> int:
+        """Its number."""
+        return self.attached.rank
+
+    @property
+    def session(self) -> str:
+        """Those it was started with."""
+        return self.attached.session
+
+    @property
+    def host(self) -> str:
+        """The machine's name, as the rank sees it."""
+        return self.attached.host
+
+    @property
+    def pid(self) -> int:
+        """Of its process."""
+        return self.attached.pid
+
+
+class LocalRanks:
+    """By rank, or by rank and session where there may be several processes of one rank."""
+
+    def __init__(self, job: JobKey, slots: SlotTable) -> None:
+        self._job = job
+        self._slots = slots
+        self.seated: dict[int, LocalRank] = {}  # let in by the coordinator
+        self.waiting: dict[tuple[int, str], LocalRank] = {}  # before the door
+        self.replaced: dict[tuple[int, str], LocalRank] = {}  # still told what becomes of their saves
+        self.live: dict[tuple[int, str], ev.RankFound] = {}
+        self._awaited = ev.SlotsAwaited(job=job)  # as it was reported last
+
+    def slots_awaited(self, *, anew: bool = False) -> list[ev.SlotsAwaited]:
+        """For whom memory is being allocated, if that has changed since it was reported, or anew."""
+        before, self._awaited = self._awaited, ev.SlotsAwaited(job=self._job, ranks=self._slots.awaited)
+        return [self._awaited] if anew or self._awaited != before else []
+
+    def lives(self, event: ev.RankAttached) -> None:
+        """Its process holds the lock of its file."""
+        self.live[event.rank, event.session] = ev.RankFound(
+            job=self._job, rank=event.rank, session=event.session, pid=event.pid, host=event.host
+        )
+
+    def apart(self, rank: int) -> ev.RankFound | None:
+        """The rank's process where it lives and has called an earlier daemon of this node, and not this one."""
+        called = {*self.waiting, *self.replaced}
+        found = [live for key, live in self.live.items() if key[0] == rank and key not in called]
+        return found[0] if found and rank not in self.seated else None
+
+    def came(self, event: ev.RankAttached) -> None:
+        """A rank stands at the door."""
+        self.waiting[event.rank, event.session] = LocalRank(event)
+
+    def again(self, incarnation: int, run: RunId, store_id: str) -> list[ev.RankAttached]:
+        """Those that are in, as they would come back to another daemon. store_id: empty is not known here."""
+        return [
+            replace(
+                local.attached,
+                incarnation=incarnation,
+                run=run,
+                store_id=store_id or local.attached.store_id,
+                request=0,
+            )
+            for local in self.seated.values()
+        ]
+
+    def saves_late(self, event: ev.SegmentStaged) -> ev.SegmentStaged:
+        """Notes what verifies a rank's late copies. Returns what other nodes are told."""
+        self.seated[event.rank].late = event.late
+        return replace(event, late="")
+
+    def is_in(self, event: ev.FromRank) -> bool:
+        """Whether the one who speaks is the rank."""
+        local = self.seated.get(event.rank)
+        return local is not None and local.session == event.session
+
+    def stranger(self, event: ev.FromRank) -> Action:
+        """An answer for a rank that was replaced, or is not let in yet: its words count for nothing."""
+        if (event.rank, event.session) in self.waiting:
+            code, text = "protocol", "this rank is not attached yet"
+        else:
+            code, text = "stale", f"another process is rank {event.rank} of the job now"
+        refusal = Refused(reply_to=event.request, code=code, message=text)
+        return ToRank(job=self._job, rank=event.rank, session=event.session, message=refusal)
+
+    def seat(self, local: LocalRank) -> list[Action]:
+        """The rank is in. What another process of that rank may still be writing is given up."""
+        self.seated[local.rank] = local
+        others = any(rank == local.rank and session != local.session for rank, session in self.live)
+        return self._slots.rank_left(local.rank, writer_gone=False) if others else []
+
+    def refused(self, order: ev.SessionRefused) -> list[Action]:
+        """These ranks may not come in."""
+        actions: list[Action] = []
+        for rank in order.ranks:
+            seated = self.seated.get(rank)
+            if order.code == "stale" and seated is not None and seated.session == order.session:
+                actions += self._put_out(seated)  # its node slept while another life of the job began
+            local = self.waiting.pop((rank, order.session), None)
+            if local is not None:
+                refusal = Refused(
+                    reply_to=local.attached.request, code=order.code, message=order.message, hint=order.hint
+                )
+                actions.append(self.to(local, refusal))
+        return actions
+
+    def session_waits(self, order: ev.SessionWaits) -> list[Action]:
+        """A rank that stands at the door, or calls load, hears for whom its session waits."""
+        local, call = self.waiting.get((order.rank, order.session)), "connect"
+        if local is None:
+            local, call = self.seated.get(order.rank), "load"
+            if local is None or local.session != order.session or local.load_request is None:
+                return []
+        return [self.to(local, Notice(message=order.message, hint=order.hint, call=call))]
+
+    def replace(self, session: str) -> list[Action]:
+        """Another session is the job now: those of others are out."""
+        actions: list[Action] = []
+        for old in [local for local in self.seated.values() if local.session != session]:
+            actions += self._put_out(old)
+        return actions
+
+    def _put_out(self, old: LocalRank) -> list[Action]:
+        """What it says counts for nothing any more."""
+        actions: list[Action] = []
+        del self.seated[old.rank]
+        lives = (old.rank, old.session) in self.live
+        if lives:
+            self.replaced[old.rank, old.session] = old
+        if old.load_request is not None:
+            text = f"another process is rank {old.rank} of the job now"
+            actions.append(self.to(old, Refused(reply_to=old.load_request, code="stale", message=text)))
+        return [*actions, *self._slots.rank_left(old.rank, writer_gone=not lives)]
+
+    def drop(self, rank: int, session: str) -> list[Action]:
+        """The rank is gone: its demand for slots ends."""
+        self.waiting.pop((rank, session), None)
+        self.replaced.pop((rank, session), None)
+        local = self.seated.get(rank)
+        if local is None or local.session != session:
+            return []
+        del self.seated[rank]
+        return self._slots.rank_left(rank, writer_gone=True)
+
+    # --- words
+
+    def to(self, local: LocalRank, message: Reply) -> Action:
+        """A word for one of them."""
+        return ToRank(job=self._job, rank=local.rank, session=local.session, message=message)
+
+    def tell(self, rank: int, message: Reply) -> list[Action]:
+        """A word for the rank, if it is in."""
+        local = self.seated.get(rank)
+        return [self.to(local, message)] if local else []
+
+    def tell_all(self, message: Reply) -> list[Action]:
+        """A word for all that are, or were, in.
+
+        A save that is durable, and has a reason why that is worth nothing to who saved it, has failed for them.
+        """
+        told = [self.to(local, message) for local in self.seated.values()]
+        if isinstance(message, Progress) and message.end is End.DURABLE and message.reason:
+            message = Progress(save=message.save, end=End.FAILED, reason=message.reason)
+        return [*told, *(self.to(local, message) for local in self.replaced.values())]
+
+    def save_waits(self, order: ev.SaveWaits) -> list[Action]:
+        """Those that have delivered the save hear for whom it waits: to the others it is no news of theirs."""
+        news = Progress(save=order.save, reason=order.reason, idle=order.idle)
+        return [action for slot in self._slots.holding(order.save) for action in self.tell(slot.rank, news)]
+
+    def coordinator_lost(self, node: str, keeps: Keeps) -> list[Action]:
+        """Nobody decides what becomes of these saves before the node answers: who has delivered one hears that.
+
+        Of what is staged already one rank hears it: it is the same for all.
+        """
+        whose = f"node {node}, whose daemon coordinates the job"
+        actions: list[Action] = []
+        for save in sorted(keeps.pending):
+            reason = f"waits for {whose} and does not answer: ckptd status there"
+            actions += self.save_waits(ev.SaveWaits(job=self._job, node=node, save=save, reason=reason))
+        if keeps.unended and self.seated:
+            save = max(keeps.unended)
+            notice = f"{whose}, does not answer: step {save.step} is not durable before it does; ckptd status there"
+            actions += self.tell(min(self.seated), Progress(save=save, notice=notice))
+        return actions
+
+    def done(self, rank: int, request: int) -> list[Action]:
+        """Its request is taken over."""
+        return self.tell(rank, Done(reply_to=request))
+
+    def refuse(self, rank: int, request: int, code: str, message: str, hint: str = "") -> list[Action]:
+        """Its request is not."""
+        return self.tell(rank, Refused(reply_to=request, code=code, message=message, hint=hint))

@@ -1,0 +1,49 @@
+"""Around each step of the daemon's loop: a bug that it meets costs who caused it an answer, and the loop nothing."""
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+
+from ckptd.shared.base.log_line import line
+
+log = logging.getLogger("ckptd")
+_PAUSE_S = 0.05  # after one that comes again at once: else it would take a processor
+_MAX_CHARS = 500
+
+
+class BugFence:
+    """``bugs`` counts what was caught."""
+
+    def __init__(self) -> None:
+        self.bugs = 0
+        self._last = ""
+
+    @contextlib.contextmanager
+    def around(self, what: str, tell: Callable[[str], None]) -> Iterator[None]:
+        """Whatever is raised inside is logged with its traceback and told in a line. It must not be misuse or a fault.
+
+        Blocks for a moment when it is what was caught last: a step that is always due would be tried without end.
+        """
+        try:
+            yield
+        except Exception as error:
+            self.bugs += 1
+            text = f"a bug of ckptd's in {what}: {type(error).__name__}: {error}"[:_MAX_CHARS]
+            log.exception(line("met a bug", step=what))
+            if text == self._last:
+                time.sleep(_PAUSE_S)
+            self._last = text
+            with contextlib.suppress(Exception):
+                tell(text)
+
+    def each(self, steps: Iterable[Callable[[], object]], tell: Callable[[str], None]) -> None:
+        """All of them in turn, whatever becomes of any."""
+        for step in steps:
+            with self.around(_name_of(step), tell):
+                step()
+
+
+def _name_of(step: Callable[[], object]) -> str:
+    return str(getattr(step.func if isinstance(step, partial) else step, "__qualname__", "a step"))

@@ -1,0 +1,435 @@
+"""The loop: one event at a time into the catalogue, its actions out to arena, stores and ranks."""
+
+import logging
+import os
+import signal
+import socket
+import time
+from collections import deque
+from functools import partial
+
+import zmq
+
+from ckptd.arena.known_stores import KnownStores
+from ckptd.core import actions as act
+from ckptd.core import events as ev
+from ckptd.core.jobs import Catalogue
+from ckptd.daemon import status, systemd
+from ckptd.daemon.adoption import Adoption, open_arena
+from ckptd.daemon.background import Background
+from ckptd.daemon.bug_fence import BugFence
+from ckptd.daemon.bulk_host import BulkHost
+from ckptd.daemon.effects import Effects
+from ckptd.daemon.event_log import Diary
+from ckptd.daemon.forget import Forgetting
+from ckptd.daemon.job_policy import policy_of
+from ckptd.daemon.liveness import Liveness, somebody_waits
+from ckptd.daemon.parity_effects import ProtectAction, ProtectEffects
+from ckptd.daemon.rank_gateway import Door
+from ckptd.daemon.rank_socket import Letter, RankSocket
+from ckptd.daemon.rounds import Rounds
+from ckptd.daemon.status_service import Sources, StatusDesk
+from ckptd.daemon.stopping import Stopping
+from ckptd.doctor import run as doctor
+from ckptd.peers.identity import identify
+from ckptd.peers.plane import PeerPlane
+from ckptd.shared.base.errors import CkptdError
+from ckptd.shared.base.ids import JobKey
+from ckptd.shared.base.log_line import line
+from ckptd.shared.protocol.messages import (
+    AskDrain,
+    AskForget,
+    AskNode,
+    AskStatus,
+    AskSteps,
+    AskStop,
+    Done,
+    NodeInfo,
+    Refused,
+    StatusReply,
+)
+from ckptd.shared.protocol.topology import Scheme
+from ckptd.store.worker_link import StoreLink
+from ckptd.store.workers import Stores
+from ckptd.system.config import Config
+
+log = logging.getLogger("ckptd")
+_EMPTY_GRACE_S = 3.0  # a client-started daemon waits so long for its first rank, and for a next one
+_SWEEP_S = 2.0  # how often ranks without a pidfd are looked at
+_LOOK_S = 5.0  # how often the arena is looked for
+_NOTICE_S = 1.0  # how often systemd is told the state
+_LAST_WORDS_S = 0.5  # who waits for the end may take so long to hear of it
+_PULLS = 4  # encodes at once, of all jobs, and as many fetches: ranks wait for these, and not for an encode that hangs
+
+
+class Daemon:
+    """Owns everything. ``run`` returns the exit status."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        arena = self._arena = open_arena(config)
+        self._started = time.monotonic()
+        self._plane = self._start_plane(config)
+        self._node = self._plane.peer.node
+        self._catalogue = Catalogue(self._node, policy_of(config))
+        self._liveness = Liveness()
+        self._digesting = Background(config.hash_threads, "digest")
+        self._allocating, self._cleaning = Background(1, "allocate"), Background(1, "clean")
+        self._stores = Stores(niceness=config.worker_niceness, hang_s=config.store_hang_s, integrity=arena.integrity)
+        self._known_stores = KnownStores(config.arena)
+        self._effects = self._make_effects(config)
+        self._bulk = BulkHost(self._arena, self._plane, config.bulk_port)
+        self._encoding, self._fetching = Background(_PULLS, "encode"), Background(_PULLS, "fetch")
+        self._protect = ProtectEffects(
+            node=self._node,
+            arena=self._arena,
+            peers=self._plane,
+            encoding=self._encoding,
+            fetching=self._fetching,
+            cleaning=self._cleaning,
+            deliver=self._handle,
+        )
+        self._socket = RankSocket(self._arena.socket_path)
+        self._door = Door(self._socket, self._arena, self._known_stores, self._liveness, self._plane.peer)
+        self._door.warnings += _warnings(self._arena.path)
+        self._desk, self._diary = self._open_desk(), Diary()
+        self._forgetting = Forgetting(
+            self._catalogue, self._known_stores, self._cleaning, self._perform, self._effects.looks.look
+        )
+        self._queue: deque[ev.Event] = deque()
+        self._handling, self._fence = False, BugFence()
+        self._wake, self._signals = socket.socketpair()
+        self._stop = Stopping(config, self._catalogue, self._handle)
+        self._empty_since: float | None = None
+        self._sweep_at = self._notice_at = 0.0
+        self._look_at = self._started + _LOOK_S
+        self._homeless = False
+        self._watchdog_s = systemd.watchdog_interval_s()
+
+    # --- life
+
+    def _start_plane(self, config: Config) -> PeerPlane:
+        try:
+            return PeerPlane(identify(config), timeout_s=config.peer_timeout_s)
+        except BaseException:
+            self._arena.close(remove=False)
+            raise
+
+    def _make_effects(self, config: Config) -> Effects:
+        return Effects(
+            node=self._node,
+            arena=self._arena,
+            known_stores=self._known_stores,
+            stores=self._stores,
+            digesting=self._digesting,
+            allocating=Rounds(self._allocating),
+            cleaning=self._cleaning,
+            deliver=self._handle,
+            store_timeout_s=config.store_timeout_s,
+            bandwidth=config.drain_bandwidth,
+            note=lambda job, text: self._desk.note(job, text),  # noqa: PLW0108 - there is none yet
+        )
+
+    def _open_desk(self) -> StatusDesk:
+        sources = Sources(
+            self._node, self._arena, self._catalogue, self._stores, self._plane,
+            refused=lambda: self._socket.refused + self._fence.bugs, problems=self._bulk.problems,
+        )  # fmt: skip
+        return StatusDesk(sources, self._door.answer)
+
+    def run(self) -> int:
+        """Serves until SIGTERM, or until it is empty where that ends it; 1 when its arena was removed."""
+        self._catch_signals()
+        adoption = Adoption(
+            self._arena,
+            self._known_stores,
+            self._protect.parities,
+            self._liveness,
+            self._catalogue,
+            self._handle,
+            self._perform,
+        )
+        self._desk.own.extend(adoption.run(time.monotonic()))
+        systemd.ready("serving")
+        seconds = time.monotonic() - self._started
+        log.info(line("ready", arena=self._arena.path, node=self._node, pid=os.getpid(), seconds=seconds))
+        while not self._ends():
+            self._wait()
+            self._work()
+        if self._homeless:  # whatever lies at the arena's path by now is another daemon's
+            self._stores.close()
+            return 1
+        self._close()
+        return 0
+
+    def _catch_signals(self) -> None:
+        for end in (self._wake, self._signals):
+            end.setblocking(False)
+        signal.set_wakeup_fd(self._signals.fileno(), warn_on_full_buffer=False)
+
+        def stop(_number: int, _frame: object) -> None:
+            self._stop.signalled()
+
+        signal.signal(signal.SIGTERM, stop)
+        signal.signal(signal.SIGINT, stop)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    def _ends(self) -> bool:
+        """Whether to leave now: asked to and nothing worth waiting for, or empty long enough."""
+        now = time.monotonic()
+        if self._stop.asked:
+            return self._stop.over(now)
+        at_work = self._cleaning.busy or self._encoding.busy or self._fetching.busy
+        busy = at_work or self._stores.busy or not self._catalogue.empty
+        if not self._config.exit_when_empty or busy:
+            self._empty_since = None
+            return False
+        later = now + self._effects.numbers.needed_beyond_s(_EMPTY_GRACE_S)
+        self._empty_since = later if self._empty_since is None else self._empty_since
+        if now - self._empty_since < _EMPTY_GRACE_S:
+            return False
+        waited_for = somebody_waits(self._arena.path)  # for the other ranks of a job, to attach together
+        self._empty_since = now if waited_for else self._empty_since
+        return not waited_for
+
+    def _close(self) -> None:
+        systemd.stopping()
+        log.info(line("stopping", empty=self._catalogue.empty))
+        self._stop.say_what_is_left()
+        for letter in self._stop.waiters:
+            self._door.answer(letter.identity, StatusReply(reply_to=letter.request.seq, status=self._desk.status()))
+        self._stores.close()
+        self._liveness.close()
+        self._protect.close()
+        for work in self._backgrounds:
+            work.close()
+        self._bulk.close()
+        self._plane.close()
+        self._socket.close(linger_s=_LAST_WORDS_S if self._stop.asked else 0.0)
+        self._arena.close(remove=self._catalogue.empty and self._config.exit_when_empty)
+
+    # --- loop
+
+    @property
+    def _backgrounds(self) -> tuple[Background, ...]:
+        return (
+            self._digesting,
+            self._allocating,
+            self._cleaning,
+            self._encoding,
+            self._fetching,
+            self._effects.boards.work,
+        )
+
+    def _wait(self) -> None:
+        """Sleeps until something is readable or due."""
+        poller = zmq.Poller()
+        poller.register(self._socket.pollable, zmq.POLLIN)
+        for pollable in self._plane.pollables:
+            poller.register(pollable, zmq.POLLIN)
+        poller.register(self._wake.fileno(), zmq.POLLIN)
+        for work in self._backgrounds:
+            poller.register(work.fileno(), zmq.POLLIN)
+        for fd in self._liveness.descriptors:
+            poller.register(fd, zmq.POLLIN)
+        for link in self._stores.links:
+            poller.register(link.fileno(), zmq.POLLIN | (zmq.POLLOUT if link.wants_write else 0))
+        self._ready = dict(poller.poll(self._timeout_ms()))
+
+    def _timeout_ms(self) -> int:
+        now = time.monotonic()
+        times = [self._catalogue.next_deadline(), self._stores.next_deadline(), self._stop.until]
+        times += [self._plane.next_deadline(), self._desk.next_deadline(), self._look_at]
+        if self._liveness.unwatched:
+            times.append(self._sweep_at)
+        if self._empty_since is not None:
+            times.append(self._empty_since + _EMPTY_GRACE_S)
+        if self._watchdog_s is not None:
+            times.append(self._notice_at + self._watchdog_s)
+        due = min(t for t in times if t is not None)
+        return int(max(0.0, due - now) * 1000) + 1  # at once may be said as -inf
+
+    def _work(self) -> None:
+        """One round: everything that is ready or due."""
+        now = time.monotonic()
+        if self._wake.fileno() in self._ready:
+            self._wake.recv(4096)
+        for letter in self._socket.receive():
+            with self._fence.around(type(letter.request).__name__, partial(self._refuse, letter)):
+                self._open(letter)
+        for event in [*self._plane.receive(), *self._plane.tick()]:
+            with self._fence.around(f"{type(event).__name__} of another node", partial(self._desk.note, event.job)):
+                self._handle(event)
+        served = (partial(self._serve, link) for link in self._stores.links)
+        done = (work.deliver for work in self._backgrounds)
+        due = (partial(self._sweep, now), self._stores.tick, self._tick, partial(self._tell, now))
+        self._fence.each((self._desk.read_mail, *served, *done, *due), self._desk.own.append)
+
+    def _serve(self, link: StoreLink) -> None:
+        flags = self._ready.get(link.fileno(), 0)
+        if flags & zmq.POLLOUT:
+            link.on_writable()
+        if flags & ~zmq.POLLOUT:
+            self._stores.receive(link)
+
+    def _tick(self) -> None:
+        for action in self._catalogue.tick(time.monotonic()):
+            self._perform(action)
+
+    def _refuse(self, letter: Letter, text: str) -> None:
+        """What came of a rank's word was a bug: it hears so, and so does who looks at its job."""
+        self._desk.own.append(text)
+        refusal = Refused(reply_to=letter.request.seq, code="bug", message=text, hint="the daemon's log has more")
+        self._door.answer(letter.identity, refusal)
+
+    def _sweep(self, now: float) -> None:
+        ended = any(fd in self._ready for fd in self._liveness.descriptors)
+        if not ended and not (self._liveness.unwatched and now >= self._sweep_at):
+            return
+        self._sweep_at = now + _SWEEP_S
+        for live in self._liveness.ended():
+            log.info(line("rank ended", job=live.job.job, rank=live.rank, pid=live.pid))
+            self._handle(ev.RankGone(job=live.job, rank=live.rank, session=live.session))
+            self._arena.keep_ballast()  # of its file's page, before somebody else has it
+            self._door.left(live.job, live.rank, live.session)
+
+    def _open(self, letter: Letter) -> None:
+        request = letter.request
+        if isinstance(request, AskNode):
+            self._introduce(letter)
+            return
+        if isinstance(request, AskStatus):
+            self._desk.asked(letter)
+            return
+        if isinstance(request, AskSteps) and (seat := self._door.seat_of(letter.identity)) is not None:
+            self._desk.steps(letter, seat.job)
+            return
+        if isinstance(request, AskStop):
+            self._stop_for(letter, wait=request.wait)
+            return
+        if isinstance(request, AskForget):
+            self._forgetting.forget(request, lambda reply: self._door.answer(letter.identity, reply))
+            return
+        if isinstance(request, AskDrain) and request.job is not None:
+            self._drain_for(letter, request.job, preempt=request.preempt)
+            return
+        for event in self._door.events_of(letter):
+            if isinstance(event, ev.RankDetached):
+                self._door.unwatch(event.job, event.rank, event.session)
+            self._handle(event)
+            if isinstance(event, ev.RankDetached):
+                self._door.left(event.job, event.rank, event.session)
+
+    def _introduce(self, letter: Letter) -> None:
+        """Somebody is about to attach, once all ranks of its job have done the same."""
+        scheme, set_size = Scheme(self._config.redundancy), self._config.set_size
+        info = NodeInfo(
+            reply_to=letter.request.seq, peer=self._plane.peer, scheme=scheme, set_size=set_size,
+            balance=self._config.balance == "rows", store=self._config.store or "",
+            integrity=self._arena.integrity.label,
+        )  # fmt: skip
+        self._door.answer(letter.identity, info)
+
+    def _drain_for(self, letter: Letter, job: JobKey, *, preempt: bool) -> None:
+        """The command line asks, on behalf of nobody."""
+        if job not in self._catalogue.jobs:
+            text = f"this daemon has no job {job.job!r} with store {job.store!r}"
+            refusal = Refused(reply_to=letter.request.seq, code="usage", message=text, hint="ckptd status")
+            self._door.answer(letter.identity, refusal)
+            return
+        if preempt:
+            self._handle(ev.PreemptAsked(job=job, why=f"ckptd drain on node {self._node}"))
+        self._handle(ev.DrainAsked(job=job))
+        self._door.answer(letter.identity, Done(reply_to=letter.request.seq))
+
+    def _stop_for(self, letter: Letter, *, wait: bool) -> None:
+        """As SIGTERM does; unlike it, asked twice it still finishes what runs."""
+        self._stop.ask()
+        if wait:
+            self._stop.waiters.append(letter)
+        else:
+            self._door.answer(letter.identity, StatusReply(reply_to=letter.request.seq, status=self._desk.status()))
+
+    def _handle(self, event: ev.Event) -> None:
+        """One event through the catalogue. Events that its actions cause wait for their turn."""
+        self._queue.append(event)
+        if self._handling:
+            return
+        self._handling = True
+        try:
+            while self._queue:
+                event = self._queue.popleft()
+                if not isinstance(event, ev.DrainMoved):
+                    log.debug("event %s", event)
+                for action in self._catalogue.handle(event, time.monotonic()):
+                    self._perform(action)
+        finally:
+            self._handling = False
+
+    def _perform(self, action: act.Action) -> None:
+        log.debug("action %s", action)
+        try:
+            self._do(action)
+        except (OSError, CkptdError, zmq.ZMQError) as error:  # one that costs a job something, and not the daemon
+            log.exception(line("could not do", job=action.job.job, action=type(action).__name__))
+            self._desk.note(action.job, f"{type(action).__name__}: {error}")
+
+    def _do(self, action: act.Action) -> None:
+        if isinstance(action, act.ToRank):
+            self._effects.hear(action)
+            self._door.send(action)
+        elif isinstance(action, act.Note):
+            log.warning(line("note", job=action.job.job, text=action.text))
+            self._desk.note(action.job, action.text)
+        elif isinstance(action, act.ToNode):
+            self._plane.carry(action)
+        elif isinstance(action, act.MeetPeers):
+            self._plane.meet(action.job, action.peers)
+            self._bulk.open()
+        elif isinstance(action, ProtectAction):
+            self._protect.perform(action)
+        else:
+            if isinstance(action, act.ForgetJob):
+                self._protect.forget(action.job)
+            self._effects.perform(action)
+            if isinstance(action, act.KeepTopology):
+                self._plane.keep(action.job, action.topology)
+            if isinstance(action, act.ForgetJob):
+                self._desk.errors.pop(action.job, None)
+                self._plane.forget(action.job)
+                if all(key.store != action.job.store for key in self._catalogue.jobs):
+                    self._stores.retire(action.job.store)
+
+    def _tell(self, now: float) -> None:
+        """What has become of all that: to who asked, to the log, to systemd."""
+        self._desk.tick(time.monotonic())
+        for entry in self._diary.news(self._catalogue.jobs, now):
+            log.log(*entry)
+        self._tell_systemd(now)
+        self._look(now)
+
+    def _look(self, now: float) -> None:
+        """A daemon whose arena was removed serves nobody: no rank or command finds it. Its unit starts another."""
+        if now < self._look_at or self._homeless:
+            return
+        self._look_at = now + _LOOK_S
+        self._homeless = not self._arena.in_place()
+        self._arena.keep_ballast()
+        if self._homeless:
+            hint = "logind does that to /dev/shm at a user's last logout: loginctl enable-linger"
+            log.error(line("the arena was removed, and what was staged with it", arena=self._arena.path, hint=hint))
+            self._stop.ask(homeless=True)  # a drain that runs has its files open
+
+    def _tell_systemd(self, now: float) -> None:
+        if now < self._notice_at + _NOTICE_S or "NOTIFY_SOCKET" not in os.environ:
+            return
+        self._notice_at = now
+        if self._watchdog_s is not None:
+            systemd.watchdog()
+        systemd.status(status.one_line(self._catalogue))
+
+
+def _warnings(arena_dir: str) -> list[str]:
+    """What each rank that attaches should know."""
+    logout = doctor.examine_remove_ipc(arena_dir)
+    return [] if logout.verdict == "ok" else [f"{logout.detail}; {logout.fix}"]

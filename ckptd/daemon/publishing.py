@@ -1,0 +1,58 @@
+"""What of the arena's intents a store worker is told, and when: with each commit, and for what an earlier one left."""
+
+from collections.abc import Callable
+
+from ckptd.arena.publications import Publications
+from ckptd.shared.base.ids import JobKey, SaveId
+from ckptd.shared.protocol.messages import End, Progress, Reply
+from ckptd.shared.protocol.publication import Intent
+from ckptd.store.messages import Done, Failed, Publish, Published
+from ckptd.store.workers import Stores
+
+
+class Publishing:
+    """note_all: told what could not be published."""
+
+    def __init__(
+        self, publications: Publications, stores: Stores, note_all: Callable[[JobKey, list[str]], None]
+    ) -> None:
+        self._publications = publications
+        self._stores = stores
+        self._note_all = note_all
+        self._failed: set[tuple[JobKey, SaveId]] = set()  # here; tried again when the store is looked at
+
+    def intents(self, job: JobKey, save: SaveId) -> list[Intent]:
+        """For a request that publishes this save."""
+        return self._publications.from_on(job, save)
+
+    def committed(self, job: JobKey, save: SaveId, *, published: bool) -> None:
+        """This daemon committed the save, and its worker published it, or could not."""
+        if published:
+            self._done(job, save)
+        else:
+            self._failed.add((job, save))
+
+    def hear(self, job: JobKey, message: Reply) -> None:
+        """What a rank is told. A save that is durable by another node's commit: this node's own part of it is due."""
+        if not isinstance(message, Progress) or message.end is not End.DURABLE:
+            return
+        save = message.save
+        if self._publications.is_due(job, save) and (job, save) not in self._failed:
+            self._ask(job, self.intents(job, save), own_part=save)
+
+    def finish_left(self, job: JobKey) -> None:
+        """Asks for all that is still to be done, and to hear of what nobody here can do."""
+        self._ask(job, self._publications.due(job))
+
+    def _ask(self, job: JobKey, intents: list[Intent], own_part: SaveId | None = None) -> None:
+        def answer(reply: Done | Failed) -> None:
+            if isinstance(reply, Done) and isinstance(reply.result, Published):
+                for save in reply.result.done:
+                    self._done(job, save)
+                self._note_all(job, reply.result.notes)
+
+        self._stores.ask(job.store, lambda i: Publish(id=i, job=job.job, intents=intents, own_part=own_part), answer)
+
+    def _done(self, job: JobKey, save: SaveId) -> None:
+        self._failed.discard((job, save))
+        self._publications.done(job, save)

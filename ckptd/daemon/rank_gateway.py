@@ -1,0 +1,266 @@
+"""Between messages and events: knows which connection is which rank, checks what a rank claims, sends answers."""
+
+import logging
+import os
+from dataclasses import dataclass
+
+import msgspec
+
+from ckptd.arena.arena import Arena
+from ckptd.arena.known_stores import KnownStores
+from ckptd.core import events as ev
+from ckptd.core.actions import ToRank
+from ckptd.daemon.liveness import Liveness
+from ckptd.daemon.rank_socket import Letter, RankSocket
+from ckptd.shared.base.errors import CkptdError
+from ckptd.shared.base.ids import JobKey, SaveId
+from ckptd.shared.base.log_line import line
+from ckptd.shared.format import arena_paths
+from ckptd.shared.format.layout import are_parts
+from ckptd.shared.format.slot import PAGE, SEALS_NBYTES, SlotState
+from ckptd.shared.protocol.messages import (
+    VERSION,
+    AskDrain,
+    AskLoad,
+    AskPreempt,
+    AskSlots,
+    Attach,
+    Attached,
+    Detach,
+    HandOver,
+    Milestone,
+    Progress,
+    Refused,
+    Reply,
+    ReportLoad,
+    Request,
+    Skip,
+)
+from ckptd.shared.protocol.publication import Publication, check_publication
+from ckptd.shared.protocol.topology import Peer
+from ckptd.system import failpoints
+
+log = logging.getLogger("ckptd")
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A rank of a session of a job."""
+
+    job: JobKey
+    rank: int
+    session: str
+
+
+class Door:
+    """Turns letters into events. Requests it can answer itself (a misuse, a stranger) it refuses at once."""
+
+    def __init__(
+        self, socket: RankSocket, arena: Arena, known_stores: KnownStores, liveness: Liveness, own: Peer
+    ) -> None:
+        self._own = own
+        self._socket = socket
+        self._arena = arena
+        self._known_stores = known_stores
+        self._liveness = liveness
+        self._seats: dict[bytes, Seat] = {}
+        self._identities: dict[Seat, bytes] = {}
+        self._let_in: set[Seat] = set()  # one that is replaced later still hears what becomes of its saves
+        self.warnings: list[str] = []  # told to each rank that attaches
+
+    def events_of(self, letter: Letter) -> list[ev.Event]:
+        """What the letter means, nothing when it was refused. AskStatus and AskSteps (of a rank) are not for it."""
+        request = letter.request
+        try:
+            if isinstance(request, Attach):
+                return self._attach(letter.identity, request)
+            seat = self._seats.get(letter.identity)
+            if seat is None:
+                raise _error("detached", "this connection is not attached to a job", "attach first")
+            return [self._event(seat, request)]
+        except CkptdError as error:
+            refusal = Refused(reply_to=request.seq, code=error.code, message=error.message, hint=error.hint)
+        except (OSError, ValueError) as error:  # the arena is not as the message says
+            refusal = Refused(reply_to=request.seq, code="protocol", message=str(error))
+        self._socket.refused += not isinstance(request, Detach)  # a goodbye of one who never came in is nobody's fault
+        self.answer(letter.identity, refusal)
+        return []
+
+    def _attach(self, identity: bytes, request: Attach) -> list[ev.Event]:
+        if request.version != VERSION:
+            text = f"the client speaks version {request.version} of the protocol, this daemon {VERSION}"
+            raise _error("protocol", text, "install the same ckptd on both sides and restart the daemon")
+        _check_topology(request, self._own)
+        directory = self._arena.job_path(request.job)
+        found = [
+            ev.RankFound(job=request.job, rank=live.rank, session=live.session, pid=live.pid, host=live.host)
+            for live in self._liveness.look(directory)[0]
+        ]
+        path = os.path.join(directory, arena_paths.rank_file_name(request.rank, request.session))
+        if not self._liveness.knows(path):
+            raise _error("protocol", f"rank {request.rank} does not hold the lock of its rank file {path}", "")
+        seat = Seat(request.job, request.rank, request.session)
+        self._leave(self._identities.get(seat))
+        self._seats[identity], self._identities[seat] = seat, identity
+        attached = ev.RankAttached(
+            job=request.job,
+            request=request.seq,
+            session=request.session,
+            rank=request.rank,
+            world_size=request.world_size,
+            host=request.host,
+            pid=request.pid,
+            incarnation=request.incarnation,
+            run=request.run,
+            store_id=request.store_id,
+            takeover=request.takeover,
+            cadence=request.cadence,
+            topology=request.topology,
+        )
+        known = self._known_stores.of(request.job)
+        remembered = [ev.StoreRemembered(job=request.job, store_id=known)] if known is not None else []
+        return [*remembered, *found, attached]
+
+    def _event(self, seat: Seat, request: Request) -> ev.Event:
+        job, rank, session, seq = seat.job, seat.rank, seat.session, request.seq
+        match request:
+            case AskSlots(capacity=capacity):
+                if capacity < SEALS_NBYTES or capacity % PAGE:
+                    raise _error("protocol", f"{capacity} bytes are no slot: whole pages, two of them for seals", "")
+                return ev.SlotsAsked(job=job, rank=rank, session=session, request=seq, capacity=capacity)
+            case HandOver():
+                return self._hand_over(seat, request)
+            case Skip(save=save, reason=reason):
+                return ev.SaveSkipped(job=job, rank=rank, session=session, request=seq, save=save, reason=reason)
+            case AskDrain():
+                return ev.DrainAsked(job=job, rank=rank, session=session, request=seq)
+            case AskPreempt(why=why, passed=passed):
+                return ev.PreemptAsked(job=job, rank=rank, session=session, request=seq, why=why, passed=passed)
+            case AskLoad(step=step, run=run, gate=gate):
+                return ev.LoadAsked(job=job, rank=rank, session=session, request=seq, step=step, run=run, gate=gate)
+            case ReportLoad(save=save, tier=tier, problem=problem, fatal=fatal, reshape=reshape):
+                return ev.LoadReported(
+                    job=job,
+                    rank=rank,
+                    session=session,
+                    request=seq,
+                    save=save,
+                    tier=tier,
+                    problem=problem,
+                    fatal=fatal,
+                    reshape=reshape,
+                )
+            case Detach():
+                return ev.RankDetached(job=job, rank=rank, session=session, request=seq)
+        raise _error("protocol", f"{type(request).__name__} is not understood here", "")
+
+    def _hand_over(self, seat: Seat, request: HandOver) -> ev.SegmentStaged:
+        """The event, once the slot's own seal confirms every word of the descriptor."""
+        parsed = arena_paths.parse_slot_name(request.slot)
+        path = self._arena.slot_path(seat.job, request.slot)
+        if parsed is None or parsed[0] != seat.rank or not os.path.exists(path):
+            raise _error("protocol", f"slot {request.slot} is not one of rank {seat.rank}'s", "")
+        seal = self._arena.seal_of(seat.job, request.slot)
+        fits = seal.content_nbytes + SEALS_NBYTES <= os.stat(path).st_size
+        fits = fits and (not seal.parts or are_parts(seal.parts, seal.image_nbytes, raw=seal.raw))
+        claimed = (seal.job, seal.save, seal.rank)
+        if seal.state is SlotState.FREE or claimed != (seat.job, request.save, seat.rank) or not fits:
+            raise _error("protocol", f"slot {request.slot} does not hold the sealed segment of {request.save}", "")
+        if request.publication is not None:
+            self._keep(seat.job, request.save, request.publication)
+        failpoints.reach("stage.segment-received")
+        return ev.SegmentStaged(
+            job=seat.job,
+            request=request.seq,
+            rank=seat.rank,
+            session=seat.session,
+            world_size=seal.world_size,
+            slot=request.slot,
+            save=request.save,
+            nbytes=seal.image_nbytes,
+            drain=request.drain,
+            shares=seal.shares,
+            late=request.late,
+        )
+
+    def _keep(self, job: JobKey, save: SaveId, to: Publication) -> None:
+        """Where it is to be published is on record, or, with no memory left at all, is said nowhere."""
+        check_publication(to, job)
+        try:
+            self._arena.publications.keep(job, save, to)
+        except OSError as error:  # the checkpoint counts for more: it is committed, and says that it is unpublished
+            log.error(line("publication not kept", job=job.job, save=save, error=error))  # noqa: TRY400 - no bug
+
+    def send(self, action: ToRank) -> None:
+        """Delivers a message to a rank, if it is still there."""
+        identity = self._identities.get(Seat(action.job, action.rank, action.session))
+        if identity is None:
+            return
+        point = _told_point(action.message)
+        if point:
+            failpoints.reach(f"{point[0]}.before-{point[1]}-told")
+        message = action.message
+        if isinstance(message, Attached):
+            self._let_in.add(Seat(action.job, action.rank, action.session))
+            message = msgspec.structs.replace(message, warnings=[*message.warnings, *self.warnings])
+        self.answer(identity, message)
+        if point:
+            failpoints.reach(f"{point[0]}.after-{point[1]}-told")
+        refused = isinstance(action.message, Refused) and action.message.code in ("connect", "stale", "config")
+        if refused and Seat(action.job, action.rank, action.session) not in self._let_in:
+            self._leave(identity)
+
+    def answer(self, identity: bytes, message: Reply) -> None:
+        """Delivers to a connection."""
+        self._socket.send(identity, message)
+
+    def seat_of(self, identity: bytes) -> Seat | None:
+        """Who sits behind a connection."""
+        return self._seats.get(identity)
+
+    def unwatch(self, job: JobKey, rank: int, session: str) -> None:
+        """The rank says goodbye: its rank file is of no use any more, though it may still hold it."""
+        directory = os.path.join(self._arena.path, arena_paths.job_dir(job))
+        self._liveness.forget(os.path.join(directory, arena_paths.rank_file_name(rank, session)))
+
+    def left(self, job: JobKey, rank: int, session: str) -> None:
+        """The rank is gone or closed: its connection means nothing any more."""
+        self._leave(self._identities.get(Seat(job, rank, session)))
+
+    def _leave(self, identity: bytes | None) -> None:
+        seat = self._seats.pop(identity, None) if identity is not None else None
+        if seat is not None:
+            self._identities.pop(seat, None)
+            self._let_in.discard(seat)
+
+
+def _check_topology(request: Attach, own: Peer) -> None:
+    """Raises a protocol error when what the ranks gathered is not whole, or puts this rank elsewhere."""
+    topology = request.topology
+    if topology is None:
+        return
+    if not len(topology.homes) == request.world_size > request.rank:
+        raise _error("protocol", "the topology does not name one node for each rank", "")
+    if topology.home(request.rank) != own.node:
+        said = topology.home(request.rank)
+        text = f"rank {request.rank} says it runs on node {said}, this is the daemon of {own.node}"
+        raise _error("protocol", text, "was the daemon restarted under another name meanwhile? connect again")
+    named = topology.peers[topology.homes[request.rank]]
+    if request.incarnation == 0 and len(topology.peers) > 1 and (named.arena, named.key) != (own.arena, own.key):
+        text = f"the daemon of node {own.node} was replaced while the ranks connected: other nodes would not know it"
+        raise _error("connect", text, "connect again")
+
+
+def _told_point(message: Reply) -> tuple[str, str] | None:
+    """The pair of crash points around telling a rank a milestone."""
+    if isinstance(message, Progress) and message.milestone is Milestone.STAGED:
+        return ("stage", "staged")
+    if isinstance(message, Progress) and message.milestone is Milestone.DURABLE:
+        return ("commit", "durable")
+    return None
+
+
+def _error(code: str, message: str, hint: str) -> CkptdError:
+    error = CkptdError(message, hint=hint)
+    error.code = code
+    return error

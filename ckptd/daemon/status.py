@@ -1,0 +1,211 @@
+"""The status a daemon gives of itself, read off the catalogue. Changes nothing."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ckptd.core.coordinator.protection_view import NodeView, ProtectionView, view_of
+from ckptd.core.coordinator.save_record import Phase, Record
+from ckptd.core.jobs import Catalogue, Job
+from ckptd.shared.base.ids import JobKey
+from ckptd.shared.protocol.messages import Milestone
+from ckptd.shared.protocol.status import MAX_RANKS, CheckpointStatus, DrainStatus, JobStatus, NodeStatus, RankStatus
+
+_MAX_NODES = 4096
+_MAX_CHECKPOINTS = 32
+
+
+def jobs(jobs: Mapping[JobKey, Job], now: float, errors: Mapping[JobKey, list[str]]) -> list[JobStatus]:
+    """One entry per job, by name. ``now`` is the catalogue's clock."""
+    return [_job(key, job, now, errors.get(key, [])) for key, job in sorted(jobs.items())]
+
+
+def _job(key: JobKey, job: Job, now: float, errors: list[str]) -> JobStatus:
+    view = _protection(job)
+    return JobStatus(
+        job=key.job,
+        store=key.store,
+        incarnation=job.coordinator.sessions.incarnation,
+        world_size=job.coordinator.sessions.world_size,
+        ranks=ranks(job),
+        checkpoints=_shown(checkpoints(job, now)),
+        drain=_drain(job, now),
+        errors=list(errors),
+        scheme=str(view.scheme),
+        set_size=view.set_size,
+        coordinator=view.coordinator,
+        nodes=[_node(node, _draining(job)) for node in view.nodes[:_MAX_NODES]],
+        degraded=list(view.degraded),
+        preempt_step=_preempt_step(job),
+        ends={str(end): count for end, count in sorted(job.coordinator.saves.ends.items())},
+    )
+
+
+def _preempt_step(job: Job) -> int | None:
+    """As the coordinator knows it; on other nodes, as it was announced here."""
+    if job.node.coordinator == job.node.node:
+        return job.coordinator.preemption.shown(job.coordinator.sessions.living)
+    return job.node.notice.shown(job.node.membership.session)
+
+
+def _shown(found: list[CheckpointStatus]) -> list[CheckpointStatus]:
+    """The newest, and of those that are durable or protected one at least, however old it is."""
+    shown, rest = found[:_MAX_CHECKPOINTS], found[_MAX_CHECKPOINTS:]
+    durable = [c for c in rest if c.milestone == Milestone.DURABLE][
+        : not any(c.milestone == Milestone.DURABLE for c in shown)
+    ]
+    protected = [c for c in rest if c.protected][: not any(c.protected for c in shown)]
+    return [c for c in found if c in shown or c in durable or c in protected] if durable or protected else shown
+
+
+def _protection(job: Job) -> ProtectionView:
+    """What the coordinator's half knows of all nodes; elsewhere, who they are and which of them answer this one."""
+    view = job.coordinator.view()
+    if view is not None:
+        return view
+    member = job.node.membership
+    if member.topology is not None:
+        known = view_of(member.topology, unreachable=member.down)
+        return replace(known, coordinator=member.coordinator, degraded=())
+    here = NodeView(job.node.node, "", tuple(sorted(job.node.ranks.seated)), True, 0, None)
+    return ProtectionView(coordinator=job.node.coordinator, nodes=(here,))
+
+
+def _draining(job: Job) -> Record | None:
+    """The save that is written to the store now."""
+    saves = job.coordinator.saves
+    return saves.records.get(saves.active) if saves.active is not None else None
+
+
+def _node(view: NodeView, drain: Record | None) -> NodeStatus:
+    share = [drain.delivered.get(rank, 0) for rank in drain.drainers.get(view.node, ())] if drain is not None else []
+    done = drain.done.get(view.node, 0) if drain is not None else 0
+    voted = drain is not None and view.node in drain.voters
+    return NodeStatus(
+        node=view.node,
+        domain=view.domain,
+        ranks=list(view.ranks),
+        reachable=view.reachable,
+        set_index=view.set_index,
+        encoded_step=view.encoded_step,
+        problem=view.problem,
+        drain_nbytes=sum(share),
+        drain_nbytes_done=sum(share) if voted else min(done, sum(share)),
+        drain_voted=voted,
+    )
+
+
+def checkpoints(job: Job, now: float) -> list[CheckpointStatus]:
+    """Every save that is on its way, in memory or on the store, newest first."""
+    saves, protected = job.coordinator.saves, _protection(job).protected
+    out = {
+        save: _of_record(record, save in saves.on_store, save in protected, now)
+        for save, record in saves.records.items()
+    }
+    for save, found in saves.on_store.items():
+        if save not in out:
+            out[save] = CheckpointStatus(
+                step=save.step,
+                incarnation=save.incarnation,
+                counter=save.counter,
+                phase="durable",
+                milestone="durable",
+                end="durable",
+                reason="",
+                tiers=["pfs"],
+                ranks=found.world_size,
+                world_size=found.world_size,
+                nbytes=found.nbytes,
+                age_s=None,
+                protected=save in protected,
+                replicas=found.compared,
+                run=save.run.hex(),
+            )
+    return [out[save] for save in sorted(out, key=lambda save: save.listed, reverse=True)]
+
+
+def _of_record(record: Record, on_store: bool, protected: bool, now: float) -> CheckpointStatus:
+    tiers = (["arena"] if record.staged and record.in_memory else []) + (["pfs"] if on_store else [])
+    running = record.phase in (Phase.DRAINING, Phase.COMMITTING)
+    return CheckpointStatus(
+        step=record.save.step,
+        incarnation=record.save.incarnation,
+        counter=record.save.counter,
+        phase=str(record.phase if running or record.end is None else record.end),
+        milestone=str(record.milestone) if record.milestone else None,
+        end=str(record.end) if record.end else None,
+        reason=record.reason or record.error,
+        tiers=tiers,
+        ranks=len(record.delivered) or (record.world_size if on_store else 0),
+        world_size=record.world_size,
+        nbytes=record.nbytes,
+        age_s=round(now - record.since, 3),
+        protected=protected,
+        replicas=record.compared,
+        run=record.save.run.hex(),
+    )
+
+
+def _drain(job: Job, now: float) -> DrainStatus | None:
+    saves, record = job.coordinator.saves, _draining(job)
+    if record is None:
+        waiting = [r for r in saves.records.values() if r.due and r.error and r.end is None]
+        record = max(waiting, key=lambda r: r.save, default=None)
+    if record is None:
+        return None
+    done = sum(record.done.values())
+    seconds = max(now - record.drain_since, 1e-6)
+    rate = done / seconds
+    running = record.phase in (Phase.DRAINING, Phase.COMMITTING)
+    return DrainStatus(
+        save=record.save,
+        nbytes=record.nbytes,
+        nbytes_done=done,
+        seconds=round(seconds, 3),
+        bytes_per_s=round(rate, 1) if running else 0.0,
+        seconds_left=round((record.nbytes - done) / rate, 3) if running and rate > 0 else None,
+        attempt=record.failures + 1,
+        last_error=record.error,
+        retry_in_s=None if saves.retry_at is None else round(max(saves.retry_at - now, 0.0), 3),
+    )
+
+
+def ranks(job: Job) -> list[RankStatus]:
+    """Ranks that are attached here, or whose slots still are; as many as a status has room for."""
+    out = []
+    share = {slot.rank: slot.nbytes for slot in job.node.drain.share()}
+    for rank in sorted({slot.rank for slot in job.node.slots} | set(job.node.ranks.seated)):
+        slots = job.node.slots.of_rank(rank)
+        local, apart = job.node.ranks.seated.get(rank), job.node.ranks.apart(rank)
+        held = [slot.save for slot in slots if slot.save is not None]
+        out.append(
+            RankStatus(
+                rank=rank,
+                host=local.host if local else apart.host if apart else "",
+                pid=local.pid if local else apart.pid if apart else 0,
+                alive=apart is not None or (local is not None and (rank, local.session) in job.node.ranks.live),
+                attached=apart is None,
+                slots=len(slots),
+                slots_in_use=len(held),
+                slot_nbytes=max((slot.capacity for slot in slots), default=0),
+                newest_step=max(held).step if held else None,
+                late=local.late if local else "",
+                drain_nbytes=share.get(rank, 0),
+                drain_nbytes_done=min(job.node.drain.done.get(rank, 0), share.get(rank, 0)),
+            )
+        )
+    return out[:MAX_RANKS]
+
+
+def one_line(catalogue: Catalogue) -> str:
+    """For systemctl status: each job's newest safe step and the drain that runs."""
+    words = []
+    for key, job in sorted(catalogue.jobs.items()):
+        saves = job.coordinator.saves
+        staged = saves.newest_staged
+        word = f"{key.job}: staged {staged.save.step if staged else '-'}"
+        word += f", durable {max(saves.on_store).step if saves.on_store else '-'}"
+        record = saves.records.get(saves.active) if saves.active else None
+        if record is not None and record.nbytes:
+            word += f", draining {record.save.step} {100 * sum(record.done.values()) // record.nbytes} %"
+        words.append(word)
+    return "; ".join(words) or "no jobs"

@@ -1,0 +1,96 @@
+"""One question to the daemons of all nodes of some jobs, for a status: who was asked, who answered, what that makes.
+
+Pure: what is asked and when it is over is decided here, ``ckptd/daemon/status_service.py`` sends and listens.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from ckptd.shared.base.decoding import MALFORMED
+from ckptd.shared.base.errors import ProtocolError
+from ckptd.shared.base.ids import JobKey
+from ckptd.shared.base.wording import cut
+from ckptd.shared.protocol.status import JobStatus, NodeReport, NodeStatus
+
+PATIENCE_S = 0.7  # with nodes that do not answer
+_CROWD_S = 0.5  # that still answers is heard out: so long after the last one
+_MOST_S = 3.0
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What a daemon tells another one. job: the whole picture of it, from the node that coordinates it."""
+
+    report: NodeReport
+    job: JobStatus | None = None
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
+
+
+def encode_answer(answer: Answer) -> bytes:
+    """For ``Told``."""
+    return _encoder.encode(answer)
+
+
+def decode_answer(raw: bytes) -> Answer:
+    """Raises ProtocolError for what is none."""
+    try:
+        return _decoder.decode(raw)
+    except MALFORMED as error:
+        raise ProtocolError(f"malformed answer of a node: {cut(error)}") from error
+
+
+class Survey:
+    """Over when everybody has answered, or nobody has for a while."""
+
+    def __init__(self, asked: Mapping[JobKey, Iterable[str]], now: float) -> None:
+        self.asked = {job: tuple(nodes) for job, nodes in asked.items()}
+        self.answers: dict[JobKey, dict[str, Answer]] = {job: {} for job in self.asked}
+        self._left = {(job, node) for job, nodes in self.asked.items() for node in nodes}
+        self._end = now + _MOST_S
+        self.deadline = now + PATIENCE_S
+
+    def unasked(self, job: JobKey, node: str) -> None:
+        """The question cannot be sent there: nothing is waited for."""
+        self._left.discard((job, node))
+
+    def told(self, job: JobKey, node: str, answer: Answer, now: float) -> None:
+        """An answer, in time or not."""
+        if (job, node) in self._left:
+            self._left.discard((job, node))
+            self.answers[job][node] = answer
+            self.deadline = min(self._end, max(self.deadline, now + _CROWD_S))
+
+    def over(self, now: float) -> bool:
+        """Whether nothing more is waited for."""
+        return not self._left or now >= self.deadline
+
+
+def joined(own: JobStatus, here: str, report: NodeReport, survey: Survey) -> JobStatus:
+    """The whole job: what its coordinator knows, and of each node what its daemon said of itself.
+
+    own, here, report: of the daemon that was asked. What its ranks hold and its errors stay its own.
+    """
+    job = JobKey(own.store, own.job)
+    answers = survey.answers.get(job, {})
+    whole = answers[own.coordinator].job if own.coordinator in answers else None
+    base = whole if whole is not None and (whole.store, whole.job) == (own.store, own.job) else own
+    reports = {here: report} | {node: answer.report for node, answer in answers.items()}
+    nodes = [msgspec.structs.replace(node, report=reports.get(node.node)) for node in base.nodes]
+    return msgspec.structs.replace(
+        base,
+        ranks=own.ranks,
+        errors=own.errors,
+        nodes=[_with_ranks(node, base) for node in nodes],
+        silent=[node for node in survey.asked.get(job, ()) if node not in answers],
+    )
+
+
+def _with_ranks(node: NodeStatus, base: JobStatus) -> NodeStatus:
+    """Bytes that the node itself says it has written are newer than those that its coordinator heard of."""
+    if node.report is None or base.drain is None:
+        return node
+    done = sum(rank.drain_nbytes_done for rank in node.report.ranks)
+    return msgspec.structs.replace(node, drain_nbytes_done=min(node.drain_nbytes, max(node.drain_nbytes_done, done)))

@@ -1,0 +1,207 @@
+"""Answers who asks for the status: ranks' nodes, the command line, and the daemons of other nodes."""
+
+import os
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from ckptd import __version__
+from ckptd.arena.arena import Arena
+from ckptd.core.jobs import Catalogue, Job
+from ckptd.daemon import status as picture
+from ckptd.daemon.rank_socket import Letter
+from ckptd.daemon.status_query import Answer, Survey, decode_answer, encode_answer, joined
+from ckptd.daemon.steps_service import StepsDesk
+from ckptd.peers.packets import Ask, StepsAsked, StepsKnown, Told
+from ckptd.peers.plane import PeerPlane
+from ckptd.shared.base.errors import ProtocolError
+from ckptd.shared.base.ids import JobKey
+from ckptd.shared.protocol.messages import AskStatus, Reply, StatusReply
+from ckptd.shared.protocol.status import MAX_PROBLEMS, SCHEMA, JobStatus, NodeReport, Status
+from ckptd.store.workers import Stores
+
+MAX_ERRORS = 20
+_MAX_OWN = 10  # of them, with room for what strangers cause
+_MAX_SURVEYS = 64  # at once; who asks beyond that hears of this node alone
+_SAID_S = 0.5  # how old an answer to another daemon may be
+_QUESTION_BITS = 52  # known to nobody but those who are asked, so an answer is theirs; packets take ids below 2**53
+_MAX_CHARS = 4096  # of an error that travels
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What a status is read off."""
+
+    node: str
+    arena: Arena
+    catalogue: Catalogue
+    stores: Stores
+    plane: PeerPlane
+    refused: Callable[[], int]  # frames of ranks that were no message
+    problems: Callable[[], list[str]]  # what is wrong with the bulk plane, a line each
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A letter whose answer waits for other nodes."""
+
+    letter: Letter
+    survey: Survey
+    jobs: dict[int, JobKey] = field(default_factory=dict)  # id of the question -> what was asked
+
+
+class StatusDesk:
+    """Keeps the last errors. Nothing here blocks: a survey's answer is sent when ``tick`` finds it over."""
+
+    def __init__(self, sources: Sources, answer: Callable[[bytes, Reply], None]) -> None:
+        self._from = sources
+        self._answer = answer
+        self._steps = StepsDesk(sources.node, sources.catalogue, sources.plane, answer)
+        self._started = time.monotonic()
+        self._waiting: list[_Waiting] = []
+        self._said: dict[JobKey, tuple[float, bytes]] = {}  # to other daemons, and when
+        self.errors: dict[JobKey, list[str]] = {}
+        self.own: deque[str] = deque(maxlen=MAX_ERRORS)  # what concerns no job
+
+    def note(self, job: JobKey, text: str) -> None:
+        """Remembers what went wrong with a job. The same again is said once, as the newest."""
+        errors = self.errors.setdefault(job, [])
+        if text in errors:
+            errors.remove(text)
+        errors.append(text)
+        del errors[:-MAX_ERRORS]
+
+    # --- ranks and the command line
+
+    def steps(self, letter: Letter, job: JobKey) -> None:
+        """AskSteps: checkpoints that a rank could restore, or why they are not known."""
+        self._steps.asked(letter, job, time.monotonic())
+
+    def asked(self, letter: Letter) -> None:
+        """AskStatus: answered now, or once the other nodes were heard."""
+        request = letter.request
+        if not (isinstance(request, AskStatus) and request.nodes) or len(self._waiting) >= _MAX_SURVEYS:
+            self._answer(letter.identity, StatusReply(reply_to=request.seq, status=self.status()))
+            return
+        others = {
+            key: [node for node in job.node.membership.nodes if node != self._from.node]
+            for key, job in self._from.catalogue.jobs.items()
+        }
+        waiting = _Waiting(letter, Survey(others, time.monotonic()))
+        for key, nodes in others.items():
+            question = secrets.randbits(_QUESTION_BITS)
+            waiting.jobs[question] = key
+            for node in nodes:
+                if not self._from.plane.write(key, node, Ask(question, key)):
+                    waiting.survey.unasked(key, node)
+        self._waiting.append(waiting)
+
+    # --- other daemons
+
+    def read_mail(self) -> None:
+        """Answers what other daemons ask, and takes in what they tell."""
+        for mail in self._from.plane.take_mail():
+            match mail.body:
+                case Ask(job=key):
+                    job = self._from.catalogue.jobs.get(key)
+                    if job is not None:
+                        self._from.plane.write(key, mail.node, Told(mail.body.id, self._answer_about(key, job)))
+                case Told():
+                    self._told(mail.node, mail.body)
+                case StepsAsked() | StepsKnown():
+                    self._steps.hear(mail.node, mail.body, time.monotonic())
+
+    def _told(self, node: str, told: Told) -> None:
+        waiting = next((one for one in self._waiting if told.id in one.jobs), None)
+        if waiting is None:
+            return  # too late
+        try:
+            answer = decode_answer(told.answer)
+        except ProtocolError:
+            self._from.plane.refused["malformed"] += 1
+            return
+        waiting.survey.told(waiting.jobs[told.id], node, answer, time.monotonic())
+
+    def _answer_about(self, key: JobKey, job: Job) -> bytes:
+        """Encoded, the same for all who ask at once: to say what it knows of 1,000 nodes takes a coordinator 40 ms."""
+        now = time.monotonic()
+        self._said = {job: said for job, said in self._said.items() if now < said[0] + _SAID_S}
+        if key not in self._said:
+            self._said[key] = now, encode_answer(self._answer_of(key, job))
+        return self._said[key][1]
+
+    def _answer_of(self, key: JobKey, job: Job) -> Answer:
+        whole = None
+        if job.node.coordinator == self._from.node:
+            (whole,) = picture.jobs({key: job}, time.monotonic(), {})
+            whole = msgspec.structs.replace(whole, ranks=[])
+        return Answer(report=self._report(key, job), job=whole)
+
+    def _report(self, key: JobKey, job: Job) -> NodeReport:
+        """This node, as far as the job is concerned."""
+        workers = [worker for worker in self._from.stores.status() if worker.store == key.store]
+        of_store = [worker.problem or (f"{key.store} gives no answer" if worker.silent else "") for worker in workers]
+        problems = [*filter(None, of_store), *self.errors.get(key, []), *self._problems()]
+        return NodeReport(
+            version=__version__,
+            pid=os.getpid(),
+            uptime_s=self._uptime_s,
+            budget_nbytes=self._from.arena.budget_nbytes(),
+            used_nbytes=self._from.arena.used_nbytes,
+            tightest_limit=self._from.arena.budget().tightest.name,
+            ranks=picture.ranks(job),
+            problems=[problem[:_MAX_CHARS] for problem in problems[:MAX_PROBLEMS]],
+        )
+
+    # --- what is so
+
+    def tick(self, now: float) -> None:
+        """Answers whose survey is over, and who asked for steps that are known by now."""
+        self._steps.tick(now)
+        for waiting in [one for one in self._waiting if one.survey.over(now)]:
+            self._waiting.remove(waiting)
+            status = self._surveyed(waiting.survey)
+            self._answer(waiting.letter.identity, StatusReply(reply_to=waiting.letter.request.seq, status=status))
+
+    def next_deadline(self) -> float | None:
+        """When tick must be called at the latest."""
+        surveys = [one.survey.deadline for one in self._waiting]
+        return min((due for due in (*surveys, self._steps.next_deadline()) if due is not None), default=None)
+
+    @property
+    def _uptime_s(self) -> float:
+        return round(time.monotonic() - self._started, 3)
+
+    def _problems(self) -> list[str]:
+        return [*list(self.own)[-_MAX_OWN:], *self._from.problems(), *self._from.plane.problems()][:MAX_ERRORS]
+
+    def _surveyed(self, survey: Survey) -> Status:
+        status = self.status()
+        return msgspec.structs.replace(status, jobs=[self._joined(job, survey) for job in status.jobs])
+
+    def _joined(self, own: JobStatus, survey: Survey) -> JobStatus:
+        key = JobKey(own.store, own.job)
+        return joined(own, self._from.node, self._report(key, self._from.catalogue.jobs[key]), survey)
+
+    def status(self) -> Status:
+        """Everything that this daemon knows of itself."""
+        arena = self._from.arena
+        return Status(
+            schema=SCHEMA,
+            version=__version__,
+            node=self._from.node,
+            pid=os.getpid(),
+            arena=arena.path,
+            uptime_s=self._uptime_s,
+            budget_nbytes=arena.budget_nbytes(),
+            used_nbytes=arena.used_nbytes,
+            tightest_limit=arena.budget().tightest.name,
+            jobs=picture.jobs(self._from.catalogue.jobs, time.monotonic(), self.errors),
+            workers=self._from.stores.status(),
+            refused_messages=self._from.refused() + self._from.plane.refused.total(),
+            errors=self._problems(),
+        )

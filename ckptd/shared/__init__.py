@@ -1,0 +1,1 @@
+"""Everything that the client may import from ckptd. Imports nothing else of ours."""

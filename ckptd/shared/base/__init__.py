@@ -1,0 +1,1 @@
+"""Names, errors and how both are worded. Pure."""

@@ -1,0 +1,1 @@
+"""Files and mappings that daemon and client open the same way."""

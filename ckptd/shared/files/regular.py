@@ -1,0 +1,160 @@
+"""Opens and reads what a checkpoint's directory says is a file, and nothing else: no pipe or device of its name.
+
+No link either, but in the directories of other programs, where a link to a file is usual. The client uses this too.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+from typing import BinaryIO
+
+from ckptd.shared.format.integrity import XXH3, Integrity
+from ckptd.shared.format.slot import PAGE
+
+LINK = "a symbolic link where a file belongs"
+NO_FILE = "no regular file"
+# What a file system without hard links answers to link(2).
+NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
+_READ_NBYTES = 8 << 20
+_LARGE_NBYTES = 16 << 20
+_MOSTLY = 64  # a file system that compresses keeps more of a record than this part
+
+
+def open_regular(path: str, flags: int = 0, *, follow: bool = False, dir_fd: int | None = None) -> int:
+    """Descriptor for reading. Raises OSError, at once, for all that is no regular file.
+
+    follow: a symbolic link stands for what it leads to; else it is refused.
+    """
+    # Without O_NONBLOCK the open of a pipe waits for its writer.
+    flags |= os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+    flags |= 0 if follow else os.O_NOFOLLOW
+    try:
+        fd = os.open(path, flags, dir_fd=dir_fd)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, LINK, path) from None
+        raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, NO_FILE, path)
+    return fd
+
+
+def open_followed(path: str) -> BinaryIO:
+    """A regular file, or what a link to one leads to, as a file object. Raises OSError, at once."""
+    return os.fdopen(open_regular(path, follow=True), "rb")
+
+
+def _data_nbytes(fd: int) -> int:
+    """Bytes of a file that are no hole, as far as its file system knows."""
+    found = at = 0
+    with contextlib.suppress(OSError):  # ENXIO: only a hole is left
+        while True:
+            start = os.lseek(fd, at, os.SEEK_DATA)
+            at = os.lseek(fd, start, os.SEEK_HOLE)
+            found += at - start
+    os.lseek(fd, 0, os.SEEK_SET)
+    return found
+
+
+def contents(path: str, max_nbytes: int, *, follow: bool = False, dir_fd: int | None = None) -> bytes:
+    """Content of a file. Raises OSError, before it is read, when there is more than max_nbytes of it, or next to none.
+
+    A hole takes no disk, and as much memory as anything else: a large file that is nothing but holes is not read.
+    """
+    fd = open_regular(path, follow=follow, dir_fd=dir_fd)
+    try:
+        nbytes = os.fstat(fd).st_size
+        if nbytes > max_nbytes:
+            raise OSError(errno.EFBIG, f"{nbytes} bytes, at most {max_nbytes} expected", path)
+        if nbytes > _LARGE_NBYTES and _data_nbytes(fd) < nbytes // _MOSTLY:
+            raise OSError(errno.EFBIG, f"{nbytes} bytes, of which nearly all are a hole", path)
+        parts = []
+        while part := os.read(fd, min(_READ_NBYTES, nbytes + 1)):
+            parts.append(part)
+        return b"".join(parts)
+    finally:
+        os.close(fd)
+
+
+def size(path: str, *, dir_fd: int | None = None) -> int:
+    """Bytes of a regular file. Raises OSError for a link (ELOOP) and for whatever else has its name (EINVAL)."""
+    found = os.stat(path, dir_fd=dir_fd, follow_symlinks=False)
+    if stat.S_ISLNK(found.st_mode):
+        raise OSError(errno.ELOOP, LINK, path)
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, NO_FILE, path)
+    return found.st_size
+
+
+def open_direct(path: str, *, follow: bool = False) -> int:
+    """As open_regular; past the page cache where the file system takes the flag. To be read with read_pages."""
+    try:
+        return open_regular(path, os.O_DIRECT, follow=follow)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    return open_regular(path, follow=follow)
+
+
+def read_pages(fd: int, view: memoryview, offset: int, nbytes: int) -> int:
+    """Fills view, nbytes rounded up to whole pages of memory, from offset on, whole pages too. Thread-safe.
+
+    Returns how many of nbytes there were: fewer where the file ends. A file that cannot be read past the page cache
+    after all is opened again, for all that use fd. Raises OSError.
+    """
+    done = 0
+    while done < nbytes:
+        got = _read_some(fd, view[done:], offset + done)
+        if got == 0:
+            break
+        whole = done + got >= nbytes or got < PAGE
+        done += got if whole else got - got % PAGE  # the next one past the page cache, too
+    return min(done, nbytes)
+
+
+def _read_some(fd: int, view: memoryview, offset: int) -> int:
+    try:
+        return os.preadv(fd, [view], offset)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    # Tried again even if the flag is off by now: another thread may have seen to it since our read failed.
+    leave_direct(fd)
+    return os.preadv(fd, [view], offset)
+
+
+def leave_direct(fd: int) -> None:
+    """Has the descriptor's file opened again without O_DIRECT, under the same number, for all threads that use it.
+
+    To take the flag off (F_SETFL) does not suffice: the kernel tells no FUSE server, which goes on with the file as it
+    was opened.
+    """
+    flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+    if flags & os.O_DIRECT:
+        again = os.open(f"/proc/self/fd/{fd}", (flags & os.O_ACCMODE) | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            os.dup2(again, fd, inheritable=False)
+        finally:
+            os.close(again)
+
+
+class RegularFiles:
+    """These functions as methods, for ``ckptd.shared.format.committed``. integrity: how what is read is proved."""
+
+    def __init__(self, integrity: Integrity = XXH3) -> None:
+        self.integrity = integrity
+
+    def read_file(self, path: str, max_nbytes: int) -> bytes:
+        """As contents."""
+        return contents(path, max_nbytes)
+
+    def size(self, path: str) -> int:
+        """As size."""
+        return size(path)
+
+    def listdir(self, path: str) -> list[str]:
+        """Names in a directory, sorted."""
+        return sorted(os.listdir(path))

@@ -1,0 +1,1 @@
+"""Bytes in files and slots: seal, layout, header, manifest, digests. Pure."""

@@ -1,0 +1,79 @@
+"""Whether boxes of a tensor tile it: each element in one of them, none in two. Pure."""
+
+import bisect
+import math
+from collections.abc import Iterable, Sequence
+from typing import Protocol, TypeVar
+
+from ckptd.shared.format.layout import TensorEntry
+
+
+class HasBox(Protocol):
+    """A part of a tensor."""
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """First index in each dimension."""
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """As many as offsets."""
+
+
+B = TypeVar("B", bound=HasBox)
+
+
+def overlap(boxes: Iterable[B]) -> tuple[B, B] | None:
+    """Two boxes of one tensor that share an element, None when no two do. Empty boxes share nothing."""
+    full = [box for box in boxes if 0 not in box.sizes]
+    return None if not full or _is_grid(full) else _swept(full)
+
+
+def tile(shape: Sequence[int], boxes: Iterable[HasBox]) -> bool:
+    """Whether boxes inside a tensor of this shape have each of its elements once."""
+    found = list(boxes)
+    # Boxes that share nothing and have the volume of the whole leave no gap.
+    return sum(math.prod(box.sizes) for box in found) == math.prod(shape) and overlap(found) is None
+
+
+def is_whole(entries: Iterable[TensorEntry]) -> bool:
+    """Whether the boxes, all of one tensor, are there and tile it."""
+    found = list(entries)
+    return bool(found) and tile(found[0].global_shape, found)
+
+
+def _is_grid(boxes: Sequence[HasBox]) -> bool:
+    """Whether each box ends before the next begins in every dimension, and none stands where another does.
+
+    So all the usual shardings are known for disjoint in one pass.
+    """
+    if len({box.offsets for box in boxes}) != len(boxes):
+        return False
+    for dim in range(len(boxes[0].sizes)):
+        starts = sorted({box.offsets[dim] for box in boxes})
+        for box in boxes:
+            after = bisect.bisect_right(starts, box.offsets[dim])
+            if after < len(starts) and box.offsets[dim] + box.sizes[dim] > starts[after]:
+                return False
+    return True
+
+
+def _swept(boxes: Sequence[B]) -> tuple[B, B] | None:
+    """By a sweep along the dimension that is cut most often."""
+    dims = len(boxes[0].sizes)
+    if not dims:
+        return boxes[0], boxes[1]
+    dim = max(range(dims), key=lambda d: len({box.offsets[d] for box in boxes}))
+    active: list[B] = []
+    for box in sorted(boxes, key=lambda b: b.offsets[dim]):
+        active = [other for other in active if other.offsets[dim] + other.sizes[dim] > box.offsets[dim]]
+        for other in active:
+            if _meet(other, box):
+                return other, box
+        active.append(box)
+    return None
+
+
+def _meet(one: HasBox, other: HasBox) -> bool:
+    sides = zip(one.offsets, one.sizes, other.offsets, other.sizes, strict=True)
+    return all(a < b + size_b and b < a + size_a for a, size_a, b, size_b in sides)

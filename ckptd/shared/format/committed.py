@@ -1,0 +1,440 @@
+"""Whether a directory holds a committed checkpoint, and what is wrong with it: the one way to open one. Pure.
+
+Every reader opens a checkpoint by ``open_committed``, so that none of them takes what another one refuses. A reader
+may leave out a part that it does not need (``About``), and checks none in another way. The caller's ``Files`` read,
+and say how what they read must be proved: there is no way to open a checkpoint without saying so.
+"""
+
+import enum
+import errno
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from ckptd.shared.base.decoding import MALFORMED
+from ckptd.shared.base.errors import CkptdError, DamagedError, IntegrityError, UsageError
+from ckptd.shared.base.ids import SaveId, parse_dirname, parse_partial_dirname
+from ckptd.shared.base.wording import cut, shown
+from ckptd.shared.format.integrity import Integrity, Purpose
+from ckptd.shared.format.manifest import (
+    COMMITTED,
+    MANIFEST,
+    MAX_COMMITTED_NBYTES,
+    MAX_RECORD_NBYTES,
+    PARITY_DIR,
+    STOCK_FILES,
+    VOTES_DIR,
+    Committed,
+    FileRecord,
+    Manifest,
+    ParityRecord,
+    StockFile,
+    Vote,
+    VoteRef,
+    decode_committed,
+    decode_manifest,
+    decode_vote,
+    make_committed,
+)
+
+TRASH_PREFIX = ".trash-"
+INCARNATIONS_DIR = ".incarnations"  # in every job's directory, and in no other
+# What an error says of the directory, and not of the machine that reads it.
+_SHAPE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EINVAL, errno.EFBIG})
+
+
+class Files(Protocol):
+    """How files are read. Only regular files are: anything else, a link too, raises OSError, at once."""
+
+    integrity: Integrity  # how it must be proved: by a keyed one, with that key
+
+    def read_file(self, path: str, max_nbytes: int) -> bytes:
+        """Content. Raises OSError EFBIG, before it is read, when there is more than max_nbytes of it."""
+
+    def size(self, path: str) -> int:
+        """Bytes. Raises OSError, ELOOP for a symbolic link."""
+
+    def listdir(self, path: str) -> list[str]:
+        """Names in a directory."""
+
+
+class About(enum.Enum):
+    """What a finding is about. A reader asks for the first ones; the others cost more and concern fewer."""
+
+    IDENTITY = enum.auto()  # the directory's name, COMMITTED, the manifest's size
+    MANIFEST = enum.auto()  # its digest, and COMMITTED against it
+    FILES = enum.auto()  # the images' files: there, regular, of their sizes
+    VOTES = enum.auto()
+    STOCK = enum.auto()  # files for stock readers, the index of a trainer's files among them
+    PARITY = enum.auto()  # parity files: there, regular, of their sizes
+
+
+RECORDS = frozenset({About.IDENTITY, About.MANIFEST})
+DATA = RECORDS | {About.FILES}
+EVERYTHING = frozenset(About)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something wrong. path: of the file that is concerned."""
+
+    about: About
+    path: str
+    what: str
+    hint: str = ""
+    cause: OSError | IntegrityError | None = None
+    misused: bool = False  # the directory's own name says that it is no checkpoint
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.what}"
+
+    @property
+    def error(self) -> CkptdError | OSError:
+        """To be raised: the cause when it says nothing of the checkpoint, else UsageError or DamagedError.
+
+        IntegrityError, which is a DamagedError, where it is proved in another way than the reader asks for.
+        """
+        if isinstance(self.cause, IntegrityError) or (self.cause is not None and self.cause.errno not in _SHAPE):
+            return self.cause
+        return (UsageError if self.misused else DamagedError)(str(self), hint=self.hint)
+
+
+@dataclass(slots=True)
+class Opened:
+    """What could be read of a checkpoint so far."""
+
+    path: str  # with all links followed
+    committed: Committed | None = None
+    manifest: Manifest | None = None
+    votes: list[Vote] = field(default_factory=list)  # sound ones
+
+    @property
+    def records(self) -> list[FileRecord]:
+        """Of all images. Without a manifest the votes still say what every file should be."""
+        if self.manifest is not None:
+            return self.manifest.files
+        voted = {record.name: record for vote in self.votes for record in vote.files}
+        return [voted[name] for name in sorted(voted)]
+
+    @property
+    def parity(self) -> list[ParityRecord]:
+        """Of all parity files, likewise."""
+        if self.manifest is not None:
+            return self.manifest.parity
+        return [vote.parity for vote in self.votes if vote.parity is not None]
+
+
+def open_committed(
+    opened: Opened, files: Files, about: Collection[About], *, job: str | None = None, save: SaveId | None = None
+) -> Iterator[Finding]:
+    """Fills opened, and yields what is wrong, as it goes. job and save: what it must be of, if that is known.
+
+    Else the path says so, where it claims something: a directory that has the name of a step must be of that step, and
+    in a directory of a job of that job. Any other name claims nothing.
+    """
+    yield from _of_name(opened.path)
+    yield from _of_committed(opened, files, job, save)
+    if About.MANIFEST in about:
+        yield from _of_manifest(opened, files)
+    if About.VOTES in about:
+        yield from _of_votes(opened, files)
+    if About.FILES in about:
+        yield from file_findings(opened.path, files, opened.records)
+    if About.STOCK in about and opened.manifest is not None:
+        for stock in opened.manifest.stock:
+            found = read_stock_of(opened.path, files, stock, opened.manifest)
+            if isinstance(found, Finding):
+                yield found
+    if About.PARITY in about:
+        yield from parity_findings(opened.path, files, opened.parity)
+
+
+def identify(path: str, files: Files, *, job: str | None = None, save: SaveId | None = None) -> Committed:
+    """The record of a checkpoint whose name, COMMITTED and manifest's size agree.
+
+    Raises UsageError, DamagedError or OSError, naming the file.
+    """
+    opened = Opened(path)
+    raise_first(open_committed(opened, files, {About.IDENTITY}, job=job, save=save))
+    assert opened.committed is not None  # noqa: S101 - else there is a finding
+    return opened.committed
+
+
+def open_sound(
+    path: str,
+    files: Files,
+    about: Collection[About] = DATA,
+    *,
+    job: str | None = None,
+    save: SaveId | None = None,
+) -> Manifest:
+    """The manifest of a checkpoint with which nothing is wrong that is asked about.
+
+    Raises UsageError, DamagedError or OSError, naming the file.
+    """
+    opened = Opened(path)
+    raise_first(open_committed(opened, files, about, job=job, save=save))
+    assert opened.manifest is not None  # noqa: S101 - else there is a finding
+    return opened.manifest
+
+
+def raise_first(findings: Iterable[Finding]) -> None:
+    """Raises the first as an error; the checks after it are not made."""
+    for finding in findings:
+        error = finding.error
+        raise error from (finding.cause if finding.cause is not error else None)
+
+
+def read_vote_of(path: str, files: Files, ref: VoteRef) -> bytes | Finding:
+    """The file of a vote that the manifest pins, as it was when the manifest was made."""
+    where = f"{path}/{VOTES_DIR}/{ref.node}"
+    try:
+        raw = files.read_file(where, ref.nbytes)
+    except OSError as error:
+        return _unreadable(About.VOTES, where, error)
+    if (len(raw), files.integrity.digest(raw, Purpose.VOTE_FILE)) != (ref.nbytes, ref.digest):
+        return Finding(About.VOTES, where, f"is not the vote that {MANIFEST} was made from", _hint(where))
+    return raw
+
+
+def read_stock_of(path: str, files: Files, stock: StockFile, manifest: Manifest) -> bytes | Finding:
+    """A file for stock readers that the manifest pins: its bytes are those of which the manifest has the digest."""
+    where = f"{path}/{stock.name}"
+    try:
+        fits = files.size(where) == stock.nbytes
+        data = files.read_file(where, stock.nbytes) if fits else b""
+    except OSError as error:
+        return _unreadable(About.STOCK, where, error)
+    if (len(data), files.integrity.digest(data, Purpose.STOCK)) != (stock.nbytes, stock.digest):
+        what = f"is not the file that {MANIFEST} knows: the bytes are damaged or another's"
+        return Finding(About.STOCK, where, what, _hint(where))
+    if stock.name == STOCK_FILES and (wrong := _index_misfit(data, manifest)):
+        return Finding(About.STOCK, where, wrong, _hint(where))
+    return data
+
+
+def file_findings(path: str, files: Files, records: Iterable[FileRecord]) -> Iterator[Finding]:
+    """What is wrong with the files of these images, but for their bytes."""
+    for record in records:
+        for name, _, nbytes in record.extents():
+            yield from _of_size(About.FILES, f"{path}/{name}", files, nbytes)
+
+
+def parity_findings(path: str, files: Files, records: Iterable[ParityRecord]) -> Iterator[Finding]:
+    """What is wrong with these parity files, but for their bytes."""
+    for record in records:
+        yield from _of_size(About.PARITY, f"{path}/{PARITY_DIR}/{record.name}", files, record.file_nbytes)
+
+
+# --- each part
+
+
+def _of_name(path: str) -> Iterator[Finding]:
+    head, _, name = path.rpartition("/")
+    if name.startswith(TRASH_PREFIX):
+        what = "is on its way out, and perhaps half removed: no checkpoint"
+        yield Finding(About.IDENTITY, path, what, f"see what is there: ckptd list {head}", misused=True)
+    elif parse_partial_dirname(name) is not None:
+        hint = f"ckptd commit {path}, or see what is there: ckptd list {head}"
+        yield Finding(About.IDENTITY, path, "is unfinished, not a checkpoint", hint, misused=True)
+
+
+def _of_committed(opened: Opened, files: Files, job: str | None, save: SaveId | None) -> Iterator[Finding]:
+    where = f"{opened.path}/{COMMITTED}"
+    try:
+        raw = files.read_file(where, MAX_COMMITTED_NBYTES)
+        committed = decode_committed(raw, where=where, integrity=files.integrity)
+    except FileNotFoundError as error:
+        hint = f"see what is there: ckptd list {opened.path.rpartition('/')[0]}"
+        yield Finding(About.IDENTITY, where, "missing: the checkpoint is not committed", hint, error)
+        return
+    except (OSError, DamagedError) as error:
+        yield _unreadable(About.IDENTITY, where, error)
+        return
+    opened.committed = committed
+    if committed.save_id != committed.save.text:
+        what = f"says {shown(committed.save_id)} and {shown(committed.save.text)}: one of them is damaged"
+        yield Finding(About.IDENTITY, where, what, _hint(where))
+    yield from _of_claims(opened.path, committed, files, job, save)
+    there = f"{opened.path}/{MANIFEST}"
+    try:
+        found = files.size(there)
+    except OSError as error:
+        yield _unreadable(About.IDENTITY, there, error)
+        return
+    if found != committed.manifest_nbytes:
+        what = f"{found} bytes, {COMMITTED} says {committed.manifest_nbytes}"
+        yield Finding(About.IDENTITY, there, what, _hint(there))
+
+
+def _of_claims(
+    path: str, committed: Committed, files: Files, job: str | None, save: SaveId | None
+) -> Iterator[Finding]:
+    """COMMITTED against what the checkpoint must be of."""
+    head, _, name = path.rpartition("/")
+    named = parse_dirname(name) is not None
+    if job is None and named and _is_job_directory(head, files):
+        job = head.rpartition("/")[2]
+    place = f"but lies in {name}" + ("" if job is None else f" of job {shown(job)}")
+    wrong = ""
+    hint = f"give it a name that claims nothing: mv '{path}' '{path}.old'"
+    if save is not None and committed.save.run != save.run and committed.save.dirname == save.dirname:
+        wrong = f"of another run than {save}: {committed.save.run.hex()}, not {save.run.hex()}"
+        hint = f"see what is there: ckptd list {head}"  # it is right where it lies
+    elif save is not None and committed.save != save:
+        wrong = f"not {save}"
+    elif (named and committed.save.dirname != name) or (job is not None and committed.job != job):
+        wrong = f"{place}: the name does not agree"
+    if wrong:
+        what = f"holds job {shown(committed.job)}, {committed.save}, {wrong}"
+        yield Finding(About.IDENTITY, f"{path}/{COMMITTED}", what, hint)
+
+
+def _is_job_directory(path: str, files: Files) -> bool:
+    """Whether a daemon has made it, and so its name is a job's: not that of a directory that copies were put into."""
+    try:
+        files.listdir(f"{path}/{INCARNATIONS_DIR}")
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        pass  # it is there
+    return True
+
+
+def _of_manifest(opened: Opened, files: Files) -> Iterator[Finding]:
+    where, committed = f"{opened.path}/{MANIFEST}", opened.committed
+    try:
+        # Where the two differ, that is a finding already; its own digest says which of them is damaged.
+        fits = committed is not None and files.size(where) == committed.manifest_nbytes
+        raw = files.read_file(where, committed.manifest_nbytes if committed and fits else MAX_RECORD_NBYTES)
+        opened.manifest = manifest = decode_manifest(raw, where=where, integrity=files.integrity)
+    except (OSError, DamagedError) as error:
+        yield _unreadable(About.MANIFEST, where, error)
+        return
+    if committed is None:
+        return
+    facts = _facts(committed), _facts(make_committed(manifest, raw, files.integrity))
+    for name, said in facts[0].items():
+        if said != facts[1][name]:
+            text = f"does not match {MANIFEST}: {name}: {said} and {facts[1][name]}"
+            yield Finding(About.MANIFEST, f"{opened.path}/{COMMITTED}", text, _hint(where))
+
+
+def _facts(committed: Committed) -> dict[str, object]:
+    """What COMMITTED says, with the save as one thing."""
+    return {
+        "store id": committed.store_id,
+        "job": committed.job,
+        "save": committed.save,
+        "ranks": committed.world_size,
+        "files": committed.files,
+        "bytes of the files": committed.nbytes,
+        "its own bytes": committed.manifest_nbytes,
+        "its digest": committed.manifest_digest,
+        "replicas": str(committed.replicas),
+    }
+
+
+def _of_votes(opened: Opened, files: Files) -> Iterator[Finding]:
+    """Those the manifest pins are held against it; without one, all that are there.
+
+    A vote may come between the manifest and the final name, from a node that drained a rank that had a vote already:
+    its files are then those of the manifest.
+    """
+    folder, manifest = f"{opened.path}/{VOTES_DIR}", opened.manifest
+    pinned = {ref.node: ref for ref in manifest.votes} if manifest else {}
+    try:
+        files.size(folder)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            yield Finding(About.VOTES, folder, "a symbolic link where a directory belongs", _hint(folder))
+    try:
+        there = [name for name in files.listdir(folder) if not name.startswith(".")]
+    except OSError:
+        there = []  # those that are pinned are missing
+    for node in sorted({*pinned, *there}):
+        found = _vote(opened.path, files, node, pinned.get(node), manifest)
+        if isinstance(found, Finding):
+            yield found
+        else:
+            opened.votes.append(found)
+
+
+def _vote(path: str, files: Files, node: str, ref: VoteRef | None, manifest: Manifest | None) -> Vote | Finding:
+    where = f"{path}/{VOTES_DIR}/{node}"
+    try:
+        raw = read_vote_of(path, files, ref) if ref else files.read_file(where, MAX_RECORD_NBYTES)
+        if isinstance(raw, Finding):
+            return raw
+        vote = decode_vote(raw, where=where, integrity=files.integrity)
+    except (OSError, DamagedError) as error:
+        finding = _unreadable(About.VOTES, where, error)
+        if manifest is None or ref is not None:
+            return finding
+        return Finding(About.VOTES, where, f"a vote that {MANIFEST} does not know: {finding.what}", _hint(where))
+    wrong = f"is the vote of node {shown(vote.node)}" if vote.node != node else ""
+    if manifest is not None and not wrong:
+        wrong = _misfit(vote, manifest, pinned=ref is not None)
+    return Finding(About.VOTES, where, wrong, _hint(where)) if wrong else vote
+
+
+def _misfit(vote: Vote, manifest: Manifest, *, pinned: bool) -> str:
+    """Why the vote is none of the manifest's; empty when it is."""
+    if any(record not in manifest.files[record.rank : record.rank + 1] for record in vote.files):
+        return f"its files are not those of {MANIFEST}"
+    if pinned and vote.parity is not None and vote.parity not in manifest.parity:
+        return f"its parity is not in {MANIFEST}"
+    if (vote.job, vote.save, vote.world_size) != (manifest.job, manifest.save, manifest.world_size):
+        return f"a vote that {MANIFEST} does not know"
+    return ""
+
+
+class _Index(msgspec.Struct, frozen=True):
+    """What is compared of `files.json`."""
+
+    save_id: str
+    files: dict[str, str]
+
+
+_index_decoder = msgspec.json.Decoder(_Index)
+
+
+def _index_misfit(data: bytes, manifest: Manifest) -> str:
+    """Why the index of a trainer's files is none of the manifest's; empty when it is."""
+    try:
+        index = _index_decoder.decode(data)
+    except MALFORMED as error:
+        return f"no index of a trainer's files: {cut(error)}"
+    if index.save_id != manifest.save.text:
+        return f"is of save {shown(index.save_id)}, not of {manifest.save}"
+    known = {extent.name for record in manifest.files for extent in record.extents()}
+    stranger = next((name for name in index.files.values() if name not in known), None)
+    return f"names {shown(stranger)}, which is no file of {MANIFEST}" if stranger is not None else ""
+
+
+def _of_size(about: About, where: str, files: Files, expected: int) -> Iterator[Finding]:
+    try:
+        found = files.size(where)
+    except OSError as error:
+        yield _unreadable(about, where, error)
+        return
+    if found != expected:
+        yield Finding(about, where, f"{found} bytes, should be {expected}", _hint(where))
+
+
+def _unreadable(about: About, where: str, error: OSError | DamagedError) -> Finding:
+    if isinstance(error, IntegrityError):
+        return Finding(about, where, error.message.removeprefix(f"{where}: "), error.hint, error)
+    if isinstance(error, DamagedError):
+        return Finding(about, where, error.message.removeprefix(f"{where}: "), _hint(where))
+    what = "missing" if isinstance(error, FileNotFoundError) else error.strerror or str(error)
+    return Finding(about, where, what, _hint(where), error)
+
+
+def _hint(where: str) -> str:
+    """Of a file in the checkpoint's directory, or in one of its two."""
+    path = where.rpartition("/")[0]
+    above, _, name = path.rpartition("/")
+    return f"see what else is wrong: ckptd verify {above if name in {VOTES_DIR, PARITY_DIR} else path}"

@@ -1,0 +1,37 @@
+"""What a rank writes into the file that it keeps locked while it lives."""
+
+from typing import Annotated
+
+import msgspec
+
+from ckptd.shared.base.decoding import MALFORMED
+from ckptd.shared.base.errors import DamagedError
+from ckptd.shared.base.ids import JobKey, Rank, Session
+from ckptd.shared.base.wording import cut
+
+MAX_NBYTES = 8192
+
+
+class RankRecord(msgspec.Struct, frozen=True):
+    """Who the process is; its pid is the lock's. A new daemon learns from it which job a directory belongs to."""
+
+    job: JobKey
+    rank: Rank
+    session: Session
+    host: Annotated[str, msgspec.Meta(max_length=255)]
+
+
+_decoder = msgspec.json.Decoder(RankRecord)
+
+
+def encode(record: RankRecord) -> bytes:
+    """Content of the file."""
+    return msgspec.json.encode(record)
+
+
+def decode(data: bytes, *, where: str) -> RankRecord:
+    """The record in a file. Raises DamagedError, also for a file that is just being written."""
+    try:
+        return _decoder.decode(data)
+    except MALFORMED as error:
+        raise DamagedError(f"{where}: {cut(error)}") from error

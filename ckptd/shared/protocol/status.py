@@ -1,0 +1,148 @@
+"""The picture a daemon gives of itself: what ``ckptd status --json`` prints, versioned by ``schema``."""
+
+from typing import Annotated
+
+import msgspec
+
+from ckptd.shared.base.ids import SaveId
+
+SCHEMA = 1  # another number when a field goes or comes to mean something else; fields are added under the same one
+MAX_RANKS = 1024  # that one daemon tells of, for each job
+MAX_PROBLEMS = 64
+SILENT_S = 15.0  # longer than one sync takes on a good day: whoever looks shall not wait for store_hang_s to be told
+
+_Text = Annotated[str, msgspec.Meta(max_length=8192)]
+
+
+class DrainStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A drain that runs, or waits to be tried again."""
+
+    save: SaveId
+    nbytes: int
+    nbytes_done: int
+    seconds: float
+    bytes_per_s: float
+    seconds_left: float | None
+    attempt: int
+    last_error: str = ""
+    retry_in_s: float | None = None
+
+
+class CheckpointStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One checkpoint, wherever it is."""
+
+    step: int
+    incarnation: int
+    counter: int
+    phase: str  # staging, staged, draining, committing, durable, or an end
+    milestone: str | None
+    end: str | None
+    reason: str
+    tiers: list[str]
+    ranks: int
+    world_size: int
+    nbytes: int
+    age_s: float | None
+    protected: bool = False  # every redundancy set has encoded it; durable outranks that and does not imply it
+    replicas: str = ""  # of what ranks hold alike "all" or a "window" was compared, or it is "apart"; empty: nothing is
+    run: str = ""  # the id of the run that saved it, in hex: of two runs of one incarnation all else may be the same
+
+
+class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank that is attached, or whose slots are still here."""
+
+    rank: int
+    host: str
+    pid: int
+    alive: bool
+    slots: int
+    slots_in_use: int
+    slot_nbytes: int
+    newest_step: int | None
+    drain_nbytes: int = 0  # of the drain that runs, what its node writes of this rank; 0: nothing
+    drain_nbytes_done: int = 0
+    attached: bool = True  # False: its process lives, and has not called this daemon since that started
+    late: str = ""  # what verifies copies that run while it trains, or why there are none; empty: nothing is attached
+
+
+class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What the daemon of a node says of itself when the daemon of another one asks."""
+
+    version: _Text
+    pid: int
+    uptime_s: float
+    budget_nbytes: int
+    used_nbytes: int
+    tightest_limit: _Text
+    ranks: Annotated[list[RankStatus], msgspec.Meta(max_length=MAX_RANKS)]  # of this job
+    problems: Annotated[list[_Text], msgspec.Meta(max_length=MAX_PROBLEMS)]  # of the store, the job, the daemon
+
+
+class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One node of a job, as the job's coordinator sees it."""
+
+    node: str
+    domain: str  # what fails together; empty: the node itself
+    ranks: list[int]
+    reachable: bool
+    set_index: int  # of its redundancy set
+    encoded_step: int | None  # the newest it has whole parity of
+    problem: str = ""
+    drain_nbytes: int = 0  # its share of the drain that runs
+    drain_nbytes_done: int = 0
+    drain_voted: bool = False  # its share is synced, and it has said so
+    report: NodeReport | None = None  # None: it was not asked, or did not answer in time
+
+
+class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One job on this node."""
+
+    job: str
+    store: str
+    incarnation: int
+    world_size: int
+    ranks: list[RankStatus]
+    checkpoints: list[CheckpointStatus]  # newest first
+    drain: DrainStatus | None
+    errors: list[str]
+    scheme: str = "none"  # asked for: none, xor, double
+    set_size: int = 0
+    coordinator: str = ""  # the node whose daemon knows of all nodes
+    nodes: list[NodeStatus] = []
+    degraded: list[str] = []  # what is less safe than it was asked to be
+    silent: list[str] = []  # nodes that were asked and did not answer in time; then the rest may be old, too
+    preempt_step: int | None = None  # at which ranks that ask save: somebody is about to end the job; -1: being agreed
+    ends: dict[str, int] = {}  # how many saves ended how, as far as this coordinator knows; empty elsewhere
+
+
+class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The process that speaks to one store."""
+
+    store: str
+    pid: int
+    busy: int
+    idle_s: float
+    problem: str = ""
+
+    @property
+    def silent(self) -> bool:
+        """Whether it has been at work for so long without a word that somebody should look."""
+        return self.busy > 0 and self.idle_s >= SILENT_S
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything."""
+
+    schema: int
+    version: str
+    node: str
+    pid: int
+    arena: str
+    uptime_s: float
+    budget_nbytes: int
+    used_nbytes: int
+    tightest_limit: str
+    jobs: list[JobStatus]
+    workers: list[WorkerStatus]
+    refused_messages: int
+    errors: list[str]

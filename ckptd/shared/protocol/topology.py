@@ -1,0 +1,89 @@
+"""Which nodes a job runs on, as its ranks gather it at connect: nobody else needs to know who belongs together."""
+
+import enum
+from typing import Annotated
+
+import msgspec
+
+from ckptd.shared.base.ids import MAX_RANKS, NodeName, Session
+
+MAX_NODES = 1 << 16
+MIN_SET_SIZE = 2
+MAX_SET_SIZE = 64
+MAX_DOUBLE_SET_SIZE = 16  # of double parity: what a rebuild costs to plan, and its memory, grow with the square
+
+Endpoint = Annotated[str, msgspec.Meta(pattern=r"^(tcp://[A-Za-z0-9.\[\]:_-]{1,255}:[0-9]{1,5})?\Z")]
+PublicKey = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z.:+=^!/*?&<>()\[\]{}@%$#-]{40}\Z")]  # Z85, as CURVE has it
+Domain = Annotated[str, msgspec.Meta(max_length=255)]
+
+
+class Scheme(enum.StrEnum):
+    """How the nodes of a set protect each other: against the loss of none, one or two of them."""
+
+    NONE = "none"
+    XOR = "xor"
+    DOUBLE = "double"
+
+    @property
+    def losses(self) -> int:
+        """Nodes of a set that may be lost."""
+        return {"none": 0, "xor": 1, "double": 2}[self.value]
+
+
+class Peer(msgspec.Struct, frozen=True, order=True, array_like=True):
+    """A daemon as the others reach it."""
+
+    node: NodeName
+    arena: Session  # made with the arena: a node that lost its memory comes back as another one
+    endpoint: Endpoint  # of the control plane; empty: it cannot be reached from other nodes
+    key: PublicKey  # of the control plane
+    domain: Domain = ""  # what fails together: a rack, a switch, a power supply; empty: the node itself
+
+
+class Topology(msgspec.Struct, frozen=True, array_like=True):
+    """The nodes of one session of a job, in the order of their lowest rank. The first one's daemon coordinates."""
+
+    peers: Annotated[tuple[Peer, ...], msgspec.Meta(min_length=1, max_length=MAX_NODES)]
+    homes: Annotated[tuple[int, ...], msgspec.Meta(min_length=1, max_length=MAX_RANKS)]  # of each rank: index of peer
+    scheme: Scheme = Scheme.NONE
+    set_size: Annotated[int, msgspec.Meta(ge=MIN_SET_SIZE, le=MAX_SET_SIZE)] = 8
+    asked: bool = False  # somebody chose the scheme: xor is also what nobody has chosen
+
+    def __post_init__(self) -> None:
+        """Raises ValueError when a home is no peer, or two peers have one name."""
+        if not 0 <= min(self.homes, default=0) <= max(self.homes, default=0) < max(1, len(self.peers)):
+            raise ValueError("a rank's home is no node of the topology")
+        if len({peer.node for peer in self.peers}) != len(self.peers):
+            raise ValueError("two nodes of the topology have one name")
+
+    @property
+    def coordinator(self) -> str:
+        """The node of rank 0."""
+        return self.peers[self.homes[0]].node
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Names, in order."""
+        return tuple(peer.node for peer in self.peers)
+
+    def home(self, rank: int) -> str:
+        """The node where the rank runs."""
+        return self.peers[self.homes[rank]].node
+
+    def gate_host(self, rank: int) -> str:
+        """Where the job's other nodes reach the rank's node, when it is the one that speaks for it; else empty."""
+        home = self.homes[rank]
+        if len(self.peers) == 1 or self.homes.index(home) != rank:
+            return ""
+        return self.peers[home].endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+
+    def by_node(self) -> dict[str, tuple[int, ...]]:
+        """Ranks of every node."""
+        ranks: list[list[int]] = [[] for _ in self.peers]
+        for rank, index in enumerate(self.homes):
+            ranks[index].append(rank)
+        return {peer.node: tuple(ranks[index]) for index, peer in enumerate(self.peers)}
+
+    def ranks_of(self, node: str) -> tuple[int, ...]:
+        """Ranks that run on the node."""
+        return tuple(r for r, index in enumerate(self.homes) if self.peers[index].node == node)

@@ -1,0 +1,394 @@
+"""The pickle in a torch.save file, run over inert values. Pure: bytes in, values out.
+
+Nothing that it names is imported or called: a class or function is its name, and what a call of it would have made is a
+record of that name. Tensors become a note of where their bytes lie. So a crafted pickle does nothing; what it can take
+is a little time and memory, both bounded by its length.
+"""
+
+import math
+import pickletools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ckptd.shared.base.errors import DamagedError
+from ckptd.shared.format.layout import MAX_DIMS, TORCH_DTYPES, itemsize
+
+MAX_NBYTES = 32 << 20  # of a pickle: some 100,000 parameters; at worst 64 times as much memory, and 30 s
+_MAX_ARGS = 8  # of a call that is looked into: many calls with one long tuple would take for ever
+_MAX_NAME = 1000
+_INT64 = range(-(1 << 63), 1 << 63)
+_KEYS = range(-(1 << 31), 1 << 31)  # ints that are their own hash
+_MAX_INT_KEYS = 1 << 15  # of a file: however they were chosen, their dicts are made in a second
+
+_STORAGES = {
+    "BoolStorage": "BOOL", "ByteStorage": "U8", "CharStorage": "I8", "ShortStorage": "I16", "IntStorage": "I32",
+    "LongStorage": "I64", "HalfStorage": "F16", "BFloat16Storage": "BF16", "FloatStorage": "F32",
+    "DoubleStorage": "F64", "ComplexFloatStorage": "C64", "ComplexDoubleStorage": "complex128",
+}  # fmt: skip
+_DTYPES = {f"torch.{name}": code for code, name in TORCH_DTYPES.items()}
+
+
+class Global(NamedTuple):
+    """What a module calls by this name."""
+
+    name: str  # with the module
+
+
+class Made:
+    """What a call of a class or function would have made: the name, the arguments, the state it was given."""
+
+    __slots__ = ("args", "of", "state")
+
+    def __init__(self, of: object, args: object) -> None:
+        self.of = of.name if isinstance(of, Global) else ""
+        self.args = args
+        self.state: Any = None
+
+
+class Storage(NamedTuple):
+    """A record of the file. dtype: a code of safetensors, "" for bytes."""
+
+    key: str
+    dtype: str
+
+
+class Stored(NamedTuple):
+    """A tensor: elements of a storage."""
+
+    key: str
+    dtype: str
+    offset: int  # elements
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        """How many."""
+        return math.prod(self.shape)
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether the elements follow each other in the storage, in their order."""
+        expected = 1
+        for size, stride in zip(reversed(self.shape), reversed(self.stride), strict=True):
+            if size != 1 and stride != expected:
+                return not self.elements
+            expected *= size
+        return True
+
+
+def loads(data: bytes, *, where: str, storages: Mapping[str, int] | None = None) -> Any:
+    """The value in data: plain values and containers, and the classes above for all else.
+
+    A dict has the items of its string and int keys alone. Raises DamagedError, naming where, for what is no pickle.
+    storages: bytes of each storage that there is. Then also for what torch's unpickler would take long for, or read
+    beyond a storage's end: a call of what is no name, keys of one hash, a storage of another size.
+    """
+    if len(data) > MAX_NBYTES:
+        raise DamagedError(f"{where}: a pickle of {len(data)} bytes, more than any checkpoint of DeepSpeed's has")
+    machine = _Machine() if storages is None else _Strict(storages)
+    try:
+        for opcode, arg, _ in pickletools.genops(data):
+            machine.run(opcode.name, arg)
+        (value,) = machine.stack
+    except (ValueError, TypeError, LookupError, OverflowError, MemoryError) as error:
+        raise DamagedError(f"{where}: its pickle cannot be read: {str(error)[:200]}") from None
+    return value
+
+
+# -- what calls make --
+
+
+def _made(function: object, args: object) -> Any:
+    maker = _MAKERS.get(function.name) if isinstance(function, Global) else None
+    value = maker(args) if maker and isinstance(args, tuple) and len(args) <= _MAX_ARGS else None
+    return Made(function, args) if value is None else value
+
+
+def _dict(args: tuple[Any, ...]) -> Any:
+    return {} if all(isinstance(arg, Global) for arg in args) else None
+
+
+def _size(args: tuple[Any, ...]) -> Any:
+    match args:
+        case (list() | tuple() as sizes,) if _are_sizes(sizes):
+            return tuple(sizes)
+    return None
+
+
+def _tensor(args: tuple[Any, ...]) -> Any:
+    """_rebuild_tensor_v2 (storage, offset, size, stride, requires_grad, hooks), v3 with the dtype after those."""
+    match args:
+        case (Storage(key, dtype), int(offset), tuple(shape), tuple(stride), *rest):
+            if any(rest[2:]) and any(isinstance(part, dict) and part for part in rest):
+                return None  # conjugated, say: the bytes are not its values
+            if len(rest) > 2 and isinstance(rest[2], Global):  # noqa: PLR2004
+                dtype = _DTYPES.get(rest[2].name, "")
+            if dtype and _are_sizes((offset,)) and _are_sizes(shape) and _are_sizes(stride):
+                return Stored(key, dtype, offset, shape, stride) if len(shape) == len(stride) else None
+    return None
+
+
+def _parameter(args: tuple[Any, ...]) -> Any:
+    return args[0] if args else None
+
+
+def _of_a_subclass(args: tuple[Any, ...]) -> Any:
+    match args:
+        case (Global(name), _, tuple(inner), *_) if name in _TENSORS and len(inner) <= _MAX_ARGS:
+            return _tensor(inner)
+    return None
+
+
+_TENSORS = ("torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3")
+_MAKERS: dict[str, Callable[[tuple[Any, ...]], Any]] = {
+    "collections.OrderedDict": _dict,
+    "collections.defaultdict": _dict,
+    "torch.Size": _size,
+    **dict.fromkeys(_TENSORS, _tensor),
+    "torch._utils._rebuild_parameter": _parameter,
+    "torch._utils._rebuild_parameter_with_state": _parameter,
+    "torch._tensor._rebuild_from_type_v2": _of_a_subclass,
+}
+
+
+def _are_sizes(numbers: Sequence[object]) -> bool:
+    return len(numbers) <= MAX_DIMS and all(type(number) is int and 0 <= number < 1 << 62 for number in numbers)
+
+
+def _storage(pid: object) -> Any:
+    """What torch's persistent ids stand for: ("storage", its type, key, device, elements)."""
+    match pid:
+        case ("storage", Global(name), str(key), _, _):
+            return Storage(key, _STORAGES.get(name.rpartition(".")[2], ""))
+    return Made(None, ())
+
+
+# -- the opcodes --
+
+
+class _Machine:
+    """The stack, and below it those that marks have set aside."""
+
+    def __init__(self) -> None:
+        self.stack: list[Any] = []
+        self._below: list[list[Any]] = []
+        self._memo: dict[int, Any] = {}
+        self._int_keys = 0
+
+    def run(self, opcode: str, arg: Any) -> None:
+        """One opcode. Raises ValueError for one that has no place in a torch.save file."""
+        if opcode in _CONSTANTS:
+            self.stack.append(_CONSTANTS[opcode])
+        elif opcode in _VALUES:
+            self.stack.append(arg)
+        elif opcode in _OPCODES:
+            _OPCODES[opcode](self, arg)
+        else:
+            raise ValueError(f"it has the opcode {opcode}")
+
+    def mark(self, _: None) -> None:
+        self._below.append(self.stack)
+        self.stack = []
+
+    def marked(self) -> list[Any]:
+        """What came after the last mark, taken off with it."""
+        items, self.stack = self.stack, self._below.pop()
+        return items
+
+    def pop(self, _: None) -> None:
+        if self.stack:
+            self.stack.pop()
+        else:
+            self.marked()
+
+    def pop_mark(self, _: None) -> None:
+        self.marked()
+
+    def dup(self, _: None) -> None:
+        self.stack.append(self.stack[-1])
+
+    def put(self, number: int | None) -> None:
+        self._memo[len(self._memo) if number is None else number] = self.stack[-1]
+
+    def get(self, number: int) -> None:
+        self.stack.append(self._memo[number])
+
+    def container(self, kind: Callable[[list[Any]], Any]) -> None:
+        items = self.marked()
+        self.stack.append(kind(items))
+
+    def extend(self, items: list[Any]) -> None:
+        if isinstance(self.stack[-1], list):
+            self.stack[-1].extend(items)
+
+    def update(self, items: list[Any]) -> None:
+        """Of other keys the hash could take for ever."""
+        made = self.stack[-1]
+        if isinstance(made, dict):
+            for key, value in zip(items[::2], items[1::2], strict=True):
+                if type(key) is str or (type(key) is int and key in _KEYS):
+                    made[key] = value
+                    self._count_key(key)
+
+    def _count_key(self, key: object) -> None:
+        self._int_keys += type(key) is int
+        if self._int_keys > _MAX_INT_KEYS:
+            raise ValueError(f"it has more than {_MAX_INT_KEYS} numbers as keys")
+
+    def dict_of(self, _: None) -> None:
+        items = self.marked()
+        self.stack.append({})
+        self.update(items)
+
+    def last(self, count: int) -> list[Any]:
+        """What lies on top, taken off."""
+        items = self.stack[-count:]
+        if len(items) < count:
+            raise ValueError("it takes more than there is")
+        del self.stack[-count:]
+        return items
+
+    def call(self, _: None) -> None:
+        function, args = self.last(2)
+        self.stack.append(_made(function, args))
+
+    def call_with_names(self, _: None) -> None:
+        function, args, _names = self.last(3)
+        self.stack.append(_made(function, args))
+
+    def build(self, _: None) -> None:
+        (state,) = self.last(1)
+        if isinstance(self.stack[-1], Made):
+            self.stack[-1].state = state
+
+    def named(self, name: str) -> None:
+        self.stack.append(Global(name.replace(" ", ".")))
+
+    def stack_global(self, _: None) -> None:
+        """A name too long for anybody is none: joined again and again it would take more memory than the file."""
+        module, name = self.last(2)
+        known = all(isinstance(part, str) and len(part) < _MAX_NAME for part in (module, name))
+        self.stack.append(Global(f"{module}.{name}" if known else ""))
+
+    def instance(self, name: str) -> None:
+        self.stack.append(Made(Global(name.replace(" ", ".")), tuple(self.marked())))
+
+    def object(self, _: None) -> None:
+        function, *args = self.marked()
+        self.stack.append(Made(function, tuple(args)))
+
+    def persistent(self, _: None) -> None:
+        (pid,) = self.last(1)
+        self.stack.append(_storage(pid))
+
+
+class _Strict(_Machine):
+    """Of a pickle that torch's unpickler will be given: what makes that take long, or say a lot, is refused."""
+
+    def __init__(self, storages: Mapping[str, int]) -> None:
+        super().__init__()
+        self._storages = storages
+
+    def run(self, opcode: str, arg: Any) -> None:
+        """One opcode."""
+        if type(arg) is int and arg not in _INT64:
+            raise ValueError("it has a number of more than 64 bits")
+        super().run(opcode, arg)
+
+    def call(self, _: None) -> None:
+        """Of a name, with a tuple of what there is little of."""
+        function, args = self.last(2)
+        if not isinstance(function, Global) or type(args) is not tuple or len(args) > _MAX_ARGS:
+            raise ValueError("it calls what is no function")
+        if function.name == "_codecs.encode" and args[1:] != ("latin1",):
+            raise ValueError("it has bytes in another code than latin1")
+        if function.name.endswith(".bytearray") and not all(isinstance(arg, (str, bytes, Made)) for arg in args):
+            raise ValueError("it has bytes by their number alone")
+        if function.name.endswith(".set") and not all(isinstance(arg, (list, tuple)) for arg in args):
+            raise ValueError("it makes a set of what is no list")
+        if function.name.endswith((".set", "collections.Counter")):
+            for key in (key for arg in args for key in (arg if isinstance(arg, (list, tuple)) else ())):
+                self._check_key(key)
+        self.stack.append(_made(function, args))
+
+    def _check_key(self, key: object) -> None:
+        parts = key if type(key) is tuple and len(key) <= _MAX_ARGS else (key,)
+        if not all(part is None or type(part) in _PLAIN for part in parts):
+            raise ValueError("it has a key that is no plain value")
+        self._int_keys += type(key) is not str
+        self._count_key(None)
+
+    def update(self, items: list[Any]) -> None:
+        """Every key."""
+        for key in items[::2]:
+            self._check_key(key)
+        super().update(items)
+
+    def extend(self, items: list[Any]) -> None:
+        """A list, and nothing else."""
+        if type(self.stack[-1]) is not list:
+            raise ValueError("it puts items into what is no list")
+        super().extend(items)
+
+    def persistent(self, _: None) -> None:
+        """A storage of the size that it has, and nothing else."""
+        (pid,) = self.last(1)
+        match pid:
+            case ("storage", Global(name), str(key), str(), int(numel)) if key in self._storages:
+                found = _storage(pid)
+                size = itemsize(found.dtype) if found.dtype else 1
+                if name.rpartition(".")[2] in (*_STORAGES, "UntypedStorage") and numel * size == self._storages[key]:
+                    self.stack.append(found)
+                    return
+        raise ValueError("it refers to what is no storage of its size")
+
+
+_PLAIN = frozenset({str, bytes, bool, int, float})
+_CONSTANTS: dict[str, Any] = {
+    "NONE": None,
+    "NEWTRUE": True,
+    "NEWFALSE": False,
+    "EMPTY_TUPLE": (),
+    "PERSID": Made(None, ()),
+}
+_VALUES = frozenset({
+    "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT",
+    "STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8",
+    "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8",
+})  # fmt: skip
+_OPCODES: dict[str, Callable[[_Machine, Any], None]] = {
+    "PROTO": lambda _machine, _: None,
+    "FRAME": lambda _machine, _: None,
+    "STOP": lambda _machine, _: None,
+    "MARK": _Machine.mark,
+    "POP": _Machine.pop,
+    "POP_MARK": _Machine.pop_mark,
+    "DUP": _Machine.dup,
+    **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"), _Machine.put),
+    **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), _Machine.get),
+    "EMPTY_LIST": lambda machine, _: machine.stack.append([]),
+    "EMPTY_DICT": lambda machine, _: machine.stack.append({}),
+    "EMPTY_SET": lambda machine, _: machine.stack.append([]),
+    "LIST": lambda machine, _: machine.container(list),
+    "TUPLE": lambda machine, _: machine.container(tuple),
+    "FROZENSET": lambda machine, _: machine.container(list),
+    "TUPLE1": lambda machine, _: machine.stack.append(tuple(machine.last(1))),
+    "TUPLE2": lambda machine, _: machine.stack.append(tuple(machine.last(2))),
+    "TUPLE3": lambda machine, _: machine.stack.append(tuple(machine.last(3))),
+    "DICT": _Machine.dict_of,
+    "APPEND": lambda machine, _: machine.extend(machine.last(1)),
+    "APPENDS": lambda machine, _: machine.extend(machine.marked()),
+    "ADDITEMS": lambda machine, _: machine.extend(machine.marked()),
+    "SETITEM": lambda machine, _: machine.update(machine.last(2)),
+    "SETITEMS": lambda machine, _: machine.update(machine.marked()),
+    "GLOBAL": _Machine.named,
+    "STACK_GLOBAL": _Machine.stack_global,
+    "REDUCE": lambda machine, _: machine.call(_),
+    "NEWOBJ": lambda machine, _: machine.call(_),
+    "NEWOBJ_EX": _Machine.call_with_names,
+    "BUILD": _Machine.build,
+    "INST": _Machine.instance,
+    "OBJ": _Machine.object,
+    "BINPERSID": lambda machine, _: machine.persistent(_),
+}

@@ -1,0 +1,1 @@
+"""The parallel file system: the worker process, drain, commit, scan, removal, publication."""

@@ -1,0 +1,439 @@
+"""A trainer's files of a committed checkpoint, under the names by which the trainer looks for them.
+
+Where to is the caller's to say, as an Intent: the daemon has it from a rank of its own node, `ckptd publish` from the
+command line. The store says what there is (`files.json`: the trainer's names), and that it still is to be published
+(`UNPUBLISHED`, which goes last); it never says where. Each step may be repeated, and done by two daemons at once.
+Whoever comes late, an older checkpoint never takes the place of a newer one.
+
+A directory's name tells no two runs apart that had one incarnation number. So what is published is a Proved, and there
+is one way to get one: to open the very save, its records, its index and its files' sizes held against each other.
+"""
+
+import contextlib
+import os
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import msgspec
+
+from ckptd.shared.base.decoding import MALFORMED
+from ckptd.shared.base.errors import CkptdError, DamagedError, UsageError
+from ckptd.shared.base.ids import JobKey, SaveId, StorePath, parse_dirname, parse_save
+from ckptd.shared.base.wording import cut
+from ckptd.shared.format.committed import (
+    RECORDS,
+    Finding,
+    file_findings,
+    identify,
+    open_sound,
+    raise_first,
+    read_stock_of,
+)
+from ckptd.shared.format.layout import Layout, SavedFor, is_plain, is_trainer_file
+from ckptd.shared.format.manifest import LINKED, STOCK_FILES, UNPUBLISHED
+from ckptd.shared.format.origin import MARKER, Origin
+from ckptd.shared.protocol.publication import Intents, Publication
+from ckptd.store.files import FileLayer
+from ckptd.store.scan import Place, committed_at, job_dir
+from ckptd.store.trainer_directory import TrainerDirectory, again_when_swept, make_directories, sweep
+from ckptd.system import failpoints
+
+_MAX_INDEX_NBYTES = 1 << 30
+_MAX_LINKED_NBYTES = 1 << 20
+_MAX_LINKED = 64  # directories
+
+
+class TrainerFiles(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Content of `files.json`: the trainer's names of the checkpoint's files. saved_for: to be compared, no more."""
+
+    save_id: str
+    files: dict[str, str]  # the trainer's name, and the file's in the checkpoint's directory
+    saved_for: SavedFor | None = None
+
+
+class Linked(msgspec.Struct, frozen=True):
+    """Content of `LINKED`: directories that have symbolic links to the checkpoint's files. They are only read."""
+
+    directories: list[StorePath]
+
+
+_decoder = msgspec.json.Decoder(TrainerFiles)
+_linked_decoder = msgspec.json.Decoder(Linked)
+
+
+def index_of(layouts: Iterable[Layout], save_id: str) -> bytes | None:
+    """`files.json` of a checkpoint, None when it has no trainer's files. Of two ranks' of one name the lower has it."""
+    files: dict[str, str] = {}
+    saved_for = None
+    raw = False
+    for layout in layouts:
+        raw = raw or layout.raw
+        saved_for = saved_for or layout.saved_for
+        for name, extent in zip(layout.names, layout.extents()[1:], strict=False):
+            files.setdefault(name, extent.name)
+    if not raw:
+        return None
+    index = TrainerFiles(save_id=save_id, files=files, saved_for=saved_for)
+    return msgspec.json.format(msgspec.json.encode(index)) + b"\n"
+
+
+def mark_unpublished(fs: FileLayer, path: str) -> None:
+    """To be called before the directory at path gets its final name, and synced by the caller."""
+    with contextlib.suppress(DamagedError):
+        if _read_index(fs, path).saved_for is None:
+            return
+    with contextlib.suppress(FileExistsError):
+        fs.create_exclusive(os.path.join(path, UNPUBLISHED))
+
+
+def is_unpublished(fs: FileLayer, key: JobKey, dirname: str) -> bool:
+    """Whether it says so itself. Raises OSError."""
+    try:
+        fs.size(os.path.join(job_dir(key), dirname, UNPUBLISHED))
+    except FileNotFoundError:
+        return False
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Proved:
+    """A committed checkpoint with its trainer's files, as its records prove them: what may be published.
+
+    The bytes of the files were not read: their digests are for whoever loads them through ckptd.
+    """
+
+    key: JobKey
+    save: SaveId
+    index: TrainerFiles
+
+    @property
+    def path(self) -> str:
+        """Its directory."""
+        return Place(self.key, self.save).final
+
+
+def prove(
+    fs: FileLayer, key: JobKey, dirname: str, *, save: SaveId | None = None, names: Collection[str] | None = None
+) -> Proved:
+    """Opens it. save: which it must be; None where somebody has typed the path. names: the files that are wanted.
+
+    COMMITTED and manifest prove each other and the save, the manifest proves the index, and what it says of the size
+    of each file that is wanted is so. Raises UsageError when it has no trainer's files, OSError, DamagedError.
+    """
+    path = os.path.join(job_dir(key), dirname)
+    manifest = open_sound(path, fs, RECORDS, job=key.job, save=save)
+    stock = next((file for file in manifest.stock if file.name == STOCK_FILES), None)
+    if stock is None:
+        raise UsageError(f"{path} has no files of a trainer", hint=f"ckptd export {path} OUT")
+    raw = read_stock_of(path, fs, stock, manifest)
+    if isinstance(raw, Finding):
+        raise raw.error from raw.cause
+    index = _decode_index(raw, os.path.join(path, STOCK_FILES))
+    files = {file for name, file in index.files.items() if names is None or name in names}
+    wanted = [record for record in manifest.files if any(extent.name in files for extent in record.extents())]
+    raise_first(file_findings(path, fs, wanted))
+    return Proved(key, manifest.save, index)
+
+
+def _prove_for(fs: FileLayer, key: JobKey, save: SaveId, to: Publication) -> Proved:
+    return prove(fs, key, save.dirname, save=save, names=None if to.whole else to.names)
+
+
+def publish(fs: FileLayer, key: JobKey, save: SaveId, intents: Intents) -> str:
+    """The committed checkpoint's files where this user wants them. Empty, or why they are not there.
+
+    intents: of this save and of newer ones. Nothing is to be done when the checkpoint is published, or not there.
+    """
+    path = Place(key, save).final
+    try:
+        if not is_unpublished(fs, key, save.dirname):
+            return ""
+        if save not in intents:
+            return _unknown(path)
+        problem = _publish_in_turn(fs, _prove_for(fs, key, save, intents[save]), intents)
+        if problem:
+            return f"{path} was not published: {problem}"
+        failpoints.reach("publish.done")
+        _mark_published(fs, path)
+    except (OSError, CkptdError) as error:
+        return _failed(path, error)
+    return ""
+
+
+def _failed(path: str, error: OSError | CkptdError) -> str:
+    hint = f" ({error.hint})" if isinstance(error, CkptdError) and error.hint else ""
+    return f"{path} was not published: {error}{hint}"
+
+
+def _unknown(path: str, why: str = "") -> str:
+    return f"{path} was not published: nobody here knows any more where to{why}; {how_to_publish(path)}"
+
+
+def _waits(fs: FileLayer, key: JobKey, dirname: str) -> bool:
+    try:
+        return is_unpublished(fs, key, dirname)
+    except OSError:  # what is wrong with it is the scan's to say
+        return False
+
+
+def how_to_publish(path: str) -> str:
+    """What to type where a checkpoint's place is not known any more."""
+    return f"type: ckptd publish {path} --to DIRECTORY"
+
+
+def publish_left(fs: FileLayer, key: JobKey, intents: Intents) -> tuple[list[SaveId], list[str]]:
+    """What an earlier daemon did not get to, oldest first: what is where it belongs now, and what went wrong.
+
+    Checkpoints whose place nobody here knows are told of.
+    """
+    done, notes = [], []
+    named = {save.dirname for save in intents}
+    names = sorted(filter(parse_dirname, _names(fs, job_dir(key))))
+    waiting = {name for name in names if _waits(fs, key, name)}
+    there = {name: _save_at(fs, key, name) for name in names if name in waiting or name in named}
+    for name, found in there.items():
+        known = name in named if found is None else found in intents
+        if name in waiting and not known:
+            why = ": what is known here is for another run that had its number" if name in named else ""
+            notes.append(_unknown(os.path.join(job_dir(key), name), why))
+    for save in sorted(intents, key=lambda save: save.listed):
+        # Another run's checkpoint of its name: this one is not there any more, and nothing is to be done.
+        if save.dirname in there and there[save.dirname] in {None, save}:
+            note = publish(fs, key, save, intents)
+            if note:
+                notes.append(note)
+            else:
+                done.append(save)
+    return done, notes
+
+
+def _save_at(fs: FileLayer, key: JobKey, dirname: str) -> SaveId | None:
+    """Which save lies there; None when that cannot be read, and whoever opens it is told why."""
+    try:
+        return identify(os.path.join(job_dir(key), dirname), fs, job=key.job).save
+    except (OSError, CkptdError):
+        return None
+
+
+def publish_own_part(fs: FileLayer, key: JobKey, save: SaveId, intents: Intents) -> str:
+    """Of a checkpoint that another node committed: what that left, or else the files of this node's ranks.
+
+    Each node puts its own beside somebody's files. Empty, or why they are not there.
+    """
+    path, to = Place(key, save).final, intents[save]
+    try:
+        if is_unpublished(fs, key, save.dirname):
+            return publish(fs, key, save, intents)
+        if to.whole:
+            committed_at(fs, Place(key, save))  # raises when what is published there is another's
+        else:
+            alone = msgspec.structs.replace(to, pointer="", text="")
+            problem = _publish_in_turn(fs, _prove_for(fs, key, save, alone), {**intents, save: alone})
+            return f"{path} was not published: {problem}" if problem else ""
+    except (OSError, CkptdError) as error:
+        return _failed(path, error)
+    return ""
+
+
+def publish_to(fs: FileLayer, key: JobKey, dirname: str, to: Publication) -> list[str]:
+    """Where somebody has typed it: a new directory, or one that was published. The trainer's names of the files.
+
+    Raises UsageError when other files lie there, or there are none to be published, OSError, DamagedError.
+    """
+    found = prove(fs, key, dirname)
+    there = TrainerDirectory(fs, to.directory, {}, set(), lambda: None)
+    if _is_there(fs, to.directory) and not there.is_ours():
+        raise UsageError(f"{to.directory} is there already, with files of somebody's", hint="name a new directory")
+    _publish(fs, found, to)
+    _mark_published(fs, found.path)
+    return sorted(found.index.files)
+
+
+def _is_there(fs: FileLayer, path: str) -> bool:
+    try:
+        return os.path.basename(path) in fs.below(None).listdir(os.path.dirname(path))
+    except FileNotFoundError:
+        return False
+
+
+def _mark_published(fs: FileLayer, path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):  # another committer did the same
+        fs.unlink(os.path.join(path, UNPUBLISHED))
+    fs.fsync_dir(path)
+
+
+def is_linked_to(fs: FileLayer, key: JobKey, dirname: str) -> bool:
+    """Whether a trainer finds the checkpoint's files by symbolic links, which without it would lead nowhere.
+
+    Believes the checkpoint's own word of where they are: who forges it keeps that one checkpoint from being removed.
+    """
+    path = os.path.join(job_dir(key), dirname)
+    try:
+        found = _linked(fs, path)
+        index = _read_index(fs, path)
+    except (OSError, DamagedError):  # of states; or a hard link, as all others are then
+        return False
+    for directory in found:
+        for name, source in _sources(path, index).items():
+            with contextlib.suppress(OSError):  # the trainer has removed it
+                if fs.below(None).readlink(os.path.join(directory, name)) == source:
+                    return True
+    return False
+
+
+def _linked(fs: FileLayer, path: str) -> list[str]:
+    where = os.path.join(path, LINKED)
+    try:
+        return _linked_decoder.decode(fs.read_file(where, _MAX_LINKED_NBYTES)).directories[:_MAX_LINKED]
+    except FileNotFoundError:
+        return []
+    except MALFORMED as error:
+        raise DamagedError(f"{where}: {cut(error)}") from error
+
+
+def _remember_links(fs: FileLayer, path: str, directory: str) -> None:
+    """Before the first one is made: a checkpoint that is removed takes what they lead to with it."""
+    known = []
+    with contextlib.suppress(DamagedError):
+        known = _linked(fs, path)
+    if directory not in known:
+        raw = msgspec.json.encode(Linked([*known, directory][-_MAX_LINKED:]))
+        fs.rename(fs.write_temp(os.path.join(path, LINKED), raw), os.path.join(path, LINKED))
+        fs.fsync_dir(path)
+
+
+def _names(fs: FileLayer, path: str) -> list[str]:
+    try:
+        return fs.listdir(path)
+    except FileNotFoundError:
+        return []
+
+
+def _read_index(fs: FileLayer, path: str) -> TrainerFiles:
+    """What anybody may have written: good for keeping something from being done, and for nothing else."""
+    where = os.path.join(path, STOCK_FILES)
+    return _decode_index(fs.read_file(where, _MAX_INDEX_NBYTES), where)
+
+
+def _decode_index(raw: bytes, where: str) -> TrainerFiles:
+    try:
+        index = _decoder.decode(raw)
+    except MALFORMED as error:
+        raise DamagedError(f"{where}: {cut(error)}") from error
+    if not is_plain(index.saved_for):
+        raise DamagedError(f"{where}: a directory that is no plain path")
+    for name, file in index.files.items():
+        if not is_trainer_file(name) or name == MARKER or not is_trainer_file(file) or "/" in file:
+            raise DamagedError(f"{where}: a file's name leads elsewhere")
+    return index
+
+
+class _Other(NamedTuple):
+    """Another checkpoint of the job, by its own word."""
+
+    save: SaveId
+    said: TrainerFiles
+    published: bool
+
+
+def _publish_in_turn(fs: FileLayer, found: Proved, intents: Intents) -> str:
+    """But for what a newer checkpoint has published; what one may have published meanwhile is put back.
+
+    What the store says of others can keep something from being written, and nothing else: what is put back is known
+    from an intent, and proved. Empty, or what somebody must put back or decide by hand.
+    """
+    index, to = found.index, intents[found.save]
+    others = _not_older(fs, found)
+    for other in others:
+        if other.published and found.save < other.save:
+            index, to = _without(index, to, other)
+    rival = next((other for other in others if _is_rival(found, index, to, other)), None)
+    if rival is not None:
+        return _undecided(found, rival)
+    _publish(fs, replace(found, index=index), to)
+    for other in _not_older(fs, found):
+        if _without(index, to, other) == (index, to):
+            continue
+        path = Place(found.key, other.save).final
+        if _is_rival(found, index, to, other):
+            return f"{_undecided(found, other)}; files of {path} may have given way"
+        if other.save not in intents:
+            return f"newer files, of {path}, may have given way; {how_to_publish(path)}"
+        _publish(fs, _prove_for(fs, found.key, other.save, intents[other.save]), intents[other.save])
+    return ""
+
+
+def _is_rival(found: Proved, index: TrainerFiles, to: Publication, other: _Other) -> bool:
+    """Whether both want one place, and nobody can say which of them is newer: two runs had one number.
+
+    Counters of two runs say nothing of that, and their ids are random. The one that happens to be there may be the
+    newer, so it is not replaced; neither is put there while both are committed: it would hang on who comes first. A
+    person says which it is to be.
+    """
+    return not found.save < other.save and _without(index, to, other) != (index, to)
+
+
+def _undecided(found: Proved, other: _Other) -> str:
+    path = Place(found.key, other.save).final
+    return (
+        f"{path} wants the same place and is of another run of incarnation {other.save.incarnation}: which of both is "
+        f"newer cannot be known; for this one {how_to_publish(found.path)}"
+    )
+
+
+def _not_older(fs: FileLayer, found: Proved) -> list[_Other]:
+    """The job's other checkpoints that have trainer's files, but for those that are older, by their own word.
+
+    Newer ones, and those of another run that had the incarnation number.
+    """
+    others = []
+    for name in filter(parse_dirname, _names(fs, job_dir(found.key))):
+        with contextlib.suppress(OSError, DamagedError):  # of states, or being removed
+            index = _read_index(fs, os.path.join(job_dir(found.key), name))
+            save = parse_save(index.save_id)
+            if save is not None and save.dirname == name and not save <= found.save:
+                others.append(_Other(save, index, not is_unpublished(fs, found.key, name)))
+    return sorted(others, key=lambda other: other.save.listed)
+
+
+def _without(index: TrainerFiles, to: Publication, other: _Other) -> tuple[TrainerFiles, Publication]:
+    """What is left to be published when the other checkpoint's files are in their places."""
+    theirs = other.said.saved_for
+    if theirs is None:
+        return index, to
+    files = index.files
+    if to.directory == theirs.directory:
+        alone = to.whole or theirs.whole
+        files = {} if alone else {name: file for name, file in files.items() if name not in other.said.files}
+    if to.pointer == theirs.pointer:
+        to = msgspec.structs.replace(to, pointer="", text="")
+    return msgspec.structs.replace(index, files=files), to
+
+
+def _publish(fs: FileLayer, found: Proved, to: Publication) -> None:
+    if found.index.files:
+        sources = _sources(found.path, found.index)
+        there = TrainerDirectory(
+            fs, to.directory, sources, set(to.names), lambda: _remember_links(fs, found.path, to.directory)
+        )
+        if to.whole:
+            key, save = found.key, found.save
+            origin = Origin(
+                store=key.store, job=key.job, checkpoint=save.dirname, save_id=save.text, files=sorted(sources)
+            )
+            there.appear(origin)
+        else:
+            there.put_into()
+    failpoints.reach("publish.before-pointer")
+    if to.pointer:
+        head = os.path.dirname(to.pointer)
+        make_directories(fs, head)
+        above = fs.below(head)
+        again_when_swept(lambda: above.rename(above.write_temp(to.pointer, to.text.encode()), to.pointer))
+        above.fsync_dir(head)
+        sweep(above, head, {os.path.basename(to.pointer)})
+
+
+def _sources(path: str, index: TrainerFiles) -> dict[str, str]:
+    return {name: os.path.join(path, file) for name, file in index.files.items()}

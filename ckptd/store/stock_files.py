@@ -1,0 +1,59 @@
+"""The files of a checkpoint that stock readers need beside the images, made from the votes. ckptd never reads them."""
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from ckptd.shared.base.errors import DamagedError
+from ckptd.shared.base.ids import SaveId
+from ckptd.shared.format.layout import Layout, decode_layout
+from ckptd.shared.format.manifest import (
+    STOCK_FILES,
+    STOCK_METADATA,
+    STOCK_OBJECTS,
+    FileRecord,
+    StockName,
+    StockObjects,
+    Vote,
+    one_record_each,
+)
+from ckptd.shared.torchfile.dcp_metadata import TooManyBoxesError, metadata_bytes
+from ckptd.store.publish import index_of
+
+
+class Stock(NamedTuple):
+    """Name and content of each file. ``left_out``: why `.metadata` is none of them, though it was asked for."""
+
+    files: dict[StockName, bytes]
+    left_out: str = ""
+
+
+def stock_files(votes: Iterable[Vote], save: SaveId) -> Stock:
+    """What stock readers are given: none of it for images that they cannot open.
+
+    The same for all votes that add up to this save, whichever node has how many of its ranks.
+    """
+    votes = list(votes)
+    objects = _objects(votes)
+    records = one_record_each(votes)
+    files: dict[StockName, bytes] = {} if objects is None else {STOCK_OBJECTS: objects.data}
+    try:
+        trainers = index_of(_layouts(records), save.text)
+        if trainers is not None:
+            return Stock(files | {STOCK_FILES: trainers})
+        index = objects.index if objects else {}
+        metadata = metadata_bytes(_layouts(records), index, checkpoint_id=save.dirname, save_id=save.text)
+    except DamagedError:
+        return Stock(files)  # a layout that nobody can read is no reason to refuse the data
+    except TooManyBoxesError as error:
+        return Stock(files, error.message)
+    return Stock(files if metadata is None else files | {STOCK_METADATA: metadata})
+
+
+def _objects(votes: list[Vote]) -> StockObjects | None:
+    made = (vote.stock_objects for vote in votes if any(record.rank == 0 for record in vote.files))
+    return next((objects for objects in made if objects is not None), None)
+
+
+def _layouts(records: list[FileRecord]) -> Iterator[Layout]:
+    """One at a time: those of a large job fill gigabytes."""
+    return (decode_layout(record.layout, where=record.name) for record in records)

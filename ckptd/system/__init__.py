@@ -1,0 +1,1 @@
+"""This host: configuration, logs, locks, mounts, niceness, units, failpoints."""

@@ -1,0 +1,339 @@
+"""Every setting of the daemon in one frozen Config: defaults < TOML < CKPTD_* variables < flags.
+
+A setting is one annotated field below; its TOML key, variable, flag, parser, check and help text all come from there.
+"""
+
+import os
+import tomllib
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal, get_args, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from ckptd.shared.base.errors import ConfigError
+from ckptd.shared.base.ids import StorePath
+from ckptd.shared.base.refusals import Origin, flag, not_allowed, toml, variable
+from ckptd.shared.base.variables import FOREIGN_VARIABLES, PREFIX, check_variables, nearest
+from ckptd.shared.protocol.topology import MAX_DOUBLE_SET_SIZE, Domain
+from ckptd.system.niceness import Niceness
+from ckptd.system.units import parse_duration_s, parse_size
+
+SYSTEM_TOML = "/etc/ckptd/config.toml"
+_SIZE = {"kind": "size", "such_as": "64G"}
+_DURATION = {"kind": "duration"}
+_NAME = {
+    "kind": "text",
+    "allowed": "a text of letters, digits and . _ -, the first one no sign, at most 255",
+    "such_as": "node-1",
+}
+_LABEL = {"kind": "text", "allowed": "a text of at most 255 characters", "such_as": "rack-1"}
+_ADDRESS = {"kind": "text", "allowed": "a host name, an address, or an interface such as ib0", "such_as": "ib0"}
+
+Raw = str | int | float | bool | None
+
+
+def default_arena() -> str:
+    """This user's arena on the machine's shared memory."""
+    return f"/dev/shm/ckptd-{os.getuid()}"  # noqa: S108  # owner and mode are checked by whoever opens it
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True):
+    """The daemon's settings. Sizes are bytes, durations seconds."""
+
+    arena: Annotated[StorePath, Meta(description="directory on tmpfs that holds the slots")] = msgspec.field(
+        default_factory=default_arena
+    )
+    store: Annotated[StorePath | None, Meta(description="default directory on the parallel file system")] = None
+    budget_nbytes: Annotated[int, Meta(ge=0, extra=_SIZE, description="most the arena may hold; 0: found out")] = 0
+    slots_per_rank: Annotated[int, Meta(ge=2, le=64, description="reusable slots of each rank")] = 3
+    stage_timeout_s: Annotated[
+        float, Meta(gt=0, extra=_DURATION, description="how long a step may take to be staged on all ranks")
+    ] = 300.0
+    read_timeout_s: Annotated[
+        float, Meta(gt=0, extra=_DURATION, description="how long a rank may read in a load while others wait for it")
+    ] = 3600.0
+    store_timeout_s: Annotated[
+        float, Meta(gt=0, extra=_DURATION, description="how long connect and load wait for the store")
+    ] = 10.0
+    store_hang_s: Annotated[
+        float, Meta(gt=0, extra=_DURATION, description="silence after which a store's worker is replaced")
+    ] = 300.0
+    stop_drain_s: Annotated[float, Meta(ge=0, extra=_DURATION, description="how long SIGTERM waits for a drain")] = 20.0
+    orphan_ttl_s: Annotated[
+        float, Meta(ge=0, extra=_DURATION, description="how long a crashed job's memory is kept for it")
+    ] = 86400.0
+    drain_bandwidth: Annotated[int, Meta(ge=0, extra=_SIZE, description="cap of a drain, bytes/s; 0: none")] = 0
+    worker_nice: Annotated[int, Meta(ge=0, le=19, description="niceness of the processes that drain")] = 5
+    worker_ionice: Annotated[
+        int, Meta(ge=0, le=7, description="their place in the queue of a local disk, 0 first to 7 last")
+    ] = 7
+    hash_threads: Annotated[int, Meta(ge=1, le=64, description="threads that take digests")] = 1
+    keep_last: Annotated[int, Meta(ge=1, description="committed checkpoints kept per job")] = 3
+    keep_every: Annotated[
+        int, Meta(ge=0, description="and those whose step is a multiple of this many are kept for good; 0: none")
+    ] = 0
+    connect_timeout_s: Annotated[
+        float, Meta(gt=0, extra=_DURATION, description="how long connect waits for the job's old ranks to end")
+    ] = 30.0
+    redundancy: Annotated[
+        Literal["none", "xor", "double"], Meta(description="against the loss of none, one or two nodes of a set")
+    ] = "xor"
+    set_size: Annotated[int, Meta(ge=2, le=64, description="nodes that protect each other")] = 8
+    balance: Annotated[
+        Literal["rows", "off"],
+        Meta(description="whether replicas each save a share of what they all hold (rows), or all of it (off)"),
+    ] = "rows"
+    drain_parity: Annotated[
+        bool, Meta(description="write parity to the store too, so that ckptd rebuild PATH can mend a checkpoint there")
+    ] = False
+    node: Annotated[
+        str,
+        Meta(
+            pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,254})?\Z",
+            extra=_NAME,
+            description="name of this node; none: the host's",
+        ),
+    ] = ""
+    domain: Annotated[
+        Domain, Meta(extra=_LABEL, description="what fails together, such as a rack; none: the node by itself")
+    ] = ""
+    peer_address: Annotated[
+        str,
+        Meta(
+            pattern=r"^[A-Za-z0-9.:%_-]{0,255}\Z",
+            extra=_ADDRESS,
+            description="where other nodes' daemons reach this one; none: the host's name",
+        ),
+    ] = ""
+    peer_port: Annotated[int, Meta(ge=0, le=65535, description="port for other nodes' daemons; 0: any")] = 0
+    bulk_port: Annotated[
+        int, Meta(ge=0, le=65535, description="second port, where other nodes fetch bytes for redundancy; 0: any")
+    ] = 0
+    peer_timeout_s: Annotated[
+        float, Meta(gt=0, extra=_DURATION, description="silence after which another node's daemon counts as lost")
+    ] = 10.0
+    key_file: Annotated[
+        StorePath | None, Meta(description="key pair of ckptd keygen; none: one of the arena's own")
+    ] = None
+    integrity: Annotated[
+        Literal["auto", "xxh3", "keyed"],
+        Meta(
+            description="digests that find accidents (xxh3), or that nobody makes without a key; auto: if there is one"
+        ),
+    ] = "auto"
+    integrity_key_file: Annotated[
+        StorePath | None, Meta(description="key of ckptd keygen --integrity, for integrity = keyed")
+    ] = None
+    exit_when_empty: Annotated[bool, Meta(description="leave when no job is left, as a client-started daemon does")] = (
+        False
+    )
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], Meta(description="least severe message to log")
+    ] = "info"
+
+    @property
+    def worker_niceness(self) -> Niceness:
+        """Of the processes that drain."""
+        return Niceness(self.worker_nice, self.worker_ionice)
+
+
+class Setting:
+    """One field of Config as the outside sees it."""
+
+    def __init__(self, name: str, hint: Any) -> None:
+        self.name = name
+        self.hint = hint
+        self._metas: list[Meta] = [meta for meta in hint.__metadata__ if isinstance(meta, Meta)]
+        self._type = get_args(hint)[0]
+        self._extra = next((meta.extra for meta in self._metas if meta.extra), {})
+        self.kind = self._find_kind()
+
+    @property
+    def key(self) -> str:
+        """TOML key."""
+        return self.name
+
+    @property
+    def variable(self) -> str:
+        """Environment variable."""
+        return PREFIX + self.name.upper()
+
+    @property
+    def flag(self) -> str:
+        """Command-line flag."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def help(self) -> str:
+        """One phrase that says what the setting does."""
+        return next((meta.description for meta in self._metas if meta.description), "")
+
+    @property
+    def allowed(self) -> str:
+        """What a value may be, in words."""
+        words = {
+            "size": 'bytes, or a number with K, M, G or T such as "64G"',
+            "duration": 'seconds, or a duration such as "90s", "30m" or "24h"',
+            "integer": "a whole number",
+            "switch": "true or false",
+            "choice": "one of " + ", ".join(str(choice) for choice in self.choices),
+            "path": "an absolute path",
+            "text": str(self._extra.get("allowed")),
+        }[self.kind]
+        return words + "".join(self._bounds())
+
+    @property
+    def example(self) -> str | int | bool:
+        """A value that is allowed: the default, where it can be typed."""
+        if "such_as" in self._extra:
+            return str(self._extra["such_as"])
+        default = getattr(Config(), self.name)
+        if self.kind == "path":
+            return str(default or f"/path/of/{self.name}")
+        return f"{default:g}s" if self.kind == "duration" else default
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The values of a choice, empty for other kinds."""
+        return get_args(self._type) if self.kind == "choice" else ()
+
+    def parse(self, raw: Raw) -> Any:
+        """The typed value. Raises ValueError when it is not allowed."""
+        value: Any = raw
+        if isinstance(raw, str):
+            value = self._from_text(raw.strip())
+        elif self.kind == "duration" and isinstance(raw, int) and not isinstance(raw, bool):
+            value = float(raw)
+        try:
+            return msgspec.convert(value, self.hint)
+        except msgspec.ValidationError as error:
+            raise ValueError(str(error)) from error
+
+    def _from_text(self, text: str) -> Any:
+        match self.kind:
+            case "size":
+                return parse_size(text.removesuffix("/s"))
+            case "duration":
+                return parse_duration_s(text)
+            case "integer":
+                return int(text)
+            case "switch":
+                return _parse_switch(text)
+            case "path":
+                return os.path.expanduser(text) if text else None
+            case "text":
+                return text
+            case _:
+                return text.lower()
+
+    def _find_kind(self) -> str:
+        if "kind" in self._extra:
+            return str(self._extra["kind"])
+        if self._type is bool:
+            return "switch"
+        if self._type is int:
+            return "integer"
+        return "choice" if get_args(self._type) and type(None) not in get_args(self._type) else "path"
+
+    def _bounds(self) -> Iterable[str]:
+        for meta in self._metas:
+            if meta.gt is not None:
+                yield f", above {meta.gt}"
+            if meta.ge is not None:
+                yield f", at least {meta.ge}"
+            if meta.le is not None:
+                yield f", at most {meta.le}"
+
+
+SETTINGS = {name: Setting(name, hint) for name, hint in get_type_hints(Config, include_extras=True).items()}
+
+
+def load_config(
+    flags: Mapping[str, Raw], environ: Mapping[str, str] = os.environ, toml_path: str | None = None
+) -> tuple[Config, dict[str, str]]:
+    """The merged Config and, for each field, where its value came from.
+
+    flags: by field name; None means "not given". toml_path: None searches the default places.
+    Raises ConfigError naming the key, the value, its origin and what is allowed.
+    """
+    path = toml_path or default_toml_path(environ)
+    layers: list[tuple[str, dict[str, Raw]]] = []
+    if path is not None:
+        layers.append((path, _checked_names(read_toml(path), path, {name: name for name in SETTINGS})))
+    layers.append(("environment", _from_environ(environ)))
+    given = {name.replace("-", "_"): value for name, value in flags.items() if value is not None}
+    layers.append(("flags", _checked_names(given, "flags", {name: name for name in SETTINGS})))
+    values: dict[str, Any] = {}
+    sources = dict.fromkeys(SETTINGS, "default")
+    for origin, layer in layers:
+        for name, raw in layer.items():
+            sources[name] = _origin(origin, SETTINGS[name])
+            values[name] = _parsed(SETTINGS[name], raw, sources[name])
+    config = Config(**values)
+    if config.redundancy == "double" and config.set_size > MAX_DOUBLE_SET_SIZE:
+        text = f"set_size = {config.set_size} (from {sources['set_size']}) is too large for redundancy = double"
+        raise ConfigError(text, hint=f"at most {MAX_DOUBLE_SET_SIZE} nodes to a set, or redundancy = xor")
+    return config, sources
+
+
+def default_toml_path(environ: Mapping[str, str]) -> str | None:
+    """$CKPTD_CONFIG, else the user's file, else the machine's, the latter two only if they exist."""
+    if environ.get("CKPTD_CONFIG"):
+        return environ["CKPTD_CONFIG"]
+    home = environ.get("HOME") or os.path.expanduser("~")
+    candidates = (os.path.join(home, ".config/ckptd/config.toml"), SYSTEM_TOML)
+    return next((path for path in candidates if os.path.isfile(path)), None)
+
+
+_TOML_HINT = 'a setting a line, such as: slots_per_rank = 3; texts in quotes, such as: arena = "/dev/shm/me"'
+
+
+def read_toml(path: str) -> dict[str, Raw]:
+    """The file's top-level keys. Raises ConfigError when it cannot be read or is not TOML."""
+    try:
+        with open(path, "rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}", hint="fix --config or CKPTD_CONFIG") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}", hint=_TOML_HINT) from None
+
+
+def _from_environ(environ: Mapping[str, str]) -> dict[str, Raw]:
+    """Our variables by field name. An empty one counts as not set, as after `CKPTD_STORE= command`."""
+    check_variables(environ)
+    ours = {name: value for name, value in environ.items() if name.startswith(PREFIX) and name not in FOREIGN_VARIABLES}
+    return _checked_names(ours, "environment", {setting.variable: name for name, setting in SETTINGS.items()})
+
+
+def _checked_names(raw: Mapping[str, Raw], origin: str, known: Mapping[str, str]) -> dict[str, Raw]:
+    """Values by field name. Raises ConfigError for the first name that is not known, with the nearest that is."""
+    for name in raw:
+        if name not in known:
+            raise ConfigError(f"unknown setting {name} in {origin}", hint=nearest(name, known))
+    return {known[name]: value for name, value in raw.items() if value != "" or origin != "environment"}
+
+
+def _origin(layer: str, setting: Setting) -> str:
+    return {"environment": setting.variable, "flags": setting.flag}.get(layer, layer)
+
+
+def _parsed(setting: Setting, raw: Raw, origin: str) -> Any:
+    try:
+        return setting.parse(raw)
+    except ValueError:
+        where = _place(setting, origin)
+        raise not_allowed(ConfigError, setting.name, raw, setting.allowed, setting.example, origin=where) from None
+
+
+def _place(setting: Setting, origin: str) -> Origin:
+    known = {setting.variable: variable, setting.flag: flag}
+    return known.get(origin, toml)(origin)
+
+
+def _parse_switch(text: str) -> bool:
+    switches = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    if text.lower() not in switches:
+        raise ValueError(f"{text!r} is neither true nor false")
+    return switches[text.lower()]

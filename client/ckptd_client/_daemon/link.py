@@ -1,0 +1,501 @@
+"""This rank's tie to its daemon: attaches, comes back after the daemon died, asks for slots, hands segments over."""
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+import zmq
+
+from ckptd.shared.base.errors import BudgetError, CkptdError, ConnectError, StaleIncarnationError, WaitTimeoutError
+from ckptd.shared.base.ids import NO_RUN, JobKey, RunId, SaveId
+from ckptd.shared.files import locks
+from ckptd.shared.format import arena_paths
+from ckptd.shared.protocol.messages import (
+    VERSION,
+    AskNode,
+    AskSlots,
+    Attach,
+    Attached,
+    Detach,
+    HandOver,
+    NodeInfo,
+    Notice,
+    Progress,
+    Reply,
+    Request,
+    Skip,
+    SlotGranted,
+    SlotsComing,
+    SlotsRefused,
+)
+from ckptd.shared.protocol.topology import Topology
+from ckptd_client._daemon.channel import Channel, ChannelLostError, PreemptedError, Push, channel_listens
+from ckptd_client._daemon.one_per_job import Holding
+from ckptd_client._daemon.options import Settings
+from ckptd_client._daemon.reach import reach, until_one_stays
+from ckptd_client._daemon.topology import check_alike, failure_told, gather, why_unprotected, word_of
+from ckptd_client._local.rank import Group
+from ckptd_client._local.slots import RankFile, Slots
+from ckptd_client._state.looks import Looks, listed
+from ckptd_client.handle import HandleBook
+
+log = logging.getLogger("ckptd_client")
+_HURRIED_S = 4.0  # how long a save waits for a daemon that systemd, say, starts again
+_DOOR_S = 5.0  # connect is this much more patient than the door: its refusal says more than our impatience
+_SILENT_S = 6.0  # connect says what it waits for after this, unless the daemons have said it better
+_LOOK_S = 0.1  # between two looks whether a slot is waited for in vain
+_RETRY_S = 15.0  # after a failed attempt to come back, saves fail at once for so long, or until a daemon listens
+_MAX_MISSED = 16  # more than any rank has slots: others hold no more saves than that in vain
+
+_ALLOCATED_PER_S = 100e6  # bytes; the first touch of pages is five times as fast on a slow machine
+
+
+class Link:
+    """Used under its client's lock only."""
+
+    def __init__(self, job: JobKey, group: Group, settings: Settings) -> None:
+        self.job = job
+        self.group = group
+        self.settings = settings
+        self.incarnation = 0
+        self.run: RunId = NO_RUN  # drawn with the incarnation
+        self._store_id = settings.store_id  # asked for; once the store has answered, its own: no other is saved to
+        self.topology: Topology | None = None  # what the ranks agreed on at connect; for each daemon we come to
+        self.balance = bool(settings.balance)  # whether replicas each save a share of what they all hold
+        self.looks = Looks(settings.verify, settings.cadence)
+        self.book = HandleBook()
+        self.capacity = 0  # of the slots asked for, 0 when none were
+        self._had = 0  # of the slot that was granted last
+        self.refusal: CkptdError | None = None  # why slots are missing
+        self.handed_over: Callable[[], object] = int  # called when the daemon has another segment of this rank's
+        self.slots = Slots(os.path.join(settings.arena, arena_paths.job_dir(job)))
+        self.on_slots_coming: Callable[[], None] = lambda: None
+        self._channel: Channel | None = None
+        self._rank_file: RankFile | None = None
+        self._holding = Holding(settings.arena, job, group.rank)
+        self._restartable = settings.autostart
+        self.rivals: set[object] = set()  # who waits for the client's lock and has little time
+        self.yields = False  # whether what is done now may be broken off for them
+        self.staging: SaveId | None = None  # the save that the caller makes now
+        self.unsealed: set[SaveId] = set()  # begun, and handed over by somebody later
+        self._unacknowledged: dict[SaveId, HandOver] = {}
+        self._forced: dict[SaveId, HandOver] = {}  # to be drained for sure, and not over yet
+        self._missed: dict[SaveId, str] = {}  # failed here, with the reason, and nobody has been told yet
+        self.waits_for = ""  # while it connects or loads, as far as this side knows
+        self._held_up: ConnectError | None = None  # the same as the daemon has said it
+        self._retry_at = 0.0
+        self._unwanted: Callable[[], bool] = bool  # whether nobody wants any more what is done now
+        self._was_absent = False  # whether no daemon listened when the last attempt to come back failed
+        self._replaced: StaleIncarnationError | None = None
+        self.attachments = 0  # so far; grants of an earlier one mean nothing
+        self._grants = 0  # heard so far
+        self._grants_due = 0  # heard when every slot that was promised is here
+        self._grants_before = 0  # heard when they were promised
+        self._allocated_by = 0.0  # the first of them, on a machine however slow
+
+    # --- the connection
+
+    def connect(self) -> list[str]:
+        """First attachment, as part of a new incarnation. Returns warnings. Raises ConnectError and its kin."""
+        said = threading.Timer(_SILENT_S, self._say_that_we_wait)
+        said.daemon = True
+        said.start()
+        try:
+            with failure_told(self.group):
+                self._holding.claim(takeover=self.settings.takeover)
+                self._make_rank_file().meet(self.group)
+                deadline = time.monotonic() + self.settings.connect_timeout_s  # who waits for ranks waits for no door
+                info = until_one_stays(lambda: self._ask_node(deadline), deadline)
+            self.balance = info.balance if self.settings.balance is None else self.settings.balance
+            settings = self.settings
+            alike = settings.alike(self.job)
+            word = word_of(info, settings.arena, settings.redundancy, settings.set_size, alike)
+            began = time.monotonic()
+            self.waits_for = "for all its ranks to find their daemons"
+            self.topology = gather(self.group, word)
+            self.waits_for = f"for the store {self.job.store} to answer, or for old ranks of it to end"
+            deadline += time.monotonic() - began  # who waits for a late rank has not waited at the door
+            return until_one_stays(lambda: self._enter(deadline), deadline)
+        finally:
+            said.cancel()
+
+    def _ask_node(self, deadline: float) -> NodeInfo:
+        self._drop_channel()
+        self._open_channel(deadline)
+        answer = self._ask(lambda seq: AskNode(seq=seq), deadline)
+        assert isinstance(answer, NodeInfo)  # noqa: S101 - the reply to AskNode
+        check_alike(answer, self.settings.integrity)
+        return answer
+
+    def _enter(self, deadline: float) -> list[str]:
+        if self._channel is None or self._channel.lost:  # the daemon that was asked has ended since
+            self._drop_channel()
+            self._open_channel(deadline)
+        try:
+            return self._attach(deadline + _DOOR_S)
+        except WaitTimeoutError:
+            if self._held_up is None:
+                raise
+            raise self._held_up from None  # says more than that there was no answer
+
+    def _say_that_we_wait(self) -> None:
+        if self.group.rank == 0 and self.waits_for:
+            patience_s = self.settings.connect_timeout_s
+            log.warning("ckptd: job %s waits, up to %g s, %s", self.job.job, patience_s, self.waits_for)
+
+    def _make_rank_file(self) -> RankFile:
+        """Also anew, when the arena was wiped: a daemon takes a rank without it for dead."""
+        if self._rank_file is not None and self._rank_file.lost:
+            self._rank_file.close()
+            self._rank_file = None
+        if self._rank_file is None:
+            self._rank_file = RankFile(self.settings.arena, self.job, self.group.rank, self.group.session)
+        return self._rank_file
+
+    def patient_until(self, patience_s: float | None) -> float:
+        """How long (time.monotonic) a daemon that is gone is waited for, by who has only so much patience."""
+        most = self.settings.connect_timeout_s
+        return time.monotonic() + (most if patience_s is None else min(most, patience_s))
+
+    def ensure(self, deadline: float, *, hurried: bool = False) -> None:
+        """Makes sure that a daemon listens; a new one learns what this rank still holds. Raises ConnectError.
+
+        hurried: training waits, so one that others must start again gets little time, and none soon after a failure.
+        """
+        if self._replaced is not None:
+            raise self._replaced
+        self.pump(time.monotonic())
+        if self._channel is not None and not self._channel.lost:
+            return
+        now = time.monotonic()
+        if hurried and now < self._retry_at and not (self._was_absent and channel_listens(self._socket_path)):
+            raise ConnectError("the daemon is gone and did not come back", hint=f"see {self.log_path}")
+        try:
+            patience = min(deadline, now + _HURRIED_S) if hurried and not self._restartable else deadline
+            until_one_stays(lambda: self._come_back(patience), patience)
+        except PreemptedError:
+            self._drop_channel()  # half of coming back is no daemon yet
+            raise
+        except Exception:
+            self._drop_channel()
+            self._retry_at = time.monotonic() + _RETRY_S
+            self._was_absent = not channel_listens(self._socket_path)
+            raise
+
+    def _come_back(self, deadline: float) -> None:
+        self._drop_channel()
+        self._make_rank_file()
+        self._open_channel(deadline)
+        self._attach(deadline)
+        unacknowledged = list(self._unacknowledged.values())
+        for hand_over in unacknowledged:
+            self._hand_over_again(hand_over, deadline)
+        for hand_over in [old for old in self._forced.values() if old not in unacknowledged]:
+            self._force_again(hand_over, deadline)
+        for save, reason in list(self._missed.items()):
+            self.skip(save, reason, deadline)
+        self.slots.give_back()
+        capacity = self.capacity if self.refusal is None else self._had
+        if capacity:
+            self.ask_slots(capacity, deadline)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the daemon ended and no other was found yet."""
+        return self._channel is None or self._channel.lost
+
+    @property
+    def is_restartable(self) -> bool:
+        """Whether this side starts the next daemon."""
+        return self._restartable
+
+    def revive(self, deadline: float, unwanted: Callable[[], bool]) -> None:
+        """As ensure, for a thread for which nobody waits: that it fails costs the next save no patience.
+
+        unwanted: asked ten times a second; the attempt is broken off (PreemptedError) when it says so.
+        """
+        before, self._unwanted = self._retry_at, unwanted
+        try:
+            self.ensure(deadline)
+        finally:
+            self._retry_at, self._unwanted = before, bool
+
+    def _force_again(self, old: HandOver, deadline: float) -> None:
+        """A daemon that has restarted does not know which of the saves in its memory is to be drained for sure."""
+        try:
+            self._ask(lambda seq: msgspec.structs.replace(old, seq=seq, drain=True), deadline)
+        except (ChannelLostError, WaitTimeoutError):
+            raise
+        except CkptdError:  # it is over, and its slot another's
+            self._replaced = None
+            self._forced.pop(old.save, None)
+
+    def _hand_over_again(self, old: HandOver, deadline: float) -> None:
+        """An acknowledgement that never came may have been for a save that is over by now: no reason to stay away.
+
+        Not even when it is stale: this daemon has just let us in.
+        """
+        try:
+            self.hand_over(old, deadline=deadline)
+        except (ChannelLostError, WaitTimeoutError):
+            raise
+        except CkptdError as error:
+            self._replaced = None
+            self.book.give_up(old.save, str(error))
+
+    @property
+    def log_path(self) -> str:
+        """Where a daemon that clients start writes its log."""
+        return os.path.join(self.settings.arena, arena_paths.LOG)
+
+    @property
+    def _socket_path(self) -> str:
+        return os.path.join(self.settings.arena, arena_paths.SOCKET)
+
+    def _open_channel(self, deadline: float) -> None:
+        self._channel = Channel(self._socket_path, self._hear, self._give_way)
+        starts = self.settings.proof.flags if self._restartable else None
+        try:
+            log_of_new = reach(self._channel, self.settings.arena, starts, deadline)
+        except CkptdError:
+            self._drop_channel()
+            raise
+        if log_of_new and self.group.rank == 0:
+            self._say_that_one_started(log_of_new)
+
+    def _say_that_one_started(self, its_log: str) -> None:
+        pid = locks.holder(os.path.join(self.settings.arena, arena_paths.LOCK))
+        started = f"daemon{'' if pid is None else f' pid {pid}'} started, log {its_log}"
+        if self.attachments:
+            log.warning("ckptd: job %s: the daemon of this node had ended; %s", self.job.job, started)
+            return
+        whose = f"job {self.job.job}, rank {self.group.rank} of {self.group.world_size}, store {self.job.store}"
+        log.warning("ckptd: %s: %s", whose, started)
+
+    def _attach(self, deadline: float) -> list[str]:
+        answer = self._ask(
+            lambda seq: Attach(
+                seq=seq,
+                version=VERSION,
+                job=self.job,
+                session=self.group.session,
+                rank=self.group.rank,
+                world_size=self.group.world_size,
+                host=os.uname().nodename,
+                pid=os.getpid(),
+                incarnation=self.incarnation,
+                run=self.run,
+                store_id=self._store_id,
+                takeover=self.settings.takeover,
+                cadence=self.settings.cadence,
+                topology=self.topology,
+            ),
+            deadline,
+        )
+        assert isinstance(answer, Attached)  # noqa: S101 - the reply to an Attach
+        self.incarnation, self.run = answer.incarnation, answer.run
+        self._store_id = answer.store_id or self._store_id
+        self.attachments += 1
+        why = why_unprotected(self.topology, self.group.rank) if self.topology is not None else ""
+        self.book.outlook.scheme, self.book.outlook.why_none = answer.scheme, why
+        held = [*self._unacknowledged, *self.unsealed, *([self.staging] if self.staging is not None else [])]
+        self.book.orphan([news.save for news in answer.known], held)
+        self._restartable = self.settings.autostart and answer.client_started
+        return answer.warnings
+
+    def _drop_channel(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    def close(self) -> None:
+        """Detaches, if a daemon is there to hear it, and lets go of the arena."""
+        self._holding.give_up()
+        if self._channel is not None:
+            with contextlib.suppress(CkptdError):
+                self._ask(lambda seq: Detach(seq=seq), time.monotonic() + 2.0)
+        self._drop_channel()
+        self.slots.close()
+        if self._rank_file is not None:
+            self._rank_file.close()
+            self._rank_file = None
+
+    def _give_way(self) -> None:
+        if self.yields and (self.rivals or self._unwanted()):
+            raise PreemptedError
+
+    # --- words
+
+    def _hear(self, push: Push) -> None:
+        if isinstance(push, Progress):
+            push = self._with_names(push)
+            self.book.hear([push])
+            if push.notice:
+                log.warning("ckptd: %s", push.notice)
+                self.book.outlook.notice = push.notice
+            if push.apart and self.balance:
+                self.balance = False
+                log.warning("ckptd: from now on each rank saves all of its own: %s", push.reason)
+            if push.milestone is not None or push.end is not None:  # else only other ranks' segments are known
+                self._unacknowledged.pop(push.save, None)
+            if push.end is not None:
+                self._forced.pop(push.save, None)
+        elif isinstance(push, Notice) and push.call == "load":
+            self.waits_for = ""
+            log.warning("ckptd: load of job %s %s: %s", self.job.job, push.message, push.hint)
+        elif isinstance(push, Notice):
+            self.waits_for = ""  # the daemon knows it better
+            self._held_up = ConnectError(push.message, hint=push.hint)
+            log.warning("ckptd: connect waits: %s; %s", push.message, push.hint)
+        elif isinstance(push, SlotGranted):
+            self.refusal, self._had = None, push.capacity
+            self._grants += 1
+            self.slots.grant(push.slot, push.capacity)
+        elif isinstance(push, SlotsRefused):
+            self.refusal = BudgetError(push.message, hint=push.hint)
+
+    def _with_names(self, push: Progress) -> Progress:
+        """With the keys in which replicas differ: the daemons know of their tensors by number only."""
+        names = self.looks.names(push.save, push.where) if push.where is not None else []
+        return msgspec.structs.replace(push, reason=f"{push.reason}: {listed(names)}") if names else push
+
+    def _ask(self, make: Callable[[int], Request], deadline: float | None) -> Reply:
+        if self._channel is None:
+            raise ChannelLostError("no daemon")
+        try:
+            return self._channel.request(make, deadline)
+        except StaleIncarnationError as error:
+            self._replaced = error  # the daemon has shut the door: nothing but this would be heard of it again
+            raise
+
+    def ask(self, make: Callable[[int], Request], deadline: float | None) -> Reply:
+        """One request and its answer, of a daemon that is made sure of first.
+
+        With a deadline the next daemon is asked again when one ends before it answers; else that is the caller's to do.
+        """
+        patience = deadline if deadline is not None else time.monotonic() + self.settings.connect_timeout_s
+
+        def once() -> Reply:
+            self.ensure(patience)
+            return self._ask(make, deadline)
+
+        return once() if deadline is None else until_one_stays(once, deadline)
+
+    def pump(self, deadline: float) -> bool:
+        """Takes in what the daemon has said; waits to the deadline for the first word. False when none came."""
+        return self._channel is not None and self._channel.pump(deadline)
+
+    # --- slots and segments
+
+    def ask_slots(self, capacity: int, deadline: float) -> None:
+        """Has slots of this size made ready; they are granted one by one.
+
+        Who waits for the first may wait on after the deadline, for as long as its memory takes to be allocated.
+        """
+        self.refusal, before = None, self._grants
+        self.slots.unmap_below(capacity)  # the daemon gives them back, and counts what is free for the larger ones
+        answer = self._ask(lambda seq: AskSlots(seq=seq, capacity=capacity), deadline)
+        assert isinstance(answer, SlotsComing)  # noqa: S101 - the reply to AskSlots
+        self.capacity, self._grants_before, self._grants_due = capacity, before, before + answer.count
+        self._allocated_by = deadline + capacity / _ALLOCATED_PER_S
+        self.slots.withdraw_below(capacity)
+        self.on_slots_coming()
+
+    @property
+    def all_granted(self) -> bool:
+        """Whether every slot that was promised is here."""
+        return self._grants >= self._grants_due
+
+    @property
+    def allocating(self) -> bool:
+        """Whether slots were promised and the memory of the first is not there yet."""
+        return self._grants_before == self._grants < self._grants_due
+
+    def wait_slot(self, nbytes: int, deadline: float) -> str:
+        """Name of a granted slot of at least so many bytes.
+
+        Raises BudgetError when there will be none, WaitTimeoutError when none was free by the deadline, or other ranks
+        do not save, without which none will be; while the first is being allocated the deadline is extended, since its
+        pages are touched once, and without it there is no first save.
+        """
+        while True:
+            name = self.slots.fitting(nbytes)
+            if name is not None:
+                return name
+            if self.refusal is not None and not self.slots.count:
+                raise self.refusal
+            until = max(deadline, self._allocated_by) if self.allocating else deadline
+            if not self.pump(min(until, time.monotonic() + _LOOK_S)):
+                if self._channel is not None and self._channel.lost:
+                    raise ChannelLostError("the daemon ended while a save waited for a slot")
+                begun = self.unsealed | ({self.staging} if self.staging is not None else set())
+                if time.monotonic() >= until or self.book.in_vain(len(self.slots.lent()), begun):
+                    raise WaitTimeoutError("no slot was free in time")
+
+    def why_gone(self, name: str, deadline: float) -> CkptdError:
+        """Why there is no file of a slot that was granted: the arena was removed, or another run took the job over."""
+        self.slots.withdraw(name)
+        if not os.path.exists(self._socket_path):
+            text = f"the arena {self.settings.arena} was removed, and what was staged in it"
+            return ConnectError(text, hint="its daemon ends by itself; the next save that finds none starts another")
+        try:
+            self.ask_slots(self.capacity, deadline)  # a daemon that has let another run in says so
+        except CkptdError as error:
+            return error
+        return ConnectError(f"the memory {self.slots.path(name)} is gone", hint="the next save asks for another")
+
+    def hand_over(self, descriptor: HandOver, *, deadline: float) -> None:
+        """Gives a sealed segment to the daemon. Kept and repeated to the next daemon if this one ends first."""
+        save = descriptor.save
+        self._unacknowledged[save] = descriptor
+        if descriptor.drain:
+            self._forced[save] = descriptor
+        try:
+            self._ask(lambda seq: msgspec.structs.replace(descriptor, seq=seq), deadline)
+        except (ChannelLostError, WaitTimeoutError):
+            raise
+        except CkptdError:
+            self.let_go(save)
+            raise
+        self._unacknowledged.pop(save, None)
+        self.handed_over()
+
+    def let_go(self, save: SaveId) -> None:
+        """The save is given up, and is handed to no other daemon."""
+        self._unacknowledged.pop(save, None)
+        self._forced.pop(save, None)
+
+    def begin_incarnation(self, incarnation: int, run: RunId) -> None:
+        """A load has begun it; what was not handed over before is of no use to it."""
+        if incarnation > self.incarnation:
+            self.incarnation, self.run = incarnation, run
+        self.looks = self.looks.begun()
+        self._missed.clear()
+        for save in list(self._unacknowledged):
+            self.book.give_up(save, "a load began before the daemon heard of it")
+        self._unacknowledged.clear()
+        self._forced.clear()
+
+    def holds(self, save: SaveId) -> bool:
+        """Whether the save is sealed and still to be handed over."""
+        return save in self._unacknowledged
+
+    def skip(self, save: SaveId, reason: str, deadline: float) -> None:
+        """Tells the coordinator that this rank cannot take part in the save: others hold slots for it until they know.
+
+        After the deadline it is told without waiting for its answer. Where no daemon is there to be told, the next is.
+        """
+        self._missed[save] = reason[:4000]
+        for old in list(self._missed)[:-_MAX_MISSED]:
+            del self._missed[old]
+        try:
+            self._ask(lambda seq: Skip(seq=seq, save=save, reason=reason[:4000]), deadline)
+        except ChannelLostError:
+            return
+        except (CkptdError, zmq.ZMQError) as error:  # one that is there has heard it, or will not hear of it
+            log.debug("ckptd: step %d was missed, and the daemon says of it: %s", save.step, error)
+        del self._missed[save]

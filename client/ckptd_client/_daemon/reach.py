@@ -1,0 +1,94 @@
+"""The way to this node's daemon: one that listens, one that is waited for, one that is started."""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from ckptd.shared.base.errors import CkptdError, ConnectError
+from ckptd.shared.format.arena_paths import SOCKET
+from ckptd.shared.protocol.messages import AskNode, NodeInfo
+from ckptd_client._daemon.channel import Channel, ChannelLostError, channel_listens
+from ckptd_client._daemon.launch import Launch
+
+log = logging.getLogger("ckptd_client")
+_LISTEN_S = 0.2  # how long a daemon that runs may take to accept a connection
+_START_S = 10.0  # how long a new one may take to get there
+_LISTENER_S = 1.0  # how long a daemon may take to say how it is configured
+_SILENT_S = 4.0  # a wait is told after this
+_LOOK_S = 0.1
+_WORTH_SAYING_S = 1.0  # of what is left of a wait: else its error comes at once
+_PAUSE_S = 0.02  # between two daemons that end at once
+T = TypeVar("T")
+
+
+def reach(channel: Channel, arena: str, starts: Sequence[str] | None, deadline: float) -> str:
+    """Returns once a daemon listens: the log of the one that was started for it, empty if none was.
+
+    starts: flags of the daemon to be started when none listens; None starts none, and waits for one to deadline
+    (time.monotonic). Raises ConnectError, BudgetError.
+    """
+    began = time.monotonic()
+    if channel.open(min(deadline, began + _LISTEN_S)):
+        return ""
+    if starts is None:
+        _await(channel, arena, began, deadline)
+        return ""
+    until = min(deadline, began + _START_S)
+    while True:
+        with Launch(arena, starts) as launch:
+            if _follow(channel, launch, until):
+                return launch.log
+            if not launch.was_late or time.monotonic() >= until:
+                raise launch.error(time.monotonic() - began)
+
+
+def _follow(channel: Channel, launch: Launch, until: float) -> bool:
+    """Whether a daemon listens, that one or the one that was quicker. False at once when there is none any more."""
+    while not channel.open(min(until, time.monotonic() + _LOOK_S)):
+        if channel.lost or time.monotonic() >= until or (launch.over and not launch.other_serves):
+            return channel.open(min(until, time.monotonic() + _LISTEN_S))
+    return True
+
+
+def _await(channel: Channel, arena: str, began: float, deadline: float) -> None:
+    """Somebody else starts it, or is about to: he is given the time, and the user is told."""
+    path, hint = os.path.join(arena, SOCKET), f"start one: ckptd run --arena {arena}"
+    if channel.open(min(deadline, began + _SILENT_S)):
+        return
+    if deadline - time.monotonic() > _WORTH_SAYING_S and os.environ.get("LOCAL_RANK", "0") == "0":
+        left = deadline - time.monotonic()
+        log.warning("ckptd: no daemon listens at %s; it is waited for, %.3g s more; %s", path, left, hint)
+    if not channel.open(deadline):
+        text = f"no daemon listens at {path}, and none came in {time.monotonic() - began:.3g} s"
+        raise ConnectError(text, hint=f"{hint}, or let connect start it: connect(start=True)")
+
+
+def configured_store(arena: str) -> str:
+    """What the daemon of the arena has for jobs that name no store, empty if none runs or answers within a second."""
+    path = os.path.join(arena, SOCKET)
+    if not channel_listens(path):
+        return ""
+    channel = Channel(path, lambda _push: None)
+    try:
+        info = channel.request(lambda seq: AskNode(seq=seq), time.monotonic() + _LISTENER_S)
+    except CkptdError:
+        return ""
+    finally:
+        channel.close()
+    return info.store if isinstance(info, NodeInfo) else ""
+
+
+def until_one_stays(talk: Callable[[], T], deadline: float) -> T:
+    """What talk returns, begun again while daemons end in the middle of it.
+
+    A daemon that is being killed still accepts connections for a moment after it dropped ours.
+    """
+    while True:
+        try:
+            return talk()
+        except ChannelLostError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(_PAUSE_S)

@@ -1,0 +1,247 @@
+"""What connect was told, or the environment instead of it."""
+
+import contextlib
+import math
+import operator
+import os
+import re
+import reprlib
+from collections.abc import Callable, Collection
+from typing import NamedTuple
+
+from ckptd.shared.base.errors import ConfigError, UsageError
+from ckptd.shared.base.ids import ANY_STORE, MAX_STEP, MAX_STORE_CHARS, JobKey, RunId, StoreChoice, is_job_name
+from ckptd.shared.base.refusals import CONNECT, call_of, not_allowed, variable
+from ckptd.shared.files.integrity_key import chosen
+from ckptd.shared.format.arena_paths import SOCKET
+from ckptd.shared.format.integrity import XXH3, Integrity
+from ckptd.shared.protocol.messages import Cadence
+from ckptd.shared.protocol.topology import MAX_SET_SIZE, MIN_SET_SIZE, Scheme
+from ckptd_client._local.argument_checks import as_seconds
+from ckptd_client._state.looks import DRAINED, Verify
+from ckptd_client._state.naming import Named
+
+_ADDRESS_RE = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://(.*)")
+_HEX_RE = re.compile(r"^[0-9a-f]{32}\Z")
+_MAX_SOCKET_PATH = 107  # sun_path, less its final NUL
+
+
+def job_key(job: object, store: object, configured: Callable[[], str]) -> JobKey:
+    """The job of connect's arguments and the environment. Raises ConfigError.
+
+    configured: what this node's daemon has for jobs that name no store; asked only where there is need.
+    """
+    name = os.environ.get("CKPTD_JOB", "") if job is None or job == "" else job
+    if not isinstance(name, str) or not is_job_name(name):
+        raise ConfigError(
+            f"{reprlib.repr(name)} is no name for a job" if name != "" else "the job has no name",
+            hint="connect(job=...) or CKPTD_JOB: text of letters, digits and . _ -, at most 64, the same at each "
+            "restart, such as " + repr(f"run-{name}" if isinstance(name, int) else "llama-7b"),
+        )
+    where = as_path("store", store) if store is not None else os.environ.get("CKPTD_STORE", "") or configured()
+    _check_local("store", where, "connect(store=...)")
+    if not os.path.isabs(where) or len(where) >= MAX_STORE_CHARS:
+        hint = "connect(store=...), CKPTD_STORE, or the daemon's own setting: a directory on the parallel file system"
+        if where and not os.path.isabs(where):
+            hint = _absolute(where)
+        fault = f"has more than {MAX_STORE_CHARS - 1} characters" if os.path.isabs(where) else "is not an absolute path"
+        raise ConfigError(f"store {where!r} {fault}" if where else "no store is set", hint=hint)
+    return JobKey(os.path.normpath(where), name)
+
+
+def arena_path(arena: str | os.PathLike[str] | None) -> str:
+    """The arena of connect's argument, the environment, or this user's own. Raises ConfigError."""
+    chosen = as_path("arena", arena) if arena is not None else os.environ.get("CKPTD_ARENA", "")
+    _check_local("arena", chosen, "connect(arena=...)")
+    if chosen and not os.path.isabs(chosen):
+        raise ConfigError(f"arena {chosen!r} is not an absolute path", hint=_absolute(chosen))
+    path = os.path.normpath(chosen) if chosen else f"/dev/shm/ckptd-{os.getuid()}"  # noqa: S108 - it is checked
+    nbytes = len(os.fsencode(os.path.join(path, SOCKET)))
+    if nbytes > _MAX_SOCKET_PATH:
+        raise ConfigError(
+            f"arena {path!r}: its socket's path has {nbytes} bytes, a unix socket's may have {_MAX_SOCKET_PATH}",
+            hint="choose a shorter arena: --arena, CKPTD_ARENA or connect(arena=...)",
+        )
+    return path
+
+
+def as_path(argument: str, given: object) -> str:
+    """Text or a Path. Raises ConfigError."""
+    found = os.fspath(given) if isinstance(given, str | os.PathLike) else None
+    if not isinstance(found, str) or "\0" in found:
+        raise not_allowed(ConfigError, argument, given, "a path: a str or a pathlib.Path", f"/path/of/{argument}")
+    return found
+
+
+def _check_local(argument: str, where: str, call: str) -> None:
+    """Raises ConfigError for an address of something that is no directory here."""
+    address = _ADDRESS_RE.match(where)
+    if address is None:
+        return
+    if address[1] == "file":
+        raise ConfigError(f"{argument} {where!r} is an address, not a path", hint=f"{call}: {address[2]!r}")
+    hint = f"mount it, and give the directory where it is mounted: {call}"
+    raise ConfigError(f"{argument} {where!r} is an address, and only directories of a file system can be it", hint=hint)
+
+
+def _absolute(path: str) -> str:
+    """What was meant by a path that is not absolute."""
+    return f"from here it would be {os.path.abspath(os.path.expanduser(path))!r}"
+
+
+def parse_cadence(drain_every: int | str) -> Cadence:
+    """Steps as a number, seconds as text such as "300s". Raises ConfigError."""
+    if 1 <= as_int(drain_every) <= MAX_STEP:
+        return Cadence(as_int(drain_every), 0.0)
+    try:
+        told = isinstance(drain_every, str) and drain_every.endswith("s")  # a bare "300" may mean either
+        seconds = float(str(drain_every).removesuffix("s")) if told else 0.0
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        must = f'a number of steps from 1 to {MAX_STEP}, or seconds such as "300s"'
+        raise not_allowed(ConfigError, "drain_every", drain_every, must, 10, "300s")
+    return Cadence(0, seconds)
+
+
+def as_scheme(redundancy: str | None) -> Scheme | None:
+    """None: the daemon's configuration decides. Raises ConfigError."""
+    if redundancy is None:
+        return None
+    try:
+        return Scheme(redundancy)
+    except ValueError:
+        must = '"xor", which survives the loss of one node of a set, "double", of two, or "none"'
+        raise not_allowed(ConfigError, "redundancy", redundancy, must, "xor") from None
+
+
+def as_set_size(set_size: int | None) -> int | None:
+    """None: the daemon's configuration decides. Raises ConfigError."""
+    if set_size is not None and not MIN_SET_SIZE <= as_int(set_size) <= MAX_SET_SIZE:
+        must = f"a number of nodes from {MIN_SET_SIZE} to {MAX_SET_SIZE}"
+        raise not_allowed(ConfigError, "set_size", set_size, must, 8)
+    return None if set_size is None else as_int(set_size)
+
+
+def is_balanced(balance: str | None) -> bool | None:
+    """connect's argument or the environment; None: the daemon's configuration decides. Raises ConfigError."""
+    chosen = os.environ.get("CKPTD_BALANCE") if balance is None else balance
+    if chosen not in (None, "rows", "off"):
+        must = '"rows", replicas each save a share of what they all hold, or "off", each all of its own'
+        origin = variable("CKPTD_BALANCE") if balance is None else CONNECT
+        raise not_allowed(ConfigError, "balance", chosen, must, "rows", origin=origin)
+    return None if chosen is None else chosen == "rows"
+
+
+def verification(verify_replicas: object) -> Verify:
+    """When all that replicas hold is compared. Raises ConfigError."""
+    if verify_replicas == "drained":
+        return DRAINED
+    if verify_replicas == "off":
+        return Verify(drained=False)
+    if as_int(verify_replicas) < 1:
+        must = '"drained", in each save that may be drained, a number n, in one of n saves, or "off"'
+        raise not_allowed(ConfigError, "verify_replicas", verify_replicas, must, "drained")
+    return Verify(drained=False, every=as_int(verify_replicas))
+
+
+def as_named(per_rank: object, replicated: object) -> Named:
+    """connect's patterns of names. Raises ConfigError."""
+    return Named(
+        _patterns("per_rank", per_rank, "rng"),
+        _patterns("replicated", replicated, "model.*"),
+    )
+
+
+def _patterns(argument: str, given: object, example: str) -> tuple[str, ...]:
+    """Each pattern once, sorted, as plain text: ranks compare what they were given, and a set has no order."""
+    listed = isinstance(given, Collection) and not isinstance(given, str | bytes)
+    if not listed or not all(isinstance(p, str) and p for p in given):  # type: ignore[attr-defined]
+        raise not_allowed(ConfigError, argument, given, "a list of keys, or of patterns", [example])
+    return tuple(sorted({str.__str__(p) for p in given}))  # type: ignore[attr-defined]
+
+
+def is_dual(layout: str) -> bool:
+    """Whether images hold torch.save archives for stock readers. Raises ConfigError."""
+    if layout not in ("dual", "plain"):
+        must = '"dual", or "plain" for safetensors images without .metadata'
+        raise not_allowed(ConfigError, "layout", layout, must, "dual")
+    return layout == "dual"
+
+
+def save_timeout(seconds: float | None) -> float:
+    """The longest a save may take: connect's argument, the environment, or 10 seconds. Raises ConfigError."""
+    if seconds is not None:
+        return as_seconds("save_timeout_s", seconds, such_as=10)
+    told: float | str = os.environ.get("CKPTD_SAVE_TIMEOUT_S", "10")
+    with contextlib.suppress(ValueError):
+        told = float(told)
+    return as_seconds("save_timeout_s", told, such_as=10, origin=variable("CKPTD_SAVE_TIMEOUT_S"))
+
+
+class Proof(NamedTuple):
+    """How all that is saved and loaded is proved, and the flags that say so to a daemon that is started here."""
+
+    integrity: Integrity = XXH3
+    flags: tuple[str, ...] = ()
+
+
+UNPROVED = Proof()
+
+
+def proof_of(integrity: str | None, key_file: str | os.PathLike[str] | None) -> Proof:
+    """connect's arguments or the environment, where a daemon looks for itself. Raises ConfigError."""
+    key_file = key_file if key_file is None else as_path("integrity_key_file", key_file)
+    found = chosen(integrity, key_file)
+    if integrity is None and key_file is None:
+        return Proof(found)
+    if not found.keyed:
+        return Proof(found, ("--integrity", "xxh3"))
+    flags = ("--integrity", "keyed")
+    path = () if key_file is None else ("--integrity-key-file", os.path.abspath(os.path.expanduser(key_file)))
+    return Proof(found, (*flags, *map(str, path)))
+
+
+def check_order(state: object, step: object) -> None:
+    """Raises UsageError where save was given the two in each other's place."""
+    if isinstance(step, dict) and not isinstance(state, dict):
+        text = f"save was given {reprlib.repr(state)} as the state, and a dict as the step"
+        raise UsageError(text, hint="save(state, step)")
+
+
+def as_step(step: object) -> int:
+    """Any kind of integer, such as numpy's or a tensor's only element."""
+    value = as_int(step)
+    if not 0 <= value <= MAX_STEP:
+        hint = "save(state, step)" if isinstance(step, dict) else "an int such as 100, or no step at all"
+        raise UsageError(f"step must be an int from 0 to {MAX_STEP}, not {reprlib.repr(step)}", hint=hint)
+    return value
+
+
+def as_store_id(store_id: str | None, store: str) -> StoreChoice:
+    """connect's argument or the environment; empty: no store in particular. Raises ConfigError."""
+    chosen = os.environ.get("CKPTD_STORE_ID", "") if store_id is None else store_id
+    if chosen not in {"", ANY_STORE} and not _HEX_RE.match(str(chosen)):
+        must = f"32 hex digits, or {ANY_STORE!r} for whatever store lies there"
+        origin = variable("CKPTD_STORE_ID") if store_id is None else CONNECT
+        raise not_allowed(ConfigError, "store_id", chosen, must, ANY_STORE, origin=origin, see=f"ckptd list {store}")
+    return chosen
+
+
+def as_run(run: object) -> RunId | None:
+    """A run id as `load` and its errors write it; None: no run in particular. Raises UsageError."""
+    if run is None:
+        return None
+    if not isinstance(run, str) or not _HEX_RE.match(run):
+        raise not_allowed(
+            UsageError, "run", run, "a run id: 32 hex digits", origin=call_of("load"), see="ckptd list --json STORE"
+        )
+    return bytes.fromhex(run)
+
+
+def as_int(value: object) -> int:
+    """Any kind of integer as an int, -1 for what is none."""
+    try:
+        return -1 if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except (TypeError, RuntimeError, ValueError):
+        return -1

@@ -1,0 +1,362 @@
+"""What one rank saves and where it lies in the image: made once, kept while the structure of the state stays."""
+
+import logging
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter, eq
+from typing import Any, NamedTuple
+
+import torch
+
+from ckptd.shared.base.errors import DamagedError, UsageError
+from ckptd.shared.format.digest import digest
+from ckptd.shared.format.integrity import XXH3, Integrity, Purpose
+from ckptd.shared.format.layout import VERSION, Leaves, decode_layout, encode
+from ckptd.shared.format.replica_shares import Share, not_compared
+from ckptd_client._image.image import Box, Image, make_image, make_layout
+from ckptd_client._image.segment_plan import SegmentPlan
+from ckptd_client._image.stock_objects import StockLeaves
+from ckptd_client._local.rank import Group
+from ckptd_client._state.looks import Look
+from ckptd_client._state.pickle import NO_PICKLE, PickleKeys
+from ckptd_client._state.pickle import encode as encode_plain
+from ckptd_client._state.replica_choice import held_as
+from ckptd_client._state.replica_digests import WholeDigest
+from ckptd_client._state.replica_shares import (
+    Rows,
+    Stream,
+    as_told,
+    said_of,
+    said_of_wholes,
+    shares_of,
+    streams_of,
+    wholes_of,
+)
+from ckptd_client._state.replicas import Ground, Replicas, replicas_of
+from ckptd_client._state.sharded import is_dtensor
+from ckptd_client._state.tensors import (
+    PLAIN_TYPES,
+    Shard,
+    alias_key,
+    copied_as,
+    copyable,
+    is_tensor,
+    local_of,
+    locals_of,
+    shard_of,
+)
+from ckptd_client._state.tree import Flat, Structure, collect, flatten, format_path
+
+log = logging.getLogger("ckptd_client")
+
+
+_DESCRIBED = attrgetter(
+    "__class__", "shape", "dtype", "device"
+)  # in one call: it is asked for each tensor of each save
+
+
+class Spec(NamedTuple):
+    """What a sharded tensor must still be for the plan to hold."""
+
+    local_shape: torch.Size
+    mesh: Any
+    placements: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan(SegmentPlan):
+    """A rank's layout and how to gather its values. Its boxes are those of ``stored``, then those of ``cut``."""
+
+    structure: Structure
+    names: list[str]
+    wheres: list[str]  # each value's place in Python notation
+    tensors: list[int]  # positions among the values
+    leaves: list[int]
+    stored: list[int]  # positions of tensors that are written as they lie here; the others are tied to one of these
+    cuts: list[tuple[int, Rows]]  # (index in stored, rows of it): replicas write the other rows
+    streams: tuple[Stream, ...]  # of tensors that replicas hold too
+    balanced: bool  # whether this rank saves a share of those only
+    unseen: bool  # whether there are more of them than streams have
+    world_size: int
+    grounds: tuple[Ground, ...]  # what they rest on
+    cut: list[int]  # positions of tensors whose boxes are written one by one
+    of_boxes: list[int]  # position of the tensor of each box
+    ties: list[tuple[int, int]]  # (position of a tied tensor, position of the one that is stored, here or by a replica)
+    described: list[Any]  # of each tensor: what it must still be
+    sharded: list[tuple[int, Spec]]  # (index among the tensors, what it must still be besides)
+    pickled: frozenset[int]  # positions of leaves that may be pickled
+
+    def said(self, of_streams: Callable[[], tuple[Share, ...]]) -> Callable[[], tuple[Share, ...]]:
+        """This rank's whole word of what replicas hold too, when that of the streams is asked for."""
+
+        def said() -> tuple[Share, ...]:
+            found = of_streams() if self.balanced else as_told(of_streams())
+            return (*found, not_compared(self.world_size)) if self.unseen else found
+
+        return said
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """One save's values, gathered by a plan. Refers to the state's tensors; not to be kept."""
+
+    tensors: list[torch.Tensor]  # the boxes, as the plan orders them
+    counted: list[torch.Tensor]  # for each box the tensor of the state that it is of
+    leaves: bytes
+    objects: bytes  # the leaves once more, for stock readers; rank 0 makes them
+    said: Callable[[], tuple[Share, ...]] = tuple  # of tensors that replicas hold too; may wait for a device
+    digests: Sequence[WholeDigest] = ()  # that it waits for; to be taken while the tensors are what is saved
+
+    @property
+    def shares(self) -> tuple[Share, ...]:
+        """What is said of tensors that replicas hold too. Blocks until it is known."""
+        return self.said()
+
+    @property
+    def plain_nbytes(self) -> int:
+        """Bytes of all that is no tensor."""
+        return len(self.leaves) + len(self.objects)
+
+
+def gather(plan: Plan, state: Any, stock: StockLeaves | None = None, look: Look | None = None) -> Values | None:
+    """The state's values if it still has the plan's structure, else None. The hot path: no names, no copies.
+
+    look: what is looked at of tensors that replicas hold too; None: nothing is said of them.
+    """
+    values = collect(state, plan.structure)
+    if values is None or not _fits(plan, values):
+        return None
+    pieces = _pieces(plan, values) if plan.cut else []
+    if pieces is None:
+        return None
+    leaves = {
+        plan.names[i]: encode_plain(values[i], plan.names[i], plan.wheres[i], allowed=i in plan.pickled)
+        for i in plan.leaves
+    }
+    digests = wholes_of(plan.streams, values) if look is not None and look.whole else []
+    return Values(
+        tensors=[*_stored(plan, values), *pieces],
+        counted=[values[i] for i in plan.of_boxes],
+        leaves=encode(Leaves(VERSION, leaves)),
+        objects=stock.encode(leaves) if stock is not None else b"",
+        said=_said(plan, values, look, digests),
+        digests=digests,
+    )
+
+
+def _said(
+    plan: Plan, values: list[Any], look: Look | None, digests: Sequence[WholeDigest]
+) -> Callable[[], tuple[Share, ...]]:
+    """What is said of shares, when it is asked for; a device that fails at it fails the save then, and not training."""
+    if look is None:
+        return tuple
+    if look.whole:
+        return plan.said(said_of_wholes(plan.streams, digests))
+    try:
+        return plan.said(said_of(plan.streams, values, look))
+    except RuntimeError as error:
+        problem = error
+
+        def fail() -> tuple[Share, ...]:
+            raise problem
+
+        return fail
+
+
+def _fits(plan: Plan, values: list[Any]) -> bool:
+    """Whether every value is what the plan was made for."""
+    found = [values[position] for position in plan.tensors]
+    try:
+        # One tuple at a time: 10,000 kept at once set off the collector of cycles, and its look at the whole heap.
+        alike = len(found) == len(plan.described) and all(map(eq, map(_DESCRIBED, found), plan.described))
+    except AttributeError:  # something that is no tensor
+        return False
+    if not alike or not all(_same_shard(found[i], spec) for i, spec in plan.sharded):
+        return False
+    tied = all(_alias(values[tied]) == _alias(values[stored]) for tied, stored in plan.ties)
+    grounded = all(ground.holds() for ground in plan.grounds)
+    return tied and grounded and not any(is_tensor(values[position]) for position in plan.leaves)
+
+
+def _stored(plan: Plan, values: list[Any]) -> list[torch.Tensor]:
+    """The boxes of the tensors that are stored as they lie."""
+    found = locals_of([values[position] for position in plan.stored])
+    for i, rows in plan.cuts:
+        found[i] = rows.of(found[i])
+    return found
+
+
+def _pieces(plan: Plan, values: list[Any]) -> list[torch.Tensor] | None:
+    """The boxes of the tensors that are cut; None when they are not the plan's."""
+    chunks = [chunk for i in plan.cut for chunk in shard_of(values[i], plan.wheres[i]).chunks]
+    boxes = plan.image.boxes[len(plan.stored) :]
+    if [(box.offsets, box.sizes) for box in boxes] != [chunk.box for chunk in chunks]:
+        return None
+    return [copyable(chunk.local) for chunk in chunks]
+
+
+def _alias(tensor: torch.Tensor) -> Hashable:
+    """Equal for tensors of the same bytes, seen in the same way."""
+    local = local_of(tensor)
+    return alias_key(local) if type(local) in PLAIN_TYPES else _aliases(shard_of(tensor, ""))
+
+
+def _aliases(shard: Shard) -> tuple[Hashable | None, ...]:
+    return tuple(alias_key(chunk.local) for chunk in shard.chunks)
+
+
+def _same_shard(tensor: Any, spec: Spec) -> bool:
+    if tensor.placements != spec.placements or tensor.device_mesh != spec.mesh:
+        return False
+    return bool(local_of(tensor).shape == spec.local_shape)
+
+
+def _spec(tensor: Any) -> Spec:
+    return Spec(local_of(tensor).shape, tensor.device_mesh, tensor.placements)
+
+
+def make_plan(  # noqa: PLR0913 - keyword-only
+    state: Any, *, rank: int, world_size: int, dual: bool = True, pickle_keys: PickleKeys = NO_PICKLE,
+    replicated: Sequence[str] | None = None, balanced: bool = True, integrity: Integrity = XXH3,
+    is_own: Callable[[str], bool] = lambda _name: False,
+) -> Plan:  # fmt: skip
+    """Lays the state out; dual: for stock readers too. Raises UsageError, with the key path, for what has no code.
+
+    replicated: patterns of names that the user says all ranks hold alike; None: what they hold alike is of no interest.
+    balanced: False: every rank saves all of its own, and what replicas hold too is but compared.
+    is_own: whether a name is of what each rank has for itself, whatever it looks like.
+    """
+    if type(state) is not dict:
+        raise UsageError(f"the state must be a dict, not {type(state).__name__}", hint='save({"model": model, ...})')
+    flat = flatten(state, is_tensor)
+    wheres = [format_path(path) for path in flat.paths]
+    tensors = [i for i, value in enumerate(flat.values) if is_tensor(value)]
+    shards = {i: shard_of(flat.values[i], wheres[i]) for i in tensors}
+    ties = _ties(tensors, shards)
+    tied = {i for i, _ in ties}
+    whole = {i for i, shard in shards.items() if i in tied or not _is_one(shard)}
+    known = replicated is not None and world_size > 1
+    replicas = replicas_of(flat, replicated or (), Group(rank, world_size, "")) if known else Replicas({}, ())
+    ranks = {i: ranks for i, ranks in replicas.ranks.items() if not is_own(flat.names[i])}
+    streams = streams_of(ranks, flat, skipped=whole)
+    share, others = shares_of(streams, rank) if balanced else ({}, set())
+    stored, cut, boxes = _boxes(flat, [i for i in tensors if i not in tied | others], shards, share)
+    kept = {*stored, *cut}
+    _warn(boxes, rank)
+    image = make_image(boxes, rank=rank, world_size=world_size, dual=dual)
+    aliases = {flat.names[tied]: flat.names[source] for tied, source in ties if source in kept}
+    layout = _layout(image, flat, aliases, _held_alike(flat, ranks, kept - set(share), world_size))
+    return Plan(
+        structure=flat.structure,
+        names=flat.names,
+        wheres=wheres,
+        tensors=tensors,
+        leaves=sorted(set(range(len(flat.values))) - set(tensors)),
+        stored=stored,
+        cuts=[(at, share[i]) for at, i in enumerate(stored) if i in share],
+        streams=streams,
+        balanced=balanced and replicated is not None,
+        unseen=_unseen(flat, ranks, streams, dict(ties)),
+        world_size=world_size,
+        grounds=replicas.grounds,
+        cut=cut,
+        of_boxes=[*stored, *(i for i in cut for _ in shards[i].chunks)],
+        ties=ties,
+        described=[_DESCRIBED(flat.values[i]) for i in tensors],
+        sharded=[(at, _spec(flat.values[i])) for at, i in enumerate(tensors) if is_dtensor(flat.values[i])],
+        pickled=frozenset(i for i, name in enumerate(flat.names) if pickle_keys.allow(name)),
+        image=image,
+        layout=layout,
+        layout_digest=integrity.digest(layout, Purpose.LAYOUT),
+        plan_id=digest(layout).hex(),
+    )
+
+
+def _layout(image: Image, flat: Flat, aliases: dict[str, str], held_alike: dict[str, list[str]]) -> bytes:
+    """Encoded. Raises UsageError for one that nobody could read."""
+    paths = dict(zip(flat.names, flat.paths, strict=True))
+    layout = encode(make_layout(image, paths=paths, aliases=aliases, held_alike=held_alike))
+    check_readable(layout)
+    return layout
+
+
+def check_readable(layout: bytes) -> None:
+    """What every reader of the checkpoint asks first: better no save than one that nobody can load."""
+    try:
+        decode_layout(layout, where="the state")
+    except DamagedError as error:
+        text = f"the state cannot be saved, since nothing could read its layout: {error.message}"
+        raise UsageError(text, hint="rename or leave out what it names; if that is a plain tensor, report it") from None
+
+
+def _unseen(flat: Flat, ranks: Mapping[int, Any], streams: Sequence[Stream], owners: Mapping[int, int]) -> bool:
+    """Whether replicas hold something that no stream has."""
+    seen = {position for stream in streams for position in stream.positions}
+    return any(owners.get(i, i) not in seen and local_of(flat.values[i]).numel() for i in ranks)
+
+
+def _held_alike(flat: Flat, ranks: Mapping[int, Any], whole: set[int], world_size: int) -> dict[str, list[str]]:
+    """Names of what replicas hold too and of which this image has all, by how the ranks hold it. whole: positions."""
+    found: dict[str, list[str]] = {}
+    for i in sorted(whole & ranks.keys()):
+        found.setdefault(held_as(flat.values[i], world_size), []).append(flat.names[i])
+    return found
+
+
+def _warn(boxes: list[Box], rank: int) -> None:
+    names = [box.name for box in boxes if box.dtype == "F8_E8M0"]
+    if names and rank == 0:
+        log.warning(
+            "ckptd: %s is float8_e8m0fnu: torch's HuggingFaceStorageReader refuses every directory that has such a "
+            "tensor; all other readers take it",
+            names[0],
+        )
+
+
+def _ties(tensors: list[int], shards: dict[int, Shard]) -> list[tuple[int, int]]:
+    """Tensors that are the same bytes as an earlier one, each with that one."""
+    ties: list[tuple[int, int]] = []
+    owner: dict[Any, int] = {}
+    for i in tensors:
+        keys = _aliases(shards[i])
+        if keys and None not in keys and owner.setdefault(keys, i) != i:
+            ties.append((i, owner[keys]))
+    return ties
+
+
+def _is_one(shard: Shard) -> bool:
+    """Whether it is one box of a dtype that torch can copy: what can be cut at rows."""
+    return len(shard.chunks) == 1 and copied_as(shard.chunks[0].local.dtype) is shard.chunks[0].local.dtype
+
+
+def _boxes(
+    flat: Flat, tensors: list[int], shards: dict[int, Shard], share: Mapping[int, Rows]
+) -> tuple[list[int], list[int], list[Box]]:
+    """Which tensors are stored as they lie, which in boxes; and the boxes of both."""
+    stored: list[int] = []
+    cut: list[int] = []
+    whole: list[Box] = []
+    pieces: list[Box] = []
+    for i in tensors:
+        value, shard = flat.values[i], shards[i]
+        if shard.absent:
+            continue  # other ranks hold it
+        boxes = [
+            Box(flat.names[i], shard.code, chunk.sizes, shard.global_shape, chunk.offsets, part)
+            for part, chunk in enumerate(shard.chunks)
+        ]
+        if shard.chunks[0].local is local_of(value) and copied_as(value.dtype) is value.dtype:
+            stored.append(i)
+            whole += [_rows_of(boxes[0], share[i])] if i in share else boxes
+        else:
+            cut.append(i)
+            pieces += boxes
+    return stored, cut, whole + pieces
+
+
+def _rows_of(box: Box, rows: Rows) -> Box:
+    sizes, offsets = list(box.sizes), list(box.offsets)
+    if sizes:
+        sizes[rows.dim] = rows.stop - rows.first
+        offsets[rows.dim] += rows.first
+    return box._replace(sizes=tuple(sizes), offsets=tuple(offsets))

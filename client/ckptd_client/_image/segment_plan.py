@@ -1,0 +1,46 @@
+"""What must be known of a segment to write it: where each box goes, and how large a slot must be."""
+
+from dataclasses import dataclass
+
+import torch
+
+from ckptd.shared.format.layout import box_nbytes
+from ckptd.shared.format.slot import slot_capacity
+from ckptd_client._image.image import Image
+from ckptd_client._state.tensors import DTYPE_OF, copied_as
+
+_PLAIN_ROOM = 64 << 10  # at least so many bytes are kept for plain values, which change size from save to save
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentPlan:
+    """Constant from save to save. Holds no tensor of the state."""
+
+    image: Image  # headers, fillers and offsets
+    layout: bytes  # encoded Layout
+    layout_digest: bytes
+    plan_id: str  # equal for plans that write the same bytes in the same places
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the image."""
+        return self.image.image_nbytes
+
+    def capacity(self, plain_nbytes: int) -> int:
+        """Bytes of a slot that holds this plan and plain values of twice the size."""
+        return slot_capacity(self.nbytes, len(self.layout), max(_PLAIN_ROOM, 2 * plain_nbytes))
+
+    def exact_capacity(self, plain_nbytes: int) -> int:
+        """Bytes of the smallest slot that holds this plan and so many bytes of plain values."""
+        return slot_capacity(self.nbytes, len(self.layout), plain_nbytes)
+
+    def views(self, slot: torch.Tensor) -> list[torch.Tensor]:
+        """Where each box goes in a slot, as tensors over its bytes, in the order of the image's boxes."""
+        views = []
+        for box, offset in zip(self.image.boxes, self.image.data_offsets, strict=True):
+            nbytes, dtype = box_nbytes(box.dtype, box.sizes), copied_as(DTYPE_OF[box.dtype])
+            if nbytes:
+                views.append(slot[offset : offset + nbytes].view(dtype).view(box.sizes))
+            else:  # of a plain image they come last, where nothing is aligned
+                views.append(slot.new_empty(box.sizes, dtype=dtype))
+        return views

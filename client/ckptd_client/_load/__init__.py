@@ -1,0 +1,1 @@
+"""A load: rounds with the daemon, checked reads, the fit onto the state."""

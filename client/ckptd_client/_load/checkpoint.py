@@ -1,0 +1,228 @@
+"""All images of one checkpoint, wherever each lies nearest: in a slot of this node, or on the store."""
+
+import contextlib
+import os
+import time
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from ckptd.shared.base.errors import DamagedError
+from ckptd.shared.base.ids import JobKey, SaveId
+from ckptd.shared.format import arena_paths
+from ckptd.shared.format.integrity import XXH3, Integrity
+from ckptd.shared.format.layout import Layout, Leaves, decode_leaves
+from ckptd.shared.format.manifest import COMMITTED, FileRecord, layout_of
+from ckptd.shared.format.replica_shares import Share
+from ckptd.shared.format.slot import SEALS_NBYTES, Seal, SlotState, decode_seals
+from ckptd.shared.protocol.messages import Tier
+from ckptd_client._load.image_ranges import Images, images_in, images_of
+from ckptd_client._load.reader import (
+    Source,
+    Target,
+    check_files,
+    copy_out,
+    open_file,
+    open_slot,
+    read_manifest,
+    vote_notes,
+)
+from ckptd_client._load.saved_names import OtherRanksNeededError
+from ckptd_client._load.shared_read.participants import Company
+from ckptd_client._load.shared_read.read import copy_out_together
+from ckptd_client._state.replica_choice import doubt_of
+
+_DIGESTS_S = 60.0  # how long a neighbour's digests may take: the daemon is at it
+_PAUSE_S = 0.01
+
+
+class Checkpoint:
+    """A checkpoint to read from. Files on the store are open while one is read, slots until close, or its end."""
+
+    def __init__(  # noqa: PLR0913 - keyword-only
+        self,
+        sources: dict[int, Source],
+        *,
+        save: SaveId,
+        tier: Tier,
+        store_dir: str,
+        opener: Callable[[int], Source],
+        records: Sequence[FileRecord] = (),
+        notes: tuple[str, ...] = (),
+        integrity: Integrity = XXH3,
+    ) -> None:
+        self.save = save
+        self.tier = tier
+        self.notes = notes
+        self._sources = sources
+        self._open = opener
+        self._records = records
+        self._integrity = integrity
+        self.store_dir = store_dir  # where it lies, or will, once it is committed
+        self._finalizer = weakref.finalize(self, _close, sources)  # DCP drops one without a word when it cannot plan
+
+    @property
+    def doubts(self) -> list[str]:
+        """What whoever reads it from the store should know of what its ranks shared."""
+        return doubt_of(self.shares) if self._records else []
+
+    @property
+    def shares(self) -> dict[int, tuple[Share, ...]]:
+        """What its ranks said of replicas, by rank."""
+        return {rank: source.shares for rank, source in self._sources.items()}
+
+    @property
+    def is_keyed(self) -> bool:
+        """Whether what is read is proved with a key."""
+        return self._integrity.keyed
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks saved it."""
+        return len(self._sources)
+
+    @property
+    def layouts(self) -> dict[int, Layout]:
+        """By rank."""
+        return {rank: source.layout for rank, source in self._sources.items()}
+
+    @property
+    def leaves(self) -> dict[int, Leaves]:
+        """By rank."""
+        return {rank: source.leaves for rank, source in self._sources.items()}
+
+    @property
+    def images(self) -> Images:
+        """To read what proves nothing. Of slots until close."""
+        return images_in(self.store_dir, self._records) if self._records else images_of(self._sources)
+
+    def read(self, rank: int, targets: list[Target]) -> None:
+        """Fills the targets from a rank's image, digests checked; from the store when the slot's bytes are damaged.
+
+        Raises DamagedError that names file and block, OSError.
+        """
+        if self.tier is Tier.PFS:  # each file is open only while it is read: there may be more ranks than descriptors
+            with contextlib.closing(self._open(rank)) as source:
+                return copy_out(source, targets, sparse=True)
+        try:
+            copy_out(self._sources[rank], targets, sparse=True)
+        except (DamagedError, OSError):
+            if not os.path.exists(os.path.join(self.store_dir, COMMITTED)):
+                raise
+            manifest = read_manifest(self.store_dir, self.save, self._integrity)
+            opened = open_file(self.store_dir, manifest.files[rank], manifest.world_size, self._integrity)
+            with contextlib.closing(opened) as source:
+                copy_out(source, targets, sparse=True)
+        return None
+
+    def read_all(self, targets: Mapping[int, list[Target]], company: Company | None = None) -> None:
+        """Fills the targets, by rank of the image, as read does. company: who reads the same files on the store.
+
+        Raises DamagedError, OSError.
+        """
+        if company is not None and self._records:
+            return copy_out_together(self._open, targets, self._records, company, self._integrity)
+        for rank, wanted in targets.items():
+            self.read(rank, wanted)
+        return None
+
+    def close(self) -> None:
+        """Closes the files; nothing can be read afterwards. Idempotent."""
+        _close(self._sources)
+
+
+def _close(sources: dict[int, Source]) -> None:
+    for rank, source in sources.items():
+        if source.files:
+            source.close()
+            sources[rank] = _closed(source)
+
+
+def open_directory(directory: str, save: SaveId | None = None, integrity: Integrity = XXH3) -> Checkpoint:
+    """A committed checkpoint on the store. Raises UsageError, DamagedError, OSError."""
+    directory = os.path.realpath(directory)  # latest may move on meanwhile
+    manifest = read_manifest(directory, save, integrity)
+    check_files(directory, manifest.files)
+    return Checkpoint(
+        {record.rank: _described(directory, record, manifest.world_size, integrity) for record in manifest.files},
+        save=manifest.save,
+        tier=Tier.PFS,
+        store_dir=directory,
+        opener=lambda rank: open_file(directory, manifest.files[rank], manifest.world_size, integrity),
+        records=manifest.files,
+        notes=vote_notes(directory, manifest, integrity),
+        integrity=integrity,
+    )
+
+
+def open_arena(  # noqa: PLR0913 - a slot's identity
+    directory: str, slot: str, job: JobKey, save: SaveId, rank: int, *, tier: Tier = Tier.ARENA, complete: bool = True,
+    integrity: Integrity = XXH3,
+) -> Checkpoint:  # fmt: skip
+    """A staged checkpoint, when the slots of all its ranks lie in this directory of the arena.
+
+    slot: this rank's own. tier: how its bytes came into it. complete: False takes what there is.
+    Raises OtherRanksNeededError when some are elsewhere, DamagedError, OSError.
+    """
+    own = open_slot(os.path.join(directory, slot), job, save, rank, integrity)
+    sources = {rank: own}
+    try:
+        names = dict(_slots_of(directory, job, save, integrity))
+        if complete:
+            _check_complete(names, own.layout, save)
+        for other in sorted(names):
+            if other != rank:
+                sources[other] = open_slot(os.path.join(directory, names[other]), job, save, other, integrity)
+    except BaseException:
+        for source in sources.values():
+            source.close()
+        raise
+    store_dir = os.path.join(job.store, job.job, save.dirname)
+    return Checkpoint(
+        dict(sorted(sources.items())),
+        save=save,
+        tier=tier,
+        store_dir=store_dir,
+        opener=sources.__getitem__,
+        integrity=integrity,
+    )
+
+
+def _check_complete(names: Collection[int], own: Layout, save: SaveId) -> None:
+    missing = sorted(set(range(own.world_size)) - {*names, own.rank})
+    if missing:
+        raise OtherRanksNeededError(f"{save}: the images of ranks {missing} are not on this node")
+
+
+def _slots_of(directory: str, job: JobKey, save: SaveId, integrity: Integrity) -> Iterator[tuple[int, str]]:
+    """(rank, name) of each slot that holds a rank of this save, once the daemon has taken its digests."""
+    for name in sorted(os.listdir(directory)):
+        if arena_paths.parse_slot_name(name) is not None:
+            seal = _settled_seal(os.path.join(directory, name), save, integrity)
+            if seal is not None and (seal.job, seal.save, seal.state) == (job, save, SlotState.DIGESTED):
+                yield seal.rank, name
+
+
+def _settled_seal(path: str, save: SaveId, integrity: Integrity) -> Seal | None:
+    deadline = time.monotonic() + _DIGESTS_S
+    while True:
+        try:
+            with open(path, "rb") as file:
+                file.seek(-SEALS_NBYTES, os.SEEK_END)
+                seal = decode_seals(file.read(), integrity, where=path)[2]
+        except OSError:
+            return None  # unlinked meanwhile, or still being made
+        if seal.save != save or seal.state is not SlotState.SEALED or time.monotonic() > deadline:
+            return seal
+        time.sleep(_PAUSE_S)
+
+
+def _described(directory: str, record: FileRecord, world_size: int, integrity: Integrity) -> Source:
+    where = os.path.join(directory, record.name)
+    layout, leaves = layout_of(record, world_size, where=where), decode_leaves(record.leaves, where=where)
+    return Source((), where, record.nbytes, record.digests, layout, leaves, readers=0, integrity=integrity,
+                  shares=record.shares)  # fmt: skip
+
+
+def _closed(source: Source) -> Source:
+    return replace(source, files=(), mapping=None)

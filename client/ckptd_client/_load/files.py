@@ -1,0 +1,177 @@
+"""What load_files brings back: a trainer's files, to be read by name."""
+
+import os
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from ckptd.shared.base.errors import UsageError
+from ckptd.shared.files.mapping import Mapping
+from ckptd.shared.format.layout import SavedFor, TensorEntry
+from ckptd.shared.format.manifest import COMMITTED, UNPUBLISHED
+from ckptd_client._load.checkpoint import Checkpoint
+from ckptd_client._load.reader import Target
+
+
+class RestoredFiles:
+    """The files of a checkpoint, of all its ranks. Reads when it is asked to; close it, or use it as a context manager.
+
+    Of two ranks' files of one name, the lower rank's counts.
+    """
+
+    def __init__(self, found: Checkpoint) -> None:
+        self._found = found
+        self._places: dict[str, tuple[int, TensorEntry]] = {}
+        self._saved_for: SavedFor | None = None
+        for rank, layout in sorted(found.layouts.items()):
+            self._saved_for = self._saved_for or layout.saved_for
+            for entry in layout.tensors if layout.raw else ():
+                self._places.setdefault(entry.name, (rank, entry))
+
+    @property
+    def step(self) -> int:
+        """Of the checkpoint."""
+        return self._found.save.step
+
+    @property
+    def tier(self) -> str:
+        """From where this rank reads: "arena", "peer", "rebuilt" or "pfs"."""
+        return str(self._found.tier)
+
+    @property
+    def is_keyed(self) -> bool:
+        """Whether what is read is proved with a key; what lies where the trainer looks is proved by nothing."""
+        return self._found.is_keyed
+
+    @property
+    def notes(self) -> list[str]:
+        """What was damaged or missing on the way."""
+        return list(self._found.notes)
+
+    @property
+    def names(self) -> list[str]:
+        """Of all files of all ranks."""
+        return sorted(self._places)
+
+    @property
+    def directory(self) -> str | None:
+        """Where the trainer wanted them, as the checkpoint says: to be compared with a path of one's own, no more."""
+        return self._saved_for.directory if self._saved_for is not None else None
+
+    @property
+    def pointer(self) -> str | None:
+        """Path of the small file that was to name the directory; as `directory`, a word to be compared."""
+        return (self._saved_for.pointer or None) if self._saved_for is not None else None
+
+    @property
+    def is_published(self) -> bool:
+        """Whether the daemon has put them where the trainer looks. What lies there now may be somebody else's."""
+        there = self._found.store_dir
+        return os.path.exists(os.path.join(there, COMMITTED)) and not os.path.exists(os.path.join(there, UNPUBLISHED))
+
+    def is_replaced(self, name: str) -> bool:
+        """Whether somebody has put another file in its place since it was published, or has written to it.
+
+        Raises UsageError for a name that there is not. False when nothing lies there.
+        """
+        rank, entry = self._places[name] if name in self._places else (0, self._entry(name))
+        if self.directory is None or not self.is_published:
+            return False
+        own, _ = self._found.layouts[rank].place(entry.data_offset)
+        try:
+            there = os.stat(os.path.join(self.directory, name))
+            ours = os.stat(os.path.join(self._found.store_dir, own))
+            committed = os.stat(os.path.join(self._found.store_dir, COMMITTED))
+        except OSError:
+            return False
+        return not os.path.samestat(there, ours) or there.st_mtime_ns > committed.st_mtime_ns
+
+    @property
+    def is_altered(self) -> bool:
+        """Whether somebody has put another file in the directory in place of one that was published, or removed one."""
+        there = self.directory
+        if there is None or not self.is_published or not os.path.isdir(there):
+            return False
+        return any(not os.path.exists(os.path.join(there, name)) or self.is_replaced(name) for name in self._places)
+
+    def rank_of(self, name: str) -> int:
+        """Whose file it is. Raises UsageError for a name that there is not."""
+        self._entry(name)
+        return self._places[name][0]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
+
+    def read(self, name: str) -> bytearray:
+        """A file's bytes, every block of them checked. Raises UsageError for a name that there is not, DamagedError."""
+        entry = self._entry(name)
+        data = bytearray(entry.nbytes)
+        if data:
+            self._fill(name, torch.frombuffer(data, dtype=torch.uint8).data_ptr())
+        return data
+
+    def torch_load(self, name: str, *, map_location: Any = None, weights_only: bool = True) -> Any:
+        """What torch.load makes of the file. Its tensors lie in the memory that the file was read to, once.
+
+        Raises as read does, and what torch.load raises.
+        """
+        fd = self.memory_file(name)
+        try:
+            path = f"/proc/self/fd/{fd}"  # torch maps files that it can name
+            mapped = bool(self._entry(name).nbytes)
+            return torch.load(path, map_location=map_location, weights_only=weights_only, mmap=mapped)
+        finally:
+            os.close(fd)
+
+    def memory_file(self, name: str) -> int:
+        """A descriptor, to be closed by the caller, of a file in memory that has the file's bytes and no path.
+
+        Raises as read does, and OSError.
+        """
+        entry = self._entry(name)
+        fd = os.memfd_create(f"ckptd-{os.path.basename(name)[:200]}", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(fd, entry.nbytes)
+            if entry.nbytes:
+                mapping = Mapping(fd, entry.nbytes)
+                try:
+                    self._fill(name, mapping.address)
+                finally:
+                    mapping.close()
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def write_to(self, directory: str | os.PathLike[str], *, own: int | None = None) -> None:
+        """All files, or those of one rank, below a directory. Not synced. Raises as read does, and OSError."""
+        for name, (rank, _) in self._places.items():
+            if own is not None and rank != own:
+                continue
+            path = os.path.join(os.fspath(directory), name)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path, "wb") as file:
+                file.write(self.read(name))
+
+    def close(self) -> None:
+        """Gives up what it reads from. Idempotent."""
+        self._found.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _entry(self, name: str) -> TensorEntry:
+        if name not in self._places:
+            some = ", ".join(self.names[:8])
+            raise UsageError(f"step {self.step} has no file {name!r}", hint=f"it has {some}" if some else "")
+        return self._places[name][1]
+
+    def _fill(self, name: str, address: int) -> None:
+        rank, entry = self._places[name]
+        self._found.read(rank, [Target(entry.data_offset, entry.nbytes, address)])

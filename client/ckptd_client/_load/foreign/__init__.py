@@ -1,0 +1,1 @@
+"""``load_from``: files that other programs saved."""

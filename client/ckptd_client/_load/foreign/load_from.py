@@ -1,0 +1,233 @@
+"""Fills a state from a checkpoint directory of ckptd, of torch.distributed.checkpoint, or of safetensors files."""
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ckptd.shared.base.errors import IntegrityError, MismatchError, RestoreError, UsageError
+from ckptd.shared.base.ids import parse_dirname, parse_partial_dirname
+from ckptd.shared.base.wording import shown
+from ckptd.shared.files.integrity_key import chosen
+from ckptd.shared.files.regular import open_followed
+from ckptd.shared.format.committed import TRASH_PREFIX
+from ckptd.shared.format.integrity import XXH3, Integrity
+from ckptd.shared.format.layout import Leaf, Leaves, Path, is_path_text
+from ckptd.shared.format.manifest import COMMITTED, LATEST, MANIFEST
+from ckptd_client._daemon.link import Link
+from ckptd_client._load.checkpoint import open_directory
+from ckptd_client._load.fit import Fit, fit
+from ckptd_client._load.foreign.contents import Foreign
+from ckptd_client._load.foreign.dcp import METADATA, open_dcp
+from ckptd_client._load.foreign.safetensors import SUFFIX, open_safetensors
+from ckptd_client._load.lenient import check_strict
+from ckptd_client._load.saved_names import Saves, saves_of
+from ckptd_client._load.shared_read.participants import Gathered, everybody, nobody
+from ckptd_client._local.rank import Group
+from ckptd_client._state.leaves import encode_leaf
+from ckptd_client._state.naming import NOTHING_NAMED, Named
+from ckptd_client._state.pickle import NO_PICKLE, PickleKeys
+from ckptd_client._state.replica_choice import notes_of
+from ckptd_client._state.tensors import is_tensor
+from ckptd_client._state.tree import flatten, format_path
+
+log = logging.getLogger("ckptd_client")
+_JOBS_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What load_from read. kind: 'ckptd', 'dcp' or 'safetensors'. step: of a ckptd checkpoint, else None.
+
+    notes: what was damaged or missing, and what an object left out. state: the very dict that load_from was given.
+    """
+
+    kind: str
+    path: str
+    step: int | None
+    seconds: float
+    nbytes: int
+    notes: list[str] = field(default_factory=list)
+    state: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+
+def checked(path: object, state: object) -> str:
+    """The absolute path. Raises UsageError for arguments of other kinds, with the ones that were meant."""
+    if not isinstance(path, str | os.PathLike):
+        raise UsageError(f"the path must be text or a Path, not {type(path).__name__}", hint="load_from(path, state)")
+    if not isinstance(state, dict):
+        hint = "load_from(path, model.state_dict())" if hasattr(state, "state_dict") else "load_from(path, state)"
+        raise UsageError(f"the state must be a dict, not {type(state).__name__}", hint=hint)
+    text = os.fspath(path)
+    if not isinstance(text, str) or not is_path_text(text):
+        raise UsageError(f"{shown(text)} can be the path of nothing", hint="load_from(path, state)")
+    return os.path.abspath(text)
+
+
+def read_from(  # noqa: PLR0913 - keyword-only
+    link: Link, path: str | os.PathLike[str], state: dict[str, Any], *, together: bool, integrity: str | None,
+    strict: bool,
+) -> Loaded:  # fmt: skip
+    """Fills the state as Client.load_from says."""
+    began = time.perf_counter()
+    check_strict(strict)
+    proof = link.settings.integrity if integrity is None else chosen(integrity, None)
+    with everybody(link) if together else contextlib.nullcontext(nobody) as company:
+        where = checked(path, state)
+        kind, step, nbytes, notes = load_from(
+            where, state, link.group, link.settings.pickle_keys, company, integrity=proof,
+            named=link.settings.named, strict=strict,
+        )  # fmt: skip
+    for note in notes:
+        log.warning("ckptd: %s: %s", where, note)
+    return Loaded(kind, where, step, time.perf_counter() - began, nbytes, notes, state)
+
+
+def load_from(  # noqa: PLR0913 - what is wanted, and what is allowed
+    path: str, state: dict[str, Any], group: Group, keys: PickleKeys = NO_PICKLE, company: Gathered = nobody, *,
+    integrity: Integrity = XXH3, named: Named = NOTHING_NAMED, strict: bool = True,
+) -> tuple[str, int | None, int, list[str]]:  # fmt: skip
+    """Fills the state. Returns kind, step, bytes read, and notes. Raises what Client.load_from says."""
+    try:
+        kind = kind_of(path)
+        if kind == "ckptd":
+            return _load_own(path, state, group, keys, company, integrity, named, strict=strict)
+        if integrity.keyed:  # whoever takes COMMITTED and the manifest away makes another program's checkpoint of it
+            text = f"{path} is a checkpoint of another program ({kind}), which proves nothing"
+            raise IntegrityError(text, hint="if you trust who could write it: load_from(path, state, integrity='xxh3')")
+        found = open_dcp(path) if kind == "dcp" else open_safetensors(path)
+        return (kind, None, *_load_foreign(path, state, found, strict=strict))
+    except OSError as error:
+        text = f"{error.filename or path}: {error.strerror or error}"
+        raise RestoreError(text, hint=f"see what is there: ls -la {path}") from error
+
+
+def kind_of(path: str, call: str = "load_from({!r}, ..)") -> str:
+    """Whose checkpoint lies there. Raises UsageError, with what to type, when nobody's does. call: how hints put it.
+
+    A directory without anything known counts as one of safetensors, whose reader says what it lacks.
+    """
+    if not os.path.exists(path):
+        raise UsageError(f"{path} does not exist", hint="give the directory of a checkpoint, or a safetensors file")
+    if not os.path.isdir(path):
+        _check_alone(path, call)
+    names = set(os.listdir(path)) if os.path.isdir(path) else set()
+    last = os.path.basename(os.path.realpath(path))
+    ours = parse_dirname(last) or parse_partial_dirname(last) or last.startswith(TRASH_PREFIX)
+    if ours or names & {COMMITTED, MANIFEST}:
+        return "ckptd"  # or it should be: open_committed says what is wrong with it
+    if METADATA in names:
+        return "dcp"
+    if LATEST in names or any(parse_dirname(name) for name in names):
+        raise UsageError(f"{path} holds checkpoints, and is none", hint=call.format(os.path.join(path, LATEST)))
+    jobs = [name for name in sorted(names) if os.path.lexists(os.path.join(path, name, LATEST))]
+    if jobs and not any(name.endswith(SUFFIX) for name in names):
+        shown = ", ".join(jobs[:_JOBS_SHOWN]) + (", ..." if len(jobs) > _JOBS_SHOWN else "")
+        raise UsageError(
+            f"{path} is a store, with the jobs {shown}", hint=call.format(os.path.join(path, jobs[0], LATEST))
+        )
+    return "safetensors"
+
+
+def _check_alone(path: str, call: str) -> None:
+    """One file of a checkpoint would be read without digests, and a rank's part of a tensor taken for the whole."""
+    for directory in (os.path.dirname(path), os.path.dirname(os.path.realpath(path))):
+        if any(os.path.lexists(os.path.join(directory, name)) for name in (COMMITTED, MANIFEST)):
+            raise UsageError(f"{path} is one file of a checkpoint", hint=call.format(directory))
+    with open_followed(path) as file:
+        if file.read(2) == b"PK":  # a zip archive
+            raise UsageError(f"{path} is a torch.save file", hint=f"torch.load({path!r}, weights_only=True)")
+
+
+def _load_own(  # noqa: PLR0913, PLR0917
+    path: str,
+    state: dict[str, Any],
+    group: Group,
+    keys: PickleKeys,
+    company: Gathered,
+    integrity: Integrity,
+    named: Named,
+    *,
+    strict: bool,
+) -> tuple[str, int | None, int, list[str]]:
+    path = os.path.realpath(path)  # as open_directory does; it is named in what does not fit
+    checkpoint = open_directory(path, integrity=integrity)
+    like = group.rank if group.rank < checkpoint.world_size else 0
+    try:
+        leaves = checkpoint.leaves
+        saves = saves_of(
+            checkpoint.layouts.values(), leaves[like], rank=like, world_size=group.world_size, me=group.rank,
+            named=named, of_all=leaves,
+        )  # fmt: skip
+        fitted = fit(state, _placed(saves, state, strict=strict), where=path, pickle_keys=keys, strict=strict)
+        checkpoint.read_all(fitted.targets, company(checkpoint.save))
+        fitted.settle()
+        fitted.look(checkpoint.images)
+    finally:
+        checkpoint.close()
+    notes = fitted.finish(state, strict=False)
+    doubted = [f"step {checkpoint.save.step}: {text}" for text in checkpoint.doubts]
+    doubted += notes_of(fitted.taken, checkpoint.shares)
+    return "ckptd", checkpoint.save.step, _nbytes(fitted), [*checkpoint.notes, *doubted, *notes, *fitted.own_notes]
+
+
+def _load_foreign(path: str, state: dict[str, Any], found: Foreign, *, strict: bool) -> tuple[int, list[str]]:
+    empty = encode_leaf(None, path)  # stands for a value until it is known which are wanted
+    leaves = Leaves(1, {name: Leaf(empty.codec, empty.data) for name in found.values})
+    saves = Saves(found.boxes, found.paths, set(), leaves, rank=-1, whole=True)
+    _check_readable(state, found)
+    fitted = fit(state, _placed(saves, state, strict=strict), where=path, strict=strict)
+    fitted.leaves |= {name: found.values[name]() for name in fitted.leaves if name in found.values}
+    for number, targets in sorted(fitted.targets.items()):
+        found.sources[number](targets)
+    fitted.settle()
+    notes = fitted.finish(state, strict=False)
+    return _nbytes(fitted), notes
+
+
+def _nbytes(fitted: Fit) -> int:
+    return sum(target.nbytes for targets in fitted.targets.values() for target in targets)
+
+
+def _check_readable(state: Any, found: Foreign) -> None:
+    flat = flatten(state, is_tensor)
+    for name, path in zip(flat.names, flat.paths, strict=True):
+        if name in found.unreadable:
+            text = f"{format_path(path)} is in the checkpoint {found.unreadable[name]}"
+            raise MismatchError(text, hint="leave it out of the state")
+
+
+def _placed(saves: Saves, state: Any, *, strict: bool) -> Saves:
+    """With the places that the state has for the names. What it has no place for is not expected of it, if strict.
+
+    Another program may nest otherwise, or not at all; the names, joined with dots, are the same. Inside a Stateful the
+    checkpoint still decides what there is.
+    """
+    flat = flatten(state, is_tensor)
+    here = dict(zip(flat.names, flat.paths, strict=True))
+    owners = {".".join(str(key) for _, key in prefix): (prefix, stateful) for prefix, stateful in flat.statefuls}
+    paths: dict[str, Path] = {}
+    inside: set[str] = set()
+    for name, path in saves.paths.items():
+        owner = _owner(name, owners)
+        if owner:
+            inside.add(name)
+        paths[name] = here.get(name) or (_inside(name, path, owner, owners[owner]) if owner else path)
+    return replace(saves, paths=paths, expected=inside if strict else set(paths))
+
+
+def _owner(name: str, owners: Mapping[str, tuple[Path, Any]]) -> str:
+    """Name of the innermost Stateful that the name lies in, empty when there is none."""
+    return max((owner for owner in owners if name.startswith(f"{owner}.")), key=len, default="")
+
+
+def _inside(name: str, path: Path, owner: str, stateful: tuple[Path, Any]) -> Path:
+    """The place in a Stateful's own nesting."""
+    prefix, _ = stateful
+    rest: Path = (("k", name[len(owner) + 1 :]),)
+    if ".".join(str(key) for _, key in path[: len(prefix)]) == owner and len(path) > len(prefix):
+        rest = path[len(prefix) :]
+    return prefix + rest

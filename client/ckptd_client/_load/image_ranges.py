@@ -1,0 +1,68 @@
+"""Reads ranges of the images of a checkpoint where they lie, without their digests: for what proves nothing."""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from ckptd.shared.base.errors import DamagedError
+from ckptd.shared.files.regular import open_regular
+from ckptd.shared.format.manifest import FileRecord
+from ckptd_client._load.reader import Source
+
+ReadAt = Callable[[int, int], bytes | memoryview]  # (offset in the image, bytes); raises OSError, DamagedError
+
+
+@dataclass(frozen=True, slots=True)
+class Images:
+    """The images of a checkpoint. tables: digests of their blocks, by rank. reading: opens a rank's image for a while.
+
+    What a ReadAt gives may be memory of the image's: it counts while the image is open.
+    """
+
+    tables: Mapping[int, bytes]
+    reading: Callable[[int], AbstractContextManager[ReadAt]]
+
+
+def images_in(directory: str, records: Sequence[FileRecord]) -> Images:
+    """Those of a checkpoint on the store, by way of the page cache, which the ranks of a node have in common."""
+    of = {record.rank: record for record in records}
+    return Images({rank: record.digests for rank, record in of.items()}, lambda rank: _reading(directory, of[rank]))
+
+
+def images_of(sources: Mapping[int, Source]) -> Images:
+    """Those in the slots of this node. The sources stay the caller's, and open."""
+    return Images({rank: source.table for rank, source in sources.items()}, lambda rank: _mapped(sources[rank]))
+
+
+@contextlib.contextmanager
+def _reading(directory: str, record: FileRecord) -> Iterator[ReadAt]:
+    descriptors: dict[str, int] = {}
+    with contextlib.ExitStack() as stack:
+
+        def read(offset: int, nbytes: int) -> bytes:
+            parts = []
+            for name, start, size in record.extents():
+                first, stop = max(offset, start), min(offset + nbytes, start + size)
+                if first < stop:
+                    if name not in descriptors:
+                        descriptors[name] = open_regular(os.path.join(directory, name))
+                        stack.callback(os.close, descriptors[name])
+                    parts.append(os.pread(descriptors[name], stop - first, first - start))
+            found = b"".join(parts)
+            if len(found) != nbytes:
+                raise DamagedError(f"{os.path.join(directory, record.name)}: ends before byte {offset + nbytes}")
+            return found
+
+        yield read
+
+
+@contextlib.contextmanager
+def _mapped(source: Source) -> Iterator[ReadAt]:
+    def read(offset: int, nbytes: int) -> memoryview:
+        if source.mapping is None:
+            raise DamagedError(f"{source.where} is not in memory")
+        return source.mapping.view[offset : offset + nbytes]
+
+    yield read

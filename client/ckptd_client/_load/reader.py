@@ -1,0 +1,332 @@
+"""Reads a segment back: no load succeeds unless every block matches its digest."""
+
+import contextlib
+import ctypes
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Protocol
+
+import torch
+
+from ckptd.shared.base.errors import DamagedError
+from ckptd.shared.base.ids import JobKey, SaveId
+from ckptd.shared.files.mapping import Mapping, fill, fill_huge
+from ckptd.shared.files.regular import RegularFiles, open_direct, open_regular, read_pages
+from ckptd.shared.format.committed import RECORDS, Finding, file_findings, open_sound, raise_first, read_vote_of
+from ckptd.shared.format.digest import BLOCK_NBYTES, DIGEST_NBYTES, block_count
+from ckptd.shared.format.integrity import XXH3, Integrity, Purpose
+from ckptd.shared.format.layout import Layout, Leaves, decode_layout, decode_leaves
+from ckptd.shared.format.manifest import FileRecord, Manifest, layout_of
+from ckptd.shared.format.replica_shares import Share
+from ckptd.shared.format.slot import SEALS_NBYTES, Seal, SlotState, align_up, decode_seals
+from ckptd_client._local.copy_engines import PinningError
+from ckptd_client._local.destination import Piece as Landing
+from ckptd_client._local.destination import Place, engines_of, land
+
+_STORE_READERS = 4  # reads in flight: what large O_DIRECT reads need to keep a device busy
+_CHUNK_NBYTES = 1 << 20  # fits the second-level cache of a core
+Pieces = dict[int, list[Landing]]  # by block
+_ARENA_READERS = 2  # at least; a copy out of memory gains nothing from more threads than torch has
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A file that holds bytes of an image, from start on. start is whole pages, and nbytes too but for the last."""
+
+    fd: int
+    where: str
+    start: int
+    nbytes: int
+
+    def read(self, view: memoryview, offset: int, nbytes: int) -> None:
+        """Fills view, nbytes rounded up to pages, with the bytes from offset on. Raises DamagedError, OSError."""
+        try:
+            found = read_pages(self.fd, view, offset, nbytes)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, self.where) from error
+        if found < nbytes:
+            raise DamagedError(f"{self.where}: ends at byte {offset + found}, it should have {self.nbytes}")
+
+
+class BlockMemory(Protocol):
+    """Where a block is read to: whole pages."""
+
+    @property
+    def address(self) -> int:
+        """Of the first byte."""
+
+    @property
+    def view(self) -> memoryview:
+        """The bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A rank's segment in a slot or on the store. Owns the descriptors of ``files``; close it with ``close``."""
+
+    files: tuple[Piece, ...]  # of the image, in its order
+    where: str
+    nbytes: int  # of the image, which starts the file
+    table: bytes  # one digest per block
+    layout: Layout
+    leaves: Leaves
+    readers: int
+    raw: bool = False  # zeros lie between the files
+    mapping: Mapping | None = None  # of a slot: its huge pages cost less to map than to read
+    integrity: Integrity = XXH3  # what the digests are
+    shares: tuple[Share, ...] = ()  # what its rank said of replicas
+
+    def close(self) -> None:
+        """Closes the files."""
+        if self.mapping is not None:
+            self.mapping.close()
+        for piece in self.files:
+            os.close(piece.fd)
+
+    def checked(self, index: int, buffer: "BlockMemory") -> int:
+        """Address of buffer, filled with a block that matches its digest. Raises DamagedError. Thread-safe."""
+        start = index * BLOCK_NBYTES
+        stop = min(start + BLOCK_NBYTES, self.nbytes)
+        if self.raw:
+            ctypes.memset(buffer.address, 0, stop - start)  # what lies between its files
+        for piece in self.files:
+            first, last = max(start, piece.start), min(stop, piece.start + piece.nbytes)
+            if first < last:
+                part = buffer.view[first - start : align_up(last - start)]
+                piece.read(part, first - piece.start, last - first)
+                if self.raw:
+                    part[last - first :] = bytes(len(part) - (last - first))  # a direct read may fill its last page
+        self.check(index, self.integrity.digest(buffer.view[: stop - start]))
+        return buffer.address
+
+    def check(self, index: int, found: bytes) -> None:
+        """Raises DamagedError naming file, block and bytes unless the block should have this digest."""
+        if found != self.table[index * DIGEST_NBYTES : (index + 1) * DIGEST_NBYTES]:
+            start = index * BLOCK_NBYTES
+            place = f"block {index} (bytes {start} to {min(start + BLOCK_NBYTES, self.nbytes)})"
+            hint = "" if self.mapping else f"see what else is wrong: ckptd verify {os.path.dirname(self.where)}"
+            raise DamagedError(f"{self.where}: {place} does not match its digest", hint=hint)
+
+
+def open_slot(path: str, job: JobKey, save: SaveId, rank: int, integrity: Integrity = XXH3) -> Source:
+    """The segment in a slot of the arena. Raises DamagedError, OSError."""
+    fd = open_regular(path)
+    try:
+        seal = _checked_seal(fd, path, (job, save, rank), integrity)
+        table, layout, leaves = (
+            _part(fd, path, seal, what, integrity) for what in ("digest table", "layout", "leaves")
+        )
+        return Source(
+            files=(Piece(fd, path, 0, seal.image_nbytes),),
+            where=path,
+            nbytes=seal.image_nbytes,
+            table=table,
+            layout=_slot_layout(layout, seal, path),
+            leaves=decode_leaves(leaves, where=path),
+            readers=max(_ARENA_READERS, torch.get_num_threads()),
+            mapping=Mapping(fd, seal.image_nbytes, writable=False),
+            integrity=integrity,
+            shares=seal.shares,
+        )
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def _checked_seal(fd: int, path: str, of: tuple[JobKey, SaveId, int], integrity: Integrity) -> Seal:
+    capacity = os.fstat(fd).st_size
+    pages = os.pread(fd, SEALS_NBYTES, max(0, capacity - SEALS_NBYTES))
+    seal = decode_seals(pages, integrity, where=path)[2]
+    if seal.state is not SlotState.DIGESTED or (seal.job, seal.save, seal.rank) != of:
+        raise DamagedError(f"{path}: its seal is not that of {of[1]}, rank {of[2]}")
+    if seal.content_nbytes + SEALS_NBYTES > capacity:
+        raise DamagedError(f"{path}: its seal claims more bytes than it has")
+    return seal
+
+
+def _slot_layout(raw: bytes, seal: Seal, path: str) -> Layout:
+    layout = decode_layout(raw, where=path)
+    said = (layout.rank, layout.world_size, layout.image_nbytes, layout.raw)
+    parts = tuple(part.nbytes for part in layout.parts)
+    if (*said, parts) != (seal.rank, seal.world_size, seal.image_nbytes, seal.raw, seal.parts):
+        raise DamagedError(f"{path}: its layout is of another slot")
+    return layout
+
+
+def _part(fd: int, path: str, seal: Seal, what: str, integrity: Integrity) -> bytes:
+    start, nbytes, expected = seal.tail[what]
+    data = os.pread(fd, nbytes, start)
+    if integrity.digest(data, Purpose(what)) != expected:
+        raise DamagedError(f"{path}: {what} (bytes {start} to {start + nbytes}) does not match its digest")
+    return data
+
+
+def read_manifest(directory: str, save: SaveId | None = None, integrity: Integrity = XXH3) -> Manifest:
+    """The manifest of a committed checkpoint (of save, if given). Raises UsageError, DamagedError, OSError."""
+    return open_sound(directory, RegularFiles(integrity), RECORDS, save=save)
+
+
+def vote_notes(directory: str, manifest: Manifest, integrity: Integrity = XXH3) -> tuple[str, ...]:
+    """What is wrong with the votes. The data is proven without them, but somebody should know."""
+    files = RegularFiles(integrity)
+    found = (read_vote_of(directory, files, ref) for ref in manifest.votes)
+    return tuple(f"{one}; the data is not affected" for one in found if isinstance(one, Finding))
+
+
+def open_file(directory: str, record: FileRecord, world_size: int, integrity: Integrity = XXH3) -> Source:
+    """An image of a committed checkpoint, read past the page cache where possible. Raises DamagedError, OSError."""
+    path = os.path.join(directory, record.name)
+    layout, leaves = layout_of(record, world_size, where=path), decode_leaves(record.leaves, where=path)
+    files: list[Piece] = []
+    try:
+        for name, start, nbytes in record.extents():
+            where = os.path.join(directory, name)
+            files.append(Piece(open_direct(where), where, start, nbytes))
+            _check_size(where, os.fstat(files[-1].fd).st_size, nbytes)
+    except BaseException:
+        for piece in files:
+            os.close(piece.fd)
+        raise
+    return Source(
+        tuple(files), path, record.nbytes, record.digests, layout, leaves, _STORE_READERS, layout.raw,
+        integrity=integrity, shares=record.shares,
+    )  # fmt: skip
+
+
+def check_files(directory: str, records: Iterable[FileRecord]) -> None:
+    """Raises unless these images are there and as large as the manifest says: before memory is taken on its word."""
+    raise_first(file_findings(directory, RegularFiles(XXH3), records))  # of sizes alone
+
+
+def _check_size(path: str, found: int, expected: int) -> None:
+    if found != expected:
+        raise DamagedError(f"{path}: {found} bytes, should be {expected}")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Contiguous bytes that one box of the image goes to."""
+
+    data_offset: int
+    nbytes: int
+    address: int  # in the host's memory
+    device: torch.Tensor | None = None  # instead of the address: the bytes on a device, which the caller keeps quiet
+
+    def place(self, done: int, nbytes: int) -> Place:
+        """Where so many bytes go after the first so many."""
+        return self.address + done if self.device is None else self.device[done : done + nbytes]
+
+
+def copy_out(source: Source, targets: list[Target], *, sparse: bool = False) -> None:
+    """Copies parts of the image into the targets, several blocks at once. Raises DamagedError for the first bad block.
+
+    All of the image is checked; sparse: only the blocks that hold something of a target are read.
+
+    Reads, digests and copies run outside the GIL. On an error the targets hold parts of the image, damaged or not, and
+    their old bytes elsewhere.
+    """
+    pieces = pieces_of(targets, BLOCK_NBYTES)
+    wanted = sorted(pieces) if sparse else list(range(block_count(source.nbytes)))
+    if source.mapping is None:
+        copy_blocks(source, pieces, wanted)
+    else:
+        _each(source, wanted, _from_memory(source, targets))
+
+
+def copy_blocks(source: Source, pieces: Pieces, wanted: list[int]) -> None:
+    """Reads these blocks of a file, checks them, and copies the pieces out of them. Raises DamagedError, OSError."""
+    _each(source, wanted, _from_file(source, pieces, len(wanted)))
+
+
+def _each(source: Source, wanted: list[int], copy_block: Callable[[int], None]) -> None:
+    """All these blocks, several at once."""
+    if not wanted:
+        return
+    with ThreadPoolExecutor(source.readers) as pool:
+        jobs = [pool.submit(copy_block, index) for index in wanted]
+        try:
+            for job in jobs:
+                job.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _from_file(source: Source, pieces: Pieces, count: int) -> Callable[[int], None]:
+    """Reads a block into a buffer, checks it, copies it; count blocks in all."""
+    buffers = _buffers(min(source.readers, count), pieces)
+
+    def copy_block(index: int) -> None:
+        buffer = buffers.get()  # as many as threads: never waits
+        try:
+            land(pieces.get(index, ()), source.checked(index, buffer))
+        finally:
+            buffers.put(buffer)
+
+    return copy_block
+
+
+def _from_memory(source: Source, targets: list[Target]) -> Callable[[int], None]:
+    """Digests and copies a block chunk by chunk, each while it is in the core's own cache: memory is read once."""
+    assert source.mapping is not None  # noqa: S101 - the caller looked
+    view, base = source.mapping.view, source.mapping.address
+    pieces = pieces_of([target for target in targets if target.device is None], _CHUNK_NBYTES)
+    far = pieces_of([target for target in targets if target.device is not None], BLOCK_NBYTES)
+    buffers = _buffers(min(source.readers, len(far)), far)
+
+    def copy_block(index: int) -> None:
+        found = source.integrity.hasher()
+        start = index * BLOCK_NBYTES
+        buffer = buffers.get() if index in far else None  # pinned: its way to a device is short
+        try:
+            for at in range(start, min(start + BLOCK_NBYTES, source.nbytes), _CHUNK_NBYTES):
+                chunk = view[at : min(at + _CHUNK_NBYTES, source.nbytes)]
+                found.update(chunk)
+                land(pieces.get(at // _CHUNK_NBYTES, ()), base + at)
+                if buffer is not None:
+                    ctypes.memmove(buffer.address + at - start, base + at, len(chunk))
+            source.check(index, found.value())
+            if buffer is not None:
+                land(far[index], buffer.address)
+        finally:
+            if buffer is not None:
+                buffers.put(buffer)
+
+    return copy_block
+
+
+def _buffers(count: int, pieces: Pieces) -> SimpleQueue[Mapping]:
+    """Memory for so many blocks, pinned when pieces of them go to a device."""
+    engines = engines_of(place for found in pieces.values() for _, place, _ in found)
+    buffers: SimpleQueue[Mapping] = SimpleQueue()
+    for _ in range(count):
+        buffer = _buffer()
+        for engine in engines[:1]:  # what one has pinned is so for all
+            with contextlib.suppress(PinningError):
+                buffer.before_unmap(engine.register(buffer.address, buffer.nbytes))
+        buffers.put(buffer)
+    return buffers
+
+
+def _buffer() -> Mapping:
+    """Memory for one block, in huge pages where the kernel gives them: a disk reads into scattered pages bit by bit."""
+    buffer = Mapping(None, BLOCK_NBYTES)
+    if not fill_huge(buffer, 0, BLOCK_NBYTES):
+        fill(buffer, 0, BLOCK_NBYTES)
+    return buffer
+
+
+def pieces_of(targets: list[Target], step: int) -> Pieces:
+    """For each step of the image: what it holds of each target."""
+    out: Pieces = {}
+    for target in targets:
+        done = 0
+        while done < target.nbytes:
+            index, offset = divmod(target.data_offset + done, step)
+            nbytes = min(step - offset, target.nbytes - done)
+            out.setdefault(index, []).append((offset, target.place(done, nbytes), nbytes))
+            done += nbytes
+    return out

@@ -1,0 +1,338 @@
+"""One rank's part in a load: asks where to read, reads and checks, reports, until all ranks agree."""
+
+import contextlib
+import errno
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from ckptd.shared.base.errors import CkptdError, DamagedError, RestoreError
+from ckptd.shared.base.ids import RunId, SaveId
+from ckptd.shared.format import arena_paths
+from ckptd.shared.format.integrity import XXH3, Integrity
+from ckptd.shared.format.layout import Leaves, decode_leaves
+from ckptd.shared.format.manifest import FileRecord, Manifest, layout_of
+from ckptd.shared.protocol.messages import AskLoad, LoadFrom, ReportLoad, Request, Tier
+from ckptd_client._daemon.channel import ChannelLostError
+from ckptd_client._daemon.link import Link
+from ckptd_client._load.checkpoint import Checkpoint, open_arena, open_directory
+from ckptd_client._load.fit import Fit, fit
+from ckptd_client._load.image_ranges import images_in
+from ckptd_client._load.reader import (
+    Source,
+    Target,
+    check_files,
+    copy_out,
+    open_file,
+    open_slot,
+    read_manifest,
+    vote_notes,
+)
+from ckptd_client._load.saved_names import OtherRanksNeededError, Saves, saves_of
+from ckptd_client._load.shared_read.participants import Company, gate_of, ordered
+from ckptd_client._load.shared_read.peer_exchange import OpenGate
+from ckptd_client._load.shared_read.read import copy_out_together
+from ckptd_client._local.rank import Group
+from ckptd_client._state.naming import NOTHING_NAMED, Named
+from ckptd_client._state.pickle import NO_PICKLE, PickleKeys
+from ckptd_client._state.replica_choice import notes_of
+
+_OURS = (errno.EMFILE, errno.ENFILE)
+log = logging.getLogger("ckptd_client")
+_TRIES = 3  # a daemon that dies in the middle is asked again when it is back
+_SILENT_S = 6.0  # a load that has not begun says so after this, unless the daemon has said it better
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """What this rank has read: its bytes are in the state's tensors, the rest waits for ``fit.finish``."""
+
+    save: SaveId
+    tier: Tier
+    fit: Fit
+    nbytes: int
+    notes: tuple[str, ...]
+
+
+class Found(Protocol):
+    """What a rank has found or read of a checkpoint."""
+
+    @property
+    def save(self) -> SaveId:
+        """The checkpoint."""
+
+    @property
+    def tier(self) -> Tier:
+        """Where it was found."""
+
+
+T = TypeVar("T", bound=Found)
+
+
+def load(
+    link: Link, state: dict[str, Any], step: int | None, run: RunId | None = None, *, strict: bool = True
+) -> tuple[LoadFrom, Segment | None]:
+    """Runs the load to its end; None when there is nothing to restore. Raises RestoreError, MismatchError."""
+    with gate_of(link) as gate:
+        return _agree(link, (step, run), lambda order: _read(link, state, order, gate, strict=strict), gate)
+
+
+def find(link: Link, step: int | None) -> tuple[LoadFrom, Checkpoint | None]:
+    """Agrees with all ranks on a checkpoint of which each can read every layout; its bytes are still to be read."""
+    return _agree(link, (step, None), lambda order: _find(link, order))
+
+
+def _agree(
+    link: Link, wanted: tuple[int | None, RunId | None], read: Callable[[LoadFrom], T], gate: OpenGate | None = None
+) -> tuple[LoadFrom, T | None]:
+    """Raises what _run does. Rank 0 logs why nothing was restored although something was there."""
+    step, run = wanted
+    address = gate.address if gate is not None else None
+    for left in reversed(range(_TRIES)):
+        try:
+            order, found = _run(link, lambda seq: AskLoad(seq=seq, step=step, run=run, gate=address), read)
+        except ChannelLostError:
+            if not left:
+                raise
+            continue
+        for note in order.notes if found is None and link.group.rank == 0 else ():
+            log.warning("ckptd: nothing was restored: %s", note)
+        return order, found
+    raise AssertionError("unreachable")
+
+
+def _run(link: Link, ask: Callable[[int], Request], read: Callable[[LoadFrom], T]) -> tuple[LoadFrom, T | None]:
+    said = threading.Timer(_SILENT_S, _say_that_it_waits, (link,))
+    said.daemon, link.waits_for = True, _waits_for(link)
+    with contextlib.suppress(RuntimeError):  # no thread is left: the load goes on without the message
+        said.start()
+    try:
+        order = _ask(link, ask)
+    finally:
+        said.cancel()
+    found: T | None = None
+    try:
+        while order.save is not None and not order.agreed:
+            error: Exception | None = None
+            if found is None or (found.save, found.tier) != (order.save, order.tier):
+                _drop(found)
+                found = None
+                try:
+                    found = read(order)
+                except (CkptdError, OSError) as problem:
+                    error = problem
+            order = _report(link, order, error)
+    except BaseException:
+        _drop(found)
+        raise
+    return order, found
+
+
+def _waits_for(link: Link) -> str:
+    """As far as this side knows: a load that one rank alone calls has no end, and whoever wrote that must hear it."""
+    where = f"for the store {link.job.store} to answer"
+    if link.group.world_size > 1:
+        return f"for other ranks, or {where}; every rank calls load (one rank alone: connect(alone=True))"
+    return where
+
+
+def _say_that_it_waits(link: Link) -> None:
+    if link.waits_for:  # else the daemon has said it
+        log.warning("ckptd: load of job %s waits on rank %d %s", link.job.job, link.group.rank, link.waits_for)
+
+
+def _drop(found: Found | None) -> None:
+    """Closes what the ranks have not agreed on."""
+    if isinstance(found, Checkpoint):
+        found.close()
+
+
+def _ask(link: Link, make: Callable[[int], Request]) -> LoadFrom:
+    # No deadline: the other ranks may be late, and the daemon ends a load that cannot be agreed.
+    answer = link.ask(make, None)
+    assert isinstance(answer, LoadFrom)  # noqa: S101 - the reply to AskLoad and ReportLoad
+    return answer
+
+
+def _report(link: Link, order: LoadFrom, error: Exception | None) -> LoadFrom:
+    save, tier = order.save, order.tier
+    problem = error.message if isinstance(error, DamagedError) else str(error or "")  # a note of another checkpoint
+    assert save is not None  # noqa: S101 - only orders to read are reported
+
+    def make(seq: int) -> Request:
+        return ReportLoad(
+            seq=seq,
+            save=save,
+            tier=tier,
+            problem=problem[:4000],
+            fatal=isinstance(error, RestoreError),  # no older checkpoint suits this process better
+            reshape=isinstance(error, OtherRanksNeededError),
+        )
+
+    try:
+        return _ask(link, make)
+    except CkptdError:
+        if isinstance(error, RestoreError):
+            raise error from None
+        raise
+
+
+def _read(link: Link, state: dict[str, Any], order: LoadFrom, gate: OpenGate | None, *, strict: bool) -> Segment:
+    assert order.save is not None  # noqa: S101 - the caller looked
+    if order.whole:
+        return _read_whole(link, state, order, order.save, strict=strict)
+    if order.tier is not Tier.PFS:
+        return _read_slot(link, state, order, order.save, strict=strict)
+    if not order.path:
+        raise DamagedError(f"no copy of {order.save} is left for rank {link.group.rank}")
+    group = link.group
+    company = ordered(link, order, order.save, gate)
+    fitted, nbytes, notes = read_checkpoint(
+        order.path,
+        state,
+        save=order.save,
+        group=group,
+        keys=link.settings.pickle_keys,
+        company=company,
+        integrity=link.settings.integrity,
+        named=link.settings.named,
+        strict=strict,
+    )
+    return Segment(order.save, order.tier, fitted, nbytes, notes)
+
+
+def _find(link: Link, order: LoadFrom) -> Checkpoint:
+    assert order.save is not None  # noqa: S101 - the caller looked
+    if order.tier is not Tier.PFS:
+        return _open_arena(link, order, order.save)
+    if not order.path:
+        raise DamagedError(f"no copy of {order.save} is left for rank {link.group.rank}")
+    return open_directory(order.path, order.save, link.settings.integrity)
+
+
+def _open_arena(link: Link, order: LoadFrom, save: SaveId, *, complete: bool = True) -> Checkpoint:
+    """The images beside the slot that the order names."""
+    rank, _ = arena_paths.parse_slot_name(order.slot) or (link.group.rank, 0)
+    directory = os.path.dirname(link.slots.path(order.slot))
+    return open_arena(
+        directory, order.slot, link.job, save, rank, tier=order.tier, complete=complete,
+        integrity=link.settings.integrity,
+    )  # fmt: skip
+
+
+def _read_whole(link: Link, state: dict[str, Any], order: LoadFrom, save: SaveId, *, strict: bool) -> Segment:
+    """What this rank needs of all images, from the slots of this node."""
+    found, group = _open_arena(link, order, save, complete=False), link.group
+    try:
+        like = group.rank if group.rank in found.leaves else min(found.leaves)
+        leaves = found.leaves
+        saves = saves_of(
+            [*found.layouts.values()], leaves[like], rank=like, world_size=group.world_size, me=group.rank,
+            named=link.settings.named, of_all=leaves,
+        )  # fmt: skip
+        where = f"step {save.step} of job {link.job.job}, in memory"
+        fitted = fit(state, saves, where=where, pickle_keys=link.settings.pickle_keys, strict=strict)
+        found.read_all(fitted.targets)
+        fitted.settle()
+        fitted.look(found.images)
+        notes = notes_of(fitted.taken, found.shares)
+    finally:
+        found.close()
+    nbytes = sum(target.nbytes for targets in fitted.targets.values() for target in targets)
+    return Segment(save, order.tier, fitted, nbytes, tuple(notes))
+
+
+def _read_slot(link: Link, state: dict[str, Any], order: LoadFrom, save: SaveId, *, strict: bool) -> Segment:
+    source = open_slot(link.slots.path(order.slot), link.job, save, link.group.rank, link.settings.integrity)
+    where = f"step {save.step} of job {link.job.job}, in memory"
+    keys, named = link.settings.pickle_keys, link.settings.named
+    fitted = _read_own(source, state, link.group, keys, where=where, named=named, strict=strict)
+    return Segment(save, order.tier, fitted, source.nbytes, ())
+
+
+def _read_own(  # noqa: PLR0913 - keyword-only
+    source: Source, state: dict[str, Any], group: Group, keys: PickleKeys, *, where: str, named: Named, strict: bool
+) -> Fit:
+    """All of this rank's own image into the state. Closes source."""
+    try:
+        saves = saves_of([source.layout], source.leaves, rank=group.rank, world_size=group.world_size, named=named)
+        fitted = fit(state, saves, where=where, pickle_keys=keys, strict=strict)
+        copy_out(source, fitted.targets.get(group.rank, []))
+        fitted.settle()
+    finally:
+        source.close()
+    return fitted
+
+
+def read_checkpoint(  # noqa: PLR0913 - keyword-only
+    directory: str, state: dict[str, Any], *, group: Group, save: SaveId | None = None, keys: PickleKeys = NO_PICKLE,
+    company: Company | None = None, integrity: Integrity = XXH3, named: Named = NOTHING_NAMED, strict: bool = True,
+) -> tuple[Fit, int, tuple[str, ...]]:  # fmt: skip
+    """Reads a committed checkpoint into the state. Returns the fit, still to be finished, its bytes, and notes.
+
+    This rank's own image if that has all it needs, else the ranges it needs of every image, each block once for all
+    ranks that keep company. Raises DamagedError, also for what cannot be read, and MismatchError.
+    """
+    directory = os.path.realpath(directory)
+    with _damage_of(directory):
+        manifest = read_manifest(directory, save, integrity)
+        notes = vote_notes(directory, manifest, integrity)
+        where = f"{directory} (step {manifest.save.step})"
+        if manifest.world_size == group.world_size:
+            with contextlib.suppress(OtherRanksNeededError):
+                own = manifest.files[group.rank]
+                check_files(directory, [own])
+                source = open_file(directory, own, manifest.world_size, integrity)
+                fitted = _read_own(source, state, group, keys, where=where, named=named, strict=strict)
+                return fitted, source.nbytes, notes
+        saves = _all_saves(directory, manifest, group, named)
+        fitted = fit(state, saves, where=where, pickle_keys=keys, strict=strict)
+
+        def open_source(rank: int) -> Source:
+            return open_file(directory, manifest.files[rank], manifest.world_size, integrity)
+
+        def read(rank: int, targets: list[Target]) -> None:
+            with contextlib.closing(open_source(rank)) as source:
+                copy_out(source, targets, sparse=True)
+
+        copy_out_together(open_source, fitted.targets, manifest.files, company, integrity)
+        fitted.settle()
+        fitted.look(images_in(directory, manifest.files))
+        nbytes = sum(target.nbytes for targets in fitted.targets.values() for target in targets)
+        return fitted, nbytes, (*notes, *notes_of(fitted.taken, {file.rank: file.shares for file in manifest.files}))
+
+
+@contextlib.contextmanager
+def _damage_of(directory: str) -> Iterator[None]:
+    """What cannot be read is damaged, as far as a load can tell."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _OURS:  # nothing is wrong with the checkpoint
+            raise RestoreError(f"{error.filename or directory}: {error.strerror}", hint="ulimit -n 4096") from error
+        raise DamagedError(f"{error.filename or directory}: {error.strerror}") from error
+
+
+def _all_saves(directory: str, manifest: Manifest, group: Group, named: Named) -> Saves:
+    """What is in all images. A rank that there was not goes on with the plain values of rank 0."""
+    check_files(directory, manifest.files)
+    files = [(record, os.path.join(directory, record.name)) for record in manifest.files]
+    layouts = [layout_of(record, manifest.world_size, where=where) for record, where in files]
+    like = manifest.files[group.rank if group.rank < manifest.world_size else 0]
+    leaves = _leaves_of(files)
+    return saves_of(
+        layouts, leaves[like.rank], rank=like.rank, world_size=group.world_size, me=group.rank, named=named,
+        of_all=leaves,
+    )  # fmt: skip
+
+
+def _leaves_of(files: list[tuple[FileRecord, str]]) -> dict[int, Leaves]:
+    """By rank; one object for ranks that saved the same bytes."""
+    found: dict[bytes, Leaves] = {}
+    for record, where in files:
+        if record.leaves not in found:
+            found[record.leaves] = decode_leaves(record.leaves, where=where)
+    return {record.rank: found[record.leaves] for record, _ in files}

@@ -1,0 +1,1 @@
+"""Ranks and nodes that read one checkpoint together, each block once."""

@@ -1,0 +1,71 @@
+"""Gives objects what was saved of them, and says what to type when they do not take it."""
+
+import inspect
+from collections.abc import Collection
+from typing import Any
+
+import torch
+
+from ckptd.shared.base.errors import CkptdError, MismatchError
+from ckptd.shared.base.wording import cut, told
+from ckptd.shared.format.layout import Path
+from ckptd_client._load.fit_hints import LENIENT
+from ckptd_client._load.verify import is_kept, optimizers_in
+from ckptd_client._state.tree import format_path, unflatten
+
+Content = list[tuple[Path, Any]]  # by the place below the object
+_KEYS_DIFFER = "key(s) in state_dict"  # as torch's modules say it
+_SIZES_DIFFER = "size mismatch"
+
+
+def takes_strict(stateful: Any) -> bool:
+    """Whether this is a module whose load_state_dict can be told that keys may be more or fewer."""
+    if not isinstance(stateful, torch.nn.Module):
+        return False
+    try:
+        return "strict" in inspect.signature(stateful.load_state_dict).parameters
+    except (TypeError, ValueError):  # no function of Python's
+        return False
+
+
+def give(prefix: Path, stateful: Any, content: Content, has: Collection[Path], *, strict: bool) -> None:
+    """Calls load_state_dict with the content. has: the places that the object has a value for.
+
+    strict=False: a module leaves out what it has no place for; another object that does not take all of it is given
+    what it has a place for, but for an optimizer's state. Raises MismatchError for what it does not take.
+    """
+    try:
+        if not strict and takes_strict(stateful):
+            stateful.load_state_dict(_nested(content), strict=False)
+            return
+        stateful.load_state_dict(_nested(content))
+    except CkptdError:
+        raise
+    except Exception as error:  # whatever a class makes of values of kinds that it did not save
+        optimizers = optimizers_in(path for path, _ in content)
+        fewer = [item for item in content if item[0] in has or is_kept(item[0], optimizers)]
+        if strict or len(fewer) == len(content) or not fewer:
+            refused = _not_taken(prefix, stateful, error, strict=strict)
+            if str(error).startswith(_OF_MODULES):  # no traceback of torch's says more
+                raise refused from None
+            raise refused from error
+        give(prefix, stateful, fewer, has, strict=False)
+
+
+def _nested(content: Content) -> Any:
+    """The state_dict() of which these were the leaves; it may have been one itself, such as {}."""
+    return content[0][1] if len(content) == 1 and not content[0][0] else unflatten(content)
+
+
+_OF_MODULES = "Error(s) in loading state_dict for "
+_AS_SAVED = "make it as it was when it was saved, or leave it out of the state"
+
+
+def _not_taken(prefix: Path, stateful: Any, error: Exception, *, strict: bool) -> MismatchError:
+    what = cut(error, 2000) if isinstance(error, RuntimeError | ValueError) else told(error)
+    text = f"{format_path(prefix)}: {type(stateful).__name__} does not take what was saved: {what}"
+    lacks = isinstance(error, KeyError) or (_KEYS_DIFFER in what and _SIZES_DIFFER not in what)
+    hint = LENIENT if strict and lacks else _AS_SAVED
+    if isinstance(stateful, torch.optim.Optimizer):
+        hint = f"its state is matched by position: leave {format_path(prefix)} out of the state, or make it as it was"
+    return MismatchError(text, hint=hint)

@@ -1,0 +1,1 @@
+"""This process: its rank, the memory that it shares, copy engines, page guards."""

@@ -1,0 +1,159 @@
+"""Which rank of which session this process is: from torch.distributed, MPI, the launcher's variables, or alone."""
+
+import os
+import sys
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from ckptd.shared.base.errors import ConnectError, UsageError
+from ckptd_client._local.meeting import meet_at_files
+from ckptd_client._local.meeting_mpi import meet_by_messages
+from ckptd_client._local.meeting_store import Store, meet_at_store
+
+_MPI_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "MPI_LOCALNRANKS")
+_PATIENCE_S = 60.0
+_GROUP_HINT = "call torch.distributed.init_process_group before connect"
+_meetings: list[str] = []  # that came about: all ranks have had as many
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """This process's place in the job. All ranks that connected together share the session."""
+
+    rank: int
+    world_size: int
+    session: str
+    exchange: Callable[[bytes], list[bytes]] | None = field(default=None, compare=False, repr=False)
+    """Collective: what every rank gave, by rank. None: the ranks cannot ask each other, and all run on this node."""
+    meet: Callable[[Callable[[int], bool]], None] | None = field(default=None, compare=False, repr=False)
+    """Blocks until all ranks have come, as their files show. None: they have met. Raises ConnectError."""
+
+
+def find_group(patience_s: float = _PATIENCE_S) -> Group:
+    """Collective: every rank of the job calls it, in the same order as other collectives.
+
+    Blocks until all have, patience_s at most. Raises ConnectError, which names those that have not, and UsageError.
+    """
+    if dist.is_available() and dist.is_initialized():
+        return _from_torch(patience_s)
+    if _under_mpi():
+        return _from_mpi(patience_s)
+    world_size = _number("WORLD_SIZE", 1)
+    if world_size > 1:
+        return _from_launcher(world_size, patience_s)
+    return lone_group()
+
+
+def _number(name: str, default: int) -> int:
+    """A variable of the launcher's. Raises UsageError."""
+    text = os.environ.get(name, "") or str(default)
+    if not text.isdecimal():
+        raise UsageError(f"{name} is {text!r}, and should be a number", hint="start with torchrun or mpiexec")
+    return int(text)
+
+
+def lone_group() -> Group:
+    """This process by itself, whatever ranks there are beside it."""
+    return Group(0, 1, _new_session())
+
+
+def _new_session() -> str:
+    return uuid.uuid4().hex
+
+
+def _from_torch(patience_s: float) -> Group:
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    store = distributed_c10d._get_default_store()  # noqa: SLF001 - no public way to ask who has come without a collective
+    if world_size == 1:
+        return Group(rank, world_size, _new_session(), _exchange_by_torch)
+    if store is None:  # of the backend that is MPI
+        return Group(rank, world_size, _broadcast(), _exchange_by_torch)
+    session = _met(distributed_c10d.PrefixStore("ckptd/connect", store), rank, world_size, patience_s)
+    return Group(rank, world_size, session, _exchange_by_torch)
+
+
+def _met(store: Store, rank: int, world_size: int, patience_s: float) -> str:
+    try:
+        return meet_at_store(store, rank, world_size, patience_s)
+    except RuntimeError as error:
+        text = f"the store of torch.distributed does not answer: {error}"
+        raise ConnectError(text, hint="look for a rank that ended first") from None
+
+
+def _broadcast() -> str:
+    box = [_new_session() if dist.get_rank() == 0 else None]
+    try:
+        dist.broadcast_object_list(box, src=0)
+    except RuntimeError as error:
+        raise ConnectError(f"rank 0 cannot be heard: {error}", hint="look for a rank that ended first") from None
+    return str(box[0])
+
+
+def _exchange_by_torch(word: bytes) -> list[bytes]:
+    words: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(words, word)
+    return words
+
+
+def _under_mpi() -> bool:
+    if any(int(os.environ.get(name, "0") or 0) > 1 for name in _MPI_SIZES):
+        return True
+    mpi = sys.modules.get("mpi4py.MPI")
+    return mpi is not None and mpi.Is_initialized() and mpi.COMM_WORLD.Get_size() > 1
+
+
+def _from_mpi(patience_s: float) -> Group:
+    try:
+        from mpi4py import MPI  # noqa: PLC0415 - importing it initialises MPI
+    except ImportError as error:
+        text = f"this process was started by mpiexec, but mpi4py cannot be imported: {error}"
+        raise UsageError(text, hint="pip install 'ckptd[mpi]'") from None
+    world = MPI.COMM_WORLD
+    session = meet_by_messages(MPI, world, patience_s) if world.Get_size() > 1 else _new_session()
+    return Group(world.Get_rank(), world.Get_size(), session, world.allgather)
+
+
+def _from_launcher(world_size: int, patience_s: float) -> Group:
+    """torchrun before init_process_group: its store, or its run id and restart count, name the session."""
+    run = os.environ.get("TORCHELASTIC_RUN_ID")
+    if run is None or "RANK" not in os.environ:
+        raise UsageError(
+            f"WORLD_SIZE is {world_size}, but the ranks cannot find each other",
+            hint="call torch.distributed.init_process_group before connect, or start with torchrun or mpiexec",
+        )
+    rank, here = _number("RANK", 0), _number("LOCAL_WORLD_SIZE", world_size)
+    if rank >= world_size:
+        text = f"RANK is {rank}, and WORLD_SIZE {world_size}: there are ranks 0 to {world_size - 1}"
+        raise UsageError(text, hint="start with torchrun or mpiexec; for a job of this process: connect(alone=True)")
+    if here < world_size:
+        raise UsageError(
+            f"{here} of the job's {world_size} ranks run on this node, and they cannot ask the others where those run",
+            hint=_GROUP_HINT,
+        )
+    life = f"{run[:64]}:{os.environ.get('MASTER_PORT', '0')}:{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # else the launcher has drawn the run id
+        return Group(rank, world_size, _met(_launchers_store(life, patience_s), rank, world_size, patience_s))
+
+    def meet(exists: Callable[[int], bool]) -> None:
+        meet_at_files(exists, world_size, patience_s)
+        _meetings.append(life)
+
+    return Group(rank, world_size, f"{life}:{len(_meetings)}", meet=meet)
+
+
+def _launchers_store(life: str, patience_s: float) -> Store:
+    """The launcher keeps it for as long as the job runs. Raises ConnectError."""
+    host, port = os.environ.get("MASTER_ADDR", "localhost"), _number("MASTER_PORT", 0)
+    try:
+        limit = timedelta(seconds=patience_s)
+        store = dist.TCPStore(host, port, is_master=False, timeout=limit)  # type: ignore[attr-defined]  # it is public
+    except RuntimeError as error:
+        text = f"the launcher's store at {host}:{port} does not answer: {error}"
+        raise ConnectError(text, hint=_GROUP_HINT) from None
+    return distributed_c10d.PrefixStore(f"ckptd/connect/{life}", store)

@@ -1,0 +1,279 @@
+"""This rank's side of the arena: its rank file, and the slots it may write."""
+
+import contextlib
+import errno
+import fcntl
+import logging
+import mmap
+import os
+from collections.abc import Callable
+
+import torch
+
+from ckptd.shared.base.errors import ConnectError
+from ckptd.shared.base.ids import JobKey
+from ckptd.shared.files import spare_pages
+from ckptd.shared.files.arena_location import make_directory
+from ckptd.shared.files.mapping import POPULATE_WRITE, Mapping
+from ckptd.shared.format import arena_paths, rank_file
+from ckptd.shared.format.integrity import XXH3, Integrity
+from ckptd.shared.format.slot import SEALS_NBYTES, Seal, next_seal
+from ckptd_client._local.copy_engines import CopyEngine, PinningError
+from ckptd_client._local.rank import Group
+
+log = logging.getLogger("ckptd_client")
+
+_POPULATE_NBYTES = 16 << 20  # 1 ms in small pages
+_ARENA_HINT = "set another with connect(arena=...) or CKPTD_ARENA"
+
+
+def _create(path: str) -> int:
+    """Descriptor of a new file. A daemon that forgets the job's last life may remove the directory at any moment."""
+    directory = os.path.dirname(path)
+    for _ in range(100):
+        for made in (os.path.dirname(directory), directory):  # makedirs would leave the upper one to the umask
+            with contextlib.suppress(FileExistsError, FileNotFoundError):
+                os.mkdir(made, 0o700)
+        with contextlib.suppress(FileNotFoundError):
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    raise ConnectError(f"{os.path.dirname(path)} is removed again and again")
+
+
+class RankFile:
+    """Tells the daemon that this process lives: locked until close, or until the process ends however it ends.
+
+    A record lock, because flock would live on in forked DataLoader workers. Nothing else in this process may open the
+    file: closing any descriptor of it would drop the lock.
+    """
+
+    def __init__(self, arena: str, job: JobKey, rank: int, session: str) -> None:
+        self._path = os.path.join(arena, arena_paths.job_dir(job), arena_paths.rank_file_name(rank, session))
+        try:
+            with spare_pages.told_when_full(arena, f"the file that says that rank {rank} lives"):
+                make_directory(arena)
+                self._make(arena, rank_file.encode(rank_file.RankRecord(job, rank, session, os.uname().nodename)))
+        except OSError as error:
+            text = f"rank {rank} cannot make {error.filename or self._path}: {error.strerror or error}"
+            raise ConnectError(text, hint=f"ls -la {arena}; {_ARENA_HINT}") from None
+
+    def _make(self, arena: str, record: bytes) -> None:
+        self._fd = _create(self._path)
+        found = os.fstat(self._fd)
+        self._file = (found.st_dev, found.st_ino)
+        try:
+            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._fd)
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                raise
+            text = f"another process holds {self._path}: it is this rank of this session already"
+            raise ConnectError(text, hint="give each process its own rank") from None
+        os.ftruncate(self._fd, 0)
+        try:
+            spare_pages.write(arena, lambda: self._put(record))
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def _put(self, record: bytes) -> None:
+        if os.pwrite(self._fd, record, 0) < len(record):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._path)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the file is gone, as after rm -r or logind's RemoveIPC, so that nobody sees the lock."""
+        return _file_at(self._path) != self._file
+
+    def meet(self, group: Group) -> None:
+        """Blocks until all ranks have such files, where they cannot ask each other. Raises ConnectError, and goes."""
+        if group.meet is None:
+            return
+        directory = os.path.dirname(self._path)
+        try:
+            group.meet(
+                lambda rank: os.path.exists(os.path.join(directory, arena_paths.rank_file_name(rank, group.session)))
+            )
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._path)  # who comes later and sees it would take this rank for one that came
+            raise
+
+    def close(self) -> None:
+        """Lets go of the lock."""
+        os.close(self._fd)
+
+
+def _file_at(path: str) -> tuple[int, int] | None:
+    """What tells files of one name apart."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return (found.st_dev, found.st_ino)
+
+
+class SlotMap:
+    """One mapped slot. The mapping is not inherited by forked children, so none of them can write into it."""
+
+    def __init__(self, path: str) -> None:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            found = os.fstat(fd)
+            self.file = (found.st_dev, found.st_ino)
+            self.mapping = Mapping(fd, found.st_size)
+        finally:
+            os.close(fd)
+        self.mapping.advise(mmap.MADV_DONTFORK)
+        self.bytes = torch.frombuffer(self.mapping.view, dtype=torch.uint8)
+        self.views: list[torch.Tensor] = []  # of the tensors of the plan below
+        self.plan_id = ""
+        self.pinned: bool | None = None  # None: nobody asked
+        self.populated = False
+
+    @property
+    def capacity(self) -> int:
+        """Bytes of the slot file."""
+        return self.mapping.nbytes
+
+    @property
+    def memory(self) -> memoryview:
+        """The slot's bytes."""
+        return self.mapping.view
+
+    def populate(self, stop: Callable[[], bool] = lambda: False) -> None:
+        """Maps every page now, so that the first copy is as fast as the next. Blocks; kernels before 5.14 skip it.
+
+        In parts, between which stop may end it: a part holds the process's memory lock.
+        """
+        if self.populated:
+            return
+        with contextlib.suppress(OSError):
+            for start in range(0, self.mapping.nbytes, _POPULATE_NBYTES):
+                if stop():
+                    return
+                self.mapping.advise(POPULATE_WRITE, start, min(_POPULATE_NBYTES, self.mapping.nbytes - start))
+        self.populated = True
+
+    def pin(self, engine: CopyEngine) -> None:
+        """Registers the slot with the copy engines of all devices, once, until it is unmapped. Blocks, never raises.
+
+        The daemon put its pages together before it granted the slot: pinned pages cannot be moved any more. Where it
+        cannot be registered, copies run all the same, but hold up the thread that begins them.
+        """
+        if self.pinned is not None:
+            return
+        try:
+            self.mapping.before_unmap(engine.register(self.mapping.address, self.mapping.nbytes))
+            self.pinned = True
+        except PinningError as error:
+            self.pinned = False
+            _warn_unpinned(self.capacity, error)
+
+    def put_seal(self, seal: Seal, integrity: Integrity = XXH3) -> None:
+        """Puts the seal in force: from here on the slot's content is whole for whoever finds it."""
+        offset, page = next_seal(bytes(self.memory[-SEALS_NBYTES:]), seal, integrity)
+        start = self.capacity - SEALS_NBYTES + offset
+        self.memory[start : start + len(page)] = page
+
+    def close(self) -> None:
+        """Lets go of the slot; a tensor that still views it keeps it mapped."""
+        self.views = []
+        del self.bytes
+        self.mapping.close()
+
+
+def _warn_unpinned(nbytes: int, error: PinningError) -> None:
+    """Once in a process."""
+    if not _warned:
+        _warned.append(True)
+        log.warning(
+            "ckptd: a slot of %d bytes cannot be pinned, so copies from the GPU are slower and hold up training: %s; "
+            "raise the limit of locked memory (ulimit -l unlimited, docker run --ulimit memlock=-1)",
+            nbytes,
+            error,
+        )
+
+
+_warned: list[bool] = []
+
+
+class Slots:
+    """The slots granted to this rank, oldest grant first, each file mapped once for as long as it exists."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory  # of the job in the arena
+        self.granted: dict[str, int] = {}  # name to capacity, to be read only
+        self.held: set[str] = set()  # filled and not yet sealed: not to be taken even if a new daemon grants them again
+        self._maps: dict[str, SlotMap] = {}
+
+    def grant(self, name: str, capacity: int) -> None:
+        """The daemon lets this rank write the slot."""
+        self.granted[name] = capacity
+
+    def give_back(self) -> None:
+        """No slot is granted any more."""
+        self.granted.clear()
+
+    def withdraw(self, name: str) -> None:
+        """The slot is not granted any more."""
+        self.granted.pop(name, None)
+
+    def withdraw_below(self, capacity: int) -> None:
+        """No smaller slot is granted any more."""
+        self.granted = {name: nbytes for name, nbytes in self.granted.items() if nbytes >= capacity}
+
+    def path(self, name: str) -> str:
+        """Absolute path of a slot."""
+        return os.path.join(self.directory, name)
+
+    def maps(self) -> list[SlotMap]:
+        """The mappings of the granted slots."""
+        return [self.map(name) for name in self.granted if name not in self.held]
+
+    def lent(self) -> list[SlotMap]:
+        """The mappings of slots that are the daemon's now: nobody writes to what is sealed in them."""
+        return [slot for name, slot in self._maps.items() if name not in self.granted and name not in self.held]
+
+    @property
+    def count(self) -> int:
+        """Slots granted now."""
+        return len(self.granted)
+
+    def fitting(self, nbytes: int) -> str | None:
+        """Name of a granted slot of at least so many bytes."""
+        fits = (name for name, capacity in self.granted.items() if capacity >= nbytes and name not in self.held)
+        return next(fits, None)
+
+    def take(self, name: str) -> SlotMap:
+        """The slot's mapping; it is granted no more. Stays granted when it cannot be mapped."""
+        slot = self.map(name)
+        del self.granted[name]
+        return slot
+
+    def map(self, name: str) -> SlotMap:
+        """The slot's mapping, made now if it is new. Mappings of files that are gone are dropped then.
+
+        A name alone says little: a daemon that found the arena empty counts from the start again.
+        """
+        if name not in self._maps or self._maps[name].file != _file_at(self.path(name)):
+            for old in [n for n, slot in self._maps.items() if slot.file != _file_at(self.path(n))]:
+                self._maps.pop(old).close()
+            self._maps[name] = SlotMap(self.path(name))
+        return self._maps[name]
+
+    def unmap_below(self, capacity: int) -> None:
+        """Lets go of the memory of smaller slots: what a process has mapped is not free when its file is unlinked."""
+        small = [name for name, slot in self._maps.items() if slot.capacity < capacity and name not in self.held]
+        for name in small:
+            self._maps.pop(name).close()
+
+    def populate(self) -> None:
+        """Maps all pages of all granted slots. Blocks."""
+        for name in list(self.granted):
+            self.map(name).populate()
+
+    def close(self) -> None:
+        """Unmaps everything."""
+        self.granted.clear()
+        while self._maps:
+            self._maps.popitem()[1].close()

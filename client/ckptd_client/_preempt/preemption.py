@@ -1,0 +1,199 @@
+"""``client.preempted(step)``: whether this is the step at which all ranks save, since the job is about to be ended."""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ckptd.shared.base.ids import JobKey
+from ckptd.shared.format import arena_paths, step_board
+from ckptd.shared.protocol.messages import AskPreempt, Request
+from ckptd_client._daemon.link import Link
+from ckptd_client._daemon.settings import as_step
+from ckptd_client._daemon.turns import Owner
+from ckptd_client._local.rank import Group
+from ckptd_client._preempt.boardless import Boardless
+from ckptd_client._preempt.requests import Telling
+from ckptd_client._preempt.signals import Listener
+from ckptd_client._preempt.step_board import StepBoard
+
+log = logging.getLogger("ckptd_client")
+_AGREE_S = 5.0  # how long a step may wait for the daemons to agree; they give a silent node 2 s
+_PAUSE_S = 0.0005
+_LOOK_S = 1.0  # how often the board is looked for
+_NO_BOARD = (
+    "ckptd: rank %d cannot hear of a preemption, but of a signal to itself: no page at %s: %s\n"
+    "  It is tried again in each step. Where the memory is full, make room there: df -h %s"
+)
+_AGAIN_S = 3.0  # after which a daemon that was told, and began anew since, is told again
+
+
+def _not_heard(signals: list[str]) -> str:
+    names = " and ".join(signals)
+    if threading.current_thread() is not threading.main_thread():
+        return (
+            f"preempted() was first called in a thread: {names} are not heard. "
+            "Call it first in the main thread; `ckptd drain` is heard all the same"
+        )
+    return (
+        f"preempted() does not hear {names}: a handler outside of Python has it, such as that of "
+        "faulthandler.register. Register that with another signal; `ckptd drain` is heard all the same"
+    )
+
+
+class Preemption:
+    """One client's. ``directory``: of the job in the arena."""
+
+    def __init__(self, directory: str, job: JobKey, group: Group, telling: Telling) -> None:
+        self._path = os.path.join(directory, arena_paths.steps_name(group.rank, group.session))
+        self._group = group
+        self._telling = telling
+        self._boardless = Boardless(job, group, telling)
+        self._listener = Listener()
+        self._board: StepBoard | None = None
+        self._look_at = 0.0
+        self._last = -1  # the step before this one
+        self._patience_s = _AGREE_S
+        self._told_at: float | None = None
+        self._passed = False  # it was said that this rank was past the step
+        self._warned = False
+        if self._listener.unheard and group.rank == 0:
+            log.warning("ckptd: %s", _not_heard(self._listener.unheard))
+
+    def asks(self, step: int) -> bool:
+        """As Client.preempted."""
+        now = time.monotonic()
+        if type(step) is not int or step < 0:
+            step = as_step(step)
+        if now >= self._look_at or self._board is None:
+            self._look(now)
+        if self._board is None:
+            return self._without_board(step, now)
+        word = self._board.at(step)
+        if word != step_board.NONE:
+            return self._noticed(step, word)
+        self._hears_a_signal(now)
+        self._last = step
+        return False
+
+    def _look(self, now: float) -> None:
+        """Now and then: whether the board is still where daemons find it."""
+        self._look_at = now + _LOOK_S
+        if self._board is not None and not self._board.lost:
+            return
+        try:
+            self._board = StepBoard(self._path)
+        except OSError as error:
+            self._board = None
+            if not self._warned:
+                self._warned = True
+                log.warning(_NO_BOARD, self._group.rank, self._path, error, os.path.dirname(self._path))
+
+    def _without_board(self, step: int, now: float) -> bool:
+        answer = self._boardless.asks(step) if self._hears_a_signal(now) else False
+        if answer:
+            self._name_if_passed(step, self._boardless.agreed)
+        else:
+            self._last = step
+        return answer
+
+    def _noticed(self, step: int, word: int) -> bool:
+        """Somebody preempts the job: the step is known, or about to be."""
+        assert self._board is not None  # noqa: S101 - its word was read
+        deadline = time.monotonic() + self._patience_s
+        while (answer := step_board.verdict(step, word)) is None and time.monotonic() < deadline:
+            time.sleep(_PAUSE_S)
+            word = self._board.word()
+        if answer is None:
+            self._patience_s = 0.0  # once: the next steps only look
+            self._hears_a_signal(time.monotonic())
+        if answer:
+            self._name_if_passed(step, step_board.announced(word))
+        else:
+            self._last = step
+        return bool(answer)
+
+    def _name_if_passed(self, step: int, fixed: int | None) -> None:
+        """Where this rank was past the step of all already: no checkpoint has all ranks of it."""
+        if fixed is None or self._last < fixed or self._passed:
+            return
+        self._passed = True
+        text = (
+            f"rank {self._group.rank} was at step {self._last} when it heard that all ranks save at step {fixed}: "
+            f"it saves at step {step}, so no checkpoint has all ranks of step {fixed}; the newest older one stays"
+        )
+        log.warning("ckptd: preemption: %s", text)
+        self._telling.send("preemption", lambda seq: AskPreempt(seq=seq, why=f"preemption: {text}", passed=fixed))
+
+    def _hears_a_signal(self, now: float) -> bool:
+        """Whether this rank has heard one. Then the daemon is sent it."""
+        if self._listener.heard:
+            self._tell_once(f"{self._listener.heard} to rank {self._group.rank}", now)
+        return bool(self._listener.heard)
+
+    def _tell_once(self, why: str, now: float) -> None:
+        """The daemon. This step does not wait for its answer; one that began anew since it answered is told again."""
+        if self._telling.busy or (self._told_at is not None and now < self._told_at + _AGAIN_S):
+            return
+        if self._told_at is None:
+            log.warning("ckptd: %s: all ranks are asked to save at one step", why)
+        self._told_at = now
+        self._telling.send(why, lambda seq: AskPreempt(seq=seq, why=why))
+
+    def close(self) -> None:
+        """The user's handlers are back."""
+        self._listener.close()
+        self._telling.close()
+        if self._board is not None:
+            self._board.close()
+            self._board = None
+
+
+class Preemptible:
+    """What Client inherits."""
+
+    _preemption: Preemption | None = None
+    _link: Link
+    _owner: Owner
+
+    def _ask(self, make: Callable[[int], Request], patience_s: float | None = None) -> Any:
+        raise NotImplementedError
+
+    def _check_open(self) -> None:
+        raise NotImplementedError
+
+    def preempted(self, step: int) -> bool:
+        """Whether this is the step to save at, because the job is about to be ended: the same step on all ranks.
+
+        Ask once in each step, on every rank, with the number under which it is saved, before it is saved otherwise::
+
+            if client.preempted(step):
+                client.save(state, step, drain=True).wait("durable")
+                break
+
+        The first call installs handlers of SIGTERM and SIGUSR1 (in the main thread only), which note the signal and
+        call the handlers that were there before; close takes them back. From then on neither signal ends the process:
+        the loop does. On a signal to any rank, on ``ckptd drain``, and on SIGTERM to a daemon that a client started,
+        the daemons agree on a step that no rank is past. It is True at the first step not below it, and from then on.
+
+        Costs microseconds: a page shared with the daemon is looked at. Once somebody preempts the job, a step waits
+        until the daemons have agreed, some milliseconds, 5 s at most. A rank that waited in vain, and was past the step
+        by the time it heard of it, is named on stderr and in ``ckptd status``. Raises UsageError for what is no step,
+        after close, and in a forked child.
+        """
+        self._owner.check()  # a forked child has no board: what is mapped here is not mapped there
+        preemption = self._preemption
+        if preemption is None:
+            self._check_open()
+            link = self._link
+            preemption = self._preemption = Preemption(
+                link.slots.directory, link.job, link.group, Telling(self._ask, link.settings.arena)
+            )
+        return preemption.asks(step)
+
+    def _forget_preemption(self) -> None:
+        preemption, self._preemption = self._preemption, None  # whoever asks from now on is told that it is closed
+        if preemption is not None:
+            preemption.close()

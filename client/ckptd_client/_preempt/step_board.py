@@ -1,0 +1,61 @@
+"""This rank's step board in the arena: one page that its daemon reads and writes (ckptd.shared.format.step_board)."""
+
+import mmap
+import os
+import threading
+
+from ckptd.shared.files import spare_pages
+from ckptd.shared.format import step_board
+
+_STEP = step_board.STEP_OFFSET // 8
+_WORD = step_board.WORD_OFFSET // 8
+
+
+def _arena_of(path: str) -> str:
+    """Of a file in a job's directory."""
+    return os.path.dirname(os.path.dirname(os.path.dirname(path)))
+
+
+class StepBoard:
+    """Mapped, so that to write a step and read the word costs no system call. Raises OSError where it cannot be."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            # A write where no page is would kill the process.
+            spare_pages.write(_arena_of(path), lambda: os.posix_fallocate(fd, 0, step_board.NBYTES))
+            found = os.fstat(fd)
+            self._file = (found.st_dev, found.st_ino)
+            self._memory = mmap.mmap(fd, step_board.NBYTES)
+        finally:
+            os.close(fd)
+        self._memory.madvise(mmap.MADV_DONTFORK)
+        self._numbers = memoryview(self._memory).cast("Q")
+        self._barrier = threading.Lock()
+
+    def at(self, step: int) -> int:
+        """Writes the step, then reads the daemon's word, and never the other way round."""
+        numbers = self._numbers
+        numbers[_STEP] = step + 1
+        with self._barrier:  # an atomic instruction: the processor may not read ahead of it
+            pass
+        return step_board.checked(numbers[_WORD], numbers[_WORD + 1])
+
+    def word(self) -> int:
+        """The daemon's word."""
+        return step_board.checked(self._numbers[_WORD], self._numbers[_WORD + 1])
+
+    @property
+    def lost(self) -> bool:
+        """Whether the file is gone, as with its arena, so that no daemon finds it."""
+        try:
+            found = os.stat(self._path)
+        except OSError:
+            return True
+        return (found.st_dev, found.st_ino) != self._file
+
+    def close(self) -> None:
+        """Lets go of it."""
+        self._numbers.release()
+        self._memory.close()

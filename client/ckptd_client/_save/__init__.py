@@ -1,0 +1,1 @@
+"""A save: slots filled, segments sealed and handed over."""

@@ -1,0 +1,1 @@
+"""Copies that run while training goes on, and their proofs."""

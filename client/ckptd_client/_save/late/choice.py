@@ -1,0 +1,158 @@
+"""Which of a plan's tensors lie in optimizers' memory, and which 2 MiB units of that may be late. Copies nothing.
+
+One answer is kept for each plan, for as long as its tensors and the optimizers' lie where they lay.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from ckptd_client._image.plan import Plan, Values
+from ckptd_client._local.copy_engines import divided
+from ckptd_client._local.page_division import Division, divide
+from ckptd_client._local.page_guard import Range, whole_units, without
+from ckptd_client._save.optimizers import addresses, storage_of
+
+_GAP_NBYTES = 8 << 10  # between tensors, of other memory: what malloc keeps, and the rest of a page
+_MAX_KEPT = 8  # plans
+_cuda: Any = torch.cuda  # much of it has no types
+
+
+class Rules(NamedTuple):
+    """What may be late at all."""
+
+    proof: bool  # memory of the host, under a proof
+    devices: bool  # tensors of devices
+    trusted: bool  # any tensors of the host, on trust
+    written: frozenset[str]  # names of those that others write
+
+
+class Units(NamedTuple):
+    """Of 2 MiB, in order of addresses; adjacent ones are one range."""
+
+    own: tuple[Range, ...] = ()  # that lie wholly inside tensors
+    shared: tuple[Range, ...] = ()  # that hold a little other memory too
+    all: tuple[Range, ...] = ()  # both
+
+
+class Choice(NamedTuple):
+    """Of a plan's tensors, by position."""
+
+    whole: list[int]  # late as they are: on devices, or on trust
+    spans: list[tuple[int, Range]]  # of the host: late where their pages are armed, in order of addresses
+    read: list[Range]  # of the host, of which only digests are taken
+
+    def units(self, *, read: bool) -> Units:
+        """read: whether digests are taken late too. What nobody reads is not watched: writes to it do no harm."""
+        ranges = [*(span for _, span in self.spans), *(self.read if read else ())]
+        own, units = whole_units(ranges), whole_units(ranges, _GAP_NBYTES)
+        return Units(tuple(own), tuple(without(units, own)), tuple(units))
+
+
+class Basis(NamedTuple):
+    """What a choice follows from."""
+
+    rules: Rules
+    lie: list[int]  # addresses of the plan's tensors
+    owned: list[int]  # of the optimizers'
+
+
+@dataclass(slots=True)
+class Chosen:
+    """A choice for one plan."""
+
+    names: list[str]
+    basis: Basis
+    read: list[int]  # addresses of tensors that replicas' digests are of: a rank copies its rows of these only
+    choice: Choice
+    plain: Units  # of a save without digests
+    with_read: Units
+    division: tuple[Any, Division] | None = None  # the last, and what it follows from
+
+    def divided(
+        self, offsets: Sequence[int], *, armed: Sequence[Range], own: Sequence[Range], shared: Sequence[Range],
+        watched: Sequence[Range],
+    ) -> Division:  # fmt: skip
+        """How the plan's tensors are copied now. offsets: the plan's. The same object while nothing changed."""
+        basis = ([*armed], [*own], [*shared], [*watched])
+        if self.division is None or self.division[0] != basis:
+            found = divide(
+                self.choice.spans, offsets, self.choice.whole, armed=armed, own=own, shared=shared, watched=watched
+            )
+            self.division = basis, found
+        return self.division[1]
+
+
+def _chosen(names: list[str], basis: Basis, read: list[int], choice: Choice) -> Chosen:
+    return Chosen(names, basis, read, choice, choice.units(read=False), choice.units(read=True))
+
+
+class Choices:
+    """Of one client."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, Chosen] = {}
+
+    def of(self, plan: Plan, values: Values, owned: Sequence[torch.Tensor], rules: Rules) -> Chosen:
+        """Which of these tensors may be late, where they lie now. owned: the optimizers'."""
+        shared = [one for digest in values.digests for one in digest.tensors]
+        basis, read = Basis(rules, addresses(values.tensors), addresses(owned)), addresses([one for _, one in shared])
+        found = self._kept.get(plan.plan_id)
+        if found is None or found.basis != basis or read not in ([], found.read):
+            names = found.names if found is not None else [box.name for box in plan.image.boxes]
+            found = _chosen(names, basis, read, _choice(names, values.tensors, shared, read, owned, basis))
+            self._kept.pop(plan.plan_id, None)
+            self._kept[plan.plan_id] = found
+            while len(self._kept) > _MAX_KEPT:
+                del self._kept[next(iter(self._kept))]
+        if all_straight([values.tensors[i] for i, _ in found.choice.spans]):
+            return found
+        straight = [one for one in found.choice.spans if all_straight([values.tensors[one[0]]])]
+        return _chosen(found.names, basis, read, found.choice._replace(spans=straight))  # for this save alone
+
+    @property
+    def units(self) -> list[Range]:
+        """Of all plans."""
+        return [unit for chosen in self._kept.values() for unit in chosen.with_read.all]
+
+    def forget(self) -> None:
+        """All is asked anew."""
+        self._kept = {}
+
+
+def _choice(  # noqa: PLR0913, PLR0917 - one step of Choices.of
+    names: Sequence[str], tensors: Sequence[torch.Tensor], shared: Sequence[tuple[str, torch.Tensor]],
+    read: Sequence[int], owned: Sequence[torch.Tensor], basis: Basis,
+) -> Choice:  # fmt: skip
+    rules, lie = basis.rules, basis.lie
+    begins, memory = set(basis.owned), {storage_of(tensor) for tensor in owned} - {0}
+
+    def able(named: Sequence[str], found: Sequence[torch.Tensor], at: Sequence[int]) -> list[int]:
+        """Positions of tensors that begin where an owned one does, or elsewhere in its memory."""
+        inside = [i for i, a in enumerate(at) if a and (a in begins or storage_of(found[i]) in memory)]
+        return [i for i in inside if not found[i].is_inference() and named[i] not in rules.written]
+
+    mine = able(names, tensors, lie)
+    on_devices = {i for positions in divided(tensors).values() for i in positions}
+    whole = [i for i in mine if (i in on_devices and rules.devices) or (rules.trusted and tensors[i].is_cpu)]
+    if not rules.proof:
+        return Choice(whole, [], [])
+    spans = _spans(tensors, lie, [i for i in mine if i not in on_devices])
+    others = [tensor for _, tensor in shared]
+    only_read = _spans(others, read, able([name for name, _ in shared], others, read))
+    return Choice(whole, spans, [span for _, span in only_read])
+
+
+def _spans(tensors: Sequence[torch.Tensor], lie: Sequence[int], able: Sequence[int]) -> list[tuple[int, Range]]:
+    found = [i for i in able if tensors[i].is_cpu and tensors[i].nbytes and all_straight([tensors[i]])]
+    return sorted(((i, Range(lie[i], lie[i] + tensors[i].nbytes)) for i in found), key=lambda one: one[1])
+
+
+def all_straight(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether their bytes lie as they are to be written, and no device is known to write to them."""
+    kind = torch.Tensor
+    if not all(map(kind.is_contiguous, tensors)) or any(map(kind.is_conj, tensors)) or any(map(kind.is_neg, tensors)):
+        return False
+    return not (_cuda.is_initialized() and any(map(kind.is_pinned, tensors)))

@@ -1,0 +1,233 @@
+"""Copies that run while training goes on, and what proves that they are of what was saved.
+
+PageCopies: bytes of the host, under write-protected pages, and digests of such bytes. TensorCopies: tensors of a device
+under checksums, or of any kind under samples, for who has asked for that. Each is used by one save, in the thread of
+its Overlap.
+"""
+
+import contextlib
+import errno
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from ckptd_client._local.checksums import Checksums
+from ckptd_client._local.copy_engines import Fetch
+from ckptd_client._local.late_memory import LateMemory, Lease
+from ckptd_client._local.page_division import Division, placed
+from ckptd_client._local.page_guard import CALL_NBYTES, PAGE_NBYTES, Range, batches, common, copy
+from ckptd_client._save.late.proofs import Samples, versions
+from ckptd_client._save.slot_writer import copy_positions
+
+_GROUP_NBYTES = 64 << 20  # copied in one call, without the GIL; what follows may be broken off
+
+
+class LateCopies(Protocol):
+    """Of one save. Names are those of the state's tensors."""
+
+    on_device: bool  # whether a device goes on copying when copy has returned
+
+    def copy(self, stopped: Callable[[], bool], hurried: Callable[[], bool]) -> None:
+        """Blocks until all that this thread copies is there, and devices have begun with theirs; or until stopped.
+
+        hurried: whether the optimizer waits for it.
+        """
+
+    def hold_back(self) -> None:
+        """What this thread queues on devices from here on comes after their copies."""
+
+    def written_by_now(self) -> list[str]:
+        """Names that somebody wrote to, as far as it shows before devices are done. Before the optimizer writes."""
+
+    def written(self) -> list[str]:
+        """The same, once devices are done: blocks for them. Empty: the copies are what was saved."""
+
+    def let_go(self) -> None:
+        """Nothing is protected or held any more. May be called at any time, by any thread, and again."""
+
+
+class LateDigest(Protocol):
+    """Of memory that is read when the copy has ended."""
+
+    @property
+    def late(self) -> Sequence[tuple[str, Range]]:
+        """That memory, with names."""
+
+    def take_late(self) -> None:
+        """Reads it. Blocks. Raises OSError where nothing is mapped any more."""
+
+
+class NeighbourWroteError(Exception):
+    """Memory was written that lies in a page with what was copied: whose write it was does not show."""
+
+
+class PageCopies:
+    """lease: of memory that division is of, to be protected before the copy begins; ends with it. slot: its address.
+
+    names: of the plan's tensors. keep: holds the memory. digests: what reads leased memory too, after the copy and
+    under the same proof.
+    """
+
+    on_device = False
+
+    def __init__(  # noqa: PLR0913 - keyword-only
+        self,
+        memory: LateMemory,
+        lease: Lease,
+        division: Division,
+        *,
+        slot: int,
+        names: Sequence[str],
+        keep: Sequence[Any],
+        digests: Sequence[LateDigest] = (),
+    ) -> None:
+        self._memory, self._lease, self._division, self._names = memory, lease, division, names
+        self._late, self._keep, self._digests = placed(division.late, slot), keep, list(digests)
+        self._digested = [(name, found) for one in digests for name, found in one.late]
+        self._written: list[str] | None = None
+
+    def copy(self, stopped: Callable[[], bool], hurried: Callable[[], bool]) -> None:
+        """See LateCopies. The proof is taken as soon as the last byte is there: later writes do no harm.
+
+        Raises NeighbourWroteError.
+        """
+        try:
+            for batch in batches(self._late):
+                if stopped():
+                    return
+                copy(batch)
+            for one in self._digests:
+                if stopped():
+                    return
+                one.take_late()
+            if self._rehearsed(lambda: stopped() or hurried()):
+                self._memory.watched(self._lease, self._division.watched)
+            self._prove()
+        except OSError as error:
+            if error.errno != errno.EFAULT:
+                raise
+            self._prove()
+            if not self._written:  # what is mapped no more is none of what was to be copied
+                raise
+        finally:
+            self.let_go()
+
+    def _rehearsed(self, broken_off: Callable[[], bool]) -> bool:
+        """Reads what is watched, for as long as it would take to copy it. Whether it came to its end: no save waits."""
+        room = np.empty(CALL_NBYTES if len(self._division.rehearsed) else 0, np.uint8)
+        for batch in batches(self._division.rehearsed):
+            if broken_off():
+                return False
+            read = batch.copy()
+            read[:, 0] = room.ctypes.data + np.cumsum(batch[:, 2]) - batch[:, 2]
+            with contextlib.suppress(OSError):  # it is copied already
+                copy(read)
+        return True
+
+    def _prove(self) -> None:
+        """Whose bytes were written."""
+        division = self._division
+        if all(map(self._lease.unwritten, division.late_ranges)):
+            self._written = []
+            return
+        read = [
+            (self._names[i], Range(start, start + nbytes))
+            for i, (_, start, nbytes) in zip(division.late_of, division.late.tolist(), strict=True)
+        ]
+        read += self._digested
+        self._written = self._written_of(read, division.own)
+        if not self._written:
+            self._memory.alone = True
+            names = self._written_of(read, division.late_ranges)
+            text = f"memory was written that shares a page with {names[0]!r}" if names else "memory was written"
+            raise NeighbourWroteError(f"{text}; such pages are copied before save returns")
+
+    def _written_of(self, read: Sequence[tuple[str, Range]], ranges: Sequence[Range]) -> list[str]:
+        """Names of what was read in these ranges and is written, by page."""
+        found = ((name, part) for name, one in read for part in common([one], ranges))
+        return sorted({name for name, part in found if not self._lease.unwritten(_pages_of(part))})
+
+    def hold_back(self) -> None:
+        """See LateCopies."""
+
+    def written_by_now(self) -> list[str]:
+        """See LateCopies."""
+        return []
+
+    def written(self) -> list[str]:
+        """See LateCopies."""
+        if self._written is not None:
+            return self._written
+        return sorted({*(self._names[i] for i in self._division.late_of), *(name for name, _ in self._digested)})
+
+    def let_go(self) -> None:
+        """See LateCopies."""
+        self._lease.release()
+
+
+def _pages_of(found: Range) -> Range:
+    return Range(found.start // PAGE_NBYTES * PAGE_NBYTES, -(-found.stop // PAGE_NBYTES) * PAGE_NBYTES)
+
+
+class TensorCopies:
+    """Pairs of (view in a slot, tensor), of the moment at which this is made, in the order of what this thread queues.
+
+    counted: for each tensor the one whose count of writes tells of it; of a DTensor's part that is the DTensor.
+    checked: whether every byte is proved by checksums, or some by samples; turn: by which samples differ.
+    """
+
+    def __init__(  # noqa: PLR0913 - keyword-only
+        self,
+        names: Sequence[str],
+        views: Sequence[torch.Tensor],
+        tensors: Sequence[torch.Tensor],
+        counted: Sequence[torch.Tensor],
+        *,
+        checked: bool,
+        turn: int,
+    ) -> None:
+        self._names = list(names)
+        self._views, self._counted = list(views), list(counted)
+        self._watched = list(tensors)
+        self._versions: list[Any] = [] if checked else versions(counted, tensors)
+        # Aliases: .data = x gives a tensor other memory, and leaves what was saved to these.
+        self._tensors = [tensor.detach() for tensor in tensors]
+        self._evidence = Checksums(self._tensors) if checked else Samples(self._tensors, turn)
+        self._fetch = Fetch(self._tensors)
+        self.on_device = bool(self._fetch.engines)
+
+    def copy(self, stopped: Callable[[], bool], hurried: Callable[[], bool]) -> None:  # noqa: ARG002
+        """See LateCopies."""
+        self._fetch.begin(self._views, self._tensors, lasting=True)
+        group: list[int] = []
+        nbytes = 0
+        for i in self._fetch.others:
+            group.append(i)
+            nbytes += self._views[i].nbytes
+            if nbytes >= _GROUP_NBYTES:
+                copy_positions(self._views, self._tensors, group)
+                group, nbytes = [], 0
+            if stopped():
+                return
+        copy_positions(self._views, self._tensors, group)
+
+    def hold_back(self) -> None:
+        """See LateCopies."""
+        self._fetch.hold_back()
+
+    def written_by_now(self) -> list[str]:
+        """See LateCopies. torch counts most writes; what it does not count shows at the end."""
+        if not self._versions:
+            return []
+        now = versions(self._counted, self._watched)
+        return [name for name, before, after in zip(self._names, self._versions, now, strict=True) if before != after]
+
+    def written(self) -> list[str]:
+        """See LateCopies."""
+        self._fetch.wait()
+        return [self._names[i] for i in self._evidence.differing(self._views)]
+
+    def let_go(self) -> None:
+        """See LateCopies. Tensors are held until devices are done, which written waits for."""

@@ -1,0 +1,365 @@
+"""Which tensors of a save are copied while training goes on, and the one save whose copies run. A part of Client."""
+# ruff: noqa: SLF001 - see above
+
+import atexit
+import logging
+import time
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing import util
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import torch
+
+from ckptd.shared.base.errors import CkptdError, SaveFailedError, UsageError
+from ckptd.shared.base.refusals import call_of, not_allowed
+from ckptd_client._image.plan import Plan, Values
+from ckptd_client._local.late_memory import LateMemory, Lease, late_memory
+from ckptd_client._local.page_division import Division, placed
+from ckptd_client._local.page_guard import NoProofError, Range, batches, copy
+from ckptd_client._save import segments
+from ckptd_client._save.late.choice import Choices, Chosen, Rules, Units
+from ckptd_client._save.late.copies import LateCopies, PageCopies, TensorCopies
+from ckptd_client._save.late.thread import TOO_SLOW, Overlap
+from ckptd_client._save.optimizers import Attached, addresses
+from ckptd_client._save.segments import Plain, Segment
+from ckptd_client._save.slot_writer import copy_all, pin_for, slot_views
+from ckptd_client.handle import SaveHandle
+
+if TYPE_CHECKING:
+    from ckptd_client.client import Client
+
+log = logging.getLogger("ckptd_client")
+Verify = Literal["proof", "samples", "off"]
+_OFF = "off: "
+_NOT_YET = "proof, but nothing is late yet: its memory is being put together into huge pages"
+_IS_WATCHED = "proof, but nothing is late yet: it is watched whether others write to the pages that its tensors share"
+_TOO_SMALL = "proof, but nothing is late: its tensors fill no page of 2 MiB"
+_STRIKES = 3  # saves that others' writes, or slow copies, may cost
+
+
+class Overlapping:
+    """One client's. Its methods are called by threads that train, never under the client's lock but where said."""
+
+    def __init__(self, client: "Client") -> None:
+        self._client = weakref.ref(client)
+        self._attached: list[Attached] = []
+        self._verify: Verify | None = None  # None: proof on the host, off on devices
+        self._memory: LateMemory | None = None
+        self._said: set[str] = set()  # of what proves late copies, and why nothing is late
+        self._written: frozenset[str] = frozenset()  # others were seen to write these: copied before save returns
+        self._strikes = 0  # saves that others' writes, or slow copies, have cost
+        self._objections: set[str] = set()
+        self._choices = Choices()
+        self._running: Overlap | None = None
+        self._last: _Last | None = None  # the save that the next step comes after
+
+    # --- optimizers
+
+    def attach(self, optimizers: Sequence[Any], verify: Verify | None) -> None:
+        """From now on what only their step() writes may be copied late. Raises UsageError for what is no optimizer."""
+        if not optimizers:
+            raise UsageError("attach was given no optimizer", hint="attach(optimizer)")
+        if verify is not None and verify not in get_args(Verify):
+            must = '"proof", "samples" or "off"'
+            raise not_allowed(UsageError, "verify", verify, must, "proof", origin=call_of("attach"))
+        if not self._attached:
+            atexit.register(_at_exit, weakref.ref(self))
+            # A process of multiprocessing, such as mp.spawn's, ends without atexit; others do this after zmq's end.
+            util.Finalize(None, _at_exit, (weakref.ref(self),), exitpriority=0)
+        known = {id(attached.optimizer) for attached in self._attached}
+        new = {id(optimizer): optimizer for optimizer in optimizers if id(optimizer) not in known}
+        made: list[Attached] = []
+        try:
+            made += [Attached(optimizer, self.before_step) for optimizer in new.values()]
+        except UsageError:
+            for attached in made:
+                attached.detach()
+            raise
+        self._attached += made
+        self._agree(verify)
+
+    def _agree(self, verify: Verify | None) -> None:
+        """What is in force from here on, for all that is attached; said when it changes."""
+        self._verify = verify or self._verify
+        told: str = self._verify or "proof"
+        if told == "proof":
+            try:
+                self._memory = late_memory()
+                told = _NOT_YET
+            except NoProofError as error:
+                told = f"{_OFF}{error}"
+        self._tell(told)
+
+    def _tell(self, told: str) -> None:
+        """What is in force now. Said once, however often it comes and goes."""
+        client = self._client()
+        if client is not None:
+            client._stats.late = told
+        if told in self._said:
+            return
+        self._said.add(told)
+        if told.startswith(_OFF):
+            hint = "" if self._strikes else '; attach(optimizer, verify="samples") copies it late on trust'
+            text = f"nothing of the host's memory is copied late: {told.removeprefix(_OFF)}{hint}"
+            log.warning("ckptd: attach: %s", text)
+        else:
+            log.info("ckptd: attach: late copies are verified by: %s", told)
+
+    def detach(self) -> None:
+        """No optimizer is attached any more."""
+        while self._attached:
+            self._attached.pop().detach()
+        units = self._choices.units
+        self._choices.forget()
+        if self._memory is not None:
+            self._memory.forget(units)
+        if not self.running:
+            self._running = self._last = None
+
+    def late(self, plan: Plan, values: Values) -> "Late | None":
+        """What may be copied late of a save whose values these are; None: nothing. Under the lock.
+
+        Its memory is the save's until it lets go of it, or nobody refers to it any more.
+        """
+        client = self._client()
+        assert client is not None  # noqa: S101 - it called
+        client._stats.last_late_nbytes = 0
+        believed = [attached for attached in self._attached if self._believes(attached)]
+        if not believed or self._verify == "off" or self._strikes >= _STRIKES:
+            return None
+        proof = self._memory is not None and self._verify in (None, "proof")
+        rules = Rules(proof, self._verify is not None, self._verify == "samples", self._written)
+        owned = [tensor for attached in believed for tensor in attached.tensors()]
+        before = self._choices.units
+        chosen = self._choices.of(plan, values, owned, rules)
+        found = Late(chosen, chosen.with_read if values.digests else chosen.plain)
+        if self._memory is not None:
+            if (after := self._choices.units) != before:
+                self._memory.forget(before, but=after)
+            self._protect(self._memory, found, values.tensors)
+        return found if chosen.choice.whole or found.ranges else None
+
+    def _protect(self, memory: LateMemory, found: "Late", tensors: Sequence[torch.Tensor]) -> None:
+        """Units of tensors alone. What shares a unit with others is protected after this thread's own writes there."""
+        units = found.units.own if memory.alone else found.units.all
+        found.lease = memory.lease(units)
+        found.lease.protect(found.units.own)
+        if addresses(tensors) != found.chosen.basis.lie:  # another thread gave one other memory meanwhile
+            found.lease.release()
+        if found.ranges:
+            return
+        if not found.units.all:
+            self._tell(_TOO_SMALL)
+        else:
+            why_not = memory.why_not(units) if units else "others write to the pages that its tensors share"
+            self._tell(f"{_OFF}{why_not}" if why_not else _NOT_YET)
+
+    def _believes(self, attached: Attached) -> bool:
+        objection = attached.objection()
+        if objection and objection not in self._objections:
+            self._objections.add(objection)
+            log.warning("ckptd: what an attached optimizer writes is copied before save returns: %s", objection)
+        return not objection
+
+    # --- saves
+
+    def begin(  # noqa: PLR0913 - keyword-only
+        self, segment: Segment, plan: Plan, values: Values, found: "Late", *, handle: SaveHandle, drain: bool,
+        deadline: float,
+    ) -> None:  # fmt: skip
+        """Copies what is early now, and begins with what is late. Under the lock; none may be running."""
+        client = self._client()
+        assert client is not None  # noqa: S101 - it called
+        client._link.unsealed.add(handle.save_id)
+        plain = Plain(values.leaves, values.objects, values.said)
+        fate = _Fate(client, self, segment, handle, plain, drain)
+        try:
+            overlap = Overlap(self._copied(segment, plan, values, found, handle.save_id.counter), fate)
+            segment.owner = weakref.ref(overlap)
+        except BaseException:
+            found.let_go()
+            client._link.unsealed.discard(handle.save_id)
+            segments.release(client, segment)
+            raise
+        self._running, self._last = overlap, _Last(handle, deadline)  # first: once a thread copies, it alone ends it
+        try:
+            overlap.start()
+        except BaseException as error:
+            overlap.cancel(f"{type(error).__name__} while its copy began")
+            overlap.let_go()
+            if overlap.withdraw():
+                self._running = self._last = None
+                client._link.unsealed.discard(handle.save_id)
+                segments.release(client, segment)
+            raise
+
+    def _copied(self, segment: Segment, plan: Plan, values: Values, found: "Late", turn: int) -> list[LateCopies]:
+        """Copies what is early, and prepares the rest."""
+        client, views, tensors = self._client(), slot_views(segment.slot, plan), values.tensors
+        assert client is not None  # noqa: S101 - it called
+        pin_for(segment.slot, tensors)  # before the thread copies: then no engine makes it wait
+        division, base = self._divided(found, plan), segment.memory.data_ptr()
+        for digest in values.digests:
+            digest.take(division.late_ranges)
+        whole = found.chosen.choice.whole
+        copies = self._of_tensors(found, values, views, whole, turn) if whole else []
+        pages = self._of_pages(found, division, base, values) if found.ranges else None
+        copy_all(segment.slot, [views[i] for i in division.whole], [tensors[i] for i in division.whole])
+        for batch in batches(placed(division.early, base)):
+            copy(batch)
+        client._stats.last_late_nbytes = sum(tensors[i].nbytes for i in whole)
+        if pages is not None and found.lease is not None:
+            found.lease.protect(found.units.shared)  # what is lost of it looks written
+            copies.append(pages)
+            client._stats.last_late_nbytes += division.nbytes
+            self._tell("proof" if division.late_ranges else _IS_WATCHED)
+        return copies
+
+    def _divided(self, found: "Late", plan: Plan) -> Division:
+        late, watched = self._memory.trusted(found.units.shared) if self._memory is not None else ([], [])
+        return found.chosen.divided(
+            plan.image.data_offsets, armed=found.ranges, own=found.units.own, shared=late, watched=watched
+        )
+
+    def _of_pages(self, found: "Late", division: Division, base: int, values: Values) -> PageCopies:
+        assert self._memory is not None  # noqa: S101 - the ranges are of it
+        assert found.lease is not None  # noqa: S101 - as above
+        # Of large ones the memory, whatever becomes of the tensors; small ones whose memory changes look written.
+        keep = [values.tensors, *(values.tensors[i].untyped_storage() for i in division.large)]
+        names = found.chosen.names
+        return PageCopies(
+            self._memory, found.lease, division, slot=base, names=names, keep=keep, digests=values.digests
+        )
+
+    def _of_tensors(
+        self, found: "Late", values: Values, views: Sequence[torch.Tensor], whole: Sequence[int], turn: int
+    ) -> list[LateCopies]:
+        names = [found.chosen.names[i] for i in whole]
+        columns = ([column[i] for i in whole] for column in (views, values.tensors, values.counted))
+        return [TensorCopies(names, *columns, checked=self._verify == "proof", turn=turn)]
+
+    @property
+    def running(self) -> bool:
+        """Whether a save's copies run, or it is still to be handed over."""
+        return self._running is not None and not self._running.over
+
+    def before_step(self) -> None:
+        """An attached optimizer is about to write. Blocks until it may: at most save_timeout_s after save began.
+
+        Never raises: whatever goes wrong here costs the save, and not the step.
+        """
+        try:
+            self._let_write()
+        except Exception as error:  # noqa: BLE001 - see above
+            text = f"{type(error).__name__}: {error}"
+            log.warning("ckptd: before the optimizer's step: %s", text)
+            if self._running is not None:
+                self._running.cancel(text)
+                self._running.let_go()
+
+    def _let_write(self) -> None:
+        last = self._last
+        if last is None or self._running is None or not self.running:
+            return
+        began = time.perf_counter()
+        self._running.before_step(last.deadline)
+        waited = time.perf_counter() - began
+        last.handle.stall_s += waited
+        client = self._client()
+        if client is not None:
+            client._stats.stall_s += waited
+
+    def settle(self, deadline: float, *, cancel: bool = False) -> None:
+        """Blocks until no save's copies run; with cancel, one that still does at the deadline is given up."""
+        running = self._running
+        if running is None or running.settle(deadline):
+            return
+        if cancel:
+            running.cancel("its copy was not done when the next save had waited save_timeout_s for it")
+            running.let_go()
+
+    def note_written(self, names: Sequence[str]) -> None:
+        """Somebody else writes these: from now on they are copied before save returns. In the end all is."""
+        self._written |= {*names}
+        self._strike(f"others than the optimizer wrote to it, the last time to {names[0]!r}")
+
+    def note_slow(self) -> None:
+        """A copy held up the optimizer for save_timeout_s, and the save was given up."""
+        self._strike("copies are not done when the optimizer has waited save_timeout_s for them")
+
+    def _strike(self, text: str) -> None:
+        self._strikes += 1
+        if self._strikes == _STRIKES:
+            self._tell(f"{_OFF}it cost {_STRIKES} saves: {text}")
+
+
+@dataclass(slots=True)
+class Late:
+    """What one save copies late."""
+
+    chosen: Chosen
+    units: Units
+    lease: Lease | None = None
+
+    @property
+    def ranges(self) -> list[Range]:
+        """Memory of the host that can be protected."""
+        return self.lease.ranges if self.lease is not None else []
+
+    def let_go(self) -> None:
+        """Nothing is protected any more."""
+        if self.lease is not None:
+            self.lease.release()
+
+
+@dataclass(frozen=True, slots=True)
+class _Last:
+    """A save before which the next step waits."""
+
+    handle: SaveHandle
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Fate:
+    """What becomes of one save."""
+
+    client: "Client"
+    overlapping: Overlapping
+    segment: Segment
+    handle: SaveHandle
+    plain: Plain
+    drain: bool
+
+    def deliver(self) -> None:
+        """Seals it and hands it over."""
+        try:
+            segments.seal(self.client, self.segment, self.handle, self.plain, drain=self.drain)
+        except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
+            segments.give_up(self.client, self.handle, error)
+
+    def discard(self, reason: str, written: Sequence[str]) -> None:
+        """Gives it up, and tells everybody."""
+        names = sorted({*written})
+        if reason == TOO_SLOW:
+            self.overlapping.note_slow()
+        if names:
+            self.overlapping.note_written(names)
+        error: CkptdError = SaveFailedError(reason)
+        if names:
+            what = reason.removeprefix("it ")
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            text = f"{names[0]!r}{more}: it {what}; such tensors are copied before save returns"
+            error = SaveFailedError(text, hint="write to the state in optimizer.step() only, or before save")
+        segments.release(self.client, self.segment)
+        segments.give_up(self.client, self.handle, error)
+
+
+def _at_exit(overlapping: "weakref.ref[Overlapping]") -> None:
+    """The last save of a script that ends without close."""
+    found = overlapping()
+    client = found._client() if found is not None else None
+    if found is not None and client is not None and found.running:
+        found.settle(time.monotonic() + client._save_timeout_s)

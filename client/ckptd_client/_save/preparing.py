@@ -1,0 +1,237 @@
+"""Memory for saves, made ready while training runs: asked for by load, or by a first save for those after it.
+
+The daemon makes the slots. Here a thread hears of them and maps them, so that no save does: it ends when all are there,
+and with the client. Written as a part of Client in a file of its own.
+"""
+# ruff: noqa: SLF001 - see above
+
+import atexit
+import contextlib
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from multiprocessing import util
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ckptd.shared.base.errors import WaitTimeoutError
+from ckptd_client._daemon.channel import PreemptedError
+from ckptd_client._local.copy_engines import is_capturing
+from ckptd_client._local.slots import SlotMap
+from ckptd_client._save.slot_writer import pin_for, slot_views
+
+if TYPE_CHECKING:
+    from ckptd_client.client import Client
+
+log = logging.getLogger("ckptd_client")
+_LOOK_S = 0.05  # how often the thread looks for slots that were made
+_LAST_S = 600.0  # and how long: as long as prepare waits
+_AT_EXIT_S = 5.0
+_ASK_S = 1.0  # how long the daemon, or another thread, may keep a step that asks for slots
+
+
+class Preparing:
+    """One client's. Its methods are called under the client's lock; the thread is nobody's."""
+
+    def __init__(self, client: "Client") -> None:
+        self._client = weakref.ref(client)
+        self._owner = client._owner
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._until = 0.0
+        self._registered = False
+        self._steps: list[_FirstSteps] = []
+        self._known = ""  # why there are no slots, as the user was told; an error would keep what its traceback holds
+
+    # --- what is asked for
+
+    def after_load(self, state: dict[str, Any]) -> None:
+        """Asks for slots for the state, or has its optimizers do so in the first step: until then they have no state.
+
+        Blocks for a plan of the state. Never raises: what is wrong with the state, save says.
+        """
+        self.forget_steps()
+        unready = [found for found in _optimizers_in(state) if not found.state]
+        if unready:
+            self._steps.append(_FirstSteps(self, unready, state))
+        else:
+            self._ask(state)
+
+    def make_ready(self, state: dict[str, Any]) -> None:
+        """Has all slots made, mapped and pinned. Blocks. Raises BudgetError and its kin, WaitTimeoutError."""
+        client = self._client()
+        assert client is not None  # noqa: S101 - it called
+        values, link, deadline = client._gather(state), client._link, time.monotonic() + _LAST_S
+        link.ensure(deadline)
+        client._fit_slots(client._plan_capacity(values), deadline)
+        seen = 0
+        while True:
+            if link.refusal is not None:
+                self.know(link.refusal)
+                raise link.refusal
+            if link.slots.count > seen:
+                seen = link.slots.count
+                link.slots.populate()
+                for slot in link.slots.maps():
+                    slot_views(slot, client._plan)
+                    pin_for(slot, values.tensors)
+            if link.all_granted:
+                return
+            link.pump(time.monotonic() + 1.0)
+            if time.monotonic() > deadline:
+                raise WaitTimeoutError(f"the slots were not ready after {_LAST_S:g} s")
+
+    def _ask(self, state: dict[str, Any]) -> None:
+        client = self._client()
+        if client is None:
+            return
+        try:
+            values = client._gather(state)
+            deadline = time.monotonic() + _ASK_S
+            client._link.ensure(deadline, hurried=True)
+            client._fit_slots(client._plan_capacity(values), deadline)
+        except Exception as error:  # noqa: BLE001 - save meets it again, and says it
+            log.debug("ckptd: no memory is prepared: %s: %s", type(error).__name__, error)
+
+    def stepped(self, state: dict[str, Any]) -> None:
+        """All optimizers have their state now. In the step of the last one: never raises, and waits for no thread long.
+
+        Nor does it give way at once: a state_dict of the user's may be collective, and all ranks are to call it alike.
+        """
+        client = self._client()
+        if client is None or not self._owner.is_here:
+            return
+        with client._first(time.monotonic() + _ASK_S) as mine:
+            if mine and not client._closed:
+                self._ask(state)
+
+    def forget_steps(self) -> None:
+        """A save or another load has come, or the end: what the first steps would ask for is not needed any more."""
+        while self._steps:
+            self._steps.pop().forget()
+
+    # --- what has come
+
+    def begin(self) -> None:
+        """Slots were asked for: has a thread map them as they come."""
+        self._until = time.monotonic() + _LAST_S
+        if self._thread is not None or self._stop.is_set():
+            return
+        if not self._registered:
+            self._registered = True
+            atexit.register(_at_exit, weakref.ref(self))
+            # A process of multiprocessing, such as mp.spawn's, ends without atexit; others do this after zmq's end.
+            util.Finalize(None, _at_exit, (weakref.ref(self),), exitpriority=0)
+        thread = threading.Thread(target=_run, args=(weakref.ref(self), self._stop), name="ckptd-prepare", daemon=True)
+        with contextlib.suppress(RuntimeError):  # no thread can be started: saves map for themselves
+            thread.start()
+            self._thread = thread
+
+    def know(self, error: BaseException) -> None:
+        """The user is told this by somebody else."""
+        self._known = str(error)
+
+    def join(self, timeout_s: float) -> None:
+        """Blocks until the thread has ended, for good. Not under the lock. In a forked child there is none."""
+        if not self._owner.is_here:
+            return
+        self._stop.set()
+        thread = self._thread
+        if thread is not None:
+            thread.join(timeout_s)
+
+    def look(self) -> bool:
+        """One look of the thread's: maps what has come. Whether more may come."""
+        client = self._client()
+        if client is None:
+            return False
+        new: list[SlotMap] = []
+        with contextlib.suppress(PreemptedError), client._last(time.monotonic() + _LOOK_S) as mine:
+            if not mine:
+                return True
+            link = client._link
+            if client._closed or not self._heard(client):
+                self._thread = None
+                return False
+            new = [slot for slot in link.slots.maps() if not slot.populated]
+            if not new and (link.all_granted or link.refusal is not None or time.monotonic() > self._until):
+                self._thread = None
+                return False
+            keep = [slot.memory for slot in new]  # mapped for as long as this thread touches it
+        for slot in new:
+            slot.populate(self._stop.is_set)
+        del keep
+        return True
+
+    def _heard(self, client: "Client") -> bool:
+        """Takes in what the daemon has said, and says what the user has to know of it. False where none is there."""
+        link = client._link
+        link.pump(time.monotonic())
+        if link.refusal is not None and str(link.refusal) != self._known:
+            self.know(link.refusal)
+            log.warning("ckptd: the memory for saves cannot be had, and they will fail: %s", link.refusal)
+        return link._channel is not None and not link._channel.lost
+
+
+def _run(preparing: "weakref.ref[Preparing]", stop: threading.Event) -> None:
+    """Keeps nothing: a client that is dropped without close goes all the same."""
+    while not stop.wait(_LOOK_S):
+        found = preparing()
+        try:
+            if found is None or not found.look():
+                return
+        except Exception as error:  # noqa: BLE001 - saves map for themselves
+            log.debug("ckptd: slots are not mapped ahead: %s: %s", type(error).__name__, error)
+            return
+        del found
+
+
+def _at_exit(preparing: "weakref.ref[Preparing]") -> None:
+    """The connection is taken down at exit: nobody may use it then."""
+    found = preparing()
+    if found is not None:
+        found.join(_AT_EXIT_S)
+
+
+class _FirstSteps:
+    """Optimizers that make their state in their first step, and the state to be saved that they are part of."""
+
+    def __init__(self, preparing: Preparing, optimizers: list[torch.optim.Optimizer], state: dict[str, Any]) -> None:
+        self._preparing = preparing
+        self._state: dict[str, Any] | None = state
+        self._hooks: dict[int, Any] = {}
+        try:
+            for optimizer in optimizers:
+                self._hooks[id(optimizer)] = optimizer.register_step_post_hook(self._stepped)
+        except AttributeError:  # a wrapper that is a subclass, and made no hooks: the first save asks
+            self.forget()
+        self._waiting = set(self._hooks)
+
+    def _stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if self._state is None or is_capturing():  # torch must not lose a hook while it calls them: it stays, for now
+            return
+        self._waiting.discard(id(optimizer))
+        if not self._waiting:
+            state, self._state = self._state, None
+            self._preparing.stepped(state)
+
+    def forget(self) -> None:
+        """They are let go, and the state with them."""
+        self._state = None
+        while self._hooks:
+            self._hooks.popitem()[1].remove()
+
+
+def _optimizers_in(value: Any) -> Iterator[torch.optim.Optimizer]:
+    """Of a state, however deep in dicts, lists and tuples."""
+    if isinstance(value, torch.optim.Optimizer):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _optimizers_in(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _optimizers_in(item)

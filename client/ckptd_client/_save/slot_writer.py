@@ -1,0 +1,105 @@
+"""Writes a segment into a slot: first the payloads, at last, with the seal, what says that they are whole."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from ckptd.shared.base.ids import JobKey, SaveId
+from ckptd.shared.format.integrity import XXH3, Integrity, Purpose
+from ckptd.shared.format.replica_shares import Share
+from ckptd.shared.format.slot import Seal, SlotState
+from ckptd_client._image.segment_plan import SegmentPlan
+from ckptd_client._local.copy_engines import Fetch, divided
+from ckptd_client._local.rank import Group
+from ckptd_client._local.slots import SlotMap
+
+
+class PlainValues(Protocol):
+    """What is no tensor, encoded."""
+
+    @property
+    def leaves(self) -> bytes:
+        """Encoded Leaves of this rank."""
+
+    @property
+    def objects(self) -> bytes:
+        """Encoded StockObjects, empty but on rank 0."""
+
+    @property
+    def shares(self) -> tuple[Share, ...]:
+        """What is said of tensors that replicas hold too."""
+
+
+def slot_views(slot: SlotMap, plan: SegmentPlan | None) -> list[torch.Tensor]:
+    """The plan's tensors in the slot, made once for as long as the slot is used for this plan."""
+    assert plan is not None  # noqa: S101 - whoever has values has a plan
+    if slot.plan_id != plan.plan_id and slot.capacity >= plan.exact_capacity(0):
+        slot.views, slot.plan_id = plan.views(slot.bytes), plan.plan_id
+        for start, data in plan.image.fillers:  # constant: they stay in the slot from save to save
+            slot.memory[start : start + len(data)] = data
+    return slot.views
+
+
+def fill_slot(slot: SlotMap, plan: SegmentPlan, tensors: list[torch.Tensor]) -> None:
+    """The payloads: the one copy. What lies in the slot stays unsealed. Blocks until all is there."""
+    copy_all(slot, slot_views(slot, plan), tensors)
+
+
+def copy_all(slot: SlotMap, views: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
+    """Copies tensors of any device into views of the slot. Blocks until all are there, and for nothing else."""
+    pin_for(slot, tensors)
+    fetch = Fetch(tensors)
+    try:
+        fetch.begin(views, tensors)
+        copy_positions(views, tensors, fetch.others)
+    finally:
+        fetch.wait()
+
+
+def pin_for(slot: SlotMap, tensors: Sequence[torch.Tensor]) -> None:
+    """Registers the slot with the devices of these tensors, where that was not done before. Blocks."""
+    for engine in divided(tensors) if slot.pinned is None else ():
+        slot.pin(engine)
+
+
+def copy_positions(views: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], positions: Sequence[int]) -> None:
+    """Copies some of the tensors in this thread. Blocks until they are there."""
+    if not positions:  # torch refuses an empty list
+        return
+    if len(positions) < len(tensors):
+        views, tensors = [views[i] for i in positions], [tensors[i] for i in positions]
+    with torch.no_grad():
+        torch._foreach_copy_(views, tensors)  # type: ignore[arg-type]  # they are lists
+
+
+def seal_slot(  # noqa: PLR0913 - keyword-only
+    slot: SlotMap, plan: SegmentPlan, values: PlainValues, save: SaveId, *, job: JobKey, group: Group,
+    integrity: Integrity = XXH3,
+) -> None:  # fmt: skip
+    """Everything but the payloads, and the seal last."""
+    memory = slot.memory
+    for start, header in plan.image.patched_headers(save):
+        memory[start : start + len(header)] = header
+    seal = Seal(
+        state=SlotState.SEALED,
+        job=job,
+        save=save,
+        rank=group.rank,
+        world_size=group.world_size,
+        image_nbytes=plan.nbytes,
+        header_nbytes=plan.image.header_nbytes,
+        layout_nbytes=len(plan.layout),
+        leaves_nbytes=len(values.leaves),
+        layout_digest=plan.layout_digest,
+        leaves_digest=integrity.digest(values.leaves, Purpose.LEAVES),
+        objects_nbytes=len(values.objects),
+        objects_digest=integrity.digest(values.objects, Purpose.OBJECTS) if values.objects else bytes(16),
+        parts=plan.image.part_nbytes,
+        raw=plan.image.raw,
+        shares=values.shares,
+    )
+    memory[seal.layout_offset : seal.leaves_offset] = plan.layout
+    memory[seal.leaves_offset : seal.objects_offset] = values.leaves
+    memory[seal.objects_offset : seal.content_nbytes] = values.objects
+    slot.put_seal(seal, integrity)

@@ -1,0 +1,1 @@
+"""A state as named leaves: tree, tensors, encodings, replicas, shards."""

@@ -1,0 +1,101 @@
+"""Pickle, for the leaves whose keys the user named, when they are saved and again when they are loaded.
+
+Such a leaf is a torch.save archive under the codec ``pickle``. Everything else of ckptd passes it on as bytes.
+"""
+
+import fnmatch
+import io
+import pickle
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ckptd.shared.base.errors import ConfigError, RestoreError, UsageError
+from ckptd.shared.base.refusals import not_allowed
+from ckptd.shared.format.layout import Leaf
+from ckptd_client._state.leaves import decode_leaf, encode_leaf
+
+CODEC = "pickle"
+
+
+@dataclass(frozen=True, slots=True)
+class PickleKeys:
+    """Which leaves may be pickled: patterns as of fnmatch, over names such as ``loader.sampler``."""
+
+    patterns: tuple[str, ...] = ()
+
+    def allow(self, name: str) -> bool:
+        """Whether a pattern fits the name."""
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.patterns)
+
+
+NO_PICKLE = PickleKeys()
+
+
+def pickle_keys(patterns: Any) -> PickleKeys:
+    """What connect was told. Raises ConfigError."""
+    listed = isinstance(patterns, Collection) and not isinstance(patterns, str | bytes)
+    if not listed or not all(isinstance(p, str) and p for p in patterns):
+        raise not_allowed(ConfigError, "allow_pickle", patterns, "a list of keys, or of patterns", ["hooks.*"])
+    return PickleKeys(tuple(patterns))
+
+
+def encode(value: Any, name: str, where: str, *, allowed: bool) -> Leaf:
+    """A leaf: in the safe encoding where there is one, as a pickle where that is allowed. Raises UsageError."""
+    try:
+        return encode_leaf(value, where)
+    except UsageError as error:
+        if not allowed:
+            way = f"or let it be pickled: connect(allow_pickle=[{name!r}])"
+            way = way if _can_be_pickled(value) else "or take it out of the state: no pickle can hold it either"
+            raise UsageError(error.message, hint=f"{error.hint}; {way}") from None
+    buffer = io.BytesIO()
+    try:
+        torch.save(value, buffer)
+    except Exception as error:  # pickle raises what it likes, and runs methods of the user's
+        text = f"{where} cannot be saved, not even as a pickle: {type(error).__name__}: {error}"
+        raise UsageError(text, hint="save plain values from which it can be made again") from error
+    return Leaf(CODEC, buffer.getvalue())
+
+
+def _can_be_pickled(value: Any) -> bool:
+    """Whether allow_pickle is of any use to it: a lambda, an open file or a generator has no pickle."""
+    try:
+        pickle.Pickler(_Nowhere()).dump(value)
+    except Exception:  # noqa: BLE001 - pickle raises what it likes, and runs methods of the user's
+        return False
+    return True
+
+
+class _Nowhere:
+    """A file that keeps nothing."""
+
+    def write(self, data: Any) -> int:
+        return len(data)
+
+
+def check_allowed(leaf: Leaf, name: str, where: str, keys: PickleKeys, *, how: str = "connect({})") -> None:
+    """Raises RestoreError for a pickle whose key is not allowed. how: what to type, with a place for allow_pickle."""
+    if leaf.codec == CODEC and not keys.allow(name):
+        raise RestoreError(
+            f"{where} is a pickle, which may run any code when it is read",
+            hint=f"if you trust who wrote the checkpoint: {how.format(f'allow_pickle=[{name!r}]')}",
+        )
+
+
+def decode(leaf: Leaf, name: str, where: str, keys: PickleKeys) -> Any:
+    """The value of a leaf. A pickle is read, and so runs code of whoever wrote it, only for an allowed key.
+
+    Raises RestoreError for a key that is not allowed and for what this process cannot build, DamagedError for bytes
+    that encode nothing.
+    """
+    if leaf.codec != CODEC:
+        return decode_leaf(leaf, where)
+    check_allowed(leaf, name, where, keys)
+    try:
+        return torch.load(io.BytesIO(leaf.data), map_location="cpu", weights_only=False)
+    except Exception as error:  # what a class of the user's raises
+        text = f"{where}: its pickle cannot be read: {type(error).__name__}: {error}"
+        raise RestoreError(text, hint="import what it needs first, in the versions that saved it") from error

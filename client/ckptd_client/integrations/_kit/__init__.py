@@ -1,0 +1,1 @@
+"""The classes under all integrations."""

@@ -1,0 +1,193 @@
+"""A save on its way into a directory of the trainer's own: staged now, linked there when it is durable.
+
+What goes wrong on one rank ends the save on all, and is raised on all, by land.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+
+from ckptd.shared.base.errors import CkptdError, SaveFailedError, UsageError
+from ckptd.shared.format.layout import VERSION, Leaf, Leaves, decode_leaves, encode
+from ckptd.shared.format.origin import Origin
+from ckptd_client._save import segments
+from ckptd_client._save.segments import Plain, Segment
+from ckptd_client._state import pickle as pickling
+from ckptd_client.client import Client
+from ckptd_client.dcp._writer import step_of
+from ckptd_client.handle import SaveHandle
+from ckptd_client.integrations._kit.directory import link_images, link_listing, promise
+from ckptd_client.integrations._kit.durable import Durable, durable
+from ckptd_client.integrations._kit.latch import Latch, await_latch
+
+
+class Content(NamedTuple):
+    """What a rank saves. Each object is one value under its name, whatever it is made of."""
+
+    tensors: dict[str, Any]
+    objects: dict[str, Any]
+
+
+class Staged:
+    """One save of this rank."""
+
+    wait_fn = staticmethod(await_latch)
+    """Blocks until the save has ended, for better or worse; for another process, with wait_args."""
+
+    def __init__(self, client: Client, directory: str) -> None:
+        self.handle: SaveHandle | None = None
+        self.error: Exception | None = None
+        self._client = client
+        self._directory = directory
+        self._latch = Latch()
+        self._segment: Segment | None = None
+        self._leaves = b""  # encoded, of this rank
+
+    @property
+    def wait_args(self) -> tuple[int, int]:
+        """Of wait_fn. A fork and a pickle may have them."""
+        return self._latch.place
+
+    def watch(self) -> None:
+        """Opens the latch when the save has ended."""
+        threading.Thread(target=self._open_at_the_end, name="ckptd-drain", daemon=True).start()
+
+    def _open_at_the_end(self) -> None:
+        self.settle()
+        self._latch.open()
+
+    def settle(self) -> None:
+        """Waits until the save is durable, or cannot be."""
+        try:
+            self._durable()
+        except CkptdError:
+            return
+
+    def _durable(self) -> None:
+        if self.error is not None:
+            raise self.error
+        if self.handle is not None:
+            self.handle.wait("durable")
+
+    def land(self, *, synced: Iterable[str]) -> None:
+        """Links the durable checkpoint into the directory. Collective; what fails on a rank is raised on all."""
+        try:
+            _together(self._client, self._link_own)
+            _together(self._client, lambda: self._list(synced))
+        finally:
+            self._latch.close()
+
+    def _link_own(self) -> None:
+        self._durable()
+        link_images(self._directory, self._found(), self._client.group.rank)
+
+    def _list(self, synced: Iterable[str]) -> None:
+        if self._client.group.rank == 0:
+            link_listing(self._directory, self._found(), synced=synced)
+
+    def _found(self) -> Durable:
+        found = durable(self._client, self._origin)
+        if found is None:
+            text = f"{self._origin.path} is not there any more, or is another run's: {self._directory} gets nothing"
+            raise SaveFailedError(text, hint=f"ckptd list {self._origin.store}/{self._origin.job}")
+        return found
+
+    @property
+    def _origin(self) -> Origin:
+        assert self.handle is not None  # noqa: S101 - it is durable
+        return Origin.of(segments.job_of(self._client), self.handle.save_id)
+
+    # --- staging
+
+    def stage(self, content_of: Callable[[], Content], step: int | None) -> None:
+        """The one copy; then rank 0 gets the plain values of all, for stock readers. Collective; keeps what fails."""
+        began = time.perf_counter()
+        with self._kept():
+            self._fill(content_of, step)
+        others = _on_rank_0(self._client, self._leaves)
+        with self._kept():
+            if self.error is None:
+                self._hand_over(others)
+        if self.handle is not None:
+            self.handle.stall_s = time.perf_counter() - began
+
+    @contextlib.contextmanager
+    def _kept(self) -> Iterator[None]:
+        """What goes wrong is for land to raise; here it ends the save, on all ranks."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - see above
+            self.error = error
+            if self._segment is not None:
+                segments.release(self._client, self._segment)
+            if self.handle is not None:
+                segments.give_up(self._client, self.handle, error)
+
+    def _fill(self, content_of: Callable[[], Content], step: int | None) -> None:
+        client, deadline = self._client, segments.deadline_of(self._client)
+        number = segments.count(client)
+        self.handle = segments.begin(client, segments.name_save(client, number, step))
+        content = content_of()
+        plan, values = segments.plan_of(client, content.tensors | dict.fromkeys(content.objects), deadline)
+        keys = client.pickle_keys
+        found = {k: pickling.encode(v, k, repr(k), allowed=keys.allow(k)) for k, v in content.objects.items()}
+        self._leaves = encode(Leaves(VERSION, found))
+        # Rank 0's are there twice, and the others' once more; what is wanting then is found when it is sealed.
+        nbytes = 2 * len(self._leaves)
+        self._segment = segments.fill(client, plan, values.tensors, nbytes, owner=self.handle, deadline=deadline)
+
+    def _hand_over(self, others: dict[str, Leaf]) -> None:
+        assert self.handle is not None and self._segment is not None  # noqa: S101, PT018 - _fill made both
+        if self._client.group.rank == 0:
+            promise(self._directory, self._origin)
+        said = segments.said_of_staged(self._client, self._segment, self.handle, drain=True)
+        plain = Plain(self._leaves, segments.stock_objects(self._client, others), lambda: said)
+        segments.seal(self._client, self._segment, self.handle, plain, drain=True)
+
+
+def stage(client: Client, content_of: Callable[[], Content], directory: str) -> Staged:
+    """Stages what content_of gives, for a directory whose name ends in the step. Collective.
+
+    The same step may be saved into several directories, or into one again: it gets the next number that is free.
+    """
+    staged = Staged(client, directory)
+    try:
+        step: int | None = client.free_step(step_of(directory))
+    except UsageError:
+        step = None
+    staged.stage(content_of, step)
+    staged.watch()
+    return staged
+
+
+def _on_rank_0(client: Client, leaves: bytes) -> dict[str, Leaf]:
+    """The plain values of all ranks, rank 0's first, on rank 0; on the others none."""
+    group = client.group
+    parts: list[bytes] | None = [b""] * group.world_size if group.rank == 0 else None
+    if dist.is_initialized():
+        dist.gather_object(leaves, parts)
+    found: dict[str, Leaf] = {}
+    for part in reversed(parts or [leaves][group.rank :]):
+        found |= decode_leaves(part, where="state").leaves if part else {}
+    return found
+
+
+def _together(client: Client, act: Callable[[], None]) -> None:
+    """Acts; raises SaveFailedError on all ranks, naming those where it failed. Collective."""
+    try:
+        act()
+        problem = ""
+    except (CkptdError, OSError) as error:
+        problem = str(error)
+    problems = [problem] * client.group.world_size
+    if dist.is_initialized():
+        dist.all_gather_object(problems, problem)
+    failed = {rank: text for rank, text in enumerate(problems) if text}
+    if failed:
+        rank, text = next(iter(failed.items()))
+        more = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
+        raise SaveFailedError(f"rank {rank}{more}: {text}")

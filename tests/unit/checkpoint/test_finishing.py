@@ -1,0 +1,82 @@
+"""``ckptd commit``: what all nodes have voted for becomes a checkpoint without a daemon; what they have not is told."""
+
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+from ckptd.checkpoint.finish import finish
+from ckptd.checkpoint.verify import verify_path
+from ckptd.cli import invoke
+from ckptd.shared.base.ids import JobKey, SaveId
+from tests.runs import RUN
+from tests.unit.checkpoint.test_verify import build
+
+OLD, SAVE, NEW = SaveId(1, 1, 20, RUN), SaveId(1, 2, 30, RUN), SaveId(1, 3, 40, RUN)
+
+
+def test_a_save_with_all_votes_is_committed(tmp_path, capsys):
+    build(tmp_path, OLD)
+    partial = build(tmp_path, SAVE, finish=False)
+    assert invoke(["commit", str(partial.parent)]) == 0
+    final = partial.parent / SAVE.dirname
+    assert f"committed: step 30: {final}\n" in capsys.readouterr().out
+    assert verify_path(str(final)).ok
+    assert os.readlink(partial.parent / "latest") == SAVE.dirname
+    assert invoke(["commit", str(tmp_path)]) == 0
+    assert "nothing lies unfinished" in capsys.readouterr().out
+
+
+def test_of_several_the_older_comes_first_and_one_can_be_chosen(tmp_path, capsys):
+    old, new = build(tmp_path, SAVE, finish=False), build(tmp_path, NEW, finish=False)
+    assert invoke(["commit", "--json", str(old)]) == 0
+    (saved,) = json.loads(capsys.readouterr().out)["saves"]
+    assert (saved["step"], saved["committed"]) == (30, True)
+    assert new.is_dir()
+    build(tmp_path, SaveId(1, 4, 50, RUN), finish=False)
+    assert [one.step for one in finish(JobKey(str(tmp_path), "demo"), "test")] == [40, 50]
+    assert os.readlink(old.parent / "latest") == SaveId(1, 4, 50, RUN).dirname
+
+
+def test_what_is_missing_is_told_and_nothing_touched(tmp_path, capsys):
+    partial = build(tmp_path, finish=False)
+    (partial / "votes" / "node1").unlink()
+    before = sorted(os.listdir(partial))
+    assert invoke(["commit", str(tmp_path)]) == 1
+    assert "not committed: step 30: " in (out := capsys.readouterr().out)
+    assert "1 of 2 ranks have no vote: 1" in out
+    assert sorted(os.listdir(partial)) == before
+
+
+def test_a_file_that_is_gone_is_told(tmp_path, capsys):
+    partial = build(tmp_path, finish=False)
+    (partial / "r00001-p00.safetensors").unlink()
+    assert invoke(["commit", "--json", str(partial)]) == 1
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["schema"], answer["ok"]) == (1, False)
+    assert "r00001-p00.safetensors: missing" in answer["saves"][0]["why"]
+    assert partial.is_dir()
+
+
+def test_what_a_newer_one_has_overtaken_is_left(tmp_path, capsys):
+    build(tmp_path, NEW)
+    partial = build(tmp_path, SAVE, finish=False)
+    assert invoke(["commit", str(tmp_path)]) == 0
+    assert "is committed and newer" in capsys.readouterr().out
+    assert partial.is_dir()
+
+
+def test_two_at_once(tmp_path):
+    key = JobKey(str(tmp_path), "demo")
+    for counter in range(1, 9):
+        build(tmp_path, save := SaveId(1, counter, 10 * counter, RUN), finish=False)
+        with ThreadPoolExecutor(3) as pool:
+            answers = [one for found in pool.map(lambda _: finish(key, "test"), range(3)) for one in found]
+        assert any(one.committed for one in answers)
+        assert verify_path(str(tmp_path / "demo" / save.dirname)).ok
+
+
+def test_paths_that_are_nothing_to_commit(tmp_path, capsys):
+    final = build(tmp_path)
+    assert invoke(["commit", str(final)]) == 2
+    assert "has its final name already" in capsys.readouterr().err
+    assert invoke(["commit", str(tmp_path / "nowhere")]) == 2

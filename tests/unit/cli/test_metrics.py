@@ -1,0 +1,151 @@
+"""What Prometheus is told: from a picture, and by a real daemon over HTTP."""
+
+import pathlib
+import re
+import socket
+import subprocess
+import sys
+import urllib.request
+
+import msgspec
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+from ckptd.cli.view.metrics import families
+from ckptd.daemon import status as picture
+from tests.cluster import Node
+from tests.unit import a_status
+
+GIB = 1 << 30
+ROOT = pathlib.Path(__file__).parents[3]
+
+
+class Told(Collector):
+    def __init__(self, status):
+        self.status = status
+
+    def collect(self):
+        yield from families(self.status)
+
+
+def samples(text):
+    """Values by name and labels (without job and store, which are looked at apart)."""
+    found = {}
+    for family in text_string_to_metric_families(text):
+        assert family.documentation
+        for one in family.samples:
+            key = (one.name, *sorted(one.labels.items()))
+            assert key not in found
+            found[key] = one.value
+    return found
+
+
+def of(found, name, job=None, **labels):
+    """The one value of that name and job, None when there is none."""
+    values = [
+        value
+        for (key, *pairs), value in found.items()
+        if key == name and dict(pairs).get("job_name") == job and labels.items() <= dict(pairs).items()
+    ]
+    assert len(values) <= 1
+    return values[0] if values else None
+
+
+@pytest.fixture(name="told")
+def fixture_told():
+    registry = CollectorRegistry()
+    registry.register(Told(a_status.status()))
+    return samples(generate_latest(registry).decode())
+
+
+def test_a_busy_daemon(told):
+    assert of(told, "ckptd_arena_budget_bytes") == 1200 * GIB
+    assert of(told, "ckptd_arena_used_bytes") == 768 * GIB
+    assert of(told, "ckptd_refused_messages_total") == 1
+    assert of(told, "ckptd_store_problem", store="/s") == 1
+    assert of(told, "ckptd_info", version="0.1.0", node="node03") == 1
+
+
+def test_its_jobs(told):
+    assert of(told, "ckptd_ranks_alive", "llama-7b") == 15
+    assert of(told, "ckptd_slots", "llama-7b") == 48
+    assert of(told, "ckptd_slots_in_use", "llama-7b") == 32
+    assert of(told, "ckptd_job_errors", "llama-7b") == 1
+    assert of(told, "ckptd_drain_done_bytes", "llama-7b") == 150 * GIB
+    assert of(told, "ckptd_drain_seconds_left", "llama-7b") == 180.8
+    steps = {m: of(told, "ckptd_newest_step", "llama-7b", milestone=m) for m in ("staged", "protected", "durable")}
+    assert steps == {"staged": 1300, "protected": 1250, "durable": 1100}
+    assert of(told, "ckptd_saves", "llama-7b", end="superseded") == 1
+    assert of(told, "ckptd_saves", "llama-7b", end="skipped") == 0
+    assert of(told, "ckptd_saves", "tiny", end="skipped") is None
+    assert of(told, "ckptd_draining", "tiny") == 0
+    assert of(told, "ckptd_drain_bytes", "tiny") is None
+    assert of(told, "ckptd_newest_step", "tiny", milestone="staged") is None
+
+
+def test_names_and_labels_keep_to_the_rules_whatever_a_job_is_called():
+    status = a_status.status()
+    job = msgspec.structs.replace(status.jobs[0], store='/s/"quoted"\\\n{x}')
+    registry = CollectorRegistry()
+    registry.register(Told(msgspec.structs.replace(status, jobs=[job])))
+    found = samples(generate_latest(registry).decode())
+    assert {dict(pairs).get("store") for (_, *pairs) in found if dict(pairs).get("job_name")} == {'/s/"quoted"\\\n{x}'}
+
+
+def test_the_page_and_the_alerts_name_what_there_is(told):
+    there = {name for name, *_ in told} | {"ckptd_up"}
+    page = set(re.findall(r"`(ckptd_[a-z_]+)`", (ROOT / "docs/metrics.md").read_text()))
+    assert page == there | {"ckptd_nodes", "ckptd_nodes_reachable"}
+    alerts = (ROOT / "deploy/prometheus/alerts.yml").read_text()
+    assert set(re.findall(r"ckptd_[a-z_]+", alerts)) <= page
+
+
+def test_what_is_durable_is_told_however_many_newer_ones_there_are():
+    found = [a_status.checkpoint(step, "staged", "staged") for step in range(100, 60, -1)]
+    old = [a_status.checkpoint(20, "durable", "durable"), a_status.checkpoint(10, "staged", "staged", protected=True)]
+    shown = picture._shown([*found, *old])
+    assert [c.step for c in shown] == [*range(100, 68, -1), 20, 10]
+    assert picture._shown(found[:3]) == found[:3]
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def scrape(port):
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        return samples(answer.read().decode())
+
+
+def test_a_real_daemon_is_scraped_and_one_that_is_gone_is_said_to_be(tmp_path):
+    port = free_port()
+    verb = [sys.executable, "-m", "ckptd", "metrics", "--port", str(port)]
+    with Node(str(tmp_path)) as node:
+        node.start()
+        exporter = subprocess.Popen(verb, env=node.environ(), stderr=subprocess.PIPE, text=True)
+        try:
+            assert exporter.stderr.readline() == f"serving http://127.0.0.1:{port}/metrics\n"
+            assert of(scrape(port), "ckptd_up") == 1
+            assert of(scrape(port), "ckptd_arena_used_bytes") == 0
+            second = subprocess.run(verb, env=node.environ(), capture_output=True, text=True, timeout=30, check=False)
+            assert second.returncode == 2
+            assert f"cannot serve metrics at 127.0.0.1 port {port}: Address already in use" in second.stderr
+            node.stop()
+            assert scrape(port) == {("ckptd_up",): 0}
+            exporter.terminate()
+            assert exporter.wait(10) == 0
+        finally:
+            exporter.kill()
+            exporter.wait()
+            exporter.stderr.close()
+
+
+def test_printed_once(tmp_path):
+    with Node(str(tmp_path)) as node:
+        node.start()
+        found = samples(node.complete(sys.executable, "-m", "ckptd", "metrics", timeout_s=30))
+        assert of(found, "ckptd_up") == 1

@@ -1,0 +1,178 @@
+"""The board at which ranks of a node meet: who reads what, blocks that fail, ranks that do not come or go away."""
+
+import contextlib
+import threading
+import time
+
+import pytest
+
+from ckptd.shared.base.ids import SaveId
+from ckptd.shared.format.digest import BLOCK_NBYTES
+from ckptd_client._load.shared_read import node_group
+from ckptd_client._load.shared_read.node_group import Meeting
+from ckptd_client._load.shared_read.schedule import Blocks
+from tests.runs import RUN
+
+SAVE = SaveId(1, 1, 1, RUN)
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(node_group, "_MEET_S", 2.0)
+    monkeypatch.setattr(node_group, "_PATIENCE_S", 2.0)
+    monkeypatch.setattr(node_group, "_NODE_PATIENCE_S", 1.0)
+
+
+def meet(directory, wants, total, readers=None):
+    """The boards of ranks that come at once; wants: blocks by rank."""
+    readers = tuple(sorted(wants)) if readers is None else readers
+    boards = {}
+
+    def come(rank):
+        board = Meeting(str(directory), "s", SAVE, readers, rank).board(Blocks([BLOCK_NBYTES] * total), b"mark")
+        boards[rank] = board if board is not None and board.meet(wants[rank]) else None
+
+    threads = [threading.Thread(target=come, args=(rank,)) for rank in wants]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return boards
+
+
+class Reader:
+    """A rank that reads its blocks in a thread and takes what it wants in another."""
+
+    def __init__(self, board, fail):
+        self.board, self.fail = board, fail
+        self.got, self.read = {}, []
+        self.threads = [threading.Thread(target=self.fill), threading.Thread(target=self.take)]
+
+    def fill(self):
+        for one in self.board.mine:
+            with contextlib.suppress(OSError):
+                self.board.fill(one, lambda buffer, one=one: self.into(buffer, one.block))
+
+    def into(self, buffer, block):
+        if block in self.fail:
+            raise OSError("no")
+        self.read.append(block)
+        buffer.view[0] = block % 251
+
+    def take(self):
+        for one in self.board.shared:
+            buffer = self.board.take(one)
+            self.got[one.block] = None if buffer is None else buffer.view[0]
+            self.board.release(one)
+        self.threads[0].join()
+        self.board.leave()
+
+
+def read_all(boards, fail=()):
+    """What each rank took, by block: the byte that its reader wrote, None for nothing; and who read each block."""
+    ranks = {rank: Reader(board, fail) for rank, board in boards.items()}
+    threads = [thread for reader in ranks.values() for thread in reader.threads]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    got = {rank: reader.got for rank, reader in ranks.items()}
+    return got, {block: rank for rank, reader in ranks.items() for block in reader.read}
+
+
+def test_every_block_that_several_want_is_read_once_by_one_who_wants_it(tmp_path):
+    wants = {0: set(range(40)), 3: set(range(10, 50)), 5: {0, 45, 49, 60}}
+    got, readers = read_all(meet(tmp_path, wants, 64))
+    for rank, blocks in wants.items():
+        shared = {b for b in blocks if sum(b in other for other in wants.values()) > 1}
+        assert got[rank] == {block: block % 251 for block in shared}
+        assert all(block in wants[readers[block]] for block in shared)
+    counts = [list(readers.values()).count(rank) for rank in wants]
+    assert max(counts) - min(counts[:2]) <= 2, counts
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_far_more_blocks_than_buffers_with_gaps(tmp_path):
+    wants = {0: set(range(0, 600, 2)) | {599}, 1: set(range(0, 600, 3)) | {599}, 2: {599}}
+    got, _ = read_all(meet(tmp_path, wants, 600))
+    assert got[2] == {599: 599 % 251}
+    assert set(got[0]) == set(range(0, 600, 6)) | {599}
+
+
+def test_a_block_that_cannot_be_read_is_told_to_those_who_want_it(tmp_path):
+    got, _ = read_all(meet(tmp_path, {0: {0, 1, 2}, 1: {0, 1, 2}}, 3), fail={1})
+    assert got == {rank: {0: 0, 1: None, 2: 2} for rank in (0, 1)}
+
+
+def test_who_does_not_come_is_waited_for_and_then_not(tmp_path):
+    began = time.monotonic()
+    assert meet(tmp_path, {0: {1}}, 4, readers=(0, 1)) == {0: None}
+    assert 1.5 < time.monotonic() - began < 10
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_who_goes_away_leaves_the_others_to_read_alone(tmp_path):
+    boards = meet(tmp_path, {0: set(range(30)), 1: set(range(30))}, 30)
+    boards.pop(1)  # killed: reads nothing, takes nothing
+    got, _ = read_all(boards)
+    assert None in got[0].values()
+
+
+def test_a_rank_alone_meets_nobody(tmp_path):
+    assert Meeting(str(tmp_path), "s", SAVE, (0,), 0).board(Blocks([1, 1]), b"") is None
+    assert Meeting(str(tmp_path), "s", SAVE, (), 0).board(Blocks([1, 1]), b"") is None
+
+
+def test_who_wants_nothing_keeps_nobody_waiting(tmp_path):
+    got, _ = read_all(meet(tmp_path, {0: {0, 1}, 1: set(), 2: {1}}, 2))
+    assert got == {0: {1: 1}, 1: {}, 2: {1: 1}}
+
+
+def test_without_memory_each_reads_alone(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(node_group.os, "posix_fallocate", full)
+    assert meet(tmp_path, {0: {1}, 1: {1}}, 2) == {0: None, 1: None}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_who_reads_too_late_writes_into_no_buffer_that_others_use(tmp_path):
+    """A read hangs; all lose patience with it and go on; it ends while they are at a later block of its buffer."""
+    boards = meet(tmp_path, {0: set(range(40)), 1: set(range(40))}, 40)
+    hung, over = threading.Event(), threading.Event()
+    first = boards[0].mine[0]
+    later = first._replace(number=first.number + boards[1]._shape.buffers)  # the next one in its buffer
+
+    def late(buffer):
+        hung.set()
+        over.wait(20)
+        buffer.view[:8] = b"too late"
+
+    thread = threading.Thread(target=boards[0].fill, args=(first, late))
+    thread.start()
+    assert hung.wait(10)
+    for board in boards.values():
+        board.release(first)
+        board.release(later._replace(number=later.number - 1))
+    boards[1].fill(later, lambda buffer: buffer.view.__setitem__(slice(0, 8), b"in order"))
+    buffer = boards[1].take(later)
+    over.set()
+    thread.join()
+    assert buffer is None or bytes(buffer.view[:8]) == b"in order"
+
+
+def test_ranks_that_read_different_checkpoints_of_one_number_do_not_meet(tmp_path):
+    found = {}
+
+    def come(rank):
+        board = Meeting(str(tmp_path), "s", SAVE, (0, 1), rank).board(Blocks([1, 1]), bytes([rank]))
+        found[rank] = board.meet({0, 1})
+
+    threads = [threading.Thread(target=come, args=(rank,)) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {0: False, 1: False}
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,288 @@
+"""Nodes that read a checkpoint together through their gates: real sockets, boards and files, a thread for each rank."""
+
+import contextlib
+import gc
+import os
+import threading
+
+import pytest
+
+from ckptd.shared.base.errors import DamagedError, PeerError
+from ckptd.shared.base.ids import JobKey, SaveId
+from ckptd.shared.bulk import wire
+from ckptd.shared.bulk.client import Address, Connection
+from ckptd.shared.bulk.sockets import Cancel
+from ckptd.shared.files.mapping import Mapping
+from ckptd.shared.format.digest import BLOCK_NBYTES
+from ckptd.shared.format.integrity import XXH3, Keyed
+from ckptd.shared.format.manifest import FileRecord
+from ckptd_client._load.reader import Piece, Source, Target
+from ckptd_client._load.shared_read import node_group, peer_exchange
+from ckptd_client._load.shared_read.node_group import Meeting
+from ckptd_client._load.shared_read.peer_exchange import OpenGate
+from ckptd_client._load.shared_read.read import Company, copy_out_together
+from tests.runs import RUN
+
+JOB = JobKey("/store", "job")
+SAVE = SaveId(1, 1, 1, RUN)
+KEYED = Keyed(bytes(32))
+SIZES = (2 * BLOCK_NBYTES + 5000, 100, BLOCK_NBYTES)
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(node_group, "_MEET_S", 5.0)
+    monkeypatch.setattr(node_group, "NODES_MEET_S", 5.0)
+    monkeypatch.setattr(peer_exchange, "NODES_MEET_S", 5.0)
+    monkeypatch.setattr(node_group, "_PATIENCE_S", 5.0)
+    monkeypatch.setattr(node_group, "_NODE_PATIENCE_S", 2.5)
+
+
+class Checkpoint:
+    """Images in files, and how often each block of each was read."""
+
+    def __init__(self, directory, sizes=SIZES, integrity=XXH3):
+        self.directory, self.integrity = directory, integrity
+        self.open_source = self.open
+        self.images = [os.urandom(nbytes) for nbytes in sizes]
+        self.records = []
+        self.read = []
+        for rank, image in enumerate(self.images):
+            (directory / f"{rank}").write_bytes(image)
+            blocks = [image[at : at + BLOCK_NBYTES] for at in range(0, len(image), BLOCK_NBYTES)]
+            table = b"".join(map(integrity.digest, blocks))
+            record = FileRecord(
+                name=f"r{rank:05d}", rank=rank, nbytes=len(image), digests=table, layout=b"", leaves=b""
+            )
+            self.records.append(record)
+
+    def open(self, rank):
+        read = self.read
+
+        class Counted(Source):
+            def checked(self, index, buffer):
+                read.append((rank, index))
+                return super().checked(index, buffer)
+
+        path, record = str(self.directory / f"{rank}"), self.records[rank]
+        piece = Piece(os.open(path, os.O_RDONLY), path, 0, record.nbytes)
+        return Counted((piece,), path, record.nbytes, record.digests, None, None, readers=2, integrity=self.integrity)
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    (tmp_path / "store").mkdir()
+    return Checkpoint(tmp_path / "store")
+
+
+class Job:
+    """Nodes, each with its ranks: wants by node and local rank, the numbers of the images that a rank wants whole."""
+
+    def __init__(self, checkpoint, directory, wants):
+        self.checkpoint, self.directory, self.wants = checkpoint, directory, wants
+        self.gates = [OpenGate("127.0.0.1", JOB, checkpoint.integrity) for _ in wants]
+        self.got, self.failed = {}, {}
+
+    def company(self, node, rank):
+        directory = self.directory / f"node{node}"
+        directory.mkdir(exist_ok=True)
+        readers = tuple(range(len(self.wants[node])))
+        meeting = Meeting(str(directory), "s", SAVE, readers, rank, nodes=len(self.wants), node=node)
+        gates = tuple(gate.address for gate in self.gates)
+        return Company(JOB, meeting, gates, self.gates[node] if rank == 0 else None)
+
+    def load(self, node, rank):
+        images = self.wants[node][rank]
+        sizes = [len(image) for image in self.checkpoint.images]
+        found = {image: Mapping(None, sizes[image]) for image in images}
+        targets = {image: [Target(0, sizes[image], memory.address)] for image, memory in found.items()}
+        try:
+            company, integrity = self.company(node, rank), self.checkpoint.integrity
+            copy_out_together(self.checkpoint.open_source, targets, self.checkpoint.records, company, integrity)
+        except (DamagedError, OSError) as error:
+            self.failed[node, rank] = error
+        self.got[node, rank] = {image: bytes(memory.view[: sizes[image]]) for image, memory in found.items()}
+
+    def run(self, absent=()):
+        places = [(node, rank) for node, ranks in enumerate(self.wants) for rank in range(len(ranks))]
+        threads = [threading.Thread(target=self.load, args=place) for place in places if place[0] not in absent]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for gate in self.gates:
+            gate.close()
+        for (node, rank), found in self.got.items():
+            if (node, rank) not in self.failed:
+                assert found == {image: self.checkpoint.images[image] for image in self.wants[node][rank]}
+        assert list(self.directory.glob("node*/*")) == []
+
+
+ALL = (0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    "wants",
+    [
+        [[ALL], [ALL]],
+        [[ALL, ALL], [ALL, ALL]],
+        [[ALL], [ALL, ALL, ALL], [ALL, (0,)]],
+        [[(0,)], [(1,)], [(2, 0)]],
+        [[(), (0,)], [(0, 2), ()], [()]],
+    ],
+)
+def test_each_block_is_read_once_by_all_nodes(checkpoint, tmp_path, wants):
+    job = Job(checkpoint, tmp_path, wants)
+    job.run()
+    assert job.failed == {}
+    assert len(checkpoint.read) == len(set(checkpoint.read)), checkpoint.read
+
+
+def test_with_a_key_each_block_is_read_once_by_all_nodes(tmp_path):
+    (tmp_path / "keyed").mkdir()
+    checkpoint = Checkpoint(tmp_path / "keyed", integrity=KEYED)
+    job = Job(checkpoint, tmp_path, [[ALL], [ALL, ALL]])
+    job.run()
+    assert job.failed == {}
+    assert len(checkpoint.read) == len(set(checkpoint.read)), checkpoint.read
+
+
+def test_a_node_without_the_key_reads_by_itself(tmp_path):
+    """It gets no byte of the others, nor they of it."""
+    (tmp_path / "keyed").mkdir()
+    checkpoint = Checkpoint(tmp_path / "keyed", integrity=KEYED)
+    job = Job(checkpoint, tmp_path, [[ALL], [ALL]])
+    job.gates[1].close()
+    job.gates[1] = OpenGate("127.0.0.1", JOB, XXH3)
+    job.run()
+    assert job.failed == {}
+    assert len(checkpoint.read) > len(set(checkpoint.read))
+
+
+def test_a_node_that_does_not_come_costs_the_others_patience_only(checkpoint, tmp_path):
+    job = Job(checkpoint, tmp_path, [[ALL], [ALL], [ALL, ALL]])
+    job.gates[1].close()
+    job.run(absent={1})
+    assert job.failed == {}
+    assert set(job.got) == {(0, 0), (2, 0), (2, 1)}
+    assert len(checkpoint.read) == len(set(checkpoint.read)), checkpoint.read
+
+
+def test_nodes_that_heard_different_ones_read_by_themselves(checkpoint, tmp_path, monkeypatch):
+    real = peer_exchange.Neighbours.wants
+
+    def deaf(self, nbytes):
+        found = real(self, nbytes)
+        return {node: bits for node, bits in found.items() if (self._own, node) != (0, 2)}
+
+    monkeypatch.setattr(peer_exchange.Neighbours, "wants", deaf)
+    job = Job(checkpoint, tmp_path, [[ALL], [ALL], [ALL]])
+    job.run()
+    assert job.failed == {}
+    assert set(job.got) == {(0, 0), (1, 0), (2, 0)}
+
+
+@pytest.mark.parametrize("place", [(0, 1), (2, 0)])
+def test_a_block_that_is_damaged_on_the_store_fails_every_rank_that_wants_it(checkpoint, tmp_path, place):
+    rank, index = place
+    with (checkpoint.directory / str(rank)).open("r+b") as file:
+        file.seek(index * BLOCK_NBYTES + 77)
+        file.write(b"damage")
+    job = Job(checkpoint, tmp_path, [[ALL, ALL], [ALL]])
+    job.run()
+    assert {place: type(error) for place, error in job.failed.items()} == dict.fromkeys(job.got, DamagedError)
+
+
+def test_bytes_that_change_on_the_way_are_read_again_from_the_store(checkpoint, tmp_path, monkeypatch):
+    real = peer_exchange._Image.view
+
+    def damaged(self, offset, nbytes):
+        found = bytearray(real(self, offset, nbytes))
+        found[3] ^= 1
+        return memoryview(found)
+
+    monkeypatch.setattr(peer_exchange._Image, "view", damaged)
+    job = Job(checkpoint, tmp_path, [[ALL], [ALL]])
+    job.run()
+    assert job.failed == {}
+    assert len(checkpoint.read) == 2 * len(set(checkpoint.read))
+
+
+@pytest.mark.parametrize("cut", ["server", "client"])
+def test_a_connection_that_ends_in_the_middle_costs_what_was_still_to_come(checkpoint, tmp_path, monkeypatch, cut):
+    real_view, real_receive = peer_exchange._Image.view, Connection.receive
+
+    def view(self, offset, nbytes):
+        if cut == "server" and offset:
+            raise OSError("gone")
+        return real_view(self, offset, nbytes)
+
+    def receive(self, into):
+        real_receive(self, into)
+        if cut == "client" and len(into) == BLOCK_NBYTES:
+            self._socket.close()
+
+    monkeypatch.setattr(peer_exchange._Image, "view", view)
+    monkeypatch.setattr(Connection, "receive", receive)
+    job = Job(checkpoint, tmp_path, [[ALL], [ALL]])
+    job.run()
+    assert job.failed == {}
+    assert set(job.got) == {(0, 0), (1, 0)}
+
+
+def test_who_lacks_the_secret_or_asks_for_another_job_gets_nothing():
+    gate = OpenGate("127.0.0.1", JOB)
+    good = gate.address
+    try:
+        gate.show(SAVE, b"\x07")
+        with pytest.raises(PeerError):
+            Connection("n", Address(good.host, good.port, f"1:{SAVE.text}", bytes(32)), Cancel(), timeout_s=3)
+        for job, save, told in [(JobKey("/store", "other"), SAVE, "is not the one"), (JOB, SAVE, "")]:
+            address = Address(good.host, good.port, f"1:{SAVE.text}", good.secret)
+            with contextlib.closing(Connection("n", address, Cancel(), timeout_s=3)) as connection:
+                connection.ask(job, save, 0, [wire.Range(wire.PARITY, 0, 1, checked=True)])
+                found = bytearray(1)
+                if told:
+                    with pytest.raises(PeerError, match=told):
+                        connection.receive(memoryview(found))
+                else:
+                    connection.receive(memoryview(found))
+                    assert found == b"\x07"
+        address = Address(good.host, good.port, f"1:{SaveId(1, 2, 2, RUN).text}", good.secret)
+        with contextlib.closing(Connection("n", address, Cancel(), timeout_s=3)) as connection:
+            connection.ask(JOB, SAVE, 0, [wire.Range(wire.PARITY, 0, 1, checked=True)])
+            with pytest.raises(PeerError, match="link of another"):
+                connection.receive(memoryview(bytearray(1)))
+    finally:
+        gate.close()
+    assert "secret" not in repr(good)
+    assert repr(good.secret) not in repr(good)
+
+
+def test_a_gate_that_is_closed_lets_go_of_the_board(checkpoint, tmp_path):
+    job = Job(checkpoint, tmp_path, [[ALL], [ALL]])
+    gc.collect()
+    gc.disable()
+    try:
+        job.run()
+        assert [one for one in gc.get_objects() if type(one) is node_group.Board] == []
+    finally:
+        gc.enable()
+
+
+def test_images_are_open_only_while_they_are_read(tmp_path):
+    (tmp_path / "store").mkdir()
+    images = Checkpoint(tmp_path / "store", sizes=(4096,) * 200)
+    before, most = len(os.listdir("/proc/self/fd")), []
+
+    def counted(rank):
+        most.append(len(os.listdir("/proc/self/fd")))
+        return images.open(rank)
+
+    every = tuple(range(200))
+    job = Job(images, tmp_path, [[every, every]])
+    images.open_source = counted
+    job.run()
+    assert job.failed == {}
+    assert len(images.read) == 200
+    assert max(most) - before < 40

@@ -1,0 +1,548 @@
+"""The cores of several daemons on one table: every effect succeeds at once, unless a test holds it back."""
+
+from collections import deque
+from collections.abc import Container
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from ckptd.core import actions as act
+from ckptd.core import events as ev
+from ckptd.core.jobs import Catalogue
+from ckptd.core.policy import Policy
+from ckptd.shared.base.ids import JobKey, SaveId
+from ckptd.shared.format.manifest import ParityRecord
+from ckptd.shared.format.replica_shares import Share
+from ckptd.shared.protocol import node_messages
+from ckptd.shared.protocol.messages import LoadFrom, Progress, Refused, Tier
+from ckptd.shared.protocol.parity_types import Piece
+from ckptd.shared.protocol.topology import Peer, Scheme, Topology
+from tests.runs import RUN, STORE_ID
+from tests.seals import a_seal, shares_of
+
+KEY = JobKey("/store", "job")
+ONE, TWO, THREE = (SaveId(1, n, 10 * n, RUN) for n in (1, 2, 3))
+
+
+@dataclass
+class FakeSlot:
+    """What a slot file says of itself."""
+
+    rank: int
+    capacity: int
+    save: SaveId | None = None
+    world: int = 1
+    digested: bool = False
+
+
+@dataclass
+class Store:
+    """The PFS, always well."""
+
+    numbers: int = 0
+    clock: int = 0  # 0: it gives numbers; else it is silent, and this is what the clock shows
+    votes: dict[SaveId, dict[str, tuple[int, ...]]] = field(default_factory=dict)
+    committed: dict[SaveId, int] = field(default_factory=dict)
+    parity: dict[SaveId, set[str]] = field(default_factory=dict)  # nodes whose votes name theirs
+    run: bytes = RUN  # what the daemons draw
+    records: tuple[ev.Recorded, ...] = ()  # as a scan finds them
+    silent: bool = False  # scans are not answered
+
+
+class ANode:
+    """One arena and the daemon that serves it."""
+
+    def __init__(self, cluster: "ACluster", name: str, arena: str) -> None:
+        self.cluster, self.name, self.arena = cluster, name, arena
+        self.slots: dict[str, FakeSlot] = {}
+        self.pieces: dict[tuple[SaveId, int], Piece] = {}
+        self.kept: tuple[Topology, int] | None = None
+        self.number = 0  # kept
+        self.met: set[str] = set()
+        self.notes: list[str] = []
+        self.serial = 0
+        self.drained: dict[SaveId, tuple[str, ...]] = {}
+        self.told: list[tuple[int, object]] = []
+        self.life = 0
+        self.catalogue = Catalogue(name, cluster.policy)
+
+    @property
+    def job(self):
+        """Both halves."""
+        return self.catalogue.jobs[KEY]
+
+    @property
+    def peer(self) -> Peer:
+        """As ranks gather it."""
+        return Peer(self.name, self.arena, f"tcp://127.0.0.1:{5000 + len(self.name)}", "k" * 40)
+
+    def restart(self) -> None:
+        """Another daemon on the same arena."""
+        self.cluster.links = {pair for pair in self.cluster.links if self.name not in pair}
+        self.life += 1
+        self.met = set()
+        self.catalogue = Catalogue(self.name, self.cluster.policy)
+        if self.number:
+            self.cluster.say(self, ev.NumberKept(job=KEY, number=self.number))
+        if self.kept is not None:
+            self.cluster.say(self, self.kept)
+        for name, slot in sorted(self.slots.items()):
+            shares = self.cluster.shares(slot.world, slot.rank) if slot.save else ()
+            seal = a_seal(KEY, slot.save, slot.rank, slot.world, shares=shares) if slot.save and slot.digested else None
+            self.cluster.say(
+                self,
+                ev.SlotAdopted(
+                    job=KEY, rank=slot.rank, slot=name, capacity=slot.capacity, world_size=slot.world,
+                    save=slot.save, nbytes=10 if slot.save else 0, seal=seal, shares=shares,
+                ),
+            )  # fmt: skip
+        for piece in self.pieces.values():
+            self.cluster.say(self, ev.PieceAdopted(job=KEY, piece=piece))
+        for rank, home in enumerate(self.cluster.homes):
+            if home == self.name and self.cluster.alive:
+                session = self.cluster.sid
+                self.cluster.say(self, ev.RankFound(job=KEY, rank=rank, session=session, pid=1, host=home))
+        if KEY in self.catalogue.jobs:
+            for action in self.catalogue.adopted(KEY, self.cluster.now):
+                self.cluster.perform(self, action)
+        self.cluster.settle()
+
+
+class ACluster:
+    """Nodes, links and a store; ``held`` names action types that are kept in ``waiting`` instead of carried out."""
+
+    def __init__(self, names: str = "abcd", *, scheme: Scheme = Scheme.XOR, set_size: int = 4, **policy: float) -> None:
+        self.policy = Policy(**policy)
+        self.scheme, self.set_size = scheme, set_size
+        self.now = 0.0
+        self.store = Store()
+        self.links: set[frozenset[str]] = set()
+        self.cut: set[frozenset[str]] = set()
+        self.held: set[type] = set()
+        self.waiting: list[tuple[ANode, act.Action]] = []
+        self._queue: deque[tuple[ANode, ev.Event]] = deque()
+        self.nodes: dict[str, ANode] = {}
+        self._seq = 0
+        self.session = 0
+        self.homes: list[str] = []
+        self.alive = False  # the ranks of the present session
+        self.attached: dict[int, ev.RankAttached] = {}
+        self.failing: set[str] = set()  # nodes that cannot encode
+        self.tiers: dict[int, Tier] = {}
+        self.replicas = 0  # sets of ranks that save shares of what each set holds
+        for name in names:
+            self.add(name)
+
+    def shares(self, world: int, rank: int) -> tuple[Share, ...]:
+        """What one of so many ranks says of its share."""
+        return shares_of(world, rank, self.replicas) if self.replicas else ()
+
+    def add(self, name: str) -> ANode:
+        """A new machine, with an empty arena."""
+        self.nodes[name] = ANode(self, name, f"{name}{len(self.links)}-{self._seq}-{self.session}")
+        return self.nodes[name]
+
+    def lose(self, name: str) -> None:
+        """The machine is gone, with all that lay on it."""
+        del self.nodes[name]
+        for pair in [pair for pair in self.links if name in pair]:
+            self.links.discard(pair)
+            (other,) = pair - {name}
+            if other in self.nodes:
+                self.say(self.nodes[other], ev.PeerDown(job=KEY, node=name))
+        self.settle()
+
+    # --- ranks
+
+    def connect(self, homes: str, *, world: int | None = None, expect: bool = True) -> None:
+        """A new session: rank r runs on node homes[r]. expect: it is let in, and asks for slots."""
+        self.session += 1
+        self.homes, self.alive = list(homes), True
+        names = list(dict.fromkeys(homes))
+        topology = Topology(
+            tuple(self.nodes[n].peer for n in names), tuple(names.index(n) for n in homes), self.scheme, self.set_size
+        )
+        self.attached = {}
+        for rank, name in enumerate(homes):
+            self.attached[rank] = ev.RankAttached(
+                job=KEY, request=self.seq(), session=self.sid, rank=rank, world_size=world or len(homes),
+                host=name, pid=1, topology=topology,
+            )  # fmt: skip
+            self.say(self.nodes[name], self.attached[rank])
+        self.settle()
+        if not expect:
+            return
+        self.ask_slots()
+
+    def ask_slots(self) -> None:
+        """All ranks, once they are let in."""
+        for rank in range(len(self.homes)):
+            self._ask_slots(rank)
+        self.settle()
+
+    def ask_slots_of(self, rank: int) -> None:
+        """One rank alone."""
+        self._ask_slots(rank)
+        self.settle()
+
+    def _ask_slots(self, rank: int) -> None:
+        asked = ev.SlotsAsked(job=KEY, rank=rank, session=self.sid, request=self.seq(), capacity=99)
+        self.say(self.node(rank), asked)
+
+    def return_ranks(self, name: str, incarnation: int = 0) -> None:
+        """Ranks of a node attach to its new daemon. incarnation: theirs since a load, if there was one."""
+        ranks = [r for r, home in enumerate(self.homes) if home == name]
+        for rank in ranks:
+            back = replace(self.attached[rank], request=self.seq(), incarnation=incarnation or self.session, run=RUN)
+            self.say(self.nodes[name], back)
+        self.settle()
+        for rank in ranks:
+            self._ask_slots(rank)
+        self.settle()
+
+    @property
+    def refusals(self) -> list[str]:
+        """Why ranks of the present session were not let in."""
+        seqs = {event.request for event in self.attached.values()}
+        said = [m for node in self.nodes.values() for _, m in node.told]
+        return [m.message for m in said if isinstance(m, Refused) and m.reply_to in seqs]
+
+    def cut_off(self, name: str) -> None:
+        """The node reaches nobody."""
+        for other in sorted(set(self.nodes) - {name}):
+            pair = frozenset((name, other))
+            self.cut.add(pair)
+            if pair in self.links:
+                self.links.discard(pair)
+                self.say(self.nodes[name], ev.PeerDown(job=KEY, node=other))
+                self.say(self.nodes[other], ev.PeerDown(job=KEY, node=name))
+        self.settle()
+
+    def heal(self, name: str) -> None:
+        """It reaches all again."""
+        self.cut = {pair for pair in self.cut if name not in pair}
+        self.settle()
+
+    @property
+    def sid(self) -> str:
+        """Of the present session."""
+        return f"s{self.session}"
+
+    def seq(self) -> int:
+        """A request number."""
+        self._seq += 1
+        return self._seq
+
+    def node(self, rank: int) -> ANode:
+        """Where the rank runs."""
+        return self.nodes[self.homes[rank]]
+
+    def end_ranks(self) -> None:
+        """All ranks of the session die."""
+        self.alive = False
+        for rank, name in enumerate(self.homes):
+            if name in self.nodes:
+                self.say(self.nodes[name], ev.RankGone(job=KEY, rank=rank, session=self.sid))
+        self.settle()
+
+    def stage(self, save: SaveId, ranks: range | list[int] | None = None) -> None:
+        """The ranks hand their segments over."""
+        for rank in ranks if ranks is not None else range(len(self.homes)):
+            node = self.node(rank)
+            name = next(s.name for s in node.job.node.slots.of_rank(rank) if s.granted)
+            node.slots[name].save, node.slots[name].world = save, len(self.homes)
+            node.slots[name].digested = False
+            self.say(
+                node,
+                ev.SegmentStaged(
+                    job=KEY, rank=rank, session=self.sid, request=self.seq(), world_size=len(self.homes), slot=name,
+                    save=save, nbytes=10, shares=self.shares(len(self.homes), rank),
+                ),
+            )  # fmt: skip
+        self.settle()
+
+    def load(self, damaged: Container[tuple[int, Tier]] = (), run: bytes | None = None) -> list[object]:
+        """All ranks load; the answers that end it. ``tiers``: where each rank read. damaged: what they cannot read."""
+        seqs = {}
+        for rank in range(len(self.homes)):
+            seqs[rank] = self.seq()
+            self.say(self.node(rank), ev.LoadAsked(job=KEY, rank=rank, session=self.sid, request=seqs[rank], run=run))
+        self.settle()
+        self.tiers = {}
+        answers = {rank: self.answer(rank, seqs[rank]) for rank in seqs}
+        while all(isinstance(a, LoadFrom) and a.save is not None and not a.agreed for a in answers.values()):
+            for rank, answer in answers.items():
+                self.tiers[rank] = answer.tier
+                seqs[rank] = self.seq()
+                self.say(
+                    self.node(rank),
+                    ev.LoadReported(
+                        job=KEY,
+                        rank=rank,
+                        session=self.sid,
+                        request=seqs[rank],
+                        save=answer.save,
+                        tier=answer.tier,
+                        problem="a block does not match" if (rank, answer.tier) in damaged else "",
+                    ),
+                )
+            self.settle()
+            answers = {rank: self.answer(rank, seqs[rank]) for rank in seqs}
+        return [answers[rank] for rank in sorted(answers)]
+
+    def answer(self, rank: int, seq: int) -> object:
+        """The reply to a request, None when there was none."""
+        said = [m for r, m in self.node(rank).told if r == rank and getattr(m, "reply_to", None) == seq]
+        return said[-1] if said else None
+
+    def milestones(self, rank: int, save: SaveId) -> list[str]:
+        """What the rank was told of the save, in order."""
+        news = [m for r, m in self.node(rank).told if r == rank and isinstance(m, Progress) and m.save == save]
+        return [str(word) for m in news for word in (m.milestone, m.end) if word is not None]
+
+    # --- the world
+
+    def say(self, node: ANode, event: ev.Event) -> None:
+        """Queues an event for a node."""
+        self._queue.append((node, event))
+
+    def settle(self) -> None:
+        """Runs until nothing is left to do."""
+        while True:
+            while self._queue:
+                node, event = self._queue.popleft()
+                if self.nodes.get(node.name) is not node:
+                    continue
+                for action in node.catalogue.handle(event, self.now):
+                    self.perform(node, action)
+            if not self._meet():
+                return
+
+    def tick(self, seconds: float) -> None:
+        """Time passes."""
+        self.now += seconds
+        for node in list(self.nodes.values()):
+            for action in node.catalogue.tick(self.now):
+                self.perform(node, action)
+        self.settle()
+
+    def _meet(self) -> bool:
+        """Links come up between daemons that both know of each other."""
+        new = False
+        for a in self.nodes.values():
+            for b in self.nodes.values():
+                pair = frozenset((a.name, b.name))
+                if a is not b and pair not in self.links | self.cut and b.name in a.met and a.name in b.met:
+                    self.links.add(pair)
+                    self.say(a, ev.PeerUp(job=KEY, node=b.name))
+                    self.say(b, ev.PeerUp(job=KEY, node=a.name))
+                    new = True
+        return new
+
+    def release(self) -> None:
+        """Carries out what was held back."""
+        self.held, waiting, self.waiting = set(), self.waiting, []
+        for node, action in waiting:
+            self.perform(node, action)
+        self.settle()
+
+    def fail(self) -> None:
+        """Drains and encodes that were held back end badly, where their nodes still are."""
+        self.held, waiting, self.waiting = set(), self.waiting, []
+        for node, action in waiting:
+            match action:
+                case act.Drain(save=save):
+                    self._end(node, ev.Drained(job=KEY, save=save, problem="broken off"))
+                case act.Encode(piece=piece):
+                    self._end(node, ev.Encoded(job=KEY, save=piece.save, epoch=piece.epoch, problem="broken off"))
+        self.settle()
+
+    def _end(self, node: ANode, event: ev.Event) -> None:
+        if self.nodes.get(node.name) is node:
+            self.say(node, event)
+
+    def perform(self, node: ANode, action: act.Action) -> None:  # noqa: C901, PLR0912, PLR0915
+        """Carries an action out."""
+        if type(action) in self.held:
+            self.waiting.append((node, action))
+            return
+        match action:
+            case act.ToRank():
+                node.told.append((action.rank, action.message))
+            case act.ToNode(node=to):
+                if frozenset((node.name, to)) in self.links:
+                    self.say(self.nodes[to], node_messages.decode(node_messages.encode(action.message)))
+            case act.Note(text=text):
+                node.notes.append(text)
+            case act.MeetPeers(peers=peers):
+                node.met |= {p.node for p in peers}
+            case act.KeepTopology(topology=topology, epoch=epoch, since=since, outside=outside, former=former):
+                node.kept = ev.TopologyKept(
+                    job=KEY, topology=topology, epoch=epoch, since=since, outside=outside, former=former
+                )
+            case act.AllocateSlots(rank=rank, count=count, capacity=capacity):
+                self.say(node, ev.SlotsFit(job=KEY, rank=rank))
+                for _ in range(count):
+                    self.say(node, ev.SlotReady(job=KEY, rank=rank, slot=self._slot(node, rank), capacity=capacity))
+            case act.FreeSlot(slot=slot):
+                node.slots[slot].save = None
+            case act.UnlinkSlot(slot=slot):
+                node.slots.pop(slot, None)
+            case act.TakeDigests(slot=slot, save=save):
+                if node.slots[slot].save == save:
+                    node.slots[slot].digested = True
+                    world = node.slots[slot].world
+                    rank = node.slots[slot].rank
+                    seal = a_seal(KEY, save, rank, world, shares=self.shares(world, rank))
+                    self.say(node, ev.DigestsSealed(job=KEY, slot=slot, save=save, seal=seal))
+            case act.KeepNumber(number=number):
+                node.number = number
+            case act.ForgetJob():
+                node.kept = None
+            case act.TakeIncarnation(session=session) if self.store.clock:
+                self.say(
+                    node, ev.IncarnationTaken(job=KEY, session=session, run=RUN, number=self.store.clock, problem="EIO")
+                )
+            case act.TakeIncarnation(at_least=at_least, session=session):
+                self.store.numbers = max(self.store.numbers + 1, at_least)
+                self.say(
+                    node,
+                    ev.IncarnationTaken(
+                        job=KEY, session=session, number=self.store.numbers, run=self.store.run, store_id=STORE_ID
+                    ),
+                )
+            case act.ScanStore(after=after) if self.store.silent:
+                self.say(node, ev.StoreScanned(job=KEY, after=after, problem="EIO"))
+            case act.ScanStore(after=after, claim=claim):
+                found = tuple(ev.OnStore(s, w, 10 * w, s.dirname) for s, w in self.store.committed.items())
+                partials = tuple(
+                    ev.Partial(s, sum(len(r) for r in votes.values()) >= len(self.homes))
+                    for s, votes in self.store.votes.items()
+                    if s not in self.store.committed
+                )
+                self.say(
+                    node,
+                    ev.StoreScanned(
+                        job=KEY,
+                        store_id=STORE_ID,
+                        after=after,
+                        committed=found,
+                        partials=partials,
+                        records=self.store.records,
+                        claimed=claim.incarnation if claim is not None else 0,
+                    ),
+                )
+            case act.Drain(save=save, slots=slots):
+                assert all(node.slots[slot].save == save for slot in slots)
+                node.drained[save] = slots
+                self.say(node, ev.Drained(job=KEY, save=save))
+            case act.DrainParity(save=save, epoch=epoch):
+                there = (save, epoch) in node.pieces
+                record = ParityRecord("0" * 16 + "-00.parity", 4096, 1, bytes(16)) if there else None
+                problem = "" if there else "it is not in the arena any more"
+                self.say(node, ev.ParityDrained(job=KEY, save=save, parity=record, problem=problem))
+            case act.WriteVote(save=save, slots=slots):
+                if action.parity is not None:
+                    self.store.parity.setdefault(save, set()).add(node.name)
+                ranks = tuple(node.slots[slot].rank for slot in slots)
+                self.store.votes.setdefault(save, {})[node.name] = ranks
+                self.say(node, ev.VoteWritten(job=KEY, save=save))
+            case act.Commit(save=save):
+                ranks = [rank for voted in self.store.votes.get(save, {}).values() for rank in voted]
+                world = next((s.world for n in self.nodes.values() for s in n.slots.values() if s.save == save), 0)
+                if sorted(ranks) == list(range(world)):
+                    self.store.committed[save] = world
+                    self.say(node, ev.CommitEnded(job=KEY, save=save, nbytes=10 * world))
+                else:
+                    self.say(node, ev.CommitEnded(job=KEY, save=save, problem=f"votes cover {ranks} of {world}"))
+            case act.Encode(piece=piece):
+                problem = "it fails" if node.name in self.failing else self._unencodable(piece)
+                if not problem:
+                    node.pieces[piece.save, piece.epoch] = piece
+                self.say(node, ev.Encoded(job=KEY, save=piece.save, epoch=piece.epoch, problem=problem))
+            case act.DropPiece(save=save, epoch=epoch):
+                node.pieces.pop((save, epoch), None)
+            case act.FetchSegment():
+                self._fetch(node, action)
+
+    def _slot(self, node: ANode, rank: int) -> str:
+        node.serial += 1
+        name = f"r{rank:05d}-{node.serial:06d}.slot"
+        node.slots[name] = FakeSlot(rank, 99)
+        return name
+
+    def has(self, name: str, save: SaveId, rank: int) -> bool:
+        """Whether the node has the segment, digested."""
+        node = self.nodes.get(name)
+        return node is not None and any((s.save, s.rank, s.digested) == (save, rank, True) for s in node.slots.values())
+
+    def _unencodable(self, piece: Piece) -> str:
+        for column in piece.columns:
+            for seal in column.seals:
+                if not self.has(column.node, piece.save, seal.rank):
+                    return f"{column.node} has no segment of rank {seal.rank}"
+        return ""
+
+    def _fetch(self, node: ANode, action: act.FetchSegment) -> None:
+        problem = ""
+        if action.tier is Tier.PEER:
+            problem = "" if self.has(action.holder, action.save, action.rank) else "gone"
+        else:
+            assert action.piece is not None
+            missing = {
+                i
+                for i, column in enumerate(action.piece.columns)
+                for seal in column.seals
+                if not self.has(dict(action.homes).get(seal.rank, "?"), action.save, seal.rank)
+            }
+            key = (action.piece.save, action.piece.epoch)
+            there = {i for i, name in action.pieces if name in self.nodes and key in self.nodes[name].pieces}
+            lost = missing | (set(range(len(action.piece.columns))) - there)
+            problem = "" if len(lost) <= action.piece.scheme.losses else f"members {lost} are lost"
+        if problem:
+            self.say(
+                node,
+                ev.SegmentFetched(job=KEY, rank=action.rank, save=action.save, tier=action.tier, problem=problem),
+            )
+            return
+        name = self._slot(node, action.rank)
+        assert action.seal is not None
+        slot = node.slots[name]
+        slot.save, slot.digested, slot.world = action.save, True, action.seal.world_size
+        self.say(
+            node,
+            ev.SegmentFetched(
+                job=KEY, rank=action.rank, save=action.save, tier=action.tier, slot=name, capacity=99, seal=action.seal
+            ),
+        )
+
+
+def refused(answers: list[object]) -> list[str]:
+    """Messages of those that were refused."""
+    return [a.message for a in answers if isinstance(a, Refused)]
+
+
+def a_protected_job(homes: str = "abcd", scheme: Scheme = Scheme.XOR, **policy: int) -> ACluster:
+    cluster = ACluster("abcd", scheme=scheme, **policy)
+    cluster.connect(homes)
+    cluster.held = {act.Drain}
+    cluster.stage(ONE)
+    return cluster
+
+
+def close(cluster: ACluster) -> None:
+    for rank, name in enumerate(cluster.homes):
+        left = ev.RankDetached(job=KEY, rank=rank, session=cluster.sid, request=cluster.seq())
+        cluster.say(cluster.nodes[name], left)
+    cluster.settle()
+
+
+def nothing_is_left(cluster: ACluster) -> None:
+    for node in cluster.nodes.values():
+        assert not node.slots
+        assert not node.pieces
+        assert not node.catalogue.jobs
+
+
+def saves_at(cluster: ACluster, name: str) -> set[SaveId]:
+    return {slot.save for slot in cluster.nodes[name].slots.values() if slot.save is not None}

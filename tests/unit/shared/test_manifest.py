@@ -1,0 +1,183 @@
+"""Votes, manifest, COMMITTED: whole or refused."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckptd.shared.base.errors import DamagedError, IntegrityError
+from ckptd.shared.base.ids import SaveId, file_name
+from ckptd.shared.format import manifest as man
+from ckptd.shared.format.digest import BLOCK_NBYTES, KIND, digest
+from ckptd.shared.format.replica_shares import Share
+from tests.runs import RUN, STORE_ID
+
+SAVE = SaveId(2, 3, 100, RUN)
+
+
+def a_file(rank, nbytes=10):
+    count = -(-nbytes // BLOCK_NBYTES)
+    return man.FileRecord(
+        name=file_name(rank), rank=rank, nbytes=nbytes, digests=b"d" * 16 * count, layout=b"l", leaves=b"v"
+    )
+
+
+def a_vote(node="n0", ranks=(0, 1), **words):
+    vote = man.Vote(
+        version=man.VERSION,
+        digest_kind=KIND,
+        store_id=STORE_ID,
+        job="job",
+        save=SAVE,
+        node=node,
+        world_size=2,
+        files=[a_file(r) for r in ranks],
+    )
+    vote = msgspec.structs.replace(vote, **words)
+    return vote, man.encode_record(vote)
+
+
+VOTES = [a_vote("n1", (1,)), a_vote("n0", (0,))]
+MANIFEST = man.make_manifest(VOTES, save=SAVE, writer="test")
+RAW = man.encode_record(MANIFEST)
+COMMITTED = man.make_committed(MANIFEST, RAW)
+
+
+def test_records_come_back():
+    vote, raw = VOTES[0]
+    assert man.decode_vote(raw, where="x") == vote
+    assert man.decode_manifest(RAW, where="x") == MANIFEST
+    assert man.decode_committed(man.encode_committed(COMMITTED), where="x") == COMMITTED
+    assert COMMITTED.save == SAVE
+
+
+def test_a_manifest_is_made_in_order_whatever_order_votes_come_in():
+    assert [f.rank for f in MANIFEST.files] == [0, 1]
+    assert [v.node for v in MANIFEST.votes] == ["n0", "n1"]
+    assert man.encode_record(man.make_manifest(VOTES[::-1], save=SAVE, writer="test")) == RAW
+
+
+def shared(content, *ranks):
+    """Votes of which each has a share of what two ranks hold."""
+    said = {rank: Share(b"r" * 8, 2, b"c" * 8, content[rank]) for rank in ranks}
+    files = [msgspec.structs.replace(a_file(r), shares=(said[r],) if r in said else ()) for r in (0, 1)]
+    return [a_vote(f"n{rank}", files=[file]) for rank, file in enumerate(files)]
+
+
+WHOLLY, IN_PART = b"a" + b"x" * 7, b"l" + b"x" * 7
+
+
+@pytest.mark.parametrize(
+    ("votes", "how_much"),
+    [
+        (shared([WHOLLY, WHOLLY], 0, 1), "all"),
+        (shared([IN_PART, IN_PART], 0, 1), "window"),
+        (shared([WHOLLY, IN_PART], 0, 1), "window"),
+        (shared([WHOLLY, WHOLLY], 0), "window"),  # an older daemon recorded nothing
+        (VOTES, ""),
+    ],
+)
+def test_committed_says_how_much_replicas_compared_by_the_votes_alone(votes, how_much):
+    manifest = man.make_manifest(votes, save=SAVE, writer="test")
+    raw = man.encode_record(manifest)
+    assert man.decode_manifest(raw, where="x") == manifest
+    committed = man.make_committed(manifest, raw)
+    assert committed.replicas == how_much
+    assert man.decode_committed(man.encode_committed(committed), where="x") == committed
+
+
+def test_votes_of_replicas_that_differ_make_no_manifest():
+    with pytest.raises(DamagedError, match="no replicas"):
+        man.make_manifest(shared([WHOLLY, b"a" + b"y" * 7], 0, 1), save=SAVE, writer="test")
+
+
+def another_story():
+    """A vote that says of rank 1's file what the others do not."""
+    vote, raw = a_vote("n2", (1,))
+    other = msgspec.structs.replace(vote.files[0], leaves=b"other")
+    return msgspec.structs.replace(vote, files=[other]), raw
+
+
+def test_a_rank_with_two_votes_that_agree_has_one_file():
+    manifest = man.make_manifest([*VOTES, a_vote("n2", (1,))], save=SAVE, writer="test")
+    assert manifest.files == MANIFEST.files
+    assert [ref.node for ref in manifest.votes] == [*(ref.node for ref in MANIFEST.votes), "n2"]
+
+
+@pytest.mark.parametrize(
+    "votes",
+    [
+        [],
+        VOTES[:1],
+        [*VOTES, another_story()],
+        [VOTES[0], a_vote("n0", (0,), job="other")],
+        [VOTES[0], a_vote("n0", (0,), world_size=3)],
+        [VOTES[0], a_vote("n0", (0,), save=SaveId(2, 4, 100, RUN))],
+    ],
+    ids=["none", "missing", "twice", "job", "world", "save"],
+)
+def test_votes_that_do_not_add_up(votes):
+    with pytest.raises(DamagedError, match="votes for step 100"):
+        man.make_manifest(votes, save=SAVE, writer="test")
+
+
+@given(at=st.integers(0, len(RAW) - 1), bit=st.integers(0, 7))
+def test_any_flipped_bit_of_a_manifest_is_found(at, bit):
+    broken = bytearray(RAW)
+    broken[at] ^= 1 << bit
+    with pytest.raises(DamagedError, match=r"^here"):
+        man.decode_manifest(bytes(broken), where="here")
+
+
+@given(st.integers(0, len(RAW) - 1))
+def test_any_truncation_of_a_manifest_is_found(length):
+    with pytest.raises(DamagedError):
+        man.decode_manifest(RAW[:length], where="x")
+
+
+def test_a_vote_is_no_manifest_and_the_other_way_round():
+    with pytest.raises(DamagedError):
+        man.decode_manifest(VOTES[0][1], where="x")
+    with pytest.raises(DamagedError):
+        man.decode_vote(RAW, where="x")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"version": 1},
+        {"files": [a_file(0)]},
+        {"files": [a_file(1), a_file(0)]},
+        {"files": [a_file(0), msgspec.structs.replace(a_file(1), digests=b"")]},
+        {"files": [a_file(0), msgspec.structs.replace(a_file(1), nbytes=BLOCK_NBYTES + 1)]},
+        {"files": [a_file(0), msgspec.structs.replace(a_file(1), name="../x")]},
+        {"job": "../x"},
+    ],
+    ids=str,
+)
+def test_a_manifest_with_a_good_digest_and_bad_words_is_refused(words):
+    raw = man.encode_record(msgspec.structs.replace(MANIFEST, **words))
+    with pytest.raises(DamagedError, match=r"^x"):
+        man.decode_manifest(raw, where="x")
+
+
+@pytest.mark.parametrize("words", [{"digest_kind": "md5"}, {"key_id": "0" * 16}], ids=str)
+def test_a_manifest_of_unknown_digests_is_neither_written_nor_read(words):
+    other = msgspec.structs.replace(MANIFEST, **words)
+    with pytest.raises(IntegrityError, match="which this program does not know"):
+        man.encode_record(other)
+    body = b"CKPTDMF1" + msgspec.msgpack.encode(other)
+    with pytest.raises(IntegrityError, match=r"^x: has digests"):
+        man.decode_manifest(body + digest(body), where="x")
+
+
+@pytest.mark.parametrize("raw", [b"", b"{}", b"[]", b"\xff\xfe", b'{"format": 1}', b"null"])
+def test_a_committed_that_is_none(raw):
+    with pytest.raises(DamagedError, match=r"^x"):
+        man.decode_committed(raw, where="x")
+
+
+def test_a_committed_of_another_format():
+    raw = man.encode_committed(msgspec.structs.replace(COMMITTED, format=1))
+    with pytest.raises(DamagedError, match="format 1"):
+        man.decode_committed(raw, where="x")
