@@ -8,7 +8,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[2]
 SOURCES = sorted([*(ROOT / "ckptd").rglob("*.py"), *(ROOT / "client").rglob("*.py")])
 SAY_ALL = {"ConfigError", "UsageError", "BudgetError", "ConnectError", "not_allowed"}
-OF_USERS_CODE = {"_pickle.py", "_framework.py"}  # where in it is worth a traceback
+OF_USERS_CODE = {"pickle.py", "framework.py"}  # where in it is worth a traceback
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))

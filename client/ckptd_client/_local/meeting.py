@@ -1,8 +1,8 @@
 """Whether all ranks of the job have called connect: known before the first collective, in which a rank would be stuck.
 
 Rank 0 waits for the others. The ranks that came hear from it that all have, with the name of their session, or who has
-not: then each of them raises that, and all may call connect again. How they speak is in _meeting_store.py and
-_meeting_mpi.py; what is common stands here.
+not: then each of them raises that, and all may call connect again. How they speak is in meeting_store.py and
+meeting_mpi.py; what is common stands here.
 """
 
 import logging

@@ -101,7 +101,7 @@ def _trained(module: Any) -> tuple[bool, ...]:
 
 def _ddp_of(flat: Flat, world_size: int) -> tuple[list[tuple[Path, Inside]], tuple[Ground, ...]]:
     """Places in the state of DDP modules and of optimizers of their parameters, and what of them counts."""
-    from torch.nn.parallel import DistributedDataParallel  # noqa: PLC0415 - see _sharded.py
+    from torch.nn.parallel import DistributedDataParallel  # noqa: PLC0415 - see sharded.py
 
     found: list[tuple[Path, Inside]] = []
     grounds: list[Ground] = []

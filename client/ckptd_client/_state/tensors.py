@@ -94,7 +94,7 @@ def _is_checkpointable(tensor: torch.Tensor) -> bool:
 
 
 def _of_checkpointable(tensor: Any) -> list[Chunk]:
-    from torch.distributed.checkpoint.metadata import MetadataIndex  # noqa: PLC0415 - see _sharded.py
+    from torch.distributed.checkpoint.metadata import MetadataIndex  # noqa: PLC0415 - see sharded.py
 
     found = []
     for number, chunk in enumerate(tensor.__create_chunk_list__()):

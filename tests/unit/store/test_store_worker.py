@@ -377,7 +377,7 @@ def another_version(root: Path, protocol: int) -> dict[str, str]:
     shutil.copytree(Path(__file__).parents[3] / "ckptd", root / "ckptd", ignore=shutil.ignore_patterns("__pycache__"))
     for name, old, new in (
         ("__init__.py", f'__version__ = "{__version__}"', '__version__ = "9.9"'),
-        ("store_messages.py", f"\nVERSION = {VERSION}\n", f"\nVERSION = {protocol}\n"),
+        ("store/messages.py", f"\nVERSION = {VERSION}\n", f"\nVERSION = {protocol}\n"),
     ):
         text = (root / "ckptd" / name).read_text()
         assert text.count(old) == 1

@@ -1,7 +1,7 @@
 """Signs that somebody wrote to a tensor: torch's counts of writes, and samples of elements.
 
 They prove nothing: counts miss what goes through .data, numpy or fused kernels, samples what is written elsewhere. They
-are for who has asked for them where nothing proves it (see _page_guard.py and _checksums.py).
+are for who has asked for them where nothing proves it (see page_guard.py and checksums.py).
 """
 
 from collections.abc import Sequence

@@ -12,7 +12,7 @@ from ckptd_client._preempt import signals
 HEAD = f"""
 import faulthandler, os, signal, sys, threading, time
 sys.path.insert(0, {os.path.dirname(signals.__file__)!r})  # the module alone: a client takes seconds to be imported
-from _signals import Listener
+from signals import Listener
 TERM, USR1 = signal.SIGTERM, signal.SIGUSR1
 said = []
 def user(*_): said.append("user")

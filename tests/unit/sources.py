@@ -1,0 +1,38 @@
+"""The source files of ckptd and of its client as syntax trees, for tests of their structure."""
+
+import ast
+import pathlib
+
+ROOT = pathlib.Path(__file__).parents[2]
+PACKAGES = {"ckptd": ROOT / "ckptd", "ckptd_client": ROOT / "client" / "ckptd_client"}
+
+
+def module_name(package, relative):
+    parts = [package, *relative.with_suffix("").parts]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def sources(package):
+    base = PACKAGES[package]
+    return {module_name(package, path.relative_to(base)): path for path in sorted(base.rglob("*.py"))}
+
+
+CKPTD = sources("ckptd")
+CLIENT = sources("ckptd_client")
+EVERYTHING = CKPTD | CLIENT
+TREES = {name: ast.parse(path.read_text()) for name, path in EVERYTHING.items()}
+
+
+def imports(tree):
+    """Modules that a tree names anywhere, inside functions too. ``from ckptd import x`` counts as ckptd.x."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: relative import"
+            names = (f"{node.module}.{alias.name}" for alias in node.names)
+            yield from (name if name in EVERYTHING else node.module for name in names)
+
+
+def within(name, *packages):
+    return any(name == package or name.startswith(package + ".") for package in packages)

@@ -1,0 +1,91 @@
+"""Documents name files, tests and functions that exist."""
+
+import ast
+import re
+
+from tests.unit.sources import EVERYTHING, ROOT
+
+DOCUMENTS = [path for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))) if path.exists()]
+PATH_RE = re.compile(
+    r"^(?:ckptd|client|ckptd_client|tests|docs|systemd|deploy|bench|scripts|\.ci)/[\w./@-]*(?:::\w+)?$"
+)
+NAME_RE = re.compile(r"^ckptd(?:_client)?(?:\.\w+)+(?:\(\))?$")
+FILES_OF_USERS = {"ckptd.manifest", "ckptd.sock", "ckptd.log", "ckptd.service"}  # look like modules, are file names
+
+
+def quoted(text):
+    """What stands in single backticks, outside fenced blocks."""
+    text = re.sub(r"^(```|~~~).*?^\1", "", text, flags=re.MULTILINE | re.DOTALL)
+    return set(re.findall(r"(?<!`)`([^`\n]+)`(?!`)", text))
+
+
+def path_exists(quote):
+    name, _, test = quote.partition("::")
+    path = next((base / name for base in (ROOT, ROOT / "client") if (base / name).exists()), None)
+    return path is not None and (not test or f"def {test}(" in path.read_text())
+
+
+def name_exists(quote):
+    """Whether a dotted name is a module, or something that the longest module in it defines or imports."""
+    parts = quote.removesuffix("()").split(".")
+    for cut in range(len(parts), 0, -1):
+        module = EVERYTHING.get(".".join(parts[:cut]))
+        if module is not None:
+            return defines(ast.parse(module.read_text()), parts[cut:])
+    return False
+
+
+def defines(tree, names):
+    if not names:
+        return True
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.name == names[0]:
+            return len(names) == 1 or (isinstance(node, ast.ClassDef) and defines(node, names[1:]))
+        if names[0] in bound_names(node):
+            return True
+    return False
+
+
+def bound_names(node):
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return {alias.asname or alias.name for alias in node.names}
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return {target.id for target in targets if isinstance(target, ast.Name)}
+
+
+def test_documents_name_what_exists():
+    missing = {}
+    for document in DOCUMENTS:
+        quotes = quoted(document.read_text())
+        paths = [quote for quote in quotes if PATH_RE.match(quote) and not path_exists(quote)]
+        names = [quote for quote in quotes if NAME_RE.match(quote) and quote not in FILES_OF_USERS]
+        if found := sorted(paths + [quote for quote in names if not name_exists(quote)]):
+            missing[document.name] = found
+    assert missing == {}
+
+
+def test_each_decision_is_listed():
+    listed = set(re.findall(r"\(decisions/(\S+\.md)\)", (ROOT / "docs" / "README.md").read_text()))
+    assert listed == {path.name for path in (ROOT / "docs" / "decisions").glob("*.md")}
+
+
+def test_every_complaint_has_a_test():
+    """In the last column; a name that is none is found by the test above."""
+    rows = re.findall(r"^\| .*\|$", (ROOT / "docs" / "complaints.md").read_text(), flags=re.MULTILINE)
+    bare = [row for row in rows if "::test_" not in row.split("|")[-2] and row.split("|")[-2].strip() != "test"]
+    assert bare == []
+    assert len(rows) > 50
+
+
+def test_the_resolver_can_say_no():
+    assert path_exists("ckptd/arena/budget.py")
+    assert path_exists("ckptd_client/py.typed")
+    assert path_exists("tests/unit/test_architecture.py::test_import_rule")
+    assert not path_exists("tests/unit/test_architecture.py::test_nothing")
+    assert not path_exists("ckptd/nothing.py")
+    assert name_exists("ckptd.arena.budget")
+    assert name_exists("ckptd.arena.budget.Budget.tightest")
+    assert name_exists("ckptd.system.config.load_config()")
+    assert not name_exists("ckptd.arena.budget.nothing")
+    assert not name_exists("ckptd.nothing")
+    assert quoted("a `b` ``c``\n```\n`d`\n```\n") == {"b"}
