@@ -11,26 +11,11 @@ from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
-from ckptd.shared.base.errors import CkptdError, RestoreError, SaveFailedError, UsageError, WaitTimeoutError
-from ckptd.shared.base.ids import SaveId
-from ckptd.shared.protocol.messages import (
-    AskDrain,
-    AskStatus,
-    AskSteps,
-    End,
-    LoadFrom,
-    Milestone,
-    Request,
-    StatusReply,
-    Steps,
-)
+from ckptd.shared.base.errors import RestoreError, SaveFailedError
+from ckptd.shared.protocol.messages import AskDrain, Milestone, Request
 from ckptd_client._daemon import settings as _settings
-from ckptd_client._daemon.channel import ChannelLostError, PreemptedError
 from ckptd_client._daemon.link import Link
-from ckptd_client._daemon.turns import Owner, Turns
 from ckptd_client._gather import BUCKET_NBYTES, GROUPS, Gathering, Order, Ranks
-from ckptd_client._image.plan import Plan, Values, gather, make_plan
-from ckptd_client._image.stock_objects import StockLeaves
 from ckptd_client._load.checkpoint import Checkpoint
 from ckptd_client._load.files import RestoredFiles
 from ckptd_client._load.foreign.load_from import Loaded, read_from
@@ -40,50 +25,30 @@ from ckptd_client._load.rounds import find, load
 from ckptd_client._local.argument_checks import as_patience
 from ckptd_client._local.copy_engines import check_not_capturing
 from ckptd_client._local.rank import Group
-from ckptd_client._local.why_late import Cause, why_late
 from ckptd_client._preempt.preemption import Preemptible
 from ckptd_client._save.files import save_files
 from ckptd_client._save.files_plan import publication_of
-from ckptd_client._save.late.overlapping import Overlapping, Verify
+from ckptd_client._save.late.overlapping import Verify
 from ckptd_client._save.listening import Listening
-from ckptd_client._save.preparing import Preparing
-from ckptd_client._save.segments import Segment
-from ckptd_client._save.staging import stage_or_fail, was_delivered
+from ckptd_client._save.saving import Saving
+from ckptd_client._save.staging import Staging
 from ckptd_client._save.stats import Stats
 from ckptd_client._save.unchanged import are_still
-from ckptd_client._state.looks import Look
 from ckptd_client._state.pickle import PickleKeys
-from ckptd_client._state.replicas import warn_of_idle
 from ckptd_client.files import TrainerFile
 from ckptd_client.handle import SaveHandle, check_milestone
 
 log = logging.getLogger("ckptd_client")
-_MAX_PLANS = 4
-_REASON_S = 1.0  # beyond the time of a wait that was in vain
-_LOWER = "ckptd: step %d is saved after step %d: load takes the newest save, load(state, step=...) another"
 
 
 class Client(Preemptible):
     """Made by connect. Use as a context manager, or call close."""
 
     def __init__(self, link: Link, save_timeout_s: float, *, dual: bool = True) -> None:
-        self._link, self._dual, self._save_timeout_s = link, dual, save_timeout_s
-        self._owner, self._warned, self._closed = Owner(), False, False
-        self._turns = Turns(link, self._owner)
-        self._first, self._last = self._turns.first, self._turns.last
-        self._numbers = self._owner.numbers
-        self._plan: Plan | None = None  # of the last state
-        self._plans: list[Plan] = []  # the last ones, the newest first: a full save and one of the model may alternate
-        self._segments: list[Segment] = []  # still to be sealed: saves of DCP's, in two steps, and overlapped ones
-        self._overlapping = Overlapping(self)
-        link.handed_over = Listening(self).begin
-        self._preparing = Preparing(self)
-        link.on_slots_coming = self._preparing.begin
-        self._stock = StockLeaves() if dual and link.group.rank == 0 else None
-        link.book.outlook.why_late = self._why_late
-        self._counter, self._last_step, self._highest = 0, -1, -1
-        self._steps: set[int] = set()
-        self._stats = Stats()
+        self._staging = Staging(link, save_timeout_s, dual=dual)
+        self._saving = Saving(self._staging)
+        link.handed_over = Listening(self._staging).begin
+        self._link, self._owner = link, self._staging.owner
         try:
             warnings = link.connect()
         except BaseException:
@@ -93,8 +58,7 @@ class Client(Preemptible):
             log.warning("ckptd: %s", warning)
 
     def __reduce__(self) -> NoReturn:
-        text = f"a client is of the process that connected, {self._owner.pid}, and can be neither pickled nor copied"
-        raise UsageError(text, hint="connect there, or keep it out of what is sent to other processes")
+        self._staging.__reduce__()
 
     # --- what a user asks about
 
@@ -125,7 +89,7 @@ class Client(Preemptible):
 
     def stats(self) -> Stats:
         """Counts and stalls since connect."""
-        return self._stats
+        return self._staging.stats
 
     def steps(self, *, by_save: bool = False) -> list[int]:
         """Steps that load could restore, the lowest first. by_save: the newest save first, whatever its number.
@@ -133,32 +97,19 @@ class Client(Preemptible):
         Alike on every node: blocks until the daemon that coordinates the job has answered, 10 s at most. Raises
         PeerError when it does not, RestoreError when it does not know yet what the store has.
         """
-        found = [c.step for c in self._checkpoints()]
+        found = [c.step for c in self._staging.checkpoints()]
         return list(dict.fromkeys(found)) if by_save else sorted(set(found))
 
     def latest(self) -> int | None:
         """The step that load would restore, None when there is none. Blocks and raises as steps does."""
-        found = self._checkpoints()
+        found = self._staging.checkpoints()
         return found[0].step if found else None
 
-    def _checkpoints(self) -> Any:
-        answer = self._ask(lambda seq: AskSteps(seq=seq))
-        assert isinstance(answer, Steps)  # noqa: S101 - the reply to AskSteps
-        return answer.checkpoints
+    def _check_open(self) -> None:
+        self._staging.check_open()
 
     def _ask(self, make: Callable[[int], Request], patience_s: float | None = None) -> Any:
-        deadline = self._link.patient_until(patience_s)
-        while True:
-            with contextlib.suppress(PreemptedError), self._last(deadline) as mine:
-                self._check_open()
-                if not mine:
-                    raise WaitTimeoutError("another thread kept the client to itself")
-                return self._link.ask(make, deadline)
-
-    def _check_open(self) -> None:
-        self._owner.check()
-        if self._closed:
-            raise UsageError("this client is closed", hint="connect again")
+        return self._staging.ask(make, patience_s)
 
     # --- save
 
@@ -180,7 +131,7 @@ class Client(Preemptible):
         without attach. Raises UsageError for what is no torch optimizer.
         """
         self._check_open()
-        self._overlapping.attach(optimizers, verify)
+        self._saving.overlapping.attach(optimizers, verify)
 
     def prepare(self, state: dict[str, Any]) -> None:
         """Plans; has all slots allocated, mapped and, for GPUs, pinned: a first save costs what the next will. Blocks.
@@ -190,9 +141,8 @@ class Client(Preemptible):
         Raises UsageError for what cannot be saved, BudgetError, with the numbers, when the slots do not fit.
         """
         check_not_capturing()
-        with self._first_settled(time.monotonic() + self._save_timeout_s, patient=True):
-            self._check_open()
-            self._preparing.make_ready(state)
+        with self._settled():
+            self._saving.preparing.make_ready(state)
 
     def save(self, state: dict[str, Any], step: int | None = None, *, drain: bool = False) -> SaveHandle:
         """Stages the state and returns as soon as training may go on.
@@ -200,151 +150,15 @@ class Client(Preemptible):
         step: default the one after the last. drain: make this one durable whatever drain_every says. The state may be
         changed freely afterwards. Raises UsageError for a misuse only; what goes wrong otherwise is in the handle.
         """
-        began = time.perf_counter()
-        deadline = time.monotonic() + self._save_timeout_s
-        with self._first_settled(deadline) as mine:
-            self._check_open()
-            self._preparing.forget_steps()
-            save = self._number(step, state)
-            check_not_capturing()  # after the count: so all ranks count alike
-            plans, asked = self._stats.plans, time.monotonic()
-            look = self._link.looks.next(save, drain=drain)
-            values = self._gather(state, look) if mine else None
-            if self._stats.plans > plans:  # it is done once, and is not what the timeout is for
-                deadline += time.monotonic() - asked
-            handle = self._begin(save)
-            if values is not None and self._plan is not None:
-                self._link.looks.looked(self._plan.streams, look, handle)
-            if values is not None:
-                stage_or_fail(self, handle, values, drain=drain, deadline=deadline)
-            else:
-                self._note_failure(handle, WaitTimeoutError("another thread kept the client to itself"), deadline=None)
-            handle.stall_s += time.perf_counter() - began
-            self._count(handle)
-        return handle
+        return self._saving.save(state, step, drain=drain)
 
     @contextlib.contextmanager
-    def _first_settled(self, deadline: float, *, patient: bool = False) -> Iterator[bool]:
-        """The lock as _first has it, with no save's copies running. patient: the deadline is theirs only."""
-        self._owner.check()
-        while True:
-            self._overlapping.settle(deadline, cancel=True)
-            with self._first(None if patient else deadline) as mine:
-                if mine and self._overlapping.running and time.monotonic() < deadline:
-                    continue  # another thread's save came in between; its copies need the lock to end
-                yield mine
-                return
-
-    def _number(self, step: int | None, state: object) -> SaveId:
-        with self._numbers():
-            self._counter += 1  # also for a save that fails, so that all ranks count alike
-            _settings.check_order(state, step)
-            return SaveId(self._link.incarnation, self._counter, self._check_step(step), self._link.run)
-
-    def _begin(self, save: SaveId) -> SaveHandle:
-        handle = SaveHandle(save, self._pump)
-        with self._numbers():
-            self._link.book.add(handle)
-            self._steps.add(save.step)
-            self._last_step = save.step
-            lower, self._highest = save.step < self._highest, max(save.step, self._highest)
-            if lower and not self._warned:
-                self._warned = True
-                log.warning(_LOWER, save.step, self._highest)
-        return handle
-
-    def _check_step(self, step: int | None) -> int:
-        if step is None:
-            return self._last_step + 1
-        step = _settings.as_step(step)
-        if step in self._steps and not self._was_in_vain(step):
-            raise UsageError(
-                f"step {step} was already saved in incarnation {self._link.incarnation}",
-                hint="save each step once; to go back to an older step, load it first",
-            )
-        return step
-
-    def _was_in_vain(self, step: int) -> bool:
-        """Whether nothing can come any more of the step's save, so that it may be saved again."""
-        handle = self._link.book.of_step(self._link.incarnation, step)
-        return handle is not None and handle.in_vain and not self._link.holds(handle.save_id)
-
-    def _gather(self, state: dict[str, Any], look: Look | None = None, *, balanced: bool = True) -> Values:
-        """The state's values by the plan, which is made anew when the structure changed."""
-        balanced = balanced and self._link.balance
-        for plan in [plan for plan in self._plans if plan.balanced is balanced]:
-            values = gather(plan, state, self._stock, look)
-            if values is not None:
-                break
-        else:
-            group, settings = self._link.group, self._link.settings
-            plan = make_plan(
-                state, rank=group.rank, world_size=group.world_size, dual=self._dual,
-                pickle_keys=settings.pickle_keys, replicated=settings.named.replicated, balanced=balanced,
-                integrity=settings.integrity, is_own=settings.named.is_own,
-            )  # fmt: skip
-            self._stats.plans += 1
-            if self._stats.plans == 1 and group.rank == 0:
-                warn_of_idle(settings.named.replicated, plan.names)
-                settings.named.warn_of_idle(plan.names)
-            values = gather(plan, state, self._stock, look)
-        self._plan = plan
-        self._plans = [plan, *(other for other in self._plans if other is not plan)][:_MAX_PLANS]
-        if values is None:
-            raise UsageError("the state changes while it is read", hint="save from the thread that trains")
-        return values
-
-    def _plan_capacity(self, values: Values) -> int:
-        assert self._plan is not None  # noqa: S101 - _gather made it
-        return self._plan.capacity(values.plain_nbytes)
-
-    def _fit_slots(self, capacity: int, deadline: float) -> None:
-        """Asks for slots when those asked for before are too small, or could not be had."""
-        if capacity > self._link.capacity or self._link.refusal is not None:
-            refused = self._link.refusal is not None  # then what was asked for is no measure
-            self._link.ask_slots(capacity if refused else max(capacity, self._link.capacity), deadline)
-
-    def _note_failure(self, handle: SaveHandle, error: BaseException, *, deadline: float | None) -> None:
-        """An operational fault: training goes on, the handle says why. deadline None: the daemon cannot be told."""
-        if handle.known_milestone is not None:
-            return  # it was all but over: the daemon has the segment
-        if isinstance(error, ChannelLostError) and was_delivered(self, handle):
-            log.warning(
-                "ckptd: step %d is complete in this node's memory; its daemon ended before it took it over", handle.step
-            )
-            self._link.handed_over()
-            return  # the next daemon is told
-        text = str(error) if isinstance(error, CkptdError) else f"{type(error).__name__}: {error}"
-        handle.fail(End.FAILED, text)
-        self._preparing.know(error)
-        self._stats.failed += 1
-        log.warning("ckptd: step %d was not saved: %s", handle.step, text)
-        if deadline is not None:
-            self._link.skip(handle.save_id, f"{type(error).__name__}: {error}", deadline)
-
-    def _count(self, handle: SaveHandle) -> None:
-        self._stats.saves += 1
-        self._stats.nbytes += self._plan.nbytes if self._plan is not None else 0
-        self._stats.stall_s += handle.stall_s
-        self._stats.last_stall_s = handle.stall_s
+    def _settled(self) -> Iterator[None]:
+        with self._saving.settled(self._staging.until(), patient=True):
+            self._check_open()
+            yield
 
     # --- wait
-
-    def _pump(self, seconds: float, patience_s: float | None = None) -> None:
-        """News for the handles; brings a lost daemon back while somebody waits."""
-        if seconds > 0:
-            self._overlapping.settle(time.monotonic() + seconds)
-        if self._closed and seconds > 0:
-            raise SaveFailedError(
-                "the client was closed and hears no more of its saves",
-                hint="wait before close; what was staged becomes durable all the same",
-            )
-        with contextlib.suppress(PreemptedError), self._last(time.monotonic() + seconds) as mine:
-            if self._closed or not mine:  # who has the lock hears the news for all
-                return
-            if seconds > 0:
-                self._link.ensure(self._link.patient_until(patience_s))
-            self._link.pump(time.monotonic() + min(seconds, 0.05))
 
     def wait(self, milestone: str = "durable", timeout_s: float | None = None) -> SaveHandle | None:
         """Blocks until the newest save reached the milestone; "durable" forces its drain. None when nothing was saved.
@@ -354,8 +168,8 @@ class Client(Preemptible):
         """
         wanted, timeout_s = check_milestone(milestone), as_patience(timeout_s)
         self._check_open()
-        self._overlapping.settle(time.monotonic() + self._save_timeout_s)
-        self._pump(0.0)
+        self._saving.overlapping.settle(self._staging.until())
+        self._staging.pump(0.0)
         handle = self._link.book.newest
         if handle is None:
             return None
@@ -369,14 +183,6 @@ class Client(Preemptible):
             if newest is None or newest is handle:
                 raise
             return newest.wait(milestone, timeout_s)  # another thread saved meanwhile
-
-    def _why_late(self, save: SaveId, wanted: Milestone) -> Cause:
-        """Asks the daemon, which gets a second to answer: who waited in vain is to be notified of the reason."""
-        with contextlib.suppress(CkptdError):
-            answer = self._ask(lambda seq: AskStatus(seq=seq), _REASON_S)
-            assert isinstance(answer, StatusReply)  # noqa: S101 - the reply to AskStatus
-            return why_late(answer.status, self._link.job, save, wanted)
-        return Cause()
 
     # --- load
 
@@ -404,13 +210,12 @@ class Client(Preemptible):
         began = time.perf_counter()
         check_load(state, strict)
         step, chosen = None if step is None else _settings.as_step(step), _settings.as_run(run)
-        with self._first_settled(time.monotonic() + self._save_timeout_s, patient=True):
-            self._check_open()
+        with self._settled():
             order, segment = load(self._link, state, step, chosen, strict=strict)
-            self._begin_incarnation(order)
+            self._staging.numbers.begin_incarnation(order)
             rank = self._link.group.rank
             restored = finished(state, segment, order.notes, began=began, rank=rank) if segment is not None else None
-            self._preparing.after_load(state)
+            self._saving.preparing.after_load(state)
             return restored
 
     def load_from(
@@ -451,24 +256,21 @@ class Client(Preemptible):
         UsageError for a misuse, and what pickling a TorchFile raises; what goes wrong otherwise is in the handle.
         """
         publication = publication_of(directory, whole=whole, pointer=pointer, job=self._link.job)
-        return save_files(self, files, step, publication, drain=drain)
+        return save_files(self._staging, files, step, publication, drain=drain)
 
     def are_still(self, handle: SaveHandle, files: Mapping[str, TrainerFile]) -> bool:
         """Whether these files have the very bytes that save_files staged of them, and their slot has those still.
 
         Compares all bytes of this rank's. Raises what pickling a TorchFile raises.
         """
-        return are_still(self, handle.save_id, files)
+        return are_still(self._staging, handle.save_id, files)
 
     def free_step(self, wanted: int) -> int:
         """The step, or the next one that was not saved yet in this incarnation: for several checkpoints of one step.
 
         The same on ranks that saved the same steps, whatever became of those: each hears of it in its own time.
         """
-        wanted = _settings.as_step(wanted)
-        while wanted in self._steps:
-            wanted += 1
-        return wanted
+        return self._staging.numbers.free_step(_settings.as_step(wanted))
 
     def load_files(self, step: int | None = None) -> RestoredFiles | None:
         """The files of the newest checkpoint (or that of a step), to be read by name; None when there is none.
@@ -507,20 +309,12 @@ class Client(Preemptible):
         return found
 
     def _find(self, step: int | None) -> Checkpoint | None:
-        with self._first_settled(time.monotonic() + self._save_timeout_s, patient=True):
-            self._check_open()
+        with self._settled():
             order, found = find(self._link, None if step is None else _settings.as_step(step))
-            self._begin_incarnation(order)
+            self._staging.numbers.begin_incarnation(order)
             if found is not None:
                 found.notes = (*order.notes, *found.notes)
             return found
-
-    def _begin_incarnation(self, order: LoadFrom) -> None:
-        with self._numbers():
-            self._link.begin_incarnation(order.incarnation, order.run)
-            self._counter, self._steps = 0, set()
-            self._last_step = order.save.step if order.save is not None else -1
-            self._highest, self._warned = -1, False
 
     # --- the end
 
@@ -532,12 +326,12 @@ class Client(Preemptible):
         """
         if not self._owner.is_here:
             return
-        self._preparing.join(self._save_timeout_s)
-        with self._first_settled(time.monotonic() + self._save_timeout_s, patient=True):
-            if not self._closed:
-                self._closed = True
-                self._preparing.forget_steps()
-                self._overlapping.detach()
+        self._saving.preparing.join(self._staging.save_timeout_s)
+        with self._saving.settled(self._staging.until(), patient=True):
+            if not self._staging.closed:
+                self._staging.closed = True
+                self._saving.preparing.forget_steps()
+                self._saving.overlapping.detach()
                 self._forget_preemption()
                 self._link.close()
 
@@ -548,3 +342,8 @@ class Client(Preemptible):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def staging_of(client: Client) -> Staging:
+    """Of a client, for what saves in two steps: DCP's writer, and trainers."""
+    return client._staging  # noqa: SLF001 - the one door to it

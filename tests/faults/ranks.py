@@ -279,7 +279,7 @@ class Trainer:
         deadline = time.monotonic() + timeout_s
         while handle.end is None:
             assert time.monotonic() < deadline, f"step {step} has no end after {timeout_s} s: {handle}"
-            self._client._pump(0.05)
+            self._client._staging.pump(0.05)
             self.watch()
         return self.handle(step)
 

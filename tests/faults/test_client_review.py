@@ -137,7 +137,7 @@ def test_a_save_that_cannot_have_the_client_ends_failed(node, join):
     held, done = threading.Event(), threading.Event()
 
     def hold():
-        with client._turns.lock:
+        with client._staging.lock:
             held.set()
             done.wait(20)
 

@@ -193,7 +193,7 @@ def raises():
         training.step()
     torch.save(training.plain(), training.path)
     handle = client.save(training.state, 4)
-    assert client._overlapping.running
+    assert client._saving.overlapping.running
     print(f"rank {dist.get_rank()} did it", flush=True)
     if dist.get_rank() == 1:
         raise SystemExit  # neither step nor close

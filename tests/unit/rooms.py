@@ -79,7 +79,7 @@ CLIENT = {
     "_connect": ("connect, public: its arguments and the environment", ("client", "_daemon", *_BELOW)),
     "client": (
         "Client, public",
-        ("_preempt", "files", "handle", "_gather", "_save", "_load", "_daemon", "_image", *_BELOW),
+        ("_preempt", "files", "handle", "_gather", "_save", "_load", "_daemon", *_BELOW),
     ),
     "_save": (
         "a save; _save/late: copies that run while training goes on",
@@ -100,8 +100,6 @@ CLIENT = {
 }  # fmt: skip
 CLIENT_MAY = (*SHARED, "shared.bulk", "shared.files", "shared.torchfile")  # of ckptd, in each of its rooms
 PURE = ("core", "core.coordinator", "core.node", "shared.base", "shared.format", "shared.protocol", "shared.torchfile")
-# Client and the parts of a save were cut by length, not by idea: ends when a save is one pipeline of its own.
-KNOWN_CIRCLES = {("ckptd_client._save", "ckptd_client.client")}
 MAY = {
     **{f"ckptd.{room}": {f"ckptd.{name}" for name in names} | {"ckptd"} for room, (_, names) in CKPTD.items()},
     **{

@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.rooms import CKPTD as CKPTD_ROOMS
 from tests.unit.rooms import CLIENT as CLIENT_ROOMS
-from tests.unit.rooms import KNOWN_CIRCLES, MAY, PURE, room_of, table
+from tests.unit.rooms import MAY, PURE, room_of, table
 from tests.unit.sources import CKPTD, EVERYTHING, ROOT, TREES, imports, within
 
 MAX_FILE_LINES = 400
@@ -24,7 +24,7 @@ def forbidden(module, name):
     top = name.partition(".")[0]
     if top in ("ckptd", "ckptd_client"):
         here, there = room_of(module), room_of(name)
-        allowed = here == there or there in MAY.get(here, ()) or (here, there) in KNOWN_CIRCLES
+        allowed = here == there or there in MAY.get(here, ())
         return None if allowed or here == "ckptd_client" else f"{here} may not import {there}"
     if within(module, *(f"ckptd.{room}" for room in PURE)):
         return None if top in PURE_ALLOWED else "core and shared are pure"

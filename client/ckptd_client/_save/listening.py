@@ -1,24 +1,20 @@
 """A thread that hears what becomes of saves while training calls nothing.
 
 So a rank whose save waits for ranks that do not save says so within seconds, rank 0 what its user should know of
-drains, and each node that its daemon ended. A part of Client.
+drains, and each node that its daemon ended.
 """
-# ruff: noqa: SLF001 - see above
 
 import contextlib
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING
 
 import zmq
 
 from ckptd.shared.base.errors import CkptdError
 from ckptd_client._save.lost_daemon import LostDaemon
-
-if TYPE_CHECKING:
-    from ckptd_client.client import Client
-    from ckptd_client.handle import SaveHandle
+from ckptd_client._save.staging import Staging
+from ckptd_client.handle import SaveHandle
 
 _PAUSE_S = 0.4
 _LATE_S = 15.0  # when all that can be said of a save has been said
@@ -31,8 +27,8 @@ class Listening:
     It ends when each save has its end; with the client, and the process.
     """
 
-    def __init__(self, client: "Client") -> None:
-        self._client = weakref.ref(client)
+    def __init__(self, staging: Staging) -> None:
+        self._staging = weakref.ref(staging)
         self._lock = threading.Lock()
         self._runs = False
         self._lost = LostDaemon()
@@ -49,21 +45,21 @@ class Listening:
         pause, main = _PAUSE_S, threading.main_thread()
         while True:
             main.join(pause)
-            client = self._client()
-            if client is not None and main.is_alive():
+            staging = self._staging()
+            if staging is not None and main.is_alive():
                 with contextlib.suppress(CkptdError, zmq.ZMQError):
-                    client._pump(0.0)
-                self._lost.look(client, _open(client))
+                    staging.pump(0.0)
+                self._lost.look(staging, _open(staging))
             with self._lock:
-                waiting = _open(client)
+                waiting = _open(staging)
                 if not waiting or not main.is_alive():
                     self._runs = False
                     return
             late = time.monotonic() >= waiting[0].began + _LATE_S and not self._lost.is_awaited
             pause = _LATE_PAUSE_S if late else _PAUSE_S
-            del client, waiting
+            del staging, waiting
 
 
-def _open(client: "Client | None") -> "list[SaveHandle]":
+def _open(staging: Staging | None) -> list[SaveHandle]:
     """Saves of which there is more to hear, the oldest first."""
-    return [] if client is None or client._closed else client._link.book.open
+    return [] if staging is None or staging.closed else staging.link.book.open

@@ -1,9 +1,8 @@
-"""A daemon that ended while training calls nothing: it is said, and the next one is sought. A part of Client.
+"""A daemon that ended while training calls nothing: it is said, and the next one is sought.
 
 The thread that listens does this. Training loses no time: a save takes the connection from it within a tenth of a
 second.
 """
-# ruff: noqa: SLF001 - see above
 
 import contextlib
 import logging
@@ -11,18 +10,16 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import zmq
 
 from ckptd.shared.base.errors import CkptdError
 from ckptd.shared.format.arena_paths import SOCKET
 from ckptd_client._daemon.channel import PreemptedError, channel_listens
-
-if TYPE_CHECKING:
-    from ckptd_client._daemon.link import Link
-    from ckptd_client.client import Client
-    from ckptd_client.handle import SaveHandle
+from ckptd_client._daemon.link import Link
+from ckptd_client._save.staging import Staging
+from ckptd_client.handle import SaveHandle
 
 log = logging.getLogger("ckptd_client")
 _OTHERS_S: Final = 3.0  # how long it is left to others, who stopped it perhaps, to start the next one
@@ -46,9 +43,9 @@ class LostDaemon:
         """Whether one was lost, and no other was found."""
         return self._said_of > 0
 
-    def look(self, client: "Client", waiting: "Sequence[SaveHandle]") -> None:
+    def look(self, staging: Staging, waiting: Sequence[SaveHandle]) -> None:
         """Whether the daemon is there, for saves that are not over. Blocks while another one is sought."""
-        link, now = client._link, time.monotonic()
+        link, now = staging.link, time.monotonic()
         if not link.is_lost:
             self._found(link.attachments)
             return
@@ -57,9 +54,9 @@ class LostDaemon:
         if self._said_of != link.attachments:
             self._said_of, self._others_until, self._told = link.attachments, now + _OTHERS_S, ""
             self._waiting = _steps(waiting)
-            _say(_ended(client, waiting))
+            _say(_ended(link, waiting))
         if now >= self._again_at and (_listens(link) or (link.is_restartable and now >= self._others_until)):
-            self._come_back(client, now)
+            self._come_back(staging, now)
             if not link.is_lost:
                 self._found(link.attachments)
 
@@ -68,26 +65,25 @@ class LostDaemon:
             _say(f"a daemon of this node runs again and goes on with {self._waiting}")
             self._said_of = 0
 
-    def _come_back(self, client: "Client", now: float) -> None:
+    def _come_back(self, staging: Staging, now: float) -> None:
         main = threading.main_thread()
         try:
-            with contextlib.suppress(PreemptedError), client._last(now) as mine:
-                if mine and not client._closed:
+            with contextlib.suppress(PreemptedError), staging.last(now) as mine:
+                if mine and not staging.closed:
                     self._again_at = now + _AGAIN_S
-                    client._link.revive(now + _START_S, lambda: not main.is_alive())
+                    staging.link.revive(now + _START_S, lambda: not main.is_alive())
         except (CkptdError, zmq.ZMQError) as error:
             if str(error) != self._told and main.is_alive():
                 self._told = str(error)
                 _say(f"this rank did not come back to a daemon of this node: {error}")
 
 
-def _listens(link: "Link") -> bool:
+def _listens(link: Link) -> bool:
     """Whether a daemon has the socket. Costs microseconds."""
     return channel_listens(os.path.join(link.settings.arena, SOCKET))
 
 
-def _ended(client: "Client", waiting: "Sequence[SaveHandle]") -> str:
-    link = client._link
+def _ended(link: Link, waiting: Sequence[SaveHandle]) -> str:
     arena = link.settings.arena
     verb = "is" if len(waiting) == 1 else "are"
     next_one = f"one is started in {_OTHERS_S:g} s" if link.is_restartable else f"start one: ckptd run --arena {arena}"
@@ -97,7 +93,7 @@ def _ended(client: "Client", waiting: "Sequence[SaveHandle]") -> str:
     )
 
 
-def _steps(waiting: "Sequence[SaveHandle]") -> str:
+def _steps(waiting: Sequence[SaveHandle]) -> str:
     steps = [handle.step for handle in waiting]
     listed = ", ".join(map(str, steps[:_MAX_STEPS])) + (", ..." if len(steps) > _MAX_STEPS else "")
     return f"step {listed}" if len(steps) == 1 else f"steps {listed}"

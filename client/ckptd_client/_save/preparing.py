@@ -1,9 +1,8 @@
 """Memory for saves, made ready while training runs: asked for by load, or by a first save for those after it.
 
 The daemon makes the slots. Here a thread hears of them and maps them, so that no save does: it ends when all are there,
-and with the client. Written as a part of Client in a file of its own.
+and with the client.
 """
-# ruff: noqa: SLF001 - see above
 
 import atexit
 import contextlib
@@ -13,7 +12,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from multiprocessing import util
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -22,9 +21,7 @@ from ckptd_client._daemon.channel import PreemptedError
 from ckptd_client._local.copy_engines import is_capturing
 from ckptd_client._local.slots import SlotMap
 from ckptd_client._save.slot_writer import pin_for, slot_views
-
-if TYPE_CHECKING:
-    from ckptd_client.client import Client
+from ckptd_client._save.staging import Staging
 
 log = logging.getLogger("ckptd_client")
 _LOOK_S = 0.05  # how often the thread looks for slots that were made
@@ -36,15 +33,15 @@ _ASK_S = 1.0  # how long the daemon, or another thread, may keep a step that ask
 class Preparing:
     """One client's. Its methods are called under the client's lock; the thread is nobody's."""
 
-    def __init__(self, client: "Client") -> None:
-        self._client = weakref.ref(client)
-        self._owner = client._owner
+    def __init__(self, staging: Staging) -> None:
+        self._staging = weakref.ref(staging)
+        self._owner = staging.owner
+        staging.link.on_slots_coming = self.begin
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._until = 0.0
         self._registered = False
         self._steps: list[_FirstSteps] = []
-        self._known = ""  # why there are no slots, as the user was told; an error would keep what its traceback holds
 
     # --- what is asked for
 
@@ -62,21 +59,22 @@ class Preparing:
 
     def make_ready(self, state: dict[str, Any]) -> None:
         """Has all slots made, mapped and pinned. Blocks. Raises BudgetError and its kin, WaitTimeoutError."""
-        client = self._client()
-        assert client is not None  # noqa: S101 - it called
-        values, link, deadline = client._gather(state), client._link, time.monotonic() + _LAST_S
+        staging = self._staging()
+        assert staging is not None  # noqa: S101 - it called
+        plan, values = staging.plans.gather(state)
+        link, deadline = staging.link, time.monotonic() + _LAST_S
         link.ensure(deadline)
-        client._fit_slots(client._plan_capacity(values), deadline)
+        staging.ask_slots(plan.capacity(values.plain_nbytes), deadline)
         seen = 0
         while True:
             if link.refusal is not None:
-                self.know(link.refusal)
+                staging.told = str(link.refusal)
                 raise link.refusal
             if link.slots.count > seen:
                 seen = link.slots.count
                 link.slots.populate()
                 for slot in link.slots.maps():
-                    slot_views(slot, client._plan)
+                    slot_views(slot, plan)
                     pin_for(slot, values.tensors)
             if link.all_granted:
                 return
@@ -85,14 +83,14 @@ class Preparing:
                 raise WaitTimeoutError(f"the slots were not ready after {_LAST_S:g} s")
 
     def _ask(self, state: dict[str, Any]) -> None:
-        client = self._client()
-        if client is None:
+        staging = self._staging()
+        if staging is None:
             return
         try:
-            values = client._gather(state)
+            plan, values = staging.plans.gather(state)
             deadline = time.monotonic() + _ASK_S
-            client._link.ensure(deadline, hurried=True)
-            client._fit_slots(client._plan_capacity(values), deadline)
+            staging.link.ensure(deadline, hurried=True)
+            staging.ask_slots(plan.capacity(values.plain_nbytes), deadline)
         except Exception as error:  # noqa: BLE001 - save meets it again, and says it
             log.debug("ckptd: no memory is prepared: %s: %s", type(error).__name__, error)
 
@@ -101,11 +99,11 @@ class Preparing:
 
         Nor does it give way at once: a state_dict of the user's may be collective, and all ranks are to call it alike.
         """
-        client = self._client()
-        if client is None or not self._owner.is_here:
+        staging = self._staging()
+        if staging is None or not self._owner.is_here:
             return
-        with client._first(time.monotonic() + _ASK_S) as mine:
-            if mine and not client._closed:
+        with staging.first(time.monotonic() + _ASK_S) as mine:
+            if mine and not staging.closed:
                 self._ask(state)
 
     def forget_steps(self) -> None:
@@ -130,10 +128,6 @@ class Preparing:
             thread.start()
             self._thread = thread
 
-    def know(self, error: BaseException) -> None:
-        """The user is told this by somebody else."""
-        self._known = str(error)
-
     def join(self, timeout_s: float) -> None:
         """Blocks until the thread has ended, for good. Not under the lock. In a forked child there is none."""
         if not self._owner.is_here:
@@ -145,15 +139,15 @@ class Preparing:
 
     def look(self) -> bool:
         """One look of the thread's: maps what has come. Whether more may come."""
-        client = self._client()
-        if client is None:
+        staging = self._staging()
+        if staging is None:
             return False
         new: list[SlotMap] = []
-        with contextlib.suppress(PreemptedError), client._last(time.monotonic() + _LOOK_S) as mine:
+        with contextlib.suppress(PreemptedError), staging.last(time.monotonic() + _LOOK_S) as mine:
             if not mine:
                 return True
-            link = client._link
-            if client._closed or not self._heard(client):
+            link = staging.link
+            if staging.closed or not self._heard(staging):
                 self._thread = None
                 return False
             new = [slot for slot in link.slots.maps() if not slot.populated]
@@ -166,14 +160,14 @@ class Preparing:
         del keep
         return True
 
-    def _heard(self, client: "Client") -> bool:
+    def _heard(self, staging: Staging) -> bool:
         """Takes in what the daemon has said, and says what the user has to know of it. False where none is there."""
-        link = client._link
+        link = staging.link
         link.pump(time.monotonic())
-        if link.refusal is not None and str(link.refusal) != self._known:
-            self.know(link.refusal)
+        if link.refusal is not None and str(link.refusal) != staging.told:
+            staging.told = str(link.refusal)
             log.warning("ckptd: the memory for saves cannot be had, and they will fail: %s", link.refusal)
-        return link._channel is not None and not link._channel.lost
+        return not link.is_lost
 
 
 def _run(preparing: "weakref.ref[Preparing]", stop: threading.Event) -> None:

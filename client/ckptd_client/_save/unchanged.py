@@ -1,9 +1,8 @@
-"""Whether files, or a state, are still what an earlier save staged of them. A part of Client in a file of its own."""
-# ruff: noqa: SLF001 - see above
+"""Whether files, or a state, are still what an earlier save staged of them."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -13,22 +12,19 @@ from ckptd.shared.format.layout import Layout, TensorEntry, decode_layout, decod
 from ckptd.shared.format.slot import SEALS_NBYTES, Seal, SlotState, decode_seals
 from ckptd_client._image.file_bytes import FileBytes
 from ckptd_client._local.slots import SlotMap
-from ckptd_client._save import segments
+from ckptd_client._save.staging import Staging
 from ckptd_client._state import pickle as pickling
 from ckptd_client._state.tensors import CODE_OF, copyable, is_tensor, shard_of
 from ckptd_client.files import TrainerFile, lay_out
 
-if TYPE_CHECKING:
-    from ckptd_client.client import Client
 
-
-def are_still(client: "Client", save: SaveId, files: Mapping[str, TrainerFile]) -> bool:
+def are_still(staging: Staging, save: SaveId, files: Mapping[str, TrainerFile]) -> bool:
     """Whether each of these, laid out now, has the very bytes that this rank's slot has of it.
 
     False also when the slot is not the save's any more. Reads all of both; blocks at most save_timeout_s before that.
     Raises what pickling raises.
     """
-    with _slot_kept(client, save) as found:
+    with _slot_kept(staging, save) as found:
         if found is None:
             return False
         slot, seal = found
@@ -41,13 +37,13 @@ def are_still(client: "Client", save: SaveId, files: Mapping[str, TrainerFile]) 
         return True
 
 
-def is_still(client: "Client", save: SaveId, state: Mapping[str, Any]) -> bool:
+def is_still(staging: Staging, save: SaveId, state: Mapping[str, Any]) -> bool:
     """Whether a flat state has the very names, plain values and bytes that this rank's slot has of it.
 
     What other ranks wrote of it is theirs to compare. False also when the slot is not the save's any more. Reads all of
     both; blocks at most save_timeout_s before that.
     """
-    with _slot_kept(client, save) as found:
+    with _slot_kept(staging, save) as found:
         if found is None:
             return False
         slot, seal = found
@@ -58,7 +54,7 @@ def is_still(client: "Client", save: SaveId, state: Mapping[str, Any]) -> bool:
             return False
         try:
             plain = {
-                name: pickling.encode(value, name, repr(name), allowed=client.pickle_keys.allow(name))
+                name: pickling.encode(value, name, repr(name), allowed=staging.link.settings.pickle_keys.allow(name))
                 for name, value in state.items()
                 if not is_tensor(value)
             }
@@ -80,18 +76,18 @@ def _is_box(slot: SlotMap, entry: TensorEntry, value: Any) -> bool:
 
 
 @contextlib.contextmanager
-def _slot_kept(client: "Client", save: SaveId) -> Iterator[tuple[SlotMap, Seal] | None]:
+def _slot_kept(staging: Staging, save: SaveId) -> Iterator[tuple[SlotMap, Seal] | None]:
     """The save's slot, which nobody is given meanwhile; None when it is another's, or the client is busy."""
-    with client._first(segments.deadline_of(client)) as mine:
-        yield _slot_of(client, save) if mine else None
+    with staging.first(staging.until()) as mine:
+        yield _slot_of(staging, save) if mine else None
 
 
 def _layout(slot: SlotMap, seal: Seal) -> Layout:
     return decode_layout(bytes(slot.memory[seal.layout_offset : seal.leaves_offset]), where="slot")
 
 
-def _slot_of(client: "Client", save: SaveId) -> tuple[SlotMap, Seal] | None:
-    link = client._link
+def _slot_of(staging: Staging, save: SaveId) -> tuple[SlotMap, Seal] | None:
+    link = staging.link
     for slot in link.slots.lent():
         seal = decode_seals(bytes(slot.memory[-SEALS_NBYTES:]), link.settings.integrity)[2]
         if (seal.job, seal.save) == (link.job, save) and seal.state in {SlotState.SEALED, SlotState.DIGESTED}:

@@ -19,13 +19,12 @@ from ckptd_client._load.foreign.load_from import kind_of
 from ckptd_client._load.published import open_published
 from ckptd_client._load.reader import Target
 from ckptd_client._local.rank import Group
-from ckptd_client._save.segments import integrity_of
 from ckptd_client._state.pickle import pickle_keys
 from ckptd_client._state.replica_choice import held_alike, notes_of, of_the_lowest, taken_of
 from ckptd_client._state.reshard import Box, Saved, cover, runs
 from ckptd_client._state.strided import is_interleaving
 from ckptd_client._state.tensors import DTYPE_OF, copied_as, copyable, is_tensor, shard_of
-from ckptd_client.client import Client
+from ckptd_client.client import Client, staging_of
 from ckptd_client.dcp._leaves import archive
 from ckptd_client.dcp._metadata import Content, content_of
 from ckptd_client.dcp._writer import step_of
@@ -69,7 +68,7 @@ class CkptdReader(StorageReader):
         self._how = "connect({})" if isinstance(source, Client) else "CkptdReader(path, {})"  # to allow more
         self._client = source if isinstance(source, Client) else None
         self._directory = None if isinstance(source, Client) else os.fspath(source) or None
-        own_integrity = integrity_of(source) if isinstance(source, Client) else None
+        own_integrity = staging_of(source).integrity if isinstance(source, Client) else None
         said = integrity is not None or integrity_key_file is not None
         self._integrity = own_integrity if own_integrity and not said else chosen(integrity, integrity_key_file)
         self._step = step

@@ -7,10 +7,9 @@ from typing import Any, NoReturn
 
 from ckptd.shared.base.errors import UsageError
 from ckptd.shared.format.layout import Leaf
-from ckptd_client._save import segments
-from ckptd_client._save.segments import Segment
+from ckptd_client._save.segment import Segment
 from ckptd_client._state.tensors import is_tensor, shard_of
-from ckptd_client.client import Client
+from ckptd_client.client import Client, staging_of
 
 
 class StagedState(dict[str, Any]):
@@ -66,7 +65,7 @@ class Staged:
 def check_unstaged(client: Client, planner: Any) -> None:
     """Raises UsageError when the planner holds a state that lies in a slot of the client: another writer's."""
     address = _first_address(planner)
-    segment = segments.holder(client, address) if address is not None else None
+    segment = staging_of(client).holder(address) if address is not None else None
     if segment is None:
         return
     error = UsageError("this stager belongs to another writer", hint="pass CkptdStager(writer), of this writer")
@@ -74,7 +73,7 @@ def check_unstaged(client: Client, planner: Any) -> None:
     if isinstance(owner, StagedState):  # nobody will write it: its slot is free, also while a traceback keeps the state
         owner.clear()
         owner["refused"] = Unstaged(error)
-        segments.release(client, segment)
+        staging_of(client).release(segment)
     raise error
 
 

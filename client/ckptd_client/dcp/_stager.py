@@ -16,10 +16,11 @@ from ckptd.shared.base.errors import UsageError
 from ckptd.shared.format.layout import decode_layout, decode_leaves
 from ckptd_client._image.plan import Plan, Spec
 from ckptd_client._local.slots import SlotMap
-from ckptd_client._save import segments
+from ckptd_client._save import compared
 from ckptd_client._state.pickle import decode
 from ckptd_client._state.tensors import DTYPE_OF, PLAIN_TYPES, Chunk
 from ckptd_client._state.tree import unflatten
+from ckptd_client.client import staging_of
 from ckptd_client.dcp._boxes import Boxes
 from ckptd_client.dcp._staged import Staged, StagedState, Unstaged
 from ckptd_client.dcp._writer import CkptdWriter
@@ -53,7 +54,7 @@ class CkptdStager(AsyncStager):
         """The state as it is now, which may be changed freely afterwards. Blocks at most save_timeout_s."""
         began = time.perf_counter()
         client = self._writer.client
-        staged = Staged(segments.count(client))
+        staged = Staged(staging_of(client).numbers.count())
         try:
             state = StagedState(self._stage(state_dict, staged))
         except Exception as error:  # noqa: BLE001 - raised by the writer, where all ranks hear of it
@@ -73,12 +74,10 @@ class CkptdStager(AsyncStager):
         self._tensors.clear()
 
     def _stage(self, state: dict[str, Any], staged: Staged) -> dict[str, Any]:
-        client = self._writer.client
-        deadline = segments.deadline_of(client)
-        plan, values = segments.plan_of(client, state, deadline)
-        segment = segments.fill(
-            client, plan, values.tensors, values.plain_nbytes, owner=self._writer, deadline=deadline
-        )
+        client, staging = self._writer.client, staging_of(self._writer.client)
+        deadline = staging.until()
+        plan, values = compared.plan_of(staging, state, deadline)
+        segment = staging.fill(plan, values.tensors, values.plain_nbytes, owner=self._writer, deadline=deadline)
         staged.segment = segment
         staged.leaves = decode_leaves(values.leaves, where="state").leaves
         tensors = dict(zip((plan.names[i] for i in plan.tensors), self._in_slot(segment.slot, plan), strict=True))

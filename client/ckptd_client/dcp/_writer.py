@@ -19,12 +19,12 @@ from ckptd.shared.format.replica_shares import Share, not_compared
 from ckptd.shared.protocol.messages import Milestone
 from ckptd_client._connect import connect
 from ckptd_client._daemon.settings import as_step
-from ckptd_client._save import segments
-from ckptd_client._save.segments import Plain, Segment
+from ckptd_client._save import compared
+from ckptd_client._save.segment import Plain, Segment
 from ckptd_client._state.replica_shares import as_told
 from ckptd_client._state.strided import is_interleaving
 from ckptd_client._state.tensors import shard_of
-from ckptd_client.client import Client
+from ckptd_client.client import Client, staging_of
 from ckptd_client.dcp._alike import UNKNOWN, Alike, answer, items_of, streams_of, tell
 from ckptd_client.dcp._items import ItemPlans, paths_of, resolved
 from ckptd_client.dcp._leaves import own_leaves
@@ -64,6 +64,7 @@ class CkptdWriter(StorageWriter):
         self._wait = check_milestone(wait) if wait is not None else None
         self._owned = client is None
         self._client = connect(**connect_settings) if client is None else client
+        self._staging = staging_of(self._client)
         self._step = None if step is None else as_step(step)
         self._drain = drain or self._wait is Milestone.DURABLE
         self._plans = ItemPlans()
@@ -135,12 +136,12 @@ class CkptdWriter(StorageWriter):
         step, self._step = self._step, None
         self._segment, self._leaves = (staged.segment, staged.leaves) if staged else (None, {})
         self._shares = ()
-        number = staged.number if staged else segments.count(self._client)
+        number = staged.number if staged else self._staging.numbers.count()
         for error in (self._refusal, staged.error if staged else None):
             if error is not None:
                 self._end_last()
                 raise error
-        self._save = segments.name_save(self._client, number, step)
+        self._save = self._staging.numbers.name(number, step)
         return None
 
     def set_up_storage_writer(self, is_coordinator: bool, *_args: Any, **kwargs: Any) -> None:
@@ -153,7 +154,7 @@ class CkptdWriter(StorageWriter):
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """With what this rank has, before DCP leaves it to another."""
-        return plan if self._current is not None else tell(plan, segments.is_own(self._client))
+        return plan if self._current is not None else tell(plan, self._staging.is_own)
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """With what ranks have in common. Raises UsageError unless they are of all the client's ranks."""
@@ -199,7 +200,7 @@ class CkptdWriter(StorageWriter):
     def _begin(self) -> None:
         assert self._save is not None  # noqa: S101 - storage_meta named it
         self._handle = None  # not the last save's, should this one not begin
-        self._handle = segments.begin(self._client, self._save)
+        self._handle = self._staging.open(self._save)
         self._open = True
         self._handle.stall_s = self._current.seconds if self._current is not None else 0.0
 
@@ -208,16 +209,16 @@ class CkptdWriter(StorageWriter):
         if self._open:
             self._give_up(SaveFailedError("another rank could not save"))
         elif self._segment is not None:  # staged, and ended before it had a handle
-            segments.release(self._client, self._segment)
+            self._staging.release(self._segment)
             self._segment = None
 
     def _give_up(self, error: BaseException) -> None:
         self._open = False
         segment, self._segment = self._segment, None
         if segment is not None:
-            segments.release(self._client, segment)
+            self._staging.release(segment)
         if self._handle is not None:
-            segments.give_up(self._client, self._handle, error)
+            self._staging.give_up(self._handle, error)
 
     def _fill(self, items: Sequence[WriteItem], planner: SavePlanner) -> Segment:
         began = time.perf_counter()
@@ -228,9 +229,9 @@ class CkptdWriter(StorageWriter):
         names = [*state] if isinstance(state, dict) else [item.index.fqn for item in items]
         paths = paths_of(names, getattr(planner, "mappings", None))
         group = self._client.group
-        proof = segments.integrity_of(self._client)
+        proof = self._staging.integrity
         plan = self._plans.plan(specs, paths, rank=group.rank, world_size=group.world_size, integrity=proof)
-        segment = segments.fill(self._client, plan, tensors, self._plain({}).nbytes, owner=self)
+        segment = self._staging.fill(plan, tensors, self._plain({}).nbytes, owner=self)
         if self._handle is not None:
             self._handle.stall_s = time.perf_counter() - began
         return segment
@@ -238,12 +239,12 @@ class CkptdWriter(StorageWriter):
     def _seal(self, others: dict[str, Leaf]) -> None:
         segment, self._segment = self._segment, None
         assert segment is not None and self._handle is not None  # noqa: S101, PT018 - write_data filled it
-        segments.seal(self._client, segment, self._handle, self._plain(others), drain=self._drain)
+        self._staging.seal(segment, self._handle, self._plain(others), drain=self._drain)
         self._open = False
 
     def _plain(self, others: dict[str, Leaf]) -> Plain:
         """others: plain values that only other ranks have; stock readers look for them in rank 0's."""
-        objects = segments.stock_objects(self._client, others | self._leaves)
+        objects = compared.stock_objects(self._staging, others | self._leaves)
         return Plain(encode(Leaves(VERSION, self._leaves)), objects, lambda: self._shares)
 
     def _compared(self, plan: SavePlan, planner: SavePlanner) -> tuple[Share, ...]:
@@ -254,7 +255,7 @@ class CkptdWriter(StorageWriter):
         assert self._handle is not None  # noqa: S101 - begun
         if self._current is not None:
             assert self._segment is not None  # noqa: S101 - staged
-            return segments.said_of_staged(self._client, self._segment, self._handle, drain=self._drain)
+            return compared.said_of_staged(self._staging, self._segment, self._handle, drain=self._drain)
         world_size = self._client.group.world_size
         if world_size == 1:
             return ()
@@ -263,7 +264,7 @@ class CkptdWriter(StorageWriter):
         if items is None:
             return (not_compared(world_size),)
         streams, values = streams_of(alike, items, lambda item: _tensor(planner, item))
-        said = segments.said_of_streams(self._client, streams, values, self._handle, drain=self._drain)
+        said = compared.said_of_streams(self._staging, streams, values, self._handle, drain=self._drain)
         return as_told(said) + ((not_compared(world_size),) if alike.unseen else ())
 
     def _result(self, item: WriteItem) -> WriteResult:

@@ -17,8 +17,7 @@ import torch
 import torch.distributed as dist
 
 from ckptd.shared.base.errors import CkptdError, ConnectError, RestoreError, UsageError
-from ckptd_client._save import segments
-from ckptd_client.client import Client
+from ckptd_client.client import Client, staging_of
 from ckptd_client.files import TorchFile
 from ckptd_client.handle import SaveHandle
 from ckptd_client.integrations._kit.framework import Framework
@@ -223,7 +222,7 @@ def _settled(saves: list[_Save]) -> CkptdError | None:
 def await_turn(client: Client, handle: SaveHandle) -> None:
     """Blocks until a save is on the disk, save_timeout_s at most: a newer one of the same step would take its turn."""
     with contextlib.suppress(CkptdError):
-        handle.wait("durable", segments.deadline_of(client) - time.monotonic())
+        handle.wait("durable", staging_of(client).until() - time.monotonic())
 
 
 def _may_be_rank_0() -> bool:

@@ -25,9 +25,8 @@ from torch.distributed.checkpoint.storage import WriteResult
 from ckptd.shared.base.errors import CkptdError, RestoreError, UsageError
 from ckptd.shared.format.origin import Origin
 from ckptd.shared.protocol.messages import End
-from ckptd_client._save import segments
 from ckptd_client._save.unchanged import is_still
-from ckptd_client.client import Client
+from ckptd_client.client import Client, staging_of
 from ckptd_client.dcp import CkptdSavePlanner, CkptdWriter
 from ckptd_client.handle import SaveHandle
 from ckptd_client.integrations._kit.arrivals import Arrivals, comings, oldest_first
@@ -234,7 +233,7 @@ class _Saves:
         if before != step or handle is None or handle.end not in (None, End.DURABLE):
             return False
         flat, _ = flatten_state_dict(state)
-        if is_still(self.client, handle.save_id, flat):
+        if is_still(staging_of(self.client), handle.save_id, flat):
             return True
         await_turn(self.client, handle)
         return False
@@ -252,7 +251,7 @@ class _Saves:
         if self.arrivals is not None:
             buffer = io.BytesIO()
             torch.save(rest, buffer)
-            origin = Origin.of(segments.job_of(self.client), handle.save_id)
+            origin = Origin.of(staging_of(self.client).job, handle.save_id)
             self.arrivals.expect(place, origin, {_META: buffer.getvalue()}, handle)
 
     def save(self, state: dict[str, Any], place: str, step: int, rest: dict[str, Any]) -> None:
@@ -300,7 +299,7 @@ class _Saves:
         for origin, hidden, to in reversed(comings(os.path.dirname(place))):
             if to != place or origin is None:
                 continue
-            if durable(self.client, origin) is not None or segments.has(self.client, origin.save):
+            if durable(self.client, origin) is not None or staging_of(self.client).has(origin.save):
                 return hidden
         return place
 

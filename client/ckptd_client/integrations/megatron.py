@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ckptd.shared.base.errors import UsageError
-from ckptd_client._save import segments
-from ckptd_client.client import Client
+from ckptd_client.client import Client, staging_of
 from ckptd_client.integrations._kit import directory as directories
 from ckptd_client.integrations._kit.dcp_reader import reader_for
 from ckptd_client.integrations._kit.durable import durable
@@ -140,7 +139,7 @@ def finish(client: Client, checkpoint_dir: str | os.PathLike[str], timeout_s: fl
         return False
     deadline = time.monotonic() + timeout_s
     while (found := durable(client, origin)) is None:
-        if time.monotonic() > deadline or not segments.has(client, origin.save):
+        if time.monotonic() > deadline or not staging_of(client).has(origin.save):
             return False
         time.sleep(_POLL_S)
     directories.link_images(directory, found)

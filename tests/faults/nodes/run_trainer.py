@@ -91,7 +91,7 @@ class RunTrainer(NodeTrainer):
     def _rest(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
-            self._client._pump(left)
+            self._client._staging.pump(left)
             self.watch()
 
     def _say(self, what: dict[str, Any]) -> None:

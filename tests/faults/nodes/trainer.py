@@ -56,7 +56,7 @@ class NodeTrainer(Trainer):
             self.save(step)
             deadline = time.monotonic() + seconds
             while self._handles[step].end is None and time.monotonic() < deadline:
-                self._client._pump(_PUMP_S)
+                self._client._staging.pump(_PUMP_S)
                 self.watch()
         except Exception as error:
             return f"{type(error).__name__}: {error}"

@@ -14,7 +14,7 @@ from ckptd.shared.base.errors import SaveFailedError
 from ckptd.shared.base.ids import SaveId
 from ckptd.shared.format.manifest import STOCK_METADATA
 from ckptd.shared.format.origin import MARKER, Origin
-from ckptd_client._save import segments
+from ckptd_client.client import staging_of
 from ckptd_client.integrations import lightning_sharded, megatron
 from ckptd_client.integrations._kit.arrivals import Arrivals, comings
 from ckptd_client.integrations._kit.dcp_reader import reader_of
@@ -47,7 +47,7 @@ def mine(client, step=STEP):
 
 def lost(client, step=STEP):
     """What the run before promised: all but the run's id is the same."""
-    return Origin.of(segments.job_of(client), replace(mine(client, step), run=OTHER_RUN))
+    return Origin.of(staging_of(client).job, replace(mine(client, step), run=OTHER_RUN))
 
 
 def announced(folder, name, origin, word="0"):
@@ -71,7 +71,7 @@ def test_a_directory_of_the_lost_run_does_not_appear(client, run, caplog):
 
 
 def test_one_of_the_run_that_goes_on_appears(client, run):
-    announced(run, "last.ckpt", Origin.of(segments.job_of(client), mine(client)))
+    announced(run, "last.ckpt", Origin.of(staging_of(client).job, mine(client)))
     Arrivals(client).finish(str(run))
     assert {MARKER, STOCK_METADATA, "meta.pt"} <= set(os.listdir(run / "last.ckpt"))
 
@@ -93,13 +93,13 @@ def test_a_step_of_that_number_in_memory_keeps_nothing_of_the_lost_run(client, r
     client.save({"w": torch.arange(5.0)}, STEP + 1).wait("staged", 20)
     announced(run, "a.ckpt", lost(client, STEP + 1))
     earlier = replace(mine(client, STEP + 1), incarnation=client.incarnation - 1)
-    announced(run, "b.ckpt", Origin.of(segments.job_of(client), earlier))
+    announced(run, "b.ckpt", Origin.of(staging_of(client).job, earlier))
     Arrivals(client).finish(str(run))
     assert os.listdir(run) == []
 
 
 def test_it_is_read_from_no_checkpoint_of_another_run(client):
-    theirs, own = lost(client), Origin.of(segments.job_of(client), mine(client))  # a load begins a new life
+    theirs, own = lost(client), Origin.of(staging_of(client).job, mine(client))  # a load begins a new life
     assert reader_of(client, theirs) is None
     reader = reader_of(client, own)
     assert reader.step == STEP
@@ -139,7 +139,7 @@ def test_megatron_finishes_no_directory_of_the_lost_run(client, run, core):
 
 
 def test_megatron_finishes_one_of_the_run_that_goes_on(client, run, core):
-    promise(str(run), Origin.of(segments.job_of(client), mine(client)))
+    promise(str(run), Origin.of(staging_of(client).job, mine(client)))
     (run / "common.pt").touch()
     assert megatron.finish(client, run)
     assert STOCK_METADATA in os.listdir(run)
@@ -177,7 +177,7 @@ def aged(path, seconds):
 @pytest.mark.parametrize("first", [RUN, OTHER_RUN])
 def test_of_two_runs_of_one_number_the_clock_says_which_is_newer(client, run, first):
     """Not their ids, which are random."""
-    job, second = segments.job_of(client), OTHER_RUN if first == RUN else RUN
+    job, second = staging_of(client).job, OTHER_RUN if first == RUN else RUN
     older = [replace(mine(client), run=first, counter=counter) for counter in (3, 4)]
     newer = [replace(mine(client), run=second, counter=counter) for counter in (1, 2)]
     for save in reversed([*older, *newer]):
@@ -187,7 +187,7 @@ def test_of_two_runs_of_one_number_the_clock_says_which_is_newer(client, run, fi
 
 
 def test_saves_of_one_run_are_ordered_by_their_number_whatever_the_clock_says(client, run):
-    job = segments.job_of(client)
+    job = staging_of(client).job
     named = [replace(mine(client), counter=counter, step=step) for counter, step in ((1, 9), (2, 5), (3, 6))]
     named.append(replace(named[0], incarnation=client.incarnation + 1, run=RUN))
     for age, save in enumerate(named):
@@ -197,7 +197,7 @@ def test_saves_of_one_run_are_ordered_by_their_number_whatever_the_clock_says(cl
 
 @pytest.mark.parametrize("other", [bytes(15) + b"\1", b"\xff" * 16])
 def test_the_last_one_is_that_of_the_run_that_wrote_last(saves, client, run, other):
-    job = segments.job_of(saves.client)
+    job = staging_of(saves.client).job
     for name, save, age in (("before", replace(mine(client), run=other, counter=5), 100), ("after", mine(client), 0)):
         (run / name).mkdir()
         promise(str(run / name), Origin.of(job, save))
@@ -207,7 +207,7 @@ def test_the_last_one_is_that_of_the_run_that_wrote_last(saves, client, run, oth
 
 @pytest.mark.parametrize("other", [bytes(15) + b"\1", b"\xff" * 16])
 def test_what_lies_there_of_the_run_before_keeps_nothing_from_appearing(client, run, other):
-    job = segments.job_of(client)
+    job = staging_of(client).job
     (run / "last.ckpt").mkdir()
     promise(str(run / "last.ckpt"), Origin.of(job, replace(mine(client), run=other)))
     aged(run / "last.ckpt", 100)
@@ -222,5 +222,5 @@ def test_what_is_there_is_loaded_where_only_another_run_has_the_step(saves, clie
     (run / "last.ckpt").mkdir()
     announced(run, "last.ckpt", lost(client))
     assert saves.source(str(run / "last.ckpt")) == str(run / "last.ckpt")
-    hidden = announced(run, "last.ckpt", Origin.of(segments.job_of(client), mine(client)))
+    hidden = announced(run, "last.ckpt", Origin.of(staging_of(client).job, mine(client)))
     assert saves.source(str(run / "last.ckpt")) == str(hidden)

@@ -5,8 +5,8 @@ wants; from that every one knows, without another word, which blocks several wan
 and checked by one rank into one of a few buffers, and copied out by all who want it. A rank that fails, dies or dawdles
 costs the others some patience: they read the rest by themselves.
 
-Other nodes that read the same checkpoint take part through the gate of the first rank (see peer_exchange.py): each has a place
-at the board like a rank, which that rank keeps for it.
+Other nodes that read the same checkpoint take part through the gate of the first rank (see peer_exchange.py): each has
+a place at the board like a rank, which that rank keeps for it.
 """
 
 import contextlib

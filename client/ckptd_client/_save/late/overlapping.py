@@ -1,5 +1,4 @@
-"""Which tensors of a save are copied while training goes on, and the one save whose copies run. A part of Client."""
-# ruff: noqa: SLF001 - see above
+"""Which tensors of a save are copied while training goes on, and the one save whose copies run."""
 
 import atexit
 import logging
@@ -8,7 +7,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing import util
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -18,17 +17,14 @@ from ckptd_client._image.plan import Plan, Values
 from ckptd_client._local.late_memory import LateMemory, Lease, late_memory
 from ckptd_client._local.page_division import Division, placed
 from ckptd_client._local.page_guard import NoProofError, Range, batches, copy
-from ckptd_client._save import segments
 from ckptd_client._save.late.choice import Choices, Chosen, Rules, Units
 from ckptd_client._save.late.copies import LateCopies, PageCopies, TensorCopies
 from ckptd_client._save.late.thread import TOO_SLOW, Overlap
 from ckptd_client._save.optimizers import Attached, addresses
-from ckptd_client._save.segments import Plain, Segment
+from ckptd_client._save.segment import Plain, Segment
 from ckptd_client._save.slot_writer import copy_all, pin_for, slot_views
+from ckptd_client._save.staging import Staging
 from ckptd_client.handle import SaveHandle
-
-if TYPE_CHECKING:
-    from ckptd_client.client import Client
 
 log = logging.getLogger("ckptd_client")
 Verify = Literal["proof", "samples", "off"]
@@ -42,8 +38,9 @@ _STRIKES = 3  # saves that others' writes, or slow copies, may cost
 class Overlapping:
     """One client's. Its methods are called by threads that train, never under the client's lock but where said."""
 
-    def __init__(self, client: "Client") -> None:
-        self._client = weakref.ref(client)
+    def __init__(self, staging: Staging) -> None:
+        self._staging = weakref.ref(staging)
+        staging.before_wait = self.settle
         self._attached: list[Attached] = []
         self._verify: Verify | None = None  # None: proof on the host, off on devices
         self._memory: LateMemory | None = None
@@ -94,9 +91,9 @@ class Overlapping:
 
     def _tell(self, told: str) -> None:
         """What is in force now. Said once, however often it comes and goes."""
-        client = self._client()
-        if client is not None:
-            client._stats.late = told
+        staging = self._staging()
+        if staging is not None:
+            staging.stats.late = told
         if told in self._said:
             return
         self._said.add(told)
@@ -123,9 +120,9 @@ class Overlapping:
 
         Its memory is the save's until it lets go of it, or nobody refers to it any more.
         """
-        client = self._client()
-        assert client is not None  # noqa: S101 - it called
-        client._stats.last_late_nbytes = 0
+        staging = self._staging()
+        assert staging is not None  # noqa: S101 - it called
+        staging.stats.last_late_nbytes = 0
         believed = [attached for attached in self._attached if self._believes(attached)]
         if not believed or self._verify == "off" or self._strikes >= _STRIKES:
             return None
@@ -170,18 +167,18 @@ class Overlapping:
         deadline: float,
     ) -> None:  # fmt: skip
         """Copies what is early now, and begins with what is late. Under the lock; none may be running."""
-        client = self._client()
-        assert client is not None  # noqa: S101 - it called
-        client._link.unsealed.add(handle.save_id)
+        staging = self._staging()
+        assert staging is not None  # noqa: S101 - it called
+        staging.link.unsealed.add(handle.save_id)
         plain = Plain(values.leaves, values.objects, values.said)
-        fate = _Fate(client, self, segment, handle, plain, drain)
+        fate = _Fate(staging, self, segment, handle, plain, drain)
         try:
             overlap = Overlap(self._copied(segment, plan, values, found, handle.save_id.counter), fate)
             segment.owner = weakref.ref(overlap)
         except BaseException:
             found.let_go()
-            client._link.unsealed.discard(handle.save_id)
-            segments.release(client, segment)
+            staging.link.unsealed.discard(handle.save_id)
+            staging.release(segment)
             raise
         self._running, self._last = overlap, _Last(handle, deadline)  # first: once a thread copies, it alone ends it
         try:
@@ -191,14 +188,15 @@ class Overlapping:
             overlap.let_go()
             if overlap.withdraw():
                 self._running = self._last = None
-                client._link.unsealed.discard(handle.save_id)
-                segments.release(client, segment)
+                staging.link.unsealed.discard(handle.save_id)
+                staging.release(segment)
             raise
 
     def _copied(self, segment: Segment, plan: Plan, values: Values, found: "Late", turn: int) -> list[LateCopies]:
         """Copies what is early, and prepares the rest."""
-        client, views, tensors = self._client(), slot_views(segment.slot, plan), values.tensors
-        assert client is not None  # noqa: S101 - it called
+        staging, views, tensors = self._staging(), slot_views(segment.slot, plan), values.tensors
+        assert staging is not None  # noqa: S101 - it called
+        stats = staging.stats
         pin_for(segment.slot, tensors)  # before the thread copies: then no engine makes it wait
         division, base = self._divided(found, plan), segment.memory.data_ptr()
         for digest in values.digests:
@@ -209,11 +207,11 @@ class Overlapping:
         copy_all(segment.slot, [views[i] for i in division.whole], [tensors[i] for i in division.whole])
         for batch in batches(placed(division.early, base)):
             copy(batch)
-        client._stats.last_late_nbytes = sum(tensors[i].nbytes for i in whole)
+        stats.last_late_nbytes = sum(tensors[i].nbytes for i in whole)
         if pages is not None and found.lease is not None:
             found.lease.protect(found.units.shared)  # what is lost of it looks written
             copies.append(pages)
-            client._stats.last_late_nbytes += division.nbytes
+            stats.last_late_nbytes += division.nbytes
             self._tell("proof" if division.late_ranges else _IS_WATCHED)
         return copies
 
@@ -267,9 +265,9 @@ class Overlapping:
         self._running.before_step(last.deadline)
         waited = time.perf_counter() - began
         last.handle.stall_s += waited
-        client = self._client()
-        if client is not None:
-            client._stats.stall_s += waited
+        staging = self._staging()
+        if staging is not None:
+            staging.stats.stall_s += waited
 
     def settle(self, deadline: float, *, cancel: bool = False) -> None:
         """Blocks until no save's copies run; with cancel, one that still does at the deadline is given up."""
@@ -279,6 +277,12 @@ class Overlapping:
         if cancel:
             running.cancel("its copy was not done when the next save had waited save_timeout_s for it")
             running.let_go()
+
+    def end(self) -> None:
+        """The process ends: the last save of a script that has not closed its client."""
+        staging = self._staging()
+        if staging is not None and self.running:
+            self.settle(staging.until())
 
     def note_written(self, names: Sequence[str]) -> None:
         """Somebody else writes these: from now on they are copied before save returns. In the end all is."""
@@ -326,7 +330,7 @@ class _Last:
 class _Fate:
     """What becomes of one save."""
 
-    client: "Client"
+    staging: Staging
     overlapping: Overlapping
     segment: Segment
     handle: SaveHandle
@@ -336,9 +340,9 @@ class _Fate:
     def deliver(self) -> None:
         """Seals it and hands it over."""
         try:
-            segments.seal(self.client, self.segment, self.handle, self.plain, drain=self.drain)
+            self.staging.seal(self.segment, self.handle, self.plain, drain=self.drain)
         except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
-            segments.give_up(self.client, self.handle, error)
+            self.staging.give_up(self.handle, error)
 
     def discard(self, reason: str, written: Sequence[str]) -> None:
         """Gives it up, and tells everybody."""
@@ -353,13 +357,11 @@ class _Fate:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             text = f"{names[0]!r}{more}: it {what}; such tensors are copied before save returns"
             error = SaveFailedError(text, hint="write to the state in optimizer.step() only, or before save")
-        segments.release(self.client, self.segment)
-        segments.give_up(self.client, self.handle, error)
+        self.staging.release(self.segment)
+        self.staging.give_up(self.handle, error)
 
 
 def _at_exit(overlapping: "weakref.ref[Overlapping]") -> None:
-    """The last save of a script that ends without close."""
     found = overlapping()
-    client = found._client() if found is not None else None
-    if found is not None and client is not None and found.running:
-        found.settle(time.monotonic() + client._save_timeout_s)
+    if found is not None:
+        found.end()

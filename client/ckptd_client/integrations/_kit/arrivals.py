@@ -20,8 +20,7 @@ from typing import NamedTuple, TypeVar
 from ckptd.shared.base.errors import CkptdError, SaveFailedError
 from ckptd.shared.base.ids import Run, SaveId
 from ckptd.shared.format.origin import MARKER, Origin
-from ckptd_client._save import segments
-from ckptd_client.client import Client
+from ckptd_client.client import Client, staging_of
 from ckptd_client.handle import SaveHandle
 from ckptd_client.integrations._kit.directory import link_images, link_listing, origin_of, promise, put, sync
 from ckptd_client.integrations._kit.durable import Durable, durable, is_of
@@ -220,7 +219,7 @@ class Arrivals:
             log.warning("ckptd: %s does not appear: it is of job %r in %s", place, origin.job, origin.store)
         elif (found := durable(self._client, origin)) is not None:
             appear(hidden, place, found)
-        elif not segments.has(self._client, origin.save):
+        elif not staging_of(self._client).has(origin.save):
             log.warning("ckptd: %s does not appear: its checkpoint was lost, or gave way to a newer one", place)
             _discard(hidden)
 

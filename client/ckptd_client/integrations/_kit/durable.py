@@ -10,8 +10,7 @@ from ckptd.shared.format.committed import identify
 from ckptd.shared.format.integrity import Integrity
 from ckptd.shared.format.manifest import COMMITTED, Committed
 from ckptd.shared.format.origin import Origin
-from ckptd_client._save import segments
-from ckptd_client.client import Client
+from ckptd_client.client import Client, staging_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +44,9 @@ class Durable:
 
 def durable(client: Client, origin: Origin) -> Durable | None:
     """As Durable.find, proved as the client has it; None too for another job's: its files get no other names."""
-    return Durable.find(origin, segments.integrity_of(client)) if is_of(client, origin) else None
+    return Durable.find(origin, staging_of(client).integrity) if is_of(client, origin) else None
 
 
 def is_of(client: Client, origin: Origin) -> bool:
     """Whether it names a checkpoint of the client's job."""
-    return origin.is_of(segments.job_of(client))
+    return origin.is_of(staging_of(client).job)

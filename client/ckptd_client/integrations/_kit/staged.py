@@ -14,10 +14,10 @@ import torch.distributed as dist
 from ckptd.shared.base.errors import CkptdError, SaveFailedError, UsageError
 from ckptd.shared.format.layout import VERSION, Leaf, Leaves, decode_leaves, encode
 from ckptd.shared.format.origin import Origin
-from ckptd_client._save import segments
-from ckptd_client._save.segments import Plain, Segment
+from ckptd_client._save import compared
+from ckptd_client._save.segment import Plain, Segment
 from ckptd_client._state import pickle as pickling
-from ckptd_client.client import Client
+from ckptd_client.client import Client, staging_of
 from ckptd_client.dcp._writer import step_of
 from ckptd_client.handle import SaveHandle
 from ckptd_client.integrations._kit.directory import link_images, link_listing, promise
@@ -42,6 +42,7 @@ class Staged:
         self.handle: SaveHandle | None = None
         self.error: Exception | None = None
         self._client = client
+        self._staging = staging_of(client)
         self._directory = directory
         self._latch = Latch()
         self._segment: Segment | None = None
@@ -99,7 +100,7 @@ class Staged:
     @property
     def _origin(self) -> Origin:
         assert self.handle is not None  # noqa: S101 - it is durable
-        return Origin.of(segments.job_of(self._client), self.handle.save_id)
+        return Origin.of(self._staging.job, self.handle.save_id)
 
     # --- staging
 
@@ -123,30 +124,30 @@ class Staged:
         except Exception as error:  # noqa: BLE001 - see above
             self.error = error
             if self._segment is not None:
-                segments.release(self._client, self._segment)
+                self._staging.release(self._segment)
             if self.handle is not None:
-                segments.give_up(self._client, self.handle, error)
+                self._staging.give_up(self.handle, error)
 
     def _fill(self, content_of: Callable[[], Content], step: int | None) -> None:
-        client, deadline = self._client, segments.deadline_of(self._client)
-        number = segments.count(client)
-        self.handle = segments.begin(client, segments.name_save(client, number, step))
+        staging = self._staging
+        deadline = staging.until()
+        self.handle = staging.open(staging.numbers.name(staging.numbers.count(), step))
         content = content_of()
-        plan, values = segments.plan_of(client, content.tensors | dict.fromkeys(content.objects), deadline)
-        keys = client.pickle_keys
+        plan, values = compared.plan_of(staging, content.tensors | dict.fromkeys(content.objects), deadline)
+        keys = self._client.pickle_keys
         found = {k: pickling.encode(v, k, repr(k), allowed=keys.allow(k)) for k, v in content.objects.items()}
         self._leaves = encode(Leaves(VERSION, found))
         # Rank 0's are there twice, and the others' once more; what is wanting then is found when it is sealed.
         nbytes = 2 * len(self._leaves)
-        self._segment = segments.fill(client, plan, values.tensors, nbytes, owner=self.handle, deadline=deadline)
+        self._segment = staging.fill(plan, values.tensors, nbytes, owner=self.handle, deadline=deadline)
 
     def _hand_over(self, others: dict[str, Leaf]) -> None:
         assert self.handle is not None and self._segment is not None  # noqa: S101, PT018 - _fill made both
         if self._client.group.rank == 0:
             promise(self._directory, self._origin)
-        said = segments.said_of_staged(self._client, self._segment, self.handle, drain=True)
-        plain = Plain(self._leaves, segments.stock_objects(self._client, others), lambda: said)
-        segments.seal(self._client, self._segment, self.handle, plain, drain=True)
+        said = compared.said_of_staged(self._staging, self._segment, self.handle, drain=True)
+        plain = Plain(self._leaves, compared.stock_objects(self._staging, others), lambda: said)
+        self._staging.seal(self._segment, self.handle, plain, drain=True)
 
 
 def stage(client: Client, content_of: Callable[[], Content], directory: str) -> Staged:

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable
 from ckptd.shared.base.errors import IntegrityError, RestoreError
 from ckptd.shared.format.origin import MARKER
 from ckptd_client._load.files import RestoredFiles
-from ckptd_client._save import segments
-from ckptd_client.client import Client
+from ckptd_client.client import Client, staging_of
 
 _HINT = (
     "if you trust who could write it: integrity='xxh3' among ckptd's settings (CKPTD_INTEGRITY=xxh3), and a daemon "
@@ -17,7 +16,7 @@ _HINT = (
 
 def is_keyed(client: Client) -> bool:
     """Whether only what is proved with a key may be loaded."""
-    return segments.integrity_of(client).keyed
+    return staging_of(client).integrity.keyed
 
 
 def check_unproved(client: Client, where: str, why: str) -> None:

@@ -79,7 +79,7 @@ def waiting(client):
 
     def wait():
         while not over.is_set():
-            client._pump(0.05)
+            client._staging.pump(0.05)
 
     thread = threading.Thread(target=wait)
     thread.start()
@@ -151,7 +151,7 @@ def test_a_child_that_leaves_the_client_disturbs_nobody(saved):
             client.save(state)
         client.close()
 
-    wait_for(lambda: client._preparing._thread is None)  # it hears of slots
+    wait_for(lambda: client._saving.preparing._thread is None)  # it hears of slots
     before = client._link.slots.count
     assert in_child(leaves) == "None"
     assert client._link.slots.count == before

@@ -9,7 +9,7 @@ import torch
 
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.format.origin import MARKER, Origin
-from ckptd_client._save import segments
+from ckptd_client.client import staging_of
 from ckptd_client.integrations._kit.arrivals import Arrivals
 from ckptd_client.integrations._kit.directory import origin_of, promise
 from tests.runs import RUN
@@ -26,7 +26,7 @@ def arrivals(join):
 
 
 def expect(arrivals, client, handle, place, files=None):
-    origin = Origin.of(segments.job_of(client), handle.save_id)
+    origin = Origin.of(staging_of(client).job, handle.save_id)
     arrivals.expect(str(place), origin, files or {"meta.pt": b"meta"}, handle)
 
 

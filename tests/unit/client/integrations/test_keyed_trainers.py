@@ -15,7 +15,7 @@ from ckptd.shared.files.integrity_key import write_key
 from ckptd.shared.format.digest import KIND
 from ckptd.shared.format.manifest import COMMITTED
 from ckptd.shared.format.origin import Origin
-from ckptd_client._save import segments
+from ckptd_client.client import staging_of
 from ckptd_client.integrations import deepspeed, hf, lightning
 from ckptd_client.integrations._kit.dcp_reader import reader_for, reader_of
 from ckptd_client.integrations._kit.directory import promise
@@ -69,7 +69,7 @@ def forge(path):
 def saved(client, step=7):
     handle = client.save({"w": torch.arange(5.0)}, step, drain=True)
     handle.wait("durable", 20)
-    return Origin.of(segments.job_of(client), handle.save_id)
+    return Origin.of(staging_of(client).job, handle.save_id)
 
 
 def loaded(reader):
@@ -162,7 +162,7 @@ class World:
             for step, name in enumerate(names):
                 handle = client.save_files({"file.pt": content}, step, directory=self.out / name, drain=True)
                 handle.wait("durable", 20)
-                found.append(Origin.of(segments.job_of(client), handle.save_id).path)
+                found.append(Origin.of(staging_of(client).job, handle.save_id).path)
             job = client.job
         assert self._emptied(job, self.node)
         return [str(self.out / name) for name in names], found

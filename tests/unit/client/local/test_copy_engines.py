@@ -251,7 +251,7 @@ def test_what_is_written_after_the_hook_is_no_finding_though_the_copy_is_still_t
     loop, saving = pure
     engine.holds_back = False  # as a device's own queue does, and not the thread that writes
     handle = late_save(loop, saving, engine)
-    saving._overlapping.before_step()
+    saving._saving.overlapping.before_step()
     with torch.no_grad():
         loop.model[0].weight.add_(0)  # counts, and leaves the bytes as they are
     engine.gate.set()
@@ -385,7 +385,7 @@ def test_an_optimizer_whose_step_was_captured_is_copied_at_once(pure, engine, mo
     monkeypatch.setitem(copy_engines._engines, torch.device("cpu"), engine)
     late_save(loop, saving, engine).wait("staged", 20)
     assert "captured in a CUDA graph" in caplog.text
-    assert not saving._overlapping.running
+    assert not saving._saving.overlapping.running
 
 
 # --- parts

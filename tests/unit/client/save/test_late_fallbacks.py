@@ -117,7 +117,10 @@ def test_a_forked_child_has_no_part_in_the_proof_and_takes_none_of_it(join):
     assert save() > 4 << 20
     child = os.fork()
     if not child:
-        ok = client._overlapping._memory.guard._fd == -1 and late_memory() is not client._overlapping._memory
+        ok = (
+            client._saving.overlapping._memory.guard._fd == -1
+            and late_memory() is not client._saving.overlapping._memory
+        )
         os._exit(0 if ok else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert save() > 4 << 20

@@ -106,7 +106,9 @@ def outcome(victim, client, act, moment):
     handle = client.save(victim.state)
     nbytes = client.stats().last_late_nbytes
     if moment.name == "after the copy":
-        wait_for(lambda: client._overlapping._running is None or client._overlapping._running._copied.is_set())
+        wait_for(
+            lambda: client._saving.overlapping._running is None or client._saving.overlapping._running._copied.is_set()
+        )
         act()
     elif nbytes:
         assert moment.done.wait(30)
@@ -208,7 +210,7 @@ def test_a_copy_whose_begin_is_interrupted_ends_nothing_of_anybody_elses(when, l
     client.load(back)
     assert torch.equal(back["large"], expected)
     client.close()
-    assert client._overlapping._running is None
+    assert client._saving.overlapping._running is None
 
 
 def test_the_document_names_every_writer():
@@ -237,7 +239,7 @@ def test_a_save_that_nobody_disturbs_is_staged_late_and_the_memory_is_free_again
         nbytes, failed = outcome(victim, client, lambda: None, moment)
         assert not failed
         assert nbytes > 4 << 20
-    assert not client._overlapping._running._copies
+    assert not client._saving.overlapping._running._copies
     client.close()
     assert not late_memory()._ready
 
@@ -564,7 +566,7 @@ def test_who_writes_beside_late_tensors_after_all_costs_one_save_and_no_tensor_i
         with pytest.raises(SaveFailedError, match="memory was written that shares a page with 'w"):
             save_exactly(*close)
     assert [save_exactly(*close) for _ in range(2)] == [0, 0]
-    assert client._overlapping._written == frozenset()
+    assert client._saving.overlapping._written == frozenset()
     assert client.stats().late == "off: others write to the pages that its tensors share"
 
 

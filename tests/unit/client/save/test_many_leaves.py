@@ -12,7 +12,7 @@ import torch.distributed.checkpoint as dcp
 from safetensors import safe_open
 
 from ckptd.checkpoint.verify import verify_path
-from ckptd_client import client as client_module
+from ckptd_client._save import plans
 
 LEAVES = 100_000 if os.environ.get("FAULTS") == "long" else 3000
 OF_A_LEAF = 4  # elements
@@ -65,13 +65,13 @@ def test_many_leaves_are_saved_restored_and_read_by_stock_readers(node, job, joi
 
 def test_a_plan_that_takes_long_is_not_what_the_timeout_is_for(join, monkeypatch):
     """It is made once, by all ranks; a save that failed for it would fail on all, and its work be done."""
-    make_plan = client_module.make_plan
+    make_plan = plans.make_plan
 
     def slow(*args, **named):
         time.sleep(1.2)
         return make_plan(*args, **named)
 
-    monkeypatch.setattr(client_module, "make_plan", slow)
+    monkeypatch.setattr(plans, "make_plan", slow)
     client = join(save_timeout_s=1)
     client.save({"w": torch.ones(100)}).wait("staged", 20)
     client.save({"w": torch.ones(100), "more": torch.ones(3)}).wait("staged", 20)

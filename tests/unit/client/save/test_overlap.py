@@ -331,7 +331,7 @@ def test_a_thread_that_cannot_be_started_leaks_nothing(trained, held, monkeypatc
         for _ in range(5):
             handle = client.save(loop.state())
             assert str(handle.end) == "failed", handle
-    assert not client._segments
+    assert not client._staging._segments
     assert not client._link.unsealed
     held.set()
     client.save(loop.state()).wait("staged", 20)

@@ -32,7 +32,7 @@ def test_a_structure_that_changes_is_planned_once_more_and_old_plans_are_let_go(
         client.save(state).wait("staged", 20)
         client.save(state).wait("staged", 20)
     assert client.stats().plans == 8
-    assert len(client._plans) < 8
+    assert len(client._staging.plans._plans) < 8
 
 
 def test_a_pattern_that_names_nothing_is_told_once(join, caplog):

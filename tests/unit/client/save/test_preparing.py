@@ -125,7 +125,7 @@ def test_an_optimizer_that_waits_can_be_pickled_and_its_step_never_fails(join, m
     def fail(*_args, **_named):
         raise ValueError("a state_dict of the user's")
 
-    monkeypatch.setattr(client, "_gather", fail)
+    monkeypatch.setattr(client._staging.plans, "gather", fail)
     step(model, optimizer)
     assert client._link.capacity == 0
 
@@ -150,7 +150,7 @@ class Held:
     """Another thread has the client's lock."""
 
     def __init__(self, client):
-        self._lock, self._go, self._has = client._turns.lock, threading.Event(), threading.Event()
+        self._lock, self._go, self._has = client._staging.lock, threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._hold)
 
     def _hold(self):
@@ -223,9 +223,9 @@ def test_a_forked_child_ends_as_ever(join, slow_pages):
     if child == 0:  # pragma: no cover - the child's
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(20)
-        client._preparing.join(10)
+        client._saving.preparing.join(10)
         client.close()
-        client._preparing.stepped({})  # no torch: its threads are the parent's
+        client._saving.preparing.stepped({})  # no torch: its threads are the parent's
         os._exit(7)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     assert threads()
@@ -286,5 +286,5 @@ def test_without_threads_saves_map_for_themselves(join, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", start)
         client.load(plain())
-    assert isinstance(client._preparing, Preparing)
+    assert isinstance(client._saving.preparing, Preparing)
     assert client.save(plain(), 1).wait("durable", 20).step == 1

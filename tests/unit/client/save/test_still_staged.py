@@ -6,6 +6,7 @@ from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from ckptd_client._save.unchanged import is_still
+from ckptd_client.client import staging_of
 from ckptd_client.dcp import CkptdSavePlanner, CkptdWriter
 from ckptd_client.files import TorchFile
 
@@ -44,22 +45,23 @@ def saved(writer, kept, step):
 
 def test_the_same_state_is_still_staged(staged):
     client, handle, kept = staged
-    assert is_still(client, handle.save_id, flatten_state_dict(kept)[0])
-    assert is_still(client, handle.save_id, flatten_state_dict(state())[0]), "its bytes count, not its tensors"
+    staging = staging_of(client)
+    assert is_still(staging, handle.save_id, flatten_state_dict(kept)[0])
+    assert is_still(staging, handle.save_id, flatten_state_dict(state())[0]), "its bytes count, not its tensors"
 
 
 @pytest.mark.parametrize("what", CHANGES)
 def test_what_changed_is_not(staged, what):
     client, handle, kept = staged
     CHANGES[what](kept)
-    assert not is_still(client, handle.save_id, flatten_state_dict(kept)[0])
+    assert not is_still(staging_of(client), handle.save_id, flatten_state_dict(kept)[0])
 
 
 def test_nothing_is_when_the_slot_is_another_saves(staged):
     client, handle, kept = staged
     for step in range(2, 100):  # which free slot a save takes is its client's affair
         saved(CkptdWriter(client), kept, step)
-        if not is_still(client, handle.save_id, flatten_state_dict(kept)[0]):
+        if not is_still(staging_of(client), handle.save_id, flatten_state_dict(kept)[0]):
             return
     pytest.fail("98 saves have taken another slot than the first one's")
 

@@ -1,0 +1,48 @@
+"""This rank's word of what replicas hold too, of a state that is saved in two steps; for DCP and trainers. Blocks."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ckptd.shared.format.layout import Leaf
+from ckptd.shared.format.replica_shares import Share
+from ckptd_client._image.plan import Plan, Values
+from ckptd_client._save.segment import Segment
+from ckptd_client._save.staging import Staging
+from ckptd_client._state.replica_shares import ByPosition, Stream, said_of, said_of_wholes, wholes_of
+from ckptd_client.handle import SaveHandle
+
+
+def plan_of(staging: Staging, state: dict[str, Any], deadline: float) -> tuple[Plan, Values]:
+    """The client's own plan of a state, and its values now. Raises UsageError for what cannot be saved."""
+    with staging.turn(deadline):
+        return staging.plans.gather(state, balanced=False)  # DCP's planner has shared out what replicas hold
+
+
+def said_of_staged(staging: Staging, segment: Segment, handle: SaveHandle, *, drain: bool) -> tuple[Share, ...]:
+    """Of a state that lies in a slot, by the client's own plan of it. Raises WaitTimeoutError."""
+    plan = segment.plan
+    if not isinstance(plan, Plan) or not (plan.streams or plan.unseen):
+        return ()
+    stored = dict(zip(plan.stored, segment.views(), strict=False))  # the boxes of cut tensors come after them
+    return plan.said(lambda: said_of_streams(staging, plan.streams, stored, handle, drain=drain))()
+
+
+def said_of_streams(
+    staging: Staging, streams: Sequence[Stream], values: ByPosition[Any], handle: SaveHandle, *, drain: bool
+) -> tuple[Share, ...]:
+    """Of each stream, of values that stay what they are meanwhile. Raises WaitTimeoutError."""
+    with staging.turn(staging.until()):
+        looks = staging.link.looks
+        look = looks.next(handle.save_id, drain=drain)
+        looks.looked(streams, look, handle)
+    if look.whole:
+        return said_of_wholes(streams, wholes_of(streams, values))()
+    return said_of(streams, values, look)()
+
+
+def stock_objects(staging: Staging, leaves: dict[str, Leaf]) -> bytes:
+    """The leaves for stock readers, encoded; empty but on rank 0. Blocks at most save_timeout_s."""
+    if staging.plans.stock is None:
+        return b""
+    with staging.turn(staging.until()):
+        return staging.plans.stock.encode(leaves)

@@ -1,0 +1,148 @@
+"""``Client.save``: a state's values into a slot, sealed and handed over, or left to copies that run meanwhile."""
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from ckptd.shared.base.errors import WaitTimeoutError
+from ckptd.shared.base.ids import SaveId
+from ckptd.shared.protocol.messages import End
+from ckptd_client._image.plan import Plan, Values
+from ckptd_client._local.copy_engines import check_not_capturing
+from ckptd_client._save.late.overlapping import Overlapping
+from ckptd_client._save.preparing import Preparing
+from ckptd_client._save.slot_writer import fill_slot
+from ckptd_client._save.staging import Staging
+from ckptd_client.handle import SaveHandle
+
+log = logging.getLogger("ckptd_client")
+_LAST_WORDS_S = 0.2  # of a save that is broken off
+
+
+class Saving:
+    """One client's saves of states."""
+
+    def __init__(self, staging: Staging) -> None:
+        self._staging = staging
+        self.overlapping = Overlapping(staging)
+        self.preparing = Preparing(staging)
+
+    @contextlib.contextmanager
+    def settled(self, deadline: float, *, patient: bool = False) -> Iterator[bool]:
+        """The client's lock, with no save's copies running. patient: the deadline is theirs only.
+
+        Gives False when the lock could not be had by then.
+        """
+        self._staging.owner.check()
+        while True:
+            self.overlapping.settle(deadline, cancel=True)
+            with self._staging.first(None if patient else deadline) as mine:
+                if mine and self.overlapping.running and time.monotonic() < deadline:
+                    continue  # another thread's save came in between; its copies need the lock to end
+                yield mine
+                return
+
+    def save(self, state: dict[str, Any], step: int | None, *, drain: bool) -> SaveHandle:
+        """As Client.save."""
+        began = time.perf_counter()
+        staging = self._staging
+        deadline = staging.until()
+        with self.settled(deadline) as mine:
+            staging.check_open()
+            self.preparing.forget_steps()
+            save = staging.numbers.next(step, state)
+            check_not_capturing()  # after the count: so all ranks count alike
+            handle = self._staged(state, save, drain=drain, deadline=deadline) if mine else self._refused(save)
+            handle.stall_s += time.perf_counter() - began
+            self._count(handle)
+        return handle
+
+    def _refused(self, save: SaveId) -> SaveHandle:
+        handle = self._staging.open(save, unsealed=False)
+        error = WaitTimeoutError("another thread kept the client to itself")
+        self._staging.note_failure(handle, error, deadline=None)
+        return handle
+
+    def _staged(self, state: dict[str, Any], save: SaveId, *, drain: bool, deadline: float) -> SaveHandle:
+        staging = self._staging
+        plans, asked = staging.stats.plans, time.monotonic()
+        look = staging.link.looks.next(save, drain=drain)
+        plan, values = staging.plans.gather(state, look)
+        if staging.stats.plans > plans:  # it is done once, and is not what the timeout is for
+            deadline += time.monotonic() - asked
+        handle = staging.open(save, unsealed=False)
+        staging.link.looks.looked(plan.streams, look, handle)
+        staging.stats.nbytes += plan.nbytes
+        self._stage_or_fail(handle, plan, values, drain=drain, deadline=deadline)
+        return handle
+
+    def _count(self, handle: SaveHandle) -> None:
+        stats = self._staging.stats
+        stats.saves += 1
+        stats.stall_s += handle.stall_s
+        stats.last_stall_s = handle.stall_s
+
+    def _stage_or_fail(self, handle: SaveHandle, plan: Plan, values: Values, *, drain: bool, deadline: float) -> None:
+        staging, link = self._staging, self._staging.link
+        link.staging = handle.save_id
+        try:
+            staging.while_daemons_end(
+                lambda: self._stage(handle, plan, values, drain=drain, deadline=deadline),
+                deadline,
+                lambda: staging.was_delivered(handle),
+            )
+        except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
+            staging.note_failure(handle, error, deadline=deadline)
+        except BaseException as error:  # Ctrl-C, say: whoever goes on all the same must not wait for this save
+            link.let_go(handle.save_id)
+            staging.note_failure(handle, error, deadline=time.monotonic() + _LAST_WORDS_S)
+            raise
+        finally:
+            link.staging = None
+
+    def _stage(self, handle: SaveHandle, plan: Plan, values: Values, *, drain: bool, deadline: float) -> None:
+        staging, link = self._staging, self._staging.link
+        need = staging.fit_slots(plan, values.plain_nbytes, deadline)
+        staging.free_orphans(need)
+        began, allocating = time.monotonic(), link.allocating
+        try:
+            name = link.wait_slot(need, deadline)
+        except WaitTimeoutError:
+            self._skip(handle, time.monotonic() - began, deadline)
+            return
+        if allocating:  # it is done once, and is not what the timeout is for
+            deadline += time.monotonic() - began
+        late = self.overlapping.late(plan, values)
+        if late is not None:
+            try:
+                segment = staging.hold(plan, name, owner=self.overlapping)
+            except BaseException:
+                late.let_go()
+                raise
+            self.overlapping.begin(segment, plan, values, late, handle=handle, drain=drain, deadline=deadline)
+            return
+        try:
+            slot = link.slots.take(name)
+        except FileNotFoundError as error:
+            raise link.why_gone(name, deadline) from error
+        try:
+            for digest in values.digests:
+                digest.take()
+            fill_slot(slot, plan, values.tensors)
+            staging.write_seal(slot, plan, values, handle)
+        except BaseException:
+            link.slots.grant(name, slot.capacity)
+            raise
+        staging.hand_over(name, handle, drain=drain, deadline=deadline)
+
+    def _skip(self, handle: SaveHandle, waited_s: float, deadline: float) -> None:
+        """No slot came in time."""
+        reason, _ = self._staging.no_slot()
+        if not self._staging.link.all_granted:
+            reason = f"the memory of its slots is still being allocated after {waited_s:.3g} s"
+            reason += "; call prepare(state) before training"
+        handle.fail(End.SKIPPED, reason)
+        log.warning("ckptd: step %d was not saved: %s", handle.step, reason)
+        self._staging.link.skip(handle.save_id, reason, deadline)

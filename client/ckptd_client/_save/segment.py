@@ -1,0 +1,50 @@
+"""What lies in a slot that is filled and not yet sealed."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ckptd.shared.format.replica_shares import Share
+from ckptd_client._image.segment_plan import SegmentPlan
+from ckptd_client._local.slots import SlotMap
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """Encoded plain values of one save."""
+
+    leaves: bytes
+    objects: bytes
+    said: Callable[[], tuple[Share, ...]] = tuple
+
+    @property
+    def shares(self) -> tuple[Share, ...]:
+        """What is said of tensors that replicas hold too. Blocks until it is known."""
+        return self.said()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both."""
+        return len(self.leaves) + len(self.objects)
+
+
+@dataclass(slots=True, eq=False)
+class Segment:
+    """A filled slot. Owned by owner, a writer or a staged state: when that is gone, the next save frees the slot."""
+
+    plan: SegmentPlan
+    name: str
+    slot: SlotMap
+    memory: torch.Tensor  # of the slot; keeps it mapped
+    attachment: int
+    owner: Callable[[], Any]  # a weak reference
+
+    def holds(self, address: int) -> bool:
+        """Whether the address lies in the slot."""
+        return 0 <= address - self.memory.data_ptr() < self.memory.numel()
+
+    def views(self) -> list[torch.Tensor]:
+        """The tensors in the slot, in the order of the plan."""
+        return self.plan.views(self.memory)
