@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
-from ckptd.shared.base.errors import RestoreError, SaveFailedError
+from ckptd.shared.base.errors import CkptdError, RestoreError, SaveFailedError
 from ckptd.shared.protocol.messages import AskDrain, Milestone, Request
 from ckptd_client._daemon import settings as _settings
 from ckptd_client._daemon.link import Link
@@ -26,6 +26,7 @@ from ckptd_client._local.argument_checks import as_patience
 from ckptd_client._local.copy_engines import check_not_capturing
 from ckptd_client._local.rank import Group
 from ckptd_client._preempt.preemption import Preemptible
+from ckptd_client._save.farewell import Farewell
 from ckptd_client._save.files import save_files
 from ckptd_client._save.files_plan import publication_of
 from ckptd_client._save.late.overlapping import Verify
@@ -56,6 +57,7 @@ class Client(Preemptible):
             raise
         for warning in warnings if link.group.rank == 0 else []:
             log.warning("ckptd: %s", warning)
+        self._farewell = Farewell(self._staging)
 
     def __reduce__(self) -> NoReturn:
         self._staging.__reduce__()
@@ -321,19 +323,26 @@ class Client(Preemptible):
     def close(self) -> None:
         """Leaves the job. What was staged becomes durable in the background, then its memory is freed. Idempotent.
 
+        Warns where the newest saves are known not to be safe: other ranks did not save them, or their drains fail.
         Blocks until an overlapped save is handed over, save_timeout_s at most. In a forked child it does nothing: the
         job is its parent's.
         """
+        self._close(quiet=False)
+
+    def _close(self, *, quiet: bool) -> None:
+        """quiet: the user reads of an error of ours already."""
         if not self._owner.is_here:
             return
         self._saving.preparing.join(self._staging.save_timeout_s)
         with self._saving.settled(self._staging.until(), patient=True):
             if not self._staging.closed:
+                self._farewell.begin()
                 self._staging.closed = True
                 self._saving.preparing.forget_steps()
                 self._saving.overlapping.detach()
                 self._forget_preemption()
                 self._link.close()
+                self._farewell.end("" if quiet else "closed")
 
     def __enter__(self) -> Self:
         return self
@@ -341,7 +350,7 @@ class Client(Preemptible):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self._close(quiet=isinstance(error, CkptdError))
 
 
 def staging_of(client: Client) -> Staging:

@@ -42,8 +42,16 @@ class Outlook:
     scheme: Scheme = Scheme.NONE  # in force for this rank's node
     why_none: str = ""
     newest_staged: SaveId | None = None
+    newest_durable: SaveId | None = None
     notice: str = ""  # what was said last of this job's store
+    stuck: str = ""  # why saves have stayed in memory since the newest durable one, if that is known
     why_late: Callable[[SaveId, Milestone], Cause] = lambda _save, _wanted: Cause()  # asks the daemon
+
+    def hear(self, save: SaveId, milestone: Milestone) -> None:
+        """The save has reached the milestone."""
+        self.newest_staged = max(save, self.newest_staged or save)
+        if milestone is Milestone.DURABLE and (self.newest_durable is None or save > self.newest_durable):
+            self.newest_durable, self.stuck = save, ""
 
 
 class SaveHandle:
@@ -124,9 +132,8 @@ class SaveHandle:
 
     def _out_of_reach(self, wanted: Milestone) -> SaveFailedError:
         text = f"step {self.step} will not become {wanted}: it ended as '{self._end}'"
-        reason, hint = parted(self._reason)
+        reason, hint = self.cause
         text += f" ({reason})" if reason else ""
-        hint = hint or (_HINTS.get(self._end, "") if self._end is not None else "")
         if wanted is Milestone.PROTECTED and self._outlook.scheme is Scheme.NONE:
             text += f"; without a drain nothing protects it: {self._outlook.why_none}"
             hint = _ALONE_HINT
@@ -134,6 +141,12 @@ class SaveHandle:
             text += f"; {self._outlook.newest_staged} was staged before it was protected"
             hint = "wait for the newest: client.wait('protected')"
         return SaveFailedError(text, hint=hint)
+
+    @property
+    def cause(self) -> tuple[str, str]:
+        """The reason, as of the last news, and what to type."""
+        reason, hint = parted(self._reason)
+        return reason, hint or (_HINTS.get(self._end, "") if self._end is not None else "")
 
     def reached(self, wanted: Milestone) -> bool:
         """Whether the milestone, or a higher one, is known to be reached."""
@@ -249,7 +262,8 @@ class HandleBook:
         """Passes news on to the handles they concern. A save that waits for ranks which do not save is said once."""
         for item in news:
             if item.milestone is not None:
-                self.outlook.newest_staged = max(item.save, self.outlook.newest_staged or item.save)
+                self.outlook.hear(item.save, item.milestone)
+            self.outlook.stuck = item.stuck or self.outlook.stuck
             handle = self._alive.get(item.save)
             if handle is not None:
                 handle.hear(item)
@@ -261,6 +275,11 @@ class HandleBook:
         elif handle.reason and handle.reason != self._said:
             self._said = handle.reason
             log.warning("ckptd: step %d %s", handle.step, handle.reason)
+
+    @property
+    def handles(self) -> list[SaveHandle]:
+        """Those that were not let go, the oldest first."""
+        return list(self._handles.values())
 
     @property
     def waiting(self) -> list[SaveHandle]:

@@ -169,6 +169,7 @@ with connect("first") as client:
         place="train.py",
         hint="KeyboardInterrupt",
         raises=("KeyboardInterrupt",),
+        never="closed: ",
     ),
     Mistake(
         name="exit-without-close",
@@ -180,6 +181,7 @@ print("latest", client.latest())
         cause="latest (1|None)",
         place="latest",
         hint="latest",
+        never="without close",
         ends=0,
     ),
     Mistake(

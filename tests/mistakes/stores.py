@@ -99,9 +99,28 @@ with connect("first") as client:
         print(client.save({"big": torch.ones(1_000_000)}, step))
         time.sleep(1)
 """,
-        cause="No space left",
-        place="/place/store",
-        hint="free|keep_last|prune|space",
+        cause="job first closed: step 4, the newest complete save, is only in memory, .*No space left",
+        place="newest durable step of this run: none; drains to /place/store fail",
+        hint="hint: mend that, then: ckptd drain --wait --arena /dev/shm/",
+        never="(?s)job first closed.*job first closed",
+        ends=0,
+    ),
+    Mistake(
+        name="store-full-and-never-closed",
+        before="mount -t tmpfs -o size=512k,mode=0755 tmpfs $STORE",
+        needs_root=True,
+        typed="""$ cat > train.py <<'END'
+import time, torch, ckptd_client
+client = ckptd_client.connect("first")
+for step in range(2):
+    client.save({"big": torch.ones(1_000_000)}, step)
+    time.sleep(2)
+END
+python train.py""",
+        cause="job first ended without close.*: step 1, the newest complete save, is only in memory, .*No space left",
+        place="newest durable step of this run: none; drains to /place/store fail",
+        hint="hint: mend that, then: ckptd drain --wait --arena /dev/shm/",
+        never="(?s)ended without.*ended without",
         ends=0,
     ),
     Mistake(

@@ -61,7 +61,8 @@ class Notices:
             return []
         record = max(failed, key=lambda r: r.save)
         text = f"step {record.save.step} is not durable: its drain to {self._job.store} failed: {record.error}"
-        return self._say(_FAILS + record.error, record.save, f"{text}; {_TRIED_AGAIN}", noted=True)
+        stuck = f"drains to {self._job.store} fail: {record.error}"
+        return self._say(_FAILS + record.error, record.save, f"{text}; {_TRIED_AGAIN}", noted=True, stuck=stuck)
 
     def _slow(self, ours: list[Record], now: float) -> list[Action]:
         passed_over = [r for r in ours if r.end is End.SUPERSEDED and not r.error]
@@ -88,8 +89,8 @@ class Notices:
         record = self._saves.records.get(active) if active is not None else None
         self._drain = (record.save, record.drain_since) if record is not None else None
 
-    def _say(self, what: str, save: SaveId, text: str, *, noted: bool = False) -> list[Action]:
-        """noted: the status and the log have it already."""
+    def _say(self, what: str, save: SaveId, text: str, *, noted: bool = False, stuck: str = "") -> list[Action]:
+        """noted: the status and the log have it already. stuck: why no save becomes durable."""
         if self._session != self._sessions.session:
             self._session, self._said = self._sessions.session, set()
         if what in self._said:
@@ -100,7 +101,10 @@ class Notices:
             return actions
         news = next(one for one in self._saves.known(save.incarnation) if one.save == save)
         session = self._sessions.session
-        return [*actions, ToRank(job=self._job, rank=0, session=session, message=replace(news, notice=text))]
+        return [
+            *actions,
+            ToRank(job=self._job, rank=0, session=session, message=replace(news, notice=text, stuck=stuck)),
+        ]
 
 
 def _distance_s(records: list[Record]) -> float:

@@ -206,7 +206,8 @@ class LocalRanks:
         if keeps.unended and self.seated:
             save = max(keeps.unended)
             notice = f"{whose}, does not answer: step {save.step} is not durable before it does; ckptd status there"
-            actions += self.tell(min(self.seated), Progress(save=save, notice=notice))
+            news = Progress(save=save, notice=notice, stuck=f"{whose}, does not answer")
+            actions += self.tell(min(self.seated), news)
         return actions
 
     def done(self, rank: int, request: int) -> list[Action]:

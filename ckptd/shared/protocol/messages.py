@@ -282,7 +282,10 @@ class Notice(_Push, frozen=True, kw_only=True):
 
 
 class Progress(_Push, frozen=True, kw_only=True, tag="Progress"):
-    """A save reached a milestone, or its end. ``notice``: what the user should know, to be logged."""
+    """A save reached a milestone, or its end. ``notice``: what the user should know, to be logged.
+
+    ``stuck``: why no save becomes durable, where the notice is about that.
+    """
 
     save: SaveId
     milestone: Milestone | None = None
@@ -292,6 +295,7 @@ class Progress(_Push, frozen=True, kw_only=True, tag="Progress"):
     where: Where | None = None  # what they differ in, as far as that is known
     idle: bool = False  # the save waits for ranks whose nodes answer, and which do not save
     notice: Annotated[str, msgspec.Meta(max_length=1 << 16)] = ""
+    stuck: Annotated[str, msgspec.Meta(max_length=1 << 16)] = ""
 
 
 class LoadFrom(_Reply, frozen=True, kw_only=True):

@@ -1,0 +1,109 @@
+"""The end of a client: one line about saves that are not safe, and nothing where all is well. It never waits for news.
+
+That a save is staged and its drain runs is well. So is a save that other ranks have still to deliver, as long as the
+daemon has not said that it waits for them.
+"""
+
+import atexit
+import contextlib
+import logging
+import sys
+import weakref
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import zmq
+
+from ckptd.shared.base.errors import CkptdError
+from ckptd_client._save.staging import Staging
+from ckptd_client.handle import Outlook, SaveHandle
+
+log = logging.getLogger("ckptd_client")
+_open: "weakref.WeakSet[Staging]" = weakref.WeakSet()
+
+
+class Unsafe(NamedTuple):
+    """What is not safe, and what to type."""
+
+    text: str
+    hint: str
+
+
+def unsafe(handles: Sequence[SaveHandle], outlook: Outlook, arena: str, *, daemon_lost: bool) -> Unsafe | None:
+    """Of the saves of one run, the oldest first. None: nothing is known to be wrong. Pure."""
+    incomplete = _incomplete(handles, outlook)
+    found = []
+    if incomplete:
+        found.append(_of_ranks(incomplete, outlook))
+    stuck = "no daemon runs on this node" if daemon_lost else outlook.stuck
+    newest, durable = outlook.newest_staged, outlook.newest_durable
+    if stuck and newest is not None and (durable is None or newest > durable):
+        where = f"only in memory, and lost with its nodes; newest durable step of this run: {_step(durable)}"
+        again = f"ckptd run --arena {arena}" if daemon_lost else f"mend that, then: ckptd drain --wait --arena {arena}"
+        found.append(Unsafe(f"step {newest.step}, the newest complete save, is {where}; {stuck}", again))
+    if not found:
+        return None
+    return Unsafe("; ".join(one.text for one in found), "; ".join(one.hint for one in found if one.hint))
+
+
+def _incomplete(handles: Sequence[SaveHandle], outlook: Outlook) -> list[SaveHandle]:
+    """Saves newer than the newest complete one that failed, or that other ranks are known not to deliver."""
+    late = [h for h in handles if outlook.newest_staged is None or h.save_id > outlook.newest_staged]
+    first = next((i for i, handle in enumerate(late) if handle.waits and handle.reason), len(late))
+    return [handle for i, handle in enumerate(late) if handle.in_vain or (handle.waits and i >= first)]
+
+
+def _of_ranks(incomplete: Sequence[SaveHandle], outlook: Outlook) -> Unsafe:
+    steps = [handle.step for handle in incomplete]
+    one = len(steps) == 1
+    which = f"step {steps[0]} is" if one else f"{len(steps)} saves (steps {steps[0]} to {steps[-1]}) are"
+    told = [handle for handle in incomplete if handle.reason]
+    why, hint = told[-1].cause if told else ("", "")
+    why = f": {'it' if one else f'step {told[-1].step}'} {'' if told[-1].waits else 'failed: '}{why}" if told else ""
+    complete = f"newest complete save of this run: {_step(outlook.newest_staged)}"
+    return Unsafe(f"{which} not complete and cannot be restored{why}; {complete}", hint)
+
+
+def _step(save: object) -> str:
+    return "none" if save is None else f"step {getattr(save, 'step', save)}"
+
+
+class Farewell:
+    """One client's."""
+
+    def __init__(self, staging: Staging) -> None:
+        self._staging = staging
+        _open.add(staging)
+        self.daemon_lost = False
+
+    def begin(self) -> None:
+        """Takes in the last news; to be called while the client is connected."""
+        with contextlib.suppress(CkptdError, zmq.ZMQError):
+            self._staging.pump(0.0)
+        self.daemon_lost = self._staging.link.is_lost
+
+    def end(self, how: str) -> None:
+        """Warns, once, of what is not safe. how: closed, or what the process did instead; empty: no warning is due."""
+        staging = self._staging
+        if staging not in _open:
+            return
+        _open.discard(staging)
+        link = staging.link
+        handles = [handle for handle in link.book.handles if handle.save_id.incarnation == link.incarnation]
+        found = unsafe(handles, link.book.outlook, link.settings.arena, daemon_lost=self.daemon_lost)
+        if how and found is not None:
+            hint = f"\n  hint: {found.hint}" if found.hint else ""
+            log.warning("ckptd: job %s %s: %s%s", link.job.job, how, found.text, hint)
+
+
+def _at_exit() -> None:
+    """The process ends with clients that were not closed. Of an error of ours that ends it the user has read."""
+    read = isinstance(getattr(sys, "last_value", None), CkptdError)
+    for staging in [] if read else list(_open):
+        if staging.owner.is_here and not staging.closed:
+            farewell = Farewell(staging)
+            farewell.begin()
+            farewell.end("ended without close()")
+
+
+atexit.register(_at_exit)
