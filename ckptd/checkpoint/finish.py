@@ -1,11 +1,13 @@
 """Unfinished checkpoints committed from their votes, as any daemon of the job would: ``ckptd commit``. Blocks."""
 
+import contextlib
 import os
 
 import msgspec
 
-from ckptd.shared.base.errors import CkptdError
+from ckptd.shared.base.errors import CkptdError, UsageError
 from ckptd.shared.base.ids import JobKey, SaveId
+from ckptd.shared.format.committed import About, Opened, file_findings, open_committed, parity_findings, raise_first
 from ckptd.shared.format.integrity import XXH3, Integrity
 from ckptd.store.commit import commit
 from ckptd.store.files import FileLayer
@@ -56,3 +58,34 @@ def _finish(fs: FileLayer, key: JobKey, entry: PartialEntry, writer: str, newest
             return said(why=f"it went away meanwhile, by another committer or by a removal: {error}")
         return said(why=str(error))
     return said(why=note, committed=True)
+
+
+def finish_again(path: str, writer: str, integrity: Integrity = XXH3) -> Finished:
+    """Commits a checkpoint that has its final name and whose COMMITTED, or manifest, is missing or damaged.
+
+    From its votes, as the first time. Its files are looked at first: a directory that cannot be committed keeps its
+    name, as an unfinished one a daemon may remove. Raises UsageError, DamagedError or OSError.
+    """
+    head, base = os.path.split(path)
+    key = JobKey(*os.path.split(head))
+    fs, opened = FileLayer(key.store, integrity), Opened(path)
+    findings = list(open_committed(opened, fs, {About.VOTES}))
+    if all(finding.about is About.VOTES for finding in findings):
+        raise UsageError(f"{path} has its final name already, and is committed", hint=f"ckptd verify {path}")
+    raise_first(finding for finding in findings if finding.about is About.VOTES)
+    saves = {(vote.job, vote.save) for vote in opened.votes}
+    save = next((save for _, save in saves), None)
+    if save is None or saves != {(key.job, save)} or save.dirname != base:
+        what = "its votes are missing" if save is None else f"its votes are not of {base} of job {key.job}"
+        raise UsageError(f"{path} cannot be committed again: {what}", hint=f"ckptd verify {path}")
+    raise_first(file_findings(path, fs, opened.records))
+    raise_first(parity_findings(path, fs, opened.parity))
+    place = Place(key, save)
+    fs.rename(path, place.partial)
+    try:
+        note = commit(fs, key, save, writer).note
+    except (CkptdError, OSError):
+        with contextlib.suppress(OSError):
+            fs.rename(place.partial, path)
+        raise
+    return Finished(step=save.step, incarnation=save.incarnation, path=path, committed=True, why=note)

@@ -6,10 +6,9 @@ import click
 import msgspec
 
 from ckptd import __version__
-from ckptd.checkpoint.finish import Finished, finish
+from ckptd.checkpoint.finish import Finished, finish, finish_again
 from ckptd.cli import common
 from ckptd.cli.listing import jobs_at
-from ckptd.shared.base.errors import UsageError
 from ckptd.shared.base.ids import JobKey, SaveId, parse_dirname, parse_partial_dirname
 from ckptd.shared.format.integrity import Integrity
 from ckptd.system import human
@@ -32,14 +31,20 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 def command(path: str, as_json: bool, integrity: Integrity) -> int:
     """Commit what lies unfinished in PATH: a store, a job's directory in it, or one unfinished directory.
 
+    Or a checkpoint that has lost its COMMITTED or its manifest: its directory as PATH.
+
     Done from the votes alone, as any daemon of the job would do it, and harmless beside one. A save that some node has
     not voted for is left as it is, and what it lacks is said.
 
     Exit code 1 if a save is not committed, unless a newer one is.
     """
-    jobs, only = _where(os.path.abspath(path))
-    writer = f"ckptd {__version__}"
-    saves = [save for key in jobs for save in finish(key, writer, only, integrity)]
+    where, writer = os.path.abspath(path), f"ckptd {__version__}"
+    if parse_dirname(os.path.basename(where)) is not None and os.path.isdir(where):
+        with common.store_errors():
+            saves = [finish_again(where, writer, integrity)]
+    else:
+        jobs, only = _where(where)
+        saves = [save for key in jobs for save in finish(key, writer, only, integrity)]
     ok = all(save.committed or save.superseded for save in saves)
     if as_json:
         common.print_json(Result(schema=SCHEMA, ok=ok, saves=saves))
@@ -54,8 +59,6 @@ def _where(path: str) -> tuple[list[JobKey], SaveId | None]:
     save = parse_partial_dirname(base)
     if save is not None and os.path.isdir(path):
         return [JobKey(*os.path.split(head))], save
-    if parse_dirname(base) is not None and os.path.isdir(path):
-        raise UsageError(f"{path} has its final name already", hint=f"ckptd verify {path}")
     return jobs_at(path), None
 
 

@@ -167,7 +167,7 @@ class StoreScanned(Event, frozen=True, kw_only=True):
     ``after``: that of the action: the scan began when the record of this number was on the store.
     ``claimed``: the number that the action claims. ``lost``: somebody else has it.
     ``others``: other jobs with checkpoints there, when this one has none: names for a user. ``former``: ids of other
-    stores to which arenas know that the job was saved before.
+    stores to which arenas know that the job was saved before. ``cures``: what to type against what ``notes`` name.
     """
 
     after: int = 0
@@ -180,6 +180,7 @@ class StoreScanned(Event, frozen=True, kw_only=True):
     committed: tuple[OnStore, ...] = ()
     partials: tuple[Partial, ...] = ()
     notes: tuple[str, ...] = ()
+    cures: tuple[str, ...] = ()
     problem: str = ""
 
 

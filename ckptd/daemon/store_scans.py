@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from ckptd.core import actions as act
 from ckptd.core import events as ev
+from ckptd.shared.base.errors import parted
 from ckptd.shared.base.ids import JobKey
 from ckptd.store.incarnations import Taker
 from ckptd.store.messages import Claim, Done, Failed, ScanJob, Scanned, SweepTrash
@@ -91,9 +92,11 @@ def _scanned(action: act.ScanStore, found: Scanned) -> ev.StoreScanned:
         for e in scan.committed
     )
     partials = tuple(ev.Partial(p.save, not p.missing) for p in scan.partials)
+    problems = [parted(problem) for problem in scan.problems]
     return ev.StoreScanned(
         job=action.job, after=action.after, store_id=found.store.store_id, committed=committed, partials=partials,
         claimed=action.claim.incarnation if action.claim is not None else 0, lost=found.lost,
         records=tuple(ev.Recorded(r.incarnation, bytes.fromhex(r.run), r.session) for r in scan.records),
-        notes=tuple(scan.problems), others=tuple(found.others),
+        notes=tuple(text for text, _ in problems), cures=tuple(cure for _, cure in problems if cure),
+        others=tuple(found.others),
     )  # fmt: skip

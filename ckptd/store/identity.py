@@ -63,12 +63,24 @@ def store_id_at(fs: FileLayer, store: str) -> StoreId | None:
 def check_store(fs: FileLayer, store: str, expected: StoreId) -> None:
     """Raises WrongStoreError unless the store that lies at the path now is the expected one."""
     found = store_id_at(fs, store)
-    if found != expected:
-        raise WrongStoreError(
-            f"{store} is not the store that this job was connected to: id {expected}, now {found or 'none'}; "
-            f"it lies on {_where(store)}",
-            hint="mount the file system again; what is staged stays in memory and is drained then",
+    if found == expected:
+        return
+    if found is None:
+        text, deleted = f"{store} is gone", "was deleted"
+        there = "there is no such directory" if not os.path.isdir(store) else f"the directory there has no {STORE_FILE}"
+        text += f": {there}; this job is saved to the store with id {expected}; the path lies on {_where(store)}"
+    else:
+        text, deleted = (
+            f"{store} is not the store that this job was connected to: id {expected}, now {found}",
+            "is gone",
         )
+        text += f"; it lies on {_where(store)}"
+    hint = (
+        "mount its file system again: what is staged stays in memory and is drained then; "
+        f"if the store {deleted} for good: start the job again with connect(store_id={ANY_STORE!r}), "
+        "it goes on from memory"
+    )
+    raise WrongStoreError(text, hint=hint)
 
 
 def open_store(  # noqa: PLR0913 - keyword-only
@@ -97,6 +109,12 @@ def open_store(  # noqa: PLR0913 - keyword-only
             f"{store} has id {found}, and job {job!r} is saved to store {', '.join(sorted(known))}; it lies on "
             f"{_where(store)}",
             hint=f"mount the right file system; to go on in this one: connect(store_id={found!r})",
+        )
+    if found is None and named and named not in remembered:
+        raise WrongStoreError(
+            f"the job asks for the store with id {named} (connect(store_id=...) or CKPTD_STORE_ID), and {store} is no "
+            f"store yet; the path lies on {_where(store)}",
+            hint="mount the file system of the store with that id; for a new store give no store_id",
         )
     if found is None and wanted != ANY_STORE and (named or remembered):
         before = named or ", ".join(sorted(remembered))

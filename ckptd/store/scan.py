@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 
 from ckptd.shared.base.decoding import MALFORMED
-from ckptd.shared.base.errors import CkptdError, DamagedError, IntegrityError
+from ckptd.shared.base.errors import CkptdError, DamagedError, IntegrityError, joined
 from ckptd.shared.base.ids import (
     Incarnation,
     JobKey,
@@ -96,7 +96,7 @@ class Scan(msgspec.Struct, frozen=True, tag="scan"):
 
     committed: list[CommittedEntry]  # newest first
     partials: list[PartialEntry]  # newest first
-    problems: list[str]  # of entries that are neither, with what is wrong
+    problems: list[str]  # of entries that are neither: what is wrong and, on a line of its own, a hint
     records: list[IncarnationRecord] = []  # lowest number first
     strange: list[str] = []  # names with numbers that no life of the job can have had: nothing is made of them
 
@@ -153,8 +153,11 @@ def _renamed(fs: FileLayer, key: JobKey, names: Iterable[str]) -> Iterator[str]:
         path = os.path.join(job_dir(key), name)
         if name != LATEST and not name.startswith(".") and parse_dirname(name) is None:
             with contextlib.suppress(OSError, CkptdError):
-                proper = identify(path, fs).save.dirname
-                yield f"{path} is a checkpoint that was renamed, and is passed over: mv {path} {job_dir(key)}/{proper}"
+                proper = f"{job_dir(key)}/{identify(path, fs).save.dirname}"
+                yield joined(
+                    f"{path} is a checkpoint that was renamed, and is passed over",
+                    f"mv {path} {proper}; to keep it whatever retention does: ckptd pin {proper}",
+                )
 
 
 def record_numbers(fs: FileLayer, key: JobKey, known: int = 0) -> list[int]:
@@ -202,7 +205,7 @@ def _strange(key: JobKey, name: str) -> str:
 def _text(error: Exception) -> str:
     if isinstance(error, IntegrityError) and error.hint:  # who has the key, or goes without, finds nothing wrong
         return f"{error.message}: {error.hint}"
-    return error.message if isinstance(error, CkptdError) else str(error)
+    return str(error)
 
 
 def _is_gone(fs: FileLayer, key: JobKey, name: str) -> bool:

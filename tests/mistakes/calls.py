@@ -353,7 +353,7 @@ with connect("dmeo") as client:
 """,
         cause="^ckptd: .*no checkpoint of job 'dmeo' lies in /place/store, which has demo \\(step 900\\)",
         place="/place/store",
-        hint=r"connect\(job='demo'\)",
+        hint=r"if 'demo' is meant, connect\(job='demo'\)",
         ends=0,
     ),
     Mistake(

@@ -135,9 +135,10 @@ MISTAKES = (
     _connect(
         "store-id-of-another",
         '"first", store_id="0" * 32',
-        cause="ConfigError: store .* is not the store that job",
-        place="/place/store",
-        hint=r"connect\(store_id='any'\)",
+        cause=r"ConfigError: .*asks for the store with id 0{32} \(connect\(store_id=...\) or CKPTD_STORE_ID\)",
+        place="/place/store is no store yet",
+        hint="hint: mount the file system of the store with that id; for a new store give no store_id",
+        never="^connected|ckptd forget",
     ),
     _not_allowed(
         "store-id-short", "store_id", "'ab12'", must="32 hex digits", hint="'any'\\), or ckptd list /place/store shows"

@@ -10,6 +10,13 @@ _FORGOTTEN = _SAVED + 'elsewhere("ckptd stop --wait >/dev/null; rm -rf $ARENA/jo
 """Then only the store has it."""
 
 
+_PRIVATE = r"no node that answers has what|, save \d+\)"
+_DAMAGED = (
+    r"hint: ckptd verify /place/store/first shows all .*ckptd rebuild /place/store/first/step-000000001.i0001; "
+    r"to start from nothing: mv /place/store/first /place/store/first~$"
+)
+
+
 def _altered(name: str, command: str, **more) -> Mistake:
     """A checkpoint that only the store has is altered by hand, then loaded."""
     typed = (
@@ -17,7 +24,7 @@ def _altered(name: str, command: str, **more) -> Mistake:
         + f"elsewhere({command!r})\n"
         + 'with connect("first") as client:\n    print("restored", client.load(state))\n'
     )
-    return Mistake(name=name, typed=typed, **{"never": r"no node that answers has what|, save \d+\)", **more})
+    return Mistake(name=name, typed=typed, **{"never": _PRIVATE, **more})
 
 
 MISTAKES = (
@@ -144,9 +151,10 @@ with connect("first") as client:
     client.save(state, 2)
     client.wait("durable", 8)
 """,
-        cause="WaitTimeoutError: .*is not the store that this job was connected to",
+        cause="WaitTimeoutError: .*/place/store is gone: there is no such directory",
         place="/place/store",
-        hint="mount the file system again",
+        hint=r"mount its file system again: .*if the store was deleted for good: .*connect\(store_id='any'\)",
+        never="now none|mend that",
     ),
     Mistake(
         name="store-emptied-between-runs",
@@ -189,6 +197,7 @@ with connect("first") as client:
         place="/place/store is now the store with id",
         hint="mount the file system",
         ends=0,
+        never=r"job='second'|which has second",
     ),
     Mistake(
         name="job-is-a-file-there",
@@ -220,42 +229,43 @@ with connect("first") as client:
         "cd $STORE/first/step-*; printf xxxx | dd of=r00000-p00.safetensors bs=1 seek=5000 conv=notrunc status=none",
         cause="RestoreError: .*|DamagedError: ",
         place="r00000-p00.safetensors",
-        hint="ckptd verify /place/store/first",
+        hint=_DAMAGED,
     ),
     _altered(
         "image-removed",
         "rm $STORE/first/step-*/r00000-p00.safetensors",
         cause="RestoreError: ",
         place="r00000-p00.safetensors",
-        hint="ckptd verify /place/store/first",
+        hint=_DAMAGED,
     ),
     _altered(
         "image-cut-off",
         "truncate -s 100 $STORE/first/step-*/r00000-p00.safetensors",
         cause="RestoreError: ",
         place="r00000-p00.safetensors",
-        hint="ckptd verify /place/store/first",
+        hint=_DAMAGED,
     ),
     _altered(
         "manifest-removed",
         "rm $STORE/first/step-*/ckptd.manifest",
         cause="RestoreError: ",
         place="step-",
-        hint="ckptd verify /place/store/first",
+        hint="hint: .*is made again by: ckptd commit /place/store/first/step-000000001.i0001$",
     ),
     _altered(
         "committed-removed",
         "rm $STORE/first/step-*/COMMITTED",
         cause="RestoreError: ",
         place="step-",
-        hint="ckptd verify /place/store/first",
+        hint="hint: .*is committed again by: ckptd commit /place/store/first/step-000000001.i0001$",
     ),
     _altered(
         "directory-renamed",
         "mv $STORE/first/step-* $STORE/first/best",
         cause="first/best",
         place="best|first",
-        hint="mv /place/store/first/best /place/store/first/step-",
+        hint="hint: mv /place/store/first/best /place/store/first/step-.*ckptd pin /place/store/first/step-",
+        never="ckptd verify",
     ),
     _altered(
         "files-unreadable",

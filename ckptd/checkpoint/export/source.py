@@ -13,7 +13,7 @@ import msgspec
 from ckptd.checkpoint.export.names import HasTensors
 from ckptd.checkpoint.export.plan import Tensor, whole_tensors
 from ckptd.checkpoint.export.read import SourceFile
-from ckptd.shared.base.errors import UsageError
+from ckptd.shared.base.errors import UsageError, parted
 from ckptd.shared.base.ids import JobKey, SaveId, parse_dirname, parse_partial_dirname
 from ckptd.shared.format.committed import TRASH_PREFIX, Finding, open_sound, read_vote_of
 from ckptd.shared.format.integrity import XXH3, Integrity
@@ -158,7 +158,11 @@ def find(path: str, integrity: Integrity = XXH3) -> tuple[str, list[str]]:
     found = scan(FileLayer(integrity=integrity), key)
     if not found.committed:
         _check_other(path)
-        why = found.problems[0] if found.problems else "neither a checkpoint nor the directory of a job that has one"
+        why = (
+            parted(found.problems[0])[0]
+            if found.problems
+            else "neither a checkpoint nor the directory of a job that has one"
+        )
         raise UsageError(f"nothing to export in {path}: {why}", hint=f"ckptd list {path}")
     return os.path.join(job_dir(key), found.committed[0].dirname), found.problems
 

@@ -5,6 +5,7 @@ was promised to spare that. Whatever was protected or durable, or is there and d
 type.
 """
 
+import difflib
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -72,7 +73,7 @@ def answer(job: JobKey, asked: Asked, found: Found, routes: Routes) -> Refusal |
         text, hint = f"there is no checkpoint of step {asked.step}", f"ckptd list {_path(job)}, or client.steps()"
         return Refusal("; ".join([text, *(one.text for one in elsewhere)]), elsewhere[0].hint if elsewhere else hint)
     if set(found.notes) - set(found.foreign):
-        return _refusal(job, found, [], _verify(job, found.notes))
+        return _refusal(job, found, [], _cure(job, found))
     return [*found.notes, *(f"{one.text}: {one.hint}" for one in elsewhere)]
 
 
@@ -84,18 +85,22 @@ class _Elsewhere(NamedTuple):
 
 
 def _elsewhere(job: JobKey, scan: ev.StoreScanned) -> list[_Elsewhere]:
-    """In the store that the job had before, or under another name."""
-    places = []
+    """In the store that the job had before; only where that is the same, under another name.
+
+    Jobs of another store are not this user's misspelt one: who goes on from one of them loads another model.
+    """
     if scan.former:
         ids = f"id {scan.former[0]}" if len(scan.former) == 1 else f"ids {', '.join(scan.former)}"
         text = f"checkpoints in the store with {ids}, to which job {job.job!r} was saved before, are not seen"
         now = f"{job.store} is now the store with id {scan.store_id}"
-        places.append(_Elsewhere(f"{text}; {now}", "mount the file system that the job had, or connect(store=...)"))
-    if scan.others:
-        text = f"no checkpoint of job {job.job!r} lies in {job.store}, which has {', '.join(scan.others)}"
-        likest = scan.others[0].partition(" ")[0]
-        places.append(_Elsewhere(text, f"to go on from one of these, connect(job={likest!r})"))
-    return places
+        return [_Elsewhere(f"{text}; {now}", "mount the file system that the job had, or connect(store=...)")]
+    if not scan.others:
+        return []
+    text = f"no checkpoint of job {job.job!r} lies in {job.store}, which has {', '.join(scan.others)}"
+    meant = difflib.get_close_matches(job.job, [other.partition(" ")[0] for other in scan.others], n=1)
+    if meant:
+        return [_Elsewhere(text, f"if {meant[0]!r} is meant, connect(job={meant[0]!r})")]
+    return [_Elsewhere(text, "if one of these is meant, give its name: connect(job=...)")]
 
 
 def _refusal(job: JobKey, found: Found, told: Sequence[str], hint: str) -> Refusal:
@@ -114,7 +119,20 @@ def _verify(job: JobKey, notes: Sequence[str]) -> str:
     return f"ckptd verify {_path(job)}"
 
 
+def _cure(job: JobKey, found: Found) -> str:
+    """What is to be typed against what a look at the store found wrong; else where all of it is shown."""
+    cures = list(dict.fromkeys(found.scan.cures)) if found.scan is not None else []
+    return cures[0] if cures else _verify(job, found.notes)
+
+
 def _how_to_go_on(job: JobKey, found: Found, routes: Routes) -> str:
-    if any(map(routes.on_store, found.candidates)):
-        return _verify(job, found.notes)
+    on_store = [save for save in found.candidates if routes.on_store(save)]
+    if on_store:
+        if any(map(asks_for_key, found.notes)):
+            return _verify(job, found.notes)
+        path = _path(job)
+        return (
+            f"{_verify(job, found.notes)} shows all that is wrong; where parity was drained, it is mended by: "
+            f"ckptd rebuild {path}/{on_store[0].dirname}; to start from nothing: mv {path} {path}~"
+        )
     return f"bring lost nodes back, or give up what is left in memory: ckptd forget {job.job}"

@@ -13,9 +13,14 @@ class CkptdError(Exception):
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         message, hint = cut(message, _MAX_CHARS), cut(hint, _MAX_CHARS)
-        super().__init__(message if not hint else f"{message}{_HINT}{hint}")
+        super().__init__(joined(message, hint))
         self.message = message
         self.hint = hint
+
+
+def joined(message: str, hint: str) -> str:
+    """What str(error) gives of an error with these."""
+    return f"{message}{_HINT}{hint}" if hint else message
 
 
 def parted(text: str) -> tuple[str, str]:

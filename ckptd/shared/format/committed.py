@@ -247,7 +247,7 @@ def _of_committed(opened: Opened, files: Files, job: str | None, save: SaveId | 
         raw = files.read_file(where, MAX_COMMITTED_NBYTES)
         committed = decode_committed(raw, where=where, integrity=files.integrity)
     except FileNotFoundError as error:
-        hint = f"see what is there: ckptd list {opened.path.rpartition('/')[0]}"
+        hint = f"if all else is there, it is committed again by: ckptd commit {opened.path}"
         yield Finding(About.IDENTITY, where, "missing: the checkpoint is not committed", hint, error)
         return
     except (OSError, DamagedError) as error:
@@ -261,6 +261,10 @@ def _of_committed(opened: Opened, files: Files, job: str | None, save: SaveId | 
     there = f"{opened.path}/{MANIFEST}"
     try:
         found = files.size(there)
+    except FileNotFoundError as error:
+        hint = f"if all else is there, it is made again by: ckptd commit {opened.path}"
+        yield Finding(About.IDENTITY, there, "missing", hint, error)
+        return
     except OSError as error:
         yield _unreadable(About.IDENTITY, there, error)
         return

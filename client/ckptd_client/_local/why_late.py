@@ -33,7 +33,8 @@ def why_late(status: Status, job: JobKey, save: SaveId, wanted: Milestone) -> Ca
         return Cause(f"the store {job.store}: {problem}", f"is the mount alive? timeout 10 stat -f {job.store}")
     if found.drain is not None:
         failed = found.drain.retry_in_s is not None
-        hint = "mend that, the drain is tried again by itself" if failed else "wait longer, or see how it goes on"
+        again = "once its cause is gone, the drain is tried again by itself"
+        hint = again if failed else "wait longer, or see how it goes on"
         return Cause(_of_drain(found.drain, job, save), f"{hint}: {watch}")
     return _elsewhere(found, status.node, watch)
 

@@ -4,6 +4,8 @@ import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from ckptd.checkpoint.finish import finish
 from ckptd.checkpoint.verify import verify_path
 from ckptd.cli import invoke
@@ -63,6 +65,45 @@ def test_what_a_newer_one_has_overtaken_is_left(tmp_path, capsys):
     assert invoke(["commit", str(tmp_path)]) == 0
     assert "is committed and newer" in capsys.readouterr().out
     assert partial.is_dir()
+
+
+@pytest.mark.parametrize("lost", [("COMMITTED",), ("ckptd.manifest",), ("COMMITTED", "ckptd.manifest")], ids=" ".join)
+def test_what_lost_its_records_is_committed_again_also_beside_a_newer_one(tmp_path, capsys, lost):
+    final = build(tmp_path, SAVE)
+    build(tmp_path, NEW)
+    for name in lost:
+        (final / name).unlink()
+    assert invoke(["list", "--json", str(final.parent)]) == 1
+    assert f"by: ckptd commit {final}" in capsys.readouterr().out
+    assert invoke(["commit", str(final)]) == 0
+    assert f"committed: step 30: {final}\n" in capsys.readouterr().out
+    assert verify_path(str(final)).ok
+    assert os.readlink(final.parent / "latest") == NEW.dirname
+
+
+@pytest.mark.parametrize(
+    ("gone", "said"),
+    [("r00001-p00.safetensors", "r00001-p00.safetensors: missing"), ("votes/node1", "cover 1 of 2 ranks")],
+)
+def test_what_is_not_all_there_keeps_its_name(tmp_path, capsys, gone, said):
+    """As an unfinished one, it could be removed by the next daemon."""
+    final = build(tmp_path, SAVE)
+    for name in ("COMMITTED", gone):
+        (final / name).unlink()
+    assert invoke(["commit", str(final)]) != 0
+    assert said in capsys.readouterr().err
+    assert os.listdir(final.parent).count(SAVE.dirname) == 1
+
+
+def test_a_checkpoint_of_another_job_is_not_committed_again_for_this_one(tmp_path, capsys):
+    final = build(tmp_path, SAVE)
+    (final / "COMMITTED").unlink()
+    other = tmp_path / "other"
+    other.mkdir()
+    final.rename(other / final.name)
+    assert invoke(["commit", str(other / final.name)]) == 2
+    assert "its votes are not of" in capsys.readouterr().err
+    assert os.listdir(other) == [final.name]
 
 
 def test_two_at_once(tmp_path):

@@ -93,7 +93,15 @@ def test_a_job_without_checkpoints_names_those_that_the_store_has_of_other_jobs(
     answer = job.answer(seq)
     said = answer.message if step else " ".join(answer.notes)
     assert "no checkpoint of job 'job' lies in /store, which has demo (step 900), llama (step 7)" in said
-    assert "connect(job='demo')" in (answer.hint if step else said)
+    assert "if one of these is meant, give its name: connect(job=...)" in (answer.hint if step else said)
+
+
+def test_only_the_name_that_is_nearly_the_same_is_proposed():
+    job = AJob(world=1).start()
+    seq = job.ask_load(0)
+    job.number(2)
+    job.scan(others=("llama (step 7)", "jobs (step 900)"))
+    assert "if 'jobs' is meant, connect(job='jobs')" in " ".join(job.answer(seq).notes)
 
 
 @pytest.mark.parametrize("step", [None, 11])
@@ -109,6 +117,16 @@ def test_a_job_that_was_saved_to_another_store_hears_that_what_lies_there_is_not
     assert f"checkpoints in the store with id {OTHER_STORE_ID}, to which job 'job' was saved before" in said
     assert f"/store is now the store with id {STORE_ID}" in said
     assert "mount" in (answer.hint if step else said)
+    assert "demo" not in f"{answer}", "a job of another store, which nobody misspelt"
+
+
+def test_what_the_look_at_the_store_proposes_is_the_hint():
+    job = AJob(world=1).start()
+    seq = job.ask_load(0)
+    job.number(2)
+    job.scan(notes=("/store/job/best is a checkpoint that was renamed",), cures=("mv /store/job/best there",))
+    assert job.answer(seq).message == "no checkpoint can be restored: /store/job/best is a checkpoint that was renamed"
+    assert job.answer(seq).hint == "mv /store/job/best there"
 
 
 def test_a_load_in_the_store_that_was_always_the_jobs_names_no_other():

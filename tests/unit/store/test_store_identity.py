@@ -182,14 +182,24 @@ def test_a_store_that_is_swapped_under_a_session_is_refused(store) -> None:
     made = open_store(FS, store, "demo").store_id
     check_store(FS, store, made)
     os.rename(store, f"{store}.away")
-    with pytest.raises(WrongStoreError, match=rf"id {made}, now none"):
+    with pytest.raises(WrongStoreError, match=rf"{store} is gone: there is no such directory; .* id {made};") as caught:
         check_store(FS, store, made)
+    assert "mount its file system again" in caught.value.hint
+    assert "if the store was deleted for good: start the job again with connect(store_id='any')" in caught.value.hint
     os.mkdir(store)
-    with pytest.raises(WrongStoreError):
+    with pytest.raises(WrongStoreError, match=rf"{store} is gone: the directory there has no {STORE_FILE}"):
         check_store(FS, store, made)
-    open_store(FS, store, "demo")
-    with pytest.raises(WrongStoreError):
+    other = open_store(FS, store, "demo").store_id
+    with pytest.raises(WrongStoreError, match=rf"is not the store that .*id {made}, now {other}"):
         check_store(FS, store, made)
+
+
+def test_an_id_that_nobody_but_the_user_names_is_the_users(store) -> None:
+    with pytest.raises(WrongStoreError, match=rf"asks for the store with id {STORE_ID} .connect.store_id=") as caught:
+        open_store(FS, store, "demo", wanted=STORE_ID)
+    assert "forget" not in caught.value.hint
+    assert "for a new store give no store_id" in caught.value.hint
+    assert not os.path.lexists(store)
 
 
 def test_a_damaged_record_is_named(store) -> None:

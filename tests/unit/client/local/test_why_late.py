@@ -55,7 +55,7 @@ CASES = {
         DURABLE,
         {"drain": drain(retry_in_s=8.0, last_error="No space left on device")},
         "its drain to /store failed: No space left on device; it is tried again in 8 s",
-        f"mend that, the drain is tried again by itself: {WATCH}",
+        f"once its cause is gone, the drain is tried again by itself: {WATCH}",
     ),
     "hung": (
         DURABLE,
