@@ -17,7 +17,7 @@ from ckptd.checkpoint.export.names import Chosen
 from ckptd.checkpoint.export.plan import Box, FilePlan, Tensor, rows_of
 from ckptd.checkpoint.export.torch_pickle import TensorRef, dumps
 from ckptd.shared.base.errors import UsageError
-from ckptd.shared.format.layout import VERSION, Layout, Path, Shape, TensorEntry, box_nbytes, itemsize
+from ckptd.shared.format.layout import VERSION, Layout, Path, Shape, TensorEntry, box_nbytes
 from ckptd.shared.format.slot import PAGE, align_up
 from ckptd.shared.torchfile.dcp_metadata import MAX_BOXES, metadata_bytes
 
@@ -72,9 +72,9 @@ class _File:
     def add_box(self, names: Sequence[str], shape: Shape, cut: Cut, dtype: str) -> None:
         """An archive of a box of a tensor of this shape, listed under each of the names."""
         sizes = cut.content.shape
-        nbytes, item = box_nbytes(dtype, sizes), itemsize(dtype)
+        nbytes = box_nbytes(dtype, sizes)
         zipped = Archive(align_up(self.nbytes) if nbytes >= PAGE else self.nbytes)
-        zipped.add("data.pkl", dumps(TensorRef(0, dtype, sizes, nbytes, nbytes // item)))
+        zipped.add("data.pkl", dumps(TensorRef(0, dtype, sizes, nbytes)))
         zipped.add("byteorder", b"little")
         at = zipped.reserve("data/0", nbytes)
         zipped.add("version", b"3\n")

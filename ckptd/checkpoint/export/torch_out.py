@@ -1,6 +1,5 @@
 """One file as torch.save writes it: a pickle of references and one entry per storage."""
 
-import math
 from collections.abc import Mapping
 
 from ckptd.checkpoint.export.archive import Archive
@@ -22,7 +21,7 @@ def plan_file(name: str, chosen: list[Chosen], paths: Mapping[str, Path] | None 
     refs: dict[str, TensorRef] = {}
     for one in chosen:
         key = keys.setdefault(one.tensor.name, len(keys))
-        refs[one.source] = TensorRef(key, one.dtype, one.tensor.shape, one.nbytes, math.prod(one.tensor.shape))
+        refs[one.source] = TensorRef(key, one.dtype, one.tensor.shape, one.nbytes)
     flat: Value = {one.name: refs[one.source] for one in chosen}
     zipped = Archive()
     zipped.add("data.pkl", dumps(flat if paths is None else nest(refs, paths)))

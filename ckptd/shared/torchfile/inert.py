@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.format.layout import MAX_DIMS, TORCH_DTYPES, itemsize
+from ckptd.shared.torchfile.tensor_pickle import STORAGES
 
 MAX_NBYTES = 32 << 20  # of a pickle: some 100,000 parameters; at worst 64 times as much memory, and 30 s
 _MAX_ARGS = 8  # of a call that is looked into: many calls with one long tuple would take for ever
@@ -20,11 +21,7 @@ _INT64 = range(-(1 << 63), 1 << 63)
 _KEYS = range(-(1 << 31), 1 << 31)  # ints that are their own hash
 _MAX_INT_KEYS = 1 << 15  # of a file: however they were chosen, their dicts are made in a second
 
-_STORAGES = {
-    "BoolStorage": "BOOL", "ByteStorage": "U8", "CharStorage": "I8", "ShortStorage": "I16", "IntStorage": "I32",
-    "LongStorage": "I64", "HalfStorage": "F16", "BFloat16Storage": "BF16", "FloatStorage": "F32",
-    "DoubleStorage": "F64", "ComplexFloatStorage": "C64", "ComplexDoubleStorage": "complex128",
-}  # fmt: skip
+_STORAGES = {storage: code for code, storage in STORAGES.items()}
 _DTYPES = {f"torch.{name}": code for code, name in TORCH_DTYPES.items()}
 
 

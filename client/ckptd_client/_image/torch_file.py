@@ -10,12 +10,11 @@ whatever becomes of the pickle. Views that overlap without being the same come b
 import collections
 import io
 import pickle
-import zlib
 from typing import Any, NamedTuple
 
 import torch
 
-from ckptd_client._image.archive import Record, directory, local_header, padded_header
+from ckptd.shared.torchfile.zip_write import Record, directory, local_header, padded_header, record_of
 from ckptd_client._image.file_bytes import Copy, FileBytes
 
 _ALIGN = 64
@@ -129,8 +128,7 @@ def _archive(regions: list[_Region], pickled: bytes) -> FileBytes:
         made.add(padded_header(record, start=made.nbytes, align=_ALIGN))
         made.add(Copy(region.flat))
     for name, data in ((b"data.pkl", pickled), (b"byteorder", b"little"), (b"version", b"3\n")):
-        record = Record(_ROOT + name, len(data), zlib.crc32(data), made.nbytes)
-        records.append(record)
-        made.add(local_header(record) + data)
+        records.append(record_of(_ROOT + name, data, made.nbytes))
+        made.add(local_header(records[-1]) + data)
     made.add(directory(records, made.nbytes))
     return made

@@ -10,7 +10,7 @@ from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.base.wording import shown
 from ckptd.shared.files.regular import open_followed
 from ckptd.shared.format.layout import itemsize
-from ckptd.shared.torchfile import inert, zipped
+from ckptd.shared.torchfile import inert, zip_read
 
 _OLD_FORMAT = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"  # of torch before 1.6
 
@@ -42,7 +42,7 @@ class Archive:
                 raise self._damaged(self._why(file.fileno(), error)) from None
 
     def _read(self) -> Any:
-        found = zipped.entries(self._at, self.nbytes)
+        found = zip_read.entries(self._at, self.nbytes)
         entries = {name.partition("/")[2]: entry for name, entry in found.items()}
         if "data.pkl" not in entries:
             raise ValueError("a zip without data.pkl")
@@ -53,11 +53,11 @@ class Archive:
         }
         return inert.loads(self._content(entries["data.pkl"]), where=self.path)
 
-    def _content(self, entry: zipped.Entry) -> bytes:
+    def _content(self, entry: zip_read.Entry) -> bytes:
         """Of a small entry, checked against its CRC, if it has one: without, it is 0."""
         if entry.nbytes > inert.MAX_NBYTES:
             raise ValueError(f"{shown(entry.name)} is too large")
-        data = self._at(zipped.data_start(self._at, entry, self.nbytes), entry.nbytes)
+        data = self._at(zip_read.data_start(self._at, entry, self.nbytes), entry.nbytes)
         if entry.crc and zlib.crc32(data) != entry.crc:
             raise ValueError(f"the CRC-32 of {shown(entry.name)} does not match")
         return data
@@ -115,7 +115,7 @@ class Archive:
         if stop > entry.nbytes:
             raise self._damaged(f"is damaged: {name} ends at byte {stop} of data/{tensor.key}, of {entry.nbytes}")
         try:
-            begin = zipped.data_start(self._at, entry, self.nbytes)
+            begin = zip_read.data_start(self._at, entry, self.nbytes)
         except ValueError as error:
             raise self._damaged(f"is cut off or damaged: {error}") from None
         if entry.crc:

@@ -13,7 +13,7 @@ import torch
 
 from ckptd.shared.base.wording import shown
 from ckptd.shared.format.layout import TORCH_DTYPES, itemsize
-from ckptd.shared.torchfile import inert, zipped
+from ckptd.shared.torchfile import inert, zip_read
 
 
 class TorchArchive:
@@ -21,7 +21,7 @@ class TorchArchive:
 
     def __init__(self, file: BinaryIO, offset: int, nbytes: int, *, where: str) -> None:
         self._fd, self._offset, self._nbytes, self._where = file.fileno(), offset, nbytes, where
-        found = zipped.entries(self._read, nbytes)
+        found = zip_read.entries(self._read, nbytes)
         self._entries = {name.partition("/")[2]: entry for name, entry in found.items()}
         if "data.pkl" not in self._entries:
             raise ValueError("a zip without data.pkl")
@@ -40,7 +40,7 @@ class TorchArchive:
         entry = self._entries[name]
         if entry.nbytes > most:
             raise ValueError(f"{shown(name)} is too large")
-        data = self._read(zipped.data_start(self._read, entry, self._nbytes), entry.nbytes)
+        data = self._read(zip_read.data_start(self._read, entry, self._nbytes), entry.nbytes)
         if len(data) != entry.nbytes:
             raise ValueError(f"{shown(name)} is cut off")
         return data
@@ -51,9 +51,9 @@ class TorchArchive:
         first = tensor.offset * itemsize(tensor.dtype)
         if first + tensor.elements * itemsize(tensor.dtype) > entry.nbytes:
             raise ValueError("it ends before its last element")
-        return zipped.data_start(self._read, entry, self._nbytes) + first
+        return zip_read.data_start(self._read, entry, self._nbytes) + first
 
-    def _storage(self, tensor: inert.Stored) -> zipped.Entry:
+    def _storage(self, tensor: inert.Stored) -> zip_read.Entry:
         entry = self._entries.get(f"data/{tensor.key}")
         if entry is None:
             raise ValueError(f"it has no {shown(f'data/{tensor.key}')}")

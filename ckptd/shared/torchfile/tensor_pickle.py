@@ -1,0 +1,61 @@
+"""How torch.save pickles a contiguous CPU tensor: opcodes of protocol 2, without a pickle module. Pure."""
+
+import struct
+
+from ckptd.shared.format.layout import TORCH_DTYPES, Shape, itemsize
+
+# Typed storages, for the dtypes that had one when torch's format was made; the others name their dtype.
+STORAGES = {
+    "F32": "FloatStorage", "F64": "DoubleStorage", "F16": "HalfStorage", "BF16": "BFloat16Storage",
+    "I64": "LongStorage", "I32": "IntStorage", "I16": "ShortStorage", "I8": "CharStorage", "U8": "ByteStorage",
+    "BOOL": "BoolStorage", "C64": "ComplexFloatStorage", "complex128": "ComplexDoubleStorage",
+}  # fmt: skip
+
+
+def tensor(key: int, dtype: str, shape: Shape, nbytes: int) -> bytes:
+    """The opcodes that make a tensor over the whole of storage ``key``, which has so many bytes.
+
+    torch._utils._rebuild_tensor_v2 or _v3 (storage, offset, size, stride, requires_grad, hooks[, dtype, metadata]).
+    """
+    typed = dtype in STORAGES
+    storage = name("torch", STORAGES[dtype]) if typed else name("torch.storage", "UntypedStorage")
+    numel = nbytes // itemsize(dtype) if typed else nbytes
+    place = b"(" + text("storage") + storage + text(str(key)) + text("cpu") + integer(numel) + b"tQ"
+    layout = integer(0) + _integers(shape) + _integers(contiguous(shape))
+    body = b"(" + place + layout + b"\x89" + name("collections", "OrderedDict") + b")R"
+    if typed:
+        return name("torch._utils", "_rebuild_tensor_v2") + body + b"tR"
+    return name("torch._utils", "_rebuild_tensor_v3") + body + name("torch", TORCH_DTYPES[dtype]) + b"}tR"
+
+
+def contiguous(shape: Shape) -> list[int]:
+    """Strides, in elements, of a tensor whose elements follow each other."""
+    strides = [1] * len(shape)
+    for dim in range(len(shape) - 1, 0, -1):
+        strides[dim - 1] = strides[dim] * max(1, shape[dim])
+    return strides
+
+
+def name(module: str, member: str) -> bytes:
+    """What a module calls by this name."""
+    return f"c{module}\n{member}\n".encode()
+
+
+def text(value: str) -> bytes:
+    """A str."""
+    raw = value.encode("utf-8", "surrogatepass")
+    return b"X" + struct.pack("<I", len(raw)) + raw
+
+
+def integer(value: int) -> bytes:
+    """An int."""
+    if 0 <= value < 1 << 8:
+        return b"K%c" % value
+    if -(1 << 31) <= value < 1 << 31:
+        return b"J" + struct.pack("<i", value)
+    raw = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
+    return b"\x8a%c" % len(raw) + raw
+
+
+def _integers(values: Shape | list[int]) -> bytes:
+    return b"(" + b"".join(map(integer, values)) + b"t"
