@@ -1,4 +1,4 @@
-"""How long a first save of 512 MiB holds up training where nothing is made yet, beside what the README says of it."""
+"""How long a first save of 512 MiB holds up training where nothing is made yet, beside what docs/client.md says."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ from tests.faults.ranks import told
 
 SLOTS, NBYTES = 3, 512 << 20
 RUNS = 10 if os.environ.get("FAULTS") == "long" else 2
-BOUND_S = NBYTES / 100e6  # the README: at most a second per 100 MB
+BOUND_S = NBYTES / 100e6  # docs/client.md: at most a second per 100 MB
 NEXT_S = 0.3  # of noise, on a machine that has other work
 
 pytestmark = [

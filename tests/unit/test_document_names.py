@@ -89,3 +89,33 @@ def test_the_resolver_can_say_no():
     assert not name_exists("ckptd.arena.budget.nothing")
     assert not name_exists("ckptd.nothing")
     assert quoted("a `b` ``c``\n```\n`d`\n```\n") == {"b"}
+
+
+def heads(document):
+    """Anchors of a document, as its readers make them of its headings."""
+    lines = re.findall(r"^#+ (.*)$", document.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", line.lower()).strip().replace(" ", "-") for line in lines}
+
+
+def links(document):
+    """(file, anchor) of each link to a file of ours."""
+    text = re.sub(r"^(```|~~~).*?^\1", "", document.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if not link.startswith("http"):
+            name, _, anchor = link.partition("#")
+            yield (document.parent / name if name else document), anchor
+
+
+def test_links_lead_somewhere():
+    dead = [
+        f"{document.name}: {target.name}#{anchor}"
+        for document in DOCUMENTS
+        for target, anchor in links(document)
+        if not target.exists() or (anchor and target.suffix == ".md" and anchor not in heads(target))
+    ]
+    assert dead == []
+    assert len([link for document in DOCUMENTS for link in links(document)]) > 100
+
+
+def test_the_first_page_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 130

@@ -1,4 +1,4 @@
-"""What the README shows of ``ckptd status``: taken from a real run, in the middle of a drain of 4 nodes x 2 ranks.
+"""What docs/operations.md shows of ``ckptd status``: from a real run, in the middle of a drain of 4 nodes x 2 ranks.
 
 ``python -m tests.faults.nodes.capture`` takes it anew and writes it there. Paths of the run, which nobody else has, are
 replaced by those of a site; nothing else is.
@@ -16,7 +16,7 @@ STORE, ARENA = "/scratch/me/ckpt", "/dev/shm/ckptd-1000"
 _SHARD_NBYTES = 48 * MB
 _SETTINGS = {"CKPTD_DRAIN_BANDWIDTH": str(8 * MB), "CKPTD_PEER_TIMEOUT_S": "20", "CKPTD_LOG_LEVEL": "info"}
 _BLOCK_RE = re.compile(r"(?<=<!-- status -->\n).*?(?=<!-- /status -->)", re.DOTALL)
-_README = pathlib.Path(ROOT) / "README.md"
+_PAGE = pathlib.Path(ROOT) / "docs" / "operations.md"
 _DRAINED = (0.45, 0.8)
 _SHAPES = (  # what differs from run to run
     (r"[━─]+", "BAR"),
@@ -32,8 +32,8 @@ _SHAPES = (  # what differs from run to run
 
 def in_readme() -> str:
     """The block as it stands there, without its fence and indents."""
-    found = _BLOCK_RE.search(_README.read_text(encoding="utf-8"))
-    assert found, "the README has no status"
+    found = _BLOCK_RE.search(_PAGE.read_text(encoding="utf-8"))
+    assert found, "the page has no status"
     return "\n".join(line.removeprefix("    ") for line in found[0].strip("\n").split("\n"))
 
 
@@ -68,15 +68,15 @@ def _await_middle(node: Node) -> None:
 
 
 def main() -> None:
-    """Writes it into the README."""
+    """Writes it into the page."""
     zygote = Zygote()
     try:
         text = taken(zygote)
     finally:
         zygote.close()
     block = "\n".join(f"    {line}".rstrip() for line in text.split("\n"))
-    readme = _README.read_text(encoding="utf-8")
-    _README.write_text(_BLOCK_RE.sub(lambda _: f"\n{block}\n\n", readme), encoding="utf-8")
+    page = _PAGE.read_text(encoding="utf-8")
+    _PAGE.write_text(_BLOCK_RE.sub(lambda _: f"\n{block}\n\n", page), encoding="utf-8")
     sys.stdout.write(f"{text}\n")
 
 
