@@ -1,6 +1,7 @@
 """The training side of ckptd: ``connect`` to this node's daemon, then ``save`` and ``load``."""
 
 import ckptd_client._local.torch_needed  # noqa: F401 - before all that needs it
+from ckptd import __version__
 from ckptd.shared.base.errors import (
     BudgetError,
     CkptdError,
@@ -16,14 +17,19 @@ from ckptd.shared.base.errors import (
 )
 from ckptd_client._connect import connect
 from ckptd_client._gather import FlatPart, Gathering
+from ckptd_client._load.checkpoint import Checkpoint
+from ckptd_client._load.files import RestoredFiles
+from ckptd_client._load.foreign.load_from import Loaded
 from ckptd_client._load.restored import Restored
 from ckptd_client._save.stats import Stats
 from ckptd_client._state.leaves import register
 from ckptd_client.client import Client
+from ckptd_client.files import SafetensorsFile, TorchFile
 from ckptd_client.handle import SaveHandle
 
 __all__ = [
     "BudgetError",
+    "Checkpoint",
     "CkptdError",
     "Client",
     "ConfigError",
@@ -32,14 +38,24 @@ __all__ = [
     "FlatPart",
     "GatherError",
     "Gathering",
+    "Loaded",
     "MismatchError",
     "RestoreError",
     "Restored",
+    "RestoredFiles",
+    "SafetensorsFile",
     "SaveFailedError",
     "SaveHandle",
     "Stats",
+    "TorchFile",
     "UsageError",
     "WaitTimeoutError",
+    "__version__",
     "connect",
     "register",
 ]
+
+
+def __dir__() -> list[str]:
+    """What is public, and nothing else."""
+    return sorted(__all__)

@@ -59,6 +59,11 @@ class Client(Preemptible):
             log.warning("ckptd: %s", warning)
         self._farewell = Farewell(self._staging)
 
+    def __repr__(self) -> str:
+        group, closed = self.group, ", closed" if self._staging.closed else ""
+        where = f"rank {group.rank} of {group.world_size}, store {self._link.job.store!r}"
+        return f"<Client of job {self.job!r}: {where}, incarnation {self.incarnation}{closed}>"
+
     def __reduce__(self) -> NoReturn:
         self._staging.__reduce__()
 
