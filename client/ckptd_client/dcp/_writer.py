@@ -34,11 +34,26 @@ from ckptd_client.handle import SaveHandle, check_milestone
 _NUMBER = re.compile(r"(\d+)\D*\Z")
 
 
+def _of_a_path(path: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings with store and job of a job's directory. Raises UsageError for a path that has not both."""
+    store, job = os.path.split(os.path.abspath(path))
+    twice = sorted({"store", "job"} & settings.keys())
+    if twice:
+        raise UsageError(f"a path and {', '.join(twice)}: the path names both", hint=f"CkptdWriter({path!r})")
+    if not path or not job:
+        text = f"CkptdWriter takes the directory of a job, STORE/JOB, not {path!r}"
+        raise UsageError(
+            text, hint="CkptdWriter('/scratch/ckpt/my-run'), and checkpoint_id='...-100' for dcp.save's step"
+        )
+    return {**settings, "store": store, "job": job}
+
+
 class CkptdWriter(StorageWriter):
     """``dcp.save(state, storage_writer=CkptdWriter(client))``. One for all saves, or one for each.
 
-    client: an open client of all ranks that save, of which there is one per process; without it the other settings are
-    those of ckptd_client.connect (collective), and ``close`` closes what it made. step: of the next save; else
+    client: an open client of all ranks that save, of which there is one per process; or a path, as DCP's own writer
+    takes one: the directory of a job, STORE/JOB. Without a client the other settings are those of ckptd_client.connect
+    (collective), and ``close`` closes what it made. step: of the next save; else
     checkpoint_id, a number or a text that ends in one; else one after the last. wait: what dcp.save, or the future of
     dcp.async_save, waits for: "staged" (in memory on all ranks), "durable", or None for nothing. drain: makes each save
     durable whatever drain_every says, as wait="durable" does.
@@ -48,7 +63,7 @@ class CkptdWriter(StorageWriter):
 
     def __init__(
         self,
-        client: Client | None = None,
+        client: Client | str | os.PathLike[str] | None = None,
         *,
         step: int | None = None,
         wait: str | None = "staged",
@@ -56,9 +71,13 @@ class CkptdWriter(StorageWriter):
         **connect_settings: Any,
     ) -> None:
         super().__init__()
+        if isinstance(client, str | os.PathLike):
+            connect_settings, client = _of_a_path(os.fspath(client), connect_settings), None
         if client is not None and not isinstance(client, Client):
-            text = f"CkptdWriter takes an open client, not {type(client).__name__}"
-            raise UsageError(text, hint="CkptdWriter(ckptd_client.connect(job=..., store=...))")
+            text = f"CkptdWriter takes an open client or a path, not {type(client).__name__}"
+            raise UsageError(
+                text, hint="CkptdWriter(ckptd_client.connect(job=..., store=...)), or CkptdWriter('STORE/JOB')"
+            )
         if client is not None and connect_settings:
             raise UsageError(f"a client and settings for another: {sorted(connect_settings)}", hint="give one of them")
         self._wait = check_milestone(wait) if wait is not None else None
