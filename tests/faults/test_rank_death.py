@@ -127,9 +127,11 @@ def test_the_other_ranks_learn_that_the_save_cannot_complete(node: Node, restart
 
 def test_a_second_start_waits_then_names_who_still_runs_and_disturbs_nobody(node: Node):
     node.start("--connect-timeout-s", "2")
-    with Ranks(node) as old, Ranks(node) as new:
+    with Ranks(node) as old, contextlib.ExitStack() as later:
         ready(old)
         durable(old, 1)
+        time.sleep(2.5)  # what one parent starts at once are ranks of one training
+        new = later.enter_context(Ranks(node))
         began = time.monotonic()
         new.start("connect")
         for step in range(2, 5):

@@ -115,9 +115,10 @@ if __name__ == "__main__":
     mp.spawn(work, nprocs=2)
 END
 python spawn.py""",
-        cause="ConnectError: .*(first|rank 0)",
-        place=r"pid \d+|process \d+|rank 0",
-        hint="takeover|init_process_group",
+        cause=r"ConnectError: job 'first' is held by pid \d+, a process of the same parent \(pid \d+\): two ranks of",
+        place=r"connect waits: job 'first' is held by pid \d+, a process of the same parent",
+        hint=r"hint: torch.distributed.init_process_group\(...\) before connect, or start with torchrun",
+        never="takeover",
         raises=(
             "torch.multiprocessing.spawn.ProcessExitedException",
             "torch.multiprocessing.spawn.ProcessRaisedException",

@@ -12,7 +12,6 @@ import zmq
 
 from ckptd.shared.base.errors import BudgetError, CkptdError, ConnectError, StaleIncarnationError, WaitTimeoutError
 from ckptd.shared.base.ids import NO_RUN, JobKey, RunId, SaveId
-from ckptd.shared.files import locks
 from ckptd.shared.format import arena_paths
 from ckptd.shared.protocol.messages import (
     VERSION,
@@ -36,7 +35,8 @@ from ckptd.shared.protocol.topology import Topology
 from ckptd_client._daemon.channel import Channel, ChannelLostError, PreemptedError, Push, channel_listens
 from ckptd_client._daemon.one_per_job import Holding
 from ckptd_client._daemon.options import Settings
-from ckptd_client._daemon.reach import reach, until_one_stays
+from ckptd_client._daemon.reach import reach, say_started, until_one_stays
+from ckptd_client._daemon.siblings import cause_of
 from ckptd_client._daemon.topology import check_alike, failure_told, gather, why_unprotected, word_of
 from ckptd_client._local.rank import Group
 from ckptd_client._local.slots import RankFile, Slots
@@ -141,6 +141,12 @@ class Link:
             if self._held_up is None:
                 raise
             raise self._held_up from None  # says more than that there was no answer
+        except ConnectError as error:
+            raise self._of_ranks(error) from None
+
+    def _of_ranks(self, error: ConnectError) -> ConnectError:
+        lone = self.group.world_size == 1 and not isinstance(error, ChannelLostError)
+        return cause_of(error, self.job.job, self._rank_file.path) if lone and self._rank_file is not None else error
 
     def _say_that_we_wait(self) -> None:
         if self.group.rank == 0 and self.waits_for:
@@ -265,16 +271,7 @@ class Link:
             self._drop_channel()
             raise
         if log_of_new and self.group.rank == 0:
-            self._say_that_one_started(log_of_new)
-
-    def _say_that_one_started(self, its_log: str) -> None:
-        pid = locks.holder(os.path.join(self.settings.arena, arena_paths.LOCK))
-        started = f"daemon{'' if pid is None else f' pid {pid}'} started, log {its_log}"
-        if self.attachments:
-            log.warning("ckptd: job %s: the daemon of this node had ended; %s", self.job.job, started)
-            return
-        whose = f"job {self.job.job}, rank {self.group.rank} of {self.group.world_size}, store {self.job.store}"
-        log.warning("ckptd: %s: %s", whose, started)
+            say_started(self.settings.arena, log_of_new, self.job, self.group, again=self.attachments > 0)
 
     def _attach(self, deadline: float) -> list[str]:
         answer = self._ask(
@@ -349,8 +346,8 @@ class Link:
             log.warning("ckptd: load of job %s %s: %s", self.job.job, push.message, push.hint)
         elif isinstance(push, Notice):
             self.waits_for = ""  # the daemon knows it better
-            self._held_up = ConnectError(push.message, hint=push.hint)
-            log.warning("ckptd: connect waits: %s; %s", push.message, push.hint)
+            self._held_up = told = self._of_ranks(ConnectError(push.message, hint=push.hint))
+            log.warning("ckptd: connect waits: %s; %s", told.message, told.hint)
         elif isinstance(push, SlotGranted):
             self.refusal, self._had = None, push.capacity
             self._grants += 1

@@ -7,10 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from ckptd.shared.base.errors import CkptdError, ConnectError
-from ckptd.shared.format.arena_paths import SOCKET
+from ckptd.shared.base.ids import JobKey
+from ckptd.shared.files import locks
+from ckptd.shared.format.arena_paths import LOCK, SOCKET
 from ckptd.shared.protocol.messages import AskNode, NodeInfo
 from ckptd_client._daemon.channel import Channel, ChannelLostError, channel_listens
 from ckptd_client._daemon.launch import Launch
+from ckptd_client._local.rank import Group
 
 log = logging.getLogger("ckptd_client")
 _LISTEN_S = 0.2  # how long a daemon that runs may take to accept a connection
@@ -63,6 +66,22 @@ def _await(channel: Channel, arena: str, began: float, deadline: float) -> None:
     if not channel.open(deadline):
         text = f"no daemon listens at {path}, and none came in {time.monotonic() - began:.3g} s"
         raise ConnectError(text, hint=f"{hint}, or let connect start it: connect(start=True)")
+
+
+def named_daemon(arena: str) -> str:
+    """The daemon of the arena for a sentence, with its pid where that can be known."""
+    pid = locks.holder(os.path.join(arena, LOCK))
+    return "daemon" if pid is None else f"daemon pid {pid}"
+
+
+def say_started(arena: str, its_log: str, job: JobKey, group: Group, *, again: bool) -> None:
+    """A line about the daemon that was started for this rank. again: the one before has ended."""
+    started = f"{named_daemon(arena)} started, log {its_log}"
+    if again:
+        log.warning("ckptd: job %s: the daemon of this node had ended; %s", job.job, started)
+        return
+    whose = f"job {job.job}, rank {group.rank} of {group.world_size}, store {job.store}"
+    log.warning("ckptd: %s: %s", whose, started)
 
 
 def configured_store(arena: str) -> str:

@@ -47,17 +47,17 @@ class RankFile:
     """
 
     def __init__(self, arena: str, job: JobKey, rank: int, session: str) -> None:
-        self._path = os.path.join(arena, arena_paths.job_dir(job), arena_paths.rank_file_name(rank, session))
+        self.path = os.path.join(arena, arena_paths.job_dir(job), arena_paths.rank_file_name(rank, session))
         try:
             with spare_pages.told_when_full(arena, f"the file that says that rank {rank} lives"):
                 make_directory(arena)
                 self._make(arena, rank_file.encode(rank_file.RankRecord(job, rank, session, os.uname().nodename)))
         except OSError as error:
-            text = f"rank {rank} cannot make {error.filename or self._path}: {error.strerror or error}"
+            text = f"rank {rank} cannot make {error.filename or self.path}: {error.strerror or error}"
             raise ConnectError(text, hint=f"ls -la {arena}; {_ARENA_HINT}") from None
 
     def _make(self, arena: str, record: bytes) -> None:
-        self._fd = _create(self._path)
+        self._fd = _create(self.path)
         found = os.fstat(self._fd)
         self._file = (found.st_dev, found.st_ino)
         try:
@@ -66,7 +66,7 @@ class RankFile:
             os.close(self._fd)
             if error.errno not in (errno.EACCES, errno.EAGAIN):
                 raise
-            text = f"another process holds {self._path}: it is this rank of this session already"
+            text = f"another process holds {self.path}: it is this rank of this session already"
             raise ConnectError(text, hint="give each process its own rank") from None
         os.ftruncate(self._fd, 0)
         try:
@@ -77,25 +77,25 @@ class RankFile:
 
     def _put(self, record: bytes) -> None:
         if os.pwrite(self._fd, record, 0) < len(record):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._path)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
 
     @property
     def lost(self) -> bool:
         """Whether the file is gone, as after rm -r or logind's RemoveIPC, so that nobody sees the lock."""
-        return _file_at(self._path) != self._file
+        return _file_at(self.path) != self._file
 
     def meet(self, group: Group) -> None:
         """Blocks until all ranks have such files, where they cannot ask each other. Raises ConnectError, and goes."""
         if group.meet is None:
             return
-        directory = os.path.dirname(self._path)
+        directory = os.path.dirname(self.path)
         try:
             group.meet(
                 lambda rank: os.path.exists(os.path.join(directory, arena_paths.rank_file_name(rank, group.session)))
             )
         except BaseException:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._path)  # who comes later and sees it would take this rank for one that came
+                os.unlink(self.path)  # who comes later and sees it would take this rank for one that came
             raise
 
     def close(self) -> None:

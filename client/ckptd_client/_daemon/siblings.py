@@ -1,0 +1,55 @@
+"""Two ranks of one training that take each other for another run of the job, as none knows of a process group.
+
+Each is rank 0 of 1, and one parent started both at one time: torch.multiprocessing, srun or mpirun. To end or to
+replace the other one is then the wrong advice. What a shell or a script starts may as well be two runs.
+"""
+
+import multiprocessing
+import os
+
+from ckptd.shared.base.errors import ConnectError
+from ckptd.shared.files import locks
+from ckptd.shared.format.arena_paths import RANK_SUFFIX
+from ckptd_client._local.processes import Process, look_at, parent_process
+
+_LAUNCHERS = {"slurmstepd", "mpirun", "mpiexec", "orterun", "prterun", "orted", "prted", "hydra_pmi_proxy"}
+_TOGETHER_S = 2.0  # ranks are started at once; a run that is started again comes later
+
+
+def sibling(own: str) -> Process | None:
+    """A living process of the same parent that holds, or asks for, a rank of the job.
+
+    own: this process's rank file, which is not to be opened a second time. Those of others lie beside it.
+    """
+    parent, this = parent_process(), look_at(os.getpid())
+    if parent is None or this is None or not _starts_ranks(parent):
+        return None
+    directory, mine = os.path.split(own)
+    names = sorted(os.listdir(directory)) if os.path.isdir(directory) else []
+    others = [name for name in names if name.endswith(RANK_SUFFIX) and name != mine]
+    found = [look_at(locks.holder(os.path.join(directory, name))) for name in others]
+    same = [one for one in found if one is not None and one.parent == parent.pid != one.pid]
+    return next((one for one in same if abs(one.began_s - this.began_s) <= _TOGETHER_S), None)
+
+
+def cause_of(error: ConnectError, job: str, own: str) -> ConnectError:
+    """The error, or what it comes from where the other run of the job is a rank of this training. own: as above."""
+    other = sibling(own)
+    return error if other is None else not_one_group(job, other)
+
+
+def _starts_ranks(parent: Process) -> bool:
+    return multiprocessing.parent_process() is not None or parent.name in _LAUNCHERS
+
+
+def not_one_group(job: str, other: Process) -> ConnectError:
+    """What to say in place of "the job is still running"."""
+    text = (
+        f"job {job!r} is held by pid {other.pid}, a process of the same parent (pid {other.parent}): two ranks of one "
+        'training? Both came as "rank 0 of 1", as they have no process group'
+    )
+    hint = (
+        "torch.distributed.init_process_group(...) before connect, or start with torchrun; two separate jobs: another "
+        f"job name for each; pid {other.pid} is a leftover: kill {other.pid}"
+    )
+    return ConnectError(text, hint=hint)
