@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
-from ckptd.shared.base.errors import CkptdError, RestoreError, SaveFailedError
+from ckptd.shared.base.errors import CkptdError, ConnectError, RestoreError, SaveFailedError, WaitTimeoutError
 from ckptd.shared.protocol.messages import AskDrain, Milestone, Request
 from ckptd_client._daemon import settings as _settings
 from ckptd_client._daemon.link import Link
@@ -52,8 +52,10 @@ class Client(Preemptible):
         self._link, self._owner = link, self._staging.owner
         try:
             warnings = link.connect()
-        except BaseException:
+        except BaseException as error:
             link.close()
+            if isinstance(error, WaitTimeoutError):  # of whoever did not answer, to a caller of connect
+                raise ConnectError(error.message, hint=error.hint) from None
             raise
         for warning in warnings if link.group.rank == 0 else []:
             log.warning("ckptd: %s", warning)

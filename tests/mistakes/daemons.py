@@ -46,9 +46,9 @@ with connect("first", save_timeout_s=2, connect_timeout_s=5) as client:
     print(handle)
     handle.wait("staged", 3)
 """,
-        cause="Error: .*(did not answer|not answer)",
+        cause=r"SaveFailedError: .*pid \d+, state T: stopped\) did not answer within 2(\.\d+)? s \(save_timeout_s\)",
         place="step 2",
-        hint="ckptd status",
+        hint=r"hint: kill -CONT \d+; or kill -KILL \d+: what is staged outlives it",
     ),
     Mistake(
         name="connect-to-frozen-daemon",
@@ -56,9 +56,9 @@ with connect("first", save_timeout_s=2, connect_timeout_s=5) as client:
         typed="""
 connect("first", connect_timeout_s=4)
 """,
-        cause="(Connect|WaitTimeout)Error: .*did not answer",
+        cause=r"errors.ConnectError: .*pid \d+, state T: stopped\) did not answer within \S+ s \(connect_timeout_s\)",
         place="ckptd.sock",
-        hint="hint: ",
+        hint=r"hint: kill -CONT \d+; or kill -KILL \d+: what is staged outlives it",
     ),
     Mistake(
         name="daemon-stopped-while-training",

@@ -24,6 +24,7 @@ from ckptd.shared.protocol.messages import (
     decode_reply,
     encode,
 )
+from ckptd_client._daemon.silence import silent_daemon
 
 Push = SlotGranted | SlotsRefused | Progress | Notice
 _TURN_S = 0.1  # a wait looks so often whether somebody with less time wants the connection
@@ -80,23 +81,21 @@ class Channel:
             pass
         return self.connected
 
-    def request(self, make: Callable[[int], Request], deadline: float | None) -> Reply:
+    def request(self, make: Callable[[int], Request], deadline: float | None, limit: str = "") -> Reply:
         """Sends make(seq) and waits for its answer. deadline None waits as long as the daemon lives.
 
+        limit: the setting that the deadline comes from, for the error; empty: a caller's own patience.
         Raises the error a refusal stands for, ChannelLostError when the daemon ends, WaitTimeoutError at the deadline.
         """
         self._seq += 1
-        seq = self._seq
+        seq, began = self._seq, time.monotonic()
         self._answers.clear()  # late ones, to requests that nobody waits for any more
         if self.lost:
             raise ChannelLostError(f"the daemon behind {self._path} ended")
         self._socket.send(encode(make(seq)))
         while seq not in self._answers:
             if not self._turn(deadline) or (deadline is not None and time.monotonic() > deadline + _TURN_S):
-                text = f"the daemon behind {self._path} did not answer in time"
-                raise errors.WaitTimeoutError(
-                    text, hint=f"see what it does: ckptd status --arena {os.path.dirname(self._path)}"
-                )
+                raise silent_daemon(os.path.dirname(self._path), time.monotonic() - began, limit)
             if self.lost and seq not in self._answers:
                 raise ChannelLostError(f"the daemon behind {self._path} ended")
         answer = self._answers.pop(seq)

@@ -360,11 +360,15 @@ class Link:
         names = self.looks.names(push.save, push.where) if push.where is not None else []
         return msgspec.structs.replace(push, reason=f"{push.reason}: {listed(names)}") if names else push
 
+    @property
+    def _limit(self) -> str:
+        return "save_timeout_s" if self.staging is not None else "" if self.attachments else "connect_timeout_s"
+
     def _ask(self, make: Callable[[int], Request], deadline: float | None) -> Reply:
         if self._channel is None:
             raise ChannelLostError("no daemon")
         try:
-            return self._channel.request(make, deadline)
+            return self._channel.request(make, deadline, self._limit)
         except StaleIncarnationError as error:
             self._replaced = error  # the daemon has shut the door: nothing but this would be heard of it again
             raise
