@@ -25,6 +25,7 @@ from ckptd.store import commit
 from ckptd.store.drain import drain
 from ckptd.store.files import FileLayer
 from ckptd.store.identity import OpenedStore, check_store, open_store
+from ckptd.store.in_the_way import occupied
 from ckptd.store.incarnations import claim, take
 from ckptd.store.messages import (
     DAEMON,
@@ -111,7 +112,8 @@ class Worker:
             self._send(self._carry_out(request))
         except OSError as error:
             name = errno.errorcode.get(error.errno or 0, "")
-            self._send(Failed(request.id, "os", name, str(error), _HINTS.get(error.errno or 0, "")))
+            text, hint = occupied(error, self._root) or (str(error), _HINTS.get(error.errno or 0, ""))
+            self._send(Failed(request.id, "os", name, text, hint))
         except CkptdError as error:
             self._send(Failed(request.id, error.code, "", error.message, error.hint))
         except Exception as error:  # noqa: BLE001  # whatever it is, the daemon must get its one answer

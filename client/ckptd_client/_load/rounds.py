@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 from ckptd.shared.base.errors import CkptdError, DamagedError, RestoreError
 from ckptd.shared.base.ids import RunId, SaveId
+from ckptd.shared.files.refused import REFUSALS, why_refused
 from ckptd.shared.format import arena_paths
 from ckptd.shared.format.integrity import XXH3, Integrity
 from ckptd.shared.format.layout import Leaves, decode_leaves
@@ -307,12 +308,16 @@ def read_checkpoint(  # noqa: PLR0913 - keyword-only
 
 @contextlib.contextmanager
 def _damage_of(directory: str) -> Iterator[None]:
-    """What cannot be read is damaged, as far as a load can tell."""
+    """What cannot be read is damaged, as far as a load can tell, unless this process may not read it."""
     try:
         yield
     except OSError as error:
         if error.errno in _OURS:  # nothing is wrong with the checkpoint
             raise RestoreError(f"{error.filename or directory}: {error.strerror}", hint="ulimit -n 4096") from error
+        if error.errno in REFUSALS:  # as little: and an older checkpoint instead would hide that
+            refused = why_refused(error.filename or directory)
+            text = f"{error.filename or directory}: {error.strerror}: {refused.text}"
+            raise RestoreError(text, hint=f"{refused.hint}; the checkpoint need not be damaged") from error
         raise DamagedError(f"{error.filename or directory}: {error.strerror}") from error
 
 

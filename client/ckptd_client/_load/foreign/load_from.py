@@ -12,6 +12,7 @@ from ckptd.shared.base.errors import IntegrityError, MismatchError, RestoreError
 from ckptd.shared.base.ids import parse_dirname, parse_partial_dirname
 from ckptd.shared.base.wording import shown
 from ckptd.shared.files.integrity_key import chosen
+from ckptd.shared.files.refused import REFUSALS, why_refused
 from ckptd.shared.files.regular import open_followed
 from ckptd.shared.format.committed import TRASH_PREFIX
 from ckptd.shared.format.integrity import XXH3, Integrity
@@ -102,6 +103,9 @@ def load_from(  # noqa: PLR0913 - what is wanted, and what is allowed
         return (kind, None, *_load_foreign(path, state, found, strict=strict))
     except OSError as error:
         text = f"{error.filename or path}: {error.strerror or error}"
+        if error.errno in REFUSALS:
+            refused = why_refused(error.filename or path)
+            raise RestoreError(f"{text}: {refused.text}", hint=refused.hint) from error
         raise RestoreError(text, hint=f"see what is there: ls -la {path}") from error
 
 
