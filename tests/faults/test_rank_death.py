@@ -108,7 +108,7 @@ def test_the_other_ranks_learn_that_the_save_cannot_complete(node: Node, restart
             node.start()
         else:
             ranks[1].kill()
-        with pytest.raises(RankError, match=r"rank 1 (ended|left the job) before it delivered") as error:
+        with pytest.raises(RankError, match=r"rank 1 .*has (ended|left the job) and has not saved") as error:
             ranks[0].call("wait", 2, "staged", None, timeout_s=20)
         assert error.value.kind == "SaveFailedError"
         assert ranks[0].call("handle", 2)[:2] == (None, "abandoned")

@@ -163,7 +163,7 @@ def told(text):
             continue
         out.append(row)
         if row.startswith("> "):
-            out += [f"< {done}" for done in story.say(row[2:])]
+            out += ["< " + done.replace("\n", "\\n") for done in story.say(row[2:])]
     return "\n".join(out) + "\n"
 
 

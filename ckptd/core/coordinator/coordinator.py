@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, ScanStore, ToNode
+from ckptd.core.coordinator.departures import How
 from ckptd.core.coordinator.inventory_barrier import RollCall
 from ckptd.core.coordinator.leave import Leave
 from ckptd.core.coordinator.locations import Routes
@@ -163,9 +164,7 @@ class Coordinator:
         loaded = agreed.incarnation if agreed is not None else 0
         actions = self._told(self.sessions.attach(node, event, now, loaded))
         self.runs.attached(event, actions)
-        for rank in sorted(self.sessions.departed):
-            actions += self.saves.rank_gone(rank, "left the job", self.sessions.incarnation)
-        actions += self._load(self.restores.hopeless(self.sessions.incomplete))
+        actions += [*self._end_halves(), *self._load(self.restores.hopeless(self.sessions.incomplete))]
         return [*scan, *actions, *self._entered(before), *self._look_anew()]
 
     def _look_anew(self) -> list[Action]:
@@ -306,15 +305,15 @@ class Coordinator:
 
     def _left(self, event: ev.RankGone | ev.RankDetached, now: float) -> list[Action]:
         ours = event.session == self.sessions.session and event.rank in self.sessions.members
-        actions = self.sessions.gone(event.rank, event.session, now)
+        how = How.ENDED if isinstance(event, ev.RankGone) else How.CLOSED
+        actions = self.sessions.gone(event.rank, event.session, now, how)
         if not ours:
             self.leave.stranger_left(now)
             return actions
-        crashed = isinstance(event, ev.RankGone)
-        self.leave.crashed |= crashed
-        actions += self.saves.rank_gone(event.rank, "ended" if crashed else "closed", self.sessions.incarnation)
-        actions += self._load(self.restores.rank_gone(event.rank))
-        return [*actions, *self._all_left(now)]
+        self.leave.crashed |= how is How.ENDED
+        left = self.sessions.departed[event.rank]
+        actions += self.saves.rank_gone(left, self.sessions.incarnation)
+        return [*actions, *self._load(self.restores.rank_gone(left)), *self._all_left(now)]
 
     def _all_left(self, now: float) -> list[Action]:
         """What follows when nobody is in any more, as far as nodes answer: one that does not may have what is newer."""
@@ -332,9 +331,12 @@ class Coordinator:
         if self.saves.newest_staged is not before:
             judged = self.roll_call.doubts
             actions += self._judge(now) if judged else self.encodes.outlived(self.saves, self.restores.settled)
-        for rank in sorted(self.sessions.departed) if event.request else []:
-            actions += self.saves.rank_gone(rank, "left the job", self.sessions.incarnation)
-        return actions
+        return [*actions, *(self._end_halves() if event.request else ())]
+
+    def _end_halves(self) -> list[Action]:
+        """Saves that wait for ranks which left can never complete."""
+        gone = sorted(self.sessions.departed.items())
+        return [action for _, left in gone for action in self.saves.rank_gone(left, self.sessions.incarnation)]
 
     def _incarnation(self, event: ev.IncarnationTaken, now: float) -> list[Action]:
         door = bool(self.sessions.taking) and event.session == self.sessions.taking

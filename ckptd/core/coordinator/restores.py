@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, ScanStore, TakeIncarnation, ToNode
+from ckptd.core.coordinator.departures import Departure
 from ckptd.core.coordinator.empty_loads import Asked, Found, Reason, Refusal, answer
 from ckptd.core.coordinator.locations import Routes
 from ckptd.core.coordinator.save_record import few
@@ -411,9 +412,10 @@ class Restores:
         self._round, self.settled = None, r.choice if r.step is None else None
         return [ToNode(job=self._job, message=order)]
 
-    def rank_gone(self, rank: int) -> list[Action]:
+    def rank_gone(self, left: Departure) -> list[Action]:
         """A rank ended in the middle of the load: it cannot be agreed any more."""
-        return self._refuse("restore", f"rank {rank} ended during the load", "") if self._round is not None else []
+        r = self._round
+        return self._refuse("restore", *left.of_load(called=left.rank in r.asked)) if r is not None else []
 
     def node_gone(self, node: str, ranks: list[int]) -> list[Action]:
         """These ranks' node does not answer: neither do they."""

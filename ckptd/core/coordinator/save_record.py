@@ -4,6 +4,7 @@ import enum
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from ckptd.shared.base.errors import joined
 from ckptd.shared.base.ids import SaveId
 from ckptd.shared.format.replica_shares import Compared, Share, Where, compared
 from ckptd.shared.protocol.messages import End, Milestone
@@ -129,6 +130,13 @@ def clash_of(records: Iterable[Record], save: SaveId) -> Record | None:
     """Another save in the same place of the order."""
     place = (*save.owner, save.counter)
     return next((r for r in records if r.save != save and (*r.save.owner, r.save.counter) == place), None)
+
+
+def disagreement(one: Record, other: Record) -> str:
+    """Why two saves of one place have failed, and what to type."""
+    name = [f"rank {min(r.delivered, default=0)} saved step {r.save.step}" for r in (one, other)]
+    text = f"ranks disagree about the step of one save: {', '.join(name)}"
+    return joined(text, "call save(state, step) with the same step on all ranks")
 
 
 def newest_whole(records: Iterable[Record], on_store: Iterable[SaveId]) -> SaveId | None:

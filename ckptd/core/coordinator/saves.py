@@ -14,10 +14,11 @@ from collections.abc import Container
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, Commit, Note, RemovePartial, ToNode
 from ckptd.core.coordinator.cadence import Due
+from ckptd.core.coordinator.departures import Departure
 from ckptd.core.coordinator.fence import Fence, was_taken_over
 from ckptd.core.coordinator.inventory_barrier import RollCall
 from ckptd.core.coordinator.retention import Retention, removed_by_others
-from ckptd.core.coordinator.save_record import Phase, Record, clash_of, newest_whole
+from ckptd.core.coordinator.save_record import Phase, Record, clash_of, disagreement, newest_whole
 from ckptd.core.coordinator.save_records import SaveRecords
 from ckptd.core.coordinator.sessions import Sessions
 from ckptd.core.policy import Policy
@@ -111,10 +112,7 @@ class Saves(SaveRecords):
         return []
 
     def _disagree(self, record: Record, other: Record) -> list[Action]:
-        def name(r: Record) -> str:
-            return f"rank {min(r.delivered, default=0)} saved step {r.save.step}"
-
-        reason = f"ranks disagree about save {record.save.counter}: {name(other)}, {name(record)}; all save one step"
+        reason = disagreement(other, record)
         lost = [r for r in (other, record) if not r.staged]
         return [a for r in lost for a in (self._tell_end(r) if r.end else self._finish(r, End.FAILED, reason))]
 
@@ -138,7 +136,7 @@ class Saves(SaveRecords):
         for older in [r for r in self._halves if r.save < newer]:
             if self.ready or not older.adopted:
                 late = named_ranks(older.missing)
-                reason = f"{newer} was staged by all ranks first; {late} never delivered this one"
+                reason = f"{newer} was staged by all ranks first; {late} never saved this one"
                 actions += self._finish(older, End.ABANDONED, reason)
         return actions
 
@@ -162,10 +160,10 @@ class Saves(SaveRecords):
         newest = self.newest_staged
         return newest is not None and newest.save.incarnation == self.incarnation
 
-    def rank_gone(self, rank: int, why: str, incarnation: int) -> list[Action]:
+    def rank_gone(self, left: Departure, incarnation: int) -> list[Action]:
         """Saves of this incarnation that wait for a rank that ended can never complete."""
-        waiting = [r for r in self.judged_halves if r.save.incarnation >= incarnation and rank not in r.delivered]
-        return [a for r in waiting for a in self._finish(r, End.ABANDONED, f"rank {rank} {why} before it delivered")]
+        waiting = [r for r in self.judged_halves if r.save.incarnation >= incarnation and left.rank not in r.delivered]
+        return [a for r in waiting for a in self._finish(r, End.ABANDONED, left.before_save)]
 
     def new_incarnation(self, incarnation: int, run: RunId, session: str) -> None:
         """Its first save is due. Commits are made in its name from here on."""

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, Claim, MeetPeers, ScanStore, TakeIncarnation, ToNode
+from ckptd.core.coordinator.departures import Departure, How
 from ckptd.core.coordinator.protection_view import less_than_asked
 from ckptd.core.coordinator.wait_reasons import Reason, late_at, speaker, still_running, unheard
 from ckptd.core.policy import Policy
@@ -64,7 +65,7 @@ class Sessions:
         self._epochs: dict[str, int] = {}  # by session, as its nodes have told
         self.visitors: set[str] = set()  # nodes outside of it that may hold something of the job
         self.unreachable: set[str] = set()
-        self.departed: set[int] = set()  # members that left or died; nothing more comes from them
+        self.departed: dict[int, Departure] = {}  # members that left or died; nothing more comes from them
         self._dead: set[tuple[int, str]] = set()
         self.floor = 0  # the largest number seen on the store
         self._known = known  # the largest that some node had, this one or another
@@ -145,17 +146,17 @@ class Sessions:
     def retire(self, incarnation: int) -> None:
         """Another node coordinates the job now, in this incarnation; who stands at this door waits on."""
         self.incarnation = max(self.incarnation, incarnation)
-        self.session, self.members, self.departed, self.visitors = "", {}, set(), set()
+        self.session, self.members, self.departed, self.visitors = "", {}, {}, set()
         self.topology, self.epoch = None, 0
 
-    def gone(self, rank: int, session: str, now: float) -> list[Action]:
+    def gone(self, rank: int, session: str, now: float, how: How) -> list[Action]:
         """The process ended; perhaps somebody waits for that."""
-        self._live.pop((rank, session), None)
+        process = self._live.pop((rank, session), None)
         self._where.pop((rank, session), None)
         if not self.session:
             self._dead.add((rank, session))  # before anybody said which session is the job
         if session == self.session and self.members.pop(rank, None) is not None:
-            self.departed.add(rank)
+            self.departed[rank] = Departure(rank, how, process.pid if process is not None else 0)
         waiting = self._waiting.get(session)
         if waiting is not None:
             waiting.ranks.pop(rank, None)
@@ -178,7 +179,7 @@ class Sessions:
             if event.session != self.session:
                 self.members, self.asked_store = {}, ""
                 self.store_id = "" if self.session else self.store_id  # that which was found before anybody came
-                self.departed = {rank for rank, session in self._dead if session == event.session}
+                self.departed = {r: Departure(r) for r, session in self._dead if session == event.session}
             if event.session != self.session or self.topology is None:
                 kept = self.epoch if event.topology == self.topology else 0
                 self.epoch = self._epochs.get(event.session, kept) or event.incarnation
@@ -187,7 +188,7 @@ class Sessions:
             self.heard_number(event.incarnation, event.run, event.session)
             self._hear_of_store(event.store_id)
             self.members[event.rank] = node
-            self.departed.discard(event.rank)
+            self.departed.pop(event.rank, None)
             self.spoiled = ""
             return [self._welcome(node, (event.rank,))]
         waiting = self._waiting.setdefault(event.session, Waiting(now, event.cadence))
@@ -414,7 +415,7 @@ class Sessions:
         self.session, self.cadence, self.asked_store = session, waiting.cadence, waiting.store_id
         self.incarnation, self.run = self.number_of(event), event.run
         self.store_id = event.store_id
-        self.departed = set()
+        self.departed = {}
         self.topology, self.epoch = waiting.topology, self.incarnation
         inside = set(waiting.topology.nodes) if waiting.topology is not None else set()
         self.visitors = (waiting.visited | self.visitors) - self.unreachable - inside
