@@ -197,10 +197,10 @@ client.close()
     Mistake(
         name="no-init-process-group",
         typed='connect("first")\n',
-        cause="UsageError: WORLD_SIZE is 8, but the ranks cannot find each other",
+        cause="UsageError: WORLD_SIZE is 8, but the ranks cannot find each other: there is no process group",
         place="WORLD_SIZE",
-        hint="init_process_group before connect",
-        environ={"WORLD_SIZE": "8", "RANK": "0"},
+        hint=r"init_process_group before connect, .*unset WORLD_SIZE, or connect\(alone=True\)",
+        environ={"WORLD_SIZE": "8", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"},
     ),
     Mistake(
         name="world-size-is-text",
@@ -226,9 +226,10 @@ with connect("first") as client:
     Mistake(
         name="rank-is-missing",
         typed='connect("first")\n',
-        cause="UsageError: WORLD_SIZE is 2",
+        cause="UsageError: WORLD_SIZE is 2, but RANK, MASTER_ADDR and MASTER_PORT are not set",
         place="WORLD_SIZE",
-        hint="init_process_group",
+        hint=r"start with torchrun or mpiexec; for a job of this process: unset WORLD_SIZE, or connect\(alone=True\)",
+        never="init_process_group",
         environ={"WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"},
     ),
     Mistake(
@@ -242,9 +243,11 @@ with connect("first") as client:
     Mistake(
         name="launcher-is-gone",
         typed='connect("first", connect_timeout_s=5)\n',
-        cause="ConnectError: .*(launcher|127.0.0.1:1)",
-        place="127.0.0.1:1",
-        hint="init_process_group",
+        cause="ConnectError: nothing answers at MASTER_ADDR=127.0.0.1, MASTER_PORT=1 within 5 s",
+        place="MASTER_ADDR=127.0.0.1, MASTER_PORT=1",
+        hint=r"unset MASTER_ADDR MASTER_PORT RANK WORLD_SIZE; for a job of this process alone: connect\(alone=True\)",
+        never="init_process_group|c10d|frame #",
+        within_s=9.0,
         environ={
             "WORLD_SIZE": "2",
             "RANK": "0",

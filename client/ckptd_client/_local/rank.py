@@ -1,7 +1,9 @@
 """Which rank of which session this process is: from torch.distributed, MPI, the launcher's variables, or alone."""
 
 import os
+import socket
 import sys
+import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,6 +20,7 @@ from ckptd_client._local.meeting_store import Store, meet_at_store
 
 _MPI_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "MPI_LOCALNRANKS")
 _PATIENCE_S = 60.0
+_LOOK_S = 0.2
 _GROUP_HINT = "call torch.distributed.init_process_group before connect"
 _meetings: list[str] = []  # that came about: all ranks have had as many
 
@@ -123,10 +126,7 @@ def _from_launcher(world_size: int, patience_s: float) -> Group:
     """torchrun before init_process_group: its store, or its run id and restart count, name the session."""
     run = os.environ.get("TORCHELASTIC_RUN_ID")
     if run is None or "RANK" not in os.environ:
-        raise UsageError(
-            f"WORLD_SIZE is {world_size}, but the ranks cannot find each other",
-            hint="call torch.distributed.init_process_group before connect, or start with torchrun or mpiexec",
-        )
+        raise _no_way_to_meet(world_size)
     rank, here = _number("RANK", 0), _number("LOCAL_WORLD_SIZE", world_size)
     if rank >= world_size:
         text = f"RANK is {rank}, and WORLD_SIZE {world_size}: there are ranks 0 to {world_size - 1}"
@@ -147,13 +147,46 @@ def _from_launcher(world_size: int, patience_s: float) -> Group:
     return Group(rank, world_size, f"{life}:{len(_meetings)}", meet=meet)
 
 
+def _no_way_to_meet(world_size: int) -> UsageError:
+    """WORLD_SIZE is set, and what init_process_group or torchrun sets beside it is not, or neither was used."""
+    unset = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
+    alone = "for a job of this process: unset WORLD_SIZE, or connect(alone=True)"
+    if not unset:
+        text = f"WORLD_SIZE is {world_size}, but the ranks cannot find each other: there is no process group"
+        return UsageError(text, hint=f"{_GROUP_HINT}, or start with torchrun or mpiexec; {alone}")
+    names = " and ".join([", ".join(unset[:-1]), unset[-1]] if len(unset) > 1 else unset)
+    text = f"WORLD_SIZE is {world_size}, but {names} {'is' if len(unset) == 1 else 'are'} not set"
+    return UsageError(text, hint=f"start with torchrun or mpiexec; {alone}")
+
+
+def _await_listener(host: str, port: int, patience_s: float) -> None:
+    """Blocks until something listens there. Raises ConnectError: torch tries twice as long, and prints its stack."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            socket.create_connection((host, port), max(_LOOK_S, deadline - time.monotonic())).close()
+        except (OSError, OverflowError) as error:  # the last: of a port beyond 65535
+            if time.monotonic() + _LOOK_S >= deadline:
+                within = f"nothing answers at MASTER_ADDR={host}, MASTER_PORT={port} within {patience_s:g} s: {error}"
+                hint = (
+                    "does torchrun, or rank 0, still run? Start again with torchrun; where they are left over: unset "
+                    "MASTER_ADDR MASTER_PORT RANK WORLD_SIZE; for a job of this process alone: connect(alone=True)"
+                )
+                raise ConnectError(within, hint=hint) from None
+            time.sleep(_LOOK_S)
+        else:
+            return
+
+
 def _launchers_store(life: str, patience_s: float) -> Store:
     """The launcher keeps it for as long as the job runs. Raises ConnectError."""
     host, port = os.environ.get("MASTER_ADDR", "localhost"), _number("MASTER_PORT", 0)
+    deadline = time.monotonic() + patience_s
+    _await_listener(host, port, patience_s)
     try:
-        limit = timedelta(seconds=patience_s)
+        limit = timedelta(seconds=max(1.0, deadline - time.monotonic()))
         store = dist.TCPStore(host, port, is_master=False, timeout=limit)  # type: ignore[attr-defined]  # it is public
     except RuntimeError as error:
-        text = f"the launcher's store at {host}:{port} does not answer: {error}"
-        raise ConnectError(text, hint=_GROUP_HINT) from None
+        text = f"what listens at MASTER_ADDR={host}, MASTER_PORT={port} is not torchrun's TCPStore: {error}"
+        raise ConnectError(text, hint=f"start with torchrun, or {_GROUP_HINT}") from None
     return distributed_c10d.PrefixStore(f"ckptd/connect/{life}", store)

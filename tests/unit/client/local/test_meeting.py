@@ -5,12 +5,16 @@ import re
 import socket
 import subprocess
 import sys
+import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch.distributed as dist
 
 import ckptd_client
 from ckptd_client import ConfigError
+from ckptd_client._local.rank import find_group
 from tests.cluster import Node
 
 BIN = os.path.dirname(sys.executable)
@@ -131,3 +135,60 @@ def test_a_launchers_variable_that_is_no_number_is_named(monkeypatch, name, valu
         monkeypatch.setenv(variable, text)
     with pytest.raises(ckptd_client.UsageError, match=f"{name} is '{value}'"):
         ckptd_client.connect("job")
+
+
+@pytest.fixture(name="torchrun_variables")
+def fixture_torchrun_variables(monkeypatch):
+    """What torchrun sets, for a store that nobody serves."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    variables = {"WORLD_SIZE": "2", "RANK": "0", "TORCHELASTIC_RUN_ID": "r", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    for name, text in {**variables, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}.items():
+        monkeypatch.setenv(name, text)
+    return port
+
+
+def test_a_launcher_that_is_gone_is_named_in_time(torchrun_variables):
+    began = time.monotonic()
+    with pytest.raises(ckptd_client.ConnectError, match=f"MASTER_PORT={torchrun_variables} within 1 s") as error:
+        find_group(1.0)
+    assert time.monotonic() - began < 3
+    assert "unset MASTER_ADDR MASTER_PORT RANK WORLD_SIZE" in error.value.hint
+
+
+def test_a_port_that_cannot_be_is_named(torchrun_variables, monkeypatch):
+    monkeypatch.setenv("MASTER_PORT", "99999")
+    with pytest.raises(ckptd_client.ConnectError, match="MASTER_PORT=99999"):
+        find_group(0.5)
+
+
+def test_a_launcher_that_comes_late_is_found(torchrun_variables):
+    def serve():
+        time.sleep(1)
+        stores.append(dist.TCPStore("127.0.0.1", torchrun_variables, is_master=True, wait_for_workers=False))
+
+    stores = []
+    with ThreadPoolExecutor(1) as pool:
+        served = pool.submit(serve)
+        with pytest.raises(ckptd_client.ConnectError, match="rank 1 of 2 did not call connect"):
+            find_group(3.0)
+        served.result()
+
+
+@pytest.mark.parametrize(
+    ("variables", "named"),
+    [
+        ({}, "RANK, MASTER_ADDR and MASTER_PORT are not set"),
+        ({"RANK": "0", "MASTER_ADDR": "here"}, "MASTER_PORT is not set"),
+        ({"RANK": "0", "MASTER_ADDR": "here", "MASTER_PORT": "1"}, "there is no process group"),
+    ],
+)
+def test_a_world_size_without_the_rest_says_what_is_not_set(monkeypatch, variables, named):
+    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, text in {"WORLD_SIZE": "2", **variables}.items():
+        monkeypatch.setenv(name, text)
+    with pytest.raises(ckptd_client.UsageError, match=named) as error:
+        find_group(1.0)
+    assert "unset WORLD_SIZE, or connect(alone=True)" in error.value.hint
