@@ -122,7 +122,8 @@ def open_store(  # noqa: PLR0913 - keyword-only
             f"{store} is not the store that job {job!r} is saved to: store id {before}, and there is no store now; the "
             f"path lies on {_where(store)}",
             hint=f"mount its file system; to go on in an empty store, from what is still in memory: "
-            f"connect(store_id={ANY_STORE!r}); to give up that, too: ckptd forget {job} --store {store}",
+            f"connect(store_id={ANY_STORE!r}); to give up that, too, on each of its nodes: "
+            f"ckptd forget {job} --store {store}",
         )
     if found is None and not make:
         return OpenedStore("")

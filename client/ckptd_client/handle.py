@@ -117,8 +117,9 @@ class SaveHandle:
         return self
 
     def _too_late(self, wanted: Milestone, timeout_s: float | None) -> WaitTimeoutError:
-        text, hint = self._outlook.why_late(self._save, wanted)
-        text = text or (f"it {self._reason}" if self._reason else "")
+        text, hint = self._outlook.why_late(self._save, wanted) if timeout_s else Cause()
+        if self._reason and (not text or (self._milestone is None and not text.startswith("it "))):
+            text, hint = f"it {self._reason}", ""  # the coordinator's word, which other nodes' status has not
         text = text or (self._outlook.notice if self._milestone else "")
         so_far = f"step {self.step} is {self._milestone or 'not staged'} after {timeout_s:g} s"
         return WaitTimeoutError(f"{so_far}: {text}" if text else so_far, hint=hint)

@@ -195,10 +195,10 @@ def test_a_death_is_said_within_seconds_and_the_next_daemon_is_found(node: Node)
         node.kill()
         heard(ranks, 0, "the daemon of this node ended", 4)
         node.start()
-        texts = heard(ranks, 0, "a daemon of this node runs again and goes on with step 1")
+        texts = heard(ranks, 0, "a daemon of this node runs again and has step 1")
         (text,) = [text for text in texts if "daemon of this node ended" in text]
         assert text.startswith("ckptd: the daemon of this node ended: step 1 is not durable before another one runs; ")
-        assert f"; start one: ckptd run --arena {node.arena}; " in text
+        assert f"; start one: ckptd run --arena {node.arena}; its stderr says why it ended" in text
         wait_for(lambda: is_durable(node, 1), 15)
         ranks.call("sleep", 3.0)
         assert ranks.call("logs") == [texts], "once"
@@ -218,6 +218,34 @@ def test_a_daemon_that_a_client_started_is_started_again_without_a_call(node: No
         wait_for(lambda: is_durable(node, 1), 20)
         assert own_daemon(node) != old
         ranks.call("close")
+
+
+def test_what_was_lost_with_the_memory_is_said_when_the_next_daemon_is_found(node: Node):
+    node.start(*SLOW)
+    with Ranks(node, nbytes=SLOW_NBYTES) as ranks:
+        ready(ranks)
+        ranks.call("save", 1)
+        ranks.call("wait", 1, "staged")
+        node.kill()
+        heard(ranks, 0, "the daemon of this node ended", 4)
+        shutil.rmtree(node.arena)
+        node.start()
+        texts = heard(ranks, 0, "a daemon of this node runs again", 12)
+        assert "step 1 is lost: the daemon that knew of it is gone" in texts[-1]
+        assert "has step 1" not in texts[-1]
+
+
+def test_of_what_only_this_memory_has_a_death_is_said_too(node: Node):
+    node.start()
+    with Ranks(node) as ranks:
+        ready(ranks, drain_every=1000)
+        ranks.call("save", 1000)
+        ranks.call("wait", 1000, "durable")
+        ranks.call("save", 1001)
+        ranks.call("wait", 1001, "staged")
+        ranks.call("sleep", 1.0)
+        node.kill()
+        heard(ranks, 0, "the daemon of this node ended: step 1001 is not durable", 6)
 
 
 def test_a_save_that_waits_for_ranks_hears_of_it_on_any_rank(node: Node):
@@ -244,7 +272,7 @@ print(time.time())
     process = node.run(code, os.path.join(node.arena, LOCK), seconds, CKPTD_DRAIN_BANDWIDTH="4M")
     out, errors = process.communicate(timeout=40)
     assert process.returncode == 0, errors
-    assert time.time() - float(out) < 3, errors
+    assert time.time() - float(out) < 6, errors  # an attempt to come back takes 10
     assert b"Fatal" not in errors
 
 

@@ -68,7 +68,8 @@ def answer(job: JobKey, asked: Asked, found: Found, routes: Routes) -> Refusal |
     if asked.run is not None:
         text = f"nothing of run {asked.run.hex()} lies on the store or on a node that answers"
         return Refusal(text, f"ckptd list {_path(job)}, or start its nodes with the job")
-    elsewhere = _elsewhere(job, found.scan) if found.scan is not None else []
+    blank = found.scan is not None and not found.scan.committed
+    elsewhere = _elsewhere(job, found.scan) if found.scan is not None and blank else []
     if asked.step is not None:
         text, hint = f"there is no checkpoint of step {asked.step}", f"ckptd list {_path(job)}, or client.steps()"
         return Refusal("; ".join([text, *(one.text for one in elsewhere)]), elsewhere[0].hint if elsewhere else hint)

@@ -91,6 +91,7 @@ class Saves(SaveRecords):
             return []
         record.shares[rank] = shares
         told = [self._order(ev.SaveStaged(job=self._job, node=self._node, save=save), node)] if record.staged else []
+        told += self._tell_end(record, node) if record.end is not None else []
         return [*told, *self._delivered(node, record, rank, record.delivered.get(rank, 0), now, again=True)]
 
     def _delivered(  # noqa: PLR0913 - what was delivered, where and when

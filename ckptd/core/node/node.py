@@ -300,7 +300,7 @@ class JobNode:
         self.membership.peer_down(node)
         alone = self.drain.parity_failed() if node in self.protection.members else []
         finish = self.succession.lost(node, self.incarnation)
-        finish += self.ranks.coordinator_lost(node, self.keeps) if node == self.coordinator else []
+        finish += self.ranks.coordinator_lost(node, self.keeps, self.drain.voted) if node == self.coordinator else []
         return [*self.fetching.peer_down(node), *self.protection.peer_down(node), *alone, *finish]
 
     def _left(self, event: ev.RankGone | ev.RankDetached) -> list[Action]:

@@ -8,7 +8,7 @@ from ckptd.core import events as ev
 from ckptd.core.actions import Action, ToRank
 from ckptd.core.node.retained import Keeps
 from ckptd.core.node.slots import SlotTable
-from ckptd.shared.base.ids import JobKey, RunId
+from ckptd.shared.base.ids import JobKey, RunId, SaveId
 from ckptd.shared.protocol.messages import Done, End, Notice, Progress, Refused, Reply
 
 
@@ -193,18 +193,20 @@ class LocalRanks:
         news = Progress(save=order.save, reason=order.reason, idle=order.idle)
         return [action for slot in self._slots.holding(order.save) for action in self.tell(slot.rank, news)]
 
-    def coordinator_lost(self, node: str, keeps: Keeps) -> list[Action]:
+    def coordinator_lost(self, node: str, keeps: Keeps, voted: SaveId | None) -> list[Action]:
         """Nobody decides what becomes of these saves before the node answers: who has delivered one hears that.
 
-        Of what is staged already one rank hears it: it is the same for all.
+        Of what is staged already one rank hears it: it is the same for all. voted: what this node has written its part
+        of, which another node commits as soon as all have.
         """
         whose = f"node {node}, whose daemon coordinates the job"
         actions: list[Action] = []
         for save in sorted(keeps.pending):
             reason = f"waits for {whose} and does not answer: ckptd status there"
             actions += self.save_waits(ev.SaveWaits(job=self._job, node=node, save=save, reason=reason))
-        if keeps.unended and self.seated:
-            save = max(keeps.unended)
+        unended = keeps.unended - {voted}
+        if unended and self.seated:
+            save = max(unended)
             notice = f"{whose}, does not answer: step {save.step} is not durable before it does; ckptd status there"
             news = Progress(save=save, notice=notice, stuck=f"{whose}, does not answer")
             actions += self.tell(min(self.seated), news)

@@ -116,9 +116,11 @@ class Channel:
         while True:
             left = _TURN_S if deadline is None else max(0.0, deadline - time.monotonic())
             ready = dict(self._poller.poll(int(min(left, _TURN_S) * 1000)))
-            if ready or (left < _TURN_S and deadline is not None):
+            if ready:
                 break
             self._give_way()
+            if left < _TURN_S and deadline is not None:
+                break
         if self._socket in ready:
             self._receive()
         if self._monitor in ready:

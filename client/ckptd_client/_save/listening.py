@@ -5,6 +5,7 @@ drains, and each node that its daemon ended.
 """
 
 import contextlib
+import logging
 import threading
 import time
 import weakref
@@ -12,10 +13,12 @@ import weakref
 import zmq
 
 from ckptd.shared.base.errors import CkptdError
+from ckptd.shared.protocol.messages import End
 from ckptd_client._save.lost_daemon import LostDaemon
 from ckptd_client._save.staging import Staging
 from ckptd_client.handle import SaveHandle
 
+log = logging.getLogger("ckptd_client")
 _PAUSE_S = 0.4
 _LATE_S = 15.0  # when all that can be said of a save has been said
 _LATE_PAUSE_S = 2.0
@@ -24,7 +27,8 @@ _LATE_PAUSE_S = 2.0
 class Listening:
     """One client's. The thread begins when a segment is sealed.
 
-    It ends when each save has its end; with the client, and the process.
+    It ends when each save has its end, and the newest is not in this node's memory alone; with the client, and the
+    process.
     """
 
     def __init__(self, staging: Staging) -> None:
@@ -36,20 +40,32 @@ class Listening:
     def begin(self) -> None:
         """A segment was handed over, or will be to the next daemon. Never blocks."""
         with self._lock:
-            if not self._runs:
+            if self._runs:
+                return
+            # No daemon: the process would end under it while it uses the socket. It waits for the main thread.
+            thread = threading.Thread(target=self._run, name="ckptd-listen", daemon=False)
+            with contextlib.suppress(RuntimeError):  # none can be started: the save is handed over all the same
+                thread.start()
                 self._runs = True
-                # No daemon: the process would end under it while it uses the socket. It waits for the main thread.
-                threading.Thread(target=self._run, name="ckptd-listen", daemon=False).start()
 
     def _run(self) -> None:
+        try:
+            self._listen()
+        finally:
+            self._runs = False
+
+    def _listen(self) -> None:
         pause, main = _PAUSE_S, threading.main_thread()
         while True:
             main.join(pause)
             staging = self._staging()
             if staging is not None and main.is_alive():
-                with contextlib.suppress(CkptdError, zmq.ZMQError):
-                    staging.pump(0.0)
-                self._lost.look(staging, _open(staging))
+                try:
+                    with contextlib.suppress(CkptdError, zmq.ZMQError):
+                        staging.pump(0.0)
+                    self._lost.look(staging, _open(staging))
+                except Exception as error:  # noqa: BLE001 - no descriptor is left, say: the next look may have one
+                    log.debug("ckptd: a look at the daemon failed: %s: %s", type(error).__name__, error)
             with self._lock:
                 waiting = _open(staging)
                 if not waiting or not main.is_alive():
@@ -61,5 +77,9 @@ class Listening:
 
 
 def _open(staging: Staging | None) -> list[SaveHandle]:
-    """Saves of which there is more to hear, the oldest first."""
-    return [] if staging is None or staging.closed else staging.link.book.open
+    """Saves of which there is more to hear, the oldest first; else the newest, while this memory alone has it."""
+    if staging is None or staging.closed:
+        return []
+    book = staging.link.book
+    newest = book.newest
+    return book.open or ([newest] if newest is not None and newest.known_end is End.KEPT else [])

@@ -68,7 +68,8 @@ class Staging:
         self.told = ""  # the last failure that the user has heard of; an error would keep what its traceback holds
         self.before_wait: Callable[[float], object] = float  # called with a deadline by who waits for news
         self._segments: list[Segment] = []
-        link.book.outlook.why_late = self._why_late
+        this = weakref.ref(self)  # a client that is dropped without close goes at once
+        link.book.outlook.why_late = lambda save, wanted: one._why_late(save, wanted) if (one := this()) else Cause()  # noqa: SLF001
 
     def __reduce__(self) -> NoReturn:
         text = f"a client is of the process that connected, {self.owner.pid}, and can be neither pickled nor copied"
@@ -140,6 +141,8 @@ class Staging:
     def _why_late(self, save: SaveId, wanted: Milestone) -> Cause:
         """Asks the daemon, which gets a second to answer: who waited in vain is to be notified of the reason."""
         with contextlib.suppress(CkptdError):
+            if self.link.is_lost:  # to start one would cost the next save its patience
+                return Cause()
             answer = self.ask(lambda seq: AskStatus(seq=seq), _REASON_S)
             assert isinstance(answer, StatusReply)  # noqa: S101 - the reply to AskStatus
             return why_late(answer.status, self.link.job, save, wanted)

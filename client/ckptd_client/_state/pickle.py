@@ -18,6 +18,7 @@ from ckptd.shared.format.layout import Leaf
 from ckptd_client._state.leaves import decode_leaf, encode_leaf
 
 CODEC = "pickle"
+_ENOUGH_NBYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +65,27 @@ def _can_be_pickled(value: Any) -> bool:
     """Whether allow_pickle is of any use to it: a lambda, an open file or a generator has no pickle."""
     try:
         pickle.Pickler(_Nowhere()).dump(value)
+    except _EnoughError:
+        return True
     except Exception:  # noqa: BLE001 - pickle raises what it likes, and runs methods of the user's
         return False
     return True
 
 
+class _EnoughError(Exception):
+    """So much of it was pickled that the rest can be, too."""
+
+
 class _Nowhere:
-    """A file that keeps nothing."""
+    """A file that keeps nothing, and takes no more than the words of an error are worth."""
+
+    def __init__(self) -> None:
+        self._left = _ENOUGH_NBYTES
 
     def write(self, data: Any) -> int:
+        self._left -= len(data)
+        if self._left < 0:
+            raise _EnoughError
         return len(data)
 
 
