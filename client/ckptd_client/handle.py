@@ -4,7 +4,7 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from ckptd.shared.base.errors import SaveFailedError, UsageError, WaitTimeoutError, parted
@@ -44,12 +44,14 @@ class Outlook:
     newest_staged: SaveId | None = None
     newest_durable: SaveId | None = None
     notice: str = ""  # what was said last of this job's store
+    missed: dict[SaveId, str] = field(default_factory=dict)  # of other ranks, newer than that, and given up: why
     stuck: str = ""  # why saves have stayed in memory since the newest durable one, if that is known
     why_late: Callable[[SaveId, Milestone], Cause] = lambda _save, _wanted: Cause()  # asks the daemon
 
     def hear(self, save: SaveId, milestone: Milestone) -> None:
         """The save has reached the milestone."""
-        self.newest_staged = max(save, self.newest_staged or save)
+        self.newest_staged = newest = max(save, self.newest_staged or save)
+        self.missed = {missed: why for missed, why in self.missed.items() if missed > newest}
         if milestone is Milestone.DURABLE and (self.newest_durable is None or save > self.newest_durable):
             self.newest_durable, self.stuck = save, ""
 
@@ -269,6 +271,8 @@ class HandleBook:
             if handle is not None:
                 handle.hear(item)
                 self._say(handle)
+            elif item.end is End.ABANDONED and len(self.outlook.missed) < MAX_OPEN:
+                self.outlook.missed[item.save] = item.reason
 
     def _say(self, handle: SaveHandle) -> None:
         if not handle.waits:

@@ -45,6 +45,21 @@ client.close()
         ends=0,
     ),
     _ranks(
+        "rank-0-saves-at-the-end",
+        """
+client = connect("first")
+if rank == 0:
+    client.save(state, 10)
+    client.close()
+dist.barrier()
+client.close()
+""",
+        cause="job first closed: step 10 is not complete and cannot be restored: rank 0 saved it, and rank 1 has not",
+        place=r"\[rank 1\] ckptd: job first closed|job first closed",
+        hint=r"hint: call client.save\(state, step\) on every rank",
+        ends=0,
+    ),
+    _ranks(
         "rank-0-connects",
         """
 if rank == 0:

@@ -84,7 +84,7 @@ class JobNode:
             case ev.RankDetached():
                 answer = Done(reply_to=event.request)
                 word = ToRank(job=self.job, rank=event.rank, session=event.session, message=answer)
-                return [word, *self._left(event)]
+                return [*self.ranks.missed(event.rank, self.keeps.pending), word, *self._left(event)]
             case ev.SlotsAsked():
                 coming = SlotsComing(reply_to=event.request, count=self.slots.coming(event.rank))
                 actions = [*self.ranks.tell(event.rank, coming), *self.slots.demand(event.rank, event.capacity)]

@@ -1,5 +1,6 @@
 """The ranks of a job on this node: who is in, who stands at the door, who lives; and how to talk to them. Pure."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -8,7 +9,9 @@ from ckptd.core import events as ev
 from ckptd.core.actions import Action, ToRank
 from ckptd.core.node.retained import Keeps
 from ckptd.core.node.slots import SlotTable
+from ckptd.shared.base.errors import joined
 from ckptd.shared.base.ids import JobKey, RunId, SaveId
+from ckptd.shared.base.wording import named_ranks
 from ckptd.shared.protocol.messages import Done, End, Notice, Progress, Refused, Reply
 
 
@@ -192,6 +195,17 @@ class LocalRanks:
         """Those that have delivered the save hear for whom it waits: to the others it is no news of theirs."""
         news = Progress(save=order.save, reason=order.reason, idle=order.idle)
         return [action for slot in self._slots.holding(order.save) for action in self.tell(slot.rank, news)]
+
+    def missed(self, rank: int, pending: Iterable[SaveId]) -> list[Action]:
+        """The rank closes: it hears which saves of other ranks here can never be complete, as it has not saved them."""
+        actions: list[Action] = []
+        for save in sorted(pending):
+            others = sorted({slot.rank for slot in self._slots.holding(save)})
+            if others and rank not in others:
+                text = f"{named_ranks(others)} saved it, and rank {rank} has not"
+                reason = joined(text, "call client.save(state, step) on every rank")
+                actions += self.tell(rank, Progress(save=save, end=End.ABANDONED, reason=reason))
+        return actions
 
     def coordinator_lost(self, node: str, keeps: Keeps, voted: SaveId | None) -> list[Action]:
         """Nobody decides what becomes of these saves before the node answers: who has delivered one hears that.

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import zmq
 
-from ckptd.shared.base.errors import CkptdError
+from ckptd.shared.base.errors import CkptdError, parted
 from ckptd_client._save.staging import Staging
 from ckptd_client.handle import Outlook, SaveHandle
 
@@ -35,6 +35,9 @@ def unsafe(handles: Sequence[SaveHandle], outlook: Outlook, arena: str, *, daemo
     found = []
     if incomplete:
         found.append(_of_ranks(incomplete, outlook))
+    elif outlook.missed:
+        steps, why = [save.step for save in outlook.missed], parted(outlook.missed[max(outlook.missed)])
+        found.append(Unsafe(f"{_are(steps)} not complete and cannot be restored: {why[0]}", why[1]))
     stuck = "no daemon runs on this node" if daemon_lost else outlook.stuck
     newest, durable = outlook.newest_staged, outlook.newest_durable
     if stuck and newest is not None and (durable is None or newest > durable):
@@ -56,12 +59,15 @@ def _incomplete(handles: Sequence[SaveHandle], outlook: Outlook) -> list[SaveHan
 def _of_ranks(incomplete: Sequence[SaveHandle], outlook: Outlook) -> Unsafe:
     steps = [handle.step for handle in incomplete]
     one = len(steps) == 1
-    which = f"step {steps[0]} is" if one else f"{len(steps)} saves (steps {steps[0]} to {steps[-1]}) are"
     told = [handle for handle in incomplete if handle.reason]
     why, hint = told[-1].cause if told else ("", "")
     why = f": {'it' if one else f'step {told[-1].step}'} {'' if told[-1].waits else 'failed: '}{why}" if told else ""
     complete = f"newest complete save of this run: {_step(outlook.newest_staged)}"
-    return Unsafe(f"{which} not complete and cannot be restored{why}; {complete}", hint)
+    return Unsafe(f"{_are(steps)} not complete and cannot be restored{why}; {complete}", hint)
+
+
+def _are(steps: Sequence[int]) -> str:
+    return f"step {steps[0]} is" if len(steps) == 1 else f"{len(steps)} saves (steps {steps[0]} to {steps[-1]}) are"
 
 
 def _step(save: object) -> str:
@@ -89,8 +95,10 @@ class Farewell:
             return
         _open.discard(staging)
         link = staging.link
+        outlook = link.book.outlook
+        outlook.missed = {save: why for save, why in outlook.missed.items() if save.incarnation == link.incarnation}
         handles = [handle for handle in link.book.handles if handle.save_id.incarnation == link.incarnation]
-        found = unsafe(handles, link.book.outlook, link.settings.arena, daemon_lost=self.daemon_lost)
+        found = unsafe(handles, outlook, link.settings.arena, daemon_lost=self.daemon_lost)
         if how and found is not None:
             hint = f"\n  hint: {found.hint}" if found.hint else ""
             log.warning("ckptd: job %s %s: %s%s", link.job.job, how, found.text, hint)

@@ -2,6 +2,14 @@
 
 from ckptd.core.coordinator.departures import Departure, How
 from ckptd.shared.base.errors import parted
+from ckptd.shared.base.ids import SaveId
+from ckptd.shared.protocol.messages import End
+from tests.runs import RUN
+from tests.unit.core.a_job import AJob
+
+
+def save(number):
+    return SaveId(1, number, 10 * number, RUN)
 
 
 def test_of_a_save():
@@ -20,3 +28,23 @@ def test_of_a_load():
     assert hint.startswith("every rank calls load")
     assert Departure(1, How.ENDED, 7).of_load(called=True)[0] == "rank 1 (pid 7) has ended during the load"
     assert all(Departure(1, how).of_load(called=called)[1] for how in How for called in (True, False))
+
+
+def test_a_rank_that_closes_hears_which_saves_of_others_it_has_not_saved():
+    job = AJob(world=2).start()
+    job.stage_all(save(1))
+    job.stage(0, save(2))
+    job.did.clear()
+    request = job.detach(1)
+    news, *rest = job.told(1)
+    assert (news.save, news.end) == (save(2), End.ABANDONED)
+    assert parted(news.reason) == ("rank 0 saved it, and rank 1 has not", "call client.save(state, step) on every rank")
+    assert [reply.reply_to for reply in rest] == [request], "and before the answer, after which it listens no more"
+
+
+def test_a_rank_that_saved_all_hears_nothing_when_it_closes():
+    job = AJob(world=2).start()
+    job.stage(0, save(1))
+    job.did.clear()
+    request = job.detach(0)
+    assert [reply.reply_to for reply in job.told(0)] == [request]

@@ -83,3 +83,11 @@ def test_a_daemon_that_ended():
     assert text.endswith("no daemon runs on this node")
     assert hint == "ckptd run --arena /dev/shm/a"
     assert _told(_durable(2), daemon_lost=True) is None
+
+
+def test_a_rank_that_did_not_save_what_others_saved():
+    missed = Progress(save=_save(7), end=End.ABANDONED, reason="rank 0 saved it, and rank 1 has not\n  hint: call it")
+    text, hint = _told(missed, saves=0)
+    assert text == "step 7 is not complete and cannot be restored: rank 0 saved it, and rank 1 has not"
+    assert hint == "call it"
+    assert _told(missed, Progress(save=_save(8), milestone=Milestone.STAGED), saves=0) is None
