@@ -14,6 +14,8 @@ import time
 import traceback
 import warnings
 from dataclasses import dataclass
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 
 from tests import forks
 from tests.cluster import wait_for
@@ -95,15 +97,23 @@ def _python(mistake: Mistake, world: World) -> tuple[tuple[int | None, ...], flo
             begun.append(forks.start(_run, variables, _log(world, rank), world.home, mistake.user))
     wait_for(lambda: all(os.path.exists(_log(world, rank)) for rank in range(mistake.ranks)), _BEGIN_S)
     began = time.monotonic()
-    for process in begun:
-        process.join(max(0.0, began + mistake.within_s - time.monotonic()))
+    exits = tuple(_exit_of(process, began + mistake.within_s) for process in begun)
     seconds = time.monotonic() - began
-    exits = tuple(process.exitcode for process in begun)
-    for process in begun:
-        if process.exitcode is None:
+    for process, status in zip(begun, exits, strict=True):
+        if status is None:
             process.kill()
-        process.join()
+            _exit_of(process, time.monotonic() + _BEGIN_S)
     return exits, seconds
+
+
+def _exit_of(process: BaseProcess, until: float) -> int | None:
+    """Its exit status, None if it runs on. Under the lock: whoever starts a process asks after all, once for each."""
+    while True:
+        with _starting:
+            status = process.exitcode
+        if status is not None or time.monotonic() >= until:
+            return status
+        wait([process.sentinel], min(0.5, max(0.0, until - time.monotonic())))
 
 
 def _launched(ranks: int) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from ckptd.shared.base.ids import SaveId
+from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.protocol.messages import LoadFrom, Tier
 from ckptd_client._load import rounds
 from ckptd_client._load.checkpoint import Checkpoint
@@ -24,7 +24,12 @@ def test_what_the_ranks_do_not_agree_on_is_closed():
         LoadFrom(reply_to=1, incarnation=2, run=RUN, save=SAVE, tier=tier, slot="", path="", notes=[], agreed=agreed)
         for tier, agreed in [(Tier.ARENA, False), (Tier.PFS, False), (Tier.PFS, True)]
     ]
-    link = SimpleNamespace(ask=lambda _make, _deadline: orders.pop(0))
+    link = SimpleNamespace(
+        ask=lambda _make, _deadline: orders.pop(0),
+        job=JobKey("/store", "job"),
+        waits_for="",
+        group=SimpleNamespace(rank=0, world_size=1),
+    )
     closed = []
     order, found = rounds._run(link, None, lambda order: opened(order, closed))
     assert (order.agreed, found.tier, closed) == (True, Tier.PFS, [Tier.ARENA])

@@ -274,7 +274,7 @@ def test_equal_patterns_are_equal_however_a_rank_writes_them_down(given):
 
 
 def test_patterns_that_are_none_and_patterns_of_nothing(join, caplog):
-    with pytest.raises(ConfigError, match=r"per_rank is 'rng'"):
+    with pytest.raises(ConfigError, match=r"per_rank='rng' \(from connect\) is not allowed"):
         join(per_rank="rng")
     caplog.set_level(logging.WARNING, "ckptd_client")
     join(per_rank=["rgn"]).save({"rng": torch.ones(1)}, 1)
