@@ -39,7 +39,7 @@ OF_HANDLES = {
     "end": lambda client, handle, state: handle.end,
 }
 OF_HANDLES_ALLOWED = {
-    "step", "save_id", "reason", "reached", "known_milestone", "in_vain", "ended", "hear", "share", "fail",
+    "step", "save_id", "cause", "reason", "reached", "known_milestone", "in_vain", "ended", "hear", "share", "fail",
     "failed_here", "reopen", "began", "waits", "waits_in_vain", "known_end",
 }  # fmt: skip
 OTHERS = {
