@@ -215,9 +215,10 @@ class Arena:
                 return
         by_user = own < have
         slots = "" if what else f"{count} slots of {format_size(capacity)} = "
+        why = "" if what else " (a slot for each save in memory: slots_per_rank)"
         name = "budget_nbytes, set by you" if by_user else free.tightest.name
         raise BudgetError(
-            f"{what or f'rank {rank}'} needs {slots}{format_size(need)}, "
+            f"{what or f'rank {rank}'} needs {slots}{format_size(need)}{why}, "
             f"the arena has room for {format_size(max(0, min(have, own)))} more (limit: {name})",
             hint="raise budget_nbytes, or lower slots_per_rank to 2" if by_user else free.tightest.how_to_raise,
         )

@@ -8,7 +8,8 @@ import os
 
 import msgspec
 
-from ckptd.shared.files.mounts import Mount, mount_of, parse_mountinfo, relative_to
+from ckptd.shared.files.mounts import SHARED_MEMORY, Mount, mount_of, parse_mountinfo, relative_to
+from ckptd.system.config import default_arena
 
 _UNLIMITED = 1 << 60  # version 1 writes "no limit" as the largest page-aligned number
 _TMPFS_MARGIN = 1 / 64
@@ -161,10 +162,12 @@ def meminfo_limits(meminfo: str) -> list[Limit]:
 
 def tmpfs_limit(mount_point: str, free_nbytes: int) -> Limit:
     """The tmpfs that holds the arena."""
-    advice = (
-        f"mount -o remount,size=75% {mount_point}  (as root; Docker: docker run --shm-size=64g; "
-        "Kubernetes: an emptyDir with medium: Memory at /dev/shm)"
-    )
+    advice = f"as root: mount -o remount,size=75% {mount_point}; "
+    if mount_point == SHARED_MEMORY:
+        advice += "Docker: docker run --shm-size=64g; Kubernetes: an emptyDir with medium: Memory at /dev/shm; "
+        advice += "without these: CKPTD_SLOTS_PER_RANK=2, or more nodes"
+    else:
+        advice += f"without root: another tmpfs with room, such as CKPTD_ARENA={default_arena()}"
     return Limit(f"free bytes of {mount_point}", _less_margin(free_nbytes, _TMPFS_MARGIN), advice)
 
 

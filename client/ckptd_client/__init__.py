@@ -55,6 +55,11 @@ __all__ = [
     "register",
 ]
 
+for _name in __all__:  # a traceback names an error as a user imports it
+    _public = globals()[_name]
+    if isinstance(_public, type) and issubclass(_public, CkptdError):
+        _public.__module__ = __name__
+
 
 def __dir__() -> list[str]:
     """What is public, and nothing else."""

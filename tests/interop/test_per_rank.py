@@ -80,11 +80,11 @@ def test_tensors_of_any_kind_that_differ_are_named_and_no_others(tier, node):
     keys = "state['rng'], state['count'], state['noise'], and 1 more"
     for rank, one in enumerate(found):
         assert one["noise"] == torch.full((70,), (20 + rank) / 3).tolist()
-        told = f"ranks 0 to 3 saved {keys}, {OWN}; those of ranks 2 to 3 are dropped. No rank gets that of another with"
+        told = f"ranks 0 to 3 saved {keys}, {OWN}; those of ranks 2 to 3 are dropped; to have each rank"
         assert [note.startswith(told) for note in one["notes"]] == [True]
     assert log.count(keys) == (2 if tier == "load_from" else 1)
     found, log = again(4, 3)
     assert [one["count"] for one in found] == [20, 21, 20, 20]
     for one in found:
-        told = f"ranks 0 to 1 saved {keys}, {OWN}; ranks without one take that of rank 0. No rank gets that of another"
+        told = f"ranks 0 to 1 saved {keys}, {OWN}; ranks without one take that of rank 0; to have each rank"
         assert [note.startswith(told) for note in one["notes"]] == [True]

@@ -55,7 +55,8 @@ with connect("first") as client:
     client.save(state, 7)
 """,
         cause="UsageError: step 7 was already saved",
-        place="step 7 .* incarnation",
+        place="step 7 was already saved by this run",
+        never="in incarnation",
         hint="save each step once",
     ),
     Mistake(
@@ -338,8 +339,8 @@ with connect("first") as client:
     restored = client.load({"optimizer": optimizer.state_dict()})
     print("notes:", restored.notes)
 """,
-        cause="state_dict",
-        place="optimizer",
+        cause="^ckptd: warning: restored step 1, but your optimizer was not changed: .*state_dict",
+        place=r"state\['optimizer'\]\['param_groups'\]\[0\]\['lr'\]",
         hint="pass the objects?|load_state_dict",
         ends=0,
     ),
@@ -518,10 +519,10 @@ with connect("first") as client:
 with connect("first") as client:
     client.save({"big": torch.ones(2_000_000)}, 1).wait("staged", 10)
 """,
-        cause="SaveFailedError: .*needs 3 slots",
+        cause=r"SaveFailedError: .*needs 3 slots of .* \(a slot for each save in memory: slots_per_rank\)",
         place="step 1 .*rank 0",
-        hint="remount,size=|slots_per_rank|budget",
-        never=r"Memory at /dev/shm\)\)$",
+        hint="as root: mount -o remount,size=.*; without root: another tmpfs with room, such as CKPTD_ARENA=/dev/shm/",
+        never="Docker|Kubernetes",
     ),
     Mistake(
         name="prepare-too-large-a-state",
@@ -534,7 +535,8 @@ with connect("first") as client:
 """,
         cause="BudgetError: .*needs 3 slots",
         place="rank 0",
-        hint="remount,size=|slots_per_rank|budget",
+        hint="as root: mount -o remount,size=.*; without root: another tmpfs with room, such as CKPTD_ARENA=/dev/shm/",
+        never="Docker|Kubernetes",
     ),
     Mistake(
         name="gather-of-nothing",

@@ -341,7 +341,7 @@ if rank == 0:
 """,
         cause="notes: .*rank",
         place="state.*mine",
-        hint="per_rank|rank 1",
+        hint=r"warning: restored step 1, .*; to have each rank only ever get its own: connect\(per_rank=\['mine'\]\)",
         ranks=2,
         ends=0,
         within_s=60.0,

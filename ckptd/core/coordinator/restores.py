@@ -26,6 +26,13 @@ from ckptd.shared.base.ids import NO_RUN, JobKey, RunId, SaveId
 from ckptd.shared.protocol.messages import Tier
 from ckptd.shared.protocol.read_groups import MAX_GATES, Gate
 
+WHERE = {
+    Tier.ARENA: "in memory",
+    Tier.PEER: "from another node's memory",
+    Tier.REBUILT: "rebuilt from parity",
+    Tier.PFS: "on the store",
+}
+
 
 @dataclass(slots=True)
 class Round:
@@ -320,7 +327,7 @@ class Restores:
             return []
         del r.fetches[event.rank, node]
         if event.problem:
-            r.notes.append(f"{event.save}, rank {event.rank}, {event.tier}: {event.problem}")
+            r.notes.append(f"{event.save}, rank {event.rank}, {WHERE[event.tier]}: {event.problem}")
             r.damaged.add((event.save, event.tier, event.rank))
         else:
             r.damaged.discard((event.save, Tier.ARENA, event.rank))
@@ -388,14 +395,14 @@ class Restores:
         elif event.problem and r.order is not None and r.order.whole:
             r.failed = True
             r.unwhole.add(event.save)
-            r.notes.append(f"{event.save}, read by rank {event.rank}, {event.tier}: {event.problem}")
+            r.notes.append(f"{event.save}, read by rank {event.rank}, {WHERE[event.tier]}: {event.problem}")
         elif event.problem:
             r.failed = True
             r.damaged.add((event.save, event.tier, event.rank))
             if event.tier is not Tier.PFS:  # whichever way it came, it lies at the rank's node now
                 r.damaged.add((event.save, Tier.ARENA, event.rank))
                 r.moved.pop((event.save, event.rank, self._routes.home(event.rank)), None)
-            r.notes.append(f"{event.save}, rank {event.rank}, {event.tier}: {event.problem}")
+            r.notes.append(f"{event.save}, rank {event.rank}, {WHERE[event.tier]}: {event.problem}")
         if len(r.reported) < world_size:
             return []
         if r.failed:

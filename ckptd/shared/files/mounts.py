@@ -4,6 +4,7 @@ import re
 
 import msgspec
 
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 - where containers have it, too
 _ESCAPE_RE = re.compile(r"\\([0-7]{3})")
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from ckptd.shared.base.errors import BudgetError
+from ckptd.shared.files.mounts import SHARED_MEMORY
 from ckptd.shared.format.arena_paths import BALLAST
 
 _FLAGS = os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # the last: a pipe would hold us
@@ -85,10 +86,9 @@ def how_to_free(directory: str) -> str:
     mount = _mount_point(_existing(directory))
     found = os.statvfs(mount)
     option = "nr_inodes=2m" if found.f_files and not found.f_favail else "size=75%"
-    return (
-        f"du -sh {mount}/* shows who has it: rm what nobody needs, or, as root, mount -o remount,{option} {mount} "
-        "(Docker: docker run --shm-size=64g)"
-    )
+    docker = " (Docker: docker run --shm-size=64g)" if mount == SHARED_MEMORY else ""
+    free = f"du -sh {mount}/* shows who has it: rm what nobody needs"
+    return f"{free}, or, as root, mount -o remount,{option} {mount}{docker}"
 
 
 def _path(arena: str) -> str:

@@ -164,7 +164,7 @@ def _patterns(argument: str, given: object, example: str) -> tuple[str, ...]:
 def is_dual(layout: str) -> bool:
     """Whether images hold torch.save archives for stock readers. Raises ConfigError."""
     if layout not in ("dual", "plain"):
-        must = '"dual", or "plain" for safetensors images without .metadata'
+        must = '"dual", or "plain" for safetensors files without .metadata'
         raise not_allowed(ConfigError, "layout", layout, must, "dual")
     return layout == "dual"
 

@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 _SHOWN = 5
-LENIENT = "add strict=False to load what both have: notes then name the rest"
+LENIENT = "add strict=False to load what both have: the notes of what it returns list the rest"
 
 
 def all_of(*hints: str) -> str:

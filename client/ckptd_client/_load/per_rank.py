@@ -119,7 +119,7 @@ class Comparison:
             if not parts:
                 continue
             text = f"{ranks_of(holders)} saved {listed([places[name] for name in found])}, {what}; {', '.join(parts)}"
-            out.append(f"{text}. No rank gets that of another with connect(per_rank=[{found[0]!r}]){more}")
+            out.append(f"{text}; to have each rank only ever get its own: connect(per_rank=[{found[0]!r}]){more}")
         return out
 
 

@@ -40,6 +40,6 @@ def finished(state: dict[str, Any], segment: "Segment", notes: Iterable[str], *,
     common = [*notes, *segment.notes, *told]
     own = segment.fit.own_notes  # of this rank alone
     for note in [*common, *own] if rank == 0 else own:
-        log.warning("ckptd: restored step %d although: %s", segment.save.step, note)
+        log.warning("ckptd: warning: restored step %d, but %s", segment.save.step, note)
     seconds = time.perf_counter() - began
     return Restored(segment.save.step, str(segment.tier), seconds, segment.nbytes, [*common, *own], state)

@@ -23,8 +23,9 @@ def notes_of(state: Any, leaves: Iterable[tuple[Path, Any]]) -> list[str]:
         if owner is not None and not same_plain(_at(state, path), value):
             found.setdefault(owner[0], (owner[1], []))[1].append(format_path(path))
     return [
-        f"{format_path(place)} is a dict that state_dict() gave, and no {kind} sees what is put into it: "
-        f"{listed(keys)}; pass load the {kind} itself, or give restored.{format_path(place)} to its load_state_dict"
+        f"your {kind} was not changed: {format_path(place)} is a dict that state_dict() gave, and no {kind} sees what "
+        f"is put into it: {listed(keys)}; "
+        f"pass load the {kind} itself, or give restored.{format_path(place)} to its load_state_dict"
         for place, (kind, keys) in found.items()
     ]
 

@@ -49,7 +49,7 @@ class RankFile:
     def __init__(self, arena: str, job: JobKey, rank: int, session: str) -> None:
         self.path = os.path.join(arena, arena_paths.job_dir(job), arena_paths.rank_file_name(rank, session))
         try:
-            with spare_pages.told_when_full(arena, f"the file that says that rank {rank} lives"):
+            with spare_pages.told_when_full(arena, f"a small file of rank {rank}"):
                 make_directory(arena)
                 self._make(arena, rank_file.encode(rank_file.RankRecord(job, rank, session, os.uname().nodename)))
         except OSError as error:

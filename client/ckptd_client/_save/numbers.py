@@ -91,7 +91,7 @@ class Numbers:
         step = settings.as_step(step)
         if step in self._steps and not self._was_in_vain(step):
             raise UsageError(
-                f"step {step} was already saved in incarnation {self._link.incarnation}",
+                f"step {step} was already saved by this run, since it began or loaded last",
                 hint="save each step once; to go back to an older step, load it first",
             )
         return step

@@ -139,7 +139,7 @@ class CkptdReader(StorageReader):
         assert self._checkpoint is not None  # noqa: S101 - read_metadata made it
         self._notes += notes
         for note in notes if rank == 0 else ():
-            log.warning("ckptd: step %d is loaded although: %s", self._checkpoint.save.step, note)
+            log.warning("ckptd: warning: step %d is loaded, but %s", self._checkpoint.save.step, note)
 
     def _like(self, rank: int) -> int:
         """The rank whose own values this one goes on with."""

@@ -1,8 +1,10 @@
 """What cannot be saved is told at once, with the place or the numbers; what may change between saves just works."""
 
 import os
+import pickle
 import re
 import time
+import traceback
 
 import numpy as np
 import pytest
@@ -117,7 +119,7 @@ def test_a_step_is_a_natural_number(step, join):
 def test_a_step_is_saved_once(join):
     client = join()
     client.save({"w": torch.ones(1)}, 3)
-    with pytest.raises(UsageError, match="step 3 was already saved in incarnation 1"):
+    with pytest.raises(UsageError, match="step 3 was already saved by this run"):
         client.save({"w": torch.ones(1)}, 3)
     assert client.save({"w": torch.ones(1)}, 2).wait("durable", 20).end == "durable"
     assert client.latest() == 2, "newest is what was saved last"
@@ -402,3 +404,11 @@ def test_a_module_that_does_not_take_its_state_is_told_where(join):
     client.save({"m": torch.nn.Linear(2, 3)}, 0).wait("durable", 20)
     with pytest.raises(MismatchError, match=r"state\['m'\]: Linear does not take"):
         client.load({"m": torch.nn.Linear(3, 2)})
+
+
+def test_an_error_has_the_name_that_a_user_imports_and_can_be_pickled():
+    error = ckptd_client.UsageError("what", hint="how")
+    assert traceback.format_exception_only(error)[0] == "ckptd_client.UsageError: what\n  hint: how\n"
+    again = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own
+    assert type(again) is ckptd_client.UsageError
+    assert str(again) == str(error)

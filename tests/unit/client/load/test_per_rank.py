@@ -56,8 +56,8 @@ def test_fewer_ranks_say_whose_values_are_dropped(stored):
         assert state["rng"].tolist() == [rank] * 16
         assert state["python"] == random.Random(rank).getstate()
         text = "ranks 0 to 3 saved state['python'], state['rng'], each a value of its own; those of ranks 2 to 3 are"
-        assert [note.partition(". No rank")[0] for note in notes] == [f"{text} dropped"]
-        assert notes[0].endswith("No rank gets that of another with connect(per_rank=['python'])")
+        assert [note.partition("; to have")[0] for note in notes] == [f"{text} dropped"]
+        assert notes[0].endswith("to have each rank only ever get its own: connect(per_rank=['python'])")
         assert own == []
 
 
@@ -65,7 +65,7 @@ def test_more_ranks_say_whose_values_they_take(stored):
     found = stored(2)
     state, notes, _ = load(found, 3, 4)
     assert state["rng"].tolist() == [0] * 16
-    text = "state['python'], state['rng'], each a value of its own; ranks without one take that of rank 0."
+    text = "state['python'], state['rng'], each a value of its own; ranks without one take that of rank 0; to have"
     assert [text in note for note in notes] == [True]
 
 
@@ -94,7 +94,7 @@ def test_a_tensor_of_any_kind_that_differs_is_named_and_one_that_does_not_is_not
         state, notes, _ = load(found, 0, world_size, state=of(0, 0))
         assert torch.equal(state["x"]["y"], KINDS[kind](0))
         assert [note.partition(", each")[0] for note in notes] == ["ranks 0 to 3 saved state['x']['y']"]
-        assert notes[0].endswith("No rank gets that of another with connect(per_rank=['x.y'])")
+        assert notes[0].endswith("to have each rank only ever get its own: connect(per_rank=['x.y'])")
         _, notes, _ = load(found, 0, world_size, Named(per_rank=("x",)), state=of(0, 0))
         assert not any("each a value" in note for note in notes)
     alike = stored(3, lambda rank: of(rank, 2))
