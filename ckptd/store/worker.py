@@ -25,7 +25,7 @@ from ckptd.store import commit
 from ckptd.store.drain import drain
 from ckptd.store.files import FileLayer
 from ckptd.store.identity import OpenedStore, check_store, open_store
-from ckptd.store.in_the_way import occupied
+from ckptd.store.in_the_way import in_the_way
 from ckptd.store.incarnations import claim, take
 from ckptd.store.messages import (
     DAEMON,
@@ -69,9 +69,10 @@ _THREADS = 6  # requests at once: a hung one leaves five
 _RECEIVE_NBYTES = 1 << 20
 _PROGRESS_PERIOD_S = 0.1
 _PR_SET_PDEATHSIG = 1
+_KEEP_FEWER = "to keep fewer from now on: CKPTD_KEEP_LAST=1, or keep_last = 1 in the daemon's configuration"
 _HINTS = {
-    errno.ENOSPC: "free space on the store, or keep fewer checkpoints: keep_last",
-    errno.EDQUOT: f"{limit_met(errno.EDQUOT)}; or keep fewer checkpoints: keep_last",
+    errno.ENOSPC: f"free space on the store, such as ckptd prune STORE/JOB --keep-last 1; {_KEEP_FEWER}",
+    errno.EDQUOT: f"{limit_met(errno.EDQUOT)}; {_KEEP_FEWER}",
     errno.EFBIG: limit_met(errno.EFBIG),
     errno.ENOENT: "is it mounted? ckptd makes the store's own directory, never the one above it",
     errno.ENOTDIR: "the store must be a directory: set store to another path",
@@ -112,7 +113,7 @@ class Worker:
             self._send(self._carry_out(request))
         except OSError as error:
             name = errno.errorcode.get(error.errno or 0, "")
-            text, hint = occupied(error, self._root) or (str(error), _HINTS.get(error.errno or 0, ""))
+            text, hint = in_the_way(error, self._root) or (str(error), _HINTS.get(error.errno or 0, ""))
             self._send(Failed(request.id, "os", name, text, hint))
         except CkptdError as error:
             self._send(Failed(request.id, error.code, "", error.message, error.hint))
