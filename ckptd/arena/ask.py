@@ -34,6 +34,7 @@ from ckptd.shared.protocol.messages import (
     encode,
 )
 from ckptd.shared.protocol.status import SCHEMA, Status
+from ckptd.system.config import default_arena
 
 _MAX_STATUS_NBYTES = 64 * MAX_MESSAGE_NBYTES  # a status grows with the ranks of a node, a request does not
 _LOOK_MS = 500
@@ -43,6 +44,10 @@ def ask_status(arena: str, timeout_s: float) -> Status:
     """The whole picture of the daemon that holds arena. Raises ConnectError."""
     with Daemon(arena, timeout_s) as daemon:
         return daemon.status()
+
+
+class NoDaemonError(ConnectError):
+    """No daemon runs in the arena, or there is no arena."""
 
 
 class Daemon:
@@ -173,7 +178,7 @@ class Daemon:
 
 
 def require_daemon(arena: str) -> int:
-    """Pid of the daemon that holds arena, 0 if it is outside our pid namespace. Raises ConnectError when there is none.
+    """Pid of the daemon that holds arena, 0 if it is outside our pid namespace. Raises NoDaemonError, ConnectError.
 
     Only asks for the lock: taking it to see whether it is free could turn away a daemon that starts at this moment.
     """
@@ -183,7 +188,9 @@ def require_daemon(arena: str) -> int:
     except OSError:
         found = None
     if found is None or not stat.S_ISDIR(found.st_mode):
-        raise ConnectError(f"no daemon: there is no arena at {arena}", hint=start)
+        own = default_arena()
+        hint = f"--arena or CKPTD_ARENA names another one; ckptd run starts a daemon in {own} where neither does"
+        raise NoDaemonError(f"no daemon: there is no arena at {arena}", hint=start if arena == own else hint)
     if os.geteuid() not in (0, found.st_uid):  # somebody may have made one in this user's name
         raise _of_somebody_else(arena)
     try:
@@ -196,8 +203,8 @@ def require_daemon(arena: str) -> int:
         return pid
     if os.path.exists(os.path.join(arena, arena_paths.SOCKET)):
         message = f"no daemon: {arena} has a socket, but the process that made it is gone"
-        raise ConnectError(message, hint=f"what is staged there waits for the next one: ckptd run --arena {arena}")
-    raise ConnectError(f"no daemon: {arena} is there, but no daemon runs in it", hint=start)
+        raise NoDaemonError(message, hint=f"what is staged there waits for the next one: ckptd run --arena {arena}")
+    raise NoDaemonError(f"no daemon: {arena} is there, but no daemon runs in it", hint=start)
 
 
 def _of_somebody_else(arena: str) -> ConnectError:

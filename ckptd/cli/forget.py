@@ -1,13 +1,15 @@
 """``ckptd forget``: give back the memory of a job that no longer runs."""
 
+import contextlib
 import os
 
 import click
 
-from ckptd.arena.ask import Daemon
+from ckptd.arena.ask import Daemon, NoDaemonError
 from ckptd.cli import common
 from ckptd.shared.base.errors import UsageError
 from ckptd.shared.base.ids import JobKey
+from ckptd.shared.format.arena_paths import JOBS
 from ckptd.shared.protocol.status import Status
 from ckptd.system import human
 
@@ -25,15 +27,32 @@ def command(  # noqa: PLR0913, PLR0917 - one for each flag
     job: str, arena: str | None, store: str | None, force: bool, timeout_s: float, as_json: bool
 ) -> int:
     """Give back the memory of JOB, which no longer runs. What lies on its store stays."""
-    with Daemon(common.arena_of(arena), timeout_s) as daemon:
-        chosen = _chosen(daemon.status(), job, store)
-        freed = daemon.forget(chosen, force=force)
+    where = common.arena_of(arena)
+    try:
+        with Daemon(where, timeout_s) as daemon:
+            chosen = _chosen(daemon.status(), job, store)
+            freed = daemon.forget(chosen, force=force)
+    except NoDaemonError:
+        raise _without_daemon(where, job) from None
     if as_json:
         found = {"job": chosen.job, "store": chosen.store, "slots": freed.slots, "nbytes": freed.nbytes}
         common.print_json({"schema": SCHEMA, **found})
     else:
         click.echo(f"{chosen.job}: freed {human.size(freed.nbytes)} in {human.counted(freed.slots, 'slot')}")
     return 0
+
+
+def _without_daemon(arena: str, job: str) -> NoDaemonError:
+    """What lies in the arena can be seen by names alone; only a daemon knows what may go."""
+    names: set[str] = set()
+    with contextlib.suppress(OSError):
+        names = {name.rpartition("-")[0] for name in os.listdir(os.path.join(arena, JOBS))}
+    if job in names:
+        again = f"ckptd run --arena {arena} in another terminal, then again: ckptd forget {job} --arena {arena}"
+        return NoDaemonError(f"job {job} lies in {arena}, and no daemon runs there to give its memory back", hint=again)
+    there = f"it has {', '.join(sorted(names))}" if names else "no job's memory is there"
+    hint = "a job's memory in another arena: ckptd forget JOB --arena DIR; what lies on a store stays: ckptd list STORE"
+    return NoDaemonError(f"there is no job {job} in {arena}: {there}, and no daemon runs there", hint=hint)
 
 
 def _chosen(status: Status, name: str, store: str | None) -> JobKey:

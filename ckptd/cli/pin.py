@@ -4,6 +4,7 @@ import os
 
 import click
 
+from ckptd.checkpoint.whereabouts import where_checkpoints_are
 from ckptd.cli import common
 from ckptd.shared.base.errors import UsageError
 from ckptd.shared.base.ids import JobKey, parse_dirname
@@ -42,5 +43,6 @@ def named(path: str) -> tuple[JobKey, str]:
     """The job, and the checkpoint's directory in it."""
     head, name = os.path.split(path)
     if parse_dirname(name) is None:
-        raise UsageError(f"{path} is no checkpoint", hint="give its directory, or the job's link latest")
+        what = "is no checkpoint's directory" if os.path.lexists(path) else "does not exist"
+        raise UsageError(f"{path} {what}", hint=where_checkpoints_are(path))
     return JobKey(*os.path.split(head)), name

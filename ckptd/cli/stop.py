@@ -6,7 +6,7 @@ import time
 import click
 import msgspec
 
-from ckptd.arena.ask import Daemon, ask_status
+from ckptd.arena.ask import Daemon, NoDaemonError, ask_status
 from ckptd.cli import common
 from ckptd.cli.drain import newest_staged
 from ckptd.shared.base.errors import ConnectError, UsageError, WaitTimeoutError
@@ -20,6 +20,7 @@ from ckptd.system.units import parse_duration_s
 SCHEMA = 1
 _LOOK_AGAIN_S = 0.02
 _ANSWER_S = 5.0
+_SHOWN = 3
 
 
 class Remains(msgspec.Struct, kw_only=True):
@@ -43,7 +44,11 @@ def command(arena: str | None, wait: bool, timeout: str, as_json: bool) -> int:
     One that a client started also drains the newest checkpoint of each job in that time.
     """
     where = common.arena_of(arena)
-    before = ask_status(where, _ANSWER_S)
+    try:
+        before = ask_status(where, _ANSWER_S)
+    except NoDaemonError:
+        text = f"no daemon runs in {where}: there is nothing to stop"
+        raise NoDaemonError(text, hint="one with another arena: ckptd stop --arena DIR") from None
     status = _stop(where, before, _seconds(timeout)) if wait else _ask(where)
     remains = _remains(status)
     if as_json:
@@ -51,14 +56,16 @@ def command(arena: str | None, wait: bool, timeout: str, as_json: bool) -> int:
         common.print_json({"schema": SCHEMA, **found, "jobs": remains})
         return 0
     click.echo(f"the daemon (pid {status.pid}) of {where} {'has ended' if wait else 'is ending'}")
+    run = f"ckptd run --arena {where}"
     for one in remains:
         click.echo(_sentence(one))
     for job in status.jobs:
         if any(rank.alive for rank in job.ranks):
-            click.echo(f"{job.job} still runs: its saves fail until a daemon is there, or start one themselves")
+            click.echo(f"{job.job} still runs: a daemon that its clients started they start again; else: {run}")
     if status.used_nbytes:
         used = human.size(status.used_nbytes)
-        click.echo(f"{used} stay in {where} for the next daemon: ckptd run, or give a job up first: ckptd forget JOB")
+        names = " or ".join(job.job for job in status.jobs[:_SHOWN]) or "JOB"
+        click.echo(f"{used} stay in {where} for the next daemon: {run}; that frees them: ckptd forget {names}")
     return 0
 
 

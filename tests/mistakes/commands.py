@@ -7,6 +7,15 @@ def _typed(name: str, command: str, *, cause: str, place: str, hint: str, ends: 
     return Mistake(name=name, typed=f"$ {command}", cause=cause, place=place, hint=hint, ends=ends, **more)
 
 
+_SAVED = """(ckptd run >run.log 2>&1 </dev/null &) ; until [ -S $ARENA/ckptd.sock ]; do sleep 0.1; done
+python - <<'END'
+import os, torch, ckptd_client
+with ckptd_client.connect("first") as client:
+    client.save({{"model": torch.ones(3)}}, 1).wait("durable")
+    {end}
+END
+"""
+
 MISTAKES = (
     _typed(
         "verb-misspelt",
@@ -29,7 +38,8 @@ MISTAKES = (
         "ckptd status --arena /nowhere",
         cause="no daemon|no arena",
         place="/nowhere",
-        hint="hint|--arena",
+        hint=r"hint: --arena or CKPTD_ARENA names another one; ckptd run starts a daemon in /dev/shm/ckptd-",
+        never="ckptd run --arena /nowhere",
         ends=3,
     ),
     _typed(
@@ -40,14 +50,23 @@ MISTAKES = (
         hint="ckptd run|hint",
         ends=3,
     ),
-    _typed("stop-without-daemon", "ckptd stop", cause="no daemon", place="/dev/shm/ckptd-test", hint="", ends=3),
+    _typed(
+        "stop-without-daemon",
+        "ckptd stop",
+        cause="no daemon runs in .*: there is nothing to stop",
+        place="/dev/shm/ckptd-test",
+        hint="hint: one with another arena: ckptd stop --arena DIR",
+        never="ckptd run",
+        ends=3,
+    ),
     _typed("forget-nothing", "ckptd forget", cause="[Mm]issing argument", place="JOB", hint="Usage|--help"),
     _typed(
         "forget-unknown-job",
         "ckptd forget frist",
-        cause="no daemon",
-        place="frist|/dev/shm/ckptd-test",
-        hint="ckptd status|hint",
+        cause="there is no job frist in .*: no job's memory is there, and no daemon runs there",
+        place="/dev/shm/ckptd-test",
+        hint="hint: .*: ckptd forget JOB --arena DIR",
+        never="ckptd run",
         ends=3,
     ),
     _typed("list-nowhere", "ckptd list /nowhere", cause="No such file", place="/nowhere", hint="hint", ends=2),
@@ -80,7 +99,11 @@ MISTAKES = (
     ),
     _typed("export-without-out", "ckptd export $STORE", cause="[Mm]issing argument", place="OUT", hint="--help"),
     _typed(
-        "export-nowhere", "ckptd export /nowhere out", cause="does not exist|no such", place="/nowhere", hint="hint"
+        "export-nowhere",
+        "ckptd export /nowhere out",
+        cause="/nowhere does not exist",
+        place="/nowhere",
+        hint="hint: give the directory of a checkpoint, such as STORE/JOB/latest",
     ),
     _typed(
         "export-a-store",
@@ -105,18 +128,40 @@ MISTAKES = (
         hint="--keep-last|hint",
     ),
     _typed(
+        "pin-a-step-as-one-would-name-it",
+        _SAVED.format(end="pass") + "ckptd pin $STORE/first/step-1",
+        cause="^error: /place/store/first/step-1 does not exist",
+        place="/place/store/first",
+        hint="hint: ckptd list /place/store/first shows what is there; the newest: /place/store/first/latest",
+    ),
+    _typed(
+        "publish-a-job",
+        _SAVED.format(end="pass") + "ckptd publish $STORE/first --to out",
+        cause="^error: /place/store/first is no checkpoint's directory",
+        place="/place/store/first",
+        hint="hint: ckptd list /place/store/first shows what is there; the newest: /place/store/first/latest",
+    ),
+    _typed(
+        "forget-misspelt-job-after-stop",
+        _SAVED.format(end="os._exit(0)") + "ckptd stop --wait; ckptd forget frist; ckptd forget first",
+        cause="^error: there is no job frist in .*: it has first, and no daemon runs there",
+        place=r"stay in /dev/shm/\S+ for the next daemon: ckptd run --arena \S+; that frees them: ckptd forget first$",
+        hint=r"hint: ckptd run --arena \S+ in another terminal, then again: ckptd forget first --arena /dev/shm/",
+        ends=3,
+    ),
+    _typed(
         "pin-nothing",
         "ckptd pin $STORE/first/step-1",
-        cause="does not exist|no checkpoint",
+        cause="/place/store/first/step-1 does not exist",
         place="/place/store/first",
-        hint="hint",
+        hint="hint: give the directory of a checkpoint, such as STORE/JOB/latest",
     ),
     _typed(
         "rebuild-nothing",
         "ckptd rebuild $HOME",
-        cause="no (checkpoint|manifest|parity)",
+        cause="/place/home is no checkpoint's directory",
         place="/place/home",
-        hint="hint",
+        hint="hint: give the directory of a checkpoint, such as STORE/JOB/latest",
     ),
     _typed(
         "keygen-over-another",
@@ -177,8 +222,8 @@ MISTAKES = (
     _typed(
         "publish-nothing",
         "ckptd publish $STORE/first --to out",
-        cause="does not exist|no",
+        cause="/place/store/first does not exist",
         place="/place/store/first",
-        hint="hint",
+        hint="hint: give the directory of a checkpoint, such as STORE/JOB/latest",
     ),
 )

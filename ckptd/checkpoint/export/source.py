@@ -13,6 +13,7 @@ import msgspec
 from ckptd.checkpoint.export.names import HasTensors
 from ckptd.checkpoint.export.plan import Tensor, whole_tensors
 from ckptd.checkpoint.export.read import SourceFile
+from ckptd.checkpoint.whereabouts import where_checkpoints_are
 from ckptd.shared.base.errors import UsageError, parted
 from ckptd.shared.base.ids import JobKey, SaveId, parse_dirname, parse_partial_dirname
 from ckptd.shared.format.committed import TRASH_PREFIX, Finding, open_sound, read_vote_of
@@ -150,7 +151,7 @@ def find(path: str, integrity: Integrity = XXH3) -> tuple[str, list[str]]:
     if parse_partial_dirname(base) is not None or base.startswith(TRASH_PREFIX):
         return path, []  # open_committed says what it is
     if not os.path.exists(path):
-        raise UsageError(f"{path} does not exist", hint=f"see what is there: ckptd list {os.path.dirname(path)}")
+        raise UsageError(f"{path} does not exist", hint=where_checkpoints_are(path))
     there = any(os.path.lexists(os.path.join(path, name)) for name in (COMMITTED, MANIFEST))
     if there or parse_dirname(base) is not None:
         return path, []

@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass, field
 
 from ckptd.checkpoint.repair.files import IMAGES, Bytes
+from ckptd.checkpoint.whereabouts import where_checkpoints_are
 from ckptd.parity.plan import Map, map_of
 from ckptd.parity.record import Record, code_of, decode_record, set_name
 from ckptd.shared.base.errors import DamagedError, UsageError
@@ -74,7 +75,8 @@ def open_checkpoint(path: str, integrity: Integrity = XXH3) -> Checkpoint:
     ours = parse_dirname(base) or parse_partial_dirname(base) or base.startswith(TRASH_PREFIX)
     there = any(os.path.lexists(os.path.join(path, name)) for name in (COMMITTED, MANIFEST))
     if not os.path.isdir(path) or not (ours or there):
-        raise UsageError(f"{path} is no checkpoint's directory", hint=f"see what is there: ckptd list {path}")
+        what = "is no checkpoint's directory" if os.path.lexists(path) else "does not exist"
+        raise UsageError(f"{path} {what}", hint=where_checkpoints_are(path))
     manifest = open_sound(path, FileLayer(integrity=integrity), RECORDS)  # what else is wrong is to be mended
     images = {r.rank: Bytes(path, r.extents(), r.digests, r.nbytes, integrity) for r in manifest.files}
     found = Checkpoint(path, manifest, images, integrity=integrity)

@@ -127,7 +127,7 @@ def test_an_answer_of_another_shape_names_the_version_in_it(arena, held):
 def test_no_arena(arena):
     with pytest.raises(ConnectError, match="there is no arena at") as caught:
         ask_status(f"{arena}/none", 5)
-    assert "ckptd run --arena" in caught.value.hint
+    assert "--arena or CKPTD_ARENA names another one; ckptd run starts a daemon in " in caught.value.hint
 
 
 def test_an_arena_without_daemon(arena):

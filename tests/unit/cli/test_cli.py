@@ -233,7 +233,7 @@ def test_no_daemon(ckptd, tmp_path, verb):
     code, out, err = ckptd(verb, "--arena", str(tmp_path / "none"))
     assert (code, out) == (3, "")
     assert err.startswith("error: no daemon: there is no arena at")
-    assert "hint: start one with ckptd run --arena" in err
+    assert "hint: --arena or CKPTD_ARENA names another one; ckptd run starts a daemon in /dev/shm/ckptd-" in err
 
 
 def test_status_without_an_arena_says_where_daemons_come_from(ckptd, tmp_path):
