@@ -40,7 +40,7 @@ def write_keys(path: str, keys: KeyPair) -> None:
 def read_keys(path: str) -> KeyPair:
     """The pair in a file of `ckptd keygen`. Raises ConfigError when it is none, or others may read it."""
     named = f"key_file {path}"
-    text = read_private(path, named=named, make=_MAKE)
+    text = read_private(path, named=named, make=f"a new pair, the same on all nodes: {_MAKE} FILE")
     try:
         keys = msgspec.convert(tomllib.loads(text), KeyPair)
     except (ValueError, msgspec.ValidationError):

@@ -89,7 +89,7 @@ def connect(  # noqa: PLR0913 - keyword-only settings
         settings = Settings(
             arena=place,
             cadence=_settings.parse_cadence(drain_every),
-            autostart=not os.environ.get("CKPTD_NO_AUTOSTART") if start is None else as_flag("start", start),
+            unstarted=_settings.why_unstarted(start),
             takeover=as_flag("takeover", takeover),
             store_id=_settings.as_store_id(store_id, key.store),
             connect_timeout_s=patience_s,

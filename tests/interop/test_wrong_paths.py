@@ -40,7 +40,7 @@ def places(node, tmp_path):
     shutil.copytree(os.path.join(node.store, "wrong"), store / "wrong", symlinks=True)
     shutil.copytree(os.path.join(node.store, "wrong"), store / "other", symlinks=True)
     return {
-        "job": (os.path.join(node.store, "wrong"), "holds checkpoints, and is none", "wrong/latest'"),
+        "job": (os.path.join(node.store, "wrong"), "the directory of a job, not of one checkpoint", "wrong/latest'"),
         "store": (str(store), "is a store, with the jobs other, wrong", "store/other/latest'"),
         "missing": (str(tmp_path / "misspelt"), "misspelt does not exist", "directory of a checkpoint"),
         "empty": (str(tmp_path / "empty"), "holds no checkpoint", "safetensors"),

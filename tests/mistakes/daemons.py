@@ -32,9 +32,10 @@ with connect("first") as client:
     handle = client.save(state, 2)
     handle.wait("staged", 5)
 """,
-        cause="(WaitTimeout|Connect)Error: .*no daemon",
+        cause="ConnectError: no daemon .*; CKPTD_NO_AUTOSTART is set",
         place="step 2",
-        hint="ckptd run",
+        hint=r"hint: start it as it was started before, such as ckptd run --arena \S+ in another terminal",
+        never=r"connect\(start=True\)",
     ),
     Mistake(
         name="daemon-frozen",
@@ -96,9 +97,9 @@ with connect("first") as client:
         typed="""
 connect("first", start=False, connect_timeout_s=3)
 """,
-        cause="ConnectError: no daemon listens",
+        cause=r"ConnectError: no daemon listens .*; start=False \(from connect\)",
         place="ckptd.sock",
-        hint="ckptd run",
+        hint=r"ckptd run --arena .*connect\(start=True\)",
     ),
     Mistake(
         name="daemon-of-other-arena",
@@ -106,9 +107,9 @@ connect("first", start=False, connect_timeout_s=3)
         typed="""
 connect("first", start=False, connect_timeout_s=3)
 """,
-        cause="ConnectError: no daemon listens",
+        cause=r"ConnectError: no daemon listens .*; start=False \(from connect\)",
         place="/dev/shm/ckptd-test-.*ckptd.sock",
-        hint="ckptd run",
+        hint=r"hint: if yours runs with another arena: connect\(arena=...\) as its --arena",
     ),
     Mistake(
         name="two-daemons",

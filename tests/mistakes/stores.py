@@ -284,9 +284,9 @@ with connect("first") as client:
 with connect("first") as client:
     client.load_from("$STORE/first", state)
 """,
-        cause="UsageError: .*holds checkpoints, and is none",
+        cause="UsageError: /place/store/first is the directory of a job, not of one checkpoint",
         place="/place/store/first",
-        hint="first/latest",
+        hint=r"hint: client.load_from\('/place/store/first/latest', state\)$",
     ),
     Mistake(
         name="load-from-a-pickle",
@@ -296,9 +296,9 @@ torch.save(model, "old/model.pt")
 with connect("first") as client:
     client.load_from(os.path.abspath("old"), state)
 """,
-        cause="UsageError: .*holds no checkpoint",
+        cause="UsageError: /place/home/old holds no checkpoint that load_from reads; model.pt there is a torch.save",
         place="/place/home/old",
-        hint="safetensors|torch.load",
+        hint=r"hint: torch.load\('/place/home/old/model.pt'",
     ),
     Mistake(
         name="load-from-a-broken-safetensors",

@@ -13,7 +13,7 @@ from ckptd.shared.files.private import read_private, write_private
 from ckptd.shared.format.integrity import KEY_NBYTES, XXH3, Integrity, Keyed
 
 KINDS: Final = ("auto", "xxh3", "keyed")
-_MAKE: Final = "ckptd keygen --integrity"
+_MAKE: Final = "ckptd keygen --integrity"  # a new key fits no checkpoint that was made with another
 
 
 class _KeyFile(msgspec.Struct, frozen=True):
@@ -34,7 +34,8 @@ def write_key(path: str) -> Keyed:
 def read_key(path: str) -> Keyed:
     """The key in a file of `ckptd keygen --integrity`. Raises ConfigError when it is none, or others may read it."""
     named = f"integrity_key_file {path}"
-    text = read_private(path, named=named, make=_MAKE)
+    make = f"only for a job that has no keyed checkpoints yet, a new key: {_MAKE} FILE"
+    text = read_private(path, named=named, make=make)
     import tomllib  # noqa: PLC0415 - a client without a key starts without it
 
     try:
@@ -42,7 +43,7 @@ def read_key(path: str) -> Keyed:
     except (ValueError, msgspec.ValidationError):
         key = b""
     if len(key) != KEY_NBYTES:
-        raise ConfigError(f"{named} holds no integrity key", hint=f"{_MAKE} makes one")
+        raise ConfigError(f"{named} holds no integrity key", hint=make)
     return Keyed(key)
 
 

@@ -28,8 +28,8 @@ def write_private(path: str, text: str) -> None:
 def read_private(path: str, *, named: str, make: str) -> str:
     """The text, with a sign of replacement for what is no ASCII.
 
-    named: what the user calls the file; make: the command that makes one, for hints. Raises ConfigError when it cannot
-    be read, is not this user's, or others may read it.
+    named: what the user calls the file; make: the command that makes one, and when it is of use, for hints. Raises
+    ConfigError when it cannot be read, is not this user's, or others may read it.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -37,7 +37,8 @@ def read_private(path: str, *, named: str, make: str) -> str:
             found = os.fstat(fd)
             if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
                 text = f"{named} must be a file of uid {os.geteuid()} that nobody else can read"
-                raise ConfigError(text, hint=f"chmod 600 {path}, or make another: {make}")
+                raise ConfigError(text, hint=f"chmod 600 {path}; {make}")
             return file.read(_MAX_NBYTES).decode("ascii", "replace")
     except OSError as error:
-        raise ConfigError(f"cannot read {named}: {error.strerror}", hint=f"{make} makes one") from None
+        hint = f"is the path right, and is its file system mounted? {make}"
+        raise ConfigError(f"cannot read {named}: {error.strerror}", hint=hint) from None

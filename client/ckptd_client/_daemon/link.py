@@ -35,7 +35,7 @@ from ckptd.shared.protocol.topology import Topology
 from ckptd_client._daemon.channel import Channel, ChannelLostError, PreemptedError, Push, channel_listens
 from ckptd_client._daemon.one_per_job import Holding
 from ckptd_client._daemon.options import Settings
-from ckptd_client._daemon.reach import reach, say_started, until_one_stays
+from ckptd_client._daemon.reach import reach, say_started, starts_of, until_one_stays
 from ckptd_client._daemon.siblings import cause_of
 from ckptd_client._daemon.topology import check_alike, failure_told, gather, why_unprotected, word_of
 from ckptd_client._local.rank import Group
@@ -264,7 +264,7 @@ class Link:
 
     def _open_channel(self, deadline: float) -> None:
         self._channel = Channel(self._socket_path, self._hear, self._give_way)
-        starts = self.settings.proof.flags if self._restartable else None
+        starts = starts_of(self.settings, here=self._restartable, again=self.attachments > 0)
         try:
             log_of_new = reach(self._channel, self.settings.arena, starts, deadline)
         except CkptdError:

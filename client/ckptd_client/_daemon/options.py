@@ -18,9 +18,9 @@ class Settings:
 
     arena: str
     cadence: Cadence
-    autostart: bool
     takeover: bool
     connect_timeout_s: float
+    unstarted: str = ""  # why connect starts no daemon, with the way to have it start one; empty: it does
     store_id: str = ""  # empty: none in particular
     pickle_keys: PickleKeys = NO_PICKLE
     redundancy: Scheme | None = None  # None: as rank 0's daemon is configured
@@ -29,6 +29,11 @@ class Settings:
     verify: Verify = DRAINED
     proof: Proof = UNPROVED
     named: Named = NOTHING_NAMED  # what each rank has for itself, and what all hold alike
+
+    @property
+    def autostart(self) -> bool:
+        """Whether connect starts a daemon where none runs."""
+        return not self.unstarted
 
     @property
     def integrity(self) -> Integrity:

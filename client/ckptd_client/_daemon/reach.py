@@ -4,7 +4,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from ckptd.shared.base.errors import CkptdError, ConnectError
 from ckptd.shared.base.ids import JobKey
@@ -13,6 +13,7 @@ from ckptd.shared.format.arena_paths import LOCK, SOCKET
 from ckptd.shared.protocol.messages import AskNode, NodeInfo
 from ckptd_client._daemon.channel import Channel, ChannelLostError, channel_listens
 from ckptd_client._daemon.launch import Launch
+from ckptd_client._daemon.options import Settings
 from ckptd_client._local.rank import Group
 
 log = logging.getLogger("ckptd_client")
@@ -26,17 +27,43 @@ _PAUSE_S = 0.02  # between two daemons that end at once
 T = TypeVar("T")
 
 
-def reach(channel: Channel, arena: str, starts: Sequence[str] | None, deadline: float) -> str:
+class Unstarted(NamedTuple):
+    """Why no daemon is started here, and what else to do about it."""
+
+    why: str
+    hint: str
+
+
+def starts_of(settings: Settings, *, here: bool, again: bool) -> Sequence[str] | Unstarted:
+    """For reach. here: whether this side starts daemons; not, as connect was told, or as the lost one was no client's.
+
+    again: one was here before. Else the likeliest cause is that it runs with another arena.
+    """
+    if here:
+        return settings.proof.flags
+    why, run = settings.unstarted, f"ckptd run --arena {settings.arena}"
+    if again:
+        why = why or "the one that was here was not started by a client, and none is now"
+        return Unstarted(why, f"start it as it was started before, such as {run} in another terminal")
+    ours = "unset CKPTD_NO_AUTOSTART" if "CKPTD_NO_AUTOSTART" in why else "connect(start=True)"
+    return Unstarted(
+        why,
+        "if yours runs with another arena: connect(arena=...) as its --arena; else start one in another terminal: "
+        f"{run}, or let connect do it: {ours}",
+    )
+
+
+def reach(channel: Channel, arena: str, starts: Sequence[str] | Unstarted, deadline: float) -> str:
     """Returns once a daemon listens: the log of the one that was started for it, empty if none was.
 
-    starts: flags of the daemon to be started when none listens; None starts none, and waits for one to deadline
+    starts: flags of the daemon to be started when none listens; Unstarted starts none, and waits for one to deadline
     (time.monotonic). Raises ConnectError, BudgetError.
     """
     began = time.monotonic()
     if channel.open(min(deadline, began + _LISTEN_S)):
         return ""
-    if starts is None:
-        _await(channel, arena, began, deadline)
+    if isinstance(starts, Unstarted):
+        _await(channel, arena, began, deadline, starts)
         return ""
     until = min(deadline, began + _START_S)
     while True:
@@ -55,17 +82,17 @@ def _follow(channel: Channel, launch: Launch, until: float) -> bool:
     return True
 
 
-def _await(channel: Channel, arena: str, began: float, deadline: float) -> None:
+def _await(channel: Channel, arena: str, began: float, deadline: float, unstarted: Unstarted) -> None:
     """Somebody else starts it, or is about to: he is given the time, and the user is told."""
-    path, hint = os.path.join(arena, SOCKET), f"start one: ckptd run --arena {arena}"
+    path = os.path.join(arena, SOCKET)
     if channel.open(min(deadline, began + _SILENT_S)):
         return
     if deadline - time.monotonic() > _WORTH_SAYING_S and os.environ.get("LOCAL_RANK", "0") == "0":
         left = deadline - time.monotonic()
-        log.warning("ckptd: no daemon listens at %s; it is waited for, %.3g s more; %s", path, left, hint)
+        log.warning("ckptd: no daemon listens at %s; it is waited for, %.3g s more; %s", path, left, unstarted.hint)
     if not channel.open(deadline):
-        text = f"no daemon listens at {path}, and none came in {time.monotonic() - began:.3g} s"
-        raise ConnectError(text, hint=f"{hint}, or let connect start it: connect(start=True)")
+        text = f"no daemon listens at {path}, and none came in {time.monotonic() - began:.3g} s; {unstarted.why}"
+        raise ConnectError(text, hint=unstarted.hint)
 
 
 def named_daemon(arena: str) -> str:

@@ -17,7 +17,7 @@ from ckptd.shared.format.arena_paths import SOCKET
 from ckptd.shared.format.integrity import XXH3, Integrity
 from ckptd.shared.protocol.messages import Cadence
 from ckptd.shared.protocol.topology import MAX_SET_SIZE, MIN_SET_SIZE, Scheme
-from ckptd_client._local.argument_checks import as_seconds
+from ckptd_client._local.argument_checks import as_flag, as_seconds, looks_like_path
 from ckptd_client._state.looks import DRAINED, Verify
 from ckptd_client._state.naming import Named
 
@@ -33,11 +33,8 @@ def job_key(job: object, store: object, configured: Callable[[], str]) -> JobKey
     """
     name = os.environ.get("CKPTD_JOB", "") if job is None or job == "" else job
     if not isinstance(name, str) or not is_job_name(name):
-        raise ConfigError(
-            f"{reprlib.repr(name)} is no name for a job" if name != "" else "the job has no name",
-            hint="connect(job=...) or CKPTD_JOB: text of letters, digits and . _ -, at most 64, the same at each "
-            "restart, such as " + repr(f"run-{name}" if isinstance(name, int) else "llama-7b"),
-        )
+        text = f"{reprlib.repr(name)} is no name for a job" if name != "" else "the job has no name"
+        raise ConfigError(text, hint=_job_hint(name))
     where = as_path("store", store) if store is not None else os.environ.get("CKPTD_STORE", "") or configured()
     _check_local("store", where, "connect(store=...)")
     if not os.path.isabs(where) or len(where) >= MAX_STORE_CHARS:
@@ -47,6 +44,18 @@ def job_key(job: object, store: object, configured: Callable[[], str]) -> JobKey
         fault = f"has more than {MAX_STORE_CHARS - 1} characters" if os.path.isabs(where) else "is not an absolute path"
         raise ConfigError(f"store {where!r} {fault}" if where else "no store is set", hint=hint)
     return JobKey(os.path.normpath(where), name)
+
+
+def _job_hint(name: object) -> str:
+    """What to type instead of a name that is none."""
+    if looks_like_path(name) and isinstance(name, str | os.PathLike):
+        path = os.path.abspath(os.path.expanduser(os.fspath(name)))
+        return f"a name without a slash; a path is the store: connect('llama-7b', store={str(path)!r})"
+    such = f"run-{name}" if isinstance(name, int) else "llama-7b"
+    return (
+        "connect(job=...) or CKPTD_JOB: text of letters, digits and . _ -, at most 64, the same at each restart, such "
+        f"as {such!r}"
+    )
 
 
 def arena_path(arena: str | os.PathLike[str] | None) -> str:
@@ -89,6 +98,13 @@ def _absolute(path: str) -> str:
     return f"from here it would be {os.path.abspath(os.path.expanduser(path))!r}"
 
 
+def why_unstarted(start: bool | None) -> str:
+    """Why connect starts no daemon where none runs; empty: it does. Raises ConfigError."""
+    if start is None:
+        return "CKPTD_NO_AUTOSTART is set: connect starts none" if os.environ.get("CKPTD_NO_AUTOSTART") else ""
+    return "" if as_flag("start", start) else "start=False (from connect)"
+
+
 def parse_cadence(drain_every: int | str) -> Cadence:
     """Steps as a number, seconds as text such as "300s". Raises ConfigError."""
     if 1 <= as_int(drain_every) <= MAX_STEP:
@@ -112,7 +128,8 @@ def as_scheme(redundancy: str | None) -> Scheme | None:
         return Scheme(redundancy)
     except ValueError:
         must = '"xor", which survives the loss of one node of a set, "double", of two, or "none"'
-        raise not_allowed(ConfigError, "redundancy", redundancy, must, "xor") from None
+        meant = "none" if _means_off(redundancy) else "xor"
+        raise not_allowed(ConfigError, "redundancy", redundancy, must, meant) from None
 
 
 def as_set_size(set_size: int | None) -> int | None:
@@ -129,7 +146,8 @@ def is_balanced(balance: str | None) -> bool | None:
     if chosen not in (None, "rows", "off"):
         must = '"rows", replicas each save a share of what they all hold, or "off", each all of its own'
         origin = variable("CKPTD_BALANCE") if balance is None else CONNECT
-        raise not_allowed(ConfigError, "balance", chosen, must, "rows", origin=origin)
+        meant = "off" if _means_off(chosen) else "rows"
+        raise not_allowed(ConfigError, "balance", chosen, must, meant, origin=origin)
     return None if chosen is None else chosen == "rows"
 
 
@@ -141,8 +159,19 @@ def verification(verify_replicas: object) -> Verify:
         return Verify(drained=False)
     if as_int(verify_replicas) < 1:
         must = '"drained", in each save that may be drained, a number n, in one of n saves, or "off"'
-        raise not_allowed(ConfigError, "verify_replicas", verify_replicas, must, "drained")
+        every: object = 1 if _lowered(verify_replicas) in {"always", "all", "every", "true"} else "drained"
+        meant = "off" if _means_off(verify_replicas) else every
+        raise not_allowed(ConfigError, "verify_replicas", verify_replicas, must, meant)
     return Verify(drained=False, every=as_int(verify_replicas))
+
+
+def _means_off(value: object) -> bool:
+    """Whether a value that is refused asks for none of it: what is proposed must not be the contrary."""
+    return _lowered(value) in {"false", "none", "no", "off", "never", "0", ""}
+
+
+def _lowered(value: object) -> str:
+    return str(value).lower() if value is None or isinstance(value, bool | int | str) else "?"
 
 
 def as_named(per_rank: object, replicated: object) -> Named:
@@ -214,6 +243,8 @@ def as_step(step: object) -> int:
     value = as_int(step)
     if not 0 <= value <= MAX_STEP:
         hint = "save(state, step)" if isinstance(step, dict) else "an int such as 100, or no step at all"
+        if looks_like_path(step):
+            hint = "save(state, 100): ckptd names the files itself; their directory is connect(store=...)"
         raise UsageError(f"step must be an int from 0 to {MAX_STEP}, not {reprlib.repr(step)}", hint=hint)
     return value
 

@@ -1,5 +1,6 @@
 """load(strict=False): what state and checkpoint both have is loaded as ever, and what only one of them has is named."""
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -31,7 +32,11 @@ def check_load(state: object, strict: object) -> None:
     """Raises UsageError for a state that is no dict, and for what check_strict refuses."""
     if type(state) is not dict:
         text = f"the state must be a dict, not {type(state).__name__}"
-        raise UsageError(text, hint='load({"model": model, ...})')
+        hint = 'load({"model": model, ...})'
+        if isinstance(state, str | os.PathLike):
+            path = repr(os.fspath(state))
+            hint += " takes the newest of this job; from a path: load_from(" + path + ', {"model": model, ...})'
+        raise UsageError(text, hint=hint)
     check_strict(strict)
 
 

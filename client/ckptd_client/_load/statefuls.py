@@ -58,14 +58,16 @@ def _nested(content: Content) -> Any:
 
 
 _OF_MODULES = "Error(s) in loading state_dict for "
-_AS_SAVED = "make it as it was when it was saved, or leave it out of the state"
+_HALF = "until a load succeeds, do not train on: some of what was saved is in the state already"
 
 
 def _not_taken(prefix: Path, stateful: Any, error: Exception, *, strict: bool) -> MismatchError:
     what = cut(error, 2000) if isinstance(error, RuntimeError | ValueError) else told(error)
-    text = f"{format_path(prefix)}: {type(stateful).__name__} does not take what was saved: {what}"
+    place = format_path(prefix)
+    text = f"{place}: {type(stateful).__name__} does not take what was saved: {what}"
     lacks = isinstance(error, KeyError) or (_KEYS_DIFFER in what and _SIZES_DIFFER not in what)
-    hint = LENIENT if strict and lacks else _AS_SAVED
+    leave = f"leave {place} out of the state{', with strict=False' if strict else ''}"
+    hint = LENIENT if strict and lacks else f"make it as it was when it was saved, or {leave}"
     if isinstance(stateful, torch.optim.Optimizer):
-        hint = f"its state is matched by position: leave {format_path(prefix)} out of the state, or make it as it was"
-    return MismatchError(text, hint=hint)
+        hint = f"its state is matched by position: {leave}, or make it as it was"
+    return MismatchError(text, hint=f"{hint}; {_HALF}")

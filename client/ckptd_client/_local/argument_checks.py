@@ -4,6 +4,7 @@ import difflib
 import functools
 import inspect
 import math
+import os
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
@@ -44,6 +45,11 @@ def as_flag(name: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise not_allowed(ConfigError, name, value, "True or False", True, False)
     return value
+
+
+def looks_like_path(value: object) -> bool:
+    """Whether somebody who is used to torch.save gave the path of a file here."""
+    return isinstance(value, os.PathLike) or (isinstance(value, str) and os.sep in value)
 
 
 def as_seconds(name: str, value: object, *, such_as: int, origin: Origin = CONNECT) -> float:

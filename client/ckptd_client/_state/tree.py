@@ -15,6 +15,7 @@ from ckptd.shared.base.errors import DamagedError, MismatchError, UsageError
 from ckptd.shared.format.layout import Path, PathStep
 
 MAX_DEPTH = 100
+_MOST_KEY_CHARS = 40  # that a hint repeats
 _DICTS = frozenset({dict, OrderedDict})
 _SEQUENCES = frozenset({list, tuple})
 _CONTAINERS = _DICTS | _SEQUENCES
@@ -121,10 +122,8 @@ class _Flattener:
             self.values.append(value)
             return None
         if id(value) in self._above or len(path) > MAX_DEPTH:
-            raise UsageError(
-                f"{format_path(path)} contains itself, or the state is nested deeper than {MAX_DEPTH} levels",
-                hint="save a state without cycles",
-            )
+            what = "contains itself" if id(value) in self._above else f"is nested deeper than {MAX_DEPTH} levels"
+            raise UsageError(f"{format_path(path)} {what}", hint=f"leave {format_path(path)} out of the state")
         self._above.add(id(value))
         node: _Node
         if type(value) in _CONTAINERS:
@@ -157,9 +156,11 @@ def _dict_step(key: Any, path: Path) -> PathStep:
         return ("k", key)
     if type(key) is int and key in _INT_KEYS:
         return ("i", key)
+    parts = key if isinstance(key, tuple) else (key,)
+    such = ".".join(map(str, parts))[:_MOST_KEY_CHARS]
     raise UsageError(
         f"{format_path(path)} has the key {key!r} of type {type(key).__name__}; keys are str or int (64 bits)",
-        hint="use str(key), or leave this dict out of the state",
+        hint=f"a str as the key, such as {such!r}, or leave this key out",
     )
 
 

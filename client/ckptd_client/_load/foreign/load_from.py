@@ -13,7 +13,6 @@ from ckptd.shared.base.ids import parse_dirname, parse_partial_dirname
 from ckptd.shared.base.wording import shown
 from ckptd.shared.files.integrity_key import chosen
 from ckptd.shared.files.refused import REFUSALS, why_refused
-from ckptd.shared.files.regular import open_followed
 from ckptd.shared.format.committed import TRASH_PREFIX
 from ckptd.shared.format.integrity import XXH3, Integrity
 from ckptd.shared.format.layout import Leaf, Leaves, Path, is_path_text
@@ -23,7 +22,7 @@ from ckptd_client._load.checkpoint import open_directory
 from ckptd_client._load.fit import Fit, fit
 from ckptd_client._load.foreign.contents import Foreign
 from ckptd_client._load.foreign.dcp import METADATA, open_dcp
-from ckptd_client._load.foreign.safetensors import SUFFIX, open_safetensors
+from ckptd_client._load.foreign.safetensors import SUFFIX, is_torch_file, open_safetensors
 from ckptd_client._load.lenient import check_strict
 from ckptd_client._load.saved_names import Saves, saves_of
 from ckptd_client._load.shared_read.participants import Gathered, everybody, nobody
@@ -109,13 +108,13 @@ def load_from(  # noqa: PLR0913 - what is wanted, and what is allowed
         raise RestoreError(text, hint=f"see what is there: ls -la {path}") from error
 
 
-def kind_of(path: str, call: str = "load_from({!r}, ..)") -> str:
+def kind_of(path: str, call: str = "client.load_from({!r}, state)") -> str:
     """Whose checkpoint lies there. Raises UsageError, with what to type, when nobody's does. call: how hints put it.
 
     A directory without anything known counts as one of safetensors, whose reader says what it lacks.
     """
     if not os.path.exists(path):
-        raise UsageError(f"{path} does not exist", hint="give the directory of a checkpoint, or a safetensors file")
+        raise UsageError(f"{path} does not exist", hint="give the directory of a checkpoint, or a .safetensors file")
     if not os.path.isdir(path):
         _check_alone(path, call)
     names = set(os.listdir(path)) if os.path.isdir(path) else set()
@@ -126,7 +125,8 @@ def kind_of(path: str, call: str = "load_from({!r}, ..)") -> str:
     if METADATA in names:
         return "dcp"
     if LATEST in names or any(parse_dirname(name) for name in names):
-        raise UsageError(f"{path} holds checkpoints, and is none", hint=call.format(os.path.join(path, LATEST)))
+        text = f"{path} is the directory of a job, not of one checkpoint"
+        raise UsageError(text, hint=call.format(os.path.join(path, LATEST)))
     jobs = [name for name in sorted(names) if os.path.lexists(os.path.join(path, name, LATEST))]
     if jobs and not any(name.endswith(SUFFIX) for name in names):
         shown = ", ".join(jobs[:_JOBS_SHOWN]) + (", ..." if len(jobs) > _JOBS_SHOWN else "")
@@ -141,9 +141,8 @@ def _check_alone(path: str, call: str) -> None:
     for directory in (os.path.dirname(path), os.path.dirname(os.path.realpath(path))):
         if any(os.path.lexists(os.path.join(directory, name)) for name in (COMMITTED, MANIFEST)):
             raise UsageError(f"{path} is one file of a checkpoint", hint=call.format(directory))
-    with open_followed(path) as file:
-        if file.read(2) == b"PK":  # a zip archive
-            raise UsageError(f"{path} is a torch.save file", hint=f"torch.load({path!r}, weights_only=True)")
+    if is_torch_file(path):
+        raise UsageError(f"{path} is a torch.save file", hint=f"torch.load({path!r}, weights_only=True)")
 
 
 def _load_own(  # noqa: PLR0913, PLR0917

@@ -1,5 +1,6 @@
 """Opens safetensors files of any origin: one, a directory of them, HuggingFace's with an index, DCP's with offsets."""
 
+import contextlib
 import os
 from collections.abc import Iterable
 from functools import partial
@@ -24,6 +25,7 @@ SUFFIX = ".safetensors"
 INDEX = "model.safetensors.index.json"
 _INFO = "DCP_SHARDING_INFO"
 _LENGTH_NBYTES = 8
+_MOST_LOOKED_AT = 100  # files of a directory, for a message
 
 
 class _Index(msgspec.Struct):
@@ -50,7 +52,7 @@ def open_safetensors(path: str) -> Foreign:
     homes = _index_of(path)  # None: there is no index
     files = [path] if not os.path.isdir(path) else _files_of(path, homes)
     if not files:
-        raise UsageError(f"{path} holds no checkpoint", hint="give a ckptd, DCP or safetensors directory, or a file")
+        raise _none_in(path)
     out = Foreign("safetensors")
     found: dict[str, list[_Box]] = {}
     for number, file in enumerate(files):
@@ -70,6 +72,24 @@ def open_safetensors(path: str) -> Foreign:
         else:
             out.unreadable[name] = f"of the dtype {cut(dtype, 40)}, which this torch has not"
     return out
+
+
+def is_torch_file(path: str) -> bool:
+    """Whether a file begins as those of torch.save do, which are zip archives."""
+    with open_followed(path) as file:
+        return file.read(2) == b"PK"
+
+
+def _none_in(directory: str) -> UsageError:
+    """What lies there may be of torch.save: its user is sent to what reads it, without a second error."""
+    for name in sorted(os.listdir(directory))[:_MOST_LOOKED_AT]:
+        file = os.path.join(directory, name)
+        with contextlib.suppress(OSError):
+            if os.path.isfile(file) and is_torch_file(file):
+                text = f"{directory} holds no checkpoint that load_from reads; {name} there is a torch.save file"
+                return UsageError(text, hint=f"torch.load({file!r}, weights_only=True)")
+    hint = "give a ckptd, DCP or safetensors directory, or a .safetensors file"
+    return UsageError(f"{directory} holds no checkpoint", hint=hint)
 
 
 def _index_of(directory: str) -> dict[str, str] | None:
