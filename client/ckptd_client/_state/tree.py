@@ -122,8 +122,11 @@ class _Flattener:
             self.values.append(value)
             return None
         if id(value) in self._above or len(path) > MAX_DEPTH:
-            what = "contains itself" if id(value) in self._above else f"is nested deeper than {MAX_DEPTH} levels"
-            raise UsageError(f"{format_path(path)} {what}", hint=f"leave {format_path(path)} out of the state")
+            if id(value) in self._above:
+                place = format_path(path)
+                raise UsageError(f"{place} contains itself", hint=f"leave {place} out of the state")
+            text = f"{format_path(path[:1])} is nested deeper than {MAX_DEPTH} levels"
+            raise UsageError(text, hint="save flatter values")
         self._above.add(id(value))
         node: _Node
         if type(value) in _CONTAINERS:

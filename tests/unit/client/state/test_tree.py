@@ -116,9 +116,11 @@ def test_cycles_are_usage_errors():
     deep = T
     for _ in range(MAX_DEPTH + 5):
         deep = {"d": deep}
-    for state in (loop, sequence, [plain], {"x": plain}, stateful, deep):
-        with pytest.raises(UsageError, match="contains itself"):
+    for state in (loop, sequence, [plain], {"x": plain}, stateful):
+        with pytest.raises(UsageError, match=r"state\S+ contains itself\n  hint: leave state\S+ out of the state"):
             flat(state)
+    with pytest.raises(UsageError, match=r"state\['d'\] is nested deeper than 100 levels"):
+        flat(deep)
 
 
 def test_the_same_container_twice_is_no_cycle():
