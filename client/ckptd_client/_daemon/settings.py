@@ -48,7 +48,7 @@ def job_key(job: object, store: object, configured: Callable[[], str]) -> JobKey
 
 def _job_hint(name: object) -> str:
     """What to type instead of a name that is none."""
-    if looks_like_path(name) and isinstance(name, str | os.PathLike):
+    if isinstance(name, str | os.PathLike) and str(name).startswith(("/", "./", "../", "~")):
         path = os.path.abspath(os.path.expanduser(os.fspath(name)))
         return f"a name without a slash; a path is the store: connect('llama-7b', store={str(path)!r})"
     such = f"run-{name}" if isinstance(name, int) else "llama-7b"

@@ -168,7 +168,10 @@ def test_a_cadence_is_steps_or_seconds(cadence, join):
 
 
 def test_without_a_daemon_connect_says_how_to_start_one(join, tmp_path, node):
-    with Node(str(tmp_path)) as idle, pytest.raises(ConnectError, match="hint: start one: ckptd run") as caught:
+    with (
+        Node(str(tmp_path)) as idle,
+        pytest.raises(ConnectError, match="start one in another terminal: ckptd run") as caught,
+    ):
         join(on=idle)
     assert idle.arena in str(caught.value)
 
