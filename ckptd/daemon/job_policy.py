@@ -14,6 +14,7 @@ def policy_of(config: Config) -> Policy:
         stage_timeout_s=config.stage_timeout_s,
         read_timeout_s=config.read_timeout_s,
         orphan_ttl_s=config.orphan_ttl_s,
+        arena=config.arena,
         client_started=config.exit_when_empty,
         drain_parity=config.drain_parity,
     )

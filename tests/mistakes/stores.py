@@ -81,7 +81,7 @@ with connect("first") as client:
 """,
         cause="No space left",
         place="/place/store",
-        hint="free space on the store, such as ckptd prune STORE/JOB --keep-last 1; .*CKPTD_KEEP_LAST=1",
+        hint=r"ckptd prune STORE/JOB --keep-last 1; .*CKPTD_KEEP_LAST=1.*it stands: ckptd status --arena /dev/shm/",
     ),
     Mistake(
         name="store-slow",

@@ -52,7 +52,7 @@ class Coordinator:
         """Of saves, loads and parity."""
         job, node, policy = self.job, self._node, self._policy
         self.saves = Saves(job, node, policy, self.roll_call)
-        self._notices = Notices(job, self.sessions, self.saves)
+        self._notices = Notices(job, self.sessions, self.saves, policy.arena)
         self.encodes = Encodes(job, node, policy)
         self.runs = Runs(job, node)
         routes = Routes(job, self.saves, self.encodes, node)

@@ -17,7 +17,7 @@ _LAST = 8  # saves whose distance counts
 _ROOM = 1.25  # between two saves that are due, for a drain that takes a little longer than the last
 _PATIENCE_S = 15.0  # with the first drain: until it has ended there is no measure of any
 _FAILS = "fails: "
-_TRIED_AGAIN = "training goes on, newer saves are tried, too; how it stands: ckptd status"
+_TRIED_AGAIN = "training goes on, newer saves are tried, too; how it stands: ckptd status --arena {arena}"
 _ROUND_S = 60  # from here on full tens are suggested
 _WAYS_OUT = (
     "plain dcp.load does not read it: load it with client.load, load_from or ckptd_client.dcp.CkptdReader, or write it "
@@ -28,8 +28,8 @@ _WAYS_OUT = (
 class Notices:
     """Of one job, as its coordinator sees it."""
 
-    def __init__(self, job: JobKey, sessions: Sessions, saves: Saves) -> None:
-        self._job, self._sessions, self._saves = job, sessions, saves
+    def __init__(self, job: JobKey, sessions: Sessions, saves: Saves, arena: str = "") -> None:
+        self._job, self._sessions, self._saves, self._arena = job, sessions, saves, arena
         self._session = ""  # the one that what was said was said to
         self._said: set[str] = set()
         self._drain: tuple[SaveId, float] | None = None  # that runs, and since when
@@ -62,7 +62,13 @@ class Notices:
         record = max(failed, key=lambda r: r.save)
         text = f"step {record.save.step} is not durable: its drain to {self._job.store} failed: {record.error}"
         stuck = f"drains to {self._job.store} fail: {record.error}"
-        return self._say(_FAILS + record.error, record.save, f"{text}; {_TRIED_AGAIN}", noted=True, stuck=stuck)
+        return self._say(
+            _FAILS + record.error,
+            record.save,
+            f"{text}; {_TRIED_AGAIN.format(arena=self._arena)}",
+            noted=True,
+            stuck=stuck,
+        )
 
     def _slow(self, ours: list[Record], now: float) -> list[Action]:
         passed_over = [r for r in ours if r.end is End.SUPERSEDED and not r.error]
