@@ -57,7 +57,7 @@ with connect("first", save_timeout_s=2, connect_timeout_s=5) as client:
         typed="""
 connect("first", connect_timeout_s=4)
 """,
-        cause=r"errors.ConnectError: .*pid \d+, state T: stopped\) did not answer within \S+ s \(connect_timeout_s\)",
+        cause=r"ConnectError: .*pid \d+, state T: stopped\) did not answer within \S+ s \(connect_timeout_s\)",
         place="ckptd.sock",
         hint=r"hint: kill -CONT \d+; or kill -KILL \d+: what is staged outlives it",
     ),
