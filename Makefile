@@ -13,6 +13,7 @@ COUNT ?= 1000
 NODES ?= 64
 SEED ?= 0
 WORKERS ?= 2
+UNIT ?= tests/unit/core tests/unit/shared tests/unit/cli tests/unit/doctor
 CLUSTER ?= long
 FORM ?= long
 
@@ -20,7 +21,7 @@ FORM ?= long
 # ckptd anew, which is a third of its start.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help venv demo test simulate simulate-slow mutants test-matrix frameworks-test golden golden-wire bench bench-peers gpu test-gpu bench-gpu check lint types architecture wheel faults histories kills polite mistakes cluster-test clean
+.PHONY: help venv demo unit test simulate simulate-slow mutants test-matrix frameworks-test golden golden-wire bench bench-peers gpu test-gpu bench-gpu check lint types architecture wheel faults histories kills polite mistakes cluster-test clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,6 +30,9 @@ venv: $(DEV) ## .venv with everything that development needs
 
 demo: $(TORCH) ## train, kill, restore, and compare with an undisturbed run
 	$(BIN)/ckptd demo
+
+unit: $(DEV) ## the tests that start no process and open no connection: seconds, while you write
+	$(BIN)/python -m pytest -q -n $(WORKERS) -p tests.unit.alone $(UNIT)
 
 test: $(DEV) ## every test: WORKERS=2
 	scripts/run_tests.sh $(BIN)/python $(WORKERS)
