@@ -76,7 +76,7 @@ def test_a_ckptd_directory(client, node):
     part = {"model": {"w": torch.zeros(5, 3)}}
     client.load_from(directory, part)
     assert torch.equal(part["model"]["w"], saved["model"]["w"])
-    with pytest.raises(UsageError, match=r"holds checkpoints(.|\n)*latest"):
+    with pytest.raises(UsageError, match=r"is the directory of a job(.|\n)*latest"):
         client.load_from(os.path.join(node.store, client.job), state)
 
 

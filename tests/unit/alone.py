@@ -1,4 +1,4 @@
-"""``make unit``: a plugin of pytest with which a test that starts a process, or opens a socket, fails with the reason."""
+"""``make unit``: a plugin of pytest. A test that starts a process, or opens a socket, fails with the reason."""
 
 import sys
 from typing import Any
@@ -12,7 +12,9 @@ _installed: list[bool] = []  # a hook of the interpreter's is never taken out ag
 
 def _hear(event: str, _arguments: tuple[Any, ...]) -> None:
     if _now and event in _KEPT_OUT:
-        raise RuntimeError(f"{event} in {_now[-1]}: what is in UNIT of the Makefile starts no process and no connection")
+        raise RuntimeError(
+            f"{event} in {_now[-1]}: what is in UNIT of the Makefile starts no process and no connection"
+        )
 
 
 @pytest.hookimpl(wrapper=True)

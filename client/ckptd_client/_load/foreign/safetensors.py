@@ -87,7 +87,7 @@ def _none_in(directory: str) -> UsageError:
         with contextlib.suppress(OSError):
             if os.path.isfile(file) and is_torch_file(file):
                 text = f"{directory} holds no checkpoint that load_from reads; {name} there is a torch.save file"
-                return UsageError(text, hint=f"torch.load({file!r}, weights_only=True)")
+                return UsageError(text, hint=f"torch.load({shown(file, 4096)}, weights_only=True)")
     hint = "give a ckptd, DCP or safetensors directory, or a .safetensors file"
     return UsageError(f"{directory} holds no checkpoint", hint=hint)
 

@@ -267,7 +267,7 @@ def test_a_rank_that_is_missing_ends_the_load_of_the_others_when_it_closes(ranks
 
 TORCHRUN = {"WORLD_SIZE": "4", "RANK": "0", "TORCHELASTIC_RUN_ID": "r", "LOCAL_WORLD_SIZE": "2"}
 LOST = [
-    ({"WORLD_SIZE": "2"}, "init_process_group"),
+    ({"WORLD_SIZE": "2"}, "RANK, MASTER_ADDR and MASTER_PORT are not set\n.*torchrun or mpiexec"),
     ({"PMI_SIZE": "2"}, "mpi4py cannot be imported"),
     (TORCHRUN, "2 of the job's 4 ranks run on this node.*\n.*call torch.distributed.init_process_group before connect"),
 ]
