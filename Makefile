@@ -13,7 +13,7 @@ COUNT ?= 1000
 NODES ?= 64
 SEED ?= 0
 WORKERS ?= 2
-UNIT ?= tests/unit/core tests/unit/shared tests/unit/cli tests/unit/doctor
+UNIT ?= $(addprefix tests/unit/,core shared cli checkpoint/test_export.py checkpoint/test_export_zero.py checkpoint/test_verify.py parity/test_code.py parity/test_table.py) tests/property
 CLUSTER ?= long
 FORM ?= long
 
@@ -32,7 +32,7 @@ demo: $(TORCH) ## train, kill, restore, and compare with an undisturbed run
 	$(BIN)/ckptd demo
 
 unit: $(DEV) ## the tests that start no process and open no connection: seconds, while you write
-	$(BIN)/python -m pytest -q -n $(WORKERS) -p tests.unit.alone $(UNIT)
+	$(BIN)/python -m pytest -q -n $(WORKERS) -p tests.unit.alone -m "not process" $(UNIT)
 
 test: $(DEV) ## every test: WORKERS=2
 	scripts/run_tests.sh $(BIN)/python $(WORKERS)

@@ -510,6 +510,7 @@ def test_the_command(checkpoint, tmp_path, capsys):
     assert "block 0" in capsys.readouterr().err
 
 
+@pytest.mark.process
 def test_it_runs_without_torch_and_numpy(checkpoint, tmp_path):
     code = """
 import pickle, sys

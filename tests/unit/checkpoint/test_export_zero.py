@@ -133,6 +133,7 @@ def test_the_command_takes_the_directory_above_and_the_tags_own(tmp_path, capsys
     assert_equal(*(load_file(tmp_path / name / "model.safetensors") for name in "ab"))
 
 
+@pytest.mark.process
 def test_it_runs_without_torch_numpy_and_an_unpickler(tmp_path):
     code = """
 import pickle, sys

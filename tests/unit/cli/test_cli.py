@@ -140,6 +140,7 @@ def test_exit_codes(error, code):
     assert cli.exit_code(error) == code
 
 
+@pytest.mark.process
 def test_an_unread_pipe_is_no_traceback():
     reader, writer = os.pipe()
     os.close(reader)
@@ -150,6 +151,7 @@ def test_an_unread_pipe_is_no_traceback():
     assert done.stderr == ""
 
 
+@pytest.mark.process
 def test_status_loads_little():
     """The slow parts of the daemon, the client and the store stay out of the verb that is typed most."""
     code = "import sys, ckptd.cli.status; print(*sys.modules)"

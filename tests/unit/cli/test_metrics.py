@@ -121,6 +121,7 @@ def scrape(port):
         return samples(answer.read().decode())
 
 
+@pytest.mark.process
 def test_a_real_daemon_is_scraped_and_one_that_is_gone_is_said_to_be(tmp_path):
     port = free_port()
     verb = [sys.executable, "-m", "ckptd", "metrics", "--port", str(port)]
@@ -144,6 +145,7 @@ def test_a_real_daemon_is_scraped_and_one_that_is_gone_is_said_to_be(tmp_path):
             exporter.stderr.close()
 
 
+@pytest.mark.process
 def test_printed_once(tmp_path):
     with Node(str(tmp_path)) as node:
         node.start()

@@ -21,6 +21,9 @@ BEGIN, END = b"\x1b[?2026h", b"\x1b[?2026l"
 
 
 # Whoever runs the tests in the background may ignore SIGINT, which children inherit.
+pytestmark = pytest.mark.process
+
+
 _WATCH = ("env", "--default-signal=INT", sys.executable, "-m", "ckptd", "status", "--watch")
 
 

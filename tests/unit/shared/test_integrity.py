@@ -269,6 +269,7 @@ def test_keygen_makes_one(tmp_path, capsys):
     assert read_key(path).key.hex() not in said
 
 
+@pytest.mark.process
 def test_blake3_is_imported_only_for_a_key():
     code = """
 import sys

@@ -62,6 +62,7 @@ def test_it_is_unmapped_with_the_last_view_and_not_before(shm):
     assert not mapped(address)
 
 
+@pytest.mark.process
 def test_a_forked_child_does_not_unmap_what_lies_at_an_address_left_free(shm):
     it = Mapping(shm, SIZE)
     it.advise(mmap.MADV_DONTFORK)

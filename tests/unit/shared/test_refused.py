@@ -25,6 +25,7 @@ def test_of_a_file_of_this_user(tmp_path):
     assert hint == f"chmod u+r {path}"
 
 
+@pytest.mark.process
 @pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")
 def test_of_a_directory_on_the_way_that_another_user_owns():
     top = "/dev/shm/ckptd-test-refused"
