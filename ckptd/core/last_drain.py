@@ -16,7 +16,7 @@ class Left:
     why: str
 
 
-class Farewell:
+class LastDrain:
     """One job's, from the moment at which its daemon was asked to end. What is saved after that holds nobody up."""
 
     def __init__(self, coordinator: Coordinator, node: JobNode, *, preempts: bool = False) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from ckptd.core import events as ev
 from ckptd.core.jobs import Catalogue
-from ckptd.core.last_drain import Farewell
+from ckptd.core.last_drain import LastDrain
 from ckptd.daemon import systemd
 from ckptd.daemon.rank_socket import Letter
 from ckptd.shared.base.ids import JobKey
@@ -31,7 +31,7 @@ class Stopping:
         self.waiters: list[Letter] = []  # who is told when it ends
         self._signalled = False  # by somebody who ends the ranks as well, not by ckptd stop
         self._homeless = False  # the arena was removed: nothing lies there that could be drained
-        self._farewells: dict[JobKey, Farewell] = {}
+        self._last_drains: dict[JobKey, LastDrain] = {}
 
     def signalled(self) -> None:
         """SIGTERM or SIGINT."""
@@ -50,7 +50,7 @@ class Stopping:
         if self.asked > 1 or now >= self.until:
             return True
         if self._last:
-            return not any(f.waits for key, f in self._farewells.items() if key in self._catalogue.jobs)
+            return not any(f.waits for key, f in self._last_drains.items() if key in self._catalogue.jobs)
         return not any(job.coordinator.saves.active for job in self._catalogue.jobs.values())
 
     @property
@@ -68,12 +68,12 @@ class Stopping:
                 self._handle(ev.PreemptAsked(job=key, why=f"a signal to the daemon of node {self._catalogue.node}"))
             self._handle(ev.DrainAsked(job=key))
         for key, job in self._catalogue.jobs.items():
-            self._farewells[key] = Farewell(job.coordinator, job.node, preempts=self._signalled)
+            self._last_drains[key] = LastDrain(job.coordinator, job.node, preempts=self._signalled)
 
     def say_what_is_left(self) -> None:
         """One line for each job whose newest checkpoint is in memory alone."""
-        for key, farewell in self._farewells.items():
-            left = farewell.left if key in self._catalogue.jobs else None
+        for key, last_drain in self._last_drains.items():
+            left = last_drain.left if key in self._catalogue.jobs else None
             if left is None:
                 continue
             late = f"it took longer than stop_drain_s, {self._config.stop_drain_s:g} s"

@@ -26,7 +26,7 @@ from ckptd_client._local.argument_checks import as_patience
 from ckptd_client._local.copy_engines import check_not_capturing
 from ckptd_client._local.rank import Group
 from ckptd_client._preempt.preemption import Preemptible
-from ckptd_client._save.farewell import Farewell
+from ckptd_client._save.end_warning import EndWarning
 from ckptd_client._save.files import save_files
 from ckptd_client._save.files_plan import publication_of
 from ckptd_client._save.late.overlapping import Verify
@@ -59,7 +59,7 @@ class Client(Preemptible):
             raise
         for warning in warnings if link.group.rank == 0 else []:
             log.warning("ckptd: %s", warning)
-        self._farewell = Farewell(self._staging)
+        self._end_warning = EndWarning(self._staging)
 
     def __repr__(self) -> str:
         group, closed = self.group, ", closed" if self._staging.closed else ""
@@ -343,13 +343,13 @@ class Client(Preemptible):
         self._saving.preparing.join(self._staging.save_timeout_s)
         with self._saving.settled(self._staging.until(), patient=True):
             if not self._staging.closed:
-                self._farewell.begin()
+                self._end_warning.begin()
                 self._staging.closed = True
                 self._saving.preparing.forget_steps()
                 self._saving.overlapping.detach()
                 self._forget_preemption()
                 self._link.close()
-                self._farewell.end("" if quiet else "closed")
+                self._end_warning.end("" if quiet else "closed")
 
     def __enter__(self) -> Self:
         return self

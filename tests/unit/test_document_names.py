@@ -119,3 +119,9 @@ def test_links_lead_somewhere():
 
 def test_the_first_page_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 130
+
+
+def test_lines_are_short():
+    """Rows of tables cannot be broken."""
+    named = [(document.name, line) for document in DOCUMENTS for line in document.read_text().splitlines()]
+    assert [(name, line) for name, line in named if len(line) > 120 and not line.lstrip().startswith("|")] == []

@@ -14,7 +14,7 @@ import msgspec
 from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.format.boxes import overlap
 from ckptd.shared.format.digest import BLOCK_NBYTES
-from ckptd.shared.format.layout import Layout, Shape, TensorEntry, box_nbytes, itemsize
+from ckptd.shared.format.layout import Layout, Shape, TensorEntry, box_nbytes, contiguous_strides, itemsize
 
 PIECE_NBYTES = 4 << 20  # at most, of what is read and of what is written
 _FILES_NAMED = 4
@@ -208,14 +208,6 @@ def _batch_key(piece: Piece) -> tuple[int, int]:
     return piece.parts[0].file, _block(piece)
 
 
-def _strides(shape: Sequence[int]) -> list[int]:
-    """Elements from one index to the next, per dimension."""
-    strides = [1] * len(shape)
-    for dim in range(len(shape) - 1, 0, -1):
-        strides[dim - 1] = strides[dim] * shape[dim]
-    return strides
-
-
 def _is_run(box: Box, shape: Shape) -> bool:
     """Whether the box is contiguous in the whole: single indices, then one range, then all."""
     cut = next((dim for dim, size in enumerate(box.sizes) if size != 1), len(shape))
@@ -226,7 +218,7 @@ def _run_pieces(box: Box, target: Target, piece_nbytes: int) -> Iterator[Piece]:
     """Pieces that end at multiples of their size in the output file, so that whole pages are written."""
     item, out_item = itemsize(target.tensor.dtype), itemsize(target.dtype)
     per_piece = max(1, piece_nbytes // max(item, out_item))
-    begin = sum(o * stride for o, stride in zip(box.offsets, _strides(target.tensor.shape), strict=True))
+    begin = sum(o * stride for o, stride in zip(box.offsets, contiguous_strides(target.tensor.shape), strict=True))
     done, count = 0, math.prod(box.sizes)
     while done < count:
         in_file = target.start // out_item + begin + done
@@ -246,7 +238,7 @@ class _Slab(msgspec.Struct, frozen=True):
 
 def _slab_pieces(target: Target, piece_nbytes: int) -> Iterator[Piece]:
     tensor = target.tensor
-    item, strides = itemsize(tensor.dtype), _strides(tensor.shape)
+    item, strides = itemsize(tensor.dtype), contiguous_strides(tensor.shape)
     for slab in _slabs(tensor.shape, max(1, piece_nbytes // max(item, itemsize(target.dtype)))):
         dim = len(slab.fixed)
         start = slab.first * strides[dim] + sum(i * stride for i, stride in zip(slab.fixed, strides, strict=False))
@@ -256,7 +248,7 @@ def _slab_pieces(target: Target, piece_nbytes: int) -> Iterator[Piece]:
 
 def _slabs(shape: Shape, elements: int) -> Iterator[_Slab]:
     """The whole, in ranges of at most so many elements, each along the outermost dimension that allows it."""
-    strides = _strides(shape)
+    strides = contiguous_strides(shape)
     dim = next(dim for dim, stride in enumerate(strides) if stride <= elements)
     step = elements // strides[dim]
     for fixed in itertools.product(*(range(size) for size in shape[:dim])):
@@ -271,7 +263,7 @@ def _part(box: Box, tensor: Tensor, slab: _Slab, strides: list[int]) -> Part | N
     first, last = max(slab.first, box.offsets[dim]), min(slab.last, box.offsets[dim] + box.sizes[dim])
     if first >= last or any(not 0 <= i < size for i, size in zip(inside, box.sizes, strict=False)):
         return None
-    box_strides = _strides(box.sizes)
+    box_strides = contiguous_strides(box.sizes)
     inside.append(first - box.offsets[dim])
     at = (first - slab.first) * strides[dim]
     at += sum(o * stride for o, stride in zip(box.offsets[dim + 1 :], strides[dim + 1 :], strict=True))

@@ -224,6 +224,14 @@ def itemsize(dtype: str) -> int:
         raise DamagedError(f"unknown dtype code {shown(dtype)}") from None
 
 
+def contiguous_strides(sizes: Sequence[int]) -> list[int]:
+    """Elements from one index to the next, per dimension, of a box whose elements follow each other. As torch's."""
+    strides = [1] * len(sizes)
+    for dim in range(len(sizes) - 1, 0, -1):
+        strides[dim - 1] = strides[dim] * max(1, sizes[dim])
+    return strides
+
+
 def box_nbytes(dtype: str, sizes: Shape) -> int:
     """Bytes of a contiguous box."""
     nbytes = itemsize(dtype)

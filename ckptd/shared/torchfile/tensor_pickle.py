@@ -2,7 +2,7 @@
 
 import struct
 
-from ckptd.shared.format.layout import TORCH_DTYPES, Shape, itemsize
+from ckptd.shared.format.layout import TORCH_DTYPES, Shape, contiguous_strides, itemsize
 
 # Typed storages, for the dtypes that had one when torch's format was made; the others name their dtype.
 STORAGES = {
@@ -21,19 +21,11 @@ def tensor(key: int, dtype: str, shape: Shape, nbytes: int) -> bytes:
     storage = name("torch", STORAGES[dtype]) if typed else name("torch.storage", "UntypedStorage")
     numel = nbytes // itemsize(dtype) if typed else nbytes
     place = b"(" + text("storage") + storage + text(str(key)) + text("cpu") + integer(numel) + b"tQ"
-    layout = integer(0) + _integers(shape) + _integers(contiguous(shape))
+    layout = integer(0) + _integers(shape) + _integers(contiguous_strides(shape))
     body = b"(" + place + layout + b"\x89" + name("collections", "OrderedDict") + b")R"
     if typed:
         return name("torch._utils", "_rebuild_tensor_v2") + body + b"tR"
     return name("torch._utils", "_rebuild_tensor_v3") + body + name("torch", TORCH_DTYPES[dtype]) + b"}tR"
-
-
-def contiguous(shape: Shape) -> list[int]:
-    """Strides, in elements, of a tensor whose elements follow each other."""
-    strides = [1] * len(shape)
-    for dim in range(len(shape) - 1, 0, -1):
-        strides[dim - 1] = strides[dim] * max(1, shape[dim])
-    return strides
 
 
 def name(module: str, member: str) -> bytes:

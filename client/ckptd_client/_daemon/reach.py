@@ -1,5 +1,6 @@
 """The way to this node's daemon: one that listens, one that is waited for, one that is started."""
 
+import contextlib
 import logging
 import os
 import time
@@ -96,9 +97,11 @@ def _await(channel: Channel, arena: str, began: float, deadline: float, unstarte
 
 
 def named_daemon(arena: str) -> str:
-    """The daemon of the arena for a sentence, with its pid where that can be known."""
-    pid = locks.holder(os.path.join(arena, LOCK))
-    return "daemon" if pid is None else f"daemon pid {pid}"
+    """The daemon of the arena for a sentence, with its pid where that can be known: not in another pid namespace."""
+    pid = None
+    with contextlib.suppress(OSError):  # no descriptor is left, say: a sentence is worth no error
+        pid = locks.holder(os.path.join(arena, LOCK))
+    return f"daemon pid {pid}" if pid else "daemon"
 
 
 def say_started(arena: str, its_log: str, job: JobKey, group: Group, *, again: bool) -> None:

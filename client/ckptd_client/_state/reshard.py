@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from ckptd.shared.format.layout import TensorEntry, itemsize
+from ckptd.shared.format.layout import TensorEntry, contiguous_strides, itemsize
 
 Ints = tuple[int, ...]
 
@@ -103,7 +103,7 @@ def subtract(box: Box, part: Box) -> list[Box]:
 def _runs(common: Box, source: Saved, target: Box) -> Iterator[Run]:
     """The contiguous pieces of common, as they lie in the source's image and in the target."""
     size = itemsize(source.entry.dtype)
-    from_strides, to_strides = _strides(source.box.sizes), _strides(target.sizes)
+    from_strides, to_strides = contiguous_strides(source.box.sizes), contiguous_strides(target.sizes)
     looped = _looped_dims(common, source.box, target)
     nbytes = math.prod(common.sizes[looped:]) * size
     first_from = _position(common.offsets, source.box.offsets, from_strides)
@@ -120,13 +120,6 @@ def _looped_dims(common: Box, a: Box, b: Box) -> int:
     while dims and common.sizes[dims - 1] == a.sizes[dims - 1] == b.sizes[dims - 1]:
         dims -= 1
     return max(dims - 1, 0)
-
-
-def _strides(sizes: Sequence[int]) -> list[int]:
-    strides = [1] * len(sizes)
-    for d in range(len(sizes) - 2, -1, -1):
-        strides[d] = strides[d + 1] * sizes[d + 1]
-    return strides
 
 
 def _dot(index: Sequence[int], strides: Sequence[int]) -> int:

@@ -74,7 +74,7 @@ def _step(save: object) -> str:
     return "none" if save is None else f"step {getattr(save, 'step', save)}"
 
 
-class Farewell:
+class EndWarning:
     """One client's."""
 
     def __init__(self, staging: Staging) -> None:
@@ -109,9 +109,9 @@ def _at_exit() -> None:
     read = isinstance(getattr(sys, "last_value", None), CkptdError)
     for staging in [] if read else list(_open):
         if staging.owner.is_here and not staging.closed:
-            farewell = Farewell(staging)
-            farewell.begin()
-            farewell.end("ended without close()")
+            warning = EndWarning(staging)
+            warning.begin()
+            warning.end("ended without close()")
 
 
 atexit.register(_at_exit)

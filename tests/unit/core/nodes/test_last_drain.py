@@ -2,7 +2,7 @@
 
 from ckptd.core import actions as act
 from ckptd.core import events as ev
-from ckptd.core.last_drain import Farewell
+from ckptd.core.last_drain import LastDrain
 from ckptd.shared.protocol.messages import Cadence
 from tests.unit.core.nodes.a_cluster import KEY, ONE, THREE, TWO, ACluster
 
@@ -24,45 +24,45 @@ def a_job_that_drains_seldom(homes="aabb"):
 def ask(cluster, name):
     cluster.say(cluster.nodes[name], ev.DrainAsked(job=KEY))
     cluster.settle()
-    return Farewell(cluster.nodes[name].job.coordinator, cluster.nodes[name].job.node)
+    return LastDrain(cluster.nodes[name].job.coordinator, cluster.nodes[name].job.node)
 
 
 def test_both_wait_for_what_is_asked_for_and_no_longer():
     cluster = a_job_that_drains_seldom()
-    farewells = [ask(cluster, name) for name in "ba"]
-    assert [farewell.waits for farewell in farewells] == [True, True]
-    assert [(farewell.left.step, farewell.left.durable) for farewell in farewells] == [(TWO.step, str(ONE.step))] * 2
+    drains = [ask(cluster, name) for name in "ba"]
+    assert [drain.waits for drain in drains] == [True, True]
+    assert [(drain.left.step, drain.left.durable) for drain in drains] == [(TWO.step, str(ONE.step))] * 2
     cluster.release()
     assert TWO in cluster.store.committed
-    assert [farewell.waits for farewell in farewells] == [False, False]
-    assert [farewell.left for farewell in farewells] == [None, None]
+    assert [drain.waits for drain in drains] == [False, False]
+    assert [drain.left for drain in drains] == [None, None]
 
 
 def test_a_follower_waits_before_it_has_heard_the_order():
     cluster = a_job_that_drains_seldom()
     job = cluster.nodes["b"].job
-    farewell = Farewell(job.coordinator, job.node)
+    drain = LastDrain(job.coordinator, job.node)
     assert job.node.drain.save is None
-    assert farewell.waits
+    assert drain.waits
 
 
 def test_a_follower_does_not_wait_for_a_coordinator_that_does_not_answer():
     cluster = a_job_that_drains_seldom()
-    farewell = ask(cluster, "b")
+    drain = ask(cluster, "b")
     cluster.lose("a")
     cluster.fail()
-    assert not farewell.waits
-    assert "node a does not answer" in farewell.left.why
+    assert not drain.waits
+    assert "node a does not answer" in drain.left.why
 
 
 def test_what_is_staged_later_holds_nobody_up():
     cluster = a_job_that_drains_seldom()
-    farewell = ask(cluster, "a")
+    drain = ask(cluster, "a")
     cluster.stage(THREE)
-    assert farewell.left.step == THREE.step, "what is named is the newest, not what was when it was asked to end"
+    assert drain.left.step == THREE.step, "what is named is the newest, not what was when it was asked to end"
     cluster.release()
-    assert not farewell.waits
-    left = farewell.left
+    assert not drain.waits
+    left = drain.left
     assert left is None or (left.step, "after" in left.why) == (THREE.step, True)
 
 
@@ -70,15 +70,15 @@ def test_a_job_that_staged_nothing_is_left_at_once():
     cluster = ACluster("ab")
     cluster.connect("aabb")
     for name in "ab":
-        farewell = ask(cluster, name)
-        assert not farewell.waits
-        assert farewell.left is None
+        drain = ask(cluster, name)
+        assert not drain.waits
+        assert drain.left is None
 
 
 def test_a_save_that_can_never_be_drained_is_not_waited_for():
     cluster = a_job_that_drains_seldom()
-    farewell = ask(cluster, "a")
+    drain = ask(cluster, "a")
     cluster.nodes["a"].job.coordinator.saves.superseded_by(9)
     cluster.fail()
-    assert not farewell.waits
-    assert farewell.left is not None
+    assert not drain.waits
+    assert drain.left is not None

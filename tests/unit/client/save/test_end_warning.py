@@ -4,7 +4,7 @@ import pytest
 
 from ckptd.shared.base.ids import NO_RUN, SaveId
 from ckptd.shared.protocol.messages import End, Milestone, Progress
-from ckptd_client._save.farewell import unsafe
+from ckptd_client._save.end_warning import unsafe
 from ckptd_client.handle import HandleBook, SaveHandle
 
 WAITS = "waits for rank 1: every rank calls save"
