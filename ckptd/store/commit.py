@@ -40,8 +40,9 @@ from ckptd.shared.protocol.publication import Intents
 from ckptd.store.files import FileLayer, is_temp
 from ckptd.store.identity import check_store
 from ckptd.store.incarnations import Committer, check_counted, forget_superseded, mark_superseded, taken_over_by
+from ckptd.store.links import is_linked_to
 from ckptd.store.pins import pinned
-from ckptd.store.publish import is_linked_to, mark_unpublished, publish
+from ckptd.store.publish import mark_unpublished, publish
 from ckptd.store.scan import Place, committed_at, job_dir, read_vote, scan, vote_names
 from ckptd.store.stock_files import stock_files
 from ckptd.system import failpoints

@@ -11,16 +11,14 @@ is one way to get one: to open the very save, its records, its index and its fil
 
 import contextlib
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import msgspec
 
-from ckptd.shared.base.decoding import MALFORMED
 from ckptd.shared.base.errors import CkptdError, DamagedError, UsageError
-from ckptd.shared.base.ids import JobKey, SaveId, StorePath, parse_dirname, parse_save
-from ckptd.shared.base.wording import cut
+from ckptd.shared.base.ids import JobKey, SaveId, parse_dirname, parse_save
 from ckptd.shared.format.committed import (
     RECORDS,
     Finding,
@@ -30,58 +28,21 @@ from ckptd.shared.format.committed import (
     raise_first,
     read_stock_of,
 )
-from ckptd.shared.format.layout import Layout, SavedFor, is_plain, is_trainer_file
-from ckptd.shared.format.manifest import LINKED, STOCK_FILES, UNPUBLISHED
-from ckptd.shared.format.origin import MARKER, Origin
+from ckptd.shared.format.manifest import STOCK_FILES, UNPUBLISHED
+from ckptd.shared.format.origin import Origin
 from ckptd.shared.protocol.publication import Intents, Publication
 from ckptd.store.files import FileLayer
+from ckptd.store.links import remember_links
 from ckptd.store.scan import Place, committed_at, job_dir
 from ckptd.store.trainer_directory import TrainerDirectory, again_when_swept, make_directories, sweep
+from ckptd.store.trainer_files import TrainerFiles, decode_index, read_index, sources_of
 from ckptd.system import failpoints
-
-_MAX_INDEX_NBYTES = 1 << 30
-_MAX_LINKED_NBYTES = 1 << 20
-_MAX_LINKED = 64  # directories
-
-
-class TrainerFiles(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Content of `files.json`: the trainer's names of the checkpoint's files. saved_for: to be compared, no more."""
-
-    save_id: str
-    files: dict[str, str]  # the trainer's name, and the file's in the checkpoint's directory
-    saved_for: SavedFor | None = None
-
-
-class Linked(msgspec.Struct, frozen=True):
-    """Content of `LINKED`: directories that have symbolic links to the checkpoint's files. They are only read."""
-
-    directories: list[StorePath]
-
-
-_decoder = msgspec.json.Decoder(TrainerFiles)
-_linked_decoder = msgspec.json.Decoder(Linked)
-
-
-def index_of(layouts: Iterable[Layout], save_id: str) -> bytes | None:
-    """`files.json` of a checkpoint, None when it has no trainer's files. Of two ranks' of one name the lower has it."""
-    files: dict[str, str] = {}
-    saved_for = None
-    raw = False
-    for layout in layouts:
-        raw = raw or layout.raw
-        saved_for = saved_for or layout.saved_for
-        for name, extent in zip(layout.names, layout.extents()[1:], strict=False):
-            files.setdefault(name, extent.name)
-    if not raw:
-        return None
-    index = TrainerFiles(save_id=save_id, files=files, saved_for=saved_for)
-    return msgspec.json.format(msgspec.json.encode(index)) + b"\n"
 
 
 def mark_unpublished(fs: FileLayer, path: str) -> None:
     """To be called before the directory at path gets its final name, and synced by the caller."""
     with contextlib.suppress(DamagedError):
-        if _read_index(fs, path).saved_for is None:
+        if read_index(fs, path).saved_for is None:
             return
     with contextlib.suppress(FileExistsError):
         fs.create_exclusive(os.path.join(path, UNPUBLISHED))
@@ -129,7 +90,7 @@ def prove(
     raw = read_stock_of(path, fs, stock, manifest)
     if isinstance(raw, Finding):
         raise raw.error from raw.cause
-    index = _decode_index(raw, os.path.join(path, STOCK_FILES))
+    index = decode_index(raw, os.path.join(path, STOCK_FILES))
     files = {file for name, file in index.files.items() if names is None or name in names}
     wanted = [record for record in manifest.files if any(extent.name in files for extent in record.extents())]
     raise_first(file_findings(path, fs, wanted))
@@ -263,70 +224,11 @@ def _mark_published(fs: FileLayer, path: str) -> None:
     fs.fsync_dir(path)
 
 
-def is_linked_to(fs: FileLayer, key: JobKey, dirname: str) -> bool:
-    """Whether a trainer finds the checkpoint's files by symbolic links, which without it would lead nowhere.
-
-    Believes the checkpoint's own word of where they are: who forges it keeps that one checkpoint from being removed.
-    """
-    path = os.path.join(job_dir(key), dirname)
-    try:
-        found = _linked(fs, path)
-        index = _read_index(fs, path)
-    except (OSError, DamagedError):  # of states; or a hard link, as all others are then
-        return False
-    for directory in found:
-        for name, source in _sources(path, index).items():
-            with contextlib.suppress(OSError):  # the trainer has removed it
-                if fs.below(None).readlink(os.path.join(directory, name)) == source:
-                    return True
-    return False
-
-
-def _linked(fs: FileLayer, path: str) -> list[str]:
-    where = os.path.join(path, LINKED)
-    try:
-        return _linked_decoder.decode(fs.read_file(where, _MAX_LINKED_NBYTES)).directories[:_MAX_LINKED]
-    except FileNotFoundError:
-        return []
-    except MALFORMED as error:
-        raise DamagedError(f"{where}: {cut(error)}") from error
-
-
-def _remember_links(fs: FileLayer, path: str, directory: str) -> None:
-    """Before the first one is made: a checkpoint that is removed takes what they lead to with it."""
-    known = []
-    with contextlib.suppress(DamagedError):
-        known = _linked(fs, path)
-    if directory not in known:
-        raw = msgspec.json.encode(Linked([*known, directory][-_MAX_LINKED:]))
-        fs.rename(fs.write_temp(os.path.join(path, LINKED), raw), os.path.join(path, LINKED))
-        fs.fsync_dir(path)
-
-
 def _names(fs: FileLayer, path: str) -> list[str]:
     try:
         return fs.listdir(path)
     except FileNotFoundError:
         return []
-
-
-def _read_index(fs: FileLayer, path: str) -> TrainerFiles:
-    """What anybody may have written: good for keeping something from being done, and for nothing else."""
-    where = os.path.join(path, STOCK_FILES)
-    return _decode_index(fs.read_file(where, _MAX_INDEX_NBYTES), where)
-
-
-def _decode_index(raw: bytes, where: str) -> TrainerFiles:
-    try:
-        index = _decoder.decode(raw)
-    except MALFORMED as error:
-        raise DamagedError(f"{where}: {cut(error)}") from error
-    if not is_plain(index.saved_for):
-        raise DamagedError(f"{where}: a directory that is no plain path")
-    for name, file in index.files.items():
-        if not is_trainer_file(name) or name == MARKER or not is_trainer_file(file) or "/" in file:
-            raise DamagedError(f"{where}: a file's name leads elsewhere")
-    return index
 
 
 class _Other(NamedTuple):
@@ -390,7 +292,7 @@ def _not_older(fs: FileLayer, found: Proved) -> list[_Other]:
     others = []
     for name in filter(parse_dirname, _names(fs, job_dir(found.key))):
         with contextlib.suppress(OSError, DamagedError):  # of states, or being removed
-            index = _read_index(fs, os.path.join(job_dir(found.key), name))
+            index = read_index(fs, os.path.join(job_dir(found.key), name))
             save = parse_save(index.save_id)
             if save is not None and save.dirname == name and not save <= found.save:
                 others.append(_Other(save, index, not is_unpublished(fs, found.key, name)))
@@ -413,9 +315,9 @@ def _without(index: TrainerFiles, to: Publication, other: _Other) -> tuple[Train
 
 def _publish(fs: FileLayer, found: Proved, to: Publication) -> None:
     if found.index.files:
-        sources = _sources(found.path, found.index)
+        sources = sources_of(found.path, found.index)
         there = TrainerDirectory(
-            fs, to.directory, sources, set(to.names), lambda: _remember_links(fs, found.path, to.directory)
+            fs, to.directory, sources, set(to.names), lambda: remember_links(fs, found.path, to.directory)
         )
         if to.whole:
             key, save = found.key, found.save
@@ -433,7 +335,3 @@ def _publish(fs: FileLayer, found: Proved, to: Publication) -> None:
         again_when_swept(lambda: above.rename(above.write_temp(to.pointer, to.text.encode()), to.pointer))
         above.fsync_dir(head)
         sweep(above, head, {os.path.basename(to.pointer)})
-
-
-def _sources(path: str, index: TrainerFiles) -> dict[str, str]:
-    return {name: os.path.join(path, file) for name, file in index.files.items()}

@@ -17,7 +17,7 @@ from ckptd.shared.format.manifest import (
     one_record_each,
 )
 from ckptd.shared.torchfile.dcp_metadata import TooManyBoxesError, metadata_bytes
-from ckptd.store.publish import index_of
+from ckptd.store.trainer_files import index_of
 
 
 class Stock(NamedTuple):

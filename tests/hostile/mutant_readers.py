@@ -36,9 +36,10 @@ from ckptd.store.commit import remove_checkpoint, sweep_trash
 from ckptd.store.files import FileLayer
 from ckptd.store.identity import STORE_FILE, store_id_at
 from ckptd.store.incarnations import Committer, superseded, take, taken_over_by
+from ckptd.store.links import is_linked_to
 from ckptd.store.messages import FrameReader, decode_request, hello_frame
 from ckptd.store.pins import pinned
-from ckptd.store.publish import is_linked_to, publish
+from ckptd.store.publish import publish
 from ckptd.store.scan import scan
 from ckptd.system.config import load_config
 from ckptd_client._load.foreign.load_from import load_from

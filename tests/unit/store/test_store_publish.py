@@ -15,7 +15,8 @@ from ckptd.shared.format.manifest import LINKED, STOCK_FILES, UNPUBLISHED
 from ckptd.shared.protocol.publication import Publication, check_publication
 from ckptd.store.commit import remove_checkpoint
 from ckptd.store.files import FileLayer
-from ckptd.store.publish import is_linked_to, publish, publish_left, publish_own_part, publish_to
+from ckptd.store.links import is_linked_to
+from ckptd.store.publish import publish, publish_left, publish_own_part, publish_to
 from ckptd.store.stock_files import Stock
 from tests.checkpoints import write_files
 from tests.runs import OTHER_RUN, RUN
