@@ -56,7 +56,7 @@ class Fragments(NamedTuple):
 class Arena:
     """Owns the directory from open to close. Slot pages may be touched from threads, each slot from one at a time.
 
-    integrity: how all that lies in it is proved.
+    integrity: the digest that proves its contents.
     """
 
     def __init__(self, path: str, budget_nbytes: int = 0, integrity: Integrity = XXH3) -> None:
@@ -70,7 +70,7 @@ class Arena:
         self._serials: dict[tuple[JobKey, int], int] = {}
         self._accounts = threading.Lock()
         self._used: dict[str, int] = {}  # slot path -> bytes
-        self._making: dict[str, object] = {}  # whose pages are being touched; who is not in it was unlinked meanwhile
+        self._making: dict[str, object] = {}  # slots whose pages are being touched; one that is missing was unlinked
         self._reserved = 0
 
     # --- life of the directory
@@ -178,7 +178,7 @@ class Arena:
     # --- memory
 
     def budget(self) -> Budget:
-        """What could still be allocated now, and which limit says so."""
+        """Bytes that can still be allocated now, and the limit that decides."""
         return budget(self.path)
 
     @property
@@ -265,9 +265,9 @@ class Arena:
             self._reserved -= nbytes
 
     def unlink(self, job: JobKey, name: str) -> None:
-        """Removes a slot. Whoever still maps it keeps his pages. Gives its memory back, which blocks; for threads."""
+        """Removes a slot and gives its memory back. Blocks; for threads. Existing mappings keep their pages."""
         path = self.slot_path(job, name)
-        with self._accounts:  # who looks for the slot finds it whole, or not at all: none maps it after this
+        with self._accounts:  # a thread finds the slot complete or not at all: none maps it after this
             last, mapping = _opened(path), self._mappings.pop(path, None)
             _unlink_if_there(path)
             self._making.pop(path, None)
@@ -345,7 +345,7 @@ class Arena:
         return decode_seals(bytes(self._view(job, name)[-SEALS_NBYTES:]), self.integrity, where=f"slot {name}")[2]
 
     def free(self, job: JobKey, name: str) -> None:
-        """From here on the slot's old bytes are worth nothing, whoever finds them."""
+        """Invalidates the slot's old bytes for every reader."""
         failpoints.reach("stage.before-slot-freed")
         self._put_seal(job, name, Seal())
         failpoints.reach("stage.after-slot-freed")
@@ -397,7 +397,7 @@ class Arena:
         view[start : start + len(page)] = page
 
     def _view(self, job: JobKey, name: str) -> memoryview:
-        """The slot's bytes, mapped while the slot lives: mapping it anew for each save costs page faults."""
+        """The slot's bytes, mapped while the slot lives: mapping it again for each save costs page faults."""
         path = self.slot_path(job, name)
         with self._accounts:
             mapping = self._mappings.get(path)
@@ -445,7 +445,7 @@ def _make_slot(path: str, capacity: int) -> Iterator[int]:
 def _filled_huge(mapping: Mapping, capacity: int) -> Iterator[int]:
     """Fills large parts from the start on, by two threads at once; yields the bytes of each, until one is refused.
 
-    What lies behind that may be filled too, or partly: to fill it again does no harm.
+    Pages behind that may be filled too, or partly: filling them again is harmless.
     """
     starts = range(0, capacity - _COLLAPSE_NBYTES + 1, _COLLAPSE_NBYTES)
     if not starts:

@@ -41,7 +41,7 @@ _LOOK_MS = 500
 
 
 def ask_status(arena: str, timeout_s: float) -> Status:
-    """The whole picture of the daemon that holds arena. Raises ConnectError."""
+    """The full status of the daemon that holds arena. Raises ConnectError."""
     with Daemon(arena, timeout_s) as daemon:
         return daemon.status()
 
@@ -91,7 +91,7 @@ class Daemon:
         self._context.term()
 
     def status(self, *, nodes: bool = False) -> Status:
-        """The daemon's picture of now; nodes: and what the daemons of its jobs' other nodes say. Raises ConnectError.
+        """The daemon's present status; nodes: with reports from its jobs' other nodes. Raises ConnectError.
 
         Nodes that do not answer cost up to a second, and stand in ``silent`` of their job.
         """
@@ -112,7 +112,7 @@ class Daemon:
             raise self._unexpected(reply)
 
     def stop(self, *, wait: bool) -> Status:
-        """Has the daemon end as SIGTERM does; its picture of now or, with wait, its last one. Raises ConnectError."""
+        """Has the daemon end as SIGTERM does; its present status or, with wait, its last one. Raises ConnectError."""
         reply = self._ask(AskStop(seq=self._next_seq(), wait=wait))
         if not isinstance(reply, StatusReply):
             raise self._unexpected(reply)
@@ -130,7 +130,7 @@ class Daemon:
         return self._seq
 
     def _ask(self, request: Request) -> Reply:
-        require_daemon(self.arena)  # a daemon that is gone is told at once, not after the time a slow one has
+        require_daemon(self.arena)  # a dead daemon is an error at once, not after the timeout of a slow one
         deadline_s = time.monotonic() + self.timeout_s
         self._say(request, deadline_s)
         while (left_ms := _ms_until(deadline_s)) or self._socket.poll(0, zmq.POLLIN):

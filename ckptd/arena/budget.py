@@ -1,7 +1,7 @@
 """How much memory the arena may take before the kernel says no with SIGBUS or the OOM killer.
 
 The least of: free bytes of the tmpfs, headroom of every cgroup above this process, MemAvailable. Each keeps a margin
-back, because the trainer lives under the same limits. root is the directory that /proc and /sys are looked up under.
+back, because the trainer runs under the same limits. root is the directory that /proc and /sys are looked up under.
 """
 
 import os
@@ -172,7 +172,7 @@ def tmpfs_limit(mount_point: str, free_nbytes: int) -> Limit:
 
 
 def how_to_raise_cgroup(level: CgroupLevel, file: str) -> str:
-    """The setting that whoever made this cgroup offers for it."""
+    """The setting through which the creator of this cgroup raises it."""
     leaf = os.path.basename(level.directory)
     if "slurm" in level.directory:
         return "ask Slurm for more: #SBATCH --mem=0 (all of the node) or --mem=<size>"

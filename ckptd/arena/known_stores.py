@@ -1,6 +1,6 @@
 """Which store each job of this arena was saved to: the ids of stores, in one small file of the arena.
 
-It outlives the jobs' memory, so that a job that starts again finds out when another disk, or none, lies at its path.
+The file stays when a job's memory goes, so that a restarted job notices another disk, or none, at its path.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from ckptd.shared.files import spare_pages
 from ckptd.shared.format import arena_paths
 
 log = logging.getLogger("ckptd")
-_MOST = 4096  # jobs; those that were told longest ago go
+_MOST = 4096  # jobs; the oldest entries go first
 _MAX_NBYTES = 8 << 20
 
 
@@ -29,7 +29,7 @@ class KnownStores:
         self._ids: dict[str, StoreId] = self._read()
 
     def of(self, job: JobKey) -> StoreId | None:
-        """The store that the job was saved to last, None when nobody has told."""
+        """The store that the job was saved to last; None: not recorded."""
         return self._ids.get(arena_paths.job_dir(job))
 
     def remember(self, job: JobKey, store_id: StoreId) -> None:

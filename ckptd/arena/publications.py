@@ -25,7 +25,7 @@ _SUFFIXES = (arena_paths.DUE_SUFFIX, arena_paths.PUBLISHED_SUFFIX)
 
 
 class Publications:
-    """Of all jobs of an arena. Every method reads the files anew: they are few, and in memory."""
+    """Of all jobs of an arena. Every method reads the files again: they are few, and in memory."""
 
     def __init__(self, arena: str) -> None:
         self._arena = arena

@@ -15,7 +15,7 @@ from ckptd.store.scan import PartialEntry, Place, scan
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one unfinished directory. path: where it lies now."""
+    """The outcome for one unfinished directory. path: its present path."""
 
     step: int
     incarnation: int
@@ -28,7 +28,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
 def finish(key: JobKey, writer: str, only: SaveId | None = None, integrity: Integrity = XXH3) -> list[Finished]:
     """Commits what the votes suffice for and no newer checkpoint has overtaken, oldest first. only: of all, this one.
 
-    Harmless beside a daemon that does the same. Raises nothing: what went wrong stands in the answers.
+    Harmless beside a daemon that does the same. Raises nothing: the answers carry the errors.
     """
     fs = FileLayer(key.store, integrity)
     found = scan(fs, key)

@@ -74,7 +74,7 @@ class Report:
     nbytes: int = 0
     problems: list[Problem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    progress: Callable[[int], None] = _ignore  # told the bytes checked so far
+    progress: Callable[[int], None] = _ignore  # called with the bytes checked so far
     integrity: Integrity = XXH3  # how all of it must be proved
     _named: set[str] = field(default_factory=set)  # files with a problem
 
@@ -167,7 +167,7 @@ def _is_job(names: list[str]) -> bool:
 
 
 def _slots_in(path: str) -> list[str]:
-    """Slots of the arena at path, or of one job of it. No more is walked: what else lies there is a stranger's."""
+    """Slots of the arena at path, or of one job of it. Nothing else is visited: other files are not ours."""
     below = os.path.join(path, arena_paths.JOBS)
     directories = [path, below, *(os.path.join(below, name) for name in _names(below))]
     found = [os.path.join(directory, name) for directory in directories for name in _names(directory)]
@@ -258,7 +258,7 @@ class _Part:
     path: str
     start: int
     nbytes: int
-    stop: int  # where the next one begins: what lies between is zeros
+    stop: int  # where the next one begins, after zeros
     file: BinaryIO
 
 

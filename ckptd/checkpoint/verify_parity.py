@@ -44,7 +44,7 @@ def check_parity(directory: str, records: Sequence[ParityRecord], integrity: Int
 
 
 def strangers(directory: str, records: Sequence[ParityRecord]) -> Iterator[str]:
-    """Notes on what else lies beside the parity: a late copy that no vote names is no damage."""
+    """Notes on other files beside the parity: a late copy that no vote names is no damage."""
     folder, known = os.path.join(directory, PARITY_DIR), {record.name for record in records}
     try:
         names = sorted(os.listdir(folder))

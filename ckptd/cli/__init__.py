@@ -104,7 +104,7 @@ def main() -> None:
 
 
 def invoke(args: Sequence[str]) -> int:
-    """Exit code of one command line. Errors are told on stderr."""
+    """Exit code of one command line. Errors go to stderr."""
     try:
         _refuse_urls(args)
         return cli.main(list(args), prog_name="ckptd", standalone_mode=False) or FINE

@@ -60,7 +60,7 @@ def arena_of(flag: str | None) -> str:
 
 @contextlib.contextmanager
 def store_errors() -> Iterator[None]:
-    """What the file system refuses is told like any other error, and is exit code 1."""
+    """Reports an error of the file system like any other, with exit code 1."""
     try:
         yield
     except OSError as error:

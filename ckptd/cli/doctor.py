@@ -33,7 +33,7 @@ def command(arena: str | None, store: str | None, as_json: bool) -> int:
 
 
 def _table(findings: list[Finding]) -> Table:
-    """A verdict is a word, not a colour; what to type stands under what is wrong."""
+    """A verdict is a word, not a colour; below each problem, the command to type."""
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)

@@ -127,7 +127,7 @@ def newest_staged(job: JobStatus) -> CheckpointStatus | None:
 def _wait(daemon: Daemon, outcomes: list[Outcome], deadline_s: float, *, quiet: bool, preempt: bool) -> None:
     """Looks again until nothing is open. Outcomes change in place."""
     with _spinner(quiet) as spinner:
-        awaited = True  # ranks that were told may save where nothing was to be drained
+        awaited = True  # ranks that received the order may save although nothing was to be drained
         while awaited or any(outcome.result in _OPEN for outcome in outcomes):
             status, awaited = daemon.status(), False
             jobs = {(job.store, job.job): job for job in status.jobs}
@@ -145,7 +145,7 @@ def _wait(daemon: Daemon, outcomes: list[Outcome], deadline_s: float, *, quiet: 
 
 
 def _awaits_ranks(outcome: Outcome, job: JobStatus | None) -> bool:
-    """Whether ranks were told to save at one step and may still do so: that checkpoint is what counts then."""
+    """Whether ranks were ordered to save at one step and may still do so: then that checkpoint counts."""
     if outcome.result in _EXIT_CODES:
         return False
     if job is None:
@@ -182,7 +182,7 @@ def _spinner(quiet: bool) -> Iterator[Spinner | None]:
 
 
 def _judge(outcome: Outcome, job: JobStatus | None) -> None:
-    """Where the save stands. A newer one that becomes durable serves as well: it is what the job would restore."""
+    """The state of the save. A newer one that becomes durable serves as well: the job would restore that one."""
     if job is None:
         outcome.becomes("failed", "the daemon no longer has the job")
         return

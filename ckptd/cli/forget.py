@@ -43,7 +43,7 @@ def command(  # noqa: PLR0913, PLR0917 - one for each flag
 
 
 def _without_daemon(arena: str, job: str) -> NoDaemonError:
-    """What lies in the arena can be seen by names alone; only a daemon knows what may go."""
+    """File names alone show the contents of the arena; only a daemon knows which may go."""
     names: set[str] = set()
     with contextlib.suppress(OSError):
         names = {name.rpartition("-")[0] for name in os.listdir(os.path.join(arena, JOBS))}

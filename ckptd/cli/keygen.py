@@ -25,7 +25,7 @@ def command(file: str | None, integrity: bool, as_json: bool) -> int:
     Without key_file each daemon makes a pair of its own with its arena, and nothing needs to be typed.
 
     With --integrity FILE gets a secret for the setting integrity_key_file: the same file for all daemons and trainings
-    of a site, and for whoever reads their checkpoints. Who has it can forge what it proves.
+    of a site, and for readers of their checkpoints. A holder of the key can forge whatever it proves.
     """
     path = os.path.abspath(os.path.expanduser(file or (_DEFAULT_INTEGRITY if integrity else _DEFAULT)))
     if file is None:

@@ -25,7 +25,7 @@ from ckptd.cli.metrics_server import registry_of, serve
 def command(arena: str | None, timeout_s: float, port: int | None, address: str) -> int:
     """Print this node's metrics once, for a textfile collector, or serve them over HTTP.
 
-    The daemon is asked anew each time. One that does not answer is ckptd_up 0: no error, so that an alarm can say so.
+    Each scrape asks the daemon. Without an answer ckptd_up is 0: no error, so that an alert can fire.
     """
     registry = registry_of(common.arena_of(arena), timeout_s)
     if port is None:

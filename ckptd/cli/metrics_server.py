@@ -1,6 +1,6 @@
-"""Metrics of the daemon that holds an arena, asked for anew at each scrape, and served over HTTP.
+"""Serves metrics of the daemon that holds an arena over HTTP; each scrape asks the daemon.
 
-Never in the daemon's own process: who asks looks at the lock that the daemon holds, and would drop it there.
+Never in the daemon's own process: a scrape opens the lock file, and closing it there would release the lock.
 """
 
 import socket
@@ -38,7 +38,7 @@ class _Daemon(Collector):
 
 
 def registry_of(arena: str, timeout_s: float) -> CollectorRegistry:
-    """Whoever collects from it asks the arena's daemon; one that does not answer in time is a sample: ckptd_up 0."""
+    """Each collection asks the arena's daemon; without an answer in time the only sample is ckptd_up 0."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Daemon(arena, timeout_s))
     return registry
@@ -63,7 +63,7 @@ class _Server(ThreadingHTTPServer):
     def process_request(self, request: _Request, client_address: object) -> None:
         """Serves it in a thread of its own."""
         with self._lock:
-            if len(self._held) >= _MOST:  # who has something to ask has asked it by now
+            if len(self._held) >= _MOST:  # a real scraper has sent its request by now
                 oldest = next(iter(self._held))
                 del self._held[oldest]
                 if isinstance(oldest, socket.socket):

@@ -39,7 +39,7 @@ def _run(config: str | None, **flags: Raw) -> int:
     Settings come from the TOML file, then CKPTD_* variables, then flags; the last one wins.
     """
     settings, _ = load_config(flags, toml_path=config)
-    from ckptd.daemon import serving  # noqa: PLC0415  # settings that are wrong are told before anything heavy is loaded
+    from ckptd.daemon import serving  # noqa: PLC0415  # wrong settings are reported before anything heavy is loaded
 
     return serving.run(settings)
 

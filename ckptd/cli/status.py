@@ -1,4 +1,4 @@
-"""``ckptd status``: what the daemon holds and does, once or live."""
+"""``ckptd status``: the state of the daemon, once or continuously."""
 
 import contextlib
 import os
@@ -31,7 +31,7 @@ class _Wanted:
     interval_s: float
 
     def look(self, daemon: Daemon) -> StatusView:
-        """One picture. Raises CkptdError."""
+        """Prints one status. Raises CkptdError."""
         return StatusView(daemon.status(nodes=self.nodes), nodes=self.nodes, everything=self.everything)
 
     def look_again(self, daemon: Daemon) -> RenderableType:
@@ -93,7 +93,7 @@ def _print(daemon: Daemon, wanted: _Wanted, *, as_json: bool, indent: int = 2) -
 
 
 def _stream(daemon: Daemon, wanted: _Wanted, *, as_json: bool) -> None:
-    """A picture per interval, one below the other. Who reads JSON learns of a lost daemon by the exit code."""
+    """One status per interval, one below the other. With JSON the exit code reports a lost daemon."""
     with contextlib.suppress(KeyboardInterrupt):
         _print(daemon, wanted, as_json=as_json, indent=0)
         while True:

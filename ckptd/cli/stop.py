@@ -82,7 +82,7 @@ def _ask(where: str) -> Status:
 
 
 def _stop(where: str, before: Status, timeout_s: float) -> Status:
-    """The daemon's last picture of itself, once it has let go of the arena. Raises WaitTimeoutError."""
+    """The daemon's last status, once it has released the arena. Raises WaitTimeoutError."""
     deadline_s, status = time.monotonic() + timeout_s, before
     try:
         with Daemon(where, timeout_s) as daemon:

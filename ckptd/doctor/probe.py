@@ -1,4 +1,4 @@
-"""Reads the facts about this machine that ckptd.doctor.rules judges. Every path may be absent. Touches no store."""
+"""Reads the facts about this machine for ckptd.doctor.rules. Every path may be absent. Touches no store."""
 
 import contextlib
 import glob
@@ -94,7 +94,7 @@ def lingers(user: str) -> bool:
 
 
 def arena_facts(path: str) -> ArenaFacts:
-    """The arena's directory as it lies there; a symlink is not followed."""
+    """The arena's directory entry; a symlink is not followed."""
     try:
         found = os.lstat(path)
     except OSError:

@@ -27,7 +27,7 @@ def judge_daemon(status: Status | None, error: CkptdError | None, version: str) 
 
 
 def judge_peers(status: Status) -> list[Finding]:
-    """The daemons of each job's other nodes, as they were heard just now. Nothing for jobs on one node."""
+    """The daemons of each job's other nodes, as they just answered. Nothing for jobs on one node."""
     return [_judge_job(job, status) for job in status.jobs if len(job.nodes) > 1]
 
 

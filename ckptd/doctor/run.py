@@ -1,4 +1,4 @@
-"""`ckptd doctor`: is this machine fit for ckptd, and what to type where not. Asks the probes, then the judges."""
+"""`ckptd doctor`: is this machine fit for ckptd, and what to type if not. Runs the probes, then the rules."""
 
 import os
 import platform
@@ -33,7 +33,7 @@ def examine(arena_dir: str, store: str | None = None, *, deadline_s: float = 20.
 
 
 def _ask(arena_dir: str) -> tuple[Status | None, CkptdError | None]:
-    """What the arena's daemon and its peers say, if there is one; else why it says nothing."""
+    """Findings about the arena's daemon and its peers; without one, the reason."""
     try:
         require_daemon(arena_dir)
     except CkptdError:

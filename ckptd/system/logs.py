@@ -1,6 +1,6 @@
 """The daemon's log: one line per event on stderr, as journald and people want it.
 
-An event is a few words and then facts, ``key=value``; a value that is not a plain word stands in quotes, with what is
+An event is a few words and then facts, ``key=value``; a value that is not a plain word is quoted, with what is
 not printable escaped, so that nothing that comes from outside can begin a line of its own. Under journald each line
 begins with its priority (sd-daemon(3)) and has no time of its own: the journal keeps both.
 """

@@ -1,4 +1,4 @@
-"""How a process stands back from others: for the processor and, at block devices, for input and output."""
+"""CPU nice value and I/O priority of a process."""
 
 import contextlib
 import ctypes
@@ -22,5 +22,5 @@ class Niceness(NamedTuple):
         os.nice(self.cpu)
         number = _IOPRIO_SET.get(platform.machine())
         if number is not None:
-            with contextlib.suppress(OSError, AttributeError):  # it returns an error that nobody need hear of
+            with contextlib.suppress(OSError, AttributeError):  # its error changes nothing
                 ctypes.CDLL(None).syscall(number, _WHO_PROCESS, 0, _BEST_EFFORT | self.io)

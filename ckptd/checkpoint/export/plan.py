@@ -175,7 +175,7 @@ def rows_of(tensor: Tensor, first: int, last: int) -> Tensor:
 def batches(targets: Iterable[Target], piece_nbytes: int = PIECE_NBYTES) -> Iterator[list[Piece]]:
     """All copying, in an order that reads every block once if a block of each file that a tensor is cut across fits.
 
-    Goes through all files side by side: what lies in the first block of each, then in the second. Pieces of one batch
+    Goes through all files side by side: the first block of each, then the second. Pieces of one batch
     begin in the same block of one file, or are a single one of a tensor that is cut across.
     """
     runs: dict[int, list[tuple[Box, Target]]] = {}
@@ -257,7 +257,7 @@ def _slabs(shape: Shape, elements: int) -> Iterator[_Slab]:
 
 
 def _part(box: Box, tensor: Tensor, slab: _Slab, strides: list[int]) -> Part | None:
-    """What of the box lies in the slab: contiguous in the box too. None if nothing does."""
+    """The part of the box inside the slab, contiguous in the box too; None if there is none."""
     dim, item = len(slab.fixed), itemsize(tensor.dtype)
     inside = [i - offset for i, offset in zip(slab.fixed, box.offsets, strict=False)]
     first, last = max(slab.first, box.offsets[dim]), min(slab.last, box.offsets[dim] + box.sizes[dim])

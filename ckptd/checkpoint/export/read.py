@@ -88,7 +88,7 @@ class VerifiedReader:
 
     def _warm(self, file: int, index: int) -> None:
         with contextlib.suppress(DamagedError, OSError), self._block(file, index):
-            pass  # whoever needs the block gets the error
+            pass  # the thread that needs the block gets the error
 
     def read(self, file: int, start: int, nbytes: int) -> Iterator[memoryview]:
         """Bytes of a file, block by block; each view is valid until the next is asked for.
@@ -117,7 +117,7 @@ class VerifiedReader:
                 block.users -= 1
 
     def _claim(self, key: tuple[int, int]) -> tuple[_Block, bool]:
-        """The block, and whether the caller is the one who has to fill it."""
+        """The block, and whether the caller must fill it."""
         with self._lock:
             block = self._blocks.get(key)
             fill = block is None

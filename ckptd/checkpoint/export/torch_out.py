@@ -43,7 +43,7 @@ class _Node:
         self.items: dict[str | int, _Node | TensorRef] = {}
 
     def built(self) -> Value:
-        """As plain containers; what a list or tuple had besides tensors is None in it."""
+        """As plain containers; elements of a list or tuple other than tensors become None."""
         items = {key: item.built() if isinstance(item, _Node) else item for key, item in self.items.items()}
         if self.kind not in "lt":
             return items

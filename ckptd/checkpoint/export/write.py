@@ -88,7 +88,7 @@ class _Scratch:
         return memoryview(self._source)[phase : phase + nbytes]
 
     def cast(self, phase: int, nbytes: int) -> memoryview:
-        """The same, besides the other."""
+        """A second scratch buffer of the same layout."""
         self._cast = self._cast or mmap.mmap(-1, PIECE_NBYTES + PAGE)
         return memoryview(self._cast)[phase : phase + nbytes]
 
@@ -96,7 +96,7 @@ class _Scratch:
 def write_files(
     plans: Sequence[FilePlan], outputs: Sequence[OutputFile], reader: VerifiedReader, report: Callable[[int], None]
 ) -> None:
-    """Fills the outputs of plans. report: told the bytes written so far, from this thread.
+    """Fills the outputs of plans. report: called in this thread with the bytes written so far.
 
     Raises DamagedError for a source that does not match its digest; nothing of that block is written.
     """
@@ -161,7 +161,7 @@ def _copy(piece: Piece, turn: int, reader: VerifiedReader, output: OutputFile, s
 
 
 def _lies_as(piece: Piece, offset: int) -> bool:
-    """Whether the piece lies in one block, as far into a page as it will in the output."""
+    """Whether the piece is within one block, at the same offset in a page as in the output."""
     part = piece.parts[0]
     whole = part.run_nbytes == piece.nbytes and part.start % BLOCK_NBYTES + part.nbytes <= BLOCK_NBYTES
     return whole and part.start % PAGE == offset % PAGE

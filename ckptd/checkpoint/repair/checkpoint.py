@@ -1,4 +1,4 @@
-"""A committed checkpoint opened for mending: its records, and the redundancy sets whose parity lies beside it."""
+"""A committed checkpoint opened for repair: its records, and the redundancy sets with parity on the store."""
 
 import os
 from dataclasses import dataclass, field
@@ -165,7 +165,7 @@ def _fits(seal: Seal, record: FileRecord, integrity: Integrity) -> bool:
 def tails(checkpoint: Checkpoint, wanted: Set) -> tuple[dict[int, bytes], list[int]]:
     """The tail of each segment of the set as it lay in its slot, and the ranks whose plain leaves are not known.
 
-    All but rank 0's leaves for stock readers stands in the manifest; those stand in a vote.
+    The manifest has everything but rank 0's leaves for stock readers, which are in a vote.
     """
     found, unknown = {}, []
     for column in wanted.piece.columns:

@@ -1,4 +1,4 @@
-"""Images and parity of a checkpoint as files: which blocks of them are sound, and their bytes for whoever solves."""
+"""Images and parity of a checkpoint as files: their sound blocks, and the bytes for the solver."""
 
 import os
 from collections import OrderedDict, deque
@@ -49,7 +49,7 @@ class OpenFiles:
 
 
 class Bytes:
-    """A run of nbytes that lies in several files, zeros between them. ``digests``: of each block of it."""
+    """A run of nbytes over several files, with zeros between them. ``digests``: of each block of it."""
 
     def __init__(
         self, directory: str, extents: Sequence[Extent], digests: bytes, nbytes: int, integrity: Integrity = XXH3
@@ -65,7 +65,7 @@ class Bytes:
         return os.path.join(self.directory, extent.name)
 
     def within(self, start: int, stop: int) -> Iterator[tuple[Extent, int, int]]:
-        """(file, first, last) of what lies in it of bytes start to stop, which count through."""
+        """(file, first, last) for bytes start to stop of the run."""
         for extent in self.extents:
             first, last = max(start, extent.start), min(stop, extent.start + extent.nbytes)
             if first < last:

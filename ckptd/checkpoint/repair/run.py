@@ -54,7 +54,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 def rebuild(path: str, progress: Progress = lambda _: None, integrity: Integrity = XXH3) -> Outcome:
     """Mends the committed checkpoint in the directory path from its drained parity. Sound files are not touched.
 
-    progress is told the bytes looked at so far. Raises UsageError, DamagedError or another CkptdError; what was cut off
+    progress gets the bytes checked so far. Raises UsageError, DamagedError or another CkptdError; what was cut off
     leaves hidden files only, which the next rebuild removes.
     """
     began_s = time.monotonic()

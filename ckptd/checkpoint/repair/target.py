@@ -14,7 +14,7 @@ from ckptd.system import failpoints
 
 @dataclass
 class _Draft:
-    """A file's next content. changed: it differs from what lies there, as far as that can be read."""
+    """A file's next content. changed: it differs from the present content, as far as that is readable."""
 
     path: str
     temp: str

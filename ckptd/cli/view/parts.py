@@ -21,7 +21,7 @@ _ASCII_LEVELS = "0123456789"
 
 @dataclass(frozen=True)
 class Marks:
-    """Glyphs, in the one alphabet or the other. None of them needs a colour to be told from another."""
+    """Glyphs in Unicode or ASCII. Each is distinct without colour."""
 
     reached: str
     running: str
@@ -101,7 +101,7 @@ def plain_table(*, narrow: bool) -> Table:
 
 @dataclass(frozen=True)
 class Column:
-    """Of ``Rows``. named: what stands in it may be shortened to make room."""
+    """Of ``Rows``. named: its text may be shortened to make room."""
 
     head: str
     right: bool = False

@@ -1,7 +1,7 @@
 """A daemon's Status as people read it: Status in, rich renderables out. Width and glyphs are the console's.
 
 What matters most comes first: of each job how safe it is, the drain that runs, what is wrong and what to type; then the
-tables. A milestone has a word and a mark besides its colour, so that nothing is lost without colour or without Unicode.
+tables. A milestone has a word and a mark in addition to its colour: nothing is lost without colour or Unicode.
 """
 
 from collections.abc import Iterator
@@ -223,7 +223,7 @@ def _is_removed(one: CheckpointStatus) -> bool:
 
 
 def _nodes(job: JobStatus, page: _Page) -> Text:
-    """How many there are, what they keep for each other, and who is missing."""
+    """The number of nodes, their redundancy, and the missing ones."""
     sets = len({node.set_index for node in job.nodes})
     scheme = f"{job.scheme} in {human.counted(sets, 'set')}" if job.scheme != Scheme.NONE else "redundancy none"
     text = Text(page.joined(human.counted(len(job.nodes), "node"), scheme))
@@ -306,7 +306,7 @@ def _remarks(shown: list[CheckpointStatus], hidden: int) -> Iterator[Text]:
 
 
 def _rank_rows(ranks: list[RankStatus], page: _Page) -> Iterator[Text]:
-    """One row for all ranks of equal state, so that 8 ranks in step are one row; one that is not here stands out."""
+    """One row for all ranks of equal state: 8 ranks in step are one row, and a missing rank has its own."""
     alike: dict[tuple[object, ...], list[RankStatus]] = {}
     for rank in ranks:
         where = None if _is_here(rank) else (rank.pid, rank.host)

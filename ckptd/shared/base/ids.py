@@ -51,7 +51,7 @@ _CLOCKED_S = 4  # less than a job takes to start again; the numbers last to the 
 def incarnation_at(now: float) -> int:
     """The number of a life that begins at this time (seconds since 1970) and whose store does not answer.
 
-    Larger than those that stores count, and than those of earlier lives of this kind: nobody else has it, though
+    Larger than numbers that stores count, and than earlier ones of this kind: it is unique, though
     nobody can be asked.
     """
     return min(MAX_INCARNATION, max(1, int(now - _CLOCKED_FROM) // _CLOCKED_S))

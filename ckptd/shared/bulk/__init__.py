@@ -1,1 +1,1 @@
-"""Bytes between daemons: a server of sealed ranges, and whoever pulls them."""
+"""Bytes between daemons: a server of sealed ranges, and its client."""

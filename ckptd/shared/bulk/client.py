@@ -22,7 +22,7 @@ _counters = itertools.count(1)  # one for all links of this process: no two conn
 
 
 class Address(NamedTuple):
-    """How a daemon's bulk server is reached, as the control link told."""
+    """The address of a daemon's bulk server, from the control link."""
 
     host: str
     port: int

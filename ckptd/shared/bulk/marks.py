@@ -1,4 +1,4 @@
-"""What stands in a frame's head, and behind an ask, so that it is known for what the other side sent. No socket.
+"""Marks in a frame's header, and behind a request, that prove its sender. No socket.
 
 Without a key: XXH3 with a seed of the connection, of frames whose bytes are checked at once. It finds what the wire
 damaged, and nobody who means to. With one: a MAC of every ask and every frame, by BLAKE3 with a key of this connection
@@ -30,7 +30,7 @@ class Marks(Protocol):
 
 
 def mark(marks: Marks, kind: bytes, data: memoryview | bytes = b"", *, checked: bool = True) -> bytes:
-    """What stands in the head of the next frame."""
+    """The mark for the header of the next frame."""
     running = marks.begin(kind, len(data), checked=checked)
     if running is None:
         return b""

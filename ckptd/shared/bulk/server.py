@@ -20,7 +20,7 @@ _SEND_TIMEOUT_S: Final = 60.0  # longer than a client's patience with the slowes
 _MAX_STRANGERS: Final = 32
 _MAX_PER_LINK: Final = 32
 _PAUSE_S: Final = 0.1  # when there is no descriptor or thread left
-_TOLD_S: Final = 60.0  # how long that is told of, and how often it is logged
+_TOLD_S: Final = 60.0  # how long that is reported, and how often it is logged
 _MAX_UNREAD: Final = 8  # asks' worth of bytes, after a refusal
 
 
@@ -46,7 +46,7 @@ Secret = Callable[[str], bytes | None]
 
 
 class _Guest(NamedTuple):
-    """Who has proved to know a link's secret, and the marks of what either side says."""
+    """An authenticated client of a link, and the marks of both directions."""
 
     link: str
     asks: marks.Marks
@@ -112,7 +112,7 @@ class BulkServer:
                 time.sleep(_PAUSE_S)
                 continue
             with self._lock:
-                if len(self._strangers) >= _MAX_STRANGERS:  # who has something to say has said it by now
+                if len(self._strangers) >= _MAX_STRANGERS:  # a real client has sent its greeting by now
                     oldest = next(iter(self._strangers))
                     del self._strangers[oldest]
                     sockets.close_both_ways(oldest)
@@ -162,7 +162,7 @@ class BulkServer:
     # --- the handshake
 
     def _greet(self, connection: socket.socket) -> _Guest:
-        """Who has proved to know the secret of a link."""
+        """The client that proved to know the secret of a link."""
         magic, padded, counter, proof = wire.HELLO.unpack(_hear_hello(connection))
         link = padded.rstrip(b"\0").decode("ascii", "replace")
         integrity = self._integrity

@@ -107,6 +107,6 @@ def _after(views: list[memoryview], nbytes: int) -> list[memoryview]:
 
 
 def close_both_ways(connection: socket.socket) -> None:
-    """Wakes whoever waits in a call on it. The socket stays open."""
+    """Wakes threads that block in a call on it. The socket stays open."""
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)

@@ -47,7 +47,7 @@ class Range(msgspec.Struct, array_like=True, frozen=True):
     """Bytes of a segment, up to the end of its tail, or of the parity (rank PARITY). One frame answers it.
 
     checked: the server answers for them: it compares the whole block that they are of with its sealed digest, and the
-    frame carries a digest of its own. Else whoever asks compares, when the block is whole.
+    frame carries a digest of its own. Else the client compares, once the block is complete.
     """
 
     rank: Annotated[int, msgspec.Meta(ge=-1, lt=MAX_RANKS)]

@@ -14,7 +14,7 @@ _IN_MEMORY = frozenset({"tmpfs", "hugetlbfs"})
 def make_directory(path: str) -> None:
     """Makes the arena's directory unless it is there; its parent is never made.
 
-    Raises ConfigError when it lies on no file system of memory, cannot be made, or is not this user's alone; OSError
+    Raises ConfigError when it is not on a file system in memory, cannot be made, or is not this user's alone; OSError
     when memory is full.
     """
     hint = _another()

@@ -1,6 +1,6 @@
 """Shared mappings of slot files at addresses where the kernel can map huge pages, and the pages under them.
 
-A page table entry per 4 KiB costs more than the copy of the 4 KiB: mapping 2 GiB anew takes 0.2 s, copying it 0.1 s.
+A page table entry per 4 KiB costs more than the copy of the 4 KiB: mapping 2 GiB again takes 0.2 s, copying it 0.1 s.
 Slots are therefore made of huge pages wherever the kernel lets us (docs/decisions/0012-huge-pages-without-a-mount.md).
 The client uses this module too; it needs nothing but libc.
 """
@@ -52,7 +52,7 @@ class Mapping:
             raise _error()
 
     def before_unmap(self, undo: Callable[[], None]) -> None:
-        """Has undo called right before the memory is unmapped, by whoever drops the last view; never in a forked child.
+        """Calls undo right before the memory is unmapped, in the thread that drops the last view; never in a fork.
 
         What is registered with a device is so given back while it is still mapped. undo must not raise.
         """

@@ -46,7 +46,7 @@ def _unescape(path: str) -> str:
 
 
 def relative_to(path: str, directory: str) -> str | None:
-    """Rest of path below directory, no leading slash; "" when they are one, None when path lies elsewhere."""
+    """Rest of path below directory, no leading slash; "" when they are equal, None when path is outside of it."""
     if path == directory:
         return ""
     prefix = directory.rstrip("/") + "/"

@@ -9,7 +9,7 @@ REFUSALS = frozenset({errno.EACCES, errno.EPERM})
 
 
 class Refused(NamedTuple):
-    """What stands in the way, and what to type."""
+    """The obstacle, and what to type."""
 
     text: str
     hint: str

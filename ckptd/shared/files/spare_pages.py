@@ -1,6 +1,6 @@
 """A few pages of the arena's tmpfs kept for small files: slots, and others, take all memory there is.
 
-Without them a job could not come back to what lies in a memory that is full: each rank writes a file of its own first.
+Without them a job could not come back to a full memory: each rank writes a file of its own first.
 """
 
 import contextlib

@@ -27,7 +27,7 @@ def job_dir(key: JobKey) -> str:
 
 
 def slot_name(rank: int, serial: int) -> str:
-    """File name of a rank's slot. A serial is never used twice while the job lives."""
+    """File name of a rank's slot. A serial is never used twice while the job exists."""
     return f"r{rank:05d}-{serial:06d}{SLOT_SUFFIX}"
 
 
@@ -56,7 +56,7 @@ def board_name(name: str) -> str:
 
 
 def rank_file_name(rank: int, session: str) -> str:
-    """File that a rank keeps locked while it lives. One per rank and session, so an old rank never hides a new one."""
+    """File that a rank keeps locked while it runs. One per rank and session, so an old rank never hides a new one."""
     return f"r{rank:05d}-{digest(session.encode()).hex()[:16]}{RANK_SUFFIX}"
 
 

@@ -43,7 +43,7 @@ def is_whole(entries: Iterable[TensorEntry]) -> bool:
 
 
 def _is_grid(boxes: Sequence[HasBox]) -> bool:
-    """Whether each box ends before the next begins in every dimension, and none stands where another does.
+    """Whether each box ends before the next begins in every dimension, and no two overlap.
 
     So all the usual shardings are known for disjoint in one pass.
     """

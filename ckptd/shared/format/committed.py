@@ -131,7 +131,7 @@ def open_committed(
 ) -> Iterator[Finding]:
     """Fills opened, and yields what is wrong, as it goes. job and save: what it must be of, if that is known.
 
-    Else the path says so, where it claims something: a directory that has the name of a step must be of that step, and
+    Else the path decides, where it claims something: a directory with the name of a step must be of that step, and
     in a directory of a job of that job. Any other name claims nothing.
     """
     yield from _of_name(opened.path)

@@ -1,6 +1,6 @@
 """How bytes are proved: by XXH3, which finds accidents, or by keyed BLAKE3, which nobody makes without the key.
 
-One value, passed to whoever makes or checks a digest. A key is never used itself: each purpose has one derived from it,
+One value, passed to makers and checkers of digests. A key is never used itself: each purpose has one derived from it,
 so that no digest of one purpose is one of another (a vote is no manifest). Where a block belongs stands in what is
 above it: its digest in a table, the table's in a seal or a manifest, which name job, save and rank.
 """
@@ -86,7 +86,7 @@ class Integrity:
 
     @property
     def label(self) -> str:
-        """In a word, for messages and for others to compare: "xxh3", or "keyed:" and the key's id."""
+        """Short text, for messages and comparisons: "xxh3", or "keyed:" and the key's id."""
         return f"keyed:{self.key_id}" if self.key_id else "xxh3"
 
     def link_secret(self, secret: bytes) -> bytes:

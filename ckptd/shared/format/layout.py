@@ -1,4 +1,4 @@
-"""What a rank says of its image: which tensor lies where, and its leaves that are no tensors.
+"""Description of a rank's image: position of each tensor, and the leaves that are no tensors.
 
 Split in two: the Layout is encoded once per plan and copied as bytes at each save, the Leaves change at each save.
 """
@@ -62,7 +62,7 @@ class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
     sizes: Shape  # of this box
     data_offset: Nbytes  # absolute in the image: in the file, if the image is one
     nbytes: Nbytes
-    # Where the torch.save archive around the payload lies, 0 when there is none.
+    # Offset of the torch.save archive around the payload; 0: none.
     slice_offset: Nbytes = 0
     slice_nbytes: Nbytes = 0
 
@@ -84,7 +84,7 @@ class LayoutPart(msgspec.Struct, frozen=True, array_like=True):
 class SavedFor(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where the trainer said that it looks for its files: to be compared with a path that the reader has, no more.
 
-    Whoever can write to a store can write this: nobody opens, writes or removes what it names.
+    Everybody with write access to the store can write this: ckptd opens, writes or removes nothing that it names.
     """
 
     directory: StorePath
@@ -328,7 +328,7 @@ def _check_part(part: LayoutPart, base: int, entries: list[TensorEntry], where: 
 
 
 def _check_names(layout: Layout, where: str) -> None:
-    """A name stands for its path, and a tied one leads to a tensor."""
+    """Checks that a name encodes its path, and that a tied one leads to a tensor."""
     names = {entry.name for entry in layout.tensors}
     for name, path in layout.paths.items():
         if not 0 < len(path) <= MAX_STEPS or name != ".".join([str(key) for _, key in path]):

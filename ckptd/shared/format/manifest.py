@@ -64,7 +64,7 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     shares: Annotated[tuple[Share, ...], msgspec.Meta(max_length=MAX_SHARES)] = ()  # of tensors that replicas hold too
 
     def extents(self) -> list[Extent]:
-        """The files that the image lies in, one after the other."""
+        """The files of the image, in order."""
         return extents(self.rank, self.nbytes, self.parts, raw=self.raw)
 
 
@@ -230,7 +230,7 @@ def decode_vote(data: bytes, *, where: str, integrity: Integrity = XXH3) -> Vote
 
 
 def encode_objects(objects: StockObjects) -> bytes:
-    """Encoded form, as it lies in a slot."""
+    """Encoded form, as in a slot."""
     return _encoder.encode(objects)
 
 
@@ -352,7 +352,7 @@ def make_committed(manifest: Manifest, manifest_raw: bytes, integrity: Integrity
 
 
 def _proof(committed: Committed, integrity: Integrity) -> str:
-    """With a key, what proves the record by itself, for who reads no manifest. Without one it proves nothing."""
+    """With a key, the proof of the record alone, for readers without a manifest. Without a key, none."""
     if not integrity.keyed:
         return ""
     return integrity.digest(_encoder.encode(msgspec.structs.replace(committed, proof="")), Purpose.COMMITTED).hex()

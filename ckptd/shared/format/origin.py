@@ -13,7 +13,7 @@ _CheckpointName = Annotated[str, msgspec.Meta(pattern=r"^step-[0-9]{9,12}\.i[0-9
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
     """Content of the marker. The checkpoint may be one that is still to be committed.
 
-    Whoever can write to the directory can write this. It may name a checkpoint that is read; nothing is written or
+    Anybody with access to the directory can write this. It may name a checkpoint that is read; nothing is written or
     removed there, and no file of it gets a second name but for a session of the very job.
     """
 
@@ -21,7 +21,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     job: JobName
     checkpoint: _CheckpointName  # its directory's name
     save_id: str
-    files: list[str] = []  # that a daemon published there; whatever else lies there is somebody's
+    files: list[str] = []  # that a daemon published there; other files have other owners
 
     @classmethod
     def of(cls, job: JobKey, save: SaveId) -> Self:

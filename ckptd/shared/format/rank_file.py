@@ -1,4 +1,4 @@
-"""What a rank writes into the file that it keeps locked while it lives."""
+"""Content of the file that a rank keeps locked while its process lives."""
 
 from typing import Annotated
 

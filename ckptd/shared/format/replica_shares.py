@@ -140,7 +140,7 @@ def as_recorded(shares: Sequence[Share]) -> tuple[Share, ...]:
 
 
 def doubt(found: str) -> str:
-    """What a user is told of a checkpoint whose record says this; empty when there is nothing to tell."""
+    """The note for the user about a checkpoint with this record; empty: none."""
     return _DOUBTS.get(Compared(found), "") if found in set(Compared) else _DOUBTS[Compared.WINDOW]
 
 

@@ -21,12 +21,12 @@ _STEP = struct.Struct("=Q")
 
 
 def encode_word(word: int) -> bytes:
-    """NONE, HOLD or what ``at`` gives, with its complement: a word that is half written is known as that."""
+    """NONE, HOLD or what ``at`` gives, with its complement, so that a torn write is recognized."""
     return _WORD.pack(word, word ^ _MASK)
 
 
 def decode_word(raw: bytes) -> int:
-    """The word. One that is just being written is HOLD: whoever reads it looks again."""
+    """The word. One that is being written reads as HOLD: the reader looks again."""
     if len(raw) < WORD_NBYTES:
         return NONE
     return checked(*_WORD.unpack_from(raw))

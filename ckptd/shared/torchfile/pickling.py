@@ -1,7 +1,7 @@
 """Pickles written opcode by opcode, for files that other programs unpickle. Imports no pickle and reads none.
 
 The opcodes are those of protocol 2, which every reader knows, also a restricted one that refuses newer framing; bytes
-alone need protocol 3, and the file says so. What a file can make its reader import is the fixed list ALLOWED.
+alone need protocol 3, which the file declares. A file can make its reader import only the fixed list ALLOWED.
 """
 
 import struct

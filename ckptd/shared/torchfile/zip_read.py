@@ -1,7 +1,7 @@
 """The directory of a zip whose entries are all stored, as torch.save writes them. Bytes by way of a function; pure.
 
-An archive is as large as it looks: no entry is compressed, none lies in another, and their sizes add up to no more than
-the file has. So whoever reads an entry takes no more memory than it has bytes on the disk.
+An archive is as large as it looks: no entry is compressed or overlaps another, and their sizes add up to no more than
+the file has. So a reader of an entry takes no more memory than it has bytes on the disk.
 """
 
 import struct

@@ -40,7 +40,7 @@ def padded_header(record: Record, *, start: int, align: int) -> bytes:
 
 
 def local_header(record: Record, extra: bytes = b"") -> bytes:
-    """What stands before a record's data."""
+    """The header before a record's data."""
     big = record.nbytes >= _ZIP64
     if big:
         extra = struct.pack("<HHQQ", 1, 16, record.nbytes, record.nbytes) + extra

@@ -1,4 +1,4 @@
-"""Files as torch.save writes them: what their pickle says, and where in the file each storage lies."""
+"""Files as torch.save writes them: the content of their pickle, and the position of each storage in the file."""
 
 import os
 import zlib

@@ -1,4 +1,4 @@
-"""What the files of the model say: parameters and their shapes, who is tied to whom, and what ZeRO did not cut."""
+"""The model files: parameters and their shapes, tied parameters, and the tensors that ZeRO does not partition."""
 
 from collections.abc import Sequence
 from typing import Any

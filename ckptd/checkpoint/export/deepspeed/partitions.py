@@ -125,7 +125,7 @@ def _unfit(archive: Archive, what: str) -> CkptdError:
 
 
 def check_apart(archive: Archive, parts: Iterable[object]) -> None:
-    """Raises DamagedError when one object stands in several places: gone through in each, few bytes would be many."""
+    """Raises DamagedError when several places share one object: visited in each, few bytes would become many."""
     ids = [id(part) for part in parts]
     if len(set(ids)) != len(ids):
         raise _unfit(archive, "several groups are one")

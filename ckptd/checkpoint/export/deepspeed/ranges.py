@@ -58,7 +58,7 @@ def boxes_of(shape: Shape, first: int, last: int) -> Iterator[tuple[Shape, Shape
 
 
 def _in_row(shape: Shape, index: int, first: int, last: int) -> Iterator[tuple[Shape, Shape]]:
-    """Boxes of a range that lies in one row."""
+    """Boxes of a range within one row."""
     base = index * math.prod(shape[1:])
     for offsets, sizes in boxes_of(shape[1:], first - base, last - base):
         yield (index, *offsets), (1, *sizes)

@@ -198,7 +198,7 @@ def _check_one_save(partitions: list[Partition]) -> None:
 
 
 def _count(partition: Partition) -> bytes | float | None:
-    """The first count of steps, as it lies in the file."""
+    """The first step counter, as the file has it."""
     count = next((single["step"] for single in partition.single if "step" in single), None)
     return partition.archive.read(count) if isinstance(count, Range) else count
 
