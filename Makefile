@@ -7,6 +7,7 @@ DEV := .venv/.installed-dev
 TORCH := .venv/.installed-torch
 PEERS := .peers/.installed
 FRAMEWORKS := .frameworks/.installed
+DOCS := .docs/.installed
 SOURCES := pyproject.toml constraints.txt
 
 COUNT ?= 1000
@@ -21,7 +22,7 @@ FORM ?= long
 # ckptd anew, which is a third of its start.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help venv demo unit test simulate simulate-slow mutants test-matrix frameworks-test golden golden-wire bench bench-peers gpu test-gpu bench-gpu check lint types architecture wheel faults histories kills polite mistakes cluster-test clean
+.PHONY: help venv demo unit test simulate simulate-slow mutants test-matrix frameworks-test golden golden-wire bench bench-peers gpu test-gpu bench-gpu check lint types architecture wheel faults histories kills polite mistakes cluster-test docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -105,8 +106,11 @@ mistakes: $(DEV) ## mistakes of a new user, and what they are told, to be read b
 cluster-test: $(DEV) ## four machines booted with systemd, GlusterFS between them; needs root; CLUSTER=short
 	MACHINES=$(CLUSTER) $(BIN)/python -m pytest -q --durations=20 tests/machines
 
+docs: $(DOCS) ## the site of the documents, into .docs/site; fails on a warning
+	PYTHONPATH=. NO_MKDOCS_2_WARNING=1 .docs/bin/python -m mkdocs build --quiet --strict
+
 clean: ## remove the environment and everything that was built
-	rm -rf .venv .matrix .peers .frameworks build dist bench/out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .matrix .peers .frameworks .docs build dist bench/out .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -132,4 +136,10 @@ $(PEERS): $(SOURCES)
 $(FRAMEWORKS): $(SOURCES)
 	$(PYTHON) -m venv .frameworks
 	DS_BUILD_OPS=0 .frameworks/bin/python -m pip install -c constraints.txt -e '.[test,bench,frameworks]'
+	@touch $@
+
+# No torch: mkdocstrings reads the sources and imports nothing of them.
+$(DOCS): $(SOURCES)
+	$(PYTHON) -m venv .docs
+	.docs/bin/python -m pip install -c constraints.txt -e '.[docs]'
 	@touch $@
