@@ -85,4 +85,4 @@ def _drawn(here: str, text: str) -> str:
         svg = mermaidx.render(text).svg()
     except RuntimeError as error:
         raise PluginError(f"{here} has a diagram that mermaid does not take: {error}") from error
-    return f'<div class="diagram" style="background: white; overflow-x: auto">{" ".join(svg.split())}</div>'
+    return f'<div class="diagram">{" ".join(svg.split())}</div>'

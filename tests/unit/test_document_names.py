@@ -15,9 +15,11 @@ FILES_OF_USERS = {"ckptd.manifest", "ckptd.sock", "ckptd.log", "ckptd.service"} 
 
 
 def quoted(text):
-    """What stands in single backticks, outside fenced blocks."""
+    """Each text in single backticks outside fenced blocks, and each path in a diagram."""
+    diagrams = re.findall(r"^```mermaid\n.*?^```", text, flags=re.MULTILINE | re.DOTALL)
+    named = {path for diagram in diagrams for path in re.findall(r"(?:ckptd|client)/[\w/]+\.py", diagram)}
     text = re.sub(r"^(```|~~~).*?^\1", "", text, flags=re.MULTILINE | re.DOTALL)
-    return set(re.findall(r"(?<!`)`([^`\n]+)`(?!`)", text))
+    return named | set(re.findall(r"(?<!`)`([^`\n]+)`(?!`)", text))
 
 
 def path_exists(quote):
@@ -85,6 +87,7 @@ def test_the_resolver_can_say_no():
     assert not name_exists("ckptd.arena.budget.nothing")
     assert not name_exists("ckptd.nothing")
     assert quoted("a `b` ``c``\n```\n`d`\n```\n") == {"b"}
+    assert quoted("```mermaid\nA[a<br>ckptd/nothing.py] --> B\n```\n") == {"ckptd/nothing.py"}
 
 
 def heads(document):
