@@ -325,7 +325,7 @@ class Arena:
             path = os.path.join(directory, name)
             with contextlib.suppress(OSError):  # a link or a directory of that name stays, and so does the job's
                 left = name.endswith(arena_paths.RANK_SUFFIX) and locks.holder(path) is None
-                left = left or arena_paths.BOARD_SUFFIX in name  # of ranks that were killed while they met
+                left = left or arena_paths.READ_GROUP_SUFFIX in name  # of ranks that were killed while they joined
                 left = left or (name.endswith(arena_paths.STEPS_SUFFIX) and not _rank_lives(path))
                 left = left or name.endswith(
                     (arena_paths.PUBLISHED_SUFFIX, arena_paths.DUE_SUFFIX, arena_paths.DUE_SUFFIX + ".new")

@@ -136,8 +136,10 @@ class Door:
                 return ev.DrainAsked(job=job, rank=rank, session=session, request=seq)
             case AskPreempt(why=why, passed=passed):
                 return ev.PreemptAsked(job=job, rank=rank, session=session, request=seq, why=why, passed=passed)
-            case AskLoad(step=step, run=run, gate=gate):
-                return ev.LoadAsked(job=job, rank=rank, session=session, request=seq, step=step, run=run, gate=gate)
+            case AskLoad(step=step, run=run, exchange=exchange):
+                return ev.LoadAsked(
+                    job=job, rank=rank, session=session, request=seq, step=step, run=run, exchange=exchange
+                )
             case ReportLoad(save=save, tier=tier, problem=problem, fatal=fatal, reshape=reshape):
                 return ev.LoadReported(
                     job=job,

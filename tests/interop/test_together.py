@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from ckptd.shared.format.arena_paths import READ_GROUP_SUFFIX
 from tests.cluster import Node
 from tests.interop.launch import on_nodes, on_ranks
 from tests.interop.together_ranks import ELEMENTS
@@ -34,8 +35,10 @@ def nodes(saved):
         yield found
 
 
-def boards(*nodes):
-    return [name for node in nodes for _, _, names in os.walk(node.arena) for name in names if ".board" in name]
+def groups(*nodes):
+    return [
+        name for node in nodes for _, _, names in os.walk(node.arena) for name in names if READ_GROUP_SUFFIX in name
+    ]
 
 
 def read(out):
@@ -48,7 +51,7 @@ def test_each_block_is_read_once_on_the_node(saved, tmp_path, ranks):
     assert len(found) == ranks
     assert WHOLE <= sum(found) < 1.1 * WHOLE + ranks * 2**20, found
     assert max(found) < 0.6 * WHOLE, found
-    assert boards(saved) == []
+    assert groups(saved) == []
 
 
 @pytest.mark.parametrize(
@@ -59,13 +62,13 @@ def test_each_block_is_read_once_in_the_job(nodes, tmp_path, many, ranks, call):
     assert len(found) == ranks
     assert WHOLE <= sum(found) < 1.1 * WHOLE + ranks * 2**20, found
     assert max(found) < 0.6 * WHOLE, found
-    assert boards(*nodes) == []
+    assert groups(*nodes) == []
 
 
 def test_a_rank_that_comes_late_reads_alone_and_so_do_the_others(saved, tmp_path):
     found = read(on_ranks(saved, 2, "together_ranks.py", "late", str(tmp_path)))
     assert all(one >= WHOLE for one in found), found
-    assert boards(saved) == []
+    assert groups(saved) == []
 
 
 def test_a_rank_that_dies_costs_the_others_patience_and_nothing_else(saved, tmp_path):
@@ -73,4 +76,4 @@ def test_a_rank_that_dies_costs_the_others_patience_and_nothing_else(saved, tmp_
         on_ranks(saved, 2, "together_ranks.py", "lost", str(tmp_path))
     found = read(on_ranks(saved, 2, "together_ranks.py", "load", str(tmp_path)))
     assert len(found) == 2
-    assert boards(saved) == []
+    assert groups(saved) == []

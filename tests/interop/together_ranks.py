@@ -67,9 +67,9 @@ def read_from():
 def late():
     def dawdle():
         if dist.get_rank() == 1:
-            real = node_group.Meeting.board
-            node_group.Meeting.board = lambda *words: (time.sleep(2), real(*words))[1]
-        node_group._MEET_S = 1.0
+            real = node_group.Rendezvous.open
+            node_group.Rendezvous.open = lambda *words: (time.sleep(2), real(*words))[1]
+        node_group._JOIN_S = 1.0
 
     load(dawdle)
 
@@ -81,7 +81,7 @@ def lost():
     def before():
         node_group._PATIENCE_S = 2.0
         if dist.get_rank() == 1:
-            node_group.Board.fill = die
+            node_group.NodeGroup.fill = die
 
     found = {"w": torch.zeros(ELEMENTS // 256, 256), "rank": torch.tensor(-1)}
     client = connect()

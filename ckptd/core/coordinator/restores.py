@@ -24,7 +24,7 @@ from ckptd.core.coordinator.strangers import Strangers
 from ckptd.core.policy import Policy
 from ckptd.shared.base.ids import NO_RUN, JobKey, RunId, SaveId
 from ckptd.shared.protocol.messages import Tier
-from ckptd.shared.protocol.read_groups import MAX_GATES, Gate
+from ckptd.shared.protocol.read_groups import MAX_EXCHANGES, ExchangeAddress
 
 WHERE = {
     Tier.ARENA: "in memory",
@@ -42,7 +42,7 @@ class Round:
     step: int | None
     run: RunId | None  # of which alone a checkpoint is taken
     asked: set[int] = field(default_factory=set)
-    gates: dict[int, Gate] = field(default_factory=dict)  # by rank: where its node's ranks serve others
+    exchanges: dict[int, ExchangeAddress] = field(default_factory=dict)  # by rank
     scan: ev.StoreScanned | None = None
     incarnation: int | None = None
     drawn: RunId = NO_RUN  # with the number
@@ -111,8 +111,8 @@ class Restores:
         if (event.step, event.run) != (self._round.step, self._round.run):
             text = f"ranks ask for different steps: {self._round.step} and {event.step}"
             return self._refuse("usage", text, "call load with the same step and run on all ranks")
-        if event.gate is not None:
-            self._round.gates[event.rank] = event.gate
+        if event.exchange is not None:
+            self._round.exchanges[event.rank] = event.exchange
         if self._round.order is not None and self._round.choice is not None:  # the answer, or its daemon, was lost
             self._round.reported.discard(event.rank)
             return [ToNode(job=self._job, node=node, message=self._round.order)]
@@ -356,16 +356,16 @@ class Restores:
             tiers=tuple(tiers),
             whole=whole,
             dirname=saves.on_store[save].dirname if save in saves.on_store else "",
-            gates=() if whole else self._gates(r, tiers),
+            exchanges=() if whole else self._exchanges(r, tiers),
             notes=tuple(r.notes),
         )
         return ToNode(job=self._job, message=order)
 
     @staticmethod
-    def _gates(r: Round, tiers: list[Tier]) -> tuple[tuple[int, Gate], ...]:
+    def _exchanges(r: Round, tiers: list[Tier]) -> tuple[tuple[int, ExchangeAddress], ...]:
         """Of the nodes that are sent to the store."""
-        found = [(rank, gate) for rank, gate in sorted(r.gates.items()) if tiers[rank] is Tier.PFS]
-        return tuple(found) if 1 < len(found) <= MAX_GATES else ()
+        found = [(rank, exchange) for rank, exchange in sorted(r.exchanges.items()) if tiers[rank] is Tier.PFS]
+        return tuple(found) if 1 < len(found) <= MAX_EXCHANGES else ()
 
     def _nothing(self, r: Round, candidates: list[SaveId], reasons: list[Reason]) -> list[Action]:
         found = Found(candidates, reasons, r.notes, self._strangers.notes, r.scan)

@@ -10,7 +10,7 @@ from ckptd.core.node.ranks import LocalRank, LocalRanks
 from ckptd.core.node.slots import Slot, SlotTable
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.protocol.messages import LoadFrom, Tier
-from ckptd.shared.protocol.read_groups import company
+from ckptd.shared.protocol.read_groups import participants
 
 
 class LoadAnswers:
@@ -74,7 +74,7 @@ class LoadAnswers:
     def _answer_one(self, local: LocalRank, order: ev.LoadOrdered, slot: str) -> list[Action]:
         request, local.load_request = local.load_request, None
         alone = order.save is None or order.agreed or bool(slot)
-        gates, own = ([], -1) if alone else company(order.gates, list(self._ranks.seated))
+        exchanges, own = ([], -1) if alone else participants(order.exchanges, list(self._ranks.seated))
         answer = LoadFrom(
             reply_to=request or 0,
             incarnation=order.incarnation,
@@ -85,8 +85,8 @@ class LoadAnswers:
             slot=slot,
             path=self._path(order),
             readers=[] if alone else sorted(r for r in self._ranks.seated if not self._slots_to_read(r, order)),
-            gates=gates,
-            gate=own,
+            exchanges=exchanges,
+            own_exchange=own,
             agreed=order.agreed,
             notes=list(order.notes),
         )

@@ -15,7 +15,7 @@ SLOT_SUFFIX = ".slot"
 RANK_SUFFIX = ".rank"
 TOPOLOGY = "topology"  # of a job, in its directory
 PARITY_SUFFIX = ".parity"
-BOARD_SUFFIX = ".board"
+READ_GROUP_SUFFIX = ".group"
 STEPS_SUFFIX = ".steps"
 DUE_SUFFIX = ".publication"  # of a save, still to be done
 PUBLISHED_SUFFIX = ".published"  # and done
@@ -50,9 +50,9 @@ def spare_name(serial: int) -> str:
     return f"spare-{serial:06d}{PARITY_SUFFIX}"
 
 
-def board_name(name: str) -> str:
-    """File at which ranks of the node meet to read a checkpoint on the store together; gone once they have."""
-    return f"{name}{BOARD_SUFFIX}"
+def read_group_name(name: str) -> str:
+    """File that ranks of the node map to read a checkpoint on the store together; removed once all have it open."""
+    return f"{name}{READ_GROUP_SUFFIX}"
 
 
 def rank_file_name(rank: int, session: str) -> str:

@@ -26,7 +26,7 @@ from ckptd.shared.base.ids import (
 from ckptd.shared.base.wording import cut
 from ckptd.shared.format.replica_shares import Where
 from ckptd.shared.protocol.publication import Publication
-from ckptd.shared.protocol.read_groups import Gate
+from ckptd.shared.protocol.read_groups import ExchangeAddress
 from ckptd.shared.protocol.status import CheckpointStatus, Status
 from ckptd.shared.protocol.topology import Peer, Scheme, Topology
 
@@ -155,14 +155,14 @@ class AskPreempt(_Request, frozen=True, kw_only=True):
 
 
 class AskLoad(_Request, frozen=True, kw_only=True):
-    """All ranks of the job ask together; step None is the newest. ``gate``: where this rank serves other nodes.
+    """All ranks of the job ask together; step None is the newest. ``exchange``: where this rank serves other nodes.
 
     ``run``: of this run alone, though another one may have its number; None: of the job's own line of runs.
     """
 
     step: Step | None = None
     run: RunId | None = None
-    gate: Gate | None = None
+    exchange: ExchangeAddress | None = None
 
 
 class ReportLoad(_Request, frozen=True, kw_only=True):
@@ -309,8 +309,8 @@ class LoadFrom(_Reply, frozen=True, kw_only=True):
     whole: bool = False  # the slots of all ranks that saved it lie beside that one, which may be another rank's
     path: str = ""  # absolute, on the PFS
     readers: list[int] = []  # the ranks of this node that are sent there, when this one is
-    gates: list[Gate] = []  # of the nodes that read there together, when there are several
-    gate: int = -1  # this node's own among them
+    exchanges: list[ExchangeAddress] = []  # of the nodes that read there together, when there are several
+    own_exchange: int = -1  # index of this node among them
     agreed: bool = False
     notes: list[str] = []
 

@@ -31,7 +31,7 @@ from ckptd.shared.format.replica_shares import MAX_SHARES, Share, Where
 from ckptd.shared.format.slot import Seal
 from ckptd.shared.protocol.messages import Cadence, End, LateText, Progress, Seq, SlotName, Tier
 from ckptd.shared.protocol.parity_types import Column, Member, Piece
-from ckptd.shared.protocol.read_groups import MAX_GATES, Gate
+from ckptd.shared.protocol.read_groups import MAX_EXCHANGES, ExchangeAddress
 from ckptd.shared.protocol.topology import MAX_NODES, MAX_SET_SIZE, Peer, Scheme, Topology
 from ckptd.shared.protocol.versions import refuse_unknown, tag_in_map, tags
 
@@ -179,7 +179,7 @@ class LoadAsked(FromRank, frozen=True, kw_only=True, tag="load-asked"):
 
     step: Step | None = None
     run: RunId | None = None
-    gate: Gate | None = None
+    exchange: ExchangeAddress | None = None
 
 
 class LoadReported(FromRank, frozen=True, kw_only=True, tag="load-reported"):
@@ -458,7 +458,7 @@ class LoadOrdered(NodeMessage, frozen=True, kw_only=True, tag="load-ordered"):
     whole: bool = False  # all ranks' slots lie at each node, and each rank reads what it needs of them
     dirname: AnyDirname = ""
     # By rank, of the nodes that are sent to the store.
-    gates: Annotated[tuple[tuple[Rank, Gate], ...], msgspec.Meta(max_length=MAX_GATES)] = ()
+    exchanges: Annotated[tuple[tuple[Rank, ExchangeAddress], ...], msgspec.Meta(max_length=MAX_EXCHANGES)] = ()
     agreed: bool = False
     notes: Texts = ()
 

@@ -70,8 +70,8 @@ class Topology(msgspec.Struct, frozen=True, array_like=True):
         """The node where the rank runs."""
         return self.peers[self.homes[rank]].node
 
-    def gate_host(self, rank: int) -> str:
-        """Where the job's other nodes reach the rank's node, when it is the one that speaks for it; else empty."""
+    def exchange_host(self, rank: int) -> str:
+        """The host at which other nodes reach the rank's node, if the rank represents its node; else empty."""
         home = self.homes[rank]
         if len(self.peers) == 1 or self.homes.index(home) != rank:
             return ""

@@ -28,7 +28,7 @@ from ckptd_client._load.reader import (
     vote_notes,
 )
 from ckptd_client._load.saved_names import OtherRanksNeededError
-from ckptd_client._load.shared_read.participants import Company
+from ckptd_client._load.shared_read.participants import Participants
 from ckptd_client._load.shared_read.read import copy_out_together
 from ckptd_client._state.replica_choice import doubt_of
 
@@ -115,13 +115,13 @@ class Checkpoint:
                 copy_out(source, targets, sparse=True)
         return None
 
-    def read_all(self, targets: Mapping[int, list[Target]], company: Company | None = None) -> None:
-        """Fills the targets, by rank of the image, as read does. company: who reads the same files on the store.
+    def read_all(self, targets: Mapping[int, list[Target]], participants: Participants | None = None) -> None:
+        """Fills the targets, by rank of the image, as read does. participants: of a cooperative read of the same files.
 
         Raises DamagedError, OSError.
         """
-        if company is not None and self._records:
-            return copy_out_together(self._open, targets, self._records, company, self._integrity)
+        if participants is not None and self._records:
+            return copy_out_together(self._open, targets, self._records, participants, self._integrity)
         for rank, wanted in targets.items():
             self.read(rank, wanted)
         return None

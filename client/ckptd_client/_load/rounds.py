@@ -33,8 +33,8 @@ from ckptd_client._load.reader import (
     vote_notes,
 )
 from ckptd_client._load.saved_names import OtherRanksNeededError, Saves, saves_of
-from ckptd_client._load.shared_read.participants import Company, gate_of, ordered
-from ckptd_client._load.shared_read.peer_exchange import OpenGate
+from ckptd_client._load.shared_read.participants import Participants, participants_of_order, peer_exchange
+from ckptd_client._load.shared_read.peer_exchange import PeerExchange
 from ckptd_client._load.shared_read.read import copy_out_together
 from ckptd_client._local.rank import Group
 from ckptd_client._state.naming import NOTHING_NAMED, Named
@@ -77,8 +77,8 @@ def load(
     link: Link, state: dict[str, Any], step: int | None, run: RunId | None = None, *, strict: bool = True
 ) -> tuple[LoadFrom, Segment | None]:
     """Runs the load to its end; None when there is nothing to restore. Raises RestoreError, MismatchError."""
-    with gate_of(link) as gate:
-        return _agree(link, (step, run), lambda order: _read(link, state, order, gate, strict=strict), gate)
+    with peer_exchange(link) as exchange:
+        return _agree(link, (step, run), lambda order: _read(link, state, order, exchange, strict=strict), exchange)
 
 
 def find(link: Link, step: int | None) -> tuple[LoadFrom, Checkpoint | None]:
@@ -87,14 +87,17 @@ def find(link: Link, step: int | None) -> tuple[LoadFrom, Checkpoint | None]:
 
 
 def _agree(
-    link: Link, wanted: tuple[int | None, RunId | None], read: Callable[[LoadFrom], T], gate: OpenGate | None = None
+    link: Link,
+    wanted: tuple[int | None, RunId | None],
+    read: Callable[[LoadFrom], T],
+    exchange: PeerExchange | None = None,
 ) -> tuple[LoadFrom, T | None]:
     """Raises what _run does. Rank 0 logs why nothing was restored although something was there."""
     step, run = wanted
-    address = gate.address if gate is not None else None
+    address = exchange.address if exchange is not None else None
     for left in reversed(range(_TRIES)):
         try:
-            order, found = _run(link, lambda seq: AskLoad(seq=seq, step=step, run=run, gate=address), read)
+            order, found = _run(link, lambda seq: AskLoad(seq=seq, step=step, run=run, exchange=address), read)
         except ChannelLostError:
             if not left:
                 raise
@@ -181,7 +184,9 @@ def _report(link: Link, order: LoadFrom, error: Exception | None) -> LoadFrom:
         raise
 
 
-def _read(link: Link, state: dict[str, Any], order: LoadFrom, gate: OpenGate | None, *, strict: bool) -> Segment:
+def _read(
+    link: Link, state: dict[str, Any], order: LoadFrom, exchange: PeerExchange | None, *, strict: bool
+) -> Segment:
     assert order.save is not None  # noqa: S101 - the caller looked
     if order.whole:
         return _read_whole(link, state, order, order.save, strict=strict)
@@ -190,14 +195,14 @@ def _read(link: Link, state: dict[str, Any], order: LoadFrom, gate: OpenGate | N
     if not order.path:
         raise DamagedError(f"no copy of {order.save} is left for rank {link.group.rank}")
     group = link.group
-    company = ordered(link, order, order.save, gate)
+    participants = participants_of_order(link, order, order.save, exchange)
     fitted, nbytes, notes = read_checkpoint(
         order.path,
         state,
         save=order.save,
         group=group,
         keys=link.settings.pickle_keys,
-        company=company,
+        participants=participants,
         integrity=link.settings.integrity,
         named=link.settings.named,
         strict=strict,
@@ -270,12 +275,13 @@ def _read_own(  # noqa: PLR0913 - keyword-only
 
 def read_checkpoint(  # noqa: PLR0913 - keyword-only
     directory: str, state: dict[str, Any], *, group: Group, save: SaveId | None = None, keys: PickleKeys = NO_PICKLE,
-    company: Company | None = None, integrity: Integrity = XXH3, named: Named = NOTHING_NAMED, strict: bool = True,
+    participants: Participants | None = None, integrity: Integrity = XXH3, named: Named = NOTHING_NAMED,
+    strict: bool = True,
 ) -> tuple[Fit, int, tuple[str, ...]]:  # fmt: skip
     """Reads a committed checkpoint into the state. Returns the fit, still to be finished, its bytes, and notes.
 
     This rank's own image if that has all it needs, else the ranges it needs of every image, each block once for all
-    ranks that keep company. Raises DamagedError, also for what cannot be read, and MismatchError.
+    participants of a cooperative read. Raises DamagedError, also for what cannot be read, and MismatchError.
     """
     directory = os.path.realpath(directory)
     with _damage_of(directory):
@@ -299,7 +305,7 @@ def read_checkpoint(  # noqa: PLR0913 - keyword-only
             with contextlib.closing(open_source(rank)) as source:
                 copy_out(source, targets, sparse=True)
 
-        copy_out_together(open_source, fitted.targets, manifest.files, company, integrity)
+        copy_out_together(open_source, fitted.targets, manifest.files, participants, integrity)
         fitted.settle()
         fitted.look(images_in(directory, manifest.files))
         nbytes = sum(target.nbytes for targets in fitted.targets.values() for target in targets)

@@ -39,7 +39,7 @@ def anything(chance, depth=0):
 def sound(chance, kind, job, incarnation):
     """Fields that the daemon takes, so that one absurd field gets further than its decoder."""
     save = [incarnation, chance.randrange(1, 9), chance.choice([0, 7, 10**12 - 1]), b"r" * 16]
-    gate = ["127.0.0.1", 7, b"s" * 32]
+    exchange = ["127.0.0.1", 7, b"s" * 32]
     peer = ["n1", "arena", "tcp://127.0.0.1:1", "k" * 40, "rack"]
     words = {
         "Attach": attach_words([job.store, job.job], 0, 1, "s") | {
@@ -49,7 +49,7 @@ def sound(chance, kind, job, incarnation):
         "HandOver": {"slot": "r00000-000001.slot", "save": save, "drain": True},
         "Skip": {"save": save, "reason": "none free"},
         "AskDrain": {"job": None},
-        "AskLoad": {"step": None, "gate": gate},
+        "AskLoad": {"step": None, "exchange": exchange},
         "ReportLoad": {"save": save, "tier": "pfs", "problem": "", "fatal": False, "reshape": False},
         "AskStatus": {"nodes": True},
         "AskForget": {"job": [job.store, f"{job.job}-other"], "force": True},

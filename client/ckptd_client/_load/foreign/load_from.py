@@ -25,7 +25,7 @@ from ckptd_client._load.foreign.dcp import METADATA, open_dcp
 from ckptd_client._load.foreign.safetensors import SUFFIX, is_torch_file, open_safetensors
 from ckptd_client._load.lenient import check_strict
 from ckptd_client._load.saved_names import Saves, saves_of
-from ckptd_client._load.shared_read.participants import Gathered, everybody, nobody
+from ckptd_client._load.shared_read.participants import FindParticipants, all_ranks, no_participants
 from ckptd_client._local.rank import Group
 from ckptd_client._state.leaves import encode_leaf
 from ckptd_client._state.naming import NOTHING_NAMED, Named
@@ -75,10 +75,10 @@ def read_from(  # noqa: PLR0913 - keyword-only
     began = time.perf_counter()
     check_strict(strict)
     proof = link.settings.integrity if integrity is None else chosen(integrity, None)
-    with everybody(link) if together else contextlib.nullcontext(nobody) as company:
+    with all_ranks(link) if together else contextlib.nullcontext(no_participants) as participants:
         where = checked(path, state)
         kind, step, nbytes, notes = load_from(
-            where, state, link.group, link.settings.pickle_keys, company, integrity=proof,
+            where, state, link.group, link.settings.pickle_keys, participants, integrity=proof,
             named=link.settings.named, strict=strict,
         )  # fmt: skip
     for note in notes:
@@ -87,14 +87,15 @@ def read_from(  # noqa: PLR0913 - keyword-only
 
 
 def load_from(  # noqa: PLR0913 - what is wanted, and what is allowed
-    path: str, state: dict[str, Any], group: Group, keys: PickleKeys = NO_PICKLE, company: Gathered = nobody, *,
+    path: str, state: dict[str, Any], group: Group, keys: PickleKeys = NO_PICKLE,
+    participants: FindParticipants = no_participants, *,
     integrity: Integrity = XXH3, named: Named = NOTHING_NAMED, strict: bool = True,
 ) -> tuple[str, int | None, int, list[str]]:  # fmt: skip
     """Fills the state. Returns kind, step, bytes read, and notes. Raises what Client.load_from says."""
     try:
         kind = kind_of(path)
         if kind == "ckptd":
-            return _load_own(path, state, group, keys, company, integrity, named, strict=strict)
+            return _load_own(path, state, group, keys, participants, integrity, named, strict=strict)
         if integrity.keyed:  # whoever takes COMMITTED and the manifest away makes another program's checkpoint of it
             text = f"{path} is a checkpoint of another program ({kind}), which proves nothing"
             raise IntegrityError(text, hint="if you trust who could write it: load_from(path, state, integrity='xxh3')")
@@ -150,7 +151,7 @@ def _load_own(  # noqa: PLR0913, PLR0917
     state: dict[str, Any],
     group: Group,
     keys: PickleKeys,
-    company: Gathered,
+    participants: FindParticipants,
     integrity: Integrity,
     named: Named,
     *,
@@ -166,7 +167,7 @@ def _load_own(  # noqa: PLR0913, PLR0917
             named=named, of_all=leaves,
         )  # fmt: skip
         fitted = fit(state, _placed(saves, state, strict=strict), where=path, pickle_keys=keys, strict=strict)
-        checkpoint.read_all(fitted.targets, company(checkpoint.save))
+        checkpoint.read_all(fitted.targets, participants(checkpoint.save))
         fitted.settle()
         fitted.look(checkpoint.images)
     finally:

@@ -1,4 +1,4 @@
-"""Who reads a checkpoint on the store with this rank: ranks of its node at a board, other nodes through gates."""
+"""The participants of a cooperative read: ranks of this node in a node group, other nodes through peer exchanges."""
 
 import contextlib
 import logging
@@ -9,82 +9,87 @@ import msgspec
 
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.protocol.messages import LoadFrom
-from ckptd.shared.protocol.read_groups import Gate, company
+from ckptd.shared.protocol.read_groups import ExchangeAddress, participants
 from ckptd_client._daemon.link import Link
-from ckptd_client._load.shared_read.node_group import Meeting
-from ckptd_client._load.shared_read.peer_exchange import OpenGate
+from ckptd_client._load.shared_read.node_group import Rendezvous
+from ckptd_client._load.shared_read.peer_exchange import PeerExchange
 
 log = logging.getLogger("ckptd_client")
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Gate | None)
+_decoder = msgspec.msgpack.Decoder(ExchangeAddress | None)
 
 
 @dataclass(frozen=True, slots=True)
-class Company:
-    """Ranks of this node that meet, and nodes with gates. gate: this rank's own, if it speaks for its node."""
+class Participants:
+    """The ranks of this node, and the addresses of all nodes. exchange: open at the one rank that represents a node."""
 
     job: JobKey
-    meeting: Meeting
-    gates: tuple[Gate, ...] = ()
-    gate: OpenGate | None = None
+    rendezvous: Rendezvous
+    exchanges: tuple[ExchangeAddress, ...] = ()
+    exchange: PeerExchange | None = None
 
 
-Gathered = Callable[[SaveId], Company | None]  # who reads that checkpoint with this rank
+FindParticipants = Callable[[SaveId], Participants | None]  # of a checkpoint, this rank included
 
 
-def nobody(_save: SaveId) -> None:
+def no_participants(_save: SaveId) -> None:
     """This rank reads alone."""
 
 
 @contextlib.contextmanager
-def gate_of(link: Link) -> Iterator[OpenGate | None]:
-    """The gate of this rank's node to the job's other nodes, open inside, if it is this rank's to open."""
-    host = link.topology.gate_host(link.group.rank) if link.topology is not None else ""
-    gate = None
+def peer_exchange(link: Link) -> Iterator[PeerExchange | None]:
+    """Opens this node's exchange with the job's other nodes while inside; None where another rank represents it."""
+    host = link.topology.exchange_host(link.group.rank) if link.topology is not None else ""
+    exchange = None
     if host:
         try:
-            gate = OpenGate(host, link.job, link.settings.integrity)
+            exchange = PeerExchange(host, link.job, link.settings.integrity)
         except OSError as error:
             log.warning("ckptd: no port at %s to read the store together with other nodes: %s", host, error)
     try:
-        yield gate
+        yield exchange
     finally:
-        if gate is not None:
-            gate.close()
+        if exchange is not None:
+            exchange.close()
 
 
-def ordered(link: Link, order: LoadFrom, save: SaveId, gate: OpenGate | None) -> Company:
+def participants_of_order(link: Link, order: LoadFrom, save: SaveId, exchange: PeerExchange | None) -> Participants:
     """The ranks that the daemons sent to the store."""
-    return _made(link, save, tuple(order.readers), tuple(order.gates), order.gate, gate)
+    return _participants(link, save, tuple(order.readers), tuple(order.exchanges), order.own_exchange, exchange)
 
 
 @contextlib.contextmanager
-def everybody(link: Link) -> Iterator[Gathered]:
-    """All ranks of the job, that read the same checkpoint. Collective: blocks until every rank is here.
+def all_ranks(link: Link) -> Iterator[FindParticipants]:
+    """All ranks of the job, which read the same checkpoint. Collective: blocks until every rank calls it.
 
-    A rank that then does not read costs the others some patience.
+    If a rank then does not read, the others wait a bounded time for it.
     """
     group, topology = link.group, link.topology
-    assert topology is not None  # noqa: S101 - whoever has connected has one
-    with gate_of(link) as gate:
-        address = gate.address if gate is not None else None
-        said = [address] if group.exchange is None else map(_decoder.decode, group.exchange(_encoder.encode(address)))
-        gates = [(rank, found) for rank, found in enumerate(said) if found is not None]
+    assert topology is not None  # noqa: S101 - a connected link has one
+    with peer_exchange(link) as exchange:
+        own = exchange.address if exchange is not None else None
+        found = [own] if group.exchange is None else map(_decoder.decode, group.exchange(_encoder.encode(own)))
+        addresses = [(rank, address) for rank, address in enumerate(found) if address is not None]
         here = topology.ranks_of(topology.home(group.rank))
-        companions, own = company(gates, here)
-        yield lambda save: _made(link, save, here, tuple(companions), own, gate)
+        exchanges, node = participants(addresses, here)
+        yield lambda save: _participants(link, save, here, tuple(exchanges), node, exchange)
 
 
-def _made(  # noqa: PLR0913, PLR0917
-    link: Link, save: SaveId, readers: tuple[int, ...], gates: tuple[Gate, ...], own: int, gate: OpenGate | None
-) -> Company:
-    meeting = Meeting(
+def _participants(  # noqa: PLR0913, PLR0917
+    link: Link,
+    save: SaveId,
+    readers: tuple[int, ...],
+    exchanges: tuple[ExchangeAddress, ...],
+    node: int,
+    exchange: PeerExchange | None,
+) -> Participants:
+    rendezvous = Rendezvous(
         link.slots.directory,
         link.group.session,
         save,
         readers,
         link.group.rank,
-        nodes=max(1, len(gates)),
-        node=max(0, own),
+        nodes=max(1, len(exchanges)),
+        node=max(0, node),
     )
-    return Company(link.job, meeting, gates, gate)
+    return Participants(link.job, rendezvous, exchanges, exchange)

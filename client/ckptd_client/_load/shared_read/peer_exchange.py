@@ -1,9 +1,9 @@
-"""Nodes that read the same checkpoint pass each other blocks: each is read from the store by one of them.
+"""Nodes that read the same checkpoint send each other blocks: one of them reads each block from the store.
 
-The first rank of a node opens a gate for the time of a load: a server of the daemons' bulk protocol, at an address that
-the daemons tell the other nodes' ranks. Through it each node first says what it wants, and from what all said each
-knows who reads which block. Then it hands out what it reads, in order, while the others wait for it. Who gets nothing
-through a gate reads the store itself, as ranks do whose neighbour at the board fails them.
+The first rank of a node opens a peer exchange for the time of a load: a server of the daemons' bulk protocol, at an
+address that the daemons send to the other nodes' ranks. Through it each node first announces what it wants; from all
+announcements each node computes which node reads which block. Then it sends what it reads, in order, while the others
+wait for it. A node that receives nothing reads the store itself, as ranks do when another rank of their group fails.
 """
 
 import contextlib
@@ -21,52 +21,52 @@ from ckptd.shared.bulk.client import Address, Connection
 from ckptd.shared.bulk.server import BulkServer, Served
 from ckptd.shared.bulk.sockets import Cancel
 from ckptd.shared.format.integrity import XXH3, Integrity
-from ckptd.shared.protocol.read_groups import Gate
-from ckptd_client._load.shared_read.node_group import NODES_MEET_S, Board, Buffer
+from ckptd.shared.protocol.read_groups import ExchangeAddress
+from ckptd_client._load.shared_read.node_group import NODES_JOIN_S, Buffer, NodeGroup
 from ckptd_client._load.shared_read.schedule import Blocks, SharedBlock
 
 log = logging.getLogger("ckptd_client")
-_WANTS = wire.PARITY  # in place of an image's rank: what the node wants
+_WANTS = wire.PARITY  # in place of an image's rank: asks what the node wants
 Check = Callable[[int, memoryview], None]  # a block's number and bytes; raises DamagedError
 
 
 @dataclass(slots=True)
-class _Hall:
-    """What other nodes are told and given of one save."""
+class _ExchangeSession:
+    """What other nodes receive from this one for one save."""
 
     wants: bytes
-    board: Board | None = None  # once all agree who reads what
+    group: NodeGroup | None = None  # once the schedule is known
     blocks: Blocks | None = None
     epoch: int = 0
     closed: bool = False
-    due: dict[int, dict[int, SharedBlock]] = field(default_factory=dict)  # what each node gets, by block
+    by_node: dict[int, dict[int, SharedBlock]] = field(default_factory=dict)  # blocks for each node
 
-    def due_to(self, node: int) -> dict[int, SharedBlock]:
-        """Worked out once for a node: an ask is of one image, and there may be many."""
-        assert self.board is not None  # noqa: S101 - only of a hall that serves
-        if node not in self.due:
-            self.due[node] = {one.block: one for one in self.board.sent_to(node)}
-        return self.due[node]
+    def blocks_for(self, node: int) -> dict[int, SharedBlock]:
+        """Blocks for the node, computed once: it sends a request for each image, and there may be many."""
+        assert self.group is not None  # noqa: S101 - only a session that serves
+        if node not in self.by_node:
+            self.by_node[node] = {one.block: one for one in self.group.blocks_for_node(node)}
+        return self.by_node[node]
 
 
-class OpenGate:
-    """Open until close. host: this node's address for the job's other nodes. Raises OSError."""
+class PeerExchange:
+    """A server for the job's other nodes, open until close. host: this node's address for them. Raises OSError."""
 
     def __init__(self, host: str, job: JobKey, integrity: Integrity = XXH3) -> None:
         secret = os.urandom(32)
         self._job = job
         self._secret = secret
         self._changed = threading.Condition()
-        self._halls: dict[SaveId, _Hall] = {}
+        self._sessions: dict[SaveId, _ExchangeSession] = {}
         self._server = BulkServer(self._open, lambda _link: secret, host=host, ended=self._ended, integrity=integrity)
-        self.address = Gate(host, self._server.port, secret)
+        self.address = ExchangeAddress(host, self._server.port, secret)
         self._server.start()
 
     def close(self) -> None:
-        """Ends every connection, and lets go of the boards."""
+        """Ends every connection and releases the node groups."""
         self._server.close()
         with self._changed:
-            self._halls = {save: _Hall(b"", closed=True) for save in self._halls}
+            self._sessions = {save: _ExchangeSession(b"", closed=True) for save in self._sessions}
             self._changed.notify_all()
 
     # --- the server's threads
@@ -77,48 +77,49 @@ class OpenGate:
             raise PeerError(f"{ask.save} was asked for on a link of another")
         if ask.job != self._job:
             raise PeerError(f"job {ask.job.job!r} is not the one that is loaded here")
-        hall = self._hall(ask.save, lambda hall: rank == _WANTS or hall.board is not None)
+        session = self._session(ask.save, lambda session: rank == _WANTS or session.group is not None)
         if rank == _WANTS:
-            return _Wants(hall.wants)
-        assert hall.board is not None and hall.blocks is not None  # noqa: PT018, S101 - waited for
-        if ask.epoch != hall.epoch:
-            raise PeerError("another node was heard there, or was not")
-        return _Image(hall.board, hall.blocks, hall.due_to(node), node, rank)
+            return _Wants(session.wants)
+        assert session.group is not None and session.blocks is not None  # noqa: PT018, S101 - waited for
+        if ask.epoch != session.epoch:
+            raise PeerError("other nodes take part there than here")
+        return _Image(session.group, session.blocks, session.blocks_for(node), node, rank)
 
-    def _hall(self, save: SaveId, ready: Callable[[_Hall], bool]) -> _Hall:
-        """Of the save, once it is ready. Blocks. Raises PeerError when it does not come to that."""
+    def _session(self, save: SaveId, ready: Callable[[_ExchangeSession], bool]) -> _ExchangeSession:
+        """The session of the save, once it is ready. Blocks. Raises PeerError when it does not become ready in time."""
         with self._changed:
-            self._changed.wait_for(lambda: _is_ready(self._halls.get(save), ready), NODES_MEET_S)
-            hall = self._halls.get(save)
-        if hall is None or hall.closed or not ready(hall):
+            self._changed.wait_for(lambda: _is_ready(self._sessions.get(save), ready), NODES_JOIN_S)
+            session = self._sessions.get(save)
+        if session is None or session.closed or not ready(session):
             raise PeerError(f"{save} is not read together here")
-        return hall
+        return session
 
     def _ended(self, link: str) -> None:
         node, save = _node_of(link)
         with self._changed:
-            boards = [hall.board for of, hall in self._halls.items() if of.text == save and hall.board is not None]
-        for board in boards:
-            board.left(node)
+            groups = [session.group for of, session in self._sessions.items() if of.text == save]
+        for group in groups:
+            if group is not None:
+                group.leave_for(node)
 
     # --- this rank
 
-    def show(self, save: SaveId, wants: bytes) -> None:
-        """Other nodes are told what this one wants."""
-        self._change(save, _Hall(wants))
+    def announce(self, save: SaveId, wants: bytes) -> None:
+        """Answers other nodes with what this one wants."""
+        self._change(save, _ExchangeSession(wants))
 
-    def serve(self, save: SaveId, board: Board, blocks: Blocks) -> None:
-        """Other nodes get what they want of the blocks that this one reads."""
-        hall = self._halls[save]
-        self._change(save, _Hall(hall.wants, board, blocks, _epoch(board)))
+    def serve(self, save: SaveId, group: NodeGroup, blocks: Blocks) -> None:
+        """Sends other nodes what they want of the blocks that this one reads."""
+        session = self._sessions[save]
+        self._change(save, _ExchangeSession(session.wants, group, blocks, _epoch(group)))
 
     def refuse(self, save: SaveId) -> None:
-        """Other nodes get nothing, and are told so at once."""
-        self._change(save, _Hall(b"", closed=True))
+        """Refuses requests of other nodes at once."""
+        self._change(save, _ExchangeSession(b"", closed=True))
 
-    def _change(self, save: SaveId, hall: _Hall) -> None:
+    def _change(self, save: SaveId, session: _ExchangeSession) -> None:
         with self._changed:
-            self._halls[save] = hall
+            self._sessions[save] = session
             self._changed.notify_all()
 
 
@@ -127,19 +128,19 @@ def _link_of(node: int, save: SaveId) -> str:
 
 
 def _node_of(link: str) -> tuple[int, str]:
-    """The node that came, and the save that it came for. Raises PeerError."""
+    """The node that connected, and the save that it asks for. Raises PeerError."""
     node, _, save = link.partition(":")
     if not node.isdecimal():
         raise PeerError(f"{link!r} is no link of a node")
     return int(node), save
 
 
-def _is_ready(hall: _Hall | None, ready: Callable[[_Hall], bool]) -> bool:
-    return hall is not None and (hall.closed or ready(hall))
+def _is_ready(session: _ExchangeSession | None, ready: Callable[[_ExchangeSession], bool]) -> bool:
+    return session is not None and (session.closed or ready(session))
 
 
-def _epoch(board: Board) -> int:
-    return int.from_bytes(board.agreed[:8], "little") % MAX_INCARNATION
+def _epoch(group: NodeGroup) -> int:
+    return int.from_bytes(group.wants_digest[:8], "little") % MAX_INCARNATION
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,9 +163,9 @@ class _Wants:
 
 @dataclass(frozen=True, slots=True)
 class _Image:
-    """What another node gets of an image: whole blocks in their order, each once it was read and checked here."""
+    """Another node's blocks of an image: whole blocks in order, each once this node has read and checked it."""
 
-    board: Board
+    group: NodeGroup
     blocks: Blocks
     due: Mapping[int, SharedBlock]
     node: int
@@ -176,48 +177,50 @@ class _Image:
 
     def view(self, offset: int, nbytes: int) -> memoryview:
         one = self.due.get(self.blocks.at(self.rank, offset))
-        buffer = self.board.take_for(self.node, one) if one is not None else None
+        buffer = self.group.take_for(self.node, one) if one is not None else None
         if buffer is None:
             raise PeerError(f"byte {offset} of rank {self.rank} could not be read")
         return buffer.view[:nbytes]
 
     def check(self, offset: int, nbytes: int) -> None:
-        """Whoever receives the block holds it against its digest."""
+        """Does nothing: the receiver compares the block with its digest."""
 
     def still(self) -> bool:
-        self.board.sent(self.node, max(one.number for one in self.due.values()))
+        self.group.sent(self.node, max(one.number for one in self.due.values()))
         return True
 
 
-class Neighbours:
-    """The other nodes that read with this one, as its first rank reaches them. Nothing here raises for their sake."""
+class PeerNodes:
+    """Connections of this node's first rank to other nodes that read with it. A failure of theirs is never raised."""
 
-    def __init__(self, job: JobKey, save: SaveId, gates: Sequence[Gate], own: int, integrity: Integrity = XXH3) -> None:
+    def __init__(
+        self, job: JobKey, save: SaveId, exchanges: Sequence[ExchangeAddress], own: int, integrity: Integrity = XXH3
+    ) -> None:
         self._job, self._save, self._own, self._integrity = job, save, own, integrity
-        self._gates = dict(enumerate(gates))
-        del self._gates[own]
+        self._exchanges = dict(enumerate(exchanges))
+        del self._exchanges[own]
         self._connections: dict[int, Connection] = {}
-        self._heard: list[int] = []
+        self._answered: list[int] = []
         self._cancel = Cancel()
 
     def wants(self, nbytes: int) -> dict[int, bytes]:
-        """What each of those wants that answer in time; nbytes: of such a word. Blocks NODES_MEET_S at most."""
-        pool = ThreadPoolExecutor(len(self._gates))
-        asked = {node: pool.submit(self._ask_wants, node, nbytes) for node in self._gates}
-        wait(asked.values(), NODES_MEET_S)
+        """What each node wants that answers in time; nbytes: of an answer. Blocks NODES_JOIN_S at most."""
+        pool = ThreadPoolExecutor(len(self._exchanges))
+        asked = {node: pool.submit(self._ask_wants, node, nbytes) for node in self._exchanges}
+        wait(asked.values(), NODES_JOIN_S)
         pool.shutdown(wait=False, cancel_futures=True)
         found = {node: job.result() for node, job in asked.items() if job.done() and job.exception() is None}
-        self._heard = list(found)
+        self._answered = list(found)
         for node in asked:
             if node not in found:
-                log.info("ckptd: node %d of this load is not heard: it and this one read the store by themselves", node)
+                log.info("ckptd: node %d of this load does not answer: both nodes read the store by themselves", node)
         return found
 
     def _ask_wants(self, node: int, nbytes: int) -> bytes:
-        gate = self._gates[node]
-        address = Address(gate.host, gate.port, _link_of(self._own, self._save), gate.secret)
+        exchange = self._exchanges[node]
+        address = Address(exchange.host, exchange.port, _link_of(self._own, self._save), exchange.secret)
         connection = Connection(
-            f"{gate.host}:{gate.port}", address, self._cancel, steady=False, integrity=self._integrity
+            f"{exchange.host}:{exchange.port}", address, self._cancel, steady=False, integrity=self._integrity
         )
         self._connections[node] = connection
         bits = bytearray(nbytes)
@@ -226,16 +229,18 @@ class Neighbours:
         return bytes(bits)
 
     @contextlib.contextmanager
-    def fetching(self, board: Board, blocks: Blocks, check: Check) -> Iterator[None]:
-        """Inside, threads fill the buffers of what other nodes read. At the end they are waited for."""
-        due = {node: board.coming_from(node) for node in self._heard}
+    def receiving(self, group: NodeGroup, blocks: Blocks, check: Check) -> Iterator[None]:
+        """Runs threads that fill buffers with the blocks that other nodes read; waits for them at the end."""
+        due = {node: group.read_at(node) for node in self._answered}
         due = {node: coming for node, coming in due.items() if coming}
         with ThreadPoolExecutor(max(1, len(due)), thread_name_prefix="ckptd-fetch") as pool:
             for node, coming in due.items():
-                pool.submit(self._fetch, node, coming, board, blocks, check)
+                pool.submit(self._receive_from, node, coming, group, blocks, check)
             yield
 
-    def _fetch(self, node: int, coming: Sequence[SharedBlock], board: Board, blocks: Blocks, check: Check) -> None:
+    def _receive_from(
+        self, node: int, coming: Sequence[SharedBlock], group: NodeGroup, blocks: Blocks, check: Check
+    ) -> None:
         connection = self._connections[node]
         ranges = [
             wire.Range(blocks.place(one.block)[0], blocks.offset(one.block), blocks.nbytes(one.block), checked=False)
@@ -255,17 +260,17 @@ class Neighbours:
             check(one.block, view)
 
         try:
-            connection.ask(self._job, self._save, _epoch(board), ranges)
+            connection.ask(self._job, self._save, _epoch(group), ranges)
         except (CkptdError, OSError) as error:
             lost.append(error)
-        for one in coming:  # also those that are lost: who waits for them is told
+        for one in coming:  # also lost blocks: ranks that wait for them learn of the failure
             with contextlib.suppress(CkptdError, OSError):
-                board.fill(one, lambda buffer, one=one: receive(one, buffer))  # type: ignore[misc]
+                group.fill(one, lambda buffer, one=one: receive(one, buffer))  # type: ignore[misc]
         if lost:
             log.info("ckptd: %s: this node reads the rest by itself", lost[0])
 
     def close(self) -> None:
-        """Hangs up: each of them knows that nothing more is wanted of it."""
+        """Ends the connections: each node learns that this one wants nothing more from it."""
         self._cancel.cancel()
         for connection in list(self._connections.values()):
             connection.close()

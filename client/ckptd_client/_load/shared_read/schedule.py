@@ -1,7 +1,7 @@
-"""Which blocks several ranks want that read a checkpoint together, and who reads each. Pure: all come to the same.
+"""Which blocks several ranks want, and which rank reads each, in a cooperative read. Pure: all ranks compute the same.
 
-The ranks of a node are its members. Each node knows of its own members what each wants, and of other nodes what they
-want as a whole. A block that several nodes want is read by one of these; the others get it from there.
+The ranks of a node are its members. Each node knows what each of its own members wants, and what every other node wants
+in all. One of the nodes that want a block reads it; the others receive it from there.
 """
 
 from bisect import bisect_right
@@ -22,38 +22,38 @@ class Blocks:
 
     @property
     def total(self) -> int:
-        """How many there are."""
+        """The number of blocks."""
         return self._bases[-1]
 
     def number(self, rank: int, index: int) -> int:
-        """Of a block of a rank's image."""
+        """The number of a block of a rank's image."""
         return self._bases[rank] + index
 
     def place(self, block: int) -> tuple[int, int]:
-        """The rank of the image, and which block of it."""
+        """The rank of the image, and the block's index in it."""
         rank = bisect_right(self._bases, block) - 1
         return rank, block - self._bases[rank]
 
     def at(self, rank: int, offset: int) -> int:
-        """The block that holds a byte of a rank's image."""
+        """The number of the block that holds a byte of a rank's image."""
         return self.number(rank, offset // BLOCK_NBYTES)
 
     def offset(self, block: int) -> int:
-        """Of its first byte in its image."""
+        """The offset of the block in its image."""
         return self.place(block)[1] * BLOCK_NBYTES
 
     def image_nbytes(self, rank: int) -> int:
-        """Of a rank's image; 0 when there is none."""
+        """Bytes of a rank's image; 0 when there is none."""
         return self._sizes[rank] if rank < len(self._sizes) else 0
 
     def nbytes(self, block: int) -> int:
-        """Less than a whole block at the end of an image only."""
+        """Bytes of the block: less than BLOCK_NBYTES at the end of an image only."""
         rank, index = self.place(block)
         return min(BLOCK_NBYTES, self._sizes[rank] - index * BLOCK_NBYTES)
 
 
 class SharedBlock(NamedTuple):
-    """A block that several want, as a node deals it."""
+    """A block that several members want, as one node schedules it."""
 
     block: int
     number: int  # in the order in which this node shares them
@@ -62,21 +62,21 @@ class SharedBlock(NamedTuple):
     wanted: tuple[int, ...]  # the members that want it
 
 
-def deal(
+def schedule(
     members: Sequence[bytes], others: Sequence[bytes | None], own: int, nbytes: Callable[[int], int]
 ) -> list[SharedBlock]:
-    """The blocks that this node shares, in the order in which they are read.
+    """The blocks that this node shares, in the order in which its ranks read them.
 
-    members: what each member wants; others: what each node wants (entry own is not looked at; None: it does not take
-    part). Bit b of byte b // 8 stands for block b. What comes from another node is filled by member 0. nbytes: of a
-    block; who has the fewest to read so far reads the next.
+    members: what each member wants; others: what each node wants (entry own is ignored; None: it does not take part).
+    Bit b of byte b // 8 stands for block b. Member 0 fills the blocks that come from another node. nbytes: of a block;
+    the node and the member with the fewest bytes so far read the next block.
     """
     nodes = [bits or bytes(len(members[0])) for bits in others]
     nodes[own] = union(members)
-    far = _twice(nodes)
+    far = _wanted_twice(nodes)
     read_by_node, read_by_member = [0] * len(nodes), [0] * len(members)
     found: list[SharedBlock] = []
-    for block in _blocks_in(union([far, _twice(members)])):
+    for block in _blocks_in(union([far, _wanted_twice(members)])):
         node = own
         if _has(far, block):
             node = min((n for n, bits in enumerate(nodes) if _has(bits, block)), key=lambda n: (read_by_node[n], n))
@@ -90,7 +90,7 @@ def deal(
 
 
 def bits_of(blocks: Sequence[int] | set[int], total: int) -> bytes:
-    """What deal takes, of blocks below total."""
+    """A bitmap of blocks below total."""
     bits = bytearray(-(-total // 8))
     for block in blocks:
         bits[block // 8] |= 1 << block % 8
@@ -98,15 +98,15 @@ def bits_of(blocks: Sequence[int] | set[int], total: int) -> bytes:
 
 
 def union(wants: Sequence[bytes]) -> bytes:
-    """What any of them wants. All are of one length."""
+    """A bitmap of the blocks that any of them wants. All have one length."""
     found = 0
     for bits in wants:
         found |= int.from_bytes(bits, "little")
     return found.to_bytes(len(wants[0]), "little")
 
 
-def _twice(wants: Sequence[bytes]) -> bytes:
-    """What two of them want at least."""
+def _wanted_twice(wants: Sequence[bytes]) -> bytes:
+    """A bitmap of the blocks that at least two of them want."""
     once = twice = 0
     for bits in wants:
         one = int.from_bytes(bits, "little")

@@ -1,4 +1,4 @@
-"""Who reads which block: once in the job, by one who wants it, and all nodes come to the same."""
+"""The schedule of a cooperative read: each block is read once in the job, and all nodes compute the same schedule."""
 
 from collections import Counter
 
@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptd.shared.format.digest import BLOCK_NBYTES
-from ckptd_client._load.shared_read.schedule import Blocks, bits_of, deal, union
+from ckptd_client._load.shared_read.schedule import Blocks, bits_of, schedule, union
 
 TOTAL = 37
 wants = st.lists(
@@ -18,16 +18,18 @@ def alike(_block):
     return 1
 
 
-def dealt(job):
-    """What each node deals, by node."""
+def schedules(job):
+    """The schedule that each node computes."""
     bits = [[bits_of(blocks, TOTAL) for blocks in node] for node in job]
     unions = [union(node) for node in bits]
-    return [deal(own, [None if n == i else u for n, u in enumerate(unions)], i, alike) for i, own in enumerate(bits)]
+    return [
+        schedule(own, [None if n == i else u for n, u in enumerate(unions)], i, alike) for i, own in enumerate(bits)
+    ]
 
 
 @given(wants)
 def test_each_block_that_several_want_is_read_once_and_reaches_all(job):
-    found = dealt(job)
+    found = schedules(job)
     everybody = Counter(block for node in job for blocks in node for block in blocks)
     nodes = Counter(block for node in job for block in frozenset().union(*node))
     for i, (node, shared) in enumerate(zip(job, found, strict=True)):
@@ -43,14 +45,14 @@ def test_each_block_that_several_want_is_read_once_and_reaches_all(job):
     readers = {}
     for shared in found:
         for one in shared:
-            assert readers.setdefault(one.block, one.node) == one.node  # all nodes say the same
+            assert readers.setdefault(one.block, one.node) == one.node  # all nodes agree
 
 
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(0, TOTAL))
 def test_replicas_read_equally_much(nodes, ranks, count):
     job = [[frozenset(range(count))] * ranks for _ in range(nodes)]
     if nodes * ranks > 1:
-        found = dealt(job)
+        found = schedules(job)
         by_node = [sum(one.node == i for one in shared) for i, shared in enumerate(found)]
         assert max(by_node) - min(by_node) <= 1
         for i, shared in enumerate(found):
@@ -58,11 +60,11 @@ def test_replicas_read_equally_much(nodes, ranks, count):
             assert max(by_rank) - min(by_rank) <= 1
 
 
-def test_long_and_short_blocks_in_turn_are_dealt_by_their_bytes():
+def test_long_and_short_blocks_in_turn_are_shared_out_by_their_bytes():
     everything = bits_of(set(range(20)), TOTAL)
     for found in (
-        deal([everything] * 2, [None], 0, lambda block: 8 if block % 2 else 16),
-        deal([everything], [None, everything], 0, lambda block: 8 if block % 2 else 16),
+        schedule([everything] * 2, [None], 0, lambda block: 8 if block % 2 else 16),
+        schedule([everything], [None, everything], 0, lambda block: 8 if block % 2 else 16),
     ):
         read = Counter()
         for one in found:
@@ -72,13 +74,13 @@ def test_long_and_short_blocks_in_turn_are_dealt_by_their_bytes():
 
 def test_a_node_that_takes_no_part_counts_for_nothing():
     both = bits_of({1, 2}, TOTAL)
-    assert deal([both], [None, None], 0, alike) == []
-    assert [one.node for one in deal([both], [None, both], 0, alike)] == [0, 1]
+    assert schedule([both], [None, None], 0, alike) == []
+    assert [one.node for one in schedule([both], [None, both], 0, alike)] == [0, 1]
 
 
-def test_many_blocks_are_dealt_in_no_time():
+def test_many_blocks_are_scheduled_in_no_time():
     everything = bits_of(set(range(20_000)), 20_000)
-    assert len(deal([everything] * 2, [None, *[everything] * 7], 0, alike)) == 20_000
+    assert len(schedule([everything] * 2, [None, *[everything] * 7], 0, alike)) == 20_000
 
 
 def test_blocks_are_numbered_one_image_after_the_other():

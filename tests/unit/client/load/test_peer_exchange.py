@@ -1,4 +1,4 @@
-"""Nodes that read a checkpoint together through their gates: real sockets, boards and files, a thread for each rank."""
+"""Nodes that read a checkpoint together through peer exchanges: real sockets, memory, files, a thread for each rank."""
 
 import contextlib
 import gc
@@ -18,9 +18,9 @@ from ckptd.shared.format.integrity import XXH3, Keyed
 from ckptd.shared.format.manifest import FileRecord
 from ckptd_client._load.reader import Piece, Source, Target
 from ckptd_client._load.shared_read import node_group, peer_exchange
-from ckptd_client._load.shared_read.node_group import Meeting
-from ckptd_client._load.shared_read.peer_exchange import OpenGate
-from ckptd_client._load.shared_read.read import Company, copy_out_together
+from ckptd_client._load.shared_read.node_group import Rendezvous
+from ckptd_client._load.shared_read.peer_exchange import PeerExchange
+from ckptd_client._load.shared_read.read import Participants, copy_out_together
 from tests.runs import RUN
 
 JOB = JobKey("/store", "job")
@@ -31,9 +31,9 @@ SIZES = (2 * BLOCK_NBYTES + 5000, 100, BLOCK_NBYTES)
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr(node_group, "_MEET_S", 5.0)
-    monkeypatch.setattr(node_group, "NODES_MEET_S", 5.0)
-    monkeypatch.setattr(peer_exchange, "NODES_MEET_S", 5.0)
+    monkeypatch.setattr(node_group, "_JOIN_S", 5.0)
+    monkeypatch.setattr(node_group, "NODES_JOIN_S", 5.0)
+    monkeypatch.setattr(peer_exchange, "NODES_JOIN_S", 5.0)
     monkeypatch.setattr(node_group, "_PATIENCE_S", 5.0)
     monkeypatch.setattr(node_group, "_NODE_PATIENCE_S", 2.5)
 
@@ -80,16 +80,16 @@ class Job:
 
     def __init__(self, checkpoint, directory, wants):
         self.checkpoint, self.directory, self.wants = checkpoint, directory, wants
-        self.gates = [OpenGate("127.0.0.1", JOB, checkpoint.integrity) for _ in wants]
+        self.exchanges = [PeerExchange("127.0.0.1", JOB, checkpoint.integrity) for _ in wants]
         self.got, self.failed = {}, {}
 
-    def company(self, node, rank):
+    def participants(self, node, rank):
         directory = self.directory / f"node{node}"
         directory.mkdir(exist_ok=True)
         readers = tuple(range(len(self.wants[node])))
-        meeting = Meeting(str(directory), "s", SAVE, readers, rank, nodes=len(self.wants), node=node)
-        gates = tuple(gate.address for gate in self.gates)
-        return Company(JOB, meeting, gates, self.gates[node] if rank == 0 else None)
+        rendezvous = Rendezvous(str(directory), "s", SAVE, readers, rank, nodes=len(self.wants), node=node)
+        exchanges = tuple(exchange.address for exchange in self.exchanges)
+        return Participants(JOB, rendezvous, exchanges, self.exchanges[node] if rank == 0 else None)
 
     def load(self, node, rank):
         images = self.wants[node][rank]
@@ -97,8 +97,8 @@ class Job:
         found = {image: Mapping(None, sizes[image]) for image in images}
         targets = {image: [Target(0, sizes[image], memory.address)] for image, memory in found.items()}
         try:
-            company, integrity = self.company(node, rank), self.checkpoint.integrity
-            copy_out_together(self.checkpoint.open_source, targets, self.checkpoint.records, company, integrity)
+            participants, integrity = self.participants(node, rank), self.checkpoint.integrity
+            copy_out_together(self.checkpoint.open_source, targets, self.checkpoint.records, participants, integrity)
         except (DamagedError, OSError) as error:
             self.failed[node, rank] = error
         self.got[node, rank] = {image: bytes(memory.view[: sizes[image]]) for image, memory in found.items()}
@@ -110,8 +110,8 @@ class Job:
             thread.start()
         for thread in threads:
             thread.join()
-        for gate in self.gates:
-            gate.close()
+        for exchange in self.exchanges:
+            exchange.close()
         for (node, rank), found in self.got.items():
             if (node, rank) not in self.failed:
                 assert found == {image: self.checkpoint.images[image] for image in self.wants[node][rank]}
@@ -152,8 +152,8 @@ def test_a_node_without_the_key_reads_by_itself(tmp_path):
     (tmp_path / "keyed").mkdir()
     checkpoint = Checkpoint(tmp_path / "keyed", integrity=KEYED)
     job = Job(checkpoint, tmp_path, [[ALL], [ALL]])
-    job.gates[1].close()
-    job.gates[1] = OpenGate("127.0.0.1", JOB, XXH3)
+    job.exchanges[1].close()
+    job.exchanges[1] = PeerExchange("127.0.0.1", JOB, XXH3)
     job.run()
     assert job.failed == {}
     assert len(checkpoint.read) > len(set(checkpoint.read))
@@ -161,7 +161,7 @@ def test_a_node_without_the_key_reads_by_itself(tmp_path):
 
 def test_a_node_that_does_not_come_costs_the_others_patience_only(checkpoint, tmp_path):
     job = Job(checkpoint, tmp_path, [[ALL], [ALL], [ALL, ALL]])
-    job.gates[1].close()
+    job.exchanges[1].close()
     job.run(absent={1})
     assert job.failed == {}
     assert set(job.got) == {(0, 0), (2, 0), (2, 1)}
@@ -169,13 +169,13 @@ def test_a_node_that_does_not_come_costs_the_others_patience_only(checkpoint, tm
 
 
 def test_nodes_that_heard_different_ones_read_by_themselves(checkpoint, tmp_path, monkeypatch):
-    real = peer_exchange.Neighbours.wants
+    real = peer_exchange.PeerNodes.wants
 
     def deaf(self, nbytes):
         found = real(self, nbytes)
         return {node: bits for node, bits in found.items() if (self._own, node) != (0, 2)}
 
-    monkeypatch.setattr(peer_exchange.Neighbours, "wants", deaf)
+    monkeypatch.setattr(peer_exchange.PeerNodes, "wants", deaf)
     job = Job(checkpoint, tmp_path, [[ALL], [ALL], [ALL]])
     job.run()
     assert job.failed == {}
@@ -231,10 +231,10 @@ def test_a_connection_that_ends_in_the_middle_costs_what_was_still_to_come(check
 
 
 def test_who_lacks_the_secret_or_asks_for_another_job_gets_nothing():
-    gate = OpenGate("127.0.0.1", JOB)
-    good = gate.address
+    exchange = PeerExchange("127.0.0.1", JOB)
+    good = exchange.address
     try:
-        gate.show(SAVE, b"\x07")
+        exchange.announce(SAVE, b"\x07")
         with pytest.raises(PeerError):
             Connection("n", Address(good.host, good.port, f"1:{SAVE.text}", bytes(32)), Cancel(), timeout_s=3)
         for job, save, told in [(JobKey("/store", "other"), SAVE, "is not the one"), (JOB, SAVE, "")]:
@@ -254,18 +254,18 @@ def test_who_lacks_the_secret_or_asks_for_another_job_gets_nothing():
             with pytest.raises(PeerError, match="link of another"):
                 connection.receive(memoryview(bytearray(1)))
     finally:
-        gate.close()
+        exchange.close()
     assert "secret" not in repr(good)
     assert repr(good.secret) not in repr(good)
 
 
-def test_a_gate_that_is_closed_lets_go_of_the_board(checkpoint, tmp_path):
+def test_an_exchange_that_is_closed_releases_its_node_group(checkpoint, tmp_path):
     job = Job(checkpoint, tmp_path, [[ALL], [ALL]])
     gc.collect()
     gc.disable()
     try:
         job.run()
-        assert [one for one in gc.get_objects() if type(one) is node_group.Board] == []
+        assert [one for one in gc.get_objects() if type(one) is node_group.NodeGroup] == []
     finally:
         gc.enable()
 

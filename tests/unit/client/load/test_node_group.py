@@ -1,4 +1,4 @@
-"""The board at which ranks of a node meet: who reads what, blocks that fail, ranks that do not come or go away."""
+"""The node group of a cooperative read: the schedule, blocks that fail, ranks that do not come or leave."""
 
 import contextlib
 import threading
@@ -9,7 +9,7 @@ import pytest
 from ckptd.shared.base.ids import SaveId
 from ckptd.shared.format.digest import BLOCK_NBYTES
 from ckptd_client._load.shared_read import node_group
-from ckptd_client._load.shared_read.node_group import Meeting
+from ckptd_client._load.shared_read.node_group import Rendezvous
 from ckptd_client._load.shared_read.schedule import Blocks
 from tests.runs import RUN
 
@@ -18,40 +18,40 @@ SAVE = SaveId(1, 1, 1, RUN)
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr(node_group, "_MEET_S", 2.0)
+    monkeypatch.setattr(node_group, "_JOIN_S", 2.0)
     monkeypatch.setattr(node_group, "_PATIENCE_S", 2.0)
     monkeypatch.setattr(node_group, "_NODE_PATIENCE_S", 1.0)
 
 
 def meet(directory, wants, total, readers=None):
-    """The boards of ranks that come at once; wants: blocks by rank."""
+    """The node groups of ranks that join at once; wants: blocks by rank."""
     readers = tuple(sorted(wants)) if readers is None else readers
-    boards = {}
+    groups = {}
 
     def come(rank):
-        board = Meeting(str(directory), "s", SAVE, readers, rank).board(Blocks([BLOCK_NBYTES] * total), b"mark")
-        boards[rank] = board if board is not None and board.meet(wants[rank]) else None
+        group = Rendezvous(str(directory), "s", SAVE, readers, rank).open(Blocks([BLOCK_NBYTES] * total), b"mark")
+        groups[rank] = group if group is not None and group.join(wants[rank]) else None
 
     threads = [threading.Thread(target=come, args=(rank,)) for rank in wants]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return boards
+    return groups
 
 
 class Reader:
     """A rank that reads its blocks in a thread and takes what it wants in another."""
 
-    def __init__(self, board, fail):
-        self.board, self.fail = board, fail
+    def __init__(self, group, fail):
+        self.group, self.fail = group, fail
         self.got, self.read = {}, []
         self.threads = [threading.Thread(target=self.fill), threading.Thread(target=self.take)]
 
     def fill(self):
-        for one in self.board.mine:
+        for one in self.group.own_reads:
             with contextlib.suppress(OSError):
-                self.board.fill(one, lambda buffer, one=one: self.into(buffer, one.block))
+                self.group.fill(one, lambda buffer, one=one: self.into(buffer, one.block))
 
     def into(self, buffer, block):
         if block in self.fail:
@@ -60,17 +60,17 @@ class Reader:
         buffer.view[0] = block % 251
 
     def take(self):
-        for one in self.board.shared:
-            buffer = self.board.take(one)
+        for one in self.group.shared:
+            buffer = self.group.take(one)
             self.got[one.block] = None if buffer is None else buffer.view[0]
-            self.board.release(one)
+            self.group.release(one)
         self.threads[0].join()
-        self.board.leave()
+        self.group.leave()
 
 
-def read_all(boards, fail=()):
+def read_all(groups, fail=()):
     """What each rank took, by block: the byte that its reader wrote, None for nothing; and who read each block."""
-    ranks = {rank: Reader(board, fail) for rank, board in boards.items()}
+    ranks = {rank: Reader(group, fail) for rank, group in groups.items()}
     threads = [thread for reader in ranks.values() for thread in reader.threads]
     for thread in threads:
         thread.start()
@@ -112,15 +112,15 @@ def test_who_does_not_come_is_waited_for_and_then_not(tmp_path):
 
 
 def test_who_goes_away_leaves_the_others_to_read_alone(tmp_path):
-    boards = meet(tmp_path, {0: set(range(30)), 1: set(range(30))}, 30)
-    boards.pop(1)  # killed: reads nothing, takes nothing
-    got, _ = read_all(boards)
+    groups = meet(tmp_path, {0: set(range(30)), 1: set(range(30))}, 30)
+    groups.pop(1)  # killed: reads nothing, takes nothing
+    got, _ = read_all(groups)
     assert None in got[0].values()
 
 
 def test_a_rank_alone_meets_nobody(tmp_path):
-    assert Meeting(str(tmp_path), "s", SAVE, (0,), 0).board(Blocks([1, 1]), b"") is None
-    assert Meeting(str(tmp_path), "s", SAVE, (), 0).board(Blocks([1, 1]), b"") is None
+    assert Rendezvous(str(tmp_path), "s", SAVE, (0,), 0).open(Blocks([1, 1]), b"") is None
+    assert Rendezvous(str(tmp_path), "s", SAVE, (), 0).open(Blocks([1, 1]), b"") is None
 
 
 def test_who_wants_nothing_keeps_nobody_waiting(tmp_path):
@@ -139,24 +139,24 @@ def test_without_memory_each_reads_alone(tmp_path, monkeypatch):
 
 def test_who_reads_too_late_writes_into_no_buffer_that_others_use(tmp_path):
     """A read hangs; all lose patience with it and go on; it ends while they are at a later block of its buffer."""
-    boards = meet(tmp_path, {0: set(range(40)), 1: set(range(40))}, 40)
+    groups = meet(tmp_path, {0: set(range(40)), 1: set(range(40))}, 40)
     hung, over = threading.Event(), threading.Event()
-    first = boards[0].mine[0]
-    later = first._replace(number=first.number + boards[1]._shape.buffers)  # the next one in its buffer
+    first = groups[0].own_reads[0]
+    later = first._replace(number=first.number + groups[1]._layout.buffers)  # the next one in its buffer
 
     def late(buffer):
         hung.set()
         over.wait(20)
         buffer.view[:8] = b"too late"
 
-    thread = threading.Thread(target=boards[0].fill, args=(first, late))
+    thread = threading.Thread(target=groups[0].fill, args=(first, late))
     thread.start()
     assert hung.wait(10)
-    for board in boards.values():
-        board.release(first)
-        board.release(later._replace(number=later.number - 1))
-    boards[1].fill(later, lambda buffer: buffer.view.__setitem__(slice(0, 8), b"in order"))
-    buffer = boards[1].take(later)
+    for group in groups.values():
+        group.release(first)
+        group.release(later._replace(number=later.number - 1))
+    groups[1].fill(later, lambda buffer: buffer.view.__setitem__(slice(0, 8), b"in order"))
+    buffer = groups[1].take(later)
     over.set()
     thread.join()
     assert buffer is None or bytes(buffer.view[:8]) == b"in order"
@@ -166,8 +166,8 @@ def test_ranks_that_read_different_checkpoints_of_one_number_do_not_meet(tmp_pat
     found = {}
 
     def come(rank):
-        board = Meeting(str(tmp_path), "s", SAVE, (0, 1), rank).board(Blocks([1, 1]), bytes([rank]))
-        found[rank] = board.meet({0, 1})
+        group = Rendezvous(str(tmp_path), "s", SAVE, (0, 1), rank).open(Blocks([1, 1]), bytes([rank]))
+        found[rank] = group.join({0, 1})
 
     threads = [threading.Thread(target=come, args=(rank,)) for rank in (0, 1)]
     for thread in threads:
