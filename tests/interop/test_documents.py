@@ -25,7 +25,7 @@ def program(document, heading, node):
     assert code.count('store="/tmp/ckpt"') == 1
     path = os.path.join(node.temporary, "program.py")
     with open(path, "w", encoding="utf-8") as file:
-        file.write(code.replace('store="/tmp/ckpt"', f"store={node.store!r}").replace("time.sleep(0.2)", "pass"))
+        file.write(re.sub(r'"/tmp/ckpt(?=["/])', f'"{node.store}', code).replace("time.sleep(0.2)", "pass"))
     return path
 
 
@@ -45,3 +45,20 @@ def test_the_first_save_of_the_readme_goes_on_where_it_ended(node):
     path = program("README.md", "A first save", node)
     for first in (0, 100):
         assert f"starting at step {first} " in node.complete(sys.executable, path, timeout_s=100)
+
+
+def test_each_reader_of_the_document_reads_the_first_save(node):
+    node.complete(sys.executable, program("README.md", "A first save", node), timeout_s=100)
+    path = program("docs/readers.md", "Five ways", node)
+    assert "True" in node.complete(sys.executable, path, timeout_s=100, PYTHONWARNINGS="ignore").splitlines()
+
+
+def test_the_gather_of_the_document_gives_rank_0_whole_tensors(node):
+    said = torchrun(node, 2, program("docs/client.md", "Whole weights", node))
+    assert said.count("weight (64, 64)") == said.count("bias (64,)") == 1
+
+
+def test_the_loop_that_asks_for_preemption_goes_on_where_it_ended(node):
+    path = program("docs/operations.md", "Before it is killed", node)
+    for last in (99, 199):
+        assert f"ended at step {last}\n" in node.complete(sys.executable, path, timeout_s=100)
