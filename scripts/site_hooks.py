@@ -20,6 +20,13 @@ _FETCHED = re.compile(
 _SITE_OF = {path: site for site, path in ELSEWHERE.items()}
 
 
+def on_config(config: Any) -> None:
+    """Anchors of headings are those that GitHub makes: a link works on both."""
+    config.mdx_configs["toc"]["slugify"] = lambda text, _: (
+        re.sub(r"[^\w\- ]", "", text.lower()).strip().replace(" ", "-")
+    )
+
+
 def on_files(files: Files, config: Any) -> Files:
     """Adds the pages that are not below docs/, and the files of the repository that pages link to."""
     files.remove(files.get_file_from_path("README.md"))

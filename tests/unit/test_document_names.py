@@ -116,6 +116,20 @@ def test_links_lead_somewhere():
     assert len([link for document in DOCUMENTS for link in links(document)]) > 100
 
 
+def test_versions_in_documents_are_those_of_the_code():
+    text = " ".join((ROOT / "docs" / name).read_text() for name in ("format.md", "protocol.md"))
+    told = {
+        "ckptd.shared.format.manifest": re.findall(r"and `version` (\d+)|COMMITTED \| `format` (\d+)", text),
+        "ckptd.shared.format.layout": re.findall(r"\| layout, leaves \| (\d+) ()", text),
+        "ckptd.shared.protocol.messages": re.findall(r"`Attach.version` is (\d+)()", text),
+        "ckptd.peers.packets": re.findall(r"ack, body\], release\]`. Version is (\d+)()", text),
+        "ckptd.store.messages": re.findall(r"\*\*Version.\*\* It is (\d+)()", text),
+    }
+    for module, found in told.items():
+        (version,) = re.findall(r"^VERSION = (\d+)", EVERYTHING[module].read_text(), flags=re.MULTILINE)
+        assert {"".join(one) for one in found} == {version}, module
+
+
 def test_the_first_page_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 130
 
