@@ -199,8 +199,8 @@ def bounded(state):
             most
         )  # of two tensors larger than a bucket a part may be there
         ranks = dist.get_world_size()
-        for lane in run._lanes.values():
-            assert lane.nbytes <= 3 * ((64 << 10) * (1 + 1 / ranks) + 1024 * ranks), lane.nbytes
+        for transport in run._transports.values():
+            assert transport.nbytes <= 3 * ((64 << 10) * (1 + 1 / ranks) + 1024 * ranks), transport.nbytes
 
 
 def disagree():

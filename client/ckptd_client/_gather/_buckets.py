@@ -1,4 +1,4 @@
-"""Sharded tensors in buckets: which pieces travel together, and which lie where in a buffer."""
+"""Buckets of sharded tensors: the pieces that ranks transfer together."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,20 +14,20 @@ Members = tuple[int, ...]
 
 @dataclass(slots=True, eq=False)
 class Bucket:
-    """Pieces of tensors of one dtype that the same ranks hold. They travel together."""
+    """Pieces of tensors of one dtype that the same ranks hold. Ranks transfer them together."""
 
     members: Members
     dtype: torch.dtype  # as torch can copy it
     device: torch.device
     items: list[tuple[Leaf, Piece]] = field(default_factory=list)
-    last: list[Leaf] = field(default_factory=list)  # tensors of which it has the last piece
-    count: int = 0  # elements, of all members, as if each had as many
+    last: list[Leaf] = field(default_factory=list)  # tensors whose last piece it has
+    count: int = 0  # elements of all members, padded to equal counts
 
 
 def buckets_of(sets: Mapping[Members, Sequence[Leaf]], nbytes: int) -> Iterator[Bucket]:
     """The buckets of all sets, each of at most so many bytes, in an order that ranks of several sets share.
 
-    A tensor that is larger is cut. Tensors of one dtype stay in the order of the state.
+    Larger tensors are cut. Tensors of one dtype stay in the order of the state.
     """
     for members in sorted(sets):
         kinds: dict[tuple[torch.dtype, torch.device], list[Leaf]] = {}
@@ -41,10 +41,10 @@ def _of_one_kind(
     members: Members, dtype: torch.dtype, device: torch.device, leaves: Sequence[Leaf], nbytes: int
 ) -> Iterator[Bucket]:
     most = max(1, nbytes // dtype.itemsize)
-    cut: dict[tuple[Shape, int], list[Piece]] = {}  # many tensors are cut alike, and have their boxes in common
+    cut: dict[tuple[Shape, int], list[Piece]] = {}  # many tensors have the same boxes and cuts
     bucket = Bucket(members, dtype, device)
     for leaf in leaves:
-        assert leaf.place.boxes is not None  # noqa: S101 - all ranks have told theirs
+        assert leaf.place.boxes is not None  # noqa: S101 - all ranks have announced theirs
         key = (leaf.box_shape, id(leaf.place.boxes))
         if key not in cut:
             cut[key] = pieces_of(leaf.box_shape, leaf.place.boxes, most // len(members))

@@ -1,4 +1,4 @@
-"""Which box of a tensor lies on which rank, and how boxes are cut into pieces that fit a bucket. Pure."""
+"""The boxes of a tensor on each rank, and the cuts of boxes into pieces that fit a bucket. Pure."""
 
 import itertools
 import math
@@ -9,38 +9,38 @@ Shape = tuple[int, ...]
 
 
 class Box(NamedTuple):
-    """A part of a tensor."""
+    """A rectangular part of a tensor."""
 
     offsets: Shape
     sizes: Shape
 
 
 class Region(NamedTuple):
-    """A box, or what was cut of one, that one rank has."""
+    """A box, or a part of a box, of one rank."""
 
     box: Box
-    chunk: int  # which of the rank's boxes it is of
-    local: tuple[slice, ...] | None  # where in that; None: all of it
-    run: tuple[int, int] | None  # first and last + 1 in the flattened tensor, where it is one run of that
+    chunk: int  # index of the box among the rank's boxes
+    local: tuple[slice, ...] | None  # position in the box; None: all of it
+    run: tuple[int, int] | None  # first and last + 1 in the flattened tensor, if contiguous there
 
     @property
     def numel(self) -> int:
-        """Elements."""
+        """The number of elements."""
         return math.prod(self.box.sizes)
 
 
 class Piece(NamedTuple):
-    """What travels of a tensor at once: of each member what it gives, in the order in which it gives it."""
+    """What ranks transfer of a tensor at once: for each member the regions that it sends, in order."""
 
     regions: tuple[tuple[Region, ...], ...]
     counts: tuple[int, ...]  # elements of each member
 
 
 def placed(shape: Shape, mesh: Shape, dims: Sequence[int | None]) -> list[Box]:
-    """The box of each place of a mesh, the last dimension of the mesh fastest; empty ones too.
+    """The box at each coordinate of a mesh, the last dimension of the mesh fastest; includes empty boxes.
 
-    dims: which dimension of the tensor each of the mesh cuts, None where it does not. Cut as torch.chunk does: all
-    shards as long as the first, the last ones shorter or empty.
+    dims: for each dimension of the mesh the dimension of the tensor that it cuts, or None. Cuts are those of
+    torch.chunk: all shards as long as the first, the last ones shorter or empty.
     """
     found = []
     for place in itertools.product(*map(range, mesh)):
@@ -56,7 +56,7 @@ def placed(shape: Shape, mesh: Shape, dims: Sequence[int | None]) -> list[Box]:
 
 
 def cut(box: Box, most: int) -> Iterator[Box]:
-    """The box in boxes of at most so many elements (one at least), in the order of its elements."""
+    """Cuts the box into boxes of at most so many elements (one at least), in the order of its elements."""
     dim = next((d for d, size in enumerate(box.sizes) if size > 1), None)
     if dim is None or math.prod(box.sizes) <= most:
         yield box
@@ -71,7 +71,7 @@ def cut(box: Box, most: int) -> Iterator[Box]:
 
 
 def run_of(box: Box, shape: Shape) -> tuple[int, int] | None:
-    """Where the box lies in the flattened tensor, None when it is not one run of that."""
+    """The range of the box in the flattened tensor; None if it is not contiguous there."""
     cuts = [d for d, size in enumerate(box.sizes) if size != shape[d]]
     if cuts and any(size != 1 for size in box.sizes[: cuts[-1]]):
         return None
@@ -82,7 +82,7 @@ def run_of(box: Box, shape: Shape) -> tuple[int, int] | None:
 
 
 def pieces_of(shape: Shape, boxes: Sequence[Sequence[Box]], most: int) -> list[Piece]:
-    """A tensor in pieces of at most so many elements of each member (one at least). boxes: of each member."""
+    """Cuts a tensor into pieces of at most so many elements of each member (one at least). boxes: of each member."""
     whole = max(sum(math.prod(box.sizes) for box in own) for own in boxes) <= most
     lists = [[_region(shape, own, k, part) for k, part in _parts(own, None if whole else most)] for own in boxes]
     if whole:

@@ -1,4 +1,4 @@
-"""Buckets of CPU tensors: from each rank straight to each that wants them."""
+"""The transport for CPU tensors: each rank sends its parts directly to each rank that receives them."""
 
 import contextlib
 from collections.abc import Iterator
@@ -10,13 +10,13 @@ import torch
 import torch.distributed as dist
 
 from ckptd_client._gather._buckets import Bucket
-from ckptd_client._gather._lanes import (
+from ckptd_client._gather._transports import (
     LINE,
     Buffers,
-    Flight,
     Items,
-    Party,
+    Recipients,
     Results,
+    Transfer,
     as_bytes,
     copy,
     in_place,
@@ -25,69 +25,69 @@ from ckptd_client._gather._lanes import (
     targets,
 )
 
-_ALONE_NBYTES = 256 << 10  # of a piece that is worth a message of its own
+_ALONE_NBYTES = 256 << 10  # larger pieces get a message of their own
 
 
 class Direct:
-    """Between CPUs: no padding, no rank in between, and nothing to those that get nothing.
+    """Point-to-point messages between CPUs: no padding, no relay, and no message to a rank that receives nothing.
 
-    A large piece is sent from the state's own memory and received in the tensor's, and copied nowhere else. Smaller
-    ones travel in one message. (gloo's all-gather makes and fills memory for its whole result in every call.)
+    A large piece goes from the state's own memory to the new tensor's memory without another copy. One message carries
+    all smaller pieces. (gloo's all-gather allocates and fills memory for its whole result in every call.)
     """
 
-    def __init__(self, party: Party, turns: int) -> None:
-        self._party = party
+    def __init__(self, recipients: Recipients, turns: int) -> None:
+        self._recipients = recipients
         self._buffers = Buffers(turns)
 
     @property
     def nbytes(self) -> int:
-        """Of all buffers."""
+        """Bytes of all buffers."""
         return self._buffers.nbytes
 
-    def beside(self) -> AbstractContextManager[Any]:
-        """See Lane."""
+    def on_stream(self) -> AbstractContextManager[Any]:
+        """See Transport."""
         return contextlib.nullcontext()
 
     def hand_over(self, tensor: torch.Tensor) -> None:
-        """See Lane."""
+        """See Transport."""
 
     def end(self) -> None:
-        """See Lane."""
+        """See Transport."""
 
-    def begin(self, bucket: Bucket, results: Results, turn: int) -> Flight:
-        """See Lane."""
+    def begin(self, bucket: Bucket, results: Results, turn: int) -> Transfer:
+        """See Transport."""
         messages = list(_messages(bucket))
         room = bucket.count * bucket.dtype.itemsize + len(messages) * len(bucket.members) * LINE
         self._buffers.clear(turn, room)
-        flight = _DirectFlight(self._party, bucket, self._buffers, turn)
-        for items in messages if self._party.wanted else ():
-            flight.receive(items, results)
+        transfer = _DirectTransfer(self._recipients, bucket, self._buffers, turn)
+        for items in messages if self._recipients.receives else ():
+            transfer.receive(items, results)
         for items in messages:
-            flight.send(items)
-        flight.keep(results)
-        return flight
+            transfer.send(items)
+        transfer.keep(results)
+        return transfer
 
 
 @dataclass(frozen=True, slots=True)
 class _Arrival:
-    """What comes from one rank in one message."""
+    """A message from one rank."""
 
     work: Any
-    into: list[torch.Tensor]  # where it is copied to, if it does not come there by itself
+    into: list[torch.Tensor]  # destinations of a copy, unless the message arrives there
     out_of: list[torch.Tensor]
 
 
-class _DirectFlight:
-    """A bucket's messages."""
+class _DirectTransfer:
+    """The messages of a bucket."""
 
-    def __init__(self, party: Party, bucket: Bucket, buffers: Buffers, turn: int) -> None:
-        self._party, self._bucket, self._buffers, self._turn = party, bucket, buffers, turn
-        self._me = bucket.members.index(party.rank)
+    def __init__(self, recipients: Recipients, bucket: Bucket, buffers: Buffers, turn: int) -> None:
+        self._recipients, self._bucket, self._buffers, self._turn = recipients, bucket, buffers, turn
+        self._me = bucket.members.index(recipients.rank)
         self._arrivals: list[_Arrival] = []
-        self._departures: list[tuple[Any, torch.Tensor]] = []  # with what they read
+        self._departures: list[tuple[Any, torch.Tensor]] = []  # with the memory that they read
 
     def receive(self, items: Items, results: Results) -> None:
-        """Has what the others send in one message come."""
+        """Starts to receive one message from each of the others."""
         for member in self._others(1):
             count = sum(piece.counts[member] for _, piece in items)
             if count == 0:
@@ -97,30 +97,31 @@ class _DirectFlight:
             if buffer is None:
                 buffer = self._buffers.take(self._turn, count, self._bucket.dtype)
                 out_of = split(buffer, items, member)
-            work = dist.irecv(as_bytes(buffer), self._bucket.members[member], group=self._party.groups.all)
+            work = dist.irecv(as_bytes(buffer), self._bucket.members[member], group=self._recipients.groups.all)
             self._arrivals.append(_Arrival(work, into if out_of else [], out_of))
 
     def send(self, items: Items) -> None:
-        """Sends what this rank has of one message."""
-        wanting = [rank for rank in map(self._bucket.members.__getitem__, self._others(-1)) if rank in self._party.to]
+        """Starts to send this rank's parts of one message."""
+        others = [self._bucket.members[member] for member in self._others(-1)]
+        receivers = [rank for rank in others if rank in self._recipients.to]
         count = sum(piece.counts[self._me] for _, piece in items)
-        if count == 0 or not wanting:
+        if count == 0 or not receivers:
             return
         parts = sources(items, self._me)
         buffer = in_place(parts)
         if buffer is None:
             buffer = self._buffers.take(self._turn, count, self._bucket.dtype)
             copy(split(buffer, items, self._me), parts)
-        for rank in wanting:
-            self._departures.append((dist.isend(as_bytes(buffer), rank, group=self._party.groups.all), buffer))
+        for rank in receivers:
+            self._departures.append((dist.isend(as_bytes(buffer), rank, group=self._recipients.groups.all), buffer))
 
     def keep(self, results: Results) -> None:
-        """Copies this rank's own part, while the others' is on its way."""
-        if self._party.wanted:
+        """Copies this rank's own part, during the transfer of the others."""
+        if self._recipients.receives:
             copy(targets(self._bucket.items, self._me, results), sources(self._bucket.items, self._me))
 
-    def land(self) -> None:
-        """See Flight."""
+    def finish(self) -> None:
+        """See Transfer."""
         for arrival in self._arrivals:
             arrival.work.wait()
             copy(arrival.into, arrival.out_of)
@@ -128,13 +129,13 @@ class _DirectFlight:
             work.wait()
 
     def _others(self, step: int) -> Iterator[int]:
-        """All members but this one, in an order that differs from rank to rank."""
+        """All other members, in an order that differs from rank to rank."""
         members = len(self._bucket.members)
         return ((self._me + step * distance) % members for distance in range(1, members))
 
 
 def _messages(bucket: Bucket) -> Iterator[Items]:
-    """What of a bucket travels in one message: large pieces alone, the others together."""
+    """The messages of a bucket: one for each large piece, one for all others."""
     packed = []
     for item in bucket.items:
         if max(item[1].counts) * bucket.dtype.itemsize >= _ALONE_NBYTES:

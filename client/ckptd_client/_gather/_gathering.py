@@ -1,4 +1,4 @@
-"""A gather on its way: begun bucket by bucket, handed out tensor by tensor or as a whole state."""
+"""A gather in progress: it starts bucket by bucket, and gives single tensors or the complete state."""
 
 import contextlib
 from collections import deque
@@ -11,24 +11,24 @@ import torch.distributed as dist
 
 from ckptd.shared.base.errors import GatherError, UsageError
 from ckptd.shared.files.mapping import HUGE_NBYTES, advise_huge
-from ckptd_client._gather._agreement import Members, Word, agree, check_reached, failed_word
+from ckptd_client._gather._agreement import Members, RankPlan, agree, check_reached, failed_plan
 from ckptd_client._gather._all_gather import AllGather
 from ckptd_client._gather._buckets import Bucket, buckets_of
 from ckptd_client._gather._direct import Direct
-from ckptd_client._gather._groups import Groups, is_distributed, told_as_error
-from ckptd_client._gather._lanes import Built, Flight, Lane, Party
+from ckptd_client._gather._groups import Groups, as_gather_error, is_distributed
 from ckptd_client._gather._leaves import Finder, FlatPart, Leaf
+from ckptd_client._gather._transports import Built, Recipients, Transfer, Transport
 from ckptd_client._state.tensors import is_tensor
 from ckptd_client._state.tree import flatten, unflatten
 
 Ranks = int | Collection[int] | None
 BUCKET_NBYTES = 64 << 20
-_TURNS = 3  # buckets on their way at a time
+_TURNS = 3  # buckets in transfer at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What was asked for. collective: by all-gathers on CPUs too, which only tests want."""
+    """The arguments of a gather. collective: use all-gathers on CPUs too, for tests."""
 
     to: Ranks = None
     bucket_nbytes: int = BUCKET_NBYTES
@@ -36,7 +36,7 @@ class Order:
     collective: bool = False
 
     def ranks(self, world: int) -> frozenset[int]:
-        """The ranks that get the tensors. Raises UsageError."""
+        """The ranks that receive the tensors. Raises UsageError."""
         named = range(world) if self.to is None else [self.to] if isinstance(self.to, int) else self.to
         found = frozenset(named)
         if not found or not found <= frozenset(range(world)):
@@ -47,22 +47,21 @@ class Order:
         return found
 
     def text(self, to: frozenset[int]) -> str:
-        """For the other ranks, who must have been asked for the same."""
+        """The arguments as text; they must be equal on all ranks."""
         return f"to={sorted(to)}, bucket_nbytes={self.bucket_nbytes}, cpu_offload={self.cpu_offload}"
 
 
 class Gathering:
-    """A gather that has begun. On every rank, once: wait for it, or iterate over it.
+    """A gather in progress. Wait for it, or iterate over it, once, on every rank.
 
-    Iterating gives (name, tensor) for each tensor of the state, names joined with dots as in a checkpoint: first those
-    that are no shards, as they lie in the state, then each of the others when it is whole, on ranks that it is gathered
-    to. The others take part in the same loop, which gives them nothing. What is handed out is the caller's own, so that
-    no more than three buckets, and the tensors that they are parts of, are in memory besides what the caller keeps.
-    A loop that is left early takes part in the rest without handing it out.
+    Iteration gives (name, tensor) for each tensor of the state, names joined with dots as in a checkpoint: first those
+    that are not sharded, as the state has them, then each sharded tensor once it is complete, on the ranks that receive
+    it. The other ranks run the same loop, which gives them nothing. The caller owns each tensor that it gets, so memory
+    holds at most three buckets, and the tensors of which they are parts, in addition to what the caller keeps.
+    If the caller leaves the loop early, this rank still takes part in the rest of the gather.
 
-    One at a time: until its end no other begins. Until then the state must not change, either. Raises GatherError when
-    another rank is gone, or keeps this one waiting for 10 minutes; after that the job's processes should be started
-    anew.
+    One gather at a time: no other may begin, and the state must not change, until it ends. Raises GatherError when
+    another rank has ended, or keeps this one waiting for 10 minutes; restart the job's processes after that.
     """
 
     def __init__(self, state: Any, order: Order, groups: Groups) -> None:
@@ -74,37 +73,37 @@ class Gathering:
             self._flat = flatten(state, lambda value: is_tensor(value) or isinstance(value, FlatPart))
             leaves = Finder(rank, world).leaves(self._flat)
         except Exception as error:
-            with contextlib.suppress(GatherError):  # what went wrong here says more
-                groups.exchange(failed_word(error))
+            with contextlib.suppress(GatherError):  # the error of this rank has the cause
+                groups.exchange(failed_plan(error))
             raise
         sets: dict[Members, list[Leaf]] = {}
         for leaf in leaves:
             sets.setdefault(leaf.place.members, []).append(leaf)
-        apart = {
+        grouped = {
             members
             for members, found in sets.items()
             if order.collective or any(leaf.device.type != "cpu" for leaf in found)
         }
-        word = Word(
+        plan = RankPlan(
             order.text(to),
             orphans=[leaf.name for leaf in leaves if not to & leaf.place.reach],
-            groups=groups.lacking(apart, rank),
+            groups=groups.missing(grouped, rank),
         )
-        agreed = agree(sets, word, groups.exchange, rank)
+        agreed = agree(sets, plan, groups.exchange, rank)
         if agreed.orphans:
             check_reached(agreed.orphans, set(self._flat.names) if rank in to else (), groups.exchange)
         groups.make(agreed.groups)
-        self._party, self._wanted = Party(groups, rank, to), rank in to
+        self._recipients, self._receives = Recipients(groups, rank, to), rank in to
         self._sharded = {leaf.index for leaf in leaves}
         self._ties: dict[Leaf, list[Leaf]] = {}
         for leaf in leaves:
             if leaf.tied is not None:
                 self._ties.setdefault(leaf.tied, []).append(leaf)
         self._left = deque(bucket for bucket in buckets_of(sets, order.bucket_nbytes) if to & set(bucket.members))
-        self._flying: deque[tuple[Bucket, Flight]] = deque()
-        self._lanes: dict[torch.device, Lane] = {}
+        self._transfers: deque[tuple[Bucket, Transfer]] = deque()
+        self._transports: dict[torch.device, Transport] = {}
         self._built: dict[Leaf, Built] = {}
-        self._begun = 0
+        self._started = 0
         self._taken = False
         self._groups = groups
         groups.busy = bool(self._left)
@@ -112,12 +111,12 @@ class Gathering:
             self._begin_next()
 
     def wait(self) -> Any:
-        """The whole state: its containers anew, plain values and unsharded tensors as they are. Blocks.
+        """The complete state: new containers, plain values and unsharded tensors unchanged. Blocks.
 
-        None on ranks that it is not gathered to.
+        None on ranks that receive nothing.
         """
         found = dict(self._tensors())
-        if not self._wanted:
+        if not self._receives:
             return None
         values = enumerate(self._flat.values)
         return unflatten([(self._flat.paths[i], found.get(i, value)) for i, value in values])
@@ -126,63 +125,63 @@ class Gathering:
         return ((self._flat.names[i], tensor) for i, tensor in self._tensors())
 
     def _tensors(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """By place among the values."""
+        """Pairs of an index among the values, and the tensor."""
         if self._taken:
             raise UsageError("this gather was waited for before", hint="call gather again")
         self._taken = True
-        return self._handed_out()
+        return self._results()
 
-    def _handed_out(self) -> Iterator[tuple[int, torch.Tensor]]:
+    def _results(self) -> Iterator[tuple[int, torch.Tensor]]:
         try:
-            for i, value in enumerate(self._flat.values if self._wanted else ()):
+            for i, value in enumerate(self._flat.values if self._receives else ()):
                 if is_tensor(value) and i not in self._sharded:
                     yield i, value.detach().cpu() if self._order.cpu_offload else value.detach()
-            while self._flying:
-                yield from self._land_next()
+            while self._transfers:
+                yield from self._finish_next()
         finally:
-            while self._flying:  # the caller left early; the other ranks still want what is here
-                self._land_next()
-            for lane in self._lanes.values():
-                lane.end()
+            while self._transfers:  # the caller left early; other ranks still need the data of this one
+                self._finish_next()
+            for transport in self._transports.values():
+                transport.end()
             self._groups.busy = False
 
     def _begin_next(self) -> None:
         if not self._left:
             return
         bucket = self._left.popleft()
-        lane = self._lane(bucket.device)
-        with lane.beside():
-            for leaf, _ in bucket.items if self._wanted else ():
+        transport = self._transport(bucket.device)
+        with transport.on_stream():
+            for leaf, _ in bucket.items if self._receives else ():
                 if leaf not in self._built:
                     self._built[leaf] = Built.of(leaf, self._empty(leaf))
-        with told_as_error():
-            self._flying.append((bucket, lane.begin(bucket, self._built, self._begun % _TURNS)))
-        self._begun += 1
+        with as_gather_error():
+            self._transfers.append((bucket, transport.begin(bucket, self._built, self._started % _TURNS)))
+        self._started += 1
 
-    def _land_next(self) -> list[tuple[int, torch.Tensor]]:
-        bucket, flight = self._flying.popleft()
+    def _finish_next(self) -> list[tuple[int, torch.Tensor]]:
+        bucket, transfer = self._transfers.popleft()
         try:
-            with told_as_error():
-                flight.land()
+            with as_gather_error():
+                transfer.finish()
             self._begin_next()
         except BaseException:
-            self._flying.clear()  # there is no going on
+            self._transfers.clear()  # the gather cannot continue
             raise
-        lane = self._lane(bucket.device)
+        transport = self._transport(bucket.device)
         found = []
-        for leaf in bucket.last if self._wanted else ():
+        for leaf in bucket.last if self._receives else ():
             tensor = self._built.pop(leaf).tensor
-            lane.hand_over(tensor)
+            transport.hand_over(tensor)
             found += [(one.index, tensor) for one in (leaf, *self._ties.get(leaf, ()))]
         return found
 
-    def _lane(self, device: torch.device) -> Lane:
-        if device not in self._lanes:
+    def _transport(self, device: torch.device) -> Transport:
+        if device not in self._transports:
             if device.type == "cpu" and not self._order.collective:
-                self._lanes[device] = Direct(self._party, _TURNS)
+                self._transports[device] = Direct(self._recipients, _TURNS)
             else:
-                self._lanes[device] = AllGather(self._party, _TURNS, device, to_host=self._order.cpu_offload)
-        return self._lanes[device]
+                self._transports[device] = AllGather(self._recipients, _TURNS, device, to_host=self._order.cpu_offload)
+        return self._transports[device]
 
     def _empty(self, leaf: Leaf) -> torch.Tensor:
         tensor = torch.empty(leaf.shape, dtype=leaf.dtype, device="cpu" if self._order.cpu_offload else leaf.device)

@@ -1,4 +1,4 @@
-"""The sharded leaves of a state: on which ranks each lies, in which boxes, and what of it is here."""
+"""The sharded leaves of a state: the ranks and boxes of each, and the parts that this rank holds."""
 
 import itertools
 import math
@@ -26,11 +26,11 @@ Boxes = tuple[tuple[Box, ...], ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FlatPart:
-    """This rank's part of a tensor that all ranks of the job share out by flat ranges, as ZeRO does.
+    """This rank's part of a tensor that is divided among all ranks of the job by flat ranges, as in ZeRO.
 
     local: elements start, start + 1, ... of the flattened tensor of this shape; itself of any shape, contiguous, not
-    copied. What of it lies beyond the tensor's end is padding. The parts of all ranks make up the tensor, each element
-    once; a rank that has none of them has an empty local. For gather only: save takes no FlatPart.
+    copied. Elements beyond the tensor's end are padding. The parts of all ranks contain each element of the tensor
+    once; a rank without a part has an empty local. For gather only: save refuses a FlatPart.
     """
 
     local: torch.Tensor
@@ -39,30 +39,30 @@ class FlatPart:
 
 
 class Place(NamedTuple):
-    """Where the elements of a tensor lie. Members: ranks that together hold it once."""
+    """The placement of a tensor. members: ranks that together hold it once."""
 
     members: tuple[int, ...]  # ascending
-    reach: frozenset[int]  # members and the replicas of them
+    reach: frozenset[int]  # members and their replicas
     text: str  # what all members must agree on
-    boxes: Boxes | None  # of each member; None: each must tell its own
+    boxes: Boxes | None  # of each member; None: each member must announce its own
 
 
 @dataclass(slots=True, eq=False)
 class Leaf:
-    """One sharded tensor. own: its boxes here, one for each of chunks, which are the state's own memory."""
+    """One sharded tensor. own: its boxes on this rank, one for each of chunks, which are the state's own memory."""
 
     index: int  # among the values of the state
     name: str
     where: str
     shape: Shape
-    box_shape: Shape  # that boxes are of: shape, or that of the flattened tensor
+    box_shape: Shape  # to which boxes refer: shape, or that of the flattened tensor
     dtype: torch.dtype
     device: torch.device
     place: Place
     own: tuple[Box, ...]
     chunks: list[torch.Tensor]
-    identity: Any  # equal for leaves that are one tensor under two names, as far as this rank can see
-    tied: "Leaf | None" = None  # the one that it is, once all members agreed
+    identity: Any  # equal for leaves that are one tensor on this rank
+    tied: "Leaf | None" = None  # the leaf of the same tensor, once all members agree
 
     @property
     def line(self) -> str:
@@ -71,7 +71,7 @@ class Leaf:
 
 
 def is_sharded(value: Any) -> bool:
-    """Whether value is a part of a tensor of which other ranks may hold more."""
+    """Whether value is a part of a tensor of which other ranks may hold other parts."""
     if isinstance(value, FlatPart) or is_dtensor(value) or is_sharded_tensor(value):
         return True
     return (
@@ -80,7 +80,7 @@ def is_sharded(value: Any) -> bool:
 
 
 class Finder:
-    """Finds the sharded leaves of one state; what many of them have in common is worked out once."""
+    """Finds the sharded leaves of one state; computes common placements once."""
 
     def __init__(self, rank: int, world: int) -> None:
         self._rank = rank
@@ -88,7 +88,7 @@ class Finder:
         self._places: dict[Any, Place] = {}
 
     def leaves(self, flat: Flat) -> list[Leaf]:
-        """In the order of the state. Raises UsageError for what cannot be gathered."""
+        """The sharded leaves, in the order of the state. Raises UsageError for a leaf that cannot be gathered."""
         return [
             self._leaf(index, flat.names[index], value, format_path(flat.paths[index]))
             for index, value in enumerate(flat.values)
@@ -108,7 +108,7 @@ class Finder:
         return Leaf(index, name, where, shape, shape, value.dtype, device, place, own, chunks, identity)
 
     def _own(self, value: Any, place: Place, where: str) -> tuple[tuple[Box, ...], list[torch.Tensor]]:
-        """The boxes that are here, and their elements."""
+        """The boxes of this rank, and their elements."""
         if place.boxes is None or is_interleaving(value):
             chunks = shard_of(value, where).chunks
             return tuple(Box(chunk.offsets, chunk.sizes) for chunk in chunks), [chunk.local for chunk in chunks]
@@ -153,14 +153,14 @@ class Finder:
 
 
 def _identity(local: torch.Tensor, *more: Any) -> Any:
-    storage = local.untyped_storage()._cdata  # noqa: SLF001 - also of one without memory, which has no address
+    storage = local.untyped_storage()._cdata  # noqa: SLF001 - also for one without memory, which has no address
     return (storage, local.storage_offset(), local.shape, local.stride(), *more)
 
 
 def _place_on_mesh(value: "DTensor", plain: bool) -> Place:
     mesh, placements = value.device_mesh, value.placements
     ranks, coordinate = mesh.mesh, mesh.get_coordinate()
-    assert coordinate is not None  # noqa: S101 - was asked before
+    assert coordinate is not None  # noqa: S101 - _place has checked it
     dims = [getattr(placement, "dim", None) for placement in placements]
     here = tuple(c if dim is None else slice(None) for c, dim in zip(coordinate, dims, strict=True))
     members = ranks[here].flatten().tolist()
@@ -177,13 +177,13 @@ def _place_on_mesh(value: "DTensor", plain: bool) -> Place:
 
 
 def _boxes_on_mesh(value: "DTensor", dims: list[int | None]) -> list[tuple[Box, ...]] | None:
-    """Of each place of the mesh; None when that does not follow from the placements alone."""
+    """The boxes at each coordinate of the mesh; None if they do not follow from the placements alone."""
     shape, mesh = tuple(value.shape), tuple(value.device_mesh.shape)
     if not is_interleaving(value):
         return [(box,) for box in placed(shape, mesh, dims)]
     cuts = [math.prod(n for n, d in zip(mesh, dims, strict=True) if d == dim) for dim in range(len(shape))]
     if 0 in shape or any(size % parts for size, parts in zip(shape, cuts, strict=True)):
-        return None  # who has how many rows may be read in two ways
+        return None  # the number of rows of each rank is ambiguous
     local = tuple(size // parts for size, parts in zip(shape, cuts, strict=True))
     found = [dealt(shape, mesh, place, value.placements, local) for place in itertools.product(*map(range, mesh))]
     if any(len(ways) != 1 for ways in found):

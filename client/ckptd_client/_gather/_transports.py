@@ -1,7 +1,7 @@
-"""What the two ways in which buckets travel have in common: the tensors that are built, and buffers.
+"""The common part of the two transports of buckets: the tensors that they build, and buffers.
 
-Both begin a bucket without waiting for it, and copy what has come into the tensors that are being built, while the next
-buckets are on their way. Buffers are made once and used in turn.
+Both start the transfer of a bucket without waiting for it, and copy its result into the new tensors during the transfer
+of the next buckets. Buffers are allocated once and used in turn.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,72 +16,72 @@ from ckptd_client._gather._groups import Groups
 from ckptd_client._gather._leaves import Leaf
 from ckptd_client._state.tensors import copyable
 
-LINE = 64  # what is packed begins at a multiple of it
+LINE = 64  # alignment of packed parts
 Items = Sequence[tuple[Leaf, Piece]]
 
 
 class Built(NamedTuple):
-    """A tensor that is being built. The same memory three times."""
+    """A tensor under construction: three views of the same memory."""
 
     tensor: torch.Tensor
     flat: torch.Tensor
-    grid: torch.Tensor  # of the shape that boxes are of
+    grid: torch.Tensor  # in the shape to which boxes refer
 
     @classmethod
     def of(cls, leaf: Leaf, tensor: torch.Tensor) -> "Built":
-        """For a leaf whose pieces come in."""
+        """The views of a new tensor for a leaf."""
         flat = copyable(tensor).view(-1)
         return cls(tensor, flat, flat.view(leaf.box_shape))
 
     def at(self, region: Region) -> torch.Tensor:
-        """Where a region belongs."""
+        """The destination of a region."""
         if region.run is not None:
             return self.flat[region.run[0] : region.run[1]].view(region.box.sizes)
         box = zip(region.box.offsets, region.box.sizes, strict=True)
         return self.grid[tuple(slice(offset, offset + size) for offset, size in box)]
 
 
-Results = Mapping[Leaf, Built]  # empty on ranks that get nothing
+Results = Mapping[Leaf, Built]  # empty on ranks that receive nothing
 
 
-class Flight(Protocol):
-    """A bucket on its way."""
+class Transfer(Protocol):
+    """The transfer of a bucket."""
 
-    def land(self) -> None:
-        """Blocks until it is there and everything is in its place. Raises RuntimeError when a rank is gone."""
+    def finish(self) -> None:
+        """Blocks until every part is at its destination. Raises RuntimeError when a rank has ended."""
 
 
-class Party(NamedTuple):
-    """Who takes part."""
+class Recipients(NamedTuple):
+    """The ranks that receive the tensors, and whether this rank is one of them."""
 
     groups: Groups
     rank: int  # this one
-    to: frozenset[int]  # the ranks that get the tensors
+    to: frozenset[int]
 
     @property
-    def wanted(self) -> bool:
-        """Whether this rank gets the tensors."""
+    def receives(self) -> bool:
+        """Whether this rank receives the tensors."""
         return self.rank in self.to
 
 
-class Lane(Protocol):
-    """Takes buckets one after the other."""
+class Transport(Protocol):
+    """Transfers buckets, one after the other."""
 
-    def begin(self, bucket: Bucket, results: Results, turn: int) -> Flight:
-        """Has a bucket travel. turn: which of the buffers is free for it."""
+    def begin(self, bucket: Bucket, results: Results, turn: int) -> Transfer:
+        """Starts the transfer of a bucket. turn: index of the buffer that is free for it."""
 
-    def beside(self) -> AbstractContextManager[Any]:
-        """Where tensors for it are made."""
+    def on_stream(self) -> AbstractContextManager[Any]:
+        """A context in which tensors for it are created."""
 
     def hand_over(self, tensor: torch.Tensor) -> None:
-        """The caller may have a tensor that was built."""
+        """Lets the caller use a tensor that was built."""
 
     def end(self) -> None:
-        """All has landed, and the caller may write to the state."""
+        """Ends all transfers; the caller may write to the state."""
 
 
 def sources(items: Items, member: int) -> list[torch.Tensor]:
-    """What this rank, one of the members, gives."""
+    """The parts that this rank, one of the members, sends."""
     return [
         leaf.chunks[region.chunk] if region.local is None else leaf.chunks[region.chunk][region.local]
         for leaf, piece in items
@@ -90,25 +90,25 @@ def sources(items: Items, member: int) -> list[torch.Tensor]:
 
 
 def targets(items: Items, member: int, results: Results) -> list[torch.Tensor]:
-    """Where that of a member belongs."""
+    """The destinations of the parts of a member."""
     return [results[leaf].at(region) for leaf, piece in items for region in piece.regions[member]]
 
 
 def copy(into: Sequence[torch.Tensor], out_of: Sequence[torch.Tensor]) -> None:
-    """Pairs of tensors of one shape."""
+    """Copies tensors to tensors of the same shapes."""
     if into:
         torch._foreach_copy_(list(into), list(out_of))  # one call instead of thousands
 
 
 def split(buffer: torch.Tensor, items: Items, member: int) -> list[torch.Tensor]:
-    """A flat buffer as the regions of a member lie in it, one behind the other."""
+    """Views of a flat buffer, one for each region of a member, one after the other."""
     regions = [region for _, piece in items for region in piece.regions[member]]
     parts = buffer.split_with_sizes([region.numel for region in regions])
     return [part.view(region.box.sizes) for part, region in zip(parts, regions, strict=True)]
 
 
 class Buffers:
-    """Flat memory, one buffer for each bucket that may be on its way."""
+    """Flat memory: one buffer for each bucket that may be in transfer."""
 
     def __init__(self, turns: int, **how: Any) -> None:
         self._how = how
@@ -117,18 +117,18 @@ class Buffers:
 
     @property
     def nbytes(self) -> int:
-        """Of all buffers."""
+        """Bytes of all buffers."""
         return sum(memory.numel() for memory in self._memory)
 
     def clear(self, turn: int, nbytes: int) -> None:
-        """A buffer is free again, and must have room for so much."""
+        """Frees a buffer and makes room for so many bytes."""
         self._used[turn] = 0
         if self._memory[turn].numel() < nbytes:
             self._memory[turn] = torch.empty(0, dtype=torch.uint8)  # the old one goes first
             self._memory[turn] = torch.empty(nbytes, dtype=torch.uint8, **self._how)
 
     def take(self, turn: int, count: int, dtype: torch.dtype) -> torch.Tensor:
-        """Flat memory for so many elements, valid until the buffer is cleared."""
+        """Flat memory for so many elements, valid until clear."""
         start = self._used[turn]
         stop = start + count * dtype.itemsize
         self._used[turn] = -(-stop // LINE) * LINE
@@ -136,12 +136,12 @@ class Buffers:
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory, flat, in a dtype that every backend knows. The tensor is contiguous."""
+    """A flat view of a contiguous tensor, in a dtype that every backend supports."""
     return tensor.view(-1).view(torch.uint8)
 
 
 def in_place(parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """The one part, if it can travel as it lies."""
+    """The only part, if it can be sent without a copy."""
     if len(parts) == 1 and parts[0].is_contiguous() and not parts[0].is_conj() and not parts[0].is_neg():
         return parts[0]
     return None
