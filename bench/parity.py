@@ -31,9 +31,9 @@ from ckptd.parity.encode import encode
 from ckptd.parity.files import open_parity
 from ckptd.parity.rebuild import Place, rebuild_segment
 from ckptd.shared.bulk.client import Address
+from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.format.slot import Seal
 from ckptd.shared.protocol.parity_types import Column
-from ckptd.shared.protocol.topology import Scheme
 from tests.nodes import EPOCH, KEY, SAVE, SECRET, Node, Set, stage
 
 NODES = 4

@@ -23,9 +23,9 @@ from ckptd.shared.bulk.server import BulkServer
 from ckptd.shared.bulk.sockets import Cancel
 from ckptd.shared.format.digest import block_count
 from ckptd.shared.format.integrity import XXH3, Integrity, Purpose
+from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.format.slot import SEALS_NBYTES, Seal, SlotState, align_up
 from ckptd.shared.protocol.parity_types import Column, Piece
-from ckptd.shared.protocol.topology import Scheme
 from tests.runs import RUN
 
 KEY = JobKey("/store", "job")

@@ -13,9 +13,9 @@ from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.format import arena_paths
 from ckptd.shared.format.digest import KIND
 from ckptd.shared.format.manifest import VERSION, ParityRecord, StockObjects, Vote
+from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.format.slot import SEALS_NBYTES, Seal, SlotState, align_up
 from ckptd.shared.protocol.parity_types import Column, Piece
-from ckptd.shared.protocol.topology import Scheme
 from ckptd.store.commit import commit, write_vote
 from ckptd.store.files import FileLayer
 from ckptd.store.image_writer import Flow, Image, make_partial, sync_partial, write_image

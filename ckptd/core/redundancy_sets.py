@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from ckptd.shared.protocol.topology import Peer, Scheme
+from ckptd.shared.format.schemes import Scheme
+from ckptd.shared.protocol.topology import Peer
 
 
 def redundancy_sets(peers: Sequence[Peer], set_size: int) -> list[tuple[str, ...]]:
@@ -25,23 +26,14 @@ def set_of(peers: Sequence[Peer], set_size: int, node: str) -> tuple[str, ...]:
     return next((members for members in redundancy_sets(peers, set_size) if node in members), (node,))
 
 
-def effective(scheme: Scheme, members: int) -> Scheme:
-    """The scheme that so many members can carry: double takes three, xor two."""
-    if scheme is Scheme.DOUBLE and members >= 3:  # noqa: PLR2004
-        return Scheme.DOUBLE
-    return Scheme.XOR if scheme is not Scheme.NONE and members >= 2 else Scheme.NONE  # noqa: PLR2004
-
-
 def recoverable(scheme: Scheme, members: int, columns: set[int], pieces: set[int], wanted: set[int]) -> bool:
     """Whether the wanted members' columns can be rebuilt when these members' columns and pieces are lost.
 
-    Group g keeps its row parity with member g, and under double its diagonal parity with member g + 1; the others'
-    chunks are its data. It can be solved when it lacks no more than the scheme's losses.
+    A group can be solved when it lacks no more of its columns than the scheme's losses.
     """
     for group in range(members):
-        holders = {group} if scheme is Scheme.XOR else {group, (group + 1) % members}
-        if wanted <= holders:
-            continue
-        if len(columns - holders) + len(pieces & holders) > scheme.losses:
+        data, holders = scheme.layout.data(members, group), scheme.layout.holders(members, group)
+        lost = len(columns.intersection(data)) + len(pieces.intersection(holders))
+        if lost > scheme.losses and not wanted.isdisjoint(data):
             return False
     return True

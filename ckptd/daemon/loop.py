@@ -48,7 +48,6 @@ from ckptd.shared.protocol.messages import (
     Refused,
     StatusReply,
 )
-from ckptd.shared.protocol.topology import Scheme
 from ckptd.store.worker_link import StoreLink
 from ckptd.store.workers import Stores
 from ckptd.system.config import Config
@@ -322,9 +321,9 @@ class Daemon:
 
     def _introduce(self, letter: Letter) -> None:
         """Somebody is about to attach, once all ranks of its job have done the same."""
-        scheme, set_size = Scheme(self._config.redundancy), self._config.set_size
         info = NodeInfo(
-            reply_to=letter.request.seq, peer=self._plane.peer, scheme=scheme, set_size=set_size,
+            reply_to=letter.request.seq, peer=self._plane.peer,
+            scheme=self._config.redundancy, set_size=self._config.set_size,
             balance=self._config.balance == "rows", store=self._config.store or "",
             integrity=self._arena.integrity.label,
         )  # fmt: skip

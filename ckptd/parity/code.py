@@ -1,26 +1,18 @@
-"""Which bytes of a set are XORed into which parity, and in what order lost ones are found again. Pure.
+"""The shape of a set: which chunk of which member is in which group, and in what order lost bytes are found. Pure.
 
-A set of N members has N groups. Of group g member g holds the parity P; with `double` (row-diagonal parity, Corbett et
-al., FAST 2004) member g+1 holds a second one, Q. The others give one chunk of their column each, so every byte of a
-column is in one group, and every member holds as much parity as the others.
-
-Inside a group bytes stand in a table: a column of `rows` symbols for each chunk, and for P and for Q. Equations are
-between symbols, and hold for the bytes at each offset alone: to solve them takes a slice of each symbol at a time.
+Which member holds which parity, and the equations, are of the scheme: ``ckptd/shared/format/schemes/``. Equations hold
+for the bytes at each offset of their symbols alone: to solve them takes a slice of each symbol at a time.
 """
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
+from ckptd.parity.streams import column_nbytes
+from ckptd.shared.format.schemes.layout import Equation, Layout, Symbol
 from ckptd.shared.format.slot import PAGE, align_up
-from ckptd.shared.protocol.topology import Scheme
-
-
-class Symbol(NamedTuple):
-    """A place in a group's table: data columns count from 0, then P, then Q."""
-
-    column: int
-    row: int
+from ckptd.shared.protocol.parity_types import Piece
 
 
 class Step(NamedTuple):
@@ -30,39 +22,36 @@ class Step(NamedTuple):
     sources: tuple[Symbol, ...]
 
 
-Equation = frozenset[Symbol]  # their XOR is zero
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Code:
     """The shape of a set: its scheme, its members, and the bytes of its longest column."""
 
-    scheme: Scheme
+    layout: Layout
     members: int
     longest_nbytes: int
 
     def __post_init__(self) -> None:
-        if self.scheme is Scheme.NONE or self.members < self.scheme.losses + 1:
-            raise ValueError(f"{self.scheme} of {self.members} members")
+        if not 0 < self.layout.losses < self.members:
+            raise ValueError(f"{self.layout.name} of {self.members} members")
 
-    @property
+    @cached_property
     def width(self) -> int:
         """Data columns of a group, and chunks of a member's column."""
-        return self.members - self.scheme.losses
+        return len(self._data[0])
 
     @property
-    def prime(self) -> int:
-        """Of the diagonals, one more than there are rows; 2 where there is a single row and no diagonal."""
-        return next_prime(max(3, self.members - 1)) if self.scheme is Scheme.DOUBLE else 2
+    def columns(self) -> int:
+        """Columns of a group: data, then parities."""
+        return self.width + self.layout.losses
 
-    @property
+    @cached_property
     def rows(self) -> int:
         """Symbols of a chunk."""
-        return self.prime - 1
+        return self.layout.rows(self.members)
 
-    @property
+    @cached_property
     def chunk_nbytes(self) -> int:
-        """Bytes of a chunk and of P and Q: whole pages for each symbol."""
+        """Bytes of a chunk and of a parity: whole pages for each symbol."""
         return align_up(-(-self.longest_nbytes // self.width), PAGE * self.rows)
 
     @property
@@ -73,55 +62,52 @@ class Code:
     @property
     def parity_nbytes(self) -> int:
         """Bytes of parity on each member."""
-        return self.scheme.losses * self.chunk_nbytes
+        return self.layout.losses * self.chunk_nbytes
 
-    # --- who has what
+    @cached_property
+    def equations(self) -> tuple[Equation, ...]:
+        """Of one group, the same for all."""
+        return self.layout.equations(self.members)
+
+    # --- what each member has
+
+    @cached_property
+    def _data(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(self.layout.data(self.members, group) for group in range(self.members))
+
+    @cached_property
+    def _groups(self) -> tuple[tuple[int, ...], ...]:
+        """Of each member, the group of each of its chunks: they begin with the group that follows its own number."""
+        after = ([(member + k) % self.members for k in range(1, self.members + 1)] for member in range(self.members))
+        return tuple(tuple(g for g in groups if m in self._data[g]) for m, groups in enumerate(after))
 
     def data(self, group: int) -> tuple[int, ...]:
         """Members that give the group's data columns, in order."""
-        holders = self.holders(group)
-        return tuple(member for member in range(self.members) if member not in holders)
+        return self._data[group]
 
     def holders(self, group: int) -> tuple[int, ...]:
-        """Members with the group's P, and Q."""
-        return tuple((group + k) % self.members for k in range(self.scheme.losses))
+        """Members with the group's parities, in order."""
+        return self.layout.holders(self.members, group)
 
     def chunk(self, member: int, group: int) -> int:
         """Number of the member's chunk that belongs to the group."""
-        return (group - member - 1) % self.members
+        return self._groups[member].index(group)
 
     def group(self, member: int, chunk: int) -> int:
         """The group that the member's chunk belongs to."""
-        return (chunk + member + 1) % self.members
+        return self._groups[member][chunk]
 
     def stored(self, member: int) -> tuple[tuple[int, int], ...]:
-        """(group, column) of each parity that the member holds, in the order of its file: P, then Q."""
-        return tuple(((member - k) % self.members, self.width + k) for k in range(self.scheme.losses))
-
-    # --- equations
-
-    def equations(self) -> tuple[Equation, ...]:
-        """Of one group, the same for all: rows first, then diagonals."""
-        columns = range(self.width + 1)
-        rows = [frozenset(Symbol(c, r) for c in columns) for r in range(self.rows)]
-        if self.scheme is not Scheme.DOUBLE:
-            return tuple(rows)
-        # In the diagonals P stands in the last of the prime's columns; those between the data and it are zeros. The
-        # diagonal prime - 1 has no parity: that there is one to begin with is what makes the chain of solutions end.
-        place = {c: c if c < self.width else self.prime - 1 for c in columns}
-        diagonals = [
-            frozenset(Symbol(c, r) for c in columns for r in range(self.rows) if (r + place[c]) % self.prime == d)
-            | {Symbol(self.width + 1, d)}
-            for d in range(self.rows)
-        ]
-        return tuple(rows + diagonals)
+        """(group, column) of each parity that the member holds, in the order of its file."""
+        places = [(self.holders(group), group) for group in range(self.members)]
+        held = sorted((holders.index(member), group) for holders, group in places if member in holders)
+        return tuple((group, self.width + place) for place, group in held)
 
 
-def next_prime(number: int) -> int:
-    """The smallest prime that is not smaller."""
-    while any(number % k == 0 for k in range(2, int(number**0.5) + 1)):
-        number += 1
-    return number
+def code_of(piece: Piece) -> Code:
+    """The shape of the piece's set. Raises ValueError when it cannot be one."""
+    longest = max(map(column_nbytes, piece.columns), default=0)
+    return Code(piece.scheme.layout, len(piece.columns), longest)
 
 
 def schedule(

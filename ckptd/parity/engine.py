@@ -5,7 +5,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from ckptd.parity.code import Symbol
 from ckptd.parity.plan import Frame, Map, Task
 from ckptd.parity.sources import Opener, Source
 from ckptd.parity.streams import Span, block_range
@@ -15,6 +14,7 @@ from ckptd.shared.base.ids import JobKey
 from ckptd.shared.bulk import wire
 from ckptd.shared.format.digest import DIGEST_NBYTES
 from ckptd.shared.format.integrity import Hasher, Integrity, Purpose
+from ckptd.shared.format.schemes.layout import Symbol
 from ckptd.shared.format.slot import PAGE, Seal
 from ckptd.system import failpoints
 

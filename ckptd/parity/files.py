@@ -14,9 +14,9 @@ import threading
 from typing import Final
 
 from ckptd.arena.arena import Arena
+from ckptd.parity.code import code_of
 from ckptd.parity.record import (
     ParitySeal,
-    code_of,
     decode_record,
     decode_seals,
     encode_record,

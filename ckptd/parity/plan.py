@@ -5,9 +5,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ckptd.parity.code import Code, Step, Symbol, schedule
-from ckptd.parity.streams import TAIL, Span, block_range, column_nbytes, spans, start_of
+from ckptd.parity.code import Code, Step, code_of, schedule
+from ckptd.parity.streams import TAIL, Span, block_range, spans, start_of
 from ckptd.shared.base.errors import PeerError
+from ckptd.shared.format.schemes.layout import Symbol
 from ckptd.shared.protocol.parity_types import Piece
 
 PARITY = -1  # in place of a rank
@@ -60,12 +61,12 @@ class Map:
     # --- tasks
 
     def encode(self) -> list[Task]:
-        """What the piece's own member stores: P and, with double, Q of another group."""
+        """The parities that the piece's own member stores."""
         tasks = []
         for place, (group, column) in enumerate(self.code.stored(self.piece.index)):
-            parity = range(self.code.width, self.code.width + self.code.scheme.losses)
+            parity = range(self.code.width, self.code.columns)
             wanted = [Symbol(column, row) for row in range(self.code.rows)]
-            steps = schedule(self.code.equations(), parity, wanted)
+            steps = schedule(self.code.equations, parity, wanted)
             if steps is None:
                 raise AssertionError("parity always follows from the data")
             start, symbol = place * self.code.chunk_nbytes, self.code.symbol_nbytes
@@ -91,7 +92,7 @@ class Map:
     def _rebuild(self, member: int, chunk: int, first: int, last: int, shift: int) -> Iterator[Task]:
         """Bytes first to last of the member's chunk; shift from an offset in it to one in what is being filled."""
         group, symbol = self.code.group(member, chunk), self.code.symbol_nbytes
-        lost = {column for column in range(self.code.width + self.code.scheme.losses) if self._lost(group, column)}
+        lost = {column for column in range(self.code.columns) if self._lost(group, column)}
         mine = self.code.data(group).index(member)
         # At each offset of the symbols the same rows are wanted between two of these.
         edges = sorted({0, first % symbol, last % symbol, symbol})
@@ -100,11 +101,11 @@ class Map:
             if not rows:
                 continue
             wanted = [Symbol(mine, row) for row in rows]
-            steps = schedule(self.code.equations(), lost | {mine}, wanted)
+            steps = schedule(self.code.equations, lost | {mine}, wanted)
             if steps is None:
                 raise PeerError(
                     f"{self.piece.save}: {len(lost | {mine})} of {self.code.members} parts of a group are lost, "
-                    f"{self.code.scheme} bears {self.code.scheme.losses}"
+                    f"{self.piece.scheme} bears {self.piece.scheme.losses}"
                 )
             outputs = tuple((s, s.row * symbol + lo + shift) for s in wanted)
             yield Task(group, lo, hi, steps, outputs)
@@ -139,8 +140,7 @@ class Map:
 
 def map_of(piece: Piece, homes: Mapping[int, str], pieces: Mapping[int, str]) -> Map:
     """The set of a piece, with where everything is now."""
-    longest = max(map(column_nbytes, piece.columns), default=0)
-    return Map(piece, homes, pieces, Code(piece.scheme, len(piece.columns), longest))
+    return Map(piece, homes, pieces, code_of(piece))
 
 
 def at_home(piece: Piece) -> Map:

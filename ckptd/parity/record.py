@@ -5,8 +5,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from ckptd.parity.code import Code
-from ckptd.parity.streams import column_nbytes
+from ckptd.parity.code import code_of
 from ckptd.shared.base.decoding import MALFORMED
 from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.base.ids import Digest, JobKey, Nbytes
@@ -46,11 +45,6 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 _seal_decoder = msgspec.msgpack.Decoder(ParitySeal)
 _record_decoder = msgspec.msgpack.Decoder(Record)
-
-
-def code_of(piece: Piece) -> Code:
-    """The shape of the piece's set."""
-    return Code(piece.scheme, len(piece.columns), max(map(column_nbytes, piece.columns), default=0))
 
 
 # --- the record

@@ -3,6 +3,7 @@
 A setting is one annotated field below; its TOML key, variable, flag, parser, check and help text all come from there.
 """
 
+import enum
 import os
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -15,7 +16,9 @@ from ckptd.shared.base.errors import ConfigError
 from ckptd.shared.base.ids import StorePath
 from ckptd.shared.base.refusals import Origin, flag, not_allowed, toml, variable
 from ckptd.shared.base.variables import FOREIGN_VARIABLES, PREFIX, check_variables, nearest
-from ckptd.shared.protocol.topology import MAX_DOUBLE_SET_SIZE, Domain
+from ckptd.shared.format.schemes import DEFAULT, Scheme
+from ckptd.shared.format.schemes.layout import MAX_SET_SIZE
+from ckptd.shared.protocol.topology import MIN_SET_SIZE, Domain
 from ckptd.system.niceness import Niceness
 from ckptd.system.units import parse_duration_s, parse_size
 
@@ -77,9 +80,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         float, Meta(gt=0, extra=_DURATION, description="how long connect waits for the job's old ranks to end")
     ] = 30.0
     redundancy: Annotated[
-        Literal["none", "xor", "double"], Meta(description="against the loss of none, one or two nodes of a set")
-    ] = "xor"
-    set_size: Annotated[int, Meta(ge=2, le=64, description="nodes that protect each other")] = 8
+        Scheme, Meta(description="against the loss of nodes of a set: " + ", ".join(f"{s} {s.losses}" for s in Scheme))
+    ] = DEFAULT
+    set_size: Annotated[int, Meta(ge=MIN_SET_SIZE, le=MAX_SET_SIZE, description="nodes that protect each other")] = 8
     balance: Annotated[
         Literal["rows", "off"],
         Meta(description="whether replicas each save a share of what they all hold (rows), or all of it (off)"),
@@ -196,7 +199,8 @@ class Setting:
     @property
     def choices(self) -> tuple[str, ...]:
         """The values of a choice, empty for other kinds."""
-        return get_args(self._type) if self.kind == "choice" else ()
+        named = isinstance(self._type, type) and issubclass(self._type, enum.Enum)
+        return tuple(map(str, self._type if named else get_args(self._type))) if self.kind == "choice" else ()
 
     def parse(self, raw: Raw) -> Any:
         """The typed value. Raises ValueError when it is not allowed."""
@@ -234,7 +238,7 @@ class Setting:
             return "switch"
         if self._type is int:
             return "integer"
-        return "choice" if get_args(self._type) and type(None) not in get_args(self._type) else "path"
+        return "path" if type(None) in get_args(self._type) or self._type is str else "choice"
 
     def _bounds(self) -> Iterable[str]:
         for meta in self._metas:
@@ -271,9 +275,11 @@ def load_config(
             sources[name] = _origin(origin, SETTINGS[name])
             values[name] = _parsed(SETTINGS[name], raw, sources[name])
     config = Config(**values)
-    if config.redundancy == "double" and config.set_size > MAX_DOUBLE_SET_SIZE:
-        text = f"set_size = {config.set_size} (from {sources['set_size']}) is too large for redundancy = double"
-        raise ConfigError(text, hint=f"at most {MAX_DOUBLE_SET_SIZE} nodes to a set, or redundancy = xor")
+    scheme, size = config.redundancy, config.set_size
+    if size > scheme.max_set_size:
+        text = f"set_size = {size} (from {sources['set_size']}) is too large for redundancy = {scheme}"
+        hint = f"at most {scheme.max_set_size} nodes to a set, or redundancy = {scheme.for_sets_of(size)}"
+        raise ConfigError(text, hint=hint)
     return config, sources
 
 

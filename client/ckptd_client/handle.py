@@ -9,8 +9,8 @@ from typing import Protocol
 
 from ckptd.shared.base.errors import SaveFailedError, UsageError, WaitTimeoutError, parted
 from ckptd.shared.base.ids import SaveId
+from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol.messages import End, Milestone, Progress
-from ckptd.shared.protocol.topology import Scheme
 from ckptd_client._local.argument_checks import as_patience
 from ckptd_client._local.why_late import Cause
 

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 from ckptd.shared.base.errors import CkptdError
 from ckptd.shared.base.ids import JobKey
+from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol.messages import Milestone
-from ckptd.shared.protocol.topology import Scheme
 from tests.simulation.machine import Machine
 from tests.simulation.session import Session
 

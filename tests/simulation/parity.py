@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ckptd.shared.protocol.topology import Scheme
+from ckptd.shared.format.schemes import Scheme
 
 
 def solvable(scheme: Scheme, columns: Sequence[bool], parities: Sequence[bool], wanted: int) -> bool:

@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckptd.shared.protocol.topology import Scheme
+from ckptd.shared.format.schemes import Scheme
 from tests.simulation.world import World
 
 EXAM_S = 3000.0  # in which a job must reach everything, once nothing goes wrong any more

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ckptd.core.redundancy_sets import redundancy_sets
+from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol.messages import Cadence, Milestone
-from ckptd.shared.protocol.topology import Scheme
 from tests.simulation.world import POLICY, World
 
 SIZES = (4, 16, 64, 256, 1000)

@@ -17,8 +17,8 @@ from typing import Any
 from ckptd.core.policy import Policy
 from ckptd.daemon import status
 from ckptd.shared.base.ids import SaveId
+from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol.messages import Cadence
-from ckptd.shared.protocol.topology import Scheme
 from tests.simulation.book import is_one_end
 from tests.simulation.ranks import CAPACITY
 from tests.simulation.session import Session

@@ -5,9 +5,9 @@ from itertools import chain
 
 from ckptd.shared.base.ids import SaveId
 from ckptd.shared.format.replica_shares import Share
+from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.format.slot import Seal
 from ckptd.shared.protocol.parity_types import Piece
-from ckptd.shared.protocol.topology import Scheme
 from tests.simulation import replicas
 from tests.simulation.parity import solvable
 

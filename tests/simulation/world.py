@@ -10,8 +10,8 @@ from ckptd.core import actions as act
 from ckptd.core import events as ev
 from ckptd.core.policy import Policy
 from ckptd.shared.base.ids import JobKey
+from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol.messages import Cadence
-from ckptd.shared.protocol.topology import Scheme
 from tests.simulation.book import Book
 from tests.simulation.chaos import Chaos
 from tests.simulation.clock import Clock

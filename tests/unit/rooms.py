@@ -56,7 +56,7 @@ CKPTD = {
     "core": ("pure: events, actions, all jobs", (*SHARED, "core.coordinator", "core.node")),
     "core.coordinator": ("pure: what concerns all ranks of a job", (*SHARED, "core")),
     "core.node": ("pure: what concerns the slots of one node", (*SHARED, "core")),
-    "system": ("this host: configuration, logs, locks, mounts, failpoints", ("shared.base", "shared.protocol")),
+    "system": ("this host: configuration, logs, locks, mounts, failpoints", SHARED),
     "shared.bulk": ("byte ranges over TCP", ("shared.base", "shared.format")),
     "shared.files": ("files and mappings", ("shared.base", "shared.format")),
     "shared.torchfile": ("pure: files that torch reads", ("shared.base", "shared.format")),

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 
 from ckptd.checkpoint.repair.files import IMAGES, Bytes
 from ckptd.checkpoint.whereabouts import where_checkpoints_are
+from ckptd.parity.code import code_of
 from ckptd.parity.plan import Map, map_of
-from ckptd.parity.record import Record, code_of, decode_record, set_name
+from ckptd.parity.record import Record, decode_record, set_name
 from ckptd.shared.base.errors import DamagedError, UsageError
 from ckptd.shared.base.ids import parse_dirname, parse_partial_dirname
 from ckptd.shared.format.committed import RECORDS, TRASH_PREFIX, Finding, open_sound, read_vote_of

@@ -8,7 +8,8 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from ckptd.parity.code import Code, Equation, Step, Symbol, peel
+from ckptd.parity.code import Code, Step, peel
+from ckptd.shared.format.schemes.layout import Equation, Symbol
 
 Target = tuple[str, int]  # ("image", rank) or ("parity", member)
 
@@ -57,7 +58,7 @@ def solve(
     """How to find what is wanted, and the targets of which some byte cannot be found. Both by member."""
     fixes: list[Fix] = []
     lost: set[Target] = set()
-    equations = code.equations()
+    equations = code.equations
     known: dict[tuple[frozenset[Symbol], tuple[Symbol, ...]], tuple[Step, ...] | None] = {}
     for group in range(code.members):
         gaps = list(_gaps(code, group, columns, parities))

@@ -13,9 +13,10 @@ from ckptd.checkpoint.repair.files import Bytes, FileSources, OpenFiles, block_b
 from ckptd.checkpoint.repair.plan import Bad, Fix, solve
 from ckptd.checkpoint.repair.plan import Target as Key
 from ckptd.checkpoint.repair.target import Target
+from ckptd.parity.code import code_of
 from ckptd.parity.engine import Pull
 from ckptd.parity.plan import Task
-from ckptd.parity.record import code_of, encode_record
+from ckptd.parity.record import encode_record
 from ckptd.parity.streams import start_of
 from ckptd.parity.table import Table
 from ckptd.shared.base.errors import CkptdError, DamagedError, UsageError

@@ -8,8 +8,8 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from ckptd.cli.view.parts import NEARLY_FULL, Cell, Column, Marks, Rows, levels, marks_for
+from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol.status import JobStatus, NodeStatus
-from ckptd.shared.protocol.topology import Scheme
 from ckptd.system import human
 
 _NARROW_COLUMNS = 100

@@ -8,10 +8,11 @@ from ckptd.core.coordinator.protection_view import ProtectionView, view_of
 from ckptd.core.coordinator.save_record import Record, lost_since, newest_whole
 from ckptd.core.coordinator.saves import Saves
 from ckptd.core.policy import Policy
-from ckptd.core.redundancy_sets import effective, recoverable, redundancy_sets
+from ckptd.core.redundancy_sets import recoverable, redundancy_sets
 from ckptd.shared.base.ids import JobKey, SaveId
+from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol.messages import Tier
-from ckptd.shared.protocol.topology import Scheme, Topology
+from ckptd.shared.protocol.topology import Topology
 
 Key = tuple[SaveId, int]  # save, epoch
 Group = tuple[int, Scheme, tuple[tuple[int, ...], ...]]  # epoch, scheme, ranks by member
@@ -141,7 +142,7 @@ class Encodes:
     def _describe(self, node: str, key: Key) -> ev.HeldPiece:
         members, topology = self._sets[node], self.topology
         assert topology is not None  # noqa: S101 - the caller looked
-        scheme = effective(topology.scheme, len(members))
+        scheme = topology.scheme.among(len(members))
         return ev.HeldPiece(*key, scheme, members.index(node), self._ranks[members], members)
 
     def _protected(self, key: Key, saves: Saves) -> list[Action]:

@@ -6,9 +6,10 @@ The coordinator's half makes it, ``ckptd/daemon/status.py`` reads it.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from ckptd.core.redundancy_sets import effective, redundancy_sets
+from ckptd.core.redundancy_sets import redundancy_sets
 from ckptd.shared.base.ids import SaveId
-from ckptd.shared.protocol.topology import Scheme, Topology
+from ckptd.shared.format.schemes import Scheme
+from ckptd.shared.protocol.topology import Topology
 
 _FEW = 8
 
@@ -88,12 +89,12 @@ def less_than_asked(topology: Topology) -> tuple[str, ...]:
         return (f"redundancy {scheme} protects nothing: all ranks run on one node; {way_out.format(Scheme.NONE)}",)
     small: dict[int, list[int]] = {}  # sets that cannot carry the scheme, by how many members they have
     for number, members in enumerate(redundancy_sets(topology.peers, topology.set_size)):
-        if effective(scheme, len(members)) is not scheme:
+        if scheme.among(len(members)) is not scheme:
             small.setdefault(len(members), []).append(number)
     return tuple(
         f"{_sets(numbers)} {count} nodes: {force} in place of {scheme}; {way_out.format(force)}"
         for count, numbers in small.items()
-        for force in (effective(scheme, count),)
+        for force in (scheme.among(count),)
     )
 
 

@@ -7,10 +7,11 @@ from collections.abc import Container
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, DropPiece, Encode, StopEncode, ToNode
-from ckptd.core.redundancy_sets import effective, set_of
+from ckptd.core.redundancy_sets import set_of
 from ckptd.shared.base.ids import JobKey, Run, SaveId
+from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol.parity_types import Column, Piece
-from ckptd.shared.protocol.topology import Scheme, Topology
+from ckptd.shared.protocol.topology import Topology
 
 Key = tuple[SaveId, int]  # save, epoch
 _MAX_OFFERED = 4  # saves whose offers are kept before they are ordered here
@@ -63,8 +64,8 @@ class Protection:
         actions = self._stop()
         self.ordered, self._offers = None, {}
         self.members = members
-        self.scheme = effective(topology.scheme, len(self.members))
-        self._protects = effective(topology.scheme, len(topology.peers)) is not Scheme.NONE
+        self.scheme = topology.scheme.among(len(self.members))
+        self._protects = topology.scheme.among(len(topology.peers)) is not Scheme.NONE
         self.epoch = epoch
         return actions
 

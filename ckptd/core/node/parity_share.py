@@ -9,7 +9,7 @@ from ckptd.core.actions import Action, DrainParity, Note
 from ckptd.core.node.parity import Protection
 from ckptd.shared.base.ids import JobKey, SaveId, StoreId
 from ckptd.shared.format.manifest import ParityRecord
-from ckptd.shared.protocol.topology import Scheme
+from ckptd.shared.format.schemes import Scheme
 
 
 class ParityShare:

@@ -25,10 +25,11 @@ from ckptd.shared.base.ids import (
 )
 from ckptd.shared.base.wording import cut
 from ckptd.shared.format.replica_shares import Where
+from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol.publication import Publication
 from ckptd.shared.protocol.read_groups import ExchangeAddress
 from ckptd.shared.protocol.status import CheckpointStatus, Status
-from ckptd.shared.protocol.topology import Peer, Scheme, Topology
+from ckptd.shared.protocol.topology import Peer, Topology
 
 VERSION = 4
 MAX_MESSAGE_NBYTES = 1 << 20

@@ -28,11 +28,13 @@ from ckptd.shared.base.ids import (
 )
 from ckptd.shared.base.wording import cut
 from ckptd.shared.format.replica_shares import MAX_SHARES, Share, Where
+from ckptd.shared.format.schemes import Scheme
+from ckptd.shared.format.schemes.layout import MAX_SET_SIZE
 from ckptd.shared.format.slot import Seal
 from ckptd.shared.protocol.messages import Cadence, End, LateText, Progress, Seq, SlotName, Tier
 from ckptd.shared.protocol.parity_types import Column, Member, Piece
 from ckptd.shared.protocol.read_groups import MAX_EXCHANGES, ExchangeAddress
-from ckptd.shared.protocol.topology import MAX_NODES, MAX_SET_SIZE, Peer, Scheme, Topology
+from ckptd.shared.protocol.topology import MAX_NODES, Peer, Topology
 from ckptd.shared.protocol.versions import refuse_unknown, tag_in_map, tags
 
 MAX_MESSAGE_NBYTES = (8 << 20) - 64

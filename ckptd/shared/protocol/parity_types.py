@@ -5,8 +5,9 @@ from typing import Annotated
 import msgspec
 
 from ckptd.shared.base.ids import MAX_RANKS, Incarnation, NodeName, SaveId
+from ckptd.shared.format.schemes import Scheme
+from ckptd.shared.format.schemes.layout import MAX_SET_SIZE
 from ckptd.shared.format.slot import Seal
-from ckptd.shared.protocol.topology import MAX_SET_SIZE, Scheme
 
 Member = Annotated[int, msgspec.Meta(ge=0, lt=MAX_SET_SIZE)]  # of a redundancy set, by its place in it
 

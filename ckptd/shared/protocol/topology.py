@@ -1,33 +1,19 @@
 """Which nodes a job runs on, as its ranks gather it at connect: nobody else needs to know who belongs together."""
 
-import enum
 from typing import Annotated
 
 import msgspec
 
 from ckptd.shared.base.ids import MAX_RANKS, NodeName, Session
+from ckptd.shared.format.schemes import Scheme
+from ckptd.shared.format.schemes.layout import MAX_SET_SIZE
 
 MAX_NODES = 1 << 16
 MIN_SET_SIZE = 2
-MAX_SET_SIZE = 64
-MAX_DOUBLE_SET_SIZE = 16  # of double parity: what a rebuild costs to plan, and its memory, grow with the square
 
 Endpoint = Annotated[str, msgspec.Meta(pattern=r"^(tcp://[A-Za-z0-9.\[\]:_-]{1,255}:[0-9]{1,5})?\Z")]
 PublicKey = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z.:+=^!/*?&<>()\[\]{}@%$#-]{40}\Z")]  # Z85, as CURVE has it
 Domain = Annotated[str, msgspec.Meta(max_length=255)]
-
-
-class Scheme(enum.StrEnum):
-    """How the nodes of a set protect each other: against the loss of none, one or two of them."""
-
-    NONE = "none"
-    XOR = "xor"
-    DOUBLE = "double"
-
-    @property
-    def losses(self) -> int:
-        """Nodes of a set that may be lost."""
-        return {"none": 0, "xor": 1, "double": 2}[self.value]
 
 
 class Peer(msgspec.Struct, frozen=True, order=True, array_like=True):

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from ckptd.shared.base.ids import JobKey
 from ckptd.shared.format.integrity import Integrity
+from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol.messages import Cadence
-from ckptd.shared.protocol.topology import Scheme
 from ckptd_client._daemon.settings import UNPROVED, Proof
 from ckptd_client._state.looks import DRAINED, Verify
 from ckptd_client._state.naming import NOTHING_NAMED, Named

@@ -9,14 +9,18 @@ import reprlib
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
+import msgspec
+
 from ckptd.shared.base.errors import ConfigError, UsageError
 from ckptd.shared.base.ids import ANY_STORE, MAX_STEP, MAX_STORE_CHARS, JobKey, RunId, StoreChoice, is_job_name
 from ckptd.shared.base.refusals import CONNECT, call_of, not_allowed, variable
 from ckptd.shared.files.integrity_key import chosen
 from ckptd.shared.format.arena_paths import SOCKET
 from ckptd.shared.format.integrity import XXH3, Integrity
+from ckptd.shared.format.schemes import DEFAULT, Scheme
+from ckptd.shared.format.schemes.layout import MAX_SET_SIZE
 from ckptd.shared.protocol.messages import Cadence
-from ckptd.shared.protocol.topology import MAX_SET_SIZE, MIN_SET_SIZE, Scheme
+from ckptd.shared.protocol.topology import MIN_SET_SIZE
 from ckptd_client._local.argument_checks import as_flag, as_seconds, looks_like_path
 from ckptd_client._state.looks import DRAINED, Verify
 from ckptd_client._state.naming import Named
@@ -125,10 +129,11 @@ def as_scheme(redundancy: str | None) -> Scheme | None:
     if redundancy is None:
         return None
     try:
-        return Scheme(redundancy)
-    except ValueError:
-        must = '"xor", which survives the loss of one node of a set, "double", of two, or "none"'
-        meant = "none" if _means_off(redundancy) else "xor"
+        return msgspec.convert(redundancy, Scheme)
+    except msgspec.ValidationError:
+        bears = (f'"{s}", which survives the loss of {s.losses} of the nodes of a set' for s in Scheme if s.losses)
+        must = f'{", ".join(bears)}, or "none"'
+        meant = (Scheme.NONE if _means_off(redundancy) else DEFAULT).value
         raise not_allowed(ConfigError, "redundancy", redundancy, must, meant) from None
 
 

@@ -13,8 +13,9 @@ import msgspec
 from ckptd.shared.base import errors
 from ckptd.shared.base.errors import CkptdError, ConfigError, ConnectError, UsageError
 from ckptd.shared.format.integrity import Integrity
+from ckptd.shared.format.schemes import DEFAULT, Scheme
 from ckptd.shared.protocol.messages import MAX_MESSAGE_NBYTES, NodeInfo
-from ckptd.shared.protocol.topology import MAX_DOUBLE_SET_SIZE, Peer, Scheme, Topology
+from ckptd.shared.protocol.topology import Peer, Topology
 from ckptd_client._local.rank import Group
 
 _MAX_TEXT = 2000
@@ -106,10 +107,11 @@ def topology_of(words: Sequence[Word]) -> Topology:
     assert first.info is not None  # noqa: S101 - looked above
     scheme = first.redundancy if first.redundancy is not None else first.info.scheme
     set_size = first.set_size if first.set_size is not None else first.info.set_size
-    if scheme is Scheme.DOUBLE and set_size > MAX_DOUBLE_SET_SIZE:
-        text = f"sets of {set_size} nodes are too large for redundancy='double'"
-        raise ConfigError(text, hint=f"set_size={MAX_DOUBLE_SET_SIZE} or less, or redundancy='xor'")
-    asked = first.redundancy is not None or scheme is Scheme.DOUBLE
+    if set_size > scheme.max_set_size:
+        text = f"sets of {set_size} nodes are too large for redundancy='{scheme}'"
+        hint = f"set_size={scheme.max_set_size} or less, or redundancy='{scheme.for_sets_of(set_size)}'"
+        raise ConfigError(text, hint=hint)
+    asked = first.redundancy is not None or scheme is not DEFAULT
     topology = Topology(peers=tuple(peers), homes=tuple(homes), scheme=scheme, set_size=set_size, asked=asked)
     nbytes = len(_encoder.encode(topology))
     if nbytes > _MAX_TOPOLOGY_NBYTES:  # ZeroMQ would end the connection over it without a word

@@ -15,7 +15,7 @@ from ckptd.cli import invoke
 from ckptd.shared.base.errors import CkptdError, UsageError
 from ckptd.shared.format.digest import BLOCK_NBYTES
 from ckptd.shared.format.manifest import COMMITTED, MANIFEST, PARITY_DIR
-from ckptd.shared.protocol.topology import Scheme
+from ckptd.shared.format.schemes import Scheme
 from tests.cluster import ROOT
 from tests.parity_store import Made
 

@@ -2,7 +2,8 @@
 
 from ckptd.core.coordinator.protection_view import view_of
 from ckptd.shared.base.ids import SaveId
-from ckptd.shared.protocol.topology import Peer, Scheme, Topology
+from ckptd.shared.format.schemes import Scheme
+from ckptd.shared.protocol.topology import Peer, Topology
 from tests.runs import RUN
 
 SAVE = SaveId(1, 5, 50, RUN)

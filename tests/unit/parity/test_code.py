@@ -5,10 +5,32 @@ import random
 
 import pytest
 
-from ckptd.parity.code import Code, Symbol, next_prime, schedule
-from ckptd.shared.protocol.topology import Scheme
+from ckptd.parity.code import Code, schedule
+from ckptd.shared.format.schemes import Scheme
+from ckptd.shared.format.schemes.double import Double, next_prime
+from ckptd.shared.format.schemes.layout import Layout, Symbol
 
-SHAPES = [(Scheme.XOR, n) for n in range(2, 11)] + [(Scheme.DOUBLE, n) for n in range(3, 11)]
+
+class Copies(Layout):
+    """A scheme that is not registered: each member's column as it is on the next two."""
+
+    name = "copies"
+    losses = 2
+    keeps = "2 times a node's bytes"
+
+    def holders(self, members, group):
+        return tuple((group + k) % members for k in (1, 2))
+
+    def data(self, members, group):
+        return (group,)
+
+    def equations(self, members):
+        return tuple(frozenset({Symbol(0, 0), Symbol(copy, 0)}) for copy in (1, 2))
+
+
+LAYOUTS = [scheme.layout for scheme in Scheme if scheme.losses] + [Copies()]
+SHAPES = [(layout, members) for layout in LAYOUTS for members in range(layout.losses + 1, 11)]
+NAMES = [f"{layout.name}-{members}" for layout, members in SHAPES]
 
 
 def xor(values):
@@ -30,46 +52,49 @@ def a_table(code, seed):
     """A group's whole table: random data, and P and Q as they follow from it."""
     rng = random.Random(seed)
     data = {Symbol(c, r): rng.getrandbits(64) for c in range(code.width) for r in range(code.rows)}
-    parity = range(code.width, code.width + code.scheme.losses)
+    parity = range(code.width, code.columns)
     wanted = [Symbol(c, r) for c in parity for r in range(code.rows)]
-    steps = schedule(code.equations(), list(parity), wanted)
+    steps = schedule(code.equations, list(parity), wanted)
     assert steps is not None
     return run(steps, data)
 
 
-@pytest.mark.parametrize(("scheme", "members"), SHAPES)
+@pytest.mark.parametrize(("scheme", "members"), SHAPES, ids=NAMES)
 def test_every_loss_within_the_scheme_is_solved(scheme, members):
     code = Code(scheme, members, 1 << 20)
     table = a_table(code, members)
-    columns = range(code.width + scheme.losses)
+    columns = range(code.columns)
     for count in range(1, scheme.losses + 1):
         for lost in itertools.combinations(columns, count):
             known = {symbol: value for symbol, value in table.items() if symbol.column not in lost}
             wanted = [symbol for symbol in table if symbol.column in lost]
-            steps = schedule(code.equations(), lost, wanted)
+            steps = schedule(code.equations, lost, wanted)
             assert steps is not None, lost
             assert run(steps, known) == table
 
 
-@pytest.mark.parametrize(("scheme", "members"), SHAPES)
+@pytest.mark.parametrize(("scheme", "members"), SHAPES, ids=NAMES)
 def test_one_loss_more_is_refused(scheme, members):
     code = Code(scheme, members, 1 << 20)
-    columns = range(code.width + scheme.losses)
+    columns = range(code.columns)
     for lost in itertools.combinations(columns, scheme.losses + 1):
         wanted = [Symbol(column, row) for column in lost for row in range(code.rows)]
-        assert schedule(code.equations(), lost, wanted) is None, lost
+        assert schedule(code.equations, lost, wanted) is None, lost
 
 
-@pytest.mark.parametrize(("scheme", "members"), SHAPES)
+@pytest.mark.parametrize(("scheme", "members"), SHAPES, ids=NAMES)
 def test_a_set_that_loses_nodes_loses_no_more_columns_of_a_group_than_nodes(scheme, members):
     """Lost parity counts as a lost column: all that a node held, in any group, is one column of it."""
     code = Code(scheme, members, 1 << 20)
     for group in range(members):
         inside = [*code.data(group), *code.holders(group)]
-        assert sorted(inside) == list(range(members))
+        assert len(inside) == len({*inside}) == code.columns
+        assert {*inside} <= {*range(members)}
+    assert sum(len(code.data(group)) for group in range(members)) == members * code.width
+    assert {len(code.stored(member)) for member in range(members)} == {scheme.losses}
 
 
-@pytest.mark.parametrize(("scheme", "members"), SHAPES)
+@pytest.mark.parametrize(("scheme", "members"), SHAPES, ids=NAMES)
 def test_each_chunk_is_in_one_group(scheme, members):
     code = Code(scheme, members, 1 << 20)
     for member in range(members):
@@ -80,7 +105,7 @@ def test_each_chunk_is_in_one_group(scheme, members):
             assert code.holders(group)[column - code.width] == member
 
 
-@pytest.mark.parametrize(("scheme", "members"), SHAPES)
+@pytest.mark.parametrize(("scheme", "members"), SHAPES, ids=NAMES)
 @pytest.mark.parametrize("nbytes", [0, 1, 4096, 1_000_003, 512 << 20])
 def test_chunks_cover_the_longest_column_in_whole_pages(scheme, members, nbytes):
     code = Code(scheme, members, nbytes)
@@ -92,9 +117,9 @@ def test_chunks_cover_the_longest_column_in_whole_pages(scheme, members, nbytes)
 
 
 def test_a_single_loss_takes_rows_alone():
-    code = Code(Scheme.DOUBLE, 8, 1 << 20)
+    code = Code(Double(), 8, 1 << 20)
     wanted = [Symbol(2, row) for row in range(code.rows)]
-    steps = schedule(code.equations(), [2], wanted)
+    steps = schedule(code.equations, [2], wanted)
     q = code.width + 1
     assert steps is not None
     assert all(source.column != q for step in steps for source in step.sources)
@@ -102,8 +127,8 @@ def test_a_single_loss_takes_rows_alone():
 
 
 def test_what_nobody_wants_is_not_solved():
-    code = Code(Scheme.DOUBLE, 5, 1 << 20)
-    steps = schedule(code.equations(), [0], [Symbol(0, 1)])
+    code = Code(Double(), 5, 1 << 20)
+    steps = schedule(code.equations, [0], [Symbol(0, 1)])
     assert steps is not None
     assert [step.target for step in steps] == [Symbol(0, 1)]
 
@@ -111,7 +136,7 @@ def test_what_nobody_wants_is_not_solved():
 @pytest.mark.parametrize(("scheme", "members"), [(Scheme.NONE, 4), (Scheme.XOR, 1), (Scheme.DOUBLE, 2)])
 def test_sets_that_are_too_small_are_refused(scheme, members):
     with pytest.raises(ValueError, match=str(members)):
-        Code(scheme, members, 1)
+        Code(scheme.layout, members, 1)
 
 
 def test_primes():

@@ -26,8 +26,8 @@ from ckptd.shared.bulk.client import Address, Connection
 from ckptd.shared.bulk.sockets import Cancel
 from ckptd.shared.format import arena_paths
 from ckptd.shared.format.digest import BLOCK_NBYTES
+from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.format.slot import SlotState
-from ckptd.shared.protocol.topology import Scheme
 from ckptd.system import failpoints
 from tests.cluster import ROOT
 from tests.nodes import EPOCH, KEY, SAVE, SECRET, content, start_set

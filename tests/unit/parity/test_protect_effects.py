@@ -13,8 +13,8 @@ from ckptd.core import events as ev
 from ckptd.daemon.background import Background
 from ckptd.daemon.parity_effects import ProtectEffects
 from ckptd.parity.files import open_parity
+from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol.messages import Tier
-from ckptd.shared.protocol.topology import Scheme
 from tests.nodes import EPOCH, KEY, SAVE, content, start_set
 
 SIZE = 3 << 20

@@ -12,7 +12,7 @@ from ckptd.parity.files import code_of, open_parity
 from ckptd.parity.rebuild import Place, copy_segment, rebuild_segment
 from ckptd.shared.base.errors import PeerError
 from ckptd.shared.format.digest import BLOCK_NBYTES
-from ckptd.shared.protocol.topology import Scheme
+from ckptd.shared.format.schemes import Scheme
 from tests.nodes import EPOCH, KEY, SAVE, content, start_set
 
 MIB = 1 << 20

@@ -16,7 +16,7 @@ from ckptd.shared.bulk.client import Connection
 from ckptd.shared.bulk.sockets import Cancel
 from ckptd.shared.format.digest import BLOCK_NBYTES, digest
 from ckptd.shared.format.integrity import XXH3, Keyed
-from ckptd.shared.protocol.topology import Scheme
+from ckptd.shared.format.schemes import Scheme
 from tests import collide
 from tests.nodes import KEY, SAVE, content, start_set
 

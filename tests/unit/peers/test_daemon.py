@@ -28,8 +28,9 @@ from ckptd.daemon.status_service import Sources, StatusDesk
 from ckptd.parity.encode import encode
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.format import arena_paths, rank_file
+from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol import messages as m
-from ckptd.shared.protocol.topology import Peer, Scheme, Topology
+from ckptd.shared.protocol.topology import Peer, Topology
 from tests.cluster import Node, wait_for
 from tests.nodes import EPOCH, KEY, SAVE, start_set
 from tests.runs import RUN

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from ckptd.shared.base.errors import ProtocolError
 from ckptd.shared.base.ids import MAX_COUNTER, MAX_INCARNATION, MAX_STEP, JobKey, SaveId
+from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol import messages as m
-from ckptd.shared.protocol.topology import Peer, Scheme, Topology
+from ckptd.shared.protocol.topology import Peer, Topology
 from tests.runs import RUN
 
 KEY = JobKey("/store", "job")

@@ -3,8 +3,8 @@
 import pytest
 
 from ckptd.shared.base.ids import SaveId
+from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol.messages import End, Milestone, Progress
-from ckptd.shared.protocol.topology import Scheme
 from ckptd_client import SaveFailedError, WaitTimeoutError
 from ckptd_client.handle import HandleBook, SaveHandle
 from tests.runs import RUN

@@ -7,8 +7,9 @@ import pytest
 
 from ckptd.shared.base.errors import BudgetError, CkptdError, ConfigError, ConnectError, UsageError
 from ckptd.shared.base.ids import JobKey
+from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol.messages import MAX_MESSAGE_NBYTES, Attach, NodeInfo, decode_request, encode
-from ckptd.shared.protocol.topology import Peer, Scheme, Topology
+from ckptd.shared.protocol.topology import Peer, Topology
 from ckptd_client._daemon.settings import as_scheme, as_set_size
 from ckptd_client._daemon.topology import Word, failure_told, gather, topology_of, why_unprotected
 from ckptd_client._local.rank import Group

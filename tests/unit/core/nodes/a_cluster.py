@@ -13,10 +13,11 @@ from ckptd.core.policy import Policy
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.format.manifest import ParityRecord
 from ckptd.shared.format.replica_shares import Share
+from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol import node_messages
 from ckptd.shared.protocol.messages import LoadFrom, Progress, Refused, Tier
 from ckptd.shared.protocol.parity_types import Piece
-from ckptd.shared.protocol.topology import Peer, Scheme, Topology
+from ckptd.shared.protocol.topology import Peer, Topology
 from tests.runs import RUN, STORE_ID
 from tests.seals import a_seal, shares_of
 

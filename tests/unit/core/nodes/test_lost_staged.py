@@ -1,8 +1,8 @@
 """A load of a job whose checkpoints were staged only, and are lost in part with a node."""
 
 from ckptd.core import actions as act
+from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol.messages import LoadFrom, Refused
-from ckptd.shared.protocol.topology import Scheme
 from tests.unit.core.nodes.a_cluster import ONE, TWO, ACluster, a_protected_job
 from tests.unit.core.nodes.test_restarts import ask_load
 

@@ -5,8 +5,8 @@ import pytest
 from ckptd.core import actions as act
 from ckptd.core import events as ev
 from ckptd.shared.base.ids import SaveId
+from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol.messages import Tier
-from ckptd.shared.protocol.topology import Scheme
 from tests.runs import RUN
 from tests.unit.core.nodes.a_cluster import (
     KEY,

@@ -6,8 +6,8 @@ from ckptd.core import actions as act
 from ckptd.core import events as ev
 from ckptd.core.coordinator.save_record import Record
 from ckptd.shared.format.replica_shares import Share
+from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol.messages import Tier
-from ckptd.shared.protocol.topology import Scheme
 from tests.unit.core.nodes.a_cluster import KEY, ONE, ACluster
 
 

@@ -8,8 +8,9 @@ from ckptd.core import events as ev
 from ckptd.core.node.parity import Protection
 from ckptd.core.node.retained import Keeps
 from ckptd.shared.base.ids import SaveId
+from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol.messages import Attached, End, LoadFrom, Refused, Tier
-from ckptd.shared.protocol.topology import Peer, Scheme, Topology
+from ckptd.shared.protocol.topology import Peer, Topology
 from tests.runs import RUN, STORE_ID
 from tests.unit.core.nodes.a_cluster import (
     KEY,
