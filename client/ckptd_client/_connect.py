@@ -39,46 +39,64 @@ def connect(  # noqa: PLR0913 - keyword-only settings
     integrity: str | None = None,
     integrity_key_file: str | os.PathLike[str] | None = None,
 ) -> Client:
-    """A client of this node's daemon, which is started if none runs. Collective: every rank of the job calls it.
+    """Returns a client of this node's daemon, and starts the daemon if none runs. Collective: every rank calls it.
 
-    job: the training's stable name, default $CKPTD_JOB. store: absolute directory on the parallel file system, default
-    $CKPTD_STORE, then what the daemon that runs is configured with; made if only its last part is missing.
-    drain_every: which staged checkpoints go there: a run's first one, and with 100 the first at or after each multiple
-    of 100 steps, with "300s" one in so many seconds. layout: "plain" for images without torch.save archives, which
-    plain dcp.load does not read. save_timeout_s: the longest that save may hold up training, default
-    $CKPTD_SAVE_TIMEOUT_S or 10; a first save whose memory is not made yet waits for that too, a second per 100 MB.
-    start: False starts no daemon, and waits for one (also $CKPTD_NO_AUTOSTART=1). takeover: replaces ranks of this job
-    that run.
-    store_id: the id of the store (`ckptd list` shows it), default $CKPTD_STORE_ID: any other store at that path, or
-    none, is an error; "any" takes whatever lies there, and makes a store where none is.
-    allow_pickle: keys, or patterns such as "hooks.*", of values that may be pickled if they have no safe encoding, and
-    be read back: a pickle runs code of whoever wrote it. To be said to the client that saves, and to one that loads.
-    redundancy: what the nodes of a job keep for each other in memory: "xor" survives the loss of one node of a set,
-    "double" of two, "none" of none; default what rank 0's daemon is configured with ($CKPTD_REDUNDANCY there).
-    set_size: nodes per set, 2 to 64, default the daemon's. Both the same on all ranks; on one node neither matters.
-    balance: "rows": ranks that hold the same tensors each save an equal share of them, cut at rows; "off": each saves
-    all that it holds; default $CKPTD_BALANCE or the daemon's. Known to be the same are the parameters of a
-    DistributedDataParallel in the state, the state of a torch optimizer in it that has no others, replicated DTensors,
-    and what replicated names: keys or patterns, such as "model.*", of tensors that are equal on all ranks of the job.
-    verify_replicas: when the ranks compare all bytes of such tensors, each reading its own once before save returns
-    (GPUs do so by themselves): "drained", for each save that may be drained; a number n, for one of n saves, the first
-    among them; "off", never. Other saves compare a 256th. Ranks that differ end the save abandoned, and each saves
-    all of its own from then on. Durable though they differ, or without all being compared, is marked: ckptd list, ckptd
-    status, and the notes of a load. The same on all ranks.
-    per_rank: keys or patterns, such as "rng" or "loader.*", of what each rank has for itself; a key stands for all that
-    is below it. Such a value is loaded by the rank of the same number alone: in a job of more ranks a new rank keeps
-    its present value and is told, in one of fewer those of ranks that are gone are dropped and named. Of other names a
-    new rank takes what rank 0 saved; ``notes`` name those of which ranks had differing values. To be said when loading,
-    and when saving what would count as the same on all ranks.
-    alone: this process is all of the job, whatever ranks run beside it, for trainers in which one rank saves for all.
-    integrity: "keyed": digests that nobody makes without the key in integrity_key_file (ckptd keygen --integrity), the
-    daemon's too; nothing else is loaded. "xxh3": digests that find accidents. Default $CKPTD_INTEGRITY, or keyed if
-    there is a key: $CKPTD_INTEGRITY_KEY_FILE.
+    The ranks exchange where they run over torch.distributed or mpi4py: on several nodes, call `init_process_group`
+    first. An error of one rank before that is raised on all. `connect` blocks until all ranks have called it, and then
+    until the ranks of earlier runs of the job have ended.
 
-    The ranks tell each other where they run (torch.distributed, mpi4py): over several nodes, init_process_group comes
-    first. What fails on one rank before that is raised on all. Blocks until all ranks have called it, and then until
-    all earlier ranks of the job are gone, for each of which it waits connect_timeout_s at most: the error names those
-    that did not come, or did not go, and all may call it again. Raises ConfigError, ConnectError, UsageError.
+    Args:
+        job: Stable name of the training. Default: `$CKPTD_JOB`.
+        store: Absolute directory on the parallel file system. Default: `$CKPTD_STORE`, then the store that the running
+            daemon is configured with. Created if only its last part is missing.
+        arena: Directory on tmpfs. Default: the daemon's.
+        drain_every: Which staged checkpoints go to the store: 1, each; 100, the first at or after each multiple of 100
+            steps; "300s", one in 300 seconds. The first checkpoint of a run always goes.
+        layout: "dual", or "plain" for images without torch.save archives, which plain `dcp.load` does not read.
+        save_timeout_s: Most seconds that `save` may hold up training. Default: `$CKPTD_SAVE_TIMEOUT_S` or 10. A first
+            save whose memory is not allocated yet also waits for that, about one second per 100 MB.
+        connect_timeout_s: Most seconds to wait for the other ranks, and then for each rank of an earlier run. The error
+            names the missing or remaining ranks; all ranks may call `connect` again.
+        start: False starts no daemon and waits for one (also `$CKPTD_NO_AUTOSTART=1`).
+        takeover: Replaces ranks of this job that still run.
+        store_id: Id of the store (`ckptd list` shows it). Default: `$CKPTD_STORE_ID`. Another store at the path, or
+            none, is an error. "any" accepts any store there and creates one where none is.
+        allow_pickle: Keys, or patterns such as `"hooks.*"`, of values that may be pickled when they have no safe
+            encoding, and unpickled by `load`: a pickle runs code of its author. Pass it when saving and when loading.
+        redundancy: What the nodes of a job keep for each other in memory: "xor" survives the loss of one node of a set,
+            "double" of two, "none" of none. Default: the setting of rank 0's daemon (`$CKPTD_REDUNDANCY` there).
+        set_size: Nodes per redundancy set, 2 to 64. Default: the daemon's. The same on all ranks, as `redundancy`.
+        balance: "rows": ranks that hold the same tensors each save an equal share of them, cut at rows. "off": each
+            rank saves all that it holds. Default: `$CKPTD_BALANCE` or the daemon's. Known to be the same are the
+            parameters of a DistributedDataParallel in the state, the state of a torch optimizer in it that has no
+            others, replicated DTensors, and the keys of `replicated`.
+        replicated: Keys or patterns, such as `"model.*"`, of tensors that are equal on all ranks of the job.
+        verify_replicas: When the ranks compare all bytes of such tensors, which costs one read of them before `save`
+            returns (GPUs compare in the background): "drained", for each save that may be drained; a number n, for one
+            of n saves, beginning with the first; "off", never. Other saves compare a 256th of the bytes. Ranks that
+            differ end the save as `abandoned`, and each saves all of its own from then on. `ckptd list`, `ckptd status`
+            and the notes of a load mark a durable checkpoint whose replicas differ or were not all compared. The same
+            on all ranks.
+        per_rank: Keys or patterns, such as `"rng"` or `"loader.*"`, of values that belong to one rank each; a key
+            stands for everything below it. Only the rank of the same number loads such a value. In a job of more ranks
+            a new rank keeps its present value, and a note says so; in one of fewer the values of missing ranks are
+            dropped and named. Of other names a new rank takes the value of rank 0; notes name those that differed
+            between ranks. Pass it when loading, and when saving values that would otherwise count as the same on all
+            ranks.
+        alone: This process is the whole job, whatever ranks run beside it: for trainers in which one rank saves for
+            all.
+        integrity: "keyed": digests that nobody can make without the key in `integrity_key_file` (`ckptd keygen
+            --integrity`), which the daemon has too; nothing else is loaded. "xxh3": digests that find accidents.
+            Default: `$CKPTD_INTEGRITY`, or "keyed" if there is a key.
+        integrity_key_file: File of that key. Default: `$CKPTD_INTEGRITY_KEY_FILE`.
+
+    Returns:
+        The open client. Close it, or use it as a context manager.
+
+    Raises:
+        ConfigError: A setting is malformed, or impossible on this machine.
+        ConnectError: No daemon answers, or it refuses the job; ranks are missing, or older ones still run.
+        UsageError: An argument has the wrong type, or the ranks disagree.
     """
     patience_s = as_seconds("connect_timeout_s", connect_timeout_s, such_as=60)
     group = lone_group() if as_flag("alone", alone) else find_group(patience_s)

@@ -43,7 +43,11 @@ log = logging.getLogger("ckptd_client")
 
 
 class Client(Preemptible):
-    """Made by connect. Use as a context manager, or call close."""
+    """A rank's connection to the daemon of its node. `connect` makes it; use it as a context manager, or call `close`.
+
+    Its methods may be called from any thread, one at a time. In a forked child, such as a DataLoader worker, methods
+    that need the daemon raise UsageError, and `close` does nothing.
+    """
 
     def __init__(self, link: Link, save_timeout_s: float, *, dual: bool = True) -> None:
         self._staging = Staging(link, save_timeout_s, dual=dual)
@@ -78,17 +82,17 @@ class Client(Preemptible):
 
     @property
     def incarnation(self) -> int:
-        """Which life of the job this is; connect and load each begin a new one."""
+        """The number of this start of the job; `connect` and each `load` take the next one."""
         return self._link.incarnation
 
     @property
     def run(self) -> str:
-        """The id of this run of the job, random, drawn with the incarnation: 32 hex digits."""
+        """The random id of this run of the job, drawn with the incarnation: 32 hex digits."""
         return self._link.run.hex()
 
     @property
     def pickle_keys(self) -> PickleKeys:
-        """Which keys allow_pickle names."""
+        """The keys that `allow_pickle` names."""
         return self._link.settings.pickle_keys
 
     @property
@@ -97,20 +101,26 @@ class Client(Preemptible):
         return self._link.group
 
     def stats(self) -> Stats:
-        """Counts and stalls since connect."""
+        """Returns counts and stalls since `connect`. Does not block."""
         return self._staging.stats
 
     def steps(self, *, by_save: bool = False) -> list[int]:
-        """Steps that load could restore, the lowest first. by_save: the newest save first, whatever its number.
+        """Returns the steps that `load` could restore, the same on every node.
 
-        Alike on every node: blocks until the daemon that coordinates the job has answered, 10 s at most. Raises
-        PeerError when it does not, RestoreError when it does not know yet what the store has.
+        Blocks until the daemon that coordinates the job has answered, 10 s at most.
+
+        Args:
+            by_save: True orders them by save, the newest first; False by number, the lowest first.
+
+        Raises:
+            CkptdError: That daemon does not answer.
+            RestoreError: It does not know yet what the store has.
         """
         found = [c.step for c in self._staging.checkpoints()]
         return list(dict.fromkeys(found)) if by_save else sorted(set(found))
 
     def latest(self) -> int | None:
-        """The step that load would restore, None when there is none. Blocks and raises as steps does."""
+        """Returns the step that `load` would restore, None when there is none. Blocks and raises as `steps` does."""
         found = self._staging.checkpoints()
         return found[0].step if found else None
 
@@ -123,41 +133,59 @@ class Client(Preemptible):
     # --- save
 
     def attach(self, *optimizers: Any, verify: Verify | None = None) -> None:
-        """From now on save copies these optimizers' parameters and state while the next forward and backward run.
+        """From now on `save` copies these optimizers' parameters and state while the next forward and backward run.
 
-        Their step() waits, in a hook, for what is left of the copy; for a GPU's copy its stream waits. Everything else
-        in the state is copied before save returns, as without attach. Nothing but step() may write to them between save
-        and the end of the copy, be it through .data, numpy or another thread: a save in which somebody does is given
-        up, and from then on such tensors are copied before save returns.
+        Their `step()` waits, in a hook, for the rest of the copy; for the copy of a GPU its stream waits. `save` copies
+        everything else in the state before it returns, as without `attach`. Between `save` and the end of the copy only
+        `step()` may write to these tensors, also through `.data`, numpy or another thread. A save during which anything
+        else writes is given up, and from then on `save` copies such tensors before it returns. Optimizers with other
+        known writers (FSDP1, DeepSpeed, steps in backward or in a CUDA graph) are saved as without `attach`.
 
-        verify: how that is found out. "proof", the default of the host's memory: its pages are write-protected while
-        they are copied (Linux 6.7, huge pages, put together in the background first); of GPUs, where it has to be asked
-        for: a checksum of all bytes, one read on the GPU's current stream. "samples": some elements of each tensor, on
-        trust. "off", the default of GPUs: nothing is copied late. Without what proof takes nothing is copied late.
-        stats().late says what is in force.
+        Args:
+            optimizers: Torch optimizers. Their state may still be empty.
+            verify: How such writes are found. "proof", the default for host memory: its pages are write-protected
+                during the copy (Linux 6.7, huge pages, which the daemon puts together in the background first); for
+                GPUs, only on request: a checksum of all bytes, which costs one read on the GPU's current stream.
+                "samples": some elements of each tensor. "off", the default for GPUs: nothing is copied late. Where
+                "proof" is not possible, nothing is copied late. `stats().late` gives the method in force.
 
-        Optimizers of which more is known to write (FSDP1, DeepSpeed, steps in backward or in a CUDA graph) are saved as
-        without attach. Raises UsageError for what is no torch optimizer.
+        Raises:
+            UsageError: An argument is no torch optimizer.
         """
         self._check_open()
         self._saving.overlapping.attach(optimizers, verify)
 
     def prepare(self, state: dict[str, Any]) -> None:
-        """Plans; has all slots allocated, mapped and, for GPUs, pinned: a first save costs what the next will. Blocks.
+        """Plans the state and readies all slots: the first save then costs what the next ones do. Blocks.
 
-        load has it done in the background, but for the pinning.
+        Allocates and maps the slots and, for GPUs, pins them.
 
-        Raises UsageError for what cannot be saved, BudgetError, with the numbers, when the slots do not fit.
+        `load` does the same in the background, except for the pinning.
+
+        Raises:
+            UsageError: The state has a value that cannot be saved.
+            BudgetError: The slots do not fit the memory; the message has the numbers.
         """
         check_not_capturing()
         with self._settled():
             self._saving.preparing.make_ready(state)
 
     def save(self, state: dict[str, Any], step: int | None = None, *, drain: bool = False) -> SaveHandle:
-        """Stages the state and returns as soon as training may go on.
+        """Stages the state, and returns as soon as training may go on. Collective: every rank calls it.
 
-        step: default the one after the last. drain: make this one durable whatever drain_every says. The state may be
-        changed freely afterwards. Raises UsageError for a misuse only; what goes wrong otherwise is in the handle.
+        Blocks for the copy and at most `save_timeout_s`. The state may be changed freely afterwards. Operational faults
+        (a full disk, a dead daemon) raise nothing; the handle has them.
+
+        Args:
+            state: Dict of tensors, containers, objects with `state_dict` and `load_state_dict`, and plain values.
+            step: Number of the step, the same on all ranks. Default: one above the last.
+            drain: True makes this save durable whatever `drain_every` says.
+
+        Returns:
+            The handle of this save on this rank.
+
+        Raises:
+            UsageError: A misuse: a value that cannot be saved, with its key path, or a step that was saved before.
         """
         return self._saving.save(state, step, drain=drain)
 
@@ -170,10 +198,20 @@ class Client(Preemptible):
     # --- wait
 
     def wait(self, milestone: str = "durable", timeout_s: float | None = None) -> SaveHandle | None:
-        """Blocks until the newest save reached the milestone; "durable" forces its drain. None when nothing was saved.
+        """Blocks until the newest save has reached the milestone.
 
-        "protected" forces nothing: where no redundancy is in force it waits for a save that is due for a drain, and
-        raises for one that is not. Raises SaveFailedError when it cannot be reached, WaitTimeoutError after timeout_s.
+        Args:
+            milestone: "staged", "protected" or "durable". "durable" forces the drain of the newest save. "protected"
+                forces nothing: without redundancy it waits for a save that is due for a drain, and raises for one that
+                is not.
+            timeout_s: Most seconds to wait. Default: no limit.
+
+        Returns:
+            The handle of that save, None when nothing was saved.
+
+        Raises:
+            SaveFailedError: The milestone cannot be reached any more.
+            WaitTimeoutError: It was not reached in time; it may still be.
         """
         wanted, timeout_s = check_milestone(milestone), as_patience(timeout_s)
         self._check_open()
@@ -198,23 +236,32 @@ class Client(Preemptible):
     def load(
         self, state: dict[str, Any], step: int | None = None, *, run: str | None = None, strict: bool = True
     ) -> Restored | None:
-        """Restores the newest checkpoint (or that of a step) into the state; None when there is nothing to restore.
+        """Restores the newest checkpoint, or that of a step, into the state.
 
-        None also where all that the job had was staged only and is lost with a node: a warning says what.
-        Collective; blocks until all ranks have read. Tensors are filled in place, plain leaves put into the state's
-        containers, Statefuls given their load_state_dict. What each Stateful's state_dict() gives then is compared with
-        what was saved: an optimizer's state is put back as it was saved where load_state_dict converted it; any other
-        difference of a tensor raises. Plain values that were put only into a dict that state_dict() had given are named
-        in notes: pass the objects themselves.
-        Each block of bytes is checked before it is used; a damaged checkpoint is passed over for an older one, and
-        notes says so. run: the id of a run of this job, of which alone a checkpoint is taken; needed only where two
-        runs have one incarnation number and the store does not tell which is the job's: the error names both.
-        strict: whether state and checkpoint must have the same keys. strict=False loads what both have, as exactly as
-        ever, and notes names what is only in one: that stays as it is. An optimizer must have the same parameters.
-        Afterwards the memory for saves of this state is made in the background, from the first step on where an
-        optimizer has no state before it; a warning says when it cannot be had.
-        Raises MismatchError, with the keys, when the state does not fit or an object does not keep what was saved,
-        RestoreError when there is a checkpoint but none can be read: the tensors may then hold parts of it.
+        Collective; blocks until all ranks have read. Fills tensors in place, puts plain values into the state's
+        containers, and calls `load_state_dict` of its objects. Then compares each object's `state_dict()` with what was
+        saved: where `load_state_dict` converted an optimizer's state, the saved values are put back; any other tensor
+        that differs raises. Notes name plain values that only reached a dict that `state_dict()` had returned: pass the
+        objects themselves. Every block of bytes is checked before it is used; a damaged checkpoint is passed over for
+        an older one, with a note. Afterwards ckptd allocates the memory for saves of this state in the background; a
+        warning says when that fails.
+
+        Args:
+            state: As for `save`.
+            step: The step to restore. Default: the newest.
+            run: Id of the run of this job to take a checkpoint of. Only needed where two runs have one incarnation
+                number and the store does not show which is the job's: the error names both.
+            strict: True: state and checkpoint must have the same keys. False: loads the keys that both have, as
+                exactly; notes name the others, which stay as they are. An optimizer must have the same parameters.
+
+        Returns:
+            What was restored, with notes. None when there is nothing to restore, also when all that the job had was
+                staged
+            only and is lost with a node: a warning says so.
+
+        Raises:
+            MismatchError: The state does not fit, or an object did not keep what was saved; names the keys.
+            RestoreError: There is a checkpoint, but none can be read. The tensors may then hold parts of it.
         """
         began = time.perf_counter()
         check_load(state, strict)
@@ -233,16 +280,24 @@ class Client(Preemptible):
     ) -> Loaded:  # fmt: skip
         """Fills the state from a checkpoint anywhere: of ckptd, of torch.distributed.checkpoint, or safetensors files.
 
-        Of any number of ranks and any layout; each rank reads the ranges that it needs. Not collective, needs no
-        daemon, and begins no new incarnation. What the checkpoint has and the state has no place for is left out.
-        together: all ranks of the job call it, for the same checkpoint; it blocks until they do, and of ckptd's own
-        what several need is read once. integrity: "xxh3" takes a checkpoint that is not keyed, or another program's,
-        though this client has a key. strict: as in load; strict=False also takes a state of which something is missing
-        in the checkpoint, and names in notes what is only in one of them.
-        An optimizer's state is put back as in load; a saved tensor that an object leaves out is named in notes.
-        Raises MismatchError when something of the state is missing or of another shape or dtype, DamagedError for
-        bytes that are not what they should be (only ckptd's own have digests), RestoreError for a file that cannot be
-        opened, and for a value that is a pickle, but for keys of allow_pickle in a checkpoint of ckptd.
+        The checkpoint may be of any number of ranks and any layout; each rank reads the ranges that it needs. Not
+        collective, needs no daemon, and begins no new incarnation. Ignores what the checkpoint has and the state does
+        not. Puts an optimizer's state back as `load` does; notes name saved tensors that an object leaves out.
+
+        Args:
+            path: Directory of the checkpoint, or a safetensors file.
+            state: As for `save`.
+            together: True: all ranks of the job call it for the same checkpoint, and it blocks until they do. Blocks of
+                ckptd's own checkpoints that several ranks need are then read once.
+            integrity: "xxh3" accepts a checkpoint that is not keyed, or another program's, although this client has a
+                key.
+            strict: False also accepts a state with keys that the checkpoint lacks; notes name what is in only one of
+                them.
+
+        Raises:
+            MismatchError: The checkpoint lacks something of the state, or has it in another shape or dtype.
+            DamagedError: Bytes differ from their digest. Only ckptd's own checkpoints have digests.
+            RestoreError: A file cannot be opened, or a value is a pickle that `allow_pickle` does not name.
         """
         self._check_open()
         return read_from(self._link, path, state, together=together, integrity=integrity, strict=strict)  # no lock
@@ -257,35 +312,49 @@ class Client(Preemptible):
         whole: bool = True,
         pointer: tuple[str | os.PathLike[str], str] | None = None,
     ) -> SaveHandle:
-        """Stages a trainer's own files, by relative path; like save otherwise, on all ranks, each with its own or none.
+        """Stages a trainer's own files. Like `save` otherwise: every rank calls it, each with its own files or none.
 
-        directory: where the daemon has them appear once they are drained, without a second copy; all ranks say the
-        same. whole: the directory is this save's alone, and appears, or is replaced, at once; else each file is put
-        into it. pointer: (path, text) of a small file that is written after that, such as DeepSpeed's latest. Raises
-        UsageError for a misuse, and what pickling a TorchFile raises; what goes wrong otherwise is in the handle.
+        Args:
+            files: Relative path of each file, and its content: bytes, `TorchFile` or `SafetensorsFile`.
+            step: As for `save`.
+            drain: As for `save`.
+            directory: Where the daemon makes the files appear once they are drained, without a second copy. The same on
+                all ranks.
+            whole: True: the directory belongs to this save alone, and appears, or is replaced, at once. False: each
+                file is put into it.
+            pointer: (path, text) of a small file that is written afterwards, such as DeepSpeed's `latest`.
+
+        Raises:
+            UsageError: A misuse. Operational faults are in the handle.
+            Exception: What pickling a TorchFile raises.
         """
         publication = publication_of(directory, whole=whole, pointer=pointer, job=self._link.job)
         return save_files(self._staging, files, step, publication, drain=drain)
 
     def are_still(self, handle: SaveHandle, files: Mapping[str, TrainerFile]) -> bool:
-        """Whether these files have the very bytes that save_files staged of them, and their slot has those still.
+        """Returns whether these files still have the very bytes that `save_files` staged of them, in their slot too.
 
-        Compares all bytes of this rank's. Raises what pickling a TorchFile raises.
+        Compares all bytes of this rank's files, and raises what pickling a TorchFile raises.
         """
         return are_still(self._staging, handle.save_id, files)
 
     def free_step(self, wanted: int) -> int:
-        """The step, or the next one that was not saved yet in this incarnation: for several checkpoints of one step.
+        """Returns `wanted`, or the next step that is not saved yet: for several checkpoints of one step.
 
-        The same on ranks that saved the same steps, whatever became of those: each hears of it in its own time.
+        The same on ranks that saved the same steps, whatever became of those saves.
         """
         return self._staging.numbers.free_step(_settings.as_step(wanted))
 
     def load_files(self, step: int | None = None) -> RestoredFiles | None:
-        """The files of the newest checkpoint (or that of a step), to be read by name; None when there is none.
+        """Opens the files of the newest checkpoint, or that of a step. Collective; blocks until the ranks agree on it.
 
-        Collective. Any rank reads those of all: from this node's memory, the other nodes', or the store. Close it.
-        Raises RestoreError when there is a checkpoint but none can be read.
+        Any rank reads the files of all ranks: from this node's memory, from that of other nodes, or from the store.
+
+        Returns:
+            The files, to be read by name and then closed. None when there is no checkpoint.
+
+        Raises:
+            RestoreError: There is a checkpoint, but none can be read.
         """
         found = self._find(step)
         return RestoredFiles(found) if found is not None else None
@@ -293,22 +362,29 @@ class Client(Preemptible):
     def gather(
         self, state: Any, *, to: Ranks = None, bucket_nbytes: int = BUCKET_NBYTES, cpu_offload: bool = True
     ) -> Gathering:
-        """Begins to build whole tensors from a state's shards; ``gather(state).wait()`` is the whole state.
+        """Begins to build whole tensors from a state's shards. Collective. `gather(state).wait()` is the whole state.
 
-        Or iterate over it, for one tensor after the other. Collective: all ranks call it alike, and use what it gives.
-        state: as for save; shards are DTensors of any placement, ShardedTensors and FlatParts. to: the rank, or ranks,
-        that get the tensors, default all. bucket_nbytes: how much travels at a time; three such are on their way.
-        cpu_offload: gives CPU tensors; else each is made where its shards are. What is made of shards has memory of its
-        own; tied ones become one tensor. Needs no daemon. Raises UsageError, on all ranks and with the first
-        difference, for what cannot be gathered, or not by all alike; GatherError when another rank is gone.
+        Iterate over the result to get one tensor after the other. Needs no daemon. The built tensors have memory of
+        their own; tied ones become one tensor. The state must not change until the end.
+
+        Args:
+            state: As for `save`. Shards are DTensors of any placement, ShardedTensors and FlatParts.
+            to: The rank, or ranks, that get the tensors. Default: all.
+            bucket_nbytes: Bytes per transfer; three transfers run at a time.
+            cpu_offload: True builds CPU tensors, False each on the device of its shards.
+
+        Raises:
+            UsageError: Something cannot be gathered, or the ranks disagree. On all ranks, with the first difference.
+            GatherError: Another rank is gone.
         """
         self._check_open()
         return Gathering(state, Order(to, bucket_nbytes, cpu_offload), GROUPS)
 
     def find(self, step: int | None = None) -> Checkpoint:
-        """The checkpoint that load would restore, agreed by all ranks and to be read by the caller. Collective.
+        """Returns the checkpoint that `load` would restore, agreed by all ranks, for the caller to read. Collective.
 
-        Raises RestoreError when there is none.
+        Raises:
+            RestoreError: There is none.
         """
         found = self._find(step)
         if found is None:
@@ -328,11 +404,10 @@ class Client(Preemptible):
     # --- the end
 
     def close(self) -> None:
-        """Leaves the job. What was staged becomes durable in the background, then its memory is freed. Idempotent.
+        """Leaves the job. Staged saves become durable in the background, then their memory is freed. Idempotent.
 
-        Warns where the newest saves are known not to be safe: other ranks did not save them, or their drains fail.
-        Blocks until an overlapped save is handed over, save_timeout_s at most. In a forked child it does nothing: the
-        job is its parent's.
+        Warns when the newest saves are not safe: other ranks did not save them, or their drains fail. Blocks until an
+        overlapped save is handed over, `save_timeout_s` at most. Does nothing in a forked child.
         """
         self._close(quiet=False)
 
