@@ -35,12 +35,15 @@ class Publications:
         """On record when it returns, with the files of other ranks of the node. Raises OSError."""
         with self._lock:
             directory = self._directory(job)
-            if os.path.lexists(os.path.join(directory, save.text + arena_paths.PUBLISHED_SUFFIX)):
+            published = os.path.join(directory, save.text + arena_paths.PUBLISHED_SUFFIX)
+            if os.path.lexists(published) and not to.drafts:  # a state may be wanted at one more place
                 return  # a rank says it again, to a daemon that has restarted
             path = os.path.join(directory, save.text + arena_paths.DUE_SUFFIX)
-            before = _read(path)
+            before = _read(path) or _read(published)
             raw = msgspec.msgpack.encode(Intent(save, to if before is None else joined(before.to, to)))
             spare_pages.write(self._arena, lambda: _put(path, raw))
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(published)
             self._forget_oldest(directory, save)
 
     def from_on(self, job: JobKey, save: SaveId) -> list[Intent]:
@@ -57,11 +60,12 @@ class Publications:
         """Whether it was asked for, and not done."""
         return os.path.lexists(os.path.join(self._directory(job), save.text + arena_paths.DUE_SUFFIX))
 
-    def done(self, job: JobKey, save: SaveId) -> None:
-        """It is where it belongs."""
-        path = os.path.join(self._directory(job), save.text)
-        with contextlib.suppress(FileNotFoundError):
-            os.replace(path + arena_paths.DUE_SUFFIX, path + arena_paths.PUBLISHED_SUFFIX)
+    def done(self, job: JobKey, intent: Intent) -> None:
+        """It is where it belongs. What was asked for meanwhile stays due."""
+        path = os.path.join(self._directory(job), intent.save.text)
+        with self._lock:
+            if _read(path + arena_paths.DUE_SUFFIX) == intent:
+                os.replace(path + arena_paths.DUE_SUFFIX, path + arena_paths.PUBLISHED_SUFFIX)
 
     def _directory(self, job: JobKey) -> str:
         return os.path.join(self._arena, arena_paths.job_dir(job))

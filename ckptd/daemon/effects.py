@@ -82,12 +82,12 @@ class Effects:
         self._bandwidth = bandwidth
         self.numbers = Numbers(arena.path)
         self.boards = StepBoards(arena.job_path, deliver, lambda job, text: self._note_all(job, [text]))
-        self._publishing = Publishing(arena.publications, stores, self._note_all)
-        self.looks = StoreLooks(node, stores, deliver, self._note_all, self._publishing.finish_left, store_timeout_s)
+        self.publishing = Publishing(arena.publications, stores, self._note_all)
+        self.looks = StoreLooks(node, stores, deliver, self._note_all, self.publishing.finish_left, store_timeout_s)
 
     def hear(self, action: act.ToRank) -> None:
         """What a rank is told may be what something here waits for."""
-        self._publishing.hear(action.job, action.message)
+        self.publishing.hear(action.job, action.message)
 
     def perform(self, action: act.Action) -> None:
         """Starts the action; none of them blocks. One that cannot even start fails as if it had been tried."""
@@ -342,7 +342,7 @@ class Effects:
                 nbytes, taken_over = reply.result.committed.nbytes, reply.result.taken_over
                 left_out = reply.result.left_out
                 self._note_all(job, [reply.result.note] if reply.result.note else [])
-                self._publishing.committed(job, save, published=reply.result.published)
+                self.publishing.committed(job, save, intents, published=reply.result.published)
             problem = problem_of(reply)
             self._deliver(
                 ev.CommitEnded(
@@ -350,7 +350,7 @@ class Effects:
                 )
             )
 
-        writer, intents = f"ckptd {__version__}", self._publishing.intents(job, save)
+        writer, intents = f"ckptd {__version__}", self.publishing.intents(job, save)
         by = Committer(action.incarnation, action.session, action.store_id, list(action.void))
         self._stores.ask(
             job.store, lambda i: Commit(id=i, job=job.job, save=save, writer=writer, by=by, intents=intents), answer
@@ -366,7 +366,7 @@ class Effects:
             stays = isinstance(reply, Done) and isinstance(reply.result, Removed) and reply.result.pinned
             self._deliver(ev.CheckpointRemoved(job=job, save=save, problem=problem_of(reply), pinned=stays))
 
-        intents = self._publishing.intents(job, save)
+        intents = self.publishing.intents(job, save)
         self._stores.ask(job.store, lambda i: RemoveCheckpoint(id=i, job=job.job, save=save, intents=intents), answer)
 
 

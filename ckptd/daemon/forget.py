@@ -53,7 +53,7 @@ class Forgetting:
             try:
                 actions = self._catalogue.forget(request.job, force=request.force, seen=seen)
             except CkptdError as error:
-                answer(Refused(reply_to=request.seq, code=error.code, message=error.message, hint=error.hint))
+                answer(Refused.of(request, error))
                 return
             log.info(line("forgetting", job=request.job.job, slots=len(sizes), force=request.force))
             for action in actions:

@@ -25,7 +25,7 @@ from ckptd.daemon.forget import Forgetting
 from ckptd.daemon.job_policy import policy_of
 from ckptd.daemon.liveness import Liveness, somebody_waits
 from ckptd.daemon.parity_effects import ProtectAction, ProtectEffects
-from ckptd.daemon.rank_gateway import Door
+from ckptd.daemon.rank_gateway import Door, Seat
 from ckptd.daemon.rank_socket import Letter, RankSocket
 from ckptd.daemon.rounds import Rounds
 from ckptd.daemon.status_service import Sources, StatusDesk
@@ -40,6 +40,7 @@ from ckptd.shared.protocol.messages import (
     AskDrain,
     AskForget,
     AskNode,
+    AskPublish,
     AskStatus,
     AskSteps,
     AskStop,
@@ -293,25 +294,26 @@ class Daemon:
             self._door.left(live.job, live.rank, live.session)
 
     def _open(self, letter: Letter) -> None:
-        request = letter.request
-        if isinstance(request, AskNode):
-            self._introduce(letter)
-            return
-        if isinstance(request, AskStatus):
-            self._desk.asked(letter)
-            return
-        if isinstance(request, AskSteps) and (seat := self._door.seat_of(letter.identity)) is not None:
-            self._desk.steps(letter, seat.job)
-            return
-        if isinstance(request, AskStop):
-            self._stop_for(letter, wait=request.wait)
-            return
-        if isinstance(request, AskForget):
-            self._forgetting.forget(request, lambda reply: self._door.answer(letter.identity, reply))
-            return
-        if isinstance(request, AskDrain) and request.job is not None:
-            self._drain_for(letter, request.job, preempt=request.preempt)
-            return
+        answer = partial(self._door.answer, letter.identity)
+        match letter.request, self._door.seat_of(letter.identity):
+            case AskNode(), _:
+                self._introduce(letter)
+            case AskStatus(), _:
+                self._desk.asked(letter)
+            case AskSteps(), Seat(job=job):
+                self._desk.steps(letter, job)
+            case AskPublish() as request, Seat(job=job):
+                self._effects.publishing.asked(job, request, answer)
+            case AskStop(wait=wait), _:
+                self._stop_for(letter, wait=wait)
+            case AskForget() as request, _:
+                self._forgetting.forget(request, answer)
+            case AskDrain(job=JobKey() as job, preempt=preempt), _:
+                self._drain_for(letter, job, preempt=preempt)
+            case _:
+                self._events_of(letter)
+
+    def _events_of(self, letter: Letter) -> None:
         for event in self._door.events_of(letter):
             if isinstance(event, ev.RankDetached):
                 self._door.unwatch(event.job, event.rank, event.session)

@@ -3,9 +3,12 @@
 from collections.abc import Callable
 
 from ckptd.arena.publications import Publications
+from ckptd.daemon.store_scans import problem_of
+from ckptd.shared.base.errors import CkptdError
 from ckptd.shared.base.ids import JobKey, SaveId
-from ckptd.shared.protocol.messages import End, Progress, Reply
-from ckptd.shared.protocol.publication import Intent
+from ckptd.shared.protocol.messages import AskPublish, End, Progress, Refused, Reply
+from ckptd.shared.protocol.messages import Done as Accepted
+from ckptd.shared.protocol.publication import Intent, Publication, check_publication
 from ckptd.store.messages import Done, Failed, Publish, Published
 from ckptd.store.workers import Stores
 
@@ -25,10 +28,10 @@ class Publishing:
         """For a request that publishes this save."""
         return self._publications.from_on(job, save)
 
-    def committed(self, job: JobKey, save: SaveId, *, published: bool) -> None:
-        """This daemon committed the save, and its worker published it, or could not."""
+    def committed(self, job: JobKey, save: SaveId, intents: list[Intent], *, published: bool) -> None:
+        """This daemon committed the save, and its worker published it, or could not. intents: which it was told."""
         if published:
-            self._done(job, save)
+            self._done(job, [save], intents)
         else:
             self._failed.add((job, save))
 
@@ -44,15 +47,40 @@ class Publishing:
         """Asks for all that is still to be done, and to hear of what nobody here can do."""
         self._ask(job, self._publications.due(job))
 
-    def _ask(self, job: JobKey, intents: list[Intent], own_part: SaveId | None = None) -> None:
+    def asked(self, job: JobKey, request: AskPublish, answer: Callable[[Reply], None]) -> None:
+        """A rank wants a state at one more place: that is on record when it is answered."""
+
+        def tell(reply: Done | Failed) -> None:
+            problem = problem_of(reply)
+            if isinstance(reply, Done) and isinstance(reply.result, Published):
+                problem = "; ".join(reply.result.notes)
+            answer(Refused.of(request, CkptdError(problem)) if problem else Accepted(reply_to=request.seq))
+
+        to = Publication.of_state(request.draft)
+        try:
+            check_publication(to, job)
+            self._publications.keep(job, request.save, to)
+        except (OSError, CkptdError) as error:
+            answer(Refused.of(request, error))
+        else:
+            self._ask(job, self.intents(job, request.save), own_part=request.save, then=tell)
+
+    def _ask(
+        self,
+        job: JobKey,
+        intents: list[Intent],
+        own_part: SaveId | None = None,
+        then: Callable[[Done | Failed], None] = lambda _: None,
+    ) -> None:
         def answer(reply: Done | Failed) -> None:
             if isinstance(reply, Done) and isinstance(reply.result, Published):
-                for save in reply.result.done:
-                    self._done(job, save)
+                self._done(job, reply.result.done, intents)
                 self._note_all(job, reply.result.notes)
+            then(reply)
 
         self._stores.ask(job.store, lambda i: Publish(id=i, job=job.job, intents=intents, own_part=own_part), answer)
 
-    def _done(self, job: JobKey, save: SaveId) -> None:
-        self._failed.discard((job, save))
-        self._publications.done(job, save)
+    def _done(self, job: JobKey, saves: list[SaveId], intents: list[Intent]) -> None:
+        for intent in (intent for intent in intents if intent.save in saves):
+            self._failed.discard((job, intent.save))
+            self._publications.done(job, intent)

@@ -78,10 +78,8 @@ class Door:
             if seat is None:
                 raise _error("detached", "this connection is not attached to a job", "attach first")
             return [self._event(seat, request)]
-        except CkptdError as error:
-            refusal = Refused(reply_to=request.seq, code=error.code, message=error.message, hint=error.hint)
-        except (OSError, ValueError) as error:  # the arena is not as the message says
-            refusal = Refused(reply_to=request.seq, code="protocol", message=str(error))
+        except (CkptdError, OSError, ValueError) as error:  # the arena is not as the message says
+            refusal = Refused.of(request, error, "protocol")
         self._socket.refused += not isinstance(request, Detach)  # a goodbye of one who never came in is nobody's fault
         self.answer(letter.identity, refusal)
         return []

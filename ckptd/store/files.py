@@ -196,6 +196,11 @@ class FileLayer:
                 error.filename = path
                 raise
 
+    def mtime(self, path: str) -> float:
+        """When it was changed last, on the clock of the file system. Of a link its own."""
+        with self._at(path) as (fd, name):
+            return os.stat(name, dir_fd=fd, follow_symlinks=False).st_mtime
+
     def space(self, path: str) -> tuple[int, int]:
         """(bytes this user may still write, bytes in all) of the file system at path."""
         found = os.statvfs(path)

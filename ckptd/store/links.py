@@ -9,7 +9,7 @@ from ckptd.shared.base.decoding import MALFORMED
 from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.base.ids import JobKey, StorePath
 from ckptd.shared.base.wording import cut
-from ckptd.shared.format.manifest import LINKED
+from ckptd.shared.format.manifest import LINKED, STOCK_METADATA
 from ckptd.store.files import FileLayer
 from ckptd.store.scan import job_dir
 from ckptd.store.trainer_files import read_index, sources_of
@@ -35,11 +35,13 @@ def is_linked_to(fs: FileLayer, key: JobKey, dirname: str) -> bool:
     path = os.path.join(job_dir(key), dirname)
     try:
         found = _linked(fs, path)
-        index = read_index(fs, path)
-    except (OSError, DamagedError):  # of states; or a hard link, as all others are then
+        sources = sources_of(path, read_index(fs, path))
+    except FileNotFoundError:  # of a state
+        sources = {STOCK_METADATA: os.path.join(path, STOCK_METADATA)}
+    except (OSError, DamagedError):  # or a hard link, as all others are then
         return False
     for directory in found:
-        for name, source in sources_of(path, index).items():
+        for name, source in sources.items():
             with contextlib.suppress(OSError):  # the trainer has removed it
                 if fs.below(None).readlink(os.path.join(directory, name)) == source:
                     return True

@@ -37,7 +37,7 @@ from ckptd.store.identity import OpenedStore
 from ckptd.store.incarnations import Committer, Taker
 from ckptd.store.scan import Scan
 
-VERSION = 1
+VERSION = 2
 DAEMON, WORKER = "the daemon", "its store worker"
 MAX_FRAME_NBYTES = 2 << 30
 _LENGTH = struct.Struct("<I")

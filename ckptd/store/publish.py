@@ -23,7 +23,6 @@ from ckptd.shared.format.committed import (
     RECORDS,
     Finding,
     file_findings,
-    identify,
     open_sound,
     raise_first,
     read_stock_of,
@@ -33,7 +32,8 @@ from ckptd.shared.format.origin import Origin
 from ckptd.shared.protocol.publication import Intents, Publication
 from ckptd.store.files import FileLayer
 from ckptd.store.links import remember_links
-from ckptd.store.scan import Place, committed_at, job_dir
+from ckptd.store.publish_state import publish_state
+from ckptd.store.scan import Place, committed_at, job_dir, save_at
 from ckptd.store.trainer_directory import TrainerDirectory, again_when_swept, make_directories, sweep
 from ckptd.store.trainer_files import TrainerFiles, decode_index, read_index, sources_of
 from ckptd.system import failpoints
@@ -107,6 +107,8 @@ def publish(fs: FileLayer, key: JobKey, save: SaveId, intents: Intents) -> str:
     intents: of this save and of newer ones. Nothing is to be done when the checkpoint is published, or not there.
     """
     path = Place(key, save).final
+    if save in intents and intents[save].drafts:
+        return publish_state(fs, key, save, intents[save])
     try:
         if not is_unpublished(fs, key, save.dirname):
             return ""
@@ -152,7 +154,7 @@ def publish_left(fs: FileLayer, key: JobKey, intents: Intents) -> tuple[list[Sav
     named = {save.dirname for save in intents}
     names = sorted(filter(parse_dirname, _names(fs, job_dir(key))))
     waiting = {name for name in names if _waits(fs, key, name)}
-    there = {name: _save_at(fs, key, name) for name in names if name in waiting or name in named}
+    there = {name: save_at(fs, key, name) for name in names if name in waiting or name in named}
     for name, found in there.items():
         known = name in named if found is None else found in intents
         if name in waiting and not known:
@@ -169,14 +171,6 @@ def publish_left(fs: FileLayer, key: JobKey, intents: Intents) -> tuple[list[Sav
     return done, notes
 
 
-def _save_at(fs: FileLayer, key: JobKey, dirname: str) -> SaveId | None:
-    """Which save lies there; None when that cannot be read, and whoever opens it is told why."""
-    try:
-        return identify(os.path.join(job_dir(key), dirname), fs, job=key.job).save
-    except (OSError, CkptdError):
-        return None
-
-
 def publish_own_part(fs: FileLayer, key: JobKey, save: SaveId, intents: Intents) -> str:
     """Of a checkpoint that another node committed: what that left, or else the files of this node's ranks.
 
@@ -184,7 +178,7 @@ def publish_own_part(fs: FileLayer, key: JobKey, save: SaveId, intents: Intents)
     """
     path, to = Place(key, save).final, intents[save]
     try:
-        if is_unpublished(fs, key, save.dirname):
+        if to.drafts or is_unpublished(fs, key, save.dirname):
             return publish(fs, key, save, intents)
         if to.whole:
             committed_at(fs, Place(key, save))  # raises when what is published there is another's
@@ -320,11 +314,7 @@ def _publish(fs: FileLayer, found: Proved, to: Publication) -> None:
             fs, to.directory, sources, set(to.names), lambda: remember_links(fs, found.path, to.directory)
         )
         if to.whole:
-            key, save = found.key, found.save
-            origin = Origin(
-                store=key.store, job=key.job, checkpoint=save.dirname, save_id=save.text, files=sorted(sources)
-            )
-            there.appear(origin)
+            there.appear(Origin.of(found.key, found.save))
         else:
             there.put_into()
     failpoints.reach("publish.before-pointer")

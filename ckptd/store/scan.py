@@ -243,6 +243,14 @@ def committed_at(fs: FileLayer, place: Place) -> Committed | None:
         raise
 
 
+def save_at(fs: FileLayer, key: JobKey, dirname: str) -> SaveId | None:
+    """Which save lies there; None when that cannot be read, and whoever opens it is told why."""
+    try:
+        return identify(os.path.join(job_dir(key), dirname), fs, job=key.job).save
+    except (OSError, CkptdError):
+        return None
+
+
 def vote_names(fs: FileLayer, place: Place) -> list[str]:
     """Nodes that have a vote file, readable or not; none if the save has no directory for them."""
     try:

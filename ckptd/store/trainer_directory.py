@@ -40,6 +40,7 @@ class TrainerDirectory:
         self._sources = sources
         self._known = {name: source for name, source in sources.items() if name in known}
         self._on_symlink = on_symlink
+        self._draft = ""
         self._above = store.below(os.path.dirname(path))
         make_directories(store, os.path.dirname(path))
         # A link of this user's that has the very name which was said leads to the directory that was meant.
@@ -58,12 +59,14 @@ class TrainerDirectory:
         for folder in self._put(fs, self._path, self._known):
             sweep(fs, folder, {os.path.basename(name) for name in self._known})
 
-    def appear(self, origin: Origin) -> None:
+    def appear(self, origin: Origin, draft: str = "") -> None:
         """The directory, with all files at once; only the known ones beside files of somebody else. Raises OSError.
 
-        Raises DamagedError when others would have had to lie there: the known ones do by then.
+        draft: a directory beside it, whose files go along; then it replaces whatever lies there. Else it raises
+        DamagedError when others would have had to lie there: the known ones do by then.
         """
-        raw = msgspec.json.encode(origin)
+        self._draft = draft
+        raw = msgspec.json.encode(msgspec.structs.replace(origin, files=sorted({*self._sources, *self._drafted()})))
         again_when_swept(lambda: self._appear(raw), lambda: self._is_there(raw))
         # Now, and not before: what a living publisher loses to this, it does not need any more.
         sweep(self._above, os.path.dirname(self._path), {os.path.basename(self._path)})
@@ -81,6 +84,8 @@ class TrainerDirectory:
         temp = temp_name(self._path)
         self._above.mkdir(temp)
         self._put(self._above, temp, self._sources)
+        for name in self._drafted():
+            self._take_along(os.path.join(self._draft, name), os.path.join(temp, name))
         _mark(self._above, temp, raw)
         failpoints.reach("publish.before-rename")
         try:
@@ -94,10 +99,10 @@ class TrainerDirectory:
 
     def _replace(self, temp: str, raw: bytes) -> None:
         """What is there already: a directory of ours makes place, beside somebody's files only ours are replaced."""
-        if self._is_there(raw):
+        if not self._draft and self._is_there(raw):
             self._above.rmtree(temp)
             return
-        if self.is_ours():
+        if self._draft or self.is_ours():
             old = temp_name(self._path)
             self._above.rename(self._path, old)
             self._above.rename(temp, self._path)
@@ -132,6 +137,18 @@ class TrainerDirectory:
         for folder in sorted(folders, key=len, reverse=True):
             fs.fsync_dir(folder)
         return folders
+
+    def _drafted(self) -> list[str]:
+        return [name for name in self._above.listdir(self._draft) if name != MARKER] if self._draft else []
+
+    def _take_along(self, source: str, path: str) -> None:
+        """A small file of the draft's. Where there are no hard links it is copied: the draft goes."""
+        try:
+            self._above.link(source, path)
+        except OSError as error:
+            if error.errno not in NO_LINKS:
+                raise
+            self._above.rename(self._above.write_temp(path, self._above.read_file(source, _MAX_MARKER_NBYTES)), path)
 
     def _put_one(self, fs: FileLayer, source: str, path: str) -> None:
         temp = temp_name(path)

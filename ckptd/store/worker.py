@@ -61,7 +61,7 @@ from ckptd.store.messages import (
 from ckptd.store.other_jobs import other_jobs
 from ckptd.store.parity import drain_parity
 from ckptd.store.publish import publish_left, publish_own_part
-from ckptd.store.scan import scan
+from ckptd.store.scan import save_at, scan
 from ckptd.system import failpoints
 from ckptd.system.niceness import Niceness
 
@@ -184,7 +184,8 @@ class Worker:
         if save is None:
             return Published(*publish_left(self._fs, key, intents))
         note = publish_own_part(self._fs, key, save, intents)
-        return Published([], [note]) if note else Published([save], [])
+        done = not note and save_at(self._fs, key, save.dirname) == save
+        return Published([save] if done else [], [note] if note else [])
 
     def _key(self, job: str) -> JobKey:
         return JobKey(self._root, job)

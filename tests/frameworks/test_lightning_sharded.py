@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.cluster import Node
+from tests.cluster import Node, wait_for
 from tests.frameworks.launch import on_ranks
 
 pytestmark = [pytest.mark.frameworks("lightning"), pytest.mark.timeout(400)]
@@ -51,12 +51,12 @@ def test_a_killed_training_goes_on_from_memory_and_then_by_stock_means(kind, ref
         assert said(stock, "ended, ") == said(reference[1], "ended, "), stock
 
 
-def test_what_was_drained_when_its_trainer_had_ended_appears_at_the_next_start(kind, reference, tmp_path):
+def test_what_was_drained_appears_though_its_trainer_has_ended(kind, reference, tmp_path):
     out = tmp_path / "out"
     with Node(str(tmp_path)) as node:
         node.start()
         trained = on_ranks(node, 2, SCRIPT, kind, "train", str(out), "durable", killed=True)
-        assert not (out / "epoch=3.ckpt").exists()
+        assert wait_for((out / "epoch=3.ckpt").exists)
         node.kill()
         node.lose_arena()
         node.start()

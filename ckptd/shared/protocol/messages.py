@@ -4,12 +4,12 @@ A request carries ``seq``; the reply repeats it as ``reply_to``. Messages with n
 """
 
 import enum
-from typing import Annotated
+from typing import Annotated, Self
 
 import msgspec
 
 from ckptd.shared.base.decoding import MALFORMED
-from ckptd.shared.base.errors import ProtocolError
+from ckptd.shared.base.errors import CkptdError, ProtocolError
 from ckptd.shared.base.ids import (
     NO_RUN,
     Incarnation,
@@ -26,12 +26,12 @@ from ckptd.shared.base.ids import (
 from ckptd.shared.base.wording import cut
 from ckptd.shared.format.replica_shares import Where
 from ckptd.shared.format.schemes import Scheme
-from ckptd.shared.protocol.publication import Publication
+from ckptd.shared.protocol.publication import Draft, Publication
 from ckptd.shared.protocol.read_groups import ExchangeAddress
 from ckptd.shared.protocol.status import CheckpointStatus, Status
 from ckptd.shared.protocol.topology import Peer, Topology
 
-VERSION = 4
+VERSION = 5
 MAX_MESSAGE_NBYTES = 1 << 20
 MAX_CAPACITY = 1 << 46
 
@@ -155,6 +155,13 @@ class AskPreempt(_Request, frozen=True, kw_only=True):
     passed: Step | None = None
 
 
+class AskPublish(_Request, frozen=True, kw_only=True):
+    """A state's checkpoint is wanted at the place of a draft: if it is durable it is there when this is answered."""
+
+    save: SaveId
+    draft: Draft
+
+
 class AskLoad(_Request, frozen=True, kw_only=True):
     """All ranks of the job ask together; step None is the newest. ``exchange``: where this rank serves other nodes.
 
@@ -204,8 +211,8 @@ class Detach(_Request, frozen=True, kw_only=True):
 
 
 Request = (
-    Attach | AskNode | AskSlots | HandOver | Skip | AskDrain | AskPreempt | AskLoad | ReportLoad | AskSteps | AskStatus
-    | AskStop | AskForget | Detach
+    Attach | AskNode | AskSlots | HandOver | Skip | AskDrain | AskPreempt | AskPublish | AskLoad | ReportLoad | AskSteps
+    | AskStatus | AskStop | AskForget | Detach
 )  # fmt: skip
 
 
@@ -227,6 +234,13 @@ class Refused(_Reply, frozen=True, kw_only=True):
     code: str
     message: str
     hint: str = ""
+
+    @classmethod
+    def of(cls, request: _Request, error: Exception, code: str = CkptdError.code) -> Self:
+        """What says of the error. code: of one that is none of ckptd's own."""
+        if isinstance(error, CkptdError):
+            return cls(reply_to=request.seq, code=error.code, message=error.message, hint=error.hint)
+        return cls(reply_to=request.seq, code=code, message=str(error))
 
 
 class Attached(_Reply, frozen=True, kw_only=True):

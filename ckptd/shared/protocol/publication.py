@@ -4,9 +4,10 @@ It travels from the rank to the daemon of its node, which keeps it in its arena,
 worker. It is in no file of a store, and in no message between daemons: nothing read from there may say where to write.
 """
 
+import itertools
 import posixpath
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Self
 
 import msgspec
 
@@ -16,6 +17,19 @@ from ckptd.shared.format.layout import SavedFor, TrainerFile, is_path_text, is_t
 from ckptd.shared.format.origin import MARKER
 
 MAX_INTENTS = 64  # of a job that an arena keeps
+MAX_DRAFTS = 64  # of a save
+
+
+class Draft(msgspec.Struct, frozen=True, array_like=True):
+    """A place for the checkpoint of a state, and the directory that a rank has prepared for it.
+
+    The draft has a marker, which names the save, and files of the trainer's own. It lies beside the place, which then
+    appears at once with all of these files, and the draft is gone; or it is the place itself, which gets the
+    checkpoint's files.
+    """
+
+    place: StorePath
+    path: StorePath
 
 
 class Publication(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -27,11 +41,18 @@ class Publication(msgspec.Struct, frozen=True, omit_defaults=True):
     text: Annotated[str, msgspec.Meta(max_length=4096)] = ""  # its content
     # Files of ranks of this node: only these may lie beside somebody's files. Of other ranks only the store knows.
     names: Annotated[tuple[TrainerFile, ...], msgspec.Meta(max_length=4096 * MAX_PARTS)] = ()
+    # Of a state, whose files have their own names: where they are to lie. The fields above mean nothing then.
+    drafts: Annotated[tuple[Draft, ...], msgspec.Meta(max_length=MAX_DRAFTS)] = ()
 
     @property
     def said(self) -> SavedFor:
         """What a checkpoint tells its readers of it."""
         return SavedFor(self.directory, self.whole, self.pointer)
+
+    @classmethod
+    def of_state(cls, draft: Draft) -> Self:
+        """Of a state, at one place."""
+        return cls(draft.place, whole=True, drafts=(draft,))
 
 
 class Intent(msgspec.Struct, frozen=True):
@@ -46,7 +67,7 @@ Intents = Mapping[SaveId, Publication]
 
 def check_publication(to: Publication, job: JobKey) -> None:
     """Raises UsageError for a place that is none, or that is the job's own on the store."""
-    for path in filter(None, (to.directory, to.pointer)):
+    for path in filter(None, (to.directory, to.pointer, *itertools.chain(*map(msgspec.structs.astuple, to.drafts)))):
         if len(path) > MAX_STORE_CHARS or not is_path_text(path):
             hint = f"at most {MAX_STORE_CHARS} characters"
             raise UsageError(f"{path!r} is no path that a daemon takes", hint=hint)
@@ -56,6 +77,11 @@ def check_publication(to: Publication, job: JobKey) -> None:
         if posixpath.commonpath([own, path]) == own:
             problem = f"{path} lies where ckptd has what is its own of job {job.job!r}, a `latest` among it"
             raise UsageError(problem, hint="a directory beside the store, or another store")
+    apart = next(
+        (draft for draft in to.drafts if posixpath.split(draft.place)[0] != posixpath.split(draft.path)[0]), None
+    )
+    if apart is not None:
+        raise UsageError(f"the draft {apart.path} does not lie beside {apart.place}", hint="a name in that directory")
     if not is_text(to.text):
         raise UsageError(f"the text of the pointer {to.pointer} is not valid Unicode", hint="change the text")
     wrong = next((name for name in to.names if not is_trainer_file(name) or name == MARKER), None)
@@ -64,7 +90,13 @@ def check_publication(to: Publication, job: JobKey) -> None:
 
 
 def joined(one: Publication, other: Publication) -> Publication:
-    """Of two ranks of a node: the first one's place, with the files of both, if they say the same one."""
+    """Of two ranks of a node: the first one's place, with the files of both, if they say the same one.
+
+    Of a state: the places of both.
+    """
+    if one.drafts or other.drafts:
+        drafts = tuple(dict.fromkeys((*one.drafts, *other.drafts)))[:MAX_DRAFTS]
+        return msgspec.structs.replace(one, drafts=drafts)
     if one.said != other.said:
         return one
     return msgspec.structs.replace(one, names=tuple(sorted({*one.names, *other.names})))

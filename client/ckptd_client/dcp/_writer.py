@@ -17,6 +17,7 @@ from ckptd.shared.base.ids import SaveId, parse_dirname
 from ckptd.shared.format.layout import VERSION, Leaf, Leaves, encode
 from ckptd.shared.format.replica_shares import Share, not_compared
 from ckptd.shared.protocol.messages import Milestone
+from ckptd.shared.protocol.publication import Publication
 from ckptd_client._connect import connect
 from ckptd_client._daemon.settings import as_step
 from ckptd_client._save import compared
@@ -258,8 +259,13 @@ class CkptdWriter(StorageWriter):
     def _seal(self, others: dict[str, Leaf]) -> None:
         segment, self._segment = self._segment, None
         assert segment is not None and self._handle is not None  # noqa: S101, PT018 - write_data filled it
-        self._staging.seal(segment, self._handle, self._plain(others), drain=self._drain)
+        plain, to = self._plain(others), self._publication(self._handle)
+        self._staging.seal(segment, self._handle, plain, drain=self._drain, publication=to)
         self._open = False
+
+    def _publication(self, _handle: SaveHandle) -> Publication | None:
+        """Where a trainer wants the save besides; all ranks say the same, and what it raises ends the save."""
+        return None
 
     def _plain(self, others: dict[str, Leaf]) -> Plain:
         """others: plain values that only other ranks have; stock readers look for them in rank 0's."""

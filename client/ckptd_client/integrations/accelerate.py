@@ -63,7 +63,7 @@ class CkptdAccelerator(ACCELERATE.base("accelerate", "Accelerator")):  # type: i
                 self.project_configuration = named
             run.save(capture.files(), directory, None)
         named.iteration += 1
-        run.aside(self._ckptd_rotate)
+        run.aside.run(self._ckptd_rotate)
         return pathlib.Path(directory)
 
     def load_state(self, input_dir: Any = None, load_kwargs: Any = None, **options: Any) -> Any:

@@ -84,7 +84,7 @@ class CkptdTrainerMixin:
             if self.args.should_save:  # again, since the stock saver knows of no directory but this one
                 self.state.save_to_json(os.path.join(capture.directory, name, _STATE))
             run.save(capture.files(name), directory, self.state.global_step, drain=best)
-        run.aside(self._ckptd_rotation())
+        run.aside.run(self._ckptd_rotation())
 
     def _get_output_dir(self: Any, trial: Any) -> Any:
         stock: Any = super()

@@ -9,6 +9,8 @@ import contextlib
 import io
 import logging
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -16,24 +18,28 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
-from torch.distributed.checkpoint.storage import WriteResult
 
 from ckptd.shared.base.errors import CkptdError, RestoreError, UsageError
-from ckptd.shared.format.origin import Origin
 from ckptd.shared.protocol.messages import End
+from ckptd.shared.protocol.publication import Publication
 from ckptd_client._save.unchanged import is_still
 from ckptd_client.client import Client, staging_of
 from ckptd_client.dcp import CkptdSavePlanner, CkptdWriter
 from ckptd_client.handle import SaveHandle
-from ckptd_client.integrations._kit.arrivals import Arrivals, comings, oldest_first
 from ckptd_client.integrations._kit.dcp_reader import reader_for
-from ckptd_client.integrations._kit.directory import origin_of
-from ckptd_client.integrations._kit.durable import durable
+from ckptd_client.integrations._kit.drafts import (
+    draft_in_place,
+    draft_of,
+    drafts_in,
+    oldest_first,
+    origin_of,
+    publication_of,
+)
 from ckptd_client.integrations._kit.options import connect_with
+from ckptd_client.integrations._kit.places import Places
 from ckptd_client.integrations.lightning import LIGHTNING, await_turn, from_rank_0
 
 log = logging.getLogger("ckptd_client")
@@ -114,18 +120,21 @@ class _Sharded:
         stock: Any = super()
         saves = self._ckptd_saves()
         place = os.path.abspath(os.fspath(self.broadcast(checkpoint_path)))
-        with saves.quiet():
-            where = from_rank_0(lambda: saves.source(place))
+        where = from_rank_0(lambda: saves.source(place))
+        try:
             with _reading(saves.client, where, place) as self.tier:
                 loaded: dict[str, Any] = stock.load_checkpoint(where, weights_only)
                 self.barrier()
+        finally:
+            if where != place and saves.places is not None:
+                shutil.rmtree(where, ignore_errors=True)
         return loaded
 
     def remove_checkpoint(self: Any, filepath: Any) -> None:
         """Removes the directory, when a save that was asked for before is there: nothing undrained is touched."""
-        saves = self._ckptd_saves()
-        if saves.arrivals is not None:
-            saves.arrivals.remove(os.path.abspath(os.fspath(filepath)))
+        places = self._ckptd_saves().places
+        if places is not None:
+            places.remove(os.path.abspath(os.fspath(filepath)))
 
     def on_train_end(self: Any) -> None:
         """Blocks until all is drained, so that every rank finds the same directories."""
@@ -142,7 +151,7 @@ class _Sharded:
         try:
             if saves is not None:
                 saves.settle()
-                saves.close()
+                saves.client.close()
         finally:
             stock.teardown()
 
@@ -198,19 +207,12 @@ class CkptdFSDPStrategy(_Sharded, LIGHTNING.base(_STRATEGIES, "FSDPStrategy")): 
 
 
 class _Writer(CkptdWriter):
-    """Tells, before a save is handed over by rank 0, which one it is. What that raises ends the save."""
+    """publication: where a save is to appear, once it is known which one it is. What that raises ends the save."""
 
-    tell: Callable[[SaveHandle], None]
+    publication: Callable[[SaveHandle], Publication]
 
-    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Rank 0's, when all ranks have written."""
-        if self._open and self.handle is not None:
-            try:
-                self.tell(self.handle)
-            except BaseException as error:
-                self._give_up(error)
-                raise
-        super().finish(metadata, results)
+    def _publication(self, handle: SaveHandle) -> Publication:
+        return self.publication(handle)
 
 
 class _Saves:
@@ -219,7 +221,7 @@ class _Saves:
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self.client: Client = connect_with(settings)
         self.writer = _Writer(self.client, wait=None, drain=True)
-        self.arrivals = Arrivals(self.client) if self.client.group.rank == 0 else None
+        self.places = Places(self.client) if self.client.group.rank == 0 else None
         self._of_step = -1  # Lightning's, of the newest save
 
     def is_staged(self, step: int, state: dict[str, Any]) -> bool:
@@ -241,22 +243,24 @@ class _Saves:
     def show_again(self, place: str, rest: dict[str, Any]) -> None:
         """Has the newest save appear at this place too."""
         handle = self.writer.handle
-        if handle is not None:
-            try:
-                self._expect(place, handle, rest)
-            except OSError as error:
-                log.warning("ckptd: %s does not appear: %s", place, error)
-
-    def _expect(self, place: str, handle: SaveHandle, rest: dict[str, Any]) -> None:
-        if self.arrivals is not None:
-            buffer = io.BytesIO()
-            torch.save(rest, buffer)
-            origin = Origin.of(staging_of(self.client).job, handle.save_id)
-            self.arrivals.expect(place, origin, {_META: buffer.getvalue()}, handle)
+        if self.places is None or handle is None:
+            return
+        try:
+            self.places.expect_too(draft_of(place, handle.save_id), _meta(rest), handle)
+        except (OSError, CkptdError) as error:
+            log.warning("ckptd: %s does not appear: %s", place, error)
 
     def save(self, state: dict[str, Any], place: str, step: int, rest: dict[str, Any]) -> None:
         """Stages the state for the place. rest: what goes into meta.pt, rank 0's. Collective."""
-        self.writer.tell = lambda handle: self._expect(place, handle, rest)
+
+        def publication(handle: SaveHandle) -> Publication:
+            draft = draft_of(place, handle.save_id)
+            to = publication_of(self.client, draft)
+            if self.places is not None:
+                self.places.expect(draft, _meta(rest), handle)
+            return to
+
+        self.writer.publication = publication
         try:
             save(state, checkpoint_id=str(step), storage_writer=self.writer, planner=CkptdSavePlanner())
         except CheckpointException as error:
@@ -267,41 +271,42 @@ class _Saves:
 
     def settle(self) -> None:
         """Blocks, on rank 0, until what was saved is there."""
-        if self.arrivals is not None:
-            self.arrivals.settle()
-
-    def close(self) -> None:
-        """Ends the thread, and closes the client."""
-        if self.arrivals is not None:
-            self.arrivals.close()
-        self.client.close()
+        if self.places is not None:
+            self.places.settle()
 
     # --- what only rank 0 looks for
 
-    def quiet(self) -> Any:
-        """A context in which no directory appears or goes."""
-        return self.arrivals.lock if self.arrivals is not None else contextlib.nullcontext()
-
     def newest(self, folder: str) -> str | None:
         """The place in the folder whose save is the newest."""
-        assert self.arrivals is not None  # noqa: S101 - rank 0
-        self.arrivals.finish(folder)
-        found = {each.save: (each.hidden, each.place) for each in comings(folder) if each.save is not None}
+        assert self.places is not None  # noqa: S101 - rank 0
+        self.places.finish(folder)
+        found = {each.origin.save: each.draft for each in drafts_in(folder) if each.origin is not None}
         for name in os.listdir(folder) if os.path.isdir(folder) else ():
             origin, place = origin_of(os.path.join(folder, name)), os.path.join(folder, name)
             if origin is not None and not name.startswith("."):
-                found[origin.save] = place, place
-        places = oldest_first((save, directory, place) for save, (directory, place) in found.items())
+                found[origin.save] = draft_in_place(place)
+        places = oldest_first((save, draft.path, draft.place) for save, draft in found.items())
         return places[-1] if places else None
 
     def source(self, place: str) -> str:
-        """The directory to load from: that at the place, or the newer one that is still to appear there."""
-        for origin, hidden, to in reversed(comings(os.path.dirname(place))):
-            if to != place or origin is None:
-                continue
-            if durable(self.client, origin) is not None or staging_of(self.client).has(origin.save):
-                return hidden
+        """The directory to load from: that at the place, or a copy of the draft of a newer one that is to appear there.
+
+        Of the draft itself the daemon makes the place when it likes.
+        """
+        assert self.places is not None  # noqa: S101 - rank 0
+        self.places.still()
+        for origin, draft in reversed(drafts_in(os.path.dirname(place))):
+            if draft.place == place and origin is not None and staging_of(self.client).has(origin.save):
+                with contextlib.suppress(FileNotFoundError):  # it has appeared meanwhile
+                    copy = tempfile.mkdtemp(prefix=".ckptd-load-", dir=os.path.dirname(place))
+                    return shutil.copytree(draft.path, copy, dirs_exist_ok=True)
         return place
+
+
+def _meta(rest: dict[str, Any]) -> dict[str, bytes]:
+    buffer = io.BytesIO()
+    torch.save(rest, buffer)
+    return {_META: buffer.getvalue()}
 
 
 def _is_operational(fault: BaseException) -> bool:

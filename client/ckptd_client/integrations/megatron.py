@@ -1,22 +1,22 @@
 """Under Megatron core: strategies for ``megatron.core.dist_checkpointing``. docs/megatron.md has a complete example.
 
 A save is staged in shared memory while core's ``save`` runs; its AsyncRequest is done when the daemon has drained it,
-and only then do the finalize functions run: ours links the checkpoint into the directory that core was given, core's
-own then write metadata.json, the trainer's own the tracker. What core's stock load strategy finds in the directory it
-reads without ckptd.
+and only then do the finalize functions run: ours sees that the daemon has published it in the directory that core was
+given, core's own then write metadata.json, the trainer's own the tracker. What core's stock load strategy finds in the
+directory it reads without ckptd.
 """
 
 import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from ckptd.shared.base.errors import UsageError
 from ckptd_client.client import Client, staging_of
-from ckptd_client.integrations._kit import directory as directories
 from ckptd_client.integrations._kit.dcp_reader import reader_for
-from ckptd_client.integrations._kit.durable import durable
+from ckptd_client.integrations._kit.drafts import is_filled, origin_of
 from ckptd_client.integrations._kit.framework import Framework
 from ckptd_client.integrations._kit.staged import Content, Staged, stage
 
@@ -60,15 +60,12 @@ class CkptdSaveStrategy(MEGATRON.base(_TORCH, "TorchDistSaveShardedStrategy")): 
         if self._last is not None:
             self._last.settle()
         directory = os.fspath(checkpoint_dir)
-        self._last = staged = stage(self._client, lambda: self._content(sharded_state_dict), directory)
-
-        def finalize() -> None:
-            staged.land(synced=(_COMMON,))
-
-        return MEGATRON.module(_ASYNC).AsyncRequest(staged.wait_fn, staged.wait_args, [finalize])
+        content = partial(self._content, sharded_state_dict)
+        self._last = staged = stage(self._client, content, directory, synced=(_COMMON,))
+        return MEGATRON.module(_ASYNC).AsyncRequest(staged.wait_fn, staged.wait_args, [staged.land])
 
     def save(self, sharded_state_dict: Any, checkpoint_dir: Any) -> None:
-        """Saves, and returns when the checkpoint is durable and linked into the directory. Collective."""
+        """Saves, and returns when the checkpoint is durable and published in the directory. Collective."""
         self.async_save(sharded_state_dict, checkpoint_dir).execute_sync()
 
     def _content(self, sharded_state_dict: Any) -> Content:
@@ -127,22 +124,20 @@ def _reading_through(reader: Any) -> Iterator[None]:
 def finish(client: Client, checkpoint_dir: str | os.PathLike[str], timeout_s: float = 600.0) -> bool:
     """Whether core can load the directory; one whose trainer ended before its save was durable is made so, if it is.
 
-    For one rank, before the others load. Waits, timeout_s at most, for a drain that may still come. Raises
-    DamagedError for a checkpoint that is none, or not proved as the client has it.
+    For one rank, before the others load. Waits, timeout_s at most, for a drain that may still come. Raises CkptdError
+    where it is durable and cannot be published.
     """
     directory = os.fspath(checkpoint_dir)
     core = MEGATRON.module(f"{_CORE}.core")
     if core.check_is_distributed_checkpoint(directory):
         return True
-    origin = directories.origin_of(directory)
-    if origin is None:
+    origin = origin_of(directory)
+    if origin is None or not origin.is_of(staging_of(client).job):
         return False
     deadline = time.monotonic() + timeout_s
-    while (found := durable(client, origin)) is None:
+    while not is_filled(client, directory, origin):
         if time.monotonic() > deadline or not staging_of(client).has(origin.save):
             return False
         time.sleep(_POLL_S)
-    directories.link_images(directory, found)
-    directories.link_listing(directory, found, synced=(_COMMON,))
     core.save_config(core.CheckpointingConfig(_BACKEND, _VERSION), directory)
     return True

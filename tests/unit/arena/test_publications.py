@@ -9,7 +9,7 @@ from ckptd.arena.publications import Publications
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.files.spare_pages import take
 from ckptd.shared.format import arena_paths
-from ckptd.shared.protocol.publication import MAX_INTENTS, Publication
+from ckptd.shared.protocol.publication import MAX_INTENTS, Draft, Intent, Publication
 from tests.runs import OTHER_RUN, RUN
 
 JOB = JobKey("/store", "job")
@@ -44,16 +44,31 @@ def test_another_daemon_finds_what_is_due_with_what_is_newer(arena):
     kept = Publications(str(arena))
     for number in (1, 2, 3):
         kept.keep(JOB, save(number), place("a"))
-    kept.done(JOB, save(1))
-    kept.done(JOB, save(3))
+    kept.done(JOB, Intent(save(1), place("a")))
+    kept.done(JOB, Intent(save(3), place("a")))
     again = Publications(str(arena))
     assert [intent.save for intent in again.due(JOB)] == [save(2), save(3)]
     assert [intent.save for intent in again.from_on(JOB, save(1))] == [save(1), save(2), save(3)]
     assert [again.is_due(JOB, save(number)) for number in (1, 2, 3)] == [False, True, False]
     again.keep(JOB, save(3), place("a"))
     assert not again.is_due(JOB, save(3)), "a rank says it again, to a daemon that has restarted"
-    again.done(JOB, save(2))
+    again.done(JOB, Intent(save(2), place("a")))
     assert again.due(JOB) == []
+
+
+def test_a_state_is_wanted_at_one_more_place_whatever_became_of_the_first(arena):
+    kept, first, more = Publications(str(arena)), Draft("/run/a", "/run/.a"), Draft("/run/b", "/run/.b")
+    kept.keep(JOB, save(1), Publication.of_state(first))
+    (told,) = kept.due(JOB)
+    kept.keep(JOB, save(1), Publication.of_state(more))
+    kept.done(JOB, told)
+    (intent,) = kept.due(JOB)
+    assert intent.to.drafts == (first, more), "what was asked for meanwhile is still to be done"
+    kept.done(JOB, intent)
+    assert kept.due(JOB) == []
+    kept.keep(JOB, save(1), Publication.of_state(Draft("/run/c", "/run/.c")))
+    (intent,) = kept.due(JOB)
+    assert [draft.place for draft in intent.to.drafts] == ["/run/a", "/run/b", "/run/c"]
 
 
 def test_the_oldest_go(arena):
@@ -71,7 +86,7 @@ def test_what_one_run_left_hides_nothing_of_another_that_had_its_number(arena, r
         kept.keep(JOB, save(number, theirs), place("a"))
     kept.keep(JOB, save(2, mine), place("a"))
     kept.keep(JOB, save(4, mine), place("a"))
-    kept.done(JOB, save(4, mine))
+    kept.done(JOB, Intent(save(4, mine), place("a")))
     due = [save(1, theirs), save(2, mine), save(3, theirs), save(4, mine)]
     assert [intent.save for intent in kept.due(JOB)] == due
     assert [intent.save for intent in kept.from_on(JOB, save(2, mine))] == [save(2, mine), save(4, mine)]
@@ -102,6 +117,6 @@ def test_the_end_of_a_job_leaves_nothing(arena):
     kept = Publications(str(arena))
     kept.keep(JOB, save(1), place("a"))
     kept.keep(JOB, save(2), place("a"))
-    kept.done(JOB, save(2))
+    kept.done(JOB, Intent(save(2), place("a")))
     Arena(str(arena)).forget_job(JOB)
     assert not (arena / arena_paths.job_dir(JOB)).exists()

@@ -4,7 +4,6 @@ A user emptied the job's directory and started over. The checkpoints of both hav
 """
 
 import os
-import threading
 
 import pytest
 import torch
@@ -16,9 +15,15 @@ from ckptd.shared.format.manifest import STOCK_METADATA
 from ckptd.shared.format.origin import MARKER, Origin
 from ckptd_client.client import staging_of
 from ckptd_client.integrations import lightning_sharded, megatron
-from ckptd_client.integrations._kit.arrivals import Arrivals, comings
 from ckptd_client.integrations._kit.dcp_reader import reader_of
-from ckptd_client.integrations._kit.directory import promise
+from ckptd_client.integrations._kit.drafts import (
+    draft_of,
+    drafts_in,
+    finish,
+    prepare,
+    prepare_in_place,
+    publish,
+)
 from ckptd_client.integrations._kit.staged import Content, stage
 from tests.runs import OTHER_RUN, RUN
 
@@ -50,13 +55,11 @@ def lost(client, step=STEP):
     return Origin.of(staging_of(client).job, replace(mine(client, step), run=OTHER_RUN))
 
 
-def announced(folder, name, origin, word="0"):
-    """A directory that is to appear."""
-    hidden = folder / f".{name}.ckptd-{origin.save_id}-{word}"
-    hidden.mkdir()
-    (hidden / "meta.pt").write_bytes(b"of the run before")
-    promise(str(hidden), origin)
-    return hidden
+def announced(folder, name, origin):
+    """The draft of a directory that is to appear."""
+    draft = draft_of(str(folder / name), origin.save)
+    prepare(draft, origin, {"meta.pt": b"of the run before"})
+    return draft.path
 
 
 # --- what was promised of a run that is lost never becomes the other's
@@ -65,27 +68,26 @@ def announced(folder, name, origin, word="0"):
 def test_a_directory_of_the_lost_run_does_not_appear(client, run, caplog):
     """Its meta.pt would lie beside tensors of another run."""
     announced(run, "last.ckpt", lost(client))
-    Arrivals(client).finish(str(run))
+    finish(client, str(run))
     assert os.listdir(run) == []
     assert "was lost" in caplog.text
 
 
 def test_one_of_the_run_that_goes_on_appears(client, run):
     announced(run, "last.ckpt", Origin.of(staging_of(client).job, mine(client)))
-    Arrivals(client).finish(str(run))
+    finish(client, str(run))
     assert {MARKER, STOCK_METADATA, "meta.pt"} <= set(os.listdir(run / "last.ckpt"))
 
 
-def test_one_that_is_awaited_does_not_appear_by_anothers_commit(client, run, caplog):
-    arrivals = Arrivals(client)
+def test_a_draft_of_the_lost_run_does_not_appear_by_anothers_commit(client, run):
+    """Whichever save the rank has named to its daemon."""
     handle = client.save({"w": torch.arange(5.0)}, STEP + 1, drain=True)
-    arrivals.expect(str(run / "last.ckpt"), lost(client, STEP + 1), {"meta.pt": b""}, handle)
-    settling = threading.Thread(target=arrivals.settle, daemon=True)
-    settling.start()
-    settling.join(20)
-    arrivals.close()
+    draft = draft_of(str(run / "last.ckpt"), handle.save_id)
+    prepare(draft, lost(client, STEP + 1), {"meta.pt": b""})
+    publish(client, handle.save_id, draft)
+    handle.wait("durable", 20)
+    publish(client, handle.save_id, draft)
     assert not (run / "last.ckpt").exists()
-    assert "does not appear" in caplog.text
 
 
 def test_a_step_of_that_number_in_memory_keeps_nothing_of_the_lost_run(client, run):
@@ -94,7 +96,7 @@ def test_a_step_of_that_number_in_memory_keeps_nothing_of_the_lost_run(client, r
     announced(run, "a.ckpt", lost(client, STEP + 1))
     earlier = replace(mine(client, STEP + 1), incarnation=client.incarnation - 1)
     announced(run, "b.ckpt", Origin.of(staging_of(client).job, earlier))
-    Arrivals(client).finish(str(run))
+    finish(client, str(run))
     assert os.listdir(run) == []
 
 
@@ -133,26 +135,29 @@ def core(monkeypatch):
 
 
 def test_megatron_finishes_no_directory_of_the_lost_run(client, run, core):
-    promise(str(run), lost(client))
+    prepare_in_place(str(run), lost(client), synced=())
     assert not megatron.finish(client, run, timeout_s=5)
     assert (os.listdir(run), core.saved) == ([MARKER], [])
 
 
 def test_megatron_finishes_one_of_the_run_that_goes_on(client, run, core):
-    promise(str(run), Origin.of(staging_of(client).job, mine(client)))
+    prepare_in_place(str(run), Origin.of(staging_of(client).job, mine(client)), synced=())
     (run / "common.pt").touch()
     assert megatron.finish(client, run)
     assert STOCK_METADATA in os.listdir(run)
     assert core.saved == [str(run)]
 
 
-def test_a_save_that_lands_is_linked_only_where_it_is_the_one_that_lies_there(client, run, monkeypatch):
-    """Somebody emptied the job's directory while it was drained, and another run was faster."""
+def test_a_save_that_lands_is_there_only_where_its_checkpoint_still_is(client, run, node):
+    """Somebody emptied the job's directory when it was durable, and the trainer's."""
     (run / "8").mkdir()
     staged = stage(client, lambda: Content({"w": torch.arange(5.0)}, {}), str(run / "8"))
-    monkeypatch.setattr(type(staged), "_origin", lost(client, STEP + 1))
+    staged.settle()
+    for name in {*os.listdir(run / "8")} - {MARKER}:
+        os.unlink(run / "8" / name)
+    os.rename(staged._origin.path, os.path.join(node.store, "elsewhere"))
     with pytest.raises(SaveFailedError, match="another run's"):
-        staged.land(synced=())
+        staged.land()
     assert os.listdir(run / "8") == [MARKER]
 
 
@@ -165,7 +170,7 @@ def saves(client, node):
     client.close()
     saves = lightning_sharded._Saves({"job": client.job, "store": node.store, "arena": node.arena, "start": False})
     yield saves
-    saves.close()
+    saves.client.close()
 
 
 def aged(path, seconds):
@@ -183,7 +188,7 @@ def test_of_two_runs_of_one_number_the_clock_says_which_is_newer(client, run, fi
     for save in reversed([*older, *newer]):
         hidden = announced(run, "last.ckpt", Origin.of(job, save))
         aged(hidden, 100 if save in older else 10)
-    assert [coming.save for coming in comings(str(run))] == [*older, *newer]
+    assert [found.origin.save for found in drafts_in(str(run))] == [*older, *newer]
 
 
 def test_saves_of_one_run_are_ordered_by_their_number_whatever_the_clock_says(client, run):
@@ -192,7 +197,7 @@ def test_saves_of_one_run_are_ordered_by_their_number_whatever_the_clock_says(cl
     named.append(replace(named[0], incarnation=client.incarnation + 1, run=RUN))
     for age, save in enumerate(named):
         aged(announced(run, "last.ckpt", Origin.of(job, save)), 10 * age)
-    assert [coming.save for coming in comings(str(run))] == named
+    assert [found.origin.save for found in drafts_in(str(run))] == named
 
 
 @pytest.mark.parametrize("other", [bytes(15) + b"\1", b"\xff" * 16])
@@ -200,7 +205,7 @@ def test_the_last_one_is_that_of_the_run_that_wrote_last(saves, client, run, oth
     job = staging_of(saves.client).job
     for name, save, age in (("before", replace(mine(client), run=other, counter=5), 100), ("after", mine(client), 0)):
         (run / name).mkdir()
-        promise(str(run / name), Origin.of(job, save))
+        prepare_in_place(str(run / name), Origin.of(job, save), synced=())
         aged(run / name, age)
     assert saves.newest(str(run)) == str(run / "after")
 
@@ -209,10 +214,10 @@ def test_the_last_one_is_that_of_the_run_that_wrote_last(saves, client, run, oth
 def test_what_lies_there_of_the_run_before_keeps_nothing_from_appearing(client, run, other):
     job = staging_of(client).job
     (run / "last.ckpt").mkdir()
-    promise(str(run / "last.ckpt"), Origin.of(job, replace(mine(client), run=other)))
+    prepare_in_place(str(run / "last.ckpt"), Origin.of(job, replace(mine(client), run=other)), synced=())
     aged(run / "last.ckpt", 100)
     announced(run, "last.ckpt", Origin.of(job, mine(client)))
-    Arrivals(client).finish(str(run))
+    finish(client, str(run))
     assert os.listdir(run) == ["last.ckpt"]
     assert STOCK_METADATA in os.listdir(run / "last.ckpt")
 
@@ -222,5 +227,7 @@ def test_what_is_there_is_loaded_where_only_another_run_has_the_step(saves, clie
     (run / "last.ckpt").mkdir()
     announced(run, "last.ckpt", lost(client))
     assert saves.source(str(run / "last.ckpt")) == str(run / "last.ckpt")
-    hidden = announced(run, "last.ckpt", Origin.of(staging_of(client).job, mine(client)))
-    assert saves.source(str(run / "last.ckpt")) == str(hidden)
+    draft = announced(run, "last.ckpt", Origin.of(staging_of(client).job, mine(client)))
+    copy = saves.source(str(run / "last.ckpt"))
+    assert copy not in {draft, str(run / "last.ckpt")}, "the daemon may make the place of the draft meanwhile"
+    assert sorted(os.listdir(copy)) == sorted(os.listdir(draft))

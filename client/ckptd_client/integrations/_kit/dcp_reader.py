@@ -11,7 +11,7 @@ from ckptd.shared.format.manifest import COMMITTED
 from ckptd.shared.format.origin import MARKER, Origin
 from ckptd_client.client import Client
 from ckptd_client.dcp import CkptdReader
-from ckptd_client.integrations._kit.directory import origin_of
+from ckptd_client.integrations._kit.drafts import origin_of
 from ckptd_client.integrations._kit.unproved import check_unproved
 
 

@@ -6,7 +6,7 @@ What goes wrong on one rank ends the save on all, and is raised on all, by land.
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
@@ -20,8 +20,7 @@ from ckptd_client._state import pickle as pickling
 from ckptd_client.client import Client, staging_of
 from ckptd_client.dcp._writer import step_of
 from ckptd_client.handle import SaveHandle
-from ckptd_client.integrations._kit.directory import link_images, link_listing, promise
-from ckptd_client.integrations._kit.durable import Durable, durable
+from ckptd_client.integrations._kit.drafts import draft_in_place, is_filled, prepare_in_place, publication_of
 from ckptd_client.integrations._kit.latch import Latch, await_latch
 
 
@@ -38,12 +37,13 @@ class Staged:
     wait_fn = staticmethod(await_latch)
     """Blocks until the save has ended, for better or worse; for another process, with wait_args."""
 
-    def __init__(self, client: Client, directory: str) -> None:
+    def __init__(self, client: Client, directory: str, synced: Collection[str]) -> None:
         self.handle: SaveHandle | None = None
         self.error: Exception | None = None
         self._client = client
         self._staging = staging_of(client)
         self._directory = directory
+        self._synced = synced
         self._latch = Latch()
         self._segment: Segment | None = None
         self._leaves = b""  # encoded, of this rank
@@ -74,28 +74,19 @@ class Staged:
         if self.handle is not None:
             self.handle.wait("durable")
 
-    def land(self, *, synced: Iterable[str]) -> None:
-        """Links the durable checkpoint into the directory. Collective; what fails on a rank is raised on all."""
+    def land(self) -> None:
+        """Blocks until the checkpoint is in the directory. Collective; what fails on a rank is raised on all."""
         try:
-            _together(self._client, self._link_own)
-            _together(self._client, lambda: self._list(synced))
+            _together(self._client, self._durable)
+            _together(self._client, self._check)
         finally:
             self._latch.close()
 
-    def _link_own(self) -> None:
-        self._durable()
-        link_images(self._directory, self._found(), self._client.group.rank)
-
-    def _list(self, synced: Iterable[str]) -> None:
-        if self._client.group.rank == 0:
-            link_listing(self._directory, self._found(), synced=synced)
-
-    def _found(self) -> Durable:
-        found = durable(self._client, self._origin)
-        if found is None:
-            text = f"{self._origin.path} is not there any more, or is another run's: {self._directory} gets nothing"
-            raise SaveFailedError(text, hint=f"ckptd list {self._origin.store}/{self._origin.job}")
-        return found
+    def _check(self) -> None:
+        origin = self._origin
+        if self._client.group.rank == 0 and not is_filled(self._client, self._directory, origin):
+            text = f"{origin.path} is not there any more, or is another run's: {self._directory} gets nothing"
+            raise SaveFailedError(text, hint=f"ckptd list {origin.store}/{origin.job}")
 
     @property
     def _origin(self) -> Origin:
@@ -143,19 +134,21 @@ class Staged:
 
     def _hand_over(self, others: dict[str, Leaf]) -> None:
         assert self.handle is not None and self._segment is not None  # noqa: S101, PT018 - _fill made both
+        to = publication_of(self._client, draft_in_place(self._directory))
         if self._client.group.rank == 0:
-            promise(self._directory, self._origin)
+            prepare_in_place(self._directory, self._origin, synced=self._synced)
         said = compared.said_of_staged(self._staging, self._segment, self.handle, drain=True)
         plain = Plain(self._leaves, compared.stock_objects(self._staging, others), lambda: said)
-        self._staging.seal(self._segment, self.handle, plain, drain=True)
+        self._staging.seal(self._segment, self.handle, plain, drain=True, publication=to)
 
 
-def stage(client: Client, content_of: Callable[[], Content], directory: str) -> Staged:
+def stage(client: Client, content_of: Callable[[], Content], directory: str, *, synced: Collection[str] = ()) -> Staged:
     """Stages what content_of gives, for a directory whose name ends in the step. Collective.
 
     The same step may be saved into several directories, or into one again: it gets the next number that is free.
+    synced: files that lie there, and must be on disk before the checkpoint is.
     """
-    staged = Staged(client, directory)
+    staged = Staged(client, directory, synced)
     try:
         step: int | None = client.free_step(step_of(directory))
     except UsageError:

@@ -7,9 +7,8 @@ import logging
 import os
 import re
 import shutil
-import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ckptd.shared.base.errors import CkptdError, IntegrityError, RestoreError, SaveFailedError
@@ -18,6 +17,7 @@ from ckptd_client._load.files import RestoredFiles
 from ckptd_client.client import Client
 from ckptd_client.files import TrainerFile
 from ckptd_client.handle import SaveHandle
+from ckptd_client.integrations._kit.aside import Aside
 from ckptd_client.integrations._kit.memory_directory import MemoryDirectory
 from ckptd_client.integrations._kit.options import connect_with
 from ckptd_client.integrations._kit.unproved import check_unproved, find_saved, was_ours
@@ -44,7 +44,7 @@ class TrainerRun:
         self.client: Client = connect_with(chosen)
         self._staged: dict[str, SaveHandle] = {}  # by directory, until it is known how they ended
         self._memory: MemoryDirectory | None = None
-        self._aside: threading.Thread | None = None
+        self.aside = Aside()
         self._next, self._is_next_known = 0, False  # step of a save that is given none
         self.last = ""
         """The directory of the newest save."""
@@ -84,8 +84,7 @@ class TrainerRun:
 
         Raises nothing: what will not be durable, or may not be, is told in the log.
         """
-        if self._aside is not None:
-            self._aside.join()
+        self.aside.join()
         if not self._staged:
             return
         try:
@@ -99,12 +98,6 @@ class TrainerRun:
             with contextlib.suppress(CkptdError):
                 handle.wait("durable")
         self._look()
-
-    def aside(self, task: Callable[[], None]) -> None:
-        """Has a thread do it, unless it still does the last one: to delete files takes as long as to write them."""
-        if self._aside is None or not self._aside.is_alive():
-            self._aside = threading.Thread(target=task, name="ckptd-aside", daemon=True)
-            self._aside.start()
 
     def _look(self) -> None:
         """Says once of each save that it will not be published."""

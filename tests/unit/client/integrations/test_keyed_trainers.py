@@ -18,7 +18,7 @@ from ckptd.shared.format.origin import Origin
 from ckptd_client.client import staging_of
 from ckptd_client.integrations import deepspeed, hf, lightning
 from ckptd_client.integrations._kit.dcp_reader import reader_for, reader_of
-from ckptd_client.integrations._kit.directory import promise
+from ckptd_client.integrations._kit.drafts import prepare_in_place
 from ckptd_client.integrations._kit.memory_directory import MemoryDirectory
 from ckptd_client.integrations._kit.trainer_run import TrainerRun
 from ckptd_client.integrations.accelerate import CkptdAccelerator
@@ -109,7 +109,7 @@ def test_without_its_records_it_is_no_trainers_own(connect, emptied):
 
 def test_what_was_saved_over_it_is_no_trainers_own(connect, join, plain_node, tmp_path):
     client, place = connect(), str(tmp_path)
-    promise(place, saved(client))
+    prepare_in_place(place, saved(client), synced=())
     reader = reader_for(client, place)
     assert reader.tier == "arena"
     reader.close()

@@ -109,12 +109,12 @@ def test_what_is_done_aside_is_done_once_at_a_time_and_before_the_end(tmp_path, 
         node.start()
         run = begin(node)
         go, done = threading.Event(), []
-        run.aside(lambda: (go.wait(20), done.append("first")))
-        run.aside(lambda: done.append("second"))
+        run.aside.run(lambda: (go.wait(20), done.append("first")))
+        run.aside.run(lambda: done.append("second"))
         go.set()
         run.settle()
         assert done == ["first"]
-        run.aside(lambda: done.append("third"))
+        run.aside.run(lambda: done.append("third"))
         wait_for(lambda: done == ["first", "third"])
 
 

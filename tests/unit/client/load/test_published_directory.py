@@ -10,12 +10,13 @@ import torch.distributed.checkpoint as dcp
 
 from ckptd.shared.base.errors import CkptdError, DamagedError, UsageError
 from ckptd.shared.base.ids import JobKey, SaveId
-from ckptd.shared.format.integrity import XXH3
 from ckptd.shared.format.manifest import STOCK_METADATA
 from ckptd.shared.format.origin import MARKER, Origin
+from ckptd.shared.protocol.publication import Publication
+from ckptd.store.files import FileLayer
+from ckptd.store.publish_state import publish_state
 from ckptd_client.dcp import CkptdReader
-from ckptd_client.integrations._kit.directory import link_images, link_listing, promise
-from ckptd_client.integrations._kit.durable import Durable
+from ckptd_client.integrations._kit.drafts import draft_in_place, prepare_in_place
 from tests.checkpoints import SAVE, write_checkpoint
 from tests.runs import RUN
 
@@ -37,10 +38,9 @@ def fixture_final(store):
 def fixture_place(tmp_path, store, final):
     place, origin = tmp_path / "run" / "epoch=3", Origin.of(JobKey(str(store), "demo"), SAVE)
     place.mkdir(parents=True)
-    promise(str(place), origin)
-    found = Durable.find(origin, XXH3)
-    link_images(str(place), found)
-    link_listing(str(place), found)
+    prepare_in_place(str(place), origin, synced=())
+    to = Publication.of_state(draft_in_place(str(place)))
+    assert publish_state(FileLayer(str(store)), JobKey(str(store), "demo"), SAVE, to) == ""
     return place
 
 

@@ -1,0 +1,106 @@
+"""Where the saves of one training are to appear, and what is to be removed once they have."""
+
+import logging
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ckptd.shared.base.errors import CkptdError
+from ckptd.shared.format.origin import Origin
+from ckptd.shared.protocol.messages import End
+from ckptd.shared.protocol.publication import Draft
+from ckptd_client.client import Client, staging_of
+from ckptd_client.handle import SaveHandle
+from ckptd_client.integrations._kit.aside import Aside
+from ckptd_client.integrations._kit.drafts import discard, finish, prepare, publish, remove
+
+log = logging.getLogger("ckptd_client")
+
+
+class _Coming(NamedTuple):
+    draft: Draft
+    handle: SaveHandle
+
+
+class Places:
+    """One rank has it, for all. The daemon publishes; this looks what has become of it with each call."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._coming: list[_Coming] = []
+        self._doomed: dict[str, SaveHandle | None] = {}  # by place, the save that is to be there before it goes
+        self._newest: SaveHandle | None = None
+        self._folders: set[str] = set()
+        self._aside = Aside()
+
+    def expect(self, draft: Draft, files: Mapping[str, bytes], handle: SaveHandle) -> None:
+        """The place appears, with these files, when the save is durable. Before it is staged on all ranks. OSError."""
+        prepare(draft, Origin.of(staging_of(self._client).job, handle.save_id), files)
+        self._coming.append(_Coming(draft, handle))
+        self._newest = handle
+        self._doomed.pop(draft.place, None)
+        self._folders.add(os.path.dirname(draft.place))
+        self._look()
+
+    def expect_too(self, draft: Draft, files: Mapping[str, bytes], handle: SaveHandle) -> None:
+        """One more place of a save that was expected elsewhere. Blocks for the daemon's answer. OSError, CkptdError."""
+        self.expect(draft, files, handle)
+        publish(self._client, handle.save_id, draft)
+
+    def remove(self, place: str) -> None:
+        """The place is emptied, once a save that was expected before is there: the last one never goes for nothing."""
+        self._doomed[place] = self._newest
+        self._look()
+
+    def _look(self) -> None:
+        for draft, handle in [each for each in self._coming if each.handle.end not in {None, End.KEPT}]:
+            self._coming.remove(_Coming(draft, handle))
+            if handle.end is not End.DURABLE:
+                self._give_up(draft, handle, f"its save ended as '{handle.end}' ({handle.reason})")
+        for place, after in self._doomed.items():
+            if after is not None and after.end not in {None, End.DURABLE}:
+                self._doomed[place] = self._newest
+        gone = [place for place, after in self._doomed.items() if after is None or after.end is End.DURABLE]
+        if gone and self._aside.run(lambda: _remove(gone)):
+            for place in gone:
+                del self._doomed[place]
+
+    @staticmethod
+    def _give_up(draft: Draft, handle: SaveHandle, why: object) -> None:
+        """What may still be published stays for the daemon, or for the next run."""
+        log.warning("ckptd: %s does not appear: %s", draft.place, why)
+        if handle.end not in {None, End.DURABLE}:
+            discard(draft.path)
+
+    def still(self) -> None:
+        """Blocks until nothing is being removed."""
+        self._aside.join()
+
+    def settle(self) -> None:
+        """Blocks until all that was expected is there, or known to be in vain, and what is to be removed is."""
+        while self._coming:
+            draft, handle = self._coming.pop(0)
+            try:
+                handle.wait("durable")
+                publish(self._client, handle.save_id, draft)
+            except CkptdError as error:
+                self._give_up(draft, handle, error)
+        self._aside.join()
+        self._look()
+        self._aside.join()
+        if self._doomed:
+            log.warning("ckptd: kept, since a later checkpoint failed: %s", ", ".join(self._doomed))
+        for folder in self._folders:
+            self.finish(folder)
+
+    def finish(self, folder: str) -> None:
+        """What an earlier run has left in the folder, as drafts.finish. Raises OSError."""
+        finish(self._client, folder, {each.handle.save_id for each in self._coming})
+
+
+def _remove(places: list[str]) -> None:
+    for place in places:
+        try:
+            remove(place)
+        except OSError as error:
+            log.warning("ckptd: %s is not removed: %s", place, error)

@@ -1,0 +1,61 @@
+"""A latch that other processes wait for, until it opens or its holder is gone."""
+
+import multiprocessing
+import os
+import signal
+import time
+
+import pytest
+
+from ckptd.shared.base.ids import SaveId
+from ckptd_client.integrations._kit.latch import Latch, await_latch
+from tests.runs import RUN
+
+SAVE = SaveId(3, 1, 100, RUN)
+IMAGES = ["r00000-p00.safetensors", "r00001-p00.safetensors", "r00001-p01.safetensors"]
+LISTED = [".metadata", "objects.pt"]
+
+
+def _hold(pipe):
+    latch = Latch()
+    pipe.send(latch.place)
+    time.sleep(60)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_who_waits_for_a_latch_is_let_go_when_it_opens(method):
+    latch = Latch()
+    waiting = multiprocessing.get_context(method).Process(target=await_latch, args=latch.place)
+    waiting.start()
+    waiting.join(3)
+    assert waiting.is_alive()
+    latch.open()
+    waiting.join(20)
+    assert waiting.exitcode == 0
+    latch.close()
+
+
+def test_who_waits_for_a_latch_is_let_go_when_its_holder_is_killed():
+    context = multiprocessing.get_context("spawn")
+    mine, theirs = context.Pipe()
+    holder = context.Process(target=_hold, args=(theirs,))
+    holder.start()
+    waiting = context.Process(target=await_latch, args=mine.recv())
+    waiting.start()
+    waiting.join(3)
+    assert waiting.is_alive()
+    os.kill(holder.pid, signal.SIGKILL)
+    waiting.join(20)
+    assert waiting.exitcode == 0
+    holder.join()
+
+
+def test_nobody_waits_for_a_latch_of_its_own_or_of_one_who_is_gone():
+    latch = Latch()
+    await_latch(*latch.place)
+    place = latch.place
+    latch.close()
+    latch.close()
+    await_latch(2**22 - 1, place[1])
+    latch.open()  # as a thread may, which waited for the end of a save, when that is landed already
