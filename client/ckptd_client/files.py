@@ -23,7 +23,11 @@ _ALIGN = 8  # of a safetensors header
 
 @dataclass(frozen=True, slots=True)
 class TorchFile:
-    """What torch.save(value, path) writes, for torch.load. Pickled when it is saved."""
+    """The file that `torch.save(value, path)` would write, for `torch.load`. Pickled when it is saved.
+
+    Attributes:
+        value: Anything that torch.save takes. Tensors are copied once.
+    """
 
     value: Any
 
@@ -34,7 +38,12 @@ class TorchFile:
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsFile:
-    """What safetensors.torch.save_file(tensors, path, metadata) writes, byte for byte."""
+    """The file that `safetensors.torch.save_file(tensors, path, metadata)` would write, byte for byte.
+
+    Attributes:
+        tensors: Name and dense tensor. Each is copied once.
+        metadata: Texts for the header.
+    """
 
     tensors: Mapping[str, torch.Tensor]
     metadata: Mapping[str, str] | None = None

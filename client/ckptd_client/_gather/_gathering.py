@@ -52,16 +52,19 @@ class Order:
 
 
 class Gathering:
-    """A gather in progress. Wait for it, or iterate over it, once, on every rank.
+    """A gather that has begun. Every rank either calls `wait` or iterates over it, once.
 
-    Iteration gives (name, tensor) for each tensor of the state, names joined with dots as in a checkpoint: first those
-    that are not sharded, as the state has them, then each sharded tensor once it is complete, on the ranks that receive
-    it. The other ranks run the same loop, which gives them nothing. The caller owns each tensor that it gets, so memory
-    holds at most three buckets, and the tensors of which they are parts, in addition to what the caller keeps.
-    If the caller leaves the loop early, this rank still takes part in the rest of the gather.
+    Iterating gives (name, tensor) for each tensor of the state, names joined with dots as in a checkpoint: first those
+    that are no shards, as they lie in the state, then each of the others when it is complete, on the ranks that get it.
+    The other ranks take part in the same loop, which gives them nothing. The caller owns each tensor, so that no more
+    than three buckets, and the tensors that they are parts of, are in memory beyond what the caller keeps. A loop that
+    ends early takes part in the rest without giving it out.
 
-    One gather at a time: no other may begin, and the state must not change, until it ends. Raises GatherError when
-    another rank has ended, or keeps this one waiting for 10 minutes; restart the job's processes after that.
+    Only one gather may run at a time, and the state must not change until its end.
+
+    Raises:
+        GatherError: Another rank is gone, or has kept this one waiting for 10 minutes. Start the processes of the job
+            again.
     """
 
     def __init__(self, state: Any, order: Order, groups: Groups) -> None:
@@ -111,9 +114,9 @@ class Gathering:
             self._begin_next()
 
     def wait(self) -> Any:
-        """The complete state: new containers, plain values and unsharded tensors unchanged. Blocks.
+        """Returns the whole state, or None on ranks that do not get it. Blocks.
 
-        None on ranks that receive nothing.
+        Containers are copies; plain values and unsharded tensors are those of the state.
         """
         found = dict(self._tensors())
         if not self._receives:

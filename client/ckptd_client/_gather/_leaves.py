@@ -26,11 +26,14 @@ Boxes = tuple[tuple[Box, ...], ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FlatPart:
-    """This rank's part of a tensor that is divided among all ranks of the job by flat ranges, as in ZeRO.
+    """This rank's part of a tensor that the ranks of the job divide into flat ranges, as ZeRO does. For `gather` only.
 
-    local: elements start, start + 1, ... of the flattened tensor of this shape; itself of any shape, contiguous, not
-    copied. Elements beyond the tensor's end are padding. The parts of all ranks contain each element of the tensor
-    once; a rank without a part has an empty local. For gather only: save refuses a FlatPart.
+    Attributes:
+        local: Elements `start`, `start + 1`, ... of the flattened tensor, in any shape, contiguous; not copied.
+            Elements beyond the end of the tensor are padding. The parts of all ranks hold each element once; a rank
+            without any has an empty tensor.
+        shape: Shape of the whole tensor.
+        start: Index of the first element.
     """
 
     local: torch.Tensor

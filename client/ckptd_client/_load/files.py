@@ -15,9 +15,9 @@ from ckptd_client._load.reader import Target
 
 
 class RestoredFiles:
-    """The files of a checkpoint, of all its ranks. Reads when it is asked to; close it, or use it as a context manager.
+    """The files of a checkpoint, of all its ranks, to be read by name. Close it, or use it as a context manager.
 
-    Of two ranks' files of one name, the lower rank's counts.
+    If two ranks have a file of one name, that of the lower rank counts.
     """
 
     def __init__(self, found: Checkpoint) -> None:
@@ -31,17 +31,17 @@ class RestoredFiles:
 
     @property
     def step(self) -> int:
-        """Of the checkpoint."""
+        """The step of the checkpoint."""
         return self._found.save.step
 
     @property
     def tier(self) -> str:
-        """From where this rank reads: "arena", "peer", "rebuilt" or "pfs"."""
+        """Where this rank reads from: "arena", "peer", "rebuilt" or "pfs"."""
         return str(self._found.tier)
 
     @property
     def is_keyed(self) -> bool:
-        """Whether what is read is proved with a key; what lies where the trainer looks is proved by nothing."""
+        """Whether a key proves what is read. Nothing proves the files in the trainer's directory."""
         return self._found.is_keyed
 
     @property
@@ -51,29 +51,29 @@ class RestoredFiles:
 
     @property
     def names(self) -> list[str]:
-        """Of all files of all ranks."""
+        """Names of all files of all ranks, sorted."""
         return sorted(self._places)
 
     @property
     def directory(self) -> str | None:
-        """Where the trainer wanted them, as the checkpoint says: to be compared with a path of one's own, no more."""
+        """The directory that the trainer asked for, as the checkpoint records it: only for comparison with a path."""
         return self._saved_for.directory if self._saved_for is not None else None
 
     @property
     def pointer(self) -> str | None:
-        """Path of the small file that was to name the directory; as `directory`, a word to be compared."""
+        """Path of the small file that names the directory, as the checkpoint records it: only for comparison."""
         return (self._saved_for.pointer or None) if self._saved_for is not None else None
 
     @property
     def is_published(self) -> bool:
-        """Whether the daemon has put them where the trainer looks. What lies there now may be somebody else's."""
+        """Whether the daemon has put the files into the trainer's directory. Others may have replaced them since."""
         there = self._found.store_dir
         return os.path.exists(os.path.join(there, COMMITTED)) and not os.path.exists(os.path.join(there, UNPUBLISHED))
 
     def is_replaced(self, name: str) -> bool:
-        """Whether somebody has put another file in its place since it was published, or has written to it.
+        """Whether a file in the trainer's directory was replaced, or written to, since the daemon put it there.
 
-        Raises UsageError for a name that there is not. False when nothing lies there.
+        False when there is no such file. Raises UsageError for a name that the checkpoint does not have.
         """
         rank, entry = self._places[name] if name in self._places else (0, self._entry(name))
         if self.directory is None or not self.is_published:
@@ -89,14 +89,14 @@ class RestoredFiles:
 
     @property
     def is_altered(self) -> bool:
-        """Whether somebody has put another file in the directory in place of one that was published, or removed one."""
+        """Whether any file in the trainer's directory was replaced or removed since the daemon put it there."""
         there = self.directory
         if there is None or not self.is_published or not os.path.isdir(there):
             return False
         return any(not os.path.exists(os.path.join(there, name)) or self.is_replaced(name) for name in self._places)
 
     def rank_of(self, name: str) -> int:
-        """Whose file it is. Raises UsageError for a name that there is not."""
+        """Returns the rank that saved the file. Raises UsageError for an unknown name."""
         self._entry(name)
         return self._places[name][0]
 
@@ -104,7 +104,12 @@ class RestoredFiles:
         return name in self._places
 
     def read(self, name: str) -> bytearray:
-        """A file's bytes, every block of them checked. Raises UsageError for a name that there is not, DamagedError."""
+        """Returns the bytes of a file; every block is checked.
+
+        Raises:
+            UsageError: The checkpoint has no file of that name.
+            DamagedError: Bytes differ from their digest.
+        """
         entry = self._entry(name)
         data = bytearray(entry.nbytes)
         if data:
@@ -112,9 +117,9 @@ class RestoredFiles:
         return data
 
     def torch_load(self, name: str, *, map_location: Any = None, weights_only: bool = True) -> Any:
-        """What torch.load makes of the file. Its tensors lie in the memory that the file was read to, once.
+        """Returns what `torch.load` makes of the file. Its tensors share the memory that the file was read into.
 
-        Raises as read does, and what torch.load raises.
+        Raises as `read` does, and what torch.load raises.
         """
         fd = self.memory_file(name)
         try:
@@ -125,9 +130,9 @@ class RestoredFiles:
             os.close(fd)
 
     def memory_file(self, name: str) -> int:
-        """A descriptor, to be closed by the caller, of a file in memory that has the file's bytes and no path.
+        """Returns the descriptor of a file in memory with these bytes and no path. The caller closes it.
 
-        Raises as read does, and OSError.
+        Raises as `read` does, and OSError.
         """
         entry = self._entry(name)
         fd = os.memfd_create(f"ckptd-{os.path.basename(name)[:200]}", os.MFD_CLOEXEC)
@@ -145,7 +150,7 @@ class RestoredFiles:
         return fd
 
     def write_to(self, directory: str | os.PathLike[str], *, own: int | None = None) -> None:
-        """All files, or those of one rank, below a directory. Not synced. Raises as read does, and OSError."""
+        """Writes all files, or those of rank `own`, below a directory, not synced. Raises as `read`, and OSError."""
         for name, (rank, _) in self._places.items():
             if own is not None and rank != own:
                 continue
@@ -155,7 +160,7 @@ class RestoredFiles:
                 file.write(self.read(name))
 
     def close(self) -> None:
-        """Gives up what it reads from. Idempotent."""
+        """Releases the memory and the files that it reads from. Idempotent."""
         self._found.close()
 
     def __enter__(self) -> Self:

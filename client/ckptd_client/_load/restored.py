@@ -14,13 +14,17 @@ log = logging.getLogger("ckptd_client")
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What load brought back.
+    """What `load` restored.
 
-    ``tier``: where this rank's bytes came from, which may differ from rank to rank: "arena" (they were in this node's
-    memory), "peer" (copied from another node's), "rebuilt" (from parity in other nodes' memory), "pfs". ``nbytes``: of
-    this rank. ``notes`` says what was damaged or missing on the way, what an object did not take over, and which values
-    belonged to ranks that are gone; empty when nothing was. They are logged as warnings too.
-    ``state`` is the caller's own state, with the loaded values in it: the very dict that load was given, not a copy.
+    Attributes:
+        step: The step of the checkpoint.
+        tier: Where the bytes of this rank came from: "arena" (this node's memory), "peer" (copied from another node's),
+            "rebuilt" (from parity in the memory of other nodes) or "pfs". It may differ between ranks.
+        seconds: How long `load` took on this rank.
+        nbytes: Bytes of this rank's part.
+        notes: What was damaged or missing on the way, what an object did not keep, and which values belonged to ranks
+            that are gone. Empty when there was nothing of the kind. They are logged as warnings too.
+        state: The very dict that `load` was given, with the loaded values in it; not a copy.
     """
 
     step: int

@@ -165,23 +165,24 @@ class Preemptible:
         raise NotImplementedError
 
     def preempted(self, step: int) -> bool:
-        """Whether this is the step to save at, because the job is about to be ended: the same step on all ranks.
+        """Returns whether to save now because the job is about to be ended: at the same step on all ranks.
 
-        Ask once in each step, on every rank, with the number under which it is saved, before it is saved otherwise::
+        Call it once in each step, on every rank, with the number under which that step is saved, before any other save
+        of it:
 
-            if client.preempted(step):
-                client.save(state, step, drain=True).wait("durable")
-                break
+            if client.preempted(step): client.save(state, step, drain=True).wait("durable") break
 
         The first call installs handlers of SIGTERM and SIGUSR1 (in the main thread only), which note the signal and
-        call the handlers that were there before; close takes them back. From then on neither signal ends the process:
-        the loop does. On a signal to any rank, on ``ckptd drain``, and on SIGTERM to a daemon that a client started,
-        the daemons agree on a step that no rank is past. It is True at the first step not below it, and from then on.
+        call the earlier handlers; `close` removes them. From then on neither signal ends the process: the loop does. On
+        a signal to any rank, on `ckptd drain`, and on SIGTERM to a daemon that a client started, the daemons agree on a
+        step that no rank has passed. The result is True from the first step that is not below it.
 
-        Costs microseconds: a page shared with the daemon is looked at. Once somebody preempts the job, a step waits
-        until the daemons have agreed, some milliseconds, 5 s at most. A rank that waited in vain, and was past the step
-        by the time it heard of it, is named on stderr and in ``ckptd status``. Raises UsageError for what is no step,
-        after close, and in a forked child.
+        A call costs microseconds: it reads a page that the daemon shares. Once the job is to be ended, a call blocks
+        until the daemons have agreed: some milliseconds, 5 s at most. If a rank waited in vain and had passed the step
+        when the answer came, stderr and `ckptd status` name it.
+
+        Raises:
+            UsageError: `step` is no step, or the client is closed, or this is a forked child.
         """
         self._owner.check()  # a forked child has no board: what is mapped here is not mapped there
         preemption = self._preemption

@@ -5,7 +5,19 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Stats:
-    """Figures of one client's life. Seconds are of the caller's time."""
+    """Counts and times of one client since `connect`.
+
+    Attributes:
+        saves: Saves that this rank has staged.
+        nbytes: Bytes of them.
+        plans: How often the state's structure was planned.
+        stall_s: Seconds that `save` held up the caller, in all.
+        last_stall_s: The same for the last save.
+        failed: Saves that failed on this rank.
+        late: How copies that run while training goes on are verified: "proof", "samples" or "off"; empty without
+            `attach`.
+        last_late_nbytes: Bytes that were copied so, of the last save that had some.
+    """
 
     saves: int = 0
     nbytes: int = 0

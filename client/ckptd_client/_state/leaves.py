@@ -76,10 +76,17 @@ _class_of: dict[str, type] = {}
 
 
 def register(cls: _Type, tag: str | None = None) -> _Type:
-    """Allows an enum, dataclass or namedtuple among the leaves, here and when they are read back. Returns cls.
+    """Allows an enum, dataclass or namedtuple among the plain values of a state, when saving and when loading.
 
-    tag names it in the checkpoint, 'module:qualname' by default; give one if the class may move. Dataclasses are built
-    from their fields without a call of __init__. Raises UsageError for other classes and a tag that is taken.
+    Args:
+        cls: The class. A dataclass is built from its fields without a call of `__init__`.
+        tag: Its name in checkpoints, "module:qualname" by default. Pass one if the class may move.
+
+    Returns:
+        The class: usable as a decorator.
+
+    Raises:
+        UsageError: The class is of another kind, or the tag is taken.
     """
     if not (issubclass(cls, enum.Enum) or dataclasses.is_dataclass(cls) or _is_namedtuple(cls)):
         raise UsageError(f"{_type_name(cls)} is no enum, dataclass or namedtuple", hint="save its plain values")

@@ -9,11 +9,11 @@ from ckptd_client.dcp._boxes import boxed
 
 
 class CkptdSavePlanner(DefaultSavePlanner):
-    """``dcp.save(state, storage_writer=writer, planner=CkptdSavePlanner())``: DefaultSavePlanner, of every storage.
+    """Save planner for DTensors with strided placements: `dcp.save(..., planner=CkptdSavePlanner())`, with any writer.
 
-    It differs for DTensors with strided placements. DCP describes the shard of one as a single box at its first row;
-    where the shard is several runs of rows, that is refused by DCP ("Failed to validate global plan"). Here each run
-    is an item of its own.
+    DCP describes the shard of such a tensor as a single box at its first row. Where the shard is several runs of rows,
+    DCP then refuses the plan ("Failed to validate global plan"). This planner makes each run an item of its own; it is
+    a DefaultSavePlanner otherwise.
     """
 
     def set_up_planner(

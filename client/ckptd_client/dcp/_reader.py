@@ -34,20 +34,24 @@ _HINT = "CkptdReader(client), CkptdReader(path) or checkpoint_id="
 
 
 class CkptdReader(StorageReader):
-    """``dcp.load(state, storage_reader=CkptdReader(client))``. One for all loads, or one for each.
+    """Storage reader of DCP: `dcp.load(state, storage_reader=CkptdReader(client))`. One for all loads, or one for each.
 
-    source: an open client of all ranks that load, for the newest checkpoint, or that of step, by the nearest route; or
-    the directory of a committed checkpoint, or one where ckptd published it for a trainer, for which no daemon is
-    needed. A checkpoint_id given to dcp.load is such a directory, or ends in the step. Every block is checked against
-    its digest: no load succeeds with one that differs.
+    Checks every block against its digest: no load succeeds with one that differs. A rank of a job of the same size gets
+    its own plain tensors and values back, else those of the lowest rank. It gets back the replicas that it saved in
+    full only where all of the state is held as it was saved.
 
-    allow_pickle: keys of values that may be unpickled, which runs code of whoever wrote them; the client's are too.
+    Args:
+        source: An open client of all ranks that load, for the newest checkpoint, or that of `step`, by the nearest
+            route. Or the directory of a committed checkpoint, or one in which ckptd published it for a trainer: this
+            needs no daemon. A `checkpoint_id` given to `dcp.load` is such a directory, or ends in the step.
+        step: The step to load. Default: the newest.
+        allow_pickle: Keys of values that may be unpickled, which runs code of their author. Added to those of the
+            client.
+        integrity: As for `connect`, for a directory. Default: that of the client, or of the environment.
+        integrity_key_file: As for `connect`.
 
-    integrity, integrity_key_file: as connect has them, of a directory; default the client's, or the environment's.
-
-    A rank of a job of the same size gets its own plain tensors and values back, else those of the lowest rank. What
-    replicas saved in full it gets back only where all of the state is held as it was saved. ``notes`` says what was
-    found on the way.
+    Raises:
+        UsageError: An argument is wrong.
     """
 
     def __init__(
@@ -79,12 +83,12 @@ class CkptdReader(StorageReader):
 
     @property
     def notes(self) -> list[str]:
-        """What there is to know of the checkpoint that the last load found; each was logged as a warning too."""
+        """Notes on the checkpoint that the last load found; each was logged as a warning too."""
         return list(self._notes)
 
     @property
     def step(self) -> int | None:
-        """Of the checkpoint that the last load found."""
+        """Step of the checkpoint that the last load found."""
         return self._checkpoint.save.step if self._checkpoint is not None else None
 
     @property

@@ -27,17 +27,16 @@ from ckptd_client.dcp._writer import CkptdWriter
 
 
 class CkptdStager(AsyncStager):
-    """``dcp.async_save(state, storage_writer=writer, async_stager=CkptdStager(writer))``.
+    """Stager of DCP: `dcp.async_save(state, storage_writer=writer, async_stager=CkptdStager(writer))`.
 
-    ``stage`` copies the state once, into shared memory, and returns a state of the same names whose tensors lie there.
-    The save that follows in the background plans, seals and hands over, and copies no tensor again. All of a rank's
-    state is staged, also what DCP would leave to another rank, because a rank cannot know yet what the others have.
+    `stage` copies the state once, into shared memory, blocks at most `save_timeout_s`, and returns a state of the same
+    names whose tensors lie there. The caller may then change its own state freely. The save that follows in the
+    background plans, seals and hands over, and copies no tensor again. All of a rank's state is staged, also what DCP
+    would leave to another rank. A fault while staging is raised by the future, where DCP gathers errors from all ranks.
 
-    writer: that of the same save; another CkptdWriter refuses the state, a writer of another kind may have it. A slot
-    that no writer takes is free again when the state is gone.
-
-    A fault while staging is raised where DCP gathers errors from all ranks: by the future, not here. What stage returns
-    then holds nothing of the state, and cannot be saved.
+    Args:
+        writer: The CkptdWriter of the same save. Another CkptdWriter refuses the state; DCP's own writers take it. A
+            slot that no CkptdWriter takes is free again when the state is gone.
     """
 
     _synchronize_after_execute = False
@@ -70,7 +69,7 @@ class CkptdStager(AsyncStager):
         """Nothing: stage has copied everything."""
 
     def close(self) -> None:
-        """Lets go of the slots."""
+        """Releases the slots."""
         self._tensors.clear()
 
     def _stage(self, state: dict[str, Any], staged: Staged) -> dict[str, Any]:

@@ -50,16 +50,22 @@ def _of_a_path(path: str, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 class CkptdWriter(StorageWriter):
-    """``dcp.save(state, storage_writer=CkptdWriter(client))``. One for all saves, or one for each.
+    """Storage writer of DCP: `dcp.save(state, storage_writer=CkptdWriter(client))`. One for all saves, or one for each.
 
-    client: an open client of all ranks that save, of which there is one per process; or a path, as DCP's own writer
-    takes one: the directory of a job, STORE/JOB. Without a client the other settings are those of ckptd_client.connect
-    (collective), and ``close`` closes what it made. step: of the next save; else
-    checkpoint_id, a number or a text that ends in one; else one after the last. wait: what dcp.save, or the future of
-    dcp.async_save, waits for: "staged" (in memory on all ranks), "durable", or None for nothing. drain: makes each save
-    durable whatever drain_every says, as wait="durable" does.
+    As DCP has it, a fault on one rank is a CheckpointException on all ranks, and the save ends on all.
 
-    As DCP has it, a fault on one rank is a CheckpointException on all, and the save ends on all.
+    Args:
+        client: An open client of all ranks that save (one per process), or the directory of a job, STORE/JOB, as DCP's
+            own writer takes a path. Without a client the writer connects (collective), and `close` closes that client.
+        step: Step of the next save. Default: the number that `checkpoint_id` of the save ends in, else one above the
+            last.
+        wait: What `dcp.save`, or the future of `dcp.async_save`, waits for: "staged" (in memory on all ranks),
+            "durable", or None for nothing.
+        drain: True makes each save durable whatever `drain_every` says, as `wait="durable"` does.
+        connect_settings: Arguments of `ckptd_client.connect`, only without a client.
+
+    Raises:
+        UsageError: An argument is wrong; with a path, also what `connect` raises.
     """
 
     def __init__(

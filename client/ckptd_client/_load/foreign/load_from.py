@@ -40,9 +40,16 @@ _JOBS_SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What load_from read. kind: 'ckptd', 'dcp' or 'safetensors'. step: of a ckptd checkpoint, else None.
+    """What `load_from` read.
 
-    notes: what was damaged or missing, and what an object left out. state: the very dict that load_from was given.
+    Attributes:
+        kind: "ckptd", "dcp" or "safetensors".
+        path: Absolute path of the checkpoint.
+        step: The step of a checkpoint of ckptd's, else None.
+        seconds: How long it took on this rank.
+        nbytes: Bytes that this rank read.
+        notes: What was damaged or missing, and what an object left out.
+        state: The very dict that `load_from` was given; not a copy.
     """
 
     kind: str
