@@ -24,12 +24,14 @@ _NAME_RE = re.compile(r"checkpoint_(\d+)")
 
 
 class CkptdAccelerator(ACCELERATE.base("accelerate", "Accelerator")):  # type: ignore[misc]
-    """An Accelerator whose save_state stages. Takes Accelerator's arguments, and ``ckptd``.
+    """An Accelerator whose `save_state` stages. Takes Accelerator's arguments, and `ckptd`.
 
-    ckptd: arguments of ckptd_client.connect. Default is a store in the project's directory, where checkpoints are named
-    automatically, or else beside the first directory that is saved or loaded. All ranks connect with their first
-    save_state or load_state; where store and job are known before, what is wrong is raised when the Accelerator is
-    made. end_training() waits until what was saved is durable, and leaves.
+    All ranks connect with their first `save_state` or `load_state`. If store and job are known earlier, wrong settings
+    raise when the Accelerator is made.
+
+    Args:
+        ckptd: Arguments of `ckptd_client.connect`. Default: a store in the project's directory, where checkpoints are
+            named automatically, or else beside the first directory that is saved or loaded.
     """
 
     project_configuration: Any
@@ -42,10 +44,10 @@ class CkptdAccelerator(ACCELERATE.base("accelerate", "Accelerator")):  # type: i
         self._ckptd_try()
 
     def save_state(self, output_dir: Any = None, safe_serialization: bool = True, **options: Any) -> Any:
-        """As Accelerator's, but the directory appears when the daemon has drained it. The state may change at once.
+        """As Accelerator's, but the directory appears when the daemon has drained it.
 
-        Collective. Raises ValueError for a directory of the automatic naming that there is already, and what
-        Client.save_files raises; other faults are logged, and training goes on.
+        Collective. The state may change at once. Raises ValueError for a directory of the automatic naming that exists
+        already, and what `Client.save_files` raises; operational faults are logged, and training goes on.
         """
         if self._ckptd_leaves():
             return super().save_state(output_dir, safe_serialization, **options)
@@ -67,9 +69,9 @@ class CkptdAccelerator(ACCELERATE.base("accelerate", "Accelerator")):  # type: i
         return pathlib.Path(directory)
 
     def load_state(self, input_dir: Any = None, load_kwargs: Any = None, **options: Any) -> Any:
-        """As Accelerator's: the newest that was saved for the directory, also before it has appeared. Collective.
+        """As Accelerator's: loads the newest save for the directory, also before it has appeared. Collective.
 
-        Without a directory, where checkpoints are named automatically, the one with the highest number.
+        Without a directory, where checkpoints are named automatically, it loads the one with the highest number.
         """
         if self._ckptd_leaves():
             return super().load_state(input_dir, load_kwargs, **options)
@@ -85,7 +87,7 @@ class CkptdAccelerator(ACCELERATE.base("accelerate", "Accelerator")):  # type: i
             run.loaded()
 
     def end_training(self) -> Any:
-        """As Accelerator's, once what was saved is durable."""
+        """As Accelerator's, after the saves are durable. Then leaves the job."""
         run, self._ckptd = self._ckptd, None
         if run is not None:
             run.settle()

@@ -38,14 +38,25 @@ _MAX_EXPERTS = MAX_PARTS - 8  # of the files of a rank; the others are its modul
 def attach(
     model_engine: Any, client: Client | None = None, *, drain: bool = True, **connect_settings: Any
 ) -> "Attached":
-    """From now on the engine's save_checkpoint and load_checkpoint go through ckptd. Collective, after initialize.
+    """Routes the engine's `save_checkpoint` and `load_checkpoint` through ckptd. Collective, after `initialize`.
 
-    drain: each checkpoint is to be written, whatever drain_every says; of those that wait for a store that is too slow
-    the newest stays. False: as drain_every says. client: one that is open; without it the settings are those
-    of ckptd_client.connect, and ``close`` closes what was made. DeepSpeed's files are pickles: what ckptd has of them
-    is read for names that allow_pickle has, ["*.pt"] for all, else by DeepSpeed from the disk. Raises UsageError where
-    the engine's checkpoints are more than files of torch.save (offloaded to NVMe, node local) or too many (experts),
-    and what connect raises.
+    DeepSpeed's files are pickles. ckptd unpickles those whose names `allow_pickle` has (`["*.pt"]` for all); DeepSpeed
+    reads the others from the disk.
+
+    Args:
+        model_engine: What `deepspeed.initialize` returned.
+        client: An open client. Without one, `connect_settings` are those of `ckptd_client.connect`, and `close` closes
+            it.
+        drain: True: every checkpoint is written to the store, whatever `drain_every` says; of those that wait for a
+            slow store, only the newest. False: as `drain_every` says.
+        connect_settings: Arguments of `ckptd_client.connect`, only without a client.
+
+    Returns:
+        The handle of the attachment; close it when training is over.
+
+    Raises:
+        UsageError: The engine's checkpoints are more than files of torch.save (offloaded to NVMe, node local), or have
+            too many files (experts). Also what `connect` raises.
     """
     DEEPSPEED.module("deepspeed")
     if not hasattr(model_engine, "checkpoint_engine"):
@@ -74,7 +85,7 @@ def _experts_of(model_engine: Any) -> int:
 
 
 class Attached:
-    """ckptd under one engine. A context manager, or ``close`` it when training is over."""
+    """ckptd under one engine: use it as a context manager, or call `close` when training is over."""
 
     def __init__(self, model_engine: Any, client: Client, *, owned: bool, drain: bool) -> None:
         self.client = client
@@ -89,11 +100,11 @@ class Attached:
 
     @property
     def handle(self) -> SaveHandle | None:
-        """The newest save's, None before the first."""
+        """The handle of the newest save, None before the first."""
         return self._ours.handle
 
     def close(self) -> None:
-        """Gives the engine its own ways back, and closes the client if attach made it. What is staged is drained."""
+        """Gives the engine its own methods back, and closes a client that `attach` made. Staged saves are drained."""
         engine = self._model_engine
         if engine.checkpoint_engine is self._ours:
             engine.checkpoint_engine = self._stock

@@ -27,11 +27,13 @@ AUTO = "auto"
 
 
 class CkptdTrainerMixin:
-    """To be put before Trainer, or a class derived from it. Takes Trainer's arguments, and ``ckptd``.
+    """A mixin before Trainer, or a class derived from it: `class MyTrainer(CkptdTrainerMixin, Trainer)`.
 
-    ckptd: arguments of ckptd_client.connect, such as {"store": "/pfs/run", "drain_every": 100}. Default is a store
-    beside the checkpoints, in output_dir. All ranks connect when train() begins, and leave when it ends; at its end it
-    blocks until what was saved is durable.
+    All ranks connect when `train()` begins and leave when it ends. At its end it blocks until the saves are durable.
+
+    Args:
+        ckptd: Arguments of `ckptd_client.connect`, such as `{"store": "/pfs/run", "drain_every": 100}`. Default: a
+            store beside the checkpoints, in `output_dir`. All other arguments are Trainer's.
     """
 
     _ckptd: TrainerRun | None = None
@@ -43,13 +45,14 @@ class CkptdTrainerMixin:
 
     @property
     def ckptd_client(self) -> Client | None:
-        """The client, while train() runs."""
+        """The client, while `train()` runs."""
         return self._ckptd.client if self._ckptd is not None else None
 
     def train(self: Any, resume_from_checkpoint: Any = None, trial: Any = None, *args: Any, **options: Any) -> Any:
-        """As Trainer's. True resumes the newest checkpoint, be it in memory or in output_dir; so does "auto", if any.
+        """As Trainer's. `True` resumes the newest checkpoint, in memory or in `output_dir`; so does "auto", if any.
 
-        The path of one in output_dir may be of one that is not there yet. Raises what connect and Trainer raise.
+        The path of a checkpoint in `output_dir` may be given before it has appeared there. Raises what connect and
+        Trainer do.
         """
         stock: Any = super()
         reason = _why_stock(self, trial)

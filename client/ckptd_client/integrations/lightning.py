@@ -38,12 +38,15 @@ class _Save(NamedTuple):
 
 
 class CkptdCheckpointIO(_BASE):  # type: ignore[misc, valid-type]  # a class only where Lightning is
-    """A CheckpointIO. Settings are those of ckptd_client.connect; what is wrong with them is raised when it is made.
+    """A CheckpointIO for `Trainer(plugins=[...])`. Its arguments are checked when it is made.
 
-    drain: each checkpoint is to be written, whatever drain_every says; of those that wait for a store that is too slow
-    the newest stays, with a warning for the others. False: as drain_every says. What remove_checkpoint is asked to
-    remove goes when it is drained, so ``save_top_k`` never removes what is not there yet. Saves and removals are rank
-    0's alone, as Lightning has it; load_checkpoint is called by all ranks.
+    Saves and removals are those of rank 0 alone, as Lightning has it; all ranks call `load_checkpoint`. A checkpoint
+    that Lightning removes before it is drained (`save_top_k`) is removed once it is drained.
+
+    Args:
+        drain: True: every checkpoint is written to the store, whatever `drain_every` says; of those that wait for a
+            slow store only the newest, with a warning for the others. False: as `drain_every` says.
+        connect_settings: Arguments of `ckptd_client.connect`.
     """
 
     def __init__(self, *, drain: bool = True, **connect_settings: Any) -> None:
@@ -61,13 +64,13 @@ class CkptdCheckpointIO(_BASE):  # type: ignore[misc, valid-type]  # a class onl
 
     @property
     def client(self) -> Client:
-        """Rank 0's client."""
+        """The client of rank 0."""
         if self._client is None:
             self._client = connect_with(self._settings, alone=True)
         return self._client
 
     def last(self) -> str | None:
-        """For ``trainer.fit(ckpt_path=io.last())``: path of the newest checkpoint, drained or not; None: there is none.
+        """Returns the path of the newest checkpoint, drained or not, or None: for `trainer.fit(ckpt_path=io.last())`.
 
         Collective where there are several ranks.
         """
@@ -192,7 +195,7 @@ class CkptdCheckpointIO(_BASE):  # type: ignore[misc, valid-type]  # a class onl
                 super().remove_checkpoint(where)
 
     def teardown(self) -> None:
-        """Waits until all is drained, removes what was to be removed, and closes the client."""
+        """Blocks until all checkpoints are drained, removes those that Lightning removed, closes the client."""
         if self._client is None:
             return
         for where, saves in self._saved.items():

@@ -162,9 +162,12 @@ class _Sharded:
 
 
 class CkptdModelParallelStrategy(_Sharded, LIGHTNING.base(_STRATEGIES, "ModelParallelStrategy")):  # type: ignore[misc]
-    """A ModelParallelStrategy (FSDP2, tensor parallelism). ckptd: settings of ckptd_client.connect.
+    """A ModelParallelStrategy (FSDP2, tensor parallelism) that stages each rank's shards.
 
-    With ``save_distributed_checkpoint=False`` it saves as without ckptd, or through ``plugins=[CkptdCheckpointIO()]``.
+    With `save_distributed_checkpoint=False` it saves as without ckptd, or through `plugins=[CkptdCheckpointIO()]`.
+
+    Args:
+        ckptd: Arguments of `ckptd_client.connect`.
     """
 
     @property
@@ -191,9 +194,12 @@ class CkptdModelParallelStrategy(_Sharded, LIGHTNING.base(_STRATEGIES, "ModelPar
 
 
 class CkptdFSDPStrategy(_Sharded, LIGHTNING.base(_STRATEGIES, "FSDPStrategy")):  # type: ignore[misc]
-    """An FSDPStrategy. ckptd: settings of ckptd_client.connect. ``state_dict_type="sharded"`` is what goes through it.
+    """An FSDPStrategy that stages each rank's shards with `state_dict_type="sharded"`.
 
-    With "full" it saves as without ckptd, or through ``plugins=[CkptdCheckpointIO()]``.
+    With "full" it saves as without ckptd, or through `plugins=[CkptdCheckpointIO()]`.
+
+    Args:
+        ckptd: Arguments of `ckptd_client.connect`.
     """
 
     _ckptd_model_key = "model"

@@ -30,13 +30,15 @@ _POLL_S = 0.1
 
 
 class CkptdSaveStrategy(MEGATRON.base(_TORCH, "TorchDistSaveShardedStrategy")):  # type: ignore[misc]
-    """``dist_checkpointing.save(state, directory, sharded_strategy=CkptdSaveStrategy(client))``.
+    """Save strategy: `dist_checkpointing.save(state, directory, sharded_strategy=CkptdSaveStrategy(client))`.
 
-    client: open, of all ranks that save. Each tensor is written by its main replica; FullyParallelSaveStrategyWrapper
-    around this one shares them out. Sharded objects are kept in ckptd's safe encoding; one that has none is refused
-    unless connect(allow_pickle=[...]) names its key.
+    The main replica of each tensor writes it; wrap this strategy into FullyParallelSaveStrategyWrapper to divide the
+    tensors among the replicas. Sharded objects are kept in ckptd's safe encoding; one that has none is refused unless
+    `connect(allow_pickle=[...])` names its key. One save runs at a time: the next waits until the drain of the last has
+    ended.
 
-    One save is under way at a time: the next waits until the last one's drain has ended.
+    Args:
+        client: An open client of all ranks that save.
     """
 
     def __init__(self, client: Client) -> None:
@@ -49,13 +51,13 @@ class CkptdSaveStrategy(MEGATRON.base(_TORCH, "TorchDistSaveShardedStrategy")): 
 
     @property
     def handle(self) -> Any:
-        """The newest save's SaveHandle on this rank, None before the first."""
+        """The handle of the newest save on this rank, None before the first."""
         return self._last.handle if self._last is not None else None
 
     def async_save(self, sharded_state_dict: Any, checkpoint_dir: Any, *_args: Any, **_options: Any) -> Any:
         """Stages the state and returns an AsyncRequest; the state may be changed at once. Collective.
 
-        Raises nothing for what goes wrong on one rank: the request's first finalize function does, on all ranks.
+        A fault on one rank does not raise here: the first finalize function of the request raises it, on all ranks.
         """
         if self._last is not None:
             self._last.settle()
@@ -84,9 +86,12 @@ class CkptdSaveStrategy(MEGATRON.base(_TORCH, "TorchDistSaveShardedStrategy")): 
 
 
 class CkptdLoadStrategy(MEGATRON.base(_TORCH, "TorchDistLoadShardedStrategy")):  # type: ignore[misc]
-    """``dist_checkpointing.load(state, directory, CkptdLoadStrategy(client))``: from memory where that still has it.
+    """Load strategy: `dist_checkpointing.load(state, directory, CkptdLoadStrategy(client))`, from memory if there.
 
-    What is read was checked against its digests. A directory that ckptd knows nothing of is read as core does it.
+    Reads of ckptd's checkpoints are checked against their digests. It reads any other directory as core does.
+
+    Args:
+        client: An open client of all ranks that load.
     """
 
     def __init__(self, client: Client) -> None:
@@ -96,9 +101,9 @@ class CkptdLoadStrategy(MEGATRON.base(_TORCH, "TorchDistLoadShardedStrategy")): 
         """Where the last load found it: 'arena', 'pfs', None for a directory that is none of ckptd's."""
 
     def load(self, sharded_state_dict: Any, checkpoint_dir: Any) -> Any:
-        """What core's own strategy gives. Collective; begins a new incarnation.
+        """Returns what core's own strategy returns. Collective; begins a new incarnation.
 
-        Raises IntegrityError for a client with a key where nothing proves what was saved there through ckptd.
+        Raises IntegrityError for a client with a key where nothing proves the files of the directory.
         """
         reader = reader_for(self._client, os.fspath(checkpoint_dir))
         self.tier = reader.tier if reader is not None else None
@@ -122,10 +127,18 @@ def _reading_through(reader: Any) -> Iterator[None]:
 
 
 def finish(client: Client, checkpoint_dir: str | os.PathLike[str], timeout_s: float = 600.0) -> bool:
-    """Whether core can load the directory; one whose trainer ended before its save was durable is made so, if it is.
+    """Returns whether core can load the directory.
 
-    For one rank, before the others load. Waits, timeout_s at most, for a drain that may still come. Raises CkptdError
-    where it is durable and cannot be published.
+    If the trainer ended before its save was durable, it publishes the directory first. One rank calls it, before the
+    others load.
+
+    Args:
+        client: An open client.
+        checkpoint_dir: The directory that core was given.
+        timeout_s: Most seconds to wait for a drain that may still come.
+
+    Raises:
+        DamagedError: The directory has no checkpoint, or one that is not proved as the client asks for.
     """
     directory = os.fspath(checkpoint_dir)
     core = MEGATRON.module(f"{_CORE}.core")
