@@ -117,7 +117,7 @@ class Catalogue:
             raise CkptdError(text, hint="load(run=...) restores it; or give it up with --force")
         slots = [UnlinkSlot(job=key, slot=slot.name) for slot in job.node.slots]
         del self.jobs[key]
-        return [*job.node.membership.emptied(job.node.incarnation), *slots, ForgetJob(job=key)]
+        return [*job.node.membership.emptied(), *slots, ForgetJob(job=key)]
 
     def next_deadline(self) -> float | None:
         """When tick must be called at the latest."""

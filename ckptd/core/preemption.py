@@ -54,10 +54,8 @@ class Preemption:
         """Whether nodes were asked, and the step is not fixed."""
         return self._until is not None
 
-    def handle(self, node: str, event: ev.PreemptAsked | ev.StepsRead, sessions: Sessions, now: float) -> list[Action]:
-        """A rank, or a node, has something to say of it."""
-        if isinstance(event, ev.StepsRead):
-            return self._read(node, event)
+    def asked(self, event: ev.PreemptAsked, sessions: Sessions, now: float) -> list[Action]:
+        """Somebody wants it, or a rank was past the step."""
         session = sessions.living
         if not session:
             return []  # nobody is there to be told, and the next run is none of its business
@@ -71,7 +69,8 @@ class Preemption:
         self._awaited, self._until = {*self._asked} - sessions.unreachable, now + PATIENCE_S
         return [self._order(name) for name in sorted(self._asked)]
 
-    def _read(self, node: str, event: ev.StepsRead) -> list[Action]:
+    def read(self, node: str, event: ev.StepsRead) -> list[Action]:
+        """A node reports the steps of its ranks."""
         if event.session != self._session:
             return []
         if self.step is not None:

@@ -73,7 +73,7 @@ class Daemons:
 
     def ask(self) -> None:
         event = ev.PreemptAsked(job=KEY, why="SIGTERM")
-        self._perform(self.preemption.handle("n0", event, self.sessions, 0.0))
+        self._perform(self.preemption.asked(event, self.sessions, 0.0))
 
     def _perform(self, actions: list[object]) -> None:
         for action in actions:
@@ -89,7 +89,10 @@ class Daemons:
                 yield
             message = self.queues[name].popleft()
             if name == "coordinator":
-                self._perform(self.preemption.handle(message[0], message[1], self.sessions, 0.0))
+                node, fact = message
+                passed = isinstance(fact, ev.PreemptAsked)
+                told = self.preemption.asked(fact, self.sessions, 0.0) if passed else self.preemption.read(node, fact)
+                self._perform(told)
                 continue
             mine = tuple(rank for rank, home in enumerate(self.job.homes) if f"n{home}" == name)
             for action in self.notices[name].ordered(message, mine):

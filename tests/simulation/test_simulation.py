@@ -53,18 +53,18 @@ def test_what_a_node_says_for_a_save_does_not_grow_with_the_job():
 # --- a simulator that finds nothing proves nothing: cores that break a promise, each of which it must notice
 
 
-def frees_at_once(self):
+def frees_at_once(self, _event=None):
     actions = []
     for slot in [s for s in self.slots if s.save is not None]:
         actions += self._free(slot)
     return actions
 
 
-def says_protected_at_once(self, saves, now):
-    newest = saves.newest_staged
+def says_protected_at_once(self, now):
+    newest = self._saves.newest_staged
     if not self.on or newest is None or newest.protected:
         return []
-    return self._protected((newest.save, self.epoch), saves)
+    return self._protected((newest.save, self.epoch))
 
 
 def never_drains(self, now):

@@ -83,7 +83,7 @@ def takes_one_more(self, rank):
 provision = SlotTable.provision
 
 
-def frees_at_once(self):
+def frees_at_once(self, _event=None):
     return [action for slot in list(self.slots) if slot.save is not None for action in self._free(slot)]
 
 

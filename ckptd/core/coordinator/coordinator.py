@@ -1,6 +1,7 @@
 """One job as rank 0's daemon sees it: who the job is, how far each save has come, what a load restores. Pure."""
 
-from typing import assert_never
+from collections.abc import Callable
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -10,7 +11,7 @@ from ckptd.core.coordinator.departures import How
 from ckptd.core.coordinator.inventory_barrier import RollCall
 from ckptd.core.coordinator.leave import Leave
 from ckptd.core.coordinator.locations import Routes
-from ckptd.core.coordinator.missed_loads import MissedLoads, agreed_by
+from ckptd.core.coordinator.missed_loads import MissedLoads
 from ckptd.core.coordinator.missing_ranks import MissingRanks
 from ckptd.core.coordinator.notices import Notices
 from ckptd.core.coordinator.parity_scheduler import Encodes
@@ -18,7 +19,7 @@ from ckptd.core.coordinator.protection_view import ProtectionView
 from ckptd.core.coordinator.restores import Restores
 from ckptd.core.coordinator.runs import Runs
 from ckptd.core.coordinator.saves import Saves
-from ckptd.core.coordinator.sessions import Sessions, with_known
+from ckptd.core.coordinator.sessions import Sessions
 from ckptd.core.policy import Policy
 from ckptd.core.preemption import Preemption
 from ckptd.shared.base.ids import JobKey
@@ -33,11 +34,11 @@ class Coordinator:
         self._policy = policy
         self.sessions = Sessions(job, node, policy, known)
         self.roll_call = RollCall(policy)
-        self._know_nothing()
         self.preemption = Preemption(job, node)
+        self._know_nothing()
+        self._session = ""  # that was entered last
         self._entering = False  # saves of older incarnations are judged once all nodes have said what they have
-        self._asked_here = False  # a rank has asked for a load since this daemon started
-        self._missed = MissedLoads()
+        self._missed = MissedLoads(node)
         self._now = 0.0  # of the last event
         self._touched = True  # since the last tick
         self._due: float | None = None  # as of the last tick
@@ -52,87 +53,78 @@ class Coordinator:
         """Of saves, loads and parity."""
         job, node, policy = self.job, self._node, self._policy
         self.saves = Saves(job, node, policy, self.roll_call)
+        self.sessions.known = lambda: self.saves.known(self.sessions.incarnation)
         self._notices = Notices(job, self.sessions, self.saves, policy.arena)
-        self.encodes = Encodes(job, node, policy)
+        self.encodes = Encodes(job, node, policy, self.saves)
         self.runs = Runs(job, node)
         routes = Routes(job, self.saves, self.encodes, node)
-        self.restores = Restores(job, node, policy, routes, self.runs.strangers)
+        self.restores = Restores(job, node, policy, self.sessions, self.saves, routes, self.runs.strangers)
         self._missing = MissingRanks(job, node, self.sessions, self.saves, self.restores)
         self.leave = Leave(job, node, policy, self.sessions, self.saves, self.encodes, self.roll_call)
+        self.events, self.facts = self._events(), self._facts()
 
     def handle(self, event: ev.Event, now: float) -> list[Action]:
         """What to do about a report of a node, or the outcome of an action of the coordinator."""
         self._now, self._touched, self.saves.fence.void = now, True, self.sessions.void
-        match event:
-            case ev.Report():
-                return self._report(event.node, event.event, now)
-            case ev.IncarnationTaken():
-                return self._incarnation(event, now)
-            case ev.StoreScanned():
-                return self._scanned(event, now)
-            case ev.CommitEnded():
-                return self._committed(event, now)
-            case ev.CheckpointRemoved():
-                return self.saves.removed(event)
-            case ev.PeerUp():
-                return self._peer_up(event, now)
-            case ev.PeerDown():
-                return self._peer_down(event.node, now)
-            case ev.TopologyKept():
-                return self._kept(event)
-            case ev.StoreRemembered():
-                self.sessions.remembered.add(event.store_id)
-                return []
-        raise AssertionError(f"no row for {event}")
+        if not isinstance(event, ev.Report):
+            return self.events[type(event)](event, now)
+        fact = event.event
+        return [] if self.sessions.is_stale(fact) else self.facts[type(fact)](event.node, fact, now)
 
-    def _report(self, node: str, event: ev.Fact, now: float) -> list[Action]:  # noqa: C901, PLR0912 - one line per event
-        if self.sessions.is_stale(event):
-            return []
-        match event:
-            case ev.RankFound():
-                return self.sessions.found(node, event)
-            case ev.Knocked():
-                return self.sessions.knocked(event, now)
-            case ev.Visited():
-                before = self.sessions.session
-                return [*self._told(self.sessions.visited(node, event, now)), *self._entered(before)]
-            case ev.NodeHas():
-                return self._node_has(node, event, now)
-            case ev.SlotsAwaited():
-                return self._missing.allocates(node, event.ranks, now)
-            case ev.Encoded():
-                return self.encodes.encoded(node, event, self.saves, now)
-            case ev.SegmentFetched():
-                return self._fetched(node, event, now)
-            case ev.RankAttached():
-                return self._attached(node, event, now)
-            case ev.RankGone() | ev.RankDetached():
-                return self._left(event, now)
-            case ev.SegmentStaged():
-                return self._staged(node, event, now)
-            case ev.SegmentReleased():
-                actions = self.saves.released(node, event)
-                return [*actions, *self._sort_runs()] if self.runs.released(node, event) else actions
-            case ev.SaveSkipped():
-                self._needs_room = True
-                return [*self.saves.skipped(event, self.sessions.world_size, now), *self._judge(now)]
-            case ev.DrainAsked():
-                return self.saves.drain_newest(now)
-            case ev.PreemptAsked() | ev.StepsRead():
-                return self.preemption.handle(node, event, self.sessions, now)
-            case ev.DrainMoved():
-                self.saves.moved(node, event)
-                return []
-            case ev.Drained(committed=True):
-                return self.saves.found_committed(event.save)
-            case ev.Drained() | ev.VoteWritten():
-                return self.saves.voted(node, event.save, event.problem, now)
-            case ev.LoadAsked():
-                return self._load_asked(node, event, now)
-            case ev.LoadReported():
-                return self._load(self.restores.reported(event, self.sessions.world_size, self.saves, now))
-            case _:
-                assert_never(event)
+    def _events(self) -> dict[type[ev.Event], Callable[[Any, float], list[Action]]]:
+        """Outcomes of actions of the coordinator, what was found at start, and which nodes answer."""
+        return {
+            ev.IncarnationTaken: self._incarnation,
+            ev.StoreScanned: self._scanned,
+            ev.CommitEnded: self._committed,
+            ev.CheckpointRemoved: lambda event, _: self.saves.removed(event),
+            ev.PeerUp: self._peer_up,
+            ev.PeerDown: self._peer_down,
+            ev.TopologyKept: lambda event, _: self._kept(event),
+            ev.StoreRemembered: lambda event, _: self.sessions.remember(event),
+        }
+
+    def _facts(self) -> dict[type[ev.Fact], Callable[[str, Any, float], list[Action]]]:
+        """What a node reports of itself."""
+        return {
+            ev.RankFound: lambda node, event, _: self.sessions.found(node, event),
+            ev.Knocked: lambda _, event, now: self.sessions.knocked(event, now),
+            ev.Visited: self._visited,
+            ev.NodeHas: self._node_has,
+            ev.SlotsAwaited: lambda node, event, now: self._missing.allocates(node, event.ranks, now),
+            ev.Encoded: self.encodes.encoded,
+            ev.SegmentFetched: self._fetched,
+            ev.RankAttached: self._attached,
+            ev.RankGone: lambda _, event, now: self._left(event, now),
+            ev.RankDetached: lambda _, event, now: self._left(event, now),
+            ev.SegmentStaged: self._staged,
+            ev.SegmentReleased: self._released,
+            ev.SaveSkipped: self._skipped,
+            ev.DrainAsked: lambda _node, _event, now: self.saves.drain_newest(now),
+            ev.PreemptAsked: lambda _, event, now: self.preemption.asked(event, self.sessions, now),
+            ev.StepsRead: lambda node, event, _: self.preemption.read(node, event),
+            ev.DrainMoved: lambda node, event, _: self.saves.moved(node, event),
+            ev.Drained: self._voted,
+            ev.VoteWritten: self._voted,
+            ev.LoadAsked: self._load_asked,
+            ev.LoadReported: lambda _, event, now: self._load(self.restores.reported(event, now)),
+        }
+
+    def _visited(self, node: str, event: ev.Visited, now: float) -> list[Action]:
+        return [*self.sessions.visited(node, event, now), *self._entered()]
+
+    def _released(self, node: str, event: ev.SegmentReleased, _now: float) -> list[Action]:
+        actions = self.saves.released(node, event)
+        return [*actions, *self._sort_runs()] if self.runs.released(node, event) else actions
+
+    def _skipped(self, _node: str, event: ev.SaveSkipped, now: float) -> list[Action]:
+        self._needs_room = True
+        return [*self.saves.skipped(event, self.sessions.world_size, now), *self._judge(now)]
+
+    def _voted(self, node: str, event: ev.Drained | ev.VoteWritten, now: float) -> list[Action]:
+        if isinstance(event, ev.Drained) and event.committed:
+            return self.saves.found_committed(event.save)
+        return self.saves.voted(node, event.save, event.problem, now)
 
     def _load_asked(self, node: str, event: ev.LoadAsked, now: float) -> list[Action]:
         if not event.request and node in self._missed.told:
@@ -140,12 +132,12 @@ class Coordinator:
         if event.rank in self._missed.ranks and self.restores.agreed is not None:
             self._missed.ranks.discard(event.rank)
             return [ToNode(job=self.job, node=node, message=self.restores.agreed)]
-        self._asked_here |= event.request > 0
+        self._missed.asked_here |= event.request > 0
         self.saves.retention.hold = True
         if event.run is not None and not self.restores.running:
             self.runs.name(event.run)
         take = self.sessions.take(self.sessions.session)
-        actions = self.restores.asked(node, event, self.sessions.world_size, take, self.saves, now)
+        actions = self.restores.asked(node, event, take, now)
         return [*self._sort_runs(), *self._load([*actions, *self.restores.hopeless(self.sessions.incomplete)])]
 
     def _sort_runs(self) -> list[Action]:
@@ -158,23 +150,24 @@ class Coordinator:
     def _attached(self, node: str, event: ev.RankAttached, now: float) -> list[Action]:
         scan: list[Action] = [] if self._asked_scan else [self._scan()]
         self._asked_scan = True
-        before, agreed = self.sessions.session, self.restores.agreed
+        agreed = self.restores.agreed
         if event.request and agreed is not None and 0 < event.incarnation < agreed.incarnation:
             self._missed.ranks.add(event.rank)  # its daemon ended before it heard the end of that load
         loaded = agreed.incarnation if agreed is not None else 0
-        actions = self._told(self.sessions.attach(node, event, now, loaded))
+        actions = self.sessions.attach(node, event, now, loaded)
         self.runs.attached(event, actions)
         actions += [*self._end_halves(), *self._load(self.restores.hopeless(self.sessions.incomplete))]
-        return [*scan, *actions, *self._entered(before), *self._look_anew()]
+        return [*scan, *actions, *self._entered(), *self._look_anew()]
 
     def _look_anew(self) -> list[Action]:
         """What was seen may be another store than that of the ranks that are in now."""
         return [self._scan()] if self.saves.saw_another_store(self.sessions) else []
 
-    def _entered(self, before: str) -> list[Action]:
+    def _entered(self) -> list[Action]:
         """What follows when the door was opened: another session than before ends what its predecessor had begun."""
         self._somebody_is_in()
-        if self.sessions.session == before:
+        before, self._session = self._session, self.sessions.session
+        if self._session == before:
             return []
         self.leave.crashed = False
         self.saves.fence.begin(self.sessions.incarnation, self.sessions.run, self.sessions.session)
@@ -199,7 +192,7 @@ class Coordinator:
 
     def _node_has(self, node: str, event: ev.NodeHas, now: float) -> list[Action]:
         """All that a node has. Once all have said it, what cannot become whole any more is over."""
-        actions = self._catch_up(node, event)
+        actions = self._missed.catch_up(node, event, self.restores, self.sessions)
         self.sessions.heard_number(event.incarnation, event.run, event.session)
         segments, pieces = self.runs.sift(node, event)
         actions += self._sort_runs()
@@ -207,23 +200,12 @@ class Coordinator:
         self.encodes.opened(self.sessions.topology, self.sessions.epoch)
         self.roll_call.spoke(node, event.session, event.former)
         self.encodes.heard(node, event.since)
-        actions += self.encodes.found(node, pieces, self.saves, now)
+        actions += self.encodes.found(node, pieces, now)
         actions += self.saves.found(node, segments, now)
         for rank in self.sessions.lives(node, event.live):  # what they delivered before they ended counts
             gone = ev.RankGone(job=self.job, rank=rank, session=self.sessions.session)
             actions += self._left(gone, now)
-        return [*actions, *self._judge(now), *self.encodes.advance(self.saves, now)]
-
-    def _catch_up(self, node: str, event: ev.NodeHas) -> list[Action]:
-        """A node that missed the end of a load is told; one that knows of a load that this daemon forgot tells it."""
-        ours = event.resumed is not None and self.sessions.session in ("", event.session)
-        known = self.restores.agreed
-        if ours and (known is None or event.incarnation > known.incarnation):
-            self.restores.agreed = agreed_by(event, self._node)
-            if not self._asked_here:
-                self.restores.forget_round()
-        behind = self._missed.behind(node, event.incarnation, self.restores.agreed, self.sessions.nodes)
-        return [ToNode(job=self.job, node=n, message=order) for n, order in behind]
+        return [*actions, *self._judge(now), *self.encodes.advance(now)]
 
     def _judge(self, now: float) -> list[Action]:
         """What older incarnations left, and is of no use, is given back once no silent node may hold the rest of it.
@@ -242,12 +224,12 @@ class Coordinator:
             self.roll_call.give_up()
         if self.roll_call.settle():
             actions += self.saves.end_halves(self.sessions.incarnation)
-            actions += self.encodes.outlived(self.saves, self.restores.settled)
-            actions += self.encodes.advance(self.saves, now)
-        return [*actions, *self._load(self.restores.go_on(self.sessions.world_size, self.saves, now))]
+            actions += self.encodes.outlived(self.restores.settled)
+            actions += self.encodes.advance(now)
+        return [*actions, *self._load(self.restores.go_on(now))]
 
     def _peer_up(self, event: ev.PeerUp, now: float) -> list[Action]:
-        self.sessions.peer_up(event.node)
+        self.sessions.processes.link_up(event.node)
         if event.node in self.sessions.present.values():
             self._somebody_is_in()
         self.roll_call.came(event.node)
@@ -255,9 +237,9 @@ class Coordinator:
         actions = [*self.encodes.peer_up(event.node), *self.saves.peer_up(event.node, now)]
         return [*actions, *self.restores.peer_up(event.node), *self.preemption.peer_up(event.node)]
 
-    def _peer_down(self, node: str, now: float) -> list[Action]:
-        before = self.sessions.session
-        actions = [*self._told(self.sessions.peer_down(node, now)), *self._entered(before)]
+    def _peer_down(self, event: ev.PeerDown, now: float) -> list[Action]:
+        node = event.node
+        actions = [*self.sessions.peer_down(node, now), *self._entered()]
         self.roll_call.went(node)
         ranks = sorted(rank for rank, home in self.sessions.members.items() if home == node)
         actions += self._load(self.restores.node_gone(node, ranks))
@@ -275,13 +257,14 @@ class Coordinator:
 
     def _fetched(self, node: str, event: ev.SegmentFetched, now: float) -> list[Action]:
         actions = [] if event.problem else self.saves.fetched(node, event.save, event.rank, now, event.shares)
-        return [*actions, *self._load(self.restores.fetched(node, event, self.sessions.world_size, self.saves, now))]
+        return [*actions, *self._load(self.restores.fetched(node, event, now))]
 
     def retire(self, incarnation: int) -> None:
         """Another node coordinates the job now, in this incarnation."""
         self._touched = True
         if self.sessions.session or self.saves.records:
             self.sessions.retire(incarnation)
+            self._session = ""
             self.roll_call.forget()
             reachable = self.saves.reachable  # links stay as they are, and nobody will tell again
             self._know_nothing()
@@ -299,9 +282,6 @@ class Coordinator:
         self.leave.orphaned_at, self._asked_scan, self._touched = now, True, True
         self.roll_call.born((self.sessions.nodes | self._former) - {self._node})
         return [self._scan()]
-
-    def _told(self, actions: list[Action]) -> list[Action]:
-        return with_known(actions, self.saves.known(self.sessions.incarnation))
 
     def _left(self, event: ev.RankGone | ev.RankDetached, now: float) -> list[Action]:
         ours = event.session == self.sessions.session and event.rank in self.sessions.members
@@ -327,10 +307,10 @@ class Coordinator:
         if not self.runs.admits(node, event):
             return self._sort_runs()
         before, self.saves.due.from_step = self.saves.newest_staged, self.preemption.due_from(self.sessions.session)
-        actions = [*self.saves.staged(node, event, now), *self.encodes.advance(self.saves, now)]
+        actions = [*self.saves.staged(node, event, now), *self.encodes.advance(now)]
         if self.saves.newest_staged is not before:
             judged = self.roll_call.doubts
-            actions += self._judge(now) if judged else self.encodes.outlived(self.saves, self.restores.settled)
+            actions += self._judge(now) if judged else self.encodes.outlived(self.restores.settled)
         return [*actions, *(self._end_halves() if event.request else ())]
 
     def _end_halves(self) -> list[Action]:
@@ -348,14 +328,13 @@ class Coordinator:
         if not event.problem:
             self.saves.fence.recorded([(event.number, event.run)])
         if door:
-            before = self.sessions.session
-            actions = self._told(self.sessions.opened(event, now))
+            actions = self.sessions.opened(event, now)
             actions += [self._scan()] if self._blank else []  # the number made one, or it does not answer
-            return [*actions, *self._entered(before), *self._look_anew()]
+            return [*actions, *self._entered(), *self._look_anew()]
         actions = self.restores.incarnation_taken(self.sessions.number_of(event), event.run, self._scan())
         if event.problem:  # nor would it answer a scan
             silent = ev.StoreScanned(job=self.job, problem=event.problem)
-            return self._load(self.restores.scanned(silent, self.sessions.world_size, self.saves, now))
+            return self._load(self.restores.scanned(silent, now))
         return actions
 
     def _committed(self, event: ev.CommitEnded, now: float) -> list[Action]:
@@ -365,7 +344,7 @@ class Coordinator:
         if now >= self._looked_at + self._policy.store_look_s:  # others may have removed checkpoints
             self._looked_at = now
             actions.append(self._scan())
-        actions += self._load(self.restores.store_moved(self.sessions.world_size, self.saves, now))
+        actions += self._load(self.restores.store_moved(now))
         return [*actions, *self.leave.when_safe(now)]
 
     def _no_store(self, event: ev.StoreScanned, now: float) -> list[Action]:
@@ -393,8 +372,8 @@ class Coordinator:
             actions += self._sort_runs()
         actions += self.saves.scanned(event, self.sessions.incarnation, now)
         actions += [] if event.problem else self._claim()
-        actions += self._load(self.restores.scanned(event, self.sessions.world_size, self.saves, now))
-        actions += self._load(self.restores.store_moved(self.sessions.world_size, self.saves, now))
+        actions += self._load(self.restores.scanned(event, now))
+        actions += self._load(self.restores.store_moved(now))
         return [*actions, *self.leave.when_safe(now)]
 
     def _weigh_numbers(self, event: ev.StoreScanned) -> list[Action]:
@@ -426,9 +405,9 @@ class Coordinator:
                 self.saves.awaited = ()  # what could be completed was
                 if not self.roll_call.doubts:
                     actions = [*actions, *self.saves.end_halves(self.sessions.incarnation)]
-                    actions += self.encodes.outlived(self.saves, self.restores.settled)
+                    actions += self.encodes.outlived(self.restores.settled)
                 if order.save is not None:
-                    actions += [*self.saves.revive(order.save, self._now), *self.encodes.advance(self.saves, self._now)]
+                    actions += [*self.saves.revive(order.save, self._now), *self.encodes.advance(self._now)]
         if self.saves.retention.hold and not self.restores.running:
             self.saves.retention.hold = False
             actions += self.saves.retire()
@@ -436,7 +415,7 @@ class Coordinator:
 
     def view(self) -> ProtectionView | None:
         """How far the nodes protect each other; None: this daemon coordinates nothing."""
-        return self.encodes.view(self.saves) if self.sessions.topology is not None else None
+        return self.encodes.view() if self.sessions.topology is not None else None
 
     def next_deadline(self) -> float | None:
         """The earliest time at which tick has something to do."""
@@ -458,13 +437,12 @@ class Coordinator:
         return actions
 
     def _tick(self, now: float) -> list[Action]:
-        before = self.sessions.session
-        actions = [*self._told(self.sessions.tick(now)), *self._entered(before)]
-        actions += [*self.saves.tick(now), *self.encodes.tick(self.saves, now), *self.preemption.tick(now)]
+        actions = [*self.sessions.tick(now), *self._entered()]
+        actions += [*self.saves.tick(now), *self.encodes.tick(now), *self.preemption.tick(now)]
         actions += self._missing.tick(now)
         actions += self._judge(now) if self.roll_call.tick(now) else []
         if self._rescan_at is not None and now >= self._rescan_at:
             self._rescan_at = None
             actions.append(self._scan())
-        actions += self._load(self.restores.tick(now, self.sessions.world_size, self.saves))
+        actions += self._load(self.restores.tick(now))
         return [*actions, *self._notices.tick(now), *self.leave.when_safe(now)]

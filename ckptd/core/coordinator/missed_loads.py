@@ -1,42 +1,43 @@
 """Which nodes and ranks have missed the end of a load, because a daemon ended in between. Pure."""
 
-from collections.abc import Container
-
 from ckptd.core import events as ev
+from ckptd.core.actions import Action, ToNode
+from ckptd.core.coordinator.restores import Restores
+from ckptd.core.coordinator.sessions import Sessions
 
 
 class MissedLoads:
     """Nodes are told as soon as they are heard of; ranks are told when they ask."""
 
-    def __init__(self) -> None:
+    def __init__(self, node: str) -> None:
+        self._node = node
         self._incarnations: dict[str, int] = {}  # the largest that each node knows of
         self.ranks: set[int] = set()  # that came back from before the load that was agreed
         self.told: set[str] = set()  # nodes that missed the end of a load and heard it since
+        self.asked_here = False  # a rank has asked for a load since this daemon started
 
     def new_session(self) -> None:
         """Loads of the one before concern nobody any more."""
         self.ranks, self.told = set(), set()
 
-    def behind(
-        self, node: str, incarnation: int, agreed: ev.LoadOrdered | None, nodes: Container[str]
-    ) -> list[tuple[str, ev.LoadOrdered]]:
-        """The node knows this incarnation. Which nodes of the job are to be told how the last load ended."""
-        self._incarnations[node] = incarnation
-        if agreed is None:
+    def catch_up(self, node: str, event: ev.NodeHas, restores: Restores, sessions: Sessions) -> list[Action]:
+        """A node that missed the end of a load is told; one that knows of a load that this daemon forgot tells it."""
+        ours = event.resumed is not None and sessions.session in ("", event.session)
+        if ours and (restores.agreed is None or event.incarnation > restores.agreed.incarnation):
+            restores.agreed = ev.LoadOrdered(
+                job=event.job,
+                node=self._node,
+                incarnation=event.incarnation,
+                run=event.run,
+                save=event.resumed,
+                agreed=True,
+            )
+            if not self.asked_here:
+                restores.forget_round()
+        self._incarnations[node] = event.incarnation
+        if (agreed := restores.agreed) is None:
             return []
-        late = [n for n, number in self._incarnations.items() if number < agreed.incarnation and n in nodes]
+        late = [n for n, number in self._incarnations.items() if number < agreed.incarnation and n in sessions.nodes]
         self.told |= set(late)
         self._incarnations |= dict.fromkeys(late, agreed.incarnation)
-        return [(n, agreed) for n in late]
-
-
-def agreed_by(event: ev.NodeHas, coordinator: str) -> ev.LoadOrdered:
-    """The end of a load, as a node remembers it that has heard it."""
-    return ev.LoadOrdered(
-        job=event.job,
-        node=coordinator,
-        incarnation=event.incarnation,
-        run=event.run,
-        save=event.resumed,
-        agreed=True,
-    )
+        return [ToNode(job=event.job, node=n, message=agreed) for n in late]

@@ -154,7 +154,10 @@ class MissingRanks:
 
     def _is_apart(self, rank: int) -> bool:
         """Whether its process lives, and has not come back to a daemon that restarted."""
-        return rank not in self._sessions.members and self._sessions.process_of(rank) is not None
+        return rank not in self._sessions.members and self._process_of(rank) is not None
+
+    def _process_of(self, rank: int) -> ev.RankFound | None:
+        return self._sessions.processes.of(rank, self._sessions.session)
 
     def _home(self, rank: int) -> str:
         """Its node, as far as is known: this one."""
@@ -166,7 +169,7 @@ class MissingRanks:
         """Where these ranks run, by node."""
         by_node: dict[str, list[tuple[int, int]]] = {}
         for rank in ranks:
-            found = self._sessions.process_of(rank)
+            found = self._process_of(rank)
             if found is not None:
                 by_node.setdefault(self._home(rank), []).append((rank, found.pid))
         shown = [_place(node, found) for node, found in list(by_node.items())[:_MAX_NODES]]

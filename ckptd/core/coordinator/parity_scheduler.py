@@ -21,10 +21,11 @@ Group = tuple[int, Scheme, tuple[tuple[int, ...], ...]]  # epoch, scheme, ranks 
 class Encodes:
     """What is being encoded, what is protected, and where which parity lies."""
 
-    def __init__(self, job: JobKey, node: str, policy: Policy) -> None:
+    def __init__(self, job: JobKey, node: str, policy: Policy, saves: Saves) -> None:
         self._job = job
         self._node = node
         self._policy = policy
+        self._saves = saves
         self.topology: Topology | None = None
         self.epoch = 0
         self.active: SaveId | None = None
@@ -66,7 +67,7 @@ class Encodes:
         """The job first came to the node's arena, as it is now, in this epoch; 0: that is not known."""
         self._since[node] = since
 
-    def found(self, node: str, pieces: tuple[ev.HeldPiece, ...], saves: Saves, now: float) -> list[Action]:
+    def found(self, node: str, pieces: tuple[ev.HeldPiece, ...], now: float) -> list[Action]:
         """These pieces, and no others, lie at the node. It may have missed what was ordered or reached."""
         self._pieces[node] = {(piece.save, piece.epoch): piece for piece in pieces}
         self._index.clear()
@@ -76,7 +77,7 @@ class Encodes:
         if self.newest is None:  # another life of this coordinator may have seen it protected
             for key in sorted(self._pieces[node], reverse=True):
                 if key[1] == self.epoch and all(key in self._pieces.get(n, {}) for n in self._sets):
-                    return [*self._protected(key, saves), *self.advance(saves, now)]
+                    return [*self._protected(key), *self.advance(now)]
         else:
             order = ev.SaveProtected(job=self._job, node=self._node, save=self.newest[0], epoch=self.newest[1])
             actions.append(ToNode(job=self._job, node=node, message=order))
@@ -85,9 +86,9 @@ class Encodes:
             actions += self._order(self.active, node)
         return actions
 
-    def advance(self, saves: Saves, now: float) -> list[Action]:
+    def advance(self, now: float) -> list[Action]:
         """Has the newest staged save encoded, once what is being encoded is done, or cannot be."""
-        newest = saves.newest_staged
+        newest = self._saves.newest_staged
         if not self.on or newest is None:
             return []
         if self.newest is not None and self.newest[1] == self.epoch and newest.save <= self.newest[0]:
@@ -118,7 +119,7 @@ class Encodes:
             return False
         return all(topology.home(rank) in record.held.get(rank, set()) for rank in range(record.world_size))
 
-    def encoded(self, node: str, event: ev.Encoded, saves: Saves, now: float) -> list[Action]:
+    def encoded(self, node: str, event: ev.Encoded, now: float) -> list[Action]:
         """A node has sealed its parity, or could not make it."""
         key = (event.save, event.epoch)
         if not event.problem and self.topology is not None and event.epoch == self.epoch and node in self._sets:
@@ -132,11 +133,11 @@ class Encodes:
             pause = min(self._policy.drain_retry_s * 2 ** min(self._failures, 10), self._policy.drain_retry_max_s)
             self._retry_at = now + pause
             note = Note(job=self._job, text=f"{event.save} is not protected yet: {node}: {event.problem}")
-            return [note, *self.advance(saves, now)]
+            return [note, *self.advance(now)]
         self.problems.pop(node, None)
         self.done.add(node)
         if self.done >= set(self._sets):
-            return [*self._protected(key, saves), *self.advance(saves, now)]
+            return [*self._protected(key), *self.advance(now)]
         return []
 
     def _describe(self, node: str, key: Key) -> ev.HeldPiece:
@@ -145,11 +146,11 @@ class Encodes:
         scheme = topology.scheme.among(len(members))
         return ev.HeldPiece(*key, scheme, members.index(node), self._ranks[members], members)
 
-    def _protected(self, key: Key, saves: Saves) -> list[Action]:
+    def _protected(self, key: Key) -> list[Action]:
         self.newest = key
         self._forget_active()
-        if key[0] in saves.records:
-            saves.records[key[0]].protected = True
+        if key[0] in self._saves.records:
+            self._saves.records[key[0]].protected = True
         for held in self._pieces.values():
             for old in [k for k in held if k != key]:
                 del held[old]
@@ -181,16 +182,16 @@ class Encodes:
         self.newest, self._pieces = None, {}
         self._index.clear()
 
-    def view(self, saves: Saves) -> ProtectionView:
+    def view(self) -> ProtectionView:
         """For status."""
         if self.topology is None:
             return ProtectionView()
         newest = {node: max(held)[0] for node, held in self._pieces.items() if held}
         return view_of(
             self.topology,
-            unreachable=set(self.topology.nodes) - saves.reachable,
+            unreachable=set(self.topology.nodes) - self._saves.reachable,
             encoded=newest,
-            protected=[record.save for record in saves.records.values() if record.protected],
+            protected=[record.save for record in self._saves.records.values() if record.protected],
             problems=self.problems,
         )
 
@@ -198,12 +199,12 @@ class Encodes:
         """When the encode is tried again, or has had its time."""
         return self._retry_at
 
-    def tick(self, saves: Saves, now: float) -> list[Action]:
+    def tick(self, now: float) -> list[Action]:
         """Tries again what failed, as far as it is still the newest."""
         if self._retry_at is None or now < self._retry_at:
             return []
         self._retry_at = None
-        actions = self.advance(saves, now)
+        actions = self.advance(now)
         if actions or self.active is None:
             return actions
         self._retry_at = now + self._policy.encode_patience_s
@@ -258,7 +259,7 @@ class Encodes:
             self._index[save] = index
         return self._index[save]
 
-    def outlived(self, saves: Saves, loaded: SaveId | None) -> list[Action]:
+    def outlived(self, loaded: SaveId | None) -> list[Action]:
         """Has the nodes give back parity that was left by sessions before and that nothing depends on.
 
         To be asked once all nodes that answer have said what they have. A save counts as protected if each member of
@@ -267,13 +268,13 @@ class Encodes:
         rebuilt by what is there: that may have failed for a reason that passes.
         """
         keys = {key for held in self._pieces.values() for key in held if key[1] != self.epoch}
-        whole = newest_whole(saves.records.values(), saves.on_store)
+        whole = newest_whole(self._saves.records.values(), self._saves.on_store)
         told = {self.newest} if self.newest is not None else set()
-        best = max(told | {key for key in keys if self._was_protected(key, saves)}, default=None)
+        best = max(told | {key for key in keys if self._was_protected(key)}, default=None)
         gone = {key for key in keys if best is not None and key < best}
-        gone |= {k for k in keys - {best} if whole is not None and k[0] < whole and not self._was_protected(k, saves)}
-        lost = lost_since(saves.records.values(), loaded, saves.incarnation) if loaded is not None else []
-        lost = [save for save in lost if not self._recoverable(saves.records[save], saves.reachable)]
+        gone |= {k for k in keys - {best} if whole is not None and k[0] < whole and not self._was_protected(k)}
+        lost = lost_since(self._saves.records.values(), loaded, self._saves.incarnation) if loaded is not None else []
+        lost = [save for save in lost if not self._recoverable(self._saves.records[save], self._saves.reachable)]
         gone |= {key for held in self._pieces.values() for key in held if key[0] in lost and key not in told}
         if self.active in lost:  # it was ordered before it was known what is lost
             self._forget_active()
@@ -289,9 +290,9 @@ class Encodes:
         )
         return [ToNode(job=self._job, message=order)]
 
-    def _was_protected(self, key: Key, saves: Saves) -> bool:
+    def _was_protected(self, key: Key) -> bool:
         covered: set[int] = set()
-        record = saves.records.get(key[0])
+        record = self._saves.records.get(key[0])
         sets = {held[key].members: held[key] for held in self._pieces.values() if key in held}
         for members, piece in sets.items():
             missing = [node for node in members if key not in self._pieces.get(node, {})]

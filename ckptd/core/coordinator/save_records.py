@@ -79,6 +79,10 @@ class SaveRecords:
         """How many saves ended how, of all that this coordinator has known. Who waits again is none of them."""
         return self._past + Counter(record.end for record in self.records.values() if record.end is not None)
 
+    def world_size_of(self, save: SaveId) -> int:
+        """The ranks of a save that lies in memory or on the store."""
+        return self.on_store[save].world_size if save in self.on_store else self.records[save].world_size
+
     def notes_of(self, save: SaveId) -> tuple[str, ...]:
         """What whoever loads the save should know of it."""
         found = self.on_store[save].compared if save in self.on_store else ""

@@ -4,44 +4,21 @@ A session is one set of ranks started together. A new one may enter when no rank
 gets the next incarnation number. A rank of the present session that comes back to a restarted daemon enters at once.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 
 from msgspec.structs import replace
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, Claim, MeetPeers, ScanStore, TakeIncarnation, ToNode
 from ckptd.core.coordinator.departures import Departure, How
+from ckptd.core.coordinator.processes import Processes
 from ckptd.core.coordinator.protection_view import less_than_asked
-from ckptd.core.coordinator.wait_reasons import Reason, late_at, speaker, still_running, unheard
+from ckptd.core.coordinator.wait_reasons import Reason, Waiting, late_at, speaker, still_running, unheard
 from ckptd.core.policy import Policy
 from ckptd.shared.base.ids import ANY_STORE, NO_RUN, JobKey, RunId
 from ckptd.shared.protocol.messages import Cadence, Progress
 from ckptd.shared.protocol.node_messages import MAX_VOID
 from ckptd.shared.protocol.topology import Peer, Topology
-
-
-@dataclass(slots=True)
-class Waiting:
-    """Ranks of a session that stand before the door."""
-
-    since: float
-    cadence: Cadence
-    takeover: bool = False
-    ranks: dict[int, tuple[str, int]] = field(default_factory=dict)  # rank -> (node, world size)
-    topology: Topology | None = None
-    nodes: set[str] = field(default_factory=set)  # of the ranks that stand there
-    outside: set[str] = field(default_factory=set)  # nodes that the job used before and this session does not
-    notified: bool = False  # it was told for whom it waits
-    late: bool = False  # it was waited for them long enough
-    visited: set[str] = field(default_factory=set)  # those of them that have said who lives there
-    store_id: str = ""  # the store that the ranks ask for; empty: none in particular
-
-    def heard(self, now: float, patience_s: float) -> bool:
-        """Whether every node has said who lives there; those that the session does not use get little time."""
-        if self.topology is not None and len(self.nodes) < len(self.topology.peers):
-            return False
-        return self.outside <= self.visited or now - self.since >= patience_s
 
 
 class Sessions:
@@ -64,19 +41,17 @@ class Sessions:
         self.epoch = 0  # the incarnation in which this topology began
         self._epochs: dict[str, int] = {}  # by session, as its nodes have told
         self.visitors: set[str] = set()  # nodes outside of it that may hold something of the job
-        self.unreachable: set[str] = set()
+        self.processes = Processes()
         self.departed: dict[int, Departure] = {}  # members that left or died; nothing more comes from them
         self._dead: set[tuple[int, str]] = set()
         self.floor = 0  # the largest number seen on the store
         self._known = known  # the largest that some node had, this one or another
         self.spoiled = ""  # why the session will not be complete: a rank of it was refused
-        self._live: dict[tuple[int, str], ev.RankFound] = {}
-        self._where: dict[tuple[int, str], str] = {}  # the node of each
-        self._doubted: set[tuple[int, str]] = set()  # named before the node's link came up anew, and not since
         self.heard_of: set[str] = {node}  # nodes where ranks stood at the door
         self._waiting: dict[str, Waiting] = {}
         self._former: dict[str, Peer] = {}  # nodes that the job ran on before
         self._taking = ""
+        self.known: Callable[[], tuple[Progress, ...]] = tuple  # what became of the saves of this incarnation
         self._took: dict[str, None] = {}  # sessions for which numbers were asked here, the last ones
 
     def kept(self, event: ev.TopologyKept) -> None:
@@ -86,12 +61,20 @@ class Sessions:
         self._former |= {peer.node: peer for peer in event.outside}
         self.visitors |= {peer.node for peer in event.outside}
 
+    def remember(self, event: ev.StoreRemembered | ev.Knocked | ev.Visited) -> list[Action]:
+        """An arena has the store to which the job was saved, if it has one."""
+        self.remembered |= {event.store_id} - {""}
+        return []
+
     def found(self, node: str, event: ev.RankFound) -> list[Action]:
         """A live process of some session: nothing to do."""
-        self._live[event.rank, event.session] = event
-        self._where[event.rank, event.session] = node
-        self._doubted.discard((event.rank, event.session))
+        self.processes.found(node, event)
         return []
+
+    @property
+    def unreachable(self) -> set[str]:
+        """Nodes that do not answer."""
+        return self.processes.unreachable
 
     def is_stale(self, event: ev.Event) -> bool:
         """Whether it is a rank's word of another session than the present one: it counts for nothing."""
@@ -100,7 +83,7 @@ class Sessions:
     def knocked(self, event: ev.Knocked, now: float) -> list[Action]:
         """A session at the door leaves these nodes, if it is let in: they are met."""
         self._known = max(self._known, event.incarnation)
-        self.remembered |= {event.store_id} - {""}
+        self.remember(event)
         if not event.outside:
             return []
         waiting = self._waiting.setdefault(event.session, Waiting(now, Cadence()))
@@ -111,8 +94,8 @@ class Sessions:
     def visited(self, node: str, event: ev.Visited, now: float) -> list[Action]:
         """A node that the session leaves has said who lives there."""
         self._known = max(self._known, event.incarnation)
-        self.remembered |= {event.store_id} - {""}
-        self._confirm(node)
+        self.remember(event)
+        self.processes.confirm(node)
         waiting = self._waiting.get(event.session)
         if waiting is None:
             return []
@@ -120,21 +103,9 @@ class Sessions:
         waiting.visited.add(node)
         return self._open_waiting(now)
 
-    def peer_up(self, node: str) -> None:
-        """Whatever it said may be out of date: it says anew which ranks live there, and until then they count."""
-        self.unreachable.discard(node)
-        self._doubted |= {key for key, where in self._where.items() if where == node}
-
-    def _confirm(self, node: str) -> None:
-        """It has said who lives there: whom it has not named since its link came up lives no more."""
-        for key in [key for key in self._doubted if self._where.get(key) == node]:
-            self._live.pop(key, None)
-            self._where.pop(key)
-            self._doubted.discard(key)
-
     def lives(self, node: str, live: Iterable[tuple[int, str]]) -> list[int]:
         """Members of this session that are not among those who live at their node."""
-        self._confirm(node)
+        self.processes.confirm(node)
         here = set(live)
         return [rank for rank, home in self.members.items() if home == node and (rank, self.session) not in here]
 
@@ -151,12 +122,11 @@ class Sessions:
 
     def gone(self, rank: int, session: str, now: float, how: How) -> list[Action]:
         """The process ended; perhaps somebody waits for that."""
-        process = self._live.pop((rank, session), None)
-        self._where.pop((rank, session), None)
+        pid = self.processes.ended(rank, session)
         if not self.session:
             self._dead.add((rank, session))  # before anybody said which session is the job
         if session == self.session and self.members.pop(rank, None) is not None:
-            self.departed[rank] = Departure(rank, how, process.pid if process is not None else 0)
+            self.departed[rank] = Departure(rank, how, pid)
         waiting = self._waiting.get(session)
         if waiting is not None:
             waiting.ranks.pop(rank, None)
@@ -167,7 +137,7 @@ class Sessions:
     def attach(self, node: str, event: ev.RankAttached, now: float, loaded: int = 0) -> list[Action]:
         """A rank stands before the door. loaded: the incarnation that this session began with a load, if it did."""
         self.heard_of.add(node)
-        self._confirm(node)  # it names all who live there before each that knocks
+        self.processes.confirm(node)  # it names all who live there before each that knocks
         problem = self._misfit(event, loaded)
         if problem:
             if event.session == self.session:
@@ -235,19 +205,12 @@ class Sessions:
             return ("usage", text, "start all ranks with the same world size")
         return None
 
-    def _others(self, session: str) -> list[ev.RankFound]:
-        return [
-            found
-            for key, found in self._live.items()
-            if key[1] != session and self._where.get(key) not in self.unreachable
-        ]
-
     def _open_waiting(self, now: float) -> list[Action]:
         if self._taking:
             return []
         for session, waiting in self._waiting.items():
             heard = waiting.ranks and waiting.heard(now, self._policy.outside_wait_s)
-            if heard and (waiting.takeover or not self._others(session)):
+            if heard and (waiting.takeover or not self.processes.others(session)):
                 self._taking = session
                 return [self.take(session)]
         return self._refuse_late(now)
@@ -322,14 +285,14 @@ class Sessions:
 
     def _why(self, session: str, waiting: Waiting) -> Reason:
         """Why the session is not let in."""
-        if others := self._others(session):
+        if others := self.processes.others(session):
             return still_running(self._job.job, others)
         return unheard(self._node, waiting.topology, {node for node, _ in waiting.ranks.values()})
 
     def _unnotified(self) -> dict[str, float]:
         """Sessions at the door that have not been told for whom they wait, and when they are."""
         waiting = [(session, waits) for session, waits in self._waiting.items() if waits.ranks and not waits.notified]
-        return {name: late_at(waits.since, running=bool(self._others(name))) for name, waits in waiting}
+        return {name: late_at(waits.since, running=bool(self.processes.others(name))) for name, waits in waiting}
 
     def _notify(self, now: float) -> list[Action]:
         """Tells sessions that wait for whom, once: before they are refused, so that somebody can act."""
@@ -350,10 +313,6 @@ class Sessions:
         inside = set(self.topology.nodes) if self.topology is not None else set()
         return {self._node} | inside | self.visitors
 
-    def process_of(self, rank: int) -> ev.RankFound | None:
-        """The living process of a member of the session, as its node has named it."""
-        return self._live.get((rank, self.session))
-
     @property
     def present(self) -> dict[int, str]:
         """Members whose nodes answer: the others may be long gone with theirs."""
@@ -362,22 +321,19 @@ class Sessions:
     @property
     def wanted(self) -> bool:
         """Whether anybody may still need the job's memory: a member, one at the door, a process that may come back."""
-        return bool(self.present or self._waiting or self._near(self._live))
+        return bool(self.present or self._waiting or self.processes.near())
 
     @property
     def peopled(self) -> bool:
         """Whether a rank of the session is in, or lives and has not come back to a daemon that restarted."""
-        return bool(self.present or self._near(key for key in self._live if key[1] == self.session))
+        return bool(self.present or self.processes.near(self.session))
 
     @property
     def living(self) -> str:
         """The session whose ranks are in, or live and have not come back yet to a daemon that restarted; else empty."""
-        sessions = {session for _, session in self._live}
+        sessions = self.processes.sessions
         alone = next(iter(sessions)) if len(sessions) == 1 else ""
         return (self.session if self.members else "") or alone
-
-    def _near(self, ranks: Iterable[tuple[int, str]]) -> bool:
-        return any(self._where.get(key) not in self.unreachable for key in ranks)
 
     @property
     def next_number(self) -> int:
@@ -460,6 +416,7 @@ class Sessions:
             run=self.run,
             store_id=self.store_id,
             ranks=ranks,
+            known=self.known(),
             warnings=warnings,
             topology=self.topology,
             epoch=self.epoch,
@@ -472,11 +429,3 @@ class Sessions:
             job=self._job, node=self._node, session=session, ranks=ranks, code=code, message=message, hint=hint
         )
         return ToNode(job=self._job, message=order)
-
-
-def with_known(actions: list[Action], known: tuple[Progress, ...]) -> list[Action]:
-    """Adds to each welcome what became of the saves of that incarnation."""
-    for i, action in enumerate(actions):
-        if isinstance(action, ToNode) and isinstance(action.message, ev.SessionOpened):
-            actions[i] = ToNode(job=action.job, node=action.node, message=replace(action.message, known=known))
-    return actions

@@ -1,16 +1,41 @@
-"""What a session that stands at the door, or is refused there, is told: for whom it waits, and what to type. Pure."""
+"""A session that stands before the door: its ranks, for whom they wait, and what they are told to type. Pure."""
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ckptd.core import events as ev
 from ckptd.core.coordinator.protection_view import few_names
 from ckptd.shared.base.wording import named_ranks
+from ckptd.shared.protocol.messages import Cadence
 from ckptd.shared.protocol.topology import Topology
 
 RUNNING_S = 3.0  # the ranks of a job that is started again at once take a moment to end
 SILENT_S = 5.0  # and those of a normal one come within seconds of each other
 _MAX_SHOWN = 4
+
+
+@dataclass(slots=True)
+class Waiting:
+    """Ranks of a session that stand before the door."""
+
+    since: float
+    cadence: Cadence
+    takeover: bool = False
+    ranks: dict[int, tuple[str, int]] = field(default_factory=dict)  # rank -> (node, world size)
+    topology: Topology | None = None
+    nodes: set[str] = field(default_factory=set)  # of the ranks that stand there
+    outside: set[str] = field(default_factory=set)  # nodes that the job used before and this session does not
+    notified: bool = False  # it was told for whom it waits
+    late: bool = False  # it was waited for them long enough
+    visited: set[str] = field(default_factory=set)  # those of them that have said who lives there
+    store_id: str = ""  # the store that the ranks ask for; empty: none in particular
+
+    def heard(self, now: float, patience_s: float) -> bool:
+        """Whether every node has said who lives there; those that the session does not use get little time."""
+        if self.topology is not None and len(self.nodes) < len(self.topology.peers):
+            return False
+        return self.outside <= self.visited or now - self.since >= patience_s
 
 
 class Reason(NamedTuple):

@@ -21,7 +21,7 @@ class OwnColumn:
         self._membership = membership
         self._protection = protection
 
-    def offer(self) -> list[Action]:
+    def offer(self, _: object = None) -> list[Action]:
         """This node's column for its set, once every segment of the save has its digests."""
         save, topology = self._protection.waits, self._membership.topology
         if save is None or topology is None:

@@ -9,6 +9,7 @@ from ckptd.core.actions import Action, Commit, Drain, WriteVote
 from ckptd.core.node.parity_share import ParityShare
 from ckptd.core.node.slots import Slot, SlotTable
 from ckptd.shared.base.ids import JobKey, SaveId
+from ckptd.shared.protocol.messages import End
 
 
 class DrainShare:
@@ -35,18 +36,20 @@ class DrainShare:
         """Whether this node writes something to the store, or has voted for it and not heard of the commit."""
         return self._busy or self.voted is not None
 
-    def ended(self, save: SaveId) -> None:
+    def ended(self, event: ev.SaveEnded | ev.CommitEnded | ev.CommitFinished) -> list[Action]:
         """The save's end is known."""
-        self.voted = None if save == self.voted else self.voted
+        self.voted = None if event.save == self.voted else self.voted
+        return self.dropped(event) if isinstance(event, ev.SaveEnded) and event.end is End.DURABLE else []
 
     def forget(self) -> None:
         """The job is over."""
         self.save = self.voted = None
 
-    def dropped(self, save: SaveId) -> None:
+    def dropped(self, event: ev.DrainDropped | ev.SaveEnded) -> list[Action]:
         """The drain is over, well or not."""
-        if save == self.save:
+        if event.save == self.save:
             self.save, self.done = None, {}
+        return []
 
     def orphaned(self) -> None:
         """Another node coordinates the job now: nobody will say that the drain is over."""

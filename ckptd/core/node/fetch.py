@@ -112,8 +112,9 @@ class Fetching:
     def _unreached(self) -> list[tuple[SaveId, int]]:
         return [k for k, o in self._orders.items() if o.holder not in self._up and k not in self._pulling]
 
-    def peer_up(self, node: str) -> list[Action]:
+    def peer_up(self, event: ev.PeerUp) -> list[Action]:
         """What it was asked, or has answered, may be lost."""
+        node = event.node
         self._up.add(node)
         asked = [o for o in self._orders.values() if o.holder == node and (o.save, o.rank) not in self._pulling]
         return [action for order in asked for action in self.order(order, None)]
@@ -122,8 +123,9 @@ class Fetching:
         """The job is over; what is being pulled is given back when it comes."""
         self._orders.clear()
 
-    def peer_down(self, node: str) -> list[Action]:
+    def peer_down(self, event: ev.PeerDown) -> list[Action]:
         """Who was asked will not answer. What is being pulled ends by its own deadlines."""
+        node = event.node
         self._up.discard(node)
         lost = [o for o in self._orders.values() if o.holder == node and (o.save, o.rank) not in self._pulling]
         return [action for order in lost for action in self._failed(order, f"{node} does not answer")]

@@ -39,11 +39,13 @@ class PeerAnswers:
         self._protection = protection
         self._waiting: list[ev.SealAsked] = []
 
-    def asked(self, order: ev.SealAsked | ev.PieceAsked) -> list[Action]:
+    def seal_asked(self, order: ev.SealAsked) -> list[Action]:
         """At once, if it can be."""
-        if isinstance(order, ev.SealAsked):
-            self._waiting = [*(other for other in self._waiting if other != order), order]
-            return self.settled()
+        self._waiting = [*(other for other in self._waiting if other != order), order]
+        return self.settled()
+
+    def piece_asked(self, order: ev.PieceAsked) -> list[Action]:
+        """At once: it lies here, or it does not."""
         piece = self._protection.pieces.get((order.save, order.epoch))
         told = ev.PieceTold(job=self._job, node=self._node, save=order.save, epoch=order.epoch, piece=piece)
         return [ToNode(job=self._job, node=order.node, message=told)]

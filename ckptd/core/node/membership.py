@@ -3,6 +3,7 @@
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, KeepTopology, MeetPeers, ToNode
 from ckptd.core.node.ranks import LocalRanks
+from ckptd.core.node.standing import Standing
 from ckptd.shared.base.ids import JobKey
 from ckptd.shared.protocol.topology import Peer, Topology
 
@@ -10,8 +11,9 @@ from ckptd.shared.protocol.topology import Peer, Topology
 class Membership:
     """Whose orders count here, and who is told what happens here."""
 
-    def __init__(self, job: JobKey, node: str, ranks: LocalRanks) -> None:
+    def __init__(self, job: JobKey, node: str, ranks: LocalRanks, standing: Standing) -> None:
         self._job = job
+        self._standing = standing
         self._node = node
         self._ranks = ranks
         self.session = ""  # the one that was opened last
@@ -24,11 +26,11 @@ class Membership:
         self._visits: dict[str, str] = {}  # sessions at the door that use other nodes -> who may come to coordinate
         self._down: set[str] = set()  # peers that do not answer
 
-    def attached(self, event: ev.RankAttached, known: int, store_id: str) -> list[Action]:
-        """A rank stands at the door. known: the largest incarnation that this node knows; store_id: the last store."""
+    def attached(self, event: ev.RankAttached) -> list[Action]:
+        """A rank stands at the door."""
         meet = self._meet(event.topology.peers) if event.topology is not None else []
         introductions = [self._introduce(event, peer.node) for peer in self._outside(event)]
-        return [*meet, *introductions, *self._knock(event, known, store_id)]
+        return [*meet, *introductions, *self._knock(event)]
 
     def is_of(self, event: ev.RankAttached) -> bool:
         """Whether the rank is of the session that was opened last, as far as is known: it may have missed a load.
@@ -65,19 +67,20 @@ class Membership:
         )
         return [*meet, keep]
 
-    def peer_up(self, node: str, known: int, store_id: str) -> list[Action]:
+    def peer_up(self, event: ev.PeerUp) -> list[Action]:
         """Whatever it was told before may be lost."""
+        node = event.node
         self._down.discard(node)
         actions: list[Action] = []
         if node in self._doors and node != self.coordinator:
             actions += [self.report(found, node) for found in self._ranks.live.values()]
         for local in self._ranks.waiting.values():
             if _coordinator_of(local.attached, self._node) == node:
-                actions += self._knock(local.attached, known, store_id)
+                actions += self._knock(local.attached)
             if any(peer.node == node for peer in self._outside(local.attached)):
                 actions.append(self._introduce(local.attached, node))
         for session, door in self._visits.items():
-            actions += self._visit(session, door, known, store_id) if door == node else []
+            actions += self._visit(session, door) if door == node else []
         return actions
 
     @property
@@ -97,11 +100,11 @@ class Membership:
         """Where the session runs."""
         return self.topology.nodes if self.topology is not None else (self._node,)
 
-    def has(self, incarnation: int) -> ev.NodeHas:
-        """What this node knows of who is where; what lies here is to be added. incarnation: the largest known."""
+    def has(self) -> ev.NodeHas:
+        """What this node knows of who is where; what lies here is to be added."""
         return ev.NodeHas(
             job=self._job,
-            incarnation=incarnation,
+            incarnation=self._standing.incarnation,
             former=self.former,
             session=self.session,
             live=tuple(self._ranks.live),
@@ -109,17 +112,18 @@ class Membership:
             since=self.since,
         )
 
-    def emptied(self, incarnation: int) -> list[Action]:
+    def emptied(self) -> list[Action]:
         """What a coordinator elsewhere is told when all that lies here is given up by hand."""
-        return [self.report(self.has(incarnation), self.coordinator)] if self.coordinator != self._node else []
+        return [self.report(self.has(), self.coordinator)] if self.coordinator != self._node else []
 
     def told(self, node: str) -> None:
         """It was told who lives here, so it must hear who is gone."""
         self._doors.add(node)
 
-    def peer_down(self, node: str) -> None:
+    def peer_down(self, event: ev.PeerDown) -> list[Action]:
         """It is not waited for."""
-        self._down.add(node)
+        self._down.add(event.node)
+        return []
 
     def report(self, event: ev.Fact, to: str | None = None) -> Action:
         """To the coordinator, or to one that may come to be it."""
@@ -143,11 +147,11 @@ class Membership:
             *self._visits.values(),
         ]
 
-    def _knock(self, event: ev.RankAttached, known: int, store_id: str) -> list[Action]:
+    def _knock(self, event: ev.RankAttached) -> list[Action]:
         """Tells who may come to coordinate that the rank stands at the door, and who lives here already."""
         door = _coordinator_of(event, self._node)
         self._doors.add(door)
-        outside = self._outside(event)
+        outside, known, store_id = self._outside(event), self._standing.incarnation, self._standing.store_id
         knocked = ev.Knocked(
             job=self._job, session=event.session, outside=outside, incarnation=known, store_id=store_id
         )
@@ -171,14 +175,15 @@ class Membership:
         introduced = ev.Introduced(job=self._job, node=self._node, session=event.session, topology=topology)
         return ToNode(job=self._job, node=node, message=introduced)
 
-    def introduced(self, order: ev.Introduced, known: int, store_id: str) -> list[Action]:
+    def introduced(self, order: ev.Introduced) -> list[Action]:
         """A session that does not use this node has come: who may coordinate it is told who lives here."""
         door = order.topology.coordinator
         self._visits[order.session] = door
-        return [*self._meet(order.topology.peers), *self._visit(order.session, door, known, store_id)]
+        return [*self._meet(order.topology.peers), *self._visit(order.session, door)]
 
-    def _visit(self, session: str, door: str, known: int, store_id: str) -> list[Action]:
-        visited = ev.Visited(job=self._job, session=session, incarnation=known, store_id=store_id)
+    def _visit(self, session: str, door: str) -> list[Action]:
+        known = self._standing
+        visited = ev.Visited(job=self._job, session=session, incarnation=known.incarnation, store_id=known.store_id)
         self._doors.add(door)
         facts: list[ev.Fact] = [*self._ranks.live.values(), visited]
         return [self.report(fact, door) for fact in facts]

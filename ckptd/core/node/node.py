@@ -3,6 +3,9 @@
 What concerns all ranks is decided by the coordinator (rank 0's daemon); this half carries it out and reports.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 from msgspec.structs import replace
 
 from ckptd.core import events as ev
@@ -17,15 +20,18 @@ from ckptd.core.node.membership import Membership
 from ckptd.core.node.orphan_timer import LeftAlone
 from ckptd.core.node.parity import Protection
 from ckptd.core.node.parity_share import ParityShare
-from ckptd.core.node.ranks import LocalRanks
+from ckptd.core.node.ranks import LocalRank, LocalRanks
 from ckptd.core.node.retained import Keeps
 from ckptd.core.node.slots import Slot, SlotTable
 from ckptd.core.node.standing import Standing
 from ckptd.core.node.succession import Succession
 from ckptd.core.policy import Policy
 from ckptd.core.preemption import Notice
-from ckptd.shared.base.ids import NO_RUN, JobKey, Run
-from ckptd.shared.protocol.messages import Attached, Done, End, Milestone, Progress, Refused, SlotGranted, SlotsComing
+from ckptd.shared.base.ids import JobKey, Run
+from ckptd.shared.protocol.messages import Attached, Done, Milestone, Refused, SlotGranted, SlotsComing
+
+Parts = tuple[Callable[[Any], list[Action]], ...]
+Handlers = dict[type[ev.Event], Parts]
 
 
 class JobNode:
@@ -37,8 +43,9 @@ class JobNode:
         self.standing = Standing(job, incarnation)
         self.slots = SlotTable(job, policy.slots_per_rank)
         self.ranks = LocalRanks(job, self.slots)
-        self.membership = Membership(job, node, self.ranks)
+        self.membership = Membership(job, node, self.ranks, self.standing)
         self.protection = Protection(job, node)
+        self.keeps = Keeps(self.standing)
         self.own_column = OwnColumn(job, node, self.slots, self.membership, self.protection)
         self.fetching = Fetching(job, node, policy)
         parity = ParityShare(job, self.protection, on=policy.drain_parity, wait_s=policy.parity_wait_s)
@@ -48,10 +55,10 @@ class JobNode:
         self.loads = LoadAnswers(job, self.ranks, self.slots, self.membership.report)
         self._client_started = policy.client_started
         self._alone = LeftAlone(policy)
-        self.keeps = Keeps()
         self.notice = Notice(job)
         self._world_size = 0  # of the session that is in
         self.foreign = ForeignMemory(job, policy, self.slots, self.keeps, self.protection)
+        self.events, self.orders = self._events(), self._orders()
 
     @property
     def incarnation(self) -> int:
@@ -67,162 +74,87 @@ class JobNode:
 
     def handle(self, event: ev.Event) -> list[Action]:
         """What to do about an event of this node, or an order of the coordinator."""
-        actions = self._from_rank(event)
+        if isinstance(event, ev.FromRank) and event.session and not self.ranks.is_in(event):
+            actions = [self.ranks.stranger(event)]
+        else:
+            actions = [action for part in self._parts(event) for action in part(event)]
         return [*actions, *(self.membership.report(fact) for fact in self.ranks.slots_awaited())]
 
-    def _from_rank(self, event: ev.Event) -> list[Action]:  # noqa: C901, PLR0912 - one line per event
-        if isinstance(event, ev.FromRank) and event.session and not self.ranks.is_in(event):
-            return [self.ranks.stranger(event)]
-        match event:
-            case ev.RankFound():
-                self.ranks.live[event.rank, event.session] = event
-                return self.membership.report_to_all(event)
-            case ev.RankAttached():
-                return self._attached(event)
-            case ev.RankGone():
-                return self._gone(event)
-            case ev.RankDetached():
-                answer = Done(reply_to=event.request)
-                word = ToRank(job=self.job, rank=event.rank, session=event.session, message=answer)
-                return [*self.ranks.missed(event.rank, self.keeps.pending), word, *self._left(event)]
-            case ev.SlotsAsked():
-                coming = SlotsComing(reply_to=event.request, count=self.slots.coming(event.rank))
-                actions = [*self.ranks.tell(event.rank, coming), *self.slots.demand(event.rank, event.capacity)]
-                return [*actions, *self._grant(event.rank)]
-            case ev.SlotsFit():
-                return self.slots.give_way(event.rank)
-            case ev.SlotReady():
-                return [*self.slots.ready(event.slot, event.rank, event.capacity), *self._grant(event.rank)]
-            case ev.SlotsFailed():
-                self.slots.failed(event.rank, event.count)
-                return self._short_of_slots(event)
-            case ev.SegmentStaged():
-                return self._staged(event)
-            case ev.SlotAdopted():
-                return self._adopted(event)
-            case ev.SaveSkipped() | ev.DrainAsked() | ev.PreemptAsked():
-                return [*self.ranks.done(event.rank, event.request), self.membership.report(event)]
-            case ev.LoadAsked() | ev.LoadReported():
-                return self.loads.word(event)
-            case ev.DigestsSealed():
-                known = self.slots.digested(event.slot, event.save, event.seal)
-                told = [*self.drain.vote(), *self.loads.answer(), *self.answers.settled()]
-                return [*told, *self.own_column.offer()] if known else []
-            case ev.DigestsFailed():
-                return self._unreadable(event)
-        return self._outcome(event)
-
-    def _outcome(self, event: ev.Event) -> list[Action]:  # noqa: C901, PLR0912 - one line per event
-        """What became of an action, what was found at start, what other nodes do."""
-        match event:
-            case ev.DrainMoved():
-                return self.drain.moved(event)
-            case ev.Drained():
-                return [*self.drain.drained(event), *self.collect()]
-            case ev.VoteWritten():
-                return [*self.drain.wrote_vote(event), *self.collect()]
-            case ev.CommitEnded():
-                return self.succession.finished(event)
-            case ev.StoreRemembered():
-                self.standing.store_id = event.store_id
-                return []
-            case ev.TopologyKept():
-                self.standing.heard(event.epoch, NO_RUN)
-                actions = self.membership.kept(event)
-                return [*actions, *self.protection.moved(event.topology, event.epoch)]
-            case ev.PieceAdopted():
-                self.protection.adopt(event.piece)
-                return []
-            case ev.Encoded():
-                return [*self.protection.encoded(event), *self.drain.encoded(event)]
-            case ev.StepsRead():
-                return [self.membership.report(self.notice.heard(event))]
-            case ev.ParityDrained():
-                return [*self.drain.copied(event), *self.collect()]
-            case ev.SegmentFetched():
-                return self._fetched(event)
-            case ev.PeerUp():
-                return self._peer_up(event.node)
-            case ev.PeerDown():
-                return self._peer_down(event.node)
-            case ev.NodeMessage():
-                return self._order(event)
-        raise AssertionError(f"no row for {event}")
-
-    def _order(self, order: ev.NodeMessage) -> list[Action]:  # noqa: C901 - one line per order
-        match order:
-            case ev.SessionOpened():
-                return self._opened(order)
-            case ev.SessionRefused():
-                return self.ranks.refused(order)
-            case ev.SessionWaits():
-                return self.ranks.session_waits(order)
-            case ev.Introduced():
-                return self.membership.introduced(order, self.incarnation, self.standing.store_id)
-            case ev.CommitFinished():
-                return self.succession.durable(order.save)
-            case ev.ColumnOffered():
-                return self.protection.offered(order)
-            case ev.SealAsked() | ev.PieceAsked():
-                return self.answers.asked(order)
-            case ev.SealTold():
-                return self.fetching.sealed(order)
-            case ev.PieceTold():
-                return self.fetching.described(order)
-        if order.node != self.coordinator:
-            return []
+    def _parts(self, event: Any) -> Parts:
+        if (parts := self.events.get(type(event))) is not None:
+            return parts
+        if event.node != self.coordinator:
+            return ()
         self._alone.spoken_to()
-        return self._coordinators_order(order)
+        return self.orders[type(event)]
 
-    def _coordinators_order(self, order: ev.NodeMessage) -> list[Action]:  # noqa: C901, PLR0912 - one line per order
-        match order:
-            case ev.SaveStaged():
-                self.keeps.staged(order.save)
-                return [*self.ranks.tell_all(Progress(save=order.save, milestone=Milestone.STAGED)), *self.collect()]
-            case ev.SaveWaits():
-                return self.ranks.save_waits(order)
-            case ev.EncodeOrdered():
-                return [*self.protection.order(order), *self.own_column.offer(), *self.collect()]
-            case ev.SaveProtected():
-                news = self.ranks.tell_all(Progress(save=order.save, milestone=Milestone.PROTECTED))
-                return [*news, *self.protection.protected(order), *self.collect()]
-            case ev.SaveEnded():
-                return self._save_ended(order)
-            case ev.Outlived():
-                self.keeps.outlived(order)
-                return [*self.protection.outlived(order), *self.collect()]
-            case ev.DrainOrdered():
-                return [*self.standing.saved_to(order.store_id), *self.drain.order(order)]
-            case ev.PreemptOrdered():
-                mine = (rank for rank, session in sorted(self.ranks.live) if session == order.session)
-                return self.notice.ordered(order, tuple(mine))
-            case ev.ForeignRuns():
-                return self._set_apart(order)
-            case ev.FetchOrdered():
-                self.loads.save = order.save
-                return self.fetching.order(order, self.protection.pieces.get((order.save, order.epoch)))
-            case ev.DrainDropped():
-                self.drain.dropped(order.save)
-                return self.collect()
-            case ev.LoadOrdered():
-                return self._load_ordered(order)
-            case ev.LoadRefused():
-                return [*self.loads.refused(order), *self.collect()]
-            case ev.JobReleased():
-                return self._released()
-        return [Note(job=self.job, text=f"{order.node} says what no node knows: {type(order).__name__}")]
+    def _events(self) -> Handlers:
+        """Of this node, and messages of nodes that need not coordinate: which parts react, in this order."""
+        slots, ranks, drain, protection, membership = (
+            self.slots, self.ranks, self.drain, self.protection, self.membership
+        )  # fmt: skip
+        return {
+            ev.RankFound: (ranks.found, membership.report_to_all),
+            ev.RankAttached: (self._attached,),
+            ev.RankGone: (self._left, self._emptied),
+            ev.RankDetached: (self._detached, self._left),
+            ev.SlotsAsked: (self._slots_asked, self._grant),
+            ev.SlotsFit: (lambda event: slots.give_way(event.rank),),
+            ev.SlotReady: (lambda event: slots.ready(event.slot, event.rank, event.capacity), self._grant),
+            ev.SlotsFailed: (self._short_of_slots,),
+            ev.SegmentStaged: (self._staged,),
+            ev.SlotAdopted: (self._adopted,),
+            **dict.fromkeys((ev.SaveSkipped, ev.DrainAsked, ev.PreemptAsked), (ranks.taken_over, self._reported)),
+            **dict.fromkeys((ev.LoadAsked, ev.LoadReported), (self.loads.word,)),
+            ev.DigestsSealed: (self._digested,),
+            ev.DigestsFailed: (self._unreadable,),
+            ev.DrainMoved: (drain.moved,),
+            ev.Drained: (drain.drained, self.collect),
+            ev.VoteWritten: (drain.wrote_vote, self.collect),
+            ev.ParityDrained: (drain.copied, self.collect),
+            ev.CommitEnded: (self.succession.finished,),
+            ev.StoreRemembered: (self.standing.remembered,),
+            ev.TopologyKept: (self.standing.kept, membership.kept, protection.moved),
+            ev.PieceAdopted: (protection.adopt,),
+            ev.Encoded: (protection.encoded, drain.encoded),
+            ev.StepsRead: (lambda event: [membership.report(self.notice.heard(event))],),
+            ev.SegmentFetched: (self._fetched, self.collect),
+            ev.PeerUp: (self._peer_up, membership.peer_up, self.fetching.peer_up, protection.peer_up),
+            ev.PeerDown: (membership.peer_down, self.fetching.peer_down, protection.peer_down, self._peer_down),
+            ev.SessionOpened: (self._opened,),
+            ev.SessionRefused: (ranks.refused,),
+            ev.SessionWaits: (ranks.session_waits,),
+            ev.Introduced: (membership.introduced,),
+            ev.CommitFinished: (self.succession.durable,),
+            ev.ColumnOffered: (protection.offered,),
+            ev.SealAsked: (self.answers.seal_asked,),
+            ev.PieceAsked: (self.answers.piece_asked,),
+            ev.SealTold: (self.fetching.sealed,),
+            ev.PieceTold: (self.fetching.described,),
+        }
 
-    def _save_ended(self, order: ev.SaveEnded) -> list[Action]:
-        self.keeps.ended(order, self.incarnation)
-        self.drain.ended(order.save)
-        durable, actions = order.end is End.DURABLE, []
-        if durable:
-            self.drain.dropped(order.save)
-            actions = self.protection.durable(order.save)
-        milestone = Milestone.DURABLE if durable else None
-        news = Progress(save=order.save, milestone=milestone, end=order.end, reason=order.reason, apart=order.apart,
-                        where=order.where)  # fmt: skip
-        return [*actions, *self.ranks.tell_all(news), *self.collect()]
+    def _orders(self) -> Handlers:
+        """Orders that count only when the coordinator gives them."""
+        keeps, ranks, protection = self.keeps, self.ranks, self.protection
+        return {
+            ev.SaveStaged: (keeps.staged, ranks.save_reached(Milestone.STAGED), self.collect),
+            ev.SaveWaits: (ranks.save_waits,),
+            ev.EncodeOrdered: (protection.order, self.own_column.offer, self.collect),
+            ev.SaveProtected: (ranks.save_reached(Milestone.PROTECTED), protection.protected, self.collect),
+            ev.SaveEnded: (keeps.ended, self.drain.ended, protection.ended, ranks.save_ended, self.collect),
+            ev.Outlived: (keeps.outlived, protection.outlived, self.collect),
+            ev.DrainOrdered: (self.standing.saved_to, self.drain.order),
+            ev.PreemptOrdered: (lambda order: self.notice.ordered(order, self.ranks.of(order.session)),),
+            ev.ForeignRuns: (self._set_apart,),
+            ev.FetchOrdered: (self._fetch,),
+            ev.DrainDropped: (self.drain.dropped, self.collect),
+            ev.LoadOrdered: (self.standing.loads, keeps.loaded, self.loads.ordered, self.collect),
+            ev.LoadRefused: (self.loads.refused, self.collect),
+            ev.JobReleased: (self._released,),
+        }
+
+    def _reported(self, event: Any) -> list[Action]:
+        return [self.membership.report(event)]
 
     # --- ranks
 
@@ -233,7 +165,7 @@ class JobNode:
             refusal = Refused(reply_to=event.request, code="stale", message=text)
             return [ToRank(job=self.job, rank=event.rank, session=event.session, message=refusal)]
         self.ranks.came(event)
-        return self.membership.attached(event, self.incarnation, self.standing.store_id)
+        return self.membership.attached(event)
 
     def _opened(self, order: ev.SessionOpened) -> list[Action]:
         late = order.incarnation < self.incarnation or (
@@ -241,7 +173,7 @@ class JobNode:
         )
         if order.node != self.coordinator and late:
             return []  # of a coordinator that was replaced
-        actions = self.standing.opened(order.session, order.incarnation, order.run, order.store_id)
+        actions = self.standing.opened(order)
         actions += self.ranks.replace(order.session)
         actions += self._moved(order)
         for rank in order.ranks:
@@ -272,12 +204,12 @@ class JobNode:
             return []
         if self.coordinator != before:
             self.drain.orphaned()
-        return [*self.protection.moved(order.topology, order.epoch), *kept, *self._resync()]
+        return [*self.protection.moved(order), *kept, *self._resync()]
 
     def _resync(self) -> list[Action]:
         """All that the coordinator must know of this node, whatever it was told before."""
         has = replace(
-            self.membership.has(self.incarnation),
+            self.membership.has(),
             run=self.standing.run,
             segments=segments_of(self.slots),
             pieces=pieces_of(self.protection),
@@ -289,27 +221,29 @@ class JobNode:
         self.membership.told(self.coordinator)
         return [self.membership.report(fact) for fact in facts]
 
-    def _peer_up(self, node: str) -> list[Action]:
+    def _peer_up(self, event: ev.PeerUp) -> list[Action]:
         """Whatever it was told before may be lost."""
-        actions = self._resync() if node == self.coordinator else []
-        actions += self.membership.peer_up(node, self.incarnation, self.standing.store_id)
-        return [*actions, *self.fetching.peer_up(node), *self.protection.peer_up(node)]
+        return self._resync() if event.node == self.coordinator else []
 
-    def _peer_down(self, node: str) -> list[Action]:
+    def _peer_down(self, event: ev.PeerDown) -> list[Action]:
         """What was asked of it is not answered."""
-        self.membership.peer_down(node)
+        node = event.node
         alone = self.drain.parity_failed() if node in self.protection.members else []
         finish = self.succession.lost(node, self.incarnation)
         finish += self.ranks.coordinator_lost(node, self.keeps, self.drain.voted) if node == self.coordinator else []
-        return [*self.fetching.peer_down(node), *self.protection.peer_down(node), *alone, *finish]
+        return [*alone, *finish]
 
     def _left(self, event: ev.RankGone | ev.RankDetached) -> list[Action]:
         self.ranks.live.pop((event.rank, event.session), None)
         reports = self.membership.report_gone(event)
         return [*self.ranks.drop(event.rank, event.session), *reports]
 
-    def _gone(self, event: ev.RankGone) -> list[Action]:
-        return [*self._left(event), *([] if self.needed else [ForgetJob(job=self.job)])]
+    def _detached(self, event: ev.RankDetached) -> list[Action]:
+        done = ToRank(job=self.job, rank=event.rank, session=event.session, message=Done(reply_to=event.request))
+        return [*self.ranks.missed(event.rank, self.keeps.pending), done]
+
+    def _emptied(self, _: Any) -> list[Action]:
+        return [] if self.needed else [ForgetJob(job=self.job)]
 
     @property
     def needed(self) -> bool:
@@ -321,14 +255,19 @@ class JobNode:
         """Whether anybody has come in or stands at the door, or anything lies here."""
         return bool(self.ranks.seated or self.ranks.waiting or self.slots or self.protection.pieces)
 
+    def _slots_asked(self, event: ev.SlotsAsked) -> list[Action]:
+        coming = SlotsComing(reply_to=event.request, count=self.slots.coming(event.rank))
+        return [*self.ranks.tell(event.rank, coming), *self.slots.demand(event.rank, event.capacity)]
+
     def _short_of_slots(self, event: ev.SlotsFailed) -> list[Action]:
         """Memory is short; what other runs of the job left in it is told, for the user can give it back."""
+        self.slots.failed(event.rank, event.count)
         refusal = self.foreign.refusal(event)
         return [*self.ranks.tell(event.rank, refusal), Note(job=self.job, text=refusal.message)]
 
-    def _grant(self, rank: int) -> list[Action]:
+    def _grant(self, to: ev.SlotsAsked | ev.SlotReady | ev.SegmentFetched | Slot | LocalRank) -> list[Action]:
         """No seal of a save that nobody heard of may be in force while the rank overwrites its bytes."""
-        actions: list[Action] = []
+        actions, rank = list[Action](), to.rank
         for slot in self.slots.grantable(rank):
             actions += self.slots.free(slot) if slot.unsure else []
             actions += self.ranks.tell(rank, SlotGranted(slot=slot.name, capacity=slot.capacity))
@@ -360,7 +299,7 @@ class JobNode:
         self.keeps.pending.add(staged.save)
         return [self.membership.report(staged)]
 
-    def collect(self) -> list[Action]:
+    def collect(self, _: object = None) -> list[Action]:
         """Frees every slot that nothing holds on to, and grants it again.
 
         Those of ranks that a smaller world does not have go altogether, once a checkpoint of it is safe.
@@ -380,7 +319,7 @@ class JobNode:
             actions += self.slots.trim_moved(topology.ranks_of(self.node)) if topology is not None else []
         if self._left_behind:
             actions += self.slots.trim()
-            actions += [] if self.needed else [ForgetJob(job=self.job)]
+            actions += self._emptied(None)
         return [*self.answers.settled(), *actions]
 
     @property
@@ -400,9 +339,14 @@ class JobNode:
         assert save is not None  # noqa: S101 - only held slots come here
         actions = self.slots.free(slot)
         actions.append(self.membership.report(ev.SegmentReleased(job=self.job, rank=rank, save=save)))
-        return [*actions, *self.slots.provision(rank), *self._grant(rank)]
+        return [*actions, *self.slots.provision(rank), *self._grant(slot)]
 
     # --- drain
+
+    def _digested(self, event: ev.DigestsSealed) -> list[Action]:
+        known = self.slots.digested(event.slot, event.save, event.seal)
+        told = [*self.drain.vote(), *self.loads.answer(), *self.answers.settled()]
+        return [*told, *self.own_column.offer()] if known else []
 
     def _unreadable(self, event: ev.DigestsFailed) -> list[Action]:
         """A slot that cannot be read can be neither voted for nor loaded: who waits for it is told."""
@@ -415,38 +359,36 @@ class JobNode:
 
     # --- load
 
-    def _load_ordered(self, order: ev.LoadOrdered) -> list[Action]:
-        if order.agreed or order.save is None:  # a load that fails leaves the ranks in the incarnation they have
-            self.standing.heard(order.incarnation, order.run)
-        if order.agreed:
-            self.keeps.resume(order)
-        return [*self.loads.ordered(order), *self.collect()]
+    def _fetch(self, order: ev.FetchOrdered) -> list[Action]:
+        self.loads.save = order.save
+        return self.fetching.order(order, self.protection.pieces.get((order.save, order.epoch)))
 
     def _fetched(self, event: ev.SegmentFetched) -> list[Action]:
         """The segment lies here now: in place of a copy that cannot be read, if there was one."""
         self.fetching.ended(event)
         if event.seal is None:
-            return [self.membership.report(event), *self.collect()]
-        actions = [*self.slots.fetched(event, event.seal), *self._grant(event.rank)]
-        word = replace(event, seal=None, shares=event.seal.shares)
-        return [*actions, self.membership.report(word), *self.collect()]
+            return [self.membership.report(event)]
+        actions = [*self.slots.fetched(event, event.seal), *self._grant(event)]
+        return [*actions, self.membership.report(replace(event, seal=None, shares=event.seal.shares))]
 
     # --- runs and stores
 
     def _set_apart(self, order: ev.ForeignRuns) -> list[Action]:
         """What these runs left is not the job's. The coordinator hears anew what lies here."""
         self.foreign.set_apart(frozenset(order.runs), frozenset(order.disputed))
-        provided = [a for rank in self.ranks.seated for a in (*self.slots.provision(rank), *self._grant(rank))]
+        provided = [
+            a for r, local in self.ranks.seated.items() for a in (*self.slots.provision(r), *self._grant(local))
+        ]
         return [*provided, *self._resync()]
 
     def _give_up_foreign(self, runs: set[Run]) -> list[Action]:
         """Nobody has asked for them in all that time."""
         gone = self.foreign.give_up(runs)
-        return [*gone, *self._resync(), *([] if self.needed else [ForgetJob(job=self.job)])]
+        return [*gone, *self._resync(), *self._emptied(None)]
 
     # --- the end
 
-    def _released(self) -> list[Action]:
+    def _released(self, _: object = None) -> list[Action]:
         self.loads.save = None
         self.keeps.released()
         self.drain.forget()

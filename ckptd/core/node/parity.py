@@ -10,8 +10,8 @@ from ckptd.core.actions import Action, DropPiece, Encode, StopEncode, ToNode
 from ckptd.core.redundancy_sets import set_of
 from ckptd.shared.base.ids import JobKey, Run, SaveId
 from ckptd.shared.format.schemes import Scheme
+from ckptd.shared.protocol.messages import End
 from ckptd.shared.protocol.parity_types import Column, Piece
-from ckptd.shared.protocol.topology import Topology
 
 Key = tuple[SaveId, int]  # save, epoch
 _MAX_OFFERED = 4  # saves whose offers are kept before they are ordered here
@@ -54,8 +54,9 @@ class Protection:
         """Whether a piece of the save is sealed here, of any epoch."""
         return any(key[0] == save for key in self.pieces)
 
-    def moved(self, topology: Topology | None, epoch: int) -> list[Action]:
+    def moved(self, event: ev.SessionOpened | ev.TopologyKept) -> list[Action]:
         """The job runs on these nodes now; what is sealed stays until a newer checkpoint is protected."""
+        topology, epoch = event.topology, event.epoch
         if topology is None:
             return []
         members = set_of(topology.peers, topology.set_size, self._node)
@@ -69,10 +70,12 @@ class Protection:
         self.epoch = epoch
         return actions
 
-    def adopt(self, piece: Piece) -> None:
+    def adopt(self, event: ev.PieceAdopted) -> list[Action]:
         """A whole piece was found at start. It tells what this node offered, which another may wait for."""
+        piece = event.piece
         self.pieces[piece.save, piece.epoch] = piece
         self._offers[piece.save, piece.epoch] = {column.node: column for column in piece.columns}
+        return []
 
     def order(self, order: ev.EncodeOrdered) -> list[Action]:
         """The coordinator wants this save encoded, and has given up what it wanted before."""
@@ -108,16 +111,18 @@ class Protection:
         self._remember((offer.save, offer.epoch), offer.column)
         return self._encode()
 
-    def peer_up(self, node: str) -> list[Action]:
+    def peer_up(self, event: ev.PeerUp) -> list[Action]:
         """A member may not have heard what was offered."""
+        node = event.node
         self._up.add(node)
         own = self._offers.get(self.ordered, {}).get(self._node) if self.ordered is not None else None
         if self.ordered is None or own is None or node not in self.members:
             return []
         return self._tell(self.ordered, own, (node,))
 
-    def peer_down(self, node: str) -> list[Action]:
+    def peer_down(self, event: ev.PeerDown) -> list[Action]:
         """A member whose column is waited for will not offer it soon."""
+        node = event.node
         self._up.discard(node)
         key = self.ordered
         waits = key is not None and key not in self.pieces and self._running is None
@@ -125,14 +130,14 @@ class Protection:
             return []
         return [self._outcome(key, f"node {node} does not answer")]
 
-    def durable(self, save: SaveId) -> list[Action]:
-        """Where nothing is protected any more, what was before is held until something newer is safe for good.
+    def ended(self, order: ev.SaveEnded) -> list[Action]:
+        """Where nothing is protected any more, what was before is held until something newer is durable.
 
         A node that the job has left keeps its pieces: the coordinator says when they are of no use.
         """
-        if self._protects:
+        if self._protects or order.end is not End.DURABLE:
             return []
-        older = {key for key in self.pieces if key[0] < save}
+        older = {key for key in self.pieces if key[0] < order.save}
         self.newest = None if self.newest in older else self.newest
         return self._drop_all_but(set(self.pieces) - older)
 

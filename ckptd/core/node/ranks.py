@@ -1,6 +1,6 @@
 """The ranks of a job on this node: who is in, who stands at the door, who lives; and how to talk to them. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -12,7 +12,7 @@ from ckptd.core.node.slots import SlotTable
 from ckptd.shared.base.errors import joined
 from ckptd.shared.base.ids import JobKey, RunId, SaveId
 from ckptd.shared.base.wording import named_ranks
-from ckptd.shared.protocol.messages import Done, End, Notice, Progress, Refused, Reply
+from ckptd.shared.protocol.messages import Done, End, Milestone, Notice, Progress, Refused, Reply
 
 
 @dataclass(slots=True)
@@ -58,10 +58,19 @@ class LocalRanks:
         self.live: dict[tuple[int, str], ev.RankFound] = {}
         self._awaited = ev.SlotsAwaited(job=job)  # as it was reported last
 
+    def of(self, session: str) -> tuple[int, ...]:
+        """Ranks of the session that live here."""
+        return tuple(rank for rank, live in sorted(self.live) if live == session)
+
     def slots_awaited(self, *, anew: bool = False) -> list[ev.SlotsAwaited]:
         """For whom memory is being allocated, if that has changed since it was reported, or anew."""
         before, self._awaited = self._awaited, ev.SlotsAwaited(job=self._job, ranks=self._slots.awaited)
         return [self._awaited] if anew or self._awaited != before else []
+
+    def found(self, event: ev.RankFound) -> list[Action]:
+        """A process that may never have called this daemon."""
+        self.live[event.rank, event.session] = event
+        return []
 
     def lives(self, event: ev.RankAttached) -> None:
         """Its process holds the lock of its file."""
@@ -191,6 +200,17 @@ class LocalRanks:
             message = Progress(save=message.save, end=End.FAILED, reason=message.reason)
         return [*told, *(self.to(local, message) for local in self.replaced.values())]
 
+    def save_reached(self, milestone: Milestone) -> Callable[[ev.SaveStaged | ev.SaveProtected], list[Action]]:
+        """Notifies all that are, or were, in."""
+        return lambda order: self.tell_all(Progress(save=order.save, milestone=milestone))
+
+    def save_ended(self, order: ev.SaveEnded) -> list[Action]:
+        """Notifies all that are, or were, in."""
+        milestone = Milestone.DURABLE if order.end is End.DURABLE else None
+        news = Progress(save=order.save, milestone=milestone, end=order.end, reason=order.reason, apart=order.apart,
+                        where=order.where)  # fmt: skip
+        return self.tell_all(news)
+
     def save_waits(self, order: ev.SaveWaits) -> list[Action]:
         """Those that have delivered the save hear for whom it waits: to the others it is no news of theirs."""
         news = Progress(save=order.save, reason=order.reason, idle=order.idle)
@@ -229,6 +249,10 @@ class LocalRanks:
     def done(self, rank: int, request: int) -> list[Action]:
         """Its request is taken over."""
         return self.tell(rank, Done(reply_to=request))
+
+    def taken_over(self, event: ev.FromRank) -> list[Action]:
+        """What it asked for will be done."""
+        return self.done(event.rank, event.request)
 
     def refuse(self, rank: int, request: int, code: str, message: str, hint: str = "") -> list[Action]:
         """Its request is not."""

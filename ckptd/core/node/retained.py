@@ -3,6 +3,8 @@
 from collections.abc import Container
 
 from ckptd.core import events as ev
+from ckptd.core.actions import Action
+from ckptd.core.node.standing import Standing
 from ckptd.shared.base.ids import Run, SaveId
 from ckptd.shared.protocol.messages import End
 
@@ -10,7 +12,8 @@ from ckptd.shared.protocol.messages import End
 class Keeps:
     """What is kept for protection, drains and loads is known elsewhere."""
 
-    def __init__(self) -> None:
+    def __init__(self, standing: Standing) -> None:
+        self._standing = standing
         self.newest_staged: SaveId | None = None
         self.resumed: SaveId | None = None  # the job went on from it, and has staged nothing since
         self._resumed_as = 0  # the incarnation that began then
@@ -37,37 +40,43 @@ class Keeps:
             return False
         return resumed < newest and resumed <= durable
 
-    def staged(self, save: SaveId) -> None:
+    def staged(self, order: ev.SaveStaged) -> list[Action]:
         """Every rank delivered it."""
+        save = order.save
         self.pending.discard(save)
         self.unended.add(save)
         self.newest_staged = max(save, self.newest_staged or save)
         if self.resumed is not None and save.incarnation > self.resumed.incarnation:
             self.resumed = None
+        return []
 
-    def resume(self, agreed: ev.LoadOrdered) -> None:
-        """All ranks have read it."""
-        self.resumed, self._resumed_as = agreed.save, agreed.incarnation
+    def loaded(self, order: ev.LoadOrdered) -> list[Action]:
+        """All ranks have read it, once they agree."""
+        if order.agreed:
+            self.resumed, self._resumed_as = order.save, order.incarnation
+        return []
 
     def resumed_in(self, incarnation: int) -> SaveId | None:
         """What that incarnation began with, if a load began it."""
         return self.resumed if self._resumed_as == incarnation else None
 
-    def ended(self, order: ev.SaveEnded, incarnation: int) -> None:
+    def ended(self, order: ev.SaveEnded) -> list[Action]:
         """Its end is decided. What is durable or kept was staged, though a new coordinator may never have said so.
 
-        incarnation: the present one. What an older life staged is abandoned only when too much of it is lost.
+        What an older life staged is abandoned only when too much of it is lost.
         """
         self.pending.discard(order.save)
         self.forced.discard(order.save)
         self.unended.discard(order.save)
-        if order.end is End.ABANDONED and order.save == self.newest_staged and order.save.incarnation < incarnation:
+        older = order.save.incarnation < self._standing.incarnation
+        if order.end is End.ABANDONED and order.save == self.newest_staged and older:
             self.newest_staged = None
         if order.end is End.DURABLE:
             self.durable = max(order.save, self.durable or order.save)
         if order.end in (End.DURABLE, End.KEPT):
             self.newest_staged = max(order.save, self.newest_staged or order.save)
             self.settled = max(self.settled, order.save.incarnation)
+        return []
 
     def foreign(self, runs: Container[Run]) -> None:
         """These runs are not the job's: nothing of theirs is kept as the job's newest."""
@@ -79,12 +88,13 @@ class Keeps:
         self.resumed = None if resumed is not None and resumed.owner in runs else resumed
         self.durable = None if durable is not None and durable.owner in runs else durable
 
-    def outlived(self, order: ev.Outlived) -> None:
+    def outlived(self, order: ev.Outlived) -> list[Action]:
         """These are of no use to anybody."""
         self.pending -= set(order.saves)
         self.forced -= set(order.saves)
         self.unended -= set(order.saves)
         self.newest_staged = order.newest if self.newest_staged in order.saves else self.newest_staged
+        return []
 
     def released(self) -> None:
         """The job is over."""

@@ -1,5 +1,6 @@
 """Which run a node belongs to, and to which store the job is saved, as far as the node knows. Pure."""
 
+from ckptd.core import events as ev
 from ckptd.core.actions import Action, RememberStore
 from ckptd.shared.base.ids import NO_RUN, JobKey, RunId
 
@@ -20,15 +21,32 @@ class Standing:
         if incarnation > self.incarnation or (incarnation == self.incarnation and run != NO_RUN):
             self.incarnation, self.run = incarnation, run
 
-    def opened(self, session: str, incarnation: int, run: RunId, store_id: str) -> list[Action]:
-        """This session is the job now. store_id: as in saved_to; empty: it has seen none, or its coordinator forgot."""
-        if session != self._session:
-            self._session, self.sessions_store = session, ""
-        self.heard(incarnation, run)
-        return self.saved_to(store_id)
+    def kept(self, event: ev.TopologyKept) -> list[Action]:
+        """An earlier life of this daemon knew it."""
+        self.heard(event.epoch, NO_RUN)
+        return []
 
-    def saved_to(self, store_id: str) -> list[Action]:
+    def loads(self, order: ev.LoadOrdered) -> list[Action]:
+        """A load that has ended begins an incarnation; one that fails leaves the ranks in the one they have."""
+        if order.agreed or order.save is None:
+            self.heard(order.incarnation, order.run)
+        return []
+
+    def opened(self, order: ev.SessionOpened) -> list[Action]:
+        """This session is the job now. Its store is empty while it has seen none, or its coordinator forgot."""
+        if order.session != self._session:
+            self._session, self.sessions_store = order.session, ""
+        self.heard(order.incarnation, order.run)
+        return self.saved_to(order)
+
+    def remembered(self, event: ev.StoreRemembered) -> list[Action]:
+        """An earlier life of this daemon knew it."""
+        self.store_id = event.store_id
+        return []
+
+    def saved_to(self, order: ev.SessionOpened | ev.DrainOrdered) -> list[Action]:
         """Later runs of the job learn from this arena to which store it was saved."""
+        store_id = order.store_id
         self.sessions_store = store_id or self.sessions_store
         if not store_id or store_id == self.store_id:
             return []

@@ -5,7 +5,7 @@ from ckptd.core.actions import Action, ToNode
 from ckptd.core.node.drain import DrainShare
 from ckptd.core.node.membership import Membership
 from ckptd.core.node.ranks import LocalRanks
-from ckptd.shared.base.ids import JobKey, SaveId
+from ckptd.shared.base.ids import JobKey
 from ckptd.shared.protocol.messages import End, Milestone, Progress
 
 
@@ -33,11 +33,11 @@ class Succession:
         finished = ev.CommitFinished(job=self._job, node=self._node, save=event.save)
         others = [node for node in self._membership.nodes if node not in (self._node, coordinator)]
         told = [ToNode(job=self._job, node=node, message=finished) for node in others]
-        return [*self.durable(event.save), *told]
+        return [*self.durable(event), *told]
 
-    def durable(self, save: SaveId) -> list[Action]:
+    def durable(self, event: ev.CommitEnded | ev.CommitFinished) -> list[Action]:
         """Its commit was made, though not by the coordinator."""
-        if save != self._drain.voted:
+        if event.save != self._drain.voted:
             return []
-        self._drain.ended(save)
-        return self._ranks.tell_all(Progress(save=save, milestone=Milestone.DURABLE, end=End.DURABLE))
+        self._drain.ended(event)
+        return self._ranks.tell_all(Progress(save=event.save, milestone=Milestone.DURABLE, end=End.DURABLE))

@@ -394,7 +394,7 @@ def test_processes_of_a_node_that_does_not_answer_keep_no_memory():
     assert sessions.wanted
     sessions.peer_down("b", 0.0)
     assert not sessions.wanted
-    sessions.peer_up("b")
+    sessions.processes.link_up("b")
     assert sessions.wanted
 
 

@@ -7,6 +7,7 @@ from ckptd.core import actions as act
 from ckptd.core import events as ev
 from ckptd.core.node.parity import Protection
 from ckptd.core.node.retained import Keeps
+from ckptd.core.node.standing import Standing
 from ckptd.shared.base.ids import SaveId
 from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol.messages import Attached, End, LoadFrom, Refused, Tier
@@ -159,7 +160,8 @@ def test_who_has_said_what_it_has_before_the_session_was_known_again_is_not_wait
 def test_what_was_ordered_to_be_encoded_before_it_was_known_to_be_lost_holds_no_slot():
     peers = tuple(Peer(name, name, "", name * 40) for name in "ab")
     protection = Protection(KEY, "a")
-    protection.moved(Topology(peers, (0, 1), Scheme.XOR, 8), 1)
+    topology = Topology(peers, (0, 1), Scheme.XOR, 8)
+    protection.moved(ev.TopologyKept(job=KEY, topology=topology, epoch=1, since=1))
     protection.order(ev.EncodeOrdered(job=KEY, node="a", save=TWO, epoch=1))
     assert protection.wanted == {TWO}
     protection.outlived(ev.Outlived(job=KEY, node="a", pieces=(), saves=(TWO,), newest=ONE))
@@ -231,28 +233,30 @@ def test_members_that_do_not_reach_each_other_are_told_at_once():
 
 @pytest.mark.parametrize("durable", [True, False])
 def test_what_the_job_went_on_from_leaves_a_slot_where_a_newer_save_and_the_store_have_its_place(durable):
-    keeps = Keeps()
-    keeps.staged(TWO)
-    keeps.resume(ev.LoadOrdered(job=KEY, node="a", incarnation=2, save=ONE, agreed=True))
+    keeps = Keeps(Standing(KEY, 2))
+    keeps.staged(ev.SaveStaged(job=KEY, node="a", save=TWO))
+    keeps.loaded(ev.LoadOrdered(job=KEY, node="a", incarnation=2, save=ONE, agreed=True))
     if durable:
-        keeps.ended(ev.SaveEnded(job=KEY, node="a", save=ONE, end=End.DURABLE), 2)
+        keeps.ended(ev.SaveEnded(job=KEY, node="a", save=ONE, end=End.DURABLE))
     assert keeps.wanted == ({TWO} if durable else {ONE, TWO})
 
 
 def test_what_is_kept_was_staged_though_that_word_was_lost():
-    keeps = Keeps()
+    keeps = Keeps(Standing(KEY, 2))
     keeps.pending.add(TWO)
-    keeps.ended(ev.SaveEnded(job=KEY, node="a", save=TWO, end=End.KEPT, reason="not due for a drain"), 1)
+    keeps.ended(ev.SaveEnded(job=KEY, node="a", save=TWO, end=End.KEPT, reason="not due for a drain"))
     assert keeps.wanted == {TWO}
 
 
 def test_what_an_older_life_staged_and_too_much_is_lost_of_holds_no_slot():
-    keeps = Keeps()
-    keeps.staged(TWO)
+    standing = Standing(KEY, 1)
+    keeps = Keeps(standing)
+    keeps.staged(ev.SaveStaged(job=KEY, node="a", save=TWO))
     order = ev.SaveEnded(job=KEY, node="a", save=TWO, end=End.ABANDONED, reason="incarnation 2 began")
-    keeps.ended(order, 1)
+    keeps.ended(order)
     assert keeps.wanted == {TWO}, "a node may still be silent"
-    keeps.ended(order, 2)
+    standing.incarnation = 2
+    keeps.ended(order)
     assert keeps.wanted == set()
 
 

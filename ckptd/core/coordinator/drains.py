@@ -1,0 +1,266 @@
+"""The one drain that may run in a job: which save it takes, who writes what, its commit, when it is tried again. Pure.
+
+::
+
+    staged --due, store free--> draining --all voted--> committing --renamed--> durable
+      ^                            |                        |
+      '------- retry, backoff -----'------------------------'
+"""
+
+from ckptd.core import events as ev
+from ckptd.core.actions import Action, Commit, Note, RemovePartial, ToNode
+from ckptd.core.coordinator.fence import Fence
+from ckptd.core.coordinator.inventory_barrier import RollCall
+from ckptd.core.coordinator.retention import Retention
+from ckptd.core.coordinator.save_record import Phase, Record
+from ckptd.core.coordinator.save_records import SaveRecords
+from ckptd.core.policy import Policy
+from ckptd.shared.base.ids import JobKey, SaveId
+from ckptd.shared.protocol.messages import End
+
+_COMMIT_TRIES = 2  # before the drain itself is done again
+
+
+class Drains(SaveRecords):
+    """Saves that are due go to the store, the newest first."""
+
+    def __init__(self, job: JobKey, node: str, policy: Policy, roll_call: RollCall) -> None:
+        super().__init__()
+        self._job = job
+        self._node = node
+        self._policy = policy
+        self._roll_call = roll_call
+        self.retry_at: float | None = None
+        self._partials: set[SaveId] = set()
+        self.retention = Retention(job, policy.keep_last, policy.keep_every)
+        self.disputed = -1  # an incarnation whose number an older life on the store has too
+        self.fence = Fence(job)
+        self._asked: Commit | None = None  # the last commit; it may be answered after the job's session changed
+        self.ready = False  # the store was seen once: what is durable already is known, so drains may begin
+        self.reachable: set[str] = {node}  # nodes that can be told to drain
+
+    def _order(self, order: ev.Message, node: str | None = None) -> Action:
+        return ToNode(job=self._job, node=node, message=order)
+
+    def drain_newest(self, now: float) -> list[Action]:
+        """Somebody wants the newest checkpoint durable, whatever the cadence says."""
+        if self.fence.taken_over:
+            return []
+        open_saves = [r for r in self.records.values() if r.end is None or r.end in (End.KEPT, End.FAILED)]
+        open_saves = [r for r in open_saves if r.save.incarnation != self.disputed]
+        alive = [r for r in open_saves if (r.in_memory if r.staged else r.end is None)]
+        newest = max(alive, key=lambda r: r.save, default=None)
+        staged = self.newest_staged
+        if staged is not None and staged.save.incarnation == self.disputed:
+            return []
+        for record in {id(r): r for r in (newest, staged) if r is not None and r.phase is not Phase.DURABLE}.values():
+            record.due, record.end, record.reason = True, None, ""
+            record.first_failure = None
+        self.retry_at = None if self.active is None else self.retry_at
+        return self.start_drain(now)
+
+    def start_drain(self, now: float) -> list[Action]:
+        """Drains the newest staged save if any waits and the store is free; older ones that waited are superseded.
+
+        A forced save comes before: it was asked for by name, and there is at most one that waits.
+        """
+        if (
+            not self.ready
+            or self.fence.holds_drains
+            or self.active is not None
+            or (self.retry_at is not None and now < self.retry_at)
+        ):
+            return []
+        waiting = [r for r in self.records.values() if r.waits and (r.in_memory or not self._roll_call.doubts)]
+        newest = self.newest_staged
+        if newest is None:
+            reason = "its memory was given up before it was drained"
+            return [a for record in waiting for a in self._finish(record, End.FAILED, reason)]
+        if not waiting or newest.save.incarnation == self.disputed:
+            return []
+        forced = [r for r in waiting if r.forced and r.in_memory]
+        chosen = max(forced, key=lambda r: r.save) if forced else newest
+        actions: list[Action] = []
+        for record in waiting:
+            if record.save < chosen.save or not record.in_memory:
+                actions += self._superseded(record)
+        if chosen.phase is not Phase.STAGED:
+            return actions
+        self.retry_at, chosen.due, chosen.end = None, True, None
+        return [*actions, *self._begin_drain(chosen, now)]
+
+    def _begin_drain(self, record: Record, now: float) -> list[Action]:
+        self.active = record.save
+        record.phase, record.drain_since = Phase.DRAINING, now
+        record.voters, record.done, record.commit_failures, record.drainers = set(), {}, 0, {}
+        for rank, nodes in sorted(record.held.items()):
+            able = nodes & self.reachable
+            if not able:
+                return self._drain_failed(
+                    record, f"node {min(nodes)} does not answer: it has rank {rank}'s segment", now
+                )
+            drainer = self._node if self._node in able else min(able)
+            record.drainers[drainer] = (*record.drainers.get(drainer, ()), rank)
+        return [self._order_drain(record, node) for node in record.drainers]
+
+    def _order_drain(self, record: Record, node: str) -> Action:
+        order = ev.DrainOrdered(
+            job=self._job,
+            node=self._node,
+            store_id=self.fence.store_id,
+            save=record.save,
+            ranks=record.drainers[node],
+            void=self.fence.void,
+        )
+        return self._order(order, node)
+
+    def peer_up(self, node: str, now: float) -> list[Action]:
+        """A node that drains may not have heard of it, and one that drains failed for is back."""
+        self.reachable.add(node)
+        if record := self._waits_for(node):
+            return [self._order_drain(record, node)]
+        if self.active not in self.records and self.retry_at is not None:
+            self.retry_at = now
+        return []
+
+    def _waits_for(self, node: str) -> Record | None:
+        """The drain that runs, while the node has not written its part."""
+        record = self.records.get(self.active) if self.active is not None else None
+        waits = record is not None and record.phase is Phase.DRAINING and node in set(record.drainers) - record.voters
+        return record if waits else None
+
+    def _heard_of_drainer(self, node: str, now: float) -> list[Action]:
+        """A node that is to drain has said what it has: it drains, or what it was to drain is gone."""
+        record = self._waits_for(node)
+        if record is None:
+            return []
+        lost = [rank for rank in record.drainers[node] if node not in record.held.get(rank, set())]
+        if lost:
+            return self._drain_failed(record, f"node {node} has lost rank {lost[0]}'s segment", now)
+        return [self._order_drain(record, node)] if node != self._node else []
+
+    def peer_down(self, node: str, now: float) -> list[Action]:
+        """A drain that needs the node is tried again later."""
+        self.reachable.discard(node)
+        record = self._waits_for(node)
+        return self._drain_failed(record, f"node {node} does not answer", now) if record is not None else []
+
+    def moved(self, node: str, event: ev.DrainMoved) -> list[Action]:
+        """Bytes written so far at a node."""
+        if event.save in self.records:
+            self.records[event.save].done[node] = event.nbytes_done
+        return []
+
+    def voted(self, node: str, save: SaveId, problem: str, now: float) -> list[Action]:
+        """A node's files and vote are synced, or why not."""
+        record = self.records.get(save)
+        if record is None or save != self.active or record.phase is not Phase.DRAINING:
+            return []
+        if problem:
+            return self._drain_failed(record, problem, now)
+        record.voters.add(node)
+        if record.voters >= set(record.drainers):
+            return self._commit(record)
+        return []
+
+    def found_committed(self, save: SaveId) -> list[Action]:
+        """The drain found its save committed already: the commit, repeated, confirms it."""
+        record = self.records.get(save)
+        return self._commit(record) if record is not None and save == self.active else []
+
+    def _commit(self, record: Record) -> list[Action]:
+        self.active, record.phase = record.save, Phase.COMMITTING
+        self._asked = self.fence.commit(record.save)
+        return [self._asked]
+
+    def committed(self, event: ev.CommitEnded, now: float) -> list[Action]:
+        """The checkpoint is durable, or why not."""
+        record = self.records.get(event.save)
+        if record is None or event.save != self.active:
+            return []
+        if event.problem:
+            record.commit_failures += 1
+            return self._drain_failed(record, event.problem, now)
+        if event.taken_over and self._asked != self.fence.commit(record.save):
+            return self._commit(record)  # it was made for the session that this one replaced: nobody replaced this one
+        if event.taken_over:
+            record.phase = Phase.STAGED
+            return [*self._drop_drain(record), *self.superseded_by(event.taken_over)]
+        return [*self._made_durable(record, event.nbytes), *self.start_drain(now)]
+
+    def superseded_by(self, incarnation: int) -> list[Action]:
+        """Another session took the job over: nothing of this one becomes durable any more, whatever lies there."""
+        self.fence.taken_over = incarnation
+        reason = f"incarnation {incarnation} took the job over"
+        waiting = [r for r in self.records.values() if r.waits or (r.staged and r.end is None)]
+        actions: list[Action] = [Note(job=self._job, text=f"{reason}: what this run saves is not durable any more")]
+        return [*actions, *(a for record in waiting for a in self._finish(record, End.FAILED, reason))]
+
+    def _made_durable(self, record: Record, nbytes: int) -> list[Action]:
+        save = record.save
+        self.on_store[save] = ev.OnStore(
+            save, record.world_size, nbytes or record.nbytes, save.dirname, record.compared
+        )
+        record.phase, record.error = Phase.DURABLE, ""
+        actions = self._finish(record, End.DURABLE, self.fence.hides(save))
+        actions += self._drop_drain(record)
+        self._partials.discard(save)  # it has its final name now
+        for partial in sorted(p for p in self._partials if p < save):
+            self._partials.discard(partial)
+            actions.append(RemovePartial(job=self._job, save=partial))
+        return [*actions, *self.retire()]
+
+    def _drop_drain(self, record: Record) -> list[Action]:
+        if self.active == record.save:
+            self.active = None
+        return [self._order(ev.DrainDropped(job=self._job, node=self._node, save=record.save))]
+
+    def _drain_failed(self, record: Record, problem: str, now: float) -> list[Action]:
+        record.error = problem
+        record.failures += 1
+        record.first_failure = now if record.first_failure is None else record.first_failure
+        pause = min(self._policy.drain_retry_s * 2 ** (record.failures - 1), self._policy.drain_retry_max_s)
+        self.retry_at = now + pause
+        self._partials.add(record.save)  # what it left goes with the next commit, if that is of a newer save
+        note = Note(job=self._job, text=f"drain of {record.save} failed, again in {pause:g} s: {problem}")
+        if record.phase is Phase.COMMITTING and record.commit_failures < _COMMIT_TRIES:
+            return [note]  # stays active: the commit alone is tried again
+        record.phase = Phase.STAGED
+        actions: list[Action] = [note]
+        late = now - record.first_failure >= self._policy.drain_give_up_s
+        if late or not (record.in_memory or self._roll_call.doubts):
+            record.due = False
+            actions += self._finish(record, End.FAILED, problem)
+        return [*actions, *self._drop_drain(record)]
+
+    def _superseded(self, record: Record) -> list[Action]:
+        """The save's turn is over before it came; the newest takes it."""
+        newest = self.newest_staged
+        if newest is not None and newest.phase is Phase.STAGED and newest.end is End.KEPT:
+            newest.due, newest.end, newest.reason = True, None, ""
+        reason = f"{newest.save if newest else 'a newer save'} was staged before its drain began"
+        return self._finish(record, End.SUPERSEDED, reason + (f"; last error: {record.error}" if record.error else ""))
+
+    def retire(self) -> list[Action]:
+        """Removes what retention no longer keeps."""
+        return self.retention.retire(self.on_store)
+
+    def removed(self, event: ev.CheckpointRemoved) -> list[Action]:
+        """A removal ended."""
+        if not event.problem and not event.pinned:
+            self.on_store.pop(event.save, None)
+        return self.retention.removed(event)
+
+    # --- ends
+
+    def _finish(self, record: Record, end: End, reason: str) -> list[Action]:
+        record.end, record.reason = end, reason
+        return self._tell_end(record)
+
+    def _tell_end(self, record: Record, node: str | None = None) -> list[Action]:
+        assert record.end is not None  # noqa: S101 - only ended saves come here
+        end = ev.SaveEnded(
+            job=self._job, node=self._node, save=record.save, end=record.end, reason=record.reason,
+            apart=record.apart, where=record.where,
+        )  # fmt: skip
+        return [self._order(end, node)]
