@@ -13,10 +13,11 @@ from ckptd.shared.format.layout import VERSION as LAYOUT_VERSION
 from ckptd.shared.format.layout import Leaves, SavedFor, encode
 from ckptd.shared.format.manifest import VERSION, FileRecord, StockObjects, Vote, decode_objects
 from ckptd.shared.format.slot import align_up
-from ckptd.store.commit import commit, write_vote
-from ckptd.store.files import FileLayer
-from ckptd.store.image_writer import Flow, Image, make_partial, sync_partial, write_image
-from ckptd.store.scan import Place
+from ckptd.store.image import Flow, Image
+from ckptd.store.posix.commit import commit, write_vote
+from ckptd.store.posix.image_writer import make_partial, sync_partial, write_image
+from ckptd.store.posix.scan import Place
+from ckptd.system.files import FileLayer
 from ckptd_client._image.plan import gather, make_plan
 from ckptd_client._image.segment_plan import SegmentPlan
 from ckptd_client._image.stock_objects import StockLeaves

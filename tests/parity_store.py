@@ -16,12 +16,14 @@ from ckptd.shared.format.manifest import VERSION, ParityRecord, StockObjects, Vo
 from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.format.slot import SEALS_NBYTES, Seal, SlotState, align_up
 from ckptd.shared.protocol.parity_types import Column, Piece
-from ckptd.store.commit import commit, write_vote
-from ckptd.store.files import FileLayer
-from ckptd.store.image_writer import Flow, Image, make_partial, sync_partial, write_image
+from ckptd.store.image import Flow, Image
 from ckptd.store.messages import DrainParity
 from ckptd.store.parity import drain_parity
-from ckptd.store.scan import Place
+from ckptd.store.posix.commit import commit, write_vote
+from ckptd.store.posix.image_writer import make_partial, sync_partial, write_image
+from ckptd.store.posix.scan import Place
+from ckptd.store.posix.store import PosixStore
+from ckptd.system.files import FileLayer
 from tests.nodes import Set, start_set
 from tests.runs import RUN, STORE_ID
 from tests.slots import Slot, some_tensors, write_slot
@@ -103,7 +105,7 @@ class Made:
             records.append(record)
         sync_partial(fs, self.place)
         if parity:
-            drain_parity(fs, self.key.store, self.order(index))
+            drain_parity(PosixStore(self.key.store, fs=fs), self.order(index))
         said = Vote(
             version=VERSION, digest_kind=KIND, store_id=STORE_ID, job=self.key.job, save=SAVE, node=f"n{index}",
             world_size=world,

@@ -2,8 +2,8 @@
 
 import os
 
-from ckptd.store.identity import STORE_FILE
-from ckptd.store.incarnations import Committer, Taker
+from ckptd.store.facts import Committer, Taker
+from ckptd.store.posix.identity import STORE_FILE
 
 RUN = bytes(range(1, 17))  # of every incarnation, where a test is about one run
 OTHER_RUN = bytes(range(101, 117))

@@ -9,9 +9,10 @@ from ckptd.shared.base.errors import CkptdError, UsageError
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.format.committed import About, Opened, file_findings, open_committed, parity_findings, raise_first
 from ckptd.shared.format.integrity import XXH3, Integrity
-from ckptd.store.commit import commit
-from ckptd.store.files import FileLayer
-from ckptd.store.scan import PartialEntry, Place, scan
+from ckptd.store.facts import PartialEntry
+from ckptd.store.posix.commit import commit
+from ckptd.store.posix.scan import Place, scan
+from ckptd.system.files import FileLayer
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True):

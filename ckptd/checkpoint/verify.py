@@ -38,7 +38,7 @@ from ckptd.shared.format.manifest import (
 from ckptd.shared.format.replica_shares import compared, doubt
 from ckptd.shared.format.slot import SEAL_NBYTES, SEALS_NBYTES, Seal, SlotState, decode_seals, is_page
 from ckptd.shared.torchfile.pickle_names import stranger_in
-from ckptd.store.files import FileLayer, is_temp
+from ckptd.system.files import FileLayer, is_temp
 
 _RECORDS = frozenset({COMMITTED, MANIFEST, VOTES_DIR, PARITY_DIR, UNPUBLISHED, LINKED})
 

@@ -9,7 +9,7 @@ from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.format.digest import DIGEST_NBYTES, blocks
 from ckptd.shared.format.integrity import XXH3, Integrity
 from ckptd.shared.format.manifest import PARITY_DIR, ParityRecord
-from ckptd.store.files import FileLayer, is_temp
+from ckptd.system.files import FileLayer, is_temp
 
 Found = tuple[str, str, tuple[int, int] | None]  # path, what is wrong, which bytes
 

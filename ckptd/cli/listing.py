@@ -17,13 +17,14 @@ from ckptd.shared.format.committed import INCARNATIONS_DIR
 from ckptd.shared.format.integrity import XXH3, Integrity
 from ckptd.shared.format.manifest import COMMITTED, LATEST, UNPUBLISHED
 from ckptd.shared.format.replica_shares import Compared, doubt
-from ckptd.store.files import FileLayer
-from ckptd.store.identity import store_id_at
-from ckptd.store.incarnations import superseded
-from ckptd.store.pins import pinned
-from ckptd.store.publish import how_to_publish
-from ckptd.store.scan import CommittedEntry, PartialEntry, Place, Scan, job_dir, scan
+from ckptd.store.facts import CommittedEntry, PartialEntry, Scan
+from ckptd.store.posix.identity import store_id_at
+from ckptd.store.posix.incarnations import superseded
+from ckptd.store.posix.pins import pinned
+from ckptd.store.posix.scan import Place, job_dir, scan
+from ckptd.store.trainer_files import how_to_publish
 from ckptd.system import human
+from ckptd.system.files import FileLayer
 
 SCHEMA = 1
 _HINT = "give a store, or a job's directory in it"

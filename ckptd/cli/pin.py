@@ -9,8 +9,8 @@ from ckptd.cli import common
 from ckptd.shared.base.errors import UsageError
 from ckptd.shared.base.ids import JobKey, parse_dirname
 from ckptd.shared.format.integrity import XXH3
-from ckptd.store.files import FileLayer
-from ckptd.store.pins import pin, unpin
+from ckptd.store.posix.pins import pin, unpin
+from ckptd.system.files import FileLayer
 
 SCHEMA = 1
 

@@ -12,12 +12,12 @@ from ckptd.shared.base.errors import CkptdError
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.format.committed import TRASH_PREFIX
 from ckptd.shared.format.integrity import Integrity
-from ckptd.store.commit import remove_checkpoint, sweep_trash
-from ckptd.store.files import FileLayer
-from ckptd.store.pins import pinned
-from ckptd.store.scan import Place, job_dir, scan
+from ckptd.store.posix.pins import pinned
+from ckptd.store.posix.removal import remove_checkpoint, sweep_trash
+from ckptd.store.posix.scan import Place, job_dir, scan
 from ckptd.system import human
 from ckptd.system.config import load_config
+from ckptd.system.files import FileLayer
 
 SCHEMA = 1
 

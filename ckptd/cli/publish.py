@@ -9,9 +9,9 @@ from ckptd.cli import common
 from ckptd.cli.pin import named
 from ckptd.shared.format.integrity import Integrity
 from ckptd.shared.protocol.publication import Publication, check_publication
-from ckptd.store.files import FileLayer
-from ckptd.store.publish import publish_to
+from ckptd.store.posix.publish import publish_to
 from ckptd.system import human
+from ckptd.system.files import FileLayer
 
 SCHEMA = 1
 

@@ -26,8 +26,7 @@ from ckptd.shared.format import arena_paths
 from ckptd.shared.format.layout import extents
 from ckptd.shared.format.manifest import STOCK_OBJECTS, VERSION, FileRecord, StockObjects, Vote, decode_objects
 from ckptd.shared.format.replica_shares import as_recorded
-from ckptd.store.commit import CommitOutcome
-from ckptd.store.incarnations import Committer, Taker
+from ckptd.store.facts import CommitOutcome, Committer, Taker
 from ckptd.store.messages import (
     Commit,
     Done,

@@ -6,7 +6,7 @@ from ckptd.core import actions as act
 from ckptd.core import events as ev
 from ckptd.shared.base.errors import parted
 from ckptd.shared.base.ids import JobKey
-from ckptd.store.incarnations import Taker
+from ckptd.store.facts import Taker
 from ckptd.store.messages import Claim, Done, Failed, ScanJob, Scanned, SweepTrash
 from ckptd.store.workers import Stores
 

@@ -23,7 +23,7 @@ from ckptd.doctor.rules import StoreFacts
 from ckptd.shared.files.mounts import mount_of, parse_mountinfo
 from ckptd.shared.files.regular import open_direct, read_pages
 from ckptd.shared.format.integrity import XXH3
-from ckptd.store.files import FileLayer
+from ckptd.system.files import FileLayer
 
 _SYNCS = 5
 _CHUNK_NBYTES = 16 << 20

@@ -7,23 +7,20 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import TracebackType
 from typing import Self
 
 from ckptd.shared.base.errors import CkptdError
-from ckptd.shared.base.ids import JobKey
+from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.files.mapping import POPULATE_READ, Mapping
 from ckptd.shared.format.integrity import XXH3, Integrity
 from ckptd.shared.format.layout import extents
 from ckptd.shared.format.slot import SEALS_NBYTES, Seal, SlotState, align_up, decode_seals
-from ckptd.store.files import FileLayer
-from ckptd.store.image_writer import WRITERS, Flow, Image, Report, make_partial, sync_partial, write_image
+from ckptd.store.image import WRITERS, Flow, Image, Report
+from ckptd.store.interface import Store
 from ckptd.store.messages import Drain, Drained, DrainFile
-from ckptd.store.scan import Place, committed_at
 from ckptd.system import failpoints
-
-_FILES_AT_ONCE = 2  # one file's sync runs beside the next one's writes
 
 
 class SlotChangedError(CkptdError):
@@ -35,8 +32,8 @@ class SlotChangedError(CkptdError):
 class MappedSlot:
     """A slot of a save, mapped read-only, as a context. Takes no lock: the daemon keeps the slot for the drain."""
 
-    def __init__(self, place: Place, file: DrainFile, integrity: Integrity = XXH3) -> None:
-        self._place = place
+    def __init__(self, job: JobKey, save: SaveId, file: DrainFile, integrity: Integrity = XXH3) -> None:
+        self._job, self._save = job, save
         self._file = file
         self._integrity = integrity
         self._fd = os.open(file.slot_path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -79,41 +76,31 @@ class MappedSlot:
         sealed = seal.state in {SlotState.SEALED, SlotState.DIGESTED}
         files = extents(seal.rank, seal.image_nbytes, seal.parts, raw=seal.raw)
         theirs = (seal.job, seal.save, (file.name, file.start, file.nbytes) in files)
-        if not sealed or theirs != (self._place.key, self._place.save, True):
+        if not sealed or theirs != (self._job, self._save, True):
             held = f"{seal.save} with {seal.image_nbytes} bytes" if sealed else "nothing sealed"
-            wanted = f"{self._place.save} of job {self._place.key.job!r} with {file.nbytes} bytes of {file.name}"
+            wanted = f"{self._save} of job {self._job.job!r} with {file.nbytes} bytes of {file.name}"
             raise SlotChangedError(f"{self._file.slot_path}: holds {held}, not {wanted}")
 
 
-def drain(fs: FileLayer, store: str, order: Drain, report: Report) -> Drained:
-    """All files of the order in the save's partial directory, data and names synced.
+def drain(store: Store, order: Drain, report: Report) -> Drained:
+    """All files of the order put to the store.
 
     report: called from other threads. Raises OSError of store or slot, or SlotChangedError.
     """
     start_s = time.monotonic()
-    place = Place(JobKey(store, order.job), order.save)
-    if committed_at(fs, place) is not None:
-        return Drained(0, 0.0, committed=True)
-    make_partial(fs, place)
-    lanes = min(len(order.files), _FILES_AT_ONCE)
-    flow = Flow(bytes_per_s=order.bytes_per_s, writers=WRITERS if lanes == 1 else 2, report=report)
-
+    flow = Flow(bytes_per_s=order.bytes_per_s, writers=WRITERS if len(order.files) == 1 else 2, report=report)
     left = Counter(file.slot_path for file in order.files)
     lock = threading.Lock()
 
-    def write(file: DrainFile) -> None:
-        with MappedSlot(place, file, fs.integrity) as slot:
-            write_image(fs, place, Image(file.name, file.nbytes, slot.image, slot.check, slot.window), flow)
+    @contextlib.contextmanager
+    def image(file: DrainFile) -> Iterator[Image]:
+        with MappedSlot(JobKey(store.url, order.job), order.save, file, store.integrity) as slot:
+            yield Image(file.name, file.nbytes, slot.image, slot.check, slot.window)
         with lock:  # each image's last file finds nothing left
             left[file.slot_path] -= 1
             if left[file.slot_path]:
                 failpoints.reach("drain.between-parts")
 
-    pool = ThreadPoolExecutor(max(1, lanes))
-    try:
-        for _ in pool.map(write, order.files):
-            pass
-    finally:
-        pool.shutdown(cancel_futures=True)
-    sync_partial(fs, place)
+    if not store.put_files(order.job, order.save, [partial(image, file) for file in order.files], flow):
+        return Drained(0, 0.0, committed=True)
     return Drained(sum(file.nbytes for file in order.files), time.monotonic() - start_s)

@@ -32,10 +32,7 @@ from ckptd.shared.base.wording import cut
 from ckptd.shared.format.manifest import ParityRecord, Vote
 from ckptd.shared.protocol.publication import MAX_INTENTS, Intent
 from ckptd.shared.protocol.versions import Release, Speaker, not_known, other_version, refuse_unknown, tags
-from ckptd.store.commit import CommitOutcome
-from ckptd.store.identity import OpenedStore
-from ckptd.store.incarnations import Committer, Taker
-from ckptd.store.scan import Scan
+from ckptd.store.facts import CommitOutcome, Committer, OpenedStore, Scan, Taker
 
 VERSION = 2
 DAEMON, WORKER = "the daemon", "its store worker"

@@ -2,30 +2,28 @@
 
 import contextlib
 import difflib
-import os
 
-from ckptd.shared.base.ids import JobKey, is_job_name, parse_dirname
-from ckptd.store.files import FileLayer
-from ckptd.store.scan import committed_dirs
+from ckptd.shared.base.ids import parse_dirname
+from ckptd.store.interface import Store
 
 MOST_JOBS = 5  # that are named
 _MOST_DIRECTORIES = 20  # that are looked into: a store may have thousands
 
 
-def other_jobs(fs: FileLayer, key: JobKey) -> list[str]:
+def other_jobs(store: Store, job: str) -> list[str]:
     """Some of them with the step of the newest checkpoint, the likest name first; "..." at the end: there may be more.
 
-    Goes by the names of directories alone, and raises nothing: what cannot be listed is left out.
+    Goes by names alone, and raises nothing: what cannot be listed is left out.
     """
     found: list[str] = []
     names: list[str] = []
     with contextlib.suppress(OSError):
-        names = [name for name in fs.listdir(key.store) if is_job_name(name) and name != key.job]
-    likest = difflib.get_close_matches(key.job, names, n=MOST_JOBS)
+        names = [name for name in store.jobs() if name != job]
+    likest = difflib.get_close_matches(job, names, n=MOST_JOBS)
     ordered = [*likest, *sorted(set(names).difference(likest))]
     for name in ordered[:_MOST_DIRECTORIES]:
         with contextlib.suppress(OSError):
-            newest = committed_dirs(fs, os.path.join(key.store, name))[:1]
+            newest = store.names(name)[:1]
             found += [f"{name} (step {_step(dirname)})" for dirname in newest]
     more = len(found) > MOST_JOBS or (bool(found) and len(ordered) > _MOST_DIRECTORIES)
     return [*found[:MOST_JOBS], *(["..."] if more else [])]
@@ -33,5 +31,5 @@ def other_jobs(fs: FileLayer, key: JobKey) -> list[str]:
 
 def _step(dirname: str) -> int:
     parsed = parse_dirname(dirname)
-    assert parsed is not None  # noqa: S101 - committed_dirs lists no other names
+    assert parsed is not None  # noqa: S101 - names lists no other ones
     return parsed[0]

@@ -1,6 +1,8 @@
 """A node's parity of a save to the store: the arena's file, without its seals, beside the images that it protects."""
 
+import contextlib
 import os
+from collections.abc import Iterator
 
 from ckptd.parity.record import decode_record, decode_seals
 from ckptd.shared.base.errors import CkptdError, DamagedError
@@ -10,10 +12,9 @@ from ckptd.shared.format.digest import DIGEST_NBYTES, blocks
 from ckptd.shared.format.integrity import Integrity
 from ckptd.shared.format.manifest import PARITY_DIR
 from ckptd.shared.format.slot import SEALS_NBYTES, align_up
-from ckptd.store.files import FileLayer
-from ckptd.store.image_writer import Flow, Image, make_partial, sync_partial, write_image
+from ckptd.store.image import Flow, Image
+from ckptd.store.interface import Store
 from ckptd.store.messages import DrainParity
-from ckptd.store.scan import Place, committed_at
 
 
 class ParityChangedError(CkptdError):
@@ -22,40 +23,38 @@ class ParityChangedError(CkptdError):
     code = "parity-changed"
 
 
-def drain_parity(fs: FileLayer, store: str, order: DrainParity) -> None:
-    """The parity in the save's partial directory, data and names synced. Nothing to do when the save is committed.
+def drain_parity(store: Store, order: DrainParity) -> None:
+    """The parity put to the store. Nothing to do when the save is committed.
 
     Every block is compared with its digest first. Raises OSError of store or arena, DamagedError, ParityChangedError.
     """
-    place, record = Place(JobKey(store, order.job), order.save), order.parity
-    if committed_at(fs, place) is not None:
-        return
-    make_partial(fs, place)
-    directory = os.path.join(place.partial, PARITY_DIR)
-    if fs.mkdir(directory):
-        sync_partial(fs, place)
-    fd = os.open(order.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
+    record, integrity = order.parity, store.integrity
 
-        def check() -> None:
-            nbytes = os.fstat(fd).st_size
-            pages = os.pread(fd, SEALS_NBYTES, max(0, nbytes - SEALS_NBYTES))
-            seal = decode_seals(pages, fs.integrity, where=order.path)[2]
-            held = (seal.job, seal.nbytes, seal.record_nbytes, seal.record_digest)
-            if held != (place.key, record.nbytes, record.record_nbytes, record.record_digest):
-                raise ParityChangedError(f"{order.path}: does not hold the parity of {order.save}")
-
-        check()
-        source = Mapping(fd, align_up(record.file_nbytes), writable=False)
+    @contextlib.contextmanager
+    def image() -> Iterator[Image]:
+        fd = os.open(order.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
-            _check_blocks(source.view, order, fs.integrity)
-            image = Image(os.path.join(PARITY_DIR, record.name), record.file_nbytes, source.view, check)
-            write_image(fs, place, image, Flow(bytes_per_s=order.bytes_per_s))
+
+            def check() -> None:
+                nbytes = os.fstat(fd).st_size
+                pages = os.pread(fd, SEALS_NBYTES, max(0, nbytes - SEALS_NBYTES))
+                seal = decode_seals(pages, integrity, where=order.path)[2]
+                held = (seal.job, seal.nbytes, seal.record_nbytes, seal.record_digest)
+                of = JobKey(store.url, order.job)
+                if held != (of, record.nbytes, record.record_nbytes, record.record_digest):
+                    raise ParityChangedError(f"{order.path}: does not hold the parity of {order.save}")
+
+            check()
+            source = Mapping(fd, align_up(record.file_nbytes), writable=False)
+            try:
+                _check_blocks(source.view, order, integrity)
+                yield Image(f"{PARITY_DIR}/{record.name}", record.file_nbytes, source.view, check)
+            finally:
+                source.close()
         finally:
-            source.close()
-    finally:
-        os.close(fd)
-    fs.fsync_dir(directory)
+            os.close(fd)
+
+    store.put_files(order.job, order.save, [image], Flow(bytes_per_s=order.bytes_per_s))
 
 
 def _check_blocks(view: memoryview, order: DrainParity, integrity: Integrity) -> None:

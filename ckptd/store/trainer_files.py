@@ -8,10 +8,10 @@ import msgspec
 from ckptd.shared.base.decoding import MALFORMED
 from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.base.wording import cut
+from ckptd.shared.format.committed import Files
 from ckptd.shared.format.layout import Layout, SavedFor, is_plain, is_trainer_file
 from ckptd.shared.format.manifest import STOCK_FILES
 from ckptd.shared.format.origin import MARKER
-from ckptd.store.files import FileLayer
 
 _MAX_INDEX_NBYTES = 1 << 30
 
@@ -43,7 +43,7 @@ def index_of(layouts: Iterable[Layout], save_id: str) -> bytes | None:
     return msgspec.json.format(msgspec.json.encode(index)) + b"\n"
 
 
-def read_index(fs: FileLayer, path: str) -> TrainerFiles:
+def read_index(fs: Files, path: str) -> TrainerFiles:
     """What anybody may have written: good for keeping something from being done, and for nothing else."""
     where = os.path.join(path, STOCK_FILES)
     return decode_index(fs.read_file(where, _MAX_INDEX_NBYTES), where)
@@ -66,3 +66,8 @@ def decode_index(raw: bytes, where: str) -> TrainerFiles:
 def sources_of(path: str, index: TrainerFiles) -> dict[str, str]:
     """The trainer's name of each file of the checkpoint at path, and where the file is."""
     return {name: os.path.join(path, file) for name, file in index.files.items()}
+
+
+def how_to_publish(path: str) -> str:
+    """What to type where a checkpoint's place is not known any more."""
+    return f"type: ckptd publish {path} --to DIRECTORY"

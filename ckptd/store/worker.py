@@ -17,20 +17,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NoReturn, assert_never
 
 from ckptd.shared.base.errors import CkptdError, ProtocolError
-from ckptd.shared.base.ids import JobKey
-from ckptd.shared.files.spare_pages import limit_met
 from ckptd.shared.format.integrity import XXH3, Keyed
 from ckptd.shared.protocol.publication import Intent, Intents
-from ckptd.store import commit
 from ckptd.store.drain import drain
-from ckptd.store.files import FileLayer
-from ckptd.store.identity import OpenedStore, check_store, open_store
-from ckptd.store.in_the_way import in_the_way
-from ckptd.store.incarnations import claim, take
 from ckptd.store.messages import (
     DAEMON,
     WORKER,
-    Claim,
     Commit,
     Done,
     Drain,
@@ -60,8 +52,7 @@ from ckptd.store.messages import (
 )
 from ckptd.store.other_jobs import other_jobs
 from ckptd.store.parity import drain_parity
-from ckptd.store.publish import publish_left, publish_own_part
-from ckptd.store.scan import save_at, scan
+from ckptd.store.schemes import open_store
 from ckptd.system import failpoints
 from ckptd.system.niceness import Niceness
 
@@ -69,31 +60,14 @@ _THREADS = 6  # requests at once: a hung one leaves five
 _RECEIVE_NBYTES = 1 << 20
 _PROGRESS_PERIOD_S = 0.1
 _PR_SET_PDEATHSIG = 1
-_KEEP_FEWER = "to keep fewer from now on: CKPTD_KEEP_LAST=1, or keep_last = 1 in the daemon's configuration"
-_HINTS = {
-    errno.ENOSPC: f"free space on the store, such as ckptd prune STORE/JOB --keep-last 1; {_KEEP_FEWER}",
-    errno.EDQUOT: f"{limit_met(errno.EDQUOT)}; {_KEEP_FEWER}",
-    errno.EFBIG: limit_met(errno.EFBIG),
-    errno.ENOENT: "is it mounted? ckptd makes the store's own directory, never the one above it",
-    errno.ENOTDIR: "the store must be a directory: set store to another path",
-    errno.ELOOP: "its links lead in a circle: set store to the directory itself",
-    errno.ENAMETOOLONG: "a part of its path is too long for the file system: set store to a shorter one",
-    errno.EACCES: "the daemon's user must read and write there: check owner and mode of the store",
-    errno.EPERM: "the daemon's user must read and write there: check owner and mode of the store",
-    errno.EROFS: "the store is mounted read-only: remount it, or set store to another path",
-    errno.ESTALE: "the mount went away under the daemon: remount the store",
-    errno.EBUSY: "somebody still reads it, over NFS perhaps: what is left is removed when the job starts again",
-    errno.EIO: "the file system reports a device error: see its logs; the drain is tried again",
-}
 
 
 class Worker:
     """Carries out requests of one daemon on one store, several at once."""
 
-    def __init__(self, sock: socket.socket, root: str, fs: FileLayer) -> None:
+    def __init__(self, sock: socket.socket, url: str) -> None:
         self._sock = sock
-        self._root = root
-        self._fs = fs
+        self._store = open_store(url, XXH3)  # until the daemon says UseKey
         self._sending = threading.Lock()
         self._pool = ThreadPoolExecutor(_THREADS)
 
@@ -104,7 +78,8 @@ class Worker:
         while data := self._sock.recv(_RECEIVE_NBYTES):
             for request in frames.feed(data):
                 if isinstance(request, UseKey):
-                    self._fs.integrity = Keyed(request.key)
+                    integrity = Keyed(request.key)
+                    self._store = open_store(self._store.url, integrity)
                 else:
                     self._pool.submit(self._answer, request)
 
@@ -113,8 +88,7 @@ class Worker:
             self._send(self._carry_out(request))
         except OSError as error:
             name = errno.errorcode.get(error.errno or 0, "")
-            text, hint = in_the_way(error, self._root) or (str(error), _HINTS.get(error.errno or 0, ""))
-            self._send(Failed(request.id, "os", name, text, hint))
+            self._send(Failed(request.id, "os", name, *self._store.explain(error)))
         except CkptdError as error:
             self._send(Failed(request.id, error.code, "", error.message, error.hint))
         except Exception as error:  # noqa: BLE001  # whatever it is, the daemon must get its one answer
@@ -123,72 +97,54 @@ class Worker:
             failpoints.reach("drain.reported")
 
     def _carry_out(self, request: Request) -> Done:  # noqa: C901 - one line per request
+        store = self._store
         match request:
             case Drain():
                 failpoints.reach("drain.ordered")
-                check_store(self._fs, self._root, request.store_id)
-                return Done(request.id, drain(self._fs, self._root, request, self._reporter(request.id)))
+                store.check(request.store_id)
+                return Done(request.id, drain(store, request, self._reporter(request.id)))
             case DrainParity():
-                check_store(self._fs, self._root, request.store_id)
-                drain_parity(self._fs, self._root, request)
+                store.check(request.store_id)
+                drain_parity(store, request)
                 return Done(request.id)
             case WriteVote(vote=vote):
-                check_store(self._fs, self._root, vote.store_id)
+                store.check(vote.store_id)
                 failpoints.reach("commit.before-vote")
-                commit.write_vote(self._fs, self._key(vote.job), vote)
+                store.put_vote(vote.job, vote)
                 failpoints.reach("commit.after-vote")
                 return Done(request.id)
             case Commit(job=job, save=save, writer=writer, by=by, intents=intents):
-                return Done(request.id, commit.commit(self._fs, self._key(job), save, writer, by, _by_save(intents)))
-            case Publish():
-                return Done(request.id, self._publish(request))
+                return Done(request.id, store.commit(job, save, writer, by, _by_save(intents)))
+            case Publish(job=job, intents=intents, own_part=own_part):
+                return Done(request.id, Published(*store.publish(job, _by_save(intents), own_part)))
             case TakeIncarnation(job=job, by=taker):
-                opened, key = self._open(request), self._key(job)
-                return Done(request.id, Taken(take(self._fs, key, taker, request.at_least, request.until), opened))
-            case ScanJob(job=job, claim=made_up):
-                opened, key = self._open(request), self._key(job)
-                lost = made_up is not None and bool(opened.store_id) and not self._claim(key, made_up)
-                found = scan(self._fs, key)
-                others = [] if found.committed or found.partials else other_jobs(self._fs, key)
-                return Done(request.id, Scanned(opened, found, lost, others))
+                # exact is for those that nobody can warn: a number is for ranks that connect, and are warned
+                opened = store.open(job, remembered=request.remembered, wanted=request.wanted)
+                return Done(request.id, Taken(store.take(job, taker, request.at_least, request.until), opened))
+            case ScanJob():
+                return Done(request.id, self._scanned(request))
             case RemoveCheckpoint(job=job, save=save, intents=intents):
-                gone = commit.remove_checkpoint(self._fs, self._key(job), save, _by_save(intents))
-                return Done(request.id, Removed(pinned=not gone))
+                return Done(request.id, Removed(pinned=not store.remove(job, save, _by_save(intents))))
             case RemovePartial(job=job, save=save):
-                commit.remove_partial(self._fs, self._key(job), save)
+                store.discard(job, save)
                 return Done(request.id)
             case SweepTrash(job=job):
-                commit.sweep_trash(self._fs, self._key(job))
+                store.sweep(job)
                 return Done(request.id)
             case Probe():
-                return Done(request.id, Space(*self._fs.space(self._root)))
+                return Done(request.id, Space(*store.space()))
             case _:
                 assert_never(request)
 
-    def _open(self, request: TakeIncarnation | ScanJob) -> OpenedStore:
-        return open_store(
-            self._fs,
-            self._root,
-            request.job,
-            remembered=request.remembered,
-            wanted=request.wanted,
-            make=request.make if isinstance(request, ScanJob) else True,
-            exact=isinstance(request, ScanJob),  # a number is for ranks that connect, and are warned
-        )
-
-    def _claim(self, key: JobKey, made_up: Claim) -> bool:
-        return claim(self._fs, key, made_up.incarnation, made_up.by)
-
-    def _publish(self, order: Publish) -> Published:
-        key, intents, save = self._key(order.job), _by_save(order.intents), order.own_part
-        if save is None:
-            return Published(*publish_left(self._fs, key, intents))
-        note = publish_own_part(self._fs, key, save, intents)
-        done = not note and save_at(self._fs, key, save.dirname) == save
-        return Published([save] if done else [], [note] if note else [])
-
-    def _key(self, job: str) -> JobKey:
-        return JobKey(self._root, job)
+    def _scanned(self, request: ScanJob) -> Scanned:
+        store, job, claim = self._store, request.job, request.claim
+        opened = store.open(
+            job, remembered=request.remembered, wanted=request.wanted, make=request.make, exact=True
+        )  # fmt: skip
+        lost = claim is not None and bool(opened.store_id) and not store.claim(job, claim.incarnation, claim.by)
+        found = store.scan(job)
+        others = [] if found.committed or found.partials else other_jobs(store, job)
+        return Scanned(opened, found, lost, others)
 
     def _reporter(self, request_id: int) -> "_Reporter":
         return _Reporter(self, request_id)
@@ -242,7 +198,7 @@ def main(argv: list[str]) -> NoReturn:
     Niceness(cpu, io).take()
     status = 0
     try:
-        Worker(socket.socket(fileno=fd), argv[4], FileLayer(argv[4], XXH3)).serve()  # until the daemon says UseKey
+        Worker(socket.socket(fileno=fd), argv[4]).serve()
     except ProtocolError as error:
         print(f"ckptd store worker: {error}", file=sys.stderr)  # noqa: T201  # its daemon is of another version
         status = 1

@@ -6,7 +6,7 @@ import random
 import threading
 from dataclasses import dataclass, field
 
-from ckptd.store.files import FileLayer
+from ckptd.system.files import FileLayer
 
 
 class PowerCut(BaseException):

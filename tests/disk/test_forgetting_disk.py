@@ -12,12 +12,15 @@ from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.format.committed import TRASH_PREFIX
 from ckptd.shared.format.manifest import COMMITTED, STOCK_METADATA, STOCK_OBJECTS, StockObjects
 from ckptd.shared.format.slot import align_up
-from ckptd.store import image_writer
-from ckptd.store.commit import commit, remove_checkpoint, remove_partial, sweep_trash, write_vote
-from ckptd.store.files import FileLayer
-from ckptd.store.image_writer import Flow, Image, make_partial, sync_partial, write_image
-from ckptd.store.incarnations import take
-from ckptd.store.scan import Place, Scan, scan
+from ckptd.store.facts import Scan
+from ckptd.store.image import Flow, Image
+from ckptd.store.posix import image_writer
+from ckptd.store.posix.commit import commit, write_vote
+from ckptd.store.posix.image_writer import make_partial, sync_partial, write_image
+from ckptd.store.posix.incarnations import take
+from ckptd.store.posix.removal import remove_checkpoint, remove_partial, sweep_trash
+from ckptd.store.posix.scan import Place, scan
+from ckptd.system.files import FileLayer
 from tests.disk.forgetting import ForgettingDisk, PowerCut
 from tests.runs import RUN, TAKER
 from tests.slots import Slot, make_vote, write_slot

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from ckptd.checkpoint.verify import verify_path
 from ckptd.shared.base.ids import JobKey
-from ckptd.store.files import FileLayer
-from ckptd.store.scan import scan
+from ckptd.store.posix.scan import scan
+from ckptd.system.files import FileLayer
 from tests.cluster import wait_for
 from tests.faults.campaigns import OverdueError, answers, ended_by_signals, no_longer_than
 from tests.faults.diaries import diary_of, lines_of, told_in

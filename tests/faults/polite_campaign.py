@@ -21,8 +21,8 @@ from ckptd.arena.ask import Daemon
 from ckptd.checkpoint.verify import verify_path
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.format import arena_paths
-from ckptd.store.files import FileLayer
-from ckptd.store.scan import scan
+from ckptd.store.posix.scan import scan
+from ckptd.system.files import FileLayer
 from tests.cluster import Node
 from tests.faults.campaigns import OverdueError, ended_by_signals, no_longer_than, send
 from tests.faults.nodes.clusters import Cluster, Ranks, Zygote, a_cluster

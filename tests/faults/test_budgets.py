@@ -12,8 +12,8 @@ import torch
 
 import ckptd_client
 from ckptd.shared.base.ids import JobKey
-from ckptd.store.files import FileLayer
-from ckptd.store.scan import scan
+from ckptd.store.posix.scan import scan
+from ckptd.system.files import FileLayer
 from ckptd.system.niceness import _IOPRIO_SET
 from tests.cluster import wait_for
 

@@ -14,9 +14,9 @@ from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.format import arena_paths
 from ckptd.shared.format.committed import TRASH_PREFIX
 from ckptd.shared.protocol.messages import End, Milestone, Progress
-from ckptd.store.files import FileLayer
-from ckptd.store.scan import scan
+from ckptd.store.posix.scan import scan
 from ckptd.system import failpoints
+from ckptd.system.files import FileLayer
 from ckptd_client.handle import SaveHandle
 from tests.cluster import Node, wait_for
 from tests.faults.ranks import JOB, SAVE_TIMEOUT_S, Ranks, told

@@ -28,7 +28,7 @@ from ckptd.shared.format.manifest import (
     make_committed,
 )
 from ckptd.shared.format.slot import PAGE
-from ckptd.store.files import FileLayer
+from ckptd.system.files import FileLayer
 from tests import collide
 from tests.cluster import Node, wait_for
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ckptd.store.files import FileLayer
-from ckptd.store.identity import open_store
+from ckptd.store.posix.store import PosixStore
+from ckptd.system.files import FileLayer
 from tests.cluster import Node, wait_for
 from tests.faults.ranks import MB, Ranks, sealed, told
 
@@ -181,7 +181,7 @@ def test_forget_looks_at_the_store_before_it_gives_up_what_was_durable(node: Nod
     staged(node, drained=True)
     kept = Path(node.store).rename(f"{node.store}.kept")
     if away == "another store":
-        open_store(FileLayer(), node.store, "other")
+        PosixStore(node.store, fs=FileLayer()).open("other")
     elif away == "job removed":
         shutil.copytree(kept, node.store, ignore=shutil.ignore_patterns("job"))
     else:

@@ -10,8 +10,8 @@ import pytest
 from ckptd.checkpoint.verify import verify_path
 from ckptd.shared.base.ids import JobKey
 from ckptd.shared.format.committed import identify
-from ckptd.store.files import FileLayer
-from ckptd.store.scan import scan
+from ckptd.store.posix.scan import scan
+from ckptd.system.files import FileLayer
 from tests.cluster import Node, wait_for
 from tests.faults.ranks import JOB, MB, Ranks, told
 

@@ -23,9 +23,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.format.manifest import decode_objects
-from ckptd.store.commit import commit
-from ckptd.store.files import FileLayer
-from ckptd.store.scan import Place
+from ckptd.store.posix.commit import commit
+from ckptd.store.posix.scan import Place
+from ckptd.system.files import FileLayer
 from ckptd_client._state.tensors import DTYPE_OF
 from tests.checkpoints import image_of, put_image, put_vote
 from tests.runs import RUN

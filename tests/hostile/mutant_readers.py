@@ -32,16 +32,17 @@ from ckptd.shared.protocol import messages
 from ckptd.shared.protocol.publication import Publication
 from ckptd.shared.protocol.status import Status
 from ckptd.shared.torchfile import dcp_metadata  # noqa: F401 - imported before time is taken
-from ckptd.store.commit import remove_checkpoint, sweep_trash
-from ckptd.store.files import FileLayer
-from ckptd.store.identity import STORE_FILE, store_id_at
-from ckptd.store.incarnations import Committer, superseded, take, taken_over_by
-from ckptd.store.links import is_linked_to
+from ckptd.store.facts import Committer
 from ckptd.store.messages import FrameReader, decode_request, hello_frame
-from ckptd.store.pins import pinned
-from ckptd.store.publish import publish
-from ckptd.store.scan import scan
+from ckptd.store.posix.identity import STORE_FILE, store_id_at
+from ckptd.store.posix.incarnations import superseded, take, taken_over_by
+from ckptd.store.posix.links import is_linked_to
+from ckptd.store.posix.pins import pinned
+from ckptd.store.posix.publish import publish
+from ckptd.store.posix.removal import remove_checkpoint, sweep_trash
+from ckptd.store.posix.scan import scan
 from ckptd.system.config import load_config
+from ckptd.system.files import FileLayer
 from ckptd_client._load.foreign.load_from import load_from
 from ckptd_client._load.reader import open_slot
 from ckptd_client._local.rank import Group

@@ -14,9 +14,9 @@ from ckptd.checkpoint.verify import verify_path
 from ckptd.shared.base.errors import CkptdError, DamagedError, UsageError
 from ckptd.shared.base.ids import JobKey, SaveId, parse_dirname
 from ckptd.shared.format.manifest import COMMITTED, MANIFEST, STOCK_METADATA
-from ckptd.store.commit import commit
-from ckptd.store.files import FileLayer
-from ckptd.store.incarnations import take
+from ckptd.store.posix.commit import commit
+from ckptd.store.posix.incarnations import take
+from ckptd.system.files import FileLayer
 from ckptd_client._load.foreign.load_from import load_from as read_into
 from ckptd_client._load.rounds import read_checkpoint
 from ckptd_client._local.rank import Group

@@ -8,7 +8,7 @@ import pytest
 from ckptd.checkpoint.repair.run import rebuild
 from ckptd.shared.base.errors import CkptdError
 from ckptd.shared.format.manifest import PARITY_DIR
-from ckptd.store.files import FileLayer
+from ckptd.system.files import FileLayer
 from tests.hostile import forge
 from tests.hostile.apart import apart
 from tests.parity_store import Made

@@ -9,9 +9,9 @@ import ckptd_client
 from ckptd.cli import invoke
 from ckptd.shared.base.errors import CkptdError
 from ckptd.shared.base.ids import JobKey, SaveId
-from ckptd.store import commit
-from ckptd.store.files import FileLayer
-from ckptd.store.scan import Place, scan
+from ckptd.store.posix import commit, removal
+from ckptd.store.posix.scan import Place, scan
+from ckptd.system.files import FileLayer
 from tests.checkpoints import image_of, put_image, put_vote, write_checkpoint
 from tests.cluster import Node
 from tests.hostile import forge
@@ -138,7 +138,7 @@ def test_links_lead_nobody_astray(tmp_path):
     far = write_checkpoint(tmp_path / "far", [some_state()], save=SaveId(0, 9, 900, RUN))
     (job / far.name).symlink_to(far)
     names = sorted(os.listdir(far))
-    commit.remove_checkpoint(FileLayer(), key, SaveId(0, 9, 900, RUN))
+    removal.remove_checkpoint(FileLayer(), key, SaveId(0, 9, 900, RUN))
     assert sorted(os.listdir(far)) == names
     assert not os.path.lexists(job / far.name)
 

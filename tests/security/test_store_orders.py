@@ -23,13 +23,14 @@ from ckptd.shared.format.committed import TRASH_PREFIX
 from ckptd.shared.format.manifest import STOCK_FILES, UNPUBLISHED
 from ckptd.shared.format.slot import align_up
 from ckptd.shared.protocol.publication import Publication
-from ckptd.store import commit
-from ckptd.store.files import FileLayer
-from ckptd.store.image_writer import Flow, Image, make_partial, sync_partial, write_image
-from ckptd.store.incarnations import take
-from ckptd.store.pins import pin, unpin
-from ckptd.store.publish import publish
-from ckptd.store.scan import Place
+from ckptd.store.image import Flow, Image
+from ckptd.store.posix import commit, removal
+from ckptd.store.posix.image_writer import make_partial, sync_partial, write_image
+from ckptd.store.posix.incarnations import take
+from ckptd.store.posix.pins import pin, unpin
+from ckptd.store.posix.publish import publish
+from ckptd.store.posix.scan import Place
+from ckptd.system.files import FileLayer
 from tests.checkpoints import image_of, put_image, put_vote, write_checkpoint
 from tests.cluster import Node, wait_for
 from tests.runs import RUN, TAKER
@@ -261,16 +262,16 @@ def a_commit(fs, place):
 
 
 def a_removal(fs, place):
-    commit.remove_checkpoint(fs, place.key, SaveId(1, 1, 1, RUN))
+    removal.remove_checkpoint(fs, place.key, SaveId(1, 1, 1, RUN))
 
 
 def a_removed_partial(fs, place):
-    commit.remove_partial(fs, place.key, place.save)
+    removal.remove_partial(fs, place.key, place.save)
 
 
 def an_incarnation(fs, place):
     take(fs, place.key, TAKER)
-    commit.sweep_trash(fs, place.key)
+    removal.sweep_trash(fs, place.key)
 
 
 def a_pin(fs, place):
@@ -341,7 +342,7 @@ def test_trash_that_becomes_a_link_is_not_followed(place, home):
         as_user(put_link, str(trash / "deep"), str(home), str(trash / "spare"))
 
     for at in range(12):
-        commit.sweep_trash(Swapped(place.key.store, at, swap), place.key)
+        removal.sweep_trash(Swapped(place.key.store, at, swap), place.key)
         assert below(home) == before
         if not (trash / "deep").exists():
             (trash / "deep").mkdir(parents=True, exist_ok=True)

@@ -18,6 +18,7 @@ CKPTD = {
             "system",
             "arena",
             "store",
+            "store.posix",
             "peers",
             "doctor",
             "checkpoint",
@@ -43,11 +44,15 @@ CKPTD = {
     ),
     "checkpoint": (
         "offline work on committed checkpoints: verify, repair, export, finish",
-        (*SHARED, "shared.bulk", "shared.files", "shared.torchfile", "system", "parity", "store"),
+        (*SHARED, "shared.bulk", "shared.files", "shared.torchfile", "system", "parity", "store", "store.posix"),
     ),
-    "doctor": ("probes, and the rules that judge them", (*SHARED, "shared.files", "system", "arena", "peers", "store")),
+    "doctor": ("probes, and the rules that judge them", (*SHARED, "shared.files", "system", "arena", "peers")),
+    "store.posix": (
+        "the store in a directory: paths, commit, scan, removal, publication",
+        (*SHARED, "shared.files", "store", "system"),
+    ),
     "store": (
-        "the parallel file system: worker process, drain, commit, scan, removal, publication",
+        "what any store does: the interface, its registered kinds, the worker process, the drain",
         (*SHARED, "shared.files", "shared.torchfile", "system", "parity"),
     ),
     "peers": ("daemons of other nodes: the control plane", (*SHARED, "shared.files", "system", "core")),
@@ -56,7 +61,10 @@ CKPTD = {
     "core": ("pure: events, actions, all jobs", (*SHARED, "core.coordinator", "core.node")),
     "core.coordinator": ("pure: what concerns all ranks of a job", (*SHARED, "core")),
     "core.node": ("pure: what concerns the slots of one node", (*SHARED, "core")),
-    "system": ("this host: configuration, logs, locks, mounts, failpoints", SHARED),
+    "system": (
+        "this host: configuration, logs, locks, mounts, file effects, failpoints",
+        (*SHARED, "shared.files"),
+    ),
     "shared.bulk": ("byte ranges over TCP", ("shared.base", "shared.format")),
     "shared.files": ("files and mappings", ("shared.base", "shared.format")),
     "shared.torchfile": ("pure: files that torch reads", ("shared.base", "shared.format")),

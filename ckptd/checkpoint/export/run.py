@@ -21,8 +21,8 @@ from ckptd.shared.base.errors import CkptdError, IntegrityError, UsageError
 from ckptd.shared.format.integrity import XXH3, Integrity
 from ckptd.shared.format.layout import itemsize
 from ckptd.shared.format.manifest import COMMITTED, MANIFEST
-from ckptd.store.files import FileLayer, is_temp
 from ckptd.system import human
+from ckptd.system.files import FileLayer, is_temp
 
 SCHEMA = 1
 _BLOCKS = 9  # of 16 MiB: eight files cut across, and one more; in all below 256 MiB

@@ -32,8 +32,8 @@ from ckptd.shared.format.manifest import (
     layout_of,
 )
 from ckptd.shared.format.replica_shares import compared, doubt
-from ckptd.store.files import FileLayer
-from ckptd.store.scan import job_dir, scan
+from ckptd.store.posix.scan import job_dir, scan
+from ckptd.system.files import FileLayer
 
 _JOBS_SHOWN = 5
 

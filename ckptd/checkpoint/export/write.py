@@ -14,7 +14,7 @@ from ckptd.checkpoint.export.read import VerifiedReader
 from ckptd.shared.format.digest import BLOCK_NBYTES
 from ckptd.shared.format.layout import itemsize
 from ckptd.shared.format.slot import PAGE, align_up
-from ckptd.store.files import FileLayer, temp_name
+from ckptd.system.files import FileLayer, temp_name
 
 THREADS = 4
 _DIRECT_NBYTES = 256 << 10  # smaller writes go through the page cache

@@ -26,7 +26,7 @@ from ckptd.shared.format.manifest import (
 )
 from ckptd.shared.format.slot import Seal
 from ckptd.shared.protocol.parity_types import Piece
-from ckptd.store.files import FileLayer
+from ckptd.system.files import FileLayer
 
 
 @dataclass

@@ -12,7 +12,7 @@ from ckptd.shared.format.digest import BLOCK_NBYTES, DIGEST_NBYTES, blocks
 from ckptd.shared.format.integrity import XXH3, Integrity
 from ckptd.shared.format.layout import Extent
 from ckptd.shared.format.slot import align_up
-from ckptd.store.files import FileLayer
+from ckptd.system.files import FileLayer
 
 _MAX_OPEN = 64
 IMAGES = "images"  # the node that stands for all images; each parity is a node called by its member's number

@@ -8,8 +8,8 @@ from ckptd.checkpoint.repair.files import Bytes, OpenFiles, Ranges
 from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.format.digest import DIGEST_NBYTES, blocks
 from ckptd.shared.format.layout import Extent
-from ckptd.store.files import FileLayer, is_temp, temp_name
 from ckptd.system import failpoints
+from ckptd.system.files import FileLayer, is_temp, temp_name
 
 
 @dataclass

@@ -9,8 +9,8 @@ import tempfile
 
 import pytest
 
-from ckptd.store.files import FileLayer
-from ckptd.store.identity import open_store
+from ckptd.store.posix.store import PosixStore
+from ckptd.system.files import FileLayer
 from tests.faults.history_world import JOB, Run, World, committed
 from tests.faults.nodes.clusters import a_cluster
 
@@ -162,7 +162,7 @@ def test_a_job_goes_on_only_on_the_store_that_it_is_saved_to_whatever_its_daemon
     """Another store is mounted there, and all daemons are killed: nobody who connects is there to be warned."""
     run = world.start("ab", steps=STEPS, until="durable")
     world.unmount()
-    other = open_store(FileLayer(), world.cluster.store, "other").store_id
+    other = PosixStore(world.cluster.store, fs=FileLayer()).open("other").store_id
     for node in "ab":
         world.crash(node)
     said = world.save(run, 1, "durable", timeout_s=20)  # a store that is not the right one is looked at again in 15 s

@@ -20,10 +20,10 @@ from ckptd.shared.base.errors import BudgetError, ConnectError, DamagedError, Us
 from ckptd.shared.base.ids import JobKey, SaveId, file_name
 from ckptd.shared.format.digest import KIND, digest
 from ckptd.shared.format.manifest import VERSION, FileRecord, Vote
-from ckptd.store.commit import commit, write_vote
-from ckptd.store.files import FileLayer
-from ckptd.store.scan import Place
+from ckptd.store.posix.commit import commit, write_vote
+from ckptd.store.posix.scan import Place
 from ckptd.system.config import SETTINGS
+from ckptd.system.files import FileLayer
 from ckptd.system.units import parse_size
 from tests.runs import RUN, STORE_ID
 from tests.unit import a_status
@@ -156,7 +156,7 @@ def test_status_loads_little():
     """The slow parts of the daemon, the client and the store stay out of the verb that is typed most."""
     code = "import sys, ckptd.cli.status; print(*sys.modules)"
     loaded = set(subprocess.check_output([sys.executable, "-c", code], text=True).split())
-    assert not loaded & {"torch", "numpy", "asyncio", "ckptd.daemon.loop", "ckptd.store.commit", "ckptd_client"}
+    assert not loaded & {"torch", "numpy", "asyncio", "ckptd.daemon.loop", "ckptd.store.posix.commit", "ckptd_client"}
 
 
 # --- keygen ---

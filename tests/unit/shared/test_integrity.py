@@ -39,11 +39,11 @@ from ckptd.shared.format.manifest import (
 )
 from ckptd.shared.format.slot import PAGE, SEALS_NBYTES, Seal, SlotState, decode_seals, encode_seal, next_seal
 from ckptd.shared.protocol.publication import Publication
-from ckptd.store.commit import _check_files, commit
-from ckptd.store.files import FileLayer
-from ckptd.store.publish import publish_to
-from ckptd.store.scan import Place, committed_at, scan
+from ckptd.store.posix.commit import _check_files, commit
+from ckptd.store.posix.publish import publish_to
+from ckptd.store.posix.scan import Place, committed_at, scan
 from ckptd.system.config import Config
+from ckptd.system.files import FileLayer
 from ckptd_client._load.checkpoint import open_directory
 from ckptd_client._load.foreign.load_from import load_from
 from ckptd_client._load.rounds import read_checkpoint
@@ -411,7 +411,7 @@ def test_what_lies_there_for_stock_readers_is_not_proved_for_somebody_else(tmp_p
         pathlib.Path(place.partial, STOCK_METADATA).write_bytes(evil)
         return _check_files(fs, place, *args)
 
-    monkeypatch.setattr("ckptd.store.commit._check_files", planted)
+    monkeypatch.setattr("ckptd.store.posix.commit._check_files", planted)
     path = checkpoints.write_checkpoint(tmp_path / "store", [a_state()], integrity=ONE)
     assert (path / STOCK_METADATA).read_bytes() != evil
     assert verify_path(str(path), integrity=ONE).ok

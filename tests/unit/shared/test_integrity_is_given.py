@@ -146,7 +146,7 @@ def test_the_rule_of_proofs_catches():
     head = "from ckptd.shared.format.manifest import decode_vote\n"
     assert list(says_nothing("x", ast.parse(head + "decode_vote(raw, where=where)"))) == ["decode_vote, line 2"]
     assert list(says_nothing("x", ast.parse(head + "decode_vote(raw, where=where, integrity=fs.integrity)"))) == []
-    head = "from ckptd.store.files import FileLayer\n"
+    head = "from ckptd.system.files import FileLayer\n"
     assert list(says_nothing("x", ast.parse(head + "fs = FileLayer(top)"))) == ["FileLayer, line 2"]
     assert list(says_nothing("x", ast.parse(head + "fs = FileLayer(top, integrity)\nFileLayer().size(path)"))) == []
     head = "from ckptd_client.dcp import CkptdReader\n"
@@ -161,5 +161,5 @@ def test_the_rule_of_proofs_catches():
     assert list(says_nothing("x", ast.parse(head + "checkpoint.open_directory(path)"))) == [
         "checkpoint.open_directory, line 2"
     ]
-    assert {("ckptd.store.files", "FileLayer"), ("ckptd.shared.files.regular", "RegularFiles")} <= PROVED
+    assert {("ckptd.system.files", "FileLayer"), ("ckptd.shared.files.regular", "RegularFiles")} <= PROVED
     assert len(PROVED) > 40

@@ -12,9 +12,9 @@ from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.format.manifest import STOCK_METADATA
 from ckptd.shared.format.origin import MARKER, Origin
 from ckptd.shared.protocol.publication import Draft, Publication, check_publication
-from ckptd.store.commit import remove_checkpoint
-from ckptd.store.files import FileLayer
-from ckptd.store.publish_state import publish_state
+from ckptd.store.posix.publish_state import publish_state
+from ckptd.store.posix.removal import remove_checkpoint
+from ckptd.system.files import FileLayer
 from tests.checkpoints import write_checkpoint
 from tests.runs import OTHER_RUN, RUN
 

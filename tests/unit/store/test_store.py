@@ -20,13 +20,17 @@ from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.format.committed import TRASH_PREFIX
 from ckptd.shared.format.manifest import COMMITTED, LATEST, MANIFEST
 from ckptd.shared.format.slot import align_up
-from ckptd.store import image_writer
-from ckptd.store.commit import commit, remove_checkpoint, remove_partial, sweep_trash, write_vote
-from ckptd.store.files import FileLayer, is_temp, temp_name
-from ckptd.store.image_writer import Flow, Image, make_partial, sync_partial, write_image
+from ckptd.store import image
+from ckptd.store.image import Flow, Image
 from ckptd.store.other_jobs import other_jobs
-from ckptd.store.pins import pin, unpin
-from ckptd.store.scan import Place, scan
+from ckptd.store.posix import image_writer
+from ckptd.store.posix.commit import commit, write_vote
+from ckptd.store.posix.image_writer import make_partial, sync_partial, write_image
+from ckptd.store.posix.pins import pin, unpin
+from ckptd.store.posix.removal import remove_checkpoint, remove_partial, sweep_trash
+from ckptd.store.posix.scan import Place, scan
+from ckptd.store.posix.store import PosixStore
+from ckptd.system.files import FileLayer, is_temp, temp_name
 from tests.runs import RUN
 from tests.slots import Slot, make_vote, some_tensors, write_slot
 
@@ -80,22 +84,22 @@ def test_scan_of_nothing_is_empty(key) -> None:
 
 
 def test_other_jobs_are_listed_with_their_newest_steps_the_likest_name_first(key) -> None:
-    fs = FileLayer()
     os.makedirs(f"{key.store}/no-job-of-ours")
     for job in ("alpha", "beta", "demo"):
         for save in (SAVE, OLDER):
             os.makedirs(f"{key.store}/{job}/{save.dirname}")
     os.makedirs(f"{key.store}/.hidden/{SAVE.dirname}")
     open(f"{key.store}/zfile", "w").close()
-    assert other_jobs(fs, JobKey(key.store, "dmeo")) == ["demo (step 100)", "alpha (step 100)", "beta (step 100)"]
-    assert other_jobs(fs, key) == ["alpha (step 100)", "beta (step 100)"]
-    assert other_jobs(fs, JobKey(f"{key.store}/none", "demo")) == []
+    assert other_jobs(PosixStore(key.store), "dmeo") == ["demo (step 100)", "alpha (step 100)", "beta (step 100)"]
+    assert other_jobs(PosixStore(key.store), "demo") == ["alpha (step 100)", "beta (step 100)"]
+    assert other_jobs(PosixStore(f"{key.store}/none"), "demo") == []
 
 
 def test_other_jobs_are_a_few_of_many(key) -> None:
     for number in range(40):
         os.makedirs(f"{key.store}/run{number:02d}/{SAVE.dirname}")
-    assert [*other_jobs(FileLayer(), key)] == [*(f"run{number:02d} (step 100)" for number in range(5)), "..."]
+    some = [f"run{number:02d} (step 100)" for number in range(5)]
+    assert other_jobs(PosixStore(key.store), key.job) == [*some, "..."]
 
 
 def test_scan_lists_newest_first_by_incarnation_and_counter_not_by_step(key) -> None:
@@ -232,8 +236,8 @@ def test_a_failed_write_is_raised_and_the_rest_is_not_written(key, tmp_path, mon
 
 def test_a_bandwidth_cap_spaces_the_writes(monkeypatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(image_writer.time, "monotonic", lambda: 100.0)
-    monkeypatch.setattr(image_writer.time, "sleep", slept.append)
+    monkeypatch.setattr(image.time, "monotonic", lambda: 100.0)
+    monkeypatch.setattr(image.time, "sleep", slept.append)
     flow = Flow(bytes_per_s=1000)
     for _ in range(3):
         flow.pace(500)

@@ -9,8 +9,9 @@ import pytest
 
 from ckptd.shared.base.errors import DamagedError, WrongStoreError
 from ckptd.shared.base.ids import ANY_STORE, JobKey, SaveId
-from ckptd.store.files import FileLayer
-from ckptd.store.identity import STORE_FILE, check_store, open_store, store_id_at
+from ckptd.store.posix.identity import STORE_FILE, store_id_at
+from ckptd.store.posix.store import PosixStore
+from ckptd.system.files import FileLayer
 from tests.runs import OTHER_STORE_ID, RUN, STORE_ID
 from tests.unit.store.test_store import committed
 
@@ -23,22 +24,22 @@ def store(tmp_path) -> str:
 
 
 def test_a_new_store_gets_an_id_and_keeps_it(store) -> None:
-    made = open_store(FS, store, "demo")
+    made = PosixStore(store, fs=FS).open("demo")
     assert store_id_at(FS, store) == made.store_id
-    again = open_store(FS, store, "demo", remembered=[made.store_id])
+    again = PosixStore(store, fs=FS).open("demo", remembered=[made.store_id])
     assert again.store_id == made.store_id
     assert again.warnings == []
 
 
 def test_a_new_store_on_the_root_file_system_or_tmpfs_is_a_warning_that_names_device_and_mount(store) -> None:
-    (warning,) = open_store(FS, store, "demo").warnings
+    (warning,) = PosixStore(store, fs=FS).open("demo").warnings
     assert store in warning
     assert "mounted at" in warning
     assert "is the parallel file system mounted?" in warning
     shm = f"/dev/shm/{os.path.basename(os.path.dirname(store))}-{os.getpid()}"
     os.mkdir(shm)
     try:
-        (warning,) = open_store(FS, f"{shm}/store", "demo").warnings
+        (warning,) = PosixStore(f"{shm}/store", fs=FS).open("demo").warnings
         assert "tmpfs" in warning
         assert "lost with a reboot" in warning
     finally:
@@ -50,48 +51,48 @@ def test_no_store_is_made_where_an_arena_remembers_another_one(store, there: boo
     if there:
         os.mkdir(store)
     with pytest.raises(WrongStoreError, match=rf"{store} is not the store that.*store id {STORE_ID}.*mounted at"):
-        open_store(FS, store, "demo", remembered=[STORE_ID])
+        PosixStore(store, fs=FS).open("demo", remembered=[STORE_ID])
     assert os.path.lexists(store) is there
     assert not there or os.listdir(store) == []
 
 
 def test_a_look_makes_no_store(store) -> None:
-    assert open_store(FS, store, "demo", make=False).store_id == ""
+    assert PosixStore(store, fs=FS).open("demo", make=False).store_id == ""
     assert not os.path.lexists(store)
 
 
 def test_a_user_may_begin_anew_on_purpose(store) -> None:
-    made = open_store(FS, store, "demo", remembered=[STORE_ID], wanted=ANY_STORE)
+    made = PosixStore(store, fs=FS).open("demo", remembered=[STORE_ID], wanted=ANY_STORE)
     assert made.store_id not in {STORE_ID, ""}
 
 
 def test_another_store_than_the_remembered_one_is_a_warning_and_with_store_id_an_error(store) -> None:
-    there = open_store(FS, store, "demo").store_id
-    (warning,) = open_store(FS, store, "demo", remembered=[STORE_ID]).warnings
+    there = PosixStore(store, fs=FS).open("demo").store_id
+    (warning,) = PosixStore(store, fs=FS).open("demo", remembered=[STORE_ID]).warnings
     assert STORE_ID in warning
     assert there in warning
     assert "checkpoints in that store are not seen" in warning
     with pytest.raises(WrongStoreError, match=rf"{there}.*is saved to store {STORE_ID}"):
-        open_store(FS, store, "demo", wanted=STORE_ID)
-    assert open_store(FS, store, "demo", wanted=there).warnings == []
+        PosixStore(store, fs=FS).open("demo", wanted=STORE_ID)
+    assert PosixStore(store, fs=FS).open("demo", wanted=there).warnings == []
 
 
 def test_a_session_that_has_seen_no_store_yet_takes_none_but_the_remembered_one(store) -> None:
     """A warning is for who connects. A scan has nobody to warn: drains wait."""
-    there = open_store(FS, store, "demo").store_id
+    there = PosixStore(store, fs=FS).open("demo").store_id
     with pytest.raises(WrongStoreError, match=rf"{there}.*job 'demo' is saved to store {STORE_ID}"):
-        open_store(FS, store, "demo", remembered=[STORE_ID], exact=True)
-    assert open_store(FS, store, "demo", remembered=[STORE_ID, there], exact=True).store_id == there
-    assert open_store(FS, store, "demo", remembered=[STORE_ID], wanted=there, exact=True).store_id == there
-    assert open_store(FS, store, "demo", remembered=[STORE_ID], wanted=ANY_STORE, exact=True).store_id == there
-    assert open_store(FS, store, "demo", exact=True).store_id == there
+        PosixStore(store, fs=FS).open("demo", remembered=[STORE_ID], exact=True)
+    assert PosixStore(store, fs=FS).open("demo", remembered=[STORE_ID, there], exact=True).store_id == there
+    assert PosixStore(store, fs=FS).open("demo", remembered=[STORE_ID], wanted=there, exact=True).store_id == there
+    assert PosixStore(store, fs=FS).open("demo", remembered=[STORE_ID], wanted=ANY_STORE, exact=True).store_id == there
+    assert PosixStore(store, fs=FS).open("demo", exact=True).store_id == there
 
 
 def test_a_lost_id_is_written_again_from_the_jobs_checkpoints(tmp_path) -> None:
     key = JobKey(str(tmp_path / "store"), "demo")
     os.mkdir(key.store)
     committed(FS, key, SaveId(1, 1, 5, RUN))
-    opened = open_store(FS, key.store, "demo", remembered=[STORE_ID])
+    opened = PosixStore(key.store, fs=FS).open("demo", remembered=[STORE_ID])
     assert opened.store_id == STORE_ID
     assert "was lost: it is written again, with the store id" in opened.warnings[0]
     assert store_id_at(FS, key.store) == STORE_ID
@@ -106,10 +107,10 @@ def test_a_lost_id_is_written_again_from_the_checkpoints_of_any_job(tmp_path) ->
     os.makedirs(f"{key.store}/another/step-00000007-i1")  # nothing in it can be read
     with open(f"{key.store}/README", "w") as file:
         file.write("no job")
-    opened = open_store(FS, key.store, "new")
+    opened = PosixStore(key.store, fs=FS).open("new")
     assert opened.store_id == STORE_ID
     assert "was lost" in opened.warnings[0]
-    check_store(FS, key.store, STORE_ID)
+    PosixStore(key.store, fs=FS).check(STORE_ID)
 
 
 # -- a store without hard links --
@@ -150,14 +151,14 @@ def test_without_hard_links_two_makers_give_one_id(tmp_path) -> None:
         theirs: list[str] = []
 
         def meanwhile(store=store, theirs=theirs) -> None:
-            theirs.append(open_store(_NoLinks(), store, "other").store_id)
+            theirs.append(PosixStore(store, fs=_NoLinks()).open("other").store_id)
 
         fs = _NoLinks(at, meanwhile)
-        mine = open_store(fs, store, "demo").store_id
+        mine = PosixStore(store, fs=fs).open("demo").store_id
         if fs.left >= 0:
             break
         assert theirs == [mine], f"operation {at}"
-        check_store(FS, store, mine)
+        PosixStore(store, fs=FS).check(mine)
         assert not [name for name in os.listdir(store) if ".tmp-" in name]
     assert at >= 4
 
@@ -170,33 +171,33 @@ def test_without_hard_links_a_maker_killed_at_any_step_leaves_a_store_that_can_b
         store = str(tmp_path / f"{at}")
         fs = _NoLinks(at, killed)
         try:
-            open_store(fs, store, "demo")
+            PosixStore(store, fs=fs).open("demo")
             break
         except KeyboardInterrupt:
-            made = open_store(_NoLinks(), store, "demo").store_id
-            check_store(FS, store, made)
+            made = PosixStore(store, fs=_NoLinks()).open("demo").store_id
+            PosixStore(store, fs=FS).check(made)
     assert at >= 4
 
 
 def test_a_store_that_is_swapped_under_a_session_is_refused(store) -> None:
-    made = open_store(FS, store, "demo").store_id
-    check_store(FS, store, made)
+    made = PosixStore(store, fs=FS).open("demo").store_id
+    PosixStore(store, fs=FS).check(made)
     os.rename(store, f"{store}.away")
     with pytest.raises(WrongStoreError, match=rf"{store} is gone: there is no such directory; .* id {made};") as caught:
-        check_store(FS, store, made)
+        PosixStore(store, fs=FS).check(made)
     assert "mount its file system again" in caught.value.hint
     assert "if the store was deleted for good: start the job again with connect(store_id='any')" in caught.value.hint
     os.mkdir(store)
     with pytest.raises(WrongStoreError, match=rf"{store} is gone: the directory there has no {STORE_FILE}"):
-        check_store(FS, store, made)
-    other = open_store(FS, store, "demo").store_id
+        PosixStore(store, fs=FS).check(made)
+    other = PosixStore(store, fs=FS).open("demo").store_id
     with pytest.raises(WrongStoreError, match=rf"is not the store that .*id {made}, now {other}"):
-        check_store(FS, store, made)
+        PosixStore(store, fs=FS).check(made)
 
 
 def test_an_id_that_nobody_but_the_user_names_is_the_users(store) -> None:
     with pytest.raises(WrongStoreError, match=rf"asks for the store with id {STORE_ID} .connect.store_id=") as caught:
-        open_store(FS, store, "demo", wanted=STORE_ID)
+        PosixStore(store, fs=FS).open("demo", wanted=STORE_ID)
     assert "forget" not in caught.value.hint
     assert "for a new store give no store_id" in caught.value.hint
     assert not os.path.lexists(store)
@@ -208,4 +209,4 @@ def test_a_damaged_record_is_named(store) -> None:
         with open(f"{store}/{STORE_FILE}", "wb") as file:
             file.write(content)
         with pytest.raises(DamagedError, match=STORE_FILE):
-            open_store(FS, store, "demo", wanted=OTHER_STORE_ID)
+            PosixStore(store, fs=FS).open("demo", wanted=OTHER_STORE_ID)

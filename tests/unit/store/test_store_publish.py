@@ -13,11 +13,11 @@ from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.format.integrity import XXH3, Keyed
 from ckptd.shared.format.manifest import LINKED, STOCK_FILES, UNPUBLISHED
 from ckptd.shared.protocol.publication import Publication, check_publication
-from ckptd.store.commit import remove_checkpoint
-from ckptd.store.files import FileLayer
-from ckptd.store.links import is_linked_to
-from ckptd.store.publish import publish, publish_left, publish_own_part, publish_to
+from ckptd.store.posix.links import is_linked_to
+from ckptd.store.posix.publish import publish, publish_left, publish_own_part, publish_to
+from ckptd.store.posix.removal import remove_checkpoint
 from ckptd.store.stock_files import Stock
+from ckptd.system.files import FileLayer
 from tests.checkpoints import write_files
 from tests.runs import OTHER_RUN, RUN
 
@@ -250,7 +250,7 @@ def test_a_link_for_a_file_of_the_checkpoint_gets_no_second_name(saved, key, out
 def test_an_index_that_leads_elsewhere_is_refused(name, file, saved, out, monkeypatch) -> None:
     """Also one that was committed so."""
     index = json.dumps({"save_id": OLD.text, "files": {name: file}}).encode()
-    monkeypatch.setattr("ckptd.store.commit.stock_files", lambda *_: Stock({STOCK_FILES: index}))
+    monkeypatch.setattr("ckptd.store.posix.commit.stock_files", lambda *_: Stock({STOCK_FILES: index}))
     write_files(saved.key, OLD, {"a": b"old"}, None)
     open(saved.path(OLD, UNPUBLISHED), "wb").close()
     saved[OLD] = Publication(str(out / "best"), True, names=("a", name))

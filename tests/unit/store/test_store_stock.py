@@ -28,11 +28,12 @@ from ckptd.shared.format.manifest import (
 from ckptd.shared.format.slot import align_up
 from ckptd.shared.torchfile import dcp_metadata
 from ckptd.shared.torchfile.pickling import dumps
-from ckptd.store.commit import commit, write_vote
-from ckptd.store.files import FileLayer
-from ckptd.store.image_writer import Flow, Image, make_partial, sync_partial, write_image
-from ckptd.store.scan import Place
+from ckptd.store.image import Flow, Image
+from ckptd.store.posix.commit import commit, write_vote
+from ckptd.store.posix.image_writer import make_partial, sync_partial, write_image
+from ckptd.store.posix.scan import Place
 from ckptd.store.stock_files import stock_files
+from ckptd.system.files import FileLayer
 from tests.runs import RUN
 from tests.slots import Slot, build_image, make_vote, write_slot
 

@@ -13,8 +13,8 @@ from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.format.manifest import STOCK_METADATA
 from ckptd.shared.format.origin import MARKER, Origin
 from ckptd.shared.protocol.publication import Publication
-from ckptd.store.files import FileLayer
-from ckptd.store.publish_state import publish_state
+from ckptd.store.posix.publish_state import publish_state
+from ckptd.system.files import FileLayer
 from ckptd_client.dcp import CkptdReader
 from ckptd_client.integrations._kit.drafts import draft_in_place, prepare_in_place
 from tests.checkpoints import SAVE, write_checkpoint

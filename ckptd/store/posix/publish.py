@@ -30,13 +30,13 @@ from ckptd.shared.format.committed import (
 from ckptd.shared.format.manifest import STOCK_FILES, UNPUBLISHED
 from ckptd.shared.format.origin import Origin
 from ckptd.shared.protocol.publication import Intents, Publication
-from ckptd.store.files import FileLayer
-from ckptd.store.links import remember_links
-from ckptd.store.publish_state import publish_state
-from ckptd.store.scan import Place, committed_at, job_dir, save_at
-from ckptd.store.trainer_directory import TrainerDirectory, again_when_swept, make_directories, sweep
-from ckptd.store.trainer_files import TrainerFiles, decode_index, read_index, sources_of
+from ckptd.store.posix.links import remember_links
+from ckptd.store.posix.publish_state import publish_state
+from ckptd.store.posix.scan import Place, committed_at, job_dir, save_at
+from ckptd.store.posix.trainer_directory import TrainerDirectory, again_when_swept, make_directories, sweep
+from ckptd.store.trainer_files import TrainerFiles, decode_index, how_to_publish, read_index, sources_of
 from ckptd.system import failpoints
+from ckptd.system.files import FileLayer
 
 
 def mark_unpublished(fs: FileLayer, path: str) -> None:
@@ -138,11 +138,6 @@ def _waits(fs: FileLayer, key: JobKey, dirname: str) -> bool:
         return is_unpublished(fs, key, dirname)
     except OSError:  # what is wrong with it is the scan's to say
         return False
-
-
-def how_to_publish(path: str) -> str:
-    """What to type where a checkpoint's place is not known any more."""
-    return f"type: ckptd publish {path} --to DIRECTORY"
 
 
 def publish_left(fs: FileLayer, key: JobKey, intents: Intents) -> tuple[list[SaveId], list[str]]:

@@ -5,8 +5,8 @@ import os
 from ckptd.shared.base.errors import UsageError
 from ckptd.shared.base.ids import JobKey, parse_dirname
 from ckptd.shared.format.manifest import COMMITTED
-from ckptd.store.files import FileLayer
-from ckptd.store.scan import job_dir
+from ckptd.store.posix.scan import job_dir
+from ckptd.system.files import FileLayer
 
 PINS_DIR = ".pins"
 

@@ -5,6 +5,24 @@ import os
 import stat
 
 from ckptd.shared.files.refused import REFUSALS
+from ckptd.shared.files.spare_pages import limit_met
+
+_KEEP_FEWER = "to keep fewer from now on: CKPTD_KEEP_LAST=1, or keep_last = 1 in the daemon's configuration"
+_HINTS = {
+    errno.ENOSPC: f"free space on the store, such as ckptd prune STORE/JOB --keep-last 1; {_KEEP_FEWER}",
+    errno.EDQUOT: f"{limit_met(errno.EDQUOT)}; {_KEEP_FEWER}",
+    errno.EFBIG: limit_met(errno.EFBIG),
+    errno.ENOENT: "is it mounted? ckptd makes the store's own directory, never the one above it",
+    errno.ENOTDIR: "the store must be a directory: set store to another path",
+    errno.ELOOP: "its links lead in a circle: set store to the directory itself",
+    errno.ENAMETOOLONG: "a part of its path is too long for the file system: set store to a shorter one",
+    errno.EACCES: "the daemon's user must read and write there: check owner and mode of the store",
+    errno.EPERM: "the daemon's user must read and write there: check owner and mode of the store",
+    errno.EROFS: "the store is mounted read-only: remount it, or set store to another path",
+    errno.ESTALE: "the mount went away under the daemon: remount the store",
+    errno.EBUSY: "somebody still reads it, over NFS perhaps: what is left is removed when the job starts again",
+    errno.EIO: "the file system reports a device error: see its logs; the drain is tried again",
+}
 
 
 def occupied(error: OSError, root: str) -> tuple[str, str] | None:
@@ -50,6 +68,7 @@ def refused(error: OSError, root: str) -> tuple[str, str] | None:
     return text, f"as its owner (uid {found.st_uid}) or root: chown {uid} {root}; or set store to a directory of yours"
 
 
-def in_the_way(error: OSError, root: str) -> tuple[str, str] | None:
-    """What to say of an error of the store, and what to type; None where no more is known than the error has."""
-    return occupied(error, root) or absent(error, root) or refused(error, root)
+def explain(error: OSError, root: str) -> tuple[str, str]:
+    """What to say of an error of the store, and what to type."""
+    found = occupied(error, root) or absent(error, root) or refused(error, root)
+    return found or (str(error), _HINTS.get(error.errno or 0, ""))

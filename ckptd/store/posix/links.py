@@ -10,9 +10,9 @@ from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.base.ids import JobKey, StorePath
 from ckptd.shared.base.wording import cut
 from ckptd.shared.format.manifest import LINKED, STOCK_METADATA
-from ckptd.store.files import FileLayer
-from ckptd.store.scan import job_dir
+from ckptd.store.posix.scan import job_dir
 from ckptd.store.trainer_files import read_index, sources_of
+from ckptd.system.files import FileLayer
 
 _MAX_LINKED_NBYTES = 1 << 20
 _MAX_LINKED = 64  # directories

@@ -16,8 +16,8 @@ from ckptd.shared.base.decoding import MALFORMED
 from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.files.regular import NO_LINKS
 from ckptd.shared.format.origin import MARKER, Origin
-from ckptd.store.files import FileLayer, is_temp, temp_name
 from ckptd.system import failpoints
+from ckptd.system.files import FileLayer, is_temp, temp_name
 
 _MAX_MARKER_NBYTES = 1 << 30
 _TRIES = 4

@@ -17,11 +17,11 @@ from ckptd.shared.format.committed import DATA, open_sound
 from ckptd.shared.format.manifest import STOCK_METADATA, STOCK_OBJECTS
 from ckptd.shared.format.origin import MARKER, Origin
 from ckptd.shared.protocol.publication import Draft, Publication
-from ckptd.store.files import FileLayer, temp_name
-from ckptd.store.links import remember_links
-from ckptd.store.scan import Place, committed_at, save_at
-from ckptd.store.trainer_directory import TrainerDirectory, sweep
+from ckptd.store.posix.links import remember_links
+from ckptd.store.posix.scan import Place, committed_at, save_at
+from ckptd.store.posix.trainer_directory import TrainerDirectory, sweep
 from ckptd.system import failpoints
+from ckptd.system.files import FileLayer, temp_name
 
 _MAX_MARKER_NBYTES = 64 << 20
 _origin_decoder = msgspec.json.Decoder(Origin)

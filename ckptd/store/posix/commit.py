@@ -7,15 +7,14 @@ file system does and raise OSError or CkptdError.
 import contextlib
 import functools
 import os
-import secrets
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 import msgspec
 
 from ckptd.shared.base.errors import CkptdError, DamagedError
-from ckptd.shared.base.ids import Incarnation, JobKey, SaveId, parse_dirname
-from ckptd.shared.format.committed import TRASH_PREFIX, file_findings, identify, parity_findings, raise_first
+from ckptd.shared.base.ids import JobKey, SaveId, parse_dirname
+from ckptd.shared.format.committed import file_findings, identify, parity_findings, raise_first
 from ckptd.shared.format.integrity import Purpose
 from ckptd.shared.format.manifest import (
     COMMITTED,
@@ -37,32 +36,13 @@ from ckptd.shared.format.manifest import (
     make_manifest,
 )
 from ckptd.shared.protocol.publication import Intents
-from ckptd.store.files import FileLayer, is_temp
-from ckptd.store.identity import check_store
-from ckptd.store.incarnations import Committer, check_counted, forget_superseded, mark_superseded, taken_over_by
-from ckptd.store.links import is_linked_to
-from ckptd.store.pins import pinned
-from ckptd.store.publish import mark_unpublished, publish
-from ckptd.store.scan import Place, committed_at, job_dir, read_vote, scan, vote_names
+from ckptd.store.facts import CommitOutcome, Committer
+from ckptd.store.posix.incarnations import check_counted, forget_superseded, mark_superseded, taken_over_by
+from ckptd.store.posix.publish import mark_unpublished, publish
+from ckptd.store.posix.scan import Place, committed_at, read_vote, vote_names
 from ckptd.store.stock_files import stock_files
 from ckptd.system import failpoints
-
-
-class CommitOutcome(msgspec.Struct, frozen=True, tag="committed"):
-    """The commit's record.
-
-    note: what went wrong with a convenience (`latest`, tidying), if anything. taken_over: the incarnation of another
-    session that took the job over before this commit was on the disk, so that it may not be told durable; 0: none.
-    """
-
-    committed: Committed
-    note: str = ""
-    taken_over: Incarnation = 0
-    published: bool = True  # a trainer's files, or there is nothing to be published
-    left_out: str = ""  # why plain dcp.load finds no `.metadata`, though it was asked for
-
-
-# -- votes and commit --
+from ckptd.system.files import FileLayer, is_temp
 
 
 def write_vote(fs: FileLayer, key: JobKey, vote: Vote) -> None:
@@ -99,7 +79,6 @@ def commit(  # noqa: PLR0913, PLR0917 - whose checkpoint, by whom, and what foll
     """
     place = Place(key, save)
     if by is not None:
-        check_store(fs, key.store, by.store_id)
         check_counted(fs, key, save)
     committed, left_out = committed_at(fs, place), ""
     if committed is None:
@@ -121,7 +100,7 @@ def commit(  # noqa: PLR0913, PLR0917 - whose checkpoint, by whom, and what foll
         return CommitOutcome(committed, note, taken_over, published=False)
     if by is not None:
         forget_superseded(fs, key, save.dirname)  # of a committer that knew less of the sessions that are over
-    note = _set_latest(fs, place)
+    note = set_latest(fs, place)
     failpoints.reach("commit.after-latest")
     unpublished = publish(fs, key, save, intents)
     notes = [note, unpublished, _tidy(fs, place.final)]  # each whatever became of the others
@@ -196,7 +175,7 @@ def _publish_manifest(fs: FileLayer, path: str, manifest: Manifest) -> tuple[Man
     return manifest, raw
 
 
-def _set_latest(fs: FileLayer, place: Place) -> str:
+def set_latest(fs: FileLayer, place: Place) -> str:
     """Empty, or why `latest` could not be set. Never moves it to an older checkpoint."""
     path = os.path.join(place.job_dir, LATEST)
     try:
@@ -228,124 +207,3 @@ def _tidy(fs: FileLayer, path: str) -> str:
     except OSError as error:
         return f"{path} was not tidied: {error}"
     return ""
-
-
-# -- removal --
-
-
-def remove_checkpoint(fs: FileLayer, key: JobKey, save: SaveId, intents: Intents = MappingProxyType({})) -> bool:
-    """Whether the committed checkpoint is gone: not if it is pinned, or a trainer's directory has links to its files.
-
-    Raises CkptdError for the newest, and for one whose files cannot be published: it stays. Raises DamagedError for
-    what is no valid checkpoint, and when another run's has its name.
-    """
-    if save.dirname in pinned(fs, key):
-        return False
-    if committed_at(fs, Place(key, save)) is None:
-        return True
-    note = publish(fs, key, save, intents)  # what could not be at its commit
-    if note:
-        raise CkptdError(f"{note}: it stays until it is", hint="see what is in the way there")
-    if is_linked_to(fs, key, save.dirname):
-        return False
-    entries = scan(fs, key).committed
-    if save not in (entry.committed.save for entry in entries):
-        if committed_at(fs, Place(key, save)) is None:
-            return True
-        raise DamagedError(
-            f"{Place(key, save).final}: not a valid checkpoint", hint=f"see: ckptd verify {job_dir(key)}"
-        )
-    newest = entries[0].committed.save
-    if save == newest:
-        raise CkptdError(
-            f"{Place(key, save).final}: is the newest committed checkpoint of job {key.job!r} and is not removed",
-            hint="commit a newer one first",
-        )
-    # The newer one's rename must be on the disk before this one's: another node may have made it a moment ago.
-    fs.fsync_dir(job_dir(key))
-    note = _set_latest(fs, Place(key, newest))
-    if note and _latest_name(fs, key) == save.dirname:
-        raise CkptdError(f"{Place(key, save).final} stays: {note}", hint="free space on the store, or raise the quota")
-    failpoints.reach("remove.before-rename")
-    trash = _to_trash(fs, Place(key, save).final)
-    if trash is not None and save.dirname in pinned(fs, key):  # somebody was told so since we looked
-        fs.rename(trash, Place(key, save).final)
-        return False
-    forget_superseded(fs, key, save.dirname)
-    _empty(fs, trash)
-    return True
-
-
-def _latest_name(fs: FileLayer, key: JobKey) -> str:
-    try:
-        return fs.readlink(os.path.join(job_dir(key), LATEST))
-    except OSError:
-        return ""
-
-
-def remove_partial(fs: FileLayer, key: JobKey, save: SaveId) -> None:
-    """The unfinished checkpoint removed, also under a late writer, who gets ENOENT. Never a committed one."""
-    _empty(fs, _to_trash(fs, Place(key, save).partial))
-
-
-def _to_trash(fs: FileLayer, path: str) -> str | None:
-    """Where it lies now; None when there was nothing."""
-    head, name = os.path.split(path)
-    trash = os.path.join(head, f"{TRASH_PREFIX}{name.lstrip('.')}-{secrets.token_hex(6)}")
-    try:
-        fs.rename(path, trash)
-    except FileNotFoundError:
-        return None
-    failpoints.reach("remove.after-rename")
-    return trash
-
-
-def _empty(fs: FileLayer, trash: str | None) -> None:
-    """COMMITTED goes first, and is gone for good before anything else goes: what is half removed is no checkpoint."""
-    if trash is None:
-        return
-    fs.fsync_dir(os.path.dirname(trash))  # else a crash could bring the old name back over half of the files
-    if _is_link(fs, trash):
-        fs.unlink(trash)  # and nothing of what it leads to
-        return
-    try:
-        fs.unlink(os.path.join(trash, COMMITTED))
-    except (FileNotFoundError, NotADirectoryError):
-        pass  # of an unfinished one; or another process empties it too, and may not have synced that
-    except IsADirectoryError:
-        fs.rmtree(os.path.join(trash, COMMITTED))  # nobody takes that for one
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        fs.fsync_dir(trash)
-    failpoints.reach("remove.after-committed")
-    fs.rmtree(trash)
-
-
-def _is_link(fs: FileLayer, path: str) -> bool:
-    try:
-        fs.readlink(path)
-    except OSError:
-        return False
-    return True
-
-
-def sweep_trash(fs: FileLayer, key: JobKey, *, links: bool = True) -> int:
-    """Leftovers that earlier removals left in the job's directory removed; how many.
-
-    links: and those of a crashed process, where nobody may be making one now.
-    What cannot be removed (over NFS, a file that somebody reads) keeps nothing else, and is tried again the next time.
-    """
-    try:
-        names = fs.listdir(job_dir(key))
-    except FileNotFoundError:
-        return 0
-    swept = 0
-    for name in names:
-        with contextlib.suppress(OSError):
-            if name.startswith(TRASH_PREFIX):
-                _empty(fs, os.path.join(job_dir(key), name))  # the rename to the trash may still be unsynced
-            elif links and is_temp(name, LATEST):
-                fs.rmtree(os.path.join(job_dir(key), name))
-            else:
-                continue
-            swept += 1
-    return swept

@@ -11,19 +11,14 @@ import contextlib
 import math
 import os
 import time
-from typing import Annotated
 
 import msgspec
 
 from ckptd.shared.base.errors import CkptdError, WrongStoreError
 from ckptd.shared.base.ids import (
     MAX_INCARNATION,
-    Incarnation,
     JobKey,
-    RunId,
     SaveId,
-    Session,
-    StoreId,
     is_counted,
     is_plausible,
     not_behind,
@@ -31,30 +26,14 @@ from ckptd.shared.base.ids import (
     parse_partial_dirname,
 )
 from ckptd.shared.format.committed import INCARNATIONS_DIR, identify
-from ckptd.store.files import FileLayer
-from ckptd.store.scan import IncarnationRecord, job_dir, record_numbers, records_of
+from ckptd.store.facts import Committer, IncarnationRecord, Taker
+from ckptd.store.posix.scan import job_dir, record_numbers, records_of
+from ckptd.system.files import FileLayer
 
 KEPT_RECORDS = 16
 SUPERSEDED_DIR = ".superseded"
 _MAX_NBYTES = 4096
 _encoder = msgspec.json.Encoder()
-
-
-class Taker(msgspec.Struct, frozen=True):
-    """Who takes a number: its new run id, its session, and the node of the daemon that asks."""
-
-    run: RunId
-    session: Session
-    node: Annotated[str, msgspec.Meta(max_length=255)]
-
-
-class Committer(msgspec.Struct, frozen=True):
-    """Whose commit it is: the session, its incarnation, and the store that it was connected to."""
-
-    incarnation: Incarnation
-    session: Annotated[str, msgspec.Meta(max_length=128)]  # empty: that of the save
-    store_id: StoreId
-    void: list[Session] = []  # that are over, and take nothing over
 
 
 def take(fs: FileLayer, key: JobKey, by: Taker, at_least: int = 1, until: float = math.inf) -> int:

@@ -6,24 +6,22 @@ import os
 import re
 import time
 from collections.abc import Iterable, Iterator
-from typing import Annotated
 
 import msgspec
 
 from ckptd.shared.base.decoding import MALFORMED
 from ckptd.shared.base.errors import CkptdError, DamagedError, IntegrityError, joined
 from ckptd.shared.base.ids import (
-    Incarnation,
     JobKey,
     SaveId,
-    Session,
     is_plausible,
     parse_dirname,
     parse_partial_dirname,
 )
 from ckptd.shared.format.committed import INCARNATIONS_DIR, identify
 from ckptd.shared.format.manifest import LATEST, MAX_RECORD_NBYTES, VOTES_DIR, Committed, Vote, decode_vote
-from ckptd.store.files import FileLayer
+from ckptd.store.facts import CommittedEntry, IncarnationRecord, PartialEntry, Scan
+from ckptd.system.files import FileLayer
 
 _MAX_RANKS_LISTED = 4
 _MAX_RECORD_NBYTES = 4096
@@ -57,48 +55,7 @@ class Place(msgspec.Struct, frozen=True):
         return os.path.join(self.partial, VOTES_DIR)
 
 
-class IncarnationRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Content of `.incarnations/i00000003`: who took the number. Written once, never changed."""
-
-    incarnation: Incarnation
-    run: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
-    session: Session
-    node: Annotated[str, msgspec.Meta(max_length=255)]
-
-
 _record_decoder = msgspec.json.Decoder(IncarnationRecord)
-
-
-class CommittedEntry(msgspec.Struct, frozen=True):
-    """A committed checkpoint and the directory it lies in."""
-
-    committed: Committed
-    dirname: str
-
-
-class PartialEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """An unfinished checkpoint: finishable when its votes, all readable, cover each rank once; missing says why not."""
-
-    save: SaveId
-    voted: list[str]  # nodes
-    damaged: list[str]  # what is wrong with each vote that cannot be read
-    world_size: int | None = None
-    missing: str = ""
-
-    @property
-    def finishable(self) -> bool:
-        """Whether commit can be tried from the votes alone. It still checks that the files are there."""
-        return not self.missing
-
-
-class Scan(msgspec.Struct, frozen=True, tag="scan"):
-    """All of one job on one store."""
-
-    committed: list[CommittedEntry]  # newest first
-    partials: list[PartialEntry]  # newest first
-    problems: list[str]  # of entries that are neither: what is wrong and, on a line of its own, a hint
-    records: list[IncarnationRecord] = []  # lowest number first
-    strange: list[str] = []  # names with numbers that no life of the job can have had: nothing is made of them
 
 
 def job_dir(key: JobKey) -> str:

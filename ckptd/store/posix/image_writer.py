@@ -1,82 +1,19 @@
-"""A slot's image to a file on the store: large aligned writes past the page cache, several in flight, then one sync."""
+"""Images to files of an unfinished checkpoint: large aligned writes past the page cache, some at once, one sync."""
 
 import contextlib
 import os
-import threading
-import time
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
 
 from ckptd.shared.format.slot import align_up
-from ckptd.store.files import FileLayer, is_temp, temp_name
-from ckptd.store.scan import Place
+from ckptd.store.image import Flow, Image
+from ckptd.store.interface import OpenImage
+from ckptd.store.posix.scan import Place, committed_at
 from ckptd.system import failpoints
+from ckptd.system.files import FileLayer, is_temp, temp_name
 
 CHUNK_NBYTES = 16 << 20  # of one write
-Report = Callable[[Mapping[str, int]], None]  # told the bytes written so far of each file; keeps nothing of it
-WRITERS = 3  # writes in flight; measured: 1 reaches 0.85 of the disk, 2 to 4 all of it
-
-
-def _nothing() -> None:
-    return None
-
-
-def _no_report(_done: Mapping[str, int]) -> None:
-    return None
-
-
-def _no_window(_start: int, _stop: int) -> contextlib.AbstractContextManager[None]:
-    return contextlib.nullcontext()
-
-
-@dataclass(frozen=True)
-class Image:
-    """What to write.
-
-    source: the mapped slot, page-aligned and readable to nbytes rounded up to 4096; stays the caller's.
-    check_source: raises if source is no longer the save's; called when all is written and synced, before the file gets
-    its name.
-    window: entered while bytes start to stop of source are written, to map and unmap them: beside other writes, where
-    it costs nothing. A direct write that takes page faults takes them under the file's lock, one after the other.
-    """
-
-    name: str
-    nbytes: int
-    source: memoryview
-    check_source: Callable[[], None] = _nothing
-    window: Callable[[int, int], contextlib.AbstractContextManager[None]] = _no_window
-
-
-class Flow:
-    """How fast to write, and whom to tell. Shared by the images of one drain, whatever thread writes them."""
-
-    def __init__(self, *, bytes_per_s: int = 0, writers: int = WRITERS, report: Report = _no_report) -> None:
-        self.writers = writers
-        self._bytes_per_s = bytes_per_s  # 0: no cap
-        self._report = report
-        self._lock = threading.Lock()
-        self._free_at_s = 0.0
-        self._done: Counter[str] = Counter()
-
-    def pace(self, nbytes: int) -> None:
-        """Blocks until nbytes more may be written under the cap: before each write as long as it may take.
-
-        Not after it: many drains of one write each would keep to no cap at all.
-        """
-        if not self._bytes_per_s:
-            return
-        with self._lock:
-            due_s = max(self._free_at_s, time.monotonic()) + nbytes / self._bytes_per_s
-            self._free_at_s = due_s
-        time.sleep(max(0.0, due_s - time.monotonic()))
-
-    def wrote(self, name: str, nbytes: int) -> None:
-        """Counts nbytes of the file as written, and reports."""
-        with self._lock:
-            self._done[name] += nbytes
-            self._report(self._done)
+_FILES_AT_ONCE = 2  # one file's sync runs beside the next one's writes
 
 
 def make_partial(fs: FileLayer, place: Place) -> None:
@@ -91,6 +28,32 @@ def make_partial(fs: FileLayer, place: Place) -> None:
 def sync_partial(fs: FileLayer, place: Place) -> None:
     """Returns when the names of all files written so far are on the disk."""
     fs.fsync_dir(place.partial)
+
+
+def put_files(fs: FileLayer, place: Place, files: Sequence[OpenImage], flow: Flow) -> bool:
+    """Each file in the save's partial directory, data and names synced. False: the save is committed already."""
+    if committed_at(fs, place) is not None:
+        return False
+    make_partial(fs, place)
+    folders: set[str] = set()
+
+    def write(open_image: OpenImage) -> None:
+        with open_image() as image:
+            folder = os.path.dirname(os.path.join(place.partial, image.name))
+            if folder != place.partial and fs.mkdir(folder):
+                sync_partial(fs, place)
+            folders.add(folder)
+            write_image(fs, place, image, flow)
+
+    pool = ThreadPoolExecutor(max(1, min(len(files), _FILES_AT_ONCE)))
+    try:
+        for _ in pool.map(write, files):
+            pass
+    finally:
+        pool.shutdown(cancel_futures=True)
+    for folder in folders or {place.partial}:
+        fs.fsync_dir(folder)
+    return True
 
 
 def write_image(fs: FileLayer, place: Place, image: Image, flow: Flow) -> None:

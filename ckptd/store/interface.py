@@ -1,0 +1,290 @@
+"""What ckptd asks of a store: the one interface of all kinds of store. ``ckptd.store.schemes`` opens one by its URL.
+
+A store keeps jobs, a job checkpoints, a checkpoint files. It is opened by one process and used by several threads at
+once; other processes, on other nodes, use it at the same time. It keeps nothing in memory that another process must
+know. Each call blocks for as long as the store does, may be repeated after a failure or a crash, and raises OSError for
+what the store refuses, CkptdError for all else. What a call has changed is on the medium when it returns.
+
+A checkpoint is unfinished until ``commit`` has returned anywhere: until then no reader sees it, afterwards every reader
+sees all of it. In between nothing may be seen, whatever process dies. How that is done is the store's own matter: a
+file system renames a directory, an object store puts one object on condition that it is not there.
+
+Names in a checkpoint have at most one folder, as ``votes/node1``. Bytes are proved by ``integrity``, in whatever way
+they are read. Nothing that lies on a store is an order: it names no path outside of it, and no size that is believed.
+"""
+
+import abc
+import math
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
+from datetime import datetime
+from types import MappingProxyType
+from typing import Protocol
+
+import msgspec
+
+from ckptd.shared.base.errors import UsageError, WrongStoreError
+from ckptd.shared.base.ids import ANY_STORE, SaveId, StoreId
+from ckptd.shared.format.integrity import Integrity
+from ckptd.shared.format.manifest import Vote
+from ckptd.shared.protocol.publication import Intents, Publication
+from ckptd.store.facts import CommitOutcome, Committer, OpenedStore, Scan, Taker
+from ckptd.store.image import Flow, Image
+
+OpenImage = Callable[[], AbstractContextManager[Image]]  # its memory is mapped while the context is entered
+NO_INTENTS: Intents = MappingProxyType({})
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """What is so of a committed checkpoint beside its records. superseded: the incarnation that took the job over."""
+
+    committed_at: datetime
+    latest: bool = False
+    pinned: bool = False
+    unpublished: bool = False
+    superseded: int = 0
+
+
+class Draft(Protocol):
+    """The next content of a file of a committed checkpoint. Nobody sees it before ``publish``. For one thread."""
+
+    def write(self, data: memoryview, offset: int) -> None:
+        """All of data at offset. Raises OSError."""
+
+    def read(self, into: memoryview, offset: int) -> None:
+        """What was written, read again from the store. Raises OSError, EOFError."""
+
+    def publish(self) -> None:
+        """The file has this content from now on, on the medium. Raises OSError."""
+
+    def close(self) -> None:
+        """What was not published is removed. Idempotent."""
+
+
+class Store(abc.ABC):
+    """One store, by its URL: what jobs are saved to. A subclass per kind of store; see the module.
+
+    What is abstract every store has; the rest has a default that suits a store without it.
+    """
+
+    def __init__(self, url: str, integrity: Integrity) -> None:
+        self.url = url
+        self.integrity = integrity
+
+    # --- which store it is
+
+    @abc.abstractmethod
+    def store_id(self, job: str = "") -> StoreId | None:
+        """The id that the store has, None for a new one. job: where the record is lost, what checkpoints say too."""
+
+    @abc.abstractmethod
+    def make(self, store_id: StoreId | None) -> tuple[StoreId, list[str]]:
+        """The store, made if it is new, its id on record, and warnings. Of all that make it at once one id counts.
+
+        store_id: known from checkpoints, though the record may be lost; None: a new one.
+        """
+
+    def whereabouts(self) -> str:
+        """On what the URL lies now: a device, a bucket's owner. For people who look for a store that is missing."""
+        return "no known place"
+
+    def absence(self) -> str:
+        """Why there is no store id, for people."""
+        return "there is no store's id"
+
+    def check(self, expected: StoreId) -> None:
+        """Raises WrongStoreError unless the store that lies at the URL now is the expected one."""
+        found = self.store_id()
+        if found == expected:
+            return
+        if found is None:
+            deleted = "was deleted"
+            text = (
+                f"{self.url} is gone: {self.absence()}; this job is saved to the store with id {expected}; the path "
+                f"lies on {self.whereabouts()}"
+            )
+        else:
+            deleted = "is gone"
+            text = (
+                f"{self.url} is not the store that this job was connected to: id {expected}, now {found}; it lies on "
+                f"{self.whereabouts()}"
+            )
+        hint = (
+            "mount its file system again: what is staged stays in memory and is drained then; "
+            f"if the store {deleted} for good: start the job again with connect(store_id={ANY_STORE!r}), "
+            "it goes on from memory"
+        )
+        raise WrongStoreError(text, hint=hint)
+
+    def open(
+        self,
+        job: str,
+        *,
+        remembered: Collection[StoreId] = (),
+        wanted: str = "",
+        make: bool = True,
+        exact: bool = False,
+    ) -> OpenedStore:
+        """The store, made if it is new and nobody remembers another one for the job.
+
+        remembered: ids that arenas have for the job. wanted: the id that the session has, or that the user asks for;
+        ANY_STORE: whatever lies there. make: False leaves a store that is missing alone. exact: nobody is there to be
+        warned, so that another store than the remembered ones is an error.
+        Raises WrongStoreError when the store is not the wanted one, or is missing where one is remembered.
+        """
+        found = self.store_id(job)
+        named = wanted if wanted != ANY_STORE else ""
+        known = {named} if named else set(remembered) if exact and wanted != ANY_STORE else set()
+        if found is not None and known and found not in known:
+            raise WrongStoreError(
+                f"{self.url} has id {found}, and job {job!r} is saved to store {', '.join(sorted(known))}; it lies on "
+                f"{self.whereabouts()}",
+                hint=f"mount the right file system; to go on in this one: connect(store_id={found!r})",
+            )
+        if found is None and named and named not in remembered:
+            raise WrongStoreError(
+                f"the job asks for the store with id {named} (connect(store_id=...) or CKPTD_STORE_ID), and {self.url} "
+                f"is no store yet; the path lies on {self.whereabouts()}",
+                hint="mount the file system of the store with that id; for a new store give no store_id",
+            )
+        if found is None and wanted != ANY_STORE and (named or remembered):
+            before = named or ", ".join(sorted(remembered))
+            raise WrongStoreError(
+                f"{self.url} is not the store that job {job!r} is saved to: store id {before}, and there is no store "
+                f"now; the path lies on {self.whereabouts()}",
+                hint=f"mount its file system; to go on in an empty store, from what is still in memory: "
+                f"connect(store_id={ANY_STORE!r}); to give up that, too, on each of its nodes: "
+                f"ckptd forget {job} --store {self.url}",
+            )
+        if found is None and not make:
+            return OpenedStore("")
+        made, warnings = self.make(found)
+        if found is not None and remembered and found not in remembered:
+            warnings.append(
+                f"{self.url} is not the store that job {job!r} was saved to before: id {', '.join(sorted(remembered))},"
+                f" now {found} on {self.whereabouts()}; checkpoints in that store are not seen; to go on from them, "
+                f"mount its file system again; connect(store_id={min(remembered)!r}) makes this an error"
+            )
+        return OpenedStore(made, warnings)
+
+    # --- a job's numbers: a start takes one, then scans; a commit becomes visible, then looks at the numbers
+
+    @abc.abstractmethod
+    def take(self, job: str, by: Taker, at_least: int = 1, until: float = math.inf) -> int:
+        """A number that nobody has had for this job, at least at_least and above all traces of the job here.
+
+        After until (of time.monotonic) nobody waits for the number any more: it is given back, and CkptdError raised.
+        """
+
+    @abc.abstractmethod
+    def claim(self, job: str, number: int, by: Taker) -> bool:
+        """Whether the number is the taker's, on record: one that was made up while the store was silent."""
+
+    # --- a save: each node puts its files and its vote, one of them commits
+
+    @abc.abstractmethod
+    def put_files(self, job: str, save: SaveId, files: Sequence[OpenImage], flow: Flow) -> bool:
+        """Files of the unfinished checkpoint, with their names. False, and nothing is done: it is committed already.
+
+        A file of that name and size is kept. Raises what check_source of an image raises; then that file is not there.
+        """
+
+    @abc.abstractmethod
+    def put_vote(self, job: str, vote: Vote) -> None:
+        """The node's vote: to be called when its files are put. Replaces its earlier one."""
+
+    @abc.abstractmethod
+    def commit(
+        self, job: str, save: SaveId, writer: str, by: Committer | None = None, intents: Intents = NO_INTENTS
+    ) -> CommitOutcome:
+        """The checkpoint committed, made from the votes alone; at once when it is already, by whomever.
+
+        by: the session that commits; the outcome names another one that took the job over before this was committed.
+        None: the user's own commit, not fenced. writer: program and version. intents: where this user wants a trainer's
+        files, of this save and of newer ones. Raises DamagedError, naming the file, when a vote is damaged or missing,
+        a file is absent or has another size, or another save has the checkpoint's name.
+        """
+
+    # --- what lies there
+
+    @abc.abstractmethod
+    def jobs(self) -> list[str]:
+        """What may be jobs, by their names alone, in order. Raises OSError where there is no store."""
+
+    def has_job(self, job: str) -> bool:
+        """Whether ckptd has ever written a checkpoint of the job, or begun to. Raises OSError."""
+        return job in self.jobs()
+
+    @abc.abstractmethod
+    def scan(self, job: str) -> Scan:
+        """What the job has; empty if the store or the job is not there. Raises nothing: problems are in it."""
+
+    def names(self, job: str) -> list[str]:
+        """Names of what are checkpoints by their names, newest incarnation and step first. None without the job."""
+        return [entry.dirname for entry in self.scan(job).committed]
+
+    @abc.abstractmethod
+    def standings(self, job: str) -> tuple[dict[str, Standing], list[str]]:
+        """By name of each committed checkpoint, and what could not be looked at."""
+
+    # --- what goes, and what stays
+
+    @abc.abstractmethod
+    def remove(self, job: str, save: SaveId, intents: Intents = NO_INTENTS) -> bool:
+        """Whether the committed checkpoint is gone: not if it is pinned, or a trainer's directory needs its files.
+
+        Raises CkptdError for the newest; DamagedError for what is no valid checkpoint, and for another run's.
+        """
+
+    @abc.abstractmethod
+    def discard(self, job: str, save: SaveId) -> None:
+        """The unfinished checkpoint removed, also under a late writer, who gets an OSError. Never a committed one."""
+
+    def sweep(self, job: str, *, all_of_it: bool = True) -> list[str]:
+        """What crashed processes left removed. Locations of what stays.
+
+        all_of_it: also what a living daemon may be at work on, which only that daemon knows.
+        """
+        del job, all_of_it
+        return []
+
+    @abc.abstractmethod
+    def pin(self, job: str, name: str, *, pinned: bool = True) -> bool:
+        """Keeps a committed checkpoint from being removed, or no more. Whether that is a change. Raises UsageError."""
+
+    # --- a trainer's files, where the trainer looks for them: for stores whose files other programs can open
+
+    def publish(self, job: str, intents: Intents, own_part: SaveId | None = None) -> tuple[list[SaveId], list[str]]:
+        """The saves whose files are where the intents say, and why others' are not.
+
+        own_part: of this save alone, what each node puts. Else all that an earlier daemon did not get to.
+        """
+        del job, own_part
+        return [], [f"{self.url} cannot publish files" for _ in intents]
+
+    def publish_to(self, job: str, name: str, to: Publication) -> list[str]:
+        """Where somebody has typed it: the trainer's names of the files. Raises UsageError, DamagedError."""
+        del to
+        raise UsageError(f"{self.url} cannot publish files", hint=f"ckptd export {self.url}/{job}/{name} OUT")
+
+    # --- mending
+
+    def draft(self, job: str, name: str, file: str, nbytes: int) -> Draft:
+        """A file of a committed checkpoint, to be written again, of zeros at first."""
+        del job, name, file, nbytes
+        raise UsageError(f"{self.url} cannot be mended", hint="load an older step")
+
+    def commit_again(self, job: str, save: SaveId, writer: str) -> CommitOutcome:
+        """A checkpoint that has its final name and has lost its records, made from its votes as the first time."""
+        del job, save, writer
+        raise UsageError(f"{self.url} cannot be mended", hint="load an older step")
+
+    # --- the store itself
+
+    @abc.abstractmethod
+    def space(self) -> tuple[int, int]:
+        """(bytes this user may still write, bytes in all)."""
+
+    def explain(self, error: OSError) -> tuple[str, str]:
+        """What to say of an error of this store, and what to type."""
+        return str(error), ""
