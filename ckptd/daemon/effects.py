@@ -4,6 +4,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
+from typing import Any
 
 from ckptd import __version__
 from ckptd.arena.arena import Arena, Fragments
@@ -83,6 +84,7 @@ class Effects:
         self.boards = StepBoards(arena.job_path, deliver, lambda job, text: self._note_all(job, [text]))
         self.publishing = Publishing(arena.publications, stores, self._note_all)
         self.looks = StoreLooks(node, stores, deliver, self._note_all, self.publishing.finish_left, store_timeout_s)
+        self.table = self._table()
 
     def hear(self, action: act.ToRank) -> None:
         """What a rank is told may be what something here waits for."""
@@ -91,50 +93,40 @@ class Effects:
     def perform(self, action: act.Action) -> None:
         """Starts the action; none of them blocks. One that cannot even start fails as if it had been tried."""
         try:
-            self._start(action)
+            self.table[type(action)](action)
         except (OSError, CkptdError, ValueError) as error:
             log.exception(line("could not start", action=action))
-            failure = _failure(action, str(error))
-            if failure is not None:
-                self._deliver(failure)
+            if failure := _FAILURES.get(type(action)):
+                self._deliver(failure(action, str(error)))
 
-    def _start(self, action: act.Action) -> None:  # noqa: C901, PLR0912 - one line per action
-        match action:
-            case act.AllocateSlots():  # after what is being unlinked has made room
-                self._cleaning.run(lambda: None, lambda _: self._allocate(action))
-            case act.FreeSlot():
-                self._arena.free(action.job, action.slot)
-            case act.UnlinkSlot():
-                self._arena.forget_mapping(action.job, action.slot)
-                self._clean(lambda: self._arena.unlink(action.job, action.slot))
-            case act.TakeDigests():
-                self._digest(action)
-            case act.TakeIncarnation():
-                self._take_incarnation(action)
-            case act.ScanStore():
-                self.looks.scan(action)
-            case act.Drain():
-                self._drain(action)
-            case act.DrainParity():
-                self._drain_parity(action)
-            case act.WriteVote():
-                self._vote(action)
-            case act.Commit():
-                self._commit(action)
-            case act.RemoveCheckpoint() | act.RemovePartial():
-                self._remove(action)
-            case act.KeepTopology():  # queues behind the removal of the job's earlier life
-                self._keep(action)
-            case act.KeepNumber():
-                self.numbers.keep(action.job, action.number)
-            case act.ForgetJob():
-                self._clean(lambda: self._arena.forget_job(action.job))
-            case act.HoldRanks() | act.AnnounceStep():
-                self.boards.perform(action)
-            case act.RememberStore():
-                self._clean(lambda: self._known_stores.remember(action.job, action.store_id))
+    def _table(self) -> dict[type[act.Action], Callable[[Any], None]]:
+        return {
+            # After what is being unlinked has made room.
+            act.AllocateSlots: lambda a: self._cleaning.run(lambda: None, lambda _: self._allocate(a)),
+            act.FreeSlot: lambda a: self._arena.free(a.job, a.slot),
+            act.UnlinkSlot: self._unlink,
+            act.TakeDigests: self._digest,
+            act.TakeIncarnation: self._take_incarnation,
+            act.ScanStore: self.looks.scan,
+            act.Drain: self._drain,
+            act.DrainParity: self._drain_parity,
+            act.WriteVote: self._vote,
+            act.Commit: self._commit,
+            act.RemoveCheckpoint: self._remove,
+            act.RemovePartial: self._remove_partial,
+            act.KeepTopology: self._keep,  # queues behind the removal of the job's earlier life
+            act.KeepNumber: lambda a: self.numbers.keep(a.job, a.number),
+            act.ForgetJob: lambda a: self._clean(lambda: self._arena.forget_job(a.job)),
+            act.HoldRanks: self.boards.hold,
+            act.AnnounceStep: self.boards.announce,
+            act.RememberStore: lambda a: self._clean(lambda: self._known_stores.remember(a.job, a.store_id)),
+        }
 
     # --- arena
+
+    def _unlink(self, action: act.UnlinkSlot) -> None:
+        self._arena.forget_mapping(action.job, action.slot)
+        self._clean(lambda: self._arena.unlink(action.job, action.slot))
 
     def _keep(self, action: act.KeepTopology) -> None:
         def done(outcome: Exception | None) -> None:
@@ -355,11 +347,12 @@ class Effects:
             job.store, lambda i: Commit(id=i, job=job.job, save=save, writer=writer, by=by, intents=intents), answer
         )
 
-    def _remove(self, action: act.RemoveCheckpoint | act.RemovePartial) -> None:
+    def _remove_partial(self, action: act.RemovePartial) -> None:
         job, save = action.job, action.save
-        if isinstance(action, act.RemovePartial):
-            self._stores.ask(job.store, lambda i: RemovePartial(id=i, job=job.job, save=save), lambda _: None)
-            return
+        self._stores.ask(job.store, lambda i: RemovePartial(id=i, job=job.job, save=save), lambda _: None)
+
+    def _remove(self, action: act.RemoveCheckpoint) -> None:
+        job, save = action.job, action.save
 
         def answer(reply: Done | Failed) -> None:
             stays = isinstance(reply, Done) and isinstance(reply.result, Removed) and reply.result.pinned
@@ -403,27 +396,19 @@ def _no_number(
     )  # fmt: skip
 
 
-def _failure(action: act.Action, problem: str) -> ev.Event | None:
-    match action:
-        case act.Drain():
-            return ev.Drained(job=action.job, save=action.save, problem=problem)
-        case act.DrainParity():
-            return ev.ParityDrained(job=action.job, save=action.save, problem=problem)
-        case act.WriteVote():
-            return ev.VoteWritten(job=action.job, save=action.save, problem=problem)
-        case act.AllocateSlots():
-            return ev.SlotsFailed(
-                job=action.job, rank=action.rank, count=action.count, code="os", message=problem, hint=""
-            )
-        case act.TakeIncarnation():
-            return _no_number(action, secrets.token_bytes(16), problem)
-        case act.ScanStore():
-            return ev.StoreScanned(job=action.job, after=action.after, problem=problem)
-        case act.Commit():
-            return ev.CommitEnded(job=action.job, save=action.save, problem=problem)
-        case act.RemoveCheckpoint():
-            return ev.CheckpointRemoved(job=action.job, save=action.save, problem=problem)
-    return None
+# What is delivered for an action that could not even start; without a row nobody waits for its outcome.
+_FAILURES: dict[type[act.Action], Callable[[Any, str], ev.Event]] = {
+    act.Drain: lambda a, problem: ev.Drained(job=a.job, save=a.save, problem=problem),
+    act.DrainParity: lambda a, problem: ev.ParityDrained(job=a.job, save=a.save, problem=problem),
+    act.WriteVote: lambda a, problem: ev.VoteWritten(job=a.job, save=a.save, problem=problem),
+    act.AllocateSlots: lambda a, problem: ev.SlotsFailed(
+        job=a.job, rank=a.rank, count=a.count, code="os", message=problem, hint=""
+    ),
+    act.TakeIncarnation: lambda a, problem: _no_number(a, secrets.token_bytes(16), problem),
+    act.ScanStore: lambda a, problem: ev.StoreScanned(job=a.job, after=a.after, problem=problem),
+    act.Commit: lambda a, problem: ev.CommitEnded(job=a.job, save=a.save, problem=problem),
+    act.RemoveCheckpoint: lambda a, problem: ev.CheckpointRemoved(job=a.job, save=a.save, problem=problem),
+}
 
 
 def _was_committed(reply: Done | Failed) -> bool:

@@ -6,7 +6,9 @@ import signal
 import socket
 import time
 from collections import deque
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import zmq
 
@@ -24,7 +26,7 @@ from ckptd.daemon.event_log import Diary
 from ckptd.daemon.forget import Forgetting
 from ckptd.daemon.job_policy import policy_of
 from ckptd.daemon.liveness import Liveness, somebody_waits
-from ckptd.daemon.parity_effects import ProtectAction, ProtectEffects
+from ckptd.daemon.parity_effects import ProtectEffects
 from ckptd.daemon.rank_gateway import Door, Seat
 from ckptd.daemon.rank_socket import Letter, RankSocket
 from ckptd.daemon.rounds import Rounds
@@ -96,6 +98,7 @@ class Daemon:
         self._forgetting = Forgetting(
             self._catalogue, self._known_stores, self._cleaning, self._perform, self._effects.looks.look
         )
+        self.actions = self._table()
         self._queue: deque[ev.Event] = deque()
         self._handling, self._fence = False, BugFence()
         self._wake, self._signals = socket.socketpair()
@@ -370,36 +373,35 @@ class Daemon:
     def _perform(self, action: act.Action) -> None:
         log.debug("action %s", action)
         try:
-            self._do(action)
+            for part in self.actions[type(action)]:
+                part(action)
         except (OSError, CkptdError, zmq.ZMQError) as error:  # one that costs a job something, and not the daemon
             log.exception(line("could not do", job=action.job.job, action=type(action).__name__))
             self._desk.note(action.job, f"{type(action).__name__}: {error}")
 
-    def _do(self, action: act.Action) -> None:
-        if isinstance(action, act.ToRank):
-            self._effects.hear(action)
-            self._door.send(action)
-        elif isinstance(action, act.Note):
-            log.warning(line("note", job=action.job.job, text=action.text))
-            self._desk.note(action.job, action.text)
-        elif isinstance(action, act.ToNode):
-            self._plane.carry(action)
-        elif isinstance(action, act.MeetPeers):
-            self._plane.meet(action.job, action.peers)
-            self._bulk.open()
-        elif isinstance(action, ProtectAction):
-            self._protect.perform(action)
-        else:
-            if isinstance(action, act.ForgetJob):
-                self._protect.forget(action.job)
-            self._effects.perform(action)
-            if isinstance(action, act.KeepTopology):
-                self._plane.keep(action.job, action.topology)
-            if isinstance(action, act.ForgetJob):
-                self._desk.errors.pop(action.job, None)
-                self._plane.forget(action.job)
-                if all(key.store != action.job.store for key in self._catalogue.jobs):
-                    self._stores.retire(action.job.store)
+    def _table(self) -> dict[type[act.Action], tuple[Callable[[Any], None], ...]]:
+        """Which parts carry out which action, in this order."""
+        effects, plane, protect = self._effects, self._plane, self._protect
+        return {
+            **dict.fromkeys(effects.table, (effects.perform,)),
+            **dict.fromkeys(protect.table, (protect.perform,)),
+            act.ToRank: (effects.hear, self._door.send),
+            act.Note: (self._note,),
+            act.ToNode: (plane.carry,),
+            act.MeetPeers: (lambda action: plane.meet(action.job, action.peers), lambda _: self._bulk.open()),
+            act.KeepTopology: (effects.perform, lambda action: plane.keep(action.job, action.topology)),
+            act.ForgetJob: (lambda action: protect.forget(action.job), effects.perform, self._forgotten),
+        }
+
+    def _note(self, action: act.Note) -> None:
+        log.warning(line("note", job=action.job.job, text=action.text))
+        self._desk.note(action.job, action.text)
+
+    def _forgotten(self, action: act.ForgetJob) -> None:
+        self._desk.errors.pop(action.job, None)
+        self._plane.forget(action.job)
+        if all(key.store != action.job.store for key in self._catalogue.jobs):
+            self._stores.retire(action.job.store)
 
     def _tell(self, now: float) -> None:
         """What has become of all that: to who asked, to the log, to systemd."""

@@ -3,7 +3,7 @@
 import functools
 import logging
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
@@ -26,7 +26,6 @@ from ckptd.shared.protocol.messages import Tier
 log = logging.getLogger("ckptd")
 Deliver = Callable[[ev.Event], None]
 Key = tuple[JobKey, SaveId, int]  # of a piece
-ProtectAction = act.Encode | act.StopEncode | act.DropPiece | act.FetchSegment
 
 
 class Peers(Protocol):
@@ -68,18 +67,16 @@ class ProtectEffects:
         self._drops: set[Key] = set()  # once their encode has ended
         self._dropping: set[Key] = set()
         self._again: dict[Key, act.Encode] = {}  # once what is left of an earlier one is gone
+        self.table: dict[type[act.Action], Callable[[Any], None]] = {
+            act.Encode: self._encode,
+            act.StopEncode: lambda a: self._stop((a.job, a.save, a.epoch)),
+            act.DropPiece: lambda a: self._drop((a.job, a.save, a.epoch)),
+            act.FetchSegment: self._fetch,
+        }
 
-    def perform(self, action: ProtectAction) -> None:
+    def perform(self, action: act.Action) -> None:
         """Starts the action. Never blocks."""
-        match action:
-            case act.Encode():
-                self._encode(action)
-            case act.StopEncode():
-                self._stop((action.job, action.save, action.epoch))
-            case act.DropPiece():
-                self._drop((action.job, action.save, action.epoch))
-            case act.FetchSegment():
-                self._fetch(action)
+        self.table[type(action)](action)
 
     def forget(self, job: JobKey) -> None:
         """Breaks off whatever runs for the job; it leaves nothing behind. To be called before its files go."""

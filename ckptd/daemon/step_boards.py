@@ -33,14 +33,13 @@ class StepBoards:
         self._deliver = deliver
         self._note = note
 
-    def perform(self, action: act.HoldRanks | act.AnnounceStep) -> None:
-        """In a thread of its own: it takes milliseconds, and an allocation, or a digest, may take seconds."""
+    def _paths(self, action: act.HoldRanks | act.AnnounceStep) -> list[str]:
         directory = self._directory(action.job)
-        paths = [os.path.join(directory, arena_paths.steps_name(rank, action.session)) for rank in action.ranks]
-        if isinstance(action, act.HoldRanks):
-            self._hold(action, paths)
-            return
-        word = step_board.encode_word(step_board.at(action.step))
+        return [os.path.join(directory, arena_paths.steps_name(rank, action.session)) for rank in action.ranks]
+
+    def announce(self, action: act.AnnounceStep) -> None:
+        """In a thread of its own: it takes milliseconds, and an allocation, or a digest, may take seconds."""
+        paths, word = self._paths(action), step_board.encode_word(step_board.at(action.step))
 
         def done(outcome: list[str] | Exception) -> None:
             for failed in [str(outcome)] if isinstance(outcome, Exception) else outcome:
@@ -48,8 +47,9 @@ class StepBoards:
 
         self.work.run(lambda: _write_all(paths, word), done)
 
-    def _hold(self, action: act.HoldRanks, paths: Sequence[str]) -> None:
-        failed: list[str] = []
+    def hold(self, action: act.HoldRanks) -> None:
+        """In the same thread."""
+        paths, failed = self._paths(action), list[str]()
 
         def done(outcome: tuple[int, int | None] | Exception) -> None:
             for text in failed:

@@ -283,6 +283,7 @@ def test_what_cannot_be_done_for_peers_is_told_and_the_daemon_goes_on():
     daemon, job = object.__new__(Daemon), JobKey("/store", "job")
     daemon._queue, daemon._handling = deque(), False
     daemon._plane, daemon._catalogue = Broken(), Catalogue("n1", Policy())
+    daemon.actions = {act.MeetPeers: (lambda action: daemon._plane.meet(action.job, action.peers),)}
     sources = Sources("n1", None, daemon._catalogue, None, daemon._plane, refused=int, problems=list)
     daemon._desk = StatusDesk(sources, None)
     daemon._perform(act.MeetPeers(job=job, peers=()))

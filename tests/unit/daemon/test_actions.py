@@ -1,0 +1,31 @@
+"""Every action of the core has a row in the daemon's table."""
+
+from ckptd.arena.arena import Arena
+from ckptd.core import actions as act
+from ckptd.daemon.effects import Effects
+from ckptd.daemon.loop import Daemon
+from ckptd.daemon.parity_effects import ProtectEffects
+
+
+class Parts(Daemon):
+    """A daemon's parts, of which none is started."""
+
+    def __init__(self, arena):
+        self._effects = Effects(
+            node="a", arena=arena, known_stores=None, stores=None, digesting=None, allocating=None, cleaning=None,
+            deliver=None, store_timeout_s=1.0, bandwidth=0,
+        )  # fmt: skip
+        self._protect = ProtectEffects(
+            node="a", arena=arena, peers=None, encoding=None, fetching=None, cleaning=None, deliver=None
+        )
+        self._plane = self._door = self._effects
+
+
+def test_every_action_is_carried_out(tmp_path):
+    parts = Parts(Arena(str(tmp_path)))
+    try:
+        parts._plane.carry = parts._plane.send = None
+        kinds = {one for one in vars(act).values() if isinstance(one, type) and issubclass(one, act.Action)}
+        assert {*parts._table()} == kinds - {act.Action}
+    finally:
+        parts._effects.boards.work.close()
