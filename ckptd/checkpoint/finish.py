@@ -1,6 +1,5 @@
 """Unfinished checkpoints committed from their votes, as any daemon of the job would: ``ckptd commit``. Blocks."""
 
-import contextlib
 import os
 
 import msgspec
@@ -9,10 +8,10 @@ from ckptd.shared.base.errors import CkptdError, UsageError
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.format.committed import About, Opened, file_findings, open_committed, parity_findings, raise_first
 from ckptd.shared.format.integrity import XXH3, Integrity
+from ckptd.shared.stores.schemes import open_files
 from ckptd.store.facts import PartialEntry
-from ckptd.store.posix.commit import commit
-from ckptd.store.posix.scan import Place, scan
-from ckptd.system.files import FileLayer
+from ckptd.store.interface import Store
+from ckptd.store.schemes import open_store
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,18 +30,18 @@ def finish(key: JobKey, writer: str, only: SaveId | None = None, integrity: Inte
 
     Harmless beside a daemon that does the same. Raises nothing: the answers carry the errors.
     """
-    fs = FileLayer(key.store, integrity)
-    found = scan(fs, key)
+    store = open_store(key.store, integrity)
+    found = store.scan(key.job)
     newest = max((entry.committed.save for entry in found.committed), default=None)
     partials = [entry for entry in reversed(found.partials) if only in (None, entry.save)]
-    return [_finish(fs, key, entry, writer, newest) for entry in partials]
+    return [_finish(store, key.job, entry, writer, newest) for entry in partials]
 
 
-def _finish(fs: FileLayer, key: JobKey, entry: PartialEntry, writer: str, newest: SaveId | None) -> Finished:
-    save, place = entry.save, Place(key, entry.save)
+def _finish(store: Store, job: str, entry: PartialEntry, writer: str, newest: SaveId | None) -> Finished:
+    save = entry.save
 
     def said(*, why: str = "", committed: bool = False, superseded: bool = False) -> Finished:
-        path = place.final if committed else place.partial
+        path = store.where(job, save, unfinished=not committed)
         return Finished(
             step=save.step, incarnation=save.incarnation, path=path, committed=committed, superseded=superseded,
             why=why.removeprefix(f"{path}: "),
@@ -53,9 +52,9 @@ def _finish(fs: FileLayer, key: JobKey, entry: PartialEntry, writer: str, newest
     if not entry.finishable:
         return said(why=entry.missing)
     try:
-        note = commit(fs, key, save, writer).note
+        note = store.commit(job, save, writer).note
     except (CkptdError, OSError) as error:
-        if not os.path.isdir(place.partial):
+        if save not in (left.save for left in store.scan(job).partials):
             return said(why=f"it went away meanwhile, by another committer or by a removal: {error}")
         return said(why=str(error))
     return said(why=note, committed=True)
@@ -69,8 +68,9 @@ def finish_again(path: str, writer: str, integrity: Integrity = XXH3) -> Finishe
     """
     head, base = os.path.split(path)
     key = JobKey(*os.path.split(head))
-    fs, opened = FileLayer(key.store, integrity), Opened(path)
-    findings = list(open_committed(opened, fs, {About.VOTES}))
+    files = open_files(path, integrity)
+    opened = Opened(files)
+    findings = list(open_committed(opened, {About.VOTES}))
     if all(finding.about is About.VOTES for finding in findings):
         raise UsageError(f"{path} has its final name already, and is committed", hint=f"ckptd verify {path}")
     raise_first(finding for finding in findings if finding.about is About.VOTES)
@@ -79,14 +79,7 @@ def finish_again(path: str, writer: str, integrity: Integrity = XXH3) -> Finishe
     if save is None or saves != {(key.job, save)} or save.dirname != base:
         what = "its votes are missing" if save is None else f"its votes are not of {base} of job {key.job}"
         raise UsageError(f"{path} cannot be committed again: {what}", hint=f"ckptd verify {path}")
-    raise_first(file_findings(path, fs, opened.records))
-    raise_first(parity_findings(path, fs, opened.parity))
-    place = Place(key, save)
-    fs.rename(path, place.partial)
-    try:
-        note = commit(fs, key, save, writer).note
-    except (CkptdError, OSError):
-        with contextlib.suppress(OSError):
-            fs.rename(place.partial, path)
-        raise
+    raise_first(file_findings(files, opened.records))
+    raise_first(parity_findings(files, opened.parity))
+    note = open_store(key.store, integrity).commit_again(key.job, save, writer).note
     return Finished(step=save.step, incarnation=save.incarnation, path=path, committed=True, why=note)

@@ -7,13 +7,13 @@ import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import BinaryIO
 
 import msgspec
 
 from ckptd.checkpoint.verify_parity import check_parity, strangers
 from ckptd.shared.base.errors import DamagedError, IntegrityError
 from ckptd.shared.base.ids import SaveId, file_name, is_job_name, parse_dirname, parse_partial_dirname
+from ckptd.shared.files.regular import open_regular
 from ckptd.shared.format import arena_paths
 from ckptd.shared.format.committed import EVERYTHING, INCARNATIONS_DIR, TRASH_PREFIX, Opened, open_committed
 from ckptd.shared.format.digest import BLOCK_NBYTES, DIGEST_NBYTES, blocks
@@ -37,8 +37,11 @@ from ckptd.shared.format.manifest import (
 )
 from ckptd.shared.format.replica_shares import compared, doubt
 from ckptd.shared.format.slot import SEAL_NBYTES, SEALS_NBYTES, Seal, SlotState, decode_seals, is_page
+from ckptd.shared.format.stored_files import StoredFile, StoredFiles, read_exactly, read_some
+from ckptd.shared.stores.directory import OpenedFile
+from ckptd.shared.stores.schemes import absolute, open_files, real
 from ckptd.shared.torchfile.pickle_names import stranger_in
-from ckptd.system.files import FileLayer, is_temp
+from ckptd.system.files import is_temp
 
 _RECORDS = frozenset({COMMITTED, MANIFEST, VOTES_DIR, PARITY_DIR, UNPUBLISHED, LINKED})
 
@@ -106,7 +109,7 @@ def verify_path(path: str, progress: Callable[[int], None] = _ignore, integrity:
     path = _real(path)
     report = Report(path, progress=progress, integrity=integrity)
     try:
-        names = sorted(os.listdir(path))
+        names = open_files(path, integrity).names()
     except OSError as error:
         report.problem(path, error.strerror or str(error))
         return report
@@ -145,13 +148,13 @@ def verify_job(path: str, progress: Callable[[int], None] = _ignore, integrity: 
 
 def _real(path: str) -> str:
     """The absolute path, of what is linked to if it is a link: a checkpoint is held against its directory's name."""
-    path = os.path.abspath(path)
-    return os.path.realpath(path) if os.path.islink(path) else path
+    path = absolute(path)
+    return real(path) if os.path.islink(path) else path
 
 
 def _names(path: str) -> list[str]:
     try:
-        return sorted(os.listdir(path))
+        return open_files(path, XXH3).names()  # names alone are looked at
     except OSError:
         return []
 
@@ -193,8 +196,9 @@ def _verify_job(path: str, report: Report) -> None:
 
 def _verify_checkpoint(path: str, report: Report) -> None:
     report.checked.append(path)
-    opened = Opened(path)
-    for found in open_committed(opened, FileLayer(integrity=report.integrity), EVERYTHING):
+    files = open_files(path, report.integrity)
+    opened = Opened(files)
+    for found in open_committed(opened, EVERYTHING):
         if isinstance(found.cause, IntegrityError):  # proved in another way: of the rest nothing can be said
             report.problem(found.path, f"{found.what}; {found.cause.hint}")
             return
@@ -203,39 +207,40 @@ def _verify_checkpoint(path: str, report: Report) -> None:
     said = manifest or next(iter(opened.votes), None)
     whose: Whose = (said.save, said.world_size) if said else (None, 1)
     for record in opened.records:
-        _check_image(path, record, whose, report)
+        _check_image(files, record, whose, report)
     for stock in manifest.stock if manifest else ():
-        _check_stock(os.path.join(path, stock.name), stock, report)
-    _check_parity(path, opened.parity, report)
+        _check_stock(files, stock, report)
+    _check_parity(files, opened.parity, report)
     outputs = {stock.name for stock in manifest.stock} if manifest else {STOCK_METADATA, STOCK_OBJECTS, STOCK_FILES}
-    files = {extent.name for record in opened.records for extent in record.extents()}
-    _check_names(path, files | outputs, report)
+    images = {extent.name for record in opened.records for extent in record.extents()}
+    _check_names(files, images | outputs, report)
     doubted = doubt(compared({record.rank: record.shares for record in manifest.files})) if manifest else ""
     report.notes += [f"{path}: {doubted}"] if doubted else []
 
 
-def _check_names(path: str, expected: set[str], report: Report) -> None:
-    for name in _names(path):
+def _check_names(files: StoredFiles, expected: set[str], report: Report) -> None:
+    for name in _names(files.location):
         if is_temp(name):
             report.notes.append(
-                f"{os.path.join(path, name)}: left by a killed writer, may be deleted unless a daemon is at work"
+                f"{files.where(name)}: left by a killed writer, may be deleted unless a daemon is at work"
             )
         elif name not in expected | _RECORDS:
-            report.problem(os.path.join(path, name), "no part of the checkpoint")
+            report.problem(files.where(name), "no part of the checkpoint")
 
 
-def _check_parity(path: str, records: list[ParityRecord], report: Report) -> None:
+def _check_parity(files: StoredFiles, records: list[ParityRecord], report: Report) -> None:
     report.files += len(records)
-    for found in check_parity(path, records, report.integrity):
+    for found in check_parity(files, records):
         if isinstance(found, int):
             report.read(found)
         elif found[2] is not None or not report.names(found[0]):
             report.problem(*found)
-    report.notes += strangers(path, records)
+    report.notes += strangers(files, records)
 
 
-def _check_stock(path: str, stock: StockFile, report: Report) -> None:
+def _check_stock(files: StoredFiles, stock: StockFile, report: Report) -> None:
     """Of a file for stock readers whose digest is right: the one that they unpickle names nothing but metadata."""
+    path = files.where(stock.name)
     report.files += 1
     if report.names(path):
         return
@@ -243,7 +248,7 @@ def _check_stock(path: str, stock: StockFile, report: Report) -> None:
     if stock.name != STOCK_METADATA:
         return
     try:
-        stranger = stranger_in(FileLayer().read_file(path, stock.nbytes))
+        stranger = stranger_in(files.read(stock.name, stock.nbytes))
     except OSError as error:
         report.problem(path, error.strerror or str(error))
         return
@@ -259,21 +264,21 @@ class _Part:
     start: int
     nbytes: int
     stop: int  # where the next one begins, after zeros
-    file: BinaryIO
+    file: StoredFile
 
 
-def _check_image(path: str, record: FileRecord, whose: Whose, report: Report) -> None:
+def _check_image(files: StoredFiles, record: FileRecord, whose: Whose, report: Report) -> None:
     """All files of a rank, and what they should be together."""
     with contextlib.ExitStack() as stack:
         parts = []
         extents = record.extents()
         stops = [*(extent.start for extent in extents[1:]), record.nbytes]
         for (name, start, nbytes), stop in zip(extents, stops, strict=True):
-            where = os.path.join(path, name)
+            where = files.where(name)
             report.files += 1
             try:
-                file = stack.enter_context(open(FileLayer().open_read(where), "rb", buffering=0))
-                found = os.fstat(file.fileno()).st_size
+                file = stack.enter_context(contextlib.closing(files.open(name, cached=True)))
+                found = file.nbytes
             except OSError as error:
                 if not report.names(where):
                     report.problem(where, error.strerror or str(error))
@@ -319,7 +324,7 @@ def _check_blocks(parts: list[_Part], record: FileRecord, report: Report) -> Non
             for at in inside:
                 first, end, last = max(at.start, start), min(at.stop, stop), min(at.start + at.nbytes, stop)
                 buffer[max(first, last) - start : end - start] = bytes(end - max(first, last))
-                _read_at(at.file, first - at.start, buffer[first - start : max(first, last) - start])
+                read_exactly(at.file, first - at.start, buffer[first - start : max(first, last) - start])
         except EOFError:
             report.problem(at.path, "missing", block)
             continue
@@ -335,19 +340,10 @@ def _check_blocks(parts: list[_Part], record: FileRecord, report: Report) -> Non
         report.read(stop - start)
 
 
-def _read_at(file: BinaryIO, start: int, into: memoryview) -> None:
-    done = 0
-    while done < len(into):
-        got = os.preadv(file.fileno(), [into[done:]], start + done)
-        if got == 0:
-            raise EOFError(f"ends at byte {start + done}")
-        done += got
-
-
 def _check_header(part: _Part, start: int, layout: Layout, save: SaveId, report: Report) -> None:
     """The safetensors header at start of the image."""
     try:
-        found = os.pread(part.file.fileno(), layout.header_nbytes, start - part.start)
+        found = read_some(part.file, start - part.start, layout.header_nbytes)
         check_header(found, layout, save, where=part.path)
     except (OSError, DamagedError) as error:
         report.problem(part.path, str(error))
@@ -358,9 +354,9 @@ def _check_header(part: _Part, start: int, layout: Layout, save: SaveId, report:
 
 def _verify_slot(path: str, report: Report) -> None:
     try:
-        with open(FileLayer().open_read(path), "rb", buffering=0) as file:
-            nbytes = os.fstat(file.fileno()).st_size
-            pages = os.pread(file.fileno(), SEALS_NBYTES, max(0, nbytes - SEALS_NBYTES))
+        with contextlib.closing(OpenedFile(open_regular(path))) as file:
+            nbytes = file.nbytes
+            pages = read_some(file, max(0, nbytes - SEALS_NBYTES), SEALS_NBYTES)
             index, _, seal = decode_seals(pages, report.integrity, where=path)
             other = pages[(1 - index) * SEAL_NBYTES : (2 - index) * SEAL_NBYTES]
             if any(other) and not is_page(other, report.integrity):
@@ -376,7 +372,7 @@ def _verify_slot(path: str, report: Report) -> None:
         report.problem(path, str(error))
 
 
-def _check_slot(file: BinaryIO, path: str, seal: Seal, report: Report) -> None:
+def _check_slot(file: StoredFile, path: str, seal: Seal, report: Report) -> None:
     report.files += 1
     parts = seal.tail
     digested = seal.state == SlotState.DIGESTED
@@ -385,7 +381,7 @@ def _check_slot(file: BinaryIO, path: str, seal: Seal, report: Report) -> None:
         report.notes.append(f"{path}: {seal.save}, rank {seal.rank}: sealed, not yet digested")
     sound = {}
     for part, (offset, nbytes, expected) in parts.items():
-        data = os.pread(file.fileno(), nbytes, offset)
+        data = read_some(file, offset, nbytes)
         if report.integrity.digest(data, Purpose(part)) != expected:
             report.problem(path, f"{part} (bytes {offset} to {offset + nbytes - 1}): digest does not match")
         else:

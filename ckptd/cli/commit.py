@@ -8,9 +8,10 @@ import msgspec
 from ckptd import __version__
 from ckptd.checkpoint.finish import Finished, finish, finish_again
 from ckptd.cli import common
-from ckptd.cli.listing import jobs_at
 from ckptd.shared.base.ids import JobKey, SaveId, parse_dirname, parse_partial_dirname
 from ckptd.shared.format.integrity import Integrity
+from ckptd.shared.stores.schemes import absolute
+from ckptd.store.schemes import jobs_at
 from ckptd.system import human
 
 SCHEMA = 1
@@ -38,7 +39,7 @@ def command(path: str, as_json: bool, integrity: Integrity) -> int:
 
     Exit code 1 if a save is not committed, unless a newer one is.
     """
-    where, writer = os.path.abspath(path), f"ckptd {__version__}"
+    where, writer = absolute(path), f"ckptd {__version__}"
     if parse_dirname(os.path.basename(where)) is not None and os.path.isdir(where):
         with common.store_errors():
             saves = [finish_again(where, writer, integrity)]

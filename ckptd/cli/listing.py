@@ -1,7 +1,7 @@
 """``ckptd list``: what lies on the store. Needs no daemon and changes nothing."""
 
 import os
-from datetime import UTC, datetime
+from datetime import datetime
 
 import click
 import msgspec
@@ -11,23 +11,18 @@ from rich.text import Text
 
 from ckptd.cli import common
 from ckptd.cli.view.parts import error_text, plain_table
-from ckptd.shared.base.errors import CkptdError, UsageError
-from ckptd.shared.base.ids import JobKey, is_job_name, parse_dirname, parse_partial_dirname
-from ckptd.shared.format.committed import INCARNATIONS_DIR
+from ckptd.shared.base.errors import CkptdError
+from ckptd.shared.base.ids import JobKey
 from ckptd.shared.format.integrity import XXH3, Integrity
-from ckptd.shared.format.manifest import COMMITTED, LATEST, UNPUBLISHED
 from ckptd.shared.format.replica_shares import Compared, doubt
-from ckptd.store.facts import CommittedEntry, PartialEntry, Scan
-from ckptd.store.posix.identity import store_id_at
-from ckptd.store.posix.incarnations import superseded
-from ckptd.store.posix.pins import pinned
-from ckptd.store.posix.scan import Place, job_dir, scan
+from ckptd.shared.stores.schemes import absolute
+from ckptd.store.facts import CommittedEntry, PartialEntry
+from ckptd.store.interface import Standing, Store
+from ckptd.store.schemes import jobs_at, open_store
 from ckptd.store.trainer_files import how_to_publish
 from ckptd.system import human
-from ckptd.system.files import FileLayer
 
 SCHEMA = 1
-_HINT = "give a store, or a job's directory in it"
 _NARROW_COLUMNS = 100
 
 
@@ -88,7 +83,7 @@ def command(path: str, as_json: bool, integrity: Integrity) -> int:
 
     Exit code 1 if something there is damaged. Digests are not read: that is ckptd verify.
     """
-    jobs = [_listing(key, integrity) for key in jobs_at(os.path.abspath(path))]
+    jobs = [_listing(key, integrity) for key in jobs_at(absolute(path))]
     if as_json:
         common.print_json(Listing(schema=SCHEMA, jobs=jobs))
     else:
@@ -98,79 +93,36 @@ def command(path: str, as_json: bool, integrity: Integrity) -> int:
     return int(any(job.problems for job in jobs))
 
 
-def jobs_at(path: str) -> list[JobKey]:
-    """The job whose directory path is, or all jobs of the store that path is. Raises UsageError if it is neither."""
-    try:
-        if _is_job_dir(path):
-            return [JobKey(*os.path.split(path))]
-        names = sorted(filter(is_job_name, os.listdir(path)))
-    except OSError as error:
-        raise UsageError(f"cannot list {path}: {error.strerror}", hint=_HINT) from None
-    jobs = [JobKey(path, name) for name in names if _is_job_dir(os.path.join(path, name))]
-    if jobs:
-        return jobs
-    if os.path.exists(os.path.join(path, COMMITTED)):
-        raise UsageError(f"{path} is one checkpoint", hint=f"ckptd verify {path}")
-    raise UsageError(f"no checkpoint of any job in {path}", hint=_HINT)
-
-
-def _is_job_dir(path: str) -> bool:
-    """Whether ckptd has ever written a checkpoint of a job, or begun to, in path."""
-    try:
-        names = os.listdir(path)
-    except NotADirectoryError:
-        return False
-    return any(name == INCARNATIONS_DIR or parse_dirname(name) or parse_partial_dirname(name) for name in names)
-
-
 def _listing(key: JobKey, integrity: Integrity = XXH3) -> JobListing:
-    fs = FileLayer(key.store, integrity)
-    found: Scan = scan(fs, key)
-    latest, kept = _latest(key), _pinned(fs, key, found.problems)
-    late = superseded(fs, key)
+    store = open_store(key.store, integrity)
+    found = store.scan(key.job)
+    standings, unknown = store.standings(key.job)
+    problems = [*found.problems, *unknown]
+    store_id = ""
+    try:
+        store_id = store.store_id() or ""
+    except (OSError, CkptdError) as error:
+        problems.append(str(error))
     return JobListing(
         job=key.job,
         store=key.store,
-        store_id=_store_id(fs, key, found.problems),
-        checkpoints=[_row(key, entry, latest, kept, late) for entry in found.committed],
-        partials=[_partial_row(key, entry) for entry in found.partials],
-        problems=found.problems,
+        store_id=store_id,
+        checkpoints=[
+            _row(store, entry, standings[entry.dirname]) for entry in found.committed if entry.dirname in standings
+        ],
+        partials=[_partial_row(store, key.job, entry) for entry in found.partials],
+        problems=problems,
     )
 
 
-def _latest(key: JobKey) -> str:
-    try:
-        return os.readlink(os.path.join(job_dir(key), LATEST)).rstrip("/")
-    except OSError:
-        return ""
-
-
-def _store_id(fs: FileLayer, key: JobKey, problems: list[str]) -> str:
-    try:
-        return store_id_at(fs, key.store) or ""
-    except (OSError, CkptdError) as error:
-        problems.append(str(error))
-        return ""
-
-
-def _pinned(fs: FileLayer, key: JobKey, problems: list[str]) -> frozenset[str]:
-    try:
-        return pinned(fs, key)
-    except OSError as error:
-        problems.append(str(error))
-        return frozenset()
-
-
-def _row(key: JobKey, entry: CommittedEntry, latest: str, kept: frozenset[str], late: dict[str, int]) -> Row:
-    path = os.path.join(job_dir(key), entry.dirname)
+def _row(store: Store, entry: CommittedEntry, standing: Standing) -> Row:
     committed = entry.committed
-    when = _moment(os.stat(os.path.join(path, COMMITTED)).st_mtime)
     return Row(
         step=committed.step, incarnation=committed.incarnation, counter=committed.counter,
-        world_size=committed.world_size, nbytes=committed.nbytes, path=path, latest=entry.dirname == latest,
-        pinned=entry.dirname in kept, unpublished=os.path.lexists(os.path.join(path, UNPUBLISHED)),
-        committed_at=when.isoformat(timespec="seconds"), run=committed.run,
-        superseded=_takeover(late.get(entry.dirname, 0)), replicas=committed.replicas,
+        world_size=committed.world_size, nbytes=committed.nbytes, path=store.where(committed.job, committed.save),
+        latest=standing.latest, pinned=standing.pinned, unpublished=standing.unpublished,
+        committed_at=standing.committed_at.isoformat(timespec="seconds"), run=committed.run,
+        superseded=_takeover(standing.superseded), replicas=committed.replicas,
     )  # fmt: skip
 
 
@@ -178,18 +130,10 @@ def _takeover(incarnation: int) -> str:
     return f"incarnation {incarnation} took the job over" if incarnation else ""
 
 
-def _moment(seconds: float) -> datetime:
-    """The time of a file; the last there is for one beyond the calendar, which some file systems can keep."""
-    try:
-        return datetime.fromtimestamp(seconds, UTC)
-    except (ValueError, OverflowError, OSError):
-        return datetime.max.replace(tzinfo=UTC)
-
-
-def _partial_row(key: JobKey, entry: PartialEntry) -> PartialRow:
+def _partial_row(store: Store, job: str, entry: PartialEntry) -> PartialRow:
     return PartialRow(
         step=entry.save.step, incarnation=entry.save.incarnation, counter=entry.save.counter, voted=entry.voted,
-        finishable=entry.finishable, missing=entry.missing, path=Place(key, entry.save).partial,
+        finishable=entry.finishable, missing=entry.missing, path=store.where(job, entry.save, unfinished=True),
     )  # fmt: skip
 
 

@@ -9,8 +9,8 @@ from ckptd.cli import common
 from ckptd.shared.base.errors import UsageError
 from ckptd.shared.base.ids import JobKey, parse_dirname
 from ckptd.shared.format.integrity import XXH3
-from ckptd.store.posix.pins import pin, unpin
-from ckptd.system.files import FileLayer
+from ckptd.shared.stores.schemes import real
+from ckptd.store.schemes import open_store
 
 SCHEMA = 1
 
@@ -26,11 +26,11 @@ SCHEMA = 1
 @common.json_option
 def command(path: str, remove: bool, as_json: bool) -> int:
     """Pin the checkpoint in PATH: neither the daemon nor ckptd prune removes it, whatever is to be kept."""
-    where = os.path.realpath(path)
+    where = real(path)
     key, dirname = named(where)
     with common.store_errors():
-        fs = FileLayer(key.store, XXH3)  # names alone are looked at
-        changed = unpin(fs, key, dirname) if remove else pin(fs, key, dirname)
+        store = open_store(key.store, XXH3)  # names alone are looked at
+        changed = store.pin(key.job, dirname, pinned=not remove)
     if as_json:
         common.print_json({"schema": SCHEMA, "path": where, "pinned": not remove, "changed": changed})
         return 0

@@ -1,23 +1,18 @@
 """``ckptd prune``: retention, without a daemon."""
 
-import os
-
 import click
 import msgspec
 
 from ckptd.cli import common
-from ckptd.cli.listing import jobs_at
 from ckptd.core.coordinator.retention import superfluous
 from ckptd.shared.base.errors import CkptdError
-from ckptd.shared.base.ids import JobKey, SaveId
-from ckptd.shared.format.committed import TRASH_PREFIX
+from ckptd.shared.base.ids import SaveId
 from ckptd.shared.format.integrity import Integrity
-from ckptd.store.posix.pins import pinned
-from ckptd.store.posix.removal import remove_checkpoint, sweep_trash
-from ckptd.store.posix.scan import Place, job_dir, scan
+from ckptd.shared.stores.schemes import absolute
+from ckptd.store.interface import Store
+from ckptd.store.schemes import jobs_at, open_store
 from ckptd.system import human
 from ckptd.system.config import load_config
-from ckptd.system.files import FileLayer
 
 SCHEMA = 1
 
@@ -63,9 +58,9 @@ def command(  # noqa: PLR0913, PLR0917 - a flag each
     found: list[Pruned] = []
     problems: list[str] = []
     with common.store_errors():
-        for key in jobs_at(os.path.abspath(path)):
-            fs = FileLayer(key.store, integrity)
-            pruned, left = _prune(fs, key, settings.keep_last, settings.keep_every, dry_run=dry_run)
+        for key in jobs_at(absolute(path)):
+            store = open_store(key.store, integrity)
+            pruned, left = _prune(store, key.job, settings.keep_last, settings.keep_every, dry_run=dry_run)
             found += pruned
             problems += left
     ok = all(one.removed or dry_run for one in found) and not problems
@@ -76,30 +71,29 @@ def command(  # noqa: PLR0913, PLR0917 - a flag each
     return int(not ok)
 
 
-def _prune(
-    fs: FileLayer, key: JobKey, keep_last: int, keep_every: int, *, dry_run: bool
-) -> tuple[list[Pruned], list[str]]:
+def _prune(store: Store, job: str, keep_last: int, keep_every: int, *, dry_run: bool) -> tuple[list[Pruned], list[str]]:
     """What of one job retention does not keep, and problems."""
-    there, names = scan(fs, key), pinned(fs, key)
+    there, (standings, unknown) = store.scan(job), store.standings(job)
+    if unknown:
+        raise CkptdError("; ".join(unknown), hint="without the pins nothing is removed")
     sizes = {entry.committed.save: entry.committed.nbytes for entry in there.committed}
-    stay = {save for save in sizes if save.dirname in names}
+    stay = {save for save in sizes if save.dirname in standings and standings[save.dirname].pinned}
     gone = superfluous(sizes, keep_last=keep_last, keep_every=keep_every, pinned=stay)
     found: list[Pruned] = []
     for save in gone:
-        why = "" if dry_run else _removed(fs, key, save)
+        why = "" if dry_run else _removed(store, job, save)
         done = not dry_run and not why
-        found.append(Pruned(step=save.step, path=Place(key, save).final, nbytes=sizes[save], removed=done, why=why))
+        found.append(Pruned(step=save.step, path=store.where(job, save), nbytes=sizes[save], removed=done, why=why))
     if dry_run:
         return found, there.problems
-    sweep_trash(fs, key, links=False)  # a link may be one that a daemon is about to make `latest`
-    left = [name for name in fs.listdir(job_dir(key)) if name.startswith(TRASH_PREFIX)]
-    return found, [*there.problems, *(f"{job_dir(key)}/{name} could not be removed" for name in left)]
+    left = [f"{location} could not be removed" for location in store.sweep(job, all_of_it=False)]
+    return found, [*there.problems, *left]
 
 
-def _removed(fs: FileLayer, key: JobKey, save: SaveId) -> str:
+def _removed(store: Store, job: str, save: SaveId) -> str:
     """Empty, or why it is still there."""
     try:
-        return "" if remove_checkpoint(fs, key, save) else "a trainer's directory has links to it, or it was pinned"
+        return "" if store.remove(job, save) else "a trainer's directory has links to it, or it was pinned"
     except (CkptdError, OSError) as error:
         return str(error)
 

@@ -9,9 +9,9 @@ from ckptd.cli import common
 from ckptd.cli.pin import named
 from ckptd.shared.format.integrity import Integrity
 from ckptd.shared.protocol.publication import Publication, check_publication
-from ckptd.store.posix.publish import publish_to
+from ckptd.shared.stores.schemes import real
+from ckptd.store.schemes import open_store
 from ckptd.system import human
-from ckptd.system.files import FileLayer
 
 SCHEMA = 1
 
@@ -48,13 +48,13 @@ def command(path: str, directory: str, pointer: str | None, as_json: bool, integ
 
     Exit code 1 if it could not be done.
     """
-    where = os.path.realpath(path)
+    where = real(path)
     key, dirname = named(where)
     at = os.path.abspath(pointer) if pointer else ""
     to = Publication(os.path.abspath(directory), True, at, os.path.basename(os.path.abspath(directory)) if at else "")
     check_publication(to, key)
     with common.store_errors():
-        files = publish_to(FileLayer(key.store, integrity), key, dirname, to)
+        files = open_store(key.store, integrity).publish_to(key.job, dirname, to)
     if as_json:
         common.print_json(
             Result(schema=SCHEMA, ok=True, path=where, directory=to.directory, pointer=to.pointer, files=files)

@@ -167,6 +167,10 @@ class Store(abc.ABC):
             )
         return OpenedStore(made, warnings)
 
+    def where(self, job: str, save: SaveId, *, unfinished: bool = False) -> str:
+        """Location of a checkpoint."""
+        return f"{self.url}/{job}/{save.partial_dirname if unfinished else save.dirname}"
+
     # --- a job's numbers: a start takes one, then scans; a commit becomes visible, then looks at the numbers
 
     @abc.abstractmethod
@@ -269,10 +273,13 @@ class Store(abc.ABC):
 
     # --- mending
 
-    def draft(self, job: str, name: str, file: str, nbytes: int) -> Draft:
-        """A file of a committed checkpoint, to be written again, of zeros at first."""
-        del job, name, file, nbytes
-        raise UsageError(f"{self.url} cannot be mended", hint="load an older step")
+    def draft(self, location: str, name: str, nbytes: int) -> Draft:
+        """A file of the committed checkpoint at a location, to be written again, of zeros at first.
+
+        The checkpoint may be a copy that belongs to no job.
+        """
+        del name, nbytes
+        raise UsageError(f"{location} cannot be mended", hint="load an older step")
 
     def commit_again(self, job: str, save: SaveId, writer: str) -> CommitOutcome:
         """A checkpoint that has its final name and has lost its records, made from its votes as the first time."""

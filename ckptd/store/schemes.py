@@ -1,24 +1,35 @@
-"""Kinds of stores by the scheme of their URLs: one line of ``_KINDS`` each. A kind is imported when it is used."""
+"""Opens a store by its URL, whatever kind it is: the only way in for the worker and the offline commands."""
 
-import importlib
-from collections.abc import Callable
+import os
 
 from ckptd.shared.base.errors import UsageError
-from ckptd.shared.format.integrity import Integrity
+from ckptd.shared.base.ids import JobKey
+from ckptd.shared.format.integrity import XXH3, Integrity
+from ckptd.shared.format.manifest import COMMITTED
+from ckptd.shared.stores.schemes import kind_of, loaded, open_files
 from ckptd.store.interface import Store
 
-_KINDS = {
-    "": "ckptd.store.posix.store:PosixStore",  # a path
-}
+_HINT = "give a store, or a job's directory in it"
 
 
 def open_store(url: str, integrity: Integrity) -> Store:
     """The store at the URL, which need not be there yet. Touches nothing. Raises UsageError for an unknown scheme."""
-    scheme, mark, _ = url.partition("://")
-    kind = _KINDS.get(scheme if mark else "")
-    if kind is None:
-        known = ", ".join(f"{name}://" for name in _KINDS if name) or "no other kind of store"
-        raise UsageError(f"{url}: ckptd has no store for {scheme}://", hint=f"give a path; it has {known}")
-    module, _, name = kind.partition(":")
-    made: Callable[[str, Integrity], Store] = getattr(importlib.import_module(module), name)
-    return made(url, integrity)
+    made: Store = loaded(kind_of(url).store)(url, integrity)
+    return made
+
+
+def jobs_at(location: str) -> list[JobKey]:
+    """The job that lies at the location, or all jobs of the store that does. Raises UsageError if it is neither."""
+    head, name = os.path.split(location)
+    try:
+        if open_store(head, XXH3).has_job(name):  # names alone are looked at
+            return [JobKey(head, name)]
+        store = open_store(location, XXH3)
+        jobs = [JobKey(location, job) for job in store.jobs() if store.has_job(job)]
+    except OSError as error:
+        raise UsageError(f"cannot list {location}: {error.strerror}", hint=_HINT) from None
+    if jobs:
+        return jobs
+    if COMMITTED in open_files(location, XXH3).names():
+        raise UsageError(f"{location} is one checkpoint", hint=f"ckptd verify {location}")
+    raise UsageError(f"no checkpoint of any job in {location}", hint=_HINT)

@@ -8,10 +8,10 @@ import msgspec
 from ckptd.shared.base.decoding import MALFORMED
 from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.base.wording import cut
-from ckptd.shared.format.committed import Files
 from ckptd.shared.format.layout import Layout, SavedFor, is_plain, is_trainer_file
 from ckptd.shared.format.manifest import STOCK_FILES
 from ckptd.shared.format.origin import MARKER
+from ckptd.shared.format.stored_files import StoredFiles
 
 _MAX_INDEX_NBYTES = 1 << 30
 
@@ -43,10 +43,9 @@ def index_of(layouts: Iterable[Layout], save_id: str) -> bytes | None:
     return msgspec.json.format(msgspec.json.encode(index)) + b"\n"
 
 
-def read_index(fs: Files, path: str) -> TrainerFiles:
+def read_index(files: StoredFiles) -> TrainerFiles:
     """What anybody may have written: good for keeping something from being done, and for nothing else."""
-    where = os.path.join(path, STOCK_FILES)
-    return decode_index(fs.read_file(where, _MAX_INDEX_NBYTES), where)
+    return decode_index(files.read(STOCK_FILES, _MAX_INDEX_NBYTES), files.where(STOCK_FILES))
 
 
 def decode_index(raw: bytes, where: str) -> TrainerFiles:

@@ -28,7 +28,7 @@ from ckptd.shared.format.manifest import (
     make_committed,
 )
 from ckptd.shared.format.slot import PAGE
-from ckptd.system.files import FileLayer
+from ckptd.shared.stores.schemes import open_files
 from tests import collide
 from tests.cluster import Node, wait_for
 
@@ -178,7 +178,7 @@ def rewrite(world, integrity):
 def bring_down(world):
     """To XXH3, whatever it was."""
     rewrite(world, XXH3)
-    assert identify(str(world.final), FileLayer()).digest_kind == KIND
+    assert identify(open_files(str(world.final), XXH3)).digest_kind == KIND
 
 
 def claim(world):
@@ -293,7 +293,7 @@ with ckptd_client.connect(job="j", integrity_key_file={key!r}) as client:
         rank = node.run(code)
         assert rank.wait(60) == 0, rank.stderr.read().decode()
         (final,) = (tmp_path / "j").glob("step-*")
-        assert identify(str(final), FileLayer(integrity=read_key(key))).step == 1
+        assert identify(open_files(str(final), read_key(key))).step == 1
         wait_for(lambda: not os.path.exists(os.path.join(node.arena, "ckptd.sock")), 30)
 
 

@@ -10,6 +10,8 @@ import pytest
 from ckptd.checkpoint.verify import verify_path
 from ckptd.shared.base.ids import JobKey
 from ckptd.shared.format.committed import identify
+from ckptd.shared.format.integrity import XXH3
+from ckptd.shared.stores.schemes import open_files
 from ckptd.store.posix.scan import scan
 from ckptd.system.files import FileLayer
 from tests.cluster import Node, wait_for
@@ -39,7 +41,7 @@ def latest(node: Node) -> int | None:
     path = os.path.join(node.store, JOB, "latest")
     if not os.path.islink(path):
         return None
-    return identify(os.path.realpath(path), FileLayer()).save.step
+    return identify(open_files(os.path.realpath(path), XXH3)).save.step
 
 
 def test_latest_and_the_last_durable_checkpoint_stay_while_a_newer_one_is_in_flight(node: Node):

@@ -15,10 +15,10 @@ CKPTD = {
             *SHARED,
             "shared.bulk",
             "shared.files",
+            "shared.stores",
             "system",
             "arena",
             "store",
-            "store.posix",
             "peers",
             "doctor",
             "checkpoint",
@@ -44,16 +44,16 @@ CKPTD = {
     ),
     "checkpoint": (
         "offline work on committed checkpoints: verify, repair, export, finish",
-        (*SHARED, "shared.bulk", "shared.files", "shared.torchfile", "system", "parity", "store", "store.posix"),
+        (*SHARED, "shared.bulk", "shared.files", "shared.stores", "shared.torchfile", "system", "parity", "store"),
     ),
     "doctor": ("probes, and the rules that judge them", (*SHARED, "shared.files", "system", "arena", "peers")),
     "store.posix": (
         "the store in a directory: paths, commit, scan, removal, publication",
-        (*SHARED, "shared.files", "store", "system"),
+        (*SHARED, "shared.files", "shared.stores", "store", "system"),
     ),
     "store": (
         "what any store does: the interface, its registered kinds, the worker process, the drain",
-        (*SHARED, "shared.files", "shared.torchfile", "system", "parity"),
+        (*SHARED, "shared.files", "shared.stores", "shared.torchfile", "system", "parity"),
     ),
     "peers": ("daemons of other nodes: the control plane", (*SHARED, "shared.files", "system", "core")),
     "parity": ("redundancy sets: code, engine, files", (*SHARED, "shared.bulk", "system", "arena")),
@@ -64,6 +64,10 @@ CKPTD = {
     "system": (
         "this host: configuration, logs, locks, mounts, file effects, failpoints",
         (*SHARED, "shared.files"),
+    ),
+    "shared.stores": (
+        "committed checkpoints read from any store: the table of kinds, the reader of directories",
+        ("shared.base", "shared.files", "shared.format"),
     ),
     "shared.bulk": ("byte ranges over TCP", ("shared.base", "shared.format")),
     "shared.files": ("files and mappings", ("shared.base", "shared.format")),
@@ -106,7 +110,13 @@ CLIENT = {
     "_local": ("this process: its rank, the memory that it shares, copy engines", ()),
     "handle": ("SaveHandle, public", ("_local",)),
 }  # fmt: skip
-CLIENT_MAY = (*SHARED, "shared.bulk", "shared.files", "shared.torchfile")  # of ckptd, in each of its rooms
+CLIENT_MAY = (
+    *SHARED,
+    "shared.bulk",
+    "shared.files",
+    "shared.stores",
+    "shared.torchfile",
+)  # of ckptd
 PURE = ("core", "core.coordinator", "core.node", "shared.base", "shared.format", "shared.protocol", "shared.torchfile")
 MAY = {
     **{f"ckptd.{room}": {f"ckptd.{name}" for name in names} | {"ckptd"} for room, (_, names) in CKPTD.items()},

@@ -16,11 +16,12 @@ import msgspec
 
 from ckptd.checkpoint.export.crc import Crcs, Stretch
 from ckptd.shared.base.errors import DamagedError
-from ckptd.shared.files.regular import open_direct, read_pages
+from ckptd.shared.files.regular import open_direct
 from ckptd.shared.format.digest import BLOCK_NBYTES, DIGEST_NBYTES
-from ckptd.shared.format.integrity import XXH3, Integrity
 from ckptd.shared.format.layout import Extent
 from ckptd.shared.format.slot import align_up
+from ckptd.shared.format.stored_files import StoredFile, StoredFiles
+from ckptd.shared.stores.directory import OpenedFile
 
 AHEAD = 4  # blocks that are read before they are needed
 
@@ -32,10 +33,10 @@ class SourceFile(msgspec.Struct, frozen=True):
     nbytes: int
     digests: bytes | None  # 16 per block; None for a file of other programs, which nobody has digested
     # Its files by path, when it is several: end to end, each of whole pages but the last.
-    parts: tuple[Extent, ...] = ()
+    parts: Sequence[Extent] = ()
     crcs: tuple[Stretch, ...] = ()  # what is known instead of digests, of parts of the file
     content: bytes = b""  # of what is no file at all: values made here, fewer bytes than a block
-    integrity: Integrity = XXH3  # what the digests are
+    stored: StoredFiles | None = None  # of which its files are, by name; None: they are by path
 
 
 class _Block:
@@ -148,11 +149,11 @@ class VerifiedReader:
 
 
 def _check(source: SourceFile, index: int, nbytes: int, buffer: mmap.mmap) -> None:
-    if source.digests is None:
+    if source.digests is None or source.stored is None:
         return
     start = index * BLOCK_NBYTES
     with memoryview(buffer) as whole, whole[:nbytes] as view:
-        found = source.integrity.digest(view)
+        found = source.stored.integrity.digest(view)
     if found != source.digests[index * DIGEST_NBYTES : (index + 1) * DIGEST_NBYTES]:
         raise DamagedError(
             f"{source.path}: block {index} (bytes {start} to {start + nbytes - 1}): digest does not match, "
@@ -170,18 +171,21 @@ def _read_block(source: SourceFile, start: int, nbytes: int, into: mmap.mmap) ->
             first, stop = max(start, part.start), min(start + nbytes, part.start + part.nbytes)
             if first < stop:
                 with whole[first - start : align_up(stop - start)] as view:
-                    # Files of other programs may be links.
-                    _read_range(part, first - part.start, stop - first, view, follow=source.digests is None)
+                    _read_range(source.stored, part, first - part.start, stop - first, view)
 
 
-def _read_range(part: Extent, start: int, nbytes: int, into: memoryview, *, follow: bool) -> None:
+def _read_range(stored: StoredFiles | None, part: Extent, start: int, nbytes: int, into: memoryview) -> None:
     """Bytes of a file from start on, whole pages. into: nbytes rounded up to whole pages."""
-    fd = open_direct(part.name, follow=follow)
-    try:
-        found = read_pages(fd, into, start, nbytes)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, part.name) from error
-    finally:
-        os.close(fd)
+    where = part.name if stored is None else stored.where(part.name)
+    with contextlib.closing(_opened(stored, part.name)) as file:
+        try:
+            found = file.read(into, start, nbytes)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, where) from error
     if found < nbytes:
-        raise DamagedError(f"{part.name}: ends at byte {start + found}, should have {part.nbytes}")
+        raise DamagedError(f"{where}: ends at byte {start + found}, should have {part.nbytes}")
+
+
+def _opened(stored: StoredFiles | None, name: str) -> StoredFile:
+    # Files of other programs may be links.
+    return OpenedFile(open_direct(name, follow=True)) if stored is None else stored.open(name)

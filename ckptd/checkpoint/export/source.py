@@ -15,7 +15,7 @@ from ckptd.checkpoint.export.plan import Tensor, whole_tensors
 from ckptd.checkpoint.export.read import SourceFile
 from ckptd.checkpoint.whereabouts import where_checkpoints_are
 from ckptd.shared.base.errors import UsageError, parted
-from ckptd.shared.base.ids import JobKey, SaveId, parse_dirname, parse_partial_dirname
+from ckptd.shared.base.ids import SaveId, parse_dirname, parse_partial_dirname
 from ckptd.shared.format.committed import TRASH_PREFIX, Finding, open_sound, read_vote_of
 from ckptd.shared.format.integrity import XXH3, Integrity
 from ckptd.shared.format.layout import Layout, Path, decode_leaves
@@ -32,8 +32,9 @@ from ckptd.shared.format.manifest import (
     layout_of,
 )
 from ckptd.shared.format.replica_shares import compared, doubt
-from ckptd.store.posix.scan import job_dir, scan
-from ckptd.system.files import FileLayer
+from ckptd.shared.format.stored_files import StoredFiles
+from ckptd.shared.stores.schemes import open_files, real
+from ckptd.store.schemes import open_store
 
 _JOBS_SHOWN = 5
 
@@ -80,15 +81,19 @@ class Source(HasTensors, Protocol):
 class Checkpoint(msgspec.Struct, frozen=True):
     """What a committed checkpoint consists of. files and layouts by rank."""
 
-    path: str
+    stored: StoredFiles
     save: SaveId
     files: list[SourceFile]
     layouts: list[Layout]
     leaves: int  # values that are no tensors
     votes: list[VoteRef]
-    integrity: Integrity = XXH3
     doubted: str = ""  # what a user is told of its replicas
     flat: ClassVar[bool] = False
+
+    @property
+    def path(self) -> str:
+        """Its location."""
+        return self.stored.location
 
     @property
     def step(self) -> int:
@@ -128,11 +133,11 @@ class Checkpoint(msgspec.Struct, frozen=True):
         Opaque bytes, checked like all else. Raises DamagedError or OSError, naming the file.
         """
         for ref in self.votes:
-            raw = read_vote_of(self.path, FileLayer(integrity=self.integrity), ref)
+            raw = read_vote_of(self.stored, ref)
             if isinstance(raw, Finding):
                 raise raw.error
-            where = os.path.join(self.path, VOTES_DIR, ref.node)
-            vote = decode_vote(raw, where=where, integrity=self.integrity)
+            where = self.stored.where(f"{VOTES_DIR}/{ref.node}")
+            vote = decode_vote(raw, where=where, integrity=self.stored.integrity)
             if any(record.rank == 0 for record in vote.files):
                 objects = vote.stock_objects
                 if objects is None:
@@ -146,34 +151,36 @@ def find(path: str, integrity: Integrity = XXH3) -> tuple[str, list[str]]:
 
     And what is wrong with other checkpoints of the job: one of them may be newer.
     """
-    path = os.path.realpath(path)
+    path = real(path)
     base = os.path.basename(path)
     if parse_partial_dirname(base) is not None or base.startswith(TRASH_PREFIX):
         return path, []  # open_committed says what it is
-    if not os.path.exists(path):
-        raise UsageError(f"{path} does not exist", hint=where_checkpoints_are(path))
-    there = any(os.path.lexists(os.path.join(path, name)) for name in (COMMITTED, MANIFEST))
-    if there or parse_dirname(base) is not None:
+    names: list[str] | None = None
+    try:
+        names = open_files(path, integrity).names()
+    except FileNotFoundError:
+        raise UsageError(f"{path} does not exist", hint=where_checkpoints_are(path)) from None
+    except NotADirectoryError:
+        pass
+    if {COMMITTED, MANIFEST} & set(names or ()) or parse_dirname(base) is not None:
         return path, []
-    key = JobKey(*os.path.split(path))
-    found = scan(FileLayer(integrity=integrity), key)
+    store, job = os.path.split(path)
+    found = open_store(store, integrity).scan(job)
     if not found.committed:
-        _check_other(path)
+        _check_other(path, names)
         why = (
             parted(found.problems[0])[0]
             if found.problems
             else "neither a checkpoint nor the directory of a job that has one"
         )
         raise UsageError(f"nothing to export in {path}: {why}", hint=f"ckptd list {path}")
-    return os.path.join(job_dir(key), found.committed[0].dirname), found.problems
+    return os.path.join(path, found.committed[0].dirname), found.problems
 
 
-def _check_other(path: str) -> None:
-    """Raises UsageError for a directory of another kind, with what to do with it."""
-    try:
-        names = sorted(os.listdir(path))
-    except NotADirectoryError:
-        raise UsageError(f"{path} is a file", hint=f"give its directory: {os.path.dirname(path)}") from None
+def _check_other(path: str, names: list[str] | None) -> None:
+    """Raises UsageError for a directory of another kind, with what to do with it. names: in it, None of a file."""
+    if names is None:
+        raise UsageError(f"{path} is a file", hint=f"give its directory: {os.path.dirname(path)}")
     if STOCK_METADATA in names:
         hint = "client.load_from(path, state) reads it, and so does dcp.load(state, checkpoint_id=path)"
         raise UsageError(f"{path} is a directory of DCP's, not ckptd's", hint=hint)
@@ -186,13 +193,14 @@ def _check_other(path: str) -> None:
 
 def load(path: str, integrity: Integrity = XXH3) -> Checkpoint:
     """The checkpoint in the directory path. Raises UsageError, DamagedError or OSError, naming the file."""
-    manifest = open_sound(path, FileLayer(integrity=integrity))
-    files = [_source(path, record, integrity) for record in manifest.files]
-    layouts = [layout_of(r, manifest.world_size, where=os.path.join(path, r.name)) for r in manifest.files]
+    stored = open_files(path, integrity)
+    manifest = open_sound(stored)
+    files = [_source(stored, record) for record in manifest.files]
+    layouts = [layout_of(r, manifest.world_size, where=stored.where(r.name)) for r in manifest.files]
     for layout in layouts:
         _check_tensors(path, layout)
-    leaves = sum(len(decode_leaves(r.leaves, where=os.path.join(path, r.name)).leaves) for r in manifest.files)
-    return Checkpoint(path, manifest.save, files, layouts, leaves, manifest.votes, integrity,
+    leaves = sum(len(decode_leaves(r.leaves, where=stored.where(r.name)).leaves) for r in manifest.files)
+    return Checkpoint(stored, manifest.save, files, layouts, leaves, manifest.votes,
                       doubt(compared({record.rank: record.shares for record in manifest.files})))  # fmt: skip
 
 
@@ -203,7 +211,6 @@ def _check_tensors(path: str, layout: Layout) -> None:
         raise UsageError(f"{path} has a trainer's own files, no tensors of ckptd's", hint=hint)
 
 
-def _source(path: str, record: FileRecord, integrity: Integrity) -> SourceFile:
+def _source(stored: StoredFiles, record: FileRecord) -> SourceFile:
     """The image."""
-    parts = tuple(extent._replace(name=os.path.join(path, extent.name)) for extent in record.extents())
-    return SourceFile(os.path.join(path, record.name), record.nbytes, record.digests, parts, integrity=integrity)
+    return SourceFile(stored.where(record.name), record.nbytes, record.digests, record.extents(), stored=stored)

@@ -1,5 +1,6 @@
 """A committed checkpoint opened for repair: its records, and the redundancy sets with parity on the store."""
 
+import contextlib
 import os
 from dataclasses import dataclass, field
 
@@ -25,8 +26,9 @@ from ckptd.shared.format.manifest import (
     encode_objects,
 )
 from ckptd.shared.format.slot import Seal
+from ckptd.shared.format.stored_files import StoredFiles, read_some
 from ckptd.shared.protocol.parity_types import Piece
-from ckptd.system.files import FileLayer
+from ckptd.shared.stores.schemes import open_files, real
 
 
 @dataclass
@@ -37,7 +39,6 @@ class Set:
     piece: Piece  # of any member
     files: dict[int, ParityRecord]
     records: dict[int, Record]
-    integrity: Integrity = XXH3
 
     @property
     def ranks(self) -> list[int]:
@@ -49,38 +50,43 @@ class Set:
         pieces = {member: str(member) for member in range(len(self.piece.columns))}
         return map_of(self.piece, dict.fromkeys(self.ranks, IMAGES), pieces)
 
-    def parity(self, directory: str, member: int) -> Bytes:
+    def parity(self, files: StoredFiles, member: int) -> Bytes:
         """A member's parity. Without digests when its record cannot be read: then no block of it counts as sound."""
         file, record = self.files[member], self.records.get(member)
-        extent = Extent(os.path.join(PARITY_DIR, file.name), 0, file.nbytes)
-        return Bytes(directory, [extent], record.table if record else b"", extent.nbytes, self.integrity)
+        extent = Extent(f"{PARITY_DIR}/{file.name}", 0, file.nbytes)
+        return Bytes(files, [extent], record.table if record else b"", extent.nbytes)
 
 
 @dataclass
 class Checkpoint:
     """What there is to mend, and to mend it from."""
 
-    path: str
+    files: StoredFiles
     manifest: Manifest
     images: dict[int, Bytes]
     sets: list[Set] = field(default_factory=list)
-    integrity: Integrity = XXH3
     unreadable: list[str] = field(default_factory=list)  # parity files of no readable set
     notes: list[str] = field(default_factory=list)
 
 
 def open_checkpoint(path: str, integrity: Integrity = XXH3) -> Checkpoint:
     """The checkpoint in the directory path. Raises UsageError, DamagedError or OSError, naming the file."""
-    path = os.path.realpath(path)
+    path = real(path)
     base = os.path.basename(path)
     ours = parse_dirname(base) or parse_partial_dirname(base) or base.startswith(TRASH_PREFIX)
-    there = any(os.path.lexists(os.path.join(path, name)) for name in (COMMITTED, MANIFEST))
-    if not os.path.isdir(path) or not (ours or there):
-        what = "is no checkpoint's directory" if os.path.lexists(path) else "does not exist"
+    files = open_files(path, integrity)
+    what = ""
+    try:
+        what = "" if ours or {COMMITTED, MANIFEST} & set(files.names()) else "is no checkpoint's directory"
+    except FileNotFoundError:
+        what = "does not exist"
+    except NotADirectoryError:
+        what = "is no checkpoint's directory"
+    if what:
         raise UsageError(f"{path} {what}", hint=where_checkpoints_are(path))
-    manifest = open_sound(path, FileLayer(integrity=integrity), RECORDS)  # what else is wrong is to be mended
-    images = {r.rank: Bytes(path, r.extents(), r.digests, r.nbytes, integrity) for r in manifest.files}
-    found = Checkpoint(path, manifest, images, integrity=integrity)
+    manifest = open_sound(files, RECORDS)  # what else is wrong is to be mended
+    images = {r.rank: Bytes(files, r.extents(), r.digests, r.nbytes) for r in manifest.files}
+    found = Checkpoint(files, manifest, images)
     _find_sets(found)
     return found
 
@@ -94,21 +100,21 @@ def _find_sets(checkpoint: Checkpoint) -> None:
         records: dict[int, Record] = {}
         for member, file in files.items():
             try:
-                record = read_record(checkpoint.path, file, checkpoint.integrity)
+                record = read_record(checkpoint.files, file)
             except (OSError, EOFError, DamagedError):
                 continue
             if (set_name(record.piece), record.piece.index) == (name, member):
                 records[member] = record
-        where = os.path.join(checkpoint.path, PARITY_DIR)
+        where = checkpoint.files.where(PARITY_DIR)
         if not records:
-            checkpoint.unreadable += [os.path.join(where, file.name) for file in files.values()]
+            checkpoint.unreadable += [f"{where}/{file.name}" for file in files.values()]
             continue
         piece = next(iter(records.values())).piece
         stranger = _stranger(piece, checkpoint) or _misfit(piece, files)
         if stranger:
             checkpoint.notes.append(f"{where}: the parity {name} is of other bytes: {stranger}")
             continue
-        checkpoint.sets.append(Set(name, piece, files, records, checkpoint.integrity))
+        checkpoint.sets.append(Set(name, piece, files, records))
 
 
 def _misfit(piece: Piece, files: dict[int, ParityRecord]) -> str:
@@ -123,21 +129,18 @@ def _misfit(piece: Piece, files: dict[int, ParityRecord]) -> str:
     return ""
 
 
-def read_record(path: str, file: ParityRecord, integrity: Integrity = XXH3) -> Record:
+def read_record(files: StoredFiles, file: ParityRecord) -> Record:
     """The record at the end of a parity file. Raises OSError, EOFError, DamagedError."""
-    where = os.path.join(path, PARITY_DIR, file.name)
-    fd = FileLayer().open_read(where)
-    try:
-        there = os.fstat(fd).st_size - file.nbytes
-        raw = os.pread(fd, min(file.record_nbytes, there), file.nbytes) if there > 0 else b""
-    finally:
-        os.close(fd)
-    return decode_record(raw, file.nbytes, file.record_digest, where, integrity)
+    name = f"{PARITY_DIR}/{file.name}"
+    with contextlib.closing(files.open(name, cached=True)) as opened:
+        there = opened.nbytes - file.nbytes
+        raw = read_some(opened, file.nbytes, min(file.record_nbytes, there)) if there > 0 else b""
+    return decode_record(raw, file.nbytes, file.record_digest, files.where(name), files.integrity)
 
 
 def _stranger(piece: Piece, checkpoint: Checkpoint) -> str:
     """Why the piece is not of what the manifest lists; empty when it is."""
-    manifest, integrity = checkpoint.manifest, checkpoint.integrity
+    manifest, integrity = checkpoint.manifest, checkpoint.files.integrity
     if piece.save != manifest.save:
         return f"of {piece.save}"
     for column in piece.columns:
@@ -184,16 +187,16 @@ def tails(checkpoint: Checkpoint, wanted: Set) -> tuple[dict[int, bytes], list[i
 
 def _objects(checkpoint: Checkpoint, seal: Seal) -> bytes:
     """Encoded as the rank encoded them; empty when no vote has them."""
+    files = checkpoint.files
     for ref in checkpoint.manifest.votes:
-        raw = read_vote_of(checkpoint.path, FileLayer(integrity=checkpoint.integrity), ref)
+        raw = read_vote_of(files, ref)
         if isinstance(raw, Finding):
             continue
         try:
-            where = os.path.join(checkpoint.path, VOTES_DIR, ref.node)
-            vote = decode_vote(raw, where=where, integrity=checkpoint.integrity)
+            vote = decode_vote(raw, where=files.where(f"{VOTES_DIR}/{ref.node}"), integrity=files.integrity)
         except DamagedError:
             continue
         if vote.stock_objects is not None and any(record.rank == seal.rank for record in vote.files):
             objects = encode_objects(vote.stock_objects)
-            return objects if checkpoint.integrity.digest(objects, Purpose.OBJECTS) == seal.objects_digest else b""
+            return objects if files.integrity.digest(objects, Purpose.OBJECTS) == seal.objects_digest else b""
     return b""

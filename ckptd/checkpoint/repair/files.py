@@ -1,18 +1,19 @@
 """Images and parity of a checkpoint as files: their sound blocks, and the bytes for the solver."""
 
-import os
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Self
 
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.bulk import wire
 from ckptd.shared.bulk.sockets import Cancel
 from ckptd.shared.format.digest import BLOCK_NBYTES, DIGEST_NBYTES, blocks
-from ckptd.shared.format.integrity import XXH3, Integrity
+from ckptd.shared.format.integrity import XXH3
 from ckptd.shared.format.layout import Extent
 from ckptd.shared.format.slot import align_up
-from ckptd.system.files import FileLayer
+from ckptd.shared.format.stored_files import StoredFile, StoredFiles, read_exactly
+from ckptd.store.interface import Draft
 
 _MAX_OPEN = 64
 IMAGES = "images"  # the node that stands for all images; each parity is a node called by its member's number
@@ -20,49 +21,41 @@ Ranges = list[tuple[int, int]]
 
 
 class OpenFiles:
-    """Reads files by path, the most recent ones kept open. A context manager."""
+    """Reads files of a checkpoint by name, the most recent ones kept open. A context manager."""
 
-    def __init__(self) -> None:
-        self._fds: OrderedDict[str, int] = OrderedDict()
+    def __init__(self, files: StoredFiles) -> None:
+        self._files = files
+        self._open: OrderedDict[str, StoredFile] = OrderedDict()
 
-    def read(self, path: str, offset: int, into: memoryview) -> None:
+    def read(self, name: str, offset: int, into: memoryview) -> None:
         """Fills into. Raises OSError, EOFError when the file ends before."""
-        fd = self._fds.pop(path, None)
-        if fd is None:
-            fd = FileLayer().open_read(path)
-        self._fds[path] = fd
-        if len(self._fds) > _MAX_OPEN:
-            os.close(self._fds.popitem(last=False)[1])
-        done = 0
-        while done < len(into):
-            got = os.preadv(fd, [into[done:]], offset + done)
-            if got == 0:
-                raise EOFError(f"{path} ends at byte {offset + done}")
-            done += got
+        file = self._open.pop(name, None) or self._files.open(name, cached=True)
+        self._open[name] = file
+        if len(self._open) > _MAX_OPEN:
+            self._open.popitem(last=False)[1].close()
+        read_exactly(file, offset, into)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        while self._fds:
-            os.close(self._fds.popitem()[1])
+        while self._open:
+            self._open.popitem()[1].close()
 
 
 class Bytes:
     """A run of nbytes over several files, with zeros between them. ``digests``: of each block of it."""
 
-    def __init__(
-        self, directory: str, extents: Sequence[Extent], digests: bytes, nbytes: int, integrity: Integrity = XXH3
-    ) -> None:
-        self.integrity = integrity
-        self.directory = directory
+    def __init__(self, files: StoredFiles, extents: Sequence[Extent], digests: bytes, nbytes: int) -> None:
+        self.files = files
+        self.integrity = files.integrity
         self.extents = tuple(extents)
         self.digests = digests
         self.nbytes = nbytes
 
     def path(self, extent: Extent) -> str:
-        """Of one of its files."""
-        return os.path.join(self.directory, extent.name)
+        """Location of one of its files."""
+        return self.files.where(extent.name)
 
     def within(self, start: int, stop: int) -> Iterator[tuple[Extent, int, int]]:
         """(file, first, last) for bytes start to stop of the run."""
@@ -71,15 +64,20 @@ class Bytes:
             if first < last:
                 yield extent, first, last
 
-    def read(self, files: OpenFiles, start: int, into: memoryview, instead: Mapping[str, str] | None = None) -> None:
-        """Fills into with bytes from start. instead: other paths to read, by path. Raises OSError, EOFError."""
+    def read(
+        self, files: OpenFiles, start: int, into: memoryview, instead: Mapping[str, Draft] = MappingProxyType({})
+    ) -> None:
+        """Fills into with bytes from start. instead: drafts to read, by name. Raises OSError, EOFError."""
         at = start
         for extent, first, last in self.within(start, start + len(into)):
             into[at - start : first - start] = bytes(first - at)
             at = last
-            path = self.path(extent)
-            path = instead.get(path, path) if instead else path
-            files.read(path, first - extent.start, into[first - start : last - start])
+            part = into[first - start : last - start]
+            draft = instead.get(extent.name)
+            if draft is None:
+                files.read(extent.name, first - extent.start, part)
+            else:
+                draft.read(part, first - extent.start)
         into[at - start :] = bytes(start + len(into) - at)
 
     def sound(self, index: int, block: memoryview) -> bool:
@@ -104,15 +102,15 @@ class Bytes:
         return found
 
     def misfits(self) -> list[str]:
-        """Paths that are missing or have another size than they should."""
+        """Names of files that are missing or have another size than they should."""
         found = []
         for extent in self.extents:
             try:
-                fits = FileLayer().size(self.path(extent)) == extent.nbytes
+                fits = self.files.size(extent.name) == extent.nbytes
             except OSError:
                 fits = False
             if not fits:
-                found.append(self.path(extent))
+                found.append(extent.name)
         return found
 
 

@@ -24,7 +24,7 @@ from ckptd.shared.base.ids import JobKey, file_name
 from ckptd.shared.format.integrity import XXH3, Integrity, Purpose
 from ckptd.shared.format.manifest import PARITY_DIR
 from ckptd.shared.format.slot import PAGE
-from ckptd.system.files import FileLayer
+from ckptd.store.schemes import open_store
 from ckptd.system.units import format_size
 
 _SLICE_NBYTES = 1 << 20
@@ -60,13 +60,14 @@ def rebuild(path: str, progress: Progress = lambda _: None, integrity: Integrity
     """
     began_s = time.monotonic()
     try:
-        with OpenFiles() as files:
-            work = _Rebuild(open_checkpoint(path, integrity), files, progress)
+        checkpoint = open_checkpoint(path, integrity)
+        with OpenFiles(checkpoint.files) as files:
+            work = _Rebuild(checkpoint, files, progress)
             work.run()
     except (OSError, EOFError) as error:
         raise CkptdError(f"not rebuilt: {error}", hint=f"mend that, then again: ckptd rebuild {path}") from error
     return Outcome(
-        path=work.checkpoint.path, damaged=work.damaged, rebuilt=work.rebuilt, lost=work.lost,
+        path=checkpoint.files.location, damaged=work.damaged, rebuilt=work.rebuilt, lost=work.lost,
         notes=work.checkpoint.notes, nbytes=work.nbytes, seconds=time.monotonic() - began_s,
     )  # fmt: skip
 
@@ -74,6 +75,8 @@ def rebuild(path: str, progress: Progress = lambda _: None, integrity: Integrity
 class _Rebuild:
     def __init__(self, checkpoint: Checkpoint, files: OpenFiles, progress: Progress) -> None:
         self.checkpoint, self._files, self._progress = checkpoint, files, progress
+        self._path = checkpoint.files.location
+        self._store = open_store(os.path.dirname(self._path), checkpoint.files.integrity)
         self._buffer = block_buffer()
         self.nbytes = 0
         self.rebuilt: list[str] = []
@@ -97,9 +100,9 @@ class _Rebuild:
                 self._look_at_parity(found, one, member)
         left = {rank for rank, target in self._images.items() if target.damage}
         if left and not self.checkpoint.manifest.parity:
-            names, above = _listed(self.damaged), os.path.dirname(self.checkpoint.path)
+            names, above = _listed(self.damaged), os.path.dirname(self._path)
             raise DamagedError(
-                f"{self.checkpoint.path}: {names}: damaged or missing, and no parity was drained with this checkpoint",
+                f"{self._path}: {names}: damaged or missing, and no parity was drained with this checkpoint",
                 hint=f"load an older step: ckptd list {above}; for those to come: drain_parity",
             )
         if importlib.util.find_spec("numpy") is None and self.damaged:
@@ -122,15 +125,15 @@ class _Rebuild:
 
     def _look_at_parity(self, into: dict[int, Target], one: Set, member: int) -> None:
         """Of a file whose record cannot be read no byte counts."""
-        file, parity = one.files[member], one.parity(self.checkpoint.path, member)
-        path, known = parity.path(parity.extents[0]), member in one.records
+        file, parity = one.files[member], one.parity(self.checkpoint.files, member)
+        name, known = parity.extents[0].name, member in one.records
         damage = parity.damage(self._files, self._buffer, self._count) if known else [(0, file.nbytes)]
         try:
-            fits = known and FileLayer().size(path) == file.file_nbytes
+            fits = known and self.checkpoint.files.size(name) == file.file_nbytes
         except OSError:
             fits = False
         if damage or not fits:
-            into[member] = Target(file.name, parity, damage, [] if fits else [path])
+            into[member] = Target(file.name, parity, damage, [] if fits else [name])
 
     # --- a set
 
@@ -144,7 +147,7 @@ class _Rebuild:
         keys: list[Key] = [key for key in self._keys(one, ranks) if key not in gone]
         targets = {key: self._images[key[1]] if key[0] == "image" else parities[key[1]] for key in keys}
         images = self.checkpoint.images
-        all_parities = {member: one.parity(self.checkpoint.path, member) for member in one.files}
+        all_parities = {member: one.parity(self.checkpoint.files, member) for member in one.files}
         sources = FileSources(images, found_tails, all_parities, self._files)
         try:
             self._begin(targets.values())
@@ -157,7 +160,7 @@ class _Rebuild:
                 target.close()
         for kind, member in gone:
             if kind == "parity":
-                path = os.path.join(self.checkpoint.path, PARITY_DIR, one.files[member].name)
+                path = self.checkpoint.files.where(f"{PARITY_DIR}/{one.files[member].name}")
                 self.lost.append(Lost(path, self._why(one)))
         return {key[1] for key in keys if key[0] == "image"}
 
@@ -165,15 +168,15 @@ class _Rebuild:
         """Drafts of them all, once it is known that there is room: their sizes are only what the records say."""
         targets = list(targets)
         need = sum(extent.nbytes for target in targets for extent in target.concerned)
-        free, _ = FileLayer().space(self.checkpoint.path)
+        free, _ = self._store.space()
         if need > free:
             room = f"needs {format_size(need)}, the store has {format_size(free)} free"
             raise CkptdError(
-                f"{self.checkpoint.path}: not rebuilt: {room}",
-                hint=f"free space on the store; if that is not what its files had: ckptd verify {self.checkpoint.path}",
+                f"{self._path}: not rebuilt: {room}",
+                hint=f"free space on the store; if that is not what its files had: ckptd verify {self._path}",
             )
         for target in targets:
-            target.begin(self._files, self._buffer)
+            target.begin(self._store, self._files, self._buffer)
 
     def _keys(self, one: Set, ranks: set[int]) -> list[Key]:
         return [*(("image", rank) for rank in sorted(ranks)), *(("parity", m) for m in self._parities[one.name])]
@@ -226,7 +229,7 @@ class _Rebuild:
         if key[0] == "parity":
             file = one.files[key[1]]
             tail = encode_record(replace(one.piece, index=key[1]), table)
-            found = self.checkpoint.integrity.digest(tail, Purpose.PARITY_RECORD)
+            found = self.checkpoint.files.integrity.digest(tail, Purpose.PARITY_RECORD)
             if (len(tail), found) != (file.record_nbytes, file.record_digest):
                 raise DamagedError(f"{target.name}: came out damaged: something changed meanwhile")
         self.rebuilt += target.publish(tail)

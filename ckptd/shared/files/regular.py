@@ -10,7 +10,6 @@ import os
 import stat
 from typing import BinaryIO
 
-from ckptd.shared.format.integrity import XXH3, Integrity
 from ckptd.shared.format.slot import PAGE
 
 LINK = "a symbolic link where a file belongs"
@@ -139,22 +138,3 @@ def leave_direct(fd: int) -> None:
             os.dup2(again, fd, inheritable=False)
         finally:
             os.close(again)
-
-
-class RegularFiles:
-    """These functions as methods, for ``ckptd.shared.format.committed``. integrity: how what is read is proved."""
-
-    def __init__(self, integrity: Integrity = XXH3) -> None:
-        self.integrity = integrity
-
-    def read_file(self, path: str, max_nbytes: int) -> bytes:
-        """As contents."""
-        return contents(path, max_nbytes)
-
-    def size(self, path: str) -> int:
-        """As size."""
-        return size(path)
-
-    def listdir(self, path: str) -> list[str]:
-        """Names in a directory, sorted."""
-        return sorted(os.listdir(path))

@@ -1,15 +1,14 @@
 """Whether a directory holds a committed checkpoint, and what is wrong with it: the one way to open one. Pure.
 
 Every reader opens a checkpoint by ``open_committed``, so that none of them takes what another one refuses. A reader
-may leave out a part that it does not need (``About``), and checks none in another way. The caller's ``Files`` read,
-and say how what they read must be proved: there is no way to open a checkpoint without saying so.
+may leave out a part that it does not need (``About``), and checks none in another way. The caller's ``StoredFiles``
+read, and say how what they read must be proved: there is no way to open a checkpoint without saying so.
 """
 
 import enum
 import errno
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import msgspec
 
@@ -17,7 +16,7 @@ from ckptd.shared.base.decoding import MALFORMED
 from ckptd.shared.base.errors import CkptdError, DamagedError, IntegrityError, UsageError
 from ckptd.shared.base.ids import SaveId, parse_dirname, parse_partial_dirname
 from ckptd.shared.base.wording import cut, shown
-from ckptd.shared.format.integrity import Integrity, Purpose
+from ckptd.shared.format.integrity import Purpose
 from ckptd.shared.format.manifest import (
     COMMITTED,
     MANIFEST,
@@ -38,26 +37,12 @@ from ckptd.shared.format.manifest import (
     decode_vote,
     make_committed,
 )
+from ckptd.shared.format.stored_files import StoredFiles
 
 TRASH_PREFIX = ".trash-"
 INCARNATIONS_DIR = ".incarnations"  # in every job's directory, and in no other
 # What an error says of the directory, and not of the machine that reads it.
 _SHAPE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EINVAL, errno.EFBIG})
-
-
-class Files(Protocol):
-    """How files are read. Only regular files are: anything else, a link too, raises OSError, at once."""
-
-    integrity: Integrity  # how it must be proved: by a keyed one, with that key
-
-    def read_file(self, path: str, max_nbytes: int) -> bytes:
-        """Content. Raises OSError EFBIG, before it is read, when there is more than max_nbytes of it."""
-
-    def size(self, path: str) -> int:
-        """Bytes. Raises OSError, ELOOP for a symbolic link."""
-
-    def listdir(self, path: str) -> list[str]:
-        """Names in a directory."""
 
 
 class About(enum.Enum):
@@ -105,7 +90,7 @@ class Finding:
 class Opened:
     """What could be read of a checkpoint so far."""
 
-    path: str  # with all links followed
+    files: StoredFiles  # at a location with all links followed
     committed: Committed | None = None
     manifest: Manifest | None = None
     votes: list[Vote] = field(default_factory=list)  # sound ones
@@ -127,55 +112,51 @@ class Opened:
 
 
 def open_committed(
-    opened: Opened, files: Files, about: Collection[About], *, job: str | None = None, save: SaveId | None = None
+    opened: Opened, about: Collection[About], *, job: str | None = None, save: SaveId | None = None
 ) -> Iterator[Finding]:
     """Fills opened, and yields what is wrong, as it goes. job and save: what it must be of, if that is known.
 
-    Else the path decides, where it claims something: a directory with the name of a step must be of that step, and
-    in a directory of a job of that job. Any other name claims nothing.
+    Else the location says so, where it claims something: what has the name of a step must be of that step, and in the
+    place of a job of that job. Any other name claims nothing.
     """
-    yield from _of_name(opened.path)
-    yield from _of_committed(opened, files, job, save)
+    files = opened.files
+    yield from _of_name(files.location)
+    yield from _of_committed(opened, job, save)
     if About.MANIFEST in about:
-        yield from _of_manifest(opened, files)
+        yield from _of_manifest(opened)
     if About.VOTES in about:
-        yield from _of_votes(opened, files)
+        yield from _of_votes(opened)
     if About.FILES in about:
-        yield from file_findings(opened.path, files, opened.records)
+        yield from file_findings(files, opened.records)
     if About.STOCK in about and opened.manifest is not None:
         for stock in opened.manifest.stock:
-            found = read_stock_of(opened.path, files, stock, opened.manifest)
+            found = read_stock_of(files, stock, opened.manifest)
             if isinstance(found, Finding):
                 yield found
     if About.PARITY in about:
-        yield from parity_findings(opened.path, files, opened.parity)
+        yield from parity_findings(files, opened.parity)
 
 
-def identify(path: str, files: Files, *, job: str | None = None, save: SaveId | None = None) -> Committed:
+def identify(files: StoredFiles, *, job: str | None = None, save: SaveId | None = None) -> Committed:
     """The record of a checkpoint whose name, COMMITTED and manifest's size agree.
 
     Raises UsageError, DamagedError or OSError, naming the file.
     """
-    opened = Opened(path)
-    raise_first(open_committed(opened, files, {About.IDENTITY}, job=job, save=save))
+    opened = Opened(files)
+    raise_first(open_committed(opened, {About.IDENTITY}, job=job, save=save))
     assert opened.committed is not None  # noqa: S101 - else there is a finding
     return opened.committed
 
 
 def open_sound(
-    path: str,
-    files: Files,
-    about: Collection[About] = DATA,
-    *,
-    job: str | None = None,
-    save: SaveId | None = None,
+    files: StoredFiles, about: Collection[About] = DATA, *, job: str | None = None, save: SaveId | None = None
 ) -> Manifest:
     """The manifest of a checkpoint with which nothing is wrong that is asked about.
 
     Raises UsageError, DamagedError or OSError, naming the file.
     """
-    opened = Opened(path)
-    raise_first(open_committed(opened, files, about, job=job, save=save))
+    opened = Opened(files)
+    raise_first(open_committed(opened, about, job=job, save=save))
     assert opened.manifest is not None  # noqa: S101 - else there is a finding
     return opened.manifest
 
@@ -187,11 +168,12 @@ def raise_first(findings: Iterable[Finding]) -> None:
         raise error from (finding.cause if finding.cause is not error else None)
 
 
-def read_vote_of(path: str, files: Files, ref: VoteRef) -> bytes | Finding:
+def read_vote_of(files: StoredFiles, ref: VoteRef) -> bytes | Finding:
     """The file of a vote that the manifest pins, as it was when the manifest was made."""
-    where = f"{path}/{VOTES_DIR}/{ref.node}"
+    name = f"{VOTES_DIR}/{ref.node}"
+    where = files.where(name)
     try:
-        raw = files.read_file(where, ref.nbytes)
+        raw = files.read(name, ref.nbytes)
     except OSError as error:
         return _unreadable(About.VOTES, where, error)
     if (len(raw), files.integrity.digest(raw, Purpose.VOTE_FILE)) != (ref.nbytes, ref.digest):
@@ -199,12 +181,12 @@ def read_vote_of(path: str, files: Files, ref: VoteRef) -> bytes | Finding:
     return raw
 
 
-def read_stock_of(path: str, files: Files, stock: StockFile, manifest: Manifest) -> bytes | Finding:
+def read_stock_of(files: StoredFiles, stock: StockFile, manifest: Manifest) -> bytes | Finding:
     """A file for stock readers that the manifest pins: its bytes are those of which the manifest has the digest."""
-    where = f"{path}/{stock.name}"
+    where = files.where(stock.name)
     try:
-        fits = files.size(where) == stock.nbytes
-        data = files.read_file(where, stock.nbytes) if fits else b""
+        fits = files.size(stock.name) == stock.nbytes
+        data = files.read(stock.name, stock.nbytes) if fits else b""
     except OSError as error:
         return _unreadable(About.STOCK, where, error)
     if (len(data), files.integrity.digest(data, Purpose.STOCK)) != (stock.nbytes, stock.digest):
@@ -215,17 +197,17 @@ def read_stock_of(path: str, files: Files, stock: StockFile, manifest: Manifest)
     return data
 
 
-def file_findings(path: str, files: Files, records: Iterable[FileRecord]) -> Iterator[Finding]:
+def file_findings(files: StoredFiles, records: Iterable[FileRecord]) -> Iterator[Finding]:
     """What is wrong with the files of these images, but for their bytes."""
     for record in records:
         for name, _, nbytes in record.extents():
-            yield from _of_size(About.FILES, f"{path}/{name}", files, nbytes)
+            yield from _of_size(About.FILES, name, files, nbytes)
 
 
-def parity_findings(path: str, files: Files, records: Iterable[ParityRecord]) -> Iterator[Finding]:
+def parity_findings(files: StoredFiles, records: Iterable[ParityRecord]) -> Iterator[Finding]:
     """What is wrong with these parity files, but for their bytes."""
     for record in records:
-        yield from _of_size(About.PARITY, f"{path}/{PARITY_DIR}/{record.name}", files, record.file_nbytes)
+        yield from _of_size(About.PARITY, f"{PARITY_DIR}/{record.name}", files, record.file_nbytes)
 
 
 # --- each part
@@ -241,13 +223,14 @@ def _of_name(path: str) -> Iterator[Finding]:
         yield Finding(About.IDENTITY, path, "is unfinished, not a checkpoint", hint, misused=True)
 
 
-def _of_committed(opened: Opened, files: Files, job: str | None, save: SaveId | None) -> Iterator[Finding]:
-    where = f"{opened.path}/{COMMITTED}"
+def _of_committed(opened: Opened, job: str | None, save: SaveId | None) -> Iterator[Finding]:
+    files = opened.files
+    where = files.where(COMMITTED)
     try:
-        raw = files.read_file(where, MAX_COMMITTED_NBYTES)
+        raw = files.read(COMMITTED, MAX_COMMITTED_NBYTES)
         committed = decode_committed(raw, where=where, integrity=files.integrity)
     except FileNotFoundError as error:
-        hint = f"if all else is there, it is committed again by: ckptd commit {opened.path}"
+        hint = f"if all else is there, it is committed again by: ckptd commit {files.location}"
         yield Finding(About.IDENTITY, where, "missing: the checkpoint is not committed", hint, error)
         return
     except (OSError, DamagedError) as error:
@@ -257,12 +240,12 @@ def _of_committed(opened: Opened, files: Files, job: str | None, save: SaveId | 
     if committed.save_id != committed.save.text:
         what = f"says {shown(committed.save_id)} and {shown(committed.save.text)}: one of them is damaged"
         yield Finding(About.IDENTITY, where, what, _hint(where))
-    yield from _of_claims(opened.path, committed, files, job, save)
-    there = f"{opened.path}/{MANIFEST}"
+    yield from _of_claims(committed, files, job, save)
+    there = files.where(MANIFEST)
     try:
-        found = files.size(there)
+        found = files.size(MANIFEST)
     except FileNotFoundError as error:
-        hint = f"if all else is there, it is made again by: ckptd commit {opened.path}"
+        hint = f"if all else is there, it is made again by: ckptd commit {files.location}"
         yield Finding(About.IDENTITY, there, "missing", hint, error)
         return
     except OSError as error:
@@ -273,14 +256,12 @@ def _of_committed(opened: Opened, files: Files, job: str | None, save: SaveId | 
         yield Finding(About.IDENTITY, there, what, _hint(there))
 
 
-def _of_claims(
-    path: str, committed: Committed, files: Files, job: str | None, save: SaveId | None
-) -> Iterator[Finding]:
+def _of_claims(committed: Committed, files: StoredFiles, job: str | None, save: SaveId | None) -> Iterator[Finding]:
     """COMMITTED against what the checkpoint must be of."""
+    path = files.location
     head, _, name = path.rpartition("/")
     named = parse_dirname(name) is not None
-    if job is None and named and _is_job_directory(head, files):
-        job = head.rpartition("/")[2]
+    job = files.job() if job is None and named else job
     place = f"but lies in {name}" + ("" if job is None else f" of job {shown(job)}")
     wrong = ""
     hint = f"give it a name that claims nothing: mv '{path}' '{path}.old'"
@@ -293,26 +274,16 @@ def _of_claims(
         wrong = f"{place}: the name does not agree"
     if wrong:
         what = f"holds job {shown(committed.job)}, {committed.save}, {wrong}"
-        yield Finding(About.IDENTITY, f"{path}/{COMMITTED}", what, hint)
+        yield Finding(About.IDENTITY, files.where(COMMITTED), what, hint)
 
 
-def _is_job_directory(path: str, files: Files) -> bool:
-    """Whether a daemon has made it, and so its name is a job's: not that of a directory that copies were put into."""
-    try:
-        files.listdir(f"{path}/{INCARNATIONS_DIR}")
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError:
-        pass  # it is there
-    return True
-
-
-def _of_manifest(opened: Opened, files: Files) -> Iterator[Finding]:
-    where, committed = f"{opened.path}/{MANIFEST}", opened.committed
+def _of_manifest(opened: Opened) -> Iterator[Finding]:
+    files, committed = opened.files, opened.committed
+    where = files.where(MANIFEST)
     try:
         # Where the two differ, that is a finding already; its own digest says which of them is damaged.
-        fits = committed is not None and files.size(where) == committed.manifest_nbytes
-        raw = files.read_file(where, committed.manifest_nbytes if committed and fits else MAX_RECORD_NBYTES)
+        fits = committed is not None and files.size(MANIFEST) == committed.manifest_nbytes
+        raw = files.read(MANIFEST, committed.manifest_nbytes if committed and fits else MAX_RECORD_NBYTES)
         opened.manifest = manifest = decode_manifest(raw, where=where, integrity=files.integrity)
     except (OSError, DamagedError) as error:
         yield _unreadable(About.MANIFEST, where, error)
@@ -323,7 +294,7 @@ def _of_manifest(opened: Opened, files: Files) -> Iterator[Finding]:
     for name, said in facts[0].items():
         if said != facts[1][name]:
             text = f"does not match {MANIFEST}: {name}: {said} and {facts[1][name]}"
-            yield Finding(About.MANIFEST, f"{opened.path}/{COMMITTED}", text, _hint(where))
+            yield Finding(About.MANIFEST, files.where(COMMITTED), text, _hint(where))
 
 
 def _facts(committed: Committed) -> dict[str, object]:
@@ -341,35 +312,37 @@ def _facts(committed: Committed) -> dict[str, object]:
     }
 
 
-def _of_votes(opened: Opened, files: Files) -> Iterator[Finding]:
+def _of_votes(opened: Opened) -> Iterator[Finding]:
     """Those the manifest pins are held against it; without one, all that are there.
 
     A vote may come between the manifest and the final name, from a node that drained a rank that had a vote already:
     its files are then those of the manifest.
     """
-    folder, manifest = f"{opened.path}/{VOTES_DIR}", opened.manifest
+    files, manifest = opened.files, opened.manifest
     pinned = {ref.node: ref for ref in manifest.votes} if manifest else {}
     try:
-        files.size(folder)
+        files.size(VOTES_DIR)
     except OSError as error:
         if error.errno == errno.ELOOP:
+            folder = files.where(VOTES_DIR)
             yield Finding(About.VOTES, folder, "a symbolic link where a directory belongs", _hint(folder))
     try:
-        there = [name for name in files.listdir(folder) if not name.startswith(".")]
+        there = [name for name in files.names(VOTES_DIR) if not name.startswith(".")]
     except OSError:
         there = []  # those that are pinned are missing
     for node in sorted({*pinned, *there}):
-        found = _vote(opened.path, files, node, pinned.get(node), manifest)
+        found = _vote(files, node, pinned.get(node), manifest)
         if isinstance(found, Finding):
             yield found
         else:
             opened.votes.append(found)
 
 
-def _vote(path: str, files: Files, node: str, ref: VoteRef | None, manifest: Manifest | None) -> Vote | Finding:
-    where = f"{path}/{VOTES_DIR}/{node}"
+def _vote(files: StoredFiles, node: str, ref: VoteRef | None, manifest: Manifest | None) -> Vote | Finding:
+    name = f"{VOTES_DIR}/{node}"
+    where = files.where(name)
     try:
-        raw = read_vote_of(path, files, ref) if ref else files.read_file(where, MAX_RECORD_NBYTES)
+        raw = read_vote_of(files, ref) if ref else files.read(name, MAX_RECORD_NBYTES)
         if isinstance(raw, Finding):
             return raw
         vote = decode_vote(raw, where=where, integrity=files.integrity)
@@ -418,9 +391,10 @@ def _index_misfit(data: bytes, manifest: Manifest) -> str:
     return f"names {shown(stranger)}, which is no file of {MANIFEST}" if stranger is not None else ""
 
 
-def _of_size(about: About, where: str, files: Files, expected: int) -> Iterator[Finding]:
+def _of_size(about: About, name: str, files: StoredFiles, expected: int) -> Iterator[Finding]:
+    where = files.where(name)
     try:
-        found = files.size(where)
+        found = files.size(name)
     except OSError as error:
         yield _unreadable(about, where, error)
         return

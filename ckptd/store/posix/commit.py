@@ -39,7 +39,7 @@ from ckptd.shared.protocol.publication import Intents
 from ckptd.store.facts import CommitOutcome, Committer
 from ckptd.store.posix.incarnations import check_counted, forget_superseded, mark_superseded, taken_over_by
 from ckptd.store.posix.publish import mark_unpublished, publish
-from ckptd.store.posix.scan import Place, committed_at, read_vote, vote_names
+from ckptd.store.posix.scan import Place, committed_at, files_at, read_vote, vote_names
 from ckptd.store.stock_files import stock_files
 from ckptd.system import failpoints
 from ckptd.system.files import FileLayer, is_temp
@@ -132,8 +132,9 @@ def _write_and_rename(fs: FileLayer, place: Place, writer: str) -> tuple[Committ
 
 def _check_files(fs: FileLayer, place: Place, manifest: Manifest) -> None:
     """Raises DamagedError unless all that was voted for is there, by what every reader will look at."""
-    raise_first(file_findings(place.partial, fs, manifest.files))
-    raise_first(parity_findings(place.partial, fs, manifest.parity))
+    files = files_at(fs, place.partial)
+    raise_first(file_findings(files, manifest.files))
+    raise_first(parity_findings(files, manifest.parity))
 
 
 def _publish_stock(fs: FileLayer, place: Place, files: Mapping[StockName, bytes]) -> list[StockFile]:
@@ -190,7 +191,7 @@ def set_latest(fs: FileLayer, place: Place) -> str:
 def _latest_save(fs: FileLayer, path: str) -> SaveId | None:
     try:
         target = fs.readlink(os.path.join(path, LATEST))
-        return identify(os.path.join(path, target), fs).save if parse_dirname(target) else None
+        return identify(files_at(fs, os.path.join(path, target))).save if parse_dirname(target) else None
     except (OSError, CkptdError):
         return None
 

@@ -19,7 +19,7 @@ from ckptd.shared.base.ids import StoreId, is_job_name
 from ckptd.shared.base.wording import cut
 from ckptd.shared.files.mounts import Mount, mount_of, parse_mountinfo
 from ckptd.shared.format.committed import identify
-from ckptd.store.posix.scan import committed_dirs
+from ckptd.store.posix.scan import committed_dirs, files_at
 from ckptd.system.files import FileLayer, temp_name
 
 STORE_FILE: Final = ".store-id"
@@ -117,7 +117,7 @@ def _id_in_manifests(fs: FileLayer, store: str, job: str) -> StoreId | None:
     directory = os.path.join(store, job)
     for name in committed_dirs(fs, directory):
         try:
-            return identify(os.path.join(directory, name), fs, job=job).store_id
+            return identify(files_at(fs, os.path.join(directory, name)), job=job).store_id
         except (OSError, CkptdError):
             continue
     return None

@@ -27,7 +27,7 @@ from ckptd.shared.base.ids import (
 )
 from ckptd.shared.format.committed import INCARNATIONS_DIR, identify
 from ckptd.store.facts import Committer, IncarnationRecord, Taker
-from ckptd.store.posix.scan import job_dir, record_numbers, records_of
+from ckptd.store.posix.scan import files_at, job_dir, record_numbers, records_of
 from ckptd.system.files import FileLayer
 
 KEPT_RECORDS = 16
@@ -192,7 +192,7 @@ def _content(fs: FileLayer, path: str) -> bytes | None:
 
 def _has_record(fs: FileLayer, key: JobKey, name: str) -> bool:
     try:
-        return identify(os.path.join(job_dir(key), name), fs, job=key.job).save.dirname == name
+        return identify(files_at(fs, os.path.join(job_dir(key), name)), job=key.job).save.dirname == name
     except (OSError, CkptdError):
         return False
 

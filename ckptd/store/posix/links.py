@@ -10,7 +10,7 @@ from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.base.ids import JobKey, StorePath
 from ckptd.shared.base.wording import cut
 from ckptd.shared.format.manifest import LINKED, STOCK_METADATA
-from ckptd.store.posix.scan import job_dir
+from ckptd.store.posix.scan import files_at, job_dir
 from ckptd.store.trainer_files import read_index, sources_of
 from ckptd.system.files import FileLayer
 
@@ -35,7 +35,7 @@ def is_linked_to(fs: FileLayer, key: JobKey, dirname: str) -> bool:
     path = os.path.join(job_dir(key), dirname)
     try:
         found = _linked(fs, path)
-        sources = sources_of(path, read_index(fs, path))
+        sources = sources_of(path, read_index(files_at(fs, path)))
     except FileNotFoundError:  # of a state
         sources = {STOCK_METADATA: os.path.join(path, STOCK_METADATA)}
     except (OSError, DamagedError):  # or a hard link, as all others are then

@@ -32,7 +32,7 @@ from ckptd.shared.format.origin import Origin
 from ckptd.shared.protocol.publication import Intents, Publication
 from ckptd.store.posix.links import remember_links
 from ckptd.store.posix.publish_state import publish_state
-from ckptd.store.posix.scan import Place, committed_at, job_dir, save_at
+from ckptd.store.posix.scan import Place, committed_at, files_at, job_dir, save_at
 from ckptd.store.posix.trainer_directory import TrainerDirectory, again_when_swept, make_directories, sweep
 from ckptd.store.trainer_files import TrainerFiles, decode_index, how_to_publish, read_index, sources_of
 from ckptd.system import failpoints
@@ -42,7 +42,7 @@ from ckptd.system.files import FileLayer
 def mark_unpublished(fs: FileLayer, path: str) -> None:
     """To be called before the directory at path gets its final name, and synced by the caller."""
     with contextlib.suppress(DamagedError):
-        if read_index(fs, path).saved_for is None:
+        if read_index(files_at(fs, path)).saved_for is None:
             return
     with contextlib.suppress(FileExistsError):
         fs.create_exclusive(os.path.join(path, UNPUBLISHED))
@@ -83,17 +83,18 @@ def prove(
     of each file that is wanted is so. Raises UsageError when it has no trainer's files, OSError, DamagedError.
     """
     path = os.path.join(job_dir(key), dirname)
-    manifest = open_sound(path, fs, RECORDS, job=key.job, save=save)
+    files = files_at(fs, path)
+    manifest = open_sound(files, RECORDS, job=key.job, save=save)
     stock = next((file for file in manifest.stock if file.name == STOCK_FILES), None)
     if stock is None:
         raise UsageError(f"{path} has no files of a trainer", hint=f"ckptd export {path} OUT")
-    raw = read_stock_of(path, fs, stock, manifest)
+    raw = read_stock_of(files, stock, manifest)
     if isinstance(raw, Finding):
         raise raw.error from raw.cause
     index = decode_index(raw, os.path.join(path, STOCK_FILES))
-    files = {file for name, file in index.files.items() if names is None or name in names}
-    wanted = [record for record in manifest.files if any(extent.name in files for extent in record.extents())]
-    raise_first(file_findings(path, fs, wanted))
+    named = {file for name, file in index.files.items() if names is None or name in names}
+    wanted = [record for record in manifest.files if any(extent.name in named for extent in record.extents())]
+    raise_first(file_findings(files, wanted))
     return Proved(key, manifest.save, index)
 
 
@@ -281,7 +282,7 @@ def _not_older(fs: FileLayer, found: Proved) -> list[_Other]:
     others = []
     for name in filter(parse_dirname, _names(fs, job_dir(found.key))):
         with contextlib.suppress(OSError, DamagedError):  # of states, or being removed
-            index = read_index(fs, os.path.join(job_dir(found.key), name))
+            index = read_index(files_at(fs, os.path.join(job_dir(found.key), name)))
             save = parse_save(index.save_id)
             if save is not None and save.dirname == name and not save <= found.save:
                 others.append(_Other(save, index, not is_unpublished(fs, found.key, name)))

@@ -18,7 +18,7 @@ from ckptd.shared.format.manifest import STOCK_METADATA, STOCK_OBJECTS
 from ckptd.shared.format.origin import MARKER, Origin
 from ckptd.shared.protocol.publication import Draft, Publication
 from ckptd.store.posix.links import remember_links
-from ckptd.store.posix.scan import Place, committed_at, save_at
+from ckptd.store.posix.scan import Place, committed_at, files_at, save_at
 from ckptd.store.posix.trainer_directory import TrainerDirectory, sweep
 from ckptd.system import failpoints
 from ckptd.system.files import FileLayer, temp_name
@@ -88,7 +88,7 @@ def _directory(fs: FileLayer, key: JobKey, save: SaveId, place: str, sources: di
 def _sources(fs: FileLayer, key: JobKey, save: SaveId) -> dict[str, str]:
     """The names of the checkpoint's files that DCP reads, and where they are; sizes held against the records."""
     path = Place(key, save).final
-    manifest = open_sound(path, fs, DATA, job=key.job, save=save)
+    manifest = open_sound(files_at(fs, path), DATA, job=key.job, save=save)
     names = [extent.name for record in manifest.files for extent in record.extents()]
     names += [stock.name for stock in manifest.stock if stock.name in {STOCK_OBJECTS, STOCK_METADATA}]
     if STOCK_METADATA not in names:

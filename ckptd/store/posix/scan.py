@@ -20,6 +20,7 @@ from ckptd.shared.base.ids import (
 )
 from ckptd.shared.format.committed import INCARNATIONS_DIR, identify
 from ckptd.shared.format.manifest import LATEST, MAX_RECORD_NBYTES, VOTES_DIR, Committed, Vote, decode_vote
+from ckptd.shared.stores.directory import DirectoryFiles
 from ckptd.store.facts import CommittedEntry, IncarnationRecord, PartialEntry, Scan
 from ckptd.system.files import FileLayer
 
@@ -56,6 +57,11 @@ class Place(msgspec.Struct, frozen=True):
 
 
 _record_decoder = msgspec.json.Decoder(IncarnationRecord)
+
+
+def files_at(fs: FileLayer, path: str) -> DirectoryFiles:
+    """The checkpoint in a directory, read and proved as the layer does."""
+    return DirectoryFiles(path, fs.integrity, fs)
 
 
 def job_dir(key: JobKey) -> str:
@@ -110,7 +116,7 @@ def _renamed(fs: FileLayer, key: JobKey, names: Iterable[str]) -> Iterator[str]:
         path = os.path.join(job_dir(key), name)
         if name != LATEST and not name.startswith(".") and parse_dirname(name) is None:
             with contextlib.suppress(OSError, CkptdError):
-                proper = f"{job_dir(key)}/{identify(path, fs).save.dirname}"
+                proper = f"{job_dir(key)}/{identify(files_at(fs, path)).save.dirname}"
                 yield joined(
                     f"{path} is a checkpoint that was renamed, and is passed over",
                     f"mv {path} {proper}; to keep it whatever retention does: ckptd pin {proper}",
@@ -177,7 +183,7 @@ def _is_gone(fs: FileLayer, key: JobKey, name: str) -> bool:
 
 
 def _committed_entry(fs: FileLayer, key: JobKey, name: str) -> CommittedEntry:
-    return CommittedEntry(identify(os.path.join(job_dir(key), name), fs, job=key.job), name)
+    return CommittedEntry(identify(files_at(fs, os.path.join(job_dir(key), name)), job=key.job), name)
 
 
 def committed_dirs(fs: FileLayer, path: str) -> list[str]:
@@ -193,7 +199,7 @@ def committed_dirs(fs: FileLayer, path: str) -> list[str]:
 def committed_at(fs: FileLayer, place: Place) -> Committed | None:
     """The record at the save's final name, None if there is nothing. Raises DamagedError if another save lies there."""
     try:
-        return identify(place.final, fs, job=place.key.job, save=place.save)
+        return identify(files_at(fs, place.final), job=place.key.job, save=place.save)
     except (OSError, DamagedError):
         if _is_gone(fs, place.key, place.save.dirname):
             return None
@@ -203,7 +209,7 @@ def committed_at(fs: FileLayer, place: Place) -> Committed | None:
 def save_at(fs: FileLayer, key: JobKey, dirname: str) -> SaveId | None:
     """Which save lies there; None when that cannot be read, and whoever opens it is told why."""
     try:
-        return identify(os.path.join(job_dir(key), dirname), fs, job=key.job).save
+        return identify(files_at(fs, os.path.join(job_dir(key), dirname)), job=key.job).save
     except (OSError, CkptdError):
         return None
 

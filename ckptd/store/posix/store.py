@@ -14,8 +14,9 @@ from ckptd.shared.format.manifest import COMMITTED, LATEST, Vote
 from ckptd.shared.protocol.publication import Intents, Publication
 from ckptd.store.facts import CommitOutcome, Committer, Scan, Taker
 from ckptd.store.image import Flow
-from ckptd.store.interface import NO_INTENTS, OpenImage, Standing, Store
+from ckptd.store.interface import NO_INTENTS, Draft, OpenImage, Standing, Store
 from ckptd.store.posix import commit, incarnations, pins, publish, removal
+from ckptd.store.posix.draft import PosixDraft
 from ckptd.store.posix.identity import STORE_FILE, id_on_store, make_store, store_id_at, where
 from ckptd.store.posix.image_writer import put_files
 from ckptd.store.posix.in_the_way import explain
@@ -65,11 +66,11 @@ class PosixStore(Store):
         return commit.commit(self._fs, self._key(job), save, writer, by, intents)
 
     def jobs(self) -> list[str]:
-        return list(filter(is_job_name, self._fs.listdir(self.url)))
+        return sorted(filter(is_job_name, os.listdir(self.url)))
 
     def has_job(self, job: str) -> bool:
         try:
-            names = self._fs.listdir(job_dir(self._key(job)))
+            names = os.listdir(job_dir(self._key(job)))
         except NotADirectoryError:
             return False
         return any(name == INCARNATIONS_DIR or parse_dirname(name) or parse_partial_dirname(name) for name in names)
@@ -125,6 +126,10 @@ class PosixStore(Store):
 
     def publish_to(self, job: str, name: str, to: Publication) -> list[str]:
         return publish.publish_to(self._fs, self._key(job), name, to)
+
+    def draft(self, location: str, name: str, nbytes: int) -> Draft:
+        # Nothing outside of the checkpoint's directory is written.
+        return PosixDraft(FileLayer(location, self.integrity), os.path.join(location, name), nbytes)
 
     def commit_again(self, job: str, save: SaveId, writer: str) -> CommitOutcome:
         place = self._place(job, save)

@@ -12,10 +12,12 @@ from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.format import arena_paths
 from ckptd.shared.format.integrity import XXH3, Integrity
 from ckptd.shared.format.layout import Layout, Leaves, decode_leaves
-from ckptd.shared.format.manifest import COMMITTED, FileRecord, layout_of
+from ckptd.shared.format.manifest import COMMITTED, UNPUBLISHED, FileRecord, layout_of
 from ckptd.shared.format.replica_shares import Share
 from ckptd.shared.format.slot import SEALS_NBYTES, Seal, SlotState, decode_seals
+from ckptd.shared.format.stored_files import StoredFiles
 from ckptd.shared.protocol.messages import Tier
+from ckptd.shared.stores.schemes import open_files, real
 from ckptd_client._load.image_ranges import Images, images_in, images_of
 from ckptd_client._load.reader import (
     Source,
@@ -45,7 +47,7 @@ class Checkpoint:
         *,
         save: SaveId,
         tier: Tier,
-        store_dir: str,
+        stored: StoredFiles,
         opener: Callable[[int], Source],
         records: Sequence[FileRecord] = (),
         notes: tuple[str, ...] = (),
@@ -58,7 +60,7 @@ class Checkpoint:
         self._open = opener
         self._records = records
         self._integrity = integrity
-        self.store_dir = store_dir  # where it lies, or will, once it is committed
+        self.stored = stored  # what lies on the store, or will, once it is committed
         self._finalizer = weakref.finalize(self, _close, sources)  # DCP drops one without a word when it cannot plan
 
     @property
@@ -70,6 +72,23 @@ class Checkpoint:
     def shares(self) -> dict[int, tuple[Share, ...]]:
         """What its ranks said of replicas, by rank."""
         return {rank: source.shares for rank, source in self._sources.items()}
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether it lies on the store by now."""
+        return self._is_there(COMMITTED)
+
+    @property
+    def is_published(self) -> bool:
+        """Whether it is committed, and its trainer's files are where the trainer looks."""
+        return self.is_committed and not self._is_there(UNPUBLISHED)
+
+    def _is_there(self, name: str) -> bool:
+        try:
+            self.stored.size(name)
+        except OSError:
+            return False
+        return True
 
     @property
     def is_keyed(self) -> bool:
@@ -94,7 +113,7 @@ class Checkpoint:
     @property
     def images(self) -> Images:
         """To read what proves nothing. Of slots until close."""
-        return images_in(self.store_dir, self._records) if self._records else images_of(self._sources)
+        return images_in(self.stored, self._records) if self._records else images_of(self._sources)
 
     def read(self, rank: int, targets: list[Target]) -> None:
         """Fills the targets from a rank's image, digests checked; from the store when the slot's bytes are damaged.
@@ -107,10 +126,10 @@ class Checkpoint:
         try:
             copy_out(self._sources[rank], targets, sparse=True)
         except (DamagedError, OSError):
-            if not os.path.exists(os.path.join(self.store_dir, COMMITTED)):
+            if not self.is_committed:
                 raise
-            manifest = read_manifest(self.store_dir, self.save, self._integrity)
-            opened = open_file(self.store_dir, manifest.files[rank], manifest.world_size, self._integrity)
+            manifest = read_manifest(self.stored, self.save)
+            opened = open_file(self.stored, manifest.files[rank], manifest.world_size)
             with contextlib.closing(opened) as source:
                 copy_out(source, targets, sparse=True)
         return None
@@ -140,17 +159,17 @@ def _close(sources: dict[int, Source]) -> None:
 
 def open_directory(directory: str, save: SaveId | None = None, integrity: Integrity = XXH3) -> Checkpoint:
     """A committed checkpoint on the store. Raises UsageError, DamagedError, OSError."""
-    directory = os.path.realpath(directory)  # latest may move on meanwhile
-    manifest = read_manifest(directory, save, integrity)
-    check_files(directory, manifest.files)
+    stored = open_files(real(directory), integrity)  # latest may move on meanwhile
+    manifest = read_manifest(stored, save)
+    check_files(stored, manifest.files)
     return Checkpoint(
-        {record.rank: _described(directory, record, manifest.world_size, integrity) for record in manifest.files},
+        {record.rank: _described(stored, record, manifest.world_size) for record in manifest.files},
         save=manifest.save,
         tier=Tier.PFS,
-        store_dir=directory,
-        opener=lambda rank: open_file(directory, manifest.files[rank], manifest.world_size, integrity),
+        stored=stored,
+        opener=lambda rank: open_file(stored, manifest.files[rank], manifest.world_size),
         records=manifest.files,
-        notes=vote_notes(directory, manifest, integrity),
+        notes=vote_notes(stored, manifest),
         integrity=integrity,
     )
 
@@ -177,12 +196,11 @@ def open_arena(  # noqa: PLR0913 - a slot's identity
         for source in sources.values():
             source.close()
         raise
-    store_dir = os.path.join(job.store, job.job, save.dirname)
     return Checkpoint(
         dict(sorted(sources.items())),
         save=save,
         tier=tier,
-        store_dir=store_dir,
+        stored=open_files(f"{job.store}/{job.job}/{save.dirname}", integrity),
         opener=sources.__getitem__,
         integrity=integrity,
     )
@@ -217,10 +235,10 @@ def _settled_seal(path: str, save: SaveId, integrity: Integrity) -> Seal | None:
         time.sleep(_PAUSE_S)
 
 
-def _described(directory: str, record: FileRecord, world_size: int, integrity: Integrity) -> Source:
-    where = os.path.join(directory, record.name)
+def _described(stored: StoredFiles, record: FileRecord, world_size: int) -> Source:
+    where = stored.where(record.name)
     layout, leaves = layout_of(record, world_size, where=where), decode_leaves(record.leaves, where=where)
-    return Source((), where, record.nbytes, record.digests, layout, leaves, readers=0, integrity=integrity,
+    return Source((), where, record.nbytes, record.digests, layout, leaves, readers=0, integrity=stored.integrity,
                   shares=record.shares)  # fmt: skip
 
 

@@ -9,7 +9,6 @@ import torch
 from ckptd.shared.base.errors import UsageError
 from ckptd.shared.files.mapping import Mapping
 from ckptd.shared.format.layout import SavedFor, TensorEntry
-from ckptd.shared.format.manifest import COMMITTED, UNPUBLISHED
 from ckptd_client._load.checkpoint import Checkpoint
 from ckptd_client._load.reader import Target
 
@@ -67,8 +66,7 @@ class RestoredFiles:
     @property
     def is_published(self) -> bool:
         """Whether the daemon has put the files into the trainer's directory. Others may have replaced them since."""
-        there = self._found.store_dir
-        return os.path.exists(os.path.join(there, COMMITTED)) and not os.path.exists(os.path.join(there, UNPUBLISHED))
+        return self._found.is_published
 
     def is_replaced(self, name: str) -> bool:
         """Whether a file in the trainer's directory was replaced, or written to, since the daemon put it there.
@@ -79,13 +77,7 @@ class RestoredFiles:
         if self.directory is None or not self.is_published:
             return False
         own, _ = self._found.layouts[rank].place(entry.data_offset)
-        try:
-            there = os.stat(os.path.join(self.directory, name))
-            ours = os.stat(os.path.join(self._found.store_dir, own))
-            committed = os.stat(os.path.join(self._found.store_dir, COMMITTED))
-        except OSError:
-            return False
-        return not os.path.samestat(there, ours) or there.st_mtime_ns > committed.st_mtime_ns
+        return self._found.stored.is_replaced(own, os.path.join(self.directory, name))
 
     @property
     def is_altered(self) -> bool:

@@ -1,14 +1,13 @@
 """Reads ranges of the images of a checkpoint where they lie, without their digests: for what proves nothing."""
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from ckptd.shared.base.errors import DamagedError
-from ckptd.shared.files.regular import open_regular
 from ckptd.shared.format.manifest import FileRecord
+from ckptd.shared.format.stored_files import StoredFile, StoredFiles, read_some
 from ckptd_client._load.reader import Source
 
 ReadAt = Callable[[int, int], bytes | memoryview]  # (offset in the image, bytes); raises OSError, DamagedError
@@ -25,10 +24,10 @@ class Images:
     reading: Callable[[int], AbstractContextManager[ReadAt]]
 
 
-def images_in(directory: str, records: Sequence[FileRecord]) -> Images:
+def images_in(stored: StoredFiles, records: Sequence[FileRecord]) -> Images:
     """Those of a checkpoint on the store, by way of the page cache, which the ranks of a node have in common."""
     of = {record.rank: record for record in records}
-    return Images({rank: record.digests for rank, record in of.items()}, lambda rank: _reading(directory, of[rank]))
+    return Images({rank: record.digests for rank, record in of.items()}, lambda rank: _reading(stored, of[rank]))
 
 
 def images_of(sources: Mapping[int, Source]) -> Images:
@@ -37,8 +36,8 @@ def images_of(sources: Mapping[int, Source]) -> Images:
 
 
 @contextlib.contextmanager
-def _reading(directory: str, record: FileRecord) -> Iterator[ReadAt]:
-    descriptors: dict[str, int] = {}
+def _reading(stored: StoredFiles, record: FileRecord) -> Iterator[ReadAt]:
+    files: dict[str, StoredFile] = {}
     with contextlib.ExitStack() as stack:
 
         def read(offset: int, nbytes: int) -> bytes:
@@ -46,13 +45,13 @@ def _reading(directory: str, record: FileRecord) -> Iterator[ReadAt]:
             for name, start, size in record.extents():
                 first, stop = max(offset, start), min(offset + nbytes, start + size)
                 if first < stop:
-                    if name not in descriptors:
-                        descriptors[name] = open_regular(os.path.join(directory, name))
-                        stack.callback(os.close, descriptors[name])
-                    parts.append(os.pread(descriptors[name], stop - first, first - start))
+                    if name not in files:
+                        files[name] = stored.open(name, cached=True)
+                        stack.callback(files[name].close)
+                    parts.append(read_some(files[name], first - start, stop - first))
             found = b"".join(parts)
             if len(found) != nbytes:
-                raise DamagedError(f"{os.path.join(directory, record.name)}: ends before byte {offset + nbytes}")
+                raise DamagedError(f"{stored.where(record.name)}: ends before byte {offset + nbytes}")
             return found
 
         yield read

@@ -11,11 +11,12 @@ from ckptd.shared.base.decoding import MALFORMED
 from ckptd.shared.base.errors import DamagedError, UsageError
 from ckptd.shared.base.ids import JobKey, parse_dirname
 from ckptd.shared.base.wording import cut
-from ckptd.shared.files.regular import RegularFiles, contents
+from ckptd.shared.files.regular import contents
 from ckptd.shared.format.committed import RECORDS, open_sound
 from ckptd.shared.format.integrity import Integrity, Purpose
 from ckptd.shared.format.manifest import STOCK_METADATA, Manifest
 from ckptd.shared.format.origin import MARKER, Origin
+from ckptd.shared.stores.schemes import open_files
 from ckptd_client._load.checkpoint import Checkpoint, open_directory
 
 _MAX_MARKER_NBYTES = 64 << 20  # it lists the files that were published
@@ -34,10 +35,13 @@ def open_published(directory: str, integrity: Integrity) -> Checkpoint | None:
     except OSError as error:
         raise DamagedError(f"{marker}: {error.strerror}", hint=_plainly(directory)) from error
     origin = _decoded(raw, marker, directory)
-    if not os.path.isdir(origin.path):
+    stored = open_files(origin.path, integrity)
+    try:
+        stored.names()
+    except (FileNotFoundError, NotADirectoryError):
         text = f"{directory}: its checkpoint {origin.path} is gone, and its digests with it"
-        raise UsageError(text, hint=_plainly(directory))
-    manifest = open_sound(origin.path, RegularFiles(integrity), RECORDS, job=origin.job)
+        raise UsageError(text, hint=_plainly(directory)) from None
+    manifest = open_sound(stored, RECORDS, job=origin.job)
     if manifest.save.text != origin.save_id:
         text = f"{marker}: says save {origin.save_id!r}, but {origin.path} holds {manifest.save}"
         raise DamagedError(text, hint=_plainly(directory))

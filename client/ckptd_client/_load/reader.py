@@ -14,7 +14,7 @@ import torch
 from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.files.mapping import Mapping, fill, fill_huge
-from ckptd.shared.files.regular import RegularFiles, open_direct, open_regular, read_pages
+from ckptd.shared.files.regular import open_regular
 from ckptd.shared.format.committed import RECORDS, Finding, file_findings, open_sound, raise_first, read_vote_of
 from ckptd.shared.format.digest import BLOCK_NBYTES, DIGEST_NBYTES, block_count
 from ckptd.shared.format.integrity import XXH3, Integrity, Purpose
@@ -22,6 +22,8 @@ from ckptd.shared.format.layout import Layout, Leaves, decode_layout, decode_lea
 from ckptd.shared.format.manifest import FileRecord, Manifest, layout_of
 from ckptd.shared.format.replica_shares import Share
 from ckptd.shared.format.slot import SEALS_NBYTES, Seal, SlotState, align_up, decode_seals
+from ckptd.shared.format.stored_files import StoredFile, StoredFiles
+from ckptd.shared.stores.directory import OpenedFile
 from ckptd_client._local.copy_engines import PinningError
 from ckptd_client._local.destination import Piece as Landing
 from ckptd_client._local.destination import Place, engines_of, land
@@ -36,7 +38,7 @@ _ARENA_READERS = 2  # at least; a copy out of memory gains nothing from more thr
 class Piece:
     """A file that holds bytes of an image, from start on. start is whole pages, and nbytes too but for the last."""
 
-    fd: int
+    file: StoredFile
     where: str
     start: int
     nbytes: int
@@ -44,7 +46,7 @@ class Piece:
     def read(self, view: memoryview, offset: int, nbytes: int) -> None:
         """Fills view, nbytes rounded up to pages, with the bytes from offset on. Raises DamagedError, OSError."""
         try:
-            found = read_pages(self.fd, view, offset, nbytes)
+            found = self.file.read(view, offset, nbytes)
         except OSError as error:
             raise OSError(error.errno, error.strerror, self.where) from error
         if found < nbytes:
@@ -65,7 +67,7 @@ class BlockMemory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A rank's segment in a slot or on the store. Owns the descriptors of ``files``; close it with ``close``."""
+    """A rank's segment in a slot or on the store. Owns ``files``; close it with ``close``."""
 
     files: tuple[Piece, ...]  # of the image, in its order
     where: str
@@ -84,7 +86,7 @@ class Source:
         if self.mapping is not None:
             self.mapping.close()
         for piece in self.files:
-            os.close(piece.fd)
+            piece.file.close()
 
     def checked(self, index: int, buffer: "BlockMemory") -> int:
         """Address of buffer, filled with a block that matches its digest. Raises DamagedError. Thread-safe."""
@@ -120,7 +122,7 @@ def open_slot(path: str, job: JobKey, save: SaveId, rank: int, integrity: Integr
             _part(fd, path, seal, what, integrity) for what in ("digest table", "layout", "leaves")
         )
         return Source(
-            files=(Piece(fd, path, 0, seal.image_nbytes),),
+            files=(Piece(OpenedFile(fd), path, 0, seal.image_nbytes),),
             where=path,
             nbytes=seal.image_nbytes,
             table=table,
@@ -164,46 +166,44 @@ def _part(fd: int, path: str, seal: Seal, what: str, integrity: Integrity) -> by
     return data
 
 
-def read_manifest(directory: str, save: SaveId | None = None, integrity: Integrity = XXH3) -> Manifest:
+def read_manifest(stored: StoredFiles, save: SaveId | None = None) -> Manifest:
     """The manifest of a committed checkpoint (of save, if given). Raises UsageError, DamagedError, OSError."""
-    return open_sound(directory, RegularFiles(integrity), RECORDS, save=save)
+    return open_sound(stored, RECORDS, save=save)
 
 
-def vote_notes(directory: str, manifest: Manifest, integrity: Integrity = XXH3) -> tuple[str, ...]:
+def vote_notes(stored: StoredFiles, manifest: Manifest) -> tuple[str, ...]:
     """What is wrong with the votes. The data is proven without them, but somebody should know."""
-    files = RegularFiles(integrity)
-    found = (read_vote_of(directory, files, ref) for ref in manifest.votes)
+    found = (read_vote_of(stored, ref) for ref in manifest.votes)
     return tuple(f"{one}; the data is not affected" for one in found if isinstance(one, Finding))
 
 
-def open_file(directory: str, record: FileRecord, world_size: int, integrity: Integrity = XXH3) -> Source:
+def open_file(stored: StoredFiles, record: FileRecord, world_size: int) -> Source:
     """An image of a committed checkpoint, read past the page cache where possible. Raises DamagedError, OSError."""
-    path = os.path.join(directory, record.name)
+    path = stored.where(record.name)
     layout, leaves = layout_of(record, world_size, where=path), decode_leaves(record.leaves, where=path)
     files: list[Piece] = []
     try:
         for name, start, nbytes in record.extents():
-            where = os.path.join(directory, name)
-            files.append(Piece(open_direct(where), where, start, nbytes))
-            _check_size(where, os.fstat(files[-1].fd).st_size, nbytes)
+            files.append(Piece(stored.open(name), stored.where(name), start, nbytes))
+            _check_size(files[-1])
     except BaseException:
         for piece in files:
-            os.close(piece.fd)
+            piece.file.close()
         raise
     return Source(
         tuple(files), path, record.nbytes, record.digests, layout, leaves, _STORE_READERS, layout.raw,
-        integrity=integrity, shares=record.shares,
+        integrity=stored.integrity, shares=record.shares,
     )  # fmt: skip
 
 
-def check_files(directory: str, records: Iterable[FileRecord]) -> None:
+def check_files(stored: StoredFiles, records: Iterable[FileRecord]) -> None:
     """Raises unless these images are there and as large as the manifest says: before memory is taken on its word."""
-    raise_first(file_findings(directory, RegularFiles(XXH3), records))  # of sizes alone
+    raise_first(file_findings(stored, records))  # of sizes alone
 
 
-def _check_size(path: str, found: int, expected: int) -> None:
-    if found != expected:
-        raise DamagedError(f"{path}: {found} bytes, should be {expected}")
+def _check_size(piece: Piece) -> None:
+    if piece.file.nbytes != piece.nbytes:
+        raise DamagedError(f"{piece.where}: {piece.file.nbytes} bytes, should be {piece.nbytes}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,9 @@ from ckptd.shared.format import arena_paths
 from ckptd.shared.format.integrity import XXH3, Integrity
 from ckptd.shared.format.layout import Leaves, decode_leaves
 from ckptd.shared.format.manifest import FileRecord, Manifest, layout_of
+from ckptd.shared.format.stored_files import StoredFiles
 from ckptd.shared.protocol.messages import AskLoad, LoadFrom, ReportLoad, Request, Tier
+from ckptd.shared.stores.schemes import open_files, real
 from ckptd_client._daemon.channel import ChannelLostError
 from ckptd_client._daemon.link import Link
 from ckptd_client._load.checkpoint import Checkpoint, open_arena, open_directory
@@ -283,23 +285,23 @@ def read_checkpoint(  # noqa: PLR0913 - keyword-only
     This rank's own image if that has all it needs, else the ranges it needs of every image, each block once for all
     participants of a cooperative read. Raises DamagedError, also for what cannot be read, and MismatchError.
     """
-    directory = os.path.realpath(directory)
-    with _damage_of(directory):
-        manifest = read_manifest(directory, save, integrity)
-        notes = vote_notes(directory, manifest, integrity)
-        where = f"{directory} (step {manifest.save.step})"
+    stored = open_files(real(directory), integrity)
+    with _damage_of(stored.location):
+        manifest = read_manifest(stored, save)
+        notes = vote_notes(stored, manifest)
+        where = f"{stored.location} (step {manifest.save.step})"
         if manifest.world_size == group.world_size:
             with contextlib.suppress(OtherRanksNeededError):
                 own = manifest.files[group.rank]
-                check_files(directory, [own])
-                source = open_file(directory, own, manifest.world_size, integrity)
+                check_files(stored, [own])
+                source = open_file(stored, own, manifest.world_size)
                 fitted = _read_own(source, state, group, keys, where=where, named=named, strict=strict)
                 return fitted, source.nbytes, notes
-        saves = _all_saves(directory, manifest, group, named)
+        saves = _all_saves(stored, manifest, group, named)
         fitted = fit(state, saves, where=where, pickle_keys=keys, strict=strict)
 
         def open_source(rank: int) -> Source:
-            return open_file(directory, manifest.files[rank], manifest.world_size, integrity)
+            return open_file(stored, manifest.files[rank], manifest.world_size)
 
         def read(rank: int, targets: list[Target]) -> None:
             with contextlib.closing(open_source(rank)) as source:
@@ -307,7 +309,7 @@ def read_checkpoint(  # noqa: PLR0913 - keyword-only
 
         copy_out_together(open_source, fitted.targets, manifest.files, participants, integrity)
         fitted.settle()
-        fitted.look(images_in(directory, manifest.files))
+        fitted.look(images_in(stored, manifest.files))
         nbytes = sum(target.nbytes for targets in fitted.targets.values() for target in targets)
         return fitted, nbytes, (*notes, *notes_of(fitted.taken, {file.rank: file.shares for file in manifest.files}))
 
@@ -327,10 +329,10 @@ def _damage_of(directory: str) -> Iterator[None]:
         raise DamagedError(f"{error.filename or directory}: {error.strerror}") from error
 
 
-def _all_saves(directory: str, manifest: Manifest, group: Group, named: Named) -> Saves:
+def _all_saves(stored: StoredFiles, manifest: Manifest, group: Group, named: Named) -> Saves:
     """What is in all images. A rank that there was not goes on with the plain values of rank 0."""
-    check_files(directory, manifest.files)
-    files = [(record, os.path.join(directory, record.name)) for record in manifest.files]
+    check_files(stored, manifest.files)
+    files = [(record, stored.where(record.name)) for record in manifest.files]
     layouts = [layout_of(record, manifest.world_size, where=where) for record, where in files]
     like = manifest.files[group.rank if group.rank < manifest.world_size else 0]
     leaves = _leaves_of(files)

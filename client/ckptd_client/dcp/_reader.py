@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from ckptd.shared.base.errors import RestoreError, UsageError
 from ckptd.shared.files.integrity_key import chosen
 from ckptd.shared.format.integrity import Integrity
+from ckptd.shared.stores.schemes import absolute
 from ckptd_client._load.checkpoint import Checkpoint, open_directory
 from ckptd_client._load.foreign.load_from import kind_of
 from ckptd_client._load.published import open_published
@@ -287,7 +288,7 @@ def _interleaved(planner: LoadPlanner, content: Content) -> dict[str, DTensor]:
 
 def _opened(directory: str, integrity: Integrity) -> Checkpoint:
     """A committed checkpoint of ckptd. Raises UsageError for what is none, CkptdError, OSError."""
-    path = os.path.abspath(directory)
+    path = absolute(directory)
     published = open_published(path, integrity)
     if published is not None:
         return published

@@ -33,6 +33,7 @@ from ckptd.shared.format.manifest import (
     encode_record,
     make_committed,
 )
+from ckptd.shared.stores.directory import DirectoryFiles
 from tests.runs import RUN, STORE_ID
 from tests.slots import build_image, some_tensors
 
@@ -42,8 +43,6 @@ PATH = f"/store/demo/{SAVE.dirname}"
 
 class Memory:
     """Files by path. failing: the error of each that cannot be read."""
-
-    integrity = XXH3
 
     def __init__(self, files: dict[str, bytes], failing: dict[str, int] | None = None) -> None:
         self.files, self.failing = files, failing or {}
@@ -88,15 +87,19 @@ def checkpoint(path: str = PATH, index: object = None) -> Memory:
     return Memory({f"{path}/{name}": data for name, data in files.items()})
 
 
+def at(files: Memory, path: str = PATH) -> DirectoryFiles:
+    return DirectoryFiles(path, XXH3, files)
+
+
 def findings(files: Memory, path: str = PATH) -> list[str]:
-    return list(map(str, open_committed(Opened(path), files, EVERYTHING)))
+    return list(map(str, open_committed(Opened(at(files, path)), EVERYTHING)))
 
 
 def test_a_sound_one_has_none() -> None:
     files = checkpoint(index={"save_id": SAVE.text, "files": {"weights.pt": "r00000-p00.safetensors"}})
     assert findings(files) == []
-    assert open_sound(PATH, files, EVERYTHING).save == SAVE
-    assert identify(PATH, files, job="demo", save=SAVE).save == SAVE
+    assert open_sound(at(files), EVERYTHING).save == SAVE
+    assert identify(at(files), job="demo", save=SAVE).save == SAVE
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ESTALE, errno.EMFILE])
@@ -106,7 +109,7 @@ def test_an_error_of_the_machine_is_no_damage(name, number) -> None:
     files = checkpoint()
     files.failing[f"{PATH}/{name}"] = number
     with pytest.raises(OSError, match=name) as caught:
-        open_sound(PATH, files, DATA)
+        open_sound(at(files), DATA)
     assert caught.value.errno == number
     assert f"{PATH}/{name}: {os.strerror(number)}" in findings(files)
 
@@ -121,10 +124,10 @@ def test_an_error_of_the_machine_is_no_damage(name, number) -> None:
     ],
 )
 def test_the_index_of_a_trainers_files_is_of_this_save_and_of_its_files_alone(index, words) -> None:
-    (found,) = open_committed(Opened(PATH), checkpoint(index=index), EVERYTHING)
+    (found,) = open_committed(Opened(at(checkpoint(index=index))), EVERYTHING)
     assert (found.about, found.path) == (About.STOCK, f"{PATH}/{STOCK_FILES}")
     assert words in found.what
-    open_sound(PATH, checkpoint(index=index))  # those who read no such file are not concerned
+    open_sound(at(checkpoint(index=index)))  # those who read no such file are not concerned
 
 
 def test_what_a_path_claims() -> None:
@@ -133,7 +136,7 @@ def test_what_a_path_claims() -> None:
     files = checkpoint(elsewhere)
     assert findings(files, elsewhere) == []
     with pytest.raises(DamagedError, match=r"holds job 'demo'.* of job 'handed-over': the name does not agree"):
-        identify(elsewhere, files, job="handed-over")
+        identify(at(files, elsewhere), job="handed-over")
     files.failing[f"/data/handed-over/{INCARNATIONS_DIR}"] = errno.EACCES
     assert "of job 'handed-over': the name does not agree" in findings(files, elsewhere)[0]
     other = f"/data/handed-over/step-000000200.i{SAVE.incarnation:04d}"

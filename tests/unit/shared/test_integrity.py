@@ -20,7 +20,6 @@ from ckptd.daemon.adoption import open_arena
 from ckptd.shared.base.errors import ConfigError, DamagedError, IntegrityError
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.files.integrity_key import chosen, integrity_of, read_key, write_key
-from ckptd.shared.files.regular import RegularFiles
 from ckptd.shared.format.committed import identify, open_sound
 from ckptd.shared.format.digest import BLOCK_NBYTES, KIND
 from ckptd.shared.format.integrity import KEYED_KIND, XXH3, Keyed, Purpose
@@ -39,9 +38,10 @@ from ckptd.shared.format.manifest import (
 )
 from ckptd.shared.format.slot import PAGE, SEALS_NBYTES, Seal, SlotState, decode_seals, encode_seal, next_seal
 from ckptd.shared.protocol.publication import Publication
+from ckptd.shared.stores.schemes import open_files
 from ckptd.store.posix.commit import _check_files, commit
 from ckptd.store.posix.publish import publish_to
-from ckptd.store.posix.scan import Place, committed_at, scan
+from ckptd.store.posix.scan import Place, committed_at, files_at, scan
 from ckptd.system.config import Config
 from ckptd.system.files import FileLayer
 from ckptd_client._load.checkpoint import open_directory
@@ -342,8 +342,8 @@ def reads(path, integrity):
     to = Publication(os.path.join(place.key.store, "published"), whole=True)
     chosen_by = {"integrity": "xxh3"} if integrity is XXH3 else {"integrity_key_file": written(integrity, path)}
     return {
-        "identify": lambda: identify(path, layer),
-        "open_sound": lambda: open_sound(path, RegularFiles(integrity)),
+        "identify": lambda: identify(files_at(layer, path)),
+        "open_sound": lambda: open_sound(open_files(path, integrity)),
         "committed_at": lambda: committed_at(layer, place),
         "commit": lambda: commit(layer, place.key, place.save, "test"),
         "publish": lambda: publish_to(layer, place.key, os.path.basename(path), to),
@@ -400,7 +400,7 @@ def test_another_store_than_the_manifests_is_no_checkpoint(tmp_path):
     record = json.loads((path / "COMMITTED").read_bytes())
     (path / "COMMITTED").write_text(json.dumps(record | {"store_id": OTHER_STORE_ID}))
     with pytest.raises(DamagedError, match="store id"):
-        open_sound(str(path), FileLayer())
+        open_sound(open_files(str(path), XXH3))
 
 
 def test_what_lies_there_for_stock_readers_is_not_proved_for_somebody_else(tmp_path, monkeypatch):

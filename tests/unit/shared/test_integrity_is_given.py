@@ -161,5 +161,5 @@ def test_the_rule_of_proofs_catches():
     assert list(says_nothing("x", ast.parse(head + "checkpoint.open_directory(path)"))) == [
         "checkpoint.open_directory, line 2"
     ]
-    assert {("ckptd.system.files", "FileLayer"), ("ckptd.shared.files.regular", "RegularFiles")} <= PROVED
+    assert {("ckptd.system.files", "FileLayer"), ("ckptd.shared.stores.directory", "DirectoryFiles")} <= PROVED
     assert len(PROVED) > 40

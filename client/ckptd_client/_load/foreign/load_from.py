@@ -17,6 +17,7 @@ from ckptd.shared.format.committed import TRASH_PREFIX
 from ckptd.shared.format.integrity import XXH3, Integrity
 from ckptd.shared.format.layout import Leaf, Leaves, Path, is_path_text
 from ckptd.shared.format.manifest import COMMITTED, LATEST, MANIFEST
+from ckptd.shared.stores.schemes import absolute, is_url, real
 from ckptd_client._daemon.link import Link
 from ckptd_client._load.checkpoint import open_directory
 from ckptd_client._load.fit import Fit, fit
@@ -71,7 +72,7 @@ def checked(path: object, state: object) -> str:
     text = os.fspath(path)
     if not isinstance(text, str) or not is_path_text(text):
         raise UsageError(f"{shown(text)} can be the path of nothing", hint="load_from(path, state)")
-    return os.path.abspath(text)
+    return absolute(text)
 
 
 def read_from(  # noqa: PLR0913 - keyword-only
@@ -121,6 +122,8 @@ def kind_of(path: str, call: str = "client.load_from({!r}, state)") -> str:
 
     A directory without anything known counts as one of safetensors, whose reader says what it lacks.
     """
+    if is_url(path):
+        return "ckptd"  # no other program's checkpoints are read from there
     if not os.path.exists(path):
         raise UsageError(f"{path} does not exist", hint="give the directory of a checkpoint, or a .safetensors file")
     if not os.path.isdir(path):
@@ -164,7 +167,7 @@ def _load_own(  # noqa: PLR0913, PLR0917
     *,
     strict: bool,
 ) -> tuple[str, int | None, int, list[str]]:
-    path = os.path.realpath(path)  # as open_directory does; it is named in what does not fit
+    path = real(path)  # as open_directory does; it is named in what does not fit
     checkpoint = open_directory(path, integrity=integrity)
     like = group.rank if group.rank < checkpoint.world_size else 0
     try:

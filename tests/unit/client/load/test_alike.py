@@ -8,7 +8,9 @@ import pytest
 
 from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.format.digest import digest
+from ckptd.shared.format.integrity import XXH3
 from ckptd.shared.format.layout import TensorEntry
+from ckptd.shared.stores.schemes import open_files
 from ckptd_client._load import alike
 from ckptd_client._load.alike import look, questions_of
 from ckptd_client._load.image_ranges import Images, images_in
@@ -131,7 +133,7 @@ def test_an_image_of_several_files(tmp_path):
     (tmp_path / "b").write_bytes(b"abcdefghij")
     extents = [("a", 0, 10), ("b", 10, 12)]  # the second one is shorter than it should be
     record = SimpleNamespace(rank=3, name="a", digests=b"d", extents=lambda: extents)
-    images = images_in(str(tmp_path), [record])
+    images = images_in(open_files(str(tmp_path), XXH3), [record])
     assert images.tables == {3: b"d"}
     with images.reading(3) as read:
         assert [read(0, 3), read(8, 4), read(10, 10)] == [b"012", b"89ab", b"abcdefghij"]

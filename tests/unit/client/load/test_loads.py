@@ -3,7 +3,9 @@
 from types import SimpleNamespace
 
 from ckptd.shared.base.ids import JobKey, SaveId
+from ckptd.shared.format.integrity import XXH3
 from ckptd.shared.protocol.messages import LoadFrom, Tier
+from ckptd.shared.stores.schemes import open_files
 from ckptd_client._load import rounds
 from ckptd_client._load.checkpoint import Checkpoint
 from tests.runs import RUN
@@ -16,7 +18,7 @@ def opened(order, closed):
         def close(self):
             closed.append(self.tier)
 
-    return Noted({}, save=order.save, tier=order.tier, store_dir="", opener={}.__getitem__)
+    return Noted({}, save=order.save, tier=order.tier, stored=open_files("", XXH3), opener={}.__getitem__)
 
 
 def test_what_the_ranks_do_not_agree_on_is_closed():

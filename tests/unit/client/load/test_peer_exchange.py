@@ -16,6 +16,7 @@ from ckptd.shared.files.mapping import Mapping
 from ckptd.shared.format.digest import BLOCK_NBYTES
 from ckptd.shared.format.integrity import XXH3, Keyed
 from ckptd.shared.format.manifest import FileRecord
+from ckptd.shared.stores.directory import OpenedFile
 from ckptd_client._load.reader import Piece, Source, Target
 from ckptd_client._load.shared_read import node_group, peer_exchange
 from ckptd_client._load.shared_read.node_group import Rendezvous
@@ -65,7 +66,7 @@ class Checkpoint:
                 return super().checked(index, buffer)
 
         path, record = str(self.directory / f"{rank}"), self.records[rank]
-        piece = Piece(os.open(path, os.O_RDONLY), path, 0, record.nbytes)
+        piece = Piece(OpenedFile(os.open(path, os.O_RDONLY)), path, 0, record.nbytes)
         return Counted((piece,), path, record.nbytes, record.digests, None, None, readers=2, integrity=self.integrity)
 
 

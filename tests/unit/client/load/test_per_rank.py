@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from ckptd.shared.files.regular import open_regular
+from ckptd.shared.stores.directory import DirectoryFiles
 from ckptd_client import ConfigError, MismatchError
 from ckptd_client._daemon.settings import as_named
 from ckptd_client._image.plan import make_plan
 from ckptd_client._load import alike as _alike
-from ckptd_client._load import image_ranges
 from ckptd_client._load.rounds import read_checkpoint
 from ckptd_client._local.rank import Group
 from ckptd_client._state.naming import Named, ranks_of
@@ -232,12 +231,13 @@ def test_no_load_fails_for_what_only_a_note_needs(stored, monkeypatch):
     assert "state['python'], state['rng'], each a value of its own" in notes[0]
     alike = stored(3, lambda rank: {"n": torch.ones(3), "own": torch.tensor(rank)})
 
-    def refuse(where, **more):
-        if where.endswith("r00001-p00.safetensors"):
-            raise PermissionError(errno.EACCES, "no", where)
-        return open_regular(where, **more)
+    def refuse(files, name, *, cached=False):
+        if cached and name == "r00001-p00.safetensors":
+            raise PermissionError(errno.EACCES, "no", files.where(name))
+        return open_file(files, name, cached=cached)
 
-    monkeypatch.setattr(image_ranges, "open_regular", refuse)
+    open_file = DirectoryFiles.open
+    monkeypatch.setattr(DirectoryFiles, "open", refuse)
     state, notes, _ = load(alike, 0, 2, state={"n": torch.zeros(3), "own": torch.tensor(9)})
     assert (state["n"].tolist(), int(state["own"])) == ([1.0] * 3, 0)
     assert [note.partition(": they were not compared")[0] for note in notes] == [

@@ -15,6 +15,7 @@ from ckptd.shared.files.regular import open_direct
 from ckptd.shared.format.digest import BLOCK_NBYTES, blocks, digest
 from ckptd.shared.format.layout import VERSION, Layout, Leaves, decode_layout, decode_leaves
 from ckptd.shared.format.slot import PAGE, SlotState, slot_capacity
+from ckptd.shared.stores.directory import OpenedFile
 from ckptd_client._image.plan import gather, make_plan
 from ckptd_client._load.fit import fit
 from ckptd_client._load.reader import Piece, Source, Target, copy_out, open_slot
@@ -50,7 +51,7 @@ def source_of(tmp_path):
         fd = open_direct(str(path)) if direct else os.open(path, os.O_RDONLY)
         table = b"".join(digest(data[start:stop]) for start, stop in blocks(len(data)))
         leaves = Leaves(VERSION, {})
-        files = (Piece(fd, str(path), 0, len(data)),)
+        files = (Piece(OpenedFile(fd), str(path), 0, len(data)),)
         made.append(Source(files, str(path), len(data), table, layout_of(len(data)), leaves, readers))
         return made[-1]
 
@@ -159,7 +160,7 @@ def test_a_file_system_without_direct_reads_is_read_through_the_cache(source_of,
     monkeypatch.setattr(os, "open", refusing)
     tensor = torch.zeros(len(DATA), dtype=torch.uint8)
     source = source_of(DATA, direct=True)
-    assert not fcntl.fcntl(source.files[0].fd, fcntl.F_GETFL) & os.O_DIRECT
+    assert not fcntl.fcntl(source.files[0].file.fd, fcntl.F_GETFL) & os.O_DIRECT
     copy_out(source, [Target(0, len(tensor), tensor.data_ptr())])
     assert tensor.numpy().tobytes() == DATA
 

@@ -1,0 +1,1 @@
+"""Committed checkpoints opened for reading, on whatever store they are."""

@@ -1,0 +1,58 @@
+"""Kinds of stores by the scheme of their URLs: a kind is one line of ``KINDS``, and is imported when it is used."""
+
+import importlib
+import os
+from typing import Any, NamedTuple
+
+from ckptd.shared.base.errors import UsageError
+from ckptd.shared.format.integrity import Integrity
+from ckptd.shared.format.stored_files import StoredFiles
+
+
+class Kind(NamedTuple):
+    """Where a kind of store is, as module:class."""
+
+    files: str  # a StoredFiles, made of a location and an integrity: the side that a training imports
+    store: str  # a ckptd.store.interface.Store, made of a URL and an integrity
+
+
+KINDS = {
+    "": Kind("ckptd.shared.stores.directory:DirectoryFiles", "ckptd.store.posix.store:PosixStore"),  # a path
+}
+_MARK = "://"
+
+
+def is_url(location: str) -> bool:
+    """Whether it has a scheme: all else is a path."""
+    return _MARK in location
+
+
+def kind_of(location: str) -> Kind:
+    """The kind of store that a location is on. Raises UsageError for an unknown scheme."""
+    scheme = location.partition(_MARK)[0] if is_url(location) else ""
+    if scheme not in KINDS:
+        known = ", ".join(["a path", *(f"{name}{_MARK}" for name in KINDS if name)])
+        raise UsageError(f"{location}: ckptd has no store for {scheme}{_MARK}", hint=f"a store is {known}")
+    return KINDS[scheme]
+
+
+def loaded(name: str) -> Any:
+    """What a module:class stands for."""
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def open_files(location: str, integrity: Integrity) -> StoredFiles:
+    """What lies at a location, to be read. Touches nothing. Raises UsageError for an unknown scheme."""
+    made: StoredFiles = loaded(kind_of(location).files)(location, integrity)
+    return made
+
+
+def absolute(location: str) -> str:
+    """The location without a word that depends on this process."""
+    return location if is_url(location) else os.path.abspath(location)
+
+
+def real(location: str) -> str:
+    """As absolute, with all links followed: a checkpoint is held against its directory's name."""
+    return location if is_url(location) else os.path.realpath(location)

@@ -1,0 +1,63 @@
+"""The next content of a file of a committed checkpoint: under a hidden name until it is complete."""
+
+import contextlib
+import os
+
+from ckptd.system import failpoints
+from ckptd.system.files import FileLayer, is_temp, temp_name
+
+
+class PosixDraft:
+    """Of the file at path, of nbytes, zeros at first. Removes what a killed process left beside the file."""
+
+    def __init__(self, fs: FileLayer, path: str, nbytes: int) -> None:
+        self._fs = fs
+        self._path = path
+        _sweep(fs, path)
+        self._temp = temp_name(path)
+        self._written = fs.open_write(self._temp, direct=False)
+        self._read: int | None = None
+        fs.truncate(self._written, nbytes)
+
+    def write(self, data: memoryview, offset: int) -> None:
+        """As Draft."""
+        self._fs.pwrite(self._written, data, offset)
+
+    def read(self, into: memoryview, offset: int) -> None:
+        """As Draft."""
+        if self._read is None:
+            self._read = self._fs.open_read(self._temp)
+        done = 0
+        while done < len(into):
+            got = os.preadv(self._read, [into[done:]], offset + done)
+            if got == 0:
+                raise EOFError(f"{self._temp} ends at byte {offset + done}")
+            done += got
+
+    def publish(self) -> None:
+        """As Draft."""
+        failpoints.reach("repair.file-unsynced")
+        self._fs.fsync(self._written)
+        failpoints.reach("repair.before-file-rename")
+        self._fs.rename(self._temp, self._path)
+        failpoints.reach("repair.after-file-rename")
+        self._fs.fsync_dir(os.path.dirname(self._path))
+
+    def close(self) -> None:
+        """As Draft."""
+        for fd in (self._written, self._read):
+            if fd is not None and fd >= 0:
+                self._fs.close(fd)
+        self._written, self._read = -1, None
+        with contextlib.suppress(OSError):
+            self._fs.unlink(self._temp)
+
+
+def _sweep(fs: FileLayer, path: str) -> None:
+    head, name = os.path.split(path)
+    if fs.mkdir(head):  # of parity, when all of it is gone
+        fs.fsync_dir(os.path.dirname(head))
+    for entry in fs.listdir(head):
+        if is_temp(entry, name):
+            with contextlib.suppress(FileNotFoundError):
+                fs.unlink(os.path.join(head, entry))
