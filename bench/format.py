@@ -72,7 +72,7 @@ def tensor_parallel_boxes(rank: int, ranks: int = 8) -> list[Box]:
 
     Finds the geometry anew, as the first plan of a process does.
     """
-    strided.dealt.cache_clear()
+    strided.distributed.cache_clear()
     mesh, coordinate = (RANKS // ranks, ranks), divmod(rank, ranks)
     boxes = []
     for name, shape in llama_8b().items():
@@ -85,10 +85,10 @@ def tensor_parallel_boxes(rank: int, ranks: int = 8) -> list[Box]:
         for placement, parts in zip(placements, mesh, strict=False):
             local[placement.dim] //= parts
         for kind, _ in _COPIES:
-            dealt = strided.dealt(shape, mesh, coordinate, placements, tuple(local))
-            if len(dealt) != 1:
-                raise RuntimeError(f"{name}: {len(dealt)} geometries")
-            boxes += _copies(name, shape, [(box.offsets, box.sizes) for box in dealt[0]], kind)
+            distributed = strided.distributed(shape, mesh, coordinate, placements, tuple(local))
+            if len(distributed) != 1:
+                raise RuntimeError(f"{name}: {len(distributed)} geometries")
+            boxes += _copies(name, shape, [(box.offsets, box.sizes) for box in distributed[0]], kind)
     return boxes
 
 

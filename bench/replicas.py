@@ -13,7 +13,7 @@ import torch
 import xxhash
 
 from ckptd_client._image.plan import Plan, gather, make_plan
-from ckptd_client._state.replica_shares import said_of_wholes, wholes_of
+from ckptd_client._state.replica_slices import attestation_of_digests, digests_of
 
 ROUNDS = 9
 READ_BAR = 1.15  # digests by one read
@@ -64,7 +64,7 @@ def medians(nbytes: int, tensors: int, replicas: int) -> dict[str, tuple[float, 
 
 
 def _digests(plan: Plan, values: list[torch.Tensor]) -> None:
-    said_of_wholes(plan.streams, wholes_of(plan.streams, values))()
+    attestation_of_digests(plan.streams, digests_of(plan.streams, values))()
 
 
 def main() -> None:

@@ -40,7 +40,7 @@ from ckptd_client._daemon.siblings import cause_of
 from ckptd_client._daemon.topology import check_alike, failure_told, gather, why_unprotected, word_of
 from ckptd_client._local.rank import Group
 from ckptd_client._local.slots import RankFile, Slots
-from ckptd_client._state.looks import Looks, listed
+from ckptd_client._state.sampling import Sampling, listed
 from ckptd_client.handle import HandleBook
 
 log = logging.getLogger("ckptd_client")
@@ -66,7 +66,7 @@ class Link:
         self._store_id = settings.store_id  # asked for; once the store has answered, its own: no other is saved to
         self.topology: Topology | None = None  # what the ranks agreed on at connect; for each daemon we come to
         self.balance = bool(settings.balance)  # whether replicas each save a share of what they all hold
-        self.looks = Looks(settings.verify, settings.cadence)
+        self.sampling = Sampling(settings.verify, settings.cadence)
         self.book = HandleBook()
         self.capacity = 0  # of the slots asked for, 0 when none were
         self._had = 0  # of the slot that was granted last
@@ -357,7 +357,7 @@ class Link:
 
     def _with_names(self, push: Progress) -> Progress:
         """With the keys in which replicas differ: the daemons know of their tensors by number only."""
-        names = self.looks.names(push.save, push.where) if push.where is not None else []
+        names = self.sampling.names(push.save, push.where) if push.where is not None else []
         return msgspec.structs.replace(push, reason=f"{push.reason}: {listed(names)}") if names else push
 
     @property
@@ -474,7 +474,7 @@ class Link:
         """A load has begun it; what was not handed over before is of no use to it."""
         if incarnation > self.incarnation:
             self.incarnation, self.run = incarnation, run
-        self.looks = self.looks.begun()
+        self.sampling = self.sampling.restarted()
         self._missed.clear()
         for save in list(self._unacknowledged):
             self.book.give_up(save, "a load began before the daemon heard of it")

@@ -7,9 +7,9 @@ from ckptd.shared.format.integrity import Integrity
 from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol.messages import Cadence
 from ckptd_client._daemon.settings import UNPROVED, Proof
-from ckptd_client._state.looks import DRAINED, Verify
 from ckptd_client._state.naming import NOTHING_NAMED, Named
 from ckptd_client._state.pickle import NO_PICKLE, PickleKeys
+from ckptd_client._state.sampling import DRAINED, Verify
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ from ckptd.shared.format.schemes.layout import MAX_SET_SIZE
 from ckptd.shared.protocol.messages import Cadence
 from ckptd.shared.protocol.topology import MIN_SET_SIZE
 from ckptd_client._local.argument_checks import as_flag, as_seconds, looks_like_path
-from ckptd_client._state.looks import DRAINED, Verify
 from ckptd_client._state.naming import Named
+from ckptd_client._state.sampling import DRAINED, Verify
 
 _ADDRESS_RE = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://(.*)")
 _HEX_RE = re.compile(r"^[0-9a-f]{32}\Z")

@@ -13,7 +13,7 @@ from ckptd.shared.base.errors import UsageError
 from ckptd.shared.format.digest import digest
 from ckptd_client._gather._cuts import Box, Shape, placed
 from ckptd_client._state.sharded import is_dtensor, is_sharded_tensor
-from ckptd_client._state.strided import dealt, is_interleaving
+from ckptd_client._state.strided import distributed, is_interleaving
 from ckptd_client._state.tensors import PLAIN_TYPES, copyable, describe, shard_of
 from ckptd_client._state.tree import Flat, format_path
 
@@ -188,7 +188,7 @@ def _boxes_on_mesh(value: "DTensor", dims: list[int | None]) -> list[tuple[Box, 
     if 0 in shape or any(size % parts for size, parts in zip(shape, cuts, strict=True)):
         return None  # the number of rows of each rank is ambiguous
     local = tuple(size // parts for size, parts in zip(shape, cuts, strict=True))
-    found = [dealt(shape, mesh, place, value.placements, local) for place in itertools.product(*map(range, mesh))]
+    found = [distributed(shape, mesh, place, value.placements, local) for place in itertools.product(*map(range, mesh))]
     if any(len(ways) != 1 for ways in found):
         return None
     return [tuple(Box(box.offsets, box.sizes) for box in ways[0]) for ways in found]

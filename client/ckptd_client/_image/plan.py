@@ -17,22 +17,22 @@ from ckptd_client._image.image import Box, Image, make_image, make_layout
 from ckptd_client._image.segment_plan import SegmentPlan
 from ckptd_client._image.stock_objects import StockLeaves
 from ckptd_client._local.rank import Group
-from ckptd_client._state.looks import Look
 from ckptd_client._state.pickle import NO_PICKLE, PickleKeys
 from ckptd_client._state.pickle import encode as encode_plain
 from ckptd_client._state.replica_choice import held_as
 from ckptd_client._state.replica_digests import WholeDigest
-from ckptd_client._state.replica_shares import (
+from ckptd_client._state.replica_slices import (
     Rows,
     Stream,
-    as_told,
-    said_of,
-    said_of_wholes,
-    shares_of,
+    as_not_binding,
+    attestation_of,
+    attestation_of_digests,
+    digests_of,
+    slices_of,
     streams_of,
-    wholes_of,
 )
 from ckptd_client._state.replicas import Ground, Replicas, replicas_of
+from ckptd_client._state.sampling import Sample
 from ckptd_client._state.sharded import is_dtensor
 from ckptd_client._state.tensors import (
     PLAIN_TYPES,
@@ -86,14 +86,14 @@ class Plan(SegmentPlan):
     sharded: list[tuple[int, Spec]]  # (index among the tensors, what it must still be besides)
     pickled: frozenset[int]  # positions of leaves that may be pickled
 
-    def said(self, of_streams: Callable[[], tuple[Share, ...]]) -> Callable[[], tuple[Share, ...]]:
+    def attest(self, of_streams: Callable[[], tuple[Share, ...]]) -> Callable[[], tuple[Share, ...]]:
         """This rank's whole word of what replicas hold too, when that of the streams is asked for."""
 
-        def said() -> tuple[Share, ...]:
-            found = of_streams() if self.balanced else as_told(of_streams())
+        def attest() -> tuple[Share, ...]:
+            found = of_streams() if self.balanced else as_not_binding(of_streams())
             return (*found, not_compared(self.world_size)) if self.unseen else found
 
-        return said
+        return attest
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +104,13 @@ class Values:
     counted: list[torch.Tensor]  # for each box the tensor of the state that it is of
     leaves: bytes
     objects: bytes  # the leaves once more, for stock readers; rank 0 makes them
-    said: Callable[[], tuple[Share, ...]] = tuple  # of tensors that replicas hold too; may wait for a device
+    attest: Callable[[], tuple[Share, ...]] = tuple  # of tensors that replicas hold too; may wait for a device
     digests: Sequence[WholeDigest] = ()  # that it waits for; to be taken while the tensors are what is saved
 
     @property
     def shares(self) -> tuple[Share, ...]:
         """What is said of tensors that replicas hold too. Blocks until it is known."""
-        return self.said()
+        return self.attest()
 
     @property
     def plain_nbytes(self) -> int:
@@ -118,7 +118,7 @@ class Values:
         return len(self.leaves) + len(self.objects)
 
 
-def gather(plan: Plan, state: Any, stock: StockLeaves | None = None, look: Look | None = None) -> Values | None:
+def gather(plan: Plan, state: Any, stock: StockLeaves | None = None, sample: Sample | None = None) -> Values | None:
     """The state's values if it still has the plan's structure, else None. The hot path: no names, no copies.
 
     look: what is looked at of tensors that replicas hold too; None: nothing is said of them.
@@ -133,27 +133,27 @@ def gather(plan: Plan, state: Any, stock: StockLeaves | None = None, look: Look 
         plan.names[i]: encode_plain(values[i], plan.names[i], plan.wheres[i], allowed=i in plan.pickled)
         for i in plan.leaves
     }
-    digests = wholes_of(plan.streams, values) if look is not None and look.whole else []
+    digests = digests_of(plan.streams, values) if sample is not None and sample.whole else []
     return Values(
         tensors=[*_stored(plan, values), *pieces],
         counted=[values[i] for i in plan.of_boxes],
         leaves=encode(Leaves(VERSION, leaves)),
         objects=stock.encode(leaves) if stock is not None else b"",
-        said=_said(plan, values, look, digests),
+        attest=_attestation(plan, values, sample, digests),
         digests=digests,
     )
 
 
-def _said(
-    plan: Plan, values: list[Any], look: Look | None, digests: Sequence[WholeDigest]
+def _attestation(
+    plan: Plan, values: list[Any], sample: Sample | None, digests: Sequence[WholeDigest]
 ) -> Callable[[], tuple[Share, ...]]:
     """What is said of shares, when it is asked for; a device that fails at it fails the save then, and not training."""
-    if look is None:
+    if sample is None:
         return tuple
-    if look.whole:
-        return plan.said(said_of_wholes(plan.streams, digests))
+    if sample.whole:
+        return plan.attest(attestation_of_digests(plan.streams, digests))
     try:
-        return plan.said(said_of(plan.streams, values, look))
+        return plan.attest(attestation_of(plan.streams, values, sample))
     except RuntimeError as error:
         problem = error
 
@@ -239,13 +239,13 @@ def make_plan(  # noqa: PLR0913 - keyword-only
     replicas = replicas_of(flat, replicated or (), Group(rank, world_size, "")) if known else Replicas({}, ())
     ranks = {i: ranks for i, ranks in replicas.ranks.items() if not is_own(flat.names[i])}
     streams = streams_of(ranks, flat, skipped=whole)
-    share, others = shares_of(streams, rank) if balanced else ({}, set())
-    stored, cut, boxes = _boxes(flat, [i for i in tensors if i not in tied | others], shards, share)
+    rows, others = slices_of(streams, rank) if balanced else ({}, set())
+    stored, cut, boxes = _boxes(flat, [i for i in tensors if i not in tied | others], shards, rows)
     kept = {*stored, *cut}
     _warn(boxes, rank)
     image = make_image(boxes, rank=rank, world_size=world_size, dual=dual)
     aliases = {flat.names[tied]: flat.names[source] for tied, source in ties if source in kept}
-    layout = _layout(image, flat, aliases, _held_alike(flat, ranks, kept - set(share), world_size))
+    layout = _layout(image, flat, aliases, _held_alike(flat, ranks, kept - set(rows), world_size))
     return Plan(
         structure=flat.structure,
         names=flat.names,
@@ -253,7 +253,7 @@ def make_plan(  # noqa: PLR0913 - keyword-only
         tensors=tensors,
         leaves=sorted(set(range(len(flat.values))) - set(tensors)),
         stored=stored,
-        cuts=[(at, share[i]) for at, i in enumerate(stored) if i in share],
+        cuts=[(at, rows[i]) for at, i in enumerate(stored) if i in rows],
         streams=streams,
         balanced=balanced and replicated is not None,
         unseen=_unseen(flat, ranks, streams, dict(ties)),
@@ -330,7 +330,7 @@ def _is_one(shard: Shard) -> bool:
 
 
 def _boxes(
-    flat: Flat, tensors: list[int], shards: dict[int, Shard], share: Mapping[int, Rows]
+    flat: Flat, tensors: list[int], shards: dict[int, Shard], rows: Mapping[int, Rows]
 ) -> tuple[list[int], list[int], list[Box]]:
     """Which tensors are stored as they lie, which in boxes; and the boxes of both."""
     stored: list[int] = []
@@ -347,7 +347,7 @@ def _boxes(
         ]
         if shard.chunks[0].local is local_of(value) and copied_as(value.dtype) is value.dtype:
             stored.append(i)
-            whole += [_rows_of(boxes[0], share[i])] if i in share else boxes
+            whole += [_rows_of(boxes[0], rows[i])] if i in rows else boxes
         else:
             cut.append(i)
             pieces += boxes

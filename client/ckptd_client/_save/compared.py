@@ -8,7 +8,7 @@ from ckptd.shared.format.replica_shares import Share
 from ckptd_client._image.plan import Plan, Values
 from ckptd_client._save.segment import Segment
 from ckptd_client._save.staging import Staging
-from ckptd_client._state.replica_shares import ByPosition, Stream, said_of, said_of_wholes, wholes_of
+from ckptd_client._state.replica_slices import ByPosition, Stream, attestation_of, attestation_of_digests, digests_of
 from ckptd_client.handle import SaveHandle
 
 
@@ -18,26 +18,26 @@ def plan_of(staging: Staging, state: dict[str, Any], deadline: float) -> tuple[P
         return staging.plans.gather(state, balanced=False)  # DCP's planner has shared out what replicas hold
 
 
-def said_of_staged(staging: Staging, segment: Segment, handle: SaveHandle, *, drain: bool) -> tuple[Share, ...]:
+def attestation_of_segment(staging: Staging, segment: Segment, handle: SaveHandle, *, drain: bool) -> tuple[Share, ...]:
     """Of a state that lies in a slot, by the client's own plan of it. Raises WaitTimeoutError."""
     plan = segment.plan
     if not isinstance(plan, Plan) or not (plan.streams or plan.unseen):
         return ()
     stored = dict(zip(plan.stored, segment.views(), strict=False))  # the boxes of cut tensors come after them
-    return plan.said(lambda: said_of_streams(staging, plan.streams, stored, handle, drain=drain))()
+    return plan.attest(lambda: attestation_of_streams(staging, plan.streams, stored, handle, drain=drain))()
 
 
-def said_of_streams(
+def attestation_of_streams(
     staging: Staging, streams: Sequence[Stream], values: ByPosition[Any], handle: SaveHandle, *, drain: bool
 ) -> tuple[Share, ...]:
     """Of each stream, of values that stay what they are meanwhile. Raises WaitTimeoutError."""
     with staging.turn(staging.until()):
-        looks = staging.link.looks
-        look = looks.next(handle.save_id, drain=drain)
-        looks.looked(streams, look, handle)
-    if look.whole:
-        return said_of_wholes(streams, wholes_of(streams, values))()
-    return said_of(streams, values, look)()
+        sampling = staging.link.sampling
+        sample = sampling.next(handle.save_id, drain=drain)
+        sampling.record(streams, sample, handle)
+    if sample.whole:
+        return attestation_of_digests(streams, digests_of(streams, values))()
+    return attestation_of(streams, values, sample)()
 
 
 def stock_objects(staging: Staging, leaves: dict[str, Leaf]) -> bytes:

@@ -7,8 +7,8 @@ from ckptd_client._daemon.link import Link
 from ckptd_client._image.plan import Plan, Values, gather, make_plan
 from ckptd_client._image.stock_objects import StockLeaves
 from ckptd_client._save.stats import Stats
-from ckptd_client._state.looks import Look
 from ckptd_client._state.replicas import warn_of_idle
+from ckptd_client._state.sampling import Sample
 
 _KEPT = 4  # a full save and one of the model may alternate
 
@@ -22,7 +22,9 @@ class Plans:
         self._plans: list[Plan] = []  # the newest first
         self.stock = StockLeaves() if dual and link.group.rank == 0 else None
 
-    def gather(self, state: dict[str, Any], look: Look | None = None, *, balanced: bool = True) -> tuple[Plan, Values]:
+    def gather(
+        self, state: dict[str, Any], sample: Sample | None = None, *, balanced: bool = True
+    ) -> tuple[Plan, Values]:
         """The state's plan, made anew when the structure changed, and its values now.
 
         balanced: replicas each save a share of what they all hold, if the job has that. Raises UsageError for what
@@ -30,12 +32,12 @@ class Plans:
         """
         balanced = balanced and self._link.balance
         for plan in [plan for plan in self._plans if plan.balanced is balanced]:
-            values = gather(plan, state, self.stock, look)
+            values = gather(plan, state, self.stock, sample)
             if values is not None:
                 break
         else:
             plan = self._made(state, balanced=balanced)
-            values = gather(plan, state, self.stock, look)
+            values = gather(plan, state, self.stock, sample)
         self._plans = [plan, *(other for other in self._plans if other is not plan)][:_KEPT]
         if values is None:
             raise UsageError("the state changes while it is read", hint="save from the thread that trains")

@@ -68,12 +68,12 @@ class Saving:
     def _staged(self, state: dict[str, Any], save: SaveId, *, drain: bool, deadline: float) -> SaveHandle:
         staging = self._staging
         plans, asked = staging.stats.plans, time.monotonic()
-        look = staging.link.looks.next(save, drain=drain)
-        plan, values = staging.plans.gather(state, look)
+        sample = staging.link.sampling.next(save, drain=drain)
+        plan, values = staging.plans.gather(state, sample)
         if staging.stats.plans > plans:  # it is done once, and is not what the timeout is for
             deadline += time.monotonic() - asked
         handle = staging.open(save, unsealed=False)
-        staging.link.looks.looked(plan.streams, look, handle)
+        staging.link.sampling.record(plan.streams, sample, handle)
         staging.stats.nbytes += plan.nbytes
         self._stage_or_fail(handle, plan, values, drain=drain, deadline=deadline)
         return handle

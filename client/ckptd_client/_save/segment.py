@@ -17,12 +17,12 @@ class Plain:
 
     leaves: bytes
     objects: bytes
-    said: Callable[[], tuple[Share, ...]] = tuple
+    attest: Callable[[], tuple[Share, ...]] = tuple
 
     @property
     def shares(self) -> tuple[Share, ...]:
         """What is said of tensors that replicas hold too. Blocks until it is known."""
-        return self.said()
+        return self.attest()
 
     @property
     def nbytes(self) -> int:

@@ -1,27 +1,27 @@
-"""Dicts and sets of keys that a file chose: keys may have one hash, and then each takes as long as all before it.
+"""Builds dicts and sets of keys from a file, protected against keys that were chosen to have one hash.
 
-Text and bytes hash by a secret of the process. Numbers, and tuples of them, do not, so whoever writes a file can choose
-ten thousand of one hash. They are counted by their hashes before anything is made of them: an int that is a hash is its
-own hash, so that the counting itself is never slow, and the answer is the same on a slow machine as on a fast one.
+Hashes of text and bytes depend on a secret of the process. Those of numbers, and of tuples of numbers, do not, so the
+writer of a file can choose ten thousand keys of one hash; each then takes as long to insert as all before it. Keys are
+counted by their hashes before a dict or set is built: an int that is a hash is its own hash, so counting is never slow.
 """
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, TypeVar
 
-_ALIKE = 64  # keys of one hash: each is compared with so many at most
+_ALIKE = 64  # keys of one hash that are allowed
 
 _Made = TypeVar("_Made", dict[Any, Any], set[Any])
 
 
 def dict_of(pairs: Sequence[Any]) -> dict[Any, Any]:
-    """Of [key, value] pairs, each key once. Raises ValueError when one is there twice, or too many have one hash."""
+    """A dict of [key, value] pairs. Raises ValueError for a key that occurs twice, and for too many of one hash."""
     _check(key for key, _ in pairs)
     return _each_once(dict(pairs), pairs)
 
 
 def set_of(items: Sequence[Any]) -> set[Any]:
-    """Of items that differ. Raises ValueError when one is there twice, or too many have one hash."""
+    """A set of items. Raises ValueError for an item that occurs twice, and for too many of one hash."""
     _check(items)
     return _each_once(set(items), items)
 

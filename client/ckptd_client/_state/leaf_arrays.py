@@ -1,7 +1,7 @@
-"""Values of torch and numpy inside leaves, as plain lists. Imports either only once it is needed.
+"""Encodes values of torch and numpy inside leaves as plain lists. Imports each library when it is needed.
 
-Encoders return None for a value that is not theirs, and raise ValueError for one that cannot be written. Decoders check
-every length against the bytes that are there before they build anything.
+Encoders return None for a value of another type, and raise ValueError for one that cannot be written. Decoders compare
+every length with the bytes that exist before they build a value.
 """
 
 import math
@@ -119,7 +119,7 @@ def _dtype_text(dtype: "np.dtype[Any]") -> str:
     import numpy as np  # noqa: PLC0415
 
     text = dtype.str
-    # Structured dtypes and those of other packages lose themselves in this text.
+    # This text does not describe structured dtypes and those of other packages.
     if not _NUMPY_DTYPE_RE.fullmatch(text) or not dtype.itemsize or np.dtype(text) != dtype:
         raise ValueError(f"its numpy dtype {dtype} has no safe encoding")
     return text
@@ -157,17 +157,17 @@ def _array(text: Any, shape: Any, data: Any) -> "np.ndarray[Any, Any]":
 
 def _shape(shape: Any) -> list[int]:
     if type(shape) is not list or len(shape) > _MAX_DIMS or any(type(n) is not int or n not in _INT63 for n in shape):
-        raise DamagedError(f"{_told(shape)} is no shape")
+        raise DamagedError(f"{_shape_text(shape)} is no shape")
     return shape
 
 
-def _told(shape: Any) -> str:
+def _shape_text(shape: Any) -> str:
     return cut([shown(n) for n in shape[:8]]) if type(shape) is list else shown(shape)
 
 
 def _check_nbytes(itemsize: int, shape: list[int], data: Any) -> None:
     if type(data) is not bytes or math.prod(shape) * itemsize != len(data):
-        raise DamagedError(f"data that does not fill the shape {_told(shape)}")
+        raise DamagedError(f"data that does not fill the shape {_shape_text(shape)}")
 
 
 def _check_bools(data: bytes) -> None:

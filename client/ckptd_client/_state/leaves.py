@@ -1,7 +1,7 @@
-"""The encoding safe/1 of leaves that are no tensors: msgpack with ext types, a closed set, nothing imported by name.
+"""The encoding safe/1 of plain values: msgpack with a closed set of ext types; it imports nothing by name.
 
 Every type is matched exactly, so that no subclass comes back as its base. An ext body is msgpack again. Classes of the
-user's own are only written and built when register() was called with them.
+user are written and built only after register() was called with them.
 """
 
 import dataclasses
@@ -64,7 +64,7 @@ class _Code(enum.IntEnum):
 
 
 class _Refused(Exception):  # noqa: N818 - not an error of its own: encode_leaf turns it into a UsageError with the place
-    """A value without an encoding: what it is, and what to do about it."""
+    """A value without an encoding: its description, and a hint."""
 
     def __init__(self, what: str, hint: str) -> None:
         super().__init__(what)
@@ -103,7 +103,7 @@ def register(cls: _Type, tag: str | None = None) -> _Type:
 def encode_leaf(value: Any, where: str) -> Leaf:
     """A leaf in safe/1. where is its place, as in state['a'].
 
-    Raises UsageError that names the place inside it which has no encoding, and what to do.
+    Raises UsageError with the place inside the leaf that has no encoding, and a hint.
     """
     kind = type(value)
     if kind in _SCALARS or (kind is int and value in _INT64):  # most leaves
@@ -168,7 +168,7 @@ def _plain(value: Any, trail: list[Any]) -> Any:
 
 
 def _inside(value: Any, step: Any, trail: list[Any]) -> Any:
-    # The trail is cut back on success only, so after a refusal it is the place of the refused value.
+    # The trail is shortened on success only, so after a refusal it is the place of the refused value.
     trail.append(step)
     plain = _plain(value, trail)
     trail.pop()
@@ -258,7 +258,7 @@ def _registered(value: Any, tag: str, trail: list[Any]) -> msgpack.ExtType:
 
 
 def _foreign(value: Any) -> msgpack.ExtType:
-    """Values of numpy and torch, if whoever made the value has imported them."""
+    """Values of numpy and torch, if they are imported already."""
     try:
         if "numpy" in sys.modules and (found := arrays.encode_numpy(value)) is not None:
             return _ext(_Code[found[0]], found[1])

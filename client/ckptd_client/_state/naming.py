@@ -1,4 +1,4 @@
-"""Names that a user gives to connect as patterns, and how messages list names and ranks."""
+"""Patterns of names that a user gives to connect, and lists of names and ranks for messages."""
 
 import fnmatch
 import logging
@@ -11,15 +11,15 @@ _LISTED = 3  # in one line
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """Patterns, as of fnmatch, of names that each rank has for itself, and of names that are equal on all ranks."""
+    """fnmatch patterns of names that belong to one rank each, and of names whose values are equal on all ranks."""
 
     per_rank: tuple[str, ...] = ()
     replicated: tuple[str, ...] = ()
 
     def is_own(self, name: str) -> bool:
-        """Whether each rank has this for itself: a pattern fits the name, or that of a container it is in.
+        """Whether each rank has its own value: a pattern matches the name, or that of a container around it.
 
-        An object whose state_dict() is still empty has the name that ``loader.*`` begins with.
+        ``loader.*`` also matches ``loader``, the name of an object whose state_dict() is still empty.
         """
         return any(
             name == p.removesuffix(".*") or fnmatch.fnmatchcase(name, p) or fnmatch.fnmatchcase(name, f"{p}.*")
@@ -27,11 +27,11 @@ class Named:
         )
 
     def is_common(self, name: str) -> bool:
-        """Whether the user said that all ranks hold it alike."""
+        """Whether the user named it as equal on all ranks."""
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.replicated) and not self.is_own(name)
 
     def warn_of_idle(self, names: Sequence[str]) -> None:
-        """Logs the patterns of per_rank that fit no name of a state."""
+        """Logs the patterns of per_rank that match no name of a state."""
         idle = [p for p in self.per_rank if not any(replace(self, per_rank=(p,)).is_own(name) for name in names)]
         if idle:
             keys = ", ".join(names[:3])
@@ -42,7 +42,7 @@ NOTHING_NAMED = Named()
 
 
 def listed(places: list[str]) -> str:
-    """The first places of a list, and how many more there are."""
+    """The first places of a list, and the number of the others."""
     more = f", and {len(places) - _LISTED} more" if len(places) > _LISTED else ""
     return f"{', '.join(places[:_LISTED])}{more}"
 

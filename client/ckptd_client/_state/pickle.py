@@ -1,6 +1,6 @@
-"""Pickle, for the leaves whose keys the user named, when they are saved and again when they are loaded.
+"""Pickles leaves whose keys the user named, when they are saved and when they are loaded.
 
-Such a leaf is a torch.save archive under the codec ``pickle``. Everything else of ckptd passes it on as bytes.
+Such a leaf is a torch.save archive under the codec ``pickle``. All other parts of ckptd handle it as bytes.
 """
 
 import fnmatch
@@ -23,12 +23,12 @@ _ENOUGH_NBYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class PickleKeys:
-    """Which leaves may be pickled: patterns as of fnmatch, over names such as ``loader.sampler``."""
+    """The leaves that may be pickled: fnmatch patterns of names such as ``loader.sampler``."""
 
     patterns: tuple[str, ...] = ()
 
     def allow(self, name: str) -> bool:
-        """Whether a pattern fits the name."""
+        """Whether a pattern matches the name."""
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.patterns)
 
 
@@ -36,7 +36,7 @@ NO_PICKLE = PickleKeys()
 
 
 def pickle_keys(patterns: Any) -> PickleKeys:
-    """What connect was told. Raises ConfigError."""
+    """The keys of connect's allow_pickle. Raises ConfigError."""
     listed = isinstance(patterns, Collection) and not isinstance(patterns, str | bytes)
     if not listed or not all(isinstance(p, str) and p for p in patterns):
         raise not_allowed(ConfigError, "allow_pickle", patterns, "a list of keys, or of patterns", ["hooks.*"])
@@ -55,29 +55,29 @@ def encode(value: Any, name: str, where: str, *, allowed: bool) -> Leaf:
     buffer = io.BytesIO()
     try:
         torch.save(value, buffer)
-    except Exception as error:  # pickle raises what it likes, and runs methods of the user's
+    except Exception as error:  # pickle raises any exception, and runs methods of the user
         text = f"{where} cannot be saved, not even as a pickle: {type(error).__name__}: {error}"
         raise UsageError(text, hint="save plain values from which it can be made again") from error
     return Leaf(CODEC, buffer.getvalue())
 
 
 def _can_be_pickled(value: Any) -> bool:
-    """Whether allow_pickle is of any use to it: a lambda, an open file or a generator has no pickle."""
+    """Whether allow_pickle would help: a lambda, an open file or a generator cannot be pickled."""
     try:
         pickle.Pickler(_Nowhere()).dump(value)
     except _EnoughError:
         return True
-    except Exception:  # noqa: BLE001 - pickle raises what it likes, and runs methods of the user's
+    except Exception:  # noqa: BLE001 - pickle raises any exception, and runs methods of the user
         return False
     return True
 
 
 class _EnoughError(Exception):
-    """So much of it was pickled that the rest can be, too."""
+    """Enough was pickled to assume that the rest can be."""
 
 
 class _Nowhere:
-    """A file that keeps nothing, and takes no more than the words of an error are worth."""
+    """A file that discards its content and stops the pickler after _ENOUGH_NBYTES."""
 
     def __init__(self) -> None:
         self._left = _ENOUGH_NBYTES
@@ -99,7 +99,7 @@ def check_allowed(leaf: Leaf, name: str, where: str, keys: PickleKeys, *, how: s
 
 
 def decode(leaf: Leaf, name: str, where: str, keys: PickleKeys) -> Any:
-    """The value of a leaf. A pickle is read, and so runs code of whoever wrote it, only for an allowed key.
+    """The value of a leaf. Reads a pickle, which runs code of its writer, only for an allowed key.
 
     Raises RestoreError for a key that is not allowed and for what this process cannot build, DamagedError for bytes
     that encode nothing.
@@ -109,6 +109,6 @@ def decode(leaf: Leaf, name: str, where: str, keys: PickleKeys) -> Any:
     check_allowed(leaf, name, where, keys)
     try:
         return torch.load(io.BytesIO(leaf.data), map_location="cpu", weights_only=False)
-    except Exception as error:  # what a class of the user's raises
+    except Exception as error:  # a class of the user may raise any exception
         text = f"{where}: its pickle cannot be read: {type(error).__name__}: {error}"
         raise RestoreError(text, hint="import what it needs first, in the versions that saved it") from error

@@ -1,7 +1,7 @@
-"""Whose bytes a reader takes of what replicas saved in full, each its own: nobody gets a blend of two.
+"""Chooses the replica from which a reader takes tensors that every replica saved: never a mix of two.
 
-How all ranks hold a tensor is one short text, the same on all of them, so each decides alike without a word: where the
-state holds everything as it was saved, each rank gets its own bytes back; else each takes those of the lowest rank.
+One short text describes how the ranks hold a tensor. It is equal on all ranks, so all make the same choice without a
+message: if the state holds every tensor as it was saved, each rank gets its own bytes; else all take the lowest rank's.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,15 +17,15 @@ from ckptd_client._state.reshard import Saved
 from ckptd_client._state.sharded import is_dtensor
 from ckptd_client._state.tensors import PLAIN_TYPES
 
-EVERYWHERE = ""  # every rank holds all of it
-_OTHERWISE = "?"  # in a way that is not known here, or that ranks tell differently
+EVERYWHERE = ""  # every rank holds the complete tensor
+_OTHERWISE = "?"  # unknown, or ranks disagree
 
 
-Taken = dict[tuple[int, ...], list[str]]  # by the ranks whose bytes were taken: places, in Python notation
+Taken = dict[tuple[int, ...], list[str]]  # by the ranks whose bytes were taken: places in Python notation
 
 
 def held_as(tensor: torch.Tensor, world_size: int) -> str:
-    """How the ranks hold a tensor: equal where each rank holds the same boxes. Of DTensors and plain tensors only."""
+    """A text for how the ranks hold a tensor: equal if each rank holds the same boxes. DTensors and plain ones only."""
     if type(tensor) in PLAIN_TYPES:
         return EVERYWHERE
     if not is_dtensor(tensor):
@@ -38,7 +38,7 @@ def held_as(tensor: torch.Tensor, world_size: int) -> str:
 
 
 def held_alike(layouts: Iterable[Layout], world_size: int) -> dict[str, str]:
-    """How those tensors were held of which replicas saved all, by name, for a job of world_size. Tied ones too."""
+    """By name, how ranks held each tensor that every replica saved, for a job of world_size. With tied tensors."""
     found: dict[str, str] = {}
     for layout in layouts:
         own = {name: text for text, names in layout.held_alike.items() for name in names}
@@ -50,9 +50,9 @@ def held_alike(layouts: Iterable[Layout], world_size: int) -> dict[str, str]:
 
 
 def of_the_lowest(alike: Mapping[str, str], state: Mapping[str, Any], world_size: int) -> set[str]:
-    """Names of the state of which every rank takes the bytes of the lowest rank: all of alike, or none.
+    """Names for which every rank takes the bytes of the lowest rank: all of alike, or none.
 
-    alike: as from held_alike. state: tensors by name; of others nothing is taken.
+    alike: from held_alike. state: tensors by name; other names are not taken.
     """
     names = alike.keys() & state.keys()
     as_saved = all(alike[name] != _OTHERWISE and held_as(state[name], world_size) == alike[name] for name in names)
@@ -60,7 +60,7 @@ def of_the_lowest(alike: Mapping[str, str], state: Mapping[str, Any], world_size
 
 
 def taken_of(names: Iterable[str], boxes: Mapping[str, Iterable[Saved]], places: Mapping[str, str]) -> Taken:
-    """Whose bytes those of these names are, when each box is of the lowest rank that has it."""
+    """The ranks whose bytes these names get when each box comes from the lowest rank that has it."""
     taken: Taken = {}
     for name in sorted(names):
         lowest: dict[object, int] = {}
@@ -71,7 +71,7 @@ def taken_of(names: Iterable[str], boxes: Mapping[str, Iterable[Saved]], places:
 
 
 def notes_of(taken: Taken, shares: Mapping[int, Sequence[Share]]) -> list[str]:
-    """What to say of that, where replicas differed. shares: of all ranks that saved; of too few nothing is said."""
+    """Notes for the user if the replicas differed. shares: of all ranks that saved; no notes if some are missing."""
     if compared(shares) is not Compared.APART:
         return []
     told = "were taken, on every rank; those of other ranks differed"
@@ -79,7 +79,7 @@ def notes_of(taken: Taken, shares: Mapping[int, Sequence[Share]]) -> list[str]:
 
 
 def doubt_of(shares: Mapping[int, Sequence[Share]]) -> list[str]:
-    """What to say of a checkpoint with these shares, whoever reads it."""
+    """The note for every reader of a checkpoint with these shares; empty: none."""
     return list(filter(None, [doubt(compared(shares))]))
 
 

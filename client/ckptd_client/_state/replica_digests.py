@@ -1,10 +1,10 @@
-"""Digests of all bytes that this rank holds as others do, each byte read once, where it lies.
+"""Digests of all bytes of replicated tensors; each byte is read once, in place.
 
-A digest is of values, shapes and dtypes: what does not lie in order, which may be otherwise on another rank, is read as
-if it did, a block at a time.
-The host's memory is hashed by threads that leave the GIL alone: before the save returns, or, what is write-protected,
-while training goes on. Devices sum theirs up by themselves, in the order of the caller's stream, and send 8 bytes for
-each 8 MiB: nothing waits for them until the digest is asked for.
+A digest covers values, shapes and dtypes. Strides may differ between ranks, so a tensor that is not contiguous is read
+in the order of a contiguous one, a block at a time.
+Threads hash the host's memory without the GIL: before the save returns, or, where it is write-protected, during
+training. Devices compute checksums in the order of the caller's stream and send 8 bytes for each 8 MiB; only digest()
+waits for them.
 """
 
 import ctypes
@@ -26,47 +26,47 @@ from ckptd_client._local.page_division import Cut, cuts
 from ckptd_client._local.page_guard import Range, batches, copy, pieces
 from ckptd_client._state.strided_bytes import StridedBytes
 
-_THREADS = 4  # more than one, or two, are not faster than memory
-_THREADED_NBYTES = 32 << 20  # less is done before threads have begun
+_THREADS = 4  # more are not faster than memory
+_THREADED_NBYTES = 32 << 20  # less is hashed before threads have started
 _Bytes = ctypes.Array[ctypes.c_char] | StridedBytes
 _B = TypeVar("_B", bound=Sized)
 
 
 class Digest(NamedTuple):
-    """content: as in a Share. parts: one digest of PART_NBYTES for each run of tensors, end to end."""
+    """content: as in a Share. parts: a digest of PART_NBYTES bytes for each run of tensors."""
 
     content: bytes
     parts: bytes
 
 
 class WholeDigest:
-    """Of these tensors, in their order. Made where the tensors are what is saved; take must come before they change.
+    """The digest of these tensors, in their order. Call take before they change.
 
-    runs: how many tensors each part has. Refers to the tensors until all is taken; shapes decide how they are divided,
-    so ranks that hold the same get the same digest, if their tensors lie on devices of the same kind.
+    runs: the number of tensors in each part. Refers to the tensors until take and take_late have read all. Blocks
+    depend on shapes alone, so ranks that hold equal values compute equal digests if their tensors are on devices of the
+    same kind.
     """
 
     def __init__(self, names: Sequence[str], tensors: Sequence[torch.Tensor], runs: Sequence[int]) -> None:
         self._names, self._tensors, self._runs = names, list(tensors), runs
         self._sums: list[bytes] = []  # of each tensor
-        self._there: list[Callable[[], None]] = []
+        self._pending: list[Callable[[], None]] = []
         self._late: list[_Late] = []
 
     @property
     def tensors(self) -> Iterable[tuple[str, torch.Tensor]]:
-        """Those that are still to be taken, with their names."""
+        """Tensors that take is still to read, with their names."""
         return zip(self._names, self._tensors, strict=False)
 
     @property
     def late(self) -> list[tuple[str, Range]]:
-        """Memory that take_late is still to read, with the names of tensors."""
+        """Memory that take_late is still to read, with names of tensors."""
         return [(self._names[one.position], found) for one in self._late for found in one.ranges]
 
     def take(self, armed: Sequence[Range] = ()) -> None:
-        """Reads all bytes of the host, and has devices begin to read theirs. Blocks for the host's. Idempotent.
+        """Reads the host's bytes and starts the devices' checksums. Blocks for the host's bytes. Idempotent.
 
-        armed: memory of the host, in order of addresses, that nobody writes to before take_late, or it shows: what lies
-        there is left to that.
+        armed: ranges of the host's memory, in order of addresses, where every write is detected: take_late reads them.
         """
         tensors, self._tensors = self._tensors, []
         if not tensors:
@@ -74,10 +74,10 @@ class WholeDigest:
         self._sums = [b""] * len(tensors)
         on_devices = divided(tensors)
         for engine, positions in on_devices.items():
-            self._there.append(self._summed(engine, positions, [tensors[i] for i in positions]))
+            self._pending.append(self._summed(engine, positions, [tensors[i] for i in positions]))
         far = {i for positions in on_devices.values() for i in positions}
         near = [i for i in range(len(tensors)) if i not in far]
-        self._late = _put_off(tensors, near, armed) if armed else []
+        self._late = _defer(tensors, near, armed) if armed else []
         late = {one.position for one in self._late}
         near = [i for i in near if i not in late]
         for i, found in zip(near, _hashed([tensors[i] for i in near]), strict=True):
@@ -85,24 +85,24 @@ class WholeDigest:
         self._kind = _kind(far)
 
     def take_late(self) -> None:
-        """Reads what take has left. Blocks. Raises OSError where nothing is mapped any more. Idempotent."""
+        """Reads what take has left. Blocks. Raises OSError if memory is not mapped any more. Idempotent."""
         if not self._late:
             return
         late = [(one.position, block) for one in self._late for block in one.blocks]
         found: dict[int, list[bytes]] = {}
-        for (index, _), sums in zip(late, _threaded(_hash_apart, [block for _, block in late]), strict=True):
+        for (index, _), sums in zip(late, _threaded(_hash_copied, [block for _, block in late]), strict=True):
             found.setdefault(index, []).append(sums)
         for index, sums_of_one in found.items():
             self._sums[index] = b"".join(sums_of_one)
         self._late = []
 
     def digest(self) -> Digest:
-        """Takes what is not taken yet. Blocks until devices have sent their sums."""
+        """The digest. Takes what is not taken yet. Blocks until devices have sent their checksums."""
         self.take()
         self.take_late()
-        while self._there:
-            self._there[-1]()
-            self._there.pop()
+        while self._pending:
+            self._pending[-1]()
+            self._pending.pop()
         found, parts, at = xxhash.xxh3_128(), b"", 0
         for count in self._runs:
             part = xxhash.xxh3_64(b"".join(self._sums[at : at + count])).digest()
@@ -114,7 +114,7 @@ class WholeDigest:
     def _summed(
         self, engine: CopyEngine, positions: Sequence[int], tensors: Sequence[torch.Tensor]
     ) -> Callable[[], None]:
-        """Has a device sum up these tensors now; what it returns waits for the sums and puts them into their places."""
+        """Starts the checksums of tensors on a device; the call that it returns waits for them and stores them."""
         with torch.no_grad():
             sums, counts = block_sums(tensors)
             place = engine.scratch(sums.nbytes).view(torch.int64)
@@ -132,7 +132,7 @@ class WholeDigest:
 
 
 def _kind(on_devices: set[int]) -> bytes:
-    """Which bytes were looked at, and who did: sums of devices are no hashes, so like is compared with like only."""
+    """The kind of digest: devices compute checksums, the host hashes, so only digests of one kind are compared."""
     if not on_devices:
         return WHOLE
     return bytes([ON_DEVICES | xxhash.xxh3_64(repr(sorted(on_devices)).encode()).digest()[0] & 0x7F])
@@ -142,7 +142,7 @@ def _kind(on_devices: set[int]) -> bytes:
 
 
 def _hashed(tensors: Sequence[torch.Tensor]) -> Iterator[bytes]:
-    """A digest for each tensor, of those of its blocks. xxhash lets go of the GIL."""
+    """For each tensor the digests of its blocks. xxhash releases the GIL."""
     with torch.no_grad():
         blocks = [_blocks_of_host(tensor) for tensor in tensors]
     found = iter(_threaded(_hash, [block for of_one in blocks for block in of_one]))
@@ -150,7 +150,7 @@ def _hashed(tensors: Sequence[torch.Tensor]) -> Iterator[bytes]:
 
 
 def _threaded(hashed: Callable[[Sequence[_B]], list[bytes]], blocks: list[_B]) -> list[bytes]:
-    """A digest for each block, by as many threads as pay."""
+    """A digest for each block, computed by several threads if there is enough to hash."""
     threads = min(_THREADS, torch.get_num_threads())
     if threads > 1 and sum(map(len, blocks)) >= _THREADED_NBYTES:
         with ThreadPoolExecutor(threads, thread_name_prefix="ckptd-digest") as pool:
@@ -159,14 +159,14 @@ def _threaded(hashed: Callable[[Sequence[_B]], list[bytes]], blocks: list[_B]) -
 
 
 def _shared_out(blocks: list[_B], threads: int) -> list[list[_B]]:
-    """About as many bytes for each thread."""
+    """Divides blocks into lists of about equal bytes, one for each thread."""
     ends = list(accumulate(map(len, blocks)))
     stops = [bisect_left(ends, ends[-1] * i // threads) for i in range(1, threads)]
     return [blocks[first:stop] for first, stop in pairwise([0, *stops, len(blocks)])]
 
 
 def _hash(blocks: Sequence[_Bytes]) -> list[bytes]:
-    if StridedBytes not in {*map(type, blocks)}:  # nearly always, and blocks may be many
+    if StridedBytes not in {*map(type, blocks)}:  # the usual case, and there may be many blocks
         return list(map(xxhash.xxh3_64_digest, cast("Sequence[ctypes.Array[ctypes.c_char]]", blocks)))
     room = torch.empty(BLOCK_NBYTES, dtype=torch.uint8)
     return [_hash_of(b.pieces(room)) if isinstance(b, StridedBytes) else xxhash.xxh3_64_digest(b) for b in blocks]
@@ -179,14 +179,14 @@ def _hash_of(pieces: Iterable[memoryview]) -> bytes:
     return found.digest()
 
 
-def _lies_in_order(tensor: torch.Tensor) -> bool:
+def _is_contiguous(tensor: torch.Tensor) -> bool:
     return tensor.is_cpu and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 def _blocks_of_host(tensor: torch.Tensor) -> list[_Bytes]:
-    """Its bytes, cut alike on all ranks: where they lie, which the caller keeps, or to be copied, which keep it."""
+    """The tensor's bytes in blocks, equal on all ranks: addresses, valid while the caller keeps it, or StridedBytes."""
     nbytes = tensor.nbytes
-    if not _lies_in_order(tensor):
+    if not _is_contiguous(tensor):
         starts = range(0, max(1, nbytes), BLOCK_NBYTES)
         return [StridedBytes(tensor, at, min(at + BLOCK_NBYTES, nbytes)) for at in starts]
     address = tensor.data_ptr()
@@ -196,17 +196,17 @@ def _blocks_of_host(tensor: torch.Tensor) -> list[_Bytes]:
     return [_array(min(BLOCK_NBYTES, nbytes - at)).from_address(address + at) for at in starts]
 
 
-@functools.lru_cache(maxsize=1024)  # to make one, even a second time, costs as much as 5 kB of digest
+@functools.lru_cache(maxsize=1024)  # to make one, even again, takes as long as to digest 5 kB
 def _array(nbytes: int) -> type[ctypes.Array[ctypes.c_char]]:
     return ctypes.c_char * nbytes
 
 
-# --- the host's memory that is write-protected
+# --- write-protected memory of the host
 
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """One block of a tensor. Its bytes lie in several places, end to end."""
+    """One block of a tensor, whose bytes are in several places."""
 
     sources: list[Range]
 
@@ -215,17 +215,17 @@ class _Block:
 
 
 class _Late(NamedTuple):
-    """A tensor of which a part is read late. What is not under protection was copied."""
+    """A tensor of which a part is read late. The part that is not protected was copied."""
 
     position: int
-    ranges: list[Range]  # under protection
+    ranges: list[Range]  # protected
     blocks: list[_Block]
     keep: list[torch.Tensor]  # memory of both
 
 
-def _put_off(tensors: Sequence[torch.Tensor], near: Sequence[int], armed: Sequence[Range]) -> list[_Late]:
-    """Of these tensors those that lie in armed memory, in whole or in part; copies the rest of them."""
-    straight = [i for i in near if _lies_in_order(tensors[i])]
+def _defer(tensors: Sequence[torch.Tensor], near: Sequence[int], armed: Sequence[Range]) -> list[_Late]:
+    """The tensors that are in armed memory, wholly or in part; copies the other parts of them."""
+    straight = [i for i in near if _is_contiguous(tensors[i])]
     spans = sorted(((i, _span(tensors[i])) for i in straight), key=lambda one: one[1])
     inside, outside = cuts(spans, armed)
     parts: dict[int, list[tuple[Cut, bool]]] = {cut.position: [] for cut in inside}
@@ -255,7 +255,7 @@ def _late(position: int, tensor: torch.Tensor, parts: Sequence[tuple[Cut, bool]]
 
 
 def _in_blocks(sources: Iterable[Range]) -> Iterator[_Block]:
-    """The same bytes, cut as those of a tensor that lie in one place."""
+    """Cuts the same bytes into blocks, as of a contiguous tensor."""
     block, nbytes = [], 0
     for one in sources:
         start = one.start
@@ -271,8 +271,8 @@ def _in_blocks(sources: Iterable[Range]) -> Iterator[_Block]:
         yield _Block(block)
 
 
-def _hash_apart(blocks: Sequence[_Block]) -> list[bytes]:
-    """By way of memory of its own: bytes that are mapped no more raise, where reading them would end the process."""
+def _hash_copied(blocks: Sequence[_Block]) -> list[bytes]:
+    """Copies the bytes first: a copy of unmapped memory raises, a read of it would end the process."""
     room = (ctypes.c_char * max(map(len, blocks), default=0))()
     at, found = ctypes.addressof(room), []
     for block in blocks:

@@ -1,4 +1,4 @@
-"""Which tensors of a state other ranks hold too, as far as that is known for sure."""
+"""Finds the tensors of a state that other ranks hold too, where that is certain."""
 
 import fnmatch
 import logging
@@ -19,7 +19,7 @@ log = logging.getLogger("ckptd_client")
 
 
 def warn_of_idle(patterns: Sequence[str], names: Sequence[str]) -> None:
-    """Logs the patterns that fit no name of a state: most likely a slip."""
+    """Logs the patterns that match no name of a state: probably typing errors."""
     idle = [pattern for pattern in patterns if not any(fnmatch.fnmatchcase(name, pattern) for name in names)]
     if idle:
         keys = ", ".join(names[:3])
@@ -27,18 +27,18 @@ def warn_of_idle(patterns: Sequence[str], names: Sequence[str]) -> None:
 
 
 class Replicas(NamedTuple):
-    """What is known of a state's replicated tensors, and what that knowledge rests on."""
+    """The replicated tensors of a state, and the DDP modules on which that depends."""
 
-    ranks: dict[int, tuple[int, ...]]  # of each tensor that other ranks hold too, by position
+    ranks: dict[int, tuple[int, ...]]  # that hold each replicated tensor, by position
     grounds: tuple["Ground", ...]
 
 
 def replicas_of(flat: Flat, patterns: Sequence[str], group: Group) -> Replicas:
-    """For each tensor that other ranks hold too the ranks that do, as far as it is known for sure.
+    """For each replicated tensor the ranks that hold it, where that is certain.
 
-    DTensors say it themselves. Of plain tensors those count that the user named, the parameters of a
-    DistributedDataParallel in the state, and what one of torch's optimizers keeps for those alone. Only meshes and
-    process groups of all ranks count: two that are parts of the job may hold different tensors of one name.
+    Placements of DTensors show it. Plain tensors count if the user named them, if they are parameters of a
+    DistributedDataParallel in the state, or if one of torch's optimizers keeps them for such parameters alone. Only
+    meshes and process groups of all ranks count: two parts of the job may hold different tensors of one name.
     """
     everybody = tuple(range(group.world_size))
     known = _numbers_agree(group)
@@ -84,13 +84,13 @@ Inside = frozenset[str] | None  # names below a prefix; None: the tensors of an 
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """A DDP module as it was when its parameters were taken for replicas."""
+    """A DDP module whose parameters count as replicas, and which of them were trained then."""
 
     module: "weakref.ref[Any]"
     trained: tuple[bool, ...]
 
     def holds(self) -> bool:
-        """Whether it still is so: a parameter that is unfrozen later is one that DDP does not keep equal."""
+        """Whether that is unchanged: DDP does not keep a parameter equal that is unfrozen later."""
         module = self.module()
         return module is not None and _trained(module) == self.trained
 
@@ -100,7 +100,7 @@ def _trained(module: Any) -> tuple[bool, ...]:
 
 
 def _ddp_of(flat: Flat, world_size: int) -> tuple[list[tuple[Path, Inside]], tuple[Ground, ...]]:
-    """Places in the state of DDP modules and of optimizers of their parameters, and what of them counts."""
+    """Paths of DDP modules and of optimizers of their parameters, with the names there that count."""
     from torch.nn.parallel import DistributedDataParallel  # noqa: PLC0415 - see sharded.py
 
     found: list[tuple[Path, Inside]] = []
@@ -114,7 +114,7 @@ def _ddp_of(flat: Flat, world_size: int) -> tuple[list[tuple[Path, Inside]], tup
             found.append((path, names))
     optimizers = [(path, one) for path, one in flat.statefuls if isinstance(one, torch.optim.Optimizer)]
     for path, optimizer in optimizers:
-        known = type(optimizer).__module__.startswith("torch.optim")  # others may keep what differs from rank to rank
+        known = type(optimizer).__module__.startswith("torch.optim")  # others may keep values that differ between ranks
         if owned and known and all(id(p) in owned for group in optimizer.param_groups for p in group["params"]):
             found.append((path, None))
     return found, tuple(grounds)
@@ -123,18 +123,18 @@ def _ddp_of(flat: Flat, world_size: int) -> tuple[list[tuple[Path, Inside]], tup
 def _kept_equal(module: Any, world_size: int) -> frozenset[str]:
     """Names of the parameters that a DDP keeps equal on all ranks of the job.
 
-    It broadcasts all when it wraps a module, and afterwards sums the gradients of those that wanted any then. How many
-    those were it tells; when today's are not as many, some were frozen, unfrozen or added since. Under a hook of the
-    user's it may sum them over some ranks only, as post-local SGD does.
+    It broadcasts all when it wraps a module, and then sums the gradients of those that required gradients at that time.
+    Its logging data has their number; if another number of parameters requires gradients now, some were frozen,
+    unfrozen or added since. With a user's hook it may sum gradients over some ranks only, as in post-local SGD.
     """
-    if not all(_sums_for_all(hook) for hook, _ in module._comm_hooks):  # noqa: SLF001 - nothing else tells
+    if not all(_sums_for_all(hook) for hook, _ in module._comm_hooks):  # noqa: SLF001 - there is no public way
         return frozenset()
     if torch.distributed.get_world_size(module.process_group) != world_size:
         return frozenset()
     parameters = dict(module.named_parameters(remove_duplicate=False))
     ignored = set(module.parameters_to_ignore)
     kept = {name: p for name, p in parameters.items() if name.removeprefix("module.") not in ignored}
-    wrapped = {id(parameter) for parameter in module._module_parameters}  # noqa: SLF001 - nothing else tells
+    wrapped = {id(parameter) for parameter in module._module_parameters}  # noqa: SLF001 - there is no public way
     trained = {id(parameter) for parameter in kept.values() if parameter.requires_grad}
     summed = module._get_ddp_logging_data().get("num_parameter_tensors")  # noqa: SLF001 - as above
     if summed != len(trained) or not trained <= wrapped:
@@ -155,6 +155,6 @@ _HOOKS = {"allreduce_hook", "fp16_compress_hook", "bf16_compress_hook", "powerSG
 
 
 def _sums_for_all(hook: Any) -> bool:
-    """Whether a communication hook is one of torch's that give all ranks the same gradients."""
+    """Whether a communication hook is one of torch's own that gives all ranks the same gradients."""
     torchs = getattr(hook, "__module__", "").startswith("torch.distributed.algorithms.ddp_comm_hooks.")
     return torchs and getattr(hook, "__name__", "") in _HOOKS

@@ -1,4 +1,4 @@
-"""Which saved bytes fill a box of a tensor, whatever boxes it was saved in. Pure; boxes are contiguous, row-major."""
+"""Finds the saved bytes that fill a box of a tensor, for any saved boxes. Pure; boxes are contiguous, row-major."""
 
 import itertools
 import math
@@ -11,7 +11,7 @@ Ints = tuple[int, ...]
 
 
 class Box(NamedTuple):
-    """A part of a tensor."""
+    """A rectangular part of a tensor."""
 
     offsets: Ints
     sizes: Ints
@@ -23,14 +23,14 @@ class Box(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """A box that a rank's image holds."""
+    """A box in a rank's image."""
 
     rank: int
     entry: TensorEntry
 
     @property
     def box(self) -> Box:
-        """Where it lies in its tensor."""
+        """Its position in the tensor."""
         return Box(self.entry.offsets, self.entry.sizes)
 
 
@@ -44,10 +44,10 @@ class Run(NamedTuple):
 
 
 def cover(target: Box, saved: Iterable[Saved], *, prefer: int | None) -> list[Run] | None:
-    """The runs that fill target, each byte once; None when saved does not hold all of it.
+    """The runs that fill target, each byte once; None if saved lacks some of it.
 
-    A box that holds all of it is taken alone, the one of rank prefer first: what every rank holds may differ per rank.
-    prefer None: each element is of the lowest rank that has it, whatever the target, so all readers get one tensor.
+    If one box contains the target, the runs use that box alone, rank prefer's first: ranks may hold different values.
+    prefer None: each element comes from the lowest rank that has it, for any target, so all readers get one tensor.
     """
     if target.empty:
         return []
@@ -72,12 +72,12 @@ def cover(target: Box, saved: Iterable[Saved], *, prefer: int | None) -> list[Ru
 
 
 def runs(source: Saved, box: Box) -> Iterator[Run]:
-    """The runs that fill a box of a tensor from a saved box that holds all of it."""
+    """The runs that fill a box of a tensor from a saved box that contains it."""
     return _runs(box, source, box)
 
 
 def intersection(a: Box, b: Box) -> Box | None:
-    """What two boxes share, None when that is nothing."""
+    """The common part of two boxes, or None."""
     offsets = tuple(map(max, a.offsets, b.offsets))
     ends = [min(ao + an, bo + bn) for ao, an, bo, bn in zip(a.offsets, a.sizes, b.offsets, b.sizes, strict=True)]
     sizes = tuple(end - start for start, end in zip(offsets, ends, strict=True))
@@ -85,7 +85,7 @@ def intersection(a: Box, b: Box) -> Box | None:
 
 
 def subtract(box: Box, part: Box) -> list[Box]:
-    """Boxes that make up box without part, which lies inside it."""
+    """Boxes that together are box without part, which is inside it."""
     rest = []
     offsets, sizes = list(box.offsets), list(box.sizes)
     for d in range(len(sizes)):
@@ -101,7 +101,7 @@ def subtract(box: Box, part: Box) -> list[Box]:
 
 
 def _runs(common: Box, source: Saved, target: Box) -> Iterator[Run]:
-    """The contiguous pieces of common, as they lie in the source's image and in the target."""
+    """The runs of common: ranges that are contiguous both in the source's image and in the target."""
     size = itemsize(source.entry.dtype)
     from_strides, to_strides = contiguous_strides(source.box.sizes), contiguous_strides(target.sizes)
     looped = _looped_dims(common, source.box, target)
@@ -115,7 +115,7 @@ def _runs(common: Box, source: Saved, target: Box) -> Iterator[Run]:
 
 
 def _looped_dims(common: Box, a: Box, b: Box) -> int:
-    """How many leading dims break contiguity: all but the last ones that span both boxes, and the one before those."""
+    """The number of leading dims that break contiguity: all but the last ones that span both boxes, and one more."""
     dims = len(common.sizes)
     while dims and common.sizes[dims - 1] == a.sizes[dims - 1] == b.sizes[dims - 1]:
         dims -= 1
@@ -123,7 +123,7 @@ def _looped_dims(common: Box, a: Box, b: Box) -> int:
 
 
 def _dot(index: Sequence[int], strides: Sequence[int]) -> int:
-    """Of the leading dims that index has."""
+    """The dot product over the leading dims that index has."""
     return sum(i * s for i, s in zip(index, strides, strict=False))
 
 

@@ -1,6 +1,6 @@
-"""Tensors that torch.distributed shards, told from others without importing what makes them.
+"""Recognizes the sharded tensors of torch.distributed without importing their classes.
 
-That import takes a second, and where nothing has made it there are none.
+The import takes a second; where no other module has made it, no such tensor exists.
 """
 
 import sys

@@ -1,6 +1,6 @@
-"""Which boxes of a DTensor this rank has, whatever its placements: strided ones interleave what others have.
+"""The boxes of a DTensor on this rank, for any placements: strided placements interleave the rows of several ranks.
 
-torch's own answer is one box at the first offset. That is wrong where a strided shard is not one run of rows.
+torch itself gives one box at the first offset, which is wrong if a strided shard is not one run of rows.
 """
 
 import functools
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class LocalBox(NamedTuple):
-    """A box of the whole tensor, and where it lies in this rank's local tensor."""
+    """A box of the complete tensor, and its position in this rank's local tensor."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -25,7 +25,7 @@ class LocalBox(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """Rows that follow one another in the whole tensor and in the local one."""
+    """Rows that are consecutive in the complete tensor and in the local one."""
 
     start: int
     local: int
@@ -33,26 +33,26 @@ class _Run(NamedTuple):
 
 
 def is_interleaving(tensor: "DTensor") -> bool:
-    """Whether its rows may be dealt out by strides, so that torch's one box is not to be trusted."""
+    """Whether its rows may be distributed by strides, so that torch's one box may be wrong."""
     return any(_is_strided(placement) for placement in tensor.placements)
 
 
 def boxes_of(tensor: "DTensor", local: torch.Tensor, where: str) -> list[LocalBox]:
-    """The boxes that make up local, the local tensor of a DTensor. where is its place in the state.
+    """The boxes of local, the local tensor of a DTensor. where is its place in the state.
 
-    Raises UsageError when the local tensor is not what the placements say, or when they can be read in two ways.
+    Raises UsageError if the local tensor does not fit the placements, or if the placements are ambiguous.
     """
     coordinate = tensor.device_mesh.get_coordinate()
     if coordinate is None:
-        return []  # the mesh is one of other ranks
+        return []  # this rank is not in the mesh
     shape = tuple(local.shape)
     if not is_interleaving(tensor):
-        chunks = tensor.__create_chunk_list__()  # type: ignore[no-untyped-call]  # DCP's own question
+        chunks = tensor.__create_chunk_list__()  # type: ignore[no-untyped-call]  # a method of DCP's protocol
         return [LocalBox(tuple(c.offsets), shape, tuple(slice(0, size) for size in shape)) for c in chunks]
     if 0 in tensor.shape:
         return [LocalBox((0,) * len(shape), shape, tuple(slice(0, size) for size in shape))]
     mesh = tuple(tensor.device_mesh.shape)
-    found = dealt(tuple(tensor.shape), mesh, tuple(coordinate), tuple(tensor.placements), shape)
+    found = distributed(tuple(tensor.shape), mesh, tuple(coordinate), tuple(tensor.placements), shape)
     if len(found) != 1:
         text = f"{where} has a local tensor of {list(shape)}, which its placements {tensor.placements} "
         text += "give in two ways, with other rows" if found else "do not give"
@@ -60,16 +60,17 @@ def boxes_of(tensor: "DTensor", local: torch.Tensor, where: str) -> list[LocalBo
     return found[0]
 
 
-@functools.lru_cache(4096)  # many tensors are cut alike, and rows are many
-def dealt(
+@functools.lru_cache(4096)  # many tensors have the same cuts, and there are many rows
+def distributed(
     whole: tuple[int, ...], mesh: tuple[int, ...], coordinate: tuple[int, ...], placements: tuple[Any, ...],
     shape: tuple[int, ...],
 ) -> list[list[LocalBox]]:  # fmt: skip
-    """The boxes of a rank whose local tensor has this shape, in each way to read the placements that gives it."""
+    """The boxes of a rank whose local tensor has this shape, for each interpretation of the placements that fits it."""
     steps = [_Step(p, p.dim, mesh[d], coordinate[d]) for d, p in enumerate(placements) if hasattr(p, "dim")]
-    # FSDP2 over tensor parallelism shards the local tensor of the inner mesh. The placements that it writes down mean
-    # the same read from left to right when all divides; else the two may differ in how many rows a rank has, and with
-    # three cuts of one dimension in which. Which was meant, nothing says.
+    # FSDP2 over tensor parallelism shards the local tensor of the inner mesh. If all sizes divide evenly, its
+    # placements mean the same when they are applied from left to right. Else the two may differ in the number of rows
+    # of a rank, and with three cuts of one dimension in the rows themselves. The tensor does not show which one is
+    # meant.
     found: list[list[LocalBox]] = []
     for rows in [_left_to_right(whole, steps), *([_nested(whole, steps)] if _is_nesting(steps) else [])]:
         if rows is None or tuple(map(len, rows)) != shape:
@@ -81,12 +82,12 @@ def dealt(
 
 
 class _Step(NamedTuple):
-    """What one dimension of the mesh does to a dimension of the tensor."""
+    """The effect of one dimension of the mesh on a dimension of the tensor."""
 
     placement: Any
     dim: int
     ranks: int
-    mine: int  # which of them
+    mine: int  # index of this one
 
 
 def _is_strided(placement: Any) -> bool:
@@ -94,14 +95,14 @@ def _is_strided(placement: Any) -> bool:
 
 
 def _left_to_right(whole: tuple[int, ...], steps: list[_Step]) -> list[torch.Tensor] | None:
-    """Of each dimension the rows of this rank, in their order: as distribute_tensor() deals them out.
+    """For each dimension the rows of this rank, in order, as distribute_tensor() distributes them.
 
-    None where torch deals nothing out: older releases (2.6) split a strided shard evenly or not at all.
+    None where torch cannot distribute them: older releases (2.6) split a strided shard evenly or not at all.
     """
     rows = [torch.arange(size) for size in whole]
     for placement, dim, ranks, mine in steps:
         shaped = rows[dim].view([1] * dim + [-1])  # the placement splits along its own dimension
-        # torch has no public name for it, and its meaning is its version's.
+        # torch has no public method for it; its result depends on the release.
         try:
             parts = placement._split_tensor(shaped, ranks, with_padding=False, contiguous=False)[0]  # noqa: SLF001
         except AssertionError:
@@ -111,7 +112,7 @@ def _left_to_right(whole: tuple[int, ...], steps: list[_Step]) -> list[torch.Ten
 
 
 def _is_nesting(steps: list[_Step]) -> bool:
-    """Whether each stride counts the shards to its right, as it does when what they left was sharded once more."""
+    """Whether each stride is the number of shards to its right, as after nested sharding."""
     return all(
         step.placement.split_factor == math.prod(right.ranks for right in steps[i + 1 :] if right.dim == step.dim)
         for i, step in enumerate(steps)
@@ -120,7 +121,7 @@ def _is_nesting(steps: list[_Step]) -> bool:
 
 
 def _nested(whole: tuple[int, ...], steps: list[_Step]) -> list[torch.Tensor]:
-    """Of each dimension the rows of this rank when each shard is cut once more: plain ones first, then the strided."""
+    """For each dimension the rows of this rank with nested sharding: plain placements first, then the strided ones."""
     rows = [torch.arange(size) for size in whole]
     plain = [step for step in steps if not _is_strided(step.placement)]
     strided = [step for step in reversed(steps) if _is_strided(step.placement)]  # the innermost mesh is the rightmost

@@ -1,4 +1,4 @@
-"""The bytes of a tensor as they would lie in order, a range of them at a time: for tensors that lie otherwise. Pure."""
+"""The bytes of a non-contiguous tensor in contiguous order, a range at a time. Pure."""
 
 import math
 from collections.abc import Iterator
@@ -11,9 +11,9 @@ from ckptd_client._state.tensors import copyable
 
 @dataclass(frozen=True, slots=True)
 class StridedBytes:
-    """Bytes first to stop of a tensor, counted as if it were contiguous. Both between elements. Refers to the tensor.
+    """Bytes first to stop of a tensor in contiguous order, both at boundaries of elements. Refers to the tensor.
 
-    Its length is that of the range; nothing is copied before ``pieces`` is called.
+    Its length is that of the range; it copies nothing until ``pieces`` is called.
     """
 
     tensor: torch.Tensor
@@ -24,9 +24,9 @@ class StridedBytes:
         return self.stop - self.first
 
     def pieces(self, room: torch.Tensor) -> Iterator[memoryview]:
-        """The bytes, end to end, copied into the host's memory, each piece over the one before. Blocks for the copies.
+        """Copies the bytes into the host's memory, piece by piece, each over the one before. Blocks for the copies.
 
-        room: bytes of the caller's, as many as the range has at least, aligned for any dtype.
+        room: memory of the caller, at least as large as the range, aligned for any dtype.
         """
         size = self.tensor.itemsize
         for box in _boxes(copyable(self.tensor.detach()), self.first // size, self.stop // size):
@@ -36,15 +36,15 @@ class StridedBytes:
 
 
 def _boxes(tensor: torch.Tensor, first: int, stop: int) -> Iterator[torch.Tensor]:
-    """Views that have the elements first to stop, in row-major order: at most two for each dimension, and one more."""
+    """Views of the elements first to stop, in row-major order: at most two for each dimension, and one more."""
     if first >= stop:
         return
     if (first, stop) == (0, tensor.numel()):
         yield tensor
         return
     row = math.prod(tensor.shape[1:])
-    begin, end = -(-first // row), stop // row  # rows that are whole
-    if begin > end:  # inside of one row
+    begin, end = -(-first // row), stop // row  # complete rows
+    if begin > end:  # inside one row
         yield from _boxes(tensor[end], first - end * row, stop - end * row)
         return
     if first < begin * row:

@@ -1,4 +1,4 @@
-"""The rules for tensor leaves: which tensors can be saved, how their type is written, which share their bytes."""
+"""The rules for tensor leaves: which tensors can be saved, the codes of their dtypes, which share their bytes."""
 
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
@@ -31,7 +31,7 @@ def is_tensor(value: Any) -> TypeGuard[torch.Tensor]:
 
 
 class Chunk(NamedTuple):
-    """A box of a tensor that this rank has."""
+    """A box of a tensor on this rank."""
 
     offsets: tuple[int, ...]  # in the whole tensor
     sizes: tuple[int, ...]
@@ -46,7 +46,7 @@ class Chunk(NamedTuple):
 class Shard(NamedTuple):
     """This rank's part of a tensor: all of a plain one, any number of boxes of a sharded one.
 
-    No box of a tensor with elements is empty: a rank that has none of them has no chunk.
+    No box of a tensor with elements is empty: a rank without elements has no chunk.
     """
 
     code: str  # of the dtype
@@ -89,7 +89,7 @@ def _of_dtensor(tensor: "DTensor", where: str) -> list[Chunk]:
 
 
 def _is_checkpointable(tensor: torch.Tensor) -> bool:
-    """Whether it answers torch.distributed.checkpoint's own questions: which boxes it has, and the tensor of each."""
+    """Whether it implements the protocol of torch.distributed.checkpoint for boxes and their tensors."""
     return hasattr(tensor, "__create_chunk_list__") and hasattr(tensor, "__get_tensor_shard__")
 
 
@@ -128,7 +128,7 @@ def locals_of(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
     """The plain tensor that holds this rank's elements. No copy, no autograd, no collective."""
-    if tensor.__class__ in PLAIN_TYPES:  # nearly always: it is asked for each tensor of each save
+    if tensor.__class__ in PLAIN_TYPES:  # the usual case; called for each tensor of each save
         return tensor
     return tensor._local_tensor if is_dtensor(tensor) else tensor  # noqa: SLF001 - to_local() costs 20 us
 
@@ -136,8 +136,8 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
 def describe(tensor: torch.Tensor, where: str) -> tuple[str, tuple[int, ...]]:
     """(safetensors dtype code, sizes) of a tensor that can be saved. where is its place in the state, for errors.
 
-    Strided views, also lazily conjugated or negated ones, are fine: the copy resolves them. Anything else is a
-    UsageError.
+    Accepts strided views, also lazily conjugated or negated ones: the copy resolves them. Raises UsageError for all
+    other kinds.
     """
     if type(tensor) not in PLAIN_TYPES:
         _refuse_subclass(tensor, where)
@@ -179,19 +179,19 @@ def _dtype_hint(tensor: torch.Tensor) -> str:
 
 
 def copied_as(dtype: torch.dtype) -> torch.dtype:
-    """What to view a tensor as to copy it: torch cannot copy every dtype that it has."""
+    """The dtype as which to copy a tensor: torch cannot copy all of its dtypes."""
     return torch.uint8 if dtype is _PACKED else dtype
 
 
 def copyable(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, or the same memory as torch can copy it."""
+    """The tensor, or a view of it that torch can copy."""
     return tensor.view(copied_as(tensor.dtype)) if copied_as(tensor.dtype) is not tensor.dtype else tensor
 
 
 def alias_key(tensor: torch.Tensor) -> Hashable | None:
-    """Equal for tensors that are the same bytes seen in the same way (tied weights); None for an empty tensor.
+    """A key that is equal for views of the same bytes in the same form (tied weights); None for an empty tensor.
 
-    Holds only while the tensors live, since memory is reused.
+    Valid only while the tensors exist, because memory is reused.
     """
     if not tensor.numel():
         return None

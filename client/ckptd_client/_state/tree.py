@@ -1,4 +1,4 @@
-"""Nested state to named leaves and back. Knows nothing of torch, files or messages.
+"""Converts a nested state to named leaves and back. Independent of torch, files and messages.
 
 A leaf is everything that is not a dict, a list or a tuple (exact types, and OrderedDict), an empty dict, and a list or
 tuple that holds no tensor, no dict and no Stateful, however deep. The last rule keeps a random generator's tuple of 625
@@ -27,7 +27,7 @@ IsTensor = Callable[[Any], bool]
 
 @dataclass(frozen=True, slots=True)
 class _Container:
-    """A container: its exact type, its keys if it is a dict, and what its items are (None for a leaf)."""
+    """A container: its exact type, its keys if it is a dict, and the nodes of its items (None for a leaf)."""
 
     kind: type[Any]
     keys: tuple[str | int, ...]
@@ -37,7 +37,7 @@ class _Container:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """An object whose state_dict() stands in its place."""
+    """An object that state_dict() replaces."""
 
     owner: type[Any]
     content: "_Node"
@@ -52,7 +52,7 @@ class Structure:
 
     root: "_Container | _Call"
     is_tensor: IsTensor = field(compare=False, repr=False)
-    leaf_types: set[type] = field(compare=False, repr=False)  # of no container and no Stateful: need no second look
+    leaf_types: set[type] = field(compare=False, repr=False)  # no containers, no Statefuls: need no second check
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +66,12 @@ class Flat:
     statefuls: list[tuple[Path, Any]]
 
     def in_stateful(self, path: Path) -> bool:
-        """Whether the place is in one of the Statefuls."""
+        """Whether the path is inside one of the Statefuls."""
         return any(within(path, prefix) for prefix, _ in self.statefuls)
 
 
 def within(path: Path, prefix: Path) -> bool:
-    """Whether the place is this one, or below it."""
+    """Whether the path is the prefix, or below it."""
     return path[: len(prefix)] == prefix
 
 
@@ -101,7 +101,7 @@ def _is_plain(item: Any, is_tensor: IsTensor, depth: int) -> bool:
 
 
 class _Flattener:
-    """One walk over a state; collects the leaves in order."""
+    """Walks over a state and collects its leaves in order."""
 
     def __init__(self, is_tensor: IsTensor) -> None:
         self.is_tensor = is_tensor
@@ -109,7 +109,7 @@ class _Flattener:
         self.paths: list[Path] = []
         self.values: list[Any] = []
         self.statefuls: list[tuple[Path, Any]] = []
-        self._above: set[int] = set()  # containers and Statefuls on the way from the root to here
+        self._above: set[int] = set()  # containers and Statefuls between the root and the current value
 
     def walk(self, value: Any, name: str, path: Path) -> _Node:
         if (path or type(value) not in _CONTAINERS) and _is_leaf(value, self.is_tensor):
@@ -212,7 +212,7 @@ def collect(state: Any, structure: Structure) -> list[Any] | None:
 
 
 def _gather(value: Any, node: _Container | _Call, values: list[Any]) -> bool:
-    """Appends what is in the places of leaves, unseen; whether value is nested like node down to them."""
+    """Appends the leaf values, unchecked; whether value is nested like node."""
     if type(node) is _Call:
         return type(value) is node.owner and _gather_child(value.state_dict(), node.content, values)
     assert type(node) is _Container  # noqa: S101 - for the type checker
@@ -256,7 +256,7 @@ def unflatten(items: Iterable[tuple[Path, Any]]) -> Any:
 
 
 class _Branch:
-    """A container that is being put together."""
+    """A container under construction."""
 
     __slots__ = ("items", "kind")
 

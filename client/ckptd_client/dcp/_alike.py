@@ -13,7 +13,7 @@ import torch
 import xxhash
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
 
-from ckptd_client._state.replica_shares import MAX_STREAMS, Stream, stream_of
+from ckptd_client._state.replica_slices import MAX_STREAMS, Stream, stream_of
 
 _SUM_NBYTES = 8
 _NO_SET = 255

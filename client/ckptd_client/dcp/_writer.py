@@ -22,7 +22,7 @@ from ckptd_client._connect import connect
 from ckptd_client._daemon.settings import as_step
 from ckptd_client._save import compared
 from ckptd_client._save.segment import Plain, Segment
-from ckptd_client._state.replica_shares import as_told
+from ckptd_client._state.replica_slices import as_not_binding
 from ckptd_client._state.strided import is_interleaving
 from ckptd_client._state.tensors import shard_of
 from ckptd_client.client import Client, staging_of
@@ -286,7 +286,7 @@ class CkptdWriter(StorageWriter):
         assert self._handle is not None  # noqa: S101 - begun
         if self._current is not None:
             assert self._segment is not None  # noqa: S101 - staged
-            return compared.said_of_staged(self._staging, self._segment, self._handle, drain=self._drain)
+            return compared.attestation_of_segment(self._staging, self._segment, self._handle, drain=self._drain)
         world_size = self._client.group.world_size
         if world_size == 1:
             return ()
@@ -295,8 +295,8 @@ class CkptdWriter(StorageWriter):
         if items is None:
             return (not_compared(world_size),)
         streams, values = streams_of(alike, items, lambda item: _tensor(planner, item))
-        said = compared.said_of_streams(self._staging, streams, values, self._handle, drain=self._drain)
-        return as_told(said) + ((not_compared(world_size),) if alike.unseen else ())
+        shares = compared.attestation_of_streams(self._staging, streams, values, self._handle, drain=self._drain)
+        return as_not_binding(shares) + ((not_compared(world_size),) if alike.unseen else ())
 
     def _result(self, item: WriteItem) -> WriteResult:
         nbytes = item.tensor_storage_size() or 0

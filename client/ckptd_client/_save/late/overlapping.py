@@ -170,7 +170,7 @@ class Overlapping:
         staging = self._staging()
         assert staging is not None  # noqa: S101 - it called
         staging.link.unsealed.add(handle.save_id)
-        plain = Plain(values.leaves, values.objects, values.said)
+        plain = Plain(values.leaves, values.objects, values.attest)
         fate = _Fate(staging, self, segment, handle, plain, drain)
         try:
             overlap = Overlap(self._copied(segment, plan, values, found, handle.save_id.counter), fate)

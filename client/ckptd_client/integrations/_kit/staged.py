@@ -137,7 +137,7 @@ class Staged:
         to = publication_of(self._client, draft_in_place(self._directory))
         if self._client.group.rank == 0:
             prepare_in_place(self._directory, self._origin, synced=self._synced)
-        said = compared.said_of_staged(self._staging, self._segment, self.handle, drain=True)
+        said = compared.attestation_of_segment(self._staging, self._segment, self.handle, drain=True)
         plain = Plain(self._leaves, compared.stock_objects(self._staging, others), lambda: said)
         self._staging.seal(self._segment, self.handle, plain, drain=True, publication=to)
 

@@ -12,17 +12,17 @@ import types
 
 import pytest
 import torch
+from ckptd.shared.format.replica_shares import ON_DEVICES, PART_NBYTES
 
 from ckptd.shared.format.digest import BLOCK_NBYTES
-from ckptd.shared.format.replica_shares import ON_DEVICES, PART_NBYTES
 from ckptd_client import SaveFailedError, UsageError
 from ckptd_client._image.plan import gather, make_plan
 from ckptd_client._local import copy_engines
 from ckptd_client._local import slots as _slots
 from ckptd_client._local.copy_engines import CudaEngine, Fetch, PinningError, divided, flat_bytes, parts_of
 from ckptd_client._save import optimizers
-from ckptd_client._state import replica_shares
-from ckptd_client._state.looks import Look
+from ckptd_client._state import replica_slices
+from ckptd_client._state.sampling import Sample
 from tests.unit.client.local.engines import ThreadEngine, installed
 from tests.unit.client.same import difference
 from tests.unit.client.save.test_overlap import Loop, restored
@@ -286,8 +286,8 @@ def test_the_whole_training_is_exact(trained, engine):
 def said(state, *, checked, turn=5):
     """What a save says of tensors that two ranks hold; to be asked for."""
     plan = make_plan(state, rank=0, world_size=2, replicated=("*",))
-    look = Look(turn, {stream.cut for stream in plan.streams} if checked else ())
-    return gather(plan, state, None, look)
+    sample = Sample(turn, {stream.cut for stream in plan.streams} if checked else ())
+    return gather(plan, state, None, sample)
 
 
 @pytest.mark.parametrize("checked", [False, True])
@@ -295,7 +295,7 @@ def test_what_is_said_of_replicas_does_not_depend_on_where_they_lie(checked, mon
     state = {name: tensor for name, tensor in some_state().items() if name != "complex"}
     expected = said(state, checked=checked).shares
     assert expected
-    monkeypatch.setattr(replica_shares, "_ON_HOST_NBYTES", 1000)
+    monkeypatch.setattr(replica_slices, "_ON_HOST_NBYTES", 1000)
     with installed(monkeypatch) as engine:
         assert said(state, checked=checked).shares == expected
         assert engine.fetched
@@ -316,7 +316,7 @@ def test_a_window_of_replicas_is_of_the_moment_of_the_save_and_waits_for_nothing
 def whole(state):
     """What is said of all bytes, which devices have been told to sum up; to be asked for."""
     plan = make_plan(state, rank=0, world_size=2, replicated=("*",))
-    values = gather(plan, state, None, Look(whole=True))
+    values = gather(plan, state, None, Sample(whole=True))
     for digest in values.digests:
         digest.take()
     return values

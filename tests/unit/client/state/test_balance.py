@@ -16,10 +16,10 @@ from ckptd.shared.protocol.messages import Cadence, Milestone
 from ckptd_client import ConfigError
 from ckptd_client._daemon.settings import verification
 from ckptd_client._image.plan import gather, make_plan
-from ckptd_client._state import replica_digests, replica_shares, replicas
-from ckptd_client._state.looks import Look, Looks, Verify, listed
+from ckptd_client._state import replica_digests, replica_slices, replicas
 from ckptd_client._state.replica_choice import held_alike, of_the_lowest
-from ckptd_client._state.replica_shares import WINDOWS, said_of_wholes, streams_of, wholes_of
+from ckptd_client._state.replica_slices import WINDOWS, attestation_of_digests, digests_of, streams_of
+from ckptd_client._state.sampling import Sample, Sampling, Verify, listed
 from ckptd_client._state.tree import flatten
 from tests.runs import RUN
 
@@ -48,7 +48,7 @@ def test_every_row_is_one_replicas(shapes, ranks):
     for position, size in enumerate(shapes):
         rows = []
         for rank in range(ranks):
-            mine = found.share(rank).get(position)
+            mine = found.slice_of(rank).get(position)
             if mine is not None:
                 assert all(size[d] == 1 for d in range(mine.dim))
                 rows += range(mine.first, mine.stop)
@@ -86,7 +86,7 @@ def llama():
 def test_shares_are_equal_to_one_in_a_hundred(model, ranks, adam):
     shapes = [s for s in model() for _ in range(3 if adam else 1)]
     (found,) = stream(shapes, ranks)
-    shares = [nbytes_of(found.share(rank), shapes) for rank in range(ranks)]
+    shares = [nbytes_of(found.slice_of(rank), shapes) for rank in range(ranks)]
     assert sum(shares) == found.nbytes
     assert max(shares) / (sum(shares) / ranks) <= 1.01
 
@@ -118,7 +118,7 @@ def test_what_no_stream_has_is_said_to_be_compared_by_nobody(balanced):
     said = {}
     for name, state in (("both", both), ("ours", {"ours": both["ours"], "tied": both["ours"]})):
         made = make_plan(state, rank=0, world_size=2, replicated=("*",), balanced=balanced)
-        values = gather(made, state, look=Look(whole=True))
+        values = gather(made, state, sample=Sample(whole=True))
         assert values is not None
         said[name] = values.shares
     (ours,) = said["ours"]
@@ -175,89 +175,89 @@ def a_save(counter, step=None):
 
 def test_a_look_counts_only_when_its_save_was_staged():
     (one,) = stream([(4, 4)], 2)
-    looks, skipped, staged = Looks(), Handle(1), Handle(2)
-    assert one.cut not in looks.next(a_save(1)).checked
-    looks.looked([one], Look(1), skipped)
-    assert one.cut not in looks.next(a_save(2)).checked
-    looks.looked([one], Look(2), staged)
+    sampling, skipped, staged = Sampling(), Handle(1), Handle(2)
+    assert one.cut not in sampling.next(a_save(1)).checked
+    sampling.record([one], Sample(1), skipped)
+    assert one.cut not in sampling.next(a_save(2)).checked
+    sampling.record([one], Sample(2), staged)
     staged.known_milestone = "staged"
-    assert one.cut in looks.next(a_save(3)).checked
+    assert one.cut in sampling.next(a_save(3)).checked
 
 
 def test_a_large_stream_is_looked_at_in_parts(monkeypatch):
-    monkeypatch.setattr(replica_shares, "_LOOKED_NBYTES", 20)
+    monkeypatch.setattr(replica_slices, "_SAMPLE_NBYTES", 20)
     (one,) = stream([(4, 4)], 2)
     assert one.parts == 4
-    looks = Looks()
+    sampling = Sampling()
     for turn in (1, 2, 2, 3):
-        assert one.cut not in looks.next(a_save(turn)).checked
-        looks.looked([one], Look(turn), Handle(turn, staged=True))
-    assert one.cut not in looks.next(a_save(4)).checked
-    looks.looked([one], Look(4), Handle(4, staged=True))
-    assert one.cut in looks.next(a_save(5)).checked
+        assert one.cut not in sampling.next(a_save(turn)).checked
+        sampling.record([one], Sample(turn), Handle(turn, staged=True))
+    assert one.cut not in sampling.next(a_save(4)).checked
+    sampling.record([one], Sample(4), Handle(4, staged=True))
+    assert one.cut in sampling.next(a_save(5)).checked
 
 
 def test_one_look_at_all_of_it_is_enough(monkeypatch):
-    monkeypatch.setattr(replica_shares, "_LOOKED_NBYTES", 20)
+    monkeypatch.setattr(replica_slices, "_SAMPLE_NBYTES", 20)
     (one,) = stream([(4, 4)], 2)
-    looks = Looks()
-    looks.looked([one], Look(1, whole=True), Handle(1, staged=True))
-    assert one.cut in looks.next(a_save(2)).checked
+    sampling = Sampling()
+    sampling.record([one], Sample(1, whole=True), Handle(1, staged=True))
+    assert one.cut in sampling.next(a_save(2)).checked
 
 
 # --- in which saves all of it is compared
 
 
-def wholes(looks, steps, *, hears="durable", fails=(), drained=(), first=1):
+def wholes(sampling, steps, *, hears="durable", fails=(), drained=(), first=1):
     """Steps of which all is compared. hears: what is known of one when the next begins."""
     found = []
     for counter, step in enumerate(steps, start=first):
-        look = looks.next(a_save(counter, step), drain=step in drained)
-        looks.looked([], look, Handle(counter, step, staged=hears if step not in fails else ""))
-        found += [step] if look.whole else []
+        sample = sampling.next(a_save(counter, step), drain=step in drained)
+        sampling.record([], sample, Handle(counter, step, staged=hears if step not in fails else ""))
+        found += [step] if sample.whole else []
     return found
 
 
 def test_each_save_is_compared_in_full_where_each_is_drained():
-    assert wholes(Looks(Verify(), Cadence(1)), range(5)) == [0, 1, 2, 3, 4]
+    assert wholes(Sampling(Verify(), Cadence(1)), range(5)) == [0, 1, 2, 3, 4]
 
 
 def test_where_some_are_drained_those_are_compared_in_full():
-    assert wholes(Looks(Verify(), Cadence(10)), range(3, 40, 3)) == [3, 12, 21, 30]
+    assert wholes(Sampling(Verify(), Cadence(10)), range(3, 40, 3)) == [3, 12, 21, 30]
 
 
 def test_a_save_that_failed_leaves_the_next_one_due():
-    assert wholes(Looks(Verify(), Cadence(10)), range(3, 40, 3), fails=(12, 15)) == [3, 12, 15, 18, 21, 30]
+    assert wholes(Sampling(Verify(), Cadence(10)), range(3, 40, 3), fails=(12, 15)) == [3, 12, 15, 18, 21, 30]
 
 
 def test_who_has_not_heard_that_a_save_was_staged_compares_more_and_not_less():
-    assert wholes(Looks(Verify(), Cadence(10)), range(0, 40, 3), hears="") == list(range(0, 40, 3))
+    assert wholes(Sampling(Verify(), Cadence(10)), range(0, 40, 3), hears="") == list(range(0, 40, 3))
 
 
 def test_while_a_drain_is_late_any_save_may_take_its_turn():
-    looks = Looks(Verify(), Cadence(10))
-    assert wholes(looks, range(10), hears="staged") == list(range(10))
-    assert wholes(looks, range(10, 30), first=11) == [10, 20]
+    sampling = Sampling(Verify(), Cadence(10))
+    assert wholes(sampling, range(10), hears="staged") == list(range(10))
+    assert wholes(sampling, range(10, 30), first=11) == [10, 20]
 
 
 def test_a_store_that_is_away_for_ever_keeps_no_more_than_some_saves_in_mind():
-    looks = Looks(Verify(), Cadence(1000))
-    assert wholes(looks, range(200), hears="staged") == list(range(200))
-    assert len(looks._owed) < 70
-    assert wholes(looks, range(200, 300), first=201) == [200]
+    sampling = Sampling(Verify(), Cadence(1000))
+    assert wholes(sampling, range(200), hears="staged") == list(range(200))
+    assert len(sampling._not_durable) < 70
+    assert wholes(sampling, range(200, 300), first=201) == [200]
 
 
 def test_a_save_that_is_to_be_drained_is_compared_in_full_and_is_not_the_one_that_was_due():
-    assert wholes(Looks(Verify(), Cadence(10)), range(5, 40, 5), drained=(15, 20)) == [5, 10, 15, 20, 25, 30]
+    assert wholes(Sampling(Verify(), Cadence(10)), range(5, 40, 5), drained=(15, 20)) == [5, 10, 15, 20, 25, 30]
 
 
 def test_with_a_cadence_of_seconds_each_save_may_be_drained():
-    assert wholes(Looks(Verify(), Cadence(0, 30.0)), range(4)) == [0, 1, 2, 3]
+    assert wholes(Sampling(Verify(), Cadence(0, 30.0)), range(4)) == [0, 1, 2, 3]
 
 
 def test_one_of_so_many_saves_is_compared_in_full_whatever_is_drained():
-    assert wholes(Looks(verification(3), Cadence(1)), range(8), drained=(4,)) == [0, 3, 6]
-    assert wholes(Looks(verification("off"), Cadence(1)), range(8), drained=(4,)) == []
+    assert wholes(Sampling(verification(3), Cadence(1)), range(8), drained=(4,)) == [0, 3, 6]
+    assert wholes(Sampling(verification("off"), Cadence(1)), range(8), drained=(4,)) == []
 
 
 @pytest.mark.parametrize("wrong", ["always", 0, -1, True, None, 1.5])
@@ -272,7 +272,7 @@ def test_a_verification_that_is_none_is_told(join, wrong):
 def whole_shares(state, rank=0):
     flat = flatten(state, lambda value: isinstance(value, torch.Tensor))
     streams = streams_of(dict.fromkeys(range(len(flat.values)), (0, 1)), flat, skipped=set())
-    return streams, said_of_wholes(streams, wholes_of(streams, flat.values))()
+    return streams, attestation_of_digests(streams, digests_of(streams, flat.values))()
 
 
 def some(count=100):
@@ -316,11 +316,11 @@ def test_the_digest_does_not_depend_on_how_many_threads_make_it(monkeypatch):
 
 def test_keys_are_told_of_the_save_in_which_they_differ():
     one, other = stream([(4,)] * 3, 2), stream([(5,)] * 2, 2)
-    looks = Looks()
-    looks.looked(one, Look(1, whole=True), Handle(1))
-    looks.looked(other, Look(2, whole=True), Handle(2))
-    assert looks.names(a_save(1), Where(one[0].sum, (0, 2))) == ["t0", "t2"]
-    assert looks.names(a_save(3), Where(one[0].sum, (0, 2))) == []
+    sampling = Sampling()
+    sampling.record(one, Sample(1, whole=True), Handle(1))
+    sampling.record(other, Sample(2, whole=True), Handle(2))
+    assert sampling.names(a_save(1), Where(one[0].sum, (0, 2))) == ["t0", "t2"]
+    assert sampling.names(a_save(3), Where(one[0].sum, (0, 2))) == []
     assert listed([f"k{i}" for i in range(10)]).endswith("k7, ... (10 in all)")
 
 
