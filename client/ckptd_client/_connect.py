@@ -9,13 +9,13 @@ from ckptd_client._daemon.link import Link
 from ckptd_client._daemon.options import Settings
 from ckptd_client._daemon.reach import configured_store
 from ckptd_client._daemon.topology import failure_told
-from ckptd_client._local.argument_checks import as_flag, as_seconds, told_by_name
+from ckptd_client._local.argument_checks import as_flag, as_seconds, checks_arguments
 from ckptd_client._local.rank import find_group, lone_group
 from ckptd_client._state.pickle import pickle_keys
 from ckptd_client.client import Client
 
 
-@told_by_name
+@checks_arguments
 def connect(  # noqa: PLR0913 - keyword-only settings
     job: str | None = None,
     *,

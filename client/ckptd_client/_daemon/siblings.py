@@ -10,7 +10,7 @@ import os
 from ckptd.shared.base.errors import ConnectError
 from ckptd.shared.files import locks
 from ckptd.shared.format.arena_paths import RANK_SUFFIX
-from ckptd_client._local.processes import Process, look_at, parent_process
+from ckptd_client._local.processes import Process, parent_process, process_of
 
 _LAUNCHERS = {"slurmstepd", "mpirun", "mpiexec", "orterun", "prterun", "orted", "prted", "hydra_pmi_proxy"}
 _TOGETHER_S = 2.0  # ranks are started at once; a run that is started again comes later
@@ -21,13 +21,13 @@ def sibling(own: str) -> Process | None:
 
     own: this process's rank file, which is not to be opened a second time. Those of others lie beside it.
     """
-    parent, this = parent_process(), look_at(os.getpid())
+    parent, this = parent_process(), process_of(os.getpid())
     if parent is None or this is None or not _starts_ranks(parent):
         return None
     directory, mine = os.path.split(own)
     names = sorted(os.listdir(directory)) if os.path.isdir(directory) else []
     others = [name for name in names if name.endswith(RANK_SUFFIX) and name != mine]
-    found = [look_at(locks.holder(os.path.join(directory, name))) for name in others]
+    found = [process_of(locks.holder(os.path.join(directory, name))) for name in others]
     same = [one for one in found if one is not None and one.parent == parent.pid != one.pid]
     return next((one for one in same if abs(one.began_s - this.began_s) <= _TOGETHER_S), None)
 

@@ -5,12 +5,12 @@ import os
 from ckptd.shared.base.errors import WaitTimeoutError
 from ckptd.shared.files import locks
 from ckptd.shared.format import arena_paths
-from ckptd_client._local.processes import look_at
+from ckptd_client._local.processes import process_of
 
 
 def silent_daemon(arena: str, waited_s: float, limit: str) -> WaitTimeoutError:
     """The error of a request that waited in vain. limit: the setting that said how long; empty: the caller did."""
-    daemon = look_at(locks.holder(os.path.join(arena, arena_paths.LOCK)))
+    daemon = process_of(locks.holder(os.path.join(arena, arena_paths.LOCK)))
     within = f"did not answer within {waited_s:.3g} s{f' ({limit})' if limit else ''}"
     text = f"the daemon behind {os.path.join(arena, arena_paths.SOCKET)}"
     if daemon is None:  # in another pid namespace

@@ -10,7 +10,7 @@ from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.files.mapping import Mapping
 from ckptd.shared.files.regular import open_regular
 from ckptd_client._load.reader import Target
-from ckptd_client._local.destination import Place, land
+from ckptd_client._local.destination import Place, deliver
 
 _READERS = 4
 _PIECE_NBYTES = 16 << 20
@@ -52,7 +52,7 @@ def _read(fd: int, path: str, piece: _Piece) -> None:
     else:
         block = Mapping(None, piece.nbytes)
         _read_to(fd, path, piece.offset, block.view)
-        land([(0, piece.place, piece.nbytes)], block.address)
+        deliver([(0, piece.place, piece.nbytes)], block.address)
 
 
 def _read_to(fd: int, path: str, offset: int, view: memoryview) -> None:

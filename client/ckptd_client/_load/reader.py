@@ -25,12 +25,11 @@ from ckptd.shared.format.slot import SEALS_NBYTES, Seal, SlotState, align_up, de
 from ckptd.shared.format.stored_files import StoredFile, StoredFiles
 from ckptd.shared.stores.directory import OpenedFile
 from ckptd_client._local.copy_engines import PinningError
-from ckptd_client._local.destination import Piece as Landing
-from ckptd_client._local.destination import Place, engines_of, land
+from ckptd_client._local.destination import Destination, Place, deliver, engines_of
 
 _STORE_READERS = 4  # reads in flight: what large O_DIRECT reads need to keep a device busy
 _CHUNK_NBYTES = 1 << 20  # fits the second-level cache of a core
-Pieces = dict[int, list[Landing]]  # by block
+Pieces = dict[int, list[Destination]]  # by block
 _ARENA_READERS = 2  # at least; a copy out of memory gains nothing from more threads than torch has
 
 
@@ -262,7 +261,7 @@ def _from_file(source: Source, pieces: Pieces, count: int) -> Callable[[int], No
     def copy_block(index: int) -> None:
         buffer = buffers.get()  # as many as threads: never waits
         try:
-            land(pieces.get(index, ()), source.checked(index, buffer))
+            deliver(pieces.get(index, ()), source.checked(index, buffer))
         finally:
             buffers.put(buffer)
 
@@ -285,12 +284,12 @@ def _from_memory(source: Source, targets: list[Target]) -> Callable[[int], None]
             for at in range(start, min(start + BLOCK_NBYTES, source.nbytes), _CHUNK_NBYTES):
                 chunk = view[at : min(at + _CHUNK_NBYTES, source.nbytes)]
                 found.update(chunk)
-                land(pieces.get(at // _CHUNK_NBYTES, ()), base + at)
+                deliver(pieces.get(at // _CHUNK_NBYTES, ()), base + at)
                 if buffer is not None:
                     ctypes.memmove(buffer.address + at - start, base + at, len(chunk))
             source.check(index, found.value())
             if buffer is not None:
-                land(far[index], buffer.address)
+                deliver(far[index], buffer.address)
         finally:
             if buffer is not None:
                 buffers.put(buffer)

@@ -1,4 +1,4 @@
-"""What is wrong with an argument, whatever its meaning: its name, its type, a number that is none."""
+"""Checks of arguments that are independent of their meaning: names, types, numbers."""
 
 import difflib
 import functools
@@ -15,8 +15,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def told_by_name(function: Callable[P, R]) -> Callable[P, R]:
-    """The function, which raises UsageError, with what is meant, for arguments that it does not have."""
+def checks_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """Makes a function raise UsageError with a suggestion for arguments that it does not have."""
     signature = inspect.signature(function)
 
     @functools.wraps(function)
@@ -48,19 +48,19 @@ def as_flag(name: str, value: object) -> bool:
 
 
 def looks_like_path(value: object) -> bool:
-    """Whether somebody who is used to torch.save gave the path of a file here."""
+    """Whether the value is the path of a file, as for torch.save."""
     return isinstance(value, os.PathLike) or (isinstance(value, str) and os.sep in value)
 
 
 def as_seconds(name: str, value: object, *, such_as: int, origin: Origin = CONNECT) -> float:
-    """A time above 0, short of for ever. Raises ConfigError."""
+    """A finite number of seconds above 0. Raises ConfigError."""
     if is_number(value) and 0 < float(value) < math.inf:  # type: ignore[arg-type]
         return float(value)  # type: ignore[arg-type]
     raise not_allowed(ConfigError, name, value, "a number of seconds above 0", such_as, origin=origin)
 
 
 def as_patience(value: object) -> float | None:
-    """timeout_s of a wait: None waits for ever. Raises UsageError for what is no time."""
+    """The timeout_s of a wait; None waits for ever. Raises UsageError if it is not a time."""
     if value is None:
         return None
     if is_number(value) and float(value) >= 0:  # type: ignore[arg-type]
@@ -70,7 +70,7 @@ def as_patience(value: object) -> float | None:
 
 
 def is_number(value: object) -> bool:
-    """Whether it counts as one: no text, no bool, no complex number, and not NaN."""
+    """Whether the value counts as a real number: no text, no bool, no complex number, not NaN."""
     if isinstance(value, str | bytes | bool):
         return False
     try:

@@ -1,15 +1,15 @@
-"""Sums of all bytes of tensors, computed where they lie, in the order of what the thread queues there.
+"""Checksums of all bytes of tensors, computed on their devices, in the order of the thread's work there.
 
-Of each block its 32-bit words, each times an odd 64-bit number of its place that has no pattern: a word that is another
-one makes it another sum, and so do, but in one of 2^32 cases, words that trade places, or that all change alike. It
-finds accidents, and not a person.
+The sum of a block is that of its 32-bit words, each times a pseudorandom odd 64-bit number of its position. A change of
+one word always changes the sum; exchanged words, or equal changes of many words, change it but in one of 2^32 cases. It
+detects accidents, not attacks.
 """
 
 from collections.abc import Iterator, Sequence
 
 import torch
 
-from ckptd_client._local.copy_engines import divided, engine_of, flat_bytes, parts_of
+from ckptd_client._local.copy_engines import by_engine, engine_of, flat_bytes, parts_of
 
 BLOCK_NBYTES = 8 << 20  # summed at a time
 _WEIGHTS_SEED = 0x5C6B_7074_6401_0001
@@ -17,14 +17,14 @@ _weights: dict[torch.device, torch.Tensor] = {}
 
 
 class Checksums:
-    """Of these tensors as they are when this is made, for what the current stream orders. Queues, and waits for none.
+    """The checksums of tensors at the time of the constructor, in the order of the current stream. Does not block.
 
-    Takes one read of the tensors, and less than 100 MiB of a device's memory.
+    Reads the tensors once, and uses less than 100 MiB of a device's memory.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        self._sums: list[tuple[list[int], torch.Tensor, list[int]]] = []  # positions, sums, how many each tensor has
-        there = divided(tensors)
+        self._sums: list[tuple[list[int], torch.Tensor, list[int]]] = []  # positions, sums, sums per tensor
+        there = by_engine(tensors)
         far = {i for positions in there.values() for i in positions}
         near = [i for i in range(len(tensors)) if i not in far]
         with torch.no_grad():
@@ -34,9 +34,9 @@ class Checksums:
                     self._sums.append((positions, _to_host(sums), counts))
 
     def differing(self, views: Sequence[torch.Tensor]) -> list[int]:
-        """Positions of views of the host whose bytes are others than those that the tensors had. Reads every byte.
+        """Positions of views of the host whose bytes differ from those of the tensors. Reads every byte.
 
-        Only once the device is done with what was queued before.
+        Call it only after the device has completed the work queued before.
         """
         found: list[int] = []
         with torch.no_grad():
@@ -51,7 +51,7 @@ class Checksums:
 
 
 def _to_host(sums: torch.Tensor) -> torch.Tensor:
-    """Sent without waiting."""
+    """Starts a copy to the host without waiting for it."""
     engine = engine_of(sums.device)
     if engine is None:
         return sums
@@ -61,15 +61,15 @@ def _to_host(sums: torch.Tensor) -> torch.Tensor:
 
 
 def blocks_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Boxes of it, in order, of at most 8 MiB; the same of all tensors of one shape and dtype."""
+    """Boxes of the tensor, in order, of at most 8 MiB; equal for all tensors of one shape and dtype."""
     return (part for part, _ in parts_of(tensor, tensor, BLOCK_NBYTES))
 
 
 def block_sums(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[int]]:
-    """The sums of all blocks of tensors of one device, queued there; and how many each tensor has.
+    """The sums of all blocks of tensors of one device, queued there, and the number of blocks of each tensor.
 
-    A sum is that of all 32-bit words, each times an odd 64-bit number of its place: so any word that is another one
-    makes it another one, and two differences make up for each other in one of 2^32 cases.
+    A sum is that of all 32-bit words, each times an odd 64-bit number of its position: so any other word changes the
+    sum, and two differences cancel each other in one of 2^32 cases.
     """
     weights = _weights_on(tensors[0].device)
     sums: list[torch.Tensor] = []
@@ -84,7 +84,7 @@ def block_sums(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[int]
 
 
 def _words(block: torch.Tensor) -> torch.Tensor:
-    """Its bytes as 32-bit words, filled up with zeros; a copy where they do not lie so."""
+    """The block's bytes as 32-bit words, padded with zeros; a copy if they are not contiguous and aligned."""
     flat = flat_bytes(block)
     if len(flat) % 4 or flat.data_ptr() % 4 or flat.storage_offset() % 4:
         padded = torch.zeros(-(-len(flat) // 4) * 4, dtype=torch.uint8, device=flat.device)
@@ -94,7 +94,7 @@ def _words(block: torch.Tensor) -> torch.Tensor:
 
 
 def _weights_on(device: torch.device) -> torch.Tensor:
-    """An odd number for each word of a block, the same everywhere: steps of splitmix64, made there once."""
+    """An odd number for each word of a block, equal on all devices: steps of splitmix64, computed once per device."""
     if device not in _weights:
         x = torch.arange(1, BLOCK_NBYTES // 4 + 1, dtype=torch.int64, device=device) * _signed(0x9E37_79B9_7F4A_7C15)
         x = (x + _signed(_WEIGHTS_SEED)) ^ (x >> 30)

@@ -1,7 +1,7 @@
-"""Copy engines of GPUs: they move bytes between a device's memory and the host's while the device computes.
+"""Copy engines of GPUs: they copy bytes between a device's memory and the host's memory while the device computes.
 
-All of the client's CUDA calls are here. One engine per device, made once, drives one stream of its own. What it copies
-to must be registered with it (pinned): into other memory it copies all the same, but then the caller's thread waits.
+All CUDA calls of the client are here. Each device has one engine, created once, with a stream of its own. Host memory
+should be registered with the engine (pinned): copies into other memory block the caller's thread.
 """
 
 import contextlib
@@ -15,10 +15,10 @@ import torch
 
 from ckptd.shared.base.errors import UsageError
 
-STAGING_NBYTES: Final = 32 << 20  # of device memory, for what lies strided there
+STAGING_NBYTES: Final = 32 << 20  # of device memory, for strided tensors
 _PORTABLE: Final = 1  # cudaHostRegisterPortable: pinned for every device of the process
 _DEVICE = attrgetter("device")
-_cuda: Any = torch.cuda  # much of it has no types
+_cuda: Any = torch.cuda  # much of it is untyped
 
 
 class PinningError(Exception):
@@ -26,41 +26,41 @@ class PinningError(Exception):
 
 
 class Mark(Protocol):
-    """A place in a device's queue of work."""
+    """A point in a device's queue of work."""
 
     def wait(self) -> None:
-        """Blocks the thread, without the GIL, until the device is there. Nothing else of the device is waited for."""
+        """Blocks the thread, without the GIL, until the device reaches the point. Waits for no other work of it."""
 
-    def hold_back(self) -> None:
-        """What this thread queues on its current stream from here on waits for it; the thread does not."""
+    def block_stream(self) -> None:
+        """Makes later work of this thread's current stream wait for the point; the thread does not wait."""
 
 
 class CopyEngine(Protocol):
-    """Of one device. Its methods may be called from any thread."""
+    """The copy engine of one device. Any thread may call its methods."""
 
     def register(self, address: int, nbytes: int) -> Callable[[], None]:
-        """Pins host memory; returns what undoes it, which never raises. Blocks. Raises PinningError."""
+        """Pins host memory; returns a function that undoes this and never raises. Blocks. Raises PinningError."""
 
     def scratch(self, nbytes: int) -> torch.Tensor:
-        """Pinned bytes of the host, reused once they are dropped."""
+        """Pinned bytes of the host; their memory is reused once the tensor is dropped."""
 
     def now(self) -> Mark:
-        """After all that this thread has queued on its current stream so far."""
+        """The point after all work that this thread has queued on its current stream."""
 
     def fetch(
         self, views: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], *, after: Mark, lasting: bool = False
     ) -> Mark:
-        """Begins to copy tensors of the device into contiguous views of the host; the mark is where that is done.
+        """Starts to copy tensors of the device into contiguous views of the host; the mark is the end of the copies.
 
-        The caller keeps both until then. lasting: for so long that somebody may free the tensors' memory under it.
-        When it raises, nothing is copied any more.
+        The caller keeps both until then. lasting: the tensors' owner may free their memory before the copies end.
+        If it raises, no copy runs any more.
         """
 
     def differing(self, views: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> list[int]:
-        """Positions at which the bytes differ now. Blocks for it, and for what this thread queued before."""
+        """Positions at which the bytes differ now. Blocks, also for earlier work of this thread."""
 
     def send(self, places: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> None:
-        """Copies bytes of the host into places of the device, after all that was queued there. Blocks until done."""
+        """Copies bytes of the host into places of the device, after all queued work. Blocks."""
 
 
 # --- CUDA
@@ -77,19 +77,19 @@ class CudaMark:
         """See Mark."""
         self.event.synchronize()
 
-    def hold_back(self) -> None:
+    def block_stream(self) -> None:
         """See Mark."""
         _cuda.current_stream(self.device).wait_event(self.event)
 
 
 class CudaEngine:
-    """See CopyEngine. Its stream has the lowest priority: what trains goes first."""
+    """See CopyEngine. Its stream has the lowest priority: training goes first."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = _cuda.Stream(device=device, priority=0)
         self._staging: torch.Tensor | None = None
-        self._lock = threading.Lock()  # the staging memory is filled and emptied in the stream's order
+        self._lock = threading.Lock()  # the stream's order protects the staging memory
 
     def register(self, address: int, nbytes: int) -> Callable[[], None]:
         """See CopyEngine."""
@@ -100,7 +100,7 @@ class CudaEngine:
                 if int(runtime.cudaHostUnregister(address)):
                     self._forget_error()
 
-        with _cuda.device(self._device):  # else it would make a context on device 0
+        with _cuda.device(self._device):  # else the call would create a context on device 0
             code = int(runtime.cudaHostRegister(address, nbytes, _PORTABLE))
             if code:
                 self._forget_error()
@@ -108,7 +108,7 @@ class CudaEngine:
         return undo
 
     def _forget_error(self) -> None:
-        """The runtime keeps the last error of each thread, and torch would raise it at the next kernel it starts."""
+        """Clears the thread's last error in the runtime, which torch would raise at the next kernel launch."""
         with contextlib.suppress(RuntimeError):
             torch.ones(1, device=self._device)
 
@@ -132,7 +132,7 @@ class CudaEngine:
             if lasting:
                 for tensor in tensors:
                     tensor.record_stream(self._stream)
-            straight = [i for i, tensor in enumerate(tensors) if _is_straight(tensor)]
+            straight = [i for i, tensor in enumerate(tensors) if _is_contiguous(tensor)]
             if straight:
                 pairs = [views[i] for i in straight], [tensors[i] for i in straight]
                 torch._foreach_copy_(*pairs, non_blocking=True)
@@ -141,20 +141,20 @@ class CudaEngine:
             return self._mark(self._stream)
 
     def _fetch_strided(self, view: torch.Tensor, tensor: torch.Tensor) -> None:
-        """Through staging memory: torch would allocate as much, and resolve a lazy conjugate before it has arrived."""
+        """Copies through staging memory: torch would allocate as much, and resolve a lazy conjugate too early."""
         for place, part in parts_of(view, tensor, STAGING_NBYTES):
             staged = self._staged(part)
             staged.copy_(part)
             place.copy_(staged, non_blocking=True)
 
     def _staged(self, like: torch.Tensor) -> torch.Tensor:
-        """Staging memory as a contiguous tensor. In the stream, whose order keeps one use from the next."""
+        """Staging memory as a contiguous tensor, for use in the stream: its order separates the uses."""
         if self._staging is None:
             self._staging = torch.empty(STAGING_NBYTES, dtype=torch.uint8, device=self._device)
         return self._staging[: like.nbytes].view(like.dtype).view(like.shape)
 
     def differing(self, views: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> list[int]:
-        """See CopyEngine. It is the device that compares: it is faster than the host, also with the way there."""
+        """See CopyEngine. The device compares: it is faster than the host, even with the copy to it."""
         with self._in_stream(self.now()):
             found = torch.zeros(len(tensors), dtype=torch.bool, device=self._device)
             for i, (view, tensor) in enumerate(zip(views, tensors, strict=True)):
@@ -173,7 +173,7 @@ class CudaEngine:
 
     @contextlib.contextmanager
     def _in_stream(self, after: CudaMark) -> Iterator[None]:
-        """What torch does here goes into the engine's stream. On an error it waits for what is there already."""
+        """A context whose work goes into the engine's stream. After an error it waits for the work in the stream."""
         with self._lock, torch.no_grad(), _cuda.stream(self._stream):
             self._stream.wait_event(after.event)
             try:
@@ -183,13 +183,13 @@ class CudaEngine:
                 raise
 
 
-def _is_straight(tensor: torch.Tensor) -> bool:
-    """Whether its bytes lie as they are to be written."""
+def _is_contiguous(tensor: torch.Tensor) -> bool:
+    """Whether the tensor's bytes are in the order in which they are written."""
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 def parts_of(view: torch.Tensor, tensor: torch.Tensor, nbytes: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """The same boxes of both, each of at most nbytes, those of a contiguous view contiguous. nbytes: an element's."""
+    """Equal boxes of both, each of at most nbytes (at least one element); those of a contiguous view are contiguous."""
     if tensor.nbytes <= nbytes:
         yield view, tensor
         return
@@ -203,28 +203,28 @@ def parts_of(view: torch.Tensor, tensor: torch.Tensor, nbytes: int) -> Iterator[
 
 
 def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Its bytes, in order; a copy where they do not lie so."""
+    """The tensor's bytes, in order; a copy if the tensor is not contiguous."""
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
     return plain.reshape(-1).view(torch.uint8)
 
 
-# --- which engine
+# --- engines
 
 
 _engines: dict[torch.device, CopyEngine] = {}
 
 
 def engine_of(device: torch.device) -> CopyEngine | None:
-    """The device's engine, made now if it is new. None for the host, and for devices that have none here (xpu, mps)."""
+    """The engine of a device, created if new. None for the host, and for devices without an engine (xpu, mps)."""
     if device.type == "cuda" and device not in _engines:
         _engines.setdefault(device, CudaEngine(device))
     return _engines.get(device)
 
 
-def divided(tensors: Sequence[torch.Tensor]) -> dict[CopyEngine, list[int]]:
-    """Positions of the tensors that an engine can copy, by engine."""
+def by_engine(tensors: Sequence[torch.Tensor]) -> dict[CopyEngine, list[int]]:
+    """By engine, the positions of the tensors that it can copy."""
     found: dict[CopyEngine, list[int]] = {}
-    if not _engines and not _cuda.is_initialized():  # nearly all that train without a GPU
+    if not _engines and not _cuda.is_initialized():  # the usual case without a GPU
         return found
     devices: dict[torch.device, list[int]] = {}
     for i, device in enumerate(map(_DEVICE, tensors)):
@@ -237,43 +237,43 @@ def divided(tensors: Sequence[torch.Tensor]) -> dict[CopyEngine, list[int]]:
 
 
 def is_capturing() -> bool:
-    """Whether what this thread queues goes into a CUDA graph, and not to the device."""
+    """Whether work of this thread goes into a CUDA graph, not to the device."""
     return bool(_cuda.is_initialized() and _cuda.is_current_stream_capturing())
 
 
 def check_not_capturing() -> None:
-    """Raises UsageError when is_capturing."""
+    """Raises UsageError if is_capturing."""
     if is_capturing():
         text = "a CUDA graph is being captured: what save copies would become part of it"
         raise UsageError(text, hint="save before the capture, or between replays")
 
 
-class Fetch:
-    """One save's copies out of the memory of devices, as it is when this is made."""
+class DeviceCopy:
+    """One save's copies from devices to the host, of their content at the time of the constructor."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        self._divided = divided(tensors)
+        self._divided = by_engine(tensors)
         self._after = {engine: engine.now() for engine in self._divided}
         self._marks: list[Mark] = []
         self.engines = list(self._divided)
-        self.others: Sequence[int] = range(len(tensors))  # positions of what the host has to copy
+        self.others: Sequence[int] = range(len(tensors))  # positions of tensors that the host copies
         if self._divided:
             fetched = {i for positions in self._divided.values() for i in positions}
             self.others = [i for i in self.others if i not in fetched]
 
     def begin(self, views: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], *, lasting: bool = False) -> None:
-        """Queues all copies. See CopyEngine.fetch; wait must follow, also when this raises."""
+        """Queues all copies. See CopyEngine.fetch; call wait afterwards, also if this raises."""
         for engine, positions in self._divided.items():
             pairs = [views[i] for i in positions], [tensors[i] for i in positions]
             self._marks.append(engine.fetch(*pairs, after=self._after[engine], lasting=lasting))
 
-    def hold_back(self) -> None:
-        """What this thread queues on these devices from here on comes after the copies. Blocks nobody."""
+    def block_stream(self) -> None:
+        """Makes later work of this thread on these devices wait for the copies. Does not block."""
         for mark in self._marks:
-            mark.hold_back()
+            mark.block_stream()
 
     def wait(self) -> None:
-        """Blocks until all that was begun is done, on every device, whatever went wrong on one."""
+        """Blocks until all copies end, on every device, even if one fails. Raises the first error."""
         errors: list[Exception] = []
         for mark in self._marks:
             try:

@@ -1,11 +1,11 @@
-"""Memory of this process that may be written under a proof: whole huge pages, registered with the page guard.
+"""Memory of this process that a save may copy late under a proof: huge pages, registered with the page guard.
 
-Small pages are put together into huge ones once, by a thread of its own; until that is done they are no part of this.
-One for the whole process, as there is one page table. A forked child begins anew.
+A thread collapses small pages into huge ones once; until then they are not part of this memory. There is one instance
+per process, as there is one page table. A forked child starts with a new instance.
 
-A unit is one huge page, 2 MiB. A shared one holds other memory than tensors too, such as what malloc keeps between
-them. Who writes to that makes the tensors look written, so a shared unit is watched first: it is late once nobody wrote
-to it in some saves, and never again after somebody did.
+A unit is one huge page, 2 MiB. A shared unit also contains other memory than tensors, such as malloc's data between
+them. A write to that data looks like a write to the tensors, so a shared unit is watched first: it becomes late after
+several saves without a write to it, and never again after a write.
 """
 
 import contextlib
@@ -18,25 +18,25 @@ from collections.abc import Iterable, Sequence
 from ckptd_client._local.page_guard import HUGE_NBYTES, NoProofError, PageGuard, Range, common, whole_units, without
 
 log = logging.getLogger("ckptd_client")
-_TRIES = 3  # a unit; then its memory is of a kind that cannot be huge, or there is none
+_TRIES = 3  # for a unit; then its memory cannot become huge, or no huge page is free
 _WATCHED = 3  # saves in which a shared unit is watched
-_RUN_NBYTES = 64 << 20  # put together in one call, 0.2 s
+_RUN_NBYTES = 64 << 20  # collapsed in one call, 0.2 s
 _MAX_RANGES = 8192  # each may cost two mappings, of vm.max_map_count's 65530
 
 
 class Lease:
-    """Memory of one save: its own until it ends, and under protection once it is protected.
+    """Memory of one save: exclusive until the lease ends, and write-protected once protect is called.
 
-    Ends by release, or when nobody refers to it: by any thread, in any state. A forked child's copy is of its parent's
-    memory, and does nothing.
+    Ends by release, or when it is garbage-collected: by any thread, in any state. A copy in a forked child refers to
+    its parent's memory and does nothing.
     """
 
     def __init__(self, memory: "LateMemory") -> None:
         self._memory, self._pid, self._ended = memory, os.getpid(), False
-        self.ranges: list[Range] = []  # in order of addresses; the memory's to fill
+        self.ranges: list[Range] = []  # in order of addresses; LateMemory fills it
 
     def protect(self, found: Sequence[Range]) -> bool:
-        """Writes to this part of it show from now on. False: some of it is no more what it was, and left the lease."""
+        """Detects writes to this part from now on. False: some of it was mapped in another way and left the lease."""
         lost = [unit for one in common(self.ranges, found) for unit in self._not_protected(one)]
         if lost:
             self._memory.lose(lost)
@@ -46,18 +46,18 @@ class Lease:
     def _not_protected(self, one: Range) -> list[Range]:
         try:
             self._memory.guard.protect(one)
-        except OSError:  # somebody has mapped something else in its place
+        except OSError:  # another mapping has replaced it
             if one.stop - one.start == HUGE_NBYTES:
                 return [one]
             return [unit for part in _each(one) for unit in self._not_protected(part)]
         return []
 
     def unwritten(self, found: Range) -> bool:
-        """Whether nobody has written to any page of this part of it since, and all are still there."""
+        """Whether no page of this part was written since, and all still exist."""
         return self._memory.guard.unwritten(found)
 
     def release(self) -> None:
-        """Writes cost nothing again. Idempotent; never raises."""
+        """Ends the protection and the lease. Idempotent; never raises."""
         if not self._ended and self._pid == os.getpid():
             self._ended = True
             self._memory.take_back(self)
@@ -67,30 +67,30 @@ class Lease:
 
 
 class LateMemory:
-    """guard: see PageGuard. Its methods may be called by any thread."""
+    """The huge pages of this process. guard: see PageGuard. Any thread may call its methods."""
 
     def __init__(self, guard: PageGuard) -> None:
         self.guard = guard
-        self._lock = threading.RLock()  # a lease may end where memory is collected, within any line of this
-        self._ready: set[int] = set()  # units, by address, that are registered
-        self._spoiled: set[int] = set()  # shared units that somebody wrote to
-        self._quiet: dict[int, int] = {}  # shared units: in how many saves nobody wrote to them
+        self._lock = threading.RLock()  # garbage collection may end a lease within any line below
+        self._ready: set[int] = set()  # addresses of registered units
+        self._spoiled: set[int] = set()  # shared units that were written
+        self._quiet: dict[int, int] = {}  # shared units: number of saves without a write to them
         self._version = 0  # of these three
         self._runs: tuple[Sequence[Range], int, list[Range]] = ((), -1, [])  # units asked for, version, what is usable
-        self._ranges = 0  # of units side by side: about as many mappings
+        self._ranges = 0  # of adjacent units: about as many mappings
         self._tries: dict[int, int] = {}
-        self._leases: dict[int, list[Range]] = {}  # what saves have for themselves, by id
-        self._queue: set[int] = set()  # units that are to be put together
+        self._leases: dict[int, list[Range]] = {}  # ranges of current leases, by id
+        self._queue: set[int] = set()  # units to be collapsed
         self._trusted: tuple[Sequence[Range], int, list[Range]] = ((), -1, [])  # the same of shared units
-        self.alone = False  # whether shared units are left out for good
+        self.alone = False  # whether shared units are excluded for good
         self._thread: threading.Thread | None = None
-        self._error = "the kernel made none of these"  # what the last of them ended with
+        self._error = "the kernel made none of these"  # of the last collapse
 
     def lease(self, units: Sequence[Range]) -> Lease:
-        """What can be protected of these units: to be protected by the caller, when it has written its last to them.
+        """A lease of those units that can be protected now. The caller protects them after its own last write.
 
-        units: of whole_units, the same object as long as they are the same. What is left out is put together in the
-        background, for a later time.
+        units: from whole_units, the same object while they are equal. The other units are collapsed in the background,
+        for a later lease.
         """
         lease = Lease(self)
         with self._lock:
@@ -101,11 +101,11 @@ class LateMemory:
                 wanted = {start for one in units for start in _starts(one)} - got
                 self._queue |= {start for start in wanted if self._tries.get(start, 0) < _TRIES}
             self._leases[id(lease)] = lease.ranges
-        self._begin_to_put_together()
+        self._start_collapsing()
         return lease
 
     def lose(self, units: Iterable[Range]) -> None:
-        """These are no more what they were: they are put together anew, if it is worth it."""
+        """Drops units that are mapped in another way now; a later lease may collapse them again."""
         with self._lock:
             for unit in units:
                 if unit.start in self._ready:
@@ -116,23 +116,23 @@ class LateMemory:
         return {start for ranges in leases for one in ranges for start in _starts(one)}
 
     def _usable(self, units: Sequence[Range]) -> list[Range]:
-        """The parts that are registered, and that no other save has just now."""
+        """The parts that are registered and not leased by another save."""
         if not self._leases:
             asked, version, _ = self._runs
             if asked is not units or version != self._version:
                 self._runs = (units, self._version, _only(units, self._ready - self._spoiled))
             return self._runs[2]
-        return _only(units, self._ready - self._spoiled - self._leased())  # what another has is copied early here
+        return _only(units, self._ready - self._spoiled - self._leased())  # leased units are copied early
 
     def _has_room(self, start: int) -> bool:
-        """Whether one more range may be registered; next to one that is it costs no mapping."""
-        return self._beside(start) > 0 or self._ranges < _MAX_RANGES
+        """Whether one more unit may be registered; next to a registered one it costs no mapping."""
+        return self._adjacent(start) > 0 or self._ranges < _MAX_RANGES
 
-    def _beside(self, start: int) -> int:
+    def _adjacent(self, start: int) -> int:
         return len({start - HUGE_NBYTES, start + HUGE_NBYTES} & self._ready)
 
     def _huge(self, found: Range) -> list[Range]:
-        """The parts of it that still are of huge pages."""
+        """The parts that still consist of huge pages."""
         if self.guard.is_huge(found):
             return [found]
         if found.stop - found.start == HUGE_NBYTES:
@@ -143,12 +143,12 @@ class LateMemory:
     def _drop(self, unit: Range) -> None:
         self._ready.discard(unit.start)
         self._version += 1
-        self._ranges += self._beside(unit.start) - 1
+        self._ranges += self._adjacent(unit.start) - 1
         with contextlib.suppress(OSError):
             self.guard.unregister(unit)
 
     def why_not(self, units: Sequence[Range]) -> str:
-        """Why none of these can be late, nor will be; empty when some can, or it is not known yet."""
+        """Why none of these units can ever be late; empty if some can, or if it is not known yet."""
         with self._lock:
             left = {start for one in units for start in _starts(one)} - self._spoiled
             if not left:
@@ -167,13 +167,13 @@ class LateMemory:
         for one in armed:
             try:
                 self.guard.unprotect(one)
-            except OSError:  # a part of it is mapped no more: the rest by itself
+            except OSError:  # a part is not mapped any more: unprotect unit by unit
                 for start in _starts(one):
                     with contextlib.suppress(OSError):
                         self.guard.unprotect(Range(start, start + HUGE_NBYTES))
 
     def forget(self, units: Iterable[Range], but: Iterable[Range] = ()) -> None:
-        """They are nobody's any more, but for these and for what a save copies just now."""
+        """Forgets units, but for those in but and in current leases."""
         with self._lock:
             kept = {start for one in but for start in _starts(one)} | self._leased()
             for start in {start for one in units for start in _starts(one)} - kept:
@@ -186,20 +186,20 @@ class LateMemory:
                     self._drop(Range(start, start + HUGE_NBYTES))
 
     def in_child(self) -> None:
-        """Nothing of it is this process's; a thread that had the lock is not here to let it go."""
+        """Closes the guard in a forked child, and replaces the lock, which a thread of the parent may hold."""
         self._lock = threading.RLock()
         self.guard.close()
 
     @property
     def busy(self) -> bool:
-        """Whether memory is being put together."""
+        """Whether memory is being collapsed."""
         with self._lock:
             return bool(self._queue)
 
     # --- shared units
 
     def trusted(self, shared: Sequence[Range]) -> tuple[list[Range], list[Range]]:
-        """Of shared units those that are late, and those that are watched."""
+        """Divides shared units into those that are late, and those that are watched."""
         with self._lock:
             asked, version, late = self._trusted
             if asked is not shared or version != self._version:
@@ -208,7 +208,7 @@ class LateMemory:
         return late, without(shared, late)
 
     def watched(self, lease: Lease, units: Sequence[Range]) -> None:
-        """Takes in who wrote to these shared units of a lease until now."""
+        """Records which of these shared units of a lease were written."""
         seen = [(unit, lease.unwritten(unit)) for one in common(units, lease.ranges) for unit in _each(one)]
         with self._lock:
             for unit, unwritten in seen:
@@ -221,29 +221,29 @@ class LateMemory:
 
     # --- the thread
 
-    def _begin_to_put_together(self) -> None:
-        """What is to be. Without a thread for it, it stays as it is. Not under the lock: to start one waits for it."""
+    def _start_collapsing(self) -> None:
+        """Starts the thread that collapses units, if there are any. Not under the lock: the new thread takes it."""
         with self._lock:
             if not self._queue or (
                 self._thread is not None and (self._thread.ident is None or self._thread.is_alive())
             ):
                 return
-            self._thread = thread = threading.Thread(target=self._put_together, name="ckptd-huge-pages", daemon=True)
+            self._thread = thread = threading.Thread(target=self._collapse, name="ckptd-huge-pages", daemon=True)
         try:
             thread.start()
         except RuntimeError as error:
             with self._lock:
                 self._queue, self._error, self._thread = set(), str(error), None
 
-    def _put_together(self) -> None:
+    def _collapse(self) -> None:
         while (run := self._next_run()) is not None:
             began = time.monotonic()
             try:
                 self.guard.collapse(run)
             except OSError as error:
                 self._error = error.strerror or str(error)
-            self._take_in(run)
-            time.sleep(time.monotonic() - began)  # training comes first: half of one core is enough
+            self._register(run)
+            time.sleep(time.monotonic() - began)  # leaves half of the core to training
 
     def _next_run(self) -> Range | None:
         with self._lock:
@@ -255,8 +255,8 @@ class LateMemory:
                 stop += HUGE_NBYTES
             return Range(start, stop)
 
-    def _take_in(self, run: Range) -> None:
-        """Registers those that are huge now; adjacent ones cost no mapping more."""
+    def _register(self, run: Range) -> None:
+        """Registers the units that are huge now; adjacent ones cost no further mapping."""
         with self._lock:
             for start in _starts(run):
                 unit = Range(start, start + HUGE_NBYTES)
@@ -264,7 +264,7 @@ class LateMemory:
                 if start in self._queue and self.guard.is_huge(unit) and self._has_room(start):
                     with contextlib.suppress(OSError):  # another userfaultfd has it
                         self.guard.register(unit)
-                        self._ranges += 1 - self._beside(start)
+                        self._ranges += 1 - self._adjacent(start)
                         self._ready.add(start)
                         self._version += 1
                         self._tries.pop(start)
@@ -294,7 +294,7 @@ _making = threading.Lock()
 
 
 def late_memory() -> LateMemory:
-    """This process's. Raises NoProofError, which says why there is none."""
+    """The instance of this process. Raises NoProofError with the reason if there is none."""
     global _made  # noqa: PLW0603 - one page table, one guard
     with _making:
         if _made is None:
@@ -308,7 +308,7 @@ def late_memory() -> LateMemory:
 
 
 def _in_child() -> None:
-    """The guard that was inherited is of the parent's memory."""
+    """Drops the inherited guard, which refers to the parent's memory."""
     global _made, _making
     if isinstance(_made, LateMemory):
         _made.in_child()

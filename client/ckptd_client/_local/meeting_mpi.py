@@ -1,7 +1,7 @@
-"""Ranks that meet by MPI's messages, none of which blocks: a collective, or a receive, would end for nobody.
+"""Ranks meet by non-blocking MPI messages: a collective or a receive would never end if a rank is missing.
 
-When all have come rank 0 asks each whether it is still there, and only then lets them go on. A token is new for each
-meeting, so that what is left of one that came to nothing means nothing to the next.
+Once all have come, rank 0 asks each rank whether it still waits; then it sends the session. Each meeting has new
+tokens, so that messages of a failed meeting do not affect the next one.
 """
 
 import uuid
@@ -9,37 +9,39 @@ from collections.abc import Iterator
 from typing import Any
 
 from ckptd.shared.base.errors import ConnectError
-from ckptd_client._local.meeting import DECIDES_S, GRACE_S, SPEAKERS, AbsentError, not_all_came, turns
+from ckptd_client._local.meeting import DECIDES_S, GRACE_S, MAX_WARNING_RANKS, AbsentError, not_all_came, turns
 
 _TO_ZERO, _FROM_ZERO = 21345, 21346  # tags
-_sent: list[Any] = []  # requests that MPI may still work on
+_sent: list[Any] = []  # requests that MPI may not have completed
 
 
 def meet_by_messages(mpi: Any, world: Any, seconds: float) -> str:
-    """The session's name, drawn by rank 0, once all ranks have come. Blocks. Raises ConnectError.
+    """The name of the session, chosen by rank 0 once all ranks have come. Blocks. Raises ConnectError.
 
     mpi: mpi4py's module; world: its communicator of all ranks.
     """
     rank, world_size = world.Get_rank(), world.Get_size()
-    mail = _Mail(mpi, world)
+    messages = _Messages(mpi, world)
     try:
-        return _Follower(mail, rank, world_size).meet(seconds) if rank else _Leader(mail, world_size).meet(seconds)
+        if rank:
+            return _Follower(messages, rank, world_size).meet(seconds)
+        return _Leader(messages, world_size).meet(seconds)
     except AbsentError as absent:
         raise not_all_came(absent.ranks, world_size, seconds) from None
 
 
-class _Mail:
+class _Messages:
     """Small messages between rank 0 and the others."""
 
     def __init__(self, mpi: Any, world: Any) -> None:
         self._mpi, self._world = mpi, world
 
-    def send(self, to: int, *words: str) -> None:
+    def send(self, to: int, *values: str) -> None:
         _sent[:] = [request for request in _sent if not request.test()[0]]
-        _sent.append(self._world.isend(words, dest=to, tag=_FROM_ZERO if to else _TO_ZERO))
+        _sent.append(self._world.isend(values, dest=to, tag=_FROM_ZERO if to else _TO_ZERO))
 
     def received(self) -> Iterator[tuple[int, tuple[str, ...]]]:
-        """What has come: from whom, and what."""
+        """The messages that have arrived, each with its sender."""
         zero = self._world.Get_rank() == 0
         source, tag = (self._mpi.ANY_SOURCE, _TO_ZERO) if zero else (0, _FROM_ZERO)
         status = self._mpi.Status()
@@ -51,8 +53,8 @@ class _Mail:
 class _Leader:
     """Rank 0."""
 
-    def __init__(self, mail: _Mail, world_size: int) -> None:
-        self._mail, self._world_size = mail, world_size
+    def __init__(self, messages: _Messages, world_size: int) -> None:
+        self._messages, self._world_size = messages, world_size
         self._came: dict[int, str] = {}  # their tokens
         self._asked: dict[int, str] = {}
         self._stays: dict[int, str] = {}
@@ -61,13 +63,13 @@ class _Leader:
         for _ in turns(self._world_size, seconds, self._missing):
             if self._all_stay():
                 break
-        for _ in turns(self._world_size, 0.0 if self._missing() else GRACE_S, tuple):  # the last one has just come
+        for _ in turns(self._world_size, 0.0 if self._missing() else GRACE_S, tuple):  # the last rank has just come
             if self._all_stay():
                 break
         absent = self._missing() or sorted(self._came.keys() - self._stays.keys())
         session = "" if absent else uuid.uuid4().hex
         for rank, token in self._came.items():
-            self._mail.send(rank, *(["absent", token, *map(str, absent)] if absent else ["met", token, session]))
+            self._messages.send(rank, *(["absent", token, *map(str, absent)] if absent else ["met", token, session]))
         if absent:
             raise AbsentError(absent)
         return session
@@ -76,24 +78,24 @@ class _Leader:
         return [rank for rank in range(1, self._world_size) if rank not in self._came]
 
     def _all_stay(self) -> bool:
-        """Whether all have come and are still there; asks those of which that is not known."""
+        """Whether all ranks have come and still wait; asks the ranks that have not confirmed it."""
         self._listen()
         if len(self._came) < self._world_size - 1:
             return False
         for rank, token in self._came.items():
             if self._asked.get(rank) != token:
                 self._asked[rank] = token
-                self._mail.send(rank, "ask", token)
+                self._messages.send(rank, "ask", token)
         return self._stays == self._came
 
     def _listen(self) -> None:
-        for rank, (kind, token) in self._mail.received():
+        for rank, (kind, token) in self._messages.received():
             if kind == "here":
                 self._came[rank] = token
                 self._stays.pop(rank, None)
-                self._mail.send(rank, "wait", token)
+                self._messages.send(rank, "wait", token)
             elif self._came.get(rank) != token:
-                continue  # of a meeting that came to nothing
+                continue  # of a failed meeting
             elif kind == "gone":
                 del self._came[rank]
                 self._stays.pop(rank, None)
@@ -102,43 +104,43 @@ class _Leader:
 
 
 class _Follower:
-    """Any other rank. Once it has heard of rank 0 it waits for its verdict."""
+    """Any other rank. Once rank 0 has answered, it waits for the verdict."""
 
-    def __init__(self, mail: _Mail, rank: int, world_size: int) -> None:
-        self._mail, self._world_size = mail, world_size
-        self._speaks = rank < SPEAKERS
+    def __init__(self, messages: _Messages, rank: int, world_size: int) -> None:
+        self._messages, self._world_size = messages, world_size
+        self._warns = rank < MAX_WARNING_RANKS
         self._token = uuid.uuid4().hex
-        self._heard = False
+        self._answered = False
 
     def meet(self, seconds: float) -> str:
-        self._mail.send(0, "here", self._token)
+        self._messages.send(0, "here", self._token)
         try:
-            session = self._wait(seconds + GRACE_S) or (self._wait(seconds + DECIDES_S) if self._heard else "")
+            session = self._wait(seconds + GRACE_S) or (self._wait(seconds + DECIDES_S) if self._answered else "")
         except BaseException:  # also Ctrl-C: rank 0 must not count it
-            self._mail.send(0, "gone", self._token)
+            self._messages.send(0, "gone", self._token)
             raise
         if session:
             return session
-        self._mail.send(0, "gone", self._token)
-        if self._heard:
+        self._messages.send(0, "gone", self._token)
+        if self._answered:
             raise ConnectError("rank 0 ended while all ranks met", hint="look at its output")
         raise AbsentError([0])
 
     def _wait(self, seconds: float) -> str:
-        for _ in turns(self._world_size, seconds, lambda: (0,) if self._speaks and not self._heard else ()):
+        for _ in turns(self._world_size, seconds, lambda: (0,) if self._warns and not self._answered else ()):
             if session := self._listen():
                 return session
         return ""
 
     def _listen(self) -> str:
-        for _, (kind, token, *said) in self._mail.received():
+        for _, (kind, token, *reported) in self._messages.received():
             if token != self._token:
-                continue  # of a meeting that came to nothing
-            self._heard = True
+                continue  # of a failed meeting
+            self._answered = True
             if kind == "ask":
-                self._mail.send(0, "still", token)
+                self._messages.send(0, "still", token)
             elif kind == "absent":
-                raise AbsentError([int(rank) for rank in said])
+                raise AbsentError([int(rank) for rank in reported])
             elif kind == "met":
-                return said[0]
+                return reported[0]
         return ""

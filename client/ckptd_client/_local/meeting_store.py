@@ -1,7 +1,7 @@
-"""Ranks that meet at a store of torch.distributed's. Each rank that comes leaves its token there, new for each meeting.
+"""Ranks meet at a store of torch.distributed. Each rank puts a token there, a new one for each meeting.
 
-A rank is counted once: by rank 0, which then owes it a verdict, or by the rank itself as it gives up. So no rank is
-counted that is not there any more, and no verdict is for another meeting.
+A rank is counted once: by rank 0, which then owes it a verdict, or by the rank itself when it gives up. So rank 0 never
+counts a rank that has given up, and no verdict belongs to another meeting.
 """
 
 import contextlib
@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ckptd.shared.base.errors import ConnectError
-from ckptd_client._local.meeting import DECIDES_S, GRACE_S, SPEAKERS, AbsentError, not_all_came, turns
+from ckptd_client._local.meeting import DECIDES_S, GRACE_S, MAX_WARNING_RANKS, AbsentError, not_all_came, turns
 
 
 class Store(Protocol):
-    """What is used of a torch.distributed.Store."""
+    """The methods of torch.distributed.Store that are used here."""
 
     def set(self, key: str, value: str) -> None: ...
     def get(self, key: str) -> bytes: ...
@@ -24,15 +24,15 @@ class Store(Protocol):
 
 
 def meet_at_store(store: Store, rank: int, world_size: int, seconds: float) -> str:
-    """The session's name, drawn by rank 0, once all ranks have come. Blocks. Raises ConnectError, RuntimeError."""
+    """The name of the session, chosen by rank 0 once all ranks have come. Blocks. Raises ConnectError, RuntimeError."""
     token = uuid.uuid4().hex
     try:
         if rank:
-            return _come(store, rank, world_size, token, seconds)
-        return _gather(store, world_size, token, seconds)
+            return _follow(store, rank, world_size, token, seconds)
+        return _lead(store, world_size, token, seconds)
     except AbsentError as absent:
         raise not_all_came(absent.ranks, world_size, seconds) from None
-    except BaseException:  # Ctrl-C, say: whoever comes again finds no word of this meeting
+    except BaseException:  # for example Ctrl-C: the next meeting must not find this token
         with contextlib.suppress(RuntimeError):
             store.add(f"counted/{token}", 1)
             store.delete_key(_here(rank))
@@ -43,8 +43,8 @@ def _here(rank: int) -> str:
     return f"here/{rank}"
 
 
-def _gather(store: Store, world_size: int, token: str, seconds: float) -> str:
-    """Rank 0's part. A rank is counted once, by whoever is first to add: rank 0, or the rank itself as it gives up."""
+def _lead(store: Store, world_size: int, token: str, seconds: float) -> str:
+    """The part of rank 0. The first of rank 0 and the rank itself to add to its counter counts the rank."""
     store.set(_here(0), token)
     waiting = list(range(world_size - 1, 0, -1))
     for _ in turns(world_size, seconds, lambda: _absent(store, waiting)):
@@ -56,59 +56,59 @@ def _gather(store: Store, world_size: int, token: str, seconds: float) -> str:
     gone = set(missing)
     tokens: dict[int, str] = {}
     for rank in (rank for rank in range(1, world_size) if rank not in gone):
-        with contextlib.suppress(RuntimeError):  # it gave up, and took its word back
-            word = store.get(_here(rank)).decode() if store.check([_here(rank)]) else ""
-            if word and store.add(f"counted/{word}", 1) == 1:
-                tokens[rank] = word
+        with contextlib.suppress(RuntimeError):  # it gave up and removed its token
+            other = store.get(_here(rank)).decode() if store.check([_here(rank)]) else ""
+            if other and store.add(f"counted/{other}", 1) == 1:
+                tokens[rank] = other
     missing = [rank for rank in range(1, world_size) if rank not in tokens]
     session = "" if missing else uuid.uuid4().hex
     for key in (_here(rank) for rank in (0, *tokens)):
-        store.delete_key(key)  # before they hear of it: the next meeting begins with none
+        store.delete_key(key)  # before the verdicts: the next meeting begins without them
     verdict = session or ",".join(map(str, missing))
-    for word in tokens.values():
-        store.set(f"verdict/{word}", f"{'met' if session else 'absent'}:{verdict}")
+    for other in tokens.values():
+        store.set(f"verdict/{other}", f"{'met' if session else 'absent'}:{verdict}")
     if missing:
         raise AbsentError(missing)
     return session
 
 
-def _come(store: Store, rank: int, world_size: int, token: str, seconds: float) -> str:
-    """Another rank's part."""
+def _follow(store: Store, rank: int, world_size: int, token: str, seconds: float) -> str:
+    """The part of another rank."""
     verdict = f"verdict/{token}"
     store.set(_here(rank), token)
 
     def late() -> Sequence[int]:
-        """Rank 0 says it, if it is there; else the first ranks that wait for it."""
-        lower = [_here(other) for other in range(1, min(rank, SPEAKERS))]
-        speaks = rank < SPEAKERS and not any(store.check([key]) for key in lower)
-        return _absent(store, range(world_size)) if speaks and not store.check([_here(0)]) else ()
+        """The ranks to warn of: by rank 0 if it is there, else by the first ranks that wait for it."""
+        lower = [_here(other) for other in range(1, min(rank, MAX_WARNING_RANKS))]
+        warns = rank < MAX_WARNING_RANKS and not any(store.check([key]) for key in lower)
+        return _absent(store, range(world_size)) if warns and not store.check([_here(0)]) else ()
 
     for _ in turns(world_size, seconds, late):
         if store.check([verdict]):
-            return _heard(store, verdict)
+            return _session_of(store, verdict)
     missing = _absent(store, range(world_size))
-    for _ in turns(world_size, GRACE_S, tuple):  # nor do the others miss this one, which take stock a moment later
+    for _ in turns(world_size, GRACE_S, tuple):  # so that others, which check a moment later, do not miss this rank
         if store.check([verdict]):
-            return _heard(store, verdict)
+            return _session_of(store, verdict)
     if store.add(f"counted/{token}", 1) == 1:
         store.delete_key(_here(rank))
         raise AbsentError(missing or [0])
     for _ in turns(world_size, DECIDES_S, tuple):
         if store.check([verdict]):
-            return _heard(store, verdict)
+            return _session_of(store, verdict)
     raise ConnectError("rank 0 ended while all ranks met", hint="look at its output")
 
 
-def _heard(store: Store, verdict: str) -> str:
-    kind, _, said = store.get(verdict).decode().partition(":")
+def _session_of(store: Store, verdict: str) -> str:
+    kind, _, value = store.get(verdict).decode().partition(":")
     store.delete_key(verdict)
     if kind == "met":
-        return said
-    raise AbsentError([int(rank) for rank in said.split(",")])
+        return value
+    raise AbsentError([int(rank) for rank in value.split(",")])
 
 
 def _absent(store: Store, ranks: Sequence[int]) -> list[int]:
-    """Those of the ranks that have not come."""
+    """The ranks that have not come."""
     if not ranks or store.check([_here(rank) for rank in ranks]):
         return []
     if len(ranks) == 1:

@@ -1,7 +1,7 @@
-"""Which bytes of a plan's tensors are copied before save returns, and which late. Pure.
+"""Divides the bytes of a plan's tensors into those that are copied before save returns, and those copied late. Pure.
 
-Some are both: those that share a page with other memory are copied early, and read late once more as a rehearsal, until
-it is known that nobody writes there.
+Bytes that share a page with other memory are first copied early and read late again as a rehearsal, until it is known
+that nothing writes to the page.
 """
 
 from bisect import bisect_right
@@ -17,7 +17,7 @@ _LARGE_NBYTES = 1 << 20
 
 
 class Cut(NamedTuple):
-    """One tensor's bytes that lie in one range."""
+    """The bytes of one tensor in one range."""
 
     position: int
     offset: int  # of the first, in the tensor
@@ -25,7 +25,7 @@ class Cut(NamedTuple):
 
 
 def cuts(spans: Sequence[tuple[int, Range]], armed: Sequence[Range]) -> tuple[list[Cut], list[Cut]]:
-    """What of these tensors lies in the armed ranges, and what does not. armed: in order. Pure."""
+    """The parts of tensors inside and outside the armed ranges. armed: in order."""
     inside: list[Cut] = []
     outside: list[Cut] = []
     firsts = [one.start for one in armed]
@@ -47,34 +47,34 @@ def cuts(spans: Sequence[tuple[int, Range]], armed: Sequence[Range]) -> tuple[li
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """Of one plan's tensors, where they lie now. Offsets count from the begin of the slot."""
+    """The division of one plan's tensors at their current addresses. Offsets count from the begin of the slot."""
 
-    armed: tuple[Range, ...]  # from which it follows
-    own: tuple[Range, ...]  # of tensors alone
-    late_ranges: tuple[Range, ...]  # that are copied late: those, and shared ones
-    watched: tuple[Range, ...]  # that are copied early, and read late
+    armed: tuple[Range, ...]  # on which the division depends
+    own: tuple[Range, ...]  # units of tensors alone
+    late_ranges: tuple[Range, ...]  # copied late: own units, and shared ones
+    watched: tuple[Range, ...]  # copied early and read late
     late: Pieces
-    late_of: list[int]  # for each piece the position of its tensor
-    large: list[int]  # positions of those that are late and not small
+    late_of: list[int]  # position of the tensor of each row
+    large: list[int]  # positions of late tensors that are not small
     rehearsed: Pieces
-    early: Pieces  # the rest of tensors that are late in part
-    whole: list[int]  # tensors that are copied early as they are
+    early: Pieces  # the early parts of tensors that are partly late
+    whole: list[int]  # positions of tensors that are copied early completely
 
     @property
     def nbytes(self) -> int:
-        """That are copied late."""
+        """Bytes that are copied late."""
         return int(self.late[:, 2].sum())
 
 
 def divide(  # noqa: PLR0913 - keyword-only
-    spans: Sequence[tuple[int, Range]], offsets: Sequence[int], apart: Sequence[int], *, armed: Sequence[Range],
+    spans: Sequence[tuple[int, Range]], offsets: Sequence[int], excluded: Sequence[int], *, armed: Sequence[Range],
     own: Sequence[Range], shared: Sequence[Range], watched: Sequence[Range],
 ) -> Division:  # fmt: skip
-    """How to copy what lies in armed memory, and the rest.
+    """Divides the copy of a plan's tensors by armed memory.
 
     spans: of tensors that may be late, with their positions, in order of addresses. offsets: of each of the plan's
-    tensors in the slot. apart: positions that are copied otherwise. own, shared, watched: units without overlaps, of
-    tensors alone, of others too and late, of others too and not yet late.
+    tensors in the slot. excluded: positions that are copied in another way. own, shared, watched: units without
+    overlaps, of tensors alone, shared with other memory and late, shared and not late yet.
     """
     own, watched = common(own, armed), common(watched, armed)
     late = whole_units([*own, *common(shared, armed)])
@@ -88,7 +88,7 @@ def divide(  # noqa: PLR0913 - keyword-only
             (offsets[cut.position] + cut.offset, starts[cut.position] + cut.offset, cut.nbytes) for cut in found
         )
 
-    done = partly.union(apart)
+    done = partly.union(excluded)
     return Division(
         armed=tuple(armed),
         own=tuple(own),
@@ -104,5 +104,5 @@ def divide(  # noqa: PLR0913 - keyword-only
 
 
 def placed(found: Pieces, base: int) -> Pieces:
-    """The same with addresses in a slot that begins there."""
+    """The same rows with addresses in a slot that begins at base."""
     return found + np.array([base, 0, 0], np.uint64)

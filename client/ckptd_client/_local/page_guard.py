@@ -1,11 +1,11 @@
-"""The memory management unit as a witness: which pages of this process were written since they were protected.
+"""Detects by the memory management unit which pages of this process were written since they were protected.
 
-userfaultfd(2) in its asynchronous write-protect mode (Linux 6.7): a page that is protected loses that at the first
-write of whomever in this process, the kernel on its behalf too, and nobody is stopped. PAGEMAP_SCAN
-(ioctl_pagemap_scan) tells which pages still have it. An ordinary user may do so (UFFD_USER_MODE_ONLY). Ranges are of
-whole huge pages: to protect a GiB of those takes 0.4 ms, of small pages as long as to copy it.
+userfaultfd(2) in its asynchronous write-protect mode (Linux 6.7): a protected page loses its protection at the first
+write by any thread of this process, or by the kernel on its behalf; the writer is not stopped. PAGEMAP_SCAN
+(ioctl_pagemap_scan) lists the pages that are still protected. It needs no privilege (UFFD_USER_MODE_ONLY). Ranges
+consist of huge pages: it takes 0.4 ms to protect a GiB of them; for small pages it takes as long as a copy.
 
-What it cannot see: writes of another process that maps the same memory (private memory has none), and of devices that
+It cannot detect writes of another process that maps the same memory (private memory has none), and of devices that
 pinned the pages before.
 """
 
@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-HUGE_NBYTES = 2 << 20  # of a page of huge pages, where small ones have 4 KiB
+HUGE_NBYTES = 2 << 20  # of a huge page, on machines with small pages of 4 KiB
 PAGE_NBYTES = 4096
 _SYS_USERFAULTFD = {"x86_64": 323, "aarch64": 282}
 _USER_MODE_ONLY = 1
@@ -29,7 +29,7 @@ _MADV_COLLAPSE = 25
 _WPALLOWED, _WRITTEN, _FILE, _PRESENT, _SWAPPED, _HUGE = (1 << bit for bit in (0, 1, 2, 3, 4, 6))
 _CHECK_WPASYNC = 1 << 1
 _IOV_MAX = 512
-CALL_NBYTES = 32 << 20  # of one call: after it a copy may be broken off
+CALL_NBYTES = 32 << 20  # of one call: a copy may stop between calls
 
 
 def _request(number: int, kind: int, nbytes: int, *, read: bool = True) -> int:
@@ -48,10 +48,10 @@ _Regions = ctypes.c_uint64 * (3 * _REGIONS)
 
 
 class NoProofError(Exception):
-    """The kernel cannot tell who writes. Says why."""
+    """The kernel cannot detect writes; the message has the reason."""
 
 
-Pieces = npt.NDArray[np.uint64]  # bytes to be copied, a row each: to an address, from one, so many
+Pieces = npt.NDArray[np.uint64]  # rows of (destination address, source address, bytes)
 
 
 class Range(NamedTuple):
@@ -67,7 +67,7 @@ _libc.syscall.restype = ctypes.c_long
 
 
 class PageGuard:
-    """This process's, not a forked child's: see close. Raises NoProofError. Its methods may be called by any thread."""
+    """The guard of this process, not of a forked child: see close. Any thread may use it. Raises NoProofError."""
 
     def __init__(self) -> None:
         number = _SYS_USERFAULTFD.get(platform.machine())
@@ -88,7 +88,7 @@ class PageGuard:
             raise NoProofError(f"write-protect by userfaultfd: {error.strerror}; it takes Linux 6.7") from error
 
     def _try(self) -> None:
-        """Raises OSError when a call is missing that will be needed."""
+        """Tries all calls once. Raises OSError if the kernel lacks one."""
         with mmap.mmap(-1, 2 * mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
             held = ctypes.c_char.from_buffer(memory)
             start = ctypes.addressof(held)
@@ -107,46 +107,46 @@ class PageGuard:
             copy(pieces([(ctypes.addressof(copied), start, 8)]))
 
     def close(self) -> None:
-        """No page is protected any more. In a forked child: lets go of what is its parent's."""
+        """Ends the protection of all pages. In a forked child: closes the descriptors of its parent."""
         for fd in (self._fd, self._pagemap):
             if fd >= 0:
                 os.close(fd)
         self._fd = self._pagemap = -1
 
     def collapse(self, found: Range) -> None:
-        """Puts small pages together into huge ones. Blocks: 3 s a GiB. Raises OSError; some may be huge then."""
+        """Collapses small pages into huge ones. Blocks: 3 s per GiB. Raises OSError; some pages may be huge then."""
         if _libc.madvise(ctypes.c_void_p(found.start), ctypes.c_size_t(found.stop - found.start), _MADV_COLLAPSE):
             raise _error("madvise")
 
     def register(self, found: Range) -> None:
-        """From now on it may be protected. Not twice. Raises OSError: it is no anonymous memory, or somebody else's."""
+        """Allows to protect the range. Not twice. Raises OSError if it is not anonymous, or not free."""
         _ioctl(self._fd, _UFFDIO_REGISTER, _Words4(found.start, found.stop - found.start, _WP, 0))
 
     def unregister(self, found: Range) -> None:
-        """Undoes register, and protect. Raises OSError when it is mapped no more."""
+        """Undoes register and protect. Raises OSError if the range is not mapped any more."""
         _ioctl(self._fd, _UFFDIO_UNREGISTER, _Words2(found.start, found.stop - found.start))
 
     def protect(self, found: Range) -> None:
-        """Writes to what is registered show from now on. Raises OSError when some of it is not registered any more."""
+        """Detects writes to the range from now on. Raises OSError if some of it is not registered any more."""
         _ioctl(self._fd, _UFFDIO_WRITEPROTECT, _Words3(found.start, found.stop - found.start, 1))
 
     def unprotect(self, found: Range) -> None:
-        """Writes cost nothing again. Raises OSError as protect."""
+        """Ends the detection of writes. Raises OSError as protect does."""
         _ioctl(self._fd, _UFFDIO_WRITEPROTECT, _Words3(found.start, found.stop - found.start, 0))
 
     def is_huge(self, found: Range) -> bool:
-        """Whether all of it is of private anonymous huge pages that are there. Never raises."""
+        """Whether the range consists of present, private, anonymous huge pages. Never raises."""
         return self._covered(found, flags=0, every=_PRESENT | _HUGE, none=_FILE, some=0)
 
     def unwritten(self, found: Range) -> bool:
-        """Whether every page of it is there, protected, and was not written since protect. Never raises.
+        """Whether every page of the range exists, is protected, and was not written since protect. Never raises.
 
-        A hole, another mapping in its place, or a kernel that does not tell: False.
+        False for a hole, for another mapping, and if the kernel gives no answer.
         """
         return self._covered(found, flags=_CHECK_WPASYNC, every=0, none=_WRITTEN | _FILE, some=_PRESENT | _SWAPPED)
 
     def _covered(self, found: Range, *, flags: int, every: int, none: int, some: int) -> bool:
-        """Whether pages that have all, none and some of these marks follow each other from start to stop."""
+        """Whether every page from start to stop has all, none and some of these flags."""
         at, regions = found.start, _Regions()
         while at < found.stop:
             ask = _Words12(
@@ -161,20 +161,20 @@ class PageGuard:
                 if first != at:
                     return False
                 at = stop
-            if ask[4] != at:  # the walk went on past the last page that fits
+            if ask[4] != at:  # the scan went beyond the last page that matches
                 return False
         return True
 
 
 def pieces(rows: Iterable[tuple[int, int, int]] = ()) -> Pieces:
-    """These (to, from, nbytes)."""
+    """An array of rows (destination address, source address, bytes)."""
     return np.array(list(rows), np.uint64).reshape(-1, 3)
 
 
 def copy(found: Pieces) -> None:
-    """Copies bytes within this process, without the GIL. Blocks. Raises OSError where nothing is mapped: no signal.
+    """Copies bytes within this process, without the GIL. Blocks. Raises OSError, not a signal, for unmapped memory.
 
-    found: at most 512, as of batches.
+    found: at most 512 rows, as from batches.
     """
     to, source = np.ascontiguousarray(found[:, [0, 2]]), np.ascontiguousarray(found[:, [1, 2]])  # of struct iovec
     whole, count = int(found[:, 2].sum()), ctypes.c_ulong(len(found))
@@ -189,7 +189,7 @@ def copy(found: Pieces) -> None:
 
 
 def batches(found: Pieces) -> Iterator[Pieces]:
-    """The same bytes in calls of at most 32 MiB and 512 pieces. Pure."""
+    """Divides rows into calls of at most 32 MiB and 512 rows. Pure."""
     parts = -(-found[:, 2].astype(np.int64) // CALL_NBYTES)
     rows = np.repeat(found, parts, axis=0)
     first = np.repeat(np.cumsum(parts) - parts, parts)
@@ -206,9 +206,9 @@ def batches(found: Pieces) -> Iterator[Pieces]:
 
 
 def whole_units(ranges: Iterable[Range], gap: int = 0) -> list[Range]:
-    """The 2 MiB units that lie wholly inside these bytes, adjacent ones as one, in order. Pure.
+    """The 2 MiB units that are completely inside these ranges, adjacent ones as one range, in order. Pure.
 
-    gap: at most so many other bytes between two ranges count as theirs.
+    gap: so many other bytes between two ranges count as part of them.
     """
     found: list[Range] = []
     for one in _united(ranges, gap):
@@ -219,7 +219,7 @@ def whole_units(ranges: Iterable[Range], gap: int = 0) -> list[Range]:
 
 
 def _united(ranges: Iterable[Range], gap: int) -> list[Range]:
-    """Without overlaps, in order; what touches is one."""
+    """The ranges in order, without overlaps; adjacent ones are joined."""
     found: list[Range] = []
     for one in sorted(ranges):
         if found and one.start <= found[-1].stop + gap:
@@ -230,7 +230,7 @@ def _united(ranges: Iterable[Range], gap: int) -> list[Range]:
 
 
 def common(some: Iterable[Range], others: Iterable[Range]) -> list[Range]:
-    """What is in both. Each: in order, without overlaps. Pure."""
+    """The intersection. Each list: in order, without overlaps. Pure."""
     found: list[Range] = []
     left, right = list(some), list(others)
     i = k = 0
@@ -246,7 +246,7 @@ def common(some: Iterable[Range], others: Iterable[Range]) -> list[Range]:
 
 
 def without(some: Iterable[Range], others: Sequence[Range]) -> list[Range]:
-    """What is in some and not in others. Each: in order, without overlaps. Pure."""
+    """The difference: in some, not in others. Each list: in order, without overlaps. Pure."""
     found, at = [], 0
     for one in some:
         start = one.start

@@ -1,4 +1,4 @@
-"""What /proc says of a process of this node: its parent, its name, whether it is stopped."""
+"""Facts about a process of this node from /proc: its parent, its name, whether it is stopped."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ _BEGAN = 19  # of the fields after the name
 
 
 class Process(NamedTuple):
-    """As it was when it was asked for."""
+    """A process at the time of the call."""
 
     pid: int
     name: str
@@ -20,17 +20,17 @@ class Process(NamedTuple):
 
     @property
     def condition(self) -> str:
-        """The state in a word, and the letter."""
+        """The letter of the state, and its name."""
         return f"state {self.state}: {_STATES.get(self.state, 'unknown')}"
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a signal or a debugger has stopped it, so that it answers nobody."""
+        """Whether a signal or a debugger has stopped it, so that it does not answer."""
         return self.state in ("T", "t")
 
 
-def look_at(pid: int | None) -> Process | None:
-    """None when there is no such process, or it is outside of this pid namespace."""
+def process_of(pid: int | None) -> Process | None:
+    """The process; None if there is none, or it is outside this pid namespace."""
     if not pid:
         return None
     with contextlib.suppress(OSError, ValueError, IndexError):
@@ -43,5 +43,5 @@ def look_at(pid: int | None) -> Process | None:
 
 
 def parent_process() -> Process | None:
-    """This process's parent."""
-    return look_at(os.getppid())
+    """The parent of this process."""
+    return process_of(os.getppid())

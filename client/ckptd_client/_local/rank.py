@@ -1,4 +1,4 @@
-"""Which rank of which session this process is: from torch.distributed, MPI, the launcher's variables, or alone."""
+"""Finds this process's rank and session: from torch.distributed, MPI, the launcher's variables, or alone."""
 
 import os
 import socket
@@ -20,28 +20,29 @@ from ckptd_client._local.meeting_store import Store, meet_at_store
 
 _MPI_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "MPI_LOCALNRANKS")
 _PATIENCE_S = 60.0
-_LOOK_S = 0.2
+_POLL_S = 0.2
 _GROUP_HINT = "call torch.distributed.init_process_group before connect"
-_meetings: list[str] = []  # that came about: all ranks have had as many
+_meetings: list[str] = []  # successful ones: their number is equal on all ranks
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """This process's place in the job. All ranks that connected together share the session."""
+    """This process's rank in the job. All ranks that connected together have the same session."""
 
     rank: int
     world_size: int
     session: str
     exchange: Callable[[bytes], list[bytes]] | None = field(default=None, compare=False, repr=False)
-    """Collective: what every rank gave, by rank. None: the ranks cannot ask each other, and all run on this node."""
+    """Gives every rank's bytes, by rank. Collective. None: ranks have no messages, and all run on this node."""
     meet: Callable[[Callable[[int], bool]], None] | None = field(default=None, compare=False, repr=False)
-    """Blocks until all ranks have come, as their files show. None: they have met. Raises ConnectError."""
+    """Blocks until the files of all ranks exist. None: the ranks have met. Raises ConnectError."""
 
 
 def find_group(patience_s: float = _PATIENCE_S) -> Group:
-    """Collective: every rank of the job calls it, in the same order as other collectives.
+    """Finds this process's group. Collective: every rank calls it, in the same order as other collectives.
 
-    Blocks until all have, patience_s at most. Raises ConnectError, which names those that have not, and UsageError.
+    Blocks until all ranks have called it, patience_s at most. Raises ConnectError, which names the missing ranks, and
+    UsageError.
     """
     if dist.is_available() and dist.is_initialized():
         return _from_torch(patience_s)
@@ -54,7 +55,7 @@ def find_group(patience_s: float = _PATIENCE_S) -> Group:
 
 
 def _number(name: str, default: int) -> int:
-    """A variable of the launcher's. Raises UsageError."""
+    """The number in a variable of the launcher. Raises UsageError."""
     text = os.environ.get(name, "") or str(default)
     if not text.isdecimal():
         raise UsageError(f"{name} is {text!r}, and should be a number", hint="start with torchrun or mpiexec")
@@ -62,7 +63,7 @@ def _number(name: str, default: int) -> int:
 
 
 def lone_group() -> Group:
-    """This process by itself, whatever ranks there are beside it."""
+    """A group of this process alone, even if there are other ranks."""
     return Group(0, 1, _new_session())
 
 
@@ -72,10 +73,10 @@ def _new_session() -> str:
 
 def _from_torch(patience_s: float) -> Group:
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    store = distributed_c10d._get_default_store()  # noqa: SLF001 - no public way to ask who has come without a collective
+    store = distributed_c10d._get_default_store()  # noqa: SLF001 - there is no public way without a collective
     if world_size == 1:
         return Group(rank, world_size, _new_session(), _exchange_by_torch)
-    if store is None:  # of the backend that is MPI
+    if store is None:  # the backend is MPI
         return Group(rank, world_size, _broadcast(), _exchange_by_torch)
     session = _met(distributed_c10d.PrefixStore("ckptd/connect", store), rank, world_size, patience_s)
     return Group(rank, world_size, session, _exchange_by_torch)
@@ -98,10 +99,10 @@ def _broadcast() -> str:
     return str(box[0])
 
 
-def _exchange_by_torch(word: bytes) -> list[bytes]:
-    words: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(words, word)
-    return words
+def _exchange_by_torch(data: bytes) -> list[bytes]:
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, data)
+    return found
 
 
 def _under_mpi() -> bool:
@@ -123,7 +124,7 @@ def _from_mpi(patience_s: float) -> Group:
 
 
 def _from_launcher(world_size: int, patience_s: float) -> Group:
-    """torchrun before init_process_group: its store, or its run id and restart count, name the session."""
+    """The group under torchrun before init_process_group: its store, or run id and restart count, name the session."""
     run = os.environ.get("TORCHELASTIC_RUN_ID")
     if run is None or "RANK" not in os.environ:
         raise _no_way_to_meet(world_size)
@@ -136,19 +137,20 @@ def _from_launcher(world_size: int, patience_s: float) -> Group:
             f"{here} of the job's {world_size} ranks run on this node, and they cannot ask the others where those run",
             hint=_GROUP_HINT,
         )
-    life = f"{run[:64]}:{os.environ.get('MASTER_PORT', '0')}:{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # else the launcher has drawn the run id
-        return Group(rank, world_size, _met(_launchers_store(life, patience_s), rank, world_size, patience_s))
+    port, restarts = os.environ.get("MASTER_PORT", "0"), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    run_instance = f"{run[:64]}:{port}:{restarts}"
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # else the launcher has chosen the run id
+        return Group(rank, world_size, _met(_launchers_store(run_instance, patience_s), rank, world_size, patience_s))
 
     def meet(exists: Callable[[int], bool]) -> None:
         meet_at_files(exists, world_size, patience_s)
-        _meetings.append(life)
+        _meetings.append(run_instance)
 
-    return Group(rank, world_size, f"{life}:{len(_meetings)}", meet=meet)
+    return Group(rank, world_size, f"{run_instance}:{len(_meetings)}", meet=meet)
 
 
 def _no_way_to_meet(world_size: int) -> UsageError:
-    """WORLD_SIZE is set, and what init_process_group or torchrun sets beside it is not, or neither was used."""
+    """The error if WORLD_SIZE is set, but not all variables of torchrun are, and there is no process group."""
     unset = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
     alone = "for a job of this process: unset WORLD_SIZE, or connect(alone=True)"
     if not unset:
@@ -160,26 +162,26 @@ def _no_way_to_meet(world_size: int) -> UsageError:
 
 
 def _await_listener(host: str, port: int, patience_s: float) -> None:
-    """Blocks until something listens there. Raises ConnectError: torch tries twice as long, and prints its stack."""
+    """Blocks until a server listens there. Raises ConnectError; torch would try twice as long and print its stack."""
     deadline = time.monotonic() + patience_s
     while True:
         try:
-            socket.create_connection((host, port), max(_LOOK_S, deadline - time.monotonic())).close()
-        except (OSError, OverflowError) as error:  # the last: of a port beyond 65535
-            if time.monotonic() + _LOOK_S >= deadline:
+            socket.create_connection((host, port), max(_POLL_S, deadline - time.monotonic())).close()
+        except (OSError, OverflowError) as error:  # OverflowError: a port above 65535
+            if time.monotonic() + _POLL_S >= deadline:
                 within = f"nothing answers at MASTER_ADDR={host}, MASTER_PORT={port} within {patience_s:g} s: {error}"
                 hint = (
                     "does torchrun, or rank 0, still run? Start again with torchrun; where they are left over: unset "
                     "MASTER_ADDR MASTER_PORT RANK WORLD_SIZE; for a job of this process alone: connect(alone=True)"
                 )
                 raise ConnectError(within, hint=hint) from None
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         else:
             return
 
 
-def _launchers_store(life: str, patience_s: float) -> Store:
-    """The launcher keeps it for as long as the job runs. Raises ConnectError."""
+def _launchers_store(run_instance: str, patience_s: float) -> Store:
+    """The launcher's store, which exists as long as the job runs. Raises ConnectError."""
     host, port = os.environ.get("MASTER_ADDR", "localhost"), _number("MASTER_PORT", 0)
     deadline = time.monotonic() + patience_s
     _await_listener(host, port, patience_s)
@@ -189,4 +191,4 @@ def _launchers_store(life: str, patience_s: float) -> Store:
     except RuntimeError as error:
         text = f"what listens at MASTER_ADDR={host}, MASTER_PORT={port} is not torchrun's TCPStore: {error}"
         raise ConnectError(text, hint=f"start with torchrun, or {_GROUP_HINT}") from None
-    return distributed_c10d.PrefixStore(f"ckptd/connect/{life}", store)
+    return distributed_c10d.PrefixStore(f"ckptd/connect/{run_instance}", store)

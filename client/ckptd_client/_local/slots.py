@@ -1,4 +1,4 @@
-"""This rank's side of the arena: its rank file, and the slots it may write."""
+"""This rank's files in the arena: its rank file, and the slots that it may write."""
 
 import contextlib
 import errno
@@ -28,7 +28,7 @@ _ARENA_HINT = "set another with connect(arena=...) or CKPTD_ARENA"
 
 
 def _create(path: str) -> int:
-    """Descriptor of a new file. A daemon that forgets the job's last life may remove the directory at any moment."""
+    """Descriptor of a new file. A daemon that forgets the job's previous run may remove the directory at any moment."""
     directory = os.path.dirname(path)
     for _ in range(100):
         for made in (os.path.dirname(directory), directory):  # makedirs would leave the upper one to the umask
@@ -40,10 +40,10 @@ def _create(path: str) -> int:
 
 
 class RankFile:
-    """Tells the daemon that this process lives: locked until close, or until the process ends however it ends.
+    """Shows the daemon that this process is alive: locked until close, or until the process ends in any way.
 
-    A record lock, because flock would live on in forked DataLoader workers. Nothing else in this process may open the
-    file: closing any descriptor of it would drop the lock.
+    A record lock, because forked DataLoader workers would keep an flock. No other code in this process may open the
+    file: closing any descriptor of it would release the lock.
     """
 
     def __init__(self, arena: str, job: JobKey, rank: int, session: str) -> None:
@@ -81,11 +81,11 @@ class RankFile:
 
     @property
     def lost(self) -> bool:
-        """Whether the file is gone, as after rm -r or logind's RemoveIPC, so that nobody sees the lock."""
+        """Whether the file was removed, as by rm -r or logind's RemoveIPC, so that no process sees the lock."""
         return _file_at(self.path) != self._file
 
     def meet(self, group: Group) -> None:
-        """Blocks until all ranks have such files, where they cannot ask each other. Raises ConnectError, and goes."""
+        """Blocks until all ranks' files exist, if ranks have no messages. Removes its file and raises ConnectError."""
         if group.meet is None:
             return
         directory = os.path.dirname(self.path)
@@ -95,16 +95,16 @@ class RankFile:
             )
         except BaseException:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(self.path)  # who comes later and sees it would take this rank for one that came
+                os.unlink(self.path)  # a later rank would count this one as present
             raise
 
     def close(self) -> None:
-        """Lets go of the lock."""
+        """Releases the lock."""
         os.close(self._fd)
 
 
 def _file_at(path: str) -> tuple[int, int] | None:
-    """What tells files of one name apart."""
+    """Device and inode, which distinguish files of one name."""
     try:
         found = os.stat(path)
     except OSError:
@@ -113,7 +113,7 @@ def _file_at(path: str) -> tuple[int, int] | None:
 
 
 class SlotMap:
-    """One mapped slot. The mapping is not inherited by forked children, so none of them can write into it."""
+    """One mapped slot. Forked children do not inherit the mapping, so they cannot write to it."""
 
     def __init__(self, path: str) -> None:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -125,9 +125,9 @@ class SlotMap:
             os.close(fd)
         self.mapping.advise(mmap.MADV_DONTFORK)
         self.bytes = torch.frombuffer(self.mapping.view, dtype=torch.uint8)
-        self.views: list[torch.Tensor] = []  # of the tensors of the plan below
+        self.views: list[torch.Tensor] = []  # of the tensors of the plan plan_id
         self.plan_id = ""
-        self.pinned: bool | None = None  # None: nobody asked
+        self.pinned: bool | None = None  # None: not tried yet
         self.populated = False
 
     @property
@@ -141,9 +141,9 @@ class SlotMap:
         return self.mapping.view
 
     def populate(self, stop: Callable[[], bool] = lambda: False) -> None:
-        """Maps every page now, so that the first copy is as fast as the next. Blocks; kernels before 5.14 skip it.
+        """Maps every page now, so that the first copy is as fast as later ones. Blocks; no effect before Linux 5.14.
 
-        In parts, between which stop may end it: a part holds the process's memory lock.
+        Works in parts, because each holds the process's memory lock; stop may end it between two parts.
         """
         if self.populated:
             return
@@ -157,8 +157,8 @@ class SlotMap:
     def pin(self, engine: CopyEngine) -> None:
         """Registers the slot with the copy engines of all devices, once, until it is unmapped. Blocks, never raises.
 
-        The daemon put its pages together before it granted the slot: pinned pages cannot be moved any more. Where it
-        cannot be registered, copies run all the same, but hold up the thread that begins them.
+        The daemon collapsed its pages before it granted the slot: pinned pages cannot be moved. If the slot cannot be
+        registered, copies still work, but block the thread that starts them.
         """
         if self.pinned is not None:
             return
@@ -170,20 +170,20 @@ class SlotMap:
             _warn_unpinned(self.capacity, error)
 
     def put_seal(self, seal: Seal, integrity: Integrity = XXH3) -> None:
-        """Puts the seal in force: from here on the slot's content is whole for whoever finds it."""
+        """Writes the seal: from now on every reader of the slot takes its content as complete."""
         offset, page = next_seal(bytes(self.memory[-SEALS_NBYTES:]), seal, integrity)
         start = self.capacity - SEALS_NBYTES + offset
         self.memory[start : start + len(page)] = page
 
     def close(self) -> None:
-        """Lets go of the slot; a tensor that still views it keeps it mapped."""
+        """Releases the slot; a tensor that still views it keeps it mapped."""
         self.views = []
         del self.bytes
         self.mapping.close()
 
 
 def _warn_unpinned(nbytes: int, error: PinningError) -> None:
-    """Once in a process."""
+    """Warns once per process."""
     if not _warned:
         _warned.append(True)
         log.warning(
@@ -198,28 +198,28 @@ _warned: list[bool] = []
 
 
 class Slots:
-    """The slots granted to this rank, oldest grant first, each file mapped once for as long as it exists."""
+    """The slots granted to this rank, oldest grant first; each file is mapped once, while it exists."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory  # of the job in the arena
-        self.granted: dict[str, int] = {}  # name to capacity, to be read only
-        self.held: set[str] = set()  # filled and not yet sealed: not to be taken even if a new daemon grants them again
+        self.granted: dict[str, int] = {}  # capacity by name; read-only for others
+        self.held: set[str] = set()  # filled and not sealed: never taken, even if a new daemon grants them again
         self._maps: dict[str, SlotMap] = {}
 
     def grant(self, name: str, capacity: int) -> None:
-        """The daemon lets this rank write the slot."""
+        """Records that the daemon lets this rank write the slot."""
         self.granted[name] = capacity
 
     def give_back(self) -> None:
-        """No slot is granted any more."""
+        """Drops all grants."""
         self.granted.clear()
 
     def withdraw(self, name: str) -> None:
-        """The slot is not granted any more."""
+        """Drops the grant of a slot."""
         self.granted.pop(name, None)
 
     def withdraw_below(self, capacity: int) -> None:
-        """No smaller slot is granted any more."""
+        """Drops the grants of smaller slots."""
         self.granted = {name: nbytes for name, nbytes in self.granted.items() if nbytes >= capacity}
 
     def path(self, name: str) -> str:
@@ -231,7 +231,7 @@ class Slots:
         return [self.map(name) for name in self.granted if name not in self.held]
 
     def lent(self) -> list[SlotMap]:
-        """The mappings of slots that are the daemon's now: nobody writes to what is sealed in them."""
+        """The mappings of slots that the daemon has now: nothing writes to their sealed content."""
         return [slot for name, slot in self._maps.items() if name not in self.granted and name not in self.held]
 
     @property
@@ -245,15 +245,15 @@ class Slots:
         return next(fits, None)
 
     def take(self, name: str) -> SlotMap:
-        """The slot's mapping; it is granted no more. Stays granted when it cannot be mapped."""
+        """The slot's mapping; drops its grant, unless it cannot be mapped."""
         slot = self.map(name)
         del self.granted[name]
         return slot
 
     def map(self, name: str) -> SlotMap:
-        """The slot's mapping, made now if it is new. Mappings of files that are gone are dropped then.
+        """The slot's mapping, created if it is new. Closes mappings of removed files then.
 
-        A name alone says little: a daemon that found the arena empty counts from the start again.
+        A name alone does not identify a file: a daemon that found the arena empty counts from the start again.
         """
         if name not in self._maps or self._maps[name].file != _file_at(self.path(name)):
             for old in [n for n, slot in self._maps.items() if slot.file != _file_at(self.path(n))]:
@@ -262,7 +262,7 @@ class Slots:
         return self._maps[name]
 
     def unmap_below(self, capacity: int) -> None:
-        """Lets go of the memory of smaller slots: what a process has mapped is not free when its file is unlinked."""
+        """Unmaps smaller slots: mapped memory is not free after its file is unlinked."""
         small = [name for name, slot in self._maps.items() if slot.capacity < capacity and name not in self.held]
         for name in small:
             self._maps.pop(name).close()

@@ -1,4 +1,4 @@
-"""Imported before anything that needs torch: one that is missing, or too old, is said in plain words."""
+"""Imported before modules that need torch: raises a plain error if torch is missing or too old."""
 
 import sys
 
@@ -8,10 +8,10 @@ _HINT = "pip install 'torch>={}.{}', or start the python that has it".format(*OL
 
 
 def check() -> None:
-    """Raises ImportError, with what to type, unless torch can be imported and is new enough."""
+    """Raises ImportError with a hint unless torch can be imported and is new enough."""
     wanted = f"ckptd_client needs torch {OLDEST[0]}.{OLDEST[1]} or newer"
     try:
-        import torch  # noqa: PLC0415 - whether it is there is the question
+        import torch  # noqa: PLC0415 - this tests whether it exists
     except ImportError as error:
         raise ImportError(f"{wanted}; {sys.executable} cannot import it: {error}\n  hint: {_HINT}") from (
             None if isinstance(error, ModuleNotFoundError) and error.name == "torch" else error

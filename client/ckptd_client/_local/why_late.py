@@ -1,4 +1,4 @@
-"""Why a save has not reached a milestone yet, as far as this node's daemon knows, and what to type. Pure."""
+"""Why a save has not reached a milestone, as far as this node's daemon knows, and what to type. Pure."""
 
 from typing import NamedTuple
 
@@ -10,14 +10,14 @@ _MB = 1e6
 
 
 class Cause(NamedTuple):
-    """What is said after "step 7 is staged after 5 s", and what to type. Empty: nothing is known."""
+    """A clause that follows "step 7 is staged after 5 s", and what to type. Empty: the cause is unknown."""
 
     text: str = ""
     hint: str = ""
 
 
 def why_late(status: Status, job: JobKey, save: SaveId, wanted: Milestone) -> Cause:
-    """Of a save of this rank that was waited for in vain."""
+    """The cause for a save of this rank whose wait timed out."""
     found = next((one for one in status.jobs if (one.store, one.job) == (job.store, job.job)), None)
     if found is None:
         return Cause()
@@ -60,7 +60,7 @@ def _of_drain(drain: DrainStatus, job: JobKey, save: SaveId) -> str:
 
 
 def _elsewhere(job: JobStatus, node: str, watch: str) -> Cause:
-    """The daemon of another node decides on drains and parity."""
+    """The cause if the daemon of another node coordinates the job."""
     if job.coordinator and job.coordinator != node:
         return Cause(f"the daemon of node {job.coordinator} coordinates the job", f"on {job.coordinator}: {watch}")
     return Cause("", watch)

@@ -10,7 +10,7 @@ from ckptd.shared.format.integrity import XXH3, Integrity, Purpose
 from ckptd.shared.format.replica_shares import Share
 from ckptd.shared.format.slot import Seal, SlotState
 from ckptd_client._image.segment_plan import SegmentPlan
-from ckptd_client._local.copy_engines import Fetch, divided
+from ckptd_client._local.copy_engines import DeviceCopy, by_engine
 from ckptd_client._local.rank import Group
 from ckptd_client._local.slots import SlotMap
 
@@ -49,17 +49,17 @@ def fill_slot(slot: SlotMap, plan: SegmentPlan, tensors: list[torch.Tensor]) -> 
 def copy_all(slot: SlotMap, views: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
     """Copies tensors of any device into views of the slot. Blocks until all are there, and for nothing else."""
     pin_for(slot, tensors)
-    fetch = Fetch(tensors)
+    copies = DeviceCopy(tensors)
     try:
-        fetch.begin(views, tensors)
-        copy_positions(views, tensors, fetch.others)
+        copies.begin(views, tensors)
+        copy_positions(views, tensors, copies.others)
     finally:
-        fetch.wait()
+        copies.wait()
 
 
 def pin_for(slot: SlotMap, tensors: Sequence[torch.Tensor]) -> None:
     """Registers the slot with the devices of these tensors, where that was not done before. Blocks."""
-    for engine in divided(tensors) if slot.pinned is None else ():
+    for engine in by_engine(tensors) if slot.pinned is None else ():
         slot.pin(engine)
 
 

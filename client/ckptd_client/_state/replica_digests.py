@@ -21,7 +21,7 @@ import xxhash
 
 from ckptd.shared.format.replica_shares import ON_DEVICES, PART_NBYTES, SUM_NBYTES, WHOLE
 from ckptd_client._local.checksums import BLOCK_NBYTES, block_sums
-from ckptd_client._local.copy_engines import CopyEngine, divided
+from ckptd_client._local.copy_engines import CopyEngine, by_engine
 from ckptd_client._local.page_division import Cut, cuts
 from ckptd_client._local.page_guard import Range, batches, copy, pieces
 from ckptd_client._state.strided_bytes import StridedBytes
@@ -72,7 +72,7 @@ class WholeDigest:
         if not tensors:
             return
         self._sums = [b""] * len(tensors)
-        on_devices = divided(tensors)
+        on_devices = by_engine(tensors)
         for engine, positions in on_devices.items():
             self._pending.append(self._summed(engine, positions, [tensors[i] for i in positions]))
         far = {i for positions in on_devices.values() for i in positions}

@@ -19,7 +19,7 @@ import torch
 import xxhash
 
 from ckptd.shared.format.replica_shares import FIRST, MAX_SHARED_PARTS, MAX_SHARES, SUM_NBYTES, WINDOW, Share
-from ckptd_client._local.copy_engines import Fetch, divided, flat_bytes, parts_of
+from ckptd_client._local.copy_engines import DeviceCopy, by_engine, flat_bytes, parts_of
 from ckptd_client._state.replica_digests import WholeDigest
 from ckptd_client._state.sampling import Sample
 from ckptd_client._state.tensors import local_of, locals_of
@@ -195,7 +195,7 @@ def _content(stream: Stream, values: ByPosition[Any], turn: int, *, is_first: bo
     part = turn % parts
     first, stop = part * stream.nbytes // parts, (part + 1) * stream.nbytes // parts
     pieces = [rows.of(local_of(values[position]).detach()) for position, rows in stream.between(first, stop)]
-    taken = _digest_now(pieces) if is_first or not divided(pieces) else _digest_when_copied(pieces)
+    taken = _digest_now(pieces) if is_first or not by_engine(pieces) else _digest_when_copied(pieces)
     return lambda: (FIRST if is_first else WINDOW) + taken()[: SUM_NBYTES - 1]
 
 
@@ -203,7 +203,7 @@ def _digest_now(pieces: Sequence[torch.Tensor]) -> Callable[[], bytes]:
     """The digest of all bytes, taken now. Copies a device's bytes to the host in small parts."""
     found = xxhash.xxh3_128()
     for piece in pieces:
-        if not divided([piece]):
+        if not by_engine([piece]):
             found.update(flat_bytes(piece.cpu()).numpy().data)
             continue
         for part, _ in parts_of(piece, piece, _ON_HOST_NBYTES):
@@ -223,19 +223,19 @@ class _HostCopy:
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._tensors = list(tensors)
-        self._fetch = Fetch(self._tensors)
-        self._memory = self._fetch.engines[0].scratch(sum(-(-tensor.nbytes // _ALIGN) * _ALIGN for tensor in tensors))
+        self._copy = DeviceCopy(self._tensors)
+        self._memory = self._copy.engines[0].scratch(sum(-(-tensor.nbytes // _ALIGN) * _ALIGN for tensor in tensors))
         starts = accumulate((-(-tensor.nbytes // _ALIGN) * _ALIGN for tensor in tensors), initial=0)
         self._places = [self._memory[at : at + t.nbytes] for at, t in zip(starts, tensors, strict=False)]
         views = [place.view(t.dtype).view(t.shape) for place, t in zip(self._places, tensors, strict=True)]
-        self._fetch.begin(views, self._tensors)
+        self._copy.begin(views, self._tensors)
         with torch.no_grad():
-            for i in self._fetch.others:
+            for i in self._copy.others:
                 views[i].copy_(self._tensors[i])
 
     def digested(self, found: "xxhash.xxh3_128") -> "xxhash.xxh3_128":
         """Feeds all bytes to the hash and returns it. Blocks until the copies end."""
-        self._fetch.wait()
+        self._copy.wait()
         self._tensors = []
         for place in self._places:
             found.update(place.numpy().data)

@@ -21,7 +21,7 @@ from ckptd_client._load.foreign.dcp_pickle import Dtype, Record, read_metadata
 from ckptd_client._load.foreign.torch_archive import TorchArchive
 from ckptd_client._load.ranges import read_ranges
 from ckptd_client._load.reader import Target
-from ckptd_client._local.destination import land
+from ckptd_client._local.destination import deliver
 from ckptd_client._state.reshard import Ints, Saved
 from ckptd_client._state.tensors import CODE_OF
 from ckptd_client._state.tree import MAX_DEPTH
@@ -197,7 +197,7 @@ def _check(place: _Slice, entry: TensorEntry, tensor: Any) -> None:
 
 def _copy(tensor: torch.Tensor, targets: list[Target]) -> None:
     places = [(target.data_offset, target.place(0, target.nbytes), target.nbytes) for target in targets]
-    land(places, tensor.data_ptr())
+    deliver(places, tensor.data_ptr())
 
 
 def _load_value(place: _Slice, name: str) -> Any:

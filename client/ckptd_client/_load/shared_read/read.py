@@ -15,7 +15,7 @@ from ckptd_client._load.shared_read.node_group import Buffer, NodeGroup
 from ckptd_client._load.shared_read.participants import Participants
 from ckptd_client._load.shared_read.peer_exchange import PeerNodes
 from ckptd_client._load.shared_read.schedule import Blocks, SharedBlock
-from ckptd_client._local.destination import land
+from ckptd_client._local.destination import deliver
 
 _READERS = 4  # reads in flight
 
@@ -140,7 +140,7 @@ def _copy_shared(
             buffer = group.take(one)
             if buffer is not None:
                 rank, index = blocks.place(one.block)
-                land(wanted[rank][index], buffer.address)
+                deliver(wanted[rank][index], buffer.address)
                 taken.add(one.block)
             group.release(one)
     return taken

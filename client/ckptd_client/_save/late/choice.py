@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ckptd_client._image.plan import Plan, Values
-from ckptd_client._local.copy_engines import divided
+from ckptd_client._local.copy_engines import by_engine
 from ckptd_client._local.page_division import Division, divide
 from ckptd_client._local.page_guard import Range, whole_units, without
 from ckptd_client._save.optimizers import addresses, storage_of
@@ -135,7 +135,7 @@ def _choice(  # noqa: PLR0913, PLR0917 - one step of Choices.of
         return [i for i in inside if not found[i].is_inference() and named[i] not in rules.written]
 
     mine = able(names, tensors, lie)
-    on_devices = {i for positions in divided(tensors).values() for i in positions}
+    on_devices = {i for positions in by_engine(tensors).values() for i in positions}
     whole = [i for i in mine if (i in on_devices and rules.devices) or (rules.trusted and tensors[i].is_cpu)]
     if not rules.proof:
         return Choice(whole, [], [])

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ckptd_client._local.checksums import Checksums
-from ckptd_client._local.copy_engines import Fetch
+from ckptd_client._local.copy_engines import DeviceCopy
 from ckptd_client._local.late_memory import LateMemory, Lease
 from ckptd_client._local.page_division import Division, placed
 from ckptd_client._local.page_guard import CALL_NBYTES, PAGE_NBYTES, Range, batches, common, copy
@@ -35,7 +35,7 @@ class LateCopies(Protocol):
         hurried: whether the optimizer waits for it.
         """
 
-    def hold_back(self) -> None:
+    def block_stream(self) -> None:
         """What this thread queues on devices from here on comes after their copies."""
 
     def written_by_now(self) -> list[str]:
@@ -149,7 +149,7 @@ class PageCopies:
         found = ((name, part) for name, one in read for part in common([one], ranges))
         return sorted({name for name, part in found if not self._lease.unwritten(_pages_of(part))})
 
-    def hold_back(self) -> None:
+    def block_stream(self) -> None:
         """See LateCopies."""
 
     def written_by_now(self) -> list[str]:
@@ -195,15 +195,15 @@ class TensorCopies:
         # Aliases: .data = x gives a tensor other memory, and leaves what was saved to these.
         self._tensors = [tensor.detach() for tensor in tensors]
         self._evidence = Checksums(self._tensors) if checked else Samples(self._tensors, turn)
-        self._fetch = Fetch(self._tensors)
-        self.on_device = bool(self._fetch.engines)
+        self._copy = DeviceCopy(self._tensors)
+        self.on_device = bool(self._copy.engines)
 
     def copy(self, stopped: Callable[[], bool], hurried: Callable[[], bool]) -> None:  # noqa: ARG002
         """See LateCopies."""
-        self._fetch.begin(self._views, self._tensors, lasting=True)
+        self._copy.begin(self._views, self._tensors, lasting=True)
         group: list[int] = []
         nbytes = 0
-        for i in self._fetch.others:
+        for i in self._copy.others:
             group.append(i)
             nbytes += self._views[i].nbytes
             if nbytes >= _GROUP_NBYTES:
@@ -213,9 +213,9 @@ class TensorCopies:
                 return
         copy_positions(self._views, self._tensors, group)
 
-    def hold_back(self) -> None:
+    def block_stream(self) -> None:
         """See LateCopies."""
-        self._fetch.hold_back()
+        self._copy.block_stream()
 
     def written_by_now(self) -> list[str]:
         """See LateCopies. torch counts most writes; what it does not count shows at the end."""
@@ -226,7 +226,7 @@ class TensorCopies:
 
     def written(self) -> list[str]:
         """See LateCopies."""
-        self._fetch.wait()
+        self._copy.wait()
         return [self._names[i] for i in self._evidence.differing(self._views)]
 
     def let_go(self) -> None:

@@ -81,13 +81,13 @@ class Overlap:
             self._thread.join(max(0.0, deadline - time.monotonic()))
         elif not self.over:
             self._look()
-            self.hold_back()
+            self.block_stream()
 
-    def hold_back(self) -> None:
+    def block_stream(self) -> None:
         """What this thread queues from here on comes after the copies of devices, as far as these have begun."""
         if self._copied.is_set() and not is_capturing():
             for one in self._copies:
-                one.hold_back()
+                one.block_stream()
 
     def settle(self, deadline: float) -> bool:
         """Blocks until it is over; False when it is not by the deadline."""

@@ -27,7 +27,7 @@ class ThreadMark:
         if self.error is not None:
             raise self.error
 
-    def hold_back(self):
+    def block_stream(self):
         """The host's memory is written by the thread itself, at once: so it is what must wait."""
         self.engine.held_back += 1
         if self.engine.holds_back:

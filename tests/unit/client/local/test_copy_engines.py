@@ -12,14 +12,14 @@ import types
 
 import pytest
 import torch
-from ckptd.shared.format.replica_shares import ON_DEVICES, PART_NBYTES
 
 from ckptd.shared.format.digest import BLOCK_NBYTES
+from ckptd.shared.format.replica_shares import ON_DEVICES, PART_NBYTES
 from ckptd_client import SaveFailedError, UsageError
 from ckptd_client._image.plan import gather, make_plan
 from ckptd_client._local import copy_engines
 from ckptd_client._local import slots as _slots
-from ckptd_client._local.copy_engines import CudaEngine, Fetch, PinningError, divided, flat_bytes, parts_of
+from ckptd_client._local.copy_engines import CudaEngine, DeviceCopy, PinningError, by_engine, flat_bytes, parts_of
 from ckptd_client._save import optimizers
 from ckptd_client._state import replica_slices
 from ckptd_client._state.sampling import Sample
@@ -406,12 +406,12 @@ def test_parts_are_the_whole_and_each_small_enough(shape, nbytes):
 
 def test_devices_without_an_engine_are_for_the_thread(engine):
     tensors = [torch.zeros(2), torch.zeros(2, device="meta"), torch.zeros(3)]
-    assert divided(tensors) == {engine: [0, 2]}
-    assert list(Fetch(tensors).others) == [1]
+    assert by_engine(tensors) == {engine: [0, 2]}
+    assert list(DeviceCopy(tensors).others) == [1]
 
 
 def test_without_engines_nothing_is_asked_of_a_tensor():
-    assert divided([object()] * 3) == {}
+    assert by_engine([object()] * 3) == {}
 
 
 # --- the CUDA engine, on a runtime that stands in for CUDA's: its streams are the thread, its copies real
@@ -504,7 +504,7 @@ def test_the_cuda_engine_copies_after_the_mark_and_marks_the_end(cuda):
     assert runtime.notes == [
         ("mark", "current"), ("in", "side"), ("waits", "side"), ("mark", "side"), ("out", "side"),
     ]  # fmt: skip
-    mark.hold_back()
+    mark.block_stream()
     assert runtime.notes[-1] == ("waits", "current")
     mark.wait()
     assert runtime.notes[-1] == "waited"
