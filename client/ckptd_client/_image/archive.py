@@ -1,4 +1,4 @@
-"""The bytes that make a payload a torch.save archive: a zip head before it and a zip tail after it.
+"""Wraps a payload into a torch.save archive: a zip head before it and a zip tail after it.
 
 An archive of one tensor holds three stored records: ``data.pkl`` (a pickle that rebuilds a contiguous CPU tensor over
 storage 0), ``version``, and ``data/0``, which is the payload itself. See docs/format.md.
@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ckptd.shared.torchfile.tensor_pickle import tensor
 from ckptd.shared.torchfile.zip_write import Record, directory, local_header, padded_header, record_of
 
-_ROOT = b"a/"  # every record lies in one directory; torch takes its name from the first
+_ROOT = b"a/"  # all records are in one directory; torch takes its name from the first
 
 
 class Wrap(NamedTuple):
@@ -26,7 +26,7 @@ def wrap(dtype: str, sizes: tuple[int, ...], nbytes: int, *, start: int, align: 
     for name, data in ((b"data.pkl", b"\x80\x02" + tensor(0, dtype, sizes, nbytes) + b"."), (b"version", b"3\n")):
         records.append(record_of(_ROOT + name, data, len(head)))
         head += local_header(records[-1]) + data
-    payload = Record(_ROOT + b"data/0", nbytes, 0, len(head))  # readers of ours have better than its CRC
+    payload = Record(_ROOT + b"data/0", nbytes, 0, len(head))  # our readers use digests, not its CRC
     head += padded_header(payload, start=start + len(head), align=align)
     records.append(payload)
     return Wrap(bytes(head), directory(records, len(head) + nbytes))

@@ -1,4 +1,4 @@
-"""A file that is still to be put together: bytes that are known, and tensors that are to be copied between them."""
+"""The content of a file to be written: known bytes, and tensors to be copied between them."""
 
 from typing import NamedTuple, Self
 
@@ -6,13 +6,13 @@ import torch
 
 
 class Copy(NamedTuple):
-    """Bytes that lie in a tensor: one dimension of uint8, on any device."""
+    """The bytes of a tensor: one dimension of uint8, on any device."""
 
     flat: torch.Tensor
 
 
 class FileBytes:
-    """A file's content, in order. Refers to the tensors that were added, and copies none."""
+    """A file's content, in order. Refers to the tensors that were added, without a copy."""
 
     def __init__(self, *pieces: bytes | Copy) -> None:
         self.nbytes = 0
@@ -22,7 +22,7 @@ class FileBytes:
             self.add(piece)
 
     def add(self, piece: bytes | Copy) -> None:
-        """Puts it at the end."""
+        """Appends a piece."""
         if isinstance(piece, Copy):
             if piece.flat.numel():
                 self.copies.append((self.nbytes, piece.flat))
@@ -33,6 +33,6 @@ class FileBytes:
         self.nbytes += len(piece)
 
     def own(self) -> Self:
-        """Itself, of copies in the host's memory: the tensors may change from now on."""
+        """Replaces the tensors by copies in the host's memory, so that they may change. Returns self."""
         self.copies = [(offset, flat.to("cpu", copy=True)) for offset, flat in self.copies]
         return self

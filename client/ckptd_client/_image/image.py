@@ -1,8 +1,8 @@
-"""Lays out a rank's image: a safetensors file whose header says where every tensor lies. No torch, no I/O.
+"""Lays out a rank's image: a safetensors file whose header has the offset of every tensor. No torch, no I/O.
 
-Two steps: place() decides the order and the offsets, _header() writes down what was placed. The format allows no hole
-between payloads. In a dual image filler tensors lie between them, whose bytes make a torch.save archive of each payload
-and align it; in a plain one alignment comes from the order alone.
+Two steps: place() decides the order and the offsets, _header() encodes them. The format allows no hole between
+payloads. A dual image has filler tensors between them, whose bytes make a torch.save archive of each payload and align
+it; in a plain image alignment comes from the order alone.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ from ckptd.shared.format.slot import PAGE, align_up
 from ckptd_client._image.archive import wrap
 
 MAX_HEADER_NBYTES = 100_000_000  # the JSON, as safetensors limits it
-FILLER_PREFIX = "__ckptd_pad__."  # names of tensors that are no one's: between payloads, for other readers
+FILLER_PREFIX = "__ckptd_pad__."  # names of filler tensors between payloads
 ALIGN = 64  # of each payload in a dual image: no element is split by a cache line
 _METADATA = "__metadata__"
 _NO_SAVE = SaveId(0, 0, 0, NO_RUN).text
@@ -30,14 +30,14 @@ SAVE_ID_OFFSET = _LENGTH_NBYTES + len(_JSON_START)
 
 
 class Box(NamedTuple):
-    """What a rank stores of one tensor: a box of sizes at offsets in the tensor of global_shape."""
+    """A box that a rank stores of one tensor: of sizes, at offsets in the tensor of global_shape."""
 
     name: str
     dtype: str  # code
     sizes: tuple[int, ...]
     global_shape: tuple[int, ...]
     offsets: tuple[int, ...]
-    part: int = 0  # which file: a name can stand but once in each
+    part: int = 0  # index of the file: each name occurs once in a file
 
 
 class Placed(NamedTuple):
@@ -49,7 +49,7 @@ class Placed(NamedTuple):
 
 
 class Filler(NamedTuple):
-    """Bytes between payloads: constant while the plan lasts."""
+    """Bytes between payloads: constant for a plan."""
 
     start: int
     data: bytes
@@ -92,7 +92,7 @@ class Image:
 
     @property
     def header(self) -> bytes:
-        """The first file's, of save 0-0-0."""
+        """The header of the first file, of save 0-0-0."""
         return self.parts[0].header
 
     @property
@@ -102,12 +102,12 @@ class Image:
 
     @property
     def raw(self) -> bool:
-        """Whether the files after the first are a trainer's own, without a header."""
+        """Whether the files after the first are a trainer's files, without a header."""
         return any(not part.header for part in self.parts)
 
     @property
     def part_nbytes(self) -> tuple[int, ...]:
-        """Bytes of each file; empty when there is one."""
+        """Bytes of each file; empty if there is one file."""
         return tuple(part.nbytes for part in self.parts) if len(self.parts) > 1 else ()
 
     def patched_headers(self, save: SaveId) -> Iterator[tuple[int, bytes]]:
@@ -125,7 +125,7 @@ def patch_save_id(image: memoryview | bytearray, save: SaveId) -> None:
 
 
 def place(boxes: Sequence[Box]) -> Placement:
-    """A plain image: boxes without holes, each at a multiple of its class, so no element is ever unaligned.
+    """Places a plain image: boxes without holes, each at a multiple of its class, so every element is aligned.
 
     The class is the largest power of two, at most 4096, that divides the box's bytes. Empty boxes come last.
     """
@@ -140,7 +140,7 @@ def place(boxes: Sequence[Box]) -> Placement:
 
 
 def place_dual(boxes: Sequence[Box], rank: int, first: int = 0) -> Placement:
-    """A dual image: a filler before each box and one at the end: the tail of one archive and the head of the next.
+    """Places a dual image: a filler before each box and at the end has the tail of one archive and the next one's head.
 
     first: the number of the first filler.
     """
@@ -150,7 +150,7 @@ def place_dual(boxes: Sequence[Box], rank: int, first: int = 0) -> Placement:
     start, tail = 0, b""
     for box in boxes:
         nbytes = box_nbytes(box.dtype, box.sizes)
-        archive = start + len(tail)  # the header is whole pages, so what is aligned here is aligned in the file
+        archive = start + len(tail)  # the header is whole pages, so alignment here is alignment in the file
         around = wrap(box.dtype, box.sizes, nbytes, start=archive, align=ALIGN)
         start = _fill(placed, fillers, f"{rank}.{first + len(fillers)}", start, tail + around.head)
         placed.append(Placed(box, start, nbytes))
@@ -162,7 +162,7 @@ def place_dual(boxes: Sequence[Box], rank: int, first: int = 0) -> Placement:
 
 
 def _fill(placed: list[Placed], fillers: list[Filler], number: str, start: int, data: bytes) -> int:
-    """Adds a filler and returns where it ends. Its number has the rank: readers join equal names of several files."""
+    """Adds a filler and returns its end. Its number contains the rank: readers join equal names of several files."""
     shape = (len(data),)
     placed.append(Placed(Box(f"{FILLER_PREFIX}{number}", "U8", shape, shape, (0,)), start, len(data)))
     fillers.append(Filler(start, data))
@@ -211,7 +211,7 @@ def make_image(boxes: Sequence[Box], *, rank: int, world_size: int, dual: bool =
 
 
 def _pad(placement: Placement) -> int:
-    """Bytes to a page's end. An empty box at the very end of a file would seem to be the next one's: it gets a page."""
+    """Bytes to the end of the page. After an empty last box a page follows, else it would belong to the next file."""
     last_nbytes = placement.placed[-1].nbytes if placement.placed else 1
     return -placement.end % PAGE if last_nbytes else PAGE - placement.end % PAGE
 
@@ -280,7 +280,7 @@ def _header(placed: Sequence[Placed], rank: int, world_size: int) -> bytes:
         box.name: {"dtype": code, "shape": sizes, "data_offsets": (start, start + nbytes)}
         for (box, start, nbytes), (code, sizes) in zip(placed, views, strict=True)
     }
-    # Both dicts are spliced after what comes first: their own opening brace becomes the comma.
+    # Both dicts are appended: a comma replaces their opening brace.
     text = b"".join((_JSON_START, _NO_SAVE.encode(), b'",', encode(metadata)[1:]))
     text += b"," + encode(tensors)[1:] if tensors else b"}"
     nbytes = align_up(_LENGTH_NBYTES + len(text)) - _LENGTH_NBYTES
@@ -293,5 +293,5 @@ def _header(placed: Sequence[Placed], rank: int, world_size: int) -> bytes:
 
 
 def _plan_id(boxes: Sequence[Box], header: bytes) -> str:
-    """Digest of all that the header says and of the global shapes, which it does not say. Hex."""
+    """Digest of the header, and of the global shapes, which are not in it. Hex."""
     return digest(digest(header) + digest(msgspec.msgpack.encode([box.global_shape for box in boxes]))).hex()

@@ -1,4 +1,4 @@
-"""What one rank saves and where it lies in the image: made once, kept while the structure of the state stays."""
+"""The plan of one rank's saves: its boxes and their places in the image; kept while the state keeps its structure."""
 
 import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -50,13 +50,11 @@ from ckptd_client._state.tree import Flat, Structure, collect, flatten, format_p
 log = logging.getLogger("ckptd_client")
 
 
-_DESCRIBED = attrgetter(
-    "__class__", "shape", "dtype", "device"
-)  # in one call: it is asked for each tensor of each save
+_DESCRIBED = attrgetter("__class__", "shape", "dtype", "device")  # in one call, for each tensor of each save
 
 
 class Spec(NamedTuple):
-    """What a sharded tensor must still be for the plan to hold."""
+    """Properties of a sharded tensor on which the plan depends."""
 
     local_shape: torch.Size
     mesh: Any
@@ -65,29 +63,29 @@ class Spec(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan(SegmentPlan):
-    """A rank's layout and how to gather its values. Its boxes are those of ``stored``, then those of ``cut``."""
+    """A rank's layout, and the positions of its values. Its boxes are those of ``stored``, then those of ``cut``."""
 
     structure: Structure
     names: list[str]
     wheres: list[str]  # each value's place in Python notation
     tensors: list[int]  # positions among the values
     leaves: list[int]
-    stored: list[int]  # positions of tensors that are written as they lie here; the others are tied to one of these
+    stored: list[int]  # positions of tensors that are written as one box; the others are tied to one of these
     cuts: list[tuple[int, Rows]]  # (index in stored, rows of it): replicas write the other rows
-    streams: tuple[Stream, ...]  # of tensors that replicas hold too
-    balanced: bool  # whether this rank saves a share of those only
-    unseen: bool  # whether there are more of them than streams have
+    streams: tuple[Stream, ...]  # of replicated tensors
+    balanced: bool  # whether this rank saves only its slice of those
+    unseen: bool  # whether some of them are in no stream
     world_size: int
-    grounds: tuple[Ground, ...]  # what they rest on
+    grounds: tuple[Ground, ...]  # DDP modules on which they depend
     cut: list[int]  # positions of tensors whose boxes are written one by one
     of_boxes: list[int]  # position of the tensor of each box
     ties: list[tuple[int, int]]  # (position of a tied tensor, position of the one that is stored, here or by a replica)
-    described: list[Any]  # of each tensor: what it must still be
-    sharded: list[tuple[int, Spec]]  # (index among the tensors, what it must still be besides)
+    described: list[Any]  # class, shape, dtype and device of each tensor
+    sharded: list[tuple[int, Spec]]  # (index among the tensors, further properties)
     pickled: frozenset[int]  # positions of leaves that may be pickled
 
     def attest(self, of_streams: Callable[[], tuple[Share, ...]]) -> Callable[[], tuple[Share, ...]]:
-        """This rank's whole word of what replicas hold too, when that of the streams is asked for."""
+        """This rank's complete attestation, from that of its streams. Computes nothing before the result is called."""
 
         def attest() -> tuple[Share, ...]:
             found = of_streams() if self.balanced else as_not_binding(of_streams())
@@ -98,30 +96,30 @@ class Plan(SegmentPlan):
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """One save's values, gathered by a plan. Refers to the state's tensors; not to be kept."""
+    """One save's values, gathered by a plan. Refers to the state's tensors; do not keep it."""
 
-    tensors: list[torch.Tensor]  # the boxes, as the plan orders them
-    counted: list[torch.Tensor]  # for each box the tensor of the state that it is of
+    tensors: list[torch.Tensor]  # the boxes, in the order of the plan
+    counted: list[torch.Tensor]  # for each box the tensor of the state
     leaves: bytes
-    objects: bytes  # the leaves once more, for stock readers; rank 0 makes them
-    attest: Callable[[], tuple[Share, ...]] = tuple  # of tensors that replicas hold too; may wait for a device
-    digests: Sequence[WholeDigest] = ()  # that it waits for; to be taken while the tensors are what is saved
+    objects: bytes  # the leaves again, for stock readers; only on rank 0
+    attest: Callable[[], tuple[Share, ...]] = tuple  # of replicated tensors; may wait for a device
+    digests: Sequence[WholeDigest] = ()  # needed by attest; take them before the tensors change
 
     @property
     def shares(self) -> tuple[Share, ...]:
-        """What is said of tensors that replicas hold too. Blocks until it is known."""
+        """The attestation of replicated tensors. Blocks until it is computed."""
         return self.attest()
 
     @property
     def plain_nbytes(self) -> int:
-        """Bytes of all that is no tensor."""
+        """Bytes of the plain values."""
         return len(self.leaves) + len(self.objects)
 
 
 def gather(plan: Plan, state: Any, stock: StockLeaves | None = None, sample: Sample | None = None) -> Values | None:
     """The state's values if it still has the plan's structure, else None. The hot path: no names, no copies.
 
-    look: what is looked at of tensors that replicas hold too; None: nothing is said of them.
+    look: the bytes of replicated tensors to compare; None: no attestation.
     """
     values = collect(state, plan.structure)
     if values is None or not _fits(plan, values):
@@ -147,7 +145,7 @@ def gather(plan: Plan, state: Any, stock: StockLeaves | None = None, sample: Sam
 def _attestation(
     plan: Plan, values: list[Any], sample: Sample | None, digests: Sequence[WholeDigest]
 ) -> Callable[[], tuple[Share, ...]]:
-    """What is said of shares, when it is asked for; a device that fails at it fails the save then, and not training."""
+    """The attestation, computed when it is called; a device error then fails the save, not training."""
     if sample is None:
         return tuple
     if sample.whole:
@@ -164,12 +162,12 @@ def _attestation(
 
 
 def _fits(plan: Plan, values: list[Any]) -> bool:
-    """Whether every value is what the plan was made for."""
+    """Whether every value fits the plan."""
     found = [values[position] for position in plan.tensors]
     try:
-        # One tuple at a time: 10,000 kept at once set off the collector of cycles, and its look at the whole heap.
+        # One tuple at a time: 10,000 kept at once would start a garbage collection of the whole heap.
         alike = len(found) == len(plan.described) and all(map(eq, map(_DESCRIBED, found), plan.described))
-    except AttributeError:  # something that is no tensor
+    except AttributeError:  # a value that is not a tensor
         return False
     if not alike or not all(_same_shard(found[i], spec) for i, spec in plan.sharded):
         return False
@@ -179,7 +177,7 @@ def _fits(plan: Plan, values: list[Any]) -> bool:
 
 
 def _stored(plan: Plan, values: list[Any]) -> list[torch.Tensor]:
-    """The boxes of the tensors that are stored as they lie."""
+    """The boxes of the tensors that are written as one box."""
     found = locals_of([values[position] for position in plan.stored])
     for i, rows in plan.cuts:
         found[i] = rows.of(found[i])
@@ -187,7 +185,7 @@ def _stored(plan: Plan, values: list[Any]) -> list[torch.Tensor]:
 
 
 def _pieces(plan: Plan, values: list[Any]) -> list[torch.Tensor] | None:
-    """The boxes of the tensors that are cut; None when they are not the plan's."""
+    """The boxes of the tensors that are cut; None if they do not fit the plan."""
     chunks = [chunk for i in plan.cut for chunk in shard_of(values[i], plan.wheres[i]).chunks]
     boxes = plan.image.boxes[len(plan.stored) :]
     if [(box.offsets, box.sizes) for box in boxes] != [chunk.box for chunk in chunks]:
@@ -196,7 +194,7 @@ def _pieces(plan: Plan, values: list[Any]) -> list[torch.Tensor] | None:
 
 
 def _alias(tensor: torch.Tensor) -> Hashable:
-    """Equal for tensors of the same bytes, seen in the same way."""
+    """A key that is equal for views of the same bytes in the same form."""
     local = local_of(tensor)
     return alias_key(local) if type(local) in PLAIN_TYPES else _aliases(shard_of(tensor, ""))
 
@@ -220,11 +218,11 @@ def make_plan(  # noqa: PLR0913 - keyword-only
     replicated: Sequence[str] | None = None, balanced: bool = True, integrity: Integrity = XXH3,
     is_own: Callable[[str], bool] = lambda _name: False,
 ) -> Plan:  # fmt: skip
-    """Lays the state out; dual: for stock readers too. Raises UsageError, with the key path, for what has no code.
+    """Plans the layout of a state; dual: for stock readers too. Raises UsageError with the key path of a bad value.
 
-    replicated: patterns of names that the user says all ranks hold alike; None: what they hold alike is of no interest.
-    balanced: False: every rank saves all of its own, and what replicas hold too is but compared.
-    is_own: whether a name is of what each rank has for itself, whatever it looks like.
+    replicated: the user's patterns of names that are equal on all ranks; None: do not look for replicas.
+    balanced: False: every rank saves all that it holds, and replicas are only compared.
+    is_own: whether each rank has its own value of a name, even if the value looks replicated.
     """
     if type(state) is not dict:
         raise UsageError(f"the state must be a dict, not {type(state).__name__}", hint='save({"model": model, ...})')
@@ -273,7 +271,7 @@ def make_plan(  # noqa: PLR0913 - keyword-only
 
 
 def _layout(image: Image, flat: Flat, aliases: dict[str, str], held_alike: dict[str, list[str]]) -> bytes:
-    """Encoded. Raises UsageError for one that nobody could read."""
+    """The encoded layout. Raises UsageError if readers would refuse it."""
     paths = dict(zip(flat.names, flat.paths, strict=True))
     layout = encode(make_layout(image, paths=paths, aliases=aliases, held_alike=held_alike))
     check_readable(layout)
@@ -281,7 +279,7 @@ def _layout(image: Image, flat: Flat, aliases: dict[str, str], held_alike: dict[
 
 
 def check_readable(layout: bytes) -> None:
-    """What every reader of the checkpoint asks first: better no save than one that nobody can load."""
+    """Raises UsageError for a layout that readers would refuse: better no save than one that cannot be loaded."""
     try:
         decode_layout(layout, where="the state")
     except DamagedError as error:
@@ -290,13 +288,13 @@ def check_readable(layout: bytes) -> None:
 
 
 def _unseen(flat: Flat, ranks: Mapping[int, Any], streams: Sequence[Stream], owners: Mapping[int, int]) -> bool:
-    """Whether replicas hold something that no stream has."""
+    """Whether some replicated tensor is in no stream."""
     seen = {position for stream in streams for position in stream.positions}
     return any(owners.get(i, i) not in seen and local_of(flat.values[i]).numel() for i in ranks)
 
 
 def _held_alike(flat: Flat, ranks: Mapping[int, Any], whole: set[int], world_size: int) -> dict[str, list[str]]:
-    """Names of what replicas hold too and of which this image has all, by how the ranks hold it. whole: positions."""
+    """Names of replicated tensors that this image has completely, by how the ranks hold them. whole: positions."""
     found: dict[str, list[str]] = {}
     for i in sorted(whole & ranks.keys()):
         found.setdefault(held_as(flat.values[i], world_size), []).append(flat.names[i])
@@ -314,7 +312,7 @@ def _warn(boxes: list[Box], rank: int) -> None:
 
 
 def _ties(tensors: list[int], shards: dict[int, Shard]) -> list[tuple[int, int]]:
-    """Tensors that are the same bytes as an earlier one, each with that one."""
+    """Pairs of a tensor and an earlier one of the same bytes."""
     ties: list[tuple[int, int]] = []
     owner: dict[Any, int] = {}
     for i in tensors:
@@ -325,14 +323,14 @@ def _ties(tensors: list[int], shards: dict[int, Shard]) -> list[tuple[int, int]]
 
 
 def _is_one(shard: Shard) -> bool:
-    """Whether it is one box of a dtype that torch can copy: what can be cut at rows."""
+    """Whether it is one box of a dtype that torch can copy, so that it can be cut at rows."""
     return len(shard.chunks) == 1 and copied_as(shard.chunks[0].local.dtype) is shard.chunks[0].local.dtype
 
 
 def _boxes(
     flat: Flat, tensors: list[int], shards: dict[int, Shard], rows: Mapping[int, Rows]
 ) -> tuple[list[int], list[int], list[Box]]:
-    """Which tensors are stored as they lie, which in boxes; and the boxes of both."""
+    """The positions of tensors that are written as one box, of those that are cut, and the boxes of both."""
     stored: list[int] = []
     cut: list[int] = []
     whole: list[Box] = []

@@ -1,4 +1,4 @@
-"""What must be known of a segment to write it: where each box goes, and how large a slot must be."""
+"""The layout of a segment: the place of each box, and the size of a slot for it."""
 
 from dataclasses import dataclass
 
@@ -35,12 +35,12 @@ class SegmentPlan:
         return slot_capacity(self.nbytes, len(self.layout), plain_nbytes)
 
     def views(self, slot: torch.Tensor) -> list[torch.Tensor]:
-        """Where each box goes in a slot, as tensors over its bytes, in the order of the image's boxes."""
+        """The places of the boxes in a slot, as tensors over its bytes, in the order of the image's boxes."""
         views = []
         for box, offset in zip(self.image.boxes, self.image.data_offsets, strict=True):
             nbytes, dtype = box_nbytes(box.dtype, box.sizes), copied_as(DTYPE_OF[box.dtype])
             if nbytes:
                 views.append(slot[offset : offset + nbytes].view(dtype).view(box.sizes))
-            else:  # of a plain image they come last, where nothing is aligned
+            else:  # in a plain image they come last, without alignment
                 views.append(slot.new_empty(box.sizes, dtype=dtype))
         return views

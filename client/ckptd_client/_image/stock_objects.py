@@ -1,4 +1,4 @@
-"""Plain leaves as torch's own readers want them: a torch.save archive each, made anew only for a leaf that changed."""
+"""Plain leaves for torch's own readers: a torch.save archive for each leaf, written again only if the leaf changed."""
 
 import io
 import logging
@@ -15,7 +15,7 @@ log = logging.getLogger("ckptd_client")
 
 
 class StockLeaves:
-    """Makes the content of `objects.pt` at each save, for rank 0."""
+    """Encodes the content of `objects.pt` at each save, for rank 0."""
 
     def __init__(self) -> None:
         self._archives: dict[str, tuple[Leaf, bytes]] = {}
@@ -23,7 +23,7 @@ class StockLeaves:
         self._refused: set[str] = set()
 
     def encode(self, leaves: dict[str, Leaf]) -> bytes:
-        """The leaves' archives and where each lies, encoded; empty when there are none or they are too large."""
+        """The encoded archives of the leaves, with their offsets; empty if there are none or they are too large."""
         before = self._archives
         self._archives = {name: self._archive(name, leaf) for name, leaf in leaves.items()}
         if self._archives != before:
@@ -35,13 +35,13 @@ class StockLeaves:
         return known if known is not None and known[0] == leaf else (leaf, self._save(name, leaf))
 
     def _save(self, name: str, leaf: Leaf) -> bytes:
-        """The archive of what load would give back, so that every reader gets the same; empty if pickle refuses it."""
+        """The archive of the value that load would return, so that all readers agree; empty if pickle refuses it."""
         if leaf.codec == PICKLE:
             return leaf.data
         buffer = io.BytesIO()
         try:
             torch.save(decode_leaf(leaf, name), buffer)
-        except Exception as error:  # noqa: BLE001 - whatever pickle says of a class of the user's: ckptd needs none of it
+        except Exception as error:  # noqa: BLE001 - a user's class may raise anything; ckptd does not need this archive
             if name not in self._refused:
                 self._refused.add(name)
                 log.warning("ckptd: torch's own readers will not find %s, which pickle refuses: %s", name, error)

@@ -1,11 +1,11 @@
-"""What torch.save would write of an object, laid out so that each tensor is copied once, to where it belongs.
+"""Lays out the file that torch.save would write of an object, so that each tensor is copied once, to its place.
 
 torch itself can leave the tensors out (torch.serialization.skip_data), but writes whole storages, of which a trainer's
-tensors are often small views, and needs the room for them. So the pickle is made here, by torch's own rebuild
-functions, and the archive around it by hand. Payloads come first: while the tensors stay, they lie where they lay,
-whatever becomes of the pickle. Views that overlap without being the same come back apart, equal in value.
+tensors are often small views, and needs memory for them. So this module writes the pickle, with torch's own rebuild
+functions, and the archive around it. Payloads come first: equal tensors keep their offsets when the pickle changes.
+Views that overlap without being equal come back as separate tensors of equal values.
 """
-# ruff: noqa: SLF001 - the rebuild functions are the file's format, though torch has them private
+# ruff: noqa: SLF001 - the rebuild functions belong to the file format, though they are private in torch
 
 import collections
 import io
@@ -24,19 +24,19 @@ _STORAGES: dict[torch.dtype, str] = torch.storage._dtype_to_storage_type_map()
 
 
 class _Region(NamedTuple):
-    """Bytes of a storage that are saved as a storage of their own."""
+    """Bytes of a storage that are saved as a separate storage."""
 
     key: str
-    kind: type  # by which torch knows the storage
+    kind: type  # torch's class of the storage
     numel: int
     location: str
-    flat: torch.Tensor  # the bytes, on whatever device
+    flat: torch.Tensor  # the bytes, on any device
 
 
 def torch_file(value: Any) -> FileBytes:
     """The file that torch.save(value, ...) would write, to torch.load. Refers to the value's tensors; copies none.
 
-    Raises what pickle raises for what cannot be pickled.
+    Raises what pickle raises for an object that it cannot pickle.
     """
     buffer = io.BytesIO()
     pickler = _Pickler(buffer)
@@ -48,15 +48,15 @@ class _Pickler(pickle.Pickler):
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=_PROTOCOL)
         self._by_place: dict[tuple[Any, ...], _Region] = {}
-        self._kept: list[Any] = []  # pickle knows objects by id, so none may go before it ends
+        self._kept: list[Any] = []  # pickle identifies objects by id, so none may be freed before it ends
 
     @property
     def regions(self) -> list[_Region]:
-        """In the order of their keys."""
+        """The regions, in the order of their keys."""
         return list(self._by_place.values())
 
     def persistent_id(self, obj: Any) -> Any:
-        """Storages lie outside of the pickle."""
+        """Replaces storages by references: they are outside the pickle."""
         if isinstance(obj, (torch.UntypedStorage, torch.TypedStorage)):
             obj = self._whole(obj)
         if isinstance(obj, _Region):
@@ -64,7 +64,7 @@ class _Pickler(pickle.Pickler):
         return None
 
     def reducer_override(self, obj: Any) -> Any:
-        """A plain tensor by the bytes that it covers; everything else as torch does."""
+        """Reduces a plain tensor to the bytes that it covers; leaves other objects to torch."""
         if type(obj) is not torch.Tensor or not _is_plain(obj):
             return NotImplemented
         state = torch._utils._get_obj_state(obj)  # type: ignore[no-untyped-call]
@@ -97,7 +97,7 @@ class _Pickler(pickle.Pickler):
         return self._keep(tensor, flat, kind, numel if typed else flat.numel())
 
     def _whole(self, storage: Any) -> _Region:
-        """A storage that is pickled by itself, or under a tensor of a class of its own."""
+        """The region of a storage that is pickled alone, or for a tensor of a subclass."""
         self._kept.append(storage)
         typed = isinstance(storage, torch.TypedStorage)
         bare = storage._untyped_storage if typed else storage
@@ -106,7 +106,7 @@ class _Pickler(pickle.Pickler):
         return self._keep(flat, flat, kind, storage._size() if typed else flat.numel())
 
     def _keep(self, tensor: torch.Tensor, flat: torch.Tensor, kind: type, numel: int) -> _Region:
-        # An empty one is no place: its address may be another's.
+        # An empty region has no address of its own.
         place = (tensor.device, flat.data_ptr() if numel else len(self._by_place), flat.numel(), kind)
         known = self._by_place.get(place)
         if known is None:

@@ -14,23 +14,23 @@ from ckptd_client._daemon.link import Link
 from ckptd_client._daemon.settings import as_step
 from ckptd_client._daemon.turns import Owner
 from ckptd_client._local.rank import Group
-from ckptd_client._preempt.boardless import Boardless
-from ckptd_client._preempt.requests import Telling
+from ckptd_client._preempt.requests import RequestQueue
 from ckptd_client._preempt.signals import Listener
+from ckptd_client._preempt.status_query import StatusQuery
 from ckptd_client._preempt.step_board import StepBoard
 
 log = logging.getLogger("ckptd_client")
-_AGREE_S = 5.0  # how long a step may wait for the daemons to agree; they give a silent node 2 s
+_AGREE_S = 5.0  # limit of a step's wait for the daemons to agree; they wait 2 s for a silent node
 _PAUSE_S = 0.0005
-_LOOK_S = 1.0  # how often the board is looked for
+_CHECK_S = 1.0  # between two checks that the board exists
 _NO_BOARD = (
     "ckptd: rank %d cannot hear of a preemption, but of a signal to itself: no page at %s: %s\n"
     "  It is tried again in each step. Where the memory is full, make room there: df -h %s"
 )
-_AGAIN_S = 3.0  # after which a daemon that was told, and began anew since, is told again
+_AGAIN_S = 3.0  # between two reports of a signal: the daemon may have restarted
 
 
-def _not_heard(signals: list[str]) -> str:
+def _not_received(signals: list[str]) -> str:
     names = " and ".join(signals)
     if threading.current_thread() is not threading.main_thread():
         return (
@@ -44,43 +44,43 @@ def _not_heard(signals: list[str]) -> str:
 
 
 class Preemption:
-    """One client's. ``directory``: of the job in the arena."""
+    """The preemption of one client. ``directory``: of the job in the arena."""
 
-    def __init__(self, directory: str, job: JobKey, group: Group, telling: Telling) -> None:
+    def __init__(self, directory: str, job: JobKey, group: Group, requests: RequestQueue) -> None:
         self._path = os.path.join(directory, arena_paths.steps_name(group.rank, group.session))
         self._group = group
-        self._telling = telling
-        self._boardless = Boardless(job, group, telling)
+        self._requests = requests
+        self._status_query = StatusQuery(job, group, requests)
         self._listener = Listener()
         self._board: StepBoard | None = None
-        self._look_at = 0.0
+        self._check_at = 0.0
         self._last = -1  # the step before this one
         self._patience_s = _AGREE_S
-        self._told_at: float | None = None
-        self._passed = False  # it was said that this rank was past the step
+        self._sent_at: float | None = None
+        self._passed = False  # this rank has reported that it was past the step
         self._warned = False
-        if self._listener.unheard and group.rank == 0:
-            log.warning("ckptd: %s", _not_heard(self._listener.unheard))
+        if self._listener.not_received and group.rank == 0:
+            log.warning("ckptd: %s", _not_received(self._listener.not_received))
 
-    def asks(self, step: int) -> bool:
-        """As Client.preempted."""
+    def is_due(self, step: int) -> bool:
+        """See Client.preempted."""
         now = time.monotonic()
         if type(step) is not int or step < 0:
             step = as_step(step)
-        if now >= self._look_at or self._board is None:
-            self._look(now)
+        if now >= self._check_at or self._board is None:
+            self._check_board(now)
         if self._board is None:
             return self._without_board(step, now)
         word = self._board.at(step)
         if word != step_board.NONE:
-            return self._noticed(step, word)
-        self._hears_a_signal(now)
+            return self._with_board(step, word)
+        self._report_signal(now)
         self._last = step
         return False
 
-    def _look(self, now: float) -> None:
-        """Now and then: whether the board is still where daemons find it."""
-        self._look_at = now + _LOOK_S
+    def _check_board(self, now: float) -> None:
+        """Opens the board, again if its file was removed."""
+        self._check_at = now + _CHECK_S
         if self._board is not None and not self._board.lost:
             return
         try:
@@ -92,23 +92,23 @@ class Preemption:
                 log.warning(_NO_BOARD, self._group.rank, self._path, error, os.path.dirname(self._path))
 
     def _without_board(self, step: int, now: float) -> bool:
-        answer = self._boardless.asks(step) if self._hears_a_signal(now) else False
+        answer = self._status_query.is_due(step) if self._report_signal(now) else False
         if answer:
-            self._name_if_passed(step, self._boardless.agreed)
+            self._name_if_passed(step, self._status_query.agreed)
         else:
             self._last = step
         return answer
 
-    def _noticed(self, step: int, word: int) -> bool:
-        """Somebody preempts the job: the step is known, or about to be."""
-        assert self._board is not None  # noqa: S101 - its word was read
+    def _with_board(self, step: int, word: int) -> bool:
+        """Waits for the agreed step and compares this step with it: a preemption has begun."""
+        assert self._board is not None  # noqa: S101 - is_due has read its word
         deadline = time.monotonic() + self._patience_s
         while (answer := step_board.verdict(step, word)) is None and time.monotonic() < deadline:
             time.sleep(_PAUSE_S)
             word = self._board.word()
         if answer is None:
-            self._patience_s = 0.0  # once: the next steps only look
-            self._hears_a_signal(time.monotonic())
+            self._patience_s = 0.0  # once: later steps do not wait
+            self._report_signal(time.monotonic())
         if answer:
             self._name_if_passed(step, step_board.announced(word))
         else:
@@ -116,7 +116,7 @@ class Preemption:
         return bool(answer)
 
     def _name_if_passed(self, step: int, fixed: int | None) -> None:
-        """Where this rank was past the step of all already: no checkpoint has all ranks of it."""
+        """Warns if this rank was past the agreed step: no checkpoint of that step has all ranks."""
         if fixed is None or self._last < fixed or self._passed:
             return
         self._passed = True
@@ -125,34 +125,34 @@ class Preemption:
             f"it saves at step {step}, so no checkpoint has all ranks of step {fixed}; the newest older one stays"
         )
         log.warning("ckptd: preemption: %s", text)
-        self._telling.send("preemption", lambda seq: AskPreempt(seq=seq, why=f"preemption: {text}", passed=fixed))
+        self._requests.send("preemption", lambda seq: AskPreempt(seq=seq, why=f"preemption: {text}", passed=fixed))
 
-    def _hears_a_signal(self, now: float) -> bool:
-        """Whether this rank has heard one. Then the daemon is sent it."""
-        if self._listener.heard:
-            self._tell_once(f"{self._listener.heard} to rank {self._group.rank}", now)
-        return bool(self._listener.heard)
+    def _report_signal(self, now: float) -> bool:
+        """Reports a signal to the daemon; whether this rank has received one."""
+        if self._listener.received:
+            self._send_once(f"{self._listener.received} to rank {self._group.rank}", now)
+        return bool(self._listener.received)
 
-    def _tell_once(self, why: str, now: float) -> None:
-        """The daemon. This step does not wait for its answer; one that began anew since it answered is told again."""
-        if self._telling.busy or (self._told_at is not None and now < self._told_at + _AGAIN_S):
+    def _send_once(self, why: str, now: float) -> None:
+        """Sends the signal to the daemon without waiting, and again later in case the daemon has restarted."""
+        if self._requests.busy or (self._sent_at is not None and now < self._sent_at + _AGAIN_S):
             return
-        if self._told_at is None:
+        if self._sent_at is None:
             log.warning("ckptd: %s: all ranks are asked to save at one step", why)
-        self._told_at = now
-        self._telling.send(why, lambda seq: AskPreempt(seq=seq, why=why))
+        self._sent_at = now
+        self._requests.send(why, lambda seq: AskPreempt(seq=seq, why=why))
 
     def close(self) -> None:
-        """The user's handlers are back."""
+        """Restores the user's handlers."""
         self._listener.close()
-        self._telling.close()
+        self._requests.close()
         if self._board is not None:
             self._board.close()
             self._board = None
 
 
 class Preemptible:
-    """What Client inherits."""
+    """The part of Client for preemption."""
 
     _preemption: Preemption | None = None
     _link: Link
@@ -184,17 +184,17 @@ class Preemptible:
         Raises:
             UsageError: `step` is no step, or the client is closed, or this is a forked child.
         """
-        self._owner.check()  # a forked child has no board: what is mapped here is not mapped there
+        self._owner.check()  # a forked child does not have the mapped board
         preemption = self._preemption
         if preemption is None:
             self._check_open()
             link = self._link
             preemption = self._preemption = Preemption(
-                link.slots.directory, link.job, link.group, Telling(self._ask, link.settings.arena)
+                link.slots.directory, link.job, link.group, RequestQueue(self._ask, link.settings.arena)
             )
-        return preemption.asks(step)
+        return preemption.is_due(step)
 
     def _forget_preemption(self) -> None:
-        preemption, self._preemption = self._preemption, None  # whoever asks from now on is told that it is closed
+        preemption, self._preemption = self._preemption, None  # later calls raise that the client is closed
         if preemption is not None:
             preemption.close()

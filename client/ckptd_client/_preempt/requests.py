@@ -1,4 +1,4 @@
-"""Requests of a step that does not wait for their answers: one thread sends them in turn, each until it is answered."""
+"""Requests without a wait for their answers: a thread sends them in order, each again until the daemon answers."""
 
 import logging
 import os
@@ -15,20 +15,20 @@ from ckptd.shared.format import arena_paths
 from ckptd.shared.protocol.messages import Request
 
 log = logging.getLogger("ckptd_client")
-_ANSWER_S: Final = 3.0  # after which it is said that no answer came, and the request is sent again
+_ANSWER_S: Final = 3.0  # without an answer after this, it warns and sends the request again
 _PAUSE_S: Final = 0.5
 Make = Callable[[int], Request]
-Ask = Callable[[Make, float | None], Any]  # waits for the answer, so long at most
+Ask = Callable[[Make, float | None], Any]  # waits for the answer; seconds at most
 
 
 class _Request(NamedTuple):
-    what: str  # for the message when no answer comes
+    what: str  # for the warning that no answer came
     make: Make
-    then: Callable[[Any], None]  # is given the answer
+    then: Callable[[Any], None]  # receives the answer
 
 
-class Telling:
-    """One client's. The thread ends when all is answered, the client is closed, or the main thread ends."""
+class RequestQueue:
+    """The requests of one client. The thread ends when all are answered, on close, or when the main thread ends."""
 
     def __init__(self, ask: Ask, arena: str) -> None:
         self._ask = ask
@@ -39,20 +39,20 @@ class Telling:
 
     @property
     def busy(self) -> bool:
-        """Whether an answer is missing."""
+        """Whether a request is not answered yet."""
         return bool(self._due)
 
     def send(self, what: str, make: Make, then: Callable[[Any], None] = lambda _: None) -> None:
-        """what: the request, for the message when no answer comes. then gets the answer. Never blocks."""
+        """Queues a request. what: its name for warnings. then: receives the answer. Never blocks."""
         with self._lock:
             self._due.append(_Request(what, make, then))
             if not self._runs:
                 self._runs = True
-                # No daemon thread: the process would end under it while it uses the socket.
+                # Not a daemon thread: the process would exit while it uses the socket.
                 threading.Thread(target=self._run, name="ckptd-preemption", daemon=False).start()
 
     def close(self) -> None:
-        """Nothing more is sent. Never blocks."""
+        """Drops all requests. Never blocks."""
         with self._lock:
             self._due.clear()
 
@@ -73,7 +73,7 @@ class Telling:
                 main.join(_PAUSE_S)
 
     def _is_over(self, request: _Request) -> bool:
-        """Whether it was answered, or never can be."""
+        """Whether the request was answered, or never can be."""
         try:
             request.then(self._ask(request.make, _ANSWER_S))
         except UsageError:  # closed, or refused for good

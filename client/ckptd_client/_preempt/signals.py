@@ -1,8 +1,8 @@
-"""SIGTERM and SIGUSR1: noted for whoever listens in this process, then given to the handler that was there before.
+"""Handlers of SIGTERM and SIGUSR1: they record the signal for listeners, then call the previous handler.
 
-The handlers are of the process, not of a client: the last client that stops listening takes them back. One that is
-reached when nobody listens does what would have happened without it, so none can swallow a signal: it is that of a
-forked child, or of clients that were dropped, or closed in another thread.
+The handlers belong to the process, not to a client: the last listener that closes restores the previous ones. A handler
+without listeners has the effect of the previous one, so no signal is lost: that happens in a forked child, and after
+clients were dropped, or closed in another thread.
 """
 
 import os
@@ -18,32 +18,32 @@ _Before = Callable[[int, FrameType | None], Any] | int
 
 
 class Listener:
-    """One listener, from its first moment to close."""
+    """Receives signals from its construction to close."""
 
     def __init__(self) -> None:
-        self.heard = ""  # the first signal
+        self.received = ""  # the first signal
         self._pid = os.getpid()
         _LISTENERS.add(self)
         if threading.current_thread() is threading.main_thread():
             for number in NOTICES:
                 _install(number)
-        self.unheard = [number.name for number in NOTICES if not isinstance(signal.getsignal(number), _Handler)]
-        """Signals that are not heard: this is not the main thread, or what is no Python handles them."""
+        self.not_received = [number.name for number in NOTICES if not isinstance(signal.getsignal(number), _Handler)]
+        """Names of signals that it does not receive: this is not the main thread, or C code handles them."""
 
     @property
     def is_here(self) -> bool:
-        """Whether this process listens; a forked child does not."""
+        """Whether this process created it, not a forked child."""
         return os.getpid() == self._pid
 
     def close(self) -> None:
-        """The handlers that were there before, with the last listener, unless others were installed since."""
+        """Restores the previous handlers after the last listener, unless others were installed since."""
         _LISTENERS.discard(self)
         if not _listeners() and threading.current_thread() is threading.main_thread():
             for number in NOTICES:
                 _take_back(number)
 
 
-_LISTENERS: Final[weakref.WeakSet[Listener]] = weakref.WeakSet()  # that of a client which was dropped listens no more
+_LISTENERS: Final[weakref.WeakSet[Listener]] = weakref.WeakSet()  # without those of dropped clients
 
 
 def _listeners() -> list[Listener]:
@@ -51,7 +51,7 @@ def _listeners() -> list[Listener]:
 
 
 class _Handler:
-    """Of one signal. It may live on as a link in the chain of a handler that a user installed over it."""
+    """The handler of one signal. It may stay in the chain of a handler that a user installed over it."""
 
     def __init__(self, before: _Before) -> None:
         self.before = before
@@ -59,7 +59,7 @@ class _Handler:
     def __call__(self, number: int, frame: FrameType | None) -> None:
         listeners = _listeners()
         for listener in listeners:
-            listener.heard = listener.heard or signal.Signals(number).name
+            listener.received = listener.received or signal.Signals(number).name
         if callable(self.before):
             self.before(number, frame)
         elif not listeners and signal.getsignal(number) is self:
@@ -79,7 +79,7 @@ def _take_back(number: int) -> None:
 
 
 def _is_anothers(number: int, before: _Before) -> bool:
-    """Whether what is no Python handles it, such as faulthandler.register: nothing could put that back."""
+    """Whether C code such as faulthandler.register handles it: Python could not restore that handler."""
     if callable(before):
         return False
     try:
@@ -90,8 +90,8 @@ def _is_anothers(number: int, before: _Before) -> bool:
     return bool(caught >> (number - 1) & 1)
 
 
-# A forked child is another process. Between the fork and its first line of Python a signal would be noted and then
-# forgotten by Python, so both are held back until the handlers that were there before are in place.
+# Between a fork and the first Python line in the child, Python would record a signal and then forget it. So both
+# signals are blocked until the child has restored the previous handlers.
 _HELD: Final = threading.local()
 
 

@@ -12,18 +12,18 @@ _WORD = step_board.WORD_OFFSET // 8
 
 
 def _arena_of(path: str) -> str:
-    """Of a file in a job's directory."""
+    """The arena of a file in a job's directory."""
     return os.path.dirname(os.path.dirname(os.path.dirname(path)))
 
 
 class StepBoard:
-    """Mapped, so that to write a step and read the word costs no system call. Raises OSError where it cannot be."""
+    """The mapped page: to write a step and read the daemon's word needs no system call. Raises OSError."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            # A write where no page is would kill the process.
+            # A write to a missing page would kill the process.
             spare_pages.write(_arena_of(path), lambda: os.posix_fallocate(fd, 0, step_board.NBYTES))
             found = os.fstat(fd)
             self._file = (found.st_dev, found.st_ino)
@@ -35,20 +35,20 @@ class StepBoard:
         self._barrier = threading.Lock()
 
     def at(self, step: int) -> int:
-        """Writes the step, then reads the daemon's word, and never the other way round."""
+        """Writes the step, then reads the daemon's word, always in this order."""
         numbers = self._numbers
         numbers[_STEP] = step + 1
-        with self._barrier:  # an atomic instruction: the processor may not read ahead of it
+        with self._barrier:  # an atomic instruction: the processor must not read before it
             pass
         return step_board.checked(numbers[_WORD], numbers[_WORD + 1])
 
     def word(self) -> int:
-        """The daemon's word."""
+        """The word that the daemon wrote last."""
         return step_board.checked(self._numbers[_WORD], self._numbers[_WORD + 1])
 
     @property
     def lost(self) -> bool:
-        """Whether the file is gone, as with its arena, so that no daemon finds it."""
+        """Whether the file was removed, for example with its arena, so that no daemon finds it."""
         try:
             found = os.stat(self._path)
         except OSError:
@@ -56,6 +56,6 @@ class StepBoard:
         return (found.st_dev, found.st_ino) != self._file
 
     def close(self) -> None:
-        """Lets go of it."""
+        """Unmaps the page."""
         self._numbers.release()
         self._memory.close()

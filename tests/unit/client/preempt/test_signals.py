@@ -33,7 +33,7 @@ signal.signal(TERM, user)
 a, b = Listener(), Listener()
 a.close()
 send(TERM)
-print(b.heard, *said)
+print(b.received, *said)
 b.close()
 send(TERM)
 print(*said, signal.getsignal(TERM) is user)
@@ -58,7 +58,7 @@ a = Listener()
 send(TERM)
 b = Listener()
 send(TERM)
-print(len(said), b.heard)
+print(len(said), b.received)
 a.close(); b.close()
 send(TERM)
 print(len(said))
@@ -75,7 +75,7 @@ a.close()
 signal.signal(TERM, kept)
 b = Listener()
 send(TERM)
-print(a.heard, b.heard)
+print(a.received, b.received)
 b.close()
 print(signal.getsignal(TERM) == signal.SIG_DFL)
 """
@@ -87,7 +87,7 @@ def test_what_is_handled_outside_of_python_is_left_alone():
 faulthandler.register(USR1)
 a = Listener()
 send(USR1)
-print(*a.unheard)
+print(*a.not_received)
 a.close()
 send(USR1)
 print("lives")
@@ -109,8 +109,8 @@ def ends(child):
 def listens():
     b = Listener()
     send(TERM)
-    os._exit(7 if b.heard and not a.heard else 6)
-print(ends(lambda: send(TERM)), ends(listens), a.heard)
+    os._exit(7 if b.received and not a.received else 6)
+print(ends(lambda: send(TERM)), ends(listens), a.received)
 """
     assert run(code) == (0, ["-15", "7"], "")
 
@@ -127,13 +127,13 @@ for _ in range(50):
     ends.add(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 print(*ends, signal.pthread_sigmask(signal.SIG_BLOCK, ()))
 send(TERM)
-print(a.heard)
+print(a.received)
 """
     assert run(code) == (0, ["-15", "set()", "SIGTERM"], "")
 
 
 def test_first_in_a_thread_nothing_is_heard_and_nothing_is_installed():
-    code = "in_thread(lambda: said.append(Listener())); print(*said[0].unheard, flush=True); send(TERM)"
+    code = "in_thread(lambda: said.append(Listener())); print(*said[0].not_received, flush=True); send(TERM)"
     assert run(code)[:2] == (-signal.SIGTERM, ["SIGTERM", "SIGUSR1"])
 
 

@@ -9,9 +9,9 @@ from ckptd.shared.base.ids import JobKey
 from ckptd.shared.format.arena_paths import steps_name
 from ckptd.shared.protocol.messages import AskPreempt, StatusReply
 from ckptd_client._local.rank import Group
-from ckptd_client._preempt.boardless import Boardless
 from ckptd_client._preempt.preemption import Preemption
-from ckptd_client._preempt.requests import Telling
+from ckptd_client._preempt.requests import RequestQueue
+from ckptd_client._preempt.status_query import StatusQuery
 from tests.unit import a_status
 
 
@@ -19,12 +19,12 @@ from tests.unit import a_status
 def test_the_step_that_the_daemons_agreed_on_is_taken_without_a_wait(fixed):
     named = a_status.job(preempt_step=fixed)
     answer = StatusReply(reply_to=1, status=a_status.status(jobs=[named]))
-    telling = Telling(lambda make, patience_s: answer, "/dev/shm/none")
-    boardless = Boardless(JobKey(named.store, named.job), Group(0, 2, "a"), telling)
+    requests = RequestQueue(lambda make, patience_s: answer, "/dev/shm/none")
+    status_query = StatusQuery(JobKey(named.store, named.job), Group(0, 2, "a"), requests)
     began = time.monotonic()
-    assert boardless.asks(fixed) is True
+    assert status_query.is_due(fixed) is True
     assert time.monotonic() - began < 3
-    assert boardless.asks(fixed + 1) is True
+    assert status_query.is_due(fixed + 1) is True
 
 
 def test_a_rank_that_was_past_the_step_when_it_learned_it_is_named_at_its_save(tmp_path, caplog):
@@ -37,11 +37,13 @@ def test_a_rank_that_was_past_the_step_when_it_learned_it_is_named_at_its_save(t
         return StatusReply(reply_to=1, status=a_status.status(jobs=[named]))
 
     (tmp_path / steps_name(0, "a")).mkdir()  # so no board can be made
-    preemption = Preemption(str(tmp_path), JobKey(named.store, named.job), Group(0, 2, "a"), Telling(answer, "none"))
+    preemption = Preemption(
+        str(tmp_path), JobKey(named.store, named.job), Group(0, 2, "a"), RequestQueue(answer, "none")
+    )
     try:
-        assert preemption.asks(8) is False
+        assert preemption.is_due(8) is False
         signal.raise_signal(signal.SIGUSR1)
-        assert preemption.asks(9) is True
+        assert preemption.is_due(9) is True
         (text,) = [r.getMessage() for r in caplog.records if "was at step" in r.getMessage()]
         assert "rank 0 was at step 8 when it heard that all ranks save at step 7: it saves at step 9" in text
         deadline = time.monotonic() + 5
