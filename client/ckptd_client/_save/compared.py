@@ -1,4 +1,4 @@
-"""This rank's word of what replicas hold too, of a state that is saved in two steps; for DCP and trainers. Blocks."""
+"""This rank's attestation of replicas, for a state that is saved in two steps by DCP and trainers. Blocks."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,11 +15,11 @@ from ckptd_client.handle import SaveHandle
 def plan_of(staging: Staging, state: dict[str, Any], deadline: float) -> tuple[Plan, Values]:
     """The client's own plan of a state, and its values now. Raises UsageError for what cannot be saved."""
     with staging.turn(deadline):
-        return staging.plans.gather(state, balanced=False)  # DCP's planner has shared out what replicas hold
+        return staging.plans.gather(state, balanced=False)  # DCP's planner has divided replicated tensors
 
 
 def attestation_of_segment(staging: Staging, segment: Segment, handle: SaveHandle, *, drain: bool) -> tuple[Share, ...]:
-    """Of a state that lies in a slot, by the client's own plan of it. Raises WaitTimeoutError."""
+    """The attestation of a state in a slot, by the client's own plan. Raises WaitTimeoutError."""
     plan = segment.plan
     if not isinstance(plan, Plan) or not (plan.streams or plan.unseen):
         return ()
@@ -30,7 +30,7 @@ def attestation_of_segment(staging: Staging, segment: Segment, handle: SaveHandl
 def attestation_of_streams(
     staging: Staging, streams: Sequence[Stream], values: ByPosition[Any], handle: SaveHandle, *, drain: bool
 ) -> tuple[Share, ...]:
-    """Of each stream, of values that stay what they are meanwhile. Raises WaitTimeoutError."""
+    """The attestation of each stream. The values must not change meanwhile. Raises WaitTimeoutError."""
     with staging.turn(staging.until()):
         sampling = staging.link.sampling
         sample = sampling.next(handle.save_id, drain=drain)

@@ -1,7 +1,7 @@
-"""The end of a client: one line about saves that are not safe, and nothing where all is well. It never waits for news.
+"""The end of a client: one line about saves that are not safe, none if all are. It never waits for the daemon.
 
-That a save is staged and its drain runs is well. So is a save that other ranks have still to deliver, as long as the
-daemon has not said that it waits for them.
+A staged save whose drain runs is safe. So is a save that other ranks have not delivered yet, unless the daemon has
+reported that it waits for them.
 """
 
 import atexit
@@ -23,14 +23,14 @@ _open: "weakref.WeakSet[Staging]" = weakref.WeakSet()
 
 
 class Unsafe(NamedTuple):
-    """What is not safe, and what to type."""
+    """A description of saves that are not safe, and a hint."""
 
     text: str
     hint: str
 
 
 def unsafe(handles: Sequence[SaveHandle], outlook: Outlook, arena: str, *, daemon_lost: bool) -> Unsafe | None:
-    """Of the saves of one run, the oldest first. None: nothing is known to be wrong. Pure."""
+    """The unsafe saves of one run; handles: its saves, the oldest first. None: no problem is known. Pure."""
     incomplete = _incomplete(handles, outlook)
     found = []
     if incomplete:
@@ -50,7 +50,7 @@ def unsafe(handles: Sequence[SaveHandle], outlook: Outlook, arena: str, *, daemo
 
 
 def _incomplete(handles: Sequence[SaveHandle], outlook: Outlook) -> list[SaveHandle]:
-    """Saves newer than the newest complete one that failed, or that other ranks are known not to deliver."""
+    """Saves newer than the newest complete one that failed, or that other ranks do not deliver."""
     late = [h for h in handles if outlook.newest_staged is None or h.save_id > outlook.newest_staged]
     first = next((i for i, handle in enumerate(late) if handle.waits and handle.reason), len(late))
     return [handle for i, handle in enumerate(late) if handle.in_vain or (handle.waits and i >= first)]
@@ -75,7 +75,7 @@ def _step(save: object) -> str:
 
 
 class EndWarning:
-    """One client's."""
+    """The warning at the end of one client."""
 
     def __init__(self, staging: Staging) -> None:
         self._staging = staging
@@ -83,13 +83,13 @@ class EndWarning:
         self.daemon_lost = False
 
     def begin(self) -> None:
-        """Takes in the last news; to be called while the client is connected."""
+        """Receives the last updates; call it while the client is connected."""
         with contextlib.suppress(CkptdError, zmq.ZMQError):
             self._staging.pump(0.0)
         self.daemon_lost = self._staging.link.is_lost
 
     def end(self, how: str) -> None:
-        """Warns, once, of what is not safe. how: closed, or what the process did instead; empty: no warning is due."""
+        """Warns once of unsafe saves. how: the client's end, such as "closed"; empty: no warning is due."""
         staging = self._staging
         if staging not in _open:
             return
@@ -105,7 +105,7 @@ class EndWarning:
 
 
 def _at_exit() -> None:
-    """The process ends with clients that were not closed. Of an error of ours that ends it the user has read."""
+    """Warns for clients that were not closed, unless an error of ckptd, which the user has read, ends the process."""
     read = isinstance(getattr(sys, "last_value", None), CkptdError)
     for staging in [] if read else list(_open):
         if staging.owner.is_here and not staging.closed:

@@ -1,4 +1,4 @@
-"""``Client.save_files``: a trainer's own files instead of a state."""
+"""``Client.save_files``: saves a trainer's own files instead of a state."""
 
 import time
 from collections.abc import Mapping
@@ -24,21 +24,21 @@ def save_files(
     *,
     drain: bool,
 ) -> SaveHandle:
-    """As Client.save_files."""
+    """See Client.save_files."""
     began = time.perf_counter()
     handle = staging.open(staging.numbers.name(staging.numbers.count(), step))
     try:
-        said = publication.said if publication is not None else None
-        plan = make_files_plan(files, said, staging.group, staging.integrity)
-    except BaseException as error:  # a misuse, of this rank alone perhaps: the others must not wait for it
+        saved_for = publication.said if publication is not None else None
+        plan = make_files_plan(files, saved_for, staging.group, staging.integrity)
+    except BaseException as error:  # a misuse, perhaps on this rank alone: the others must not wait for it
         staging.give_up(handle, error)
         raise
     try:
         segment = staging.fill(plan, plan.flats, _PLAIN.nbytes, owner=handle)
         staging.seal(segment, handle, _PLAIN, drain=drain, publication=_with_names(publication, files))
-    except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
+    except Exception as error:  # noqa: BLE001 - training continues after any error
         staging.give_up(handle, error)
-    except BaseException as error:  # Ctrl-C, say: the others must not wait for this rank
+    except BaseException as error:  # for example Ctrl-C: the others must not wait for this rank
         staging.give_up(handle, error)
         raise
     handle.stall_s += time.perf_counter() - began
@@ -48,5 +48,5 @@ def save_files(
 
 
 def _with_names(publication: Publication | None, files: Mapping[str, TrainerFile]) -> Publication | None:
-    """What this rank says to its daemon: the place, and which files of its own may lie beside others there."""
+    """The publication that this rank sends to its daemon: the directory, and the names of its own files."""
     return msgspec.structs.replace(publication, names=tuple(sorted(files))) if publication is not None else None

@@ -1,4 +1,4 @@
-"""A trainer's files as a raw image: a page that says whose it is, then each file as it will lie on the store."""
+"""A trainer's files as a raw image: a header page, then each file as it will be on the store."""
 
 import os
 import secrets
@@ -24,13 +24,13 @@ from ckptd_client.files import TrainerFile, lay_out
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilesPlan(SegmentPlan):
-    """One save's files, and where their tensors go. For this save alone; refers to the tensors."""
+    """The plan of one save's files and the places of their tensors. For this save alone; refers to the tensors."""
 
-    offsets: list[int]  # in the image, of the bytes of each of flats
+    offsets: list[int]  # in the image, for each of flats
     flats: list[torch.Tensor]
 
     def views(self, slot: torch.Tensor) -> list[torch.Tensor]:
-        """Where the bytes of each of flats go in a slot."""
+        """The places in a slot of the bytes of each of flats."""
         return [slot[at : at + flat.numel()] for at, flat in zip(self.offsets, self.flats, strict=True)]
 
 
@@ -41,7 +41,7 @@ def publication_of(
     pointer: tuple[str | os.PathLike[str], str] | None,
     job: JobKey,
 ) -> Publication | None:
-    """Where the files are to lie once they are committed. Raises UsageError."""
+    """The publication of the files once they are committed. Raises UsageError."""
     if directory is None:
         if pointer is not None:
             raise UsageError("a pointer to files that are published nowhere", hint="give a directory too")
@@ -59,7 +59,7 @@ def _absolute(path: str | os.PathLike[str]) -> str:
 def make_files_plan(
     files: Mapping[str, TrainerFile], saved_for: SavedFor | None, group: Group, integrity: Integrity = XXH3
 ) -> FilesPlan:
-    """Lays the files out. Raises UsageError for a name or a file that cannot be one, and what pickling one raises."""
+    """Plans the layout of files. Raises UsageError for a bad name or file, and errors of pickle."""
     _check_names(files)
     laid = {name: lay_out(file) for name, file in files.items()}
     first = make_image([], rank=group.rank, world_size=group.world_size, dual=False)
@@ -104,7 +104,7 @@ def _image(first: Image, files: list[FileBytes], starts: list[int]) -> Image:
     end = first.image_nbytes
     for start, file in zip(starts[1:], files, strict=True):
         if start > end:
-            fillers.append(Filler(end, bytes(start - end)))  # the slot has other bytes there, of an earlier save
+            fillers.append(Filler(end, bytes(start - end)))  # the slot may have bytes of an earlier save there
         parts.append(Part(start, file.nbytes, b""))
         fillers += [Filler(start + offset, data) for offset, data in file.known]
         end = start + file.nbytes
@@ -115,14 +115,14 @@ def _image(first: Image, files: list[FileBytes], starts: list[int]) -> Image:
         fillers=fillers,
         parts=parts,
         image_nbytes=end,
-        plan_id=secrets.token_hex(16),  # the bytes between the tensors are this save's
+        plan_id=secrets.token_hex(16),  # the bytes between the tensors belong to this save
         rank=first.rank,
         world_size=first.world_size,
     )
 
 
 def _layout(image: Image, names: list[str], saved_for: SavedFor | None) -> Layout:
-    """The image's, in which each file is a tensor of bytes."""
+    """The layout of the image, in which each file is a tensor of bytes."""
     files = zip(names, image.parts[1:], strict=True)
     return msgspec.structs.replace(
         make_layout(image, paths={name: (("k", name),) for name in names}, aliases={}),

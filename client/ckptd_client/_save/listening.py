@@ -1,7 +1,7 @@
-"""A thread that hears what becomes of saves while training calls nothing.
+"""A thread that receives updates on saves while training calls no method.
 
-So a rank whose save waits for ranks that do not save says so within seconds, rank 0 what its user should know of
-drains, and each node that its daemon ended.
+So within seconds a rank warns that its save waits for other ranks, rank 0 reports problems of drains, and each node
+reports that its daemon ended.
 """
 
 import contextlib
@@ -20,14 +20,14 @@ from ckptd_client.handle import SaveHandle
 
 log = logging.getLogger("ckptd_client")
 _PAUSE_S = 0.4
-_LATE_S = 15.0  # when all that can be said of a save has been said
+_LATE_S = 15.0  # after this a save usually has no further updates
 _LATE_PAUSE_S = 2.0
 
 
 class Listening:
-    """One client's. The thread begins when a segment is sealed.
+    """The listening thread of one client. It starts when a segment is sealed.
 
-    It ends when each save has its end, and the newest is not in this node's memory alone; with the client, and the
+    It ends once every save has ended and the newest is not only in this node's memory, and with the client and the
     process.
     """
 
@@ -38,13 +38,13 @@ class Listening:
         self._lost = LostDaemon()
 
     def begin(self) -> None:
-        """A segment was handed over, or will be to the next daemon. Never blocks."""
+        """Starts the thread: a segment was handed over, or will be to the next daemon. Never blocks."""
         with self._lock:
             if self._runs:
                 return
-            # No daemon: the process would end under it while it uses the socket. It waits for the main thread.
+            # Not a daemon thread: the process would exit while it uses the socket. It waits for the main thread.
             thread = threading.Thread(target=self._run, name="ckptd-listen", daemon=False)
-            with contextlib.suppress(RuntimeError):  # none can be started: the save is handed over all the same
+            with contextlib.suppress(RuntimeError):  # no thread can be started: the save is handed over anyway
                 thread.start()
                 self._runs = True
 
@@ -63,8 +63,8 @@ class Listening:
                 try:
                     with contextlib.suppress(CkptdError, zmq.ZMQError):
                         staging.pump(0.0)
-                    self._lost.look(staging, _open(staging))
-                except Exception as error:  # noqa: BLE001 - no descriptor is left, say: the next look may have one
+                    self._lost.check(staging, _open(staging))
+                except Exception as error:  # noqa: BLE001 - for example no free descriptor; the next check may succeed
                     log.debug("ckptd: a look at the daemon failed: %s: %s", type(error).__name__, error)
             with self._lock:
                 waiting = _open(staging)
@@ -77,7 +77,7 @@ class Listening:
 
 
 def _open(staging: Staging | None) -> list[SaveHandle]:
-    """Saves of which there is more to hear, the oldest first; else the newest, while this memory alone has it."""
+    """Saves that have not ended, the oldest first; else the newest, if it is only in this memory."""
     if staging is None or staging.closed:
         return []
     book = staging.link.book

@@ -1,7 +1,6 @@
-"""A daemon that ended while training calls nothing: it is said, and the next one is sought.
+"""Detects that the daemon ended while training calls no method, warns, and looks for the next daemon.
 
-The thread that listens does this. Training loses no time: a save takes the connection from it within a tenth of a
-second.
+The listening thread does this. Training loses no time: a save takes the connection from it within a tenth of a second.
 """
 
 import contextlib
@@ -24,50 +23,50 @@ from ckptd_client._save.staging import Staging
 from ckptd_client.handle import SaveHandle
 
 log = logging.getLogger("ckptd_client")
-_OTHERS_S: Final = 3.0  # how long it is left to others, who stopped it perhaps, to start the next one
-_START_S: Final = 10.0  # how long an attempt to come back may take
-_AGAIN_S: Final = 15.0  # between two attempts, twice as long after each
+_OTHERS_S: Final = 3.0  # time for others, who may have stopped the daemon, to start the next one
+_START_S: Final = 10.0  # limit of an attempt to attach again
+_AGAIN_S: Final = 15.0  # between two attempts; doubles after each
 _MOST_S: Final = 240.0
 _MAX_STEPS: Final = 4
 
 
 class LostDaemon:
-    """What one client has said and tried since its daemon ended."""
+    """One client's warnings and attempts to attach since its daemon ended."""
 
     def __init__(self) -> None:
-        self._said_of = 0  # the attachment that was lost
+        self._lost_attachment = 0  # number of the attachment that was lost; 0: none
         self._others_until = 0.0
         self._again_at, self._pause_s = 0.0, _AGAIN_S
-        self._told = ""  # why the last attempt failed
-        self._named: list[weakref.ref[SaveHandle]] = []  # what was said to be not durable
+        self._last_error = ""  # of the last attempt
+        self._named: list[weakref.ref[SaveHandle]] = []  # saves that the warning named as not durable
 
     @property
     def is_awaited(self) -> bool:
-        """Whether one was lost, and no other was found."""
-        return self._said_of > 0
+        """Whether the daemon was lost and no other was found."""
+        return self._lost_attachment > 0
 
-    def look(self, staging: Staging, waiting: Sequence[SaveHandle]) -> None:
-        """Whether the daemon is there, for saves that are not over. Blocks while another one is sought."""
+    def check(self, staging: Staging, waiting: Sequence[SaveHandle]) -> None:
+        """Checks that the daemon exists; waiting: saves that have not ended. Blocks while it attaches to the next."""
         link, now = staging.link, time.monotonic()
         if not link.is_lost:
-            self._found(link)
+            self._on_daemon_found(link)
             return
         if not waiting or staging.closed:
             return
-        if self._said_of != link.attachments:
-            self._said_of, self._others_until, self._told = link.attachments, now + _OTHERS_S, ""
+        if self._lost_attachment != link.attachments:
+            self._lost_attachment, self._others_until, self._last_error = link.attachments, now + _OTHERS_S, ""
             self._named = [weakref.ref(handle) for handle in waiting]
-            _say(link, _ended(link, waiting))
+            _warn_once(link, _ended(link, waiting))
         if now >= self._again_at and (_listens(link) or (link.is_restartable and now >= self._others_until)):
-            self._come_back(staging, now)
+            self._reattach(staging, now)
             if not link.is_lost:
-                self._found(link)
+                self._on_daemon_found(link)
 
-    def _found(self, link: Link) -> None:
-        """What was named goes on, or is lost: a daemon that knows nothing of it has found no memory of it."""
-        if not self._said_of or link.attachments <= self._said_of:
+    def _on_daemon_found(self, link: Link) -> None:
+        """Reports which of the named saves continue: one that the new daemon does not know has lost its memory."""
+        if not self._lost_attachment or link.attachments <= self._lost_attachment:
             return
-        self._said_of, self._again_at, self._pause_s = 0, 0.0, _AGAIN_S
+        self._lost_attachment, self._again_at, self._pause_s = 0, 0.0, _AGAIN_S
         named = [handle for reference in self._named if (handle := reference()) is not None]
         lost = [handle for handle in named if handle.known_end is End.FAILED]
         if lost:
@@ -75,9 +74,9 @@ class LostDaemon:
             log.warning("ckptd: a daemon of this node runs again: %s %s lost: %s", _steps(lost), verb, lost[0].reason)
         went_on = [handle for handle in named if handle not in lost]
         if went_on:
-            _say(link, f"a daemon of this node runs again and has {_steps(went_on)}")
+            _warn_once(link, f"a daemon of this node runs again and has {_steps(went_on)}")
 
-    def _come_back(self, staging: Staging, now: float) -> None:
+    def _reattach(self, staging: Staging, now: float) -> None:
         main = threading.main_thread()
         try:
             with contextlib.suppress(PreemptedError), staging.last(now) as mine:
@@ -85,14 +84,16 @@ class LostDaemon:
                     self._again_at, self._pause_s = now + self._pause_s, min(2 * self._pause_s, _MOST_S)
                     staging.link.revive(now + _START_S, lambda: not main.is_alive())
         except (CkptdError, zmq.ZMQError) as error:
-            self._said_of = staging.link.attachments  # one that let us in, and did not take what is here, is no other
-            if str(error) != self._told and main.is_alive():
-                self._told = str(error)
+            self._lost_attachment = (
+                staging.link.attachments
+            )  # a daemon that attached this rank but refused its saves is lost again
+            if str(error) != self._last_error and main.is_alive():
+                self._last_error = str(error)
                 log.warning("ckptd: this rank did not come back to a daemon of this node: %s", error)
 
 
 def _listens(link: Link) -> bool:
-    """Whether a daemon has the socket. Costs microseconds."""
+    """Whether a daemon has the socket. Takes microseconds."""
     return channel_listens(os.path.join(link.settings.arena, SOCKET))
 
 
@@ -112,7 +113,7 @@ def _steps(waiting: Sequence[SaveHandle]) -> str:
     return f"step {listed}" if len(steps) == 1 else f"steps {listed}"
 
 
-def _say(link: Link, text: str) -> None:
-    """Once on each node, where the launcher numbers its ranks there."""
+def _warn_once(link: Link, text: str) -> None:
+    """Warns on one rank of each node, if the launcher numbers the ranks of a node."""
     first = link.group.world_size == 1 or os.environ.get("LOCAL_RANK", "0") == "0"
     log.log(logging.WARNING if first else logging.INFO, "ckptd: %s", text)

@@ -1,4 +1,4 @@
-"""The numbers of one client's saves: which step may be saved, and how each save is called."""
+"""The numbers of one client's saves: checks steps, and gives each save its id."""
 
 import logging
 from collections.abc import Callable
@@ -16,7 +16,7 @@ _LOWER = "ckptd: step %d is saved after step %d: load takes the newest save, loa
 
 
 class Numbers:
-    """Those of the incarnation that the link is of. Every method takes the lock of the numbers, for moments only."""
+    """The numbers of the link's incarnation. Every method holds the lock of the numbers, briefly."""
 
     def __init__(self, link: Link, owner: Owner, check_open: Callable[[], None]) -> None:
         self._link = link
@@ -27,16 +27,16 @@ class Numbers:
         self._warned = False
 
     def count(self) -> tuple[int, int]:
-        """Incarnation and number of the next save. Every rank counts alike, also a save that fails."""
+        """Incarnation and number of the next save. All ranks count alike, also saves that fail."""
         with self._lock():
             self._check_open()
             self._counter += 1
             return self._link.incarnation, self._counter
 
     def name(self, number: tuple[int, int], step: int | None) -> SaveId:
-        """How the save of this number is called. step: default the one after the last.
+        """The id of the save of this number. step: None for the one after the last.
 
-        Raises UsageError for a step that was saved already, and for a number of before the last load.
+        Raises UsageError for a step that was saved already, and for a number from before the last load.
         """
         with self._lock():
             self._check_open()
@@ -47,16 +47,16 @@ class Numbers:
             return SaveId(incarnation, counter, self._check_step(step), self._link.run)
 
     def next(self, step: int | None, state: object) -> SaveId:
-        """How the next save of a state is called. Raises UsageError, for a step and a state that changed places too."""
+        """The id of the next save of a state. Raises UsageError, also if step and state are exchanged."""
         with self._lock():
             self._counter += 1  # also for a save that fails, so that all ranks count alike
             settings.check_order(state, step)
             return SaveId(self._link.incarnation, self._counter, self._check_step(step), self._link.run)
 
     def begin(self, handle: SaveHandle, *, unsealed: bool = False) -> None:
-        """The save has begun: its handle hears of it. unsealed: it is sealed, or given up, later.
+        """Registers the handle of a save that begins. unsealed: a later call seals it or gives it up.
 
-        Raises UsageError where its step was saved since it got its name.
+        Raises UsageError if its step was saved since it got its id.
         """
         save = handle.save_id
         with self._lock():
@@ -72,13 +72,13 @@ class Numbers:
                 log.warning(_LOWER, save.step, self._highest)
 
     def free_step(self, wanted: int) -> int:
-        """The step, or the next one that was not saved yet in this incarnation."""
+        """The step, or the next one that was not saved in this incarnation."""
         while wanted in self._steps:
             wanted += 1
         return wanted
 
     def begin_incarnation(self, order: LoadFrom) -> None:
-        """A load has given the job its next incarnation."""
+        """Starts the incarnation that a load has given the job."""
         with self._lock():
             self._link.begin_incarnation(order.incarnation, order.run)
             self._counter, self._steps = 0, set()
@@ -97,6 +97,6 @@ class Numbers:
         return step
 
     def _was_in_vain(self, step: int) -> bool:
-        """Whether nothing can come any more of the step's save, so that it may be saved again."""
+        """Whether the step's save can reach no milestone any more, so that the step may be saved again."""
         handle = self._link.book.of_step(self._link.incarnation, step)
         return handle is not None and handle.in_vain and not self._link.holds(handle.save_id)

@@ -1,4 +1,4 @@
-"""Optimizers that were attached: the tensors that only their step() writes, and a word before it does."""
+"""Attached optimizers: the tensors that only their step() writes, and a notification before it does."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -10,7 +10,7 @@ from ckptd_client._local.copy_engines import is_capturing
 from ckptd_client._state.tensors import local_of, locals_of
 
 BeforeStep = Callable[[], None]
-# What marks a parameter that others write too, and who they are.
+# Attributes of a parameter that other code writes too, with a description of that code.
 _MARKS = {
     "_in_backward_optimizers": "its parameters are stepped during backward (apply_optimizer_in_backward)",
     "_is_flat_param": "its parameters are FSDP1's, which moves their memory in forward",
@@ -20,7 +20,7 @@ _MARKS = {
 
 
 class Attached:
-    """One optimizer. before_step is called in step(), before anything is written, until detach."""
+    """One optimizer. Its step() calls before_step before it writes, until detach."""
 
     def __init__(self, optimizer: Any, before_step: BeforeStep) -> None:
         hint = "attach(optimizer) takes a torch.optim.Optimizer; of a wrapper, the optimizer inside"
@@ -32,7 +32,7 @@ class Attached:
         self._captured = False
         try:
             self._hook = optimizer.register_step_pre_hook(self._about_to_step)
-        except AttributeError:  # a wrapper that is a subclass, and made no hooks
+        except AttributeError:  # a wrapper in a subclass that did not create hooks
             raise UsageError(f"attach was given a {type(optimizer).__qualname__} without hooks", hint=hint) from None
 
     def _about_to_step(self, *_: Any) -> None:
@@ -40,18 +40,18 @@ class Attached:
         self._before_step()
 
     def detach(self) -> None:
-        """No more words."""
+        """Ends the notifications."""
         self._hook.remove()
 
     def tensors(self) -> list[torch.Tensor]:
-        """Parameters and state as they are now."""
+        """The current tensors of parameters and state."""
         found = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         states = [state.values() for state in self.optimizer.state.values() if isinstance(state, dict)]
         found += [value for values in states for value in values if isinstance(value, torch.Tensor)]
         return locals_of(found)
 
     def objection(self) -> str:
-        """Why somebody else may write them, or step() may run unheard; empty when it is as it should be."""
+        """Why other code may write the tensors, or step() may run without notification; empty: neither is possible."""
         if not getattr(type(self.optimizer).step, "hooked", False):
             return f"{type(self.optimizer).__qualname__}.step calls no hooks"
         if not _is_the_class_own(self.optimizer):
@@ -61,7 +61,7 @@ class Attached:
         for group in self.optimizer.param_groups:
             if group.get("capturable") and any(parameter.is_cuda for parameter in group["params"]):
                 return "it is capturable: a CUDA graph that is replayed steps unheard"
-            if not any(map(vars, group["params"])):  # of each save: marks are attributes, and parameters have none
+            if not any(map(vars, group["params"])):  # fast path: parameters without attributes have no marks
                 continue
             for parameter in group["params"]:
                 for mark in _MARKS.keys() & vars(parameter).keys():
@@ -71,7 +71,7 @@ class Attached:
 
 
 def _is_the_class_own(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether step is that of the class, or what a torch scheduler puts around it to count steps."""
+    """Whether step is the class's own, or a torch scheduler's wrapper of it that counts steps."""
     own = vars(optimizer).get("step")
     if own is None:
         return True
@@ -81,10 +81,10 @@ def _is_the_class_own(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def addresses(tensors: Iterable[torch.Tensor]) -> list[int]:
-    """Of each tensor's first byte here; 0 when it has none, or torch does not tell."""
+    """Addresses of each tensor's first byte on this rank; 0 if it has none, or torch does not give it."""
     found = list(tensors)
     try:
-        return list(map(torch.Tensor.data_ptr, found))  # nearly always: a call for each would take twice the time
+        return list(map(torch.Tensor.data_ptr, found))  # the usual case: half the time of a call of _address for each
     except (NotImplementedError, RuntimeError):
         return [_address(tensor) for tensor in found]
 
@@ -92,12 +92,12 @@ def addresses(tensors: Iterable[torch.Tensor]) -> list[int]:
 def _address(tensor: torch.Tensor) -> int:
     try:
         return local_of(tensor).data_ptr()
-    except (NotImplementedError, RuntimeError):  # a subclass that only describes memory
+    except (NotImplementedError, RuntimeError):  # a subclass without memory of its own
         return 0
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """Address of the memory that the tensor is a view of; 0 when it has none, or torch does not tell."""
+    """Address of the tensor's storage; 0 if it has none, or torch does not give it."""
     try:
         return local_of(tensor).untyped_storage().data_ptr()
     except (NotImplementedError, RuntimeError):

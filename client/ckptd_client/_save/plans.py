@@ -1,4 +1,4 @@
-"""The plans of one client's last states, and the values of a state by them."""
+"""The plans of one client's last states, and the values of a state by its plan."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ _KEPT = 4  # a full save and one of the model may alternate
 
 
 class Plans:
-    """Used under the client's lock."""
+    """The plans of one client. Call its methods under the client's lock."""
 
     def __init__(self, link: Link, stats: Stats, *, dual: bool) -> None:
         """dual: images are for stock readers too."""
@@ -25,10 +25,10 @@ class Plans:
     def gather(
         self, state: dict[str, Any], sample: Sample | None = None, *, balanced: bool = True
     ) -> tuple[Plan, Values]:
-        """The state's plan, made anew when the structure changed, and its values now.
+        """The state's plan, a new one if its structure changed, and its current values.
 
-        balanced: replicas each save a share of what they all hold, if the job has that. Raises UsageError for what
-        cannot be saved.
+        balanced: replicas save slices of replicated tensors, if the job has that setting. Raises UsageError for a state
+        that cannot be saved.
         """
         balanced = balanced and self._link.balance
         for plan in [plan for plan in self._plans if plan.balanced is balanced]:

@@ -1,7 +1,7 @@
-"""Memory for saves, made ready while training runs: asked for by load, or by a first save for those after it.
+"""Prepares memory for saves while training runs: load asks for it, or a first save for the saves after it.
 
-The daemon makes the slots. Here a thread hears of them and maps them, so that no save does: it ends when all are there,
-and with the client.
+The daemon creates the slots. Here a thread receives the grants and maps the slots, so that no save has to. It ends once
+all slots are mapped, and with the client.
 """
 
 import atexit
@@ -24,14 +24,14 @@ from ckptd_client._save.slot_writer import pin_for, slot_views
 from ckptd_client._save.staging import Staging
 
 log = logging.getLogger("ckptd_client")
-_LOOK_S = 0.05  # how often the thread looks for slots that were made
-_LAST_S = 600.0  # and how long: as long as prepare waits
+_POLL_S = 0.05  # between two checks of the thread for new slots
+_LAST_S = 600.0  # limit of the thread and of prepare
 _AT_EXIT_S = 5.0
-_ASK_S = 1.0  # how long the daemon, or another thread, may keep a step that asks for slots
+_ASK_S = 1.0  # limit by which a step that asks for slots may be delayed
 
 
 class Preparing:
-    """One client's. Its methods are called under the client's lock; the thread is nobody's."""
+    """The preparation of one client. Call its methods under the client's lock."""
 
     def __init__(self, staging: Staging) -> None:
         self._staging = weakref.ref(staging)
@@ -43,12 +43,12 @@ class Preparing:
         self._registered = False
         self._steps: list[_FirstSteps] = []
 
-    # --- what is asked for
+    # --- requests
 
     def after_load(self, state: dict[str, Any]) -> None:
-        """Asks for slots for the state, or has its optimizers do so in the first step: until then they have no state.
+        """Asks for slots for the state, after the first step if its optimizers have no state until then.
 
-        Blocks for a plan of the state. Never raises: what is wrong with the state, save says.
+        Blocks for a plan of the state. Never raises: save reports a bad state.
         """
         self.forget_steps()
         unready = [found for found in _optimizers_in(state) if not found.state]
@@ -58,7 +58,7 @@ class Preparing:
             self._ask(state)
 
     def make_ready(self, state: dict[str, Any]) -> None:
-        """Has all slots made, mapped and pinned. Blocks. Raises BudgetError and its kin, WaitTimeoutError."""
+        """Waits until all slots are created, and maps and pins them. Blocks. Raises BudgetError, WaitTimeoutError."""
         staging = self._staging()
         assert staging is not None  # noqa: S101 - it called
         plan, values = staging.plans.gather(state)
@@ -68,7 +68,7 @@ class Preparing:
         seen = 0
         while True:
             if link.refusal is not None:
-                staging.told = str(link.refusal)
+                staging.last_failure = str(link.refusal)
                 raise link.refusal
             if link.slots.count > seen:
                 seen = link.slots.count
@@ -91,13 +91,14 @@ class Preparing:
             deadline = time.monotonic() + _ASK_S
             staging.link.ensure(deadline, hurried=True)
             staging.ask_slots(plan.capacity(values.plain_nbytes), deadline)
-        except Exception as error:  # noqa: BLE001 - save meets it again, and says it
+        except Exception as error:  # noqa: BLE001 - save meets the same error and reports it
             log.debug("ckptd: no memory is prepared: %s: %s", type(error).__name__, error)
 
     def stepped(self, state: dict[str, Any]) -> None:
-        """All optimizers have their state now. In the step of the last one: never raises, and waits for no thread long.
+        """Asks for slots: all optimizers have their state now. Runs in the step of the last one; never raises.
 
-        Nor does it give way at once: a state_dict of the user's may be collective, and all ranks are to call it alike.
+        Waits a second at most for other threads, not less: a user's state_dict may be collective, so all ranks must
+        call it.
         """
         staging = self._staging()
         if staging is None or not self._owner.is_here:
@@ -107,14 +108,14 @@ class Preparing:
                 self._ask(state)
 
     def forget_steps(self) -> None:
-        """A save or another load has come, or the end: what the first steps would ask for is not needed any more."""
+        """Drops requests of first steps: a save, another load or the end makes them obsolete."""
         while self._steps:
             self._steps.pop().forget()
 
-    # --- what has come
+    # --- grants
 
     def begin(self) -> None:
-        """Slots were asked for: has a thread map them as they come."""
+        """Starts a thread that maps requested slots when they are granted."""
         self._until = time.monotonic() + _LAST_S
         if self._thread is not None or self._stop.is_set():
             return
@@ -124,12 +125,12 @@ class Preparing:
             # A process of multiprocessing, such as mp.spawn's, ends without atexit; others do this after zmq's end.
             util.Finalize(None, _at_exit, (weakref.ref(self),), exitpriority=0)
         thread = threading.Thread(target=_run, args=(weakref.ref(self), self._stop), name="ckptd-prepare", daemon=True)
-        with contextlib.suppress(RuntimeError):  # no thread can be started: saves map for themselves
+        with contextlib.suppress(RuntimeError):  # no thread can be started: saves map slots themselves
             thread.start()
             self._thread = thread
 
     def join(self, timeout_s: float) -> None:
-        """Blocks until the thread has ended, for good. Not under the lock. In a forked child there is none."""
+        """Ends the thread for good and blocks until then. Not under the lock. Does nothing in a forked child."""
         if not self._owner.is_here:
             return
         self._stop.set()
@@ -137,61 +138,61 @@ class Preparing:
         if thread is not None:
             thread.join(timeout_s)
 
-    def look(self) -> bool:
-        """One look of the thread's: maps what has come. Whether more may come."""
+    def map_new(self) -> bool:
+        """Maps slots that were granted. Whether more may come."""
         staging = self._staging()
         if staging is None:
             return False
         new: list[SlotMap] = []
-        with contextlib.suppress(PreemptedError), staging.last(time.monotonic() + _LOOK_S) as mine:
+        with contextlib.suppress(PreemptedError), staging.last(time.monotonic() + _POLL_S) as mine:
             if not mine:
                 return True
             link = staging.link
-            if staging.closed or not self._heard(staging):
+            if staging.closed or not self._update(staging):
                 self._thread = None
                 return False
             new = [slot for slot in link.slots.maps() if not slot.populated]
             if not new and (link.all_granted or link.refusal is not None or time.monotonic() > self._until):
                 self._thread = None
                 return False
-            keep = [slot.memory for slot in new]  # mapped for as long as this thread touches it
+            keep = [slot.memory for slot in new]  # keeps the mapping while this thread touches it
         for slot in new:
             slot.populate(self._stop.is_set)
         del keep
         return True
 
-    def _heard(self, staging: Staging) -> bool:
-        """Takes in what the daemon has said, and says what the user has to know of it. False where none is there."""
+    def _update(self, staging: Staging) -> bool:
+        """Receives updates of the daemon and reports a refusal. False if there is no daemon."""
         link = staging.link
         link.pump(time.monotonic())
-        if link.refusal is not None and str(link.refusal) != staging.told:
-            staging.told = str(link.refusal)
+        if link.refusal is not None and str(link.refusal) != staging.last_failure:
+            staging.last_failure = str(link.refusal)
             log.warning("ckptd: the memory for saves cannot be had, and they will fail: %s", link.refusal)
         return not link.is_lost
 
 
 def _run(preparing: "weakref.ref[Preparing]", stop: threading.Event) -> None:
-    """Keeps nothing: a client that is dropped without close goes all the same."""
-    while not stop.wait(_LOOK_S):
+    """The thread. Keeps no reference, so that a client that is dropped without close is freed."""
+    while not stop.wait(_POLL_S):
         found = preparing()
         try:
-            if found is None or not found.look():
+            if found is None or not found.map_new():
                 return
-        except Exception as error:  # noqa: BLE001 - saves map for themselves
+        except Exception as error:  # noqa: BLE001 - saves map slots themselves
             log.debug("ckptd: slots are not mapped ahead: %s: %s", type(error).__name__, error)
             return
         del found
 
 
 def _at_exit(preparing: "weakref.ref[Preparing]") -> None:
-    """The connection is taken down at exit: nobody may use it then."""
+    """Ends the thread before the connection is closed at exit."""
     found = preparing()
     if found is not None:
         found.join(_AT_EXIT_S)
 
 
 class _FirstSteps:
-    """Optimizers that make their state in their first step, and the state to be saved that they are part of."""
+    """Optimizers that create their state in their first step, and the state to be saved that contains them."""
 
     def __init__(self, preparing: Preparing, optimizers: list[torch.optim.Optimizer], state: dict[str, Any]) -> None:
         self._preparing = preparing
@@ -200,12 +201,12 @@ class _FirstSteps:
         try:
             for optimizer in optimizers:
                 self._hooks[id(optimizer)] = optimizer.register_step_post_hook(self._stepped)
-        except AttributeError:  # a wrapper that is a subclass, and made no hooks: the first save asks
+        except AttributeError:  # a wrapper in a subclass that did not create hooks: the first save asks
             self.forget()
         self._waiting = set(self._hooks)
 
     def _stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if self._state is None or is_capturing():  # torch must not lose a hook while it calls them: it stays, for now
+        if self._state is None or is_capturing():  # the hook stays: torch calls hooks now
             return
         self._waiting.discard(id(optimizer))
         if not self._waiting:
@@ -213,14 +214,14 @@ class _FirstSteps:
             self._preparing.stepped(state)
 
     def forget(self) -> None:
-        """They are let go, and the state with them."""
+        """Removes the hooks and drops the state."""
         self._state = None
         while self._hooks:
             self._hooks.popitem()[1].remove()
 
 
 def _optimizers_in(value: Any) -> Iterator[torch.optim.Optimizer]:
-    """Of a state, however deep in dicts, lists and tuples."""
+    """The optimizers in a state, at any depth of dicts, lists and tuples."""
     if isinstance(value, torch.optim.Optimizer):
         yield value
     elif isinstance(value, dict):

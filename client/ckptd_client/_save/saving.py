@@ -1,4 +1,4 @@
-"""``Client.save``: a state's values into a slot, sealed and handed over, or left to copies that run meanwhile."""
+"""``Client.save``: copies a state's values into a slot, seals it and hands it over, now or after late copies."""
 
 import contextlib
 import logging
@@ -18,7 +18,7 @@ from ckptd_client._save.staging import Staging
 from ckptd_client.handle import SaveHandle
 
 log = logging.getLogger("ckptd_client")
-_LAST_WORDS_S = 0.2  # of a save that is broken off
+_SKIP_NOTICE_S = 0.2  # limit to report an interrupted save
 
 
 class Saving:
@@ -31,21 +31,21 @@ class Saving:
 
     @contextlib.contextmanager
     def settled(self, deadline: float, *, patient: bool = False) -> Iterator[bool]:
-        """The client's lock, with no save's copies running. patient: the deadline is theirs only.
+        """The client's lock, once no save's copies run. patient: the deadline is for the copies only.
 
-        Gives False when the lock could not be had by then.
+        Gives False if another thread held the lock until then.
         """
         self._staging.owner.check()
         while True:
             self.overlapping.settle(deadline, cancel=True)
             with self._staging.first(None if patient else deadline) as mine:
                 if mine and self.overlapping.running and time.monotonic() < deadline:
-                    continue  # another thread's save came in between; its copies need the lock to end
+                    continue  # another thread has begun a save; its copies need the lock to end
                 yield mine
                 return
 
     def save(self, state: dict[str, Any], step: int | None, *, drain: bool) -> SaveHandle:
-        """As Client.save."""
+        """See Client.save."""
         began = time.perf_counter()
         staging = self._staging
         deadline = staging.until()
@@ -53,7 +53,7 @@ class Saving:
             staging.check_open()
             self.preparing.forget_steps()
             save = staging.numbers.next(step, state)
-            check_not_capturing()  # after the count: so all ranks count alike
+            check_not_capturing()  # after the count, so that all ranks count alike
             handle = self._staged(state, save, drain=drain, deadline=deadline) if mine else self._refused(save)
             handle.stall_s += time.perf_counter() - began
             self._count(handle)
@@ -70,7 +70,7 @@ class Saving:
         plans, asked = staging.stats.plans, time.monotonic()
         sample = staging.link.sampling.next(save, drain=drain)
         plan, values = staging.plans.gather(state, sample)
-        if staging.stats.plans > plans:  # it is done once, and is not what the timeout is for
+        if staging.stats.plans > plans:  # a plan is made once; the timeout does not cover it
             deadline += time.monotonic() - asked
         handle = staging.open(save, unsealed=False)
         staging.link.sampling.record(plan.streams, sample, handle)
@@ -93,11 +93,11 @@ class Saving:
                 deadline,
                 lambda: staging.was_delivered(handle),
             )
-        except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
+        except Exception as error:  # noqa: BLE001 - training continues after any error
             staging.note_failure(handle, error, deadline=deadline)
-        except BaseException as error:  # Ctrl-C, say: whoever goes on all the same must not wait for this save
+        except BaseException as error:  # for example Ctrl-C: code that continues must not wait for this save
             link.let_go(handle.save_id)
-            staging.note_failure(handle, error, deadline=time.monotonic() + _LAST_WORDS_S)
+            staging.note_failure(handle, error, deadline=time.monotonic() + _SKIP_NOTICE_S)
             raise
         finally:
             link.staging = None
@@ -112,7 +112,7 @@ class Saving:
         except WaitTimeoutError:
             self._skip(handle, time.monotonic() - began, deadline)
             return
-        if allocating:  # it is done once, and is not what the timeout is for
+        if allocating:  # memory is allocated once; the timeout does not cover it
             deadline += time.monotonic() - began
         late = self.overlapping.late(plan, values)
         if late is not None:
@@ -138,7 +138,7 @@ class Saving:
         staging.hand_over(name, handle, drain=drain, deadline=deadline)
 
     def _skip(self, handle: SaveHandle, waited_s: float, deadline: float) -> None:
-        """No slot came in time."""
+        """Ends the save as skipped: no slot was free in time."""
         reason, _ = self._staging.no_slot()
         if not self._staging.link.all_granted:
             reason = f"the memory of its slots is still being allocated after {waited_s:.3g} s"

@@ -1,4 +1,4 @@
-"""What lies in a slot that is filled and not yet sealed."""
+"""The content of a slot that is filled and not yet sealed."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class Plain:
 
     @property
     def shares(self) -> tuple[Share, ...]:
-        """What is said of tensors that replicas hold too. Blocks until it is known."""
+        """The attestation of replicated tensors. Blocks until it is computed."""
         return self.attest()
 
     @property
@@ -32,7 +32,7 @@ class Plain:
 
 @dataclass(slots=True, eq=False)
 class Segment:
-    """A filled slot. Owned by owner, a writer or a staged state: when that is gone, the next save frees the slot."""
+    """A filled slot. owner: a writer or a staged state; once it is freed, the next save frees the slot."""
 
     plan: SegmentPlan
     name: str
@@ -42,7 +42,7 @@ class Segment:
     owner: Callable[[], Any]  # a weak reference
 
     def holds(self, address: int) -> bool:
-        """Whether the address lies in the slot."""
+        """Whether the address is in the slot."""
         return 0 <= address - self.memory.data_ptr() < self.memory.numel()
 
     def views(self) -> list[torch.Tensor]:

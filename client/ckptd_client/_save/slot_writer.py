@@ -1,4 +1,4 @@
-"""Writes a segment into a slot: first the payloads, at last, with the seal, what says that they are whole."""
+"""Writes a segment into a slot: first the payloads, last the seal, which shows that they are complete."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -16,7 +16,7 @@ from ckptd_client._local.slots import SlotMap
 
 
 class PlainValues(Protocol):
-    """What is no tensor, encoded."""
+    """Encoded plain values."""
 
     @property
     def leaves(self) -> bytes:
@@ -28,12 +28,12 @@ class PlainValues(Protocol):
 
     @property
     def shares(self) -> tuple[Share, ...]:
-        """What is said of tensors that replicas hold too."""
+        """The attestation of replicated tensors."""
 
 
 def slot_views(slot: SlotMap, plan: SegmentPlan | None) -> list[torch.Tensor]:
-    """The plan's tensors in the slot, made once for as long as the slot is used for this plan."""
-    assert plan is not None  # noqa: S101 - whoever has values has a plan
+    """The plan's tensors in the slot, created once while the slot is used for this plan."""
+    assert plan is not None  # noqa: S101 - values have a plan
     if slot.plan_id != plan.plan_id and slot.capacity >= plan.exact_capacity(0):
         slot.views, slot.plan_id = plan.views(slot.bytes), plan.plan_id
         for start, data in plan.image.fillers:  # constant: they stay in the slot from save to save
@@ -42,12 +42,12 @@ def slot_views(slot: SlotMap, plan: SegmentPlan | None) -> list[torch.Tensor]:
 
 
 def fill_slot(slot: SlotMap, plan: SegmentPlan, tensors: list[torch.Tensor]) -> None:
-    """The payloads: the one copy. What lies in the slot stays unsealed. Blocks until all is there."""
+    """Copies the payloads into the slot, which stays unsealed. Blocks."""
     copy_all(slot, slot_views(slot, plan), tensors)
 
 
 def copy_all(slot: SlotMap, views: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
-    """Copies tensors of any device into views of the slot. Blocks until all are there, and for nothing else."""
+    """Copies tensors of any device into views of the slot. Blocks for these copies only."""
     pin_for(slot, tensors)
     copies = DeviceCopy(tensors)
     try:
@@ -58,13 +58,13 @@ def copy_all(slot: SlotMap, views: Sequence[torch.Tensor], tensors: Sequence[tor
 
 
 def pin_for(slot: SlotMap, tensors: Sequence[torch.Tensor]) -> None:
-    """Registers the slot with the devices of these tensors, where that was not done before. Blocks."""
+    """Registers the slot with the devices of these tensors, once. Blocks."""
     for engine in by_engine(tensors) if slot.pinned is None else ():
         slot.pin(engine)
 
 
 def copy_positions(views: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], positions: Sequence[int]) -> None:
-    """Copies some of the tensors in this thread. Blocks until they are there."""
+    """Copies some of the tensors in this thread. Blocks."""
     if not positions:  # torch refuses an empty list
         return
     if len(positions) < len(tensors):
@@ -77,7 +77,7 @@ def seal_slot(  # noqa: PLR0913 - keyword-only
     slot: SlotMap, plan: SegmentPlan, values: PlainValues, save: SaveId, *, job: JobKey, group: Group,
     integrity: Integrity = XXH3,
 ) -> None:  # fmt: skip
-    """Everything but the payloads, and the seal last."""
+    """Writes all parts but the payloads, the seal last."""
     memory = slot.memory
     for start, header in plan.image.patched_headers(save):
         memory[start : start + len(header)] = header

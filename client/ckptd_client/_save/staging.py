@@ -1,8 +1,8 @@
-"""How a segment gets from a state into shared memory and to the daemon: open, fill, seal, or give up.
+"""The staging of a segment, from a state to shared memory and the daemon: open, fill, seal, or give up.
 
-``save`` of a state and of files does all in one call; torch.distributed.checkpoint and copies that run while training
-goes on fill a slot now, and seal it later. Between the two a segment holds its slot. It survives a daemon that ends
-meanwhile: the next one grants slots anew, and the segment goes back into its own, or is copied into another.
+``save`` of a state or of files takes all steps in one call; torch.distributed.checkpoint and late copies fill a slot
+now and seal it later. Between the two the segment holds its slot. It survives the end of the daemon: the next daemon
+grants slots again, and the segment keeps its own slot or is copied into another.
 """
 
 import contextlib
@@ -46,13 +46,13 @@ from ckptd_client.handle import SaveHandle
 
 log = logging.getLogger("ckptd_client")
 _AT_ONCE_S = 0.05
-_REASON_S = 1.0  # beyond the time of a wait that was in vain
+_REASON_S = 1.0  # after a wait that timed out, to ask for the reason
 
 
 class Staging:
-    """One client's saves on their way. Holds its link and the lock around it, its plans, and segments to be sealed.
+    """The staging of one client. Holds its link and the lock around it, its plans, and segments to be sealed.
 
-    Methods may be called from any thread; in a forked child all raise UsageError, but those that give something back.
+    Any thread may call its methods. In a forked child all raise UsageError, but those that release something.
     """
 
     def __init__(self, link: Link, save_timeout_s: float, *, dual: bool = True) -> None:
@@ -65,21 +65,21 @@ class Staging:
         self.stats = Stats()
         self.plans = Plans(link, self.stats, dual=dual)
         self.numbers = Numbers(link, self.owner, self.check_open)
-        self.told = ""  # the last failure that the user has heard of; an error would keep what its traceback holds
-        self.before_wait: Callable[[float], object] = float  # called with a deadline by who waits for news
+        self.last_failure = ""  # text of the last reported failure; the error itself would keep its traceback alive
+        self.before_wait: Callable[[float], object] = float  # called with a deadline before a wait for updates
         self._segments: list[Segment] = []
-        this = weakref.ref(self)  # a client that is dropped without close goes at once
+        this = weakref.ref(self)  # a client that is dropped without close is freed at once
         link.book.outlook.why_late = lambda save, wanted: one._why_late(save, wanted) if (one := this()) else Cause()  # noqa: SLF001
 
     def __reduce__(self) -> NoReturn:
         text = f"a client is of the process that connected, {self.owner.pid}, and can be neither pickled nor copied"
         raise UsageError(text, hint="connect there, or keep it out of what is sent to other processes")
 
-    # --- what others ask
+    # --- queries
 
     @property
     def group(self) -> Group:
-        """This rank's place in the job."""
+        """This rank and the size of the job."""
         return self.link.group
 
     @property
@@ -89,12 +89,12 @@ class Staging:
 
     @property
     def integrity(self) -> Integrity:
-        """How everything that the client saves and loads is proved."""
+        """The proof of all data that the client saves and loads."""
         return self.link.settings.integrity
 
     @property
     def is_own(self) -> Callable[[str], bool]:
-        """Whether a name is of what each rank has for itself, as connect was told."""
+        """Whether each rank has its own value of a name, by connect's per_rank."""
         return self.link.settings.named.is_own
 
     def check_open(self) -> None:
@@ -104,12 +104,12 @@ class Staging:
             raise UsageError("this client is closed", hint="connect again")
 
     def until(self) -> float:
-        """Until when a save that begins now may hold up its thread."""
+        """The deadline of a save that begins now, by time.monotonic."""
         return time.monotonic() + self.save_timeout_s
 
     @contextlib.contextmanager
     def turn(self, deadline: float) -> Iterator[None]:
-        """The client's lock, ahead of threads that wait for news. Raises WaitTimeoutError."""
+        """The client's lock, with priority over threads that wait for updates. Raises WaitTimeoutError."""
         with self.first(deadline) as mine:
             if not mine:
                 raise WaitTimeoutError("another thread kept the client to itself")
@@ -127,21 +127,21 @@ class Staging:
                 return self.link.ask(make, deadline)
 
     def checkpoints(self) -> Any:
-        """What load could restore, the newest first, as the daemon that coordinates the job says. Blocks as ask."""
+        """The checkpoints that load could restore, the newest first, from the coordinator. Blocks as ask does."""
         answer = self.ask(lambda seq: AskSteps(seq=seq))
         assert isinstance(answer, Steps)  # noqa: S101 - the reply to AskSteps
         return answer.checkpoints
 
     def has(self, save: SaveId) -> bool:
-        """Whether this very save can be restored. Another one may have its step's number. Blocks as ask."""
+        """Whether this save can be restored; another one may have the same step. Blocks as ask does."""
         name = save.incarnation, save.counter, save.step
         runs = [found.run for found in self.checkpoints() if (found.incarnation, found.counter, found.step) == name]
-        return any(run in {"", save.run.hex()} for run in runs)  # empty: of a daemon that tells no runs
+        return any(run in {"", save.run.hex()} for run in runs)  # empty: from a daemon that sends no runs
 
     def _why_late(self, save: SaveId, wanted: Milestone) -> Cause:
-        """Asks the daemon, which gets a second to answer: who waited in vain is to be notified of the reason."""
+        """Asks the daemon, for a second at most, why a wait timed out."""
         with contextlib.suppress(CkptdError):
-            if self.link.is_lost:  # to start one would cost the next save its patience
+            if self.link.is_lost:  # to start a daemon here would delay the next save
                 return Cause()
             answer = self.ask(lambda seq: AskStatus(seq=seq), _REASON_S)
             assert isinstance(answer, StatusReply)  # noqa: S101 - the reply to AskStatus
@@ -149,7 +149,7 @@ class Staging:
         return Cause()
 
     def pump(self, seconds: float, patience_s: float | None = None) -> None:
-        """News for the handles; brings a lost daemon back while somebody waits."""
+        """Receives updates for the handles; during a wait also attaches to a new daemon if the old one ended."""
         if seconds > 0:
             self.before_wait(time.monotonic() + seconds)
         if self.closed and seconds > 0:
@@ -158,7 +158,7 @@ class Staging:
                 hint="wait before close; what was staged becomes durable all the same",
             )
         with contextlib.suppress(PreemptedError), self.last(time.monotonic() + seconds) as mine:
-            if self.closed or not mine:  # who has the lock hears the news for all
+            if self.closed or not mine:  # the thread that has the lock receives updates for all
                 return
             if seconds > 0:
                 self.link.ensure(self.link.patient_until(patience_s))
@@ -167,9 +167,9 @@ class Staging:
     # --- open
 
     def open(self, save: SaveId, *, unsealed: bool = True) -> SaveHandle:
-        """The handle of a save that begins: it is to be sealed or given up. unsealed: by a later call, which counts it.
+        """Begins a save and returns its handle. unsealed: a later call seals it or gives it up.
 
-        Raises UsageError as Numbers.begin.
+        Raises UsageError as Numbers.begin does.
         """
         handle = SaveHandle(save, self.pump)
         self.numbers.begin(handle, unsealed=unsealed)
@@ -185,7 +185,7 @@ class Staging:
     ) -> Segment:  # fmt: skip
         """Copies the tensors into a free slot, which the segment then holds. Blocks until deadline, or save_timeout_s.
 
-        Raises CkptdError when there is none in time.
+        Raises CkptdError if no slot is free in time.
         """
 
         def once() -> Segment:
@@ -206,21 +206,21 @@ class Staging:
             return segment
 
     def fit_slots(self, plan: SegmentPlan, plain_nbytes: int, deadline: float) -> int:
-        """Asks for slots when those asked for before are too small, or could not be had. How many bytes it needs."""
+        """Asks for slots if there are none of sufficient size. Returns the bytes that the plan needs."""
         link, need = self.link, plan.exact_capacity(plain_nbytes)
         if need > link.capacity or link.refusal is not None:
             self.ask_slots(plan.capacity(plain_nbytes), deadline)
         return need
 
     def ask_slots(self, capacity: int, deadline: float) -> None:
-        """Asks for slots of so many bytes, unless it has such."""
+        """Asks for slots of so many bytes, unless they are granted or requested already."""
         link = self.link
         if capacity > link.capacity or link.refusal is not None:
-            refused = link.refusal is not None  # then what was asked for is no measure
+            refused = link.refusal is not None  # then the size of the last request does not matter
             link.ask_slots(capacity if refused else max(capacity, link.capacity), deadline)
 
     def hold(self, plan: SegmentPlan, name: str, *, owner: Any) -> Segment:
-        """Takes a granted slot, to be filled by the caller. Under the client's lock."""
+        """Takes a granted slot for the caller to fill. Under the client's lock."""
         slots = self.link.slots
         slot = slots.take(name)
         slots.held.add(name)
@@ -229,19 +229,19 @@ class Staging:
         return segment
 
     def holder(self, address: int) -> Segment | None:
-        """The segment, filled and still to be sealed, in whose slot the address lies."""
+        """The filled and unsealed segment whose slot contains the address."""
         with self.first(self.until()):
             return next((segment for segment in self._segments if segment.holds(address)), None)
 
     def free_orphans(self, need: int) -> None:
-        """Frees the slots whose owners are gone. need: when no slot of so many bytes is free, it looks twice."""
+        """Frees the slots of segments without an owner. need: collects garbage if no slot of so many bytes is free."""
         if self._segments and self.link.slots.fitting(need) is None:
-            gc.collect()  # an error's traceback may hold a state in a circle
+            gc.collect()  # the traceback of an error may be in a cycle with a state
         for left in [segment for segment in self._segments if segment.owner() is None]:
             self.release(left)
 
     def no_slot(self) -> tuple[str, str]:
-        """Why no slot was free in time, and what to do."""
+        """The reason why no slot was free in time, and a hint."""
         if reason := self.link.book.waits_for:
             return f"no slot is free: {reason}", ""
         text = f"no slot was free within {self.save_timeout_s:g} s"
@@ -263,7 +263,7 @@ class Staging:
     def while_daemons_end(
         self, once: Callable[[], Any], deadline: float, over: Callable[[], bool] = lambda: False
     ) -> Any:
-        """What once returns, begun anew with the next daemon when one ends in the middle of it, until it is over."""
+        """The result of once, called again with the next daemon if one ends during the call, until over."""
         while True:
             try:
                 self.link.ensure(deadline, hurried=True)
@@ -277,11 +277,11 @@ class Staging:
     def seal(
         self, segment: Segment, handle: SaveHandle, plain: Plain, *, drain: bool, publication: Publication | None = None
     ) -> None:
-        """Seals the segment and hands it over. Raises CkptdError when that fails."""
+        """Seals the segment and hands it over. Raises CkptdError if that fails."""
 
         def once() -> None:
             if self.link.holds(handle.save_id):
-                return  # it was sealed: a new daemon has heard of it by now
+                return  # it was sealed: ensure has reported it to the new daemon
             self._settle(segment, segment.plan.exact_capacity(plain.nbytes), deadline)
             self.write_seal(segment.slot, segment.plan, plain, handle)
             self.link.slots.held.discard(segment.name)
@@ -295,7 +295,7 @@ class Staging:
                 if not self.link.holds(handle.save_id):
                     self.release(segment)
                     raise
-                self.link.handed_over()  # it is sealed, and the next daemon is told
+                self.link.handed_over()  # it is sealed; the next daemon learns of it
             except BaseException:
                 self.release(segment)
                 raise
@@ -303,27 +303,27 @@ class Staging:
             self._segments.remove(segment)
 
     def write_seal(self, slot: SlotMap, plan: SegmentPlan, plain: PlainValues, handle: SaveHandle) -> None:
-        """What says that the payloads in the slot are whole, and whose they are."""
+        """Writes the seal: it shows that the payloads in the slot are complete, and to which save they belong."""
         link = self.link
         seal_slot(slot, plan, plain, handle.save_id, job=link.job, group=link.group, integrity=self.integrity)
 
     def hand_over(
         self, slot: str, handle: SaveHandle, *, drain: bool, deadline: float, publication: Publication | None = None
     ) -> None:
-        """The daemon has the sealed slot from here on. Blocks until it says so; raises CkptdError."""
+        """Hands the sealed slot over to the daemon. Blocks until the daemon confirms it; raises CkptdError."""
         late = self.stats.late[:MAX_LATE_CHARS]
         order = HandOver(seq=0, slot=slot, save=handle.save_id, drain=drain, publication=publication, late=late)
         self.link.hand_over(order, deadline=deadline)
 
     def _settle(self, segment: Segment, need: int, deadline: float) -> None:
-        """Makes sure that the segment lies in a slot that is this rank's to seal, and large enough."""
+        """Moves the segment, if necessary, to a sufficient slot that is granted to this rank."""
         link = self.link
         own = segment.attachment == link.attachments
         if own and segment.slot.capacity >= need:
             return
         if need > link.capacity or link.refusal is not None:
             self.ask_slots(segment.plan.capacity(need - segment.plan.exact_capacity(0)), deadline)
-            own = False  # what was granted before is withdrawn
+            own = False  # earlier grants are withdrawn
         if link.slots.granted.get(segment.name, 0) >= need:
             link.slots.take(segment.name)
         else:
@@ -334,7 +334,7 @@ class Staging:
             segment.name = self._wait_slot(need, deadline)
             segment.slot = link.slots.take(segment.name)
             segment.memory = segment.slot.bytes
-            segment.slot.plan_id = ""  # its fillers are not those of the plan it had
+            segment.slot.plan_id = ""  # it does not contain the fillers of its last plan any more
             segment.memory[:nbytes].copy_(old[:nbytes])
             link.slots.held.add(segment.name)
         segment.attachment = link.attachments
@@ -342,7 +342,7 @@ class Staging:
     # --- give up
 
     def release(self, segment: Segment) -> None:
-        """Gives an unsealed segment's slot back: now, or with the next save if another thread keeps the client.
+        """Releases an unsealed segment's slot: now, or with the next save if another thread keeps the client.
 
         Idempotent. Never raises; blocks at most save_timeout_s. In a forked child the slot is its parent's.
         """
@@ -360,9 +360,9 @@ class Staging:
                     slots.grant(segment.name, segment.slot.capacity)
 
     def give_up(self, handle: SaveHandle, error: BaseException) -> None:
-        """Tells everybody that this rank does not take part in the save. Never raises; blocks at most save_timeout_s.
+        """Reports that this rank does not take part in the save. Never raises; blocks at most save_timeout_s.
 
-        In a forked child nobody is told: the save is its parent's.
+        Does nothing in a forked child: the save is its parent's.
         """
         if not self.owner.is_here:
             return
@@ -373,27 +373,27 @@ class Staging:
                 self.note_failure(handle, error, deadline=deadline if mine else None)
 
     def note_failure(self, handle: SaveHandle, error: BaseException, *, deadline: float | None) -> None:
-        """An operational fault: training goes on, the handle says why. deadline None: the daemon cannot be told."""
+        """Records an operational fault in the handle; training continues. deadline None: the daemon gets no report."""
         if handle.known_milestone is not None:
-            return  # it was all but over: the daemon has the segment
+            return  # the daemon has the segment already
         if isinstance(error, ChannelLostError) and self.was_delivered(handle):
             log.warning(
                 "ckptd: step %d is complete in this node's memory; its daemon ended before it took it over", handle.step
             )
             self.link.handed_over()
-            return  # the next daemon is told
+            return  # the next daemon learns of it
         text = str(error) if isinstance(error, CkptdError) else f"{type(error).__name__}: {error}"
         handle.fail(End.FAILED, text)
-        self.told = str(error)
+        self.last_failure = str(error)
         self.stats.failed += 1
         log.warning("ckptd: step %d was not saved: %s", handle.step, text)
         if deadline is not None:
             self.link.skip(handle.save_id, f"{type(error).__name__}: {error}", deadline)
 
     def was_delivered(self, handle: SaveHandle) -> bool:
-        """Whether its segment is sealed, and the daemon has it or the next one will be told."""
+        """Whether its segment is sealed, and this daemon has it or the next one learns of it."""
         return self.link.holds(handle.save_id) or handle.known_milestone is not None
 
 
 def _nobody() -> None:
-    """The owner of a segment that is given up."""
+    """The owner of a segment that was given up."""

@@ -1,4 +1,4 @@
-"""What a client counts."""
+"""The counters of a client."""
 
 from dataclasses import dataclass
 

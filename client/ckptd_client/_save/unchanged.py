@@ -1,4 +1,4 @@
-"""Whether files, or a state, are still what an earlier save staged of them."""
+"""Compares files, or a state, with what an earlier save staged of them."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -19,10 +19,10 @@ from ckptd_client.files import TrainerFile, lay_out
 
 
 def are_still(staging: Staging, save: SaveId, files: Mapping[str, TrainerFile]) -> bool:
-    """Whether each of these, laid out now, has the very bytes that this rank's slot has of it.
+    """Whether the bytes of each file are equal to those in this rank's slot.
 
-    False also when the slot is not the save's any more. Reads all of both; blocks at most save_timeout_s before that.
-    Raises what pickling raises.
+    False also if the slot is not the save's any more. Reads all of both; blocks at most save_timeout_s before that.
+    Raises errors of pickle.
     """
     with _slot_kept(staging, save) as found:
         if found is None:
@@ -38,10 +38,10 @@ def are_still(staging: Staging, save: SaveId, files: Mapping[str, TrainerFile]) 
 
 
 def is_still(staging: Staging, save: SaveId, state: Mapping[str, Any]) -> bool:
-    """Whether a flat state has the very names, plain values and bytes that this rank's slot has of it.
+    """Whether names, plain values and bytes of a flat state are equal to those in this rank's slot.
 
-    What other ranks wrote of it is theirs to compare. False also when the slot is not the save's any more. Reads all of
-    both; blocks at most save_timeout_s before that.
+    Other ranks compare the parts that they wrote. False also if the slot is not the save's any more. Reads all of both;
+    blocks at most save_timeout_s before that.
     """
     with _slot_kept(staging, save) as found:
         if found is None:
@@ -60,7 +60,7 @@ def is_still(staging: Staging, save: SaveId, state: Mapping[str, Any]) -> bool:
             }
             return plain == leaves and all(_is_box(slot, entry, state[entry.name]) for entry in layout.tensors)
         except UsageError:
-            return False  # for the save to say
+            return False  # the save raises it
 
 
 def _is_box(slot: SlotMap, entry: TensorEntry, value: Any) -> bool:
@@ -77,7 +77,7 @@ def _is_box(slot: SlotMap, entry: TensorEntry, value: Any) -> bool:
 
 @contextlib.contextmanager
 def _slot_kept(staging: Staging, save: SaveId) -> Iterator[tuple[SlotMap, Seal] | None]:
-    """The save's slot, which nobody is given meanwhile; None when it is another's, or the client is busy."""
+    """The save's slot, which stays its slot while inside; None if it is another's, or the client is busy."""
     with staging.first(staging.until()) as mine:
         yield _slot_of(staging, save) if mine else None
 
@@ -102,7 +102,7 @@ def _same(slot: SlotMap, start: int, laid: FileBytes) -> bool:
 
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Of flat uint8 on the host: eight bytes at a time where both lie so, which is six times as fast."""
+    """Compares flat uint8 tensors on the host, eight bytes at a time if both are aligned: six times as fast."""
     if one.numel() != other.numel():
         return False
     aligned = one.storage_offset() % 8 == 0 == other.storage_offset() % 8

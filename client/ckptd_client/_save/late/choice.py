@@ -1,6 +1,6 @@
-"""Which of a plan's tensors lie in optimizers' memory, and which 2 MiB units of that may be late. Copies nothing.
+"""Chooses the tensors of a plan, and 2 MiB units of their memory, that a save may copy late. Copies nothing.
 
-One answer is kept for each plan, for as long as its tensors and the optimizers' lie where they lay.
+Tensors must be in memory of attached optimizers. The result for a plan is kept while all addresses stay the same.
 """
 
 from collections.abc import Sequence
@@ -15,44 +15,44 @@ from ckptd_client._local.page_division import Division, divide
 from ckptd_client._local.page_guard import Range, whole_units, without
 from ckptd_client._save.optimizers import addresses, storage_of
 
-_GAP_NBYTES = 8 << 10  # between tensors, of other memory: what malloc keeps, and the rest of a page
+_GAP_NBYTES = 8 << 10  # of other memory between tensors: data of malloc, and the rest of a page
 _MAX_KEPT = 8  # plans
-_cuda: Any = torch.cuda  # much of it has no types
+_cuda: Any = torch.cuda  # much of it is untyped
 
 
 class Rules(NamedTuple):
-    """What may be late at all."""
+    """Which kinds of tensors may be late."""
 
-    proof: bool  # memory of the host, under a proof
+    proof: bool  # memory of the host, with a proof
     devices: bool  # tensors of devices
-    trusted: bool  # any tensors of the host, on trust
-    written: frozenset[str]  # names of those that others write
+    trusted: bool  # all tensors of the host, without a proof
+    written: frozenset[str]  # names of tensors that other code writes
 
 
 class Units(NamedTuple):
-    """Of 2 MiB, in order of addresses; adjacent ones are one range."""
+    """Units of 2 MiB, in order of addresses; adjacent ones are one range."""
 
-    own: tuple[Range, ...] = ()  # that lie wholly inside tensors
-    shared: tuple[Range, ...] = ()  # that hold a little other memory too
+    own: tuple[Range, ...] = ()  # completely inside tensors
+    shared: tuple[Range, ...] = ()  # with some other memory
     all: tuple[Range, ...] = ()  # both
 
 
 class Choice(NamedTuple):
-    """Of a plan's tensors, by position."""
+    """The choice for a plan's tensors, by position."""
 
-    whole: list[int]  # late as they are: on devices, or on trust
-    spans: list[tuple[int, Range]]  # of the host: late where their pages are armed, in order of addresses
-    read: list[Range]  # of the host, of which only digests are taken
+    whole: list[int]  # completely late: on devices, or without a proof
+    spans: list[tuple[int, Range]]  # in the host's memory, late where pages are armed, in order of addresses
+    read: list[Range]  # in the host's memory, only digested
 
     def units(self, *, read: bool) -> Units:
-        """read: whether digests are taken late too. What nobody reads is not watched: writes to it do no harm."""
+        """The units of the choice. read: with memory that is only digested; else writes to that do not matter."""
         ranges = [*(span for _, span in self.spans), *(self.read if read else ())]
         own, units = whole_units(ranges), whole_units(ranges, _GAP_NBYTES)
         return Units(tuple(own), tuple(without(units, own)), tuple(units))
 
 
 class Basis(NamedTuple):
-    """What a choice follows from."""
+    """The input of a choice."""
 
     rules: Rules
     lie: list[int]  # addresses of the plan's tensors
@@ -65,17 +65,17 @@ class Chosen:
 
     names: list[str]
     basis: Basis
-    read: list[int]  # addresses of tensors that replicas' digests are of: a rank copies its rows of these only
+    read: list[int]  # addresses of tensors with digests; a rank copies only its rows of these
     choice: Choice
-    plain: Units  # of a save without digests
+    plain: Units  # for a save without digests
     with_read: Units
-    division: tuple[Any, Division] | None = None  # the last, and what it follows from
+    division: tuple[Any, Division] | None = None  # the last one, and its input
 
     def divided(
         self, offsets: Sequence[int], *, armed: Sequence[Range], own: Sequence[Range], shared: Sequence[Range],
         watched: Sequence[Range],
     ) -> Division:  # fmt: skip
-        """How the plan's tensors are copied now. offsets: the plan's. The same object while nothing changed."""
+        """The division of the plan's tensors. offsets: the plan's. The same object while its input is unchanged."""
         basis = ([*armed], [*own], [*shared], [*watched])
         if self.division is None or self.division[0] != basis:
             found = divide(
@@ -90,13 +90,13 @@ def _chosen(names: list[str], basis: Basis, read: list[int], choice: Choice) -> 
 
 
 class Choices:
-    """Of one client."""
+    """The choices of one client."""
 
     def __init__(self) -> None:
         self._kept: dict[str, Chosen] = {}
 
     def of(self, plan: Plan, values: Values, owned: Sequence[torch.Tensor], rules: Rules) -> Chosen:
-        """Which of these tensors may be late, where they lie now. owned: the optimizers'."""
+        """The choice for these tensors at their current addresses. owned: the optimizers' tensors."""
         shared = [one for digest in values.digests for one in digest.tensors]
         basis, read = Basis(rules, addresses(values.tensors), addresses(owned)), addresses([one for _, one in shared])
         found = self._kept.get(plan.plan_id)
@@ -114,11 +114,11 @@ class Choices:
 
     @property
     def units(self) -> list[Range]:
-        """Of all plans."""
+        """The units of all plans."""
         return [unit for chosen in self._kept.values() for unit in chosen.with_read.all]
 
     def forget(self) -> None:
-        """All is asked anew."""
+        """Drops all choices."""
         self._kept = {}
 
 
@@ -130,7 +130,7 @@ def _choice(  # noqa: PLR0913, PLR0917 - one step of Choices.of
     begins, memory = set(basis.owned), {storage_of(tensor) for tensor in owned} - {0}
 
     def able(named: Sequence[str], found: Sequence[torch.Tensor], at: Sequence[int]) -> list[int]:
-        """Positions of tensors that begin where an owned one does, or elsewhere in its memory."""
+        """Positions of tensors in the memory of an owned one."""
         inside = [i for i, a in enumerate(at) if a and (a in begins or storage_of(found[i]) in memory)]
         return [i for i in inside if not found[i].is_inference() and named[i] not in rules.written]
 
@@ -151,7 +151,7 @@ def _spans(tensors: Sequence[torch.Tensor], lie: Sequence[int], able: Sequence[i
 
 
 def all_straight(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether their bytes lie as they are to be written, and no device is known to write to them."""
+    """Whether the tensors are contiguous as they are written, and no device is known to write to them."""
     kind = torch.Tensor
     if not all(map(kind.is_contiguous, tensors)) or any(map(kind.is_conj, tensors)) or any(map(kind.is_neg, tensors)):
         return False

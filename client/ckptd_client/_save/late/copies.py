@@ -1,8 +1,8 @@
-"""Copies that run while training goes on, and what proves that they are of what was saved.
+"""Copies that run during training, with a check that they are exact.
 
-PageCopies: bytes of the host, under write-protected pages, and digests of such bytes. TensorCopies: tensors of a device
-under checksums, or of any kind under samples, for who has asked for that. Each is used by one save, in the thread of
-its Overlap.
+PageCopies: bytes of the host in write-protected pages, and digests of such bytes. TensorCopies: tensors of a device
+with checksums, or of any kind with samples if the user asks for that. One save uses each of them, in the thread of its
+Overlap.
 """
 
 import contextlib
@@ -21,53 +21,53 @@ from ckptd_client._local.page_guard import CALL_NBYTES, PAGE_NBYTES, Range, batc
 from ckptd_client._save.late.proofs import Samples, versions
 from ckptd_client._save.slot_writer import copy_positions
 
-_GROUP_NBYTES = 64 << 20  # copied in one call, without the GIL; what follows may be broken off
+_GROUP_NBYTES = 64 << 20  # copied in one call, without the GIL; the copy may stop between calls
 
 
 class LateCopies(Protocol):
-    """Of one save. Names are those of the state's tensors."""
+    """Late copies of one save. Names are those of the state's tensors."""
 
-    on_device: bool  # whether a device goes on copying when copy has returned
+    on_device: bool  # whether a device still copies after copy returns
 
     def copy(self, stopped: Callable[[], bool], hurried: Callable[[], bool]) -> None:
-        """Blocks until all that this thread copies is there, and devices have begun with theirs; or until stopped.
+        """Makes the copies of this thread and starts those of devices. Blocks until then, or until stopped.
 
         hurried: whether the optimizer waits for it.
         """
 
     def block_stream(self) -> None:
-        """What this thread queues on devices from here on comes after their copies."""
+        """Makes later work of this thread on devices wait for their copies."""
 
     def written_by_now(self) -> list[str]:
-        """Names that somebody wrote to, as far as it shows before devices are done. Before the optimizer writes."""
+        """Names of tensors with writes detected so far. Call it before the optimizer writes."""
 
     def written(self) -> list[str]:
-        """The same, once devices are done: blocks for them. Empty: the copies are what was saved."""
+        """The same, once devices are done: blocks for them. Empty: the copies are exact."""
 
     def let_go(self) -> None:
-        """Nothing is protected or held any more. May be called at any time, by any thread, and again."""
+        """Ends the protection and drops memory. At any time, by any thread, repeatedly."""
 
 
 class LateDigest(Protocol):
-    """Of memory that is read when the copy has ended."""
+    """A digest of memory that is read after the copy."""
 
     @property
     def late(self) -> Sequence[tuple[str, Range]]:
-        """That memory, with names."""
+        """The memory, with names of tensors."""
 
     def take_late(self) -> None:
-        """Reads it. Blocks. Raises OSError where nothing is mapped any more."""
+        """Reads the memory. Blocks. Raises OSError if it is not mapped any more."""
 
 
 class NeighbourWroteError(Exception):
-    """Memory was written that lies in a page with what was copied: whose write it was does not show."""
+    """A page with copied bytes was written; it is unknown whether the write was to these bytes."""
 
 
 class PageCopies:
-    """lease: of memory that division is of, to be protected before the copy begins; ends with it. slot: its address.
+    """Copies of the host's memory under a lease. slot: address of the slot.
 
-    names: of the plan's tensors. keep: holds the memory. digests: what reads leased memory too, after the copy and
-    under the same proof.
+    lease: of the memory of division; protect it before the copy; it ends with the copy. names: of the plan's tensors.
+    keep: objects that keep the memory alive. digests: read leased memory too, after the copy, with the same proof.
     """
 
     on_device = False
@@ -89,7 +89,7 @@ class PageCopies:
         self._written: list[str] | None = None
 
     def copy(self, stopped: Callable[[], bool], hurried: Callable[[], bool]) -> None:
-        """See LateCopies. The proof is taken as soon as the last byte is there: later writes do no harm.
+        """See LateCopies. Checks for writes directly after the last byte: later writes do not matter.
 
         Raises NeighbourWroteError.
         """
@@ -109,25 +109,25 @@ class PageCopies:
             if error.errno != errno.EFAULT:
                 raise
             self._prove()
-            if not self._written:  # what is mapped no more is none of what was to be copied
+            if not self._written:  # the memory that is not mapped any more was not to be copied
                 raise
         finally:
             self.let_go()
 
     def _rehearsed(self, broken_off: Callable[[], bool]) -> bool:
-        """Reads what is watched, for as long as it would take to copy it. Whether it came to its end: no save waits."""
+        """Reads watched memory, for as long as a copy would take. Whether it was complete, not broken off."""
         room = np.empty(CALL_NBYTES if len(self._division.rehearsed) else 0, np.uint8)
         for batch in batches(self._division.rehearsed):
             if broken_off():
                 return False
             read = batch.copy()
             read[:, 0] = room.ctypes.data + np.cumsum(batch[:, 2]) - batch[:, 2]
-            with contextlib.suppress(OSError):  # it is copied already
+            with contextlib.suppress(OSError):  # these bytes are copied already
                 copy(read)
         return True
 
     def _prove(self) -> None:
-        """Whose bytes were written."""
+        """Finds the tensors whose bytes were written. Raises NeighbourWroteError."""
         division = self._division
         if all(map(self._lease.unwritten, division.late_ranges)):
             self._written = []
@@ -145,7 +145,7 @@ class PageCopies:
             raise NeighbourWroteError(f"{text}; such pages are copied before save returns")
 
     def _written_of(self, read: Sequence[tuple[str, Range]], ranges: Sequence[Range]) -> list[str]:
-        """Names of what was read in these ranges and is written, by page."""
+        """Names of tensors that were read in these ranges and whose pages were written."""
         found = ((name, part) for name, one in read for part in common([one], ranges))
         return sorted({name for name, part in found if not self._lease.unwritten(_pages_of(part))})
 
@@ -172,10 +172,10 @@ def _pages_of(found: Range) -> Range:
 
 
 class TensorCopies:
-    """Pairs of (view in a slot, tensor), of the moment at which this is made, in the order of what this thread queues.
+    """Copies of tensors to views in a slot, of their content at the time of the constructor.
 
-    counted: for each tensor the one whose count of writes tells of it; of a DTensor's part that is the DTensor.
-    checked: whether every byte is proved by checksums, or some by samples; turn: by which samples differ.
+    counted: for each tensor the one that counts its writes: for a DTensor's local tensor the DTensor. checked: whether
+    checksums prove every byte, or samples some; turn: selects the samples.
     """
 
     def __init__(  # noqa: PLR0913 - keyword-only
@@ -192,7 +192,7 @@ class TensorCopies:
         self._views, self._counted = list(views), list(counted)
         self._watched = list(tensors)
         self._versions: list[Any] = [] if checked else versions(counted, tensors)
-        # Aliases: .data = x gives a tensor other memory, and leaves what was saved to these.
+        # Aliases keep the saved memory if .data = x gives a tensor other memory.
         self._tensors = [tensor.detach() for tensor in tensors]
         self._evidence = Checksums(self._tensors) if checked else Samples(self._tensors, turn)
         self._copy = DeviceCopy(self._tensors)
@@ -218,7 +218,7 @@ class TensorCopies:
         self._copy.block_stream()
 
     def written_by_now(self) -> list[str]:
-        """See LateCopies. torch counts most writes; what it does not count shows at the end."""
+        """See LateCopies. torch counts most writes; written() detects the others."""
         if not self._versions:
             return []
         now = versions(self._counted, self._watched)
@@ -230,4 +230,4 @@ class TensorCopies:
         return [self._names[i] for i in self._evidence.differing(self._views)]
 
     def let_go(self) -> None:
-        """See LateCopies. Tensors are held until devices are done, which written waits for."""
+        """See LateCopies. Keeps tensors until devices are done; written() waits for that."""

@@ -1,4 +1,4 @@
-"""Which tensors of a save are copied while training goes on, and the one save whose copies run."""
+"""Decides which tensors of a save are copied late, and runs the late copies of one save at a time."""
 
 import atexit
 import logging
@@ -32,11 +32,11 @@ _OFF = "off: "
 _NOT_YET = "proof, but nothing is late yet: its memory is being put together into huge pages"
 _IS_WATCHED = "proof, but nothing is late yet: it is watched whether others write to the pages that its tensors share"
 _TOO_SMALL = "proof, but nothing is late: its tensors fill no page of 2 MiB"
-_STRIKES = 3  # saves that others' writes, or slow copies, may cost
+_STRIKES = 3  # saves that may fail by writes of other code or slow copies before late copies end
 
 
 class Overlapping:
-    """One client's. Its methods are called by threads that train, never under the client's lock but where said."""
+    """The late copies of one client. Training threads call its methods, without the client's lock unless noted."""
 
     def __init__(self, staging: Staging) -> None:
         self._staging = weakref.ref(staging)
@@ -44,18 +44,18 @@ class Overlapping:
         self._attached: list[Attached] = []
         self._verify: Verify | None = None  # None: proof on the host, off on devices
         self._memory: LateMemory | None = None
-        self._said: set[str] = set()  # of what proves late copies, and why nothing is late
-        self._written: frozenset[str] = frozenset()  # others were seen to write these: copied before save returns
-        self._strikes = 0  # saves that others' writes, or slow copies, have cost
+        self._reported: set[str] = set()  # descriptions of the verification in force
+        self._written: frozenset[str] = frozenset()  # other code wrote to these: copied before save returns
+        self._strikes = 0  # saves that failed by writes of other code, or slow copies
         self._objections: set[str] = set()
         self._choices = Choices()
         self._running: Overlap | None = None
-        self._last: _Last | None = None  # the save that the next step comes after
+        self._last: _Last | None = None  # the save before the next step
 
     # --- optimizers
 
     def attach(self, optimizers: Sequence[Any], verify: Verify | None) -> None:
-        """From now on what only their step() writes may be copied late. Raises UsageError for what is no optimizer."""
+        """Allows late copies of tensors that only the optimizers' step() writes. Raises UsageError."""
         if not optimizers:
             raise UsageError("attach was given no optimizer", hint="attach(optimizer)")
         if verify is not None and verify not in get_args(Verify):
@@ -75,37 +75,37 @@ class Overlapping:
                 attached.detach()
             raise
         self._attached += made
-        self._agree(verify)
+        self._set_verification(verify)
 
-    def _agree(self, verify: Verify | None) -> None:
-        """What is in force from here on, for all that is attached; said when it changes."""
+    def _set_verification(self, verify: Verify | None) -> None:
+        """Sets the verification for all attached optimizers, and reports a change."""
         self._verify = verify or self._verify
-        told: str = self._verify or "proof"
-        if told == "proof":
+        status: str = self._verify or "proof"
+        if status == "proof":
             try:
                 self._memory = late_memory()
-                told = _NOT_YET
+                status = _NOT_YET
             except NoProofError as error:
-                told = f"{_OFF}{error}"
-        self._tell(told)
+                status = f"{_OFF}{error}"
+        self._report(status)
 
-    def _tell(self, told: str) -> None:
-        """What is in force now. Said once, however often it comes and goes."""
+    def _report(self, status: str) -> None:
+        """Records the verification in force. Logs each description once."""
         staging = self._staging()
         if staging is not None:
-            staging.stats.late = told
-        if told in self._said:
+            staging.stats.late = status
+        if status in self._reported:
             return
-        self._said.add(told)
-        if told.startswith(_OFF):
+        self._reported.add(status)
+        if status.startswith(_OFF):
             hint = "" if self._strikes else '; attach(optimizer, verify="samples") copies it late on trust'
-            text = f"nothing of the host's memory is copied late: {told.removeprefix(_OFF)}{hint}"
+            text = f"nothing of the host's memory is copied late: {status.removeprefix(_OFF)}{hint}"
             log.warning("ckptd: attach: %s", text)
         else:
-            log.info("ckptd: attach: late copies are verified by: %s", told)
+            log.info("ckptd: attach: late copies are verified by: %s", status)
 
     def detach(self) -> None:
-        """No optimizer is attached any more."""
+        """Detaches all optimizers."""
         while self._attached:
             self._attached.pop().detach()
         units = self._choices.units
@@ -116,19 +116,19 @@ class Overlapping:
             self._running = self._last = None
 
     def late(self, plan: Plan, values: Values) -> "Late | None":
-        """What may be copied late of a save whose values these are; None: nothing. Under the lock.
+        """The part of a save that may be copied late; None: nothing. Under the lock.
 
-        Its memory is the save's until it lets go of it, or nobody refers to it any more.
+        It leases the memory until let_go, or until it is freed.
         """
         staging = self._staging()
         assert staging is not None  # noqa: S101 - it called
         staging.stats.last_late_nbytes = 0
-        believed = [attached for attached in self._attached if self._believes(attached)]
-        if not believed or self._verify == "off" or self._strikes >= _STRIKES:
+        exclusive = [attached for attached in self._attached if self._is_exclusive(attached)]
+        if not exclusive or self._verify == "off" or self._strikes >= _STRIKES:
             return None
         proof = self._memory is not None and self._verify in (None, "proof")
         rules = Rules(proof, self._verify is not None, self._verify == "samples", self._written)
-        owned = [tensor for attached in believed for tensor in attached.tensors()]
+        owned = [tensor for attached in exclusive for tensor in attached.tensors()]
         before = self._choices.units
         chosen = self._choices.of(plan, values, owned, rules)
         found = Late(chosen, chosen.with_read if values.digests else chosen.plain)
@@ -139,21 +139,21 @@ class Overlapping:
         return found if chosen.choice.whole or found.ranges else None
 
     def _protect(self, memory: LateMemory, found: "Late", tensors: Sequence[torch.Tensor]) -> None:
-        """Units of tensors alone. What shares a unit with others is protected after this thread's own writes there."""
+        """Protects units of tensors alone. Shared units are protected after this thread's own writes there."""
         units = found.units.own if memory.alone else found.units.all
         found.lease = memory.lease(units)
         found.lease.protect(found.units.own)
-        if addresses(tensors) != found.chosen.basis.lie:  # another thread gave one other memory meanwhile
+        if addresses(tensors) != found.chosen.basis.lie:  # another thread has replaced a tensor's memory
             found.lease.release()
         if found.ranges:
             return
         if not found.units.all:
-            self._tell(_TOO_SMALL)
+            self._report(_TOO_SMALL)
         else:
             why_not = memory.why_not(units) if units else "others write to the pages that its tensors share"
-            self._tell(f"{_OFF}{why_not}" if why_not else _NOT_YET)
+            self._report(f"{_OFF}{why_not}" if why_not else _NOT_YET)
 
-    def _believes(self, attached: Attached) -> bool:
+    def _is_exclusive(self, attached: Attached) -> bool:
         objection = attached.objection()
         if objection and objection not in self._objections:
             self._objections.add(objection)
@@ -166,21 +166,24 @@ class Overlapping:
         self, segment: Segment, plan: Plan, values: Values, found: "Late", *, handle: SaveHandle, drain: bool,
         deadline: float,
     ) -> None:  # fmt: skip
-        """Copies what is early now, and begins with what is late. Under the lock; none may be running."""
+        """Copies the early part now and starts the late copies. Under the lock; no other late copies may run."""
         staging = self._staging()
         assert staging is not None  # noqa: S101 - it called
         staging.link.unsealed.add(handle.save_id)
         plain = Plain(values.leaves, values.objects, values.attest)
-        fate = _Fate(staging, self, segment, handle, plain, drain)
+        completion = _Completion(staging, self, segment, handle, plain, drain)
         try:
-            overlap = Overlap(self._copied(segment, plan, values, found, handle.save_id.counter), fate)
+            overlap = Overlap(self._copied(segment, plan, values, found, handle.save_id.counter), completion)
             segment.owner = weakref.ref(overlap)
         except BaseException:
             found.let_go()
             staging.link.unsealed.discard(handle.save_id)
             staging.release(segment)
             raise
-        self._running, self._last = overlap, _Last(handle, deadline)  # first: once a thread copies, it alone ends it
+        self._running, self._last = (
+            overlap,
+            _Last(handle, deadline),
+        )  # first: the thread ends the save
         try:
             overlap.start()
         except BaseException as error:
@@ -193,11 +196,11 @@ class Overlapping:
             raise
 
     def _copied(self, segment: Segment, plan: Plan, values: Values, found: "Late", turn: int) -> list[LateCopies]:
-        """Copies what is early, and prepares the rest."""
+        """Copies the early part, and prepares the late copies."""
         staging, views, tensors = self._staging(), slot_views(segment.slot, plan), values.tensors
         assert staging is not None  # noqa: S101 - it called
         stats = staging.stats
-        pin_for(segment.slot, tensors)  # before the thread copies: then no engine makes it wait
+        pin_for(segment.slot, tensors)  # before the thread copies, so that no engine makes it wait
         division, base = self._divided(found, plan), segment.memory.data_ptr()
         for digest in values.digests:
             digest.take(division.late_ranges)
@@ -209,10 +212,10 @@ class Overlapping:
             copy(batch)
         stats.last_late_nbytes = sum(tensors[i].nbytes for i in whole)
         if pages is not None and found.lease is not None:
-            found.lease.protect(found.units.shared)  # what is lost of it looks written
+            found.lease.protect(found.units.shared)  # lost units count as written
             copies.append(pages)
             stats.last_late_nbytes += division.nbytes
-            self._tell("proof" if division.late_ranges else _IS_WATCHED)
+            self._report("proof" if division.late_ranges else _IS_WATCHED)
         return copies
 
     def _divided(self, found: "Late", plan: Plan) -> Division:
@@ -222,9 +225,10 @@ class Overlapping:
         )
 
     def _of_pages(self, found: "Late", division: Division, base: int, values: Values) -> PageCopies:
-        assert self._memory is not None  # noqa: S101 - the ranges are of it
+        assert self._memory is not None  # noqa: S101 - the ranges belong to it
         assert found.lease is not None  # noqa: S101 - as above
-        # Of large ones the memory, whatever becomes of the tensors; small ones whose memory changes look written.
+        # Keeps the memory of large tensors, even if the tensors are freed; small ones whose memory changes count as
+        # written.
         keep = [values.tensors, *(values.tensors[i].untyped_storage() for i in division.large)]
         names = found.chosen.names
         return PageCopies(
@@ -240,13 +244,13 @@ class Overlapping:
 
     @property
     def running(self) -> bool:
-        """Whether a save's copies run, or it is still to be handed over."""
+        """Whether a save's copies run, or it is not handed over yet."""
         return self._running is not None and not self._running.over
 
     def before_step(self) -> None:
-        """An attached optimizer is about to write. Blocks until it may: at most save_timeout_s after save began.
+        """Blocks until an attached optimizer may write: at most save_timeout_s after save began.
 
-        Never raises: whatever goes wrong here costs the save, and not the step.
+        Never raises: an error here fails the save, not the step.
         """
         try:
             self._let_write()
@@ -270,7 +274,7 @@ class Overlapping:
             staging.stats.stall_s += waited
 
     def settle(self, deadline: float, *, cancel: bool = False) -> None:
-        """Blocks until no save's copies run; with cancel, one that still does at the deadline is given up."""
+        """Blocks until no save's copies run; with cancel, gives up a save whose copies run at the deadline."""
         running = self._running
         if running is None or running.settle(deadline):
             return
@@ -279,29 +283,29 @@ class Overlapping:
             running.let_go()
 
     def end(self) -> None:
-        """The process ends: the last save of a script that has not closed its client."""
+        """Completes the last save when the process ends without close."""
         staging = self._staging()
         if staging is not None and self.running:
             self.settle(staging.until())
 
     def note_written(self, names: Sequence[str]) -> None:
-        """Somebody else writes these: from now on they are copied before save returns. In the end all is."""
+        """Records tensors that other code writes: later saves copy them before they return, in the end all tensors."""
         self._written |= {*names}
         self._strike(f"others than the optimizer wrote to it, the last time to {names[0]!r}")
 
     def note_slow(self) -> None:
-        """A copy held up the optimizer for save_timeout_s, and the save was given up."""
+        """Records that a copy delayed the optimizer for save_timeout_s, and the save was given up."""
         self._strike("copies are not done when the optimizer has waited save_timeout_s for them")
 
     def _strike(self, text: str) -> None:
         self._strikes += 1
         if self._strikes == _STRIKES:
-            self._tell(f"{_OFF}it cost {_STRIKES} saves: {text}")
+            self._report(f"{_OFF}it cost {_STRIKES} saves: {text}")
 
 
 @dataclass(slots=True)
 class Late:
-    """What one save copies late."""
+    """The part of one save that is copied late."""
 
     chosen: Chosen
     units: Units
@@ -313,22 +317,22 @@ class Late:
         return self.lease.ranges if self.lease is not None else []
 
     def let_go(self) -> None:
-        """Nothing is protected any more."""
+        """Ends the protection."""
         if self.lease is not None:
             self.lease.release()
 
 
 @dataclass(frozen=True, slots=True)
 class _Last:
-    """A save before which the next step waits."""
+    """The save that the next step waits for."""
 
     handle: SaveHandle
     deadline: float
 
 
 @dataclass(frozen=True, slots=True)
-class _Fate:
-    """What becomes of one save."""
+class _Completion:
+    """Completes one save."""
 
     staging: Staging
     overlapping: Overlapping
@@ -338,14 +342,14 @@ class _Fate:
     drain: bool
 
     def deliver(self) -> None:
-        """Seals it and hands it over."""
+        """Seals the save and hands it over."""
         try:
             self.staging.seal(self.segment, self.handle, self.plain, drain=self.drain)
-        except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
+        except Exception as error:  # noqa: BLE001 - training continues after any error
             self.staging.give_up(self.handle, error)
 
     def discard(self, reason: str, written: Sequence[str]) -> None:
-        """Gives it up, and tells everybody."""
+        """Gives the save up and reports it."""
         names = sorted({*written})
         if reason == TOO_SLOW:
             self.overlapping.note_slow()

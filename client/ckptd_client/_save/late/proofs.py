@@ -1,7 +1,7 @@
-"""Signs that somebody wrote to a tensor: torch's counts of writes, and samples of elements.
+"""Signs of writes to a tensor: torch's counts of writes, and samples of elements.
 
-They prove nothing: counts miss what goes through .data, numpy or fused kernels, samples what is written elsewhere. They
-are for who has asked for them where nothing proves it (see page_guard.py and checksums.py).
+They are no proof: counts miss writes through .data, numpy or fused kernels; samples miss writes to other elements. They
+are for users who ask for them where no proof exists (see page_guard.py and checksums.py).
 """
 
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ _SAMPLE_NBYTES = _SAMPLE_ELEMENTS * 16  # of the largest dtype
 
 
 def versions(counted: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> list[Any]:
-    """Counts of writes. In-place operations on a DTensor count on it, and not on the part that lies here."""
+    """Counts of writes. In-place operations on a DTensor count on it, not on its local tensor."""
     return [
-        outer._version if outer is inner else (outer._version, inner._version)  # noqa: SLF001 - it has no other name
+        outer._version if outer is inner else (outer._version, inner._version)  # noqa: SLF001 - there is no public name
         for outer, inner in zip(counted, tensors, strict=True)
     ]
 
@@ -30,7 +30,7 @@ class _Sample(NamedTuple):
 
 
 class Samples:
-    """Some elements of every tensor as they are now, after what this thread queued. Others at each turn."""
+    """Samples of elements of every tensor at the time of the constructor; other elements at each turn."""
 
     def __init__(self, tensors: Sequence[torch.Tensor], turn: int) -> None:
         self._samples: list[_Sample] = []
@@ -51,7 +51,7 @@ class Samples:
                 self._samples.append(_Sample(i, first, place))
 
     def differing(self, views: Sequence[torch.Tensor]) -> list[int]:
-        """Positions of contiguous views whose bytes are others there. Only once devices are done."""
+        """Positions of contiguous views with other bytes. Call it once devices are done."""
         return [
             i
             for i, first, before in self._samples
@@ -60,7 +60,7 @@ class Samples:
 
 
 def _part(tensor: torch.Tensor, turn: int) -> tuple[int, torch.Tensor]:
-    """Elements in a row, and which is their first; of what lies strided one."""
+    """The index of the first sampled element, and consecutive elements; one element of a strided tensor."""
     first = turn * _SAMPLE_ELEMENTS % tensor.numel()
     if tensor.is_contiguous():
         flat = tensor.detach().resolve_conj().resolve_neg().view(-1)
@@ -74,5 +74,5 @@ def _part(tensor: torch.Tensor, turn: int) -> tuple[int, torch.Tensor]:
 
 
 def same_bits(left: Any, right: Any) -> bool:
-    """Whether two tensors of one shape and dtype have the same bytes: NaNs too."""
+    """Whether two tensors of one shape and dtype have equal bytes, also of NaNs."""
     return torch.equal(flat_bytes(left.cpu()), flat_bytes(right.cpu()))

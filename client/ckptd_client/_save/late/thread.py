@@ -1,8 +1,8 @@
-"""Copies of one save that run while training goes on, in a thread of their own, and the proof that they are exact.
+"""A thread that makes the late copies of one save during training, and checks that they are exact.
 
-Who writes asks the Overlap first (``before_step``). What the thread copies itself holds up the writer; what a device
-copies holds back only what the writer queues there. Before the save counts, each of its LateCopies tells whether
-somebody else wrote.
+The optimizer calls the Overlap before it writes (``before_step``). It waits for copies that the thread makes itself;
+copies by a device only delay later work of the optimizer on that device. Before the save counts, each of its LateCopies
+reports whether other code wrote.
 """
 
 import os
@@ -17,17 +17,17 @@ from ckptd_client._save.late.copies import LateCopies
 TOO_SLOW = "its copy was not done when the optimizer had waited save_timeout_s for it"
 
 
-class Fate(Protocol):
-    """What becomes of the save. Called once, from the overlap's thread."""
+class Completion(Protocol):
+    """Completes the save. The overlap's thread calls one method, once."""
 
     def deliver(self) -> None:
-        """Everything is copied."""
+        """Delivers the save: all copies are exact."""
 
     def discard(self, reason: str, written: Sequence[str]) -> None:
-        """It is not what was saved, or came too late. written: names of tensors that somebody wrote to."""
+        """Discards the save: its copies are wrong or too late. written: names of tensors that other code wrote to."""
 
 
-class _NoFate:
+class _NoCompletion:
     def deliver(self) -> None:
         """Nobody's."""
 
@@ -35,41 +35,41 @@ class _NoFate:
         """Nobody's."""
 
 
-_NO_FATE = _NoFate()
+_NO_COMPLETION = _NoCompletion()
 
 
 class Overlap:
-    """One save's. Owns the copies from here on, and lets go of them when it is over."""
+    """The late copies of one save. Owns them and releases them at the end."""
 
-    def __init__(self, copies: Sequence[LateCopies], fate: Fate) -> None:
-        self._copies, self._fate = list(copies), fate
+    def __init__(self, copies: Sequence[LateCopies], completion: Completion) -> None:
+        self._copies, self._completion = list(copies), completion
         self._pid = os.getpid()
         self._on_device = any(one.on_device for one in copies)
         self._reason = ""
-        self._written: list[str] | None = None  # names, once it was looked
-        self._looking = threading.Lock()
-        self._whose = threading.Lock()  # whoever gets it ends the save: the thread, or who could not start it
+        self._written: list[str] | None = None  # names, once checked
+        self._checking = threading.Lock()
+        self._ownership = threading.Lock()  # taken by the thread, or by a caller that ends the save
         self._copied = threading.Event()
         self._hurried = threading.Event()  # an optimizer waits
         self._thread = threading.Thread(target=self._run, name="ckptd-overlap", daemon=True)
 
     def start(self) -> None:
-        """Begins to copy."""
+        """Starts the thread."""
         self._thread.start()
 
     def withdraw(self) -> bool:
-        """Whether the thread has not begun, and never will: else it alone delivers or discards. To be asked once."""
-        return self._whose.acquire(blocking=False)
+        """Whether the thread has not begun and never will; else it delivers or discards the save. Call it once."""
+        return self._ownership.acquire(blocking=False)
 
     @property
     def over(self) -> bool:
-        """Whether the save was delivered or discarded. In a forked child it is its parent's."""
+        """Whether the save was delivered or discarded; True in a forked child."""
         return not self._thread.is_alive() or os.getpid() != self._pid
 
     def before_step(self, deadline: float) -> None:
-        """Blocks until the tensors may be written; at the deadline they may all the same, and the save is given up.
+        """Blocks until the tensors may be written. At the deadline gives the save up, so that they may be written.
 
-        What a device is still copying then is waited for by what this thread queues there, not by this thread.
+        Does not wait for copies by a device: later work of this thread on the device waits for them.
         """
         if self.over:
             return
@@ -77,20 +77,20 @@ class Overlap:
         if not self._copied.wait(max(0.0, deadline - time.monotonic())):
             self.cancel(TOO_SLOW)
             self.let_go()
-        elif is_capturing():  # a graph cannot wait for what is outside of it; a capture begins on an idle device
+        elif is_capturing():  # a graph cannot wait for work outside it; a capture begins on an idle device
             self._thread.join(max(0.0, deadline - time.monotonic()))
         elif not self.over:
-            self._look()
+            self._check_written()
             self.block_stream()
 
     def block_stream(self) -> None:
-        """What this thread queues from here on comes after the copies of devices, as far as these have begun."""
+        """Makes later work of this thread on devices wait for their copies that have begun."""
         if self._copied.is_set() and not is_capturing():
             for one in self._copies:
                 one.block_stream()
 
     def settle(self, deadline: float) -> bool:
-        """Blocks until it is over; False when it is not by the deadline."""
+        """Blocks until the save is over; False at the deadline."""
         self._thread.join(max(0.0, deadline - time.monotonic()))
         return self.over
 
@@ -99,20 +99,20 @@ class Overlap:
         self._reason = self._reason or reason
 
     def let_go(self) -> None:
-        """Nothing is protected any more."""
+        """Ends the protection of memory."""
         for one in self._copies:
             one.let_go()
 
     # --- the thread
 
     def _run(self) -> None:
-        if not self._whose.acquire(blocking=False):
+        if not self._ownership.acquire(blocking=False):
             return
         try:
             self._copy()
             if not self._on_device:
-                self._look()
-        except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
+                self._check_written()
+        except Exception as error:  # noqa: BLE001 - training continues after any error
             self.cancel(f"{type(error).__name__}: {error}")
         self._copied.set()
         written = self._proved()
@@ -120,35 +120,35 @@ class Overlap:
             self.cancel("it was written between save and the optimizer's step")
         try:
             if self._reason:
-                self._fate.discard(self._reason, written)
+                self._completion.discard(self._reason, written)
             else:
-                self._fate.deliver()
+                self._completion.deliver()
         finally:
             self.let_go()
-            self._copies, self._fate = [], _NO_FATE  # a slot stays mapped for as long as somebody refers to it
+            self._copies, self._completion = [], _NO_COMPLETION  # drops references that would keep a slot mapped
 
     def _copy(self) -> None:
-        """Has devices begin with theirs, and copies the rest."""
+        """Starts the copies by devices, then copies the rest."""
         for one in sorted(self._copies, key=lambda one: not one.on_device):
             one.copy(lambda: bool(self._reason), self._hurried.is_set)
 
-    def _look(self) -> None:
-        """Once everything is copied, or before the first who may write does so: who has written until now."""
-        with self._looking:
+    def _check_written(self) -> None:
+        """Checks once for writes: after all copies, or before the optimizer writes."""
+        with self._checking:
             if self._written is not None or self._reason:
                 return
             try:
                 self._written = [name for one in self._copies for name in one.written_by_now()]
-            except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
+            except Exception as error:  # noqa: BLE001 - training continues after any error
                 self.cancel(f"{type(error).__name__}: {error}")
 
     def _proved(self) -> list[str]:
-        """Names that were written. Blocks until devices are done: only then may slot and tensors be let go."""
+        """Names of tensors that were written. Blocks until devices are done: slot and tensors may be freed then."""
         found: list[str] = []
         for one in self._copies:
             try:
                 found += one.written()
-            except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
+            except Exception as error:  # noqa: BLE001 - training continues after any error
                 self.cancel(f"{type(error).__name__}: {error}")
-        self._look()
+        self._check_written()
         return sorted({*found, *(self._written or ())}) if not self._reason else []

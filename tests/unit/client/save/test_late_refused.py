@@ -51,7 +51,7 @@ def test_memory_that_another_userfaultfd_watches_is_never_late(join):
 
 def test_memory_beyond_the_bound_on_ranges_is_never_late(join, monkeypatch):
     monkeypatch.setattr(late_memory, "_MAX_RANGES", 0)
-    monkeypatch.setattr(LateMemory, "_beside", lambda *_: 0)
+    monkeypatch.setattr(LateMemory, "_adjacent", lambda *_: 0)
     victim, client = Victim(), join()
     client.attach(victim.optimizer)
     saved_early(client, victim)

@@ -43,7 +43,7 @@ def test_what_a_look_meets_ends_it_not(join, monkeypatch):
         looks.append(1)
         raise OSError("no descriptor is left")
 
-    monkeypatch.setattr("ckptd_client._save.lost_daemon.LostDaemon.look", lambda _self, *args: fail(*args))
+    monkeypatch.setattr("ckptd_client._save.lost_daemon.LostDaemon.check", lambda _self, *args: fail(*args))
     client.save(state(), 1).wait("durable", 20)
     client.save(state(), 2).wait("staged", 20)  # in memory alone: it is listened for
     wait_for(lambda: len(looks) > 3, 20)
