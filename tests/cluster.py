@@ -13,10 +13,10 @@ from typing import Self
 
 from ckptd.arena.ask import ask_status
 from ckptd.shared.protocol.status import JobStatus, Status
+from tests import pythons
+from tests.pythons import CODE, ENVIRON, ROOT
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-CODE = os.pathsep.join((ROOT, os.path.join(ROOT, "client")))  # where a process finds ckptd and the client of this tree
-_ENVIRON = {"PYTHONPATH": CODE, "OMP_NUM_THREADS": "1"}
+__all__ = ["CODE", "ROOT", "Node", "wait_for"]
 
 
 def wait_for(what: Callable[[], object], timeout_s: float = 20.0, *, every_s: float = 0.01) -> object:
@@ -47,7 +47,7 @@ class Node:
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("CKPTD_", "NOTIFY_", "WATCHDOG_"))}
         return (
             clean
-            | _ENVIRON
+            | ENVIRON
             | {"CKPTD_ARENA": self.arena, "CKPTD_STORE": self.store, "CKPTD_CONFIG": "/dev/null"}
             | {"CKPTD_PEER_ADDRESS": "127.0.0.1"}
             | {"TMPDIR": self.temporary}
@@ -59,7 +59,7 @@ class Node:
     ) -> subprocess.Popen[bytes]:
         """Starts `ckptd run` with these flags and extra variables; returns once it answers."""
         with open(self.log, "ab") as log:
-            self.daemon = subprocess.Popen(
+            self.daemon = pythons.Popen(
                 [sys.executable, "-P", *program, "run", "--arena", self.arena, *flags],
                 env=self.environ(**environ) | {"CKPTD_STORE": ""},
                 stdout=log,
@@ -72,7 +72,7 @@ class Node:
 
     def run(self, code: str, *args: str, **environ: str) -> subprocess.Popen[bytes]:
         """Starts a Python process (a rank) that runs code, with args in sys.argv[1:]; input and output are pipes."""
-        process = subprocess.Popen(
+        process = pythons.Popen(
             [sys.executable, "-c", code, *args],
             env=self.environ(**environ),
             stdin=subprocess.PIPE,
@@ -84,14 +84,13 @@ class Node:
 
     def complete(self, *command: str, timeout_s: float, **environ: str) -> str:
         """What a command prints that runs beside the daemon to its good end."""
-        done = subprocess.run(
+        done = pythons.run(
             command,
             env=self.environ(**environ),
             cwd=ROOT,
             capture_output=True,
             text=True,
             timeout=timeout_s,
-            check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout

@@ -11,6 +11,7 @@ import urllib.request
 
 import pytest
 
+from tests import pythons
 from tests.cluster import ROOT, Node, wait_for
 from tests.deploy.ports import free_ports
 
@@ -40,7 +41,7 @@ def test_prometheus_reads_what_a_daemon_tells(tmp_path):
 
 @contextlib.contextmanager
 def running(*command, environ=None):
-    process = subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = pythons.Popen(command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         yield process
     finally:

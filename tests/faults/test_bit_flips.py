@@ -1,7 +1,6 @@
 """One flipped bit anywhere: no restore uses it, ``ckptd verify`` names it, and the next best copy is restored."""
 
 import os
-import subprocess
 import sys
 
 import pytest
@@ -14,6 +13,7 @@ from ckptd.shared.format.digest import BLOCK_NBYTES
 from ckptd.shared.format.manifest import COMMITTED, MANIFEST, VOTES_DIR
 from ckptd.shared.format.slot import SEALS_NBYTES, decode_seals
 from ckptd_client import RestoreError
+from tests import pythons
 from tests.cluster import Node, wait_for
 
 pytestmark = pytest.mark.faults
@@ -63,7 +63,7 @@ def check_state(state, step):
 
 def verify(path):
     """(exit code, output) of ckptd verify."""
-    done = subprocess.run(
+    done = pythons.run(
         [sys.executable, "-P", "-m", "ckptd", "verify", path],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,

@@ -3,7 +3,6 @@
 import ctypes
 import os
 import platform
-import subprocess
 import sys
 import time
 
@@ -15,6 +14,7 @@ from ckptd.shared.base.ids import JobKey
 from ckptd.store.posix.scan import scan
 from ckptd.system.files import FileLayer
 from ckptd.system.niceness import _IOPRIO_SET
+from tests import pythons
 from tests.cluster import wait_for
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(90)]
@@ -172,7 +172,7 @@ def test_what_prune_removed_beside_a_live_daemon_is_not_promised_any_more(node, 
     for step in range(4):
         client.save(state, step).wait("durable", 30)
     prune = [sys.executable, "-m", "ckptd", "prune", "--keep-last", "1", node.store]
-    subprocess.run(prune, env=node.environ(), check=True, capture_output=True, timeout=30)
+    pythons.run(prune, env=node.environ(), check=True, capture_output=True, timeout=30)
     with pytest.raises(ckptd_client.RestoreError, match="no checkpoint of step 1"):
         client.load(state, step=1)
     assert client.steps() == [3]

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 
 import pytest
@@ -11,6 +10,7 @@ import torch
 
 from ckptd.checkpoint.verify import verify_path
 from ckptd.system import failpoints
+from tests import pythons
 from tests.cluster import wait_for
 from tests.faults.ranks import JOB, Ranks, told
 
@@ -63,9 +63,7 @@ def test_a_daemon_that_dies_while_it_publishes(point, tmp_path):
 
 
 def ckptd(*args):
-    done = subprocess.run(
-        [sys.executable, "-m", "ckptd", *args], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = pythons.run([sys.executable, "-m", "ckptd", *args], capture_output=True, text=True, timeout=60, check=False)
     return done.returncode, done.stdout + done.stderr
 
 

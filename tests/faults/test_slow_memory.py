@@ -1,6 +1,5 @@
 """Slots whose pages take long to be touched: the first save waits for them, and says so where it cannot."""
 
-import subprocess
 import sys
 import threading
 import time
@@ -9,6 +8,7 @@ import pytest
 import torch
 
 from ckptd_client._daemon import link
+from tests import pythons
 from tests.cluster import Node, wait_for
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(60)]
@@ -33,7 +33,7 @@ def start(node: Node, seconds: float) -> None:
     """A daemon for which each slot takes so long."""
     with open(node.log, "ab") as log:
         words = [sys.executable, "-P", "-c", SLOW_DAEMON, str(seconds), "run", "--arena", node.arena]
-        node.daemon = subprocess.Popen(words, env=node.environ() | {"CKPTD_STORE": ""}, stdout=log, stderr=log)
+        node.daemon = pythons.Popen(words, env=node.environ() | {"CKPTD_STORE": ""}, stdout=log, stderr=log)
     wait_for(node.try_status)
 
 

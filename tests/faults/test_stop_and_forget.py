@@ -11,6 +11,7 @@ import pytest
 
 from ckptd.store.posix.store import PosixStore
 from ckptd.system.files import FileLayer
+from tests import pythons
 from tests.cluster import Node, wait_for
 from tests.faults.ranks import MB, Ranks, sealed, told
 
@@ -27,7 +28,7 @@ def fixture_node(tmp_path: Path):
 
 
 def ckptd(node: Node, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return pythons.run(
         [sys.executable, "-m", "ckptd", *words],
         env=node.environ() | {"CKPTD_STORE": ""},
         capture_output=True,
@@ -106,7 +107,7 @@ def test_a_wait_that_is_too_short_says_so_and_the_daemon_goes_on_stopping(node: 
 
 def test_a_daemon_that_is_killed_while_it_stops_is_not_waited_for(node: Node):
     slow_drain(node)
-    stopping = subprocess.Popen(
+    stopping = pythons.Popen(
         [sys.executable, "-m", "ckptd", "stop", "--wait"],
         env=node.environ() | {"CKPTD_STORE": ""},
         stdout=subprocess.PIPE,

@@ -5,7 +5,6 @@ If the last fails, the format has changed. If that is meant: a new version in do
 """
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from ckptd.shared.format.manifest import MANIFEST, STOCK_OBJECTS, decode_manifes
 from ckptd_client._load.rounds import read_checkpoint
 from ckptd_client._local.rank import Group
 from ckptd_client._state.tensors import DTYPE_OF
+from tests import pythons
 from tests.cluster import ROOT
 from tests.golden import make
 from tests.unit.client.same import bits, difference
@@ -120,7 +120,7 @@ def test_stock_readers_of_torch(reader):
 
 
 def made_again(folder):
-    done = subprocess.run(
+    done = pythons.run(
         [sys.executable, "-W", "ignore", "-m", "tests.golden.make", str(folder)],
         cwd=ROOT, env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/client"},
         capture_output=True, text=True, timeout=250, check=False,

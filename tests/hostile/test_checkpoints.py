@@ -3,12 +3,12 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests import pythons
 from tests.checkpoints import write_checkpoint
 from tests.cluster import ROOT
 from tests.hostile.cases import CASES, EXPORT, LIST, LOAD, MARKER, REBUILD, VERIFY
@@ -59,7 +59,7 @@ def marker(tmp_path_factory):
 
 def answers(reader, chosen, directories, marker):
     """What each directory, after a sound one, came to. One process for all: it must live to the end."""
-    done = subprocess.run(
+    done = pythons.run(
         [sys.executable, "-m", "tests.hostile.reader", reader, *(["boxes"] if chosen == "boxes" else [])],
         input="\n".join(map(str, directories)),
         env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/client", MARKER: str(marker), "OMP_NUM_THREADS": "1"},

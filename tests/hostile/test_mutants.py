@@ -1,11 +1,11 @@
 """A few mutants of each kind of file through every reader of it; `make mutants` makes tens of thousands."""
 
 import os
-import subprocess
 import sys
 
 import pytest
 
+from tests import pythons
 from tests.cluster import CODE, ROOT
 from tests.hostile.mutant_kinds import KINDS
 
@@ -15,7 +15,7 @@ COUNT = int(os.environ.get("MUTANTS", "8"))  # of a kind
 
 def run(*words, timeout_s=280):
     """In a process of its own: the campaign forks."""
-    return subprocess.run(
+    return pythons.run(
         [sys.executable, "-W", "ignore", "-c", _CODE, *map(str, words)],
         env=os.environ | {"PYTHONPATH": CODE, "OMP_NUM_THREADS": "1"},
         cwd=ROOT, capture_output=True, text=True, timeout=timeout_s, check=False,

@@ -4,7 +4,6 @@ import os
 import pickle
 import resource
 import shutil
-import subprocess
 import sys
 import time
 import zipfile
@@ -18,6 +17,7 @@ from ckptd.checkpoint.export.deepspeed.source import ZeroCheckpoint
 from ckptd.shared.base.errors import CkptdError, DamagedError
 from ckptd.shared.torchfile import inert
 from ckptd.shared.torchfile.inert import Made
+from tests import pythons
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "zero"
 TAG = "global_step3"
@@ -112,7 +112,7 @@ try:
 except DamagedError as error:
     assert "bomb" in str(error) and len(str(error)) < 500
 """
-    subprocess.run([sys.executable, "-c", code, str(tmp_path / "bomb")], check=True, timeout=20)
+    pythons.run([sys.executable, "-c", code, str(tmp_path / "bomb")], check=True, timeout=20)
 
 
 def test_a_pickle_that_is_too_long_is_not_begun():

@@ -10,6 +10,7 @@ import sys
 import pytest
 from safetensors.torch import load_file
 
+from tests import pythons
 from tests.cluster import ROOT, Node
 from tests.interop.launch import TIMEOUT_S
 from tests.unit.client.same import difference
@@ -44,7 +45,7 @@ def torchrun(node, script, *, restarts=0):
 
 
 def start(node, *arguments):
-    process = subprocess.Popen(
+    process = pythons.Popen(
         [sys.executable, *arguments],
         env=node.environ(STEPS=str(STEPS), PAUSE_S="0.02", PYTHONWARNINGS="ignore", PYTHONUNBUFFERED=""),
         stdout=subprocess.PIPE,

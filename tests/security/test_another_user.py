@@ -8,7 +8,6 @@ import shutil
 import signal
 import socket
 import stat
-import subprocess
 import sys
 import tempfile
 
@@ -19,6 +18,7 @@ import ckptd_client
 from ckptd.arena.ask import ask_status
 from ckptd.shared.base.errors import CkptdError, ConfigError
 from ckptd.shared.format import arena_paths
+from tests import pythons
 from tests.cluster import Node, wait_for
 from tests.security.others import STRANGER, as_user, errno_of, needs_root
 
@@ -157,7 +157,7 @@ def test_a_squatted_arena_is_refused_by_daemon_and_client_and_left_as_it_is(squa
     assert "CKPTD_ARENA" in caught.value.hint
     words = [sys.executable, "-m", "ckptd", "run", "--arena", squatted]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("CKPTD_")}
-    done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False, env=clean)
+    done = pythons.run(words, capture_output=True, text=True, timeout=30, check=False, env=clean)
     assert done.returncode == 2, done.stderr
     assert "must be a directory of uid 0" in done.stderr
     assert os.lstat(squatted).st_uid == STRANGER
@@ -224,9 +224,7 @@ def test_keys_are_for_their_owner_alone_whatever_the_umask(tmp_path):
     before = os.umask(0)
     try:
         path = tmp_path / "keys"
-        subprocess.run(
-            [sys.executable, "-m", "ckptd", "keygen", str(path)], check=True, capture_output=True, timeout=30
-        )
+        pythons.run([sys.executable, "-m", "ckptd", "keygen", str(path)], check=True, capture_output=True, timeout=30)
     finally:
         os.umask(before)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600

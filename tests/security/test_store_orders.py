@@ -31,6 +31,7 @@ from ckptd.store.posix.pins import pin, unpin
 from ckptd.store.posix.publish import publish
 from ckptd.store.posix.scan import Place
 from ckptd.system.files import FileLayer
+from tests import pythons
 from tests.checkpoints import image_of, put_image, put_vote, write_checkpoint
 from tests.cluster import Node, wait_for
 from tests.runs import RUN, TAKER
@@ -157,9 +158,7 @@ def fixture_forged(sound, home, ground, request):
 
 
 def ckptd(*args: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "ckptd", *args], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = pythons.run([sys.executable, "-m", "ckptd", *args], capture_output=True, text=True, timeout=60, check=False)
     assert "Traceback" not in done.stderr, done.stderr
     return done.stdout + done.stderr
 

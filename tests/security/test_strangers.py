@@ -17,6 +17,7 @@ from ckptd.arena.ask import Daemon
 from ckptd.peers.keys import make_keys
 from ckptd.shared.bulk import wire
 from ckptd.shared.protocol import messages as m
+from tests import pythons
 from tests.cluster import Node, wait_for
 from tests.faults.nodes.clusters import Zygote, a_cluster
 from tests.unit.cli.test_metrics import free_port
@@ -208,7 +209,7 @@ def test_the_bulk_port_says_nothing_to_who_has_no_token(pair):
 def fixture_exporter(node):
     port = free_port()
     verb = [sys.executable, "-m", "ckptd", "metrics", "--port", str(port)]
-    process = subprocess.Popen(verb, env=node.environ(), stderr=subprocess.PIPE, text=True)
+    process = pythons.Popen(verb, env=node.environ(), stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr.readline() == f"serving http://127.0.0.1:{port}/metrics\n"
         yield process, port

@@ -12,6 +12,7 @@ import pytest
 
 from ckptd.arena.ask import Daemon
 from ckptd.shared.protocol.status import JobStatus
+from tests import pythons
 from tests.cluster import Node, wait_for
 from tests.faults.nodes.capture import in_readme, shape_of, taken
 from tests.faults.nodes.clusters import MB, Cluster, a_cluster, within
@@ -115,7 +116,7 @@ def test_without_its_coordinator_a_node_tells_what_it_knows(eight):
 def test_who_asks_twice_at_once_is_answered_twice(eight):
     """Two terminals, and the metrics between them."""
     asking = [
-        subprocess.Popen(
+        pythons.Popen(
             [sys.executable, "-m", "ckptd", "status", "--nodes", "--json"],
             env=eight.nodes["a"].environ(), stdout=subprocess.PIPE, text=True,
         )

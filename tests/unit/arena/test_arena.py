@@ -22,6 +22,7 @@ from ckptd.shared.format import arena_paths
 from ckptd.shared.format.digest import digest
 from ckptd.shared.format.manifest import StockObjects, encode_objects
 from ckptd.shared.format.slot import PAGE, SEALS_NBYTES, Seal, SlotState, next_seal
+from tests import pythons
 from tests.cluster import ROOT
 from tests.runs import RUN
 from tests.slots import write_slot
@@ -122,7 +123,7 @@ def test_a_second_daemon_is_told_who_has_it(path):
         "print('up', flush=True);"
         "time.sleep(60)"
     )
-    with subprocess.Popen([sys.executable, "-c", code, path], stdout=subprocess.PIPE, cwd=ROOT) as other:
+    with pythons.Popen([sys.executable, "-c", code, path], stdout=subprocess.PIPE, cwd=ROOT) as other:
         try:
             assert other.stdout.readline() == b"up\n"
             with pytest.raises(ConfigError, match=rf"pid {other.pid}\) already serves"):

@@ -14,6 +14,7 @@ from ckptd.arena.ask import Daemon, ask_status, require_daemon
 from ckptd.shared.base.errors import BudgetError, CkptdError, ConnectError
 from ckptd.shared.base.ids import JobKey
 from ckptd.shared.protocol.messages import AskDrain, AskStatus, Done, Refused, StatusReply, decode_request, encode
+from tests import pythons
 from tests.unit import a_status
 
 HOLD = """
@@ -33,7 +34,7 @@ def arena(tmp_path):
 @pytest.fixture
 def held(arena):
     """The arena with its lock held by another process, whose pid this is."""
-    with subprocess.Popen(
+    with pythons.Popen(
         [sys.executable, "-c", HOLD, f"{arena}/lock"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as holder:
         holder.stdout.readline()
@@ -190,7 +191,7 @@ def test_a_question_that_went_down_with_its_daemon_is_asked_again(arena, held):
 def test_a_path_too_long_for_a_socket(arena, tmp_path):
     deep = str(tmp_path / ("d" * 120))
     os.mkdir(deep)
-    with subprocess.Popen(
+    with pythons.Popen(
         [sys.executable, "-c", HOLD, f"{deep}/lock"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as holder:
         holder.stdout.readline()

@@ -3,7 +3,6 @@
 import itertools
 import os
 import random
-import subprocess
 import sys
 import tempfile
 
@@ -16,6 +15,7 @@ from ckptd.shared.base.errors import CkptdError, UsageError
 from ckptd.shared.format.digest import BLOCK_NBYTES
 from ckptd.shared.format.manifest import COMMITTED, MANIFEST, PARITY_DIR
 from ckptd.shared.format.schemes import Scheme
+from tests import pythons
 from tests.cluster import ROOT
 from tests.parity_store import Made
 
@@ -218,7 +218,7 @@ def test_killed_at_any_point_it_leaves_nothing_that_counts(tmp_path, arenas, poi
     before = files_of(final)
     lose("r00001-p00.safetensors", "r00002-p00.safetensors")(final)
     broken = files_of(final)
-    done = subprocess.run(
+    done = pythons.run(
         [sys.executable, "-m", "ckptd", "rebuild", str(final)], check=False, capture_output=True, timeout=60,
         env=os.environ | {"CKPTD_FAILPOINT": point, "PYTHONPATH": f"{ROOT}:{ROOT}/client"},
     )  # fmt: skip

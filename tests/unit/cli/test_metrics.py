@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 
 from ckptd.cli.view.metrics import families
 from ckptd.daemon import status as picture
+from tests import pythons
 from tests.cluster import Node
 from tests.unit import a_status
 
@@ -127,12 +128,12 @@ def test_a_real_daemon_is_scraped_and_one_that_is_gone_is_said_to_be(tmp_path):
     verb = [sys.executable, "-m", "ckptd", "metrics", "--port", str(port)]
     with Node(str(tmp_path)) as node:
         node.start()
-        exporter = subprocess.Popen(verb, env=node.environ(), stderr=subprocess.PIPE, text=True)
+        exporter = pythons.Popen(verb, env=node.environ(), stderr=subprocess.PIPE, text=True)
         try:
             assert exporter.stderr.readline() == f"serving http://127.0.0.1:{port}/metrics\n"
             assert of(scrape(port), "ckptd_up") == 1
             assert of(scrape(port), "ckptd_arena_used_bytes") == 0
-            second = subprocess.run(verb, env=node.environ(), capture_output=True, text=True, timeout=30, check=False)
+            second = pythons.run(verb, env=node.environ(), capture_output=True, text=True, timeout=30, check=False)
             assert second.returncode == 2
             assert f"cannot serve metrics at 127.0.0.1 port {port}: Address already in use" in second.stderr
             node.stop()

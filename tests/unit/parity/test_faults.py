@@ -29,6 +29,7 @@ from ckptd.shared.format.digest import BLOCK_NBYTES
 from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.format.slot import SlotState
 from ckptd.system import failpoints
+from tests import pythons
 from tests.cluster import ROOT
 from tests.nodes import EPOCH, KEY, SAVE, SECRET, content, start_set
 from tests.runs import RUN
@@ -364,7 +365,7 @@ class Process:
         env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/client"}
         if failpoint:
             env[failpoints.VARIABLE] = failpoint
-        self.process = subprocess.Popen(
+        self.process = pythons.Popen(
             [sys.executable, "-m", "tests.nodes", directory, f"n{index}", str(index), str(SIZE)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, cwd=ROOT,
         )  # fmt: skip

@@ -15,6 +15,7 @@ from ckptd.peers.plane import PeerPlane
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.protocol.topology import Peer
 from ckptd.system.config import Config
+from tests import pythons
 from tests.runs import RUN
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
@@ -100,7 +101,7 @@ class Apart:
     """A plane in a process of its own, which meets the peer given and answers each message with the same number."""
 
     def __init__(self, directory, node, peer, **settings):
-        self.process = subprocess.Popen(
+        self.process = pythons.Popen(
             [
                 sys.executable,
                 "-P",

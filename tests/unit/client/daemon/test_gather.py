@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from ckptd_client import SaveFailedError
+from tests import pythons
 from tests.cluster import Node, wait_for
 from tests.unit.client.daemon.test_launchers import torchrun
 
@@ -151,7 +152,7 @@ os._exit(0)
 def test_any_daemon_shows_the_nodes_of_its_job_and_rank_0s_all_of_them(daemons, tmp_path):
     left, right, _ = daemons
     ranks = [
-        subprocess.Popen(
+        pythons.Popen(
             [sys.executable, "-c", SAVING, str(tmp_path), str(rank)],
             env=node.environ(GLOO_SOCKET_IFNAME="lo"),
             stdin=subprocess.PIPE,

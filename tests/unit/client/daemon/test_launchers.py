@@ -3,7 +3,6 @@
 import json
 import os
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -14,6 +13,7 @@ import torch
 import ckptd_client
 from ckptd_client import CkptdError, RestoreError, UsageError, _connect
 from ckptd_client._local.rank import Group
+from tests import pythons
 from tests.cluster import CODE, Node
 
 BIN = os.path.dirname(sys.executable)
@@ -298,7 +298,7 @@ def test_a_job_that_is_started_twice_under_one_name_and_port_is_two_sessions(tmp
         port = probe.getsockname()[1]
     command = [*torchrun(2)[:3], "--rdzv-id", "job", "--master-addr", "127.0.0.1", "--master-port", str(port)]
     for _ in range(2):
-        subprocess.run(
+        pythons.run(
             [*command, "--nproc-per-node", "2", str(script)], check=True, timeout=60,
             env=os.environ | {"PYTHONPATH": CODE, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"},
         )  # fmt: skip

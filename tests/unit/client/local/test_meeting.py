@@ -15,6 +15,7 @@ import torch.distributed as dist
 import ckptd_client
 from ckptd_client import ConfigError
 from ckptd_client._local.rank import find_group
+from tests import pythons
 from tests.cluster import Node
 
 BIN = os.path.dirname(sys.executable)
@@ -87,7 +88,7 @@ def launched(node: Node, how: str, *arguments: str) -> tuple[str, str]:
         shared |= {"TORCHELASTIC_RUN_ID": uuid.uuid4().hex, "LOCAL_WORLD_SIZE": str(WORLD)}
         commands = [([sys.executable], {"RANK": str(rank)}) for rank in range(WORLD)]
     running = [
-        subprocess.Popen(
+        pythons.Popen(
             [*command, *words],
             env=node.environ(**shared, **own),
             stdout=subprocess.PIPE,

@@ -2,12 +2,12 @@
 
 import os
 import signal
-import subprocess
 import sys
 
 import pytest
 
 from ckptd_client._preempt import signals
+from tests import pythons
 
 HEAD = f"""
 import faulthandler, os, signal, sys, threading, time
@@ -23,7 +23,7 @@ def in_thread(call):
 
 
 def run(code: str) -> tuple[int, list[str], str]:
-    done = subprocess.run([sys.executable, "-c", HEAD + code], capture_output=True, text=True, timeout=30, check=False)
+    done = pythons.run([sys.executable, "-c", HEAD + code], capture_output=True, text=True, timeout=30, check=False)
     return done.returncode, done.stdout.split(), done.stderr
 
 

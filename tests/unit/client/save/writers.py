@@ -8,13 +8,14 @@ import gc
 import mmap
 import os
 import socket
-import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import nn
+
+from tests import pythons
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = _libc.mremap.restype = ctypes.c_void_p
@@ -212,7 +213,7 @@ def another_process(victim):
     """As a debugger would."""
     _libc.prctl(0x59616D61, -1, 0, 0, 0)  # PR_SET_PTRACER_ANY, where Yama asks for it
     poke = [sys.executable, "-c", _POKE, str(os.getpid()), str(victim.middle)]
-    subprocess.run(poke, check=False, capture_output=True, timeout=30)
+    pythons.run(poke, check=False, capture_output=True, timeout=30)
 
 
 def dont_need(victim):

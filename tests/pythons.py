@@ -1,0 +1,195 @@
+"""Python processes for tests, forked from a server that has imported what they need: they are there in a moment.
+
+``Popen`` and ``run`` are subprocess's. A command that begins with this interpreter, and asks it for nothing but a
+program, becomes a fork; any other is carried out as it is. A test of how an interpreter starts or ends uses subprocess.
+"""
+
+import atexit
+import json
+import os
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from tests.python_server import HEAD, MOST_FDS, STATUS, Command, parse
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+CODE = os.pathsep.join((ROOT, os.path.join(ROOT, "client")))  # where a process finds ckptd and the client of this tree
+ENVIRON = {"PYTHONPATH": CODE, "OMP_NUM_THREADS": "1"}
+_PADDING = " " * 8000  # room for the words that /proc shows of a process
+_LISTENING = 128
+_MPIEXEC, _TORCHRUN = "mpiexec", "torch.distributed.run"
+_PLAIN = (
+    "ckptd.cli", "ckptd.cli.run", "ckptd.cli.status", "ckptd.cli.drain", "ckptd.cli.listing", "ckptd.cli.verify",
+    "ckptd.daemon.serving", "rich.console", "rich.table",
+)  # fmt: skip
+_TORCH = (
+    "torch", "torch.distributed.checkpoint", "torch.distributed.checkpoint.state_dict", "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel", "torch.utils.data", "torch.distributed.launcher.api", "msgpack",
+    "numpy.random", "pytest", "ckptd_client", "ckptd_client.dcp", "ckptd.parity.encode", "ckptd.parity.rebuild",
+)  # fmt: skip
+
+
+class _Server:
+    """One of a kind in this process, started when it is first asked for something."""
+
+    def __init__(self, *modules: str) -> None:
+        self._modules = modules
+        self._starting = threading.Lock()
+        self._path = ""
+        self._owner = 0
+
+    def make_shim(self) -> str:
+        """The path of a program that takes an interpreter's arguments, and has the server fork it."""
+        self._ensure()
+        path = os.path.join(os.path.dirname(self._path), "python")
+        if not os.path.exists(path):
+            with open(os.path.join(os.path.dirname(__file__), "python_shim.py"), encoding="utf-8") as file:
+                text = file.read()
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(f"#!{sys.executable} -SE\n{text}")
+            os.chmod(path, 0o700)
+        return path
+
+    def ask(self, request: dict[str, Any], fds: Sequence[int]) -> tuple[int, socket.socket]:
+        """Pid and connection of a process that it forks."""
+        self._ensure()
+        data = json.dumps(request).encode()
+        conn = socket.socket(socket.AF_UNIX)
+        try:
+            conn.connect(self._path)
+            sent = socket.send_fds(conn, [HEAD.pack(len(data))], list(fds))
+            assert sent == HEAD.size
+            conn.sendall(data)
+            (pid,) = HEAD.unpack(conn.recv(HEAD.size, socket.MSG_WAITALL))
+        except BaseException:
+            conn.close()
+            raise
+        return pid, conn
+
+    def _ensure(self) -> None:
+        with self._starting:
+            if self._owner != os.getpid():
+                self._start()
+
+    def _start(self) -> None:
+        folder = tempfile.mkdtemp(prefix="ckptd-pythons-")
+        self._path, self._owner = os.path.join(folder, "socket"), os.getpid()
+        atexit.register(self._forget, self._path)
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("CKPTD_", "NOTIFY_", "WATCHDOG_", "PYTHONW"))}
+        theirs, self._life = os.pipe()
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(self._path)
+            listener.listen(_LISTENING)
+            words = [os.path.join(os.path.dirname(__file__), "python_server.py"), str(listener.fileno()), str(theirs)]
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", *words, _PADDING, *self._modules],
+                env=clean | ENVIRON,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[listener.fileno(), theirs],
+                cwd=ROOT,
+            )
+        os.close(theirs)
+
+    def _forget(self, path: str) -> None:
+        if self._owner == os.getpid():
+            os.close(self._life)
+            self._process.wait()
+            shutil.rmtree(os.path.dirname(path))
+
+
+_servers = {"plain": _Server(*_PLAIN), "torch": _Server(*_TORCH)}
+
+
+def _shim() -> str:
+    """What a launcher is given in place of sys.executable, so that its ranks are forked too."""
+    return _servers["torch"].make_shim()
+
+
+def _server_of(command: Command) -> _Server:
+    """The daemon's side never has torch."""
+    if command.kind == "-m":
+        plain = command.what == "ckptd" or command.what.startswith("ckptd.")
+    else:
+        plain = command.kind == "-c" and "torch" not in command.what and "ckptd_client" not in command.what
+    return _servers["plain" if plain else "torch"]
+
+
+class Popen(subprocess.Popen[Any]):
+    """subprocess.Popen; the process is no child of this one, but the server's, and ends with this one."""
+
+    _conn: socket.socket | None = None
+
+    def _execute_child(self, args: Any, executable: Any, preexec_fn: Any, close_fds: bool, *more: Any) -> None:
+        pass_fds, cwd, env, _startup, _flags, shell, *rest = more
+        pipes, (_signals, gid, gids, uid, umask, session, group) = rest[:6], rest[6:]
+        plain = preexec_fn is None and not shell and executable is None and close_fds and umask == -1
+        plain = plain and (gid, gids, uid) == (None, None, None) and group in (None, -1) and not isinstance(args, str)
+        words = [os.fsdecode(word) for word in args] if plain else []
+        command = parse(words[1:]) if words and words[0] == sys.executable else None
+        if words and os.path.basename(words[0]) == _MPIEXEC:
+            args = [_shim() if word == sys.executable else word for word in words]
+        if command is None or len(pass_fds) > MOST_FDS - 3:
+            super()._execute_child(args, executable, preexec_fn, close_fds, *more)
+            return
+        streams = [pipe if pipe != -1 else fd for fd, pipe in enumerate((pipes[0], pipes[3], pipes[5]))]
+        environ = dict(os.environ) if env is None else {os.fsdecode(k): os.fsdecode(v) for k, v in env.items()}
+        if command.what == _TORCHRUN:
+            environ["PYTHON_EXEC"] = _shim()
+        request = {
+            "argv": words, "env": environ, "cwd": os.path.abspath(os.fsdecode(cwd or ".")), "session": session,
+            "fds": [0, 1, 2, *pass_fds],
+        }  # fmt: skip
+        self.pid, self._conn = _server_of(command).ask(request, [*streams, *pass_fds])
+        self._child_created = True
+        self._close_pipe_fds(*pipes)
+
+    def _try_wait(self, wait_flags: int) -> tuple[int, int]:
+        """As waitpid, of a process whose status comes from the server."""
+        if self._conn is None:
+            return super()._try_wait(wait_flags)
+        if wait_flags & os.WNOHANG and not select.select([self._conn], [], [], 0)[0]:
+            return 0, 0
+        data = self._conn.recv(STATUS.size, socket.MSG_WAITALL)
+        self._conn.close()
+        return self.pid, STATUS.unpack(data)[0] if data else 9
+
+    def _internal_poll(self, _deadstate: Any = None, **_waits: Any) -> int | None:
+        if self._conn is None:
+            return super()._internal_poll(_deadstate)
+        if self.returncode is None and self._waitpid_lock.acquire(blocking=False):
+            try:
+                if self.returncode is None and self._conn.fileno() >= 0:
+                    pid, status = self._try_wait(os.WNOHANG)
+                    if pid == self.pid:
+                        self._handle_exitstatus(status)
+            finally:
+                self._waitpid_lock.release()
+        return self.returncode
+
+
+def run(
+    words: Sequence[Any], *, capture_output: bool = False, check: bool = False, timeout: float | None = None,
+    input: Any = None, **more: Any,  # noqa: A002 - subprocess's name
+) -> subprocess.CompletedProcess[Any]:  # fmt: skip
+    """subprocess.run."""
+    if capture_output:
+        more |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    if input is not None:
+        more["stdin"] = subprocess.PIPE
+    with Popen(words, **more) as process:
+        try:
+            out, errors = process.communicate(input, timeout)
+        except BaseException:
+            process.kill()
+            raise
+    done = subprocess.CompletedProcess(words, process.returncode, out, errors)
+    if check:
+        done.check_returncode()
+    return done
