@@ -170,7 +170,7 @@ def test_forget_keeps_what_nothing_else_has_unless_forced(node: Node):
     done = ckptd(node, "forget", "job", "--force")
     assert done.returncode == 0, done.stderr
     assert "freed" in done.stdout
-    assert node.slots() == []
+    wait_for(lambda: node.slots() == [])
     with Ranks(node) as ranks:
         ranks.call("connect")
         assert ranks.call("load") == [None], "nothing unfinished is offered"
