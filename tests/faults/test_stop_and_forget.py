@@ -84,6 +84,7 @@ def test_stop_with_wait_returns_when_the_drain_that_runs_is_done(node: Node):
     assert found["jobs"][0]["durable"] is False
     assert node.daemon.wait(30) == 0
     node.start()
+    wait_for(lambda: any(one.phase == "durable" for one in node.job("job").checkpoints))  # it has looked at the store
     found = json.loads(ckptd(node, "stop", "--wait", "--json").stdout)
     assert found["stopped"] is True
     assert [(job["job"], job["step"], job["durable"]) for job in found["jobs"]] == [("job", 1, True)]
