@@ -83,7 +83,7 @@ def _contents() -> str:
 def _decisions() -> str:
     lines = ["# Decisions", ""]
     lines += wrapped(
-        "Choices that somebody may want to undo: the problem, the decision, its price, and what would reverse it. "
+        "Choices that a later change may want to undo: problem, decision, price, and a reason to reverse it. "
         f"`{COMMAND}` writes this list from the titles.", indent=""
     )  # fmt: skip
     lines.append("")
@@ -117,5 +117,6 @@ def wrapped(text: str, *, width: int = 120, indent: str = "  ") -> list[str]:
 
 
 if __name__ == "__main__":
-    for name, text in outputs().items():
-        (ROOT / name).write_text(text, encoding="utf-8")
+    for _ in range(2):  # the lists have the first sentences of each other
+        for name, text in outputs().items():
+            (ROOT / name).write_text(text, encoding="utf-8")
