@@ -5,8 +5,6 @@ import errno
 import os
 import stat
 import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,11 +12,12 @@ import msgspec
 
 from ckptd.arena.budget import Budget, budget
 from ckptd.arena.publications import Publications
+from ckptd.arena.slot_memory import make_slot
 from ckptd.shared.base.errors import BudgetError, ConfigError, DamagedError
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.files import locks, spare_pages
 from ckptd.shared.files.arena_location import make_directory
-from ckptd.shared.files.mapping import HUGE_NBYTES, Mapping, fill, fill_huge
+from ckptd.shared.files.mapping import Mapping
 from ckptd.shared.format import arena_paths
 from ckptd.shared.format.digest import blocks
 from ckptd.shared.format.integrity import XXH3, Integrity, Purpose
@@ -27,9 +26,6 @@ from ckptd.system import failpoints
 from ckptd.system.units import format_size
 
 MAX_SOCKET_PATH = 107  # sun_path, less its final NUL
-_MAX_REFUSALS = 8  # of huge pages: then memory is too scattered to go on asking for them
-_FILL_NBYTES = 2 * HUGE_NBYTES  # per call: each holds the process's memory lock, for which the main loop may wait
-_COLLAPSE_NBYTES = 8 * _FILL_NBYTES  # the same of huge pages, whose making drops the lock; a call alone costs 3 ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +239,7 @@ class Arena:
             self._making[path] = mark
         try:
             self.job_path(job)
-            for taken in _make_slot(path, capacity):
+            for taken in make_slot(path, capacity):
                 left -= taken
                 with self._accounts:  # what has its pages is no longer free, as the machine counts
                     self._reserved -= taken
@@ -420,45 +416,6 @@ def _read_seal(path: str, capacity: int, integrity: Integrity) -> Seal:
     with open(path, "rb") as file:
         file.seek(capacity - SEALS_NBYTES)
         return decode_seals(file.read(SEALS_NBYTES), integrity, where=path)[2]
-
-
-def _make_slot(path: str, capacity: int) -> Iterator[int]:
-    """Makes the file and gives it its memory part by part; yields the bytes of each. Raises OSError (ENOSPC)."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        os.ftruncate(fd, capacity)
-        mapping, refusals, made = Mapping(fd, capacity), 0, 0
-        for nbytes in _filled_huge(mapping, capacity):
-            made += nbytes
-            yield nbytes
-        for start in range(made, capacity, _FILL_NBYTES):
-            nbytes = min(_FILL_NBYTES, capacity - start)
-            if nbytes < _FILL_NBYTES or refusals > _MAX_REFUSALS or not fill_huge(mapping, start, nbytes):
-                refusals += 1
-                os.posix_fallocate(fd, start, nbytes)  # says that there is no room, where a touch would kill us
-                fill(mapping, start, nbytes)
-            yield nbytes
-    finally:
-        os.close(fd)
-
-
-def _filled_huge(mapping: Mapping, capacity: int) -> Iterator[int]:
-    """Fills large parts from the start on, by two threads at once; yields the bytes of each, until one is refused.
-
-    Pages behind that may be filled too, or partly: filling them again is harmless.
-    """
-    starts = range(0, capacity - _COLLAPSE_NBYTES + 1, _COLLAPSE_NBYTES)
-    if not starts:
-        return
-    with ThreadPoolExecutor(2, thread_name_prefix="fill") as pool:
-        parts = [pool.submit(fill_huge, mapping, start, _COLLAPSE_NBYTES) for start in starts]
-        try:
-            for part in parts:
-                if not part.result():
-                    return
-                yield _COLLAPSE_NBYTES
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _listdir(path: str) -> list[str]:

@@ -1,9 +1,6 @@
 """The daemons of other nodes: one socket to hear them, one to each of them, a link with each."""
 
-import heapq
-import itertools
 import logging
-import math
 import secrets
 import time
 from collections import Counter, deque
@@ -35,6 +32,7 @@ from ckptd.peers.packets import (
 )
 from ckptd.peers.remote import Remote
 from ckptd.peers.sockets import listen
+from ckptd.peers.turns import Turns
 from ckptd.peers.zap import Authenticator
 from ckptd.shared.base.errors import ProtocolError, UnknownMessageError
 from ckptd.shared.base.ids import JobKey
@@ -47,7 +45,6 @@ _CONNECT_MOST = 32  # per round of the loop: each takes most of a millisecond
 _RECEIVE_MOST = 256  # per round of the loop
 _PATIENCE_S = 600.0  # with a silent peer that the job's present topology does not name
 _MAX_SOCKETS = 1 << 15
-_STRANGER_S = 60.0  # how long one that was refused is told of
 
 
 class PeerView(NamedTuple):
@@ -86,8 +83,7 @@ class PeerPlane:
         self._keys: Counter[str] = Counter()  # of remotes: sites may give one to many
         self._events: list[ev.Event] = []
         self._mail: list[Received] = []
-        self._due: list[tuple[float, int, Remote]] = []  # a heap: when which is to be looked at, at the latest
-        self._turns = itertools.count()
+        self._turns = Turns()
         self._offers = Offers()
         self.refused: Counter[str] = Counter()  # what was dropped, by reason
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -148,8 +144,8 @@ class PeerPlane:
 
     def send(self, job: JobKey, node: str, message: ev.Message) -> bool:
         """Queues the message; False: the node is not up for the job. Raises ProtocolError when it is too large."""
-        remote = self._jobs.get(job, {}).get(node)
-        if remote is None or job not in remote.told:
+        remote = self._up_for(job, node)
+        if remote is None:
             return False
         sent = self._say(remote, Word(node_messages.encode(message)))
         self._flush(remote)
@@ -157,8 +153,8 @@ class PeerPlane:
 
     def write(self, job: JobKey, node: str, body: Mail) -> bool:
         """Queues a question or an answer; False: the node is not up for the job, or it is too large."""
-        remote = self._jobs.get(job, {}).get(node)
-        if remote is None or job not in remote.told:
+        remote = self._up_for(job, node)
+        if remote is None:
             return False
         try:
             return self._say(remote, body)
@@ -166,6 +162,10 @@ class PeerPlane:
             return False
         finally:
             self._flush(remote)
+
+    def _up_for(self, job: JobKey, node: str) -> Remote | None:
+        remote = self._jobs.get(job, {}).get(node)
+        return remote if remote is not None and job in remote.told else None
 
     def take_mail(self) -> list[Received]:
         """Questions and answers that ``receive`` found since the last call."""
@@ -243,8 +243,7 @@ class PeerPlane:
             if remote.jobs:  # else it was dropped meanwhile
                 remote.connect()
                 self._flush(remote)
-        for remote in self._take_due(now):
-            remote.due = math.inf
+        for remote in self._turns.take(now):
             if not remote.jobs:
                 continue
             self._flush(remote)
@@ -255,25 +254,11 @@ class PeerPlane:
                 self._part_from_former(remote)
         return self._take_events()
 
-    def _take_due(self, now: float) -> list[Remote]:
-        """Whose turn it is. The others cost nothing: with a thousand of them some is due at every moment."""
-        due = []
-        while self._due and self._due[0][0] <= now:
-            time_, _, remote = heapq.heappop(self._due)
-            if time_ == remote.due:  # else an earlier turn was taken meanwhile
-                due.append(remote)
-        return due
-
-    def _see_to(self, remote: Remote, by: float) -> None:
-        if by < remote.due:
-            remote.due = by
-            heapq.heappush(self._due, (by, next(self._turns), remote))
-
     def next_deadline(self) -> float | None:
         """When ``tick`` must be called at the latest; None: there is nobody to talk to."""
         if self._events or self._unconnected:
             return 0.0
-        return self._due[0][0] if self._due else None
+        return self._turns.next
 
     def close(self) -> None:
         """Gives all sockets back. Blocks for a moment, if last words are on their way."""
@@ -329,7 +314,7 @@ class PeerPlane:
                     case Got():
                         self._got(remote, item.body)
         by = remote.link.next_deadline()
-        self._see_to(remote, min(by, remote.awaited_until) if remote.awaited else by)
+        self._turns.see_to(remote, min(by, remote.awaited_until) if remote.awaited else by)
 
     # --- what the link tells
 
@@ -438,12 +423,7 @@ class PeerPlane:
         now = self._clock()
         current = [one for one in self._remotes.values() if len(self._former(one)) < len(one.jobs)]
         lines = [problem for remote in current if (problem := remote.problem(now))]
-        for stranger, when in self._zap.strangers.items():
-            if now - when < _STRANGER_S and stranger.key not in self._keys:
-                lines.append(
-                    f"a daemon at {stranger.address} with key {stranger.key} was refused: no job here names it; "
-                    "if it is of one of these jobs, its arena was lost or its key_file changed: reconnect the job"
-                )
+        lines += self._zap.problems(self._keys, now)
         if self._identity.problem and self._remotes:
             lines.append(self._identity.problem)
         return lines

@@ -1,6 +1,6 @@
 """Which keys may connect: ZeroMQ asks for each handshake (ZAP, RFC 27), and is answered in the daemon's loop."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import NamedTuple
 
 import zmq
@@ -9,6 +9,7 @@ from zmq.utils import z85
 _ENDPOINT = "inproc://zeromq.zap.01"
 _KEPT = 16  # strangers that are remembered, the last
 _WAITING = 256  # handshakes that are held, the last
+_STRANGER_S = 60.0  # how long one that was refused is told of
 
 
 class Stranger(NamedTuple):
@@ -68,6 +69,15 @@ class Authenticator:
         self.strangers[stranger] = now
         if len(self.strangers) > _KEPT:
             del self.strangers[next(iter(self.strangers))]
+
+    def problems(self, known: Container[str], now: float) -> list[str]:
+        """Daemons that were refused lately and whose keys are not known since, a line each."""
+        late = [who for who, when in self.strangers.items() if now - when < _STRANGER_S and who.key not in known]
+        return [
+            f"a daemon at {who.address} with key {who.key} was refused: no job here names it; "
+            "if it is of one of these jobs, its arena was lost or its key_file changed: reconnect the job"
+            for who in late
+        ]
 
     def close(self) -> None:
         """Gives the socket back."""

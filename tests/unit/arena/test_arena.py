@@ -11,6 +11,7 @@ import time
 import pytest
 
 from ckptd.arena import arena as arena_module
+from ckptd.arena import slot_memory
 from ckptd.arena.arena import Arena
 from ckptd.arena.budget import Budget, Limit
 from ckptd.shared.base.errors import BudgetError, ConfigError, DamagedError
@@ -329,10 +330,10 @@ def test_a_large_slot_is_made_in_few_calls_and_in_more_where_one_is_refused(aren
             at_the_start.append(nbytes)
             if len(at_the_start) <= refused:
                 return False
-        arena_module.fill(mapping, start, nbytes)
+        slot_memory.fill(mapping, start, nbytes)
         return True
 
-    monkeypatch.setattr(arena_module, "fill_huge", fill_huge)
+    monkeypatch.setattr(slot_memory, "fill_huge", fill_huge)
     capacity = 64 * HUGE_NBYTES
     arena.reserve(0, 1, capacity)
     name = arena.allocate(KEY, 0, capacity)
@@ -411,7 +412,7 @@ def test_a_reader_keeps_no_memory_of_slots_that_go(arena, monkeypatch):
 
 
 def test_what_is_unlinked_while_it_is_made_is_no_longer_counted(arena, monkeypatch):
-    real, parts = arena_module._make_slot, []
+    real, parts = arena_module.make_slot, []
 
     def make(path, capacity):
         for taken in real(path, capacity):
@@ -420,7 +421,7 @@ def test_what_is_unlinked_while_it_is_made_is_no_longer_counted(arena, monkeypat
                 arena.forget_job(KEY)
             yield taken
 
-    monkeypatch.setattr(arena_module, "_make_slot", make)
+    monkeypatch.setattr(arena_module, "make_slot", make)
     name, capacity = arena_paths.parity_name(SAVE, 1), 5 * 2 * HUGE_NBYTES
     arena.reserve(0, 1, capacity)
     with pytest.raises(FileNotFoundError, match="given up"):

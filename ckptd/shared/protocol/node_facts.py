@@ -1,0 +1,300 @@
+"""What a daemon reports to the one that coordinates the job, and the fields of all messages between daemons.
+
+A fact travels in a ``Report``, or happens on the coordinator's own node. The core knows it as an event.
+"""
+
+from typing import Annotated
+
+import msgspec
+
+from ckptd.shared.base.ids import (
+    MAX_RANKS,
+    NO_RUN,
+    Incarnation,
+    JobKey,
+    Nbytes,
+    NodeName,
+    Rank,
+    RunId,
+    SaveId,
+    Session,
+    Step,
+    StoreChoice,
+    WorldSize,
+)
+from ckptd.shared.format.replica_shares import MAX_SHARES, Share
+from ckptd.shared.format.schemes import Scheme
+from ckptd.shared.format.schemes.layout import MAX_SET_SIZE
+from ckptd.shared.format.slot import Seal
+from ckptd.shared.protocol.messages import Cadence, LateText, Seq, SlotName, Tier
+from ckptd.shared.protocol.parity_types import Member
+from ckptd.shared.protocol.read_groups import ExchangeAddress
+from ckptd.shared.protocol.topology import MAX_NODES, Peer, Topology
+
+MAX_TEXT_CHARS = 1 << 16
+MAX_VOID = 16  # sessions that are over, and of which a number may still come late
+
+Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT_CHARS)]
+Texts = Annotated[tuple[Text, ...], msgspec.Meta(max_length=MAX_RANKS)]
+Code = Annotated[str, msgspec.Meta(max_length=64)]  # of ckptd.shared.base.errors
+Host = Annotated[str, msgspec.Meta(max_length=255)]
+Pid = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+AnySession = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._:-]{0,128}\Z")]  # empty: of none
+AnySlot = Annotated[str, msgspec.Meta(pattern=r"^(r[0-9]{5,7}-[0-9]{6,12}\.slot)?\Z")]
+AnyDirname = Annotated[str, msgspec.Meta(pattern=r"^(step-[0-9]{9,12}\.i[0-9]{4,8})?\Z")]
+AnyStore = Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{32})?\Z")]
+Ranks = Annotated[tuple[Rank, ...], msgspec.Meta(max_length=MAX_RANKS)]
+Nodes = Annotated[tuple[NodeName, ...], msgspec.Meta(max_length=MAX_NODES)]
+Peers = Annotated[tuple[Peer, ...], msgspec.Meta(max_length=MAX_NODES)]
+Shares = Annotated[tuple[Share, ...], msgspec.Meta(max_length=MAX_SHARES)]
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that happened to a job."""
+
+    job: JobKey
+
+
+class NodeMessage(Event, frozen=True, kw_only=True):
+    """Base of what the daemons of a job tell each other."""
+
+    node: NodeName  # the sender
+
+
+class RankFound(Event, frozen=True, kw_only=True, tag="rank-found"):
+    """A live process holds the lock of a rank file of this job."""
+
+    rank: Rank
+    session: Session
+    pid: Pid
+    host: Host
+
+
+class RankAttached(Event, frozen=True, kw_only=True, tag="rank-attached"):
+    """A rank asks to belong to the job. ``incarnation`` 0 is a connect, else it comes back to a restarted daemon.
+
+    ``store_id``: the store that it asks for, or, when it comes back, is saved to; empty: none in particular.
+    """
+
+    request: Seq
+    session: Session
+    rank: Rank
+    world_size: WorldSize
+    host: Host
+    pid: Pid
+    incarnation: Incarnation = 0
+    run: RunId = NO_RUN  # drawn with that incarnation
+    store_id: StoreChoice = ""
+    takeover: bool = False
+    cadence: Cadence = Cadence()
+    topology: Topology | None = None  # None: this node alone
+
+
+class RankGone(Event, frozen=True, kw_only=True, tag="rank-gone"):
+    """The process behind a rank of a session ended without a word."""
+
+    rank: Rank
+    session: Session
+
+
+class RankDetached(Event, frozen=True, kw_only=True, tag="rank-detached"):
+    """The rank closed."""
+
+    request: Seq = 0
+    rank: Rank
+    session: Session
+
+
+class FromRank(Event, frozen=True, kw_only=True):
+    """A word of an attached rank. ``session`` says of which one; empty when the daemon speaks for it."""
+
+    rank: Rank
+    session: AnySession = ""
+    request: Seq = 0  # 0: nobody waits for an answer
+
+
+class SegmentStaged(FromRank, frozen=True, kw_only=True, tag="segment-staged"):
+    """A rank sealed its whole segment in a slot. The caller has checked the seal against this.
+
+    ``late``: what verifies its late copies, for the status of its node; empty among nodes.
+    """
+
+    world_size: WorldSize
+    slot: SlotName
+    save: SaveId
+    nbytes: Nbytes
+    drain: bool = False
+    shares: Shares = ()
+    late: LateText = ""
+
+
+class SaveSkipped(FromRank, frozen=True, kw_only=True, tag="save-skipped"):
+    """A rank found no slot in time."""
+
+    save: SaveId
+    reason: Text
+
+
+class DrainAsked(FromRank, frozen=True, kw_only=True, tag="drain-asked"):
+    """Somebody wants the newest staged checkpoint durable now."""
+
+    rank: Annotated[int, msgspec.Meta(ge=-1, lt=MAX_RANKS)] = -1
+
+
+class PreemptAsked(FromRank, frozen=True, kw_only=True, tag="preempt-asked"):
+    """Somebody is about to end the job, or a rank was past the step that was announced (``passed``): ``why``."""
+
+    rank: Annotated[int, msgspec.Meta(ge=-1, lt=MAX_RANKS)] = -1
+    why: Text
+    passed: Step | None = None
+
+
+class StepsRead(Event, frozen=True, kw_only=True, tag="steps-read"):
+    """The highest step at which a rank of this node is, -1 if none has asked; no rank goes past it unheld.
+
+    ``fixed``: a step that was announced to them before.
+    """
+
+    session: Session
+    highest: Annotated[int, msgspec.Meta(ge=-1, lt=1 << 62)]
+    fixed: Step | None = None
+
+
+class SlotsAwaited(Event, frozen=True, kw_only=True, tag="slots-awaited"):
+    """The ranks of this node that asked for slots and have none to write to yet: memory is allocated for them."""
+
+    ranks: Ranks = ()
+
+
+class LoadAsked(FromRank, frozen=True, kw_only=True, tag="load-asked"):
+    """A rank wants to restore; step None is the newest. ``run``: of this run alone; None: of the job's own line."""
+
+    step: Step | None = None
+    run: RunId | None = None
+    exchange: ExchangeAddress | None = None
+
+
+class LoadReported(FromRank, frozen=True, kw_only=True, tag="load-reported"):
+    """A rank read, or could not read, what it was pointed to."""
+
+    save: SaveId
+    tier: Tier
+    problem: Text = ""
+    fatal: bool = False  # no other checkpoint would do better
+    reshape: bool = False  # nothing is wrong with it, but this rank needs other ranks' images too
+
+
+class SegmentReleased(Event, frozen=True, kw_only=True, tag="segment-released"):
+    """A slot of this node no longer holds the save."""
+
+    rank: Rank
+    save: SaveId
+
+
+class SegmentFetched(Event, frozen=True, kw_only=True, tag="segment-fetched"):
+    """A whole segment was copied or rebuilt into a slot of this node, checked and sealed; or ``problem``."""
+
+    rank: Rank
+    save: SaveId
+    tier: Tier
+    slot: AnySlot = ""
+    capacity: Nbytes = 0
+    seal: Seal | None = None  # None: see problem; not reported
+    problem: Text = ""
+    shares: Shares = ()
+
+
+class Encoded(Event, frozen=True, kw_only=True, tag="encoded"):
+    """This node's parity of the save is sealed, or ``problem`` says why not (nothing of it is left then)."""
+
+    save: SaveId
+    epoch: Incarnation
+    problem: Text = ""
+
+
+class DrainMoved(Event, frozen=True, kw_only=True, tag="drain-moved"):
+    """So many bytes of this node's share are written. by_rank: of whose images; said on this node only."""
+
+    save: SaveId
+    nbytes_done: Nbytes
+    by_rank: Annotated[tuple[tuple[Rank, Nbytes], ...], msgspec.Meta(max_length=MAX_RANKS)] = ()
+
+
+class Drained(Event, frozen=True, kw_only=True, tag="drained"):
+    """This node's files are written and synced, or ``problem`` says why not."""
+
+    save: SaveId
+    problem: Text = ""
+    committed: bool = False  # nothing was written: the save was found under its final name
+
+
+class VoteWritten(Event, frozen=True, kw_only=True, tag="vote-written"):
+    """This node's vote is synced, or ``problem`` says why not."""
+
+    save: SaveId
+    problem: Text = ""
+
+
+class HeldSegment(msgspec.Struct, frozen=True, array_like=True):
+    """One segment in a slot of a node."""
+
+    save: SaveId
+    rank: Rank
+    world_size: WorldSize
+    nbytes: Nbytes
+    shares: Shares = ()
+
+
+class HeldPiece(msgspec.Struct, frozen=True, array_like=True):
+    """One parity piece in the arena of a node: whose ranks' segments it protects, by member."""
+
+    save: SaveId
+    epoch: Incarnation
+    scheme: Scheme
+    index: Member
+    ranks: Annotated[tuple[Ranks, ...], msgspec.Meta(max_length=MAX_SET_SIZE)]
+    members: Annotated[tuple[NodeName, ...], msgspec.Meta(max_length=MAX_SET_SIZE)] = ()
+
+
+class NodeHas(Event, frozen=True, kw_only=True, tag="node-has"):
+    """All that lies and lives at the node, in place of what was known of it. ``incarnation``: the largest it knows of.
+
+    ``former``: nodes that the job ran on before this session, as far as the node knows.
+    """
+
+    incarnation: Incarnation
+    run: RunId = NO_RUN  # drawn with that incarnation
+    segments: Annotated[tuple[HeldSegment, ...], msgspec.Meta(max_length=MAX_RANKS)] = ()
+    pieces: Annotated[tuple[HeldPiece, ...], msgspec.Meta(max_length=MAX_RANKS)] = ()
+    former: Nodes = ()
+    session: AnySession = ""  # the one that was opened here last
+    # Rank and session of each process.
+    live: Annotated[tuple[tuple[Rank, Session], ...], msgspec.Meta(max_length=MAX_RANKS)] = ()
+    resumed: SaveId | None = None  # what a load agreed on, in that incarnation
+    epoch: Incarnation = 0
+    since: Incarnation = 0  # the epoch in which the job first came to this arena: older parity was never here
+
+
+class Knocked(Event, frozen=True, kw_only=True, tag="knocked"):
+    """A session stands at the door here. Before, the job ran on these nodes too, which its ranks no longer use."""
+
+    session: Session
+    outside: Peers = ()
+    incarnation: Incarnation = 0  # the largest that the node knows: the next one is above it, whatever the store says
+    store_id: AnyStore = ""  # to which the job was saved last, as the node knows
+
+
+class Visited(Event, frozen=True, kw_only=True, tag="visited"):
+    """A node that the session does not use has told who lives there. ``incarnation``: the largest it knows of."""
+
+    session: Session
+    incarnation: Incarnation = 0
+    store_id: AnyStore = ""  # to which the job was saved last, as the node knows
+
+
+# All that a peer can say of itself: a Report of anything else is refused.
+Fact = (
+    RankFound | RankAttached | RankGone | RankDetached | SegmentStaged | SaveSkipped | DrainAsked | PreemptAsked
+    | StepsRead | SlotsAwaited | LoadAsked | LoadReported | SegmentReleased | SegmentFetched | Encoded | DrainMoved
+    | Drained | VoteWritten | NodeHas | Knocked | Visited
+)  # fmt: skip

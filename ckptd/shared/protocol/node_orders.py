@@ -1,0 +1,211 @@
+"""What the daemon that coordinates a job orders of the daemons of the job's nodes."""
+
+from typing import Annotated
+
+import msgspec
+
+from ckptd.shared.base.ids import (
+    MAX_RANKS,
+    NO_RUN,
+    Incarnation,
+    NodeName,
+    Rank,
+    Run,
+    RunId,
+    SaveId,
+    Session,
+    Step,
+)
+from ckptd.shared.format.replica_shares import Where
+from ckptd.shared.format.schemes.layout import MAX_SET_SIZE
+from ckptd.shared.protocol.messages import End, Progress, Tier
+from ckptd.shared.protocol.node_facts import (
+    MAX_VOID,
+    AnyDirname,
+    AnyStore,
+    Code,
+    NodeMessage,
+    Peers,
+    Ranks,
+    Text,
+    Texts,
+)
+from ckptd.shared.protocol.parity_types import Member
+from ckptd.shared.protocol.read_groups import MAX_EXCHANGES, ExchangeAddress
+from ckptd.shared.protocol.topology import Topology
+
+
+class SessionOpened(NodeMessage, frozen=True, kw_only=True, tag="session-opened"):
+    """The session is the job now, under this incarnation; ``ranks`` wait for the news at the receiver.
+
+    The sender coordinates from now on. ``epoch``: when this topology began.
+    """
+
+    session: Session
+    incarnation: Incarnation
+    run: RunId = NO_RUN  # drawn with that incarnation
+    store_id: AnyStore = ""  # to which the session is saved; empty: it has not answered yet
+    ranks: Ranks
+    known: Annotated[tuple[Progress, ...], msgspec.Meta(max_length=MAX_RANKS)] = ()
+    warnings: Texts = ()
+    topology: Topology | None = None
+    epoch: Incarnation = 0
+    outside: Peers = ()  # nodes that the job ran on before, and that may hold something of it
+
+
+class SessionRefused(NodeMessage, frozen=True, kw_only=True, tag="session-refused"):
+    """These ranks may not join."""
+
+    session: Session
+    ranks: Ranks
+    code: Code
+    message: Text
+    hint: Text = ""
+
+
+class SessionWaits(NodeMessage, frozen=True, kw_only=True, tag="session-waits"):
+    """The session stands at the door, or loads: for whom it waits, for one of its ranks at the receiver."""
+
+    session: Session
+    rank: Rank
+    message: Text
+    hint: Text = ""
+
+
+class SaveStaged(NodeMessage, frozen=True, kw_only=True, tag="save-staged"):
+    """Every rank's segment is sealed."""
+
+    save: SaveId
+
+
+class SaveWaits(NodeMessage, frozen=True, kw_only=True, tag="save-waits"):
+    """Some ranks have delivered the save and others have not for too long: which, why, and what to type.
+
+    ``idle``: their nodes answer, and they do not save: who waits for a slot that this save has waits in vain.
+    """
+
+    save: SaveId
+    reason: Text
+    idle: bool = False
+
+
+class EncodeOrdered(NodeMessage, frozen=True, kw_only=True, tag="encode-ordered"):
+    """Make parity of the save. What was ordered before and is not protected yet is given up."""
+
+    save: SaveId
+    epoch: Incarnation
+
+
+class SaveProtected(NodeMessage, frozen=True, kw_only=True, tag="save-protected"):
+    """Every set has encoded the save."""
+
+    save: SaveId
+    epoch: Incarnation
+
+
+class Outlived(NodeMessage, frozen=True, kw_only=True, tag="outlived"):
+    """What nothing depends on any more: give it back.
+
+    ``pieces``: parity (save, epoch) that protects nothing that another checkpoint does not protect better. ``saves``:
+    too much of them is lost; ``newest`` is the one that the job went on from.
+    """
+
+    pieces: Annotated[tuple[tuple[SaveId, Incarnation], ...], msgspec.Meta(max_length=MAX_RANKS)] = ()
+    saves: Annotated[tuple[SaveId, ...], msgspec.Meta(max_length=MAX_RANKS)] = ()
+    newest: SaveId | None = None
+
+
+class SaveEnded(NodeMessage, frozen=True, kw_only=True, tag="save-ended"):
+    """The save's end is decided."""
+
+    save: SaveId
+    end: End
+    reason: Text = ""
+    apart: bool = False  # the ranks' shares were no whole: each is to save all of its own
+    where: Where | None = None  # what they differ in, as far as that is known
+
+
+class DrainOrdered(NodeMessage, frozen=True, kw_only=True, tag="drain-ordered"):
+    """Write the segments of these ranks to the store, then vote.
+
+    ``void``: for the commit, should the receiver have to make it: sessions that are over and take nothing over.
+    """
+
+    store_id: AnyStore  # no other store at the path is written to
+    save: SaveId
+    ranks: Ranks
+    void: Annotated[tuple[Session, ...], msgspec.Meta(max_length=MAX_VOID)] = ()
+
+
+class DrainDropped(NodeMessage, frozen=True, kw_only=True, tag="drain-dropped"):
+    """The drain of the save is over, well or not: its slots need no more protection for it."""
+
+    save: SaveId
+
+
+class PreemptOrdered(NodeMessage, frozen=True, kw_only=True, tag="preempt-ordered"):
+    """The ranks of this session save at this step; None: hold them, and say at which steps they are."""
+
+    session: Session
+    step: Step | None = None
+
+
+class FetchOrdered(NodeMessage, frozen=True, kw_only=True, tag="fetch-ordered"):
+    """Have the segment of this rank in a slot of the receiver, from ``holder`` or (tier rebuilt) from parity.
+
+    ``homes``: where each segment of the set lies (rank, node); ``pieces``: where each piece lies (member, node).
+    """
+
+    rank: Rank
+    save: SaveId
+    tier: Tier
+    holder: NodeName  # of the segment, or of a piece
+    epoch: Incarnation = 0
+    homes: Annotated[tuple[tuple[Rank, NodeName], ...], msgspec.Meta(max_length=MAX_RANKS)] = ()
+    pieces: Annotated[tuple[tuple[Member, NodeName], ...], msgspec.Meta(max_length=MAX_SET_SIZE)] = ()
+
+
+class LoadOrdered(NodeMessage, frozen=True, kw_only=True, tag="load-ordered"):
+    """Where each rank reads from. ``save`` None: nothing to restore. ``agreed``: all have read it."""
+
+    incarnation: Incarnation
+    run: RunId = NO_RUN  # drawn with that incarnation
+    save: SaveId | None = None
+    # By rank: all but pfs read a slot of their node.
+    tiers: Annotated[tuple[Tier, ...], msgspec.Meta(max_length=MAX_RANKS)] = ()
+    whole: bool = False  # all ranks' slots lie at each node, and each rank reads what it needs of them
+    dirname: AnyDirname = ""
+    # By rank, of the nodes that are sent to the store.
+    exchanges: Annotated[tuple[tuple[Rank, ExchangeAddress], ...], msgspec.Meta(max_length=MAX_EXCHANGES)] = ()
+    agreed: bool = False
+    notes: Texts = ()
+
+
+class LoadRefused(NodeMessage, frozen=True, kw_only=True, tag="load-refused"):
+    """The load failed, on all ranks or on one."""
+
+    code: Code
+    message: Text
+    hint: Text = ""
+    rank: Rank | None = None  # None: on all
+
+
+class ForeignRuns(NodeMessage, frozen=True, kw_only=True, tag="foreign-runs"):
+    """All runs of which something lies in arenas and that are not the job's: it is set apart.
+
+    What was named before and is not any more is the job's again. Answered by NodeHas.
+    """
+
+    runs: Annotated[tuple[Run, ...], msgspec.Meta(max_length=MAX_RANKS)] = ()
+    disputed: Annotated[tuple[Run, ...], msgspec.Meta(max_length=MAX_RANKS)] = ()  # of these; never given up with time
+
+
+class JobReleased(NodeMessage, frozen=True, kw_only=True, tag="job-released"):
+    """Nothing of the job is needed in memory any more."""
+
+
+Order = (
+    SessionOpened | SessionRefused | SessionWaits | SaveStaged | SaveWaits | EncodeOrdered | SaveProtected | Outlived
+    | SaveEnded | DrainOrdered | DrainDropped | PreemptOrdered | FetchOrdered | LoadOrdered | LoadRefused | ForeignRuns
+    | JobReleased
+)  # fmt: skip
