@@ -52,7 +52,7 @@ class Client(Preemptible):
     def __init__(self, link: Link, save_timeout_s: float, *, dual: bool = True) -> None:
         self._staging = Staging(link, save_timeout_s, dual=dual)
         self._saving = Saving(self._staging)
-        link.handed_over = Listening(self._staging).begin
+        link.outbox.handed_over = Listening(self._staging).begin
         self._link, self._owner = link, self._staging.owner
         try:
             warnings = link.connect()

@@ -210,8 +210,8 @@ def test_an_old_hand_over_is_no_reason_to_be_taken_for_replaced(node, join):
     old = client.save(STATE, 2).wait("durable", 20).save_id
     name = next(iter(client._link.slots.granted))
     client.load({"w": torch.zeros(1000, dtype=torch.int64)})
-    client._link._unacknowledged[old] = HandOver(seq=0, slot=name, save=old)
+    client._link.outbox._unacknowledged[old] = HandOver(seq=0, slot=name, save=old)
     node.kill()
     node.start()
     assert client.save(STATE, 3).wait("durable", 20).step == 3
-    assert not client._link.holds(old)
+    assert not client._link.outbox.holds(old)

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 
 import msgspec
-import zmq
 
 from ckptd.shared.base.errors import BudgetError, CkptdError, ConnectError, StaleIncarnationError, WaitTimeoutError
 from ckptd.shared.base.ids import NO_RUN, JobKey, RunId, SaveId
@@ -20,13 +19,11 @@ from ckptd.shared.protocol.messages import (
     Attach,
     Attached,
     Detach,
-    HandOver,
     NodeInfo,
     Notice,
     Progress,
     Reply,
     Request,
-    Skip,
     SlotGranted,
     SlotsComing,
     SlotsRefused,
@@ -35,6 +32,7 @@ from ckptd.shared.protocol.topology import Topology
 from ckptd_client._daemon.channel import Channel, ChannelLostError, PreemptedError, Push, channel_listens
 from ckptd_client._daemon.one_per_job import Holding
 from ckptd_client._daemon.options import Settings
+from ckptd_client._daemon.outbox import Outbox
 from ckptd_client._daemon.reach import reach, say_started, starts_of, until_one_stays
 from ckptd_client._daemon.siblings import cause_of
 from ckptd_client._daemon.topology import check_alike, failure_told, gather, why_unprotected, word_of
@@ -49,7 +47,6 @@ _DOOR_S = 5.0  # connect is this much more patient than the door: its refusal sa
 _SILENT_S = 6.0  # connect says what it waits for after this, unless the daemons have said it better
 _LOOK_S = 0.1  # between two looks whether a slot is waited for in vain
 _RETRY_S = 15.0  # after a failed attempt to come back, saves fail at once for so long, or until a daemon listens
-_MAX_MISSED = 16  # more than any rank has slots: others hold no more saves than that in vain
 
 _ALLOCATED_PER_S = 100e6  # bytes; the first touch of pages is five times as fast on a slow machine
 
@@ -71,7 +68,6 @@ class Link:
         self.capacity = 0  # of the slots asked for, 0 when none were
         self._had = 0  # of the slot that was granted last
         self.refusal: CkptdError | None = None  # why slots are missing
-        self.handed_over: Callable[[], object] = int  # called when the daemon has another segment of this rank's
         self.slots = Slots(os.path.join(settings.arena, arena_paths.job_dir(job)))
         self.on_slots_coming: Callable[[], None] = lambda: None
         self._channel: Channel | None = None
@@ -82,9 +78,7 @@ class Link:
         self.yields = False  # whether what is done now may be broken off for them
         self.staging: SaveId | None = None  # the save that the caller makes now
         self.unsealed: set[SaveId] = set()  # begun, and handed over by somebody later
-        self._unacknowledged: dict[SaveId, HandOver] = {}
-        self._forced: dict[SaveId, HandOver] = {}  # to be drained for sure, and not over yet
-        self._missed: dict[SaveId, str] = {}  # failed here, with the reason, and nobody has been told yet
+        self.outbox = Outbox(self._ask, self.book)
         self.waits_for = ""  # while it connects or loads, as far as this side knows
         self._held_up: ConnectError | None = None  # the same as the daemon has said it
         self._retry_at = 0.0
@@ -197,13 +191,11 @@ class Link:
         self._make_rank_file()
         self._open_channel(deadline)
         self._attach(deadline)
-        unacknowledged = list(self._unacknowledged.values())
-        for hand_over in unacknowledged:
-            self._hand_over_again(hand_over, deadline)
-        for hand_over in [old for old in self._forced.values() if old not in unacknowledged]:
-            self._force_again(hand_over, deadline)
-        for save, reason in list(self._missed.items()):
-            self.skip(save, reason, deadline)
+        try:
+            self.outbox.repeat(deadline)
+        finally:
+            self._replaced = None  # this daemon has just let us in, whatever it says of an old save
+        self.outbox.skip_again(deadline)
         self.slots.give_back()
         capacity = self.capacity if self.refusal is None else self._had
         if capacity:
@@ -229,29 +221,6 @@ class Link:
             self.ensure(deadline)
         finally:
             self._retry_at, self._unwanted = before, bool
-
-    def _force_again(self, old: HandOver, deadline: float) -> None:
-        """A daemon that has restarted does not know which of the saves in its memory is to be drained for sure."""
-        try:
-            self._ask(lambda seq: msgspec.structs.replace(old, seq=seq, drain=True), deadline)
-        except (ChannelLostError, WaitTimeoutError):
-            raise
-        except CkptdError:  # it is over, and its slot another's
-            self._replaced = None
-            self._forced.pop(old.save, None)
-
-    def _hand_over_again(self, old: HandOver, deadline: float) -> None:
-        """An acknowledgement that never came may have been for a save that is over by now: no reason to stay away.
-
-        Not even when it is stale: this daemon has just let us in.
-        """
-        try:
-            self.hand_over(old, deadline=deadline)
-        except (ChannelLostError, WaitTimeoutError):
-            raise
-        except CkptdError as error:
-            self._replaced = None
-            self.book.give_up(old.save, str(error))
 
     @property
     def log_path(self) -> str:
@@ -299,7 +268,7 @@ class Link:
         self.attachments += 1
         why = why_unprotected(self.topology, self.group.rank) if self.topology is not None else ""
         self.book.outlook.scheme, self.book.outlook.why_none = answer.scheme, why
-        held = [*self._unacknowledged, *self.unsealed, *([self.staging] if self.staging is not None else [])]
+        held = [*self.outbox.held, *self.unsealed, *([self.staging] if self.staging is not None else [])]
         self.book.orphan([news.save for news in answer.known], held)
         self._restartable = self.settings.autostart and answer.client_started
         return answer.warnings
@@ -337,10 +306,7 @@ class Link:
             if push.apart and self.balance:
                 self.balance = False
                 log.warning("ckptd: from now on each rank saves all of its own: %s", push.reason)
-            if push.milestone is not None or push.end is not None:  # else only other ranks' segments are known
-                self._unacknowledged.pop(push.save, None)
-            if push.end is not None:
-                self._forced.pop(push.save, None)
+            self.outbox.heard(push)
         elif isinstance(push, Notice) and push.call == "load":
             self.waits_for = ""
             log.warning("ckptd: load of job %s %s: %s", self.job.job, push.message, push.hint)
@@ -449,54 +415,9 @@ class Link:
             return error
         return ConnectError(f"the memory {self.slots.path(name)} is gone", hint="the next save asks for another")
 
-    def hand_over(self, descriptor: HandOver, *, deadline: float) -> None:
-        """Gives a sealed segment to the daemon. Kept and repeated to the next daemon if this one ends first."""
-        save = descriptor.save
-        self._unacknowledged[save] = descriptor
-        if descriptor.drain:
-            self._forced[save] = descriptor
-        try:
-            self._ask(lambda seq: msgspec.structs.replace(descriptor, seq=seq), deadline)
-        except (ChannelLostError, WaitTimeoutError):
-            raise
-        except CkptdError:
-            self.let_go(save)
-            raise
-        self._unacknowledged.pop(save, None)
-        self.handed_over()
-
-    def let_go(self, save: SaveId) -> None:
-        """The save is given up, and is handed to no other daemon."""
-        self._unacknowledged.pop(save, None)
-        self._forced.pop(save, None)
-
     def begin_incarnation(self, incarnation: int, run: RunId) -> None:
         """A load has begun it; what was not handed over before is of no use to it."""
         if incarnation > self.incarnation:
             self.incarnation, self.run = incarnation, run
         self.sampling = self.sampling.restarted()
-        self._missed.clear()
-        for save in list(self._unacknowledged):
-            self.book.give_up(save, "a load began before the daemon heard of it")
-        self._unacknowledged.clear()
-        self._forced.clear()
-
-    def holds(self, save: SaveId) -> bool:
-        """Whether the save is sealed and still to be handed over."""
-        return save in self._unacknowledged
-
-    def skip(self, save: SaveId, reason: str, deadline: float) -> None:
-        """Tells the coordinator that this rank cannot take part in the save: others hold slots for it until they know.
-
-        After the deadline it is told without waiting for its answer. Where no daemon is there to be told, the next is.
-        """
-        self._missed[save] = reason[:4000]
-        for old in list(self._missed)[:-_MAX_MISSED]:
-            del self._missed[old]
-        try:
-            self._ask(lambda seq: Skip(seq=seq, save=save, reason=reason[:4000]), deadline)
-        except ChannelLostError:
-            return
-        except (CkptdError, zmq.ZMQError) as error:  # one that is there has heard it, or will not hear of it
-            log.debug("ckptd: step %d was missed, and the daemon says of it: %s", save.step, error)
-        del self._missed[save]
+        self.outbox.begin()

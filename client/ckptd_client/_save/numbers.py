@@ -99,4 +99,4 @@ class Numbers:
     def _was_in_vain(self, step: int) -> bool:
         """Whether the step's save can reach no milestone any more, so that the step may be saved again."""
         handle = self._link.book.of_step(self._link.incarnation, step)
-        return handle is not None and handle.in_vain and not self._link.holds(handle.save_id)
+        return handle is not None and handle.in_vain and not self._link.outbox.holds(handle.save_id)

@@ -96,7 +96,7 @@ class Saving:
         except Exception as error:  # noqa: BLE001 - training continues after any error
             staging.note_failure(handle, error, deadline=deadline)
         except BaseException as error:  # for example Ctrl-C: code that continues must not wait for this save
-            link.let_go(handle.save_id)
+            link.outbox.let_go(handle.save_id)
             staging.note_failure(handle, error, deadline=time.monotonic() + _SKIP_NOTICE_S)
             raise
         finally:
@@ -145,4 +145,4 @@ class Saving:
             reason += "; call prepare(state) before training"
         handle.fail(End.SKIPPED, reason)
         log.warning("ckptd: step %d was not saved: %s", handle.step, reason)
-        self._staging.link.skip(handle.save_id, reason, deadline)
+        self._staging.link.outbox.skip(handle.save_id, reason, deadline)

@@ -280,7 +280,7 @@ class Staging:
         """Seals the segment and hands it over. Raises CkptdError if that fails."""
 
         def once() -> None:
-            if self.link.holds(handle.save_id):
+            if self.link.outbox.holds(handle.save_id):
                 return  # it was sealed: ensure has reported it to the new daemon
             self._settle(segment, segment.plan.exact_capacity(plain.nbytes), deadline)
             self.write_seal(segment.slot, segment.plan, plain, handle)
@@ -292,10 +292,10 @@ class Staging:
             try:
                 self.while_daemons_end(once, deadline)
             except ChannelLostError:
-                if not self.link.holds(handle.save_id):
+                if not self.link.outbox.holds(handle.save_id):
                     self.release(segment)
                     raise
-                self.link.handed_over()  # it is sealed; the next daemon learns of it
+                self.link.outbox.handed_over()  # it is sealed; the next daemon learns of it
             except BaseException:
                 self.release(segment)
                 raise
@@ -313,7 +313,7 @@ class Staging:
         """Hands the sealed slot over to the daemon. Blocks until the daemon confirms it; raises CkptdError."""
         late = self.stats.late[:MAX_LATE_CHARS]
         order = HandOver(seq=0, slot=slot, save=handle.save_id, drain=drain, publication=publication, late=late)
-        self.link.hand_over(order, deadline=deadline)
+        self.link.outbox.hand_over(order, deadline=deadline)
 
     def _settle(self, segment: Segment, need: int, deadline: float) -> None:
         """Moves the segment, if necessary, to a sufficient slot that is granted to this rank."""
@@ -380,7 +380,7 @@ class Staging:
             log.warning(
                 "ckptd: step %d is complete in this node's memory; its daemon ended before it took it over", handle.step
             )
-            self.link.handed_over()
+            self.link.outbox.handed_over()
             return  # the next daemon learns of it
         text = str(error) if isinstance(error, CkptdError) else f"{type(error).__name__}: {error}"
         handle.fail(End.FAILED, text)
@@ -388,11 +388,11 @@ class Staging:
         self.stats.failed += 1
         log.warning("ckptd: step %d was not saved: %s", handle.step, text)
         if deadline is not None:
-            self.link.skip(handle.save_id, f"{type(error).__name__}: {error}", deadline)
+            self.link.outbox.skip(handle.save_id, f"{type(error).__name__}: {error}", deadline)
 
     def was_delivered(self, handle: SaveHandle) -> bool:
         """Whether its segment is sealed, and this daemon has it or the next one learns of it."""
-        return self.link.holds(handle.save_id) or handle.known_milestone is not None
+        return self.link.outbox.holds(handle.save_id) or handle.known_milestone is not None
 
 
 def _nobody() -> None:
