@@ -11,7 +11,8 @@ from tests.unit.rooms import CLIENT as CLIENT_ROOMS
 from tests.unit.rooms import MAY, PURE, room_of, table
 from tests.unit.sources import CKPTD, EVERYTHING, ROOT, TREES, imports, within
 
-MAX_FILE_LINES = 400
+MAX_FILE_LINES = 450  # in all: what a reader scrolls through
+MAX_CODE_LINES = 400
 MAX_FUNCTION_LINES = 50
 PURE_BANNED = {"asyncio", "logging", "mmap", "os", "socket", "threading", "time", "torch", "zmq"}
 PURE_ALLOWED = (sys.stdlib_module_names - PURE_BANNED) | {"blake3", "msgspec", "xxhash"}
@@ -148,6 +149,6 @@ def test_lengths():
         functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
         sizes = {f"{module}.{node.name}": len(code_lines(node, lines)) for node in functions}
         long |= {name: size for name, size in sizes.items() if size > MAX_FUNCTION_LINES}
-        if (size := len(code_lines(tree, lines))) > MAX_FILE_LINES:
-            long[module] = size
+        if len(lines) > MAX_FILE_LINES or len(code_lines(tree, lines)) > MAX_CODE_LINES:
+            long[module] = len(lines)
     assert long == {}
