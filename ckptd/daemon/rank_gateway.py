@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from ckptd import __version__
 from ckptd.arena.arena import Arena
 from ckptd.arena.known_stores import KnownStores
 from ckptd.core import events as ev
@@ -38,6 +39,7 @@ from ckptd.shared.protocol.messages import (
 )
 from ckptd.shared.protocol.publication import Publication, check_publication
 from ckptd.shared.protocol.topology import Peer
+from ckptd.shared.protocol.versions import SAME_CKPTD, Speaker, other_version
 from ckptd.system import failpoints
 
 log = logging.getLogger("ckptd")
@@ -86,8 +88,8 @@ class Door:
 
     def _attach(self, identity: bytes, request: Attach) -> list[ev.Event]:
         if request.version != VERSION:
-            text = f"the client speaks version {request.version} of the protocol, this daemon {VERSION}"
-            raise _error("protocol", text, "install the same ckptd on both sides and restart the daemon")
+            theirs = Speaker("the client", request.version, request.release)
+            raise other_version(theirs, Speaker("this daemon", VERSION, __version__), SAME_CKPTD)
         _check_topology(request, self._own)
         directory = self._arena.job_path(request.job)
         found = [

@@ -53,7 +53,7 @@ class RankSocket:
                 letters.append(Letter(frames[0], decode_request(frames[1])))
             except ProtocolError as error:
                 self.refused += 1
-                self.send(frames[0], Refused(reply_to=0, code=error.code, message=error.message))
+                self.send(frames[0], Refused(reply_to=0, code=error.code, message=error.message, hint=error.hint))
         return letters
 
     def send(self, identity: bytes, message: Reply) -> None:

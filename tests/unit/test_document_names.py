@@ -121,7 +121,7 @@ def test_versions_in_documents_are_those_of_the_code():
     told = {
         "ckptd.shared.format.manifest": re.findall(r"and `version` (\d+)|COMMITTED \| `format` (\d+)", text),
         "ckptd.shared.format.layout": re.findall(r"\| layout, leaves \| (\d+) ()", text),
-        "ckptd.shared.protocol.messages": re.findall(r"`Attach.version` is (\d+)()", text),
+        "ckptd.shared.protocol.messages": re.findall(r"carries `version`, (\d+)()", text),
         "ckptd.peers.packets": re.findall(r"ack, body\], release\]`. Version is (\d+)()", text),
         "ckptd.store.messages": re.findall(r"\*\*Version.\*\* It is (\d+)()", text),
     }

@@ -8,6 +8,7 @@ from typing import Annotated, Self
 
 import msgspec
 
+from ckptd import __version__
 from ckptd.shared.base.decoding import MALFORMED
 from ckptd.shared.base.errors import CkptdError, ProtocolError
 from ckptd.shared.base.ids import (
@@ -30,6 +31,7 @@ from ckptd.shared.protocol.publication import Draft, Publication
 from ckptd.shared.protocol.read_groups import ExchangeAddress
 from ckptd.shared.protocol.status import CheckpointStatus, Status
 from ckptd.shared.protocol.topology import Peer, Topology
+from ckptd.shared.protocol.versions import Release, refuse_foreign, tags
 
 VERSION = 5
 MAX_MESSAGE_NBYTES = 1 << 20
@@ -77,7 +79,12 @@ class Cadence(msgspec.Struct, frozen=True, array_like=True):
     seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
 
 
-class _Request(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+class _Signed(msgspec.Struct, frozen=True, kw_only=True):
+    version: int = VERSION  # of this protocol, as its sender has it
+    release: Release = __version__
+
+
+class _Request(_Signed, frozen=True, tag=True, kw_only=True):
     seq: Seq
 
 
@@ -88,7 +95,6 @@ class Attach(_Request, frozen=True, kw_only=True):
     the store that it asks for, or, when it comes back, is saved to; empty: none in particular.
     """
 
-    version: int
     job: JobKey
     session: Session
     rank: Rank
@@ -220,7 +226,7 @@ class _Push(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     pass
 
 
-class _Reply(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+class _Reply(_Signed, frozen=True, tag=True, kw_only=True):
     reply_to: Seq
 
 
@@ -357,6 +363,7 @@ Reply = (
 _encoder = msgspec.msgpack.Encoder()
 _request_decoder: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 _reply_decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+_REQUESTS, _REPLIES = tags(Request), tags(Reply)
 
 
 def encode(message: Request | Reply) -> bytes:
@@ -365,18 +372,20 @@ def encode(message: Request | Reply) -> bytes:
 
 
 def decode_request(frame: bytes) -> Request:
-    """The request in a frame. Raises ProtocolError for anything else."""
+    """The request in a frame. Raises ProtocolError for anything else, which names both sides for an unknown tag."""
     if len(frame) > MAX_MESSAGE_NBYTES:
         raise ProtocolError(f"message of {len(frame)} bytes exceeds {MAX_MESSAGE_NBYTES}")
     try:
         return _request_decoder.decode(frame)
     except MALFORMED as error:
+        refuse_foreign(frame, _REQUESTS, "the client", VERSION, ours="this daemon")
         raise ProtocolError(f"malformed request: {cut(error)}") from error
 
 
 def decode_reply(frame: bytes) -> Reply:
-    """The reply or push in a frame. Raises ProtocolError for anything else."""
+    """The reply or push in a frame. Raises ProtocolError for anything else, as decode_request."""
     try:
         return _reply_decoder.decode(frame)
     except MALFORMED as error:
+        refuse_foreign(frame, _REPLIES, "the daemon", VERSION, ours="this client")
         raise ProtocolError(f"malformed reply: {cut(error)}") from error

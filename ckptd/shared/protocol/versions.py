@@ -4,10 +4,12 @@ from typing import Annotated, Any, NamedTuple, get_args
 
 import msgspec
 
+from ckptd import __version__
 from ckptd.shared.base.decoding import MALFORMED
 from ckptd.shared.base.errors import ProtocolError, UnknownMessageError
 
 MAX_TAG_CHARS = 64
+SAME_CKPTD = "install the same ckptd on both sides and restart the daemon"
 
 Release = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z.+!_-]{0,64}\Z")]  # of ckptd, as pip calls it
 _Tag = Annotated[str, msgspec.Meta(max_length=MAX_TAG_CHARS)]
@@ -21,7 +23,7 @@ class Speaker(NamedTuple):
     release: str
 
     def __str__(self) -> str:
-        return f"{self.name} (protocol {self.version}, ckptd {self.release or 'of unknown version'})"
+        return f"{self.name} (protocol {self.version or 'unknown'}, ckptd {self.release or 'of unknown version'})"
 
 
 class _InMap(msgspec.Struct):
@@ -29,11 +31,18 @@ class _InMap(msgspec.Struct):
     event: msgspec.Raw = msgspec.Raw()
 
 
+class _SignedMap(msgspec.Struct):
+    type: _Tag
+    version: int = 0
+    release: Release = ""
+
+
 class _InArray(msgspec.Struct, array_like=True):
     type: _Tag
 
 
 _map_decoder = msgspec.msgpack.Decoder(_InMap)
+_signed_decoder = msgspec.msgpack.Decoder(_SignedMap)
 _array_decoder = msgspec.msgpack.Decoder(_InArray)
 
 
@@ -64,6 +73,17 @@ def refuse_unknown(raw: bytes, known: frozenset[str], *, array: bool = False) ->
         return
     if tag not in known:
         raise UnknownMessageError(tag)
+
+
+def refuse_foreign(raw: bytes, known: frozenset[str], theirs: str, version: int, *, ours: str) -> None:
+    """As refuse_unknown, of a map that says itself by what it was sent. Raises ProtocolError that names both sides."""
+    try:
+        found = _signed_decoder.decode(raw)
+    except MALFORMED:
+        return
+    if found.type not in known:
+        sender = Speaker(theirs, found.version, found.release)
+        raise not_known(found.type, sender, Speaker(ours, version, __version__), SAME_CKPTD)
 
 
 def not_known(kind: str, theirs: Speaker, ours: Speaker, hint: str) -> ProtocolError:

@@ -13,7 +13,6 @@ from ckptd.shared.base.errors import BudgetError, CkptdError, ConnectError, Stal
 from ckptd.shared.base.ids import NO_RUN, JobKey, RunId, SaveId
 from ckptd.shared.format import arena_paths
 from ckptd.shared.protocol.messages import (
-    VERSION,
     AskNode,
     AskSlots,
     Attach,
@@ -246,7 +245,6 @@ class Link:
         answer = self._ask(
             lambda seq: Attach(
                 seq=seq,
-                version=VERSION,
                 job=self.job,
                 session=self.group.session,
                 rank=self.group.rank,

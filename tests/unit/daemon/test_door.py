@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import zmq
 
+from ckptd import __version__
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.format import arena_paths, rank_file
 from ckptd.shared.format.slot import SlotState
@@ -222,8 +223,20 @@ def test_many_messages_at_once_from_one_who_does_not_read(node, stranger):
 
 def test_another_version_is_told_what_to_do(node, stranger, job):
     with refused_more(node):
-        reply = stranger.ask(m.Attach, **attach_words(job) | {"version": 99})
-    assert "version 99" in reply.message
+        reply = stranger.ask(m.Attach, **attach_words(job) | {"version": 99, "release": "9.9"})
+    ours = f"this daemon (protocol {m.VERSION}, ckptd {__version__})"
+    assert reply.message == f"the client (protocol 99, ckptd 9.9) cannot speak with {ours}"
+    assert "same ckptd" in reply.hint
+
+
+def test_a_request_of_another_version_that_is_not_known_is_refused_and_both_are_named(node, stranger):
+    frame = msgspec.msgpack.encode({"type": "AskWeather", "seq": 1, "version": 99, "release": "9.9"})
+    with refused_more(node):
+        stranger.socket.send(frame)
+        assert stranger.socket.poll(5000)
+        reply = m.decode_reply(stranger.socket.recv())
+    ours = f"this daemon (protocol {m.VERSION}, ckptd {__version__})"
+    assert reply.message == f"message 'AskWeather' of the client (protocol 99, ckptd 9.9): {ours} does not know it"
     assert "same ckptd" in reply.hint
 
 

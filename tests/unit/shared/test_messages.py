@@ -5,10 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ckptd import __version__
 from ckptd.shared.base.errors import ProtocolError
 from ckptd.shared.base.ids import MAX_COUNTER, MAX_INCARNATION, MAX_STEP, JobKey, SaveId
 from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol import messages as m
+from ckptd.shared.protocol.publication import Draft
 from ckptd.shared.protocol.topology import Peer, Topology
 from tests.runs import RUN
 
@@ -35,6 +37,7 @@ REQUESTS = [
     m.AskLoad(seq=8, step=0),
     m.ReportLoad(seq=9, save=SAVE, tier=m.Tier.PFS, problem="digest", fatal=True),
     m.AskSteps(seq=10),
+    m.AskPublish(seq=10, save=SAVE, draft=Draft("/runs/step-7", "/runs/.step-7")),
     m.AskStatus(seq=11),
     m.AskStop(seq=12, wait=True),
     m.AskForget(seq=13, job=KEY, force=True),
@@ -107,6 +110,17 @@ def test_a_message_has_a_largest_size():
 def test_unknown_tags_and_shapes_are_refused(body):
     with pytest.raises(ProtocolError):
         m.decode_request(msgspec.msgpack.encode(body))
+
+
+@pytest.mark.parametrize("who", ["unknown version", "9.9"])
+def test_a_reply_that_is_not_known_is_refused_and_both_versions_are_named(who):
+    said = {} if who == "unknown version" else {"version": 99, "release": who}
+    with pytest.raises(ProtocolError) as caught:
+        m.decode_reply(msgspec.msgpack.encode({"type": "Weather", "reply_to": 1, **said}))
+    theirs = "protocol unknown, ckptd of unknown version" if not said else "protocol 99, ckptd 9.9"
+    ours = f"this client (protocol {m.VERSION}, ckptd {__version__})"
+    assert caught.value.message == f"message 'Weather' of the daemon ({theirs}): {ours} does not know it"
+    assert "same ckptd" in caught.value.hint
 
 
 BAD_NAMES = [
@@ -194,5 +208,5 @@ def test_texts_and_capacities_have_limits():
 
 
 def test_a_protocol_with_topologies_has_a_version_of_its_own():
-    """A daemon of version 1 would take the Attach and lose the topology; a client of version 3 knows no Notice."""
-    assert m.VERSION == 4
+    """One of version 1 would take the Attach and lose the topology; one of 3 knows no Notice, of 4 no AskPublish."""
+    assert m.VERSION == 5
