@@ -54,6 +54,7 @@ from ckptd.shared.protocol.messages import (
 from ckptd.store.worker_link import StoreLink
 from ckptd.store.workers import Stores
 from ckptd.system.config import Config
+from ckptd.system.niceness import Niceness
 
 log = logging.getLogger("ckptd")
 _EMPTY_GRACE_S = 3.0  # a client-started daemon waits so long for its first rank, and for a next one
@@ -77,7 +78,8 @@ class Daemon:
         self._liveness = Liveness()
         self._digesting = Background(config.hash_threads, "digest")
         self._allocating, self._cleaning = Background(1, "allocate"), Background(1, "clean")
-        self._stores = Stores(niceness=config.worker_niceness, hang_s=config.store_hang_s, integrity=arena.integrity)
+        niceness = Niceness(config.worker_nice, config.worker_ionice)
+        self._stores = Stores(niceness=niceness, hang_s=config.store_hang_s, integrity=arena.integrity)
         self._known_stores = KnownStores(config.arena)
         self._effects = self._make_effects(config)
         self._bulk = BulkHost(self._arena, self._plane, config.bulk_port)

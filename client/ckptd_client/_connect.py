@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 
-from ckptd.shared.base.variables import check_variables
+from ckptd.shared.settings.variables import check_variables
 from ckptd_client._daemon import settings as _settings
 from ckptd_client._daemon.link import Link
 from ckptd_client._daemon.options import Settings

@@ -63,7 +63,7 @@ CKPTD = {
     "core.node": ("pure: what concerns the slots of one node", (*SHARED, "core")),
     "system": (
         "this host: configuration, logs, locks, mounts, file effects, failpoints",
-        (*SHARED, "shared.files"),
+        ("shared.base", "shared.format", "shared.files", "shared.settings"),
     ),
     "shared.stores": (
         "committed checkpoints read from any store: the table of kinds, the reader of directories",
@@ -72,6 +72,7 @@ CKPTD = {
     "shared.bulk": ("byte ranges over TCP", ("shared.base", "shared.format")),
     "shared.files": ("files and mappings", ("shared.base", "shared.format")),
     "shared.torchfile": ("pure: files that torch reads", ("shared.base", "shared.format")),
+    "shared.settings": ("which settings and variables there are", SHARED),
     "shared.protocol": ("pure: messages", ("shared.base", "shared.format")),
     "shared.format": ("pure: bytes in files and slots", ("shared.base",)),
     "shared.base": ("pure: names, errors and how both are worded", ()),
@@ -114,6 +115,7 @@ CLIENT_MAY = (
     *SHARED,
     "shared.bulk",
     "shared.files",
+    "shared.settings",
     "shared.stores",
     "shared.torchfile",
 )  # of ckptd

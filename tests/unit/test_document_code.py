@@ -16,7 +16,7 @@ import torch.distributed.checkpoint as dcp
 import ckptd_client
 import ckptd_client.dcp
 from ckptd.cli import cli
-from ckptd.shared.base.variables import FOREIGN_VARIABLES, SETTINGS
+from ckptd.shared.settings.variables import FOREIGN_VARIABLES, SETTINGS
 from tests.unit.sources import ROOT
 from tests.unit.test_document_names import DOCUMENTS
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from ckptd.shared.base.errors import ConfigError
+from ckptd.shared.settings.config import Config
 
 PREFIX: Final = "CKPTD_"
 FOREIGN_VARIABLES: Final = frozenset(
@@ -18,43 +19,7 @@ FOREIGN_VARIABLES: Final = frozenset(
         "CKPTD_STORE_ID",
     }
 )
-SETTINGS: Final = frozenset(
-    f"{PREFIX}{name}"
-    for name in (
-        "ARENA",
-        "STORE",
-        "BUDGET_NBYTES",
-        "SLOTS_PER_RANK",
-        "STAGE_TIMEOUT_S",
-        "READ_TIMEOUT_S",
-        "STORE_TIMEOUT_S",
-        "STORE_HANG_S",
-        "STOP_DRAIN_S",
-        "ORPHAN_TTL_S",
-        "DRAIN_BANDWIDTH",
-        "WORKER_NICE",
-        "WORKER_IONICE",
-        "HASH_THREADS",
-        "KEEP_LAST",
-        "KEEP_EVERY",
-        "CONNECT_TIMEOUT_S",
-        "REDUNDANCY",
-        "SET_SIZE",
-        "BALANCE",
-        "DRAIN_PARITY",
-        "NODE",
-        "DOMAIN",
-        "PEER_ADDRESS",
-        "PEER_PORT",
-        "BULK_PORT",
-        "PEER_TIMEOUT_S",
-        "KEY_FILE",
-        "INTEGRITY",
-        "INTEGRITY_KEY_FILE",
-        "EXIT_WHEN_EMPTY",
-        "LOG_LEVEL",
-    )
-)
+SETTINGS: Final = frozenset(PREFIX + name.upper() for name in Config.__struct_fields__)
 
 
 def check_variables(environ: Mapping[str, str]) -> None:

@@ -1,0 +1,1 @@
+"""Which settings and variables there are."""
