@@ -32,7 +32,10 @@ def test_few_nodes_carry_less(scheme, members, in_force):
 
 
 def test_large_sets_take_another_one():
-    assert [scheme.for_sets_of(17) for scheme in Scheme] == ["none", "xor", "xor"]
+    for size in (2, 16, 17, 64):
+        assert all(scheme.for_sets_of(size).max_set_size >= size for scheme in Scheme)
+    assert Scheme.DOUBLE.for_sets_of(16) is Scheme.DOUBLE
+    assert Scheme.DOUBLE.for_sets_of(17) is not Scheme.DOUBLE
 
 
 if __name__ == "__main__":
