@@ -1,6 +1,8 @@
 """What the daemon must do: the outputs of the catalogue. Each one that can fail comes back as an event."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
 
 from ckptd.shared.base.ids import Incarnation, JobKey, RunId, SaveId, Session, StoreChoice, StoreId
 from ckptd.shared.format.manifest import ParityRecord
@@ -11,15 +13,13 @@ from ckptd.shared.protocol.parity_types import Piece
 from ckptd.shared.protocol.topology import Peer, Topology
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Action:
+class Action(msgspec.Struct, frozen=True, kw_only=True):
     """Something to do for a job."""
 
     job: JobKey
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToRank(Action):
+class ToRank(Action, frozen=True, kw_only=True):
     """Send a reply or push to the rank of this session, if it is still there."""
 
     rank: int
@@ -27,16 +27,14 @@ class ToRank(Action):
     message: Reply
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToNode(Action):
+class ToNode(Action, frozen=True, kw_only=True):
     """Deliver to the coordinator (a Report) or to the nodes of the job (an order). To the own node it loops back."""
 
     node: str | None = None  # of an order: None is every node of the job
     message: Message
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllocateSlots(Action):
+class AllocateSlots(Action, frozen=True, kw_only=True):
     """Answered by that many SlotReady, or fewer and one SlotsFailed with the rest.
 
     instead: idle slots, too small, whose memory counts as free. Where it is what makes the new ones fit, SlotsFit comes
@@ -49,30 +47,26 @@ class AllocateSlots(Action):
     instead: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FreeSlot(Action):
+class FreeSlot(Action, frozen=True, kw_only=True):
     """Put the seal of a free slot in force: from here on its old bytes are worth nothing."""
 
     slot: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnlinkSlot(Action):
+class UnlinkSlot(Action, frozen=True, kw_only=True):
     """Give the memory back."""
 
     slot: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TakeDigests(Action):
+class TakeDigests(Action, frozen=True, kw_only=True):
     """Digest the slot's blocks in the background; answered by DigestsSealed if it still holds the save then."""
 
     slot: str
     save: SaveId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Encode(Action):
+class Encode(Action, frozen=True, kw_only=True):
     """Pull the other columns, make this node's parity of the save, seal it; answered by Encoded.
 
     Every byte pulled is checked against the digests of its segment's seal before the parity is sealed. A piece of the
@@ -82,24 +76,21 @@ class Encode(Action):
     piece: Piece
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopEncode(Action):
+class StopEncode(Action, frozen=True, kw_only=True):
     """Nobody wants that parity any more: break the encode off. Not answered."""
 
     save: SaveId
     epoch: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DropPiece(Action):
+class DropPiece(Action, frozen=True, kw_only=True):
     """Give this node's parity of the save back. Not answered."""
 
     save: SaveId
     epoch: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FetchSegment(Action):
+class FetchSegment(Action, frozen=True, kw_only=True):
     """Have the segment in a slot of this node; answered by SegmentFetched.
 
     ``holder``: copy it from that node (tier peer). Else rebuild it (tier rebuilt) from ``piece`` (any of its set, for
@@ -117,8 +108,7 @@ class FetchSegment(Action):
     pieces: tuple[tuple[int, str], ...] = ()  # member, node
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeepTopology(Action):
+class KeepTopology(Action, frozen=True, kw_only=True):
     """Write it to the job's directory in the arena, for the next life of this daemon; talk to these daemons."""
 
     topology: Topology
@@ -128,8 +118,7 @@ class KeepTopology(Action):
     former: tuple[str, ...] = ()  # as Membership has it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeepNumber(Action):
+class KeepNumber(Action, frozen=True, kw_only=True):
     """Write it to the arena, outside of the job's directory, before anything that follows: a life of the job has it.
 
     It need not be kept longer than the clock takes to pass it.
@@ -138,15 +127,13 @@ class KeepNumber(Action):
     number: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeetPeers(Action):
+class MeetPeers(Action, frozen=True, kw_only=True):
     """Accept these daemons, and talk to them, for this job: ranks of ours, or a peer that we trust, named them."""
 
     peers: tuple[Peer, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TakeIncarnation(Action):
+class TakeIncarnation(Action, frozen=True, kw_only=True):
     """Draw a run id and take a number for this session on the store; answered by IncarnationTaken.
 
     ``remembered``: ids of stores that arenas have for the job; ``wanted``: the one that the user asks for, if any.
@@ -158,8 +145,7 @@ class TakeIncarnation(Action):
     wanted: StoreChoice = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(NamedTuple):
     """A number that the store did not give, for which a record is to lie there."""
 
     incarnation: int
@@ -167,8 +153,7 @@ class Claim:
     session: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScanStore(Action):
+class ScanStore(Action, frozen=True, kw_only=True):
     """Answered by StoreScanned, with the same ``after``. The rest as of TakeIncarnation.
 
     ``claim``: put on record before the scan begins.
@@ -183,15 +168,13 @@ class ScanStore(Action):
     wanted: StoreChoice = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RememberStore(Action):
+class RememberStore(Action, frozen=True, kw_only=True):
     """Keep in the arena, for later runs of the job, to which store it is saved."""
 
     store_id: StoreId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drain(Action):
+class Drain(Action, frozen=True, kw_only=True):
     """Write these slots' images to this very store and sync them; answered by DrainMoved and Drained."""
 
     store_id: StoreId
@@ -199,8 +182,7 @@ class Drain(Action):
     slots: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrainParity(Action):
+class DrainParity(Action, frozen=True, kw_only=True):
     """Write this node's parity of the save to the store and sync it; answered by ParityDrained."""
 
     store_id: StoreId
@@ -208,8 +190,7 @@ class DrainParity(Action):
     epoch: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WriteVote(Action):
+class WriteVote(Action, frozen=True, kw_only=True):
     """Write and sync this node's vote for what was drained; answered by VoteWritten."""
 
     store_id: StoreId
@@ -218,8 +199,7 @@ class WriteVote(Action):
     parity: ParityRecord | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Commit(Action):
+class Commit(Action, frozen=True, kw_only=True):
     """Make manifest, COMMITTED and the final name from the votes; answered by CommitEnded.
 
     ``incarnation``, ``session``: of who commits; whoever took the job over since then is told in the answer.
@@ -233,27 +213,23 @@ class Commit(Action):
     void: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RemoveCheckpoint(Action):
+class RemoveCheckpoint(Action, frozen=True, kw_only=True):
     """Retention; answered by CheckpointRemoved."""
 
     save: SaveId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RemovePartial(Action):
+class RemovePartial(Action, frozen=True, kw_only=True):
     """Remove an unfinished directory that nobody will finish. Not answered."""
 
     save: SaveId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForgetJob(Action):
+class ForgetJob(Action, frozen=True, kw_only=True):
     """Nothing of the job is left on this node: remove its directory."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HoldRanks(Action):
+class HoldRanks(Action, frozen=True, kw_only=True):
     """Write HOLD on the boards of these ranks, then read at which steps they are; answered by StepsRead.
 
     A board that has a step announced keeps it.
@@ -263,8 +239,7 @@ class HoldRanks(Action):
     ranks: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnnounceStep(Action):
+class AnnounceStep(Action, frozen=True, kw_only=True):
     """Write this step on the boards of these ranks: they save at the first that is not below it. Not answered."""
 
     session: Session
@@ -272,8 +247,7 @@ class AnnounceStep(Action):
     step: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Note(Action):
+class Note(Action, frozen=True, kw_only=True):
     """A line for the log and for status: something went wrong and was dealt with."""
 
     text: str

@@ -1,7 +1,9 @@
 """All jobs of a daemon: hands each event to the right half of the right job, and loops local messages back. Pure."""
 
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, DropPiece, ForgetJob, KeepNumber, ScanStore, ToNode, ToRank, UnlinkSlot

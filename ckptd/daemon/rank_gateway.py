@@ -3,6 +3,7 @@
 import logging
 import os
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -43,6 +44,7 @@ from ckptd.shared.protocol.versions import SAME_CKPTD, Speaker, other_version
 from ckptd.system import failpoints
 
 log = logging.getLogger("ckptd")
+E = TypeVar("E", bound=ev.Event)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,59 +104,19 @@ class Door:
         seat = Seat(request.job, request.rank, request.session)
         self._leave(self._identities.get(seat))
         self._seats[identity], self._identities[seat] = seat, identity
-        attached = ev.RankAttached(
-            job=request.job,
-            request=request.seq,
-            session=request.session,
-            rank=request.rank,
-            world_size=request.world_size,
-            host=request.host,
-            pid=request.pid,
-            incarnation=request.incarnation,
-            run=request.run,
-            store_id=request.store_id,
-            takeover=request.takeover,
-            cadence=request.cadence,
-            topology=request.topology,
-        )
+        attached = _as(ev.RankAttached, request, request=request.seq)
         known = self._known_stores.of(request.job)
         remembered = [ev.StoreRemembered(job=request.job, store_id=known)] if known is not None else []
         return [*remembered, *found, attached]
 
     def _event(self, seat: Seat, request: Request) -> ev.Event:
-        job, rank, session, seq = seat.job, seat.rank, seat.session, request.seq
-        match request:
-            case AskSlots(capacity=capacity):
-                if capacity < SEALS_NBYTES or capacity % PAGE:
-                    raise _error("protocol", f"{capacity} bytes are no slot: whole pages, two of them for seals", "")
-                return ev.SlotsAsked(job=job, rank=rank, session=session, request=seq, capacity=capacity)
-            case HandOver():
-                return self._hand_over(seat, request)
-            case Skip(save=save, reason=reason):
-                return ev.SaveSkipped(job=job, rank=rank, session=session, request=seq, save=save, reason=reason)
-            case AskDrain():
-                return ev.DrainAsked(job=job, rank=rank, session=session, request=seq)
-            case AskPreempt(why=why, passed=passed):
-                return ev.PreemptAsked(job=job, rank=rank, session=session, request=seq, why=why, passed=passed)
-            case AskLoad(step=step, run=run, exchange=exchange):
-                return ev.LoadAsked(
-                    job=job, rank=rank, session=session, request=seq, step=step, run=run, exchange=exchange
-                )
-            case ReportLoad(save=save, tier=tier, problem=problem, fatal=fatal, reshape=reshape):
-                return ev.LoadReported(
-                    job=job,
-                    rank=rank,
-                    session=session,
-                    request=seq,
-                    save=save,
-                    tier=tier,
-                    problem=problem,
-                    fatal=fatal,
-                    reshape=reshape,
-                )
-            case Detach():
-                return ev.RankDetached(job=job, rank=rank, session=session, request=seq)
-        raise _error("protocol", f"{type(request).__name__} is not understood here", "")
+        if isinstance(request, HandOver):
+            return self._hand_over(seat, request)
+        if isinstance(request, AskSlots) and (request.capacity < SEALS_NBYTES or request.capacity % PAGE):
+            raise _error("protocol", f"{request.capacity} bytes are no slot: whole pages, two of them for seals", "")
+        if (kind := _EVENTS.get(type(request))) is None:
+            raise _error("protocol", f"{type(request).__name__} is not understood here", "")
+        return _as(kind, request, job=seat.job, rank=seat.rank, session=seat.session, request=request.seq)
 
     def _hand_over(self, seat: Seat, request: HandOver) -> ev.SegmentStaged:
         """The event, once the slot's own seal confirms every word of the descriptor."""
@@ -234,6 +196,24 @@ class Door:
         if seat is not None:
             self._identities.pop(seat, None)
             self._let_in.discard(seat)
+
+
+# What a request of a rank that is attached becomes. A HandOver is compared with its slot first.
+_EVENTS: dict[type[Request], type[ev.Event]] = {
+    AskSlots: ev.SlotsAsked,
+    Skip: ev.SaveSkipped,
+    AskDrain: ev.DrainAsked,
+    AskPreempt: ev.PreemptAsked,
+    AskLoad: ev.LoadAsked,
+    ReportLoad: ev.LoadReported,
+    Detach: ev.RankDetached,
+}
+
+
+def _as(kind: type[E], message: Request, /, **given: Any) -> E:
+    """The event with the fields that the message has under the same names, and those given."""
+    names = [name for name in kind.__struct_fields__ if name in message.__struct_fields__]
+    return kind(**{name: getattr(message, name) for name in names} | given)
 
 
 def _check_topology(request: Attach, own: Peer) -> None:

@@ -12,8 +12,9 @@ first, and what is lost of it rebuilt before that.
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from ckptd.core import events as ev
 from ckptd.core.actions import Action, ScanStore, TakeIncarnation, ToNode
