@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from ckptd.parity.plan import Frame, Map, Task
-from ckptd.parity.sources import Opener, Source
+from ckptd.parity.sources import Opener, Source, look
 from ckptd.parity.streams import Span, block_range
 from ckptd.parity.table import Table
-from ckptd.shared.base.errors import DamagedError, PeerError
+from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.base.ids import JobKey
 from ckptd.shared.bulk import wire
 from ckptd.shared.format.digest import DIGEST_NBYTES
@@ -209,15 +209,8 @@ class Pull:
 
     def _accuse(self, node: str, span: Span) -> None:
         """Whose fault it is that a block does not match its digest: the node is asked to look at its own copy."""
-        rank, source = span.seal.rank, self._sources.open(node)
-        try:
-            piece = self._map.piece
-            source.ask(self._job, piece.save, piece.epoch, [wire.Range(rank, span.offset, 0, True)])
-            source.receive(memoryview(b""))
-        except PeerError as error:
-            raise DamagedError(error.message) from None
-        finally:
-            source.close()
+        rank, piece = span.seal.rank, self._map.piece
+        look(self._sources, node, self._job, piece.save, [wire.Range(rank, span.offset, 0, True)], piece.epoch)
         raise DamagedError(f"node {node}: block {span.block} of rank {rank} was damaged on the wire")
 
 

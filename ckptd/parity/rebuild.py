@@ -7,10 +7,10 @@ from typing import Final, NamedTuple
 from ckptd.arena.arena import Arena
 from ckptd.parity.engine import Progress, Pull
 from ckptd.parity.plan import Map, Task, map_of
-from ckptd.parity.sources import Source, Sources
+from ckptd.parity.sources import Source, Sources, look
 from ckptd.parity.streams import TAIL, block_range, cuts
 from ckptd.parity.table import Table
-from ckptd.shared.base.errors import DamagedError, PeerError
+from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.base.ids import JobKey
 from ckptd.shared.bulk import wire
 from ckptd.shared.bulk.sockets import Cancel
@@ -55,7 +55,7 @@ def copy_segment(place: Place, node: str, sources: Sources, progress: Progress) 
 
     def accuse(block: int) -> None:
         offset = block_range(place.seal, block)[0]
-        _look(sources, node, place, [wire.Range(place.seal.rank, offset, 0, True)])
+        look(sources, node, place.job, place.seal.save, [wire.Range(place.seal.rank, offset, 0, True)])
 
     return _fetch(place, fill, accuse, Table(place.seal.image_nbytes, place.arena.integrity))
 
@@ -85,7 +85,7 @@ def rebuild_segment(  # noqa: PLR0913, PLR0917 - what there is, where it is, and
             length = task.last - task.first
             if any(offset < stop and start < offset + length for _, offset in task.outputs):
                 for node, ranges in _inputs(where, task).items():
-                    _look(sources, node, place, ranges, piece.epoch)
+                    look(sources, node, place.job, piece.save, ranges, piece.epoch)
 
     return _fetch(place, fill, accuse, table)
 
@@ -198,18 +198,3 @@ def _inputs(where: Map, task: Task) -> dict[str, list[wire.Range]]:
             for offset in {*range(frame.offset, stop, BLOCK_NBYTES), stop - 1}:
                 ranges.setdefault(frame.node, []).append(wire.Range(frame.rank, offset, 0, True))
     return ranges
-
-
-def _look(sources: Sources, node: str, place: Place, ranges: list[wire.Range], epoch: int = 0) -> None:
-    """Asks the node to check what it has. Raises DamagedError with what it says."""
-    if place.seal.save is None:
-        return
-    source = sources.open(node)
-    try:
-        source.ask(place.job, place.seal.save, epoch, ranges)
-        for _ in ranges:
-            source.receive(memoryview(b""))
-    except PeerError as error:
-        raise DamagedError(error.message) from None
-    finally:
-        source.close()

@@ -107,3 +107,20 @@ class Sources:
         if address is None:
             raise PeerError(f"node {node} cannot be reached: no link to its daemon")
         return Connection(node, Address(*address), self.cancel, timeout_s=self._timeout_s, integrity=self.integrity)
+
+
+def look(  # noqa: PLR0913, PLR0917 - what to look at
+    sources: Opener, node: str, job: JobKey, save: SaveId | None, ranges: Sequence[wire.Range], epoch: int = 0
+) -> None:
+    """Has the node check its own copy of these bytes, ranges of length 0. Raises DamagedError with what it finds."""
+    if save is None:
+        return
+    source = sources.open(node)
+    try:
+        source.ask(job, save, epoch, ranges)
+        for _ in ranges:
+            source.receive(memoryview(b""))
+    except PeerError as error:
+        raise DamagedError(error.message) from None
+    finally:
+        source.close()

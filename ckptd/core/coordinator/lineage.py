@@ -50,10 +50,6 @@ class Lineage:
         counted = [number for number in self._recorded if is_counted(number)]
         self._gave = range(min(counted), max(counted)) if counted else range(0)
 
-    def is_on_store(self, save: SaveId) -> bool:
-        """Whether a checkpoint of its run lay there at the last look; what was there before may have been wiped."""
-        return save.run in self._committed.get(save.incarnation, set())
-
     def committed(self, save: SaveId) -> None:
         """One more checkpoint of this job is on the store."""
         self._committed.setdefault(save.incarnation, set()).add(save.run)

@@ -49,11 +49,6 @@ def announced(word: int) -> int | None:
     return word - _FIRST if word >= _FIRST else None
 
 
-def encode_step(step: int) -> bytes:
-    """What a rank at this step writes."""
-    return _STEP.pack(step + 1)
-
-
 def decode_step(raw: bytes) -> int:
     """The step of a rank, -1 before it first asked."""
     return _STEP.unpack_from(raw)[0] - 1 if len(raw) >= _STEP.size else -1
