@@ -7,7 +7,7 @@ from ckptd.core.coordinator.sessions import Sessions
 
 
 class MissedLoads:
-    """Nodes are told as soon as they are heard of; ranks are told when they ask."""
+    """Nodes get it as soon as they report; ranks get it when they ask."""
 
     def __init__(self, node: str) -> None:
         self._node = node
@@ -21,7 +21,7 @@ class MissedLoads:
         self.ranks, self.told = set(), set()
 
     def catch_up(self, node: str, event: ev.NodeHas, restores: Restores, sessions: Sessions) -> list[Action]:
-        """A node that missed the end of a load is told; one that knows of a load that this daemon forgot tells it."""
+        """Sends the end of a load to a node that missed it; takes it from one, if this daemon has restarted since."""
         ours = event.resumed is not None and sessions.session in ("", event.session)
         if ours and (restores.agreed is None or event.incarnation > restores.agreed.incarnation):
             restores.agreed = ev.LoadOrdered(

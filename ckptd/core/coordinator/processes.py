@@ -1,4 +1,4 @@
-"""Processes of ranks that live, as their nodes have named them, and which nodes answer. Pure."""
+"""Processes of ranks that live, as their nodes report them, and which nodes answer. Pure."""
 
 from ckptd.core import events as ev
 
@@ -11,7 +11,7 @@ class Processes:
     def __init__(self) -> None:
         self.unreachable: set[str] = set()  # nodes
         self._found: dict[Key, tuple[str, ev.RankFound]] = {}  # with the node of each
-        self._doubted: set[Key] = set()  # named before the node's link came up anew, and not since
+        self._doubted: set[Key] = set()  # reported before the node's link came up again, and not since
 
     def found(self, node: str, event: ev.RankFound) -> None:
         """A live process of some session."""
@@ -19,17 +19,17 @@ class Processes:
         self._doubted.discard((event.rank, event.session))
 
     def ended(self, rank: int, session: str) -> int:
-        """The process ended. Returns its number, 0 when nobody named it."""
+        """The process ended. Returns its number, 0 if no node reported it."""
         _, found = self._found.pop((rank, session), ("", None))
         return found.pid if found is not None else 0
 
     def link_up(self, node: str) -> None:
-        """Whatever it said may be out of date: it says anew which ranks live there, and until then they count."""
+        """Its reports may be out of date. It reports again which ranks live there; until then they count as alive."""
         self.unreachable.discard(node)
         self._doubted |= {key for key, (where, _) in self._found.items() if where == node}
 
     def confirm(self, node: str) -> None:
-        """It has said who lives there: whom it has not named since its link came up lives no more."""
+        """It has reported all its processes: those that it did not report since its link came up have ended."""
         for key in [key for key in self._doubted if key in self._found and self._found[key][0] == node]:
             del self._found[key]
             self._doubted.discard(key)

@@ -193,7 +193,7 @@ class Link:
         try:
             self.outbox.repeat(deadline)
         finally:
-            self._replaced = None  # this daemon has just let us in, whatever it says of an old save
+            self._replaced = None  # this daemon has just accepted the rank, whatever it answers about an old save
         self.outbox.skip_again(deadline)
         self.slots.give_back()
         capacity = self.capacity if self.refusal is None else self._had
@@ -304,7 +304,7 @@ class Link:
             if push.apart and self.balance:
                 self.balance = False
                 log.warning("ckptd: from now on each rank saves all of its own: %s", push.reason)
-            self.outbox.heard(push)
+            self.outbox.update(push)
         elif isinstance(push, Notice) and push.call == "load":
             self.waits_for = ""
             log.warning("ckptd: load of job %s %s: %s", self.job.job, push.message, push.hint)

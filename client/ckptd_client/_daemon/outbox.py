@@ -1,4 +1,4 @@
-"""What this rank has told its daemon of its saves, and tells the next one again if this one ends."""
+"""What this rank has sent to its daemon of its saves, and sends again to the next daemon if this one ends."""
 
 import logging
 from collections.abc import Callable
@@ -24,10 +24,10 @@ class Outbox:
     def __init__(self, ask: Ask, book: HandleBook) -> None:
         self._ask = ask
         self._book = book
-        self.handed_over: Callable[[], object] = int  # called when the daemon has another segment of this rank's
+        self.handed_over: Callable[[], object] = int  # called once the daemon has another segment of this rank
         self._unacknowledged: dict[SaveId, HandOver] = {}
-        self._forced: dict[SaveId, HandOver] = {}  # to be drained for sure, and not over yet
-        self._missed: dict[SaveId, str] = {}  # failed here, with the reason, and nobody has been told yet
+        self._forced: dict[SaveId, HandOver] = {}  # must be drained, and have not ended
+        self._missed: dict[SaveId, str] = {}  # failed here, with the reason; the coordinator does not know it yet
 
     def hand_over(self, descriptor: HandOver, *, deadline: float) -> None:
         """Gives a sealed segment to the daemon. Kept and repeated to the next daemon if this one ends first."""
@@ -36,7 +36,7 @@ class Outbox:
         if descriptor.drain:
             self._forced[save] = descriptor
         try:
-            self._tell(descriptor, deadline)
+            self._send(descriptor, deadline)
         except (ChannelLostError, WaitTimeoutError):
             raise
         except CkptdError:
@@ -46,9 +46,9 @@ class Outbox:
         self.handed_over()
 
     def skip(self, save: SaveId, reason: str, deadline: float) -> None:
-        """Tells the coordinator that this rank cannot take part in the save: others hold slots for it until they know.
+        """Notifies the coordinator that this rank cannot take part in the save: until then others hold slots for it.
 
-        After the deadline it is told without waiting for its answer. Where no daemon is there to be told, the next is.
+        After the deadline no answer is awaited. Where no daemon runs, the next one is notified.
         """
         reason = self._missed[save] = reason[:_MAX_REASON_CHARS]
         for old in list(self._missed)[:-_MAX_MISSED]:
@@ -57,15 +57,15 @@ class Outbox:
             self._ask(lambda seq: Skip(seq=seq, save=save, reason=reason), deadline)
         except ChannelLostError:
             return
-        except (CkptdError, zmq.ZMQError) as error:  # one that is there has heard it, or will not hear of it
-            log.debug("ckptd: step %d was missed, and the daemon says of it: %s", save.step, error)
+        except (CkptdError, zmq.ZMQError) as error:  # a daemon that runs has it, or refuses it
+            log.debug("ckptd: step %d was missed, and the daemon answers: %s", save.step, error)
         del self._missed[save]
 
     def repeat(self, deadline: float) -> None:
-        """Tells a daemon that has just let this rank in.
+        """Sends all hand-overs again to a daemon that has just accepted this rank.
 
-        An acknowledgement that never came may have been for a save that is over by now: no reason to stay away. Nor
-        does a daemon that has restarted know which of the saves in its memory is to be drained for sure.
+        A save whose acknowledgement never came may have ended: that is no reason to stay away. A daemon that has
+        restarted does not know which of the saves in its memory must be drained.
         """
         unacknowledged = list(self._unacknowledged.values())
         for old in [*unacknowledged, *(one for one in self._forced.values() if one not in unacknowledged)]:
@@ -73,28 +73,28 @@ class Outbox:
                 if old in unacknowledged:
                     self.hand_over(old, deadline=deadline)
                 else:
-                    self._tell(msgspec.structs.replace(old, drain=True), deadline)
+                    self._send(msgspec.structs.replace(old, drain=True), deadline)
             except (ChannelLostError, WaitTimeoutError):
                 raise
             except CkptdError as error:
-                self._forced.pop(old.save, None)  # it is over, and its slot another's
+                self._forced.pop(old.save, None)  # the save has ended, and its slot has another owner
                 if old in unacknowledged:
                     self._book.give_up(old.save, str(error))
 
     def skip_again(self, deadline: float) -> None:
-        """Tells a daemon that has just let this rank in what nobody was told."""
+        """Notifies a daemon that has just accepted this rank of the saves that failed meanwhile."""
         for save, reason in list(self._missed.items()):
             self.skip(save, reason, deadline)
 
-    def _tell(self, descriptor: HandOver, deadline: float) -> None:
+    def _send(self, descriptor: HandOver, deadline: float) -> None:
         self._ask(lambda seq: msgspec.structs.replace(descriptor, seq=seq), deadline)
 
-    def heard(self, news: Progress) -> None:
-        """The daemon says how far a save is; without a milestone and an end only other ranks' segments are known."""
-        if news.milestone is not None or news.end is not None:
-            self._unacknowledged.pop(news.save, None)
-        if news.end is not None:
-            self._forced.pop(news.save, None)
+    def update(self, progress: Progress) -> None:
+        """The daemon knows the save: without a milestone and an end it may have other ranks' segments alone."""
+        if progress.milestone is not None or progress.end is not None:
+            self._unacknowledged.pop(progress.save, None)
+        if progress.end is not None:
+            self._forced.pop(progress.save, None)
 
     def let_go(self, save: SaveId) -> None:
         """The save is given up, and is handed to no other daemon."""
@@ -113,6 +113,6 @@ class Outbox:
     def begin(self) -> None:
         """A load has begun an incarnation: what was not handed over before is of no use to it."""
         for save in self._unacknowledged:
-            self._book.give_up(save, "a load began before the daemon heard of it")
-        for told in (self._unacknowledged, self._forced, self._missed):
-            told.clear()
+            self._book.give_up(save, "a load began before the daemon had it")
+        for kept in (self._unacknowledged, self._forced, self._missed):
+            kept.clear()
