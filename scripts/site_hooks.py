@@ -17,6 +17,7 @@ _CODE = re.compile(r"(^```.*?^```|`[^`\n]*`)", re.MULTILINE | re.DOTALL)
 _FETCHED = re.compile(
     r"<(?:script|img|iframe|source)\b[^>]*\bsrc=\"?(?:https?:)?//|<link\b[^>]*\bhref=\"?(?:https?:)?//"
 )
+_PRIVATE = re.compile(r'<h\d id="([\w.]+\._\w+)"')
 _SITE_OF = {path: site for site, path in ELSEWHERE.items()}
 
 
@@ -48,11 +49,14 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_post_build(config: Any) -> None:
-    """Writes llms.txt and llms-full.txt. Raises PluginError for a page that would fetch something from the network."""
+    """Writes llms.txt and llms-full.txt. Raises PluginError for a page that needs the network or has a private name."""
     site = Path(config.site_dir)
     for path in site.rglob("*.html"):
-        if fetched := _FETCHED.search(path.read_text(encoding="utf-8")):
+        text = path.read_text(encoding="utf-8")
+        if fetched := _FETCHED.search(text):
             raise PluginError(f"{path.relative_to(site)} needs the network: {fetched[0]}")
+        if private := _PRIVATE.search(text):
+            raise PluginError(f"{path.relative_to(site)} shows the private name {private[1]}")
     pages = [page for group in sections().values() for page in group]
     (site / "llms.txt").write_text(llms(), encoding="utf-8")
     texts = [f"<!-- {page.path} -->\n\n{(ROOT / page.path).read_text(encoding='utf-8')}" for page in pages]

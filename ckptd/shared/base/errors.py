@@ -30,7 +30,7 @@ def parted(text: str) -> tuple[str, str]:
 
 
 class UsageError(CkptdError):
-    """A misuse that only the caller can mend: a leaf that cannot be saved, a step saved twice. Raised at once."""
+    """A misuse that only the caller can correct: a value that cannot be saved, a step saved twice. Raised at once."""
 
     code = "usage"
 
@@ -42,7 +42,7 @@ class ConfigError(CkptdError):
 
 
 class BudgetError(CkptdError):
-    """The state does not fit the arena's memory budget. Says the numbers and the setting to change."""
+    """The state does not fit the arena's memory budget. Names the numbers and the setting to change."""
 
     code = "budget"
 
@@ -69,7 +69,7 @@ class StaleIncarnationError(CkptdError):
 
 
 class SaveFailedError(CkptdError):
-    """A handle can no longer reach the milestone that was waited for."""
+    """A save can no longer reach the milestone that `wait` waits for. Names the reason."""
 
     code = "save-failed"
 
