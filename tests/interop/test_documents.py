@@ -41,14 +41,10 @@ def test_the_dcp_example_goes_on_where_it_ended(node):
     assert [name.partition(".")[0] for name in steps(node, "dcp-example")][-1] == "step-000000059"
 
 
-def test_the_first_save_of_the_readme_goes_on_where_it_ended(node):
+def test_the_first_save_of_the_readme_goes_on_where_it_ended_and_each_reader_reads_it(node):
     path = program("README.md", "A first save", node)
     for first in (0, 100):
         assert f"starting at step {first} " in node.complete(sys.executable, path, timeout_s=100)
-
-
-def test_each_reader_of_the_document_reads_the_first_save(node):
-    node.complete(sys.executable, program("README.md", "A first save", node), timeout_s=100)
     path = program("docs/readers.md", "Five ways", node)
     assert "True" in node.complete(sys.executable, path, timeout_s=100, PYTHONWARNINGS="ignore").splitlines()
 
