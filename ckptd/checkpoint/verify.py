@@ -40,7 +40,7 @@ from ckptd.shared.format.slot import SEAL_NBYTES, SEALS_NBYTES, Seal, SlotState,
 from ckptd.shared.format.stored_files import StoredFile, StoredFiles, read_exactly, read_some
 from ckptd.shared.stores.directory import OpenedFile
 from ckptd.shared.stores.schemes import absolute, open_files, real
-from ckptd.shared.torchfile.pickle_names import stranger_in
+from ckptd.shared.torchfile.metadata_read import stranger_in
 from ckptd.system.files import is_temp
 
 _RECORDS = frozenset({COMMITTED, MANIFEST, VOTES_DIR, PARITY_DIR, UNPUBLISHED, LINKED})

@@ -15,8 +15,8 @@ import torch.distributed.checkpoint as dcp
 from ckptd.checkpoint.export.deepspeed.archives import Archive
 from ckptd.shared.base.errors import CkptdError, DamagedError
 from ckptd.shared.format.layout import Leaf
-from ckptd.shared.torchfile import inert
-from ckptd_client._load.foreign.dcp_pickle import read_metadata
+from ckptd.shared.torchfile import pickle_read
+from ckptd.shared.torchfile.metadata_read import read_metadata
 from ckptd_client._load.foreign.load_from import load_from
 from ckptd_client._local.rank import Group
 from ckptd_client._state.leaves import decode_leaf, encode_leaf
@@ -101,9 +101,9 @@ def test_ints_of_one_hash_are_no_keys_of_metadata():
 
 def test_ints_of_one_hash_in_a_trainers_file():
     raw = keyed_pickle(of_one_hash(60_000))
-    bounded(lambda: inert.loads(raw, where="x"), len(raw))
+    bounded(lambda: pickle_read.loads(raw, where="x"), len(raw))
     raw = keyed_pickle(number << 40 for number in range(100_000))
-    bounded(lambda: inert.loads(raw, where="x"), len(raw))
+    bounded(lambda: pickle_read.loads(raw, where="x"), len(raw))
 
 
 def ext(code, body):

@@ -19,7 +19,7 @@ from ckptd.shared.format import manifest as man
 from ckptd.shared.format import rank_file, slot
 from ckptd.shared.format.digest import digest
 from ckptd.shared.format.header import check_header
-from ckptd.shared.torchfile.pickle_names import stranger_in
+from ckptd.shared.torchfile.metadata_read import stranger_in
 from ckptd_client._load.rounds import read_checkpoint
 from ckptd_client._local.rank import Group
 from tests.checkpoints import SAVE, write_checkpoint
@@ -193,8 +193,8 @@ def test_what_decoding_raises_is_never_told_whole():
 # What they tell comes from files: a text may be a megabyte, and a tuple of tuples more than there is memory.
 TELLING = [
     *(f"ckptd/shared/format/{name}.py" for name in ("committed", "header", "layout", "manifest")),
-    *(f"ckptd/shared/torchfile/{name}.py" for name in ("inert", "zip_read")),
-    *(f"client/ckptd_client/_load/foreign/{name}.py" for name in ("dcp", "dcp_pickle", "safetensors", "torch_archive")),
+    *(f"ckptd/shared/torchfile/{name}.py" for name in ("archive_read", "metadata_read", "pickle_read", "zip_read")),
+    *(f"client/ckptd_client/_load/foreign/{name}.py" for name in ("dcp", "safetensors", "torch_archive")),
     "client/ckptd_client/_state/leaf_arrays.py",
 ]
 

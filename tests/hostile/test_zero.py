@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from ckptd.checkpoint.export.deepspeed.source import ZeroCheckpoint
 from ckptd.shared.base.errors import CkptdError, DamagedError
-from ckptd.shared.torchfile import inert
-from ckptd.shared.torchfile.inert import Made
+from ckptd.shared.torchfile import pickle_read
+from ckptd.shared.torchfile.pickle_read import Made
 from tests import pythons
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "zero"
@@ -57,7 +57,7 @@ class _Harm:
 
 def test_what_a_pickle_names_is_never_called(copy, tmp_path):
     harm = pickle.dumps(_Harm(tmp_path / "harm"), 2)
-    found = inert.loads(harm, where="x")
+    found = pickle_read.loads(harm, where="x")
     assert (type(found), found.of) == (Made, "posix.mkdir")
     path = copy("stage2")
     rewritten(path / MODEL, lambda data: data.replace(b"K\x03", harm[2:-1], 1))
@@ -104,11 +104,11 @@ def test_a_pickle_takes_no_more_than_its_length_allows(bomb, tmp_path):
     (tmp_path / "bomb").write_bytes(BOMBS[bomb])
     code = """
 import resource, sys
-from ckptd.shared.torchfile import inert
+from ckptd.shared.torchfile import pickle_read
 from ckptd.shared.base.errors import DamagedError
 resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
 try:
-    inert.loads(open(sys.argv[1], "rb").read(), where="bomb")
+    pickle_read.loads(open(sys.argv[1], "rb").read(), where="bomb")
 except DamagedError as error:
     assert "bomb" in str(error) and len(str(error)) < 500
 """
@@ -117,7 +117,7 @@ except DamagedError as error:
 
 def test_a_pickle_that_is_too_long_is_not_begun():
     with pytest.raises(DamagedError, match=r"bomb: a pickle of .* more than any checkpoint"):
-        inert.loads(HEAD + b"N" * inert.MAX_NBYTES + END, where="bomb")
+        pickle_read.loads(HEAD + b"N" * pickle_read.MAX_NBYTES + END, where="bomb")
 
 
 def test_a_part_that_no_rank_has_is_missed(copy):

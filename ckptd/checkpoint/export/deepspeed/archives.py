@@ -1,7 +1,6 @@
 """Files as torch.save writes them: the content of their pickle, and the position of each storage in the file."""
 
 import os
-import zlib
 from typing import Any, NamedTuple
 
 from ckptd.checkpoint.export.crc import Stretch
@@ -10,7 +9,8 @@ from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.base.wording import shown
 from ckptd.shared.files.regular import open_followed
 from ckptd.shared.format.layout import itemsize
-from ckptd.shared.torchfile import inert, zip_read
+from ckptd.shared.torchfile import pickle_read
+from ckptd.shared.torchfile.archive_read import SavedArchive
 
 _OLD_FORMAT = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"  # of torch before 1.6
 
@@ -25,7 +25,7 @@ class Range(NamedTuple):
 
 
 class Archive:
-    """A file that was opened. value: what it says, inert; its tensors are `inert.Stored`.
+    """A file that was opened. value: what it says, inert; its tensors are `pickle_read.Stored`.
 
     number: by which ranges name the file. Raises DamagedError or OSError, naming the file, for what is no such file.
     """
@@ -37,30 +37,10 @@ class Archive:
         with open_followed(path) as file:
             self.nbytes = os.fstat(file.fileno()).st_size
             try:
-                self.value = self._read()
+                self._archive = SavedArchive(self._at, self.nbytes)
             except ValueError as error:
                 raise self._damaged(self._why(file.fileno(), error)) from None
-
-    def _read(self) -> Any:
-        found = zip_read.entries(self._at, self.nbytes)
-        entries = {name.partition("/")[2]: entry for name, entry in found.items()}
-        if "data.pkl" not in entries:
-            raise ValueError("a zip without data.pkl")
-        if "byteorder" in entries and self._content(entries["byteorder"]) != b"little":
-            raise ValueError("its numbers are not little-endian")
-        self._storages = {
-            name.removeprefix("data/"): entry for name, entry in entries.items() if name.startswith("data/")
-        }
-        return inert.loads(self._content(entries["data.pkl"]), where=self.path)
-
-    def _content(self, entry: zip_read.Entry) -> bytes:
-        """Of a small entry, checked against its CRC, if it has one: without, it is 0."""
-        if entry.nbytes > inert.MAX_NBYTES:
-            raise ValueError(f"{shown(entry.name)} is too large")
-        data = self._at(zip_read.data_start(self._at, entry, self.nbytes), entry.nbytes)
-        if entry.crc and zlib.crc32(data) != entry.crc:
-            raise ValueError(f"the CRC-32 of {shown(entry.name)} does not match")
-        return data
+        self.value = pickle_read.loads(self._archive.pickle, where=path)
 
     def _at(self, start: int, nbytes: int) -> bytes:
         """Bytes of the file, fewer at its end."""
@@ -100,9 +80,9 @@ class Archive:
             raise self._damaged(f"has no {keys[-1]}")
         return value
 
-    def range_of(self, tensor: inert.Stored, name: str) -> Range:
+    def range_of(self, tensor: pickle_read.Stored, name: str) -> Range:
         """Where the elements lie. Raises DamagedError, with the tensor's name, when they lie nowhere or scattered."""
-        entry = self._storages.get(tensor.key)
+        entry = self._archive.storages.get(tensor.key)
         if entry is None:
             raise self._damaged(f"has no {shown(f'data/{tensor.key}')}, where {name} lies")
         if not tensor.contiguous:
@@ -115,7 +95,7 @@ class Archive:
         if stop > entry.nbytes:
             raise self._damaged(f"is damaged: {name} ends at byte {stop} of data/{tensor.key}, of {entry.nbytes}")
         try:
-            begin = zip_read.data_start(self._at, entry, self.nbytes)
+            begin = self._archive.start_of(entry)
         except ValueError as error:
             raise self._damaged(f"is cut off or damaged: {error}") from None
         if entry.crc:

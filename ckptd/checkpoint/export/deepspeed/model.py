@@ -7,7 +7,7 @@ from ckptd.checkpoint.export.deepspeed.archives import Archive, Range
 from ckptd.checkpoint.export.deepspeed.partitions import check_apart
 from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.format.layout import Shape
-from ckptd.shared.torchfile.inert import Stored
+from ckptd.shared.torchfile.pickle_read import Stored
 
 _TIED = "tied_modules"  # what several layers of a pipeline share
 _MAX_DIMS = 8  # of a parameter: a range of one with more could be a hundred boxes

@@ -15,9 +15,9 @@ from ckptd.shared.base.errors import DamagedError, RestoreError
 from ckptd.shared.base.wording import cut, shown
 from ckptd.shared.files.regular import contents, open_followed
 from ckptd.shared.format.layout import MAX_DIMS, Path, TensorEntry, box_nbytes, is_trainer_file
-from ckptd.shared.torchfile.inert import Stored
+from ckptd.shared.torchfile.metadata_read import read_metadata
+from ckptd.shared.torchfile.pickle_read import Global, Made, Stored
 from ckptd_client._load.foreign.contents import Foreign
-from ckptd_client._load.foreign.dcp_pickle import Dtype, Record, read_metadata
 from ckptd_client._load.foreign.torch_archive import TorchArchive
 from ckptd_client._load.ranges import read_ranges
 from ckptd_client._load.reader import Target
@@ -64,7 +64,7 @@ class _Opener:
         mappings = self._dict(state.get("planner_data") or {})
         for name, described in self._dict(state.get("state_dict_metadata")).items():
             self.out.paths[self._name(name)] = self._path(mappings.get(name), name)
-            kind = described.kind if type(described) is Record else ""
+            kind = described.of if type(described) is Made else ""
             if kind == "TensorStorageMetadata":
                 self._tensor(name, self._dict(described.state), slices)
             elif kind == "BytesStorageMetadata":
@@ -75,18 +75,18 @@ class _Opener:
 
     def _tensor(self, name: str, state: dict[str, Any], slices: dict[tuple[str, Ints | None], _Slice]) -> None:
         properties = state.get("properties")
-        fields = properties.state if type(properties) is Record else None
-        dtype = fields[0] if type(fields) is tuple and fields else None
-        if type(dtype) is not Dtype:
+        fields = properties.state if type(properties) is Made else None
+        dtype: Any = fields[0] if type(fields) is tuple and fields else None
+        if type(dtype) is not Global:
             self._refuse(f"{shown(name)} has no dtype")
         whole, chunks = self._ints(state.get("size")), state.get("chunks")
-        code = CODE_OF.get(getattr(torch, str(dtype)))
+        code = CODE_OF.get(getattr(torch, dtype.name.removeprefix("torch."), None))  # type: ignore[arg-type]
         if code is None:
-            self.out.unreadable[name] = f"of the dtype {dtype}, which ckptd cannot hold"
+            self.out.unreadable[name] = f"of the dtype {shown(dtype.name)}, which ckptd cannot hold"
             return
         seen: set[Ints] = set()
         for chunk in self._counted(chunks) if type(chunks) is list else self._refuse(f"{shown(name)} has no chunks"):
-            box = self._dict(chunk.state if type(chunk) is Record else None)
+            box = self._dict(chunk.state if type(chunk) is Made else None)
             offsets, sizes = self._ints(box.get("offsets")), self._ints(box.get("sizes"))
             if not len(offsets) == len(sizes) == len(whole) or not all(
                 o + s <= g for o, s, g in zip(offsets, sizes, whole, strict=True)
@@ -117,8 +117,8 @@ class _Opener:
     def _slices(self, storage: dict[Any, Any]) -> dict[tuple[str, Ints | None], _Slice]:
         found = {}
         for index, info in storage.items():
-            where = self._dict(index.state if type(index) is Record else None)
-            place = self._dict(info.state if type(info) is Record else None)
+            where = self._dict(index.state if type(index) is Made else None)
+            place = self._dict(info.state if type(info) is Made else None)
             offset = where.get("offset")
             key = (self._name(where.get("fqn")), None if offset is None else self._ints(offset))
             start, nbytes = self._ints((place.get("offset"), place.get("length")))
@@ -178,7 +178,7 @@ def _read_tensor(place: _Slice, entry: TensorEntry, targets: list[Target]) -> No
             elif (stored.dtype, stored.shape) != (entry.dtype, entry.sizes):
                 return _check(place, entry, None)
             elif stored.contiguous:
-                return read_ranges(place.path, targets, base=place.offset + archive.start_of(stored))
+                return read_ranges(place.path, targets, base=place.offset + archive.place_of(stored))
             else:
                 tensor = archive.strided(stored)
     except (DamagedError, OSError):

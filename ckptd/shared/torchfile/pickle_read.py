@@ -1,9 +1,10 @@
-"""The pickle in a torch.save file, run over inert values. Pure: bytes in, values out.
+"""Pickles of other programs, such as that in a torch.save file, run over inert values. Pure: bytes in, values out.
 
-Nothing that it names is imported or called: a class or function is its name, and what a call of it would have made is a
-record of that name. Tensors become a note of where their bytes lie. So a crafted pickle does nothing; what it can take
-is a little time and memory, both bounded by its length.
+Nothing that a pickle names is imported or called: a class or function is its name, and what a call of it would have
+made is a record of that name. Tensors become a note of where their bytes lie. So a crafted pickle does nothing; what it
+can take is a little time and memory, both bounded by its length.
 """
+# ruff: noqa: D102 - a method for each opcode
 
 import math
 import pickletools
@@ -11,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ckptd.shared.base.errors import DamagedError
+from ckptd.shared.base.wording import cut
 from ckptd.shared.format.layout import MAX_DIMS, TORCH_DTYPES, itemsize
 from ckptd.shared.torchfile.tensor_pickle import STORAGES
 
@@ -83,14 +85,14 @@ def loads(data: bytes, *, where: str, storages: Mapping[str, int] | None = None)
     """
     if len(data) > MAX_NBYTES:
         raise DamagedError(f"{where}: a pickle of {len(data)} bytes, more than any checkpoint of DeepSpeed's has")
-    machine = _Machine() if storages is None else _Strict(storages)
+    machine = Machine() if storages is None else _Strict(storages)
     try:
-        for opcode, arg, _ in pickletools.genops(data):
-            machine.run(opcode.name, arg)
-        (value,) = machine.stack
-    except (ValueError, TypeError, LookupError, OverflowError, MemoryError) as error:
-        raise DamagedError(f"{where}: its pickle cannot be read: {str(error)[:200]}") from None
-    return value
+        return machine.run(data)
+    except MALFORMED as error:
+        raise DamagedError(f"{where}: its pickle cannot be read: {cut(error)}") from None
+
+
+MALFORMED = (ValueError, TypeError, LookupError, OverflowError, MemoryError)
 
 
 # -- what calls make --
@@ -164,8 +166,12 @@ def _storage(pid: object) -> Any:
 # -- the opcodes --
 
 
-class _Machine:
+class Machine:
     """The stack, and below it those that marks have set aside."""
+
+    refused: frozenset[str] = frozenset()  # opcodes
+    lax = True  # what is put into something else than a list is lost
+    check: Callable[[Any], None] | None = None  # raises ValueError for an argument that may not be there
 
     def __init__(self) -> None:
         self.stack: list[Any] = []
@@ -173,16 +179,20 @@ class _Machine:
         self._memo: dict[int, Any] = {}
         self._int_keys = 0
 
-    def run(self, opcode: str, arg: Any) -> None:
-        """One opcode. Raises ValueError for one that has no place in a torch.save file."""
-        if opcode in _CONSTANTS:
-            self.stack.append(_CONSTANTS[opcode])
-        elif opcode in _VALUES:
-            self.stack.append(arg)
-        elif opcode in _OPCODES:
-            _OPCODES[opcode](self, arg)
-        else:
-            raise ValueError(f"it has the opcode {opcode}")
+    def run(self, data: bytes) -> Any:
+        """The value of the pickle. Raises one of MALFORMED for what has no place in it."""
+        known = {name: act for name, act in _OPCODES.items() if name not in self.refused}
+        for opcode, arg, _ in pickletools.genops(data):
+            if self.check is not None:
+                self.check(arg)
+            if opcode.name in _VALUES:
+                self.stack.append(arg)
+            elif opcode.name in known:
+                known[opcode.name](self, arg)
+            else:
+                raise ValueError(f"it has the opcode {opcode.name}")
+        (value,) = self.stack
+        return value
 
     def mark(self, _: None) -> None:
         self._below.append(self.stack)
@@ -216,8 +226,10 @@ class _Machine:
         self.stack.append(kind(items))
 
     def extend(self, items: list[Any]) -> None:
-        if isinstance(self.stack[-1], list):
+        if type(self.stack[-1]) is list:
             self.stack[-1].extend(items)
+        elif not self.lax:
+            raise ValueError("it puts items into what is no list")
 
     def update(self, items: list[Any]) -> None:
         """Of other keys the hash could take for ever."""
@@ -280,18 +292,19 @@ class _Machine:
         self.stack.append(_storage(pid))
 
 
-class _Strict(_Machine):
+class _Strict(Machine):
     """Of a pickle that torch's unpickler will be given: what makes that take long, or say a lot, is refused."""
+
+    lax = False
 
     def __init__(self, storages: Mapping[str, int]) -> None:
         super().__init__()
         self._storages = storages
 
-    def run(self, opcode: str, arg: Any) -> None:
-        """One opcode."""
-        if type(arg) is int and arg not in _INT64:
+    def check(self, value: Any) -> None:
+        """Of 64 bits."""
+        if type(value) is int and value not in _INT64:
             raise ValueError("it has a number of more than 64 bits")
-        super().run(opcode, arg)
 
     def call(self, _: None) -> None:
         """Of a name, with a tuple of what there is little of."""
@@ -322,12 +335,6 @@ class _Strict(_Machine):
             self._check_key(key)
         super().update(items)
 
-    def extend(self, items: list[Any]) -> None:
-        """A list, and nothing else."""
-        if type(self.stack[-1]) is not list:
-            raise ValueError("it puts items into what is no list")
-        super().extend(items)
-
     def persistent(self, _: None) -> None:
         """A storage of the size that it has, and nothing else."""
         (pid,) = self.last(1)
@@ -342,28 +349,26 @@ class _Strict(_Machine):
 
 
 _PLAIN = frozenset({str, bytes, bool, int, float})
-_CONSTANTS: dict[str, Any] = {
-    "NONE": None,
-    "NEWTRUE": True,
-    "NEWFALSE": False,
-    "EMPTY_TUPLE": (),
-    "PERSID": Made(None, ()),
-}
 _VALUES = frozenset({
     "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT",
     "STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8",
     "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8",
 })  # fmt: skip
-_OPCODES: dict[str, Callable[[_Machine, Any], None]] = {
+_OPCODES: dict[str, Callable[[Machine, Any], None]] = {
     "PROTO": lambda _machine, _: None,
     "FRAME": lambda _machine, _: None,
     "STOP": lambda _machine, _: None,
-    "MARK": _Machine.mark,
-    "POP": _Machine.pop,
-    "POP_MARK": _Machine.pop_mark,
-    "DUP": _Machine.dup,
-    **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"), _Machine.put),
-    **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), _Machine.get),
+    "NONE": lambda machine, _: machine.stack.append(None),
+    "NEWTRUE": lambda machine, _: machine.stack.append(True),
+    "NEWFALSE": lambda machine, _: machine.stack.append(False),
+    "EMPTY_TUPLE": lambda machine, _: machine.stack.append(()),
+    "PERSID": lambda machine, _: machine.stack.append(Made(None, ())),
+    "MARK": Machine.mark,
+    "POP": Machine.pop,
+    "POP_MARK": Machine.pop_mark,
+    "DUP": Machine.dup,
+    **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"), Machine.put),
+    **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), Machine.get),
     "EMPTY_LIST": lambda machine, _: machine.stack.append([]),
     "EMPTY_DICT": lambda machine, _: machine.stack.append({}),
     "EMPTY_SET": lambda machine, _: machine.stack.append([]),
@@ -373,19 +378,19 @@ _OPCODES: dict[str, Callable[[_Machine, Any], None]] = {
     "TUPLE1": lambda machine, _: machine.stack.append(tuple(machine.last(1))),
     "TUPLE2": lambda machine, _: machine.stack.append(tuple(machine.last(2))),
     "TUPLE3": lambda machine, _: machine.stack.append(tuple(machine.last(3))),
-    "DICT": _Machine.dict_of,
+    "DICT": Machine.dict_of,
     "APPEND": lambda machine, _: machine.extend(machine.last(1)),
     "APPENDS": lambda machine, _: machine.extend(machine.marked()),
     "ADDITEMS": lambda machine, _: machine.extend(machine.marked()),
     "SETITEM": lambda machine, _: machine.update(machine.last(2)),
     "SETITEMS": lambda machine, _: machine.update(machine.marked()),
-    "GLOBAL": _Machine.named,
-    "STACK_GLOBAL": _Machine.stack_global,
+    "GLOBAL": lambda machine, arg: machine.named(arg),
+    "STACK_GLOBAL": lambda machine, arg: machine.stack_global(arg),
     "REDUCE": lambda machine, _: machine.call(_),
     "NEWOBJ": lambda machine, _: machine.call(_),
-    "NEWOBJ_EX": _Machine.call_with_names,
-    "BUILD": _Machine.build,
-    "INST": _Machine.instance,
-    "OBJ": _Machine.object,
+    "NEWOBJ_EX": Machine.call_with_names,
+    "BUILD": lambda machine, arg: machine.build(arg),
+    "INST": Machine.instance,
+    "OBJ": Machine.object,
     "BINPERSID": lambda machine, _: machine.persistent(_),
 }
