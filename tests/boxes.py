@@ -11,6 +11,7 @@ import msgspec
 from ckptd.shared.base.ids import JobKey, SaveId
 from ckptd.shared.format import layout as lay
 from ckptd.shared.format.digest import blocks, digest
+from ckptd.shared.format.dtypes import itemsize
 from ckptd.shared.format.slot import align_up
 from ckptd.store.image import Flow, Image
 from ckptd.store.posix.commit import commit, write_vote
@@ -33,7 +34,7 @@ class Whole:
 
     def box(self, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> bytes:
         """Bytes of a part, contiguous: the slow and obvious way."""
-        item = lay.itemsize(self.dtype)
+        item = itemsize(self.dtype)
         if sizes[1:] == self.shape[1:]:
             row_nbytes = item * math.prod(self.shape[1:])
             first = offsets[0] if offsets else 0
@@ -56,7 +57,7 @@ class Whole:
 
 def some_whole(dtype: str, shape: tuple[int, ...], seed: int = 1) -> Whole:
     """Bytes that differ everywhere, the same for the same seed."""
-    data = random.Random(seed).randbytes(math.prod(shape) * lay.itemsize(dtype))
+    data = random.Random(seed).randbytes(math.prod(shape) * itemsize(dtype))
     return Whole(dtype, shape, bytes(byte & 1 for byte in data) if dtype == "BOOL" else data)
 
 

@@ -12,6 +12,7 @@ import msgspec
 from ckptd.shared.base.ids import JobKey, SaveId, file_name
 from ckptd.shared.format import layout as lay
 from ckptd.shared.format.digest import KIND, blocks, digest
+from ckptd.shared.format.dtypes import itemsize
 from ckptd.shared.format.manifest import VERSION, FileRecord, StockObjects, Vote, encode_objects
 from ckptd.shared.format.slot import PAGE, SEALS_NBYTES, Seal, SlotState, align_up, encode_seal, slot_capacity
 from tests.runs import RUN, STORE_ID
@@ -68,7 +69,7 @@ def build_image(
     at, parts, entries = 0, [], []
     pad = b"pk" * 20 if archives else b""
     for number, (name, (dtype, shape, data)) in enumerate(tensors.items()):
-        assert len(data) == lay.box_nbytes(dtype, shape) == math.prod(shape) * lay.itemsize(dtype), name
+        assert len(data) == lay.box_nbytes(dtype, shape) == math.prod(shape) * itemsize(dtype), name
         pieces = [(f"__ckptd_pad__.{2 * number}", "U8", (len(pad),), pad), (name, dtype, shape, data)]
         pieces.append((f"__ckptd_pad__.{2 * number + 1}", "U8", (len(pad),), pad))
         entries.append((name, dtype, shape, at))

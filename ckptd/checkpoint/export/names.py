@@ -9,7 +9,7 @@ import msgspec
 from ckptd.checkpoint.export import casts
 from ckptd.checkpoint.export.plan import Tensor
 from ckptd.shared.base.errors import UsageError
-from ckptd.shared.format.layout import itemsize
+from ckptd.shared.format.dtypes import itemsize
 
 _NAMES_SHOWN = 5
 

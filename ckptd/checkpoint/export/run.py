@@ -18,8 +18,8 @@ from ckptd.checkpoint.export.read import VerifiedReader
 from ckptd.checkpoint.export.source import Source, find, load
 from ckptd.checkpoint.export.write import OutputFile, write_files
 from ckptd.shared.base.errors import CkptdError, IntegrityError, UsageError
+from ckptd.shared.format.dtypes import itemsize
 from ckptd.shared.format.integrity import XXH3, Integrity
-from ckptd.shared.format.layout import itemsize
 from ckptd.shared.format.manifest import COMMITTED, MANIFEST
 from ckptd.system import human
 from ckptd.system.files import FileLayer, is_temp

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ckptd.checkpoint.export.names import Chosen
 from ckptd.checkpoint.export.plan import FilePlan
 from ckptd.shared.base.errors import UsageError
-from ckptd.shared.format.layout import file_view
+from ckptd.shared.format.dtypes import file_view
 from ckptd.shared.format.slot import PAGE, align_up
 
 INDEX = "model.safetensors.index.json"

@@ -12,7 +12,7 @@ from ckptd.checkpoint.export import casts
 from ckptd.checkpoint.export.plan import PIECE_NBYTES, FilePlan, Part, Piece, Target, batches
 from ckptd.checkpoint.export.read import VerifiedReader
 from ckptd.shared.format.digest import BLOCK_NBYTES
-from ckptd.shared.format.layout import itemsize
+from ckptd.shared.format.dtypes import itemsize
 from ckptd.shared.format.slot import PAGE, align_up
 from ckptd.system.files import FileLayer, temp_name
 

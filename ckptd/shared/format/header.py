@@ -9,7 +9,8 @@ from ckptd.shared.base.decoding import MALFORMED
 from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.base.ids import Nbytes, SaveId
 from ckptd.shared.base.wording import cut, shown
-from ckptd.shared.format.layout import Layout, Shape, TensorEntry, box_nbytes, file_view, is_dtype
+from ckptd.shared.format.dtypes import DTYPES, file_view
+from ckptd.shared.format.layout import Layout, Shape, TensorEntry, box_nbytes
 
 LENGTH_NBYTES = 8
 MAX_HEADER_NBYTES = 100_000_000  # more is refused by safetensors
@@ -83,7 +84,7 @@ def parse_header(text: bytes, payload_nbytes: int, *, where: str) -> Header:
         raise DamagedError(f"{where}: header: tensors of {end} bytes in all, not {payload_nbytes}")
     for name, tensor in tensors.items():
         start, stop = tensor.data_offsets
-        if is_dtype(tensor.dtype) and box_nbytes(tensor.dtype, tensor.shape) != stop - start:
+        if tensor.dtype in DTYPES and box_nbytes(tensor.dtype, tensor.shape) != stop - start:
             raise DamagedError(f"{where}: header: tensor {shown(name)}: {stop - start} bytes do not fit its shape")
     return Header(metadata, tensors)
 

@@ -15,6 +15,7 @@ from ckptd.shared.base.decoding import MALFORMED
 from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.base.ids import MAX_PARTS, FileName, Nbytes, Rank, StorePath, WorldSize, file_name
 from ckptd.shared.base.wording import cut, shown
+from ckptd.shared.format.dtypes import DTYPES, itemsize
 
 VERSION = 1
 MAX_TENSORS = 10_000_000
@@ -24,26 +25,6 @@ MIN_HEADER_NBYTES = 10  # the length, and {}
 MAX_TRAINER_FILE = 512  # characters
 _INT64 = range(-(1 << 63), 1 << 63)
 _PAGE = 4096
-_ITEMSIZE = {
-    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1,
-    "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
-    "I32": 4, "U32": 4, "F32": 4,
-    "I64": 8, "U64": 8, "F64": 8, "C64": 8,
-    "complex128": 16, "float4_e2m1fn_x2": 1,
-}  # fmt: skip
-# Dtypes that safetensors has no code for, by torch's name: the code and the extra last dimension that they have in the
-# file. The dimension is there even if it is 1, so that nobody takes the numbers for the values.
-FILE_VIEWS = {"complex128": ("F64", 2), "float4_e2m1fn_x2": ("U8", 1)}
-# The same codes as names of the module torch.
-TORCH_DTYPES = {
-    "BOOL": "bool", "U8": "uint8", "I8": "int8",
-    "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu",
-    "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
-    "I16": "int16", "U16": "uint16", "F16": "float16", "BF16": "bfloat16",
-    "I32": "int32", "U32": "uint32", "F32": "float32",
-    "I64": "int64", "U64": "uint64", "F64": "float64", "C64": "complex64",
-    "complex128": "complex128", "float4_e2m1fn_x2": "float4_e2m1fn_x2",
-}  # fmt: skip
 
 Shape = Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)], ...], msgspec.Meta(max_length=MAX_DIMS)]
 TrainerFile = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_TRAINER_FILE)]
@@ -56,7 +37,7 @@ class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
     """One box of one named tensor: which part of the global tensor it is, and its bytes in the image."""
 
     name: str
-    dtype: str  # safetensors code, or a name of FILE_VIEWS
+    dtype: str  # safetensors code, or a code of dtypes
     global_shape: Shape
     offsets: Shape  # of this box in the global tensor
     sizes: Shape  # of this box
@@ -205,25 +186,6 @@ class Leaves(msgspec.Struct, frozen=True, array_like=True):
     leaves: dict[str, Leaf]
 
 
-def file_view(dtype: str, sizes: Shape) -> tuple[str, Shape]:
-    """Code and sizes of a box as the file's header has them: safetensors has no code for some dtypes."""
-    code, last = FILE_VIEWS.get(dtype, (dtype, 0))
-    return (code, (*sizes, last)) if last else (code, sizes)
-
-
-def is_dtype(dtype: str) -> bool:
-    """Whether it is a dtype code whose size is known."""
-    return dtype in _ITEMSIZE
-
-
-def itemsize(dtype: str) -> int:
-    """Bytes per element of a dtype code. Raises DamagedError for an unknown code."""
-    try:
-        return _ITEMSIZE[dtype]
-    except KeyError:
-        raise DamagedError(f"unknown dtype code {shown(dtype)}") from None
-
-
 def contiguous_strides(sizes: Sequence[int]) -> list[int]:
     """Elements from one index to the next, per dimension, of a box whose elements follow each other. As torch's."""
     strides = [1] * len(sizes)
@@ -356,7 +318,7 @@ def are_parts(parts: Sequence[int], image_nbytes: int, *, raw: bool = False) -> 
 
 
 def _check_entry(entry: TensorEntry, where: str) -> None:
-    if entry.dtype not in _ITEMSIZE:
+    if entry.dtype not in DTYPES:
         raise DamagedError(f"{where}: tensor {shown(entry.name)}: unknown dtype code {shown(entry.dtype)}")
     dims = len(entry.global_shape)
     if len(entry.offsets) != dims or len(entry.sizes) != dims:

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from ckptd.shared.base.errors import CkptdError
 from ckptd.shared.format.boxes import is_whole
-from ckptd.shared.format.layout import TORCH_DTYPES, Layout, Path, Shape, TensorEntry
+from ckptd.shared.format.dtypes import DTYPES
+from ckptd.shared.format.layout import Layout, Path, Shape, TensorEntry
 from ckptd.shared.format.manifest import STOCK_OBJECTS
 from ckptd.shared.torchfile.pickling import DCP_FILESYSTEM, DCP_METADATA, Call, Global, Items, New, dumps
 
@@ -34,7 +35,7 @@ _STORAGE_INFO = Global(DCP_FILESYSTEM, "_StorageInfo")
 _SIZE = Global("torch", "Size")
 _STRIDED = Call(Global("torch.serialization", "_get_layout"), ("torch.strided",))
 _CONTIGUOUS = Call(Global(DCP_METADATA, "_MEM_FORMAT_ENCODING"), (0,))
-_DTYPES = {code: Global("torch", name) for code, name in TORCH_DTYPES.items()}
+_DTYPES = {code: Global("torch", dtype.torch) for code, dtype in DTYPES.items()}
 
 
 class _Box(NamedTuple):

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.base.wording import cut
-from ckptd.shared.format.layout import MAX_DIMS, TORCH_DTYPES, itemsize
-from ckptd.shared.torchfile.tensor_pickle import STORAGES
+from ckptd.shared.format.dtypes import CODE_OF_STORAGE, DTYPES, itemsize
+from ckptd.shared.format.layout import MAX_DIMS
 
 MAX_NBYTES = 32 << 20  # of a pickle: some 100,000 parameters; at worst 64 times as much memory, and 30 s
 _MAX_ARGS = 8  # of a call that is looked into: many calls with one long tuple would take for ever
@@ -23,8 +23,7 @@ _INT64 = range(-(1 << 63), 1 << 63)
 _KEYS = range(-(1 << 31), 1 << 31)  # ints that are their own hash
 _MAX_INT_KEYS = 1 << 15  # of a file: however they were chosen, their dicts are made in a second
 
-_STORAGES = {storage: code for code, storage in STORAGES.items()}
-_DTYPES = {f"torch.{name}": code for code, name in TORCH_DTYPES.items()}
+_DTYPES = {f"torch.{dtype.torch}": code for code, dtype in DTYPES.items()}
 
 
 class Global(NamedTuple):
@@ -159,7 +158,7 @@ def _storage(pid: object) -> Any:
     """What torch's persistent ids stand for: ("storage", its type, key, device, elements)."""
     match pid:
         case ("storage", Global(name), str(key), _, _):
-            return Storage(key, _STORAGES.get(name.rpartition(".")[2], ""))
+            return Storage(key, CODE_OF_STORAGE.get(name.rpartition(".")[2], ""))
     return Made(None, ())
 
 
@@ -341,8 +340,8 @@ class _Strict(Machine):
         match pid:
             case ("storage", Global(name), str(key), str(), int(numel)) if key in self._storages:
                 found = _storage(pid)
-                size = itemsize(found.dtype) if found.dtype else 1
-                if name.rpartition(".")[2] in (*_STORAGES, "UntypedStorage") and numel * size == self._storages[key]:
+                typed = name.rpartition(".")[2] in {*CODE_OF_STORAGE, "UntypedStorage"}
+                if typed and numel * (itemsize(found.dtype) if found.dtype else 1) == self._storages[key]:
                     self.stack.append(found)
                     return
         raise ValueError("it refers to what is no storage of its size")

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from ckptd.shared.format.layout import TORCH_DTYPES
+from ckptd.shared.format.dtypes import DTYPES
 
 DCP_METADATA = "torch.distributed.checkpoint.metadata"
 DCP_FILESYSTEM = "torch.distributed.checkpoint.filesystem"
@@ -26,7 +26,7 @@ ALLOWED = frozenset({
     (DCP_FILESYSTEM, "_StorageInfo"),
     ("torch.serialization", "_get_layout"),
     ("torch", "Size"),
-    *(("torch", dtype) for dtype in TORCH_DTYPES.values()),
+    *(("torch", dtype.torch) for dtype in DTYPES.values()),
 })  # fmt: skip
 
 _SHORT = 1 << 8

@@ -2,14 +2,8 @@
 
 import struct
 
-from ckptd.shared.format.layout import TORCH_DTYPES, Shape, contiguous_strides, itemsize
-
-# Typed storages, for the dtypes that had one when torch's format was made; the others name their dtype.
-STORAGES = {
-    "F32": "FloatStorage", "F64": "DoubleStorage", "F16": "HalfStorage", "BF16": "BFloat16Storage",
-    "I64": "LongStorage", "I32": "IntStorage", "I16": "ShortStorage", "I8": "CharStorage", "U8": "ByteStorage",
-    "BOOL": "BoolStorage", "C64": "ComplexFloatStorage", "complex128": "ComplexDoubleStorage",
-}  # fmt: skip
+from ckptd.shared.format.dtypes import DTYPES, itemsize
+from ckptd.shared.format.layout import Shape, contiguous_strides
 
 
 def tensor(key: int, dtype: str, shape: Shape, nbytes: int) -> bytes:
@@ -17,15 +11,15 @@ def tensor(key: int, dtype: str, shape: Shape, nbytes: int) -> bytes:
 
     torch._utils._rebuild_tensor_v2 or _v3 (storage, offset, size, stride, requires_grad, hooks[, dtype, metadata]).
     """
-    typed = dtype in STORAGES
-    storage = name("torch", STORAGES[dtype]) if typed else name("torch.storage", "UntypedStorage")
+    typed = DTYPES[dtype].storage
+    storage = name("torch", typed) if typed else name("torch.storage", "UntypedStorage")
     numel = nbytes // itemsize(dtype) if typed else nbytes
     place = b"(" + text("storage") + storage + text(str(key)) + text("cpu") + integer(numel) + b"tQ"
     layout = integer(0) + _integers(shape) + _integers(contiguous_strides(shape))
     body = b"(" + place + layout + b"\x89" + name("collections", "OrderedDict") + b")R"
     if typed:
         return name("torch._utils", "_rebuild_tensor_v2") + body + b"tR"
-    return name("torch._utils", "_rebuild_tensor_v3") + body + name("torch", TORCH_DTYPES[dtype]) + b"}tR"
+    return name("torch._utils", "_rebuild_tensor_v3") + body + name("torch", DTYPES[dtype].torch) + b"}tR"
 
 
 def name(module: str, member: str) -> bytes:

@@ -14,7 +14,8 @@ import msgspec
 from ckptd.shared.base.errors import UsageError
 from ckptd.shared.base.ids import NO_RUN, SaveId, file_name
 from ckptd.shared.format.digest import digest
-from ckptd.shared.format.layout import VERSION, Layout, LayoutPart, Path, TensorEntry, box_nbytes, file_view
+from ckptd.shared.format.dtypes import file_view
+from ckptd.shared.format.layout import VERSION, Layout, LayoutPart, Path, TensorEntry, box_nbytes
 from ckptd.shared.format.slot import PAGE, align_up
 from ckptd_client._image.archive import wrap
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckptd.shared.base.errors import DamagedError, RestoreError
 from ckptd.shared.base.wording import cut, shown
+from ckptd.shared.format.dtypes import DTYPES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,13 +22,8 @@ _MAX_DIMS = 64  # of numpy arrays and of ckptd's tensors
 _INT63 = range(1 << 63)
 _DEVICE_RE = re.compile(r"[a-z]+(:[0-9]{1,4})?")
 _NUMPY_DTYPE_RE = re.compile(r"[<>|](b1|[iufcSUV][0-9]{1,9}|[mM]8(\[([1-9][0-9]{0,8})?[a-zA-Zμ]{1,2}\])?)")
-_TORCH_DTYPES = {
-    "bool": 1, "uint8": 1, "int8": 1,
-    "float8_e4m3fn": 1, "float8_e4m3fnuz": 1, "float8_e5m2": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1,
-    "int16": 2, "uint16": 2, "float16": 2, "bfloat16": 2,
-    "int32": 4, "uint32": 4, "float32": 4, "complex32": 4,
-    "int64": 8, "uint64": 8, "float64": 8, "complex64": 8, "complex128": 16,
-}  # fmt: skip
+# No element of which is a part of a byte.
+_NBYTES = {each.torch: each.nbytes for code, each in DTYPES.items() if code != "float4_e2m1fn_x2"} | {"complex32": 4}
 
 
 def encode_torch(value: Any) -> tuple[str, Any] | None:
@@ -45,7 +41,7 @@ def encode_torch(value: Any) -> tuple[str, Any] | None:
 
 def _dtype_name(dtype: "torch.dtype") -> str:
     name = str(dtype).removeprefix("torch.")
-    if name not in _TORCH_DTYPES:
+    if name not in _NBYTES:
         raise ValueError(f"its dtype {dtype} has no safe encoding")
     return name
 
@@ -56,7 +52,7 @@ def _tensor_body(tensor: "torch.Tensor") -> list[Any]:
     name = _dtype_name(tensor.dtype)
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta:
         raise ValueError("it is a sparse, nested or meta tensor")
-    nbytes = tensor.numel() * _TORCH_DTYPES[name]
+    nbytes = tensor.numel() * _NBYTES[name]
     if nbytes > MAX_TENSOR_NBYTES:
         raise ValueError(f"it holds a tensor of {nbytes:,} bytes, more than the {MAX_TENSOR_NBYTES:,} of a leaf")
     whole = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
@@ -74,7 +70,7 @@ def decode_dtype(name: Any) -> Any:
     """A torch.dtype of the fixed table."""
     import torch  # noqa: PLC0415
 
-    if type(name) is not str or name not in _TORCH_DTYPES:
+    if type(name) is not str or name not in _NBYTES:
         raise DamagedError(f"{shown(name)} is no dtype")
     if not hasattr(torch, name):
         raise RestoreError(f"this torch {torch.__version__} has no {name}", hint="load with a newer torch")
@@ -96,7 +92,7 @@ def decode_tensor(body: Any) -> Any:
 
     name, shape, data = body
     dtype = decode_dtype(name)
-    _check_nbytes(_TORCH_DTYPES[name], _shape(shape), data)
+    _check_nbytes(_NBYTES[name], _shape(shape), data)
     if name == "bool":
         _check_bools(data)
     if not data:

@@ -5,7 +5,8 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from ckptd.shared.format.layout import TensorEntry, contiguous_strides, itemsize
+from ckptd.shared.format.dtypes import itemsize
+from ckptd.shared.format.layout import TensorEntry, contiguous_strides
 
 Ints = tuple[int, ...]
 

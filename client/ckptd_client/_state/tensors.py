@@ -8,7 +8,7 @@ from torch.nn.parameter import is_lazy
 
 from ckptd.shared.base.errors import UsageError
 from ckptd.shared.base.ids import MAX_PARTS
-from ckptd.shared.format.layout import TORCH_DTYPES
+from ckptd.shared.format.dtypes import DTYPES
 from ckptd_client._state.sharded import is_dtensor, is_sharded_tensor
 from ckptd_client._state.strided import boxes_of
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # Older torch lacks some of them.
 DTYPE_OF: dict[str, torch.dtype] = {
-    code: getattr(torch, name) for code, name in TORCH_DTYPES.items() if hasattr(torch, name)
+    code: getattr(torch, known.torch) for code, known in DTYPES.items() if hasattr(torch, known.torch)
 }
 CODE_OF: dict[torch.dtype, str] = {dtype: code for code, dtype in DTYPE_OF.items()}
 _PACKED = getattr(torch, "float4_e2m1fn_x2", None)

@@ -13,6 +13,7 @@ from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.base.ids import file_name
 from ckptd.shared.format import layout as lay
 from ckptd.shared.format.digest import BLOCK_NBYTES
+from ckptd.shared.format.dtypes import itemsize
 from tests.boxes import some_whole
 
 
@@ -68,7 +69,7 @@ def assembled(layouts, whole, piece_nbytes):
     out = bytearray(b"\xee" * tensor.nbytes)
     covered = 0
     for piece in itertools.chain.from_iterable(batches([Target(tensor, 0, 4096, tensor.dtype)], piece_nbytes)):
-        assert 0 < piece.nbytes <= max(piece_nbytes, lay.itemsize(tensor.dtype))
+        assert 0 < piece.nbytes <= max(piece_nbytes, itemsize(tensor.dtype))
         with memoryview(out)[piece.start : piece.start + piece.nbytes] as into:
             for part in piece.parts:
                 write._place(part, files, into)

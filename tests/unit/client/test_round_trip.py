@@ -15,7 +15,7 @@ from safetensors import safe_open
 from torch import nn
 
 import ckptd_client
-from ckptd.shared.format.layout import FILE_VIEWS
+from ckptd.shared.format.dtypes import DTYPES
 from ckptd.shared.format.manifest import LATEST
 from ckptd_client import MismatchError, SaveFailedError, WaitTimeoutError
 from ckptd_client._image.image import FILLER_PREFIX
@@ -444,8 +444,8 @@ def test_stock_safetensors_reads_what_was_drained(make, join, node, job):
         names = tensor_names(file)
         for name in names:
             code, wanted = CODE_OF[expected[name].dtype], expected[name]
-            if code in FILE_VIEWS:  # as numbers, with one more dimension
-                wanted = wanted.unsqueeze(-1).view(DTYPE_OF[FILE_VIEWS[code][0]])
+            if DTYPES[code].view:  # as numbers, with one more dimension
+                wanted = wanted.unsqueeze(-1).view(DTYPE_OF[DTYPES[code].view[0]])
             assert bits(file.get_tensor(name)) == bits(wanted), name
         assert file.metadata()["ckptd.save_id"] == handle.save_id.text
         assert file.metadata()["format"] == "pt"

@@ -20,12 +20,13 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ckptd.shared.base.ids import file_name
 from ckptd.shared.format import layout as lay
+from ckptd.shared.format.dtypes import DTYPES
 from ckptd.shared.torchfile import dcp_metadata
 from ckptd.shared.torchfile.dcp_metadata import TooManyBoxesError, metadata_bytes
 from ckptd.shared.torchfile.pickling import ALLOWED
 
 WORLD = 4
-CODES = {getattr(torch, name): code for code, name in lay.TORCH_DTYPES.items()}
+CODES = {getattr(torch, dtype.torch): code for code, dtype in DTYPES.items()}
 OBJECTS = {"sched.last_lr": (0, 700), "optim.param_groups": (700, 300), "step": (1000, 411)}
 
 
@@ -316,7 +317,10 @@ def globals_of(data):
 def test_only_allowed_globals(layouts):
     found = globals_of(make(layouts))
     assert found <= ALLOWED
-    assert {name for module, name in found if module == "torch"} == {"Size", *lay.TORCH_DTYPES.values()}
+    assert {name for module, name in found if module == "torch"} == {
+        "Size",
+        *(dtype.torch for dtype in DTYPES.values()),
+    }
 
 
 def test_the_same_votes_make_the_same_bytes(layouts):

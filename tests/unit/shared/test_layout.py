@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.base.ids import SaveId
 from ckptd.shared.format import layout as lay
+from ckptd.shared.format.dtypes import itemsize
 from tests.runs import RUN
 from tests.slots import build_image, some_tensors
 
@@ -145,4 +146,4 @@ def test_sizes_of_boxes():
     assert lay.box_nbytes("C64", ()) == 8
     assert lay.box_nbytes("U8", (7, 0)) == 0
     with pytest.raises(DamagedError):
-        lay.itemsize("F4")
+        itemsize("F4")

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptd.shared.format.layout import TORCH_DTYPES
+from ckptd.shared.format.dtypes import DTYPES
 from ckptd.shared.torchfile.pickling import ALLOWED, Call, Global, Items, New, dumps
 
 SIZE = Global("torch", "Size")
@@ -122,5 +122,5 @@ def test_protocol_is_two_unless_there_are_bytes():
 
 
 def test_the_dtype_table_is_torchs():
-    for code, name in TORCH_DTYPES.items():
+    for code, (name, *_) in DTYPES.items():
         assert isinstance(getattr(torch, name), torch.dtype), code

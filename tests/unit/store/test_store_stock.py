@@ -16,6 +16,7 @@ from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.base.ids import JobKey, SaveId, file_name
 from ckptd.shared.format import layout as lay
 from ckptd.shared.format.digest import digest
+from ckptd.shared.format.dtypes import DTYPES
 from ckptd.shared.format.manifest import (
     MANIFEST,
     STOCK_METADATA,
@@ -38,7 +39,7 @@ from tests.runs import RUN
 from tests.slots import Slot, build_image, make_vote, write_slot
 
 SAVE = SaveId(1, 2, 30, RUN)
-CODES = {getattr(torch, name): code for code, name in lay.TORCH_DTYPES.items()}
+CODES = {getattr(torch, dtype.torch): code for code, dtype in DTYPES.items()}
 PACKED = {"float4_e2m1fn_x2"}  # torch cannot copy it, so dcp.load cannot either
 OBJECTS = StockObjects(b"0123456789", {"step": (0, 4), "lr": (4, 6)})
 STOCK = [STOCK_OBJECTS, STOCK_METADATA]

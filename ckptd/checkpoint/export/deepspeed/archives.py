@@ -8,7 +8,7 @@ from ckptd.checkpoint.export.read import SourceFile
 from ckptd.shared.base.errors import DamagedError
 from ckptd.shared.base.wording import shown
 from ckptd.shared.files.regular import open_followed
-from ckptd.shared.format.layout import itemsize
+from ckptd.shared.format.dtypes import itemsize
 from ckptd.shared.torchfile import pickle_read
 from ckptd.shared.torchfile.archive_read import SavedArchive
 

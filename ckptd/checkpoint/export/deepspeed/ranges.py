@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator
 from ckptd.checkpoint.export.deepspeed.archives import Range
 from ckptd.checkpoint.export.plan import Box, Tensor
 from ckptd.shared.base.errors import DamagedError
-from ckptd.shared.format.layout import Shape, itemsize
+from ckptd.shared.format.dtypes import itemsize
+from ckptd.shared.format.layout import Shape
 
 _HINT = "are the files of one save? leave the tensor out: name with --only what you want"
 

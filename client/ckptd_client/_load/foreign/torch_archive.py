@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from ckptd.shared.format.layout import TORCH_DTYPES, itemsize
+from ckptd.shared.format.dtypes import DTYPES, itemsize
 from ckptd.shared.torchfile import pickle_read
 from ckptd.shared.torchfile.archive_read import SavedArchive
 
@@ -45,7 +45,7 @@ class TorchArchive(SavedArchive):
         if (tensor.offset + sum(spans) + 1) * item > entry.nbytes or 0 in tensor.shape or entry.nbytes % item:
             raise ValueError("it ends before its last element")
         data = bytearray(self.content(f"data/{tensor.key}", self._all))
-        flat = torch.frombuffer(data, dtype=torch.uint8).view(getattr(torch, TORCH_DTYPES[tensor.dtype]))
+        flat = torch.frombuffer(data, dtype=torch.uint8).view(getattr(torch, DTYPES[tensor.dtype].torch))
         return flat.as_strided(tensor.shape, tensor.stride, tensor.offset)
 
     def load(self) -> Any:

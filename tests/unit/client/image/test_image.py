@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from ckptd.shared.base.errors import UsageError
 from ckptd.shared.base.ids import NO_RUN, SaveId
-from ckptd.shared.format.layout import box_nbytes, decode_layout, encode, itemsize
+from ckptd.shared.format.dtypes import itemsize
+from ckptd.shared.format.layout import box_nbytes, decode_layout, encode
 from ckptd_client._image.image import FILLER_PREFIX, MAX_HEADER_NBYTES, SAVE_ID_OFFSET, Box, make_layout, patch_save_id
 from ckptd_client._image.image import make_image as make_any_image
 from tests.runs import RUN
