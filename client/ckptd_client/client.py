@@ -25,6 +25,7 @@ from ckptd_client._load.rounds import find, load
 from ckptd_client._local.argument_checks import as_patience
 from ckptd_client._local.copy_engines import check_not_capturing
 from ckptd_client._local.rank import Group
+from ckptd_client._local.save_record import check_milestone
 from ckptd_client._preempt.preemption import Preemptible
 from ckptd_client._save.end_warning import EndWarning
 from ckptd_client._save.files import save_files
@@ -35,9 +36,8 @@ from ckptd_client._save.saving import Saving
 from ckptd_client._save.staging import Staging
 from ckptd_client._save.stats import Stats
 from ckptd_client._save.unchanged import are_still
-from ckptd_client._state.pickle import PickleKeys
 from ckptd_client.files import TrainerFile
-from ckptd_client.handle import SaveHandle, check_milestone
+from ckptd_client.handle import SaveHandle, handle_of
 
 log = logging.getLogger("ckptd_client")
 
@@ -89,11 +89,6 @@ class Client(Preemptible):
     def run(self) -> str:
         """The random id of this run of the job, drawn with the incarnation: 32 hex digits."""
         return self._link.run.hex()
-
-    @property
-    def pickle_keys(self) -> PickleKeys:
-        """The keys that `allow_pickle` names."""
-        return self._link.settings.pickle_keys
 
     @property
     def group(self) -> Group:
@@ -187,7 +182,7 @@ class Client(Preemptible):
         Raises:
             UsageError: A misuse: a value that cannot be saved, with its key path, or a step that was saved before.
         """
-        return self._saving.save(state, step, drain=drain)
+        return handle_of(self._saving.save(state, step, drain=drain))
 
     @contextlib.contextmanager
     def _settled(self) -> Iterator[None]:
@@ -217,19 +212,19 @@ class Client(Preemptible):
         self._check_open()
         self._saving.overlapping.settle(self._staging.until())
         self._staging.pump(0.0)
-        handle = self._link.book.newest
-        if handle is None:
+        record = self._link.book.newest
+        if record is None:
             return None
-        if wanted is Milestone.DURABLE and not handle.reached(wanted):
+        if wanted is Milestone.DURABLE and not record.reached(wanted):
             self._ask(lambda seq: AskDrain(seq=seq), timeout_s)
-            handle.reopen()
+            record.reopen()
         try:
-            return handle.wait(milestone, timeout_s)
+            return handle_of(record).wait(milestone, timeout_s)
         except SaveFailedError:
             newest = self._link.book.newest
-            if newest is None or newest is handle:
+            if newest is None or newest is record:
                 raise
-            return newest.wait(milestone, timeout_s)  # another thread saved meanwhile
+            return handle_of(newest).wait(milestone, timeout_s)  # another thread saved meanwhile
 
     # --- load
 
@@ -329,7 +324,7 @@ class Client(Preemptible):
             Exception: What pickling a TorchFile raises.
         """
         publication = publication_of(directory, whole=whole, pointer=pointer, job=self._link.job)
-        return save_files(self._staging, files, step, publication, drain=drain)
+        return handle_of(save_files(self._staging, files, step, publication, drain=drain))
 
     def are_still(self, handle: SaveHandle, files: Mapping[str, TrainerFile]) -> bool:
         """Returns whether these files still have the very bytes that `save_files` staged of them, in their slot too.
@@ -380,19 +375,6 @@ class Client(Preemptible):
         self._check_open()
         return Gathering(state, Order(to, bucket_nbytes, cpu_offload), GROUPS)
 
-    def find(self, step: int | None = None) -> Checkpoint:
-        """Returns the checkpoint that `load` would restore, agreed by all ranks, for the caller to read. Collective.
-
-        Raises:
-            RestoreError: There is none.
-        """
-        found = self._find(step)
-        if found is None:
-            raise RestoreError(
-                "there is no checkpoint to restore", hint=f"ckptd list {self._link.job.store}/{self.job}"
-            )
-        return found
-
     def _find(self, step: int | None) -> Checkpoint | None:
         with self._settled():
             order, found = find(self._link, None if step is None else _settings.as_step(step))
@@ -438,3 +420,16 @@ class Client(Preemptible):
 def staging_of(client: Client) -> Staging:
     """Of a client, for what saves in two steps: DCP's writer, and trainers."""
     return client._staging  # noqa: SLF001 - the one door to it
+
+
+def find_of(client: Client, step: int | None) -> Checkpoint:
+    """Returns the checkpoint that `load` would restore, agreed by all ranks, for the caller to read. Collective.
+
+    Raises:
+        RestoreError: There is none.
+    """
+    found = client._find(step)  # noqa: SLF001 - of the door, too
+    if found is None:
+        hint = f"ckptd list {staging_of(client).job.store}/{client.job}"
+        raise RestoreError("there is no checkpoint to restore", hint=hint)
+    return found

@@ -1,102 +1,47 @@
-"""What a save returns, and the book of all of them."""
+"""What a save returns."""
 
-import logging
-import time
 import weakref
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
-from typing import Protocol
 
-from ckptd.shared.base.errors import SaveFailedError, UsageError, WaitTimeoutError, parted
 from ckptd.shared.base.ids import SaveId
-from ckptd.shared.format.schemes import Scheme
-from ckptd.shared.protocol.messages import End, Milestone, Progress
-from ckptd_client._local.argument_checks import as_patience
-from ckptd_client._local.why_late import Cause
-
-log = logging.getLogger("ckptd_client")
-_ORDER = list(Milestone)
-_FINAL = frozenset({End.DURABLE, End.SUPERSEDED, End.SKIPPED, End.ABANDONED, End.FAILED})
-_HINTS = {
-    End.KEPT: "client.wait('durable') forces the newest; save(..., drain=True) forces one; drain_every decides",
-    End.ABANDONED: "every rank calls save at each step; where a rank has ended, start the job again",
-}
-MAX_HANDLES = 256  # beyond these, what has ended is let go
-MAX_OPEN = 4096
-_GONE = "the daemon that knew of it is gone"
-_PATIENCE_S = 5.0  # how long a save waits for a slot that other ranks' saves alone would free
-_ALONE_HINT = "client.wait('durable'); redundancy takes two nodes and connect(redundancy='xor')"
-
-
-class Pump(Protocol):
-    """Takes in news for so many seconds. patience_s: the longest that a daemon that is gone is waited for."""
-
-    def __call__(self, seconds: float, patience_s: float | None = None) -> None:  # noqa: D102 - the class says it
-        ...
-
-
-@dataclass(slots=True)
-class Outlook:
-    """What all handles of a client may hope for."""
-
-    scheme: Scheme = Scheme.NONE  # in force for this rank's node
-    why_none: str = ""
-    newest_staged: SaveId | None = None
-    newest_durable: SaveId | None = None
-    notice: str = ""  # what was said last of this job's store
-    missed: dict[SaveId, str] = field(default_factory=dict)  # of other ranks, newer than that, and given up: why
-    stuck: str = ""  # why saves have stayed in memory since the newest durable one, if that is known
-    why_late: Callable[[SaveId, Milestone], Cause] = lambda _save, _wanted: Cause()  # asks the daemon
-
-    def hear(self, save: SaveId, milestone: Milestone) -> None:
-        """The save has reached the milestone."""
-        self.newest_staged = newest = max(save, self.newest_staged or save)
-        self.missed = {missed: why for missed, why in self.missed.items() if missed > newest}
-        if milestone is Milestone.DURABLE and (self.newest_durable is None or save > self.newest_durable):
-            self.newest_durable, self.stuck = save, ""
+from ckptd.shared.protocol.messages import End, Milestone
+from ckptd_client._local.save_record import SaveRecord
 
 
 class SaveHandle:
     """One save's fate. ``milestone`` and ``end`` are as of the last news; reading them fetches what has come."""
 
-    def __init__(self, save: SaveId, pump: Pump) -> None:
-        self._save = save
-        self._pump = pump
-        self._milestone: Milestone | None = None
-        self._end: End | None = None
-        self._reason = ""
-        self._failed_here = self._idle = False
-        self._began = time.monotonic()
-        self._outlook = Outlook()
-        self.stall_s = 0.0
-        """Seconds that ``save`` held up the caller."""
+    def __init__(self, record: SaveRecord) -> None:
+        self._record = record
 
     @property
     def step(self) -> int:
         """The training step."""
-        return self._save.step
+        return self._record.step
 
     @property
     def save_id(self) -> SaveId:
         """Incarnation, counter and step: the checkpoint's identity."""
-        return self._save
+        return self._record.save_id
 
     @property
     def milestone(self) -> Milestone | None:
         """The highest milestone reached so far: 'staged', 'protected', 'durable', or None."""
-        self._pump(0.0)
-        return self._milestone
+        return self._record.milestone
 
     @property
     def end(self) -> End | None:
         """How it ended, None while more can come."""
-        self._pump(0.0)
-        return self._end
+        return self._record.end
 
     @property
     def reason(self) -> str:
         """Why it ended so, or what went wrong."""
-        return self._reason
+        return self._record.reason
+
+    @property
+    def stall_s(self) -> float:
+        """Seconds that ``save`` held up the caller."""
+        return self._record.stall_s
 
     def wait(self, milestone: str = "staged", timeout_s: float | None = None) -> "SaveHandle":
         """Blocks until the milestone is reached; a higher one counts, so a durable save is a protected one.
@@ -106,235 +51,16 @@ class SaveHandle:
         if this save is due for one, else it is out of reach once staged. With it, a save that ended ``kept`` can be
         protected until a newer one is staged; a lost node delays that until its set is whole again, so give timeout_s.
         """
-        wanted, timeout_s = check_milestone(milestone), as_patience(timeout_s)
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        self._pump(0.0)
-        while not self.reached(wanted):
-            if self._end is not None and not (wanted is Milestone.PROTECTED and self._is_being_protected):
-                raise self._out_of_reach(wanted)
-            left = 1.0 if deadline is None else deadline - time.monotonic()
-            if left <= 0:
-                raise self._too_late(wanted, timeout_s)
-            self._pump(min(left, 1.0), None if deadline is None else left)
+        self._record.wait(milestone, timeout_s)
         return self
 
-    def _too_late(self, wanted: Milestone, timeout_s: float | None) -> WaitTimeoutError:
-        text, hint = self._outlook.why_late(self._save, wanted) if timeout_s else Cause()
-        if self._reason and (not text or (self._milestone is None and not text.startswith("it "))):
-            text, hint = f"it {self._reason}", ""  # the coordinator's word, which other nodes' status has not
-        text = text or (self._outlook.notice if self._milestone else "")
-        so_far = f"step {self.step} is {self._milestone or 'not staged'} after {timeout_s:g} s"
-        return WaitTimeoutError(f"{so_far}: {text}" if text else so_far, hint=hint)
-
-    @property
-    def _is_being_protected(self) -> bool:
-        """Whether parity may still be made of it, though it will not be drained."""
-        newest = self._outlook.newest_staged
-        outrun = newest is not None and newest > self._save
-        return self._end is End.KEPT and self._outlook.scheme is not Scheme.NONE and not outrun
-
-    def _out_of_reach(self, wanted: Milestone) -> SaveFailedError:
-        text = f"step {self.step} will not become {wanted}: it ended as '{self._end}'"
-        reason, hint = self.cause
-        text += f" ({reason})" if reason else ""
-        if wanted is Milestone.PROTECTED and self._outlook.scheme is Scheme.NONE:
-            text += f"; without a drain nothing protects it: {self._outlook.why_none}"
-            hint = _ALONE_HINT
-        elif wanted is Milestone.PROTECTED and self._end is End.KEPT:
-            text += f"; {self._outlook.newest_staged} was staged before it was protected"
-            hint = "wait for the newest: client.wait('protected')"
-        return SaveFailedError(text, hint=hint)
-
-    @property
-    def cause(self) -> tuple[str, str]:
-        """The reason, as of the last news, and what to type."""
-        reason, hint = parted(self._reason)
-        return reason, hint or (_HINTS.get(self._end, "") if self._end is not None else "")
-
-    def reached(self, wanted: Milestone) -> bool:
-        """Whether the milestone, or a higher one, is known to be reached."""
-        return self._milestone is not None and _ORDER.index(self._milestone) >= _ORDER.index(wanted)
-
-    @property
-    def known_milestone(self) -> Milestone | None:
-        """The milestone as of the last news."""
-        return self._milestone
-
-    @property
-    def known_end(self) -> End | None:
-        """The end as of the last news."""
-        return self._end
-
-    @property
-    def in_vain(self) -> bool:
-        """Whether it has ended as of the last news, and no bytes of it were ever whole."""
-        return self._milestone is None and self._end in (End.FAILED, End.SKIPPED, End.ABANDONED)
-
-    @property
-    def ended(self) -> bool:
-        """Whether no news will change it, short of a forced drain of a kept one."""
-        return self._end in _FINAL
-
-    @property
-    def waits(self) -> bool:
-        """Whether it is neither staged nor over, as of the last news."""
-        return self._milestone is None and self._end is None
-
-    @property
-    def waits_in_vain(self) -> bool:
-        """Whether it waits for ranks that are there and do not save, as of the last news."""
-        return self.waits and self._idle
-
-    @property
-    def began(self) -> float:
-        """When the save began, on the clock of time.monotonic."""
-        return self._began
-
-    def hear(self, news: Progress) -> None:
-        """Takes in what the daemon says."""
-        if news.milestone is None and news.end is None:  # no more than for whom it waits
-            if self.waits:
-                self._reason, self._idle = news.reason, news.idle
-            return
-        if news.milestone is None and self._failed_here:
-            return  # what happened here says more than what the daemon makes of it
-        if news.milestone is not None and not self.reached(news.milestone):
-            self._milestone = news.milestone
-        if news.milestone is Milestone.PROTECTED and news.end is None and not self._failed_here:
-            return  # parity was made; whether the save is drained is another matter
-        self._end, self._reason = news.end, news.reason
-        if self._end is End.ABANDONED and self._milestone is not None:
-            # It was staged, then a newer one; the daemon died while it freed the slots, and the next finds only some.
-            self._end = End.SUPERSEDED
-
-    def share(self, outlook: Outlook) -> None:
-        """The handle joins others of its client."""
-        self._outlook = outlook
-
-    def fail(self, end: End, reason: str) -> None:
-        """The save ended on this side."""
-        self._end, self._reason, self._failed_here = end, reason, True
-
-    @property
-    def failed_here(self) -> bool:
-        """Whether it ended on this side."""
-        return self._failed_here
-
-    def reopen(self) -> None:
-        """A forced drain gives a kept or failed save another chance."""
-        if self._end in (End.KEPT, End.FAILED) and self._milestone is not None:
-            self._end, self._reason = None, ""
-
     def __repr__(self) -> str:
-        state = self._end or self._milestone or "staging"
-        reason = self._reason.partition("\n")[0]
-        return f"<SaveHandle step {self.step} {state}{': ' + reason if reason else ''}>"
+        return repr(self._record)
 
 
-def check_milestone(name: str) -> Milestone:
-    """The milestone of that name. Raises UsageError for any other word."""
-    try:
-        return Milestone(name)
-    except ValueError:
-        raise UsageError(f"no milestone is called {name!r}", hint="staged, protected or durable") from None
-
-
-class HandleBook:
-    """The handles of one client, newest last; the oldest ended ones are let go.
-
-    What somebody else still holds hears its news all the same.
-    """
-
-    def __init__(self) -> None:
-        self.outlook = Outlook()
-        self._handles: dict[SaveId, SaveHandle] = {}
-        self._said = ""  # for whom a save waits, as it was said last
-        self._alive: weakref.WeakValueDictionary[SaveId, SaveHandle] = weakref.WeakValueDictionary()
-
-    def add(self, handle: SaveHandle) -> None:
-        """A new save."""
-        handle.share(self.outlook)
-        self._handles[handle.save_id] = self._alive[handle.save_id] = handle
-        surplus = len(self._handles) - MAX_HANDLES
-        if surplus > 0:
-            ended = [save for save, known in self._handles.items() if known._end is not None][:surplus]  # noqa: SLF001
-            for save in ended or list(self._handles)[:-MAX_OPEN]:
-                del self._handles[save]
-
-    def hear(self, news: Iterable[Progress]) -> None:
-        """Passes news on to the handles they concern. A save that waits for ranks which do not save is said once."""
-        for item in news:
-            if item.milestone is not None:
-                self.outlook.hear(item.save, item.milestone)
-            self.outlook.stuck = item.stuck or self.outlook.stuck
-            handle = self._alive.get(item.save)
-            if handle is not None:
-                handle.hear(item)
-                self._say(handle)
-            elif item.end is End.ABANDONED and len(self.outlook.missed) < MAX_OPEN:
-                self.outlook.missed[item.save] = item.reason
-
-    def _say(self, handle: SaveHandle) -> None:
-        if not handle.waits:
-            self._said = "" if handle.known_milestone is not None else self._said
-        elif handle.reason and handle.reason != self._said:
-            self._said = handle.reason
-            log.warning("ckptd: step %d %s", handle.step, handle.reason)
-
-    @property
-    def handles(self) -> list[SaveHandle]:
-        """Those that were not let go, the oldest first."""
-        return list(self._handles.values())
-
-    @property
-    def waiting(self) -> list[SaveHandle]:
-        """Saves that are neither staged nor over, the oldest first."""
-        return [handle for handle in list(self._handles.values()) if handle.waits]
-
-    @property
-    def open(self) -> list[SaveHandle]:
-        """Saves whose end is not known, the oldest first."""
-        return [handle for handle in list(self._handles.values()) if handle.known_end is None]
-
-    @property
-    def waits_for(self) -> str:
-        """Which save waits for which ranks, and what to type; empty: none, as far as is known."""
-        return next((f"step {handle.step} {handle.reason}" for handle in self.waiting if handle.reason), "")
-
-    def in_vain(self, slots: int, unsealed: Collection[SaveId]) -> bool:
-        """Whether a save waits for a slot in vain: for ranks which do not save, the daemon has the slots that it has.
-
-        slots: that number; unsealed: saves that have none of these.
-        """
-        waiting = [handle for handle in self.waiting if handle.save_id not in unsealed]
-        late = [handle for handle in waiting if handle.waits_in_vain and time.monotonic() >= handle.began + _PATIENCE_S]
-        return bool(late) and len(waiting) + (self.outlook.newest_staged is not None) >= slots
-
-    def orphan(self, known: Iterable[SaveId], held: Iterable[SaveId]) -> None:
-        """A daemon knows these saves only, and those held here are still to be told to it: the others have ended."""
-        known = set(known)
-        newest = max(known, default=None)
-        for save in sorted(set(self._alive.keys()) - known - set(held)):
-            handle = self._alive.get(save)
-            if handle is not None and handle._end is None:  # noqa: SLF001
-                outrun = handle._milestone is not None and newest is not None and save < newest  # noqa: SLF001
-                handle.fail(End.SUPERSEDED if outrun else End.FAILED, _GONE)
-
-    def of_step(self, incarnation: int, step: int) -> SaveHandle | None:
-        """The newest save of the step in the incarnation, None when it was let go."""
-        same = [h for save, h in list(self._alive.items()) if (save.incarnation, save.step) == (incarnation, step)]
-        return max(same, key=lambda h: h.save_id, default=None)
-
-    def give_up(self, save: SaveId, reason: str) -> None:
-        """The save can no more be handed over; if its handle knows nothing better, it failed."""
-        handle = self._alive.get(save)
-        if handle is not None and handle._milestone is None and handle._end is None:  # noqa: SLF001
-            handle.fail(End.FAILED, reason)
-
-    @property
-    def newest(self) -> SaveHandle | None:
-        """The newest save that may have reached, or may still reach, something."""
-        lost = (End.SKIPPED, End.ABANDONED)
-        handles = list(self._handles.values())
-        alive = [h for h in handles if h._end not in lost and (h._milestone or not h.ended)]  # noqa: SLF001
-        return next(reversed(alive or handles), None)
+def handle_of(record: SaveRecord) -> SaveHandle:
+    """The handle of a save: one for all callers, while one of them has it."""
+    found = record.handle()
+    handle: SaveHandle = SaveHandle(record) if found is None else found
+    record.handle = weakref.ref(handle)
+    return handle

@@ -13,7 +13,7 @@ import torch
 import ckptd_client
 from ckptd.shared.base.ids import SaveId
 from ckptd.shared.protocol.messages import End, HandOver, Milestone, Progress
-from ckptd_client.handle import MAX_HANDLES, HandleBook, SaveHandle
+from ckptd_client._local.save_record import MAX_HANDLES, HandleBook, SaveRecord
 from tests.cluster import Node, wait_for
 from tests.runs import RUN
 
@@ -158,8 +158,8 @@ def test_a_save_that_cannot_have_the_client_ends_failed(node, join):
 # --- handles
 
 
-def handle_of(counter: int) -> SaveHandle:
-    return SaveHandle(SaveId(1, counter, counter, RUN), lambda seconds: None)
+def handle_of(counter: int) -> SaveRecord:
+    return SaveRecord(SaveId(1, counter, counter, RUN), lambda seconds: None)
 
 
 def test_handles_that_have_not_ended_are_kept_and_others_hear_while_they_are_held():

@@ -17,7 +17,7 @@ from ckptd.shared.protocol.messages import End, Milestone, Progress
 from ckptd.store.posix.scan import scan
 from ckptd.system import failpoints
 from ckptd.system.files import FileLayer
-from ckptd_client.handle import SaveHandle
+from ckptd_client._local.save_record import SaveRecord
 from tests.cluster import Node, wait_for
 from tests.faults.ranks import JOB, SAVE_TIMEOUT_S, Ranks, told
 from tests.runs import RUN
@@ -219,7 +219,7 @@ def leaves_nothing(case: Case, world: int) -> None:
 
 def test_a_save_that_was_staged_is_never_called_abandoned():
     """A daemon that dies between freeing two slots of a superseded save leaves the next one half of it."""
-    handle = SaveHandle(SaveId(1, 1, 1, RUN), lambda _: None)
+    handle = SaveRecord(SaveId(1, 1, 1, RUN), lambda _: None)
     handle.hear(Progress(save=handle.save_id, milestone=Milestone.STAGED))
     handle.hear(Progress(save=handle.save_id, end=End.ABANDONED, reason="step 2 was staged by all ranks first"))
     assert (handle.milestone, handle.end) == ("staged", "superseded")

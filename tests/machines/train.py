@@ -105,7 +105,7 @@ def main() -> None:
             handle = client.save(state, step)
             say("saved", step, known, f"{handle.stall_s:.3f}")
             handles.append(handle)
-        for handle in [handle for handle in handles if handle.ended]:
+        for handle in [handle for handle in handles if handle.end not in {None, "kept"}]:
             handles.remove(handle)
             if handle.end in {"skipped", "abandoned", "failed"}:
                 say("lost", handle.step, handle.end, handle.reason)

@@ -92,11 +92,11 @@ CLIENT = {
     "_connect": ("connect, public: its arguments and the environment", ("client", "_daemon", *_BELOW)),
     "client": (
         "Client, public",
-        ("_preempt", "files", "handle", "_gather", "_save", "_load", "_daemon", *_BELOW),
+        ("_preempt", "files", "handle", "_gather", "_save", "_load", "_daemon", "_local"),
     ),
     "_save": (
         "a save; _save/late: copies that run while training goes on",
-        ("files", "handle", "_daemon", "_image", *_BELOW),
+        ("files", "_daemon", "_image", *_BELOW),
     ),
     "_load": (
         "a load; _load/foreign: other programs' files; _load/shared_read: each block once",
@@ -104,10 +104,10 @@ CLIENT = {
     ),
     "_gather": ("full tensors from sharded ones", ("_state",)),
     "_preempt": ("preemption: signals, and the step at which all ranks save", ("_daemon", "_local")),
-    "_daemon": ("the connection to this node's daemon", ("handle", *_BELOW)),
+    "_daemon": ("the connection to this node's daemon", _BELOW),
     "files": ("a trainer's own files, public", ("_image", "_state")),
     "_image": ("a rank's part of a checkpoint as one file image", _BELOW),
-    "_state": ("a state as named leaves: tree, tensors, encodings, replicas, shards", ("handle", "_local")),
+    "_state": ("a state as named leaves: tree, tensors, encodings, replicas, shards", ("_local",)),
     "_local": ("this process: its rank, the memory that it shares, copy engines", ()),
     "handle": ("SaveHandle, public", ("_local",)),
 }  # fmt: skip

@@ -36,9 +36,9 @@ from ckptd_client._daemon.reach import reach, say_started, starts_of, until_one_
 from ckptd_client._daemon.siblings import cause_of
 from ckptd_client._daemon.topology import check_alike, failure_told, gather, why_unprotected, word_of
 from ckptd_client._local.rank import Group
+from ckptd_client._local.save_record import HandleBook
 from ckptd_client._local.slots import RankFile, Slots
 from ckptd_client._state.sampling import Sampling, listed
-from ckptd_client.handle import HandleBook
 
 log = logging.getLogger("ckptd_client")
 _HURRIED_S = 4.0  # how long a save waits for a daemon that systemd, say, starts again

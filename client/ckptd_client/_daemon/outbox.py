@@ -10,7 +10,7 @@ from ckptd.shared.base.errors import CkptdError, WaitTimeoutError
 from ckptd.shared.base.ids import SaveId
 from ckptd.shared.protocol.messages import HandOver, Progress, Reply, Request, Skip
 from ckptd_client._daemon.channel import ChannelLostError
-from ckptd_client.handle import HandleBook
+from ckptd_client._local.save_record import HandleBook
 
 log = logging.getLogger("ckptd_client")
 _MAX_MISSED = 16  # more than any rank has slots: others hold no more saves than that in vain

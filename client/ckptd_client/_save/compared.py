@@ -6,10 +6,10 @@ from typing import Any
 from ckptd.shared.format.layout import Leaf
 from ckptd.shared.format.replica_shares import Share
 from ckptd_client._image.plan import Plan, Values
+from ckptd_client._local.save_record import SaveRecord
 from ckptd_client._save.segment import Segment
 from ckptd_client._save.staging import Staging
 from ckptd_client._state.replica_slices import ByPosition, Stream, attestation_of, attestation_of_digests, digests_of
-from ckptd_client.handle import SaveHandle
 
 
 def plan_of(staging: Staging, state: dict[str, Any], deadline: float) -> tuple[Plan, Values]:
@@ -18,7 +18,7 @@ def plan_of(staging: Staging, state: dict[str, Any], deadline: float) -> tuple[P
         return staging.plans.gather(state, balanced=False)  # DCP's planner has divided replicated tensors
 
 
-def attestation_of_segment(staging: Staging, segment: Segment, handle: SaveHandle, *, drain: bool) -> tuple[Share, ...]:
+def attestation_of_segment(staging: Staging, segment: Segment, handle: SaveRecord, *, drain: bool) -> tuple[Share, ...]:
     """The attestation of a state in a slot, by the client's own plan. Raises WaitTimeoutError."""
     plan = segment.plan
     if not isinstance(plan, Plan) or not (plan.streams or plan.unseen):
@@ -28,7 +28,7 @@ def attestation_of_segment(staging: Staging, segment: Segment, handle: SaveHandl
 
 
 def attestation_of_streams(
-    staging: Staging, streams: Sequence[Stream], values: ByPosition[Any], handle: SaveHandle, *, drain: bool
+    staging: Staging, streams: Sequence[Stream], values: ByPosition[Any], handle: SaveRecord, *, drain: bool
 ) -> tuple[Share, ...]:
     """The attestation of each stream. The values must not change meanwhile. Raises WaitTimeoutError."""
     with staging.turn(staging.until()):

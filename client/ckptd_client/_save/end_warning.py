@@ -15,8 +15,8 @@ from typing import NamedTuple
 import zmq
 
 from ckptd.shared.base.errors import CkptdError, parted
+from ckptd_client._local.save_record import Outlook, SaveRecord
 from ckptd_client._save.staging import Staging
-from ckptd_client.handle import Outlook, SaveHandle
 
 log = logging.getLogger("ckptd_client")
 _open: "weakref.WeakSet[Staging]" = weakref.WeakSet()
@@ -29,7 +29,7 @@ class Unsafe(NamedTuple):
     hint: str
 
 
-def unsafe(handles: Sequence[SaveHandle], outlook: Outlook, arena: str, *, daemon_lost: bool) -> Unsafe | None:
+def unsafe(handles: Sequence[SaveRecord], outlook: Outlook, arena: str, *, daemon_lost: bool) -> Unsafe | None:
     """The unsafe saves of one run; handles: its saves, the oldest first. None: no problem is known. Pure."""
     incomplete = _incomplete(handles, outlook)
     found = []
@@ -49,14 +49,14 @@ def unsafe(handles: Sequence[SaveHandle], outlook: Outlook, arena: str, *, daemo
     return Unsafe("; ".join(one.text for one in found), "; ".join(one.hint for one in found if one.hint))
 
 
-def _incomplete(handles: Sequence[SaveHandle], outlook: Outlook) -> list[SaveHandle]:
+def _incomplete(handles: Sequence[SaveRecord], outlook: Outlook) -> list[SaveRecord]:
     """Saves newer than the newest complete one that failed, or that other ranks do not deliver."""
     late = [h for h in handles if outlook.newest_staged is None or h.save_id > outlook.newest_staged]
     first = next((i for i, handle in enumerate(late) if handle.waits and handle.reason), len(late))
     return [handle for i, handle in enumerate(late) if handle.in_vain or (handle.waits and i >= first)]
 
 
-def _of_ranks(incomplete: Sequence[SaveHandle], outlook: Outlook) -> Unsafe:
+def _of_ranks(incomplete: Sequence[SaveRecord], outlook: Outlook) -> Unsafe:
     steps = [handle.step for handle in incomplete]
     one = len(steps) == 1
     told = [handle for handle in incomplete if handle.reason]

@@ -7,11 +7,11 @@ import msgspec
 
 from ckptd.shared.format.layout import VERSION, Leaves, encode
 from ckptd.shared.protocol.publication import Publication
+from ckptd_client._local.save_record import SaveRecord
 from ckptd_client._save.files_plan import make_files_plan
 from ckptd_client._save.segment import Plain
 from ckptd_client._save.staging import Staging
 from ckptd_client.files import TrainerFile
-from ckptd_client.handle import SaveHandle
 
 _PLAIN = Plain(leaves=encode(Leaves(VERSION, {})), objects=b"")
 
@@ -23,7 +23,7 @@ def save_files(
     publication: Publication | None,
     *,
     drain: bool,
-) -> SaveHandle:
+) -> SaveRecord:
     """See Client.save_files."""
     began = time.perf_counter()
     handle = staging.open(staging.numbers.name(staging.numbers.count(), step))

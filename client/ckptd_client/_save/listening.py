@@ -14,9 +14,9 @@ import zmq
 
 from ckptd.shared.base.errors import CkptdError
 from ckptd.shared.protocol.messages import End
+from ckptd_client._local.save_record import SaveRecord
 from ckptd_client._save.lost_daemon import LostDaemon
 from ckptd_client._save.staging import Staging
-from ckptd_client.handle import SaveHandle
 
 log = logging.getLogger("ckptd_client")
 _PAUSE_S = 0.4
@@ -76,7 +76,7 @@ class Listening:
             del staging, waiting
 
 
-def _open(staging: Staging | None) -> list[SaveHandle]:
+def _open(staging: Staging | None) -> list[SaveRecord]:
     """Saves that have not ended, the oldest first; else the newest, if it is only in this memory."""
     if staging is None or staging.closed:
         return []

@@ -19,8 +19,8 @@ from ckptd.shared.format.arena_paths import SOCKET
 from ckptd.shared.protocol.messages import End
 from ckptd_client._daemon.channel import PreemptedError, channel_listens
 from ckptd_client._daemon.link import Link
+from ckptd_client._local.save_record import SaveRecord
 from ckptd_client._save.staging import Staging
-from ckptd_client.handle import SaveHandle
 
 log = logging.getLogger("ckptd_client")
 _OTHERS_S: Final = 3.0  # time for others, who may have stopped the daemon, to start the next one
@@ -38,14 +38,14 @@ class LostDaemon:
         self._others_until = 0.0
         self._again_at, self._pause_s = 0.0, _AGAIN_S
         self._last_error = ""  # of the last attempt
-        self._named: list[weakref.ref[SaveHandle]] = []  # saves that the warning named as not durable
+        self._named: list[weakref.ref[SaveRecord]] = []  # saves that the warning named as not durable
 
     @property
     def is_awaited(self) -> bool:
         """Whether the daemon was lost and no other was found."""
         return self._lost_attachment > 0
 
-    def check(self, staging: Staging, waiting: Sequence[SaveHandle]) -> None:
+    def check(self, staging: Staging, waiting: Sequence[SaveRecord]) -> None:
         """Checks that the daemon exists; waiting: saves that have not ended. Blocks while it attaches to the next."""
         link, now = staging.link, time.monotonic()
         if not link.is_lost:
@@ -97,7 +97,7 @@ def _listens(link: Link) -> bool:
     return channel_listens(os.path.join(link.settings.arena, SOCKET))
 
 
-def _ended(link: Link, waiting: Sequence[SaveHandle]) -> str:
+def _ended(link: Link, waiting: Sequence[SaveRecord]) -> str:
     arena = link.settings.arena
     verb = "is" if len(waiting) == 1 else "are"
     next_one, why = f"start one: ckptd run --arena {arena}", "its stderr says why it ended, or journalctl"
@@ -107,7 +107,7 @@ def _ended(link: Link, waiting: Sequence[SaveHandle]) -> str:
     return f"{ended}; {next_one}; {why}"
 
 
-def _steps(waiting: Sequence[SaveHandle]) -> str:
+def _steps(waiting: Sequence[SaveRecord]) -> str:
     steps = [handle.step for handle in waiting]
     listed = ", ".join(map(str, steps[:_MAX_STEPS])) + (", ..." if len(steps) > _MAX_STEPS else "")
     return f"step {listed}" if len(steps) == 1 else f"steps {listed}"

@@ -9,7 +9,7 @@ from ckptd.shared.protocol.messages import LoadFrom
 from ckptd_client._daemon import settings
 from ckptd_client._daemon.link import Link
 from ckptd_client._daemon.turns import Owner
-from ckptd_client.handle import SaveHandle
+from ckptd_client._local.save_record import SaveRecord
 
 log = logging.getLogger("ckptd_client")
 _LOWER = "ckptd: step %d is saved after step %d: load takes the newest save, load(state, step=...) another"
@@ -53,7 +53,7 @@ class Numbers:
             settings.check_order(state, step)
             return SaveId(self._link.incarnation, self._counter, self._check_step(step), self._link.run)
 
-    def begin(self, handle: SaveHandle, *, unsealed: bool = False) -> None:
+    def begin(self, handle: SaveRecord, *, unsealed: bool = False) -> None:
         """Registers the handle of a save that begins. unsealed: a later call seals it or gives it up.
 
         Raises UsageError if its step was saved since it got its id.

@@ -11,11 +11,11 @@ from ckptd.shared.base.ids import SaveId
 from ckptd.shared.protocol.messages import End
 from ckptd_client._image.plan import Plan, Values
 from ckptd_client._local.copy_engines import check_not_capturing
+from ckptd_client._local.save_record import SaveRecord
 from ckptd_client._save.late.overlapping import Overlapping
 from ckptd_client._save.preparing import Preparing
 from ckptd_client._save.slot_writer import fill_slot
 from ckptd_client._save.staging import Staging
-from ckptd_client.handle import SaveHandle
 
 log = logging.getLogger("ckptd_client")
 _SKIP_NOTICE_S = 0.2  # limit to report an interrupted save
@@ -44,7 +44,7 @@ class Saving:
                 yield mine
                 return
 
-    def save(self, state: dict[str, Any], step: int | None, *, drain: bool) -> SaveHandle:
+    def save(self, state: dict[str, Any], step: int | None, *, drain: bool) -> SaveRecord:
         """See Client.save."""
         began = time.perf_counter()
         staging = self._staging
@@ -59,13 +59,13 @@ class Saving:
             self._count(handle)
         return handle
 
-    def _refused(self, save: SaveId) -> SaveHandle:
+    def _refused(self, save: SaveId) -> SaveRecord:
         handle = self._staging.open(save, unsealed=False)
         error = WaitTimeoutError("another thread kept the client to itself")
         self._staging.note_failure(handle, error, deadline=None)
         return handle
 
-    def _staged(self, state: dict[str, Any], save: SaveId, *, drain: bool, deadline: float) -> SaveHandle:
+    def _staged(self, state: dict[str, Any], save: SaveId, *, drain: bool, deadline: float) -> SaveRecord:
         staging = self._staging
         plans, asked = staging.stats.plans, time.monotonic()
         sample = staging.link.sampling.next(save, drain=drain)
@@ -78,13 +78,13 @@ class Saving:
         self._stage_or_fail(handle, plan, values, drain=drain, deadline=deadline)
         return handle
 
-    def _count(self, handle: SaveHandle) -> None:
+    def _count(self, handle: SaveRecord) -> None:
         stats = self._staging.stats
         stats.saves += 1
         stats.stall_s += handle.stall_s
         stats.last_stall_s = handle.stall_s
 
-    def _stage_or_fail(self, handle: SaveHandle, plan: Plan, values: Values, *, drain: bool, deadline: float) -> None:
+    def _stage_or_fail(self, handle: SaveRecord, plan: Plan, values: Values, *, drain: bool, deadline: float) -> None:
         staging, link = self._staging, self._staging.link
         link.staging = handle.save_id
         try:
@@ -102,7 +102,7 @@ class Saving:
         finally:
             link.staging = None
 
-    def _stage(self, handle: SaveHandle, plan: Plan, values: Values, *, drain: bool, deadline: float) -> None:
+    def _stage(self, handle: SaveRecord, plan: Plan, values: Values, *, drain: bool, deadline: float) -> None:
         staging, link = self._staging, self._staging.link
         need = staging.fit_slots(plan, values.plain_nbytes, deadline)
         staging.free_orphans(need)
@@ -137,7 +137,7 @@ class Saving:
             raise
         staging.hand_over(name, handle, drain=drain, deadline=deadline)
 
-    def _skip(self, handle: SaveHandle, waited_s: float, deadline: float) -> None:
+    def _skip(self, handle: SaveRecord, waited_s: float, deadline: float) -> None:
         """Ends the save as skipped: no slot was free in time."""
         reason, _ = self._staging.no_slot()
         if not self._staging.link.all_granted:

@@ -35,6 +35,7 @@ from ckptd_client._daemon.link import Link
 from ckptd_client._daemon.turns import Owner, Turns
 from ckptd_client._image.segment_plan import SegmentPlan
 from ckptd_client._local.rank import Group
+from ckptd_client._local.save_record import SaveRecord
 from ckptd_client._local.slots import SlotMap
 from ckptd_client._local.why_late import Cause, why_late
 from ckptd_client._save.numbers import Numbers
@@ -42,7 +43,7 @@ from ckptd_client._save.plans import Plans
 from ckptd_client._save.segment import Plain, Segment
 from ckptd_client._save.slot_writer import PlainValues, fill_slot, seal_slot
 from ckptd_client._save.stats import Stats
-from ckptd_client.handle import SaveHandle
+from ckptd_client._state.pickle import PickleKeys
 
 log = logging.getLogger("ckptd_client")
 _AT_ONCE_S = 0.05
@@ -91,6 +92,11 @@ class Staging:
     def integrity(self) -> Integrity:
         """The proof of all data that the client saves and loads."""
         return self.link.settings.integrity
+
+    @property
+    def pickle_keys(self) -> PickleKeys:
+        """Which keys allow_pickle names."""
+        return self.link.settings.pickle_keys
 
     @property
     def is_own(self) -> Callable[[str], bool]:
@@ -166,12 +172,12 @@ class Staging:
 
     # --- open
 
-    def open(self, save: SaveId, *, unsealed: bool = True) -> SaveHandle:
+    def open(self, save: SaveId, *, unsealed: bool = True) -> SaveRecord:
         """Begins a save and returns its handle. unsealed: a later call seals it or gives it up.
 
         Raises UsageError as Numbers.begin does.
         """
-        handle = SaveHandle(save, self.pump)
+        handle = SaveRecord(save, self.pump)
         self.numbers.begin(handle, unsealed=unsealed)
         if unsealed:
             self.stats.saves += 1
@@ -275,7 +281,7 @@ class Staging:
     # --- seal
 
     def seal(
-        self, segment: Segment, handle: SaveHandle, plain: Plain, *, drain: bool, publication: Publication | None = None
+        self, segment: Segment, handle: SaveRecord, plain: Plain, *, drain: bool, publication: Publication | None = None
     ) -> None:
         """Seals the segment and hands it over. Raises CkptdError if that fails."""
 
@@ -302,13 +308,13 @@ class Staging:
             self.link.unsealed.discard(handle.save_id)
             self._segments.remove(segment)
 
-    def write_seal(self, slot: SlotMap, plan: SegmentPlan, plain: PlainValues, handle: SaveHandle) -> None:
+    def write_seal(self, slot: SlotMap, plan: SegmentPlan, plain: PlainValues, handle: SaveRecord) -> None:
         """Writes the seal: it shows that the payloads in the slot are complete, and to which save they belong."""
         link = self.link
         seal_slot(slot, plan, plain, handle.save_id, job=link.job, group=link.group, integrity=self.integrity)
 
     def hand_over(
-        self, slot: str, handle: SaveHandle, *, drain: bool, deadline: float, publication: Publication | None = None
+        self, slot: str, handle: SaveRecord, *, drain: bool, deadline: float, publication: Publication | None = None
     ) -> None:
         """Hands the sealed slot over to the daemon. Blocks until the daemon confirms it; raises CkptdError."""
         late = self.stats.late[:MAX_LATE_CHARS]
@@ -359,7 +365,7 @@ class Staging:
                 if segment.attachment == self.link.attachments and segment.slot.capacity >= self.link.capacity:
                     slots.grant(segment.name, segment.slot.capacity)
 
-    def give_up(self, handle: SaveHandle, error: BaseException) -> None:
+    def give_up(self, handle: SaveRecord, error: BaseException) -> None:
         """Reports that this rank does not take part in the save. Never raises; blocks at most save_timeout_s.
 
         Does nothing in a forked child: the save is its parent's.
@@ -372,7 +378,7 @@ class Staging:
             if not self.closed and not handle.failed_here:
                 self.note_failure(handle, error, deadline=deadline if mine else None)
 
-    def note_failure(self, handle: SaveHandle, error: BaseException, *, deadline: float | None) -> None:
+    def note_failure(self, handle: SaveRecord, error: BaseException, *, deadline: float | None) -> None:
         """Records an operational fault in the handle; training continues. deadline None: the daemon gets no report."""
         if handle.known_milestone is not None:
             return  # the daemon has the segment already
@@ -390,7 +396,7 @@ class Staging:
         if deadline is not None:
             self.link.outbox.skip(handle.save_id, f"{type(error).__name__}: {error}", deadline)
 
-    def was_delivered(self, handle: SaveHandle) -> bool:
+    def was_delivered(self, handle: SaveRecord) -> bool:
         """Whether its segment is sealed, and this daemon has it or the next one learns of it."""
         return self.link.outbox.holds(handle.save_id) or handle.known_milestone is not None
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ckptd.shared.base.ids import SaveId
 from ckptd.shared.format.replica_shares import Where
 from ckptd.shared.protocol.messages import Cadence, Milestone
-from ckptd_client.handle import SaveHandle
+from ckptd_client._local.save_record import SaveRecord
 
 if TYPE_CHECKING:
     from ckptd_client._state.replica_slices import Stream
@@ -42,10 +42,10 @@ class Sampling:
 
     def __init__(self, verify: Verify = _NEVER, cadence: Cadence = _EACH) -> None:
         self._verify, self._cadence = verify, cadence
-        self._last: SaveHandle | None = None  # the newest staged save that seemed due for a drain
-        self._due: list[SaveHandle] = []  # others whose milestone is not known yet
-        self._not_durable: list[tuple[SaveHandle, bool]] = []  # compared in full and not yet durable; with Sample.due
-        self._pending: list[tuple[Stream, int, SaveHandle]] = []  # a part that was compared, and in which save
+        self._last: SaveRecord | None = None  # the newest staged save that seemed due for a drain
+        self._due: list[SaveRecord] = []  # others whose milestone is not known yet
+        self._not_durable: list[tuple[SaveRecord, bool]] = []  # compared in full and not yet durable; with Sample.due
+        self._pending: list[tuple[Stream, int, SaveRecord]] = []  # a part that was compared, and in which save
         self._covered: dict[bytes, set[int]] = {}
         self._checked: set[bytes] = set()
         self._recent: deque[tuple[SaveId, Sequence[Stream]]] = deque(maxlen=_RECENT)
@@ -95,7 +95,7 @@ class Sampling:
                 self._checked.add(stream.cut)
         self._pending = [one for one in self._pending if one[2].known_milestone is None and not one[2].ended]
 
-    def record(self, streams: Sequence["Stream"], sample: Sample, handle: SaveHandle) -> None:
+    def record(self, streams: Sequence["Stream"], sample: Sample, handle: SaveRecord) -> None:
         """Records that a save compared this sample of these streams."""
         self._recent.append((handle.save_id, streams))
         if sample.due:

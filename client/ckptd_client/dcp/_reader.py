@@ -25,7 +25,7 @@ from ckptd_client._state.replica_choice import held_alike, notes_of, of_the_lowe
 from ckptd_client._state.reshard import Box, Saved, cover, runs
 from ckptd_client._state.strided import is_interleaving
 from ckptd_client._state.tensors import DTYPE_OF, copied_as, copyable, is_tensor, shard_of
-from ckptd_client.client import Client, staging_of
+from ckptd_client.client import Client, find_of, staging_of
 from ckptd_client.dcp._leaves import archive
 from ckptd_client.dcp._metadata import Content, content_of
 from ckptd_client.dcp._writer import step_of
@@ -68,7 +68,7 @@ class CkptdReader(StorageReader):
         if not isinstance(source, Client | str | os.PathLike):
             text = f"CkptdReader takes an open client or a directory, not {type(source).__name__}"
             raise UsageError(text, hint=_HINT)
-        own = source.pickle_keys.patterns if isinstance(source, Client) else ()
+        own = staging_of(source).pickle_keys.patterns if isinstance(source, Client) else ()
         self._pickle_keys = pickle_keys([*own, *pickle_keys(allow_pickle).patterns])
         self._how = "connect({})" if isinstance(source, Client) else "CkptdReader(path, {})"  # to allow more
         self._client = source if isinstance(source, Client) else None
@@ -128,7 +128,7 @@ class CkptdReader(StorageReader):
         if self._directory is not None:
             self._checkpoint = _opened(self._directory, self._integrity)
         elif self._client is not None:
-            self._checkpoint = self._client.find(self._step)
+            self._checkpoint = find_of(self._client, self._step)
         else:
             raise UsageError("nothing to read from", hint=_HINT)
         found = self._checkpoint

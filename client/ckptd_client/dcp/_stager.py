@@ -73,7 +73,7 @@ class CkptdStager(AsyncStager):
         self._tensors.clear()
 
     def _stage(self, state: dict[str, Any], staged: Staged) -> dict[str, Any]:
-        client, staging = self._writer.client, staging_of(self._writer.client)
+        staging = staging_of(self._writer.client)
         deadline = staging.until()
         plan, values = compared.plan_of(staging, state, deadline)
         segment = staging.fill(plan, values.tensors, values.plain_nbytes, owner=self._writer, deadline=deadline)
@@ -85,7 +85,7 @@ class CkptdStager(AsyncStager):
         made: dict[str, Any] = unflatten(
             (
                 tuple(("l", step[1]) if step[0] == "t" else step for step in path),
-                tensors[name] if name in tensors else decode(staged.leaves[name], name, name, client.pickle_keys),
+                tensors[name] if name in tensors else decode(staged.leaves[name], name, name, staging.pickle_keys),
             )
             for name, path in self._paths[1].items()
         )

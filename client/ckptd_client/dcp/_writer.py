@@ -20,6 +20,7 @@ from ckptd.shared.protocol.messages import Milestone
 from ckptd.shared.protocol.publication import Publication
 from ckptd_client._connect import connect
 from ckptd_client._daemon.settings import as_step
+from ckptd_client._local.save_record import SaveRecord, check_milestone
 from ckptd_client._save import compared
 from ckptd_client._save.segment import Plain, Segment
 from ckptd_client._state.replica_slices import as_not_binding
@@ -30,7 +31,7 @@ from ckptd_client.dcp._alike import UNKNOWN, Alike, answer, items_of, streams_of
 from ckptd_client.dcp._items import ItemPlans, paths_of, resolved
 from ckptd_client.dcp._leaves import own_leaves
 from ckptd_client.dcp._staged import Staged, check_unstaged
-from ckptd_client.handle import SaveHandle, check_milestone
+from ckptd_client.handle import SaveHandle, handle_of
 
 _NUMBER = re.compile(r"(\d+)\D*\Z")
 
@@ -96,7 +97,7 @@ class CkptdWriter(StorageWriter):
         self._plans = ItemPlans()
         self._staged: list[Staged] = []
         self._coordinates = False
-        self._handle: SaveHandle | None = None
+        self._handle: SaveRecord | None = None
         self._open = False  # begun, and neither handed over nor given up
         self._refusal: UsageError | None = None  # of the checkpoint_id
         self._save: SaveId | None = None  # named, and to be begun
@@ -113,7 +114,7 @@ class CkptdWriter(StorageWriter):
     @property
     def handle(self) -> SaveHandle | None:
         """The newest save's handle on this rank, None before the first."""
-        return self._handle
+        return handle_of(self._handle) if self._handle is not None else None
 
     def close(self) -> None:
         """Closes the client if this writer made it."""
@@ -250,7 +251,7 @@ class CkptdWriter(StorageWriter):
         began = time.perf_counter()
         written = [item for item in items if item.type != WriteItemType.BYTE_IO]
         specs, tensors = resolved(written, (_tensor(planner, item) for item in written))
-        self._leaves = own_leaves(planner, items, self._client.pickle_keys)
+        self._leaves = own_leaves(planner, items, self._staging.pickle_keys)
         state = getattr(planner, "state_dict", None)
         names = [*state] if isinstance(state, dict) else [item.index.fqn for item in items]
         paths = paths_of(names, getattr(planner, "mappings", None))
@@ -265,7 +266,7 @@ class CkptdWriter(StorageWriter):
     def _seal(self, others: dict[str, Leaf]) -> None:
         segment, self._segment = self._segment, None
         assert segment is not None and self._handle is not None  # noqa: S101, PT018 - write_data filled it
-        plain, to = self._plain(others), self._publication(self._handle)
+        plain, to = self._plain(others), self._publication(handle_of(self._handle))
         self._staging.seal(segment, self._handle, plain, drain=self._drain, publication=to)
         self._open = False
 

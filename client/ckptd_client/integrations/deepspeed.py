@@ -19,7 +19,7 @@ from ckptd.shared.base.errors import CkptdError, RestoreError, UsageError
 from ckptd.shared.base.ids import MAX_PARTS
 from ckptd.shared.format.origin import MARKER
 from ckptd_client._load.files import RestoredFiles
-from ckptd_client.client import Client
+from ckptd_client.client import Client, staging_of
 from ckptd_client.files import TorchFile
 from ckptd_client.handle import SaveHandle
 from ckptd_client.integrations._kit.framework import Framework
@@ -209,7 +209,7 @@ class Attached:
 
     def _is_allowed(self, files: RestoredFiles) -> bool:
         """Whether what ckptd has may be unpickled. One answer on all ranks; RestoreError where it lies nowhere else."""
-        refused = [name for name in files.names if not self.client.pickle_keys.allow(name)]
+        refused = [name for name in files.names if not staging_of(self.client).pickle_keys.allow(name)]
         said = [bool(refused), files.is_published]
         dist.broadcast_object_list(said, src=0)
         if not said[0] and not refused:
@@ -359,7 +359,7 @@ class CkptdCheckpointEngine(_ENGINE):  # type: ignore[misc, valid-type]  # a cla
 
         def read(path: str, map_location: Any) -> Any:
             name = os.path.relpath(path, root)
-            allowed = self._client.pickle_keys.allow(name)
+            allowed = staging_of(self._client).pickle_keys.allow(name)
             return files.torch_load(name, map_location=map_location, weights_only=not allowed)
 
         self._read = read

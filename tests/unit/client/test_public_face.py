@@ -35,3 +35,19 @@ def test_a_client_says_what_it_is_of(join):
     )
     client.close()
     assert repr(client).endswith("closed>")
+
+
+def test_a_handle_shows_what_is_public_and_nothing_else():
+    names = {name for name in dir(ckptd_client.SaveHandle) if not (name.startswith("__") and name.endswith("__"))}
+    assert names == {"end", "milestone", "reason", "save_id", "stall_s", "step", "wait"}
+
+
+def test_all_who_ask_for_the_handle_of_a_save_get_the_same(join):
+    client = join()
+    handle = client.save({"a": 1}, 1)
+    assert client.wait("staged") is handle
+
+
+def test_a_client_shows_nothing_that_is_ours_alone():
+    internal = {"find", "pickle_keys", "link", "staging", "saving"}
+    assert not internal & set(dir(ckptd_client.Client))

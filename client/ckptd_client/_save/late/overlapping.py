@@ -17,6 +17,7 @@ from ckptd_client._image.plan import Plan, Values
 from ckptd_client._local.late_memory import LateMemory, Lease, late_memory
 from ckptd_client._local.page_division import Division, placed
 from ckptd_client._local.page_guard import NoProofError, Range, batches, copy
+from ckptd_client._local.save_record import SaveRecord
 from ckptd_client._save.late.choice import Choices, Chosen, Rules, Units
 from ckptd_client._save.late.copies import LateCopies, PageCopies, TensorCopies
 from ckptd_client._save.late.thread import TOO_SLOW, Overlap
@@ -24,7 +25,6 @@ from ckptd_client._save.optimizers import Attached, addresses
 from ckptd_client._save.segment import Plain, Segment
 from ckptd_client._save.slot_writer import copy_all, pin_for, slot_views
 from ckptd_client._save.staging import Staging
-from ckptd_client.handle import SaveHandle
 
 log = logging.getLogger("ckptd_client")
 Verify = Literal["proof", "samples", "off"]
@@ -163,7 +163,7 @@ class Overlapping:
     # --- saves
 
     def begin(  # noqa: PLR0913 - keyword-only
-        self, segment: Segment, plan: Plan, values: Values, found: "Late", *, handle: SaveHandle, drain: bool,
+        self, segment: Segment, plan: Plan, values: Values, found: "Late", *, handle: SaveRecord, drain: bool,
         deadline: float,
     ) -> None:  # fmt: skip
         """Copies the early part now and starts the late copies. Under the lock; no other late copies may run."""
@@ -326,7 +326,7 @@ class Late:
 class _Last:
     """The save that the next step waits for."""
 
-    handle: SaveHandle
+    handle: SaveRecord
     deadline: float
 
 
@@ -337,7 +337,7 @@ class _Completion:
     staging: Staging
     overlapping: Overlapping
     segment: Segment
-    handle: SaveHandle
+    handle: SaveRecord
     plain: Plain
     drain: bool
 

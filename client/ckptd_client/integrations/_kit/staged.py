@@ -14,12 +14,13 @@ import torch.distributed as dist
 from ckptd.shared.base.errors import CkptdError, SaveFailedError, UsageError
 from ckptd.shared.format.layout import VERSION, Leaf, Leaves, decode_leaves, encode
 from ckptd.shared.format.origin import Origin
+from ckptd_client._local.save_record import SaveRecord
 from ckptd_client._save import compared
 from ckptd_client._save.segment import Plain, Segment
 from ckptd_client._state import pickle as pickling
 from ckptd_client.client import Client, staging_of
 from ckptd_client.dcp._writer import step_of
-from ckptd_client.handle import SaveHandle
+from ckptd_client.handle import SaveHandle, handle_of
 from ckptd_client.integrations._kit.drafts import draft_in_place, is_filled, prepare_in_place, publication_of
 from ckptd_client.integrations._kit.latch import Latch, await_latch
 
@@ -38,7 +39,7 @@ class Staged:
     """Blocks until the save has ended, for better or worse; for another process, with wait_args."""
 
     def __init__(self, client: Client, directory: str, synced: Collection[str]) -> None:
-        self.handle: SaveHandle | None = None
+        self._record: SaveRecord | None = None
         self.error: Exception | None = None
         self._client = client
         self._staging = staging_of(client)
@@ -47,6 +48,11 @@ class Staged:
         self._latch = Latch()
         self._segment: Segment | None = None
         self._leaves = b""  # encoded, of this rank
+
+    @property
+    def handle(self) -> SaveHandle | None:
+        """Of the save, None where it did not begin."""
+        return handle_of(self._record) if self._record is not None else None
 
     @property
     def wait_args(self) -> tuple[int, int]:
@@ -71,8 +77,8 @@ class Staged:
     def _durable(self) -> None:
         if self.error is not None:
             raise self.error
-        if self.handle is not None:
-            self.handle.wait("durable")
+        if self._record is not None:
+            self._record.wait("durable")
 
     def land(self) -> None:
         """Blocks until the checkpoint is in the directory. Collective; what fails on a rank is raised on all."""
@@ -90,8 +96,8 @@ class Staged:
 
     @property
     def _origin(self) -> Origin:
-        assert self.handle is not None  # noqa: S101 - it is durable
-        return Origin.of(self._staging.job, self.handle.save_id)
+        assert self._record is not None  # noqa: S101 - it is durable
+        return Origin.of(self._staging.job, self._record.save_id)
 
     # --- staging
 
@@ -104,8 +110,8 @@ class Staged:
         with self._kept():
             if self.error is None:
                 self._hand_over(others)
-        if self.handle is not None:
-            self.handle.stall_s = time.perf_counter() - began
+        if self._record is not None:
+            self._record.stall_s = time.perf_counter() - began
 
     @contextlib.contextmanager
     def _kept(self) -> Iterator[None]:
@@ -116,30 +122,30 @@ class Staged:
             self.error = error
             if self._segment is not None:
                 self._staging.release(self._segment)
-            if self.handle is not None:
-                self._staging.give_up(self.handle, error)
+            if self._record is not None:
+                self._staging.give_up(self._record, error)
 
     def _fill(self, content_of: Callable[[], Content], step: int | None) -> None:
         staging = self._staging
         deadline = staging.until()
-        self.handle = staging.open(staging.numbers.name(staging.numbers.count(), step))
+        self._record = staging.open(staging.numbers.name(staging.numbers.count(), step))
         content = content_of()
         plan, values = compared.plan_of(staging, content.tensors | dict.fromkeys(content.objects), deadline)
-        keys = self._client.pickle_keys
+        keys = self._staging.pickle_keys
         found = {k: pickling.encode(v, k, repr(k), allowed=keys.allow(k)) for k, v in content.objects.items()}
         self._leaves = encode(Leaves(VERSION, found))
         # Rank 0's are there twice, and the others' once more; what is wanting then is found when it is sealed.
         nbytes = 2 * len(self._leaves)
-        self._segment = staging.fill(plan, values.tensors, nbytes, owner=self.handle, deadline=deadline)
+        self._segment = staging.fill(plan, values.tensors, nbytes, owner=self._record, deadline=deadline)
 
     def _hand_over(self, others: dict[str, Leaf]) -> None:
-        assert self.handle is not None and self._segment is not None  # noqa: S101, PT018 - _fill made both
+        assert self._record is not None and self._segment is not None  # noqa: S101, PT018 - _fill made both
         to = publication_of(self._client, draft_in_place(self._directory))
         if self._client.group.rank == 0:
             prepare_in_place(self._directory, self._origin, synced=self._synced)
-        said = compared.attestation_of_segment(self._staging, self._segment, self.handle, drain=True)
+        said = compared.attestation_of_segment(self._staging, self._segment, self._record, drain=True)
         plain = Plain(self._leaves, compared.stock_objects(self._staging, others), lambda: said)
-        self._staging.seal(self._segment, self.handle, plain, drain=True, publication=to)
+        self._staging.seal(self._segment, self._record, plain, drain=True, publication=to)
 
 
 def stage(client: Client, content_of: Callable[[], Content], directory: str, *, synced: Collection[str] = ()) -> Staged:

@@ -6,7 +6,7 @@ from ckptd.shared.base.ids import SaveId
 from ckptd.shared.format.schemes import Scheme
 from ckptd.shared.protocol.messages import End, Milestone, Progress
 from ckptd_client import SaveFailedError, WaitTimeoutError
-from ckptd_client.handle import HandleBook, SaveHandle
+from ckptd_client._local.save_record import HandleBook, SaveRecord
 from tests.runs import RUN
 
 STAGED, PROTECTED, DURABLE = Milestone
@@ -20,15 +20,15 @@ class Client:
         self.book.outlook.scheme, self.book.outlook.why_none = scheme, "redundancy is none"
         self.coming: list[Progress] = []
 
-    def save(self, counter: int) -> SaveHandle:
-        handle = SaveHandle(SaveId(1, counter, counter, RUN), self.pump)
+    def save(self, counter: int) -> SaveRecord:
+        handle = SaveRecord(SaveId(1, counter, counter, RUN), self.pump)
         self.book.add(handle)
         return handle
 
     def pump(self, _seconds: float, _patience_s: float | None = None) -> None:
         self.book.hear([self.coming.pop(0)] if self.coming else [])
 
-    def will_hear(self, handle: SaveHandle, milestone: Milestone | None = None, end: End | None = None) -> None:
+    def will_hear(self, handle: SaveRecord, milestone: Milestone | None = None, end: End | None = None) -> None:
         self.coming.append(Progress(save=handle.save_id, milestone=milestone, end=end, reason="news" if end else ""))
 
 

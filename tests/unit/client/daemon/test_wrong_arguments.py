@@ -14,6 +14,7 @@ import torch.distributed.checkpoint as dcp
 
 import ckptd_client
 from ckptd_client import CkptdError, ConfigError, UsageError
+from ckptd_client.client import find_of
 from ckptd_client.dcp import CkptdStager, CkptdWriter
 
 ARENA = "/dev/shm/ckptd-test-of-nobody"
@@ -143,7 +144,7 @@ def test_a_step_that_is_none_is_refused_by_each_call_that_takes_one(step, join):
         "load": lambda: client.load(state, step),
         "save_files": lambda: client.save_files({"a": b"bytes"}, step),
         "load_files": lambda: client.load_files(step),
-        "find": lambda: client.find(step),
+        "find": lambda: find_of(client, step),
         "free_step": lambda: client.free_step(step),
         "a writer": lambda: CkptdWriter(client, step=step),
     }

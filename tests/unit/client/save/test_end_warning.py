@@ -4,8 +4,8 @@ import pytest
 
 from ckptd.shared.base.ids import NO_RUN, SaveId
 from ckptd.shared.protocol.messages import End, Milestone, Progress
+from ckptd_client._local.save_record import HandleBook, SaveRecord
 from ckptd_client._save.end_warning import unsafe
-from ckptd_client.handle import HandleBook, SaveHandle
 
 WAITS = "waits for rank 1: every rank calls save"
 
@@ -17,7 +17,7 @@ def _save(step):
 def _told(*news, saves=3, daemon_lost=False):
     book = HandleBook()
     for step in range(saves):
-        book.add(SaveHandle(_save(step), lambda *_: None))
+        book.add(SaveRecord(_save(step), lambda *_: None))
     book.hear(news)
     return unsafe(book.handles, book.outlook, "/dev/shm/a", daemon_lost=daemon_lost)
 
