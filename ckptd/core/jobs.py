@@ -15,9 +15,7 @@ from ckptd.shared.base.ids import JobKey
 from ckptd.shared.protocol.messages import Done, Refused
 
 _FIRST = (ev.TopologyKept, ev.StoreRemembered, ev.RankAttached, ev.RankFound, ev.SlotAdopted)  # a job can begin with it
-_FOR_COORDINATOR = (ev.Report, ev.IncarnationTaken, ev.StoreScanned, ev.CommitEnded, ev.CheckpointRemoved)
 _MAX_NUMBERS = 4096  # of jobs; the clock has passed those of older ones
-_FOR_BOTH = (ev.CommitEnded, ev.PeerUp, ev.PeerDown, ev.StoreRemembered, ev.TopologyKept)
 
 
 @dataclass(slots=True)
@@ -148,9 +146,10 @@ class Catalogue:
         while inbox:
             event = inbox.popleft()
             job = self._job(event.job)
-            if isinstance(event, (*_FOR_COORDINATOR, *_FOR_BOTH)):
+            kind = type(event)
+            if kind is ev.Report or kind in job.coordinator.events:
                 self._route(event.job, job.coordinator.handle(event, now), inbox, out)
-            if not isinstance(event, _FOR_COORDINATOR) or isinstance(event, _FOR_BOTH):
+            if kind in job.node.events or kind in job.node.orders:
                 self._route(event.job, job.node.handle(event), inbox, out)
             if isinstance(event, ev.SessionOpened) and job.node.coordinator != self.node:
                 job.coordinator.retire(event.incarnation)
