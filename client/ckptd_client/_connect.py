@@ -8,7 +8,7 @@ from ckptd_client._daemon import settings as _settings
 from ckptd_client._daemon.link import Link
 from ckptd_client._daemon.options import Settings
 from ckptd_client._daemon.reach import configured_store
-from ckptd_client._daemon.topology import failure_told
+from ckptd_client._daemon.topology import announce_failure
 from ckptd_client._local.argument_checks import as_flag, as_seconds, checks_arguments
 from ckptd_client._local.rank import find_group, lone_group
 from ckptd_client._state.pickle import pickle_keys
@@ -100,7 +100,7 @@ def connect(  # noqa: PLR0913 - keyword-only settings
     """
     patience_s = as_seconds("connect_timeout_s", connect_timeout_s, such_as=60)
     group = lone_group() if as_flag("alone", alone) else find_group(patience_s)
-    with failure_told(group):
+    with announce_failure(group):
         check_variables(os.environ)
         place = _settings.arena_path(arena)
         key = _settings.job_key(job, store, lambda: configured_store(place))

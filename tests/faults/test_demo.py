@@ -90,7 +90,7 @@ def test_a_promise_that_was_kept():
     reached = [[Reached(3, "staged", 0.1), Reached(3, "protected", 0.1)], [Reached(5, "staged", 0.1)], [], []]
     assert promises.newest(reached, "staged") == 5
     assert promises.newest(reached, "protected") == 3
-    assert promises.newest(reached, "protected", told=4) == 4
+    assert promises.newest(reached, "protected", reported=4) == 4
     restored = promises.restored([[one, Loss(4, "0x1p+0")] for one in came_back("arena", "rebuilt")])
     promises.check(restored, 3, "protected", ["arena", "rebuilt"])
 

@@ -1,4 +1,4 @@
-"""The connection to the daemon: requests with deadlines, pushes as they come. Never used by two threads at once."""
+"""The connection to the daemon: requests with deadlines, and pushes. Not thread-safe."""
 
 import errno
 import os
@@ -27,10 +27,10 @@ from ckptd.shared.protocol.messages import (
 from ckptd_client._daemon.silence import silent_daemon
 
 Push = SlotGranted | SlotsRefused | Progress | Notice
-_TURN_S = 0.1  # a wait looks so often whether somebody with less time wants the connection
-_STRANGER = "detached"  # the code of a refusal: this daemon has not seen us attach
+_TURN_S = 0.1  # between two checks of a wait whether a more urgent caller wants the connection
+_DETACHED = "detached"  # the code of a refusal: this daemon does not know this rank
 _LOST = zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
-_KINDS: dict[str, type[CkptdError]] = {  # of kinds with one code the one that has it for its own
+_KINDS: dict[str, type[CkptdError]] = {  # for each code the class that defines it
     kind.code: kind
     for kind in vars(errors).values()
     if isinstance(kind, type) and issubclass(kind, CkptdError) and "code" in vars(kind)
@@ -38,24 +38,24 @@ _KINDS: dict[str, type[CkptdError]] = {  # of kinds with one code the one that h
 
 
 class ChannelLostError(ConnectError):
-    """The daemon is gone; what was asked may or may not have been done."""
+    """The daemon ended; it may or may not have carried out the request."""
 
     code = "lost"
 
 
 class PreemptedError(Exception):
-    """Somebody with less time wants the connection; what was asked may or may not have been done."""
+    """A more urgent caller wants the connection; the daemon may or may not have carried out the request."""
 
 
 def _stay() -> None:
-    """Nobody else wants the connection."""
+    """Gives way to no other caller."""
 
 
 class Channel:
-    """One connection to one life of a daemon. When that ends, ``lost`` is true for ever: make a new Channel."""
+    """A connection to one daemon process. Once that ends, ``lost`` stays true: create a new Channel."""
 
     def __init__(self, socket_path: str, on_push: Callable[[Push], None], give_way: Callable[[], None] = _stay) -> None:
-        """give_way is called ten times a second during any wait, and may raise to end it."""
+        """give_way: called ten times a second during a wait; it may raise to end the wait."""
         self._path = socket_path
         self._on_push = on_push
         self._give_way = give_way
@@ -68,7 +68,7 @@ class Channel:
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
-        # Also when it is only dropped: ZeroMQ's context would wait for ever for a socket that nobody closes.
+        # Also if it is dropped without close: ZeroMQ's context would wait for ever for an open socket.
         self._finalizer = weakref.finalize(self, _close, self._socket, self._monitor, self._context, os.getpid())
         self._seq = 0
         self._answers: dict[int, Reply] = {}
@@ -76,20 +76,20 @@ class Channel:
         self.lost = False
 
     def open(self, deadline: float) -> bool:
-        """Waits until a daemon listens, at most to deadline (time.monotonic). Whether one does."""
+        """Waits until a daemon listens, or until deadline (time.monotonic). Whether one listens."""
         while not self.connected and not self.lost and self._turn(deadline):
             pass
         return self.connected
 
     def request(self, make: Callable[[int], Request], deadline: float | None, limit: str = "") -> Reply:
-        """Sends make(seq) and waits for its answer. deadline None waits as long as the daemon lives.
+        """Sends make(seq) and waits for its answer. deadline None: waits until the daemon ends.
 
-        limit: the setting that the deadline comes from, for the error; empty: a caller's own patience.
-        Raises the error a refusal stands for, ChannelLostError when the daemon ends, WaitTimeoutError at the deadline.
+        limit: the setting with the deadline, for the error; empty: the caller's own timeout. Raises the error of a
+        refusal, ChannelLostError if the daemon ends, WaitTimeoutError at the deadline.
         """
         self._seq += 1
         seq, began = self._seq, time.monotonic()
-        self._answers.clear()  # late ones, to requests that nobody waits for any more
+        self._answers.clear()  # late answers to earlier requests
         if self.lost:
             raise ChannelLostError(f"the daemon behind {self._path} ended")
         self._socket.send(encode(make(seq)))
@@ -99,8 +99,8 @@ class Channel:
             if self.lost and seq not in self._answers:
                 raise ChannelLostError(f"the daemon behind {self._path} ended")
         answer = self._answers.pop(seq)
-        if isinstance(answer, Refused) and answer.code == _STRANGER:
-            # The daemon ended while nobody listened here, and the socket has found the next one by itself.
+        if isinstance(answer, Refused) and answer.code == _DETACHED:
+            # The daemon ended between two calls, and the socket has connected to the next one by itself.
             self.lost = True
             raise ChannelLostError(f"the daemon behind {self._path} is another one now")
         if isinstance(answer, Refused):
@@ -108,11 +108,11 @@ class Channel:
         return answer
 
     def pump(self, deadline: float) -> bool:
-        """Delivers pushes; returns when one came or the daemon was lost, False at the deadline."""
+        """Waits for pushes and delivers them. Returns after a push or the end of the daemon, False at the deadline."""
         return not self.lost and self._turn(deadline)
 
     def _turn(self, deadline: float | None) -> bool:
-        """One wait and everything that came. False when the deadline passed with nothing."""
+        """Waits once and handles all that arrived. False if nothing arrived until the deadline."""
         while True:
             left = _TURN_S if deadline is None else max(0.0, deadline - time.monotonic())
             ready = dict(self._poller.poll(int(min(left, _TURN_S) * 1000)))
@@ -124,7 +124,7 @@ class Channel:
         if self._socket in ready:
             self._receive()
         if self._monitor in ready:
-            self._hear()
+            self._on_monitor_event()
         return bool(ready)
 
     def _receive(self) -> None:
@@ -138,26 +138,26 @@ class Channel:
                 self._on_push(reply)
                 continue
             if isinstance(reply, Attached):
-                for news in reply.known:  # now: the pushes behind it are younger
-                    self._on_push(news)
-            # 0: the daemon could not even read the request, of which there is one at a time
+                for push in reply.known:  # at once: later pushes are newer
+                    self._on_push(push)
+            # 0: the daemon could not decode the request; there is one request at a time
             self._answers[reply.reply_to or self._seq] = reply
 
-    def _hear(self) -> None:
+    def _on_monitor_event(self) -> None:
         event = recv_monitor_message(self._monitor)["event"]
         if event == zmq.EVENT_CONNECTED:
             self.connected = True
         elif event & _LOST:
-            self._receive()  # what it said last
+            self._receive()  # its last messages
             self.lost = True
 
     def close(self) -> None:
-        """Drops the connection; nothing queued is waited for."""
+        """Closes the connection without waiting for queued messages."""
         self._finalizer()
 
 
 def channel_listens(socket_path: str) -> bool:
-    """Whether a daemon has the socket, which costs microseconds to know: not whether it answers. Never blocks."""
+    """Whether a daemon has the socket, not whether it answers. Takes microseconds, never blocks."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
         return probe.connect_ex(socket_path) in (0, errno.EAGAIN)
 
@@ -165,7 +165,7 @@ def channel_listens(socket_path: str) -> bool:
 def _close(
     channel: zmq.Socket[bytes], monitor: zmq.Socket[bytes], context: zmq.Context[zmq.Socket[bytes]], pid: int
 ) -> None:
-    """A forked child leaves its parent's connection alone."""
+    """Closes the connection, but not in a forked child."""
     if os.getpid() != pid:
         return
     channel.disable_monitor()

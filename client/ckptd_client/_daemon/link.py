@@ -29,12 +29,12 @@ from ckptd.shared.protocol.messages import (
 )
 from ckptd.shared.protocol.topology import Topology
 from ckptd_client._daemon.channel import Channel, ChannelLostError, PreemptedError, Push, channel_listens
-from ckptd_client._daemon.one_per_job import Holding
+from ckptd_client._daemon.one_per_job import Claim
 from ckptd_client._daemon.options import Settings
 from ckptd_client._daemon.outbox import Outbox
-from ckptd_client._daemon.reach import reach, say_started, starts_of, until_one_stays
+from ckptd_client._daemon.reach import log_started, reach, retry_while_daemons_end, starts_of
 from ckptd_client._daemon.siblings import cause_of
-from ckptd_client._daemon.topology import check_alike, failure_told, gather, why_unprotected, word_of
+from ckptd_client._daemon.topology import announce_failure, check_alike, gather, record_of, why_unprotected
 from ckptd_client._local.rank import Group
 from ckptd_client._local.save_record import HandleBook
 from ckptd_client._local.slots import RankFile, Slots
@@ -71,7 +71,7 @@ class Link:
         self.on_slots_coming: Callable[[], None] = lambda: None
         self._channel: Channel | None = None
         self._rank_file: RankFile | None = None
-        self._holding = Holding(settings.arena, job, group.rank)
+        self._holding = Claim(settings.arena, job, group.rank)
         self._restartable = settings.autostart
         self.rivals: set[object] = set()  # who waits for the client's lock and has little time
         self.yields = False  # whether what is done now may be broken off for them
@@ -98,21 +98,21 @@ class Link:
         said.daemon = True
         said.start()
         try:
-            with failure_told(self.group):
+            with announce_failure(self.group):
                 self._holding.claim(takeover=self.settings.takeover)
                 self._make_rank_file().meet(self.group)
                 deadline = time.monotonic() + self.settings.connect_timeout_s  # who waits for ranks waits for no door
-                info = until_one_stays(lambda: self._ask_node(deadline), deadline)
+                info = retry_while_daemons_end(lambda: self._ask_node(deadline), deadline)
             self.balance = info.balance if self.settings.balance is None else self.settings.balance
             settings = self.settings
             alike = settings.alike(self.job)
-            word = word_of(info, settings.arena, settings.redundancy, settings.set_size, alike)
+            record = record_of(info, settings.arena, settings.redundancy, settings.set_size, alike)
             began = time.monotonic()
             self.waits_for = "for all its ranks to find their daemons"
-            self.topology = gather(self.group, word)
+            self.topology = gather(self.group, record)
             self.waits_for = f"for the store {self.job.store} to answer, or for old ranks of it to end"
             deadline += time.monotonic() - began  # who waits for a late rank has not waited at the door
-            return until_one_stays(lambda: self._enter(deadline), deadline)
+            return retry_while_daemons_end(lambda: self._enter(deadline), deadline)
         finally:
             said.cancel()
 
@@ -175,7 +175,7 @@ class Link:
             raise ConnectError("the daemon is gone and did not come back", hint=f"see {self.log_path}")
         try:
             patience = min(deadline, now + _HURRIED_S) if hurried and not self._restartable else deadline
-            until_one_stays(lambda: self._come_back(patience), patience)
+            retry_while_daemons_end(lambda: self._come_back(patience), patience)
         except PreemptedError:
             self._drop_channel()  # half of coming back is no daemon yet
             raise
@@ -239,7 +239,7 @@ class Link:
             self._drop_channel()
             raise
         if log_of_new and self.group.rank == 0:
-            say_started(self.settings.arena, log_of_new, self.job, self.group, again=self.attachments > 0)
+            log_started(self.settings.arena, log_of_new, self.job, self.group, again=self.attachments > 0)
 
     def _attach(self, deadline: float) -> list[str]:
         answer = self._ask(
@@ -348,7 +348,7 @@ class Link:
             self.ensure(patience)
             return self._ask(make, deadline)
 
-        return once() if deadline is None else until_one_stays(once, deadline)
+        return once() if deadline is None else retry_while_daemons_end(once, deadline)
 
     def pump(self, deadline: float) -> bool:
         """Takes in what the daemon has said; waits to the deadline for the first word. False when none came."""

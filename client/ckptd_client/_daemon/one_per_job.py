@@ -1,4 +1,4 @@
-"""Which jobs this process holds open: a second client of one would wait for the first to end."""
+"""The jobs of this process's open clients: a second client of a job would wait for the first one to end."""
 
 import os
 
@@ -6,25 +6,25 @@ from ckptd.shared.base.errors import ConnectError
 from ckptd.shared.base.ids import JobKey
 
 
-class Holding:
-    """One client's claim to be a rank of a job, from claim to give_up."""
+class Claim:
+    """One client's claim to a rank of a job, from claim to give_up."""
 
     def __init__(self, arena: str, job: JobKey, rank: int) -> None:
         self.of = (arena, job, rank)
         self.pid = 0
 
     def claim(self, *, takeover: bool) -> None:
-        """Raises ConnectError when another client of this process has not been closed; takeover goes past it."""
+        """Raises ConnectError if another client of this process is open and takeover is False."""
         _, job, rank = self.of
         if not takeover and any(other.of == self.of and other.pid == os.getpid() for other in _claims):
             text = f"this process holds rank {rank} of job {job.job!r}: an earlier client of it is open"
             raise ConnectError(text, hint="client.close() first, or connect(..., takeover=True) to replace it")
-        self.pid = os.getpid()  # a forked child holds nothing
+        self.pid = os.getpid()  # a forked child has no claim
         _claims.add(self)
 
     def give_up(self) -> None:
-        """Idempotent."""
+        """Ends the claim. Idempotent."""
         _claims.discard(self)
 
 
-_claims: set[Holding] = set()  # also of clients that were dropped: their locks are held until the process ends
+_claims: set[Claim] = set()  # also of dropped clients: the process keeps their locks until it ends

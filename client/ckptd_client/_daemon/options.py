@@ -1,4 +1,4 @@
-"""The options that connect was given, and which of them all ranks of a job must give alike."""
+"""The options of connect, and those that must be equal on all ranks of a job."""
 
 from dataclasses import dataclass
 
@@ -14,34 +14,34 @@ from ckptd_client._state.sampling import DRAINED, Verify
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What connect was told."""
+    """The options of connect."""
 
     arena: str
     cadence: Cadence
     takeover: bool
     connect_timeout_s: float
-    unstarted: str = ""  # why connect starts no daemon, with the way to have it start one; empty: it does
-    store_id: str = ""  # empty: none in particular
+    unstarted: str = ""  # why connect starts no daemon; empty: it does
+    store_id: str = ""  # empty: any store
     pickle_keys: PickleKeys = NO_PICKLE
-    redundancy: Scheme | None = None  # None: as rank 0's daemon is configured
+    redundancy: Scheme | None = None  # None: the setting of rank 0's daemon
     set_size: int | None = None
-    balance: bool | None = None  # None: as this node's daemon is configured
+    balance: bool | None = None  # None: the setting of this node's daemon
     verify: Verify = DRAINED
     proof: Proof = UNPROVED
-    named: Named = NOTHING_NAMED  # what each rank has for itself, and what all hold alike
+    named: Named = NOTHING_NAMED  # names with a value per rank, and names equal on all ranks
 
     @property
     def autostart(self) -> bool:
-        """Whether connect starts a daemon where none runs."""
+        """Whether connect starts a daemon if none runs."""
         return not self.unstarted
 
     @property
     def integrity(self) -> Integrity:
-        """How everything that is saved and loaded is proved; the daemon has the same."""
+        """The proof of all saved and loaded data; the daemon has the same."""
         return self.proof.integrity
 
     def alike(self, job: JobKey) -> tuple[tuple[str, str], ...]:
-        """What each rank of a job must be told alike, else they wait for each other, or save what does not fit."""
+        """Names and values of options that must be equal on all ranks, else ranks would wait or save different data."""
         every = f"{self.cadence.seconds:g}s" if self.cadence.seconds else self.cadence.steps
         drained = self.verify.every or "off"
         given = {

@@ -1,4 +1,4 @@
-"""The way to this node's daemon: one that listens, one that is waited for, one that is started."""
+"""Reaches this node's daemon: connects to one that listens, waits for one, or starts one."""
 
 import contextlib
 import logging
@@ -18,27 +18,27 @@ from ckptd_client._daemon.options import Settings
 from ckptd_client._local.rank import Group
 
 log = logging.getLogger("ckptd_client")
-_LISTEN_S = 0.2  # how long a daemon that runs may take to accept a connection
-_START_S = 10.0  # how long a new one may take to get there
-_LISTENER_S = 1.0  # how long a daemon may take to say how it is configured
-_SILENT_S = 4.0  # a wait is told after this
-_LOOK_S = 0.1
-_WORTH_SAYING_S = 1.0  # of what is left of a wait: else its error comes at once
-_PAUSE_S = 0.02  # between two daemons that end at once
+_LISTEN_S = 0.2  # limit for a running daemon to accept a connection
+_START_S = 10.0  # limit for a new daemon to listen
+_LISTENER_S = 1.0  # limit for a daemon to answer with its configuration
+_SILENT_S = 4.0  # without a warning about a wait
+_POLL_S = 0.1
+_WARN_ABOVE_S = 1.0  # a shorter rest of a wait gets no warning: its error follows at once
+_PAUSE_S = 0.02  # between two attempts
 T = TypeVar("T")
 
 
 class Unstarted(NamedTuple):
-    """Why no daemon is started here, and what else to do about it."""
+    """Why connect starts no daemon, and a hint."""
 
     why: str
     hint: str
 
 
 def starts_of(settings: Settings, *, here: bool, again: bool) -> Sequence[str] | Unstarted:
-    """For reach. here: whether this side starts daemons; not, as connect was told, or as the lost one was no client's.
+    """The argument starts of reach. here: whether connect may start a daemon: start=True, and no other program did.
 
-    again: one was here before. Else the likeliest cause is that it runs with another arena.
+    again: the node had a daemon before. Else it probably runs with another arena.
     """
     if here:
         return settings.proof.flags
@@ -55,9 +55,9 @@ def starts_of(settings: Settings, *, here: bool, again: bool) -> Sequence[str] |
 
 
 def reach(channel: Channel, arena: str, starts: Sequence[str] | Unstarted, deadline: float) -> str:
-    """Returns once a daemon listens: the log of the one that was started for it, empty if none was.
+    """Connects to a daemon. Returns the log of the daemon that it started; empty if it started none. Blocks.
 
-    starts: flags of the daemon to be started when none listens; Unstarted starts none, and waits for one to deadline
+    starts: flags of a daemon to start if none listens; Unstarted: start none, and wait for one until deadline
     (time.monotonic). Raises ConnectError, BudgetError.
     """
     began = time.monotonic()
@@ -76,19 +76,19 @@ def reach(channel: Channel, arena: str, starts: Sequence[str] | Unstarted, deadl
 
 
 def _follow(channel: Channel, launch: Launch, until: float) -> bool:
-    """Whether a daemon listens, that one or the one that was quicker. False at once when there is none any more."""
-    while not channel.open(min(until, time.monotonic() + _LOOK_S)):
+    """Waits until a daemon listens: the new one, or one that was faster. False at once if both have ended."""
+    while not channel.open(min(until, time.monotonic() + _POLL_S)):
         if channel.lost or time.monotonic() >= until or (launch.over and not launch.other_serves):
             return channel.open(min(until, time.monotonic() + _LISTEN_S))
     return True
 
 
 def _await(channel: Channel, arena: str, began: float, deadline: float, unstarted: Unstarted) -> None:
-    """Somebody else starts it, or is about to: he is given the time, and the user is told."""
+    """Waits for a daemon that another program starts, with a warning. Raises ConnectError."""
     path = os.path.join(arena, SOCKET)
     if channel.open(min(deadline, began + _SILENT_S)):
         return
-    if deadline - time.monotonic() > _WORTH_SAYING_S and os.environ.get("LOCAL_RANK", "0") == "0":
+    if deadline - time.monotonic() > _WARN_ABOVE_S and os.environ.get("LOCAL_RANK", "0") == "0":
         left = deadline - time.monotonic()
         log.warning("ckptd: no daemon listens at %s; it is waited for, %.3g s more; %s", path, left, unstarted.hint)
     if not channel.open(deadline):
@@ -97,15 +97,15 @@ def _await(channel: Channel, arena: str, began: float, deadline: float, unstarte
 
 
 def named_daemon(arena: str) -> str:
-    """The daemon of the arena for a sentence, with its pid where that can be known: not in another pid namespace."""
+    """The daemon of the arena for a message, with its pid if it is in this pid namespace."""
     pid = None
-    with contextlib.suppress(OSError):  # no descriptor is left, say: a sentence is worth no error
+    with contextlib.suppress(OSError):  # for example no free descriptor: a message must not fail for it
         pid = locks.holder(os.path.join(arena, LOCK))
     return f"daemon pid {pid}" if pid else "daemon"
 
 
-def say_started(arena: str, its_log: str, job: JobKey, group: Group, *, again: bool) -> None:
-    """A line about the daemon that was started for this rank. again: the one before has ended."""
+def log_started(arena: str, its_log: str, job: JobKey, group: Group, *, again: bool) -> None:
+    """Logs that this rank started a daemon. again: after an earlier daemon ended."""
     started = f"{named_daemon(arena)} started, log {its_log}"
     if again:
         log.warning("ckptd: job %s: the daemon of this node had ended; %s", job.job, started)
@@ -115,7 +115,7 @@ def say_started(arena: str, its_log: str, job: JobKey, group: Group, *, again: b
 
 
 def configured_store(arena: str) -> str:
-    """What the daemon of the arena has for jobs that name no store, empty if none runs or answers within a second."""
+    """The default store of the arena's daemon; empty if none runs or answers within a second."""
     path = os.path.join(arena, SOCKET)
     if not channel_listens(path):
         return ""
@@ -129,8 +129,8 @@ def configured_store(arena: str) -> str:
     return info.store if isinstance(info, NodeInfo) else ""
 
 
-def until_one_stays(talk: Callable[[], T], deadline: float) -> T:
-    """What talk returns, begun again while daemons end in the middle of it.
+def retry_while_daemons_end(talk: Callable[[], T], deadline: float) -> T:
+    """Calls talk, again while daemons end during the call, and returns its result.
 
     A daemon that is being killed still accepts connections for a moment after it dropped ours.
     """

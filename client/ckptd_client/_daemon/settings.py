@@ -1,4 +1,4 @@
-"""What connect was told, or the environment instead of it."""
+"""Checks of connect's arguments, and their defaults from the environment."""
 
 import contextlib
 import math
@@ -31,9 +31,9 @@ _MAX_SOCKET_PATH = 107  # sun_path, less its final NUL
 
 
 def job_key(job: object, store: object, configured: Callable[[], str]) -> JobKey:
-    """The job of connect's arguments and the environment. Raises ConfigError.
+    """The job from connect's arguments and the environment. Raises ConfigError.
 
-    configured: what this node's daemon has for jobs that name no store; asked only where there is need.
+    configured: gives the default store of this node's daemon; called only if needed.
     """
     name = os.environ.get("CKPTD_JOB", "") if job is None or job == "" else job
     if not isinstance(name, str) or not is_job_name(name):
@@ -51,7 +51,7 @@ def job_key(job: object, store: object, configured: Callable[[], str]) -> JobKey
 
 
 def _job_hint(name: object) -> str:
-    """What to type instead of a name that is none."""
+    """The hint for a bad name."""
     if isinstance(name, str | os.PathLike) and str(name).startswith(("/", "./", "../", "~")):
         path = os.path.abspath(os.path.expanduser(os.fspath(name)))
         return f"a name without a slash; a path is the store: connect('llama-7b', store={str(path)!r})"
@@ -63,12 +63,12 @@ def _job_hint(name: object) -> str:
 
 
 def arena_path(arena: str | os.PathLike[str] | None) -> str:
-    """The arena of connect's argument, the environment, or this user's own. Raises ConfigError."""
+    """The arena from connect's argument or the environment, else this user's own. Raises ConfigError."""
     chosen = as_path("arena", arena) if arena is not None else os.environ.get("CKPTD_ARENA", "")
     _check_local("arena", chosen, "connect(arena=...)")
     if chosen and not os.path.isabs(chosen):
         raise ConfigError(f"arena {chosen!r} is not an absolute path", hint=_absolute(chosen))
-    path = os.path.normpath(chosen) if chosen else f"/dev/shm/ckptd-{os.getuid()}"  # noqa: S108 - it is checked
+    path = os.path.normpath(chosen) if chosen else f"/dev/shm/ckptd-{os.getuid()}"  # noqa: S108 - its owner is checked
     nbytes = len(os.fsencode(os.path.join(path, SOCKET)))
     if nbytes > _MAX_SOCKET_PATH:
         raise ConfigError(
@@ -79,7 +79,7 @@ def arena_path(arena: str | os.PathLike[str] | None) -> str:
 
 
 def as_path(argument: str, given: object) -> str:
-    """Text or a Path. Raises ConfigError."""
+    """The path of a str or a Path. Raises ConfigError."""
     found = os.fspath(given) if isinstance(given, str | os.PathLike) else None
     if not isinstance(found, str) or "\0" in found:
         raise not_allowed(ConfigError, argument, given, "a path: a str or a pathlib.Path", f"/path/of/{argument}")
@@ -87,7 +87,7 @@ def as_path(argument: str, given: object) -> str:
 
 
 def _check_local(argument: str, where: str, call: str) -> None:
-    """Raises ConfigError for an address of something that is no directory here."""
+    """Raises ConfigError for an address, such as a URL, in place of a directory."""
     address = _ADDRESS_RE.match(where)
     if address is None:
         return
@@ -98,24 +98,24 @@ def _check_local(argument: str, where: str, call: str) -> None:
 
 
 def _absolute(path: str) -> str:
-    """What was meant by a path that is not absolute."""
+    """The hint for a path that is not absolute."""
     return f"from here it would be {os.path.abspath(os.path.expanduser(path))!r}"
 
 
 def why_unstarted(start: bool | None) -> str:
-    """Why connect starts no daemon where none runs; empty: it does. Raises ConfigError."""
+    """Why connect starts no daemon if none runs; empty: it does. Raises ConfigError."""
     if start is None:
         return "CKPTD_NO_AUTOSTART is set: connect starts none" if os.environ.get("CKPTD_NO_AUTOSTART") else ""
     return "" if as_flag("start", start) else "start=False (from connect)"
 
 
 def parse_cadence(drain_every: int | str) -> Cadence:
-    """Steps as a number, seconds as text such as "300s". Raises ConfigError."""
+    """The cadence of drain_every: a number of steps, or seconds as text such as "300s". Raises ConfigError."""
     if 1 <= as_int(drain_every) <= MAX_STEP:
         return Cadence(as_int(drain_every), 0.0)
     try:
-        told = isinstance(drain_every, str) and drain_every.endswith("s")  # a bare "300" may mean either
-        seconds = float(str(drain_every).removesuffix("s")) if told else 0.0
+        given = isinstance(drain_every, str) and drain_every.endswith("s")  # a bare "300" may mean either
+        seconds = float(str(drain_every).removesuffix("s")) if given else 0.0
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < math.inf:
@@ -125,7 +125,7 @@ def parse_cadence(drain_every: int | str) -> Cadence:
 
 
 def as_scheme(redundancy: str | None) -> Scheme | None:
-    """None: the daemon's configuration decides. Raises ConfigError."""
+    """The checked argument; None: the daemon's setting applies. Raises ConfigError."""
     if redundancy is None:
         return None
     try:
@@ -138,7 +138,7 @@ def as_scheme(redundancy: str | None) -> Scheme | None:
 
 
 def as_set_size(set_size: int | None) -> int | None:
-    """None: the daemon's configuration decides. Raises ConfigError."""
+    """The checked argument; None: the daemon's setting applies. Raises ConfigError."""
     if set_size is not None and not MIN_SET_SIZE <= as_int(set_size) <= MAX_SET_SIZE:
         must = f"a number of nodes from {MIN_SET_SIZE} to {MAX_SET_SIZE}"
         raise not_allowed(ConfigError, "set_size", set_size, must, 8)
@@ -146,7 +146,7 @@ def as_set_size(set_size: int | None) -> int | None:
 
 
 def is_balanced(balance: str | None) -> bool | None:
-    """connect's argument or the environment; None: the daemon's configuration decides. Raises ConfigError."""
+    """The balance of connect's argument or the environment; None: the daemon's setting. Raises ConfigError."""
     chosen = os.environ.get("CKPTD_BALANCE") if balance is None else balance
     if chosen not in (None, "rows", "off"):
         must = '"rows", replicas each save a share of what they all hold, or "off", each all of its own'
@@ -157,7 +157,7 @@ def is_balanced(balance: str | None) -> bool | None:
 
 
 def verification(verify_replicas: object) -> Verify:
-    """When all that replicas hold is compared. Raises ConfigError."""
+    """The saves that compare all bytes of replicas. Raises ConfigError."""
     if verify_replicas == "drained":
         return DRAINED
     if verify_replicas == "off":
@@ -171,7 +171,7 @@ def verification(verify_replicas: object) -> Verify:
 
 
 def _means_off(value: object) -> bool:
-    """Whether a value that is refused asks for none of it: what is proposed must not be the contrary."""
+    """Whether a refused value means "off", so that the hint must not propose "on"."""
     return _lowered(value) in {"false", "none", "no", "off", "never", "0", ""}
 
 
@@ -180,7 +180,7 @@ def _lowered(value: object) -> str:
 
 
 def as_named(per_rank: object, replicated: object) -> Named:
-    """connect's patterns of names. Raises ConfigError."""
+    """The patterns of names from connect's arguments. Raises ConfigError."""
     return Named(
         _patterns("per_rank", per_rank, "rng"),
         _patterns("replicated", replicated, "model.*"),
@@ -188,7 +188,7 @@ def as_named(per_rank: object, replicated: object) -> Named:
 
 
 def _patterns(argument: str, given: object, example: str) -> tuple[str, ...]:
-    """Each pattern once, sorted, as plain text: ranks compare what they were given, and a set has no order."""
+    """Each pattern once, sorted, as plain text: ranks compare their arguments, and a set has no order."""
     listed = isinstance(given, Collection) and not isinstance(given, str | bytes)
     if not listed or not all(isinstance(p, str) and p for p in given):  # type: ignore[attr-defined]
         raise not_allowed(ConfigError, argument, given, "a list of keys, or of patterns", [example])
@@ -196,7 +196,7 @@ def _patterns(argument: str, given: object, example: str) -> tuple[str, ...]:
 
 
 def is_dual(layout: str) -> bool:
-    """Whether images hold torch.save archives for stock readers. Raises ConfigError."""
+    """Whether images contain torch.save archives for stock readers. Raises ConfigError."""
     if layout not in ("dual", "plain"):
         must = '"dual", or "plain" for safetensors files without .metadata'
         raise not_allowed(ConfigError, "layout", layout, must, "dual")
@@ -204,17 +204,17 @@ def is_dual(layout: str) -> bool:
 
 
 def save_timeout(seconds: float | None) -> float:
-    """The longest a save may take: connect's argument, the environment, or 10 seconds. Raises ConfigError."""
+    """The save timeout: connect's argument, the environment, or 10 seconds. Raises ConfigError."""
     if seconds is not None:
         return as_seconds("save_timeout_s", seconds, such_as=10)
-    told: float | str = os.environ.get("CKPTD_SAVE_TIMEOUT_S", "10")
+    given: float | str = os.environ.get("CKPTD_SAVE_TIMEOUT_S", "10")
     with contextlib.suppress(ValueError):
-        told = float(told)
-    return as_seconds("save_timeout_s", told, such_as=10, origin=variable("CKPTD_SAVE_TIMEOUT_S"))
+        given = float(given)
+    return as_seconds("save_timeout_s", given, such_as=10, origin=variable("CKPTD_SAVE_TIMEOUT_S"))
 
 
 class Proof(NamedTuple):
-    """How all that is saved and loaded is proved, and the flags that say so to a daemon that is started here."""
+    """The proof of all saved and loaded data, and its flags for a daemon that connect starts."""
 
     integrity: Integrity = XXH3
     flags: tuple[str, ...] = ()
@@ -224,7 +224,7 @@ UNPROVED = Proof()
 
 
 def proof_of(integrity: str | None, key_file: str | os.PathLike[str] | None) -> Proof:
-    """connect's arguments or the environment, where a daemon looks for itself. Raises ConfigError."""
+    """The proof from connect's arguments, else the environment, which a daemon reads too. Raises ConfigError."""
     key_file = key_file if key_file is None else as_path("integrity_key_file", key_file)
     found = chosen(integrity, key_file)
     if integrity is None and key_file is None:
@@ -237,14 +237,14 @@ def proof_of(integrity: str | None, key_file: str | os.PathLike[str] | None) -> 
 
 
 def check_order(state: object, step: object) -> None:
-    """Raises UsageError where save was given the two in each other's place."""
+    """Raises UsageError if the arguments of save are exchanged."""
     if isinstance(step, dict) and not isinstance(state, dict):
         text = f"save was given {reprlib.repr(state)} as the state, and a dict as the step"
         raise UsageError(text, hint="save(state, step)")
 
 
 def as_step(step: object) -> int:
-    """Any kind of integer, such as numpy's or a tensor's only element."""
+    """A step from any kind of integer, such as numpy's or a tensor's only element. Raises UsageError."""
     value = as_int(step)
     if not 0 <= value <= MAX_STEP:
         hint = "save(state, step)" if isinstance(step, dict) else "an int such as 100, or no step at all"
@@ -255,7 +255,7 @@ def as_step(step: object) -> int:
 
 
 def as_store_id(store_id: str | None, store: str) -> StoreChoice:
-    """connect's argument or the environment; empty: no store in particular. Raises ConfigError."""
+    """The store id from connect's argument or the environment; empty: any store. Raises ConfigError."""
     chosen = os.environ.get("CKPTD_STORE_ID", "") if store_id is None else store_id
     if chosen not in {"", ANY_STORE} and not _HEX_RE.match(str(chosen)):
         must = f"32 hex digits, or {ANY_STORE!r} for whatever store lies there"
@@ -265,7 +265,7 @@ def as_store_id(store_id: str | None, store: str) -> StoreChoice:
 
 
 def as_run(run: object) -> RunId | None:
-    """A run id as `load` and its errors write it; None: no run in particular. Raises UsageError."""
+    """A run id as `load` and its errors write it; None: any run. Raises UsageError."""
     if run is None:
         return None
     if not isinstance(run, str) or not _HEX_RE.match(run):
@@ -276,7 +276,7 @@ def as_run(run: object) -> RunId | None:
 
 
 def as_int(value: object) -> int:
-    """Any kind of integer as an int, -1 for what is none."""
+    """An int from any kind of integer; -1 for other values."""
     try:
         return -1 if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
     except (TypeError, RuntimeError, ValueError):

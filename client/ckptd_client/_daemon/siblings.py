@@ -1,7 +1,7 @@
-"""Two ranks of one training that take each other for another run of the job, as none knows of a process group.
+"""Recognizes two ranks of one training that connect as two runs of a job, because they have no process group.
 
-Each is rank 0 of 1, and one parent started both at one time: torch.multiprocessing, srun or mpirun. To end or to
-replace the other one is then the wrong advice. What a shell or a script starts may as well be two runs.
+Each is rank 0 of 1, and one parent started both at the same time: torch.multiprocessing, srun or mpirun. The advice to
+end or replace the other one is wrong then. Processes of a shell or a script may be two separate runs.
 """
 
 import multiprocessing
@@ -13,13 +13,13 @@ from ckptd.shared.format.arena_paths import RANK_SUFFIX
 from ckptd_client._local.processes import Process, parent_process, process_of
 
 _LAUNCHERS = {"slurmstepd", "mpirun", "mpiexec", "orterun", "prterun", "orted", "prted", "hydra_pmi_proxy"}
-_TOGETHER_S = 2.0  # ranks are started at once; a run that is started again comes later
+_TOGETHER_S = 2.0  # a launcher starts ranks together; another run starts later
 
 
 def sibling(own: str) -> Process | None:
-    """A living process of the same parent that holds, or asks for, a rank of the job.
+    """A process of the same parent that holds, or asks for, a rank of the job; None if there is none.
 
-    own: this process's rank file, which is not to be opened a second time. Those of others lie beside it.
+    own: this process's rank file, which must not be opened again. The other ranks' files are in its directory.
     """
     parent, this = parent_process(), process_of(os.getpid())
     if parent is None or this is None or not _starts_ranks(parent):
@@ -33,7 +33,7 @@ def sibling(own: str) -> Process | None:
 
 
 def cause_of(error: ConnectError, job: str, own: str) -> ConnectError:
-    """The error, or what it comes from where the other run of the job is a rank of this training. own: as above."""
+    """The error, or its cause if the other run of the job is a rank of this training. own: see sibling."""
     other = sibling(own)
     return error if other is None else not_one_group(job, other)
 
@@ -43,7 +43,7 @@ def _starts_ranks(parent: Process) -> bool:
 
 
 def not_one_group(job: str, other: Process) -> ConnectError:
-    """What to say in place of "the job is still running"."""
+    """The error in place of "the job is still running"."""
     text = (
         f"job {job!r} is held by pid {other.pid}, a process of the same parent (pid {other.parent}): two ranks of one "
         'training? Both came as "rank 0 of 1", as they have no process group'

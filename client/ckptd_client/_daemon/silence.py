@@ -1,4 +1,4 @@
-"""A daemon that has its socket and does not answer: which process it is, what holds it up, and what to type."""
+"""The error for a daemon that has its socket and does not answer: its process, the state of it, and a hint."""
 
 import os
 
@@ -9,7 +9,7 @@ from ckptd_client._local.processes import process_of
 
 
 def silent_daemon(arena: str, waited_s: float, limit: str) -> WaitTimeoutError:
-    """The error of a request that waited in vain. limit: the setting that said how long; empty: the caller did."""
+    """The error of a request without an answer. limit: the setting with the timeout; empty: the caller's timeout."""
     daemon = process_of(locks.holder(os.path.join(arena, arena_paths.LOCK)))
     within = f"did not answer within {waited_s:.3g} s{f' ({limit})' if limit else ''}"
     text = f"the daemon behind {os.path.join(arena, arena_paths.SOCKET)}"

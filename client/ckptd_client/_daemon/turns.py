@@ -1,4 +1,4 @@
-"""Whose turn it is with a client that several threads use: saves go ahead of whoever only waits for news."""
+"""The lock around a client that several threads use: saves have priority over waits for updates."""
 
 import contextlib
 import os
@@ -13,9 +13,9 @@ _YIELD_S = 0.005
 
 
 class Owner:
-    """The process that connected a client. A child forked from it has neither its sockets nor its slots nor its locks.
+    """The process that connected a client. A forked child has neither its sockets nor its slots nor its locks.
 
-    Whatever takes a lock of the client asks here first: in a child nobody would ever release it.
+    Every method that takes a lock of the client checks this first: in a child no thread would release the lock.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Owner:
 
     @contextlib.contextmanager
     def numbers(self) -> Iterator[None]:
-        """The lock of the numbers of saves. Held for moments only, also by a save that cannot get the link's."""
+        """The lock of the numbers of saves. Held briefly, also by a save that cannot get the lock of the link."""
         self.check()
         with self._numbers:
             yield
@@ -52,7 +52,7 @@ class Turns:
 
     @contextlib.contextmanager
     def first(self, deadline: float | None = None) -> Iterator[bool]:
-        """The lock, ahead of threads that only wait for news. False when it could not be had by the deadline.
+        """Takes the lock, with priority over threads that wait for updates. False at the deadline.
 
         Raises UsageError in a forked child.
         """
@@ -69,7 +69,7 @@ class Turns:
 
     @contextlib.contextmanager
     def last(self, deadline: float) -> Iterator[bool]:
-        """The lock, for a wait that is broken off (PreemptedError) when a save wants it. Otherwise as above."""
+        """Takes the lock for a wait that ends (PreemptedError) when a save wants the lock. Otherwise as first."""
         self._owner.check()
         while self._link.rivals and time.monotonic() < deadline:
             time.sleep(_YIELD_S)

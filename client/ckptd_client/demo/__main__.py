@@ -18,7 +18,7 @@ _INTERRUPTED = 130
 
 
 def main() -> int:
-    """Exit code: 0 when everything was shown, 1 with a message when something differs, 130 after Ctrl-C."""
+    """Runs the demo. Exit code 0: all promises hold; 1, with a message: one does not; 130: Ctrl-C."""
     parser = argparse.ArgumentParser(prog="ckptd demo", description=__doc__)
     parser.add_argument("--short", action="store_true", help=f"{SHORT.steps} steps instead of {FULL.steps}")
     plan = SHORT if parser.parse_args().short else FULL
@@ -27,7 +27,7 @@ def main() -> int:
         signal.signal(number, _interrupt)
     try:
         with Workspace() as space:
-            Story(console, space, plan).tell()
+            Story(console, space, plan).run()
         console.print('Everything it made is removed. Next: "A first save" in README.md')
     except DemoError as error:
         console.print(f"[bold red]The demo failed:[/] {escape(str(error))}")

@@ -1,4 +1,4 @@
-"""What the orchestrator knows of the daemons: only what ``ckptd status`` tells anybody. And their deaths."""
+"""Watches the daemons by ``ckptd status`` alone, and kills them."""
 
 import contextlib
 import os
@@ -18,14 +18,14 @@ from ckptd_client.demo.nodes import Node
 from ckptd_client.demo.workspace import Workspace
 
 _WATCH_S = 60.0
-_INTERVAL_S = 0.1  # the least that `ckptd status --watch` takes
+_INTERVAL_S = 0.1  # the minimum of `ckptd status --watch`
 _DEATH_S = 10.0
 
 _decoder = msgspec.json.Decoder(Status)
 
 
 def ckptd(space: Workspace, *args: str, columns: int, color: bool) -> tuple[int, str]:
-    """Exit code of ``ckptd ARGS`` and what it prints: its answer, or else its error."""
+    """Exit code and output of ``ckptd ARGS``: stdout, or stderr if that is empty."""
     extra = {"COLUMNS": str(columns), **({"FORCE_COLOR": "1"} if color else {})}
     done = subprocess.run(
         _command(*args),
@@ -39,15 +39,15 @@ def ckptd(space: Workspace, *args: str, columns: int, color: bool) -> tuple[int,
 
 
 def kill_in_drain(space: Workspace, nodes: Sequence[Node], ranks: Sequence[int]) -> tuple[list[int], DrainStatus]:
-    """Waits for a drain of a protected checkpoint, its end not near, and SIGKILLs the ranks and all nodes' daemons.
+    """Waits for the first half of a drain of a protected checkpoint, then kills the ranks and all nodes' daemons.
 
-    ranks: their process ids; they die first, since a rank that misses its daemon starts another.
+    ranks: their process ids; they are killed first, because a rank without a daemon starts another.
 
-    The first node is the one whose ``ckptd status --json`` is watched. Returns the daemons' process ids, by node, and
-    the drain as it was then; the processes are gone. Raises DemoError when no such drain is seen.
+    Watches ``ckptd status --json`` of the first node. Returns the daemons' process ids, by node, and the state of the
+    drain; all processes have ended then. Raises DemoError if there is no such drain.
     """
-    others = [_pid(space, node) for node in nodes[1:]]  # asked now: a drain does not wait for more questions
-    with contextlib.closing(_watch(space, nodes[0])) as watched:  # ends first, or it would tell of the death it watches
+    others = [_pid(space, node) for node in nodes[1:]]  # now: during the drain there is no time for it
+    with contextlib.closing(_watch(space, nodes[0])) as watched:  # ends first, else it would report the kill
         seen = ((status.pid, job) for status in watched for job in status.jobs)
         found = next(((pid, drain) for pid, job in seen if (drain := _drain_to_hit(job)) is not None), None)
     if found is None:
@@ -71,7 +71,7 @@ def _is_protected(job: JobStatus, save: SaveId) -> bool:
 
 
 def _kill(pids: Sequence[int]) -> None:
-    """SIGKILL for all at once; returns when they are gone, our children not yet reaped."""
+    """Kills all at once; returns when all have ended, our children not yet reaped."""
     with contextlib.ExitStack() as stack:
         processes = [os.pidfd_open(pid) for pid in pids]
         for process in processes:
@@ -98,7 +98,7 @@ def _pid(space: Workspace, node: Node) -> int:
 
 
 def _watch(space: Workspace, node: Node) -> Generator[Status]:
-    """One status after another, for _WATCH_S at most."""
+    """Yields one status after another, for _WATCH_S at most."""
     command = _command("status", "--arena", node.arena, "--json", "--watch", "--interval", str(_INTERVAL_S))
     with subprocess.Popen(
         command, env=space.environment({}), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, process_group=0

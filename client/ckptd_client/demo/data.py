@@ -1,4 +1,4 @@
-"""Real text that every machine has: the Python standard library's own source."""
+"""Text that every machine has: the source of Python's standard library."""
 
 import sysconfig
 from pathlib import Path
@@ -20,7 +20,7 @@ def corpus() -> Tensor:
 
 
 class Batches:
-    """Random windows of the corpus. Its generator is the rank's own and part of the checkpoint."""
+    """Random windows of the corpus. Each rank has its own generator, which is part of the checkpoint."""
 
     def __init__(self, text: Tensor, *, batch: int, context: int, seed: int) -> None:
         self._text = text
@@ -29,7 +29,7 @@ class Batches:
         self._generator = torch.Generator().manual_seed(seed)
 
     def draw(self) -> tuple[Tensor, Tensor]:
-        """The next (tokens, targets), targets one byte further on."""
+        """The next (tokens, targets); targets are one byte later."""
         last = len(self._text) - len(self._window)
         starts = torch.randint(last + 1, (self._batch, 1), generator=self._generator)
         windows = self._text[starts + self._window]
@@ -40,5 +40,5 @@ class Batches:
         return {"generator": self._generator.get_state()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Goes on drawing where state was taken."""
+        """Sets the generator to the state."""
         self._generator.set_state(state["generator"])

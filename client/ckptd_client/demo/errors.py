@@ -2,4 +2,4 @@
 
 
 class DemoError(Exception):
-    """The demo did not show what it promises. The message says what was seen instead."""
+    """A promise of the demo was broken; the message has the details."""

@@ -1,4 +1,4 @@
-"""What a rank says of its training, in a file that outlives it: one JSON line per fact, appended, never rewritten."""
+"""The journal of a rank, a file that outlives it: one JSON line per record, appended, never rewritten."""
 
 import os
 
@@ -13,7 +13,7 @@ class Loss(msgspec.Struct, frozen=True, tag="loss"):
 
 
 class Saved(msgspec.Struct, frozen=True, tag="saved"):
-    """A save gave the training loop back after stall_s."""
+    """A save returned to the training loop after stall_s."""
 
     step: int
     stall_s: float
@@ -28,7 +28,7 @@ class Reached(msgspec.Struct, frozen=True, tag="reached"):
 
 
 class Restored(msgspec.Struct, frozen=True, tag="restored"):
-    """The rank goes on after step, from nbytes read from tier."""
+    """The rank restored step from nbytes of tier."""
 
     step: int
     tier: str
@@ -58,7 +58,7 @@ _decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
 
 
 class Writer:
-    """Appends records to a new file. Each is one write(2), so a SIGKILL leaves whole lines."""
+    """Appends records to a new file. Each is one write(2), so a SIGKILL leaves complete lines."""
 
     def __init__(self, path: str) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
@@ -76,7 +76,7 @@ class Reader:
         self._offset = 0
 
     def poll(self) -> list[Record]:
-        """New whole records, oldest first."""
+        """New complete records, the oldest first."""
         try:
             fd = os.open(self._path, os.O_RDONLY)
         except FileNotFoundError:

@@ -31,7 +31,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(shape.width, shape.width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Each position's mix of itself and what came before it."""
+        """Mixes each position with the earlier ones."""
         batch, time, width = x.shape
         q, k, v = self.qkv(x).view(batch, time, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
         dropout = self.dropout if self.training else 0.0
@@ -56,7 +56,7 @@ class Block(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """The stream, with what the two halves add to it."""
+        """The stream plus the outputs of both parts."""
         x = x + self.attention(self.norm1(x))
         return torch.add(x, self.mlp(self.norm2(x)))
 

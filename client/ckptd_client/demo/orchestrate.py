@@ -1,4 +1,4 @@
-"""The story: a training left alone, the same training killed twice, and the proof that both are one."""
+"""The story: an undisturbed training, the same training killed twice, and the proof that both are equal."""
 
 from collections.abc import Sequence
 
@@ -9,10 +9,10 @@ from ckptd_client.demo import promises, report
 from ckptd_client.demo.daemon import kill_in_drain
 from ckptd_client.demo.errors import DemoError
 from ckptd_client.demo.journal import Loss, Restored
+from ckptd_client.demo.narration import Narrator
 from ckptd_client.demo.nodes import Node, nodes
 from ckptd_client.demo.plan import NODES, RANKS_PER_NODE, WORLD_SIZE, Plan
 from ckptd_client.demo.ranks import Ranks
-from ckptd_client.demo.telling import Teller
 from ckptd_client.demo.workspace import Workspace
 
 _SLOW_DRAIN = "32MiB"  # per second and node: slow enough to be hit in the middle
@@ -22,16 +22,16 @@ _NO_DAEMON = 3  # exit code of ckptd status
 
 
 class Story:
-    """Three acts and an epilogue, told on console while they happen."""
+    """Three acts and an epilogue, printed on the console while they run."""
 
     def __init__(self, console: Console, space: Workspace, plan: Plan) -> None:
-        self._teller = Teller(console, space)
+        self._narrator = Narrator(console, space)
         self._space = space
         self._plan = plan
         self._first, self._lost, self._spare = nodes(space, "abc")
 
-    def tell(self) -> None:
-        """Runs it all. Raises DemoError when anything is not as promised."""
+    def run(self) -> None:
+        """Runs the story. Raises DemoError if a promise is broken."""
         reference = self._act_1()
         first, second, after_rank = self._act_2()
         third, after_node = self._act_3(second)
@@ -39,9 +39,9 @@ class Story:
         self._epilogue(reference, [first, second], third, restores)
 
     def _act_1(self) -> Ranks:
-        self._teller.title("Act 1: a training that nobody disturbs")
+        self._narrator.title("Act 1: a training that nobody disturbs")
         every = self._plan.save_every
-        self._teller.say(
+        self._narrator.say(
             f"{WORLD_SIZE} ranks train a small GPT on Python's own source; every {every} steps torch.save is timed"
         )
         ranks = Ranks("act 1", self._space, self._plan)
@@ -49,15 +49,15 @@ class Story:
         return ranks
 
     def _act_2(self) -> tuple[Ranks, Ranks, list[Restored]]:
-        say = self._teller.say
-        self._teller.title("Act 2: the same training with ckptd on two nodes, and one rank dies")
+        say = self._narrator.say
+        self._narrator.title("Act 2: the same training with ckptd on two nodes, and one rank dies")
         say(f"{NODES} nodes on this machine, each with {RANKS_PER_NODE} ranks, a daemon and an arena of its own")
         say("the daemons make parity for each other while training goes on")
         say(f"the drain is slowed to {_SLOW_RATE}, so that act 3 can hit one in the middle")
         places = [self._first, self._lost]
         first = self._start("act 2", places, slow=True)
         self._follow(first, until=self._plan.kill_rank_after)
-        self._teller.show("status", "--nodes", "--arena", self._first.arena)
+        self._narrator.show("status", "--nodes", "--arena", self._first.arena)
         say(f"[bold red]kill -9[/] {first.pids[_VICTIM]}, which is rank {_VICTIM}")
         codes = first.kill(_VICTIM)
         say(f"the ranks have ended with exit codes {codes}; the daemons live; the launcher starts again")
@@ -68,42 +68,42 @@ class Story:
         return first, second, restored
 
     def _act_3(self, second: Ranks) -> tuple[Ranks, list[Restored]]:
-        say = self._teller.say
-        self._teller.title("Act 3: everything dies in the middle of a drain, and one node is lost with its memory")
+        say = self._narrator.say
+        self._narrator.title("Act 3: everything dies in the middle of a drain, and one node is lost with its memory")
         say("watching [bold]ckptd status --json[/] for a drain under way, of a checkpoint that is protected")
         daemons, drain = kill_in_drain(self._space, [self._first, self._lost], second.pids)
         codes = second.reap()
         self._lost.lose_memory()
         last = max(report.losses(second.records[0]))
-        promised = promises.newest(second.records, "protected", told=drain.save.step)
+        promised = promises.newest(second.records, "protected", reported=drain.save.step)
         percent = 100 * drain.nbytes_done / drain.nbytes
         say(f"the training was at step {last}; newest checkpoint reported protected: step {promised}")
         pids = " ".join(map(str, [*second.pids, *daemons]))
         say(f"[bold red]kill -9[/] {pids}: ranks and daemons; exit codes of the ranks {codes}")
         say(f"[bold red]rm -r[/] {self._lost.arena}: the memory of {self._lost.name}, whose ranks were 2 and 3")
         say(f"the drain of step {drain.save.step} had {percent:.0f} % of its bytes on disk")
-        self._teller.show("status", "--arena", self._first.arena, expected=_NO_DAEMON)
-        self._teller.show("list", self._space.store)
+        self._narrator.show("status", "--arena", self._first.arena, expected=_NO_DAEMON)
+        self._narrator.show("list", self._space.store)
         say(f"the launcher starts again, ranks 2 and 3 on {self._spare.name} now, which has never seen this training")
         say("the first rank on each node starts a daemon, its drain at full speed")
         third = self._start("act 3, restarted", [self._first, self._spare])
         tiers = ["arena"] * RANKS_PER_NODE + ["rebuilt"] * RANKS_PER_NODE
         restored = self._restored(third, promised, "protected", tiers)
         self._follow(third, until=self._plan.steps - self._plan.save_every)
-        self._teller.show("status", "--nodes", "--arena", self._first.arena)
+        self._narrator.show("status", "--nodes", "--arena", self._first.arena)
         self._follow(third)
         return third, restored
 
     def _epilogue(
         self, reference: Ranks, slowed: list[Ranks], third: Ranks, restores: list[tuple[str, list[Restored]]]
     ) -> None:
-        say = self._teller.say
-        self._teller.title("The proof")
-        self._teller.show("list", self._space.store)
-        self._teller.show("verify", self._space.store)
+        say = self._narrator.say
+        self._narrator.title("The proof")
+        self._narrator.show("list", self._space.store)
+        self._narrator.show("verify", self._space.store)
         attempts = [(ranks.name, ranks.records) for ranks in (*slowed, third)]
         curve = report.join(reference.records, attempts, self._plan.steps)
-        self._teller.print(report.curve_table(reference.records, curve))
+        self._narrator.print(report.curve_table(reference.records, curve))
         say(
             f"[bold green]the loss curve equals the uninterrupted run's, bit for bit:[/] {len(curve.points)} steps, "
             f"{curve.repeated} of them run twice"
@@ -113,12 +113,12 @@ class Story:
         if not self._space.wait_until_empty():
             raise DemoError("the job is closed and durable, yet a daemon has not left")
         say("the daemons have left by themselves: clients had started them, and the job is closed and durable")
-        self._teller.title("The numbers")
+        self._narrator.title("The numbers")
         measured = report.Measured(reference.records, [r.records for r in slowed], [third.records], restores)
-        self._teller.print(measured.table(_SLOW_RATE))
+        self._narrator.print(measured.table(_SLOW_RATE))
         for note in measured.notes():
-            self._teller.print(Text(note, style="dim"))
-        self._teller.blank()
+            self._narrator.print(Text(note, style="dim"))
+        self._narrator.blank()
         say("[bold green]It holds:[/] the training was killed twice, and came back twice from memory, the second time")
         say("though a node's memory was gone; it ended as the one that nobody disturbed:")
         say(f"{curve.compared} losses and the weights at the end are equal, bit for bit")
@@ -128,24 +128,24 @@ class Story:
         return Ranks(name, self._space, self._plan, places=places, settings=settings)
 
     def _follow(self, ranks: Ranks, *, until: int | None = None) -> None:
-        """Returns when the loss of step ``until`` is known, or at the training's end."""
+        """Prints records until the loss of step ``until`` is known, or until the training ends."""
         for record in ranks.follow():
-            self._teller.step(record, ranks)
+            self._narrator.step(record, ranks)
             if isinstance(record, Loss) and record.step == until:
                 return
         if until is not None:
             raise DemoError(f"{ranks.name}: the training ended before step {until}")
 
     def _restored(self, ranks: Ranks, promised: int, milestone: str, tiers: Sequence[str]) -> list[Restored]:
-        """What the ranks went on from, by rank. Raises DemoError unless it is what was promised and came that way."""
+        """The checkpoints that the ranks restored, by rank. Raises DemoError unless step and tiers are as promised."""
         for record in ranks.follow():
-            if isinstance(record, Loss):  # of all ranks together: each has restored by now
+            if isinstance(record, Loss):  # a loss of all ranks: each has restored
                 break
         restored = promises.restored(ranks.records)
         promises.check(restored, promised, milestone, tiers)
         step = restored[0].step
         for tier, count, slowest in report.routes(restored):
-            self._teller.say(
+            self._narrator.say(
                 f"[bold green]restored[/] step {step} from tier [bold]{tier}[/], {count} ranks in {slowest}"
             )
         return restored

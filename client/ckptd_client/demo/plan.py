@@ -1,4 +1,4 @@
-"""How long the training is, when it saves, when it is killed, and what one rank is told at its start."""
+"""The length of the training, its saves and kills, and the task of one rank."""
 
 import msgspec
 
@@ -24,7 +24,7 @@ SHORT = Plan(steps=30, save_every=3, kill_rank_after=7, lose_node_after=10)
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank needs beyond RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; travels as JSON in its first argument.
+    """The task of a rank, in addition to torchrun's variables; its first argument, as JSON.
 
     Without an arena the rank trains without ckptd and times torch.save into store instead.
     """

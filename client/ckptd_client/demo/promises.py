@@ -1,4 +1,4 @@
-"""What was promised before a death, and whether it was kept: pure, from the ranks' own records."""
+"""Finds what was promised before a kill, and checks that it was kept. Pure, from the ranks' own records."""
 
 from collections.abc import Sequence
 
@@ -8,20 +8,21 @@ from ckptd_client.demo.journal import Reached, Record, Restored
 Records = Sequence[Sequence[Record]]  # by rank
 
 
-def newest(records: Records, milestone: str, *, told: int | None = None) -> int:
-    """Newest step that any rank reported to have reached milestone, or that ``told``, by the status, has.
+def newest(records: Records, milestone: str, *, reported: int | None = None) -> int:
+    """The newest step that a rank reported to have reached milestone. reported: a step from ``ckptd status``.
 
     Raises DemoError if there is none.
     """
     reached = [record for rank in records for record in rank if isinstance(record, Reached)]
-    steps = [record.step for record in reached if record.milestone == milestone] + ([] if told is None else [told])
+    steps = [record.step for record in reached if record.milestone == milestone]
+    steps += [] if reported is None else [reported]
     if not steps:
         raise DemoError(f"no checkpoint was reported {milestone}")
     return max(steps)
 
 
 def restored(records: Records) -> list[Restored]:
-    """What each rank went on from. Raises DemoError if one began from nothing."""
+    """The checkpoint that each rank restored. Raises DemoError if a rank began from nothing."""
     found = [next((record for record in rank if isinstance(record, Restored)), None) for rank in records]
     missing = [rank for rank, one in enumerate(found) if one is None]
     if missing:
@@ -30,7 +31,7 @@ def restored(records: Records) -> list[Restored]:
 
 
 def check(came_back: Sequence[Restored], promised: int, milestone: str, tiers: Sequence[str]) -> None:
-    """Raises DemoError unless all ranks have one step, not older than promised, each from the tier expected of it."""
+    """Raises DemoError unless all ranks restored one step, not older than promised, each from its expected tier."""
     steps = {one.step for one in came_back}
     if len(steps) != 1:
         raise DemoError(f"the ranks came back at different steps: {sorted(steps)}")

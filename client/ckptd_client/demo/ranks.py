@@ -20,12 +20,12 @@ from ckptd_client.demo.workspace import Workspace
 JOB = "demo-gpt"
 _POLL_S = 0.02
 _SILENCE_S = 150.0
-_NOTICE_S = 5.0  # how long a rank may take to notice that its peer is gone, before the launcher ends it
+_NOTICE_S = 5.0  # limit for a rank to notice that its peer ended, before the launcher ends it
 _SHOWN_LINES = 30
 
 
 class Ranks:
-    """One start of the training: its processes, and all they have said so far.
+    """One start of the training: its processes, and their records so far.
 
     The ranks run on places, in order, RANKS_PER_NODE on each; without places they train without ckptd.
     """
@@ -61,7 +61,7 @@ class Ranks:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                process_group=0,  # the terminal's Ctrl-C is the orchestrator's to handle
+                process_group=0,  # the orchestrator handles the terminal's Ctrl-C
             )
 
     @property
@@ -70,29 +70,29 @@ class Ranks:
         return [process.pid for process in self._processes]
 
     def follow(self) -> Iterator[Record]:
-        """What rank 0 says, as it says it, until all ranks have ended well. Raises DemoError if one ends otherwise."""
-        heard = time.monotonic()
+        """Yields new records of rank 0 until all ranks have ended. Raises DemoError for an exit code other than 0."""
+        last_record = time.monotonic()
         while True:
-            running = any(process.poll() is None for process in self._processes)  # asked first: no last word is lost
+            running = any(process.poll() is None for process in self._processes)  # first, so that no record is missed
             for record in self.read():
-                heard = time.monotonic()
+                last_record = time.monotonic()
                 yield record
             self._check()
             if not running:
                 return
-            if time.monotonic() - heard > _SILENCE_S:
+            if time.monotonic() - last_record > _SILENCE_S:
                 raise DemoError(f"{self.name}: nothing was heard of the ranks for {_SILENCE_S:.0f} s\n{self._tail()}")
             time.sleep(_POLL_S)
 
     def read(self) -> list[Record]:
-        """Takes in what the ranks have said since; returns rank 0's part."""
-        news = [reader.poll() for reader in self._readers]
-        for known, new in zip(self.records, news, strict=True):
+        """Reads the new records of all ranks; returns those of rank 0."""
+        new_records = [reader.poll() for reader in self._readers]
+        for known, new in zip(self.records, new_records, strict=True):
             known.extend(new)
-        return news[0]
+        return new_records[0]
 
     def kill(self, rank: int) -> list[int]:
-        """SIGKILL for one rank, then what a launcher does: waits for the others to notice, and ends those that don't.
+        """Kills one rank, then acts as a launcher: waits for the others to notice, and ends those that do not.
 
         Returns the exit codes by rank, negative for a signal.
         """
@@ -106,7 +106,7 @@ class Ranks:
         return self.reap()
 
     def reap(self) -> list[int]:
-        """Exit codes by rank, negative for a signal. Waits until all have ended, and takes in their last words."""
+        """Exit codes by rank, negative for a signal. Waits until all ranks have ended, and reads their last records."""
         codes = [process.wait() for process in self._processes]
         self.read()
         return codes
@@ -121,7 +121,7 @@ class Ranks:
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody uses now."""
+    """A free port of the loopback interface."""
     with socket.create_server((ADDRESS, 0)) as server:
         port: int = server.getsockname()[1]
         return port

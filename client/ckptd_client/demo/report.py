@@ -1,4 +1,4 @@
-"""What the demo proves and measures, from the ranks' own records: pure."""
+"""The results and measurements of the demo, from the ranks' own records. Pure."""
 
 import statistics
 from collections.abc import Callable, Iterable, Sequence
@@ -79,7 +79,7 @@ def _shown(loss: str, *, exact: bool) -> str:
 
 @dataclass(frozen=True)
 class Measured:
-    """The records that the last table is made of."""
+    """The records for the last table."""
 
     reference: Records
     slowed: list[Records]  # attempts under the daemon whose drain was capped

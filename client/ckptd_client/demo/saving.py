@@ -1,4 +1,4 @@
-"""Two ways for the training to keep its state: torch.save, only timed, and ckptd."""
+"""Two savers for the training's state: torch.save, only timed, and ckptd."""
 
 import os
 import threading
@@ -14,27 +14,27 @@ from ckptd_client.demo import journal
 from ckptd_client.demo.plan import Task
 
 _MILESTONES = ("staged", "protected", "durable")
-_LAST_WORDS_S = 5.0
+_JOIN_S = 5.0
 
 
 class Saver(Protocol):
-    """What the training loop asks of a way to save."""
+    """The interface of a saver for the training loop."""
 
     def restore(self) -> int:
-        """The step to go on with, the state set accordingly; 0 when there is nothing to restore."""
+        """Restores the state and returns the next step; 0 if there is nothing to restore."""
 
     def prepare(self) -> None:
-        """Gets ready for the first save; the optimizer has its state by now, which it makes in its first step."""
+        """Prepares the first save. Called after the first step, in which the optimizer creates its state."""
 
     def save(self, step: int) -> None:
-        """Saves the state as it is after step."""
+        """Saves the state after step."""
 
     def finish(self) -> None:
         """Returns when the last save is safe."""
 
 
 class TorchSaver:
-    """The yardstick: rank 0 writes the whole state with torch.save and syncs it, while the other ranks wait for it."""
+    """The reference: rank 0 writes the state with torch.save and syncs it; the other ranks wait."""
 
     def __init__(self, task: Task, state: dict[str, object], log: journal.Writer, rank: int) -> None:
         self._path = os.path.join(task.store, "torch-save.pt")
@@ -50,7 +50,7 @@ class TorchSaver:
         """torch.save has nothing to prepare."""
 
     def save(self, step: int) -> None:
-        """Overwrites one file and notes how long that took."""
+        """Overwrites one file and records the time."""
         if self._rank != 0:
             return
         began = time.perf_counter()
@@ -71,7 +71,7 @@ def _state_dict(value: object) -> Mapping[str, object]:
 
 
 class CkptdSaver:
-    """ckptd, as a training uses it; a thread per save notes when the milestones are reached."""
+    """Saves with ckptd as a training does; a thread per save records when milestones are reached."""
 
     def __init__(self, task: Task, arena: str, state: dict[str, object], log: journal.Writer) -> None:
         self._client = ckptd_client.connect(job=task.job, store=task.store, arena=arena)
@@ -80,7 +80,7 @@ class CkptdSaver:
         self._watchers: list[threading.Thread] = []
 
     def restore(self) -> int:
-        """Goes on after the newest checkpoint, wherever ckptd finds it."""
+        """Restores the newest checkpoint from any tier."""
         restored = self._client.load(self._state)
         if restored is None:
             return 0
@@ -88,11 +88,11 @@ class CkptdSaver:
         return restored.step + 1
 
     def prepare(self) -> None:
-        """Has the memory for the checkpoints planned, allocated and touched."""
+        """Plans, allocates and touches the memory for checkpoints."""
         self._client.prepare(self._state)
 
     def save(self, step: int) -> None:
-        """Hands the state to ckptd; training goes on before it is safe."""
+        """Hands the state to ckptd; training continues before it is safe."""
         began = time.perf_counter()
         handle = self._client.save(self._state, step)
         self._log.write(journal.Saved(step, handle.stall_s))
@@ -108,8 +108,8 @@ class CkptdSaver:
             self._log.write(journal.Reached(handle.step, milestone, time.perf_counter() - began))
 
     def finish(self) -> None:
-        """Waits until the newest checkpoint is durable and leaves."""
+        """Waits until the newest checkpoint is durable, then closes the client."""
         self._client.wait("durable")
         for watcher in self._watchers:
-            watcher.join(_LAST_WORDS_S)
+            watcher.join(_JOIN_S)
         self._client.close()

@@ -1,4 +1,4 @@
-"""One training rank: ``python -m ckptd_client.demo.train TASK``, with the environment that torchrun would give it."""
+"""One training rank: ``python -m ckptd_client.demo.train TASK``, with the environment variables of torchrun."""
 
 import os
 import socket
@@ -14,7 +14,7 @@ from ckptd_client.demo.training import Training
 
 
 def join(rank: int, world_size: int) -> None:
-    """Meets the other ranks. Rank 0 listens on MASTER_ADDR alone; torch by itself would listen on every address."""
+    """Joins the process group. Rank 0 listens on MASTER_ADDR alone; torch itself would listen on every address."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     listening = socket.create_server((address, port)).detach() if rank == 0 else None
     store = dist.TCPStore(  # type: ignore[attr-defined]  # public, but not listed by torch
@@ -24,7 +24,7 @@ def join(rank: int, world_size: int) -> None:
 
 
 def run(task: Task, rank: int, world_size: int) -> None:
-    """Trains from where the last checkpoint ends to the last step."""
+    """Trains from the last checkpoint to the last step."""
     log = journal.Writer(task.journal)
     training = Training(rank=rank, world_size=world_size, steps=task.steps)
     saver: Saver

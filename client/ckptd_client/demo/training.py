@@ -1,4 +1,4 @@
-"""The training: model, optimizer, schedule, data and randomness, one step at a time. Knows nothing of checkpoints."""
+"""The training: model, optimizer, schedule, data and randomness, one step at a time. Independent of checkpoints."""
 
 from collections.abc import Iterator
 
@@ -17,14 +17,14 @@ CLIP_NORM = 1.0
 
 
 class Randomness:
-    """torch's default generator, from which dropout draws, as something with a state_dict."""
+    """torch's default generator, which dropout uses, as an object with a state_dict."""
 
     def state_dict(self) -> dict[str, Tensor]:
         """The generator's state."""
         return {"torch": torch.get_rng_state()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Makes dropout go on where state was taken."""
+        """Sets the generator to the state."""
         torch.set_rng_state(state["torch"])
 
 

@@ -1,4 +1,4 @@
-"""Where everything of one demo lives, and how it is all gone afterwards, processes included."""
+"""The files, arenas and processes of one demo, and their removal at its end."""
 
 import glob
 import os
@@ -17,10 +17,10 @@ _POLL_S = 0.02
 
 
 class Workspace:
-    """A directory for store, journals and logs, and paths of arenas. Leaving the ``with`` leaves nothing behind.
+    """A directory for store, journals and logs, and paths of arenas. The end of the ``with`` removes everything.
 
-    Every process of the demo carries the directory's name in its environment, so that those it did not start itself,
-    the daemon and its workers, are found too.
+    Every process of the demo has the directory's name in its environment, which also finds those that the demo did not
+    start itself: the daemons and their workers.
     """
 
     def __init__(self) -> None:
@@ -34,17 +34,17 @@ class Workspace:
 
     @staticmethod
     def arena(name: str) -> str:
-        """Path of a node's arena. The daemon makes it, owner-only."""
+        """Path of a node's arena. The daemon creates it, for its owner only."""
         return f"{_ARENAS}{os.getpid()}-{name}"
 
     def environment(self, extra: dict[str, str]) -> dict[str, str]:
-        """The environment of a process of the demo: ours, without any ckptd setting of the user's."""
+        """The environment of a process of the demo: ours, without the user's settings of ckptd."""
         ours = {key: value for key, value in os.environ.items() if not key.startswith("CKPTD_")}
         own = {"CKPTD_CONFIG": os.devnull, "OMP_NUM_THREADS": "1", "TMPDIR": self.root, _MARK: self.root}
         return {**ours, **own, **extra}
 
     def wait_until_empty(self) -> bool:
-        """Whether all processes of the demo left by themselves within a few seconds."""
+        """Whether all processes of the demo end by themselves within _LEAVE_S."""
         deadline = time.monotonic() + _LEAVE_S
         while self._processes():
             if time.monotonic() > deadline:
@@ -59,7 +59,7 @@ class Workspace:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)  # a second Ctrl-C must not stop the cleaning up
+            signal.signal(number, signal.SIG_IGN)  # a second Ctrl-C must not stop the removal
         self._end_processes()
         for arena in glob.glob(self.arena("*")):
             shutil.rmtree(arena, ignore_errors=True)
@@ -78,7 +78,7 @@ class Workspace:
         except ProcessLookupError:
             return
         try:
-            if self._is_ours(pid):  # asked again now that the number cannot pass on to another process
+            if self._is_ours(pid):  # checked again: now the pid cannot pass to another process
                 signal.pidfd_send_signal(process, signal.SIGKILL)
         except ProcessLookupError:
             pass
@@ -92,5 +92,5 @@ class Workspace:
         try:
             with open(f"/proc/{pid}/environ", "rb") as file:
                 return f"{_MARK}={self.root}".encode() in file.read().split(b"\0")
-        except OSError:  # gone, or somebody else's
+        except OSError:  # it has ended, or belongs to another user
             return False

@@ -1,4 +1,4 @@
-"""How the story is printed: titles, lines with the time, commands with what they answer."""
+"""Prints the story: titles, lines with the time, commands with their output."""
 
 import time
 
@@ -16,8 +16,8 @@ from ckptd_client.demo.workspace import Workspace
 _INDENT = 4
 
 
-class Teller:
-    """Prints to console; the clock on its lines starts with it."""
+class Narrator:
+    """Prints to the console, with the time since its construction."""
 
     def __init__(self, console: Console, space: Workspace) -> None:
         self._console = console
@@ -25,16 +25,16 @@ class Teller:
         self._began = time.monotonic()
 
     def title(self, text: str) -> None:
-        """The head of an act."""
+        """Prints the title of an act."""
         self._console.print()
         self._console.rule(f"[bold]{text}", align="left")
 
     def say(self, text: str) -> None:
-        """One line of the story."""
+        """Prints a line of the story."""
         self._console.print(f"[dim]{time.monotonic() - self._began:5.1f} s[/]  {text}")
 
     def step(self, record: Record, ranks: Ranks) -> None:
-        """A line for a save; nothing for any other record of rank 0."""
+        """Prints a line for a record of a save; nothing for other records of rank 0."""
         match record:
             case Saved(step=step, stall_s=seconds):
                 what = f"ckptd took it over in {report.ms([seconds])}"
@@ -46,7 +46,7 @@ class Teller:
         self.say(f"step {step:3}  loss {loss:.4f}  [dim]{what}[/]")
 
     def show(self, *args: str, expected: int = 0) -> None:
-        """Runs a ckptd command and prints it with its output. Raises DemoError when it ends with another exit code."""
+        """Runs a ckptd command and prints it with its output. Raises DemoError for another exit code."""
         color = self._console.is_terminal and not self._console.no_color
         code, output = ckptd(self._space, *args, columns=self._console.width - _INDENT, color=color)
         self.say(f"[bold]$ ckptd {' '.join(args)}[/]")
@@ -55,9 +55,9 @@ class Teller:
             raise DemoError(f"ckptd {args[0]} ended with exit code {code}, not {expected}")
 
     def print(self, what: RenderableType) -> None:
-        """Something larger, set in."""
+        """Prints a larger item, indented."""
         self._console.print(Padding(what, (0, 0, 0, _INDENT), expand=False))
 
     def blank(self) -> None:
-        """An empty line."""
+        """Prints an empty line."""
         self._console.print()
