@@ -23,7 +23,7 @@ _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def main() -> None:
-    """Runs the chosen sections, shows and writes what they found, leaves nothing else behind."""
+    """Runs the chosen sections, prints and writes their results, and removes all other files."""
     options = _options()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     torch.set_num_threads(options.threads)
@@ -73,7 +73,7 @@ def _options() -> argparse.Namespace:
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers were taken on."""
+    """The machine of the measurements."""
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
         "cores": os.cpu_count(),

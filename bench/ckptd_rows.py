@@ -14,7 +14,7 @@ from ckptd.shared.base.ids import file_name
 
 _STAGED_TIMEOUT_S = 60.0
 _DURABLE_TIMEOUT_S = 180.0
-_LATE_SAVES = 5  # that are alike
+_LATE_SAVES = 5  # consecutive equal ones
 _LATE_TIMEOUT_S = 60.0
 _SETTLED_SAVES = 3  # one per slot: after these, every slot has been written once
 _QUIET_STEPS = 12
@@ -25,7 +25,7 @@ MANY_COUNT, MANY_NBYTES = 10_000, 16 << 10
 
 @dataclass(slots=True)
 class Bench:
-    """What the rows share: a node, the yardsticks, one realistic state made for asked_nbytes."""
+    """The common part of the rows: a node, the yardsticks, one realistic state of about asked_nbytes."""
 
     node: Node
     yardsticks: Yardsticks
@@ -47,7 +47,7 @@ class Bench:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """Seconds of one save: the call, staged to durable, call to durable. CPU seconds are those of the whole."""
+    """Seconds of one save: the call, staged to durable, call to durable. CPU seconds are of all."""
 
     stall: Sample
     drain: Sample
@@ -170,7 +170,7 @@ def cold(bench: Bench) -> list[Row]:
 
 
 def first(bench: Bench) -> list[Row]:
-    """First saves on nodes that have made no memory yet: some seconds of training after a load, and at once."""
+    """First saves on nodes that have allocated no memory: after some seconds of training after a load, and at once."""
     loaded: list[Sample] = []
     bare: list[Sample] = []
     settled: list[Sample] = []
@@ -193,7 +193,7 @@ def first(bench: Bench) -> list[Row]:
 
 
 def arena_restore(bench: Bench) -> list[Row]:
-    """A trainer killed and started again beside a living daemon."""
+    """A trainer that is killed and started again while the daemon runs."""
     sticks = bench.yardsticks
 
     def restart() -> Sample:
@@ -215,7 +215,7 @@ def arena_restore(bench: Bench) -> list[Row]:
 
 
 def drain_slowdown(bench: Bench, training: Training) -> list[Row]:
-    """Training steps between staged and durable, beside undisturbed ones."""
+    """Training steps between staged and durable, compared with undisturbed ones."""
     with bench.node.client("slowdown") as client:
         client.prepare(bench.state)
         save(bench, client, bench.state)
@@ -251,7 +251,7 @@ def overlapped(bench: Bench, training: Training) -> list[Row]:
 
 
 def await_late(client: Client, save: Callable[[], object]) -> None:
-    """Saves until all is late that will be: pages are put together in the background, and shared ones watched."""
+    """Saves until late copies are constant: pages are collapsed in the background, and shared ones watched."""
     deadline, same = time.monotonic() + _LATE_TIMEOUT_S, 0
     while time.monotonic() < deadline and same < _LATE_SAVES:
         before = client.stats().last_late_nbytes
@@ -262,7 +262,7 @@ def await_late(client: Client, save: Callable[[], object]) -> None:
 
 
 def _overlapped_stalls(bench: Bench, training: Training, state: states.State) -> list[float]:
-    """Seconds that save and the hook of the next step held up training, past the first: those are copied at once."""
+    """Seconds by which save and the hook of the next step delayed training, without the first saves."""
     optimizer = Touching(states.tensors(state))
     stalls = []
     with bench.node.client("overlap") as client:
@@ -279,7 +279,7 @@ def _overlapped_stalls(bench: Bench, training: Training, state: states.State) ->
 
 
 def _restore(client: Client, state: states.State, saved: str, tier: str) -> Sample:
-    """Loads over a cleared state and checks that the very bytes came back, by the expected route."""
+    """Loads over a cleared state and checks the bytes and the tier."""
     states.clear(state)
     cpu_s = tree_cpu_s()
     start = time.perf_counter()

@@ -2,7 +2,7 @@
 
 ``python -m bench.crowd`` reads a ``Plan`` and then a Topology, a line of JSON each, and writes its peers in between.
 All members share a key pair and a socket that listens, as sites may have it; each has connections of its own to the
-daemons. It brings its ranks to the job, says that they are staged, writes half of what it is to drain, and answers.
+daemons. It attaches its ranks, reports them as staged, writes half of their drain, and answers queries.
 """
 
 import secrets
@@ -29,8 +29,8 @@ SESSION, ARENA = "crowd", "crowd"
 SEGMENT_NBYTES = 24 << 30
 _GIB = 1 << 30
 _ROUND_MS = 50
-_BUSY_S = 1.0  # between two looks at links that have nothing to say
-_TIMEOUT_S = 60.0  # of a link: nobody is to count as lost because two cores are busy
+_BUSY_S = 1.0  # between two checks of idle links
+_TIMEOUT_S = 60.0  # of a link: long, because the cores are busy
 
 
 class Plan(msgspec.Struct):
@@ -44,7 +44,7 @@ class Plan(msgspec.Struct):
 
 
 def node_name(number: int) -> str:
-    """Of a node of the job."""
+    """The member of one node."""
     return f"gpu-{number:04d}"
 
 
@@ -78,7 +78,7 @@ class Crowd:
                 remote.connect()
 
     def serve(self) -> None:
-        """Until somebody ends the process."""
+        """Runs until the process is ended."""
         look_at = 0.0
         while True:
             self.router.poll(_ROUND_MS)
@@ -124,7 +124,7 @@ class Crowd:
                 self._word(member, remote, raw)
 
     def _word(self, member: str, remote: Remote, raw: bytes) -> None:
-        """Topologies of a thousand nodes take long to read; one is enough."""
+        """Decodes the topology once: that of a thousand nodes takes long."""
         tag, _ = tag_in_map(raw)
         if tag == ev.SessionOpened.__struct_config__.tag:
             if self.save is None:
@@ -138,7 +138,7 @@ class Crowd:
             self._report(member, remote, ev.DrainMoved(job=self.plan.job, save=self.save, nbytes_done=nbytes))
 
     def _attach(self, member: str) -> ev.Fact:
-        """Of one rank: the door waits for a rank of every node."""
+        """Attaches one rank: admission waits for a rank of every node."""
         assert self.topology is not None  # noqa: S101 - nobody is met before
         return ev.RankAttached(
             job=self.plan.job, request=0, session=SESSION, rank=self.ranks[member][0],
@@ -161,7 +161,7 @@ class Crowd:
 
 
 def _answer(number: int, ranks: tuple[int, ...]) -> bytes:
-    """What a daemon says of itself: every rank at another place of its drain."""
+    """The status of a daemon: every rank at another position of its drain."""
     told = [
         RankStatus(
             rank=rank, host="a-host-of-the-job", pid=4000 + rank, alive=True, slots=3, slots_in_use=2,
@@ -193,7 +193,7 @@ def _random() -> int:
 
 
 def main() -> None:
-    """See above."""
+    """Runs the crowd; see the module."""
     crowd = Crowd(msgspec.json.decode(sys.stdin.readline(), type=Plan))
     sys.stdout.write(msgspec.json.encode(crowd.peers).decode() + "\n")
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Figures to files: the same bytes for the same numbers."""
+"""Writes figures to files: equal bytes for equal numbers."""
 
 from pathlib import Path
 

@@ -1,7 +1,7 @@
-"""``python -m bench.format``: what the format costs, beside its bars: bytes and layout time of images, and exports.
+"""``python -m bench.format``: the cost of the format: bytes and layout time of images, and exports, with bars.
 
 Bytes and layout: a rank of Llama-8B over 64 ranks, with bf16 weights and AdamW's fp32 master and moments, as FSDP2
-shards rows, and as FSDP2 over tensor parallelism deals them out by strides. No process group: the boxes are what the
+shards rows, and as FSDP2 over tensor parallelism distributes them by strides. No process group: the boxes are what the
 placements give. Export: a checkpoint of 2 GiB, beside large sequential reads and writes of as many bytes.
 """
 
@@ -68,7 +68,7 @@ def fsdp_boxes(rank: int) -> list[Box]:
 
 
 def tensor_parallel_boxes(rank: int, ranks: int = 8) -> list[Box]:
-    """A rank's boxes on a mesh of data parallel by tensor parallel ranks: rows dealt out by both, or rows and columns.
+    """A rank's boxes on a mesh of data by tensor parallel ranks: rows cut by both, or rows and columns.
 
     Finds the geometry anew, as the first plan of a process does.
     """
@@ -126,7 +126,7 @@ from ckptd.checkpoint.export.run import Order, export
 began = time.perf_counter()
 export(Order(source=sys.argv[1], out=sys.argv[2], format=sys.argv[3]))
 seconds = time.perf_counter() - began
-status = dict(line.split(":", 1) for line in open("/proc/self/status"))  # getrusage has the peak of whoever forked us
+status = dict(line.split(":", 1) for line in open("/proc/self/status"))  # getrusage has the peak of the parent
 print(seconds, int(status["VmHWM"].split()[0]) << 10)
 """
 
@@ -143,7 +143,7 @@ def exported(source: str, out: Path, form: str) -> tuple[float, int]:
 
 
 def export_rows(nbytes: int, repeat: int, forms: list[str]) -> Iterator[tuple[str, str, str, bool]]:
-    """Each format beside reads and writes of as many bytes, in turns."""
+    """Each format, in turn with reads and writes of as many bytes."""
     import ckptd_client  # noqa: PLC0415
 
     with scratch(OUT) as (shm, disk), contextlib.closing(Node(shm, disk / "store")) as node:

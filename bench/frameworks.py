@@ -1,4 +1,4 @@
-"""``python -m bench.frameworks``: how long a save holds up training: each trainer's own saver, and ckptd under it.
+"""``python -m bench.frameworks``: how long a save delays training: each trainer's own saver, and ckptd.
 
 Two ranks on this machine, the same state, saved by both in turn. Stall is of the slowest rank: the call, and what else
 of the save training has to wait for. The first save of each is not counted. The bar: at most a third.
@@ -32,7 +32,7 @@ _LIMIT_S = 600
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A row: who saved, and milliseconds that training stood still. why: what kept it from running."""
+    """A row: the saver, and milliseconds of delay of training. why: the reason if it did not run."""
 
     framework: str
     savers: tuple[str, str] = ("", "")
@@ -52,7 +52,7 @@ class Result:
 
 
 def measure(training: str, nbytes: int, repeat: int, store: Path) -> list[Result]:
-    """The rows of a training, or why there are none."""
+    """The rows of a training, or the reason why there are none."""
     needs = importlib.import_module(f"bench.trainers.{training.partition('.')[0]}").NEEDS
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         importlib.metadata.version(needs or "torch")
@@ -94,7 +94,7 @@ def _write(results: Sequence[Result], title: str, page: Path) -> None:
 
 
 def main() -> None:
-    """Measures all trainings, or those that are named."""
+    """Measures all trainings, or the named ones."""
     parser = argparse.ArgumentParser(prog="python -m bench.frameworks", description=__doc__)
     parser.add_argument("--only", nargs="+", choices=TRAININGS, default=TRAININGS)
     parser.add_argument("--nbytes", type=parse_size, default=512 << 20, help="of the state, over all ranks (512M)")

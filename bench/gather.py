@@ -1,4 +1,4 @@
-"""``python -m bench.gather``: whole tensors from an FSDP2 model's shards: client.gather beside what torch has for it.
+"""``python -m bench.gather``: whole tensors from an FSDP2 model's shards: client.gather and torch's own ways.
 
 Ranks on this machine, over gloo, on CPUs. Seconds are of the slowest rank, memory is the most that one rank had beyond
 what it had before: with the whole tensors, where it gets them. The bars: no slower than the best of torch's ways.
@@ -32,7 +32,7 @@ from bench.__main__ import parse_size
 _COLUMNS = 256
 _LIMIT_S = 900
 _OURS = "ckptd"
-_CASES = {  # where the tensors go: the ways to bring them there
+_CASES = {  # destination of the tensors: the ways to gather them
     "to all ranks": (_OURS, "full_tensor() of each", "get_model_state_dict(full_state_dict)"),
     "to rank 0": (_OURS, "get_model_state_dict(full_state_dict, cpu_offload)"),
     "to rank 0, one after the other": (_OURS, "full_tensor() of each, dropped"),
@@ -77,10 +77,10 @@ def _resident(key: str) -> int:
 
 
 def _measured(call: Callable[[], Any]) -> tuple[float, float, int]:
-    """(seconds of the slowest rank, CPU seconds of all, the most bytes that one had beyond those before)."""
+    """(seconds of the slowest rank, CPU seconds of all, the largest growth of a rank's memory in bytes)."""
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # else what an earlier call has freed passes for what was there before
-    Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
+    ctypes.CDLL(None).malloc_trim(0)  # else memory that an earlier call freed would hide growth
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
     before = _resident("VmRSS")
     dist.barrier()
     began, cpu = time.perf_counter(), time.process_time()
@@ -94,7 +94,7 @@ def _measured(call: Callable[[], Any]) -> tuple[float, float, int]:
 
 
 def rank_main(options: argparse.Namespace) -> None:
-    """What one rank does; rank 0 prints a line of JSON for each measurement."""
+    """Runs one rank; rank 0 prints a line of JSON for each measurement."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     ways = _ways(_model(options.nbytes, options.rank_of))
@@ -123,7 +123,7 @@ def _run(options: argparse.Namespace, tensors: int) -> dict[tuple[str, str], lis
 
 
 def main() -> None:
-    """A table; exit code 1 when a bar is missed."""
+    """Prints a table; exit code 1 when a bar is missed."""
     parser = argparse.ArgumentParser(prog="python -m bench.gather", description=__doc__)
     parser.add_argument("--nbytes", type=parse_size, default=1 << 30, help="of the whole state (1G)")
     parser.add_argument("--tensors", type=int, nargs="+", default=[300, 10_000])

@@ -1,4 +1,4 @@
-"""``python -m bench.gpu``: saves and loads of a state on one GPU, beside what its copy engine does with the same bytes.
+"""``python -m bench.gpu``: saves and loads of a state on one GPU, with its copy engine as the yardstick.
 
 Table and JSON (bench/out) carry the device's name. Without a CUDA device it says so and ends with exit code 3.
 """
@@ -31,7 +31,7 @@ from ckptd.shared.files.mapping import POPULATE_WRITE, Mapping
 from ckptd_client._local.copy_engines import engine_of
 
 NO_DEVICE = 3
-_NO_DRAINS = 10**6  # steps: what is measured is the way between device and memory
+_NO_DRAINS = 10**6  # steps: only the copies between device and memory are measured
 _SETTLED_SAVES = 4  # every slot written once
 _STAGED_TIMEOUT_S = 60.0
 _WIDTH = 4096
@@ -41,28 +41,28 @@ _MANY_COUNT, _MANY_NBYTES = 10_000, 16 << 10
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """The device under test. rehearsed: it is the host, on which the program is tried; its figures mean nothing."""
+    """The device under test. rehearsed: the host in its place, to try the program; its figures mean nothing."""
 
     device: torch.device
     rehearsed: bool
 
     @property
     def name(self) -> str:
-        """Of the hardware."""
+        """The name of the hardware."""
         return "rehearsal on the host" if self.rehearsed else torch.cuda.get_device_name(self.device)
 
     def settle(self) -> None:
-        """Waits until the device has nothing left to do."""
+        """Waits until the device is idle."""
         if not self.rehearsed:
             torch.cuda.synchronize(self.device)
 
     def timed(self, call: Callable[[], object]) -> Sample:
-        """Of a call and all that it queues, on an idle device."""
+        """Seconds of a call and its queued work, on an idle device."""
         self.settle()
         return timed(lambda: (call(), self.settle()))
 
     def moved(self, state: Any) -> Any:
-        """A state whose tensors lie on the device, but bytes of random generators."""
+        """A state with its tensors on the device, but for states of random generators."""
         if isinstance(state, torch.Tensor):
             return state if state.dtype == torch.uint8 else state.to(self.device)
         if isinstance(state, dict):
@@ -71,7 +71,7 @@ class Gpu:
 
 
 class Copies:
-    """The limit: one large block between the device and pinned memory, either way."""
+    """The limit: copies of one large block between the device and pinned memory."""
 
     def __init__(self, gpu: Gpu, nbytes: int) -> None:
         self._gpu = gpu
@@ -101,7 +101,7 @@ class Training:
         self._rounds = max(1, round(self._rounds * step_s / taken))
 
     def step(self) -> float:
-        """Forward, backward and the optimizer; seconds until the device has done it."""
+        """Runs forward, backward and the optimizer; seconds until the device has ended."""
         start = time.perf_counter()
         out = self._left
         for _ in range(self._rounds):
@@ -113,7 +113,7 @@ class Training:
 
 @dataclass(slots=True)
 class Bench:
-    """What the rows share."""
+    """The common part of the rows."""
 
     gpu: Gpu
     node: Node
@@ -177,7 +177,7 @@ def _stall(bench: Bench, client: Client) -> Sample:
 
 
 def _restore(bench: Bench, client: Client) -> Sample:
-    """Loads the newest over a cleared state and checks that the very bytes came back."""
+    """Loads the newest checkpoint over a cleared state and compares the bytes."""
     step = bench.next_step()
     client.save(bench.state, step).wait("staged", _STAGED_TIMEOUT_S)
     kept = [tensor.clone() for tensor in states.tensors(bench.state)]
@@ -189,7 +189,7 @@ def _restore(bench: Bench, client: Client) -> Sample:
 
 
 def pinning(bench: Bench) -> list[Row]:
-    """Registering memory that has its pages: what each slot costs once."""
+    """Registers memory that has its pages: the single cost of each slot."""
     engine, samples = engine_of(bench.gpu.device), []
     if engine is None:
         return []
@@ -207,7 +207,7 @@ def pinning(bench: Bench) -> list[Row]:
 
 
 def overlapped(bench: Bench, copies: Copies) -> list[Row]:
-    """Saves under an attached optimizer: what save and hook hold up the host, and what a step takes longer."""
+    """Saves with an attached optimizer: the delay of the host by save and hook, and of a step."""
     rows = []
     for name, state in (
         ("the state", bench.state),

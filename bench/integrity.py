@@ -1,4 +1,4 @@
-"""What a key costs: save, digests, drain, restore and bulk bytes with xxh3 and with integrity = keyed, in turns.
+"""The cost of a key: save, digests, drain, restore and bulk bytes with xxh3 and with integrity = keyed, in turns.
 
 ``python -m bench.integrity``: a daemon of each kind on one node, a client of each in this process; then two nodes of
 each kind that copy a segment over loopback. Everything is measured of one kind and then of the other, again and again,
@@ -25,7 +25,7 @@ from tests.nodes import KEY, start_set
 
 _MIB = 1 << 20
 _TIMEOUT_S = 600.0
-_WARM = 2  # rounds that are not counted: memory is touched, slots are made
+_WARM = 2  # rounds that are not counted, in which memory is touched and slots are created
 
 
 class Kind:
@@ -54,7 +54,7 @@ class Kind:
             del os.environ[name]
 
     def round(self) -> None:
-        """Everything once."""
+        """Runs each measurement once."""
         self._time("digest of a buffer, one thread", self._digest)
         with self.node.client(f"bench-{self.name}", **self._options) as client:
             self._saves(client)
@@ -93,7 +93,7 @@ class Kind:
         self.found.setdefault(what, []).append(seconds)
 
     def close(self) -> None:
-        """Leaves nothing."""
+        """Ends the processes and removes all files."""
         self.set.stop()
         self.node.close()
 

@@ -1,4 +1,4 @@
-"""What copies that run while training goes on cost it: ``python -m bench.late``.
+"""The cost of late copies for training: ``python -m bench.late``.
 
 One client on one daemon. 2 GiB that an attached optimizer owns, in huge pages; then 10,000 tensors of 16 KiB, which are
 late in pages that they share; then the 2 GiB again while 32 threads map, write and unmap memory of their own, as
@@ -29,7 +29,7 @@ _TIMEOUT_S = 600.0
 _WARM = 3  # one save per slot
 _OTHERS, _OTHERS_NBYTES, _EACH_S = 32, 256 << 10, 0.02  # about 100,000 page faults a second
 _PAGE = 4096
-_NEVER = 1_000_000  # what drains cost is measured elsewhere
+_NEVER = 1_000_000  # no drains in this benchmark
 
 
 @contextlib.contextmanager
@@ -54,7 +54,7 @@ def _others_writing() -> Iterator[None]:
 
 
 class _Run:
-    """Saves of one state, beside a training."""
+    """Saves of one state, during a training."""
 
     def __init__(self, client: Client, state: states.State, steps: int) -> None:
         self.client, self.state, self._steps, self._number = client, state, steps, 0
@@ -82,7 +82,7 @@ class _Run:
         return saved - began, trained - saved, stepped - trained
 
     def medians(self, repeat: int) -> dict[bool, list[float]]:
-        """Of these seconds, by whether a save was under way."""
+        """Medians of seconds with and without a save."""
         found: dict[bool, list[tuple[float, float, float]]] = {True: [], False: []}
         for number in range(_WARM + repeat):
             for saves in (True, False):
@@ -94,7 +94,7 @@ class _Run:
         }
 
     def beside_plain_copies(self, repeat: int) -> float:
-        """Median seconds of forward, backward and step while a thread copies the state once, under no proof."""
+        """Median seconds of forward, backward and step while a thread copies the state once, without a proof."""
         tensors = list(states.tensors(self.state))
         room = torch.zeros(max(tensor.nbytes for tensor in tensors), dtype=torch.uint8)
 

@@ -1,4 +1,4 @@
-"""One row: starts its ranks, watches the machine's memory, removes whatever they leave behind.
+"""One row: starts its ranks, watches the machine's memory, and removes all that they leave.
 
 Each row has processes of its own, so that threads, memory and shared memory of one do not taint the next.
 """
@@ -30,7 +30,7 @@ _SOCKETS = Path("/tmp/ckpt_sock")  # noqa: S108  (DLRover's; likewise)
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What every row measures. nbytes: of all ranks' states; shm, disk: directories for rows to make theirs in."""
+    """The parameters of all rows. nbytes: of all ranks' states; shm, disk: parents of the rows' directories."""
 
     nbytes: int
     repeat: int
@@ -41,7 +41,7 @@ class Job:
 
 
 def measure(job: Job, kind: Kind, ranks: int) -> PeerResult:
-    """The row, or why there is none."""
+    """The row, or the reason why there is none."""
     if kind.needs and importlib.util.find_spec(kind.needs) is None:
         return PeerResult.absent(kind, ranks, f"not installed: {kind.install}")
     with _row(job) as places:
@@ -55,7 +55,7 @@ def measure(job: Job, kind: Kind, ranks: int) -> PeerResult:
 
 
 def _result(kind: Kind, found: list[dict[str, Any]], watch: "_Memory") -> PeerResult:
-    """Of each save what the slowest rank saw."""
+    """For each save the values of the slowest rank."""
     first, *steady = zip(*(one["saves"] for one in found), strict=True)
 
     def slowest(key: str) -> Series:
@@ -83,7 +83,7 @@ def _result(kind: Kind, found: list[dict[str, Any]], watch: "_Memory") -> PeerRe
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """A name that nobody else has, and directories of that name."""
+    """A unique name, and directories of that name."""
 
     name: str
     shm: Path
@@ -91,13 +91,13 @@ class _Places:
 
     @property
     def result(self) -> Path:
-        """Where ranks write what they found, each with its number as a suffix."""
+        """The path of the ranks' results, without the number of the rank."""
         return self.disk / "result"
 
 
 @contextlib.contextmanager
 def _row(job: Job) -> Iterator["_Places"]:
-    """What one row has to itself. At the end nothing of its name is left."""
+    """The directories of one row, removed at the end with all files of its name."""
     name = f"ckptd-bench-{os.getpid()}-{time.monotonic_ns()}"
     shm, disk = job.shm / name, job.disk / name
     try:
@@ -109,12 +109,12 @@ def _row(job: Job) -> Iterator["_Places"]:
             shutil.rmtree(path, ignore_errors=True)
         for path in _SHM.glob(f"{name}*"):
             path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # somebody else's sockets may lie there
+        with contextlib.suppress(OSError):  # sockets of other users may be there
             _SOCKETS.rmdir()
 
 
 def _run(job: Job, kind: Kind, ranks: int, places: "_Places") -> str:
-    """Runs all ranks to their end; why there is no result, empty when there is."""
+    """Runs all ranks to their end. Why there is no result; empty if there is one."""
     command = [sys.executable, "-W", "ignore", "-m", "bench.rank", kind.name]
     command += ["--nbytes", str(job.nbytes), "--repeat", str(job.repeat), "--threads", str(job.threads)]
     command += ["--shm", str(places.shm), "--disk", str(places.disk), "--result", str(places.result)]
@@ -122,7 +122,7 @@ def _run(job: Job, kind: Kind, ranks: int, places: "_Places") -> str:
 
 
 class _Memory:
-    """Anonymous and shared memory of the whole machine over time: each page counts once, whoever maps it."""
+    """Anonymous and shared memory of the machine over time; each page counts once."""
 
     def __init__(self, read: Callable[[], int] | None = None) -> None:
         self._read = read or _in_use_nbytes
@@ -144,7 +144,7 @@ class _Memory:
             self._nbytes.append(self._read())
 
     def beyond(self, began: float, ended: float) -> tuple[int, int]:
-        """Bytes beyond those in use when it began: the most until it ended, and those at the end."""
+        """Growth in bytes since it began: the maximum, and at the end."""
         start, stop = bisect.bisect_left(self._times, began), bisect.bisect_left(self._times, ended)
         during = self._nbytes[start:stop]
         before = self._nbytes[max(0, start - 1)]

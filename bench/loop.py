@@ -1,4 +1,4 @@
-"""A training loop of one or several ranks that saves now and then: what a save costs it, and when it is on the disk."""
+"""A training loop of one or several ranks with saves: the cost of a save, and the time until it is on the disk."""
 
 import contextlib
 import itertools
@@ -39,20 +39,20 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """One rank's training. All ranks go through it alike: each iteration they meet, as for gradients."""
+    """One rank's training. All ranks run the same iterations, with a collective in each, as for gradients."""
 
     state: states.State
     training: Training
     optimizer: Touching
 
     def run(self, peer: Peer, count: int) -> list[Save]:
-        """So many saves, each until it is on the disk of all ranks, between undisturbed iterations."""
+        """Makes saves, each until it is on the disk of all ranks, between undisturbed iterations."""
         undisturbed = [self._undisturbed(peer)]
         taken = []
         for step in range(count):
             taken.append(self._save(peer, step))
             undisturbed.append(self._undisturbed(peer))
-        # An iteration's time beside a save is what it takes before and after it: a shared machine has bad minutes.
+        # Iterations before and after a save give its reference: the speed of a shared machine varies.
         quiet = [_Quiet.around(*pair) for pair in itertools.pairwise(undisturbed)]
         return [one.beside(both) for one, both in zip(taken, quiet, strict=True)]
 
@@ -62,7 +62,7 @@ class Loop:
         return _Quiet(seconds, (tree_cpu_s() - cpu_s) / _QUIET_ITERATIONS)
 
     def _iteration(self, peer: Peer, *, done: bool) -> tuple[float, bool]:
-        """Seconds of forward, backward, the ranks' meeting and the optimizer's step; whether all said done."""
+        """Seconds of forward, backward, the collective and the optimizer's step; whether all ranks are done."""
         start = time.perf_counter()
         self.training.steps(_FORWARD_BACKWARD_STEPS)
         all_done = _all(done)
@@ -103,7 +103,7 @@ class _Quiet:
 
     @classmethod
     def around(cls, before: "_Quiet", after: "_Quiet") -> "_Quiet":
-        """Those on both sides of a save."""
+        """The undisturbed iterations before and after a save."""
         return cls(before.seconds + after.seconds, (before.cpu_s + after.cpu_s) / 2)
 
 
@@ -117,7 +117,7 @@ class _Taken:
     nbytes: int
 
     def beside(self, quiet: _Quiet) -> Save:
-        """What of it the save cost, beside undisturbed iterations."""
+        """The cost of the save, compared with undisturbed iterations."""
         count, quiet_s = len(self.busy), statistics.median(quiet.seconds)
         step_ratio = statistics.fmean(self.busy) / quiet_s if count > 1 else None
         lost_s, cpu_s = self.whole_s - quiet_s * count, self.cpu_s - quiet.cpu_s * count
@@ -126,7 +126,7 @@ class _Taken:
 
 @contextlib.contextmanager
 def _ended(finish: Finish) -> Iterator[Future[float]]:
-    """When finish returned, found out beside the training."""
+    """The time when finish returned, in a thread during the training."""
 
     def wait() -> float:
         finish()
@@ -137,7 +137,7 @@ def _ended(finish: Finish) -> Iterator[Future[float]]:
 
 
 def _all(mine: bool) -> bool:
-    """Whether all ranks say so."""
+    """Whether the flag is set on all ranks."""
     said = torch.tensor([int(mine)])
     dist.all_reduce(said, dist.ReduceOp.MIN)
     return bool(said.item())

@@ -1,4 +1,4 @@
-"""How things are timed: wall and CPU seconds of a call and of the whole process tree, medians, interleaving."""
+"""Timing: wall and CPU seconds of a call and of the process tree, medians, interleaving."""
 
 import dataclasses
 import os
@@ -47,7 +47,7 @@ class Series:
         return max(self.values)
 
     def as_json(self) -> dict[str, Any]:
-        """The values, and what is made of them."""
+        """The values and their median."""
         return dataclasses.asdict(self) | {"median": self.median, "low": self.low, "high": self.high}
 
     def scaled(self, factor: float, unit: str) -> "Series":
@@ -68,7 +68,7 @@ def text(series: Series | None) -> str:
 
 
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table for a page; numbers stand right."""
+    """A table for a page; numbers are right-aligned."""
     lines = [columns, ["---", *["---:"] * (len(columns) - 1)], *rows]
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
@@ -95,7 +95,7 @@ def timed(call: Callable[[], object]) -> Sample:
 def interleave(
     repeat: int, yardstick: Callable[[], Mark], measured: Callable[[], Result]
 ) -> tuple[list[Mark], list[Result]]:
-    """What both gave, a yardstick right before and right after each measurement: a shared machine has bad minutes."""
+    """Results of both, with a yardstick before and after each measurement: the speed of a shared machine varies."""
     marks: list[Mark] = [yardstick()]
     results: list[Result] = []
     for _ in range(repeat):
@@ -118,7 +118,7 @@ def descendants(root: int) -> Iterator[int]:
 
 
 def tree_cpu_s(root: int | None = None) -> float:
-    """CPU seconds of a process (this one) and everything below it, the dead and reaped included."""
+    """CPU seconds of a process (this one) and everything below it, with reaped processes."""
     total = 0.0
     for pid in descendants(root or os.getpid()):
         if fields := _stat_fields(pid):
@@ -136,13 +136,13 @@ def running_cpu_s(root: int) -> float:
 
 
 def own_memory_nbytes(pid: int) -> int:
-    """RssAnon + RssFile of a process: its own memory, without the arena that it maps."""
+    """RssAnon + RssFile of a process: its own memory, without its mapped arena."""
     status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return sum(int(status[key].split()[0]) * 1024 for key in ("RssAnon", "RssFile"))
 
 
 def _stat_fields(pid: int) -> list[str]:
-    """Fields of /proc/pid/stat from the state (third) on; none if the process is gone."""
+    """Fields of /proc/pid/stat from the state (third) on; none if the process has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,4 +1,4 @@
-"""Who writes what replicas hold: one writer, whole layers dealt to replicas, rows. 16 ranks, 8 replicas of 2 parts.
+"""Ways to divide the writes of replicas: one writer, layers per replica, rows. 16 ranks, 8 replicas of 2 parts.
 
 The stage of a pipeline that DeepSpeed's source names for its parallel writing of layers, scaled down. The plans are
 those of 16 ranks: each is made by the client's own code in a process group that takes this process for one rank after
@@ -33,7 +33,7 @@ Layer = Callable[[], Shapes]
 
 
 def _block() -> Shapes:
-    """One transformer block. Matrices come first-dimension-cut; vectors too."""
+    """One transformer block. Matrices and vectors are cut along their first dimension."""
     return {
         "norm": (_WIDTH,),
         "qkv": (3 * _WIDTH, _WIDTH),
@@ -93,7 +93,7 @@ def _plan_nbytes(stage: str, way: str, rank: int) -> int:
 
 
 def _share(stage: str, way: str, rank: int) -> states.State:
-    """What the rank writes, as a state of its own, in memory that exists."""
+    """The tensors that the rank writes, as a state in touched memory."""
     with _as_rank(rank) as mesh:
         state = _saved(stage, way, rank, mesh)
         for tensor in states.tensors(state):

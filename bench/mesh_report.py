@@ -1,4 +1,4 @@
-"""Who writes what replicas hold, as a table, a page and a picture. Measures nothing."""
+"""The ways to divide the writes of replicas, as a table, a page and a picture. Measures nothing."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ def _cells(result: MeshResult) -> list[str]:
 
 
 def table(results: Sequence[MeshResult]) -> Table:
-    """For people."""
+    """A table for people."""
     made = Table(title="16 ranks: 8 replicas of 2 parts", title_justify="left")
     for column in COLUMNS:
         made.add_column(column, justify="left" if column in COLUMNS[:2] else "right")
@@ -36,7 +36,7 @@ def markdown(results: Sequence[MeshResult]) -> str:
 
 
 def draw(results: Sequence[MeshResult], path: Path) -> None:
-    """Bytes of the rank that has most by the mean, and its time, for each way."""
+    """For each way the largest rank's bytes divided by the mean, and its time."""
     stages = list(dict.fromkeys(result.stage for result in results))
     if not stages:
         return

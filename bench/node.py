@@ -21,7 +21,7 @@ _STOP_TIMEOUT_S = 60.0
 
 
 class Handle(Protocol):
-    """What a save returned."""
+    """The handle of a save."""
 
     milestone: str
     stall_s: float
@@ -47,7 +47,7 @@ class Client(Protocol):
 
 
 class Node:
-    """A daemon, its arena directory and its store. Both directories go with close."""
+    """A daemon, its arena directory and its store; close removes both directories."""
 
     def __init__(self, shm_dir: Path, store: Path) -> None:
         self.arena = shm_dir / "arena"
@@ -64,7 +64,7 @@ class Node:
         return self._process.pid
 
     def start(self) -> float:
-        """Starts a daemon; seconds until it says READY."""
+        """Starts a daemon; seconds until its READY message."""
         command = [sys.executable, "-m", "ckptd", "run", "--arena", str(self.arena), "--keep-last", "1"]
         with _datagrams(self._notify) as ready, self._log.open("ab") as log:
             start = time.perf_counter()
@@ -75,7 +75,7 @@ class Node:
             return time.perf_counter() - start
 
     def _is_ready(self, messages: socket.socket, deadline: float) -> bool:
-        """Whether the next message says READY; raises if the daemon ended or is late."""
+        """Whether the next message is READY; raises if the daemon ended or is late."""
         with contextlib.suppress(TimeoutError):
             return b"READY=1" in messages.recv(4096)
         if self._process is None or self._process.poll() is not None or time.perf_counter() > deadline:
@@ -111,7 +111,7 @@ class Node:
 
 @contextlib.contextmanager
 def scratch(store: Path) -> Iterator[tuple[Path, Path]]:
-    """Two directories of this process, on tmpfs and on the disk, gone at the end."""
+    """Two directories of this process, on tmpfs and on the disk, removed at the end."""
     name = f"ckptd-bench-{os.getpid()}"
     directories = (Path("/dev/shm") / name, store.resolve() / name)  # noqa: S108  (made exclusively, owner only)
     try:

@@ -1,4 +1,4 @@
-"""Tables of a run, put into a page between marks such as <!-- mesh --> and <!-- /mesh -->."""
+"""Puts tables of a run into a page, between marks such as <!-- mesh --> and <!-- /mesh -->."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ from bench.report import Report
 
 
 def write(report: Report, page: Path) -> None:
-    """Replaces what the run has something for. Raises ValueError when the page lacks its marks."""
+    """Replaces the tables that the run has. Raises ValueError if the page lacks their marks."""
     parts = {f"peers-{ranks}": peer_report.markdown(report.peers, ranks) for ranks in {p.ranks for p in report.peers}}
     if report.mesh:
         parts["mesh"] = mesh_report.markdown(report.mesh)
@@ -21,7 +21,7 @@ def write(report: Report, page: Path) -> None:
 
 
 def put(page: Path, name: str, part: str) -> None:
-    """Replaces what stands between two marks. Raises ValueError when the page lacks them."""
+    """Replaces the text between two marks. Raises ValueError if the page lacks them."""
     pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
     text = page.read_text()
     if not pattern.search(text):

@@ -50,7 +50,7 @@ _MAX_EXTRA_NBYTES = 64 << 20
 
 
 class Worker:
-    """Does what it is told on stdin, a line each, and answers on stdout."""
+    """Executes commands from stdin, one per line, and answers on stdout."""
 
     def __init__(self, index: int, directory: str, nbytes: int) -> None:
         self.index = index
@@ -79,15 +79,15 @@ class Worker:
         encode(self.node.parities, KEY, piece, self.set.sources(self.node), lambda _: None)
 
     def copy(self, nbytes: int) -> None:
-        """As many bytes from each of the others, and nothing done with them."""
+        """Pulls as many bytes from each of the others, without computing."""
         self.bare.pull([port for i, port in enumerate(self.bare_ports) if i != self.index], nbytes)
 
     def forget(self) -> None:
-        """Gives the parity back."""
+        """Releases the parity."""
         self.node.parities.give_back(KEY, SAVE, EPOCH)
 
     def rebuild(self, scheme: str, lost: list[int], rank: int) -> None:
-        """A lost segment, made again here, as on the node that replaces the lost one."""
+        """Rebuilds a lost segment here, as on the node that replaces the lost one."""
         piece = self.set.piece(self.index, Scheme(scheme))
         place = Place(self.node.arena, KEY, self.set.columns[rank].seals[0])
         homes, pieces = self.set.homes(lost), self.set.pieces(lost)
@@ -133,7 +133,7 @@ class _Bare:
                 left, at = left - nbytes, (at + nbytes) % len(self._view)
 
     def pull(self, ports: list[int], nbytes: int) -> None:
-        """So many bytes from each, a part of each in turn."""
+        """Pulls so many bytes from each, a part of each in turn."""
         with contextlib.ExitStack() as stack:
             sources = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for port in ports]
             for source in sources:
@@ -202,7 +202,7 @@ def work(index: int, directory: str, nbytes: int) -> None:
 
 
 class Cluster:
-    """Worker processes, told what to do at once."""
+    """Worker processes that get commands at the same time."""
 
     def __init__(self, directory: str, nbytes: int) -> None:
         self._processes = [
@@ -229,13 +229,13 @@ class Cluster:
             stdin.flush()
 
     def all(self, name: str, *args: Any, watch: bool = False) -> list[dict[str, Any]]:
-        """On every node at once."""
+        """Runs a command on every node at the same time."""
         for i in range(NODES):
             self._say(i, name, args, watch)
         return [self._read(i) for i in range(NODES)]
 
     def some(self, jobs: dict[int, tuple[Any, ...]], *, watch: bool = False) -> list[dict[str, Any]]:
-        """On some nodes at once."""
+        """Runs a command on some nodes at the same time."""
         for i, (name, *args) in jobs.items():
             self._say(i, name, tuple(args), watch)
         return [self._read(i) for i in jobs]
@@ -264,7 +264,7 @@ class Cluster:
 
 
 class Result(NamedTuple):
-    """Seconds, CPU seconds, extra bytes; and of the bare copy beside it."""
+    """Seconds, CPU seconds and extra bytes, and those of the bare copy."""
 
     seconds: float
     cpu: float
@@ -274,7 +274,7 @@ class Result(NamedTuple):
 
 
 def measure(cluster: Cluster, scheme: Scheme, repeat: int, nbytes: int) -> dict[str, list[Result]]:
-    """Encode, rebuild of as many as the scheme bears, repeat times after two rounds that are not counted."""
+    """Encodes, and rebuilds the largest loss of the scheme, repeat times after two rounds that are not counted."""
     encodes: list[Result] = []
     rebuilds: list[Result] = []
     lost = list(range(scheme.losses))
@@ -283,7 +283,7 @@ def measure(cluster: Cluster, scheme: Scheme, repeat: int, nbytes: int) -> dict[
     encode_part = nbytes * scheme.losses * width // (width * (NODES - 1))
     rebuild_part = nbytes * width // (NODES - 1)
     for turn in range(repeat + 2):
-        watch = turn == 0  # to look costs time: memory has a round of its own, and it warms what is used
+        watch = turn == 0  # sampling takes time, so memory has a separate round, which also warms the memory
 
         def encode_all(watch: bool = watch) -> Any:
             return cluster.all("encode", scheme, watch=watch)

@@ -1,4 +1,4 @@
-"""Ways of saving beside each other: what one row found, the tables of it, the picture. Measures nothing."""
+"""A comparison of ways of saving: rows, tables, the picture. Measures nothing."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class PeerResult:
-    """One way of saving, in the training loop of some ranks; of each save, what the slowest rank saw.
+    """One way of saving, in the training loop of some ranks; for each save the values of the slowest rank.
 
     Seconds; block is the call, lost what the loop took longer until the save was on the disk, durable the time until
     then, cpu what all ranks and what they started used beyond the training. step_ratio: an iteration's time meanwhile
@@ -53,7 +53,7 @@ class PeerResult:
 
     @classmethod
     def absent(cls, kind: Kind, ranks: int, why: str) -> "PeerResult":
-        """A row for what did not run."""
+        """A row for a way that did not run."""
         return cls(kind.name, ranks, note=kind.note, why=why)
 
     @property
@@ -73,7 +73,7 @@ class PeerResult:
 
 
 def table(peers: Sequence[PeerResult], ranks: int) -> Table:
-    """For people, of those with so many ranks."""
+    """A table for people, of the rows with so many ranks."""
     made = Table(title=f"The same state and loop, saved by others; {_ranks(ranks)}", title_justify="left")
     for column in COLUMNS:
         made.add_column(column, justify="left" if column == "how" else "right")

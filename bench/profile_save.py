@@ -17,7 +17,7 @@ _LINES = 25
 
 
 def main() -> None:
-    """Times cached saves as they are, then profiles as many, and prints the functions that took the time."""
+    """Times cached saves, then profiles as many, and prints the slowest functions."""
     parser = argparse.ArgumentParser(prog="python -m bench.profile_save", description=__doc__)
     parser.add_argument("--tensors", type=int, default=10_000)
     parser.add_argument("--each-nbytes", type=int, default=16 << 10)

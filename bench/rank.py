@@ -1,4 +1,4 @@
-"""``python -m bench.rank KIND``: one rank of one row. Says what it found as JSON; started by bench.launch."""
+"""``python -m bench.rank KIND``: one rank of one row; bench.launch starts it. Its result is JSON."""
 
 import argparse
 import contextlib
@@ -15,7 +15,7 @@ from bench.loop import Loop
 from bench.peers import KINDS, Place
 from bench.training import Touching, Training
 
-_CALM_S = 0.5  # for whoever looks at the machine's memory
+_CALM_S = 0.5  # for the measurement of the machine's memory
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""What parity costs the training: the stall of a save while the one before is being encoded, beside no redundancy.
+"""The cost of parity for training: the stall of a save while the one before is encoded, and without redundancy.
 
 ``python -m bench.redundancy``: two nodes on loopback, a rank on each; rank 0 is measured, while rank 1 waits, so that
 a core is free. The two jobs take turns in the same processes. Nothing is drained.
@@ -94,7 +94,7 @@ def _one(client: ckptd_client.Client, state: dict[str, object], step: int) -> tu
 
 
 def _partner(mib: int, repeat: int, arena: str, store: str, rendezvous: str) -> None:
-    """Rank 1."""
+    """Runs rank 1."""
     clients = _connect(arena, store, rendezvous, 1)
     state = {"weights": realistic(mib * _MIB)}
     for client in clients.values():

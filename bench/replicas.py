@@ -1,4 +1,4 @@
-"""What it costs that replicas compare all they share: one read of it. `python -m bench.replicas`.
+"""The cost of comparing all bytes of replicas: one read of them. `python -m bench.replicas`.
 
 One thread, as bench/mesh.py. The yardsticks are taken in the same run, in turn with the rest: one read of the same
 bytes where they lie, by the same hash, and one copy of them all into warm memory, for which balance="off" stalls.
@@ -27,7 +27,7 @@ def state_of(nbytes: int, tensors: int) -> dict[str, torch.Tensor]:
 
 
 def _seconds(do: Callable[[], object]) -> tuple[float, float]:
-    """By the clock, and of processors: those hold also where others have the cores."""
+    """Seconds by the clock, and of CPUs, which are valid also on busy cores."""
     began = time.perf_counter(), time.process_time()
     do()
     return time.perf_counter() - began[0], time.process_time() - began[1]
@@ -39,7 +39,7 @@ def _read(buffers: list[memoryview]) -> None:
 
 
 def medians(nbytes: int, tensors: int, replicas: int) -> dict[str, tuple[float, float]]:
-    """Seconds by the clock and of processors: of digests, of one read, of one copy, of the copy of a share."""
+    """Seconds by the clock and of CPUs: of digests, of one read, of one copy, of the copy of a slice."""
     state = state_of(nbytes, tensors)
     plan = make_plan(state, rank=0, world_size=replicas, replicated=("*",))
     values = [state[name] for name in plan.names]

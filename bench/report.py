@@ -72,7 +72,7 @@ class Report:
 
 
 def failed(name: str, why: str) -> Row:
-    """A row for what could not be measured."""
+    """A row for a measurement that failed."""
     return Row(name, None, None, note=why)
 
 
@@ -105,7 +105,7 @@ def write_json(report: Report, path: Path) -> None:
 
 
 def draw(report: Report, path: Path) -> None:
-    """Draws how much of each bar is used. Nothing where nothing was judged."""
+    """Draws the used part of each bar. Draws nothing if no row has a bar."""
     judged = [row for row in report.rows if row.bar is not None and row.value is not None]
     if judged:
         figure = Figure(figsize=(8, max(3.0, 0.5 * len(judged) + 1)), layout="constrained")
@@ -150,7 +150,7 @@ def _row(row: Row) -> dict[str, Any]:
 
 
 def _draw_rows(axes: Any, rows: Sequence[Row]) -> None:
-    """How much of each bar is used: left of the line is kept, whatever the bar's sense."""
+    """The used part of a bar; a bar is kept left of the line."""
     used = [(row.value / row.bar if row.sense == "<=" else row.bar / row.value) for row in rows]  # type: ignore[operator]
     colors = ["tab:green" if row.verdict == "pass" else "tab:red" for row in rows]
     axes.barh(range(len(rows)), [min(value, 3) for value in used], color=colors)

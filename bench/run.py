@@ -29,7 +29,7 @@ _OPERATIONAL = (CkptdError, OSError, RuntimeError)
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Fills a report."""
+    """Runs the sections and fills a report."""
 
     report: Report
     asked_nbytes: int
@@ -56,7 +56,7 @@ class Run:
         self.report.rows.extend(against_peers(self.report.peers, full=self.asked_nbytes >= STATE_NBYTES))
 
     def status(self, shm_dir: Path) -> None:
-        """What the status of a large job takes, with daemons of its own."""
+        """The time and size of the status of a large job, with separate daemons."""
         self.console.log("status")
         try:
             self.report.rows.extend(status.measure(shm_dir, self.repeat))
@@ -64,7 +64,7 @@ class Run:
             self.report.rows.append(failed("status", f"{type(error).__name__}: {error}"))
 
     def mesh(self, node: Node) -> None:
-        """Who writes what replicas hold. node is not running before and after."""
+        """The ways to divide the writes of replicas. node is not running before and after."""
         node.start()
         for result in mesh.measure(node, self.repeat):
             self.console.log(f"{result.stage}, {result.way}")
@@ -96,7 +96,7 @@ class Run:
         self.report.rows.extend(section(bench))
 
     def _guarded(self, node: Node, name: str, measure: Callable[[], None]) -> None:
-        """Runs one section. If it fails, its row says why and the next one gets a new daemon."""
+        """Runs one section. If it fails, its row has the reason and the next one gets a new daemon."""
         try:
             measure()
         except _OPERATIONAL as error:

@@ -76,7 +76,7 @@ def nbytes_of(state: State) -> int:
 
 
 def mutate(state: State, step: int) -> None:
-    """Changes a few tensors and leaves in place, as a step would, at the price of a few kilobytes."""
+    """Changes a few tensors and leaves in place, as a step does: a few kilobytes."""
     for index, tensor in enumerate(tensors(state)):
         if index % _MUTATED_SHARE == step % _MUTATED_SHARE and tensor.dtype != torch.uint8:
             tensor.view(-1)[:256].add_(1)
@@ -99,7 +99,7 @@ def fingerprint(state: State) -> str:
 
 
 def _parameter_shapes(parameters: int) -> dict[str, tuple[int, ...]]:
-    """Shapes of a GPT of 12 blocks whose embedding takes what the blocks leave of the parameters."""
+    """Shapes of a GPT of 12 blocks, with the other parameters in the embedding."""
     width = 8
     while _BLOCKS * 12 * (width + 8) ** 2 <= parameters * 7 // 8:
         width += 8

@@ -1,6 +1,6 @@
 """``ckptd status --nodes`` of a job of many nodes in the middle of a drain: two real daemons and a crowd of others.
 
-One of the two coordinates, the other one is asked. Its answer, and the whole command as it is typed.
+One of the two coordinates, the other one answers. Measures its answer, and the complete command.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ _SETTINGS = (
 
 
 def measure(base: Path, repeat: int, nodes: int = NODES) -> list[Row]:
-    """The rows. base: a directory on tmpfs. Raises RuntimeError when the job does not come together."""
+    """The rows. base: a directory on tmpfs. Raises RuntimeError if the job is not admitted."""
     with _a_job(base, nodes) as asked:
         answers, commands, before_s = [], [], _children_cpu_s()
         for _ in range(repeat):
@@ -56,7 +56,7 @@ def measure(base: Path, repeat: int, nodes: int = NODES) -> list[Row]:
             if missing or len(job.nodes) != nodes:
                 raise RuntimeError(f"{len(missing)} of {len(job.nodes)} nodes did not answer: {missing[:4]}")
             commands.append(_command(asked))
-        cpu_s = (_children_cpu_s() - before_s) / repeat  # before the others end, and count
+        cpu_s = (_children_cpu_s() - before_s) / repeat  # before the other processes end and count
     answered, typed = Series("s", tuple(answers)), Series("s", tuple(commands))
     what = f"status of {nodes:,} nodes x {RANKS_PER_NODE} ranks"
     return [
@@ -66,7 +66,7 @@ def measure(base: Path, repeat: int, nodes: int = NODES) -> list[Row]:
 
 
 def _children_cpu_s() -> float:
-    """Of processes that have ended: the commands, while the daemons run."""
+    """CPU seconds of processes that have ended: the commands, while the daemons run."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -111,7 +111,7 @@ def _ranks_of(number: int) -> range:
 
 
 def _await_drain(arena: str, nodes: int) -> None:
-    """Until every node has said how far it is."""
+    """Waits until every node has reported its progress."""
     deadline = time.monotonic() + _SETTLE_S
     job: JobStatus | None = None
     while time.monotonic() < deadline:
@@ -169,7 +169,7 @@ def _peer_of(arena: str) -> Peer:
 
 
 class _Rank:
-    """A rank without torch: what a client says, and a segment of a few kilobytes."""
+    """A rank without torch: the messages of a client, and a segment of a few kilobytes."""
 
     def __init__(
         self, context: "zmq.Context[zmq.Socket[bytes]]", arena: str, rank: int, job: JobKey, of: Topology
@@ -191,7 +191,7 @@ class _Rank:
         self._socket.send(m.encode(attach))
 
     def hand_over(self) -> None:
-        """Waits for the job to be there, stages a segment."""
+        """Waits for the job, then stages a segment."""
         attached = self._await(m.Attached)
         save = SaveId(attached.incarnation, 1, _STEP, attached.run)
         made = write_slot(
@@ -226,6 +226,6 @@ class _Rank:
                 raise RuntimeError(f"{reply.message} ({reply.hint})")  # noqa: TRY004 - no fault of types
 
     def close(self) -> None:
-        """Leaves as a process that ends does."""
+        """Ends as a process does."""
         os.close(self._fd)
         self._socket.close(0)

@@ -14,7 +14,7 @@ _PERIOD_S = 0.05
 
 
 def run(command: Sequence[str], ranks: int, folder: Path, patience_s: float, more: Mapping[str, str]) -> str:
-    """Runs all ranks to their end. Why there is no result, empty when there is.
+    """Runs all ranks to their end. Why there is no result; empty if there is one.
 
     folder: a name nobody else has, which the run gets too; what they say lies in its log. more: of their environment.
     """
@@ -35,7 +35,7 @@ def run(command: Sequence[str], ranks: int, folder: Path, patience_s: float, mor
 
 
 def _variables(rank: int, ranks: int, port: int, name: str) -> dict[str, str]:
-    """Those that torchrun sets."""
+    """The variables of torchrun."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -51,7 +51,7 @@ def _variables(rank: int, ranks: int, port: int, name: str) -> dict[str, str]:
 
 
 def _wait(processes: Sequence[subprocess.Popen[bytes]], patience_s: float) -> str:
-    """Until all have ended, or one has failed: then the others would wait for it. What went wrong."""
+    """Waits until all ranks have ended, or one has failed. The failure; empty: none."""
     deadline = time.monotonic() + patience_s
     while any(process.poll() is None for process in processes):
         if any(process.poll() for process in processes):
@@ -63,7 +63,7 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]], patience_s: float) -> st
 
 
 def _end_group(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Ends the ranks and what they started, which lives in their process group."""
+    """Ends the process group of the ranks."""
     if not processes:
         return
     group = processes[0].pid  # kept by the kernel as long as the group has members

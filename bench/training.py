@@ -11,7 +11,7 @@ _WRITTEN_SHARE = 16  # every 16th tensor changes in an optimizer's step
 
 
 class Touching(torch.optim.Optimizer):
-    """Owns tensors as an optimizer does, and writes a few kilobytes of them per step: its own time is no matter."""
+    """Owns tensors as an optimizer does, and writes a few kilobytes of them per step, in negligible time."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         super().__init__([{"params": list(tensors)}], {})
@@ -27,7 +27,7 @@ class Touching(torch.optim.Optimizer):
 
 
 class Training:
-    """Steps of about STEP_S on one thread, whatever torch uses elsewhere; the same work each time."""
+    """Steps of about STEP_S on one thread, with equal work each time."""
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(3)

@@ -1,4 +1,4 @@
-"""A trainer that saves once and dies by SIGKILL, so that another can come back to what it left in the arena."""
+"""A trainer that saves once and ends by SIGKILL, so that another one can load the state from the arena."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ def crash(job: str, store: Path, arena: Path, nbytes: int) -> str:
 
 
 def main() -> None:
-    """Saves, says the fingerprint, dies."""
+    """Saves, prints the fingerprint and ends by SIGKILL."""
     job, store, arena, nbytes = sys.argv[1:]
     state = states.realistic(int(nbytes))
     states.mutate(state, os.getpid())

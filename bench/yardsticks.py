@@ -1,4 +1,4 @@
-"""What the machine does with the same bytes when nobody checkpoints: copies, large writes to the disk, large reads."""
+"""The speed of the machine without checkpoints: copies, large writes to the disk, large reads."""
 
 import contextlib
 import mmap
@@ -21,7 +21,7 @@ _DEPTHS = (1, 4)  # writes or reads in flight
 
 
 class ShmFile:
-    """A file on tmpfs, mapped; gone with close. Its pages do not exist before they are touched."""
+    """A mapped file on tmpfs; close removes it. Its pages do not exist before they are touched."""
 
     def __init__(self, path: Path, nbytes: int) -> None:
         self._path = path
@@ -34,7 +34,7 @@ class ShmFile:
         self.tensor = torch.frombuffer(self.map, dtype=torch.uint8)
 
     def close(self) -> None:
-        """Unlinks the file and unmaps it; a view that is still held keeps the pages until it goes."""
+        """Unlinks the file and unmaps it; an open view keeps the pages."""
         self._path.unlink()
         del self.tensor
         with contextlib.suppress(BufferError):
@@ -59,7 +59,7 @@ class Yardsticks:
         self.write_depth = self.read_depth = _DEPTHS[0]
 
     def close(self) -> None:
-        """Gives back memory, threads and the file."""
+        """Releases memory, threads and the file."""
         self._pool.shutdown()
         self._warm.close()
         self._path.unlink(missing_ok=True)
@@ -124,7 +124,7 @@ class Yardsticks:
         return timed(read)
 
     def survey(self, repeat: int, sources: Sequence[torch.Tensor]) -> dict[str, Series]:
-        """Every yardstick, repeat times; sets write_depth and read_depth to what proved faster."""
+        """Every yardstick, repeat times; sets write_depth and read_depth to the faster ones."""
         loop = self.tensor_copies(sources)
         calls: dict[str, Callable[[], Sample]] = {
             "copy into warm memory": self.warm_copy,

@@ -16,27 +16,27 @@ class Peer(Protocol):
     """A way of saving, in one rank."""
 
     def prepare(self, state: State) -> None:
-        """What can be done ahead of the first save."""
+        """Prepares the first save."""
 
     def save(self, state: State, step: int) -> Finish:
-        """Starts a save and returns as soon as training may go on."""
+        """Starts a save and returns as soon as training may continue."""
 
     def before_step(self) -> None:
-        """Blocks until the optimizer may write to what is being saved."""
+        """Blocks until the optimizer may write to the saved tensors."""
 
     def nbytes(self, step: int) -> int:
         """Bytes of this rank's files of a durable save."""
 
     def discard(self, step: int) -> None:
-        """Removes a save that was measured; called by one rank when all are durable."""
+        """Removes a measured save; one rank calls it when all saves are durable."""
 
     def close(self) -> None:
-        """Gives back what the adapter holds, and ends what it started."""
+        """Releases the adapter's resources and ends its processes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a rank runs. shm and disk are directories of this row alone, the same for its ranks."""
+    """The place of a rank. shm and disk: directories of this row, equal for its ranks."""
 
     rank: int
     world_size: int
@@ -47,14 +47,14 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A row of the table: which adapter, made how, and what it needs."""
+    """A row of the table: an adapter, its arguments and its package."""
 
     name: str
     adapter: str  # module of this package and the class in it
     options: Mapping[str, Any] = field(default_factory=dict)
-    needs: str = ""  # a package that torch does not bring
+    needs: str = ""  # a package that torch does not install
     install: str = ""
-    note: str = ""  # what the reader of the table must know
+    note: str = ""  # for the reader of the table
 
     def make(self, place: Place) -> Peer:
         """The adapter, in the rank that uses it. Raises ImportError where its package is missing."""

@@ -32,16 +32,16 @@ class Staged:
         )
 
     def prepare(self, state: State) -> None:
-        """Plans, and has the slots made."""
+        """Plans, and waits for the slots."""
         self._client.prepare(state)
 
     def save(self, state: State, step: int) -> Finish:
-        """Stages; the daemon does the rest."""
+        """Stages; the daemon completes the save."""
         handle = self._client.save(state, step)
         return lambda: handle.wait("durable", _DURABLE_TIMEOUT_S)
 
     def before_step(self) -> None:
-        """The client's own hook waits, where it must."""
+        """The client's own hook waits if necessary."""
 
     def nbytes(self, step: int) -> int:
         """Bytes of this rank's images."""
@@ -60,10 +60,10 @@ class Staged:
 
 
 class Overlapped(Staged):
-    """Saves whose copies run while training goes on."""
+    """Saves with late copies."""
 
     def prepare(self, state: State) -> None:
-        """The first saves are copied at once, until the optimizer's memory is put together in huge pages."""
+        """The first saves are copied at once, until the optimizer's memory is collapsed into huge pages."""
         super().prepare(state)
         self._client.attach(self._place.optimizer)
         for step in range(_FIRST_EARLY, _FIRST_EARLY + _EARLY_SAVES):

@@ -18,7 +18,7 @@ _TIMEOUT_S = 120.0
 
 
 class _Dcp(Directories):
-    """Its collectives run in a group of their own: in a thread they would get between those of the training."""
+    """Runs its collectives in a separate group: in a thread they would mix with those of the training."""
 
     def __init__(self, place: Place) -> None:
         super().__init__(place, "__{rank}_*.distcp")
@@ -36,7 +36,7 @@ class Sync(_Dcp):
 
 
 class Async(_Dcp):
-    """dcp.async_save as it comes."""
+    """dcp.async_save with its defaults."""
 
     def save(self, state: State, step: int) -> Finish:
         """Stages in the call, writes in a thread."""
@@ -90,7 +90,7 @@ class Reused(_Dcp):
 
 
 def _finish(upload: Any, directory: Path) -> Finish:
-    """Waits for the upload, then syncs what it wrote, in case it did not."""
+    """Waits for the upload, then syncs the files, in case it did not."""
 
     def finish() -> None:
         upload.result(_TIMEOUT_S)

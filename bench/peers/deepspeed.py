@@ -33,7 +33,7 @@ _CONFIG = {"checkpoint": {"checkpoint_serialization": False, "writer": {"type": 
 
 
 class _Casts:
-    """Stands for the one operator that has no build for CPUs: tensors as bytes, without a copy."""
+    """Replaces the one operator without a build for CPUs: tensors as bytes, without a copy."""
 
     def load(self) -> SimpleNamespace:
         """The operator."""

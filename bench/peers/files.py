@@ -1,4 +1,4 @@
-"""Saves as directories of files: where they lie, how large they are, and that they are on the disk."""
+"""Saves as directories of files: their paths, their sizes, and their sync to the disk."""
 
 import os
 import shutil
@@ -17,14 +17,14 @@ class Directories:
         self._pattern = pattern.format(rank=place.rank)
 
     def directory(self, step: int) -> Path:
-        """Of one save, the same on all ranks; not made."""
+        """The directory of one save, equal on all ranks; not created."""
         return self._place.disk / f"step-{step}"
 
     def prepare(self, state: State) -> None:
-        """Most know nothing to do ahead."""
+        """Most adapters prepare nothing."""
 
     def before_step(self) -> None:
-        """Most hold nothing that the optimizer writes."""
+        """Most adapters keep no tensors that the optimizer writes."""
 
     def nbytes(self, step: int) -> int:
         """Bytes of this rank's files of a save."""
@@ -35,7 +35,7 @@ class Directories:
         shutil.rmtree(self.directory(step))
 
     def close(self) -> None:
-        """Most hold nothing."""
+        """Most adapters have no resources."""
 
 
 def nbytes_of(paths: Iterable[Path]) -> int:

@@ -22,9 +22,9 @@ TRAININGS = (
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to save. save: (step) -> seconds that training stood still. settle: until it is on the disk, uncounted.
+    """One way to save. save: (step) -> seconds of delay of training. settle: waits for the disk, not counted.
 
-    settle may stall training too, as what ends an asynchronous save does: it returns those seconds.
+    settle may delay training too, as the end of an asynchronous save does: it returns those seconds.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A row: the framework's own way beside ours."""
+    """A row: the framework's own way, and ours."""
 
     framework: str
     own: Way
@@ -45,7 +45,7 @@ Measure = Callable[[Pair], None]
 
 
 def timed(call: Callable[[], object]) -> float:
-    """Seconds that it took."""
+    """Seconds of the call."""
     began = time.perf_counter()
     call()
     return time.perf_counter() - began

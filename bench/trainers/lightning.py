@@ -98,11 +98,11 @@ def _way(name: str, trainer: Any, folder: Path, choose: Callable[[], None], sett
 
 
 def _nothing() -> None:
-    """For a saver whose files are there when it returns."""
+    """For a saver whose files exist when it returns."""
 
 
 def _fit(nbytes: int, strategy: Any, saving: Callable[[Any], None]) -> None:
-    """Calls saving with the trainer, after a step of the training."""
+    """Calls saving with the trainer after a step of the training."""
     import lightning as pl  # noqa: PLC0415
     from lightning.pytorch.callbacks import Callback  # noqa: PLC0415
 
@@ -112,14 +112,14 @@ def _fit(nbytes: int, strategy: Any, saving: Callable[[Any], None]) -> None:
     sharded = not isinstance(strategy, str)
 
     class Net(pl.LightningModule):  # type: ignore[misc]
-        """As large as was asked for."""
+        """A model of the requested size."""
 
         def __init__(self) -> None:
             super().__init__()
             self.net = nn.Sequential(*(nn.Linear(_WIDTH, _WIDTH, bias=False) for _ in range(layers)))
 
         def configure_model(self) -> None:
-            """Shards of each layer's, where the strategy has a mesh."""
+            """Shards each layer if the strategy has a mesh."""
             if sharded:
                 from torch.distributed.fsdp import fully_shard  # noqa: PLC0415
 
@@ -134,7 +134,7 @@ def _fit(nbytes: int, strategy: Any, saving: Callable[[Any], None]) -> None:
             return torch.optim.AdamW(self.parameters())
 
     class Saving(Callback):  # type: ignore[misc]
-        """Where ModelCheckpoint saves."""
+        """Saves where ModelCheckpoint does."""
 
         def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
             """The only batch's."""

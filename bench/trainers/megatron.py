@@ -38,7 +38,7 @@ class _Saves:
         return str(path)
 
     def save(self, step: int, *, asynchronous: bool) -> float:
-        """Seconds until training goes on."""
+        """Seconds until training continues."""
         from megatron.core import dist_checkpointing  # noqa: PLC0415
 
         path = self._directory(step)

@@ -1,4 +1,4 @@
-"""``python -m bench.trainers.rank TRAINING``: one rank of a training's rows; rank 0 writes what it measured as JSON."""
+"""``python -m bench.trainers.rank TRAINING``: one rank of a training's rows; rank 0 writes its measurements as JSON."""
 
 import argparse
 import importlib
@@ -22,7 +22,7 @@ def _slowest(seconds: float) -> float:
 
 
 def _stall(way: Way, step: int) -> float:
-    """Of the slowest rank, when what was saved before has been written back."""
+    """Seconds of the slowest rank, after earlier saves have been written back."""
     os.sync()
     dist.barrier()
     blocked = way.save(step)
@@ -31,7 +31,7 @@ def _stall(way: Way, step: int) -> float:
 
 
 def _row(pair: Pair, steps: Iterable[int]) -> dict[str, Any]:
-    """Both by turns. The first save of each is not counted: it also waits for memory."""
+    """Measures both in turns, without the first save of each, which also waits for memory."""
     taken = [(_stall(pair.own, step), _stall(pair.ours, step)) for step in steps][1:]
     own, ours = zip(*taken, strict=True)
     return {"framework": pair.framework, "own": [pair.own.name, own], "ours": [pair.ours.name, ours]}
